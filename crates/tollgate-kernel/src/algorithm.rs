@@ -1,0 +1,145 @@
+//! The six strategies, one file each, and what they have in common.
+//!
+//! A strategy is a pure function: [`Algorithm::charge`] takes the state it is given, the time it is given and a cost, and
+//! answers. Everything it remembers is in the state, everything it may do is in its parameters, and every division says which
+//! way it rounds. Beside each `name.rs` stands `name.cases`, the table that people read and every store is held to; the Lua
+//! and SQL twins of the shared stores will stand there too.
+//!
+//! Time is expected never to go back (stores see to that); a kernel that is handed an earlier time than its state has seen
+//! uses the state's, so that it neither grants nor takes away. The buckets, whose state is a single number, then count the
+//! step back as not yet refilled.
+
+mod concurrency;
+mod fixed_window;
+mod leaky_bucket;
+mod sliding_window;
+mod sliding_window_counter;
+mod token_bucket;
+
+use std::fmt::Debug;
+
+use crate::limit::Limit;
+use crate::outcome::{Cost, Outcome};
+use crate::time::Micros;
+
+pub use concurrency::{Concurrency, Lease, LeaseState};
+pub use fixed_window::{Align, FixedWindow, WindowState};
+pub use leaky_bucket::LeakyBucket;
+pub use sliding_window::{LogEntry, LogState, SlidingWindow};
+pub use sliding_window_counter::{CounterState, SlidingWindowCounter};
+pub use token_bucket::{BucketState, TokenBucket};
+
+/// The tables of expected answers, one for each strategy: (file name, text). The conformance suite replays them through
+/// every store.
+pub const CASES: [(&str, &str); 6] = [
+    ("token_bucket.cases", include_str!("algorithm/token_bucket.cases")),
+    ("leaky_bucket.cases", include_str!("algorithm/leaky_bucket.cases")),
+    ("fixed_window.cases", include_str!("algorithm/fixed_window.cases")),
+    ("sliding_window.cases", include_str!("algorithm/sliding_window.cases")),
+    ("sliding_window_counter.cases", include_str!("algorithm/sliding_window_counter.cases")),
+    ("concurrency.cases", include_str!("algorithm/concurrency.cases")),
+];
+
+/// What every strategy can be asked. The default state is the fresh one: a key that was never charged.
+pub trait Algorithm {
+    /// What is remembered about one key.
+    type State: Clone + Default + PartialEq + Debug;
+
+    /// The answer that [`charge`](Self::charge) would give now. Changes nothing.
+    fn peek(&self, state: &Self::State, cost: Cost, now: Micros) -> Outcome;
+
+    /// Takes `cost` if it fits and says so; a denial leaves the state untouched.
+    fn charge(&self, state: &mut Self::State, cost: Cost, now: Micros) -> Outcome;
+
+    /// The instant that a charge just admitted at `now` counts from: `now`, unless the state has already seen a later time.
+    /// A charge that may be given back keeps it as its `charged_at`.
+    fn charged_at(&self, state: &Self::State, now: Micros) -> Micros;
+
+    /// Returns `amount` of a charge that was admitted at `charged_at`, into the state it was taken from: never into a later
+    /// window and never above capacity.
+    fn give_back(&self, state: &mut Self::State, amount: u64, charged_at: Micros, now: Micros);
+
+    /// Takes `amount` whether it fits or not; what does not fit is debt that later charges wait out.
+    fn debit(&self, state: &mut Self::State, amount: u64, now: Micros);
+
+    /// Whether the state answers exactly as a fresh one would, now and at any later time: only such a state may be forgotten.
+    fn is_fresh(&self, state: &Self::State, now: Micros) -> bool;
+}
+
+/// The state of a key under a limit of any strategy.
+#[derive(Clone, Debug, PartialEq)]
+pub enum State {
+    /// Of a token bucket or a leaky bucket.
+    Bucket(BucketState),
+    /// Of a fixed window.
+    Window(WindowState),
+    /// Of a sliding window.
+    Log(LogState),
+    /// Of a sliding window counter.
+    Counter(CounterState),
+    /// Of a concurrency limit.
+    Leases(LeaseState),
+}
+
+/// Calls one method of the right strategy on the right state; a state of another strategy counts as fresh.
+macro_rules! dispatch {
+    ($limit:expr, $state:expr, |$algorithm:ident, $inner:ident| $call:expr) => {
+        match ($limit, $state) {
+            (Limit::TokenBucket($algorithm), State::Bucket($inner)) => $call,
+            (Limit::LeakyBucket($algorithm), State::Bucket($inner)) => $call,
+            (Limit::FixedWindow($algorithm), State::Window($inner)) => $call,
+            (Limit::SlidingWindow($algorithm), State::Log($inner)) => $call,
+            (Limit::SlidingWindowCounter($algorithm), State::Counter($inner)) => $call,
+            (Limit::Concurrency($algorithm), State::Leases($inner)) => $call,
+            (limit, state) => panic!("a state of another strategy reached {limit:?}: {state:?}"),
+        }
+    };
+}
+
+/// The strategies behind one name. Stores that keep one kind of state a table call the strategies themselves.
+///
+/// # Panics
+/// Every method panics when it is handed the state of another strategy than the limit's: states come from
+/// [`fresh`](Limit::fresh), so that is a broken invariant of the caller and never an input.
+impl Limit {
+    /// The state of a key that was never charged.
+    pub fn fresh(&self) -> State {
+        match self {
+            Limit::TokenBucket(_) | Limit::LeakyBucket(_) => State::Bucket(BucketState::default()),
+            Limit::FixedWindow(_) => State::Window(WindowState::default()),
+            Limit::SlidingWindow(_) => State::Log(LogState::default()),
+            Limit::SlidingWindowCounter(_) => State::Counter(CounterState::default()),
+            Limit::Concurrency(_) => State::Leases(LeaseState::default()),
+        }
+    }
+
+    /// See [`Algorithm::peek`].
+    pub fn peek(&self, state: &State, cost: Cost, now: Micros) -> Outcome {
+        dispatch!(self, state, |algorithm, state| algorithm.peek(state, cost, now))
+    }
+
+    /// See [`Algorithm::charge`].
+    pub fn charge(&self, state: &mut State, cost: Cost, now: Micros) -> Outcome {
+        dispatch!(self, state, |algorithm, state| algorithm.charge(state, cost, now))
+    }
+
+    /// See [`Algorithm::charged_at`].
+    pub fn charged_at(&self, state: &State, now: Micros) -> Micros {
+        dispatch!(self, state, |algorithm, state| algorithm.charged_at(state, now))
+    }
+
+    /// See [`Algorithm::give_back`].
+    pub fn give_back(&self, state: &mut State, amount: u64, charged_at: Micros, now: Micros) {
+        dispatch!(self, state, |algorithm, state| algorithm.give_back(state, amount, charged_at, now));
+    }
+
+    /// See [`Algorithm::debit`].
+    pub fn debit(&self, state: &mut State, amount: u64, now: Micros) {
+        dispatch!(self, state, |algorithm, state| algorithm.debit(state, amount, now));
+    }
+
+    /// See [`Algorithm::is_fresh`].
+    pub fn is_fresh(&self, state: &State, now: Micros) -> bool {
+        dispatch!(self, state, |algorithm, state| algorithm.is_fresh(state, now))
+    }
+}

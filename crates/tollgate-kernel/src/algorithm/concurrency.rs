@@ -1,0 +1,204 @@
+//! Concurrency: at most `limit` held at once, each holding a lease that ends by itself.
+//!
+//! State kept: the leases, soonest to end first, as (id, cost, end). A lease counts while `now < end`, so a dead holder's is
+//! gone at exactly its end; a live holder renews it. All leases of a limit last equally long, so new and renewed ones go to
+//! the back. A time earlier than the newest lease's beginning counts as that beginning.
+//!
+//! Bounds: limit < 2^53, lease ≤ ten years. No division. Known weakness: a holder that outlives its lease without renewing it
+//! is no longer counted. Twins: none yet. Cases: concurrency.cases.
+
+use std::collections::VecDeque;
+
+use super::Algorithm;
+use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
+use crate::outcome::{Cost, Outcome};
+use crate::time::Micros;
+
+/// A concurrency limit: `limit` and `lease`.
+///
+/// ```
+/// use tollgate_kernel::{Concurrency, Cost, LeaseState, Micros};
+///
+/// let workers = Concurrency::new(1, Micros::from_secs(30))?;
+/// let mut leases = LeaseState::default();
+/// let s = Micros::from_secs;
+/// assert!(workers.acquire(&mut leases, 7, Cost::ONE, s(0)).allowed);
+/// assert_eq!(workers.acquire(&mut leases, 8, Cost::ONE, s(10)).retry_after, Some(s(20)));
+/// assert!(workers.release(&mut leases, 7, s(11)));
+/// assert!(workers.acquire(&mut leases, 8, Cost::ONE, s(12)).allowed);
+/// # Ok::<(), tollgate_kernel::LimitError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Concurrency {
+    limit: u64,
+    lease: Micros,
+}
+
+/// One holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Who holds it; zero for a charge that named nobody and so can only run out.
+    pub id: u128,
+    /// How much it holds.
+    pub cost: u64,
+    /// When it ends by itself.
+    pub end: Micros,
+}
+
+/// The holders of one key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeaseState {
+    leases: VecDeque<Lease>,
+}
+
+impl LeaseState {
+    /// The leases, soonest to end first; some may have ended.
+    pub fn leases(&self) -> impl Iterator<Item = Lease> + '_ {
+        self.leases.iter().copied()
+    }
+
+    /// How many leases are kept: what the state costs in memory.
+    pub fn len(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.leases.is_empty()
+    }
+}
+
+impl Concurrency {
+    /// At most `limit` at once, each for `lease` unless renewed.
+    pub fn new(limit: u64, lease: Micros) -> Result<Self, LimitError> {
+        Ok(Concurrency { limit: checked_count("limit", limit)?, lease: checked_span("lease", lease)? })
+    }
+
+    /// How much may be held at once.
+    pub const fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// How long a lease lasts unless renewed.
+    pub const fn lease(&self) -> Micros {
+        self.lease
+    }
+
+    /// Takes a lease of `cost` for `id` if it fits. A denial leaves the state untouched.
+    pub fn acquire(&self, state: &mut LeaseState, id: u128, cost: Cost, now: Micros) -> Outcome {
+        let outcome = self.peek(state, cost, now);
+        if outcome.allowed {
+            self.hold(state, id, cost.get(), now);
+        }
+        outcome
+    }
+
+    /// Ends the lease of `id`; false when it had none, or it had run out.
+    pub fn release(&self, state: &mut LeaseState, id: u128, now: Micros) -> bool {
+        self.take(state, id, now).is_some()
+    }
+
+    /// Extends the lease of `id` to a full lease from now; false when it had none, or it had run out.
+    pub fn renew(&self, state: &mut LeaseState, id: u128, now: Micros) -> bool {
+        match self.take(state, id, now) {
+            Some(lease) => {
+                self.hold(state, id, lease.cost, now);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// `now`, but not before the newest lease began: the end of a new lease is then the latest of all.
+    fn not_before_newest(&self, state: &LeaseState, now: Micros) -> Micros {
+        state.leases.back().map_or(now, |newest| newest.end.saturating_sub(self.lease).max(now))
+    }
+
+    fn hold(&self, state: &mut LeaseState, id: u128, cost: u64, now: Micros) {
+        let now = self.not_before_newest(state, now);
+        while state.leases.front().is_some_and(|lease| lease.end <= now) {
+            state.leases.pop_front();
+        }
+        state.leases.push_back(Lease { id, cost, end: now.saturating_add(self.lease) });
+    }
+
+    /// Removes the live lease of `id`.
+    fn take(&self, state: &mut LeaseState, id: u128, now: Micros) -> Option<Lease> {
+        let now = self.not_before_newest(state, now);
+        let index = state.leases.iter().position(|lease| lease.id == id && lease.end > now)?;
+        state.leases.remove(index)
+    }
+}
+
+impl Algorithm for Concurrency {
+    type State = LeaseState;
+
+    fn peek(&self, state: &LeaseState, cost: Cost, now: Micros) -> Outcome {
+        let now = self.not_before_newest(state, now);
+        let live = || state.leases.iter().filter(|lease| lease.end > now);
+        let held = live().fold(0u64, |sum, lease| sum.saturating_add(lease.cost));
+        let room = self.limit.saturating_sub(held);
+        let allowed = cost.get() <= room;
+        let retry_after = if allowed {
+            Some(Micros::ZERO)
+        } else if cost.get() > self.limit {
+            None
+        } else {
+            let mut held = held;
+            live()
+                .find(|lease| {
+                    held -= lease.cost;
+                    held + cost.get() <= self.limit
+                })
+                .map(|lease| lease.end.saturating_sub(now))
+        };
+        let last =
+            if allowed { Some(now.saturating_add(self.lease)) } else { live().last().map(|lease| lease.end) };
+        Outcome {
+            allowed,
+            capacity: self.limit,
+            remaining: if allowed { room - cost.get() } else { room },
+            retry_after,
+            reset_after: last.map_or(Micros::ZERO, |end| end.saturating_sub(now)),
+            delay: Micros::ZERO,
+        }
+    }
+
+    /// A charge that names no holder: its lease can only run out.
+    fn charge(&self, state: &mut LeaseState, cost: Cost, now: Micros) -> Outcome {
+        self.acquire(state, 0, cost, now)
+    }
+
+    fn charged_at(&self, state: &LeaseState, now: Micros) -> Micros {
+        self.not_before_newest(state, now)
+    }
+
+    /// Shortens the nameless leases taken at `charged_at` by `amount`; leases with a name are released by it.
+    fn give_back(&self, state: &mut LeaseState, amount: u64, charged_at: Micros, _now: Micros) {
+        let end = charged_at.saturating_add(self.lease);
+        let mut left = amount;
+        for lease in state.leases.iter_mut().filter(|lease| lease.id == 0 && lease.end == end) {
+            let returned = left.min(lease.cost);
+            lease.cost -= returned;
+            left -= returned;
+        }
+        state.leases.retain(|lease| lease.cost > 0);
+    }
+
+    /// Holds `amount` for one lease, whether it fits or not.
+    fn debit(&self, state: &mut LeaseState, amount: u64, now: Micros) {
+        if amount > 0 {
+            self.hold(state, 0, amount.min(MAX_COUNT), now);
+        }
+    }
+
+    fn is_fresh(&self, state: &LeaseState, now: Micros) -> bool {
+        state.leases.back().is_none_or(|newest| newest.end <= now)
+    }
+}
+
+impl From<Concurrency> for Limit {
+    fn from(leases: Concurrency) -> Self {
+        Limit::Concurrency(leases)
+    }
+}

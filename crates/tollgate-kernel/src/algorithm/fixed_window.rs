@@ -1,0 +1,157 @@
+//! Fixed window: at most `limit` in each window, counted from zero when the next one opens.
+//!
+//! State kept: the end of the open window and the count in it. With [`Align::First`] a window opens at the first charge after
+//! the last one ended and lasts `window`; with [`Align::Clock`] windows start at multiples of `window` since 1970. A window
+//! holds its first instant and not its end. A time before the open window counts as the window's start.
+//!
+//! Bounds: limit < 2^53, window ≤ ten years; a debt saturates at 2^53. No division. Known weakness: a burst at a window's edge,
+//! up to twice the limit within one window's length. Twins: none yet. Cases: fixed_window.cases.
+
+use super::Algorithm;
+use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
+use crate::outcome::{Cost, Outcome};
+use crate::time::Micros;
+
+/// Where windows begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Align {
+    /// At the first charge.
+    #[default]
+    First,
+    /// At multiples of the window since 1970.
+    Clock,
+}
+
+/// A fixed window: `limit`, `window` and `align`.
+///
+/// ```
+/// use tollgate_kernel::{Algorithm, Align, Cost, FixedWindow, Micros, WindowState};
+///
+/// let login = FixedWindow::new(5, Micros::from_secs(60), Align::First)?;
+/// let mut state = WindowState::default();
+/// let now = Micros::from_secs(100);
+/// assert!(login.charge(&mut state, Cost::new(5).unwrap(), now).allowed);
+/// let denied = login.charge(&mut state, Cost::ONE, Micros::from_secs(130));
+/// assert_eq!(denied.retry_after, Some(Micros::from_secs(30)));
+/// # Ok::<(), tollgate_kernel::LimitError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedWindow {
+    limit: u64,
+    window: Micros,
+    align: Align,
+}
+
+/// The open window. An end that has passed means that none is open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowState {
+    /// When the window ends.
+    pub end: Micros,
+    /// What was charged in it.
+    pub count: u64,
+}
+
+impl FixedWindow {
+    /// At most `limit` in each `window`.
+    pub fn new(limit: u64, window: Micros, align: Align) -> Result<Self, LimitError> {
+        Ok(FixedWindow {
+            limit: checked_count("limit", limit)?,
+            window: checked_span("window", window)?,
+            align,
+        })
+    }
+
+    /// How much fits in a window.
+    pub const fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// How long a window lasts.
+    pub const fn window(&self) -> Micros {
+        self.window
+    }
+
+    /// Where windows begin.
+    pub const fn align(&self) -> Align {
+        self.align
+    }
+
+    /// The window that a charge at `now` would count in: the open one, or a new one with nothing in it.
+    fn current(&self, state: &WindowState, now: Micros) -> WindowState {
+        if now < state.end {
+            return *state;
+        }
+        let start = match self.align {
+            Align::First => now,
+            Align::Clock => Micros::new(now.get() - now.get() % self.window.get()),
+        };
+        WindowState { end: start.saturating_add(self.window), count: 0 }
+    }
+
+    /// The time left in a window; a clock behind the window's start sees all of it.
+    fn left(&self, end: Micros, now: Micros) -> Micros {
+        end.saturating_sub(now).min(self.window)
+    }
+}
+
+impl Algorithm for FixedWindow {
+    type State = WindowState;
+
+    fn peek(&self, state: &WindowState, cost: Cost, now: Micros) -> Outcome {
+        self.charge(&mut state.clone(), cost, now)
+    }
+
+    fn charge(&self, state: &mut WindowState, cost: Cost, now: Micros) -> Outcome {
+        let open = self.current(state, now);
+        let room = self.limit.saturating_sub(open.count);
+        let left = self.left(open.end, now);
+        let mut outcome = Outcome {
+            allowed: cost.get() <= room,
+            capacity: self.limit,
+            remaining: room,
+            retry_after: Some(left),
+            reset_after: left,
+            delay: Micros::ZERO,
+        };
+        if outcome.allowed {
+            outcome.remaining = room - cost.get();
+            outcome.retry_after = Some(Micros::ZERO);
+            *state = WindowState { end: open.end, count: open.count + cost.get() };
+        } else if cost.get() > self.limit {
+            outcome.retry_after = None;
+            if self.align == Align::First && now >= state.end {
+                // No window is open and this charge opens none: there is nothing to reset.
+                outcome.reset_after = Micros::ZERO;
+            }
+        }
+        outcome
+    }
+
+    fn charged_at(&self, state: &WindowState, now: Micros) -> Micros {
+        now.max(state.end.saturating_sub(self.window))
+    }
+
+    fn give_back(&self, state: &mut WindowState, amount: u64, charged_at: Micros, now: Micros) {
+        let start = state.end.saturating_sub(self.window);
+        // A time before the window counts as its start, so only a charge at or after the end belongs to another window, and
+        // so does one from before the start.
+        if now < state.end && start <= charged_at && charged_at < state.end {
+            state.count = state.count.saturating_sub(amount);
+        }
+    }
+
+    fn debit(&self, state: &mut WindowState, amount: u64, now: Micros) {
+        let open = self.current(state, now);
+        *state = WindowState { end: open.end, count: open.count.saturating_add(amount).min(2 * MAX_COUNT) };
+    }
+
+    fn is_fresh(&self, state: &WindowState, now: Micros) -> bool {
+        now >= state.end
+    }
+}
+
+impl From<FixedWindow> for Limit {
+    fn from(window: FixedWindow) -> Self {
+        Limit::FixedWindow(window)
+    }
+}

@@ -1,0 +1,103 @@
+//! Leaky bucket: holds up to `capacity` units that drain at `rate`; each admitted charge is told how long to wait its turn.
+//!
+//! The arithmetic and the state are the token bucket's, read the other way round: what is missing from a full token bucket is
+//! what lies in this one. The delay of an admitted charge is the time until all that was ahead of it has drained, rounded up,
+//! so callers who honour it come out one after another at the rate, with no bursts. A full bucket denies.
+//!
+//! Bounds and rounding: as in token_bucket.rs. Known weakness: the delay is a promise of the caller, not of the limiter; a
+//! caller who ignores it sees a token bucket. Twins: none yet. Cases: leaky_bucket.cases.
+
+use super::Algorithm;
+use super::token_bucket::{BucketState, TokenBucket};
+use crate::limit::{Limit, LimitError};
+use crate::outcome::{Cost, Outcome};
+use crate::rate::Rate;
+use crate::time::Micros;
+
+/// A leaky bucket: `rate` and `capacity`.
+///
+/// ```
+/// use tollgate_kernel::{Algorithm, BucketState, Cost, LeakyBucket, Micros};
+///
+/// let bucket = LeakyBucket::new("10/s".parse()?, 3)?;
+/// let mut state = BucketState::default();
+/// let now = Micros::from_secs(1);
+/// assert_eq!(bucket.charge(&mut state, Cost::ONE, now).delay, Micros::ZERO);
+/// assert_eq!(bucket.charge(&mut state, Cost::ONE, now).delay, Micros::from_millis(100));
+/// assert_eq!(bucket.charge(&mut state, Cost::ONE, now).delay, Micros::from_millis(200));
+/// assert!(!bucket.charge(&mut state, Cost::ONE, now).allowed);
+/// # Ok::<(), tollgate_kernel::LimitError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeakyBucket {
+    room: TokenBucket,
+}
+
+impl LeakyBucket {
+    /// A bucket of `capacity` units that drains at `rate`.
+    pub fn new(rate: Rate, capacity: u64) -> Result<Self, LimitError> {
+        TokenBucket::with_field("capacity", rate, capacity).map(|room| LeakyBucket { room })
+    }
+
+    /// The rate of draining.
+    pub const fn rate(&self) -> Rate {
+        self.room.rate()
+    }
+
+    /// How much a full bucket holds.
+    pub const fn capacity(&self) -> u64 {
+        self.room.burst()
+    }
+
+    /// How many units of the state one µs is worth.
+    pub const fn units_per_us(&self) -> u64 {
+        self.room.units_per_us()
+    }
+
+    /// How long a full bucket takes to drain, rounded up.
+    pub const fn time_to_drain(&self) -> Micros {
+        self.room.time_to_fill()
+    }
+
+    fn with_delay(&self, mut outcome: Outcome, ahead: Micros) -> Outcome {
+        if outcome.allowed {
+            outcome.delay = ahead;
+        }
+        outcome
+    }
+}
+
+impl Algorithm for LeakyBucket {
+    type State = BucketState;
+
+    fn peek(&self, state: &BucketState, cost: Cost, now: Micros) -> Outcome {
+        self.with_delay(self.room.peek(state, cost, now), self.room.time_to_full(state, now))
+    }
+
+    fn charge(&self, state: &mut BucketState, cost: Cost, now: Micros) -> Outcome {
+        let ahead = self.room.time_to_full(state, now);
+        self.with_delay(self.room.charge(state, cost, now), ahead)
+    }
+
+    fn charged_at(&self, _state: &BucketState, now: Micros) -> Micros {
+        now
+    }
+
+    fn give_back(&self, state: &mut BucketState, amount: u64, charged_at: Micros, now: Micros) {
+        self.room.give_back(state, amount, charged_at, now);
+    }
+
+    fn debit(&self, state: &mut BucketState, amount: u64, now: Micros) {
+        self.room.debit(state, amount, now);
+    }
+
+    fn is_fresh(&self, state: &BucketState, now: Micros) -> bool {
+        self.room.is_fresh(state, now)
+    }
+}
+
+impl From<LeakyBucket> for Limit {
+    fn from(bucket: LeakyBucket) -> Self {
+        Limit::LeakyBucket(bucket)
+    }
+}

@@ -1,0 +1,200 @@
+//! Sliding window: at most `limit` in any span of `window`, exactly, from a log of what was charged when.
+//!
+//! State kept: the log, oldest first, as (time, cost); charges at the same instant share an entry, so one key holds at most
+//! one entry a microsecond and never more entries than its limit. An entry counts while `now - time < window` and is gone at
+//! exactly `time + window`. A time before the newest entry counts as the newest entry's.
+//!
+//! Bounds: limit < 2^53, window ≤ ten years; a debt saturates. No division. Known weakness: memory, one entry a charge; where
+//! an estimate is enough, sliding_window_counter keeps two numbers. Twins: none yet. Cases: sliding_window.cases.
+
+use std::collections::VecDeque;
+
+use super::Algorithm;
+use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
+use crate::outcome::{Cost, Outcome};
+use crate::time::Micros;
+
+/// An exact sliding window: `limit` and `window`.
+///
+/// ```
+/// use tollgate_kernel::{Algorithm, Cost, LogState, Micros, SlidingWindow};
+///
+/// let window = SlidingWindow::new(2, Micros::from_secs(1))?;
+/// let mut log = LogState::default();
+/// let ms = Micros::from_millis;
+/// assert!(window.charge(&mut log, Cost::ONE, ms(0)).allowed);
+/// assert!(window.charge(&mut log, Cost::ONE, ms(400)).allowed);
+/// assert_eq!(window.charge(&mut log, Cost::ONE, ms(700)).retry_after, Some(ms(300)));
+/// assert!(window.charge(&mut log, Cost::ONE, ms(1000)).allowed);
+/// # Ok::<(), tollgate_kernel::LimitError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingWindow {
+    limit: u64,
+    window: Micros,
+}
+
+/// What was charged at one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEntry {
+    /// When.
+    pub at: Micros,
+    /// How much.
+    pub cost: u64,
+}
+
+/// The log of one key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogState {
+    /// Oldest first, each later than the one before.
+    entries: VecDeque<LogEntry>,
+    /// The sum of all costs in `entries`, those that have run out included.
+    total: u64,
+}
+
+impl LogState {
+    /// The entries, oldest first; some may have run out.
+    pub fn entries(&self) -> impl Iterator<Item = LogEntry> + '_ {
+        self.entries.iter().copied()
+    }
+
+    /// How many entries are kept: what the log costs in memory.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The newest time in the log, or `now`, whichever is later: time never goes back for a key.
+    fn not_before_newest(&self, now: Micros) -> Micros {
+        self.entries.back().map_or(now, |newest| newest.at.max(now))
+    }
+
+    fn push(&mut self, at: Micros, cost: u64) {
+        self.total = self.total.saturating_add(cost);
+        match self.entries.back_mut() {
+            Some(newest) if newest.at == at => newest.cost = newest.cost.saturating_add(cost),
+            _ => self.entries.push_back(LogEntry { at, cost }),
+        }
+    }
+}
+
+impl SlidingWindow {
+    /// At most `limit` in any span of `window`.
+    pub fn new(limit: u64, window: Micros) -> Result<Self, LimitError> {
+        Ok(SlidingWindow { limit: checked_count("limit", limit)?, window: checked_span("window", window)? })
+    }
+
+    /// How much fits in the window.
+    pub const fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// How long the window is.
+    pub const fn window(&self) -> Micros {
+        self.window
+    }
+
+    /// When an entry stops counting.
+    fn end(&self, entry: &LogEntry) -> Micros {
+        entry.at.saturating_add(self.window)
+    }
+
+    /// What still counts at `now`.
+    fn used(&self, state: &LogState, now: Micros) -> u64 {
+        let gone = state.entries.iter().take_while(|entry| self.end(entry) <= now);
+        state.total - gone.map(|entry| entry.cost).sum::<u64>()
+    }
+
+    /// Drops the entries that have run out.
+    fn prune(&self, state: &mut LogState, now: Micros) {
+        while let Some(oldest) = state.entries.front().filter(|entry| self.end(entry) <= now) {
+            state.total -= oldest.cost;
+            state.entries.pop_front();
+        }
+    }
+
+    /// The smallest wait after which `cost`, which does not fit now but can, would fit.
+    fn wait(&self, state: &LogState, cost: Cost, now: Micros) -> Micros {
+        let mut used = state.total;
+        for entry in &state.entries {
+            used -= entry.cost;
+            if used + cost.get() <= self.limit {
+                return self.end(entry).saturating_sub(now);
+            }
+        }
+        Micros::ZERO
+    }
+}
+
+impl Algorithm for SlidingWindow {
+    type State = LogState;
+
+    fn peek(&self, state: &LogState, cost: Cost, now: Micros) -> Outcome {
+        let now = state.not_before_newest(now);
+        let room = self.limit.saturating_sub(self.used(state, now));
+        let allowed = cost.get() <= room;
+        let newest = if allowed { Some(now) } else { state.entries.back().map(|entry| entry.at) };
+        Outcome {
+            allowed,
+            capacity: self.limit,
+            remaining: if allowed { room - cost.get() } else { room },
+            retry_after: if allowed {
+                Some(Micros::ZERO)
+            } else if cost.get() > self.limit {
+                None
+            } else {
+                Some(self.wait(state, cost, now))
+            },
+            reset_after: newest.map_or(Micros::ZERO, |at| at.saturating_add(self.window).saturating_sub(now)),
+            delay: Micros::ZERO,
+        }
+    }
+
+    fn charge(&self, state: &mut LogState, cost: Cost, now: Micros) -> Outcome {
+        let outcome = self.peek(state, cost, now);
+        if outcome.allowed {
+            let now = state.not_before_newest(now);
+            self.prune(state, now);
+            state.push(now, cost.get());
+        }
+        outcome
+    }
+
+    fn charged_at(&self, state: &LogState, now: Micros) -> Micros {
+        state.not_before_newest(now)
+    }
+
+    fn give_back(&self, state: &mut LogState, amount: u64, charged_at: Micros, _now: Micros) {
+        let Ok(index) = state.entries.binary_search_by_key(&charged_at, |entry| entry.at) else { return };
+        let entry = &mut state.entries[index];
+        let returned = amount.min(entry.cost);
+        entry.cost -= returned;
+        state.total -= returned;
+        if entry.cost == 0 {
+            state.entries.remove(index);
+        }
+    }
+
+    fn debit(&self, state: &mut LogState, amount: u64, now: Micros) {
+        let now = state.not_before_newest(now);
+        self.prune(state, now);
+        let most = (2 * MAX_COUNT).saturating_sub(state.total);
+        if amount > 0 && most > 0 {
+            state.push(now, amount.min(most));
+        }
+    }
+
+    fn is_fresh(&self, state: &LogState, now: Micros) -> bool {
+        state.entries.back().is_none_or(|newest| self.end(newest) <= now)
+    }
+}
+
+impl From<SlidingWindow> for Limit {
+    fn from(window: SlidingWindow) -> Self {
+        Limit::SlidingWindow(window)
+    }
+}

@@ -1,0 +1,181 @@
+//! Token bucket: saves up to `burst` tokens, refilled at `rate`; a charge takes its cost in tokens or is denied.
+//!
+//! State kept: one whole number F, the instant at which the bucket is full again, in units of 1/c µs for a rate of c tokens
+//! every p µs (in lowest terms). In these units a token weighs p and time passes at c per µs, so refill and cost are both
+//! whole and nothing drifts. A charge of n moves F to `max(F, now*c) + n*p` and fits iff that is at most `now*c + burst*p`.
+//!
+//! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, debt ≤ 2^62 (more saturates), so F fits 128 bits for any clock and the distance from
+//! now to F fits 64. Rounding: tokens left round down, waits round up. Known weakness: a full bucket may be emptied at once,
+//! so an interval t admits up to burst + rate*t. Twins: none yet. Cases: token_bucket.cases.
+
+use super::Algorithm;
+use crate::limit::{LimitError, MAX_COUNT, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count, checked_product};
+use crate::outcome::{Cost, Outcome};
+use crate::rate::Rate;
+use crate::time::Micros;
+
+/// A token bucket: `rate` and `burst`.
+///
+/// ```
+/// use tollgate_kernel::{Algorithm, BucketState, Cost, Micros, TokenBucket};
+///
+/// let bucket = TokenBucket::new("5/s".parse()?, 5)?;
+/// let mut state = BucketState::default();
+/// let at = Micros::from_secs(1_700_000_000);
+/// assert_eq!(bucket.charge(&mut state, Cost::new(5).unwrap(), at).remaining, 0);
+/// let denied = bucket.charge(&mut state, Cost::ONE, at);
+/// assert_eq!(denied.retry_after, Some(Micros::from_millis(200)));
+/// # Ok::<(), tollgate_kernel::LimitError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBucket {
+    rate: Rate,
+    burst: u64,
+    /// c: units of time per µs, the rate's numerator in lowest terms.
+    tokens: u64,
+    /// p: units per token, the rate's denominator in lowest terms, in µs.
+    period_us: u64,
+    /// burst * p: the units of a full bucket.
+    full: u64,
+}
+
+/// When the bucket is full again, in units of 1/c µs. Zero, long past, is a full bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BucketState {
+    /// F of the module's header.
+    pub full_at: u128,
+}
+
+impl TokenBucket {
+    /// A bucket of `burst` tokens that refills at `rate`.
+    pub fn new(rate: Rate, burst: u64) -> Result<Self, LimitError> {
+        TokenBucket::with_field("burst", rate, burst)
+    }
+
+    /// The same for a caller whose configuration calls the size of the bucket something else.
+    pub(super) fn with_field(field: &'static str, rate: Rate, burst: u64) -> Result<Self, LimitError> {
+        let burst = checked_count(field, burst)?;
+        let (tokens, period_us) = rate.reduced();
+        if tokens > MAX_RATE_NUMERATOR {
+            return Err(LimitError::new(
+                "rate",
+                rate,
+                format!(
+                    "in lowest terms this is {tokens} every {period_us} us, and the count may be at most 2^32; round it"
+                ),
+            ));
+        }
+        let full = checked_product(field, burst, period_us)?;
+        Ok(TokenBucket { rate, burst, tokens, period_us, full })
+    }
+
+    /// The rate of refill.
+    pub const fn rate(&self) -> Rate {
+        self.rate
+    }
+
+    /// How many tokens a full bucket holds.
+    pub const fn burst(&self) -> u64 {
+        self.burst
+    }
+
+    /// c of the module's header: how many units of the state one µs is worth.
+    pub const fn units_per_us(&self) -> u64 {
+        self.tokens
+    }
+
+    /// How long an empty bucket takes to fill, rounded up.
+    pub const fn time_to_fill(&self) -> Micros {
+        Micros::new(self.full.div_ceil(self.tokens))
+    }
+
+    /// How far the bucket is from full: what was taken and has not come back, in units; above `full` when in debt.
+    fn missing(&self, state: &BucketState, now: Micros) -> u64 {
+        let missing = state.full_at.saturating_sub(self.units(now));
+        u64::try_from(missing).unwrap_or(u64::MAX)
+    }
+
+    /// An instant in units of 1/c µs.
+    fn units(&self, now: Micros) -> u128 {
+        u128::from(now.get()) * u128::from(self.tokens)
+    }
+
+    /// The wait until `units` have come back, rounded up.
+    fn wait(&self, units: u64) -> Micros {
+        Micros::new(if self.tokens == 1 { units } else { units.div_ceil(self.tokens) })
+    }
+
+    /// The answer to a charge, and the units missing once it is paid.
+    pub(super) fn assess(&self, state: &BucketState, cost: Cost, now: Micros) -> (Outcome, u64) {
+        let missing = self.missing(state, now);
+        let (allowed, after, retry_after) = if cost.get() > self.burst {
+            (false, missing, None)
+        } else {
+            // At most burst * p, so at most 2^62; only a clock stepped back by ages makes the sum saturate.
+            let price = cost.get() * self.period_us;
+            let after = missing.saturating_add(price);
+            match after.checked_sub(self.full) {
+                None | Some(0) => (true, after, Some(Micros::ZERO)),
+                Some(lacking) => (false, missing, Some(self.wait(lacking))),
+            }
+        };
+        let outcome = Outcome {
+            allowed,
+            capacity: self.burst,
+            remaining: self.full.saturating_sub(after) / self.period_us,
+            retry_after,
+            reset_after: self.wait(after),
+            delay: Micros::ZERO,
+        };
+        (outcome, after)
+    }
+
+    /// The time until all that is missing has come back: for a leaky bucket, until all that is ahead has drained.
+    pub(super) fn time_to_full(&self, state: &BucketState, now: Micros) -> Micros {
+        self.wait(self.missing(state, now))
+    }
+}
+
+impl Algorithm for TokenBucket {
+    type State = BucketState;
+
+    fn peek(&self, state: &BucketState, cost: Cost, now: Micros) -> Outcome {
+        self.assess(state, cost, now).0
+    }
+
+    fn charge(&self, state: &mut BucketState, cost: Cost, now: Micros) -> Outcome {
+        let (outcome, after) = self.assess(state, cost, now);
+        if outcome.allowed {
+            state.full_at = self.units(now) + u128::from(after);
+        }
+        outcome
+    }
+
+    fn charged_at(&self, _state: &BucketState, now: Micros) -> Micros {
+        now
+    }
+
+    /// Tokens go back into the bucket up to full; what time has refilled since is not given twice.
+    fn give_back(&self, state: &mut BucketState, amount: u64, _charged_at: Micros, now: Micros) {
+        let returned = u128::from(amount) * u128::from(self.period_us);
+        state.full_at = state.full_at.saturating_sub(returned).max(self.units(now)).min(state.full_at);
+    }
+
+    fn debit(&self, state: &mut BucketState, amount: u64, now: Micros) {
+        // A debt is bounded so that the state stays within its range whatever callers settle.
+        let price = u128::from(amount.min(MAX_COUNT)) * u128::from(self.period_us);
+        let missing = u128::from(self.missing(state, now)) + price;
+        let most = u128::from(self.full) + u128::from(MAX_PRODUCT);
+        state.full_at = state.full_at.max(self.units(now) + missing.min(most));
+    }
+
+    fn is_fresh(&self, state: &BucketState, now: Micros) -> bool {
+        state.full_at <= self.units(now)
+    }
+}
+
+impl From<TokenBucket> for crate::limit::Limit {
+    fn from(bucket: TokenBucket) -> Self {
+        crate::limit::Limit::TokenBucket(bucket)
+    }
+}

@@ -1,0 +1,35 @@
+//! The arithmetic of rate limiting, and nothing else.
+//!
+//! This crate answers one question of the walk through Tollgate: *does it fit?* Each strategy is a pure function from
+//! (state, limit, cost, now) to (outcome, next state), on whole numbers. No clock, no I/O, no async, no dependency and no
+//! float ever enters: time is an argument, and whoever remembers the state (a store) decides where it lives.
+//!
+//! ```
+//! use tollgate_kernel::{Algorithm, Cost, Limit, Micros, TokenBucket};
+//!
+//! let bucket = TokenBucket::new("10/s".parse()?, 20)?;
+//! let mut state = Default::default();
+//! let outcome = bucket.charge(&mut state, Cost::new(5).unwrap(), Micros::from_secs(1));
+//! assert!(outcome.allowed);
+//! assert_eq!(outcome.remaining, 15);
+//!
+//! // The same bucket as a limit of any strategy:
+//! let limit: Limit = bucket.into();
+//! assert_eq!(limit.capacity(), 20);
+//! # Ok::<(), tollgate_kernel::LimitError>(())
+//! ```
+
+mod algorithm;
+mod limit;
+mod outcome;
+mod rate;
+mod time;
+
+pub use algorithm::{
+    Algorithm, Align, BucketState, CASES, Concurrency, CounterState, FixedWindow, LeakyBucket, Lease,
+    LeaseState, LogEntry, LogState, SlidingWindow, SlidingWindowCounter, State, TokenBucket, WindowState,
+};
+pub use limit::{Limit, LimitError, MAX_COUNT, MAX_PRODUCT, MAX_RATE_NUMERATOR, MAX_SPAN, Strategy};
+pub use outcome::{Cost, Outcome};
+pub use rate::Rate;
+pub use time::Micros;

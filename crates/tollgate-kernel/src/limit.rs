@@ -1,0 +1,368 @@
+//! A limit that cannot be built wrong.
+//!
+//! Every constructor here and in `algorithm/` refuses what the arithmetic could not keep exact on every store, with a message
+//! that names the field, the value and the fix. Past this file a zero limit, an empty window or an overflowing product is
+//! unrepresentable, so no kernel ever checks for one.
+//!
+//! The bounds: Lua numbers are exact to 2^53, SQL and Rust integers to 2^63. A count or a cost is below 2^53; a product of a
+//! count and a span (`burst * period`, `limit * window`) is at most 2^62, which the Lua twins keep in two parts.
+
+use std::fmt;
+
+use crate::algorithm::{
+    Align, Concurrency, FixedWindow, LeakyBucket, SlidingWindow, SlidingWindowCounter, TokenBucket,
+};
+use crate::rate::Rate;
+use crate::time::Micros;
+
+/// The largest count, limit, burst or capacity: 2^53 − 1, the largest whole number that every store holds exactly.
+pub const MAX_COUNT: u64 = (1 << 53) - 1;
+
+/// The largest product of a count and a span in µs: 2^62.
+pub const MAX_PRODUCT: u64 = 1 << 62;
+
+/// The largest numerator of a rate once `count / period` is reduced: 2^32.
+pub const MAX_RATE_NUMERATOR: u64 = 1 << 32;
+
+/// The longest window, period or lease: 3,660 days, some ten years.
+pub const MAX_SPAN: Micros = Micros::from_secs(3660 * 86_400);
+
+/// Why a limit was refused: the field, its value and what to write instead.
+///
+/// ```
+/// use tollgate_kernel::{Limit, Rate};
+/// let error = Limit::token_bucket(Rate::per_second(10)?, 0).unwrap_err();
+/// assert_eq!(error.field(), "burst");
+/// assert!(error.to_string().starts_with("burst = 0: must be at least 1"));
+/// # Ok::<(), tollgate_kernel::LimitError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitError {
+    field: &'static str,
+    value: String,
+    fix: String,
+}
+
+impl LimitError {
+    pub(crate) fn new(field: &'static str, value: impl ToString, fix: impl ToString) -> Self {
+        LimitError { field, value: value.to_string(), fix: fix.to_string() }
+    }
+
+    /// The field that is wrong.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+
+    /// The value it had.
+    pub fn value(&self) -> &str {
+        &self.value
+    }
+
+    /// What to write instead.
+    pub fn fix(&self) -> &str {
+        &self.fix
+    }
+}
+
+impl fmt::Display for LimitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {}: {}", self.field, self.value, self.fix)
+    }
+}
+
+impl std::error::Error for LimitError {}
+
+/// The name of a strategy, as configuration writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// Saves up to `burst` units and refills at `rate`.
+    TokenBucket,
+    /// Holds up to `capacity` units, drains at `rate` and tells each charge how long to wait its turn.
+    LeakyBucket,
+    /// At most `limit` in each window.
+    FixedWindow,
+    /// At most `limit` in any window, from an exact log.
+    SlidingWindow,
+    /// At most `limit` by an estimate from two counters.
+    SlidingWindowCounter,
+    /// At most `limit` holders at once.
+    Concurrency,
+}
+
+impl Strategy {
+    /// All six, in the order of the documentation.
+    pub const ALL: [Strategy; 6] = [
+        Strategy::TokenBucket,
+        Strategy::LeakyBucket,
+        Strategy::FixedWindow,
+        Strategy::SlidingWindow,
+        Strategy::SlidingWindowCounter,
+        Strategy::Concurrency,
+    ];
+
+    /// The name used in configuration, metrics and documentation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Strategy::TokenBucket => "token_bucket",
+            Strategy::LeakyBucket => "leaky_bucket",
+            Strategy::FixedWindow => "fixed_window",
+            Strategy::SlidingWindow => "sliding_window",
+            Strategy::SlidingWindowCounter => "sliding_window_counter",
+            Strategy::Concurrency => "concurrency",
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How much is allowed: one of the six strategies with its parameters, proven sound.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate_kernel::{Limit, Rate};
+///
+/// let api = Limit::token_bucket(Rate::per_second(10)?, 20)?;
+/// let login = Limit::fixed_window(5, Duration::from_secs(60).into())?;
+/// assert_eq!(api.to_string(), "10/s, bursts of 20");
+/// assert_eq!(login.to_string(), "5 per 1m window");
+/// # Ok::<(), tollgate_kernel::LimitError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// See [`TokenBucket`].
+    TokenBucket(TokenBucket),
+    /// See [`LeakyBucket`].
+    LeakyBucket(LeakyBucket),
+    /// See [`FixedWindow`].
+    FixedWindow(FixedWindow),
+    /// See [`SlidingWindow`].
+    SlidingWindow(SlidingWindow),
+    /// See [`SlidingWindowCounter`].
+    SlidingWindowCounter(SlidingWindowCounter),
+    /// See [`Concurrency`].
+    Concurrency(Concurrency),
+}
+
+impl Limit {
+    /// Up to `burst` at once, refilled at `rate`.
+    pub fn token_bucket(rate: Rate, burst: u64) -> Result<Limit, LimitError> {
+        TokenBucket::new(rate, burst).map(Limit::TokenBucket)
+    }
+
+    /// Up to `capacity` waiting, let out at `rate`.
+    pub fn leaky_bucket(rate: Rate, capacity: u64) -> Result<Limit, LimitError> {
+        LeakyBucket::new(rate, capacity).map(Limit::LeakyBucket)
+    }
+
+    /// Up to `limit` in a window that opens at the first charge.
+    pub fn fixed_window(limit: u64, window: Micros) -> Result<Limit, LimitError> {
+        FixedWindow::new(limit, window, Align::First).map(Limit::FixedWindow)
+    }
+
+    /// Up to `limit` in each window of the clock: windows start at multiples of `window` since 1970.
+    pub fn clock_window(limit: u64, window: Micros) -> Result<Limit, LimitError> {
+        FixedWindow::new(limit, window, Align::Clock).map(Limit::FixedWindow)
+    }
+
+    /// Up to `limit` in any span of `window`, exactly.
+    pub fn sliding_window(limit: u64, window: Micros) -> Result<Limit, LimitError> {
+        SlidingWindow::new(limit, window).map(Limit::SlidingWindow)
+    }
+
+    /// Up to `limit` in a span of `window`, by an estimate from two counters.
+    pub fn sliding_window_counter(limit: u64, window: Micros) -> Result<Limit, LimitError> {
+        SlidingWindowCounter::new(limit, window).map(Limit::SlidingWindowCounter)
+    }
+
+    /// Up to `limit` holders at once, each for at most `lease` unless renewed.
+    pub fn concurrency(limit: u64, lease: Micros) -> Result<Limit, LimitError> {
+        Concurrency::new(limit, lease).map(Limit::Concurrency)
+    }
+
+    /// Which strategy this is.
+    pub const fn strategy(&self) -> Strategy {
+        match self {
+            Limit::TokenBucket(_) => Strategy::TokenBucket,
+            Limit::LeakyBucket(_) => Strategy::LeakyBucket,
+            Limit::FixedWindow(_) => Strategy::FixedWindow,
+            Limit::SlidingWindow(_) => Strategy::SlidingWindow,
+            Limit::SlidingWindowCounter(_) => Strategy::SlidingWindowCounter,
+            Limit::Concurrency(_) => Strategy::Concurrency,
+        }
+    }
+
+    /// What the limit holds when nothing is used.
+    pub const fn capacity(&self) -> u64 {
+        match self {
+            Limit::TokenBucket(bucket) => bucket.burst(),
+            Limit::LeakyBucket(bucket) => bucket.capacity(),
+            Limit::FixedWindow(window) => window.limit(),
+            Limit::SlidingWindow(window) => window.limit(),
+            Limit::SlidingWindowCounter(window) => window.limit(),
+            Limit::Concurrency(leases) => leases.limit(),
+        }
+    }
+
+    /// The span over which the capacity is renewed: the window, the lease, or the time a bucket takes to fill, rounded up.
+    pub fn window(&self) -> Micros {
+        match self {
+            Limit::TokenBucket(bucket) => bucket.time_to_fill(),
+            Limit::LeakyBucket(bucket) => bucket.time_to_drain(),
+            Limit::FixedWindow(window) => window.window(),
+            Limit::SlidingWindow(window) => window.window(),
+            Limit::SlidingWindowCounter(window) => window.window(),
+            Limit::Concurrency(leases) => leases.lease(),
+        }
+    }
+}
+
+/// The limit in words, for people.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::TokenBucket(bucket) => write!(f, "{}, bursts of {}", bucket.rate(), bucket.burst()),
+            Limit::LeakyBucket(bucket) => {
+                write!(f, "{} evenly, up to {} waiting", bucket.rate(), bucket.capacity())
+            }
+            Limit::FixedWindow(window) => match window.align() {
+                Align::First => write!(f, "{} per {} window", window.limit(), window.window()),
+                Align::Clock => write!(f, "{} per {} window of the clock", window.limit(), window.window()),
+            },
+            Limit::SlidingWindow(window) => write!(f, "{} in any {}", window.limit(), window.window()),
+            Limit::SlidingWindowCounter(window) => {
+                write!(f, "about {} in any {}", window.limit(), window.window())
+            }
+            Limit::Concurrency(leases) => {
+                write!(f, "{} at once, leases of {}", leases.limit(), leases.lease())
+            }
+        }
+    }
+}
+
+/// Refuses a count that is zero or too large to be exact.
+pub(crate) fn checked_count(field: &'static str, count: u64) -> Result<u64, LimitError> {
+    match count {
+        0 => Err(LimitError::new(
+            field,
+            0,
+            "must be at least 1; say `unlimited` or `blocked` for no limit or no passage",
+        )),
+        1..=MAX_COUNT => Ok(count),
+        _ => Err(LimitError::new(
+            field,
+            count,
+            format!("must be at most {MAX_COUNT} (2^53 - 1) to stay exact"),
+        )),
+    }
+}
+
+/// Refuses a span that is empty or longer than ten years.
+pub(crate) fn checked_span(field: &'static str, span: Micros) -> Result<Micros, LimitError> {
+    if span == Micros::ZERO {
+        return Err(LimitError::new(field, span, "must be longer than zero"));
+    }
+    if span > MAX_SPAN {
+        return Err(LimitError::new(field, span, format!("must be at most {MAX_SPAN}")));
+    }
+    Ok(span)
+}
+
+/// Refuses a count and a span whose product no store could keep exact.
+pub(crate) fn checked_product(field: &'static str, count: u64, span_us: u64) -> Result<u64, LimitError> {
+    match count.checked_mul(span_us) {
+        Some(product) if product <= MAX_PRODUCT => Ok(product),
+        _ => Err(LimitError::new(
+            field,
+            count,
+            format!(
+                "times {span_us} us passes 2^62 and could not be kept exact; at most {} fits here",
+                MAX_PRODUCT / span_us
+            ),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Micros = Micros::from_secs(60);
+
+    fn rate(text: &str) -> Rate {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn everyday_limits_are_accepted_under_every_strategy() {
+        let day = Micros::from_secs(86_400);
+        for (count, window) in
+            [(1_000_000, day), (10_000_000, MINUTE), (7, Micros::from_secs(604_800)), (999_983, day)]
+        {
+            let rate = Rate::new(count, window).unwrap();
+            for limit in [
+                Limit::token_bucket(rate, count),
+                Limit::leaky_bucket(rate, count),
+                Limit::fixed_window(count, window),
+                Limit::clock_window(count, window),
+                Limit::sliding_window(count, window),
+                Limit::sliding_window_counter(count, window),
+                Limit::concurrency(count, window),
+            ] {
+                let limit = limit.unwrap();
+                assert_eq!(limit.capacity(), count, "{limit}");
+                assert_eq!(limit.window(), window, "{limit}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_kept_exact_is_refused_by_field() {
+        let too_many = MAX_COUNT + 1;
+        for (limit, field, hint) in [
+            (Limit::token_bucket(rate("10/s"), 0), "burst", "at least 1"),
+            (Limit::token_bucket(rate("10/s"), too_many), "burst", "at most"),
+            (Limit::token_bucket(rate("1/d"), MAX_COUNT), "burst", "2^62"),
+            (Limit::token_bucket(rate("8589934591/s"), 1), "rate", "2^32"),
+            (Limit::leaky_bucket(rate("10/s"), 0), "capacity", "at least 1"),
+            (Limit::leaky_bucket(rate("1/d"), MAX_COUNT), "capacity", "2^62"),
+            (Limit::fixed_window(0, MINUTE), "limit", "at least 1"),
+            (Limit::fixed_window(5, Micros::ZERO), "window", "longer than zero"),
+            (Limit::clock_window(5, Micros::new(u64::MAX)), "window", "at most"),
+            (Limit::sliding_window(0, MINUTE), "limit", "at least 1"),
+            (Limit::sliding_window(5, Micros::ZERO), "window", "longer than zero"),
+            (Limit::sliding_window_counter(0, MINUTE), "limit", "at least 1"),
+            (Limit::sliding_window_counter(5, Micros::ZERO), "window", "longer than zero"),
+            (Limit::sliding_window_counter(MAX_COUNT, MINUTE), "limit", "2^62"),
+            (Limit::concurrency(0, MINUTE), "limit", "at least 1"),
+            (Limit::concurrency(5, Micros::ZERO), "lease", "longer than zero"),
+        ] {
+            let error = limit.unwrap_err();
+            assert_eq!(error.field(), field, "{error}");
+            assert!(error.to_string().contains(hint), "{error}");
+            assert!(error.to_string().contains(error.value()) && error.to_string().contains(error.fix()));
+        }
+    }
+
+    #[test]
+    fn limits_read_as_sentences() {
+        for (limit, strategy, words) in [
+            (Limit::token_bucket(rate("10/s"), 20), Strategy::TokenBucket, "10/s, bursts of 20"),
+            (Limit::leaky_bucket(rate("10/s"), 20), Strategy::LeakyBucket, "10/s evenly, up to 20 waiting"),
+            (Limit::fixed_window(5, MINUTE), Strategy::FixedWindow, "5 per 1m window"),
+            (Limit::clock_window(5, MINUTE), Strategy::FixedWindow, "5 per 1m window of the clock"),
+            (Limit::sliding_window(5, MINUTE), Strategy::SlidingWindow, "5 in any 1m"),
+            (Limit::sliding_window_counter(5, MINUTE), Strategy::SlidingWindowCounter, "about 5 in any 1m"),
+            (Limit::concurrency(5, MINUTE), Strategy::Concurrency, "5 at once, leases of 1m"),
+        ] {
+            let limit = limit.unwrap();
+            assert_eq!(limit.to_string(), words);
+            assert_eq!(limit.strategy(), strategy);
+            assert!(Strategy::ALL.contains(&strategy));
+            assert_eq!(strategy.to_string(), strategy.name());
+        }
+    }
+}
