@@ -149,7 +149,7 @@ impl fmt::Display for Micros {
         if us < 1_000_000 {
             return decimal(f, us, 1_000, "ms");
         }
-        if us < 60_000_000 || us % 1_000_000 != 0 {
+        if us < 60_000_000 || !us.is_multiple_of(1_000_000) {
             return decimal(f, us, 1_000_000, "s");
         }
         let mut rest = us;

@@ -1,1 +1,184 @@
-//! tollgate-store
+//! What Tollgate remembers: all the I/O of counting, none of its arithmetic.
+//!
+//! A [`Store`] answers the question *what do we remember about this key?* and lets the kernel decide whether a charge fits. It
+//! has four verbs: charge, settle, peek, forget. Every store means the same by them; [`conformance`] is the suite that says
+//! what that is, and an outsider's store can run it too. The stores here: [`MemoryStore`], in this process.
+//!
+//! A refusal is an answer. [`StoreError`] means that the store could not decide; whether to let the caller through then is
+//! not decided here, but in the library's `limiter.rs` alone.
+
+mod clock;
+pub mod conformance;
+mod error;
+mod memory;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::str::FromStr;
+
+use smallvec::SmallVec;
+
+pub use clock::{Alarm, Clock, ManualClock};
+pub use error::StoreError;
+pub use memory::{MemoryItem, MemoryLimit, MemoryOptions, MemoryStore, WhenFull};
+pub use tollgate_kernel::{Cost, Limit, Micros, Outcome};
+
+/// The answers of the limits of one charge, in their order; four fit without allocating.
+pub type Outcomes = SmallVec<[Outcome; 4]>;
+
+/// What a store's method returns: boxed, so that a store can be chosen at start.
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// A limit as stores know it: its name says where the counters live, its parameters how they count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredLimit {
+    /// The limit's name: `[a-z0-9_.-]{1,64}`.
+    pub name: String,
+    /// How much is allowed.
+    pub limit: Limit,
+}
+
+/// One limit of a charge.
+#[derive(Clone, Copy, Debug)]
+pub struct Item<'a> {
+    /// Which limit.
+    pub limit: &'a StoredLimit,
+    /// Who pays: the key's canonical text.
+    pub key: &'a str,
+    /// How much.
+    pub cost: Cost,
+    /// Whether the limit only watches: its refusal holds nobody up, and is not charged.
+    pub shadow: bool,
+}
+
+/// The answer to a charge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Charged {
+    /// Whether all limits that do not merely watch allow it; only then is anything charged.
+    pub allowed: bool,
+    /// What each limit says, in the order of the charge.
+    pub outcomes: Outcomes,
+}
+
+/// Asks a charge to be remembered, so that it can be settled, cancelled or, for a lease, released and renewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// Names the charge. A charge that is sent again under the same name is answered as before and not charged again.
+    pub id: HoldId,
+    /// How long it can be settled; a charge that is not settled by then stays as it is. A lease is kept at least as long as
+    /// it lasts.
+    pub ttl: Micros,
+}
+
+/// The name of a held charge: 128 bits, written as 32 hexadecimal digits.
+///
+/// ```
+/// use tollgate_store::HoldId;
+/// let id = HoldId::random();
+/// assert_eq!(id.to_string().parse::<HoldId>().unwrap(), id);
+/// assert_ne!(id, HoldId::random());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HoldId(u128);
+
+impl HoldId {
+    /// A name of one's own making; zero is not one.
+    pub const fn new(id: u128) -> Option<HoldId> {
+        if id == 0 { None } else { Some(HoldId(id)) }
+    }
+
+    /// A name that nobody guesses: the keyed hash of a count, under keys drawn by the operating system for each process.
+    pub fn random() -> HoldId {
+        use std::hash::{BuildHasher, RandomState};
+        use std::sync::LazyLock;
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static KEYS: LazyLock<(RandomState, RandomState)> =
+            LazyLock::new(|| (RandomState::new(), RandomState::new()));
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        // Both halves zero is as good as impossible, and then one is as good a name.
+        let id = (u128::from(KEYS.0.hash_one(count)) << 64) | u128::from(KEYS.1.hash_one(count));
+        HoldId(id.max(1))
+    }
+
+    /// The number.
+    pub const fn get(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for HoldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl FromStr for HoldId {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<HoldId, StoreError> {
+        let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let id = if digits { u128::from_str_radix(text, 16).ok() } else { None };
+        id.and_then(HoldId::new).ok_or_else(|| {
+            StoreError::invalid(
+                "a reservation is named by 32 hexadecimal digits, as the reserve call returned it",
+            )
+        })
+    }
+}
+
+/// What became of a held charge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settlement {
+    /// It cost this much, under every limit of the charge; only for charges that reserved the same under each.
+    Actual(u64),
+    /// It cost this much under each named limit, and what was reserved under the others.
+    Each(Vec<(String, u64)>),
+    /// It goes on: leases are renewed, and the time to settle starts again.
+    Renew,
+}
+
+/// What a settlement found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// The charge, and it was corrected, released or renewed.
+    Done,
+    /// A charge that was settled before; nothing changed.
+    Already,
+    /// No such charge, or its time has run out; nothing changed.
+    Unknown,
+}
+
+/// Remembers what was charged. Works as `dyn Store`, because a server picks its store at start.
+pub trait Store: Send + Sync + 'static {
+    /// Charges all items, or none: none if any that does not merely watch is refused.
+    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged>;
+
+    /// Corrects, releases or renews a held charge.
+    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled>;
+
+    /// Answers as `charge` would, and changes nothing.
+    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged>;
+
+    /// Forgets what a key was charged under a limit; false when nothing was remembered.
+    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hold_ids_are_read_as_written_or_refused() {
+        let id = HoldId::new(0xabc).unwrap();
+        assert_eq!(id.to_string(), "00000000000000000000000000000abc");
+        assert_eq!(id.to_string().parse::<HoldId>().unwrap(), id);
+        for text in ["", "abc", &"0".repeat(32), &"g".repeat(32), &"+".repeat(32), &"a".repeat(33)] {
+            let error = text.parse::<HoldId>().unwrap_err();
+            assert!(error.to_string().contains("32 hexadecimal digits"), "{text}");
+            assert!(error.is_invalid());
+        }
+        assert!(HoldId::new(0).is_none());
+    }
+}

@@ -100,6 +100,7 @@ impl Concurrency {
 
     /// Extends the lease of `id` to a full lease from now; false when it had none, or it had run out.
     pub fn renew(&self, state: &mut LeaseState, id: u128, now: Micros) -> bool {
+        let now = self.not_before_newest(state, now);
         match self.take(state, id, now) {
             Some(lease) => {
                 self.hold(state, id, lease.cost, now);
@@ -153,7 +154,7 @@ impl Algorithm for Concurrency {
                 .map(|lease| lease.end.saturating_sub(now))
         };
         let last =
-            if allowed { Some(now.saturating_add(self.lease)) } else { live().last().map(|lease| lease.end) };
+            if allowed { Some(now.saturating_add(self.lease)) } else { live().next_back().map(|lease| lease.end) };
         Outcome {
             allowed,
             capacity: self.limit,

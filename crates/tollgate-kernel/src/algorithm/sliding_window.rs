@@ -120,13 +120,12 @@ impl SlidingWindow {
     /// The smallest wait after which `cost`, which does not fit now but can, would fit.
     fn wait(&self, state: &LogState, cost: Cost, now: Micros) -> Micros {
         let mut used = state.total;
-        for entry in &state.entries {
+        let mut entries = state.entries.iter();
+        let enough = entries.find(|entry| {
             used -= entry.cost;
-            if used + cost.get() <= self.limit {
-                return self.end(entry).saturating_sub(now);
-            }
-        }
-        Micros::ZERO
+            used + cost.get() <= self.limit
+        });
+        enough.map_or(Micros::ZERO, |entry| self.end(entry).saturating_sub(now))
     }
 }
 

@@ -1,0 +1,399 @@
+//! The clock that decides: whole microseconds since 1970 that never go back.
+//!
+//! The system clock takes the date once, when the process first asks, and from then on follows the machine's monotonic clock,
+//! so a corrected wall clock moves no window. Reading the monotonic clock costs more than a whole decision, so each thread
+//! reads it at most every ten milliseconds and fills in between with the processor's time-stamp counter, slowed by 0.05 %:
+//! the clock is then always a few microseconds behind the true one and never ahead, and every correction goes forward. A
+//! limiter that lags by microseconds admits late; one that leads would admit too much.
+//!
+//! A [`ManualClock`] stands still until it is moved by hand: for tests, simulations and backtests. An [`Alarm`] waits for
+//! either: one thread of the process wakes those who wait for the system clock, so waiting needs no async runtime.
+
+use std::cell::Cell;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use parking_lot::{Condvar, Mutex};
+use tollgate_kernel::Micros;
+
+/// Where a store gets its time from. Cheap to clone; clones show the same time.
+///
+/// ```
+/// use tollgate_store::Clock;
+/// let clock = Clock::system();
+/// let earlier = clock.now();
+/// assert!(clock.now() >= earlier);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    source: Source,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Source {
+    #[default]
+    System,
+    Manual(ManualClock),
+}
+
+impl Clock {
+    /// The machine's clock.
+    pub fn system() -> Clock {
+        Clock { source: Source::System }
+    }
+
+    /// The time now.
+    #[inline]
+    pub fn now(&self) -> Micros {
+        match &self.source {
+            Source::System => system_now(),
+            Source::Manual(manual) => manual.now(),
+        }
+    }
+
+    /// A future that is ready once the clock shows `at`.
+    pub fn alarm(&self, at: Micros) -> Alarm {
+        let waiter = Waiter::default();
+        match &self.source {
+            Source::System => TIMER.add(at, waiter.clone()),
+            Source::Manual(manual) => manual.add(at, waiter.clone()),
+        }
+        Alarm { clock: self.clone(), at, waiter }
+    }
+}
+
+/// Who waits for an alarm; nobody, before it is first polled and once it is dropped.
+type Waiter = Arc<Mutex<Option<Waker>>>;
+
+/// Waits until a clock shows a certain time. Dropping it stops the waiting.
+///
+/// ```
+/// use std::future::Future;
+/// use std::pin::pin;
+/// use std::task::{Context, Waker};
+/// use tollgate_store::{ManualClock, Micros};
+///
+/// let hands = ManualClock::at(Micros::ZERO);
+/// let mut alarm = pin!(hands.clock().alarm(Micros::from_secs(5)));
+/// let mut context = Context::from_waker(Waker::noop());
+/// assert!(alarm.as_mut().poll(&mut context).is_pending());
+/// hands.advance(Micros::from_secs(5));
+/// assert!(alarm.as_mut().poll(&mut context).is_ready());
+/// ```
+#[derive(Debug)]
+pub struct Alarm {
+    clock: Clock,
+    at: Micros,
+    waiter: Waiter,
+}
+
+impl Future for Alarm {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        // The waker is left before the clock is read: an alarm that goes off in between finds it.
+        *self.waiter.lock() = Some(context.waker().clone());
+        if self.clock.now() >= self.at { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        *self.waiter.lock() = None;
+    }
+}
+
+/// Rings those whose time has come.
+fn ring(due: impl IntoIterator<Item = Waiter>) {
+    for waiter in due {
+        let waker = waiter.lock().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// The thread that watches the system clock for all alarms of the process, started with the first of them.
+struct Timer {
+    alarms: Mutex<BinaryHeap<Reverse<Pending>>>,
+    sooner: Condvar,
+}
+
+/// An alarm that has not rung; the sooner compares as the smaller.
+struct Pending {
+    at: Micros,
+    waiter: Waiter,
+}
+
+impl PartialEq for Pending {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Pending {}
+
+impl PartialOrd for Pending {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Pending {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
+    let timer: &'static Timer =
+        Box::leak(Box::new(Timer { alarms: Mutex::default(), sooner: Condvar::new() }));
+    // Without a thread nobody would be woken: better to fail at the first wait than to hang at every one.
+    thread::Builder::new()
+        .name("tollgate-timer".into())
+        .spawn(|| timer.run())
+        .expect("the system can start one thread for timers");
+    timer
+});
+
+impl Timer {
+    fn add(&self, at: Micros, waiter: Waiter) {
+        let mut alarms = self.alarms.lock();
+        let is_first = alarms.peek().is_none_or(|Reverse(first)| at < first.at);
+        alarms.push(Reverse(Pending { at, waiter }));
+        if is_first {
+            self.sooner.notify_one();
+        }
+    }
+
+    fn run(&self) {
+        let mut alarms = self.alarms.lock();
+        loop {
+            let now = system_now();
+            let mut due = Vec::new();
+            while let Some(Reverse(first)) = alarms.peek()
+                && first.at <= now
+            {
+                due.extend(alarms.pop().map(|Reverse(pending)| pending.waiter));
+            }
+            let next = alarms.peek().map(|Reverse(first)| first.at);
+            if due.is_empty() {
+                match next {
+                    Some(at) => drop(self.sooner.wait_for(&mut alarms, at.saturating_sub(now).into())),
+                    None => self.sooner.wait(&mut alarms),
+                }
+            } else {
+                drop(alarms);
+                ring(due);
+                alarms = self.alarms.lock();
+            }
+        }
+    }
+}
+
+/// How far the counter may carry a thread before it asks the monotonic clock again.
+const RESYNC_NS: u64 = 10_000_000;
+
+/// The counter's time is shortened by this shift, one part in 2,048: more than its calibration can be wrong by.
+const SLOWER_SHIFT: u32 = 11;
+
+struct Origin {
+    counter: quanta::Clock,
+    started: Instant,
+    started_us: u64,
+}
+
+static ORIGIN: OnceLock<Origin> = OnceLock::new();
+
+fn origin() -> &'static Origin {
+    ORIGIN.get_or_init(|| {
+        let counter = quanta::Clock::new();
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Origin { counter, started: Instant::now(), started_us: Micros::from(since_1970).get() }
+    })
+}
+
+/// A reading of the counter and the time it stood for, in nanoseconds since the origin.
+#[derive(Clone, Copy)]
+struct Anchor {
+    ticks: u64,
+    ns: u64,
+}
+
+thread_local! {
+    static ANCHOR: Cell<Option<Anchor>> = const { Cell::new(None) };
+}
+
+#[inline]
+fn system_now() -> Micros {
+    let origin = origin();
+    let ticks = origin.counter.raw();
+    let ns = match ANCHOR.get() {
+        Some(anchor) => {
+            let since = origin.counter.delta_as_nanos(anchor.ticks, ticks);
+            let slowed = anchor.ns + since - (since >> SLOWER_SHIFT);
+            if since < RESYNC_NS { slowed } else { resync(origin, slowed) }
+        }
+        None => resync(origin, 0),
+    };
+    Micros::new(origin.started_us + ns / 1_000)
+}
+
+/// Reads the monotonic clock and anchors this thread's counter to it, never before `at_least`.
+#[cold]
+fn resync(origin: &Origin, at_least: u64) -> u64 {
+    // The counter is read last: a pause between the two readings makes the clock late, never early.
+    let elapsed = u64::try_from(origin.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let ticks = origin.counter.raw();
+    let ns = elapsed.max(at_least);
+    ANCHOR.set(Some(Anchor { ticks, ns }));
+    ns
+}
+
+/// A clock that moves only when told to, and never back.
+///
+/// ```
+/// use tollgate_store::{ManualClock, Micros};
+/// let hands = ManualClock::at(Micros::from_secs(100));
+/// let clock = hands.clock();
+/// hands.advance(Micros::from_secs(5));
+/// assert_eq!(clock.now(), Micros::from_secs(105));
+/// hands.set(Micros::from_secs(1)); // a step back is not followed
+/// assert_eq!(clock.now(), Micros::from_secs(105));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock {
+    state: Arc<Mutex<ManualState>>,
+}
+
+#[derive(Debug, Default)]
+struct ManualState {
+    now: Micros,
+    alarms: Vec<(Micros, Waiter)>,
+}
+
+impl ManualClock {
+    /// A clock that shows `now`.
+    pub fn at(now: Micros) -> ManualClock {
+        ManualClock { state: Arc::new(Mutex::new(ManualState { now, alarms: Vec::new() })) }
+    }
+
+    /// The clock to hand to a store; it follows this one.
+    pub fn clock(&self) -> Clock {
+        Clock { source: Source::Manual(self.clone()) }
+    }
+
+    /// The time it shows.
+    pub fn now(&self) -> Micros {
+        self.state.lock().now
+    }
+
+    /// Moves it to `now`, and rings the alarms that are due. An earlier time changes nothing.
+    pub fn set(&self, now: Micros) {
+        self.move_to(|old| old.max(now));
+    }
+
+    /// Moves it forward.
+    pub fn advance(&self, span: Micros) {
+        self.move_to(|old| old.saturating_add(span));
+    }
+
+    fn add(&self, at: Micros, waiter: Waiter) {
+        self.state.lock().alarms.push((at, waiter));
+    }
+
+    fn move_to(&self, to: impl FnOnce(Micros) -> Micros) {
+        let mut state = self.state.lock();
+        state.now = to(state.now);
+        let now = state.now;
+        let (due, later) = std::mem::take(&mut state.alarms).into_iter().partition(|(at, _)| *at <= now);
+        state.alarms = later;
+        drop(state);
+        let due: Vec<(Micros, Waiter)> = due;
+        ring(due.into_iter().map(|(_, waiter)| waiter));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[test]
+    fn the_system_clock_never_leads_and_never_goes_back() {
+        let clock = Clock::system();
+        clock.now();
+        let origin = origin();
+        let (mut last, mut least_lag) = (Micros::ZERO, u128::MAX);
+        for _ in 0..200_000 {
+            let before = origin.started.elapsed();
+            let now = clock.now();
+            let after = origin.started.elapsed();
+            let elapsed = now.get() - origin.started_us;
+            assert!(now >= last, "went back");
+            assert!(u128::from(elapsed) <= after.as_micros(), "ahead of the machine");
+            least_lag = least_lag.min(before.as_micros().saturating_sub(u128::from(elapsed)));
+            last = now;
+        }
+        assert!(least_lag <= 10, "always behind by at least {least_lag} us");
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_manual_clock_rings_what_is_due() {
+        let hands = ManualClock::at(Micros::new(10));
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(count.clone());
+        let mut context = Context::from_waker(&waker);
+        let rung = || count.0.load(Ordering::SeqCst);
+        let mut at = [5, 20, 30, 40].map(|at| Box::pin(hands.clock().alarm(Micros::new(at))));
+        let ready = at.each_mut().map(|alarm| alarm.as_mut().poll(&mut context).is_ready());
+        assert_eq!(ready, [true, false, false, false]);
+        hands.advance(Micros::new(9));
+        assert_eq!(rung(), 1, "the one that was due before it was polled");
+        hands.advance(Micros::new(1));
+        assert_eq!(rung(), 2);
+        let [_, _, third, fourth] = at;
+        drop(third);
+        hands.set(Micros::new(1000));
+        assert_eq!(rung(), 3, "a dropped alarm rings nobody");
+        drop(fourth);
+    }
+
+    #[test]
+    fn the_system_clock_rings_the_sooner_alarm_first() {
+        struct Unpark(thread::Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut context = Context::from_waker(&waker);
+        let clock = Clock::system();
+        let start = clock.now();
+        let after = |ms| Box::pin(clock.alarm(start.saturating_add(Micros::from_millis(ms))));
+        let (mut later, mut sooner) = (after(3_600_000), after(2));
+        while sooner.as_mut().poll(&mut context).is_pending() {
+            thread::park();
+        }
+        assert!(clock.now() >= start.saturating_add(Micros::from_millis(2)));
+        assert!(later.as_mut().poll(&mut context).is_pending());
+    }
+}

@@ -1,0 +1,473 @@
+//! The memory store: in this process, for millions of keys, in bounded memory.
+//!
+//! A limit has a table (table.rs) of the shape that its strategy needs; a key is known there by a fingerprint, 128 bits of a
+//! hash under seeds drawn at start, and its text is never kept. A charge on one limit goes straight to the table. A charge
+//! over several takes the locks of all its keys in one order, looks at all, and then charges all or none. Reservations are
+//! remembered in holds.rs. A thread wakes up now and then to forget keys that are as good as new.
+
+mod budget;
+mod cell;
+mod chunks;
+mod fingerprint;
+mod holds;
+mod node;
+mod sweep;
+mod sync;
+mod table;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tollgate_kernel::{Cost, Limit, Micros, Outcome};
+
+use self::budget::Budget;
+use self::cell::{KeptCell, OneWord, PlainCell, ThreeWords};
+use self::fingerprint::Seeds;
+use self::holds::{HeldPart, Holds};
+use self::node::Fingerprint;
+use self::sync::Guard;
+use self::table::{Ledger, Staged, Table};
+use crate::clock::Clock;
+use crate::{
+    Charged, Hold, HoldId, Item, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
+};
+
+pub use self::budget::WhenFull;
+
+/// How a memory store is set up.
+#[derive(Clone, Debug)]
+pub struct MemoryOptions {
+    /// Where time comes from.
+    pub clock: Clock,
+    /// How many keys are remembered at most; every entry of a sliding window's log, every lease and every reservation counts
+    /// as one more.
+    pub max_keys: usize,
+    /// What happens to keys that there is no room for.
+    pub when_full: WhenFull,
+    /// How often a thread of the store's own forgets what is as good as new: it works through the whole store in ten such
+    /// turns. `None` starts no thread; [`MemoryStore::sweep`] does the same by hand.
+    pub sweep_every: Option<Duration>,
+}
+
+impl Default for MemoryOptions {
+    fn default() -> Self {
+        MemoryOptions {
+            clock: Clock::system(),
+            max_keys: 10_000_000,
+            when_full: WhenFull::Share,
+            sweep_every: Some(Duration::from_secs(1)),
+        }
+    }
+}
+
+/// Remembers in this process. Cheap to clone; clones share what is remembered.
+///
+/// ```
+/// use tollgate_store::{Cost, Limit, MemoryOptions, MemoryStore, StoredLimit};
+///
+/// let store = MemoryStore::new(MemoryOptions::default());
+/// let limit = Limit::token_bucket("10/s".parse().unwrap(), 1).unwrap();
+/// let api = store.open(&StoredLimit { name: "api".into(), limit });
+/// assert!(api.charge("user:42", Cost::ONE).allowed);
+/// assert!(!api.charge("user:42", Cost::ONE).allowed);
+/// ```
+#[derive(Clone)]
+pub struct MemoryStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    clock: Clock,
+    origin: Micros,
+    seeds: Seeds,
+    budget: Arc<Budget>,
+    tables: Mutex<Tables>,
+    holds: Holds,
+}
+
+#[derive(Default)]
+struct Tables {
+    by_name: HashMap<String, Vec<Variant>>,
+    all: Vec<Arc<dyn Ledger>>,
+}
+
+/// The table of one set of parameters of a limit: a limit and its overrides count apart.
+type Variant = (Limit, Arc<dyn Ledger>);
+
+/// A limit in a memory store: the short way to its table.
+#[derive(Clone)]
+pub struct MemoryLimit {
+    store: MemoryStore,
+    name: Arc<str>,
+    ledger: Arc<dyn Ledger>,
+    /// How long a lease lasts, if the limit gives leases.
+    lease: Option<Micros>,
+}
+
+/// One limit of a charge on a memory store.
+#[derive(Clone, Copy)]
+pub struct MemoryItem<'a> {
+    /// Which limit.
+    pub limit: &'a MemoryLimit,
+    /// Who pays: the key's canonical text.
+    pub key: &'a str,
+    /// How much.
+    pub cost: Cost,
+    /// Whether the limit only watches.
+    pub shadow: bool,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new(options: MemoryOptions) -> MemoryStore {
+        let inner = Arc::new(Inner {
+            origin: options.clock.now(),
+            clock: options.clock,
+            seeds: Seeds::random(),
+            budget: Arc::new(Budget::new(options.max_keys, options.when_full)),
+            tables: Mutex::default(),
+            holds: Holds::default(),
+        });
+        if let Some(every) = options.sweep_every {
+            sweep::spawn(&inner, every);
+        }
+        MemoryStore { inner }
+    }
+
+    /// The short way to a limit. The same name and parameters lead to the same counters.
+    pub fn open(&self, stored: &StoredLimit) -> MemoryLimit {
+        let mut tables = self.inner.tables.lock();
+        let known = tables.by_name.get(&stored.name).and_then(|variants| {
+            variants.iter().find(|(limit, _)| *limit == stored.limit).map(|(_, ledger)| ledger.clone())
+        });
+        let ledger = known.unwrap_or_else(|| {
+            let ledger = self.inner.table_for(stored.limit);
+            tables.by_name.entry(stored.name.clone()).or_default().push((stored.limit, ledger.clone()));
+            tables.all.push(ledger.clone());
+            ledger
+        });
+        let lease = match stored.limit {
+            Limit::Concurrency(leases) => Some(leases.lease()),
+            _ => None,
+        };
+        MemoryLimit { store: self.clone(), name: stored.name.as_str().into(), ledger, lease }
+    }
+
+    /// The store's clock.
+    pub fn clock(&self) -> &Clock {
+        &self.inner.clock
+    }
+
+    /// How many keys are remembered.
+    pub fn keys(&self) -> usize {
+        self.inner.tables.lock().all.iter().map(|ledger| ledger.len()).sum()
+    }
+
+    /// How much of `max_keys` is used: keys, log entries, leases and reservations.
+    pub fn used(&self) -> usize {
+        self.inner.budget.used()
+    }
+
+    /// Forgets every key that is as good as new and every reservation whose time has run out. Returns how many.
+    pub fn sweep(&self) -> usize {
+        self.inner.sweep_part(1)
+    }
+
+    /// Charges all items, or none. With a hold the charge can be settled later.
+    pub fn charge_all(&self, items: &[MemoryItem<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+        let now = self.inner.clock.now();
+        match hold {
+            None => Ok(self.inner.charge_all(items, now, 0, |_| ())),
+            Some(hold) => self.inner.holds.hold(hold, now, &self.inner.budget, |keep| {
+                self.inner.charge_all(items, now, hold.id.get(), keep)
+            }),
+        }
+    }
+
+    /// Answers as [`charge_all`](Self::charge_all) would, and changes nothing.
+    pub fn peek_all(&self, items: &[MemoryItem<'_>]) -> Charged {
+        self.inner.peek_all(items, self.inner.clock.now())
+    }
+
+    /// Corrects, releases or renews a held charge.
+    pub fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
+        self.inner.holds.settle(id, settlement, self.inner.clock.now())
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore")
+            .field("keys", &self.keys())
+            .field("used", &self.used())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryLimit").field("name", &self.name).field("keys", &self.ledger.len()).finish()
+    }
+}
+
+impl MemoryLimit {
+    /// Charges one key.
+    #[inline]
+    pub fn charge(&self, key: &str, cost: Cost) -> Outcome {
+        let fingerprint = self.store.inner.seeds.fingerprint(key);
+        self.ledger.charge(fingerprint, cost, self.store.inner.clock.now())
+    }
+
+    /// Charges each of many keys `cost`, in order, at one reading of the clock, and adds the answers to `outcomes`. Keys are
+    /// fetched from memory together, which is several times faster than one by one when there are many.
+    pub fn charge_many<K: AsRef<str>>(&self, keys: &[K], cost: Cost, outcomes: &mut Vec<Outcome>) {
+        let inner = &*self.store.inner;
+        let now = inner.clock.now();
+        for keys in keys.chunks(64) {
+            let fingerprints: SmallVec<[Fingerprint; 64]> =
+                keys.iter().map(|key| inner.seeds.fingerprint(key.as_ref())).collect();
+            self.ledger.charge_many(&fingerprints, cost, now, outcomes);
+        }
+    }
+
+    /// Answers as a charge would, and changes nothing.
+    pub fn peek(&self, key: &str, cost: Cost) -> Outcome {
+        let fingerprint = self.store.inner.seeds.fingerprint(key);
+        self.ledger.peek(fingerprint, cost, self.store.inner.clock.now())
+    }
+
+    /// Forgets a key; false when nothing was remembered.
+    pub fn forget(&self, key: &str) -> bool {
+        self.ledger.forget(self.store.inner.seeds.fingerprint(key))
+    }
+
+    /// How many keys are remembered under this limit.
+    pub fn keys(&self) -> usize {
+        self.ledger.len()
+    }
+
+    /// The store that this limit is in.
+    pub fn store(&self) -> &MemoryStore {
+        &self.store
+    }
+
+    /// Whether `other` is in the same store: only then can both be charged together.
+    pub fn shares_store_with(&self, other: &MemoryLimit) -> bool {
+        Arc::ptr_eq(&self.store.inner, &other.store.inner)
+    }
+}
+
+/// One key of a charge over several limits; repeated pairs of limit and key have been added up.
+struct Part<'a> {
+    limit: &'a MemoryLimit,
+    key: Fingerprint,
+    cost: Cost,
+    shadow: bool,
+    home: usize,
+}
+
+impl<'a> Part<'a> {
+    fn ledger(&self) -> &'a dyn Ledger {
+        &*self.limit.ledger
+    }
+
+    /// The order in which locks are taken: by table, then by home.
+    fn order(&self) -> (usize, usize) {
+        (Arc::as_ptr(&self.limit.ledger).cast::<()>() as usize, self.home)
+    }
+
+    fn same_table(&self, other: &Part<'_>) -> bool {
+        self.order().0 == other.order().0
+    }
+}
+
+type Parts<'a> = SmallVec<[Part<'a>; 4]>;
+
+impl Inner {
+    /// A table of the shape that a limit's strategy needs.
+    fn table_for(&self, limit: Limit) -> Arc<dyn Ledger> {
+        macro_rules! bucket {
+            ($bucket:expr) => {{
+                let units = $bucket.units_per_us();
+                if units <= OneWord::MOST_UNITS_PER_US {
+                    let packing = OneWord { origin: u128::from(self.origin.get()) * u128::from(units) };
+                    Arc::new(self.table::<_, 1, 5>(PlainCell { algorithm: $bucket, packing }))
+                } else {
+                    self.wide_table($bucket)
+                }
+            }};
+        }
+        match limit {
+            Limit::TokenBucket(bucket) => bucket!(bucket),
+            Limit::LeakyBucket(bucket) => bucket!(bucket),
+            Limit::FixedWindow(window) => self.wide_table(window),
+            Limit::SlidingWindowCounter(window) => self.wide_table(window),
+            Limit::SlidingWindow(window) => {
+                Arc::new(self.table::<_, 1, 5>(KeptCell::new(window, self.budget.clone())))
+            }
+            Limit::Concurrency(leases) => {
+                Arc::new(self.table::<_, 1, 5>(KeptCell::new(leases, self.budget.clone())))
+            }
+        }
+    }
+
+    fn wide_table<A>(&self, algorithm: A) -> Arc<dyn Ledger>
+    where
+        A: tollgate_kernel::Algorithm + Send + Sync + 'static,
+        ThreeWords: cell::Packing<A::State, 3>,
+    {
+        Arc::new(self.table::<_, 3, 3>(PlainCell { algorithm, packing: ThreeWords }))
+    }
+
+    fn table<C: cell::Cell<W>, const W: usize, const S: usize>(&self, cell: C) -> Table<C, W, S> {
+        Table::new(cell, self.budget.clone())
+    }
+
+    /// The parts of a charge, and which part each item is in.
+    fn parts<'a>(&self, items: &[MemoryItem<'a>]) -> (Parts<'a>, SmallVec<[usize; 4]>) {
+        let mut parts = Parts::new();
+        let part_of = items
+            .iter()
+            .map(|item| {
+                let part = Part {
+                    limit: item.limit,
+                    key: self.seeds.fingerprint(item.key),
+                    cost: item.cost,
+                    shadow: item.shadow,
+                    home: 0,
+                };
+                match parts.iter_mut().position(|other| other.key == part.key && other.same_table(&part)) {
+                    Some(index) => {
+                        let sum = parts[index].cost.get().saturating_add(part.cost.get());
+                        parts[index].cost = Cost::new(sum).unwrap_or(part.cost);
+                        index
+                    }
+                    None => {
+                        parts.push(part);
+                        parts.len() - 1
+                    }
+                }
+            })
+            .collect();
+        (parts, part_of)
+    }
+
+    /// Locks the homes of all parts, in one order everywhere, so that two charges never wait for each other in a ring.
+    fn lock_homes<'a>(parts: &mut Parts<'a>) -> SmallVec<[Guard<'a>; 4]> {
+        loop {
+            for part in parts.iter_mut() {
+                part.home = part.ledger().home(part.key);
+            }
+            let mut order: SmallVec<[usize; 4]> = (0..parts.len()).collect();
+            order.sort_unstable_by_key(|&index| parts[index].order());
+            order.dedup_by_key(|index| parts[*index].order());
+            let guards = order.iter().map(|&index| parts[index].ledger().lock(parts[index].home)).collect();
+            if parts.iter().all(|part| part.ledger().home(part.key) == part.home) {
+                return guards;
+            }
+        }
+    }
+
+    /// Whether another part of the same charge is in the same table.
+    fn is_alone(parts: &Parts<'_>, index: usize) -> bool {
+        parts.iter().enumerate().all(|(other, part)| other == index || !part.same_table(&parts[index]))
+    }
+
+    /// Charges all parts or none. An admitted charge is handed to `keep`, part by part, if it is to be held.
+    fn charge_all(
+        &self,
+        items: &[MemoryItem<'_>],
+        now: Micros,
+        holder: u128,
+        mut keep: impl FnMut(HeldPart),
+    ) -> Charged {
+        let (mut parts, part_of) = self.parts(items);
+        // A refusal needs no lock: one limit that says no is enough.
+        let refused = |part: &Part<'_>| {
+            !part.shadow && part.ledger().glance(part.key, part.cost, now).is_some_and(|seen| !seen.allowed)
+        };
+        if parts.iter().any(refused) {
+            let charged = self.peek_parts(&parts, &part_of, now);
+            if !charged.allowed {
+                return charged;
+            }
+        }
+        let guards = Self::lock_homes(&mut parts);
+        let staged: SmallVec<[Staged<'_>; 4]> = (0..parts.len())
+            .map(|index| parts[index].ledger().stage(parts[index].key, now, Self::is_alone(&parts, index)))
+            .collect();
+        let mut outcomes: Outcomes = (parts.iter().zip(&staged))
+            .map(|(part, staged)| part.ledger().peek_staged(staged, part.cost, now))
+            .collect();
+        let allowed = parts.iter().zip(&outcomes).all(|(part, outcome)| outcome.allowed || part.shadow);
+        for ((part, staged), outcome) in parts.iter().zip(staged).zip(&mut outcomes) {
+            if !(allowed && outcome.allowed) {
+                part.ledger().abandon(staged);
+                continue;
+            }
+            let committed = part.ledger().commit(staged, part.key, holder, part.cost, now);
+            *outcome = committed.outcome;
+            if holder != 0 {
+                keep(HeldPart {
+                    name: part.limit.name.clone(),
+                    ledger: part.limit.ledger.clone(),
+                    lease: part.limit.lease,
+                    key: part.key,
+                    cost: part.cost.get(),
+                    charged_at: committed.charged_at,
+                    in_shared: committed.in_shared,
+                });
+            }
+        }
+        drop(guards);
+        if allowed {
+            parts.iter().for_each(|part| part.ledger().grow_if_needed());
+        }
+        Charged { allowed, outcomes: part_of.iter().map(|&part| outcomes[part]).collect() }
+    }
+
+    fn peek_all(&self, items: &[MemoryItem<'_>], now: Micros) -> Charged {
+        let (parts, part_of) = self.parts(items);
+        self.peek_parts(&parts, &part_of, now)
+    }
+
+    fn peek_parts(&self, parts: &Parts<'_>, part_of: &[usize], now: Micros) -> Charged {
+        let peeked: Outcomes =
+            parts.iter().map(|part| part.ledger().peek(part.key, part.cost, now)).collect();
+        let allowed = parts.iter().zip(&peeked).all(|(part, outcome)| outcome.allowed || part.shadow);
+        Charged { allowed, outcomes: part_of.iter().map(|&part| peeked[part]).collect() }
+    }
+}
+
+/// The memory store as any other, for those who choose a store at start. It answers at once.
+impl Store for MemoryStore {
+    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Box::pin(async move { self.with_opened(items, |items| self.charge_all(items, hold)) })
+    }
+
+    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+        Box::pin(async move { MemoryStore::settle(self, id, settlement) })
+    }
+
+    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(async move { Ok(self.with_opened(items, |items| self.peek_all(items))) })
+    }
+
+    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(async move { Ok(self.open(limit).forget(key)) })
+    }
+}
+
+impl MemoryStore {
+    fn with_opened<R>(&self, items: &[Item<'_>], run: impl FnOnce(&[MemoryItem<'_>]) -> R) -> R {
+        let limits: SmallVec<[MemoryLimit; 4]> = items.iter().map(|item| self.open(item.limit)).collect();
+        let items: SmallVec<[MemoryItem<'_>; 4]> = (items.iter().zip(&limits))
+            .map(|(item, limit)| MemoryItem { limit, key: item.key, cost: item.cost, shadow: item.shadow })
+            .collect();
+        run(&items)
+    }
+}

@@ -1,0 +1,340 @@
+//! How the state of each strategy is written into the words of a slot. No arithmetic of limits happens here: a cell unpacks
+//! the words, asks the kernel, and packs what the kernel left.
+//!
+//! Buckets take one word (the instant of being full, counted from the store's start), windows and counters three, and logs
+//! and leases, which have no fixed size, one word that says where the state is kept.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use tollgate_kernel::{
+    Algorithm, BucketState, Concurrency, Cost, CounterState, LeaseState, LogState, Micros, Outcome,
+    SlidingWindow, WindowState,
+};
+
+use super::budget::Budget;
+use super::chunks::Chunks;
+
+/// A correction to what is remembered about a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Amendment {
+    GiveBack { amount: u64, charged_at: Micros },
+    Debit { amount: u64 },
+    Release { holder: u128 },
+    Renew { holder: u128 },
+}
+
+/// A strategy over `W` words. All-zero words are the fresh state.
+pub(crate) trait Cell<const W: usize>: Send + Sync {
+    /// Whether the words alone are the state, so that a reader without the lock can tell a refusal.
+    const PLAIN: bool;
+
+    /// Whether an admission, which may add an entry, would still be within the budget.
+    fn has_room(&self) -> bool;
+
+    fn peek(&self, words: [u64; W], cost: Cost, now: Micros) -> Outcome;
+
+    /// Charges in place; a denial leaves the words as they are. `holder` names a lease.
+    fn charge(&self, words: &mut [u64; W], holder: u128, cost: Cost, now: Micros) -> Outcome;
+
+    fn charged_at(&self, words: [u64; W], now: Micros) -> Micros;
+
+    /// Applies a correction; false when it found nothing to apply to.
+    fn amend(&self, words: &mut [u64; W], amendment: Amendment, now: Micros) -> bool;
+
+    fn is_fresh(&self, words: [u64; W], now: Micros) -> bool;
+
+    /// Words for another key in the same state.
+    fn copy(&self, words: [u64; W]) -> [u64; W];
+
+    /// Frees what the words refer to.
+    fn discard(&self, words: [u64; W]);
+}
+
+/// How a state is written as words.
+pub(crate) trait Packing<S, const W: usize>: Send + Sync {
+    fn pack(&self, state: &S) -> [u64; W];
+    fn unpack(&self, words: [u64; W]) -> S;
+}
+
+/// A strategy whose state is its words.
+pub(crate) struct PlainCell<A, P> {
+    pub(crate) algorithm: A,
+    pub(crate) packing: P,
+}
+
+/// A bucket's instant of being full, less the store's start, in one word.
+pub(crate) struct OneWord {
+    /// The store's start in the bucket's units.
+    pub(crate) origin: u128,
+}
+
+impl OneWord {
+    /// Up to this many units per µs, one word lasts for 35 years of uptime and any debt besides.
+    pub(crate) const MOST_UNITS_PER_US: u64 = 1 << 13;
+}
+
+/// Three words, as the state has them.
+pub(crate) struct ThreeWords;
+
+impl Packing<BucketState, 1> for OneWord {
+    #[inline]
+    fn pack(&self, state: &BucketState) -> [u64; 1] {
+        // An instant before the start is a full bucket and packs as zero; one that is out of reach stays out of reach.
+        [u64::try_from(state.full_at.saturating_sub(self.origin)).unwrap_or(u64::MAX)]
+    }
+
+    #[inline]
+    fn unpack(&self, words: [u64; 1]) -> BucketState {
+        BucketState { full_at: self.origin + u128::from(words[0]) }
+    }
+}
+
+impl Packing<BucketState, 3> for ThreeWords {
+    fn pack(&self, state: &BucketState) -> [u64; 3] {
+        let low = u64::try_from(state.full_at & u128::from(u64::MAX)).unwrap_or(u64::MAX);
+        [low, u64::try_from(state.full_at >> 64).unwrap_or(u64::MAX), 0]
+    }
+
+    fn unpack(&self, words: [u64; 3]) -> BucketState {
+        BucketState { full_at: u128::from(words[0]) | (u128::from(words[1]) << 64) }
+    }
+}
+
+impl Packing<WindowState, 3> for ThreeWords {
+    fn pack(&self, state: &WindowState) -> [u64; 3] {
+        [state.end.get(), state.count, 0]
+    }
+
+    fn unpack(&self, words: [u64; 3]) -> WindowState {
+        WindowState { end: Micros::new(words[0]), count: words[1] }
+    }
+}
+
+impl Packing<CounterState, 3> for ThreeWords {
+    fn pack(&self, state: &CounterState) -> [u64; 3] {
+        [state.start.get(), state.prev, state.cur]
+    }
+
+    fn unpack(&self, words: [u64; 3]) -> CounterState {
+        CounterState { start: Micros::new(words[0]), prev: words[1], cur: words[2] }
+    }
+}
+
+impl<A, P, const W: usize> Cell<W> for PlainCell<A, P>
+where
+    A: Algorithm + Send + Sync,
+    P: Packing<A::State, W>,
+{
+    const PLAIN: bool = true;
+
+    #[inline]
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn peek(&self, words: [u64; W], cost: Cost, now: Micros) -> Outcome {
+        self.algorithm.peek(&self.packing.unpack(words), cost, now)
+    }
+
+    #[inline]
+    fn charge(&self, words: &mut [u64; W], _holder: u128, cost: Cost, now: Micros) -> Outcome {
+        let mut state = self.packing.unpack(*words);
+        let outcome = self.algorithm.charge(&mut state, cost, now);
+        if outcome.allowed {
+            *words = self.packing.pack(&state);
+        }
+        outcome
+    }
+
+    fn charged_at(&self, words: [u64; W], now: Micros) -> Micros {
+        self.algorithm.charged_at(&self.packing.unpack(words), now)
+    }
+
+    fn amend(&self, words: &mut [u64; W], amendment: Amendment, now: Micros) -> bool {
+        let mut state = self.packing.unpack(*words);
+        match amendment {
+            Amendment::GiveBack { amount, charged_at } => {
+                self.algorithm.give_back(&mut state, amount, charged_at, now);
+            }
+            Amendment::Debit { amount } => self.algorithm.debit(&mut state, amount, now),
+            Amendment::Release { .. } | Amendment::Renew { .. } => return false,
+        }
+        *words = self.packing.pack(&state);
+        true
+    }
+
+    fn is_fresh(&self, words: [u64; W], now: Micros) -> bool {
+        self.algorithm.is_fresh(&self.packing.unpack(words), now)
+    }
+
+    fn copy(&self, words: [u64; W]) -> [u64; W] {
+        words
+    }
+
+    fn discard(&self, _words: [u64; W]) {}
+}
+
+/// A strategy whose state has no fixed size.
+pub(crate) trait Holding: Algorithm + Send + Sync {
+    /// How many entries a state keeps: each counts against the budget.
+    fn weight(state: &Self::State) -> usize;
+
+    fn charge_for(&self, state: &mut Self::State, holder: u128, cost: Cost, now: Micros) -> Outcome;
+
+    fn release(&self, state: &mut Self::State, holder: u128, now: Micros) -> bool;
+
+    fn renew(&self, state: &mut Self::State, holder: u128, now: Micros) -> bool;
+}
+
+impl Holding for SlidingWindow {
+    fn weight(state: &LogState) -> usize {
+        state.len()
+    }
+
+    fn charge_for(&self, state: &mut LogState, _holder: u128, cost: Cost, now: Micros) -> Outcome {
+        self.charge(state, cost, now)
+    }
+
+    fn release(&self, _state: &mut LogState, _holder: u128, _now: Micros) -> bool {
+        false
+    }
+
+    fn renew(&self, _state: &mut LogState, _holder: u128, _now: Micros) -> bool {
+        false
+    }
+}
+
+impl Holding for Concurrency {
+    fn weight(state: &LeaseState) -> usize {
+        state.len()
+    }
+
+    fn charge_for(&self, state: &mut LeaseState, holder: u128, cost: Cost, now: Micros) -> Outcome {
+        self.acquire(state, holder, cost, now)
+    }
+
+    fn release(&self, state: &mut LeaseState, holder: u128, now: Micros) -> bool {
+        Concurrency::release(self, state, holder, now)
+    }
+
+    fn renew(&self, state: &mut LeaseState, holder: u128, now: Micros) -> bool {
+        Concurrency::renew(self, state, holder, now)
+    }
+}
+
+/// A strategy whose states are kept aside; the word is their place plus one. The lock of the key's node is held around every
+/// use but a reader's, and readers are not let in (`PLAIN` is false), so the locks here are never waited for long.
+pub(crate) struct KeptCell<A: Algorithm> {
+    algorithm: A,
+    budget: Arc<Budget>,
+    states: Chunks<Mutex<A::State>>,
+    free: Mutex<Vec<u32>>,
+    next: AtomicU32,
+}
+
+impl<A: Holding> KeptCell<A> {
+    pub(crate) fn new(algorithm: A, budget: Arc<Budget>) -> Self {
+        let free = Mutex::new(Vec::new());
+        KeptCell { algorithm, budget, states: Chunks::new(), free, next: AtomicU32::new(0) }
+    }
+
+    /// A place for a new state, as a word.
+    fn keep(&self, state: A::State) -> u64 {
+        let place = self.free.lock().pop().unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed));
+        *self.states.ensure(place as usize).lock() = state;
+        u64::from(place) + 1
+    }
+
+    fn state(&self, words: [u64; 1]) -> Option<&Mutex<A::State>> {
+        let place = usize::try_from(words[0].checked_sub(1)?).ok()?;
+        Some(self.states.get(place))
+    }
+
+    /// Runs `use_state` on the state that the words refer to, or on a fresh one; keeps a fresh one only if it was changed.
+    fn with_state<R>(&self, words: &mut [u64; 1], use_state: impl FnOnce(&mut A::State) -> R) -> R {
+        if let Some(state) = self.state(*words) {
+            let mut state = state.lock();
+            let before = A::weight(&state);
+            let answer = use_state(&mut state);
+            self.account(before, A::weight(&state));
+            return answer;
+        }
+        let mut state = A::State::default();
+        let answer = use_state(&mut state);
+        if state != A::State::default() {
+            self.account(0, A::weight(&state));
+            *words = [self.keep(state)];
+        }
+        answer
+    }
+
+    fn account(&self, before: usize, after: usize) {
+        if after > before {
+            self.budget.take_anyway(after - before);
+        } else {
+            self.budget.give_back(before - after);
+        }
+    }
+}
+
+impl<A: Holding> Cell<1> for KeptCell<A>
+where
+    A::State: Send,
+{
+    const PLAIN: bool = false;
+
+    fn has_room(&self) -> bool {
+        self.budget.has_room()
+    }
+
+    fn peek(&self, words: [u64; 1], cost: Cost, now: Micros) -> Outcome {
+        match self.state(words) {
+            Some(state) => self.algorithm.peek(&state.lock(), cost, now),
+            None => self.algorithm.peek(&A::State::default(), cost, now),
+        }
+    }
+
+    fn charge(&self, words: &mut [u64; 1], holder: u128, cost: Cost, now: Micros) -> Outcome {
+        self.with_state(words, |state| self.algorithm.charge_for(state, holder, cost, now))
+    }
+
+    fn charged_at(&self, words: [u64; 1], now: Micros) -> Micros {
+        self.state(words).map_or(now, |state| self.algorithm.charged_at(&state.lock(), now))
+    }
+
+    fn amend(&self, words: &mut [u64; 1], amendment: Amendment, now: Micros) -> bool {
+        self.with_state(words, |state| match amendment {
+            Amendment::GiveBack { amount, charged_at } => {
+                self.algorithm.give_back(state, amount, charged_at, now);
+                true
+            }
+            Amendment::Debit { amount } => {
+                self.algorithm.debit(state, amount, now);
+                true
+            }
+            Amendment::Release { holder } => self.algorithm.release(state, holder, now),
+            Amendment::Renew { holder } => self.algorithm.renew(state, holder, now),
+        })
+    }
+
+    fn is_fresh(&self, words: [u64; 1], now: Micros) -> bool {
+        self.state(words).is_none_or(|state| self.algorithm.is_fresh(&state.lock(), now))
+    }
+
+    fn copy(&self, words: [u64; 1]) -> [u64; 1] {
+        let Some(state) = self.state(words).map(|state| state.lock().clone()) else { return [0] };
+        self.account(0, A::weight(&state));
+        [self.keep(state)]
+    }
+
+    fn discard(&self, words: [u64; 1]) {
+        if let (Some(state), Ok(place)) = (self.state(words), u32::try_from(words[0].saturating_sub(1))) {
+            let state = std::mem::take(&mut *state.lock());
+            self.account(A::weight(&state), 0);
+            self.free.lock().push(place);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Held charges: reservations to be settled and leases to be released, by name, until their time runs out.
+//!
+//! A hold's shard stays locked while its charge or settlement is carried out, so one name is charged once and settled once
+//! however often it is sent. The order of locks is always holds first, then tables.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tollgate_kernel::Micros;
+
+use super::budget::Budget;
+use super::cell::Amendment;
+use super::node::Fingerprint;
+use super::table::Ledger;
+use crate::{Charged, Hold, HoldId, Settled, Settlement, StoreError};
+
+const SHARDS: usize = 32;
+
+/// One limit of a held charge.
+pub(crate) struct HeldPart {
+    pub(crate) name: Arc<str>,
+    pub(crate) ledger: Arc<dyn Ledger>,
+    /// How long its lease lasts, if it is one.
+    pub(crate) lease: Option<Micros>,
+    pub(crate) key: Fingerprint,
+    pub(crate) cost: u64,
+    pub(crate) charged_at: Micros,
+    pub(crate) in_shared: bool,
+}
+
+struct Held {
+    parts: SmallVec<[HeldPart; 2]>,
+    answer: Charged,
+    ttl: Micros,
+    end: Micros,
+    is_settled: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Holds {
+    shards: [Mutex<HashMap<u128, Held>>; SHARDS],
+}
+
+impl Holds {
+    fn shard(&self, id: HoldId) -> &Mutex<HashMap<u128, Held>> {
+        let shard = id.get() % (SHARDS as u128);
+        &self.shards[usize::try_from(shard).unwrap_or(0)]
+    }
+
+    /// Carries out a charge and holds what it charged, unless it is held already.
+    pub(crate) fn hold(
+        &self,
+        hold: Hold,
+        now: Micros,
+        budget: &Budget,
+        charge: impl FnOnce(&mut dyn FnMut(HeldPart)) -> Charged,
+    ) -> Result<Charged, StoreError> {
+        let mut shard = self.shard(hold.id).lock();
+        if let Some(held) = shard.get(&hold.id.get()).filter(|held| now < held.end) {
+            return Ok(held.answer.clone());
+        }
+        if !budget.take(1) {
+            return Err(StoreError::full(
+                "no room to remember another reservation; settle open ones, shorten their time to live or raise max_keys",
+            ));
+        }
+        let mut parts = SmallVec::new();
+        let answer = charge(&mut |part| parts.push(part));
+        if !answer.allowed {
+            budget.give_back(1);
+            return Ok(answer);
+        }
+        let longest_lease = parts.iter().filter_map(|part: &HeldPart| part.lease).max();
+        let ttl = hold.ttl.max(longest_lease.unwrap_or_default());
+        let end = now.saturating_add(ttl);
+        let held = Held { parts, answer: answer.clone(), ttl, end, is_settled: false };
+        if shard.insert(hold.id.get(), held).is_some() {
+            // A hold of the same name had run out and was not yet swept.
+            budget.give_back(1);
+        }
+        Ok(answer)
+    }
+
+    pub(crate) fn settle(
+        &self,
+        id: HoldId,
+        settlement: &Settlement,
+        now: Micros,
+    ) -> Result<Settled, StoreError> {
+        let mut shard = self.shard(id).lock();
+        let Some(held) = shard.get_mut(&id.get()).filter(|held| now < held.end) else {
+            return Ok(Settled::Unknown);
+        };
+        if held.is_settled {
+            return Ok(Settled::Already);
+        }
+        match settlement {
+            Settlement::Renew => Ok(held.renew(id, now)),
+            Settlement::Actual(actual) => {
+                held.check_one_actual()?;
+                held.settle(id, now, |_| Some(*actual));
+                Ok(Settled::Done)
+            }
+            Settlement::Each(actuals) => {
+                held.check_names(actuals)?;
+                held.settle(id, now, |name| {
+                    actuals.iter().find(|(other, _)| other == name).map(|(_, actual)| *actual)
+                });
+                Ok(Settled::Done)
+            }
+        }
+    }
+
+    /// Forgets the holds whose time has run out. Returns how many.
+    pub(crate) fn sweep(&self, now: Micros, budget: &Budget) -> usize {
+        let mut forgotten = 0;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let before = shard.len();
+            shard.retain(|_, held| now < held.end);
+            forgotten += before - shard.len();
+            if shard.len() < shard.capacity() / 4 {
+                shard.shrink_to_fit();
+            }
+        }
+        budget.give_back(forgotten);
+        forgotten
+    }
+}
+
+impl Held {
+    /// One number settles a charge only if it can mean the same under each of its limits.
+    fn check_one_actual(&self) -> Result<(), StoreError> {
+        let mut costs = self.parts.iter().filter(|part| part.lease.is_none()).map(|part| part.cost);
+        let first = costs.next();
+        if costs.all(|cost| Some(cost) == first) {
+            return Ok(());
+        }
+        let reserved: Vec<String> =
+            self.parts.iter().map(|part| format!("{} {}", part.name, part.cost)).collect();
+        Err(StoreError::invalid(format!(
+            "one actual amount cannot settle limits that reserved different amounts ({}); give one for each limit",
+            reserved.join(", ")
+        )))
+    }
+
+    fn check_names(&self, actuals: &[(String, u64)]) -> Result<(), StoreError> {
+        let known = |name: &str| self.parts.iter().any(|part| *part.name == *name);
+        match actuals.iter().find(|(name, _)| !known(name)) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let names: Vec<&str> = self.parts.iter().map(|part| &*part.name).collect();
+                Err(StoreError::invalid(format!(
+                    "this reservation holds nothing under the limit `{name}`; it holds {}",
+                    names.join(", ")
+                )))
+            }
+        }
+    }
+
+    fn settle(&mut self, id: HoldId, now: Micros, actual_of: impl Fn(&str) -> Option<u64>) {
+        for part in &self.parts {
+            let charged_at = part.charged_at;
+            let amendment = if part.lease.is_some() {
+                Amendment::Release { holder: id.get() }
+            } else {
+                let actual = actual_of(&part.name).unwrap_or(part.cost);
+                match actual.cmp(&part.cost) {
+                    std::cmp::Ordering::Equal => continue,
+                    std::cmp::Ordering::Less => {
+                        Amendment::GiveBack { amount: part.cost - actual, charged_at }
+                    }
+                    std::cmp::Ordering::Greater => Amendment::Debit { amount: actual - part.cost },
+                }
+            };
+            part.ledger.amend(part.key, part.in_shared, amendment, now);
+        }
+        self.is_settled = true;
+    }
+
+    /// Renews every lease of the charge. A lease that has run out is lost, and then so is the hold on it.
+    fn renew(&mut self, id: HoldId, now: Micros) -> Settled {
+        let renewed = self.parts.iter().filter(|part| part.lease.is_some()).all(|part| {
+            part.ledger.amend(part.key, part.in_shared, Amendment::Renew { holder: id.get() }, now)
+        });
+        if !renewed {
+            return Settled::Unknown;
+        }
+        self.end = now.saturating_add(self.ttl);
+        Settled::Done
+    }
+}

@@ -1,0 +1,620 @@
+//! The table of one limit: keys to states, millions of them, growing one node at a time.
+//!
+//! Linear hashing: a key's fingerprint names its home node; when the table is full enough, the next node in turn is split in
+//! two, so growth never stops the world and never moves more than one chain of a few keys. A chain is a home node and, rarely,
+//! spill nodes behind it. One lock, the home node's, covers a chain: charging a key takes that lock and no other. Nodes never
+//! move and are never freed, so a reader without the lock is safe; node.rs says how it knows what to believe.
+//!
+//! What never enters: the arithmetic of limits (the cell asks the kernel) and text keys (the store makes fingerprints).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tollgate_kernel::{Cost, Micros, Outcome};
+
+use super::budget::{Budget, WhenFull};
+use super::cell::{Amendment, Cell};
+use super::chunks::Chunks;
+use super::node::{Fingerprint, Node};
+use super::sync::Guard;
+
+/// What a charge over several limits asks of each table, whatever the strategy behind it.
+pub(crate) trait Ledger: Send + Sync {
+    /// Charges one key.
+    fn charge(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
+
+    /// Charges each of many keys `cost`, in order, fetching them from memory together.
+    fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>);
+
+    /// The answer that a charge would get, if it can be told without a lock.
+    fn glance(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome>;
+
+    /// The answer that a charge would get.
+    fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
+
+    /// Corrects what is remembered about a key, or what it shares; false when there is nothing to correct.
+    fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> bool;
+
+    /// Forgets a key; false when nothing was remembered.
+    fn forget(&self, key: Fingerprint) -> bool;
+
+    /// Visits the next `nodes` nodes and forgets every key that is as good as new. Returns how many.
+    fn sweep(&self, nodes: usize, now: Micros) -> usize;
+
+    /// How many nodes one whole sweep visits.
+    fn nodes(&self) -> usize;
+
+    /// How many keys are remembered.
+    fn len(&self) -> usize;
+
+    // A charge over several keys: lock the homes of all in order, stage all, look at all, then commit or abandon each.
+
+    /// The home of a key. It may change until it is locked.
+    fn home(&self, key: Fingerprint) -> usize;
+
+    /// Locks a home.
+    fn lock(&self, home: usize) -> Guard<'_>;
+
+    /// Finds where a key's charge would go. With its home locked. `alone` says that no other key of this table is staged: only
+    /// then may the chain be tidied or the shared state be locked.
+    fn stage(&self, key: Fingerprint, now: Micros, alone: bool) -> Staged<'_>;
+
+    /// The answer that a charge would get where it is staged.
+    fn peek_staged(&self, staged: &Staged<'_>, cost: Cost, now: Micros) -> Outcome;
+
+    /// Charges where it is staged. `holder` names a lease.
+    fn commit(
+        &self,
+        staged: Staged<'_>,
+        key: Fingerprint,
+        holder: u128,
+        cost: Cost,
+        now: Micros,
+    ) -> Committed;
+
+    /// Gives up a staged charge.
+    fn abandon(&self, staged: Staged<'_>);
+
+    /// Grows the table if it should. With no home locked.
+    fn grow_if_needed(&self);
+}
+
+/// Where a key's state is.
+#[derive(Clone, Copy)]
+pub(crate) struct Spot {
+    home: usize,
+    /// The spill node, if it is not in the home node itself.
+    spill: Option<u32>,
+    slot: usize,
+}
+
+/// Where a charge will go.
+pub(crate) enum Staged<'a> {
+    /// The key has a state.
+    Own(Spot),
+    /// The key has none yet, and room for one has been taken.
+    New { home: usize },
+    /// There is no room: the state that newcomers share, locked.
+    Shared(Guard<'a>),
+    /// There is no room.
+    Refused,
+}
+
+/// A charge that was committed.
+pub(crate) struct Committed {
+    pub(crate) outcome: Outcome,
+    /// When an admitted charge counts from.
+    pub(crate) charged_at: Micros,
+    /// Whether it went to the state that newcomers share.
+    pub(crate) in_shared: bool,
+}
+
+type Entries<const W: usize> = SmallVec<[(Fingerprint, [u64; W]); 16]>;
+
+pub(crate) struct Table<C, const W: usize, const S: usize> {
+    cell: C,
+    budget: Arc<Budget>,
+    homes: Chunks<Node<W, S>>,
+    home_count: AtomicUsize,
+    spills: Chunks<Node<W, S>>,
+    spill_count: AtomicU32,
+    spill_free: Mutex<Vec<u32>>,
+    len: AtomicUsize,
+    growing: Mutex<()>,
+    sweep_next: AtomicUsize,
+    /// The state that newcomers share when there is no room, in the first slot.
+    shared: Node<W, S>,
+    shared_in_use: AtomicBool,
+}
+
+/// The home of a key among `homes` nodes: the hash modulo the next power of two, folded back where not yet split.
+#[inline]
+fn home_among(homes: usize, key: Fingerprint) -> usize {
+    let level = homes.ilog2();
+    let wide = low_bits(key.hi, level + 1);
+    if wide < homes { wide } else { low_bits(key.hi, level) }
+}
+
+/// The lowest `bits` of a hash, as an index.
+#[inline]
+#[allow(clippy::cast_possible_truncation)] // Cutting off is the point.
+fn low_bits(hash: u64, bits: u32) -> usize {
+    hash as usize & ((1usize << bits) - 1)
+}
+
+impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
+    pub(crate) fn new(cell: C, budget: Arc<Budget>) -> Self {
+        let homes = Chunks::new();
+        homes.ensure(0);
+        Table {
+            cell,
+            budget,
+            homes,
+            home_count: AtomicUsize::new(1),
+            spills: Chunks::new(),
+            spill_count: AtomicU32::new(0),
+            spill_free: Mutex::new(Vec::new()),
+            len: AtomicUsize::new(0),
+            growing: Mutex::new(()),
+            sweep_next: AtomicUsize::new(0),
+            shared: Node::default(),
+            shared_in_use: AtomicBool::new(false),
+        }
+    }
+
+    #[inline]
+    fn home_of(&self, key: Fingerprint) -> usize {
+        home_among(self.home_count.load(Ordering::Acquire), key)
+    }
+
+    /// Locks the home of a key: by the time the lock is held the node may have been split and the key moved.
+    #[inline]
+    fn lock_home(&self, key: Fingerprint) -> (usize, &Node<W, S>, Guard<'_>) {
+        loop {
+            let home = self.home_of(key);
+            let first = self.homes.get(home);
+            let guard = first.lock();
+            if self.home_of(key) == home {
+                return (home, first, guard);
+            }
+        }
+    }
+
+    #[inline]
+    fn node(&self, home: usize, spill: Option<u32>) -> &Node<W, S> {
+        match spill {
+            None => self.homes.get(home),
+            Some(index) => self.spills.get(index as usize),
+        }
+    }
+
+    /// Finds a key in the chain that starts at `first`: its node, which spill node that is, and the slot. With the chain's lock
+    /// the answer is certain.
+    #[inline]
+    fn find<'a>(
+        &'a self,
+        first: &'a Node<W, S>,
+        key: Fingerprint,
+    ) -> Option<(&'a Node<W, S>, Option<u32>, usize)> {
+        let (mut node, mut spill) = (first, None);
+        loop {
+            if let Some(slot) = node.find(key) {
+                return Some((node, spill, slot));
+            }
+            let next = node.next()?;
+            (node, spill) = (self.spills.get(next as usize), Some(next));
+        }
+    }
+
+    /// Reads a key's state without the lock, if that can be done undisturbed.
+    #[inline]
+    fn glimpse(&self, key: Fingerprint) -> Option<[u64; W]> {
+        let first = self.homes.get(self.home_of(key));
+        let version = first.version()?;
+        let (node, _, slot) = self.find(first, key)?;
+        let words = node.words(slot);
+        first.unchanged_since(version).then_some(words)
+    }
+
+    fn words(&self, spot: Spot) -> [u64; W] {
+        self.node(spot.home, spot.spill).words(spot.slot)
+    }
+
+    fn set_words(&self, spot: Spot, words: [u64; W]) {
+        Self::write(self.homes.get(spot.home), self.node(spot.home, spot.spill), spot.slot, words);
+    }
+
+    /// Writes a state into a locked chain. A single word is written whole; several are bracketed for readers.
+    #[inline]
+    fn write(first: &Node<W, S>, node: &Node<W, S>, slot: usize, words: [u64; W]) {
+        if W == 1 {
+            node.set_words(slot, words);
+        } else {
+            first.begin_change();
+            node.set_words(slot, words);
+            first.end_change();
+        }
+    }
+
+    /// Adds a key to a locked chain.
+    fn insert(&self, home: usize, key: Fingerprint, words: [u64; W]) {
+        let first = self.homes.get(home);
+        first.begin_change();
+        self.append(home, key, words, &mut SmallVec::new());
+        first.end_change();
+        self.len.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Puts a key into the first vacant slot of a chain, lengthening the chain by one of `spare` or a new node if need be.
+    fn append(&self, home: usize, key: Fingerprint, words: [u64; W], spare: &mut SmallVec<[u32; 8]>) {
+        let mut node = self.homes.get(home);
+        loop {
+            if let Some(slot) = node.vacant() {
+                return node.fill(slot, key, words);
+            }
+            node = match node.next() {
+                Some(index) => self.spills.get(index as usize),
+                None => {
+                    let index = spare.pop().or_else(|| self.spill_free.lock().pop()).unwrap_or_else(|| {
+                        let index = self.spill_count.fetch_add(1, Ordering::Relaxed);
+                        self.spills.ensure(index as usize);
+                        index
+                    });
+                    node.set_next(Some(index));
+                    self.spills.get(index as usize)
+                }
+            };
+        }
+    }
+
+    /// Empties a chain into `entries`, and its spill nodes into `spare`.
+    fn drain(&self, home: usize, entries: &mut Entries<W>, spare: &mut SmallVec<[u32; 8]>) {
+        let mut node = self.homes.get(home);
+        loop {
+            for slot in 0..S {
+                if let Some(key) = node.key(slot) {
+                    entries.push((key, node.words(slot)));
+                    node.clear(slot);
+                }
+            }
+            let next = node.next();
+            node.set_next(None);
+            let Some(index) = next else { return };
+            spare.push(index);
+            node = self.spills.get(index as usize);
+        }
+    }
+
+    /// Splits the next node in turn into itself and a new one at the end.
+    fn split(&self) {
+        let count = self.home_count.load(Ordering::Acquire);
+        let from = count - (1 << count.ilog2());
+        self.homes.ensure(count);
+        let (old, new) = (self.homes.get(from), self.homes.get(count));
+        let (_old_lock, _new_lock) = (old.lock(), new.lock());
+        let (mut entries, mut spare) = (Entries::<W>::new(), SmallVec::new());
+        old.begin_change();
+        new.begin_change();
+        self.drain(from, &mut entries, &mut spare);
+        for (key, words) in entries {
+            self.append(home_among(count + 1, key), key, words, &mut spare);
+        }
+        self.home_count.store(count + 1, Ordering::Release);
+        new.end_change();
+        old.end_change();
+        self.spill_free.lock().extend(spare);
+    }
+
+    /// Forgets the keys of a locked chain that `is_gone` picks, and returns how many.
+    fn forget_where(&self, home: usize, mut is_gone: impl FnMut(Fingerprint, [u64; W]) -> bool) -> usize {
+        let first = self.homes.get(home);
+        let (mut entries, mut spare) = (Entries::<W>::new(), SmallVec::<[u32; 8]>::new());
+        let mut any_gone = false;
+        let mut spill = None;
+        loop {
+            let node = self.node(home, spill);
+            any_gone |= (0..S).any(|slot| node.key(slot).is_some_and(|key| is_gone(key, node.words(slot))));
+            match node.next() {
+                Some(next) if !any_gone => spill = Some(next),
+                _ => break,
+            }
+        }
+        if !any_gone {
+            return 0;
+        }
+        first.begin_change();
+        self.drain(home, &mut entries, &mut spare);
+        let before = entries.len();
+        entries.retain(|(key, words)| {
+            let gone = is_gone(*key, *words);
+            if gone {
+                self.cell.discard(*words);
+            }
+            !gone
+        });
+        let forgotten = before - entries.len();
+        for (key, words) in entries {
+            self.append(home, key, words, &mut spare);
+        }
+        first.end_change();
+        self.spill_free.lock().extend(spare);
+        self.len.fetch_sub(forgotten, Ordering::Relaxed);
+        self.budget.give_back(forgotten);
+        forgotten
+    }
+
+    /// Hands over what a newcomer starts from: nothing, or what the shared state says while that is in use.
+    fn with_newcomer_words<R>(&self, now: Micros, start: impl FnOnce([u64; W]) -> R) -> R {
+        if !self.shared_in_use.load(Ordering::Acquire) {
+            return start([0; W]);
+        }
+        let _lock = self.shared.lock();
+        let words = self.shared.words(0);
+        if self.cell.is_fresh(words, now) {
+            self.cell.discard(words);
+            self.shared.set_words(0, [0; W]);
+            self.shared_in_use.store(false, Ordering::Release);
+        }
+        start(self.shared.words(0))
+    }
+
+    /// The path of a charge that takes the lock. `seen` is what a glimpse saw, and what charging it left and answered.
+    #[inline]
+    fn charge_locked(
+        &self,
+        key: Fingerprint,
+        cost: Cost,
+        now: Micros,
+        seen: Option<([u64; W], [u64; W], Outcome)>,
+    ) -> Outcome {
+        let (home, first, lock) = self.lock_home(key);
+        let Some((node, _, slot)) = self.find(first, key) else {
+            return self.charge_newcomer(home, lock, key, cost, now);
+        };
+        let mut words = node.words(slot);
+        let outcome = match seen {
+            Some((before, after, outcome)) if before == words => {
+                words = after;
+                outcome
+            }
+            _ => self.cell.charge(&mut words, 0, cost, now),
+        };
+        if outcome.allowed {
+            Self::write(first, node, slot, words);
+        }
+        outcome
+    }
+
+    #[cold]
+    fn charge_newcomer(
+        &self,
+        home: usize,
+        lock: Guard<'_>,
+        key: Fingerprint,
+        cost: Cost,
+        now: Micros,
+    ) -> Outcome {
+        let staged = self.stage_newcomer(home, now, true);
+        let found_room = matches!(staged, Staged::New { .. });
+        let outcome = self.commit(staged, key, 0, cost, now).outcome;
+        drop(lock);
+        if found_room {
+            self.grow_if_needed();
+        } else {
+            // Every newcomer that finds no room looks for some.
+            self.sweep(2, now);
+        }
+        outcome
+    }
+
+    /// Finds a place for a key that has none.
+    fn stage_newcomer(&self, home: usize, now: Micros, alone: bool) -> Staged<'_> {
+        let mut room = self.budget.take(1);
+        if !room && alone && self.forget_where(home, |_, words| self.cell.is_fresh(words, now)) > 0 {
+            room = self.budget.take(1);
+        }
+        match (room, self.budget.when_full()) {
+            (true, _) => Staged::New { home },
+            (false, WhenFull::Share) if alone => Staged::Shared(self.shared.lock()),
+            _ => Staged::Refused,
+        }
+    }
+}
+
+impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
+    #[inline]
+    fn charge(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
+        let mut seen = None;
+        if C::PLAIN
+            && let Some(before) = self.glimpse(key)
+        {
+            let mut after = before;
+            let outcome = self.cell.charge(&mut after, 0, cost, now);
+            if !outcome.allowed {
+                return outcome;
+            }
+            seen = Some((before, after, outcome));
+        }
+        if !self.cell.has_room() {
+            let outcome = Budget::refusal(self.peek(key, cost, now));
+            self.sweep(2, now);
+            return outcome;
+        }
+        self.charge_locked(key, cost, now, seen)
+    }
+
+    fn glance(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome> {
+        if !C::PLAIN {
+            return None;
+        }
+        self.glimpse(key).map(|words| self.cell.peek(words, cost, now))
+    }
+
+    fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>) {
+        outcomes.reserve(keys.len());
+        for keys in keys.chunks(16) {
+            // Looking at all nodes first lets the processor wait for them together.
+            let touched = keys.iter().fold(0, |sum, &key| {
+                let node = self.homes.get(self.home_of(key));
+                sum | usize::from(node.find(key).is_some())
+            });
+            std::hint::black_box(touched);
+            outcomes.extend(keys.iter().map(|&key| self.charge(key, cost, now)));
+        }
+    }
+
+    fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
+        let _lock = self.lock_home(key);
+        let staged = self.stage(key, now, true);
+        let outcome = self.peek_staged(&staged, cost, now);
+        self.abandon(staged);
+        outcome
+    }
+
+    fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> bool {
+        if in_shared {
+            let _shared = self.shared.lock();
+            let mut words = self.shared.words(0);
+            let applied = self.cell.amend(&mut words, amendment, now);
+            self.shared.set_words(0, words);
+            return applied;
+        }
+        let (home, first, _lock) = self.lock_home(key);
+        if let Some((node, _, slot)) = self.find(first, key) {
+            let mut words = node.words(slot);
+            let applied = self.cell.amend(&mut words, amendment, now);
+            Self::write(first, node, slot, words);
+            return applied;
+        }
+        // Nothing is remembered: only a debt changes that, and a debt is never refused.
+        let mut words = [0; W];
+        let is_debt =
+            matches!(amendment, Amendment::Debit { .. }) && self.cell.amend(&mut words, amendment, now);
+        if is_debt {
+            self.budget.take_anyway(1);
+            self.insert(home, key, words);
+        }
+        is_debt
+    }
+
+    fn forget(&self, key: Fingerprint) -> bool {
+        let (home, _, _lock) = self.lock_home(key);
+        self.forget_where(home, |other, _| other == key) > 0
+    }
+
+    fn sweep(&self, nodes: usize, now: Micros) -> usize {
+        let count = self.home_count.load(Ordering::Acquire);
+        let start = self.sweep_next.fetch_add(nodes, Ordering::Relaxed);
+        let mut forgotten = 0;
+        for home in (start..start.saturating_add(nodes.min(count))).map(|next| next % count) {
+            let node = self.homes.get(home);
+            if (0..S).all(|slot| node.key(slot).is_none()) && node.next().is_none() {
+                continue;
+            }
+            let _lock = node.lock();
+            forgotten += self.forget_where(home, |_, words| self.cell.is_fresh(words, now));
+        }
+        forgotten
+    }
+
+    fn nodes(&self) -> usize {
+        self.home_count.load(Ordering::Relaxed)
+    }
+
+    fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    fn home(&self, key: Fingerprint) -> usize {
+        self.home_of(key)
+    }
+
+    fn lock(&self, home: usize) -> Guard<'_> {
+        self.homes.get(home).lock()
+    }
+
+    fn stage(&self, key: Fingerprint, now: Micros, alone: bool) -> Staged<'_> {
+        let home = self.home_of(key);
+        match self.find(self.homes.get(home), key) {
+            Some((_, spill, slot)) => Staged::Own(Spot { home, spill, slot }),
+            None => self.stage_newcomer(home, now, alone),
+        }
+    }
+
+    fn peek_staged(&self, staged: &Staged<'_>, cost: Cost, now: Micros) -> Outcome {
+        let outcome = match staged {
+            Staged::Own(spot) => self.cell.peek(self.words(*spot), cost, now),
+            Staged::New { .. } => self.with_newcomer_words(now, |words| self.cell.peek(words, cost, now)),
+            Staged::Shared(_) => self.cell.peek(self.shared.words(0), cost, now),
+            Staged::Refused => self.cell.peek([0; W], cost, now),
+        };
+        let has_room = !matches!(staged, Staged::Refused) && self.cell.has_room();
+        if has_room { outcome } else { Budget::refusal(outcome) }
+    }
+
+    fn commit(
+        &self,
+        staged: Staged<'_>,
+        key: Fingerprint,
+        holder: u128,
+        cost: Cost,
+        now: Micros,
+    ) -> Committed {
+        let in_shared = matches!(staged, Staged::Shared(_));
+        let (outcome, words) = match staged {
+            Staged::Own(spot) => {
+                let mut words = self.words(spot);
+                let outcome = self.cell.charge(&mut words, holder, cost, now);
+                if outcome.allowed {
+                    self.set_words(spot, words);
+                }
+                (outcome, words)
+            }
+            Staged::New { home } => {
+                let mut words = self.with_newcomer_words(now, |words| self.cell.copy(words));
+                let outcome = self.cell.charge(&mut words, holder, cost, now);
+                if outcome.allowed {
+                    self.insert(home, key, words);
+                } else {
+                    self.cell.discard(words);
+                    self.budget.give_back(1);
+                }
+                (outcome, words)
+            }
+            Staged::Shared(_lock) => {
+                let mut words = self.shared.words(0);
+                let outcome = self.cell.charge(&mut words, holder, cost, now);
+                if outcome.allowed {
+                    self.shared.set_words(0, words);
+                    self.shared_in_use.store(true, Ordering::Release);
+                }
+                (outcome, words)
+            }
+            Staged::Refused => (Budget::refusal(self.cell.peek([0; W], cost, now)), [0; W]),
+        };
+        let charged_at = if outcome.allowed { self.cell.charged_at(words, now) } else { now };
+        Committed { outcome, charged_at, in_shared }
+    }
+
+    fn abandon(&self, staged: Staged<'_>) {
+        if let Staged::New { .. } = staged {
+            self.budget.give_back(1);
+        }
+    }
+
+    fn grow_if_needed(&self) {
+        // A chain holds half a key less than a node's slots on average: what spills over is little, and so is what is empty.
+        let wants_more = || self.len() * 2 > self.nodes() * (2 * S - 1);
+        if wants_more()
+            && let Some(_growing) = self.growing.try_lock()
+        {
+            for _ in 0..2 {
+                if wants_more() {
+                    self.split();
+                }
+            }
+        }
+    }
+}
