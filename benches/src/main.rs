@@ -1,1 +1,139 @@
-fn main() {}
+//! Tollgate beside its peers, in one run on one machine.
+//!
+//! `cargo run --release -p tollgate-benches -- in-process` measures what one check costs a caller inside the same process,
+//! and how much memory a key takes. The walk: `scene.rs` says what is measured, `workload.rs` draws the keys,
+//! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. Absolute
+//! numbers belong to the machine and its neighbours; ratios from one run are the result.
+
+mod contestant;
+mod goals;
+mod harness;
+mod machine;
+mod memory;
+mod report;
+mod scene;
+mod workload;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::contestant::{BATCH, ENTRANTS, Entrant};
+use crate::harness::Plan;
+use crate::machine::Facts;
+use crate::report::Results;
+use crate::scene::Selection;
+use crate::workload::KeySet;
+
+#[derive(Parser)]
+#[command(about = "Tollgate beside its peers, in one run on one machine")]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Time per check and bytes per key inside one process
+    InProcess(InProcess),
+    #[command(name = memory::COMMAND, hide = true)]
+    GrowByKeys { contestant: String, keys: u32 },
+}
+
+#[derive(Args)]
+struct InProcess {
+    /// Rounds that every contestant runs in every cell [default: 9]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(3..=30))]
+    rounds: Option<u16>,
+    /// A smoke run: 3 short rounds, at most a million keys. Its numbers mean little
+    #[arg(long)]
+    quick: bool,
+    /// Contestants to run; ratios need `governor`
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Cells to run, by their words in any order: `1T/1M/uniform/allow/check`, `2T/deny`, `pair`, `memory/5M`
+    #[arg(long, value_name = "WORD/WORD..", value_delimiter = ',')]
+    cells: Vec<String>,
+    /// Also write the results and the facts of the machine to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let done = match CommandLine::parse().command {
+        Command::InProcess(options) => in_process(&options),
+        Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {
+            println!("{}", memory::growth(entrant, KeySet { count: keys }));
+        }),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("error: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn in_process(options: &InProcess) -> Result<(), String> {
+    let mut selection = Selection::parse(&options.cells)?;
+    if options.quick {
+        selection = selection.up_to(scene::MILLION);
+    }
+    // A slice, and the eighth of it that warms up, are whole batches.
+    let (rounds, slice) = if options.quick { (3, BATCH * 1024) } else { (9, BATCH * 4096) };
+    let plan = Plan { rounds: options.rounds.map_or(rounds, usize::from), slice, cores: machine::cores() };
+    let entrants: Vec<&'static Entrant> = if options.only.is_empty() {
+        ENTRANTS.iter().collect()
+    } else {
+        options.only.iter().map(|name| find(name)).collect::<Result<_, _>>()?
+    };
+    // Opened before minutes of measuring, not after.
+    let json = options
+        .json
+        .as_ref()
+        .map(|path| File::create(path).map_err(|error| unwritable(path, &error)))
+        .transpose()?;
+    let facts = Facts::read();
+    report::print_head(&facts, &plan, &entrants);
+
+    let mut results = Results::default();
+    for group in scene::groups(&selection) {
+        let prepared = harness::prepare(&group, &entrants);
+        for (scene, threads) in &group.scenes {
+            let threads: Vec<usize> = threads.iter().copied().filter(|&n| n <= plan.cores.len()).collect();
+            let start = results.measurements.len();
+            results.measurements.extend(harness::run_scene(&plan, *scene, &threads, &prepared));
+            report::print_scene(&results, &results.measurements[start..]);
+        }
+    }
+    if plan.cores.len() < 2 {
+        println!("Two threads need two cores, and this process has {}.\n", plan.cores.len());
+    }
+    for keys in scene::memory_sizes(&selection) {
+        results.memory.extend(memory::measure(keys, &entrants)?);
+    }
+    report::print_memory(&results);
+    let goals = goals::judge(&results);
+    report::print_goals(&goals);
+
+    if let (Some(mut file), Some(path)) = (json, &options.json) {
+        let json = report::to_json(&facts, &machine::load_average(), &plan, &results, &goals);
+        writeln!(file, "{json:#}").map_err(|error| unwritable(path, &error))?;
+    }
+    Ok(())
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> String {
+    format!("writing the results to {}: {error}", path.display())
+}
+
+fn find(name: &str) -> Result<&'static Entrant, String> {
+    ENTRANTS.iter().find(|entrant| entrant.name == name).ok_or_else(|| {
+        let names: Vec<&str> = ENTRANTS.iter().map(|entrant| entrant.name).collect();
+        format!("no contestant is called '{name}'; they are {}", names.join(", "))
+    })
+}

@@ -81,7 +81,7 @@ pub enum State {
     Leases(LeaseState),
 }
 
-/// Calls one method of the right strategy on the right state; a state of another strategy counts as fresh.
+/// Calls one method of the right strategy on the right state; a state of another strategy is a broken invariant.
 macro_rules! dispatch {
     ($limit:expr, $state:expr, |$algorithm:ident, $inner:ident| $call:expr) => {
         match ($limit, $state) {
@@ -141,5 +141,18 @@ impl Limit {
     /// See [`Algorithm::is_fresh`].
     pub fn is_fresh(&self, state: &State, now: Micros) -> bool {
         dispatch!(self, state, |algorithm, state| algorithm.is_fresh(state, now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "a state of another strategy reached")]
+    fn a_state_belongs_to_its_strategy() {
+        let window = Limit::fixed_window(5, Micros::from_secs(60)).unwrap();
+        let log = Limit::sliding_window(5, Micros::from_secs(60)).unwrap();
+        window.peek(&log.fresh(), Cost::ONE, Micros::ZERO);
     }
 }

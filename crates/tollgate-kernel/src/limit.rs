@@ -348,6 +348,23 @@ mod tests {
     }
 
     #[test]
+    fn every_strategy_is_a_limit() {
+        let tens = rate("10/s");
+        let pairs: [(Limit, _); 7] = [
+            (TokenBucket::new(tens, 5).unwrap().into(), Limit::token_bucket(tens, 5)),
+            (LeakyBucket::new(tens, 5).unwrap().into(), Limit::leaky_bucket(tens, 5)),
+            (FixedWindow::new(5, MINUTE, Align::First).unwrap().into(), Limit::fixed_window(5, MINUTE)),
+            (FixedWindow::new(5, MINUTE, Align::Clock).unwrap().into(), Limit::clock_window(5, MINUTE)),
+            (SlidingWindow::new(5, MINUTE).unwrap().into(), Limit::sliding_window(5, MINUTE)),
+            (SlidingWindowCounter::new(5, MINUTE).unwrap().into(), Limit::sliding_window_counter(5, MINUTE)),
+            (Concurrency::new(5, MINUTE).unwrap().into(), Limit::concurrency(5, MINUTE)),
+        ];
+        for (limit, same) in pairs {
+            assert_eq!(Ok(limit), same);
+        }
+    }
+
+    #[test]
     fn limits_read_as_sentences() {
         for (limit, strategy, words) in [
             (Limit::token_bucket(rate("10/s"), 20), Strategy::TokenBucket, "10/s, bursts of 20"),

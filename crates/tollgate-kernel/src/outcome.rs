@@ -21,6 +21,9 @@ impl Cost {
     /// The cost of an ordinary charge.
     pub const ONE: Cost = Cost(NonZeroU64::MIN);
 
+    /// More than any limit holds.
+    pub const MAX: Cost = Cost(NonZeroU64::MAX);
+
     /// A cost of `units`, or `None` for zero: a charge of nothing is a peek.
     pub const fn new(units: u64) -> Option<Cost> {
         match NonZeroU64::new(units) {

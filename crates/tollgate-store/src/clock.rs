@@ -2,7 +2,7 @@
 //!
 //! The system clock takes the date once, when the process first asks, and from then on follows the machine's monotonic clock,
 //! so a corrected wall clock moves no window. Reading the monotonic clock costs more than a whole decision, so each thread
-//! reads it at most every ten milliseconds and fills in between with the processor's time-stamp counter, slowed by 0.05 %:
+//! reads it at most every ten milliseconds and fills in between with the processor's time-stamp counter, slowed by one part in 2,048:
 //! the clock is then always a few microseconds behind the true one and never ahead, and every correction goes forward. A
 //! limiter that lags by microseconds admits late; one that leads would admit too much.
 //!
@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -197,63 +197,66 @@ impl Timer {
     }
 }
 
-/// How far the counter may carry a thread before it asks the monotonic clock again.
-const RESYNC_NS: u64 = 10_000_000;
-
-/// The counter's time is shortened by this shift, one part in 2,048: more than its calibration can be wrong by.
-const SLOWER_SHIFT: u32 = 11;
+/// How far the counter may carry a thread before it asks the monotonic clock again, in µs.
+const RESYNC_US: u64 = 10_000;
 
 struct Origin {
     counter: quanta::Clock,
+    /// What one tick of the counter is worth, in µs / 2^40, less one part in 2,048: more than its calibration can be wrong by.
+    tick: u64,
+    /// How many ticks pass in `RESYNC_US`.
+    resync_ticks: u64,
     started: Instant,
     started_us: u64,
 }
 
-static ORIGIN: OnceLock<Origin> = OnceLock::new();
+static ORIGIN: LazyLock<Origin> = LazyLock::new(|| {
+    let counter = quanta::Clock::new();
+    // As many ticks as there are in about a second, to find what one of them is worth.
+    let ticks = 1 << 31;
+    let ns = counter.delta_as_nanos(0, ticks).max(1);
+    let tick = u64::try_from((u128::from(ns) << 40) / u128::from(ticks) / 1_000).unwrap_or(u64::MAX);
+    let tick = tick - (tick >> 11);
+    let resync_ticks = (RESYNC_US << 40) / tick.max(1);
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let started_us = Micros::from(since_1970).get();
+    Origin { counter, tick, resync_ticks, started: Instant::now(), started_us }
+});
 
-fn origin() -> &'static Origin {
-    ORIGIN.get_or_init(|| {
-        let counter = quanta::Clock::new();
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Origin { counter, started: Instant::now(), started_us: Micros::from(since_1970).get() }
-    })
-}
-
-/// A reading of the counter and the time it stood for, in nanoseconds since the origin.
+/// A reading of the counter and the time it stood for, in µs since 1970. At first the counter's whole range ago.
 #[derive(Clone, Copy)]
 struct Anchor {
     ticks: u64,
-    ns: u64,
+    us: u64,
 }
 
 thread_local! {
-    static ANCHOR: Cell<Option<Anchor>> = const { Cell::new(None) };
+    static ANCHOR: Cell<Anchor> = const { Cell::new(Anchor { ticks: 0, us: 0 }) };
 }
 
 #[inline]
 fn system_now() -> Micros {
-    let origin = origin();
-    let ticks = origin.counter.raw();
-    let ns = match ANCHOR.get() {
-        Some(anchor) => {
-            let since = origin.counter.delta_as_nanos(anchor.ticks, ticks);
-            let slowed = anchor.ns + since - (since >> SLOWER_SHIFT);
-            if since < RESYNC_NS { slowed } else { resync(origin, slowed) }
-        }
-        None => resync(origin, 0),
-    };
-    Micros::new(origin.started_us + ns / 1_000)
+    let origin = &*ORIGIN;
+    let anchor = ANCHOR.get();
+    let ticks = origin.counter.raw().saturating_sub(anchor.ticks);
+    if ticks < origin.resync_ticks && anchor.us > 0 {
+        // Below 2^64: the ticks are worth at most `RESYNC_US`.
+        return Micros::new(anchor.us + ((ticks * origin.tick) >> 40));
+    }
+    // Nothing later than this was shown under the old anchor.
+    let shown = if anchor.us > 0 { anchor.us + RESYNC_US } else { 0 };
+    Micros::new(resync(origin, shown))
 }
 
 /// Reads the monotonic clock and anchors this thread's counter to it, never before `at_least`.
 #[cold]
 fn resync(origin: &Origin, at_least: u64) -> u64 {
     // The counter is read last: a pause between the two readings makes the clock late, never early.
-    let elapsed = u64::try_from(origin.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let elapsed = u64::try_from(origin.started.elapsed().as_micros()).unwrap_or(u64::MAX);
     let ticks = origin.counter.raw();
-    let ns = elapsed.max(at_least);
-    ANCHOR.set(Some(Anchor { ticks, ns }));
-    ns
+    let us = origin.started_us.saturating_add(elapsed).max(at_least);
+    ANCHOR.set(Anchor { ticks, us });
+    us
 }
 
 /// A clock that moves only when told to, and never back.
@@ -331,7 +334,7 @@ mod tests {
     fn the_system_clock_never_leads_and_never_goes_back() {
         let clock = Clock::system();
         clock.now();
-        let origin = origin();
+        let origin = &*ORIGIN;
         let (mut last, mut least_lag) = (Micros::ZERO, u128::MAX);
         for _ in 0..200_000 {
             let before = origin.started.elapsed();

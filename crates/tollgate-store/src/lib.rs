@@ -135,6 +135,8 @@ pub enum Settlement {
     Actual(u64),
     /// It cost this much under each named limit, and what was reserved under the others.
     Each(Vec<(String, u64)>),
+    /// It came to nothing: all of it is given back.
+    Cancel,
     /// It goes on: leases are renewed, and the time to settle starts again.
     Renew,
 }

@@ -28,9 +28,8 @@ use self::budget::Budget;
 use self::cell::{KeptCell, OneWord, PlainCell, ThreeWords};
 use self::fingerprint::Seeds;
 use self::holds::{HeldPart, Holds};
-use self::node::Fingerprint;
-use self::sync::Guard;
-use self::table::{Ledger, Staged, Table};
+use self::node::{Fingerprint, Guard};
+use self::table::{Ledger, Prepared, Table};
 use crate::clock::Clock;
 use crate::{
     Charged, Hold, HoldId, Item, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
@@ -240,6 +239,14 @@ impl MemoryLimit {
         self.ledger.peek(fingerprint, cost, self.store.inner.clock.now())
     }
 
+    /// How a key stands: what is left of how much, for how long, and whether one more unit would fit.
+    pub fn status(&self, key: &str) -> Outcome {
+        // A charge of everything there could ever be is refused and changes nothing, so its answer shows the key as it stands.
+        let standing = self.peek(key, Cost::MAX);
+        let one = self.peek(key, Cost::ONE);
+        Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing }
+    }
+
     /// Forgets a key; false when nothing was remembered.
     pub fn forget(&self, key: &str) -> bool {
         self.ledger.forget(self.store.inner.seeds.fingerprint(key))
@@ -280,8 +287,12 @@ impl<'a> Part<'a> {
         (Arc::as_ptr(&self.limit.ledger).cast::<()>() as usize, self.home)
     }
 
-    fn same_table(&self, other: &Part<'_>) -> bool {
+    fn is_same_table(&self, other: &Part<'_>) -> bool {
         self.order().0 == other.order().0
+    }
+
+    fn is_same(&self, other: &Part<'_>) -> bool {
+        self.key == other.key && self.is_same_table(other)
     }
 }
 
@@ -327,57 +338,64 @@ impl Inner {
         Table::new(cell, self.budget.clone())
     }
 
-    /// The parts of a charge, and which part each item is in.
-    fn parts<'a>(&self, items: &[MemoryItem<'a>]) -> (Parts<'a>, SmallVec<[usize; 4]>) {
-        let mut parts = Parts::new();
-        let part_of = items
-            .iter()
-            .map(|item| {
-                let part = Part {
-                    limit: item.limit,
-                    key: self.seeds.fingerprint(item.key),
-                    cost: item.cost,
-                    shadow: item.shadow,
-                    home: 0,
-                };
-                match parts.iter_mut().position(|other| other.key == part.key && other.same_table(&part)) {
-                    Some(index) => {
-                        let sum = parts[index].cost.get().saturating_add(part.cost.get());
-                        parts[index].cost = Cost::new(sum).unwrap_or(part.cost);
-                        index
-                    }
-                    None => {
-                        parts.push(part);
-                        parts.len() - 1
-                    }
+    /// The parts of a charge: one for each pair of limit and key, repeated pairs added up.
+    #[inline]
+    fn parts<'a>(&self, items: &[MemoryItem<'a>], parts: &mut Parts<'a>) {
+        for item in items {
+            let part = self.part(item);
+            match parts.iter_mut().find(|other| other.is_same(&part)) {
+                Some(other) => {
+                    let sum = other.cost.get().saturating_add(part.cost.get());
+                    other.cost = Cost::new(sum).unwrap_or(part.cost);
                 }
-            })
-            .collect();
-        (parts, part_of)
-    }
-
-    /// Locks the homes of all parts, in one order everywhere, so that two charges never wait for each other in a ring.
-    fn lock_homes<'a>(parts: &mut Parts<'a>) -> SmallVec<[Guard<'a>; 4]> {
-        loop {
-            for part in parts.iter_mut() {
-                part.home = part.ledger().home(part.key);
-            }
-            let mut order: SmallVec<[usize; 4]> = (0..parts.len()).collect();
-            order.sort_unstable_by_key(|&index| parts[index].order());
-            order.dedup_by_key(|index| parts[*index].order());
-            let guards = order.iter().map(|&index| parts[index].ledger().lock(parts[index].home)).collect();
-            if parts.iter().all(|part| part.ledger().home(part.key) == part.home) {
-                return guards;
+                None => parts.push(part),
             }
         }
     }
 
-    /// Whether another part of the same charge is in the same table.
-    fn is_alone(parts: &Parts<'_>, index: usize) -> bool {
-        parts.iter().enumerate().all(|(other, part)| other == index || !part.same_table(&parts[index]))
+    #[inline]
+    fn part<'a>(&self, item: &MemoryItem<'a>) -> Part<'a> {
+        let key = self.seeds.fingerprint(item.key);
+        Part { limit: item.limit, key, cost: item.cost, shadow: item.shadow, home: 0 }
     }
 
-    /// Charges all parts or none. An admitted charge is handed to `keep`, part by part, if it is to be held.
+    /// Answers for items, from answers for parts.
+    #[inline]
+    fn for_items(&self, items: &[MemoryItem<'_>], parts: &Parts<'_>, outcomes: Outcomes) -> Outcomes {
+        if items.len() == parts.len() {
+            return outcomes;
+        }
+        let of_item = |item| {
+            let part = self.part(item);
+            let index = parts.iter().position(|other| other.is_same(&part));
+            index.map_or(Outcome::BLOCKED, |index| outcomes[index])
+        };
+        items.iter().map(of_item).collect()
+    }
+
+    /// Locks the homes of all parts, in one order everywhere, so that two charges never wait for each other in a ring.
+    #[inline]
+    fn lock_homes<'a>(parts: &mut Parts<'a>, guards: &mut SmallVec<[Guard<'a>; 4]>) {
+        loop {
+            for part in parts.iter_mut() {
+                part.home = part.ledger().home(part.key);
+            }
+            // The next in order, again and again: charges have few parts, and parts with the same home are locked once.
+            let mut last = None;
+            while let Some(part) =
+                parts.iter().filter(|part| Some(part.order()) > last).min_by_key(|part| part.order())
+            {
+                last = Some(part.order());
+                guards.push(part.ledger().lock(part.home));
+            }
+            if parts.iter().all(|part| part.ledger().home(part.key) == part.home) {
+                return;
+            }
+            guards.clear();
+        }
+    }
+
+    /// Charges all parts or none. What is charged is handed to `keep`, part by part, if it is to be held.
     fn charge_all(
         &self,
         items: &[MemoryItem<'_>],
@@ -385,32 +403,25 @@ impl Inner {
         holder: u128,
         mut keep: impl FnMut(HeldPart),
     ) -> Charged {
-        let (mut parts, part_of) = self.parts(items);
-        // A refusal needs no lock: one limit that says no is enough.
-        let refused = |part: &Part<'_>| {
-            !part.shadow && part.ledger().glance(part.key, part.cost, now).is_some_and(|seen| !seen.allowed)
-        };
-        if parts.iter().any(refused) {
-            let charged = self.peek_parts(&parts, &part_of, now);
-            if !charged.allowed {
-                return charged;
-            }
+        let mut parts = Parts::new();
+        self.parts(items, &mut parts);
+        let mut guards = SmallVec::new();
+        Self::lock_homes(&mut parts, &mut guards);
+        let mut prepared: SmallVec<[Prepared<'_>; 4]> = SmallVec::new();
+        let mut outcomes = Outcomes::new();
+        let mut allowed = true;
+        for (index, part) in parts.iter().enumerate() {
+            let ready = part.ledger().prepare(part.key, part.cost, now, Self::is_alone(&parts, index));
+            allowed &= ready.outcome.allowed || part.shadow;
+            outcomes.push(ready.outcome);
+            prepared.push(ready);
         }
-        let guards = Self::lock_homes(&mut parts);
-        let staged: SmallVec<[Staged<'_>; 4]> = (0..parts.len())
-            .map(|index| parts[index].ledger().stage(parts[index].key, now, Self::is_alone(&parts, index)))
-            .collect();
-        let mut outcomes: Outcomes = (parts.iter().zip(&staged))
-            .map(|(part, staged)| part.ledger().peek_staged(staged, part.cost, now))
-            .collect();
-        let allowed = parts.iter().zip(&outcomes).all(|(part, outcome)| outcome.allowed || part.shadow);
-        for ((part, staged), outcome) in parts.iter().zip(staged).zip(&mut outcomes) {
-            if !(allowed && outcome.allowed) {
-                part.ledger().abandon(staged);
+        for (part, ready) in parts.iter().zip(prepared) {
+            if !(allowed && ready.outcome.allowed) {
+                part.ledger().abandon(ready);
                 continue;
             }
-            let committed = part.ledger().commit(staged, part.key, holder, part.cost, now);
-            *outcome = committed.outcome;
+            let committed = part.ledger().commit(ready, part.key, holder, part.cost, now);
             if holder != 0 {
                 keep(HeldPart {
                     name: part.limit.name.clone(),
@@ -427,19 +438,21 @@ impl Inner {
         if allowed {
             parts.iter().for_each(|part| part.ledger().grow_if_needed());
         }
-        Charged { allowed, outcomes: part_of.iter().map(|&part| outcomes[part]).collect() }
+        Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) }
+    }
+
+    /// Whether no other part of the same charge is in the same table.
+    fn is_alone(parts: &Parts<'_>, index: usize) -> bool {
+        parts.iter().enumerate().all(|(other, part)| other == index || !part.is_same_table(&parts[index]))
     }
 
     fn peek_all(&self, items: &[MemoryItem<'_>], now: Micros) -> Charged {
-        let (parts, part_of) = self.parts(items);
-        self.peek_parts(&parts, &part_of, now)
-    }
-
-    fn peek_parts(&self, parts: &Parts<'_>, part_of: &[usize], now: Micros) -> Charged {
-        let peeked: Outcomes =
+        let mut parts = Parts::new();
+        self.parts(items, &mut parts);
+        let outcomes: Outcomes =
             parts.iter().map(|part| part.ledger().peek(part.key, part.cost, now)).collect();
-        let allowed = parts.iter().zip(&peeked).all(|(part, outcome)| outcome.allowed || part.shadow);
-        Charged { allowed, outcomes: part_of.iter().map(|&part| peeked[part]).collect() }
+        let allowed = parts.iter().zip(&outcomes).all(|(part, outcome)| outcome.allowed || part.shadow);
+        Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) }
     }
 }
 

@@ -1,1 +1,65 @@
-//! tollgate
+//! Rate limiting that is exact, fast and the same everywhere.
+//!
+//! ```
+//! use tollgate::{Limit, Limiter};
+//!
+//! let limiter = Limiter::new(Limit::token_bucket("10/s".parse()?, 20)?);
+//! let outcome = limiter.check("user:42");
+//! assert!(outcome.allowed);
+//! assert_eq!(outcome.remaining, 19);
+//! # Ok::<(), tollgate::Error>(())
+//! ```
+//!
+//! A [`Limiter`] is one limit in this process: six strategies, millions of keys in bounded memory, no allocation and, for
+//! refusals, no lock. It works in plain code; async code calls it as it is.
+//!
+//! A [`Tollgate`] is the registry of all limits of a program, over any store. Its calls are async, because a store may be
+//! elsewhere:
+//!
+//! ```
+//! # async fn run() -> Result<(), tollgate::Error> {
+//! use tollgate::{Ask, Limit, Micros, Tollgate};
+//!
+//! let gate = Tollgate::builder()
+//!     .limit("global", Limit::token_bucket("1000/s".parse()?, 1000)?)
+//!     .limit("per-user", Limit::sliding_window(100, Micros::from_secs(60))?)
+//!     .build()?;
+//!
+//! // Both are charged, or neither is.
+//! let decision = gate.charge(&[Ask::new("global", "all"), Ask::new("per-user", "user:42")]).await?;
+//! println!("{decision}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The walk of a charge through this crate: who pays ([`Key`]), which limits apply ([`policy`]), charge them all or none
+//! (`limiter.rs`, the heart), what they say together ([`Decision`]), and who is told ([`Observer`]).
+
+mod key;
+pub mod policy;
+mod gate;
+mod limiter;
+mod registry;
+mod reservation;
+mod wait;
+mod decision;
+mod report;
+mod error;
+
+#[cfg(feature = "config")]
+pub use policy::config;
+
+pub use decision::{Decision, LimitOutcome};
+pub use error::Error;
+pub use key::{Key, KeyError};
+pub use limiter::{Charge, Limiter, charge, peek, reserve};
+pub use policy::{Allowance, Fallback, Policy, PolicyError, Rule};
+pub use registry::{Ask, Tollgate, TollgateBuilder};
+pub use report::{Event, Observer, Source};
+pub use reservation::{Permit, Reservation, Reserved};
+pub use tollgate_kernel::{
+    Align, Concurrency, FixedWindow, LeakyBucket, Limit, LimitError, Micros, Outcome, Rate, SlidingWindow,
+    SlidingWindowCounter, Strategy, TokenBucket,
+};
+pub use tollgate_store::{Clock, HoldId, ManualClock, Settled, Settlement, Store, StoreError, WhenFull};
+pub use wait::WaitError;

@@ -4,8 +4,8 @@
 //! gone at exactly its end; a live holder renews it. All leases of a limit last equally long, so new and renewed ones go to
 //! the back. A time earlier than the newest lease's beginning counts as that beginning.
 //!
-//! Bounds: limit < 2^53, lease ≤ ten years. No division. Known weakness: a holder that outlives its lease without renewing it
-//! is no longer counted. Twins: none yet. Cases: concurrency.cases.
+//! Bounds: limit < 2^53, lease ≤ ten years; what is held saturates below 2^54, debts included. No division. Known weakness: a
+//! holder that outlives its lease without renewing it is no longer counted. Twins: none yet. Cases: concurrency.cases.
 
 use std::collections::VecDeque;
 
@@ -115,6 +115,11 @@ impl Concurrency {
         state.leases.back().map_or(now, |newest| newest.end.saturating_sub(self.lease).max(now))
     }
 
+    /// The leases that count at `now`, soonest to end first.
+    fn live(state: &LeaseState, now: Micros) -> impl DoubleEndedIterator<Item = &Lease> {
+        state.leases.iter().filter(move |lease| lease.end > now)
+    }
+
     fn hold(&self, state: &mut LeaseState, id: u128, cost: u64, now: Micros) {
         let now = self.not_before_newest(state, now);
         while state.leases.front().is_some_and(|lease| lease.end <= now) {
@@ -136,8 +141,8 @@ impl Algorithm for Concurrency {
 
     fn peek(&self, state: &LeaseState, cost: Cost, now: Micros) -> Outcome {
         let now = self.not_before_newest(state, now);
-        let live = || state.leases.iter().filter(|lease| lease.end > now);
-        let held = live().fold(0u64, |sum, lease| sum.saturating_add(lease.cost));
+        let live = || Concurrency::live(state, now);
+        let held = live().map(|lease| lease.cost).sum::<u64>();
         let room = self.limit.saturating_sub(held);
         let allowed = cost.get() <= room;
         let retry_after = if allowed {
@@ -153,8 +158,11 @@ impl Algorithm for Concurrency {
                 })
                 .map(|lease| lease.end.saturating_sub(now))
         };
-        let last =
-            if allowed { Some(now.saturating_add(self.lease)) } else { live().next_back().map(|lease| lease.end) };
+        let last = if allowed {
+            Some(now.saturating_add(self.lease))
+        } else {
+            live().next_back().map(|lease| lease.end)
+        };
         Outcome {
             allowed,
             capacity: self.limit,
@@ -188,8 +196,10 @@ impl Algorithm for Concurrency {
 
     /// Holds `amount` for one lease, whether it fits or not.
     fn debit(&self, state: &mut LeaseState, amount: u64, now: Micros) {
-        if amount > 0 {
-            self.hold(state, 0, amount.min(MAX_COUNT), now);
+        let held = Concurrency::live(state, self.not_before_newest(state, now)).map(|lease| lease.cost).sum();
+        let most = (2 * MAX_COUNT).saturating_sub(held);
+        if amount > 0 && most > 0 {
+            self.hold(state, 0, amount.min(most), now);
         }
     }
 
@@ -201,5 +211,42 @@ impl Algorithm for Concurrency {
 impl From<Concurrency> for Limit {
     fn from(leases: Concurrency) -> Self {
         Limit::Concurrency(leases)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_leases_are_kept_than_must_be() {
+        let leases = Concurrency::new(9, Micros::from_secs(30)).unwrap();
+        let s = Micros::from_secs;
+        let mut state = LeaseState::default();
+        assert!(state.is_empty());
+        for (id, at) in [(1, 0), (2, 10), (0, 20)] {
+            assert!(leases.acquire(&mut state, id, Cost::ONE, s(at)).allowed);
+        }
+        let ids = |state: &LeaseState| state.leases().map(|lease| lease.id).collect::<Vec<_>>();
+        assert!(leases.renew(&mut state, 1, s(20)));
+        assert_eq!(ids(&state), [2, 0, 1], "soonest to end first");
+        leases.give_back(&mut state, 9, s(20), s(20));
+        assert_eq!(ids(&state), [2, 1], "what was given back whole is gone, and only what has no name");
+        assert!(leases.acquire(&mut state, 3, Cost::ONE, s(40)).allowed);
+        assert_eq!(ids(&state), [1, 3], "so is what ran out");
+        assert_eq!(state.len(), 2);
+    }
+
+    /// A sum of debts that saturated was taken apart again lease by lease, and fell below zero.
+    #[test]
+    fn debts_however_large_and_many_are_waited_out() {
+        let leases = Concurrency::new(1, Micros::from_secs(30)).unwrap();
+        let mut state = LeaseState::default();
+        for millis in 0..3_000 {
+            leases.debit(&mut state, MAX_COUNT, Micros::from_millis(millis));
+        }
+        let outcome = leases.peek(&state, Cost::ONE, Micros::from_secs(3));
+        assert!(!outcome.allowed);
+        assert_eq!(outcome.retry_after, Some(Micros::from_millis(27_001)));
     }
 }

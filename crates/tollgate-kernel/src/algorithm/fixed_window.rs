@@ -4,7 +4,7 @@
 //! the last one ended and lasts `window`; with [`Align::Clock`] windows start at multiples of `window` since 1970. A window
 //! holds its first instant and not its end. A time before the open window counts as the window's start.
 //!
-//! Bounds: limit < 2^53, window ≤ ten years; a debt saturates at 2^53. No division. Known weakness: a burst at a window's edge,
+//! Bounds: limit < 2^53, window ≤ ten years; a debt saturates below 2^54. No division. Known weakness: a burst at a window's edge,
 //! up to twice the limit within one window's length. Twins: none yet. Cases: fixed_window.cases.
 
 use super::Algorithm;
@@ -141,8 +141,12 @@ impl Algorithm for FixedWindow {
     }
 
     fn debit(&self, state: &mut WindowState, amount: u64, now: Micros) {
-        let open = self.current(state, now);
-        *state = WindowState { end: open.end, count: open.count.saturating_add(amount).min(2 * MAX_COUNT) };
+        // A debt of nothing opens no window.
+        if amount > 0 {
+            let open = self.current(state, now);
+            *state =
+                WindowState { end: open.end, count: open.count.saturating_add(amount).min(2 * MAX_COUNT) };
+        }
     }
 
     fn is_fresh(&self, state: &WindowState, now: Micros) -> bool {
@@ -153,5 +157,22 @@ impl Algorithm for FixedWindow {
 impl From<FixedWindow> for Limit {
     fn from(window: FixedWindow) -> Self {
         Limit::FixedWindow(window)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_debt_saturates_and_a_debt_of_nothing_is_none() {
+        let window = FixedWindow::new(10, Micros::from_secs(1), Align::First).unwrap();
+        let mut state = WindowState::default();
+        window.debit(&mut state, 0, Micros::ZERO);
+        assert_eq!(state, WindowState::default());
+        for _ in 0..3 {
+            window.debit(&mut state, u64::MAX, Micros::ZERO);
+            assert_eq!(state.count, 2 * MAX_COUNT);
+        }
     }
 }

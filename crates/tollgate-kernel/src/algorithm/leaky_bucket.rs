@@ -101,3 +101,19 @@ impl From<LeakyBucket> for Limit {
         Limit::LeakyBucket(bucket)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_the_instant_of_being_empty_in_finer_units() {
+        let bucket = LeakyBucket::new("7/s".parse().unwrap(), 14).unwrap();
+        let mut state = BucketState::default();
+        let now = Micros::from_secs(100);
+        assert!(bucket.charge(&mut state, Cost::new(14).unwrap(), now).allowed);
+        let empty_at = now.saturating_add(bucket.time_to_drain());
+        assert_eq!(empty_at, Micros::from_secs(102));
+        assert_eq!(state.full_at, u128::from(empty_at.get()) * u128::from(bucket.units_per_us()));
+    }
+}

@@ -1,10 +1,10 @@
 //! Sliding window: at most `limit` in any span of `window`, exactly, from a log of what was charged when.
 //!
 //! State kept: the log, oldest first, as (time, cost); charges at the same instant share an entry, so one key holds at most
-//! one entry a microsecond and never more entries than its limit. An entry counts while `now - time < window` and is gone at
-//! exactly `time + window`. A time before the newest entry counts as the newest entry's.
+//! one entry a microsecond and, debts aside, never more entries than its limit. An entry counts while `now - time < window`
+//! and is gone at exactly `time + window`. A time before the newest entry counts as the newest entry's.
 //!
-//! Bounds: limit < 2^53, window ≤ ten years; a debt saturates. No division. Known weakness: memory, one entry a charge; where
+//! Bounds: limit < 2^53, window ≤ ten years; a debt saturates below 2^54. No division. Known weakness: memory, one entry a charge; where
 //! an estimate is enough, sliding_window_counter keeps two numbers. Twins: none yet. Cases: sliding_window.cases.
 
 use std::collections::VecDeque;
@@ -195,5 +195,40 @@ impl Algorithm for SlidingWindow {
 impl From<SlidingWindow> for Limit {
     fn from(window: SlidingWindow) -> Self {
         Limit::SlidingWindow(window)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Micros = Micros::from_secs(1);
+
+    #[test]
+    fn a_log_is_no_longer_than_it_must_be() {
+        let window = SlidingWindow::new(9, SECOND).unwrap();
+        let ms = Micros::from_millis;
+        let mut log = LogState::default();
+        assert!(log.is_empty());
+        for at in [0, 0, 400, 700, 700] {
+            assert!(window.charge(&mut log, Cost::ONE, ms(at)).allowed);
+        }
+        let entry = |at, cost| LogEntry { at: ms(at), cost };
+        assert_eq!(log.entries().collect::<Vec<_>>(), [entry(0, 2), entry(400, 1), entry(700, 2)]);
+        window.give_back(&mut log, 1, ms(400), ms(700));
+        assert_eq!(log.len(), 2, "what was given back whole is gone");
+        assert!(window.charge(&mut log, Cost::ONE, ms(1000)).allowed);
+        assert_eq!(log.entries().collect::<Vec<_>>(), [entry(700, 2), entry(1000, 1)], "so is what ran out");
+    }
+
+    #[test]
+    fn a_debt_saturates() {
+        let window = SlidingWindow::new(9, SECOND).unwrap();
+        let mut log = LogState::default();
+        for at in 0..5 {
+            window.debit(&mut log, u64::MAX, Micros::new(at));
+        }
+        assert_eq!(log.entries().map(|entry| entry.cost).sum::<u64>(), 2 * MAX_COUNT);
+        assert_eq!(window.peek(&log, Cost::ONE, Micros::new(5)).retry_after, Some(Micros::new(999_995)));
     }
 }

@@ -69,7 +69,8 @@ impl SlidingWindowCounter {
         let window = self.window.get();
         let into = now % window;
         let start = Micros::new(now - into);
-        let (prev, cur) = match (start.get() - state.start.get()) / window {
+        // Of a window whose length was changed since, the start may lie ahead: then the counters stay as they are.
+        let (prev, cur) = match start.saturating_sub(state.start).get() / window {
             0 => (state.prev, state.cur),
             1 => (state.cur, 0),
             _ => (0, 0),
@@ -81,10 +82,8 @@ impl SlidingWindowCounter {
     /// most all of it.
     fn reach(&self, room: u128, count: u64) -> u64 {
         let window = u128::from(self.window.get());
-        match room.checked_div(u128::from(count)) {
-            Some(reach) => u64::try_from(reach.min(window)).unwrap_or(u64::MAX),
-            None => self.window.get(),
-        }
+        let reach = room.checked_div(u128::from(count)).map_or(window, |reach| reach.min(window));
+        u64::try_from(reach).unwrap_or(u64::MAX)
     }
 
     /// The smallest wait after which `cost`, which does not fit now but can, would fit.
@@ -172,5 +171,39 @@ impl Algorithm for SlidingWindowCounter {
 impl From<SlidingWindowCounter> for Limit {
     fn from(window: SlidingWindowCounter) -> Self {
         Limit::SlidingWindowCounter(window)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A start that is no multiple of the window was subtracted from an earlier one, which overflowed.
+    #[test]
+    fn a_window_of_another_length_keeps_what_was_counted() {
+        let window = SlidingWindowCounter::new(10, Micros::from_secs(60)).unwrap();
+        let at = Micros::from_secs(100);
+        let mut state = CounterState { start: at, prev: 0, cur: 4 };
+        assert_eq!(window.charge(&mut state, Cost::ONE, at).remaining, 5);
+        assert_eq!(state, CounterState { start: Micros::from_secs(60), prev: 0, cur: 5 });
+    }
+
+    #[test]
+    fn a_debt_saturates() {
+        let window = SlidingWindowCounter::new(10, Micros::from_secs(1)).unwrap();
+        let mut state = CounterState::default();
+        for _ in 0..3 {
+            window.debit(&mut state, u64::MAX, Micros::ZERO);
+            assert_eq!(state.cur, 2 * MAX_COUNT);
+        }
+    }
+
+    /// Before its window a key counts as at its start; a fresh one would not.
+    #[test]
+    fn a_key_is_not_fresh_before_it_began() {
+        let window = SlidingWindowCounter::new(10, Micros::from_secs(1)).unwrap();
+        let state = CounterState { start: Micros::from_secs(9), prev: 0, cur: 0 };
+        assert!(!window.is_fresh(&state, Micros::from_secs(8)));
+        assert!(window.is_fresh(&state, Micros::from_secs(9)));
     }
 }

@@ -5,8 +5,9 @@
 //! whole and nothing drifts. A charge of n moves F to `max(F, now*c) + n*p` and fits iff that is at most `now*c + burst*p`.
 //!
 //! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, debt ≤ 2^62 (more saturates), so F fits 128 bits for any clock and the distance from
-//! now to F fits 64. Rounding: tokens left round down, waits round up. Known weakness: a full bucket may be emptied at once,
-//! so an interval t admits up to burst + rate*t. Twins: none yet. Cases: token_bucket.cases.
+//! now to F fits 64. Rounding: tokens left round down, waits round up. Known weaknesses: a full bucket may be emptied at once,
+//! so an interval t admits up to burst + rate*t; and one number does not tell how much of an old charge time has refilled, so
+//! what is given back late may come back twice, and is bounded by the burst only. Twins: none yet. Cases: token_bucket.cases.
 
 use super::Algorithm;
 use crate::limit::{LimitError, MAX_COUNT, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count, checked_product};
@@ -90,22 +91,26 @@ impl TokenBucket {
     }
 
     /// How far the bucket is from full: what was taken and has not come back, in units; above `full` when in debt.
+    #[inline]
     fn missing(&self, state: &BucketState, now: Micros) -> u64 {
         let missing = state.full_at.saturating_sub(self.units(now));
         u64::try_from(missing).unwrap_or(u64::MAX)
     }
 
     /// An instant in units of 1/c µs.
+    #[inline]
     fn units(&self, now: Micros) -> u128 {
         u128::from(now.get()) * u128::from(self.tokens)
     }
 
     /// The wait until `units` have come back, rounded up.
+    #[inline]
     fn wait(&self, units: u64) -> Micros {
         Micros::new(if self.tokens == 1 { units } else { units.div_ceil(self.tokens) })
     }
 
     /// The answer to a charge, and the units missing once it is paid.
+    #[inline]
     pub(super) fn assess(&self, state: &BucketState, cost: Cost, now: Micros) -> (Outcome, u64) {
         let missing = self.missing(state, now);
         let (allowed, after, retry_after) = if cost.get() > self.burst {
@@ -143,6 +148,7 @@ impl Algorithm for TokenBucket {
         self.assess(state, cost, now).0
     }
 
+    #[inline]
     fn charge(&self, state: &mut BucketState, cost: Cost, now: Micros) -> Outcome {
         let (outcome, after) = self.assess(state, cost, now);
         if outcome.allowed {
@@ -155,7 +161,7 @@ impl Algorithm for TokenBucket {
         now
     }
 
-    /// Tokens go back into the bucket up to full; what time has refilled since is not given twice.
+    /// Tokens go back into the bucket up to full.
     fn give_back(&self, state: &mut BucketState, amount: u64, _charged_at: Micros, now: Micros) {
         let returned = u128::from(amount) * u128::from(self.period_us);
         state.full_at = state.full_at.saturating_sub(returned).max(self.units(now)).min(state.full_at);
@@ -177,5 +183,32 @@ impl Algorithm for TokenBucket {
 impl From<TokenBucket> for crate::limit::Limit {
     fn from(bucket: TokenBucket) -> Self {
         crate::limit::Limit::TokenBucket(bucket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_the_instant_of_being_full_in_finer_units() {
+        let bucket = TokenBucket::new("7/s".parse().unwrap(), 14).unwrap();
+        let mut state = BucketState::default();
+        let now = Micros::from_secs(100);
+        assert!(bucket.charge(&mut state, Cost::new(14).unwrap(), now).allowed);
+        let full_at = now.saturating_add(bucket.time_to_fill());
+        assert_eq!(full_at, Micros::from_secs(102));
+        assert_eq!(state.full_at, u128::from(full_at.get()) * u128::from(bucket.units_per_us()));
+    }
+
+    #[test]
+    fn a_debt_saturates() {
+        let bucket = TokenBucket::new("1/s".parse().unwrap(), 1).unwrap();
+        let mut state = BucketState::default();
+        for _ in 0..3 {
+            bucket.debit(&mut state, u64::MAX, Micros::ZERO);
+            // One token is the burst, and all but 2^62 us of the debt are let go.
+            assert_eq!(state.full_at, 1_000_000 + (1 << 62));
+        }
     }
 }

@@ -126,7 +126,9 @@ impl Expect {
             ("delay ", self.delay.map(|t| t.to_string()), outcome.delay.to_string()),
         ];
         let wrong = fields.into_iter().filter_map(|(field, expected, got)| {
-            expected.filter(|expected| *expected != got).map(|expected| format!("{field}{expected}, not {got}"))
+            expected
+                .filter(|expected| *expected != got)
+                .map(|expected| format!("{field}{expected}, not {got}"))
         });
         let wrong: Vec<String> = wrong.collect();
         (!wrong.is_empty()).then(|| format!("expected {}", wrong.join("; ")))
@@ -147,7 +149,8 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, String> {
                 cases.push(Case { file: file.to_owned(), line, limit, steps: Vec::new() });
             }
             Some("at") => {
-                let case = cases.last_mut().ok_or_else(|| fail("there is no `limit` above this line".into()))?;
+                let case =
+                    cases.last_mut().ok_or_else(|| fail("there is no `limit` above this line".into()))?;
                 let step = step(&mut words, line, &case.limit).map_err(fail)?;
                 case.steps.push(step);
             }
@@ -304,7 +307,8 @@ fn outcome(words: &mut Words<'_>) -> Result<Expect, String> {
             "delay" => expect.delay.replace(words.time(field)?).is_some(),
             "retry" => {
                 let never = words.0.clone().next() == Some("never");
-                let retry = if never { words.literal("never").map(|()| None)? } else { Some(words.time(field)?) };
+                let retry =
+                    if never { words.literal("never").map(|()| None)? } else { Some(words.time(field)?) };
                 expect.retry.replace(retry).is_some()
             }
             other => return Err(format!("an answer has no `{other}`")),

@@ -33,7 +33,8 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     /// Whether an admission, which may add an entry, would still be within the budget.
     fn has_room(&self) -> bool;
 
-    fn peek(&self, words: [u64; W], cost: Cost, now: Micros) -> Outcome;
+    /// The answer to a charge, and the words that it would leave behind where the words are the state.
+    fn foresee(&self, words: [u64; W], cost: Cost, now: Micros) -> (Outcome, [u64; W]);
 
     /// Charges in place; a denial leaves the words as they are. `holder` names a lease.
     fn charge(&self, words: &mut [u64; W], holder: u128, cost: Cost, now: Micros) -> Outcome;
@@ -135,8 +136,9 @@ where
     }
 
     #[inline]
-    fn peek(&self, words: [u64; W], cost: Cost, now: Micros) -> Outcome {
-        self.algorithm.peek(&self.packing.unpack(words), cost, now)
+    fn foresee(&self, mut words: [u64; W], cost: Cost, now: Micros) -> (Outcome, [u64; W]) {
+        let outcome = self.charge(&mut words, 0, cost, now);
+        (outcome, words)
     }
 
     #[inline]
@@ -290,11 +292,12 @@ where
         self.budget.has_room()
     }
 
-    fn peek(&self, words: [u64; 1], cost: Cost, now: Micros) -> Outcome {
-        match self.state(words) {
+    fn foresee(&self, words: [u64; 1], cost: Cost, now: Micros) -> (Outcome, [u64; 1]) {
+        let outcome = match self.state(words) {
             Some(state) => self.algorithm.peek(&state.lock(), cost, now),
             None => self.algorithm.peek(&A::State::default(), cost, now),
-        }
+        };
+        (outcome, words)
     }
 
     fn charge(&self, words: &mut [u64; 1], holder: u128, cost: Cost, now: Micros) -> Outcome {

@@ -98,6 +98,10 @@ impl Holds {
         }
         match settlement {
             Settlement::Renew => Ok(held.renew(id, now)),
+            Settlement::Cancel => {
+                held.settle(id, now, |_| Some(0));
+                Ok(Settled::Done)
+            }
             Settlement::Actual(actual) => {
                 held.check_one_actual()?;
                 held.settle(id, now, |_| Some(*actual));

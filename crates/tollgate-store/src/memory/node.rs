@@ -1,16 +1,18 @@
 //! A node: a handful of keys in two cache lines, written under its lock and read without it.
 //!
-//! The rule for writers: hold the lock of the chain's first node; bracket every change that a reader could mistake (a key
-//! moving in or out, a state of several words) with `begin_change` and `end_change`. A state of one word is written whole, so
-//! it needs no bracket. The rule for readers: take the first node's version, look, and believe what was seen only if
-//! `unchanged_since` agrees. A reader that was disturbed takes the lock; it never waits and never writes.
+//! Lock and version are one word: odd while somebody holds the lock, and two more each time it is given up. So whoever finds
+//! the same even version before and after looking has seen what stood there undisturbed, and whoever swaps that version for
+//! the next odd one has the lock *and* the proof that nothing changed since the look: an admission costs one atomic exchange
+//! and a refusal none.
 //!
-//! Only refusals are ever decided from such a read: an admission is written, and so takes the lock. The version has 16 bits;
-//! a reader that sleeps through an exact multiple of 32,768 changes of one node could at worst refuse once too often.
+//! The rule for writers: hold the lock of the chain's first node. The rule for readers: take the first node's version, look,
+//! and believe what was seen only if `unchanged_since` agrees or `lock_if_unchanged` succeeds. A reader that was disturbed
+//! takes the lock. The lock is held for some tens of nanoseconds; who waits looks again a few times and then yields.
 //!
+//! The version has 32 bits: to be fooled, a reader must sleep through an exact multiple of 2^31 changes of one node.
 //! `model/` checks this very file under every interleaving: it mounts it beside its own `sync`.
 
-use super::sync::{AtomicU16, AtomicU32, AtomicU64, Guard, Lock, Ordering, fence};
+use super::sync::{AtomicU32, AtomicU64, Ordering, fence, pause};
 
 /// A key, as the store knows it: 128 bits of a keyed hash. The low half is never zero; zero marks a vacant slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +27,23 @@ struct Slot<const W: usize> {
     words: [AtomicU64; W],
 }
 
+/// The lock of a node, held; it is given up, and the version moved on, when this is dropped.
+pub(crate) struct Guard<'a> {
+    version: &'a AtomicU32,
+    odd: u32,
+}
+
+impl Drop for Guard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.version.store(self.odd.wrapping_add(1), Ordering::Release);
+    }
+}
+
 /// `S` slots, each for one key and its state of `W` words.
 #[repr(align(128))]
 pub(crate) struct Node<const W: usize, const S: usize> {
-    version: AtomicU16,
-    lock: Lock,
+    version: AtomicU32,
     /// The next node of the chain, plus one; zero at its end.
     next: AtomicU32,
     slots: [Slot<W>; S],
@@ -38,8 +52,7 @@ pub(crate) struct Node<const W: usize, const S: usize> {
 impl<const W: usize, const S: usize> Default for Node<W, S> {
     fn default() -> Self {
         Node {
-            version: AtomicU16::new(0),
-            lock: Lock::default(),
+            version: AtomicU32::new(0),
             next: AtomicU32::new(0),
             slots: std::array::from_fn(|_| Slot {
                 lo: AtomicU64::new(0),
@@ -51,25 +64,44 @@ impl<const W: usize, const S: usize> Default for Node<W, S> {
 }
 
 impl<const W: usize, const S: usize> Node<W, S> {
+    /// The version to look under, or `None` while the lock is held.
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_> {
-        self.lock.lock()
-    }
-
-    // For readers.
-
-    /// The version to look under, or `None` while a change is going on.
-    #[inline]
-    pub(crate) fn version(&self) -> Option<u16> {
+    pub(crate) fn version(&self) -> Option<u32> {
         let version = self.version.load(Ordering::Acquire);
         (version & 1 == 0).then_some(version)
     }
 
     /// Whether all that was read since `version` was taken may be believed.
     #[inline]
-    pub(crate) fn unchanged_since(&self, version: u16) -> bool {
+    pub(crate) fn unchanged_since(&self, version: u32) -> bool {
         fence(Ordering::Acquire);
         self.version.load(Ordering::Relaxed) == version
+    }
+
+    /// Takes the lock if nothing has changed since `version` was taken; what was read since may then be believed, and goes on
+    /// to be true.
+    #[inline]
+    pub(crate) fn lock_if_unchanged(&self, version: u32) -> Option<Guard<'_>> {
+        let odd = version.wrapping_add(1);
+        self.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        // No write of the holder may be seen under the even version: the exchange above is ordered only before what reads.
+        fence(Ordering::Release);
+        Some(Guard { version: &self.version, odd })
+    }
+
+    /// Takes the lock, waiting for it.
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_> {
+        let mut round = 0;
+        loop {
+            if let Some(version) = self.version()
+                && let Some(guard) = self.lock_if_unchanged(version)
+            {
+                return guard;
+            }
+            pause(round);
+            round = round.saturating_add(1);
+        }
     }
 
     /// The slot of a key.
@@ -93,21 +125,6 @@ impl<const W: usize, const S: usize> Node<W, S> {
     }
 
     // For the holder of the lock.
-
-    /// Announces a change that readers must not see half done.
-    #[inline]
-    pub(crate) fn begin_change(&self) {
-        let version = self.version.load(Ordering::Relaxed);
-        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
-        fence(Ordering::Release);
-    }
-
-    /// Ends what `begin_change` announced.
-    #[inline]
-    pub(crate) fn end_change(&self) {
-        let version = self.version.load(Ordering::Relaxed);
-        self.version.store(version.wrapping_add(1), Ordering::Release);
-    }
 
     /// Writes the state of a slot.
     #[inline]

@@ -1,17 +1,16 @@
 //! The primitives that a node is made of, in one place, so that the model checker can put its own in their stead.
 
-pub(crate) use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// A lock of one byte, so that every node carries its own.
-#[derive(Default)]
-pub(crate) struct Lock(parking_lot::Mutex<()>);
+/// How often a waiting thread looks again at once before it lets others run.
+const LOOKS: u32 = 64;
 
-/// Proof that a lock is held; it opens when dropped.
-pub(crate) type Guard<'a> = parking_lot::MutexGuard<'a, ()>;
-
-impl Lock {
-    #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_> {
-        self.0.lock()
+/// Passes a moment of waiting; `round` counts them.
+#[cold]
+pub(crate) fn pause(round: u32) {
+    if round < LOOKS {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
     }
 }

@@ -17,8 +17,7 @@ use tollgate_kernel::{Cost, Micros, Outcome};
 use super::budget::{Budget, WhenFull};
 use super::cell::{Amendment, Cell};
 use super::chunks::Chunks;
-use super::node::{Fingerprint, Node};
-use super::sync::Guard;
+use super::node::{Fingerprint, Guard, Node};
 
 /// What a charge over several limits asks of each table, whatever the strategy behind it.
 pub(crate) trait Ledger: Send + Sync {
@@ -27,9 +26,6 @@ pub(crate) trait Ledger: Send + Sync {
 
     /// Charges each of many keys `cost`, in order, fetching them from memory together.
     fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>);
-
-    /// The answer that a charge would get, if it can be told without a lock.
-    fn glance(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome>;
 
     /// The answer that a charge would get.
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
@@ -49,7 +45,7 @@ pub(crate) trait Ledger: Send + Sync {
     /// How many keys are remembered.
     fn len(&self) -> usize;
 
-    // A charge over several keys: lock the homes of all in order, stage all, look at all, then commit or abandon each.
+    // A charge over several keys: lock the homes of all in order, prepare all, then commit or abandon each.
 
     /// The home of a key. It may change until it is locked.
     fn home(&self, key: Fingerprint) -> usize;
@@ -57,25 +53,22 @@ pub(crate) trait Ledger: Send + Sync {
     /// Locks a home.
     fn lock(&self, home: usize) -> Guard<'_>;
 
-    /// Finds where a key's charge would go. With its home locked. `alone` says that no other key of this table is staged: only
-    /// then may the chain be tidied or the shared state be locked.
-    fn stage(&self, key: Fingerprint, now: Micros, alone: bool) -> Staged<'_>;
+    /// Finds where a key's charge would go and what it would get. With its home locked. `alone` says that no other key of this
+    /// table is prepared: only then may the chain be tidied or the shared state be locked.
+    fn prepare(&self, key: Fingerprint, cost: Cost, now: Micros, alone: bool) -> Prepared<'_>;
 
-    /// The answer that a charge would get where it is staged.
-    fn peek_staged(&self, staged: &Staged<'_>, cost: Cost, now: Micros) -> Outcome;
-
-    /// Charges where it is staged. `holder` names a lease.
+    /// Carries out a charge that was prepared and is allowed. `holder` names a lease.
     fn commit(
         &self,
-        staged: Staged<'_>,
+        prepared: Prepared<'_>,
         key: Fingerprint,
         holder: u128,
         cost: Cost,
         now: Micros,
     ) -> Committed;
 
-    /// Gives up a staged charge.
-    fn abandon(&self, staged: Staged<'_>);
+    /// Gives up a prepared charge.
+    fn abandon(&self, prepared: Prepared<'_>);
 
     /// Grows the table if it should. With no home locked.
     fn grow_if_needed(&self);
@@ -90,22 +83,29 @@ pub(crate) struct Spot {
     slot: usize,
 }
 
-/// Where a charge will go.
-pub(crate) enum Staged<'a> {
+/// Where a charge would go.
+enum Staged<'a> {
     /// The key has a state.
     Own(Spot),
     /// The key has none yet, and room for one has been taken.
     New { home: usize },
     /// There is no room: the state that newcomers share, locked.
-    Shared(Guard<'a>),
+    Shared { _lock: Guard<'a> },
     /// There is no room.
     Refused,
 }
 
-/// A charge that was committed.
-pub(crate) struct Committed {
+/// A charge that has been looked at and not yet carried out.
+pub(crate) struct Prepared<'a> {
     pub(crate) outcome: Outcome,
-    /// When an admitted charge counts from.
+    staged: Staged<'a>,
+    /// What a charge leaves behind, where the words are the state; unused words are zero.
+    after: [u64; 3],
+}
+
+/// A charge that was carried out.
+pub(crate) struct Committed {
+    /// When it counts from.
     pub(crate) charged_at: Micros,
     /// Whether it went to the state that newcomers share.
     pub(crate) in_shared: bool,
@@ -192,7 +192,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
 
     /// Finds a key in the chain that starts at `first`: its node, which spill node that is, and the slot. With the chain's lock
     /// the answer is certain.
-    #[inline]
+    #[inline(always)]
     fn find<'a>(
         &'a self,
         first: &'a Node<W, S>,
@@ -208,42 +208,17 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         }
     }
 
-    /// Reads a key's state without the lock, if that can be done undisturbed.
-    #[inline]
-    fn glimpse(&self, key: Fingerprint) -> Option<[u64; W]> {
-        let first = self.homes.get(self.home_of(key));
-        let version = first.version()?;
-        let (node, _, slot) = self.find(first, key)?;
-        let words = node.words(slot);
-        first.unchanged_since(version).then_some(words)
-    }
-
     fn words(&self, spot: Spot) -> [u64; W] {
         self.node(spot.home, spot.spill).words(spot.slot)
     }
 
     fn set_words(&self, spot: Spot, words: [u64; W]) {
-        Self::write(self.homes.get(spot.home), self.node(spot.home, spot.spill), spot.slot, words);
-    }
-
-    /// Writes a state into a locked chain. A single word is written whole; several are bracketed for readers.
-    #[inline]
-    fn write(first: &Node<W, S>, node: &Node<W, S>, slot: usize, words: [u64; W]) {
-        if W == 1 {
-            node.set_words(slot, words);
-        } else {
-            first.begin_change();
-            node.set_words(slot, words);
-            first.end_change();
-        }
+        self.node(spot.home, spot.spill).set_words(spot.slot, words);
     }
 
     /// Adds a key to a locked chain.
     fn insert(&self, home: usize, key: Fingerprint, words: [u64; W]) {
-        let first = self.homes.get(home);
-        first.begin_change();
         self.append(home, key, words, &mut SmallVec::new());
-        first.end_change();
         self.len.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -295,21 +270,16 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         let (old, new) = (self.homes.get(from), self.homes.get(count));
         let (_old_lock, _new_lock) = (old.lock(), new.lock());
         let (mut entries, mut spare) = (Entries::<W>::new(), SmallVec::new());
-        old.begin_change();
-        new.begin_change();
         self.drain(from, &mut entries, &mut spare);
         for (key, words) in entries {
             self.append(home_among(count + 1, key), key, words, &mut spare);
         }
         self.home_count.store(count + 1, Ordering::Release);
-        new.end_change();
-        old.end_change();
         self.spill_free.lock().extend(spare);
     }
 
     /// Forgets the keys of a locked chain that `is_gone` picks, and returns how many.
     fn forget_where(&self, home: usize, mut is_gone: impl FnMut(Fingerprint, [u64; W]) -> bool) -> usize {
-        let first = self.homes.get(home);
         let (mut entries, mut spare) = (Entries::<W>::new(), SmallVec::<[u32; 8]>::new());
         let mut any_gone = false;
         let mut spill = None;
@@ -324,7 +294,6 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         if !any_gone {
             return 0;
         }
-        first.begin_change();
         self.drain(home, &mut entries, &mut spare);
         let before = entries.len();
         entries.retain(|(key, words)| {
@@ -338,7 +307,6 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         for (key, words) in entries {
             self.append(home, key, words, &mut spare);
         }
-        first.end_change();
         self.spill_free.lock().extend(spare);
         self.len.fetch_sub(forgotten, Ordering::Relaxed);
         self.budget.give_back(forgotten);
@@ -360,29 +328,34 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         start(self.shared.words(0))
     }
 
-    /// The path of a charge that takes the lock. `seen` is what a glimpse saw, and what charging it left and answered.
+    /// The short path of a charge: decides on what can be seen without the lock, and takes the lock only to write. `None` if
+    /// the key was not seen, or something changed meanwhile.
     #[inline]
-    fn charge_locked(
-        &self,
-        key: Fingerprint,
-        cost: Cost,
-        now: Micros,
-        seen: Option<([u64; W], [u64; W], Outcome)>,
-    ) -> Outcome {
+    fn charge_seen(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome> {
+        let first = self.homes.get(self.home_of(key));
+        let version = first.version()?;
+        let (node, _, slot) = self.find(first, key)?;
+        let mut words = node.words(slot);
+        let outcome = self.cell.charge(&mut words, 0, cost, now);
+        if !outcome.allowed {
+            return first.unchanged_since(version).then_some(outcome);
+        }
+        // The same version means that the key is still there, even if the table has grown, and that nobody charged it since.
+        let _lock = first.lock_if_unchanged(version)?;
+        node.set_words(slot, words);
+        Some(outcome)
+    }
+
+    /// The long path of a charge: takes the lock first.
+    fn charge_locked(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
         let (home, first, lock) = self.lock_home(key);
         let Some((node, _, slot)) = self.find(first, key) else {
             return self.charge_newcomer(home, lock, key, cost, now);
         };
         let mut words = node.words(slot);
-        let outcome = match seen {
-            Some((before, after, outcome)) if before == words => {
-                words = after;
-                outcome
-            }
-            _ => self.cell.charge(&mut words, 0, cost, now),
-        };
+        let outcome = self.cell.charge(&mut words, 0, cost, now);
         if outcome.allowed {
-            Self::write(first, node, slot, words);
+            node.set_words(slot, words);
         }
         outcome
     }
@@ -398,7 +371,13 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     ) -> Outcome {
         let staged = self.stage_newcomer(home, now, true);
         let found_room = matches!(staged, Staged::New { .. });
-        let outcome = self.commit(staged, key, 0, cost, now).outcome;
+        let prepared = self.foresee(staged, cost, now);
+        let outcome = prepared.outcome;
+        if outcome.allowed {
+            self.commit(prepared, key, 0, cost, now);
+        } else {
+            self.abandon(prepared);
+        }
         drop(lock);
         if found_room {
             self.grow_if_needed();
@@ -409,6 +388,25 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         outcome
     }
 
+    /// What a charge would get where it is staged.
+    #[inline]
+    fn foresee<'a>(&self, staged: Staged<'a>, cost: Cost, now: Micros) -> Prepared<'a> {
+        let mut after = [0; 3];
+        let mut foresee = |words| {
+            let (outcome, left) = self.cell.foresee(words, cost, now);
+            after[..W].copy_from_slice(&left);
+            outcome
+        };
+        let outcome = match staged {
+            Staged::Own(spot) => foresee(self.words(spot)),
+            Staged::New { .. } => self.with_newcomer_words(now, foresee),
+            Staged::Shared { .. } => foresee(self.shared.words(0)),
+            Staged::Refused => Budget::refusal(foresee([0; W])),
+        };
+        let outcome = if self.cell.has_room() { outcome } else { Budget::refusal(outcome) };
+        Prepared { outcome, staged, after }
+    }
+
     /// Finds a place for a key that has none.
     fn stage_newcomer(&self, home: usize, now: Micros, alone: bool) -> Staged<'_> {
         let mut room = self.budget.take(1);
@@ -417,7 +415,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         }
         match (room, self.budget.when_full()) {
             (true, _) => Staged::New { home },
-            (false, WhenFull::Share) if alone => Staged::Shared(self.shared.lock()),
+            (false, WhenFull::Share) if alone => Staged::Shared { _lock: self.shared.lock() },
             _ => Staged::Refused,
         }
     }
@@ -426,30 +424,17 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
 impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     #[inline]
     fn charge(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
-        let mut seen = None;
         if C::PLAIN
-            && let Some(before) = self.glimpse(key)
+            && let Some(outcome) = self.charge_seen(key, cost, now)
         {
-            let mut after = before;
-            let outcome = self.cell.charge(&mut after, 0, cost, now);
-            if !outcome.allowed {
-                return outcome;
-            }
-            seen = Some((before, after, outcome));
+            return outcome;
         }
         if !self.cell.has_room() {
             let outcome = Budget::refusal(self.peek(key, cost, now));
             self.sweep(2, now);
             return outcome;
         }
-        self.charge_locked(key, cost, now, seen)
-    }
-
-    fn glance(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome> {
-        if !C::PLAIN {
-            return None;
-        }
-        self.glimpse(key).map(|words| self.cell.peek(words, cost, now))
+        self.charge_locked(key, cost, now)
     }
 
     fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>) {
@@ -467,9 +452,9 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
 
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
         let _lock = self.lock_home(key);
-        let staged = self.stage(key, now, true);
-        let outcome = self.peek_staged(&staged, cost, now);
-        self.abandon(staged);
+        let prepared = self.prepare(key, cost, now, true);
+        let outcome = prepared.outcome;
+        self.abandon(prepared);
         outcome
     }
 
@@ -485,7 +470,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         if let Some((node, _, slot)) = self.find(first, key) {
             let mut words = node.words(slot);
             let applied = self.cell.amend(&mut words, amendment, now);
-            Self::write(first, node, slot, words);
+            node.set_words(slot, words);
             return applied;
         }
         // Nothing is remembered: only a debt changes that, and a debt is never refused.
@@ -535,71 +520,59 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         self.homes.get(home).lock()
     }
 
-    fn stage(&self, key: Fingerprint, now: Micros, alone: bool) -> Staged<'_> {
+    #[inline]
+    fn prepare(&self, key: Fingerprint, cost: Cost, now: Micros, alone: bool) -> Prepared<'_> {
         let home = self.home_of(key);
-        match self.find(self.homes.get(home), key) {
+        let staged = match self.find(self.homes.get(home), key) {
             Some((_, spill, slot)) => Staged::Own(Spot { home, spill, slot }),
             None => self.stage_newcomer(home, now, alone),
-        }
-    }
-
-    fn peek_staged(&self, staged: &Staged<'_>, cost: Cost, now: Micros) -> Outcome {
-        let outcome = match staged {
-            Staged::Own(spot) => self.cell.peek(self.words(*spot), cost, now),
-            Staged::New { .. } => self.with_newcomer_words(now, |words| self.cell.peek(words, cost, now)),
-            Staged::Shared(_) => self.cell.peek(self.shared.words(0), cost, now),
-            Staged::Refused => self.cell.peek([0; W], cost, now),
         };
-        let has_room = !matches!(staged, Staged::Refused) && self.cell.has_room();
-        if has_room { outcome } else { Budget::refusal(outcome) }
+        self.foresee(staged, cost, now)
     }
 
+    #[inline]
     fn commit(
         &self,
-        staged: Staged<'_>,
+        prepared: Prepared<'_>,
         key: Fingerprint,
         holder: u128,
         cost: Cost,
         now: Micros,
     ) -> Committed {
-        let in_shared = matches!(staged, Staged::Shared(_));
-        let (outcome, words) = match staged {
+        let in_shared = matches!(prepared.staged, Staged::Shared { .. });
+        let charge = |mut words: [u64; W]| {
+            if C::PLAIN {
+                words.copy_from_slice(&prepared.after[..W]);
+            } else {
+                self.cell.charge(&mut words, holder, cost, now);
+            }
+            words
+        };
+        let words = match prepared.staged {
             Staged::Own(spot) => {
-                let mut words = self.words(spot);
-                let outcome = self.cell.charge(&mut words, holder, cost, now);
-                if outcome.allowed {
-                    self.set_words(spot, words);
-                }
-                (outcome, words)
+                let words = charge(self.words(spot));
+                self.set_words(spot, words);
+                words
             }
             Staged::New { home } => {
-                let mut words = self.with_newcomer_words(now, |words| self.cell.copy(words));
-                let outcome = self.cell.charge(&mut words, holder, cost, now);
-                if outcome.allowed {
-                    self.insert(home, key, words);
-                } else {
-                    self.cell.discard(words);
-                    self.budget.give_back(1);
-                }
-                (outcome, words)
+                let words = charge(self.with_newcomer_words(now, |words| self.cell.copy(words)));
+                self.insert(home, key, words);
+                words
             }
-            Staged::Shared(_lock) => {
-                let mut words = self.shared.words(0);
-                let outcome = self.cell.charge(&mut words, holder, cost, now);
-                if outcome.allowed {
-                    self.shared.set_words(0, words);
-                    self.shared_in_use.store(true, Ordering::Release);
-                }
-                (outcome, words)
+            Staged::Shared { .. } => {
+                let words = charge(self.shared.words(0));
+                self.shared.set_words(0, words);
+                self.shared_in_use.store(true, Ordering::Release);
+                words
             }
-            Staged::Refused => (Budget::refusal(self.cell.peek([0; W], cost, now)), [0; W]),
+            // What is refused is never allowed, so it is never committed.
+            Staged::Refused => [0; W],
         };
-        let charged_at = if outcome.allowed { self.cell.charged_at(words, now) } else { now };
-        Committed { outcome, charged_at, in_shared }
+        Committed { charged_at: self.cell.charged_at(words, now), in_shared }
     }
 
-    fn abandon(&self, staged: Staged<'_>) {
-        if let Staged::New { .. } = staged {
+    fn abandon(&self, prepared: Prepared<'_>) {
+        if let Staged::New { .. } = prepared.staged {
             self.budget.give_back(1);
         }
     }

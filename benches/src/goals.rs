@@ -1,0 +1,198 @@
+//! What we hold ourselves to, and whether this run reached it.
+//!
+//! A goal is about Tollgate in one cell, over governor as it comes in the same rounds. Single checks are judged on one thread
+//! in the allowed regime; what the same keys give on two threads and denied stands beside it. A missed goal is a finding,
+//! not a failure: the run always ends well, and who reads it decides.
+
+use std::fmt;
+
+use crate::contestant::{Call, OURSELVES, Regime};
+use crate::harness::Measurement;
+use crate::report::{Results, spell_ratio};
+use crate::scene::{FIVE_MILLION, MILLION, ONE_KEY, Scene, THOUSAND};
+use crate::workload::{KeySet, Spread};
+
+/// A bound on a measured ratio.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Wanted {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wanted::AtLeast(ratio) => write!(f, "≥ {ratio}x"),
+            Wanted::AtMost(ratio) => write!(f, "≤ {ratio}x"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Reached,
+    Missed,
+    NotMeasured,
+}
+
+impl Verdict {
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Verdict::Reached => "reached",
+            Verdict::Missed => "missed",
+            Verdict::NotMeasured => "not measured",
+        }
+    }
+}
+
+/// One goal and what this run says to it.
+pub(crate) struct Goal {
+    pub(crate) what: String,
+    pub(crate) wanted: Wanted,
+    pub(crate) measured: Option<f64>,
+    /// Related ratios that are not judged.
+    pub(crate) beside: String,
+}
+
+impl Goal {
+    pub(crate) fn verdict(&self) -> Verdict {
+        let reached = self.measured.map(|measured| match self.wanted {
+            Wanted::AtLeast(least) => measured >= least,
+            Wanted::AtMost(most) => measured <= most,
+        });
+        match reached {
+            Some(true) => Verdict::Reached,
+            Some(false) => Verdict::Missed,
+            None => Verdict::NotMeasured,
+        }
+    }
+}
+
+/// Every goal, in the order of the cells.
+pub(crate) fn judge(results: &Results) -> Vec<Goal> {
+    use Spread::{Uniform, Zipf};
+
+    let mut goals = vec![
+        check_goal(results, "one hot key", ONE_KEY, Uniform, 2.5),
+        check_goal(results, "1,000 keys", THOUSAND, Uniform, 2.0),
+        check_goal(results, "1,000,000 keys, zipf", MILLION, Zipf, 4.0),
+        check_goal(results, "1,000,000 keys, uniform", MILLION, Uniform, 4.5),
+        check_goal(results, "5,000,000 keys, uniform", FIVE_MILLION, Uniform, 6.0),
+    ];
+
+    let many = Scene { call: Call::Many, ..Scene::check(MILLION, Uniform, Regime::Allow) };
+    goals.push(Goal {
+        what: "check_many of 16, 1,000,000 keys, uniform".into(),
+        wanted: Wanted::AtLeast(10.0),
+        measured: speed_up(results, many, 1),
+        beside: beside(results, [("zipf 1T", Scene { spread: Zipf, ..many }, 1), ("2T", many, 2)]),
+    });
+
+    let denied = Scene::check(ONE_KEY, Uniform, Regime::Deny);
+    goals.push(Goal {
+        what: "one denied key on two threads".into(),
+        wanted: Wanted::AtLeast(5.0),
+        measured: speed_up(results, denied, 2),
+        beside: String::new(),
+    });
+    goals.push(Goal {
+        what: "the same over our own cost on one thread".into(),
+        wanted: Wanted::AtMost(1.2),
+        measured: median(results, denied, 2).zip(median(results, denied, 1)).map(|(two, one)| two / one),
+        beside: String::new(),
+    });
+
+    goals.extend([MILLION, FIVE_MILLION].map(|keys| Goal {
+        what: format!("bytes per key, {} keys", keys.word()),
+        wanted: Wanted::AtMost(0.5),
+        measured: {
+            let ours =
+                results.memory.iter().find(|memory| memory.contestant == OURSELVES && memory.keys == keys);
+            ours.and_then(|memory| results.share_of_bytes(memory))
+        },
+        beside: String::new(),
+    }));
+
+    for (threads, least) in [(1, 2.5), (2, 1.8)] {
+        goals.extend([(THOUSAND, Uniform), (MILLION, Uniform), (MILLION, Zipf)].map(|(keys, spread)| Goal {
+            what: format!("two limits in one charge, {threads}T, {} {}", keys.word(), spread.word()),
+            wanted: Wanted::AtLeast(least),
+            measured: {
+                let pair = Scene { call: Call::Pair, ..Scene::check(keys, spread, Regime::Allow) };
+                speed_up(results, pair, threads)
+            },
+            beside: String::new(),
+        }));
+    }
+    goals
+}
+
+fn check_goal(results: &Results, what: &str, keys: KeySet, spread: Spread, least: f64) -> Goal {
+    let allowed = Scene::check(keys, spread, Regime::Allow);
+    let denied = Scene::check(keys, spread, Regime::Deny);
+    Goal {
+        what: what.into(),
+        wanted: Wanted::AtLeast(least),
+        measured: speed_up(results, allowed, 1),
+        beside: beside(results, [("denied", denied, 1), ("2T", allowed, 2), ("2T denied", denied, 2)]),
+    }
+}
+
+fn beside<const N: usize>(results: &Results, cells: [(&str, Scene, usize); N]) -> String {
+    let measured = cells.into_iter().filter_map(|(name, scene, threads)| {
+        speed_up(results, scene, threads).map(|ratio| format!("{name} {}", spell_ratio(Some(ratio))))
+    });
+    measured.collect::<Vec<_>>().join(", ")
+}
+
+fn speed_up(results: &Results, scene: Scene, threads: usize) -> Option<f64> {
+    results.speed_up(ours(results, scene, threads)?)
+}
+
+fn median(results: &Results, scene: Scene, threads: usize) -> Option<f64> {
+    ours(results, scene, threads)?.told_median()
+}
+
+fn ours(results: &Results, scene: Scene, threads: usize) -> Option<&Measurement> {
+    let measurements = results.measurements.iter();
+    measurements.into_iter().find(|measurement| {
+        measurement.contestant == OURSELVES && measurement.scene == scene && measurement.threads == threads
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contestant::BASELINE;
+    use crate::harness::Quartiles;
+    use crate::memory::BytesPerKey;
+
+    fn measured(contestant: &'static str, threads: usize, median: f64) -> Measurement {
+        let scene = Scene::check(ONE_KEY, Spread::Uniform, Regime::Deny);
+        let ns = Some(Quartiles { q1: median, median, q3: median });
+        Measurement { scene, threads, contestant, ns, rounds: 9, attempts: 9, astray: 0, checks: 1 }
+    }
+
+    #[test]
+    fn goals_are_judged_on_our_cells_and_the_rest_is_not_measured() {
+        let keys = MILLION;
+        let goals = judge(&Results {
+            measurements: vec![
+                measured(OURSELVES, 1, 10.0),
+                measured(OURSELVES, 2, 13.0),
+                measured(BASELINE, 2, 65.0),
+            ],
+            memory: vec![
+                BytesPerKey { contestant: OURSELVES, keys, bytes: 50.0 },
+                BytesPerKey { contestant: BASELINE, keys, bytes: 100.0 },
+            ],
+        });
+        let told: Vec<(&str, Option<f64>)> = goals
+            .iter()
+            .filter(|goal| goal.measured.is_some())
+            .map(|goal| (goal.verdict().word(), goal.measured))
+            .collect();
+        assert_eq!(told, [("reached", Some(5.0)), ("missed", Some(1.3)), ("reached", Some(0.5))]);
+        assert_eq!(goals.len(), 16);
+    }
+}

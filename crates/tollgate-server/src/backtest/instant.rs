@@ -1,0 +1,168 @@
+//! The `time` of a request: RFC 3339 or UNIX seconds, as whole microseconds.
+//!
+//! Digits are read as digits: nothing passes through a float, so 1700000000.123456 is exactly that. Tollgate counts in
+//! microseconds; a time that says more than it can keep is refused, because rounding it could move a request across the edge
+//! of a window. A leap second (…:60) counts as the second before it, as on most clocks.
+
+use jiff::Timestamp;
+
+/// What to write instead of a time that cannot be read.
+type Fix = &'static str;
+
+const ANY: Fix = "write RFC 3339, such as 2024-05-01T12:00:00Z, or UNIX seconds with up to six decimals, such as 1714564800.25";
+const TOO_FINE: Fix = "write at most six decimals: Tollgate counts whole microseconds";
+const TOO_EARLY: Fix = "write a time in 1970 or later";
+const TOO_LATE: Fix = "write UNIX seconds; a number this large looks like milliseconds or microseconds";
+const TOO_FAR: Fix = "write a time before the end of the year 9999";
+const NO_OFFSET: Fix = "end it with Z or an offset such as +02:00, so that it says which hour it means";
+const NO_EXPONENT: Fix = "write the digits out, without an exponent";
+const NO_SUCH: Fix = "write a day and an hour that exist";
+
+/// The instant that `text` says, in microseconds since 1970, or what to write instead.
+pub(super) fn parse(text: &str) -> Result<u64, Fix> {
+    let digits_and_dots = |text: &str| {
+        text.starts_with(|c: char| c.is_ascii_digit())
+            && text.bytes().all(|b| b.is_ascii_digit() || b == b'.')
+    };
+    if digits_and_dots(text) {
+        return parse_unix(text);
+    }
+    if text.strip_prefix('-').is_some_and(digits_and_dots) {
+        return Err(TOO_EARLY);
+    }
+    if text.split_once(['e', 'E']).is_some_and(|(digits, _)| digits_and_dots(digits)) {
+        return Err(NO_EXPONENT);
+    }
+    parse_rfc3339(text)
+}
+
+fn parse_unix(text: &str) -> Result<u64, Fix> {
+    let (seconds, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    if decimals.is_empty() || decimals.contains('.') {
+        return Err(ANY);
+    }
+    if decimals.len() > 6 {
+        return Err(TOO_FINE);
+    }
+    // Six digits at most, padded to exactly six.
+    let micros: u64 = format!("{decimals:0<6}").parse().map_err(|_| ANY)?;
+    let latest = u64::try_from(Timestamp::MAX.as_microsecond()).unwrap_or(u64::MAX);
+    seconds
+        .parse::<u64>()
+        .ok()
+        .and_then(|seconds| seconds.checked_mul(1_000_000))
+        .and_then(|whole| whole.checked_add(micros))
+        .filter(|&instant| instant <= latest)
+        .ok_or(TOO_LATE)
+}
+
+/// The grammar is checked here, because jiff reads more than RFC 3339 allows; the calendar is jiff's.
+fn parse_rfc3339(text: &str) -> Result<u64, Fix> {
+    const DATE_TIME: &[u8; 19] = b"0000-00-00T00:00:00";
+    if !text.is_ascii() || text.len() < DATE_TIME.len() {
+        return Err(ANY);
+    }
+    let (date_time, rest) = text.split_at(DATE_TIME.len());
+    let fits = |(found, shape): (u8, &u8)| match shape {
+        b'0' => found.is_ascii_digit(),
+        b'T' => matches!(found, b'T' | b't' | b' '),
+        _ => found == *shape,
+    };
+    if !date_time.bytes().zip(DATE_TIME).all(fits) {
+        return Err(ANY);
+    }
+    let offset = match rest.strip_prefix('.') {
+        None => rest,
+        Some(rest) => {
+            let offset = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+            match rest.len() - offset.len() {
+                0 => return Err(ANY),
+                1..=6 => offset,
+                _ => return Err(TOO_FINE),
+            }
+        }
+    };
+    match offset.as_bytes() {
+        b"Z" | b"z" => {}
+        [b'+' | b'-', hour @ .., b':', tens, units] if hour.len() == 2 => {
+            if !hour.iter().chain([tens, units]).all(u8::is_ascii_digit) {
+                return Err(NO_OFFSET);
+            }
+        }
+        _ => return Err(NO_OFFSET),
+    }
+    let in_reach = date_time < "9999-12-30";
+    let instant: Timestamp = text.parse().map_err(|_| if in_reach { NO_SUCH } else { TOO_FAR })?;
+    u64::try_from(instant.as_microsecond()).map_err(|_| TOO_EARLY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_exactly() {
+        for (text, us) in [
+            ("0", 0),
+            ("0.000001", 1),
+            ("1700000000", 1_700_000_000_000_000),
+            ("1700000000.1", 1_700_000_000_100_000),
+            ("1700000000.123456", 1_700_000_000_123_456),
+            // 2^53 + 1 µs: a float would lose its last digit.
+            ("9007199254.740993", 9_007_199_254_740_993),
+            ("0001700000000", 1_700_000_000_000_000),
+            ("1970-01-01T00:00:00Z", 0),
+            ("2023-11-14T22:13:20Z", 1_700_000_000_000_000),
+            ("2023-11-14T22:13:20.123456Z", 1_700_000_000_123_456),
+            ("2023-11-15T00:13:20.5+02:00", 1_700_000_000_500_000),
+            ("2023-11-14T17:43:20-04:30", 1_700_000_000_000_000),
+            ("2023-11-14t22:13:20z", 1_700_000_000_000_000),
+            ("2023-11-14 22:13:20-00:00", 1_700_000_000_000_000),
+            ("2016-12-31T23:59:60Z", 1_483_228_799_000_000),
+            ("1970-01-01T01:00:00+01:00", 0),
+        ] {
+            assert_eq!(parse(text), Ok(us), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_time_is_refused_with_a_fix() {
+        for (text, fix) in [
+            ("", ANY),
+            ("yesterday", ANY),
+            ("12:00", ANY),
+            ("2024-05-01", ANY),
+            ("1700000000.", ANY),
+            (".5", ANY),
+            ("1.2.3", ANY),
+            ("+5", ANY),
+            ("0x10", ANY),
+            ("١٧٠٠٠٠٠٠٠٠", ANY),
+            ("2024/05/01 12:00:00Z", ANY),
+            ("2024-05-01T12:00:00.Z", ANY),
+            ("2024-05-01T12:00Z   ", ANY),
+            ("1700000000.1234567", TOO_FINE),
+            ("1700000000.0000000", TOO_FINE),
+            ("2024-05-01T12:00:00.1234567Z", TOO_FINE),
+            ("-1", TOO_EARLY),
+            ("-0.5", TOO_EARLY),
+            ("1969-12-31T23:59:59.999999Z", TOO_EARLY),
+            ("1970-01-01T00:59:59+01:00", TOO_EARLY),
+            ("1700000000000", TOO_LATE),
+            ("1700000000000000", TOO_LATE),
+            ("99999999999999999999999", TOO_LATE),
+            ("9999-12-31T23:59:59Z", TOO_FAR),
+            ("2024-05-01T12:00:00", NO_OFFSET),
+            ("2024-05-01T12:00:00+0200", NO_OFFSET),
+            ("2024-05-01T12:00:00+2:00", NO_OFFSET),
+            ("2024-05-01T12:00:00 UTC", NO_OFFSET),
+            ("2024-05-01T12:00:00Z[UTC]", NO_OFFSET),
+            ("1.7e9", NO_EXPONENT),
+            ("17E8", NO_EXPONENT),
+            ("2024-02-30T00:00:00Z", NO_SUCH),
+            ("2024-05-01T25:00:00Z", NO_SUCH),
+        ] {
+            assert_eq!(parse(text), Err(fix), "{text:?}");
+        }
+    }
+}

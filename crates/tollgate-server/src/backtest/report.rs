@@ -1,0 +1,234 @@
+//! The summary on a terminal: a sentence, a table of limits, who was denied most, and a picture over time.
+
+use std::io::{self, Write};
+
+use jiff::Timestamp;
+use tollgate::Micros;
+
+use super::summary::{LimitTally, Summary};
+use super::timeline::Timeline;
+use crate::figures::{counted, grouped, share, shortened};
+use crate::screen::{Ink, Tone};
+use crate::table::{Cell, Side, Table};
+
+/// How long the longest bar is.
+const BAR: u64 = 40;
+
+/// How much of a key is shown.
+const KEY: usize = 48;
+
+/// Prints all of it.
+pub(super) fn print(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
+    sentence(summary, out, ink)?;
+    if summary.requests > 0 {
+        limits(summary, out, ink)?;
+        most_denied(summary, out, ink)?;
+    }
+    if let Some(line) = &summary.over_time {
+        over_time(line, out, ink)?;
+    }
+    Ok(())
+}
+
+fn sentence(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
+    let requests = ink.paint(Tone::Strong, counted(summary.requests, "request"));
+    write!(out, "{requests} of {}", counted(summary.keys, "key"))?;
+    if let (Some(from), Some(to)) = (summary.from_us, summary.to_us) {
+        write!(out, ", {} to {} ({})", stamp(from), stamp(to), span(to - from))?;
+    }
+    writeln!(out)?;
+    if summary.requests > 0 {
+        let allowed = ink.paint(Tone::Good, format!("{} allowed", grouped(summary.allowed)));
+        let tone = if summary.denied > 0 { Tone::Bad } else { Tone::Plain };
+        let denied = ink.paint(tone, format!("{} denied", grouped(summary.denied)));
+        write!(out, "{allowed}, {denied} ({})", share(summary.denied, summary.requests))?;
+        if summary.would_deny > 0 {
+            write!(out, "; shadow limits would have denied {} more", grouped(summary.would_deny))?;
+        }
+        writeln!(out)?;
+    }
+    if summary.skipped_lines > 0 {
+        let first = summary.first_skipped.as_deref().unwrap_or_default();
+        writeln!(out, "{} skipped, first: {first}", counted(summary.skipped_lines, "bad line"))?;
+    }
+    Ok(())
+}
+
+fn limits(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
+    let (met, unmet): (Vec<&LimitTally>, Vec<&LimitTally>) =
+        summary.limits.iter().partition(|limit| limit.requests > 0);
+    let mut table = Table::new(&[
+        ("LIMIT", Side::Left),
+        ("REQUESTS", Side::Right),
+        ("KEYS", Side::Right),
+        ("ALLOWED", Side::Right),
+        ("DENIED", Side::Right),
+        ("SHARE", Side::Right),
+        ("RULE", Side::Left),
+    ]);
+    for limit in met {
+        let denied_tone = if limit.denied > 0 { Tone::Bad } else { Tone::Plain };
+        let rule = match limit.would_deny {
+            0 => limit.rule.clone(),
+            would => format!("{}: would deny {}", limit.rule, grouped(would)),
+        };
+        table.row([
+            Cell::toned(Tone::Strong, &limit.limit),
+            grouped(limit.requests).into(),
+            grouped(limit.keys).into(),
+            grouped(limit.allowed).into(),
+            Cell::toned(denied_tone, grouped(limit.denied)),
+            share(limit.denied, limit.requests).into(),
+            rule.into(),
+        ]);
+    }
+    writeln!(out)?;
+    table.print(out, ink, 0)?;
+    if !unmet.is_empty() {
+        let names: Vec<&str> = unmet.iter().map(|limit| limit.limit.as_str()).collect();
+        writeln!(
+            out,
+            "{}",
+            ink.paint(Tone::Faint, format!("Not met by this traffic: {}", names.join(", ")))
+        )?;
+    }
+    Ok(())
+}
+
+fn most_denied(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
+    if summary.most_denied.is_empty() {
+        return writeln!(out, "\nNobody was denied.");
+    }
+    let mut table = Table::new(&[
+        ("KEY", Side::Left),
+        ("DENIED", Side::Right),
+        ("OF", Side::Right),
+        ("SHARE", Side::Right),
+        ("BY", Side::Left),
+    ]);
+    for key in &summary.most_denied {
+        let by: Vec<String> = match &key.by[..] {
+            [only] => vec![only.limit.clone()],
+            several => several.iter().map(|by| format!("{} {}", by.limit, grouped(by.denied))).collect(),
+        };
+        table.row([
+            shortened(&key.key, KEY).into(),
+            Cell::toned(Tone::Bad, grouped(key.denied)),
+            grouped(key.requests).into(),
+            share(key.denied, key.requests).into(),
+            by.join(", ").into(),
+        ]);
+    }
+    writeln!(out, "\n{}", ink.paint(Tone::Strong, "Denied most"))?;
+    table.print(out, ink, 0)
+}
+
+fn over_time(line: &Timeline, out: &mut impl Write, ink: Ink) -> io::Result<()> {
+    let most =
+        line.buckets.iter().map(|bucket| bucket.allowed + bucket.denied).max().unwrap_or_default().max(1);
+    // Whatever there is shows, be it ever so little.
+    let length = |count: u64| match count {
+        0 => 0,
+        _ => usize::try_from((u128::from(count) * u128::from(BAR) + u128::from(most) / 2) / u128::from(most))
+            .unwrap_or(0)
+            .max(1),
+    };
+    let heading = format!("Over time, {} a row", Micros::new(line.bucket_us));
+    let legend = format!("{} allowed  {} denied", ink.paint(Tone::Good, "█"), ink.paint(Tone::Bad, "░"));
+    writeln!(out, "\n{} (UTC)   {legend}", ink.paint(Tone::Strong, heading))?;
+    let format = label(line);
+    for bucket in &line.buckets {
+        let at = formatted(bucket.start_us, format);
+        let (allowed, denied) = (length(bucket.allowed), length(bucket.denied));
+        let bar = ink.paint(Tone::Good, "█".repeat(allowed)) + &ink.paint(Tone::Bad, "░".repeat(denied));
+        let fill = usize::try_from(BAR + 1).unwrap_or_default().saturating_sub(allowed + denied);
+        let figures = match (bucket.allowed, bucket.denied) {
+            (0, 0) => String::new(),
+            (allowed, 0) => grouped(allowed),
+            (allowed, denied) => format!("{} + {} denied", grouped(allowed), grouped(denied)),
+        };
+        let row = format!("{at}  {bar}{:fill$} {figures}", "");
+        writeln!(out, "{}", row.trim_end())?;
+    }
+    Ok(())
+}
+
+/// How to write the start of a bucket: as short as it can be told from the others.
+fn label(line: &Timeline) -> &'static str {
+    const SECOND: u64 = 1_000_000;
+    const DAY: u64 = 86_400 * SECOND;
+    let first = line.buckets.first().map_or(0, |bucket| bucket.start_us / DAY);
+    let last = line.buckets.last().map_or(0, |bucket| bucket.start_us / DAY);
+    match (line.bucket_us, first == last) {
+        (DAY.., _) => "%Y-%m-%d",
+        (SECOND.., true) => "%H:%M:%S",
+        (SECOND.., false) => "%m-%d %H:%M:%S",
+        (_, true) => "%H:%M:%S.%3f",
+        (_, false) => "%m-%d %H:%M:%S.%3f",
+    }
+}
+
+/// With as many decimals as it needs.
+fn stamp(instant_us: u64) -> String {
+    formatted(instant_us, "%Y-%m-%dT%H:%M:%S%.fZ")
+}
+
+/// A span in words; beyond a minute nobody asks for its microseconds.
+fn span(us: u64) -> Micros {
+    const MINUTE: u64 = 60_000_000;
+    Micros::new(if us < MINUTE { us } else { us - us % 1_000_000 })
+}
+
+/// Every time that was read fits; the number is the answer to one that would not.
+fn formatted(instant_us: u64, format: &str) -> String {
+    i64::try_from(instant_us)
+        .ok()
+        .and_then(|us| Timestamp::from_microsecond(us).ok())
+        .map_or_else(|| instant_us.to_string(), |instant| instant.strftime(format).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::timeline::Bucket;
+    use super::*;
+
+    fn picture(buckets: &[(u64, u64)], bucket_us: u64) -> String {
+        let start = 1_700_000_000_000_000;
+        let buckets = (0..)
+            .zip(buckets)
+            .map(|(n, &(allowed, denied))| Bucket { start_us: start + n * bucket_us, allowed, denied })
+            .collect();
+        let mut out = Vec::new();
+        over_time(&Timeline { bucket_us, buckets }, &mut out, Ink::Plain).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn bars_are_to_scale_and_nothing_vanishes() {
+        let text = picture(&[(4000, 0), (1000, 1000), (1, 1), (0, 0)], 10_000_000);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        assert_eq!(lines[0], format!("22:13:20  {}  4,000", "█".repeat(40)));
+        assert_eq!(
+            lines[1],
+            format!("22:13:30  {}{}{:22}1,000 + 1,000 denied", "█".repeat(10), "░".repeat(10), "")
+        );
+        assert_eq!(lines[2], format!("22:13:40  █░{:40}1 + 1 denied", ""));
+        assert_eq!(lines[3], "22:13:50");
+    }
+
+    #[test]
+    fn labels_are_as_long_as_they_must_be() {
+        for (bucket_us, count, label) in [
+            (1_000, 3, "22:13:20.001"),
+            (3_600_000_000, 5, "11-14 23:13:20"),
+            (86_400_000_000, 3, "2023-11-15"),
+        ] {
+            let text = picture(&vec![(1, 0); count], bucket_us);
+            assert!(text.lines().nth(3).unwrap().starts_with(&format!("{label}  ")), "{text}");
+        }
+        assert_eq!(stamp(1_700_000_000_250_000), "2023-11-14T22:13:20.25Z");
+        assert_eq!(stamp(1_700_000_000_000_000), "2023-11-14T22:13:20Z");
+        assert_eq!(span(59_999_999).to_string(), "59.999999s");
+        assert_eq!(span(3_605_999_999).to_string(), "1h5s");
+    }
+}

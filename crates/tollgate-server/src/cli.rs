@@ -1,0 +1,191 @@
+//! What may be asked of `tollgate`, and the help that says so.
+//!
+//! Only the words of the command line live here; each command's room does the work. A call that clap refuses is told in one
+//! line like every other error, with clap's own tip when it has one.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::failure::Failure;
+
+/// Rate limiting that is exact: check a policy, replay recorded traffic through it, measure it on this machine.
+#[derive(Parser)]
+#[command(
+    name = "tollgate",
+    version,
+    arg_required_else_help = true,
+    after_help = "Try it on the example:\n  \
+        tollgate validate examples/tollgate.toml\n  \
+        tollgate backtest --config examples/tollgate.toml examples/traffic.csv\n\n\
+        Exit codes: 0 done, 2 could not (one clear line on stderr says why)."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Check a config file: every mistake with its line, field, value and fix
+    ///
+    /// A valid file is answered with a table of its limits in words and exit code 0. Otherwise every mistake is told on
+    /// stderr with its line, field, value and fix, and the exit code is 2.
+    Validate(ValidateArgs),
+    /// Replay recorded traffic through a policy: who would have been denied, and when
+    ///
+    /// Each line of a log is one charge: a time, the name of a limit, a key and, optionally, a cost. Lines are replayed in
+    /// time order on a virtual clock, through the same code that decides in production, so the answers are the ones that
+    /// production would have given.
+    ///
+    /// CSV has a header with the columns time, limit, key and optionally cost, in any order; JSONL has one object a line with
+    /// the same names. A time is RFC 3339 (2024-05-01T12:00:00.5+02:00) or UNIX seconds with up to six decimals
+    /// (1714557600.5).
+    Backtest(BacktestArgs),
+    /// Measure throughput, latency and memory of the in-process check on this machine
+    ///
+    /// Runs a hot key, 1,000 keys and many keys, one check at a time and in groups of 16, on one thread and on several.
+    /// Latency is sampled: one call in many is timed, so that measuring does not dominate what is measured.
+    Bench(BenchArgs),
+}
+
+#[derive(Args)]
+#[command(after_help = "Example:\n  tollgate validate tollgate.toml")]
+pub(crate) struct ValidateArgs {
+    /// The config (TOML); - reads stdin.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Answer with one JSON object on stdout.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    tollgate backtest --config tollgate.toml traffic.csv\n  \
+    tollgate backtest --config tollgate.toml --decisions out.jsonl monday.jsonl tuesday.jsonl\n  \
+    zcat traffic.csv.gz | tollgate backtest --config tollgate.toml -")]
+pub(crate) struct BacktestArgs {
+    /// The policy (TOML); - reads stdin.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// The recorded traffic; several files are one stream; - reads stdin.
+    #[arg(value_name = "LOG", required = true)]
+    pub(crate) logs: Vec<PathBuf>,
+    /// How the logs are written; auto goes by the file's name, then by its first line.
+    #[arg(long, value_enum, default_value_t = Format::Auto)]
+    pub(crate) format: Format,
+    /// Write one JSON object for each charge, in the order of replay; - writes to stdout (and the summary to stderr).
+    #[arg(long, value_name = "OUT.jsonl")]
+    pub(crate) decisions: Option<PathBuf>,
+    /// Count the lines that cannot be read and go on, instead of stopping.
+    #[arg(long)]
+    pub(crate) skip_bad: bool,
+    /// Print the summary as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// By the file's name, then by its first line.
+    Auto,
+    /// A header, then a line for each charge.
+    Csv,
+    /// A JSON object for each charge.
+    Jsonl,
+    /// Access logs of web servers (not read by this version yet).
+    Combined,
+}
+
+#[derive(Args)]
+#[command(after_help = "Example:\n  tollgate bench --keys 100000 --seconds 5")]
+pub(crate) struct BenchArgs {
+    /// The store to measure; this version has memory only.
+    #[arg(long, value_name = "STORE", default_value = "memory")]
+    pub(crate) store: String,
+    /// How many distinct keys the largest run has.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u32).range(1..=50_000_000))]
+    pub(crate) keys: u32,
+    /// How many threads the parallel runs have [default: the cores of this machine].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// How long to measure, all runs together.
+    #[arg(long, value_name = "S", default_value_t = 9,
+          value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub(crate) seconds: u32,
+    /// Answer with one JSON object on stdout.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The command that was asked for, or the exit code when clap has answered already.
+pub(crate) fn parse() -> Result<Command, ExitCode> {
+    Cli::try_parse().map(|cli| cli.command).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // A closed stdout or stderr is nobody's fault here either.
+            let _ = error.print();
+            u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+        }
+        _ => Failure::new(one_line(&error.render().to_string())).report(),
+    })
+}
+
+/// Clap's message and tips in one line: what stands before the usage, joined.
+fn one_line(rendered: &str) -> String {
+    let mut line = String::new();
+    for part in rendered.lines().map(str::trim).filter(|part| !part.is_empty()) {
+        if part.starts_with("Usage:") || part.starts_with("For more information") {
+            break;
+        }
+        let part = part.trim_start_matches("error: ").trim_start_matches("tip: ");
+        match line.chars().last() {
+            None => {}
+            Some(':') => line.push(' '),
+            Some(_) if part.starts_with('[') => line.push(' '),
+            Some(_) => line.push_str("; "),
+        }
+        line.push_str(part);
+    }
+    line.push_str("; --help tells more");
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_clap_refuses_is_one_line() {
+        for (call, said) in [
+            ("tollgate backtest", "required arguments were not provided: --config <FILE>; <LOG>...;"),
+            (
+                "tollgate validat x",
+                "unrecognized subcommand 'validat'; a similar subcommand exists: 'validate';",
+            ),
+            (
+                "tollgate backtest --config c --format xml l",
+                "'xml' for '--format <FORMAT>' [possible values: auto",
+            ),
+            ("tollgate bench --keys 0", "invalid value '0' for '--keys <N>': 0 is not in 1..=50000000;"),
+        ] {
+            let Err(error) = Cli::try_parse_from(call.split(' ')) else { panic!("{call} was accepted") };
+            let line = one_line(&error.render().to_string());
+            assert!(line.contains(said), "{call}: {line}");
+            assert!(!line.contains('\n'), "{call}: {line}");
+        }
+    }
+}

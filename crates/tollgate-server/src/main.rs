@@ -1,0 +1,35 @@
+//! The binary `tollgate`: a thin `main` over one room for each command.
+//!
+//! `cli` says what may be asked; `validate`, `backtest` and `bench` answer, each through the library that programs embed, so
+//! that what they tell holds for those programs too. Nothing here counts or decides. What could not be done is a
+//! [`Failure`](failure::Failure): one clear line on stderr and exit code 2.
+
+mod backtest;
+mod bench;
+mod cli;
+mod failure;
+mod figures;
+mod screen;
+mod source;
+mod table;
+mod validate;
+
+use std::process::ExitCode;
+
+use cli::Command;
+
+fn main() -> ExitCode {
+    let command = match cli::parse() {
+        Ok(command) => command,
+        Err(code) => return code,
+    };
+    let done = match &command {
+        Command::Validate(asked) => validate::run(asked),
+        Command::Backtest(asked) => backtest::run(asked),
+        Command::Bench(asked) => bench::run(asked),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

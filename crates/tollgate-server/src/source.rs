@@ -1,0 +1,58 @@
+//! Files that a person names on the command line, where `-` is stdin.
+//!
+//! Opening and naming only; what is in them is for the commands.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use crate::failure::Failure;
+
+/// How much is read at once: logs are long.
+const BUFFER: usize = 256 * 1024;
+
+/// The longest text that is read whole: far more than any config, far less than a log named by mistake.
+const MAX_TEXT: u64 = 16 * 1024 * 1024;
+
+/// Whether this name means stdin.
+pub(crate) fn is_stdin(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// The name that messages use.
+pub(crate) fn name(path: &Path) -> String {
+    if is_stdin(path) { "stdin".to_string() } else { path.display().to_string() }
+}
+
+/// Opens a file, or stdin.
+pub(crate) fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
+    if is_stdin(path) {
+        return Ok(Box::new(BufReader::with_capacity(BUFFER, io::stdin().lock())));
+    }
+    let failed = |error: io::Error| Failure::reading(&name(path), &error);
+    let file = File::open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.is_dir() {
+        return Err(Failure::new(format!(
+            "cannot read {}: it is a directory; name a file in it",
+            name(path)
+        )));
+    }
+    Ok(Box::new(BufReader::with_capacity(BUFFER, file)))
+}
+
+/// The whole text of a file.
+pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    let read = open(path)?.take(MAX_TEXT + 1).read_to_end(&mut bytes);
+    if read.map_err(|error| Failure::reading(&name(path), &error))? as u64 > MAX_TEXT {
+        return Err(Failure::new(format!(
+            "cannot read {}: it is longer than 16 MiB and no config",
+            name(path)
+        )));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let good = error.utf8_error().valid_up_to();
+        let line = 1 + error.as_bytes()[..good].iter().filter(|&&byte| byte == b'\n').count();
+        Failure::new(format!("cannot read {}: line {line} is not UTF-8; save the file as UTF-8", name(path)))
+    })
+}

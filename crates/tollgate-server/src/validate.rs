@@ -1,0 +1,167 @@
+//! `tollgate validate`: every mistake of a config with its line, field, value and fix, or its limits in words.
+//!
+//! What a config may say is decided by the library, which every command reads it with; this room asks and tells.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde::Serialize;
+use tollgate::config::{Config, Mistake, Mistakes};
+use tollgate::{Allowance, Rule};
+
+use crate::cli::ValidateArgs;
+use crate::failure::Failure;
+use crate::figures::{counted, shortened};
+use crate::screen::{Ink, Tone};
+use crate::source;
+use crate::table::{Cell, Side, Table};
+
+/// Does what was asked.
+pub(crate) fn run(asked: &ValidateArgs) -> Result<(), Failure> {
+    let text = source::read_text(&asked.file)?;
+    let parsed = Config::parse(&text);
+    if asked.json {
+        let valid = parsed.is_ok();
+        answer(&parsed).map_err(Failure::answering)?;
+        return if valid { Ok(()) } else { Err(Failure::Answered) };
+    }
+    let config = parsed.map_err(|mistakes| told(&asked.file, &mistakes))?;
+    print(&config, &source::name(&asked.file)).map_err(Failure::answering)
+}
+
+/// Reads a config for another command; its mistakes are told just as here.
+pub(crate) fn load(path: &Path) -> Result<Config, Failure> {
+    Config::parse(&source::read_text(path)?).map_err(|mistakes| told(path, &mistakes))
+}
+
+fn told(path: &Path, mistakes: &Mistakes) -> Failure {
+    let name = source::name(path);
+    let details: Vec<String> = mistakes.iter().map(|mistake| line(&name, mistake)).collect();
+    let message = format!("{} in {name}", counted(details.len() as u64, "mistake"));
+    Failure::with_details(details, message)
+}
+
+/// `tollgate.toml:7: limits.api.rate = "10/x": use one of …`; where there is no field to name, the column helps.
+fn line(name: &str, mistake: &Mistake) -> String {
+    let column = if mistake.field.is_empty() { format!("{}:", mistake.column) } else { String::new() };
+    format!("{name}:{}:{column} {}", mistake.line, mistake.message())
+}
+
+/// A limit in words: how much, and whether it only watches.
+pub(crate) fn words(rule: &Rule) -> String {
+    let how_much = rule.allowance().to_string();
+    if rule.is_shadow() { format!("{how_much} (shadow)") } else { how_much }
+}
+
+fn strategy(allowance: &Allowance) -> Option<&'static str> {
+    match allowance {
+        Allowance::Limited(limit) => Some(limit.strategy().name()),
+        Allowance::Unlimited | Allowance::Blocked => None,
+    }
+}
+
+/// The answer for programs.
+#[derive(Serialize)]
+struct Answer<'a> {
+    valid: bool,
+    mistakes: Vec<AnswerMistake<'a>>,
+    limits: Vec<AnswerLimit<'a>>,
+}
+
+#[derive(Serialize)]
+struct AnswerMistake<'a> {
+    line: usize,
+    column: usize,
+    field: &'a str,
+    value: &'a str,
+    fix: &'a str,
+}
+
+#[derive(Serialize)]
+struct AnswerLimit<'a> {
+    limit: &'a str,
+    /// `null` for a limit that lets everything through, or nothing.
+    strategy: Option<&'static str>,
+    rule: String,
+    shadow: bool,
+    overrides: Vec<AnswerOverride>,
+}
+
+#[derive(Serialize)]
+struct AnswerOverride {
+    key: String,
+    strategy: Option<&'static str>,
+    rule: String,
+}
+
+impl<'a> AnswerLimit<'a> {
+    fn of(rule: &'a Rule) -> AnswerLimit<'a> {
+        AnswerLimit {
+            limit: rule.name(),
+            strategy: strategy(rule.allowance()),
+            rule: rule.allowance().to_string(),
+            shadow: rule.is_shadow(),
+            overrides: rule
+                .overrides()
+                .iter()
+                .map(|(key, other)| AnswerOverride {
+                    key: key.to_string(),
+                    strategy: strategy(other),
+                    rule: other.to_string(),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn answer(parsed: &Result<Config, Mistakes>) -> io::Result<()> {
+    let mistakes = parsed.as_ref().err().into_iter().flat_map(Mistakes::iter);
+    let rules = parsed.as_ref().ok().into_iter().flat_map(|config| config.policy.rules());
+    let answer = Answer {
+        valid: parsed.is_ok(),
+        mistakes: mistakes
+            .map(|mistake| AnswerMistake {
+                line: mistake.line,
+                column: mistake.column,
+                field: &mistake.field,
+                value: &mistake.value,
+                fix: &mistake.fix,
+            })
+            .collect(),
+        limits: rules.map(AnswerLimit::of).collect(),
+    };
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, &answer)?;
+    writeln!(out)?;
+    out.flush()
+}
+
+/// How many overrides of a limit are told before the rest is only counted.
+const MOST_OVERRIDES: usize = 5;
+
+/// How much of a key is shown.
+const KEY: usize = 48;
+
+fn print(config: &Config, name: &str) -> io::Result<()> {
+    let (mut out, ink) = (io::BufWriter::new(io::stdout().lock()), Ink::of(&io::stdout()));
+    let rules = config.policy.rules();
+    writeln!(out, "{name} is {}: {}", ink.paint(Tone::Good, "valid"), counted(rules.len() as u64, "limit"))?;
+    let mut table = Table::new(&[("LIMIT", Side::Left), ("STRATEGY", Side::Left), ("RULE", Side::Left)]);
+    for rule in rules {
+        let strategy = strategy(rule.allowance()).unwrap_or("-");
+        table.row([Cell::toned(Tone::Strong, rule.name()), strategy.into(), words(rule).into()]);
+        for (key, other) in rule.overrides().iter().take(MOST_OVERRIDES) {
+            let key = format!("  {}", shortened(&key.to_string(), KEY));
+            table.row([key.into(), "".into(), format!("{other} instead").into()]);
+        }
+        let more = rule.overrides().len().saturating_sub(MOST_OVERRIDES);
+        if more > 0 {
+            table.row([format!("  and {}", counted(more as u64, "other key")).into(), "".into(), "".into()]);
+        }
+    }
+    if !rules.is_empty() {
+        writeln!(out)?;
+        table.print(&mut out, ink, 0)?;
+    }
+    out.flush()
+}

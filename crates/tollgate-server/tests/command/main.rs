@@ -1,0 +1,9 @@
+//! The binary as people call it: arguments in; exit code, stdout, stderr and files out.
+
+mod bad_input;
+mod bench;
+mod binary;
+mod golden;
+mod order;
+mod output;
+mod validate;

@@ -1,0 +1,115 @@
+//! `tollgate validate`: exit codes, and that every mistake has its line.
+
+use crate::binary::Scratch;
+
+const GOOD: &str = r#"
+[limits.api]
+strategy = "token_bucket"
+rate = "10/s"
+burst = 20
+
+[limits.login]
+strategy = "fixed_window"
+limit = 5
+window = "1m"
+shadow = true
+overrides = { "user:42" = { limit = 50 } }
+
+[limits.internal]
+unlimited = true
+"#;
+
+#[test]
+fn a_valid_file_is_told_in_words() {
+    let scratch = Scratch::new("valid");
+    scratch.write("good.toml", GOOD);
+    let expected = "\
+good.toml is valid: 3 limits
+
+LIMIT      STRATEGY      RULE
+api        token_bucket  10/s, bursts of 20
+login      fixed_window  5 per 1m window (shadow)
+  user:42                50 per 1m window instead
+internal   -             unlimited
+";
+    let ended = scratch.run(&["validate", "good.toml"]);
+    ended.done("good.toml");
+    assert_eq!(ended.stdout, expected);
+    assert_eq!(ended.stderr, "");
+    let ended = scratch.run_with(&["validate", "-"], GOOD.as_bytes());
+    ended.done("stdin");
+    assert_eq!(ended.stdout, expected.replace("good.toml", "stdin"));
+
+    let ended = scratch.run(&["validate", "good.toml", "--json"]);
+    ended.done("--json");
+    let answer: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(answer["valid"], true);
+    assert_eq!(answer["mistakes"].as_array().unwrap().len(), 0);
+    assert_eq!(answer["limits"][1]["limit"], "login");
+    assert_eq!(answer["limits"][1]["strategy"], "fixed_window");
+    assert_eq!(answer["limits"][1]["rule"], "5 per 1m window");
+    assert_eq!(answer["limits"][1]["shadow"], true);
+    assert_eq!(answer["limits"][1]["overrides"][0]["key"], "user:42");
+    assert_eq!(answer["limits"][2]["strategy"], serde_json::Value::Null);
+}
+
+#[test]
+fn every_mistake_is_told_with_its_line() {
+    let scratch = Scratch::new("invalid");
+    scratch.write(
+        "bad.toml",
+        "[limits.api]\nstrategy = \"token_bucket\"\nrate = \"10/s\"\nburst = 0\n\n\
+         [limits.login]\nstrategy = \"fixed_window\"\nlimit = 5\nwindow = \"soon\"\n\n\
+         [limits.export]\nstrategy = \"token_bucket\"\nrate = \"10/s\"\nburst = 5\nbursts = 9\n",
+    );
+    let ended = scratch.run(&["validate", "bad.toml"]);
+    ended.could_not("bad.toml");
+    for (line, field) in [(4, "burst"), (9, "window"), (15, "bursts")] {
+        let told = ended.stderr.lines().any(|told| {
+            told.starts_with(&format!("bad.toml:{line}: "))
+                && told.split(" = ").next().unwrap().ends_with(field)
+        });
+        assert!(told, "{line} {field}: {}", ended.stderr);
+    }
+    assert!(ended.stderr.ends_with("tollgate: error: 3 mistakes in bad.toml\n"), "{}", ended.stderr);
+
+    let ended = scratch.run(&["validate", "bad.toml", "--json"]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(2), ""));
+    let answer: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(answer["valid"], false);
+    let lines: Vec<u64> = answer["mistakes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|mistake| mistake["line"].as_u64().unwrap())
+        .collect();
+    assert_eq!(lines, [4, 9, 15]);
+    for mistake in answer["mistakes"].as_array().unwrap() {
+        for part in ["field", "value", "fix"] {
+            assert!(!mistake[part].as_str().unwrap().is_empty(), "{part}: {mistake}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_one_line() {
+    let scratch = Scratch::new("unreadable");
+    scratch.write("latin1.toml", b"[limits.api]\n# caf\xe9\n");
+    scratch.write("broken.toml", "[limits.api\nrate = 1\n");
+    scratch.write("huge.toml", vec![b'#'; 17 * 1024 * 1024]);
+    for (file, told) in [
+        ("none.toml", "cannot read none.toml: No such file or directory"),
+        (".", "cannot read .: it is a directory; name a file in it"),
+        ("latin1.toml", "cannot read latin1.toml: line 2 is not UTF-8; save the file as UTF-8"),
+        ("huge.toml", "cannot read huge.toml: it is longer than 16 MiB and no config"),
+    ] {
+        for args in [&["validate", file][..], &["validate", file, "--json"]] {
+            let ended = scratch.run(args);
+            ended.could_not(file);
+            assert_eq!(ended.stderr, format!("tollgate: error: {told}\n"));
+        }
+    }
+    let ended = scratch.run(&["validate", "broken.toml"]);
+    ended.could_not("broken.toml");
+    assert!(ended.stderr.starts_with("broken.toml:1: "), "{}", ended.stderr);
+}

@@ -1,0 +1,87 @@
+//! Why a call could not be decided. A refusal is no error.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use tollgate_kernel::LimitError;
+use tollgate_store::StoreError;
+
+use crate::key::KeyError;
+use crate::policy::PolicyError;
+
+/// A call could not be decided, or a gate not be built. The message says what was asked and what to do.
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Limit(LimitError),
+    Policy(PolicyError),
+    Key(KeyError),
+    Store(StoreError),
+    /// The call itself cannot be answered.
+    Call(String),
+}
+
+impl Error {
+    pub(crate) fn call(message: impl Into<String>) -> Error {
+        Error { kind: Kind::Call(message.into()) }
+    }
+
+    pub(crate) fn zero_cost() -> Error {
+        Error::call("a cost must be at least 1; to look without charging, peek")
+    }
+
+    /// Whether the same call may succeed later without being changed.
+    pub fn is_transient(&self) -> bool {
+        matches!(&self.kind, Kind::Store(error) if error.is_transient())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            Kind::Limit(error) => error.fmt(f),
+            Kind::Policy(error) => error.fmt(f),
+            Kind::Key(error) => error.fmt(f),
+            Kind::Store(error) => error.fmt(f),
+            Kind::Call(message) => f.write_str(message),
+        }
+    }
+}
+
+impl StdError for Error {
+    /// The message already is that of the error inside, so the source is what lies behind that.
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &self.kind {
+            Kind::Store(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<LimitError> for Error {
+    fn from(error: LimitError) -> Error {
+        Error { kind: Kind::Limit(error) }
+    }
+}
+
+impl From<PolicyError> for Error {
+    fn from(error: PolicyError) -> Error {
+        Error { kind: Kind::Policy(error) }
+    }
+}
+
+impl From<KeyError> for Error {
+    fn from(error: KeyError) -> Error {
+        Error { kind: Kind::Key(error) }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Error {
+        Error { kind: Kind::Store(error) }
+    }
+}

@@ -1,0 +1,682 @@
+//! Who pays.
+//!
+//! A key is a namespace, a key and an optional version. As text it is `namespace:key[:version]`, where `:` and `%` inside a
+//! part are written `%3A` and `%25`; text without any `:` is a key in the namespace `default`. Everything downstream (the
+//! store's fingerprints, the overrides of a policy) sees only the *canonical* text, and canonical text and parts are one to
+//! one, so two different keys can never share a counter.
+//!
+//! Parsing is the first thing each charge does, so plain ASCII is recognised eight bytes at a time (`plain.rs`) and borrowed
+//! as it stands; everything else takes the slow road in this file. Unicode is not normalised: different bytes are different
+//! keys.
+//!
+//! Keys are personal data. `Debug` and the errors never contain their text; only [`Key::canonical`], the parts, `Display`
+//! and [`KeyError::suggestion`] do, each asked for by name. The walk goes on in `policy.rs`: which limits apply.
+
+mod plain;
+
+use std::borrow::Cow;
+use std::fmt;
+
+use self::plain::Plain;
+
+/// The longest part, in bytes before encoding.
+const MAX_PART: usize = 1024;
+
+/// The longest text that can hold three parts: each byte encoded as three, and two separators.
+const MAX_TEXT: usize = 3 * (3 * MAX_PART) + 2;
+
+/// A longer suggestion is cut: an error message is no place for a kilobyte.
+const MAX_SUGGESTION: usize = 256;
+
+/// The namespace of a key written without one.
+const DEFAULT: &str = "default";
+
+/// Who pays: a namespace, a key and an optional version.
+///
+/// ```
+/// use tollgate::Key;
+///
+/// let user = Key::parse("user:42")?;
+/// assert_eq!((&*user.namespace(), &*user.key(), user.version()), ("user", "42", None));
+///
+/// // Raw parts need no encoding; the text form has it.
+/// let address = Key::new("ip", "2001:db8::1")?;
+/// assert_eq!(address.canonical(), "ip:2001%3Adb8%3A%3A1");
+/// assert_eq!(address, Key::parse("ip:2001%3adb8%3a%3a1")?);
+///
+/// // Text without a namespace is in `default`.
+/// assert_eq!(Key::parse("42")?, Key::parse("default:42")?);
+/// # Ok::<(), tollgate::KeyError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key<'a> {
+    canonical: Cow<'a, str>,
+}
+
+impl<'a> Key<'a> {
+    /// Reads `namespace:key[:version]`, or a bare key of the namespace `default`.
+    ///
+    /// Allocates nothing unless an escape is written in lower case (`%3a`). Each part is 1 to 1,024 bytes of any text
+    /// without control characters.
+    ///
+    /// ```
+    /// use tollgate::Key;
+    ///
+    /// let error = Key::parse("ip:2001:db8::1").unwrap_err();
+    /// assert!(error.to_string().contains("5 parts"));
+    /// assert_eq!(error.suggestion(), Some("ip:2001%3Adb8%3A%3A1"));
+    /// ```
+    #[inline]
+    pub fn parse(text: &'a str) -> Result<Key<'a>, KeyError> {
+        match Plain::of(text.as_bytes()) {
+            Plain::Canonical => Ok(Key { canonical: Cow::Borrowed(text) }),
+            Plain::InDefault => Ok(Key { canonical: Cow::Borrowed(&text[DEFAULT.len() + 1..]) }),
+            Plain::No => parse_any(text),
+        }
+    }
+
+    /// From a raw namespace and key: nothing in them needs encoding.
+    pub fn new(namespace: &str, key: &str) -> Result<Key<'static>, KeyError> {
+        check_raw(Part::Namespace, namespace)?;
+        check_raw(Part::Key, key)?;
+        let canonical = match namespace {
+            DEFAULT => encode(key),
+            _ => [encode(namespace), encode(key)].join(":"),
+        };
+        Ok(Key { canonical: canonical.into() })
+    }
+
+    /// From a raw namespace, key and version.
+    ///
+    /// ```
+    /// use tollgate::Key;
+    /// assert_eq!(Key::with_version("user", "42", "v2")?.canonical(), "user:42:v2");
+    /// # Ok::<(), tollgate::KeyError>(())
+    /// ```
+    pub fn with_version(namespace: &str, key: &str, version: &str) -> Result<Key<'static>, KeyError> {
+        check_raw(Part::Namespace, namespace)?;
+        check_raw(Part::Key, key)?;
+        check_raw(Part::Version, version)?;
+        Ok(Key { canonical: [encode(namespace), encode(key), encode(version)].join(":").into() })
+    }
+
+    /// The one text of this key: encoded, without `default:` where there is no version. Equal keys have equal canonical text.
+    #[inline]
+    pub fn canonical(&self) -> &str {
+        &self.canonical
+    }
+
+    /// The namespace, decoded.
+    pub fn namespace(&self) -> Cow<'_, str> {
+        decode(self.parts().0)
+    }
+
+    /// The key within its namespace, decoded.
+    pub fn key(&self) -> Cow<'_, str> {
+        decode(self.parts().1)
+    }
+
+    /// The version, decoded, if there is one.
+    pub fn version(&self) -> Option<Cow<'_, str>> {
+        self.parts().2.map(decode)
+    }
+
+    /// The same key, borrowing nothing.
+    pub fn into_owned(self) -> Key<'static> {
+        Key { canonical: Cow::Owned(self.canonical.into_owned()) }
+    }
+
+    /// The encoded parts.
+    fn parts(&self) -> (&str, &str, Option<&str>) {
+        match self.canonical.split_once(':') {
+            None => (DEFAULT, &self.canonical, None),
+            Some((namespace, rest)) => match rest.split_once(':') {
+                None => (namespace, rest, None),
+                Some((key, version)) => (namespace, key, Some(version)),
+            },
+        }
+    }
+}
+
+/// The full encoded text, `namespace:key[:version]`, which parses back to the same key.
+impl fmt::Display for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.canonical.contains(':') {
+            write!(f, "{DEFAULT}:")?;
+        }
+        f.write_str(&self.canonical)
+    }
+}
+
+/// Never the text: `Debug` ends up in logs, and keys are personal data.
+impl fmt::Debug for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// Why a key is malformed: which part, what is wrong with it and what to write instead.
+///
+/// The message never contains the key, so it may be logged; the text to use instead is [`KeyError::suggestion`].
+///
+/// ```
+/// use tollgate::Key;
+/// let error = Key::parse("disk:100%").unwrap_err();
+/// assert_eq!(error.to_string(), "the key has a `%` at byte 4 that encodes nothing; write `%` as `%25` and `:` as `%3A`");
+/// assert_eq!(error.suggestion(), Some("disk:100%25"));
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct KeyError(Box<Malformed>);
+
+#[derive(Clone, PartialEq, Eq)]
+struct Malformed {
+    fault: Fault,
+    suggestion: Option<String>,
+}
+
+impl KeyError {
+    /// The text that was probably meant, where there is one: bare `%` encoded and, where the parts are too many or empty,
+    /// everything after the first `:` taken as one part. It contains the caller's key; a long one is cut and ends in `…`.
+    pub fn suggestion(&self) -> Option<&str> {
+        self.0.suggestion.as_deref()
+    }
+}
+
+impl From<Fault> for KeyError {
+    fn from(fault: Fault) -> KeyError {
+        KeyError(Box::new(Malformed { fault, suggestion: None }))
+    }
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fault.fmt(f)
+    }
+}
+
+/// Like `Display`: the suggestion holds the caller's key and stays out.
+impl fmt::Debug for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyError({:?})", self.to_string())
+    }
+}
+
+impl std::error::Error for KeyError {}
+
+/// Which part of a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Namespace,
+    Key,
+    Version,
+}
+
+impl Part {
+    /// The parts as a text of so many holds them.
+    fn of_text(parts: usize) -> &'static [Part] {
+        match parts {
+            1 => &[Part::Key],
+            _ => &[Part::Namespace, Part::Key, Part::Version],
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Part::Namespace => "the namespace",
+            Part::Key => "the key",
+            Part::Version => "the version",
+        })
+    }
+}
+
+/// What is wrong with a key. Positions are bytes from the start of the part, shown counted from 1.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    NoText,
+    LongText { bytes: usize },
+    ManyParts { parts: usize },
+    EmptyPart(Part),
+    LongPart { part: Part, bytes: usize },
+    Control { part: Part, at: usize, character: char },
+    Percent { part: Part, at: usize },
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Fault::NoText => {
+                write!(
+                    f,
+                    "the key is empty; write `namespace:key[:version]` or a key of 1 to {MAX_PART} bytes"
+                )
+            }
+            Fault::LongText { bytes } => {
+                write!(
+                    f,
+                    "the key is {bytes} bytes long; each part may have 1 to {MAX_PART}: shorten it or hash it"
+                )
+            }
+            Fault::ManyParts { parts } => write!(
+                f,
+                "the key has {parts} parts and `namespace:key[:version]` at most 3; write a `:` inside a part as `%3A`"
+            ),
+            Fault::EmptyPart(part) => {
+                write!(
+                    f,
+                    "{part} is empty; a part has 1 to {MAX_PART} bytes, and a `:` inside one is written `%3A`"
+                )
+            }
+            Fault::LongPart { part, bytes } => {
+                write!(
+                    f,
+                    "{part} is {bytes} bytes long; a part may have 1 to {MAX_PART}: shorten it or hash it"
+                )
+            }
+            Fault::Control { part, at, character } => write!(
+                f,
+                "{part} has the control character U+{:04X} at byte {}; remove it",
+                u32::from(character),
+                at + 1
+            ),
+            Fault::Percent { part, at } => write!(
+                f,
+                "{part} has a `%` at byte {} that encodes nothing; write `%` as `%25` and `:` as `%3A`",
+                at + 1
+            ),
+        }
+    }
+}
+
+/// Reads any text: escapes, other alphabets and everything malformed.
+#[cold]
+#[inline(never)]
+fn parse_any(text: &str) -> Result<Key<'_>, KeyError> {
+    read(text).map_err(|fault| KeyError(Box::new(Malformed { fault, suggestion: suggest(text, fault) })))
+}
+
+fn read(text: &str) -> Result<Key<'_>, Fault> {
+    match text.len() {
+        0 => return Err(Fault::NoText),
+        // Refused before it is looked at, so that a megabyte costs nothing.
+        bytes if bytes > MAX_TEXT => return Err(Fault::LongText { bytes }),
+        _ => {}
+    }
+    let parts = text.split(':').count();
+    if parts > 3 {
+        return Err(Fault::ManyParts { parts });
+    }
+    for (&part, encoded) in Part::of_text(parts).iter().zip(text.split(':')) {
+        check_encoded(part, encoded)?;
+    }
+    let text = match text.split_once(':') {
+        Some((DEFAULT, key)) if parts == 2 => key,
+        _ => text,
+    };
+    // Every `%` starts an escape here, so this is the only spelling left to settle.
+    let canonical =
+        if text.contains("%3a") { Cow::Owned(text.replace("%3a", "%3A")) } else { Cow::Borrowed(text) };
+    Ok(Key { canonical })
+}
+
+/// Refuses an encoded part that is empty, too long once decoded, or holds a control character or a bare `%`.
+fn check_encoded(part: Part, encoded: &str) -> Result<(), Fault> {
+    let mut escapes = 0;
+    for (at, character) in encoded.char_indices() {
+        if character.is_control() {
+            return Err(Fault::Control { part, at, character });
+        }
+        if character == '%' {
+            if !is_escape(&encoded[at..]) {
+                return Err(Fault::Percent { part, at });
+            }
+            escapes += 1;
+        }
+    }
+    check_length(part, encoded.len() - 2 * escapes)
+}
+
+/// Refuses a raw part that is empty, too long or holds a control character.
+fn check_raw(part: Part, raw: &str) -> Result<(), Fault> {
+    check_length(part, raw.len())?;
+    match raw.char_indices().find(|(_, character)| character.is_control()) {
+        Some((at, character)) => Err(Fault::Control { part, at, character }),
+        None => Ok(()),
+    }
+}
+
+fn check_length(part: Part, bytes: usize) -> Result<(), Fault> {
+    match bytes {
+        0 => Err(Fault::EmptyPart(part)),
+        1..=MAX_PART => Ok(()),
+        _ => Err(Fault::LongPart { part, bytes }),
+    }
+}
+
+/// Whether a text that starts with `%` starts with an escape.
+fn is_escape(text: &str) -> bool {
+    ["%3A", "%3a", "%25"].iter().any(|escape| text.starts_with(escape))
+}
+
+fn encode(raw: &str) -> String {
+    raw.replace('%', "%25").replace(':', "%3A")
+}
+
+fn decode(encoded: &str) -> Cow<'_, str> {
+    match encoded.contains('%') {
+        false => Cow::Borrowed(encoded),
+        // In this order: `%253A` is the text `%3A` and no separator.
+        true => Cow::Owned(encoded.replace("%3A", ":").replace("%25", "%")),
+    }
+}
+
+/// The sound text nearest to a malformed one, if mending separators and percent signs is enough.
+fn suggest(text: &str, fault: Fault) -> Option<String> {
+    let mended = match fault {
+        Fault::Percent { .. } if !text.split(':').any(str::is_empty) => {
+            text.split(':').map(mend).collect::<Vec<_>>().join(":")
+        }
+        Fault::ManyParts { .. } | Fault::EmptyPart(_) | Fault::Percent { .. } => match text.split_once(':') {
+            Some((namespace, rest)) if !namespace.is_empty() && !rest.is_empty() => {
+                [mend(namespace), mend(rest)].join(":")
+            }
+            _ => mend(text),
+        },
+        _ => return None,
+    };
+    read(&mended).ok().map(|key| cut(key.canonical.into_owned()))
+}
+
+/// Encodes what should have been encoded and leaves escapes alone.
+fn mend(part: &str) -> String {
+    let mut mended = String::with_capacity(part.len() + 16);
+    for (at, character) in part.char_indices() {
+        match character {
+            ':' => mended.push_str("%3A"),
+            '%' if !is_escape(&part[at..]) => mended.push_str("%25"),
+            _ => mended.push(character),
+        }
+    }
+    mended
+}
+
+/// Cuts a long suggestion between characters and between escapes.
+fn cut(mut suggestion: String) -> String {
+    if suggestion.len() > MAX_SUGGESTION {
+        let mut end = MAX_SUGGESTION;
+        while !suggestion.is_char_boundary(end) {
+            end -= 1;
+        }
+        if let Some(escape) = suggestion[..end].rfind('%').filter(|at| end - at < 3) {
+            end = escape;
+        }
+        suggestion.truncate(end);
+        suggestion.push('…');
+    }
+    suggestion
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Whether parsing took the text as it stands.
+    fn is_borrowed(key: &Key<'_>) -> bool {
+        matches!(key.canonical, Cow::Borrowed(_))
+    }
+
+    #[test]
+    fn text_is_read_into_parts() {
+        for (text, namespace, key, version, canonical) in [
+            ("foo", "default", "foo", None, "foo"),
+            ("x", "default", "x", None, "x"),
+            ("default:foo", "default", "foo", None, "foo"),
+            ("default:foo:1", "default", "foo", Some("1"), "default:foo:1"),
+            ("default:default", "default", "default", None, "default"),
+            ("defaults:foo", "defaults", "foo", None, "defaults:foo"),
+            ("user:42", "user", "42", None, "user:42"),
+            ("user:42:v2", "user", "42", Some("v2"), "user:42:v2"),
+            ("a:b:c", "a", "b", Some("c"), "a:b:c"),
+            (
+                "tenant:0000000000000042:v2",
+                "tenant",
+                "0000000000000042",
+                Some("v2"),
+                "tenant:0000000000000042:v2",
+            ),
+            ("ip:2001%3Adb8%3A%3A1", "ip", "2001:db8::1", None, "ip:2001%3Adb8%3A%3A1"),
+            ("ip:%3a%3a1", "ip", "::1", None, "ip:%3A%3A1"),
+            ("default:%3a%3a1", "default", "::1", None, "%3A%3A1"),
+            ("%253A", "default", "%3A", None, "%253A"),
+            ("100%25:%3A:%25", "100%", ":", Some("%"), "100%25:%3A:%25"),
+            ("{tag}:a b", "{tag}", "a b", None, "{tag}:a b"),
+            ("default:naïve", "default", "naïve", None, "naïve"),
+            ("käse:🧀\u{202e}:é", "käse", "🧀\u{202e}", Some("é"), "käse:🧀\u{202e}:é"),
+        ] {
+            let parsed = Key::parse(text).unwrap();
+            assert_eq!(parsed.canonical(), canonical, "{text}");
+            assert_eq!((&*parsed.namespace(), &*parsed.key()), (namespace, key), "{text}");
+            assert_eq!(parsed.version().as_deref(), version, "{text}");
+            assert_eq!(is_borrowed(&parsed), !text.contains("%3a"), "{text}");
+            assert_eq!(Key::parse(&parsed.to_string()).unwrap(), parsed, "{text}");
+            let raw = match version {
+                None => Key::new(namespace, key),
+                Some(version) => Key::with_version(namespace, key, version),
+            };
+            assert_eq!(raw.unwrap(), parsed.into_owned(), "{text}");
+        }
+    }
+
+    #[test]
+    fn malformed_text_is_refused_with_a_fix() {
+        let long = "x".repeat(1025);
+        let no_fix = None::<&str>;
+        for (text, message, suggestion) in [
+            ("", "the key is empty; write `namespace:key[:version]`", no_fix),
+            (":", "the namespace is empty; a part has 1 to 1024 bytes", Some("%3A")),
+            (":a", "the namespace is empty", Some("%3Aa")),
+            ("user:", "the key is empty", Some("user%3A")),
+            ("user::v2", "the key is empty", Some("user:%3Av2")),
+            ("user:42:", "the version is empty", Some("user:42%3A")),
+            ("::1", "the namespace is empty", Some("%3A%3A1")),
+            ("a:b:c:d", "the key has 4 parts", Some("a:b%3Ac%3Ad")),
+            ("a:b:c:d:e:f:g:h:i:j", "the key has 10 parts", Some("a:b%3Ac%3Ad%3Ae%3Af%3Ag%3Ah%3Ai%3Aj")),
+            ("ip:2001:db8::1", "write a `:` inside a part as `%3A`", Some("ip:2001%3Adb8%3A%3A1")),
+            ("ip:2001%3adb8:0:5%:1", "the key has 5 parts", Some("ip:2001%3Adb8%3A0%3A5%25%3A1")),
+            ("::ffff:1.2.3.4", "the key has 4 parts", Some("%3A%3Affff%3A1.2.3.4")),
+            ("a:\0:b:c", "the key has 4 parts", no_fix),
+            ("100%", "the key has a `%` at byte 4 that encodes nothing; write `%` as `%25`", Some("100%25")),
+            ("disk:100%:v2", "the key has a `%` at byte 4", Some("disk:100%25:v2")),
+            ("a%41:b", "the namespace has a `%` at byte 2", Some("a%2541:b")),
+            ("a:b:%", "the version has a `%` at byte 1", Some("a:b:%25")),
+            ("%::b", "the namespace has a `%` at byte 1", Some("%25:%3Ab")),
+            ("%é", "the key has a `%` at byte 1", Some("%25é")),
+            ("user:4\u{7}2", "the key has the control character U+0007 at byte 2; remove it", no_fix),
+            ("user\u{7f}:42", "the namespace has the control character U+007F", no_fix),
+            ("user:42:\u{85}", "the version has the control character U+0085", no_fix),
+            (&long, "the key is 1025 bytes long", no_fix),
+            (&format!("{long}:a"), "the namespace is 1025 bytes long; a part may have 1 to 1024", no_fix),
+            (&format!("%{long}"), "the key has a `%` at byte 1", no_fix),
+            (&"x".repeat(1 << 20), "the key is 1048576 bytes long; each part may have 1 to 1024", no_fix),
+            (&":".repeat(1024), "the key has 1025 parts", no_fix),
+        ] {
+            let error = Key::parse(text).unwrap_err();
+            assert!(error.to_string().contains(message), "{text:.40}: {error}");
+            match suggestion {
+                None if text.len() < 1024 => assert_eq!(error.suggestion(), None, "{text}"),
+                None => {}
+                Some(_) => assert_eq!(error.suggestion(), suggestion, "{text}"),
+            }
+        }
+    }
+
+    #[test]
+    fn raw_parts_are_refused_alike() {
+        let long = "é".repeat(513);
+        for (namespace, key, version, message) in [
+            ("", "a", "b", "the namespace is empty"),
+            ("a", "", "b", "the key is empty"),
+            ("a", "b", "", "the version is empty"),
+            (&long, "a", "b", "the namespace is 1026 bytes long"),
+            ("a", &long, "b", "the key is 1026 bytes long"),
+            ("a", "b", &long, "the version is 1026 bytes long"),
+            ("a", "b\n", "c", "the key has the control character U+000A at byte 2"),
+        ] {
+            let error = Key::with_version(namespace, key, version).unwrap_err();
+            assert!(error.to_string().contains(message), "{error}");
+            assert_eq!(error.suggestion(), None);
+            if !version.is_empty() && version.len() <= MAX_PART {
+                assert_eq!(Key::new(namespace, key).unwrap_err(), error);
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_has_up_to_1024_bytes_before_encoding() {
+        for part in ["x", ":", "%", "é"] {
+            let part = part.repeat(MAX_PART / part.len());
+            let key = Key::with_version(&part, &part, &part).unwrap();
+            assert!(key.to_string().len() <= MAX_TEXT);
+            assert_eq!(Key::parse(&key.to_string()).unwrap(), key);
+            assert!(Key::new(&part, &format!("{part}x")).is_err());
+        }
+    }
+
+    #[test]
+    fn a_long_suggestion_is_cut_between_characters_and_escapes() {
+        for (text, end) in [
+            (format!("a:{}", "b:".repeat(100)), "%3Ab…"),
+            (format!("ab:{}:c:d", "é".repeat(300)), "é…"),
+            (format!("a:b:c:d{}", ":".repeat(300)), "%3A%3A…"),
+        ] {
+            let error = Key::parse(&text).unwrap_err();
+            let suggestion = error.suggestion().unwrap();
+            assert!(suggestion.len() <= MAX_SUGGESTION + '…'.len_utf8(), "{suggestion}");
+            assert!(suggestion.ends_with(end), "{suggestion}");
+        }
+    }
+
+    #[test]
+    fn logs_never_see_a_key() {
+        let key = Key::parse("user:alice").unwrap();
+        assert_eq!(format!("{key:?}"), "Key(..)");
+        for text in ["user:alice%", "alice:alice:alice:alice", "alice:", "alice\n", &"alice".repeat(300)] {
+            let error = Key::parse(text).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+            assert!(format!("{error:?}").contains("the "), "{error:?}");
+        }
+    }
+
+    /// As many random texts as asked for by `PROPTEST_CASES`, else 10,000.
+    fn config() -> ProptestConfig {
+        let cases = std::env::var("PROPTEST_CASES").unwrap_or_default().parse().unwrap_or(10_000);
+        ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+    }
+
+    /// A sound part, as hostile as parts come: few pieces, so that pairs often nearly collide.
+    fn part() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            6 => proptest::sample::select(vec![
+                ":", "%", "%3A", "%3a", "%25", "3A", "25", "{", "}", "{}", "default", "a", "v1", " ", "🧀", "\u{202e}", "\u{feff}",
+                "e\u{301}", "é", "/", "\\", "\"",
+            ])
+            .prop_map(str::to_owned),
+            1 => any::<char>().prop_map(|c| if c.is_control() { "?".to_owned() } else { c.to_string() }),
+        ];
+        prop_oneof![
+            12 => proptest::collection::vec(piece, 1..5).prop_map(|pieces| pieces.concat()),
+            1 => proptest::sample::select(vec![":", "%", "x", "é", "🧀"])
+                .prop_map(|unit| unit.repeat(MAX_PART / unit.len())),
+        ]
+    }
+
+    type Parts = (String, String, Option<String>);
+
+    fn parts() -> impl Strategy<Value = Parts> {
+        let namespace = prop_oneof![1 => Just("default".to_owned()), 3 => part()];
+        (namespace, part(), proptest::option::of(part()))
+    }
+
+    fn key((namespace, key, version): &Parts) -> Key<'static> {
+        match version {
+            None => Key::new(namespace, key).unwrap(),
+            Some(version) => Key::with_version(namespace, key, version).unwrap(),
+        }
+    }
+
+    fn parts_of(key: &Key<'_>) -> Parts {
+        (key.namespace().into_owned(), key.key().into_owned(), key.version().map(Cow::into_owned))
+    }
+
+    /// Any text: hostile pieces, control characters and noise.
+    fn text() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            3 => Just(":".to_owned()),
+            3 => part(),
+            1 => any::<char>().prop_map(String::from),
+            1 => proptest::sample::select(vec!["\0", "\u{7f}", "\u{85}", "%4", "%zz"]).prop_map(str::to_owned),
+        ];
+        proptest::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #![proptest_config(config())]
+
+        #[test]
+        fn parts_come_back(parts in parts()) {
+            let key = key(&parts);
+            prop_assert_eq!(&parts_of(&key), &parts);
+            for text in [key.canonical().to_owned(), key.to_string()] {
+                let parsed = Key::parse(&text).unwrap();
+                prop_assert_eq!(&parsed, &key);
+                prop_assert_eq!(&parts_of(&parsed), &parts);
+                prop_assert!(is_borrowed(&parsed));
+            }
+        }
+
+        #[test]
+        fn different_parts_are_different_keys(one in parts(), other in parts()) {
+            prop_assert_eq!(key(&one) == key(&other), one == other);
+            prop_assert_eq!(key(&one).canonical() == key(&other).canonical(), one == other);
+        }
+
+        /// Moving a separator from one part to the next is the classic way to meet someone else's counter.
+        #[test]
+        fn a_separator_moved_is_another_key(left in part(), middle in part(), right in part()) {
+            let keys = [
+                Key::new(&format!("{left}:{middle}"), &right),
+                Key::new(&left, &format!("{middle}:{right}")),
+                Key::with_version(&left, &middle, &right),
+                Key::new("default", &format!("{left}:{middle}:{right}")),
+            ];
+            let keys: Vec<_> = keys.into_iter().flatten().collect();
+            let distinct: std::collections::BTreeSet<_> = keys.iter().map(Key::canonical).collect();
+            prop_assert_eq!(distinct.len(), keys.len());
+        }
+
+        #[test]
+        fn any_text_is_one_key_or_a_clear_error(text in text()) {
+            match Key::parse(&text) {
+                Ok(key) => {
+                    let again = Key::parse(key.canonical()).unwrap();
+                    prop_assert_eq!(again.canonical(), key.canonical());
+                    let full = key.to_string();
+                    prop_assert_eq!(&Key::parse(&full).unwrap(), &key);
+                    prop_assert!(key == self::key(&parts_of(&key)));
+                    // The only spellings of a key: with or without `default:`, escapes in either case.
+                    let upper = text.replace("%3a", "%3A");
+                    prop_assert!(upper == full || upper == key.canonical());
+                }
+                Err(error) => {
+                    if let Some(suggestion) = error.suggestion().filter(|text| !text.ends_with('…')) {
+                        let mended = Key::parse(suggestion).unwrap();
+                        prop_assert_eq!(mended.canonical(), suggestion);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The heart: charge them all, or none. One limit in this process, at once and without allocating.
+//!
+//! A [`Limiter`] is a handle on one limit. [`check`](Limiter::check) is the whole walk on one screen: who pays, what they meet
+//! under this limit, what the counters say, and how it counts. [`charge`] is the same walk over several limits at once; the
+//! store takes all their locks, looks at all, and charges all or none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tollgate_kernel::{Cost, Limit, Micros, Outcome};
+use tollgate_store::{Charged, Hold, HoldId, MemoryLimit, MemoryStore};
+
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::gate::{self, Backend, Entry, Gate, Place, Resolved, ResolvedAll};
+use crate::key::Key;
+use crate::policy::Rule;
+use crate::registry::Tollgate;
+use crate::reservation::{Permit, Reservation, Reserved};
+use crate::wait::{self, WaitError};
+
+/// How long a reservation can be settled, unless said otherwise.
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(60);
+
+/// One limit in this process. Cheap to clone; clones share their counters.
+///
+/// ```
+/// use tollgate::{Limit, Limiter};
+///
+/// let limiter = Limiter::new(Limit::token_bucket("10/s".parse()?, 20)?);
+/// assert!(limiter.check("user:42").allowed);
+/// assert_eq!(limiter.charge("user:42", 5)?.remaining, 14);
+/// assert_eq!(limiter.peek("user:7", 1)?.remaining, 19);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Limiter {
+    gate: Arc<Gate>,
+    entry: Arc<Entry>,
+    /// The counters, where a charge need only ask them: no overrides, not a limit that only watches, no observer.
+    straight: Option<MemoryLimit>,
+}
+
+impl Limiter {
+    /// A limiter of its own, with a memory store of its own, by the name of `default`.
+    pub fn new(limit: Limit) -> Limiter {
+        Tollgate::of_one("default", limit)
+    }
+
+    /// A handle on one limit of a registry.
+    pub(crate) fn on(gate: Arc<Gate>, entry: Arc<Entry>) -> Limiter {
+        let is_straight = entry.overrides.is_empty() && !entry.rule.is_shadow() && gate.observer.is_none();
+        let straight = match &entry.base {
+            Place::Counted { memory: Some(memory), .. } if is_straight => Some(memory.clone()),
+            _ => None,
+        };
+        Limiter { gate, entry, straight }
+    }
+
+    /// Charges a key one unit. A key that is empty or malformed is denied, and nothing is charged.
+    #[inline]
+    pub fn check(&self, key: &str) -> Outcome {
+        self.charge_cost(key, Cost::ONE)
+    }
+
+    /// Charges a key `cost` units. Zero is an error: to look without charging, [`peek`](Self::peek).
+    #[inline]
+    pub fn charge(&self, key: &str, cost: u64) -> Result<Outcome, Error> {
+        Ok(self.charge_cost(key, Cost::new(cost).ok_or_else(Error::zero_cost)?))
+    }
+
+    #[inline]
+    fn charge_cost(&self, text: &str, cost: Cost) -> Outcome {
+        let Ok(key) = Key::parse(text) else {
+            return self.deny_malformed(text, cost);
+        };
+        // The straight way: one set of counters for all keys, nobody watching. The answer goes out as the store wrote it.
+        match &self.straight {
+            Some(memory) => memory.charge(key.canonical(), cost),
+            None => self.charge_around(&key, cost),
+        }
+    }
+
+    /// The way around: overrides, a limit that only watches, or an observer.
+    fn charge_around(&self, key: &Key<'_>, cost: Cost) -> Outcome {
+        let started = self.gate.started();
+        let place = self.entry.place(key);
+        let outcome = match place {
+            Place::Counted { memory: Some(memory), .. } => memory.charge(key.canonical(), cost),
+            Place::Unlimited => Outcome::UNLIMITED,
+            // A limiter is only made where counters are in this process.
+            Place::Blocked | Place::Counted { memory: None, .. } => Outcome::BLOCKED,
+        };
+        if let Some(started) = started {
+            self.gate.tell("charge", &self.entry, Some((key, place)), cost, outcome, started.elapsed());
+        }
+        self.entry.as_counted(outcome)
+    }
+
+    #[cold]
+    fn deny_malformed(&self, text: &str, cost: Cost) -> Outcome {
+        if let Err(error) = Key::parse(text) {
+            self.gate.malformed.warn(self.entry.rule.name(), &error);
+        }
+        self.gate.tell("charge", &self.entry, None, cost, Outcome::BLOCKED, Duration::ZERO);
+        Outcome::BLOCKED
+    }
+
+    /// Charges each of many keys one unit, at one reading of the clock, and adds the answers to `outcomes`, in order. With
+    /// many keys this is several times faster than [`check`](Self::check) on each, because memory is waited for only once.
+    pub fn check_many<K: AsRef<str>>(&self, keys: &[K], outcomes: &mut Vec<Outcome>) {
+        let Some(memory) = &self.straight else {
+            return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
+        };
+        for keys in keys.chunks(16) {
+            let parsed: SmallVec<[Key<'_>; 16]> =
+                keys.iter().map_while(|key| Key::parse(key.as_ref()).ok()).collect();
+            if parsed.len() == keys.len() {
+                let canonical: SmallVec<[&str; 16]> = parsed.iter().map(Key::canonical).collect();
+                memory.charge_many(&canonical, Cost::ONE, outcomes);
+            } else {
+                outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
+            }
+        }
+    }
+
+    /// Answers as a charge would, and changes nothing.
+    pub fn peek(&self, key: &str, cost: u64) -> Result<Outcome, Error> {
+        let decision = peek(&[self.of(key).cost(cost)])?;
+        Ok(self.entry.as_counted(decision.binding().outcome))
+    }
+
+    /// What a key has used and has left: [`Outcome::used`], `remaining`, `capacity`, and `reset_after` for the time left.
+    /// The answer describes the key as it stands, as if nothing were asked for.
+    pub fn status(&self, key: &str) -> Outcome {
+        let Ok(key) = Key::parse(key) else { return Outcome::BLOCKED };
+        match self.entry.place(&key) {
+            Place::Counted { memory: Some(memory), .. } => memory.status(key.canonical()),
+            Place::Unlimited => Outcome::UNLIMITED,
+            Place::Blocked | Place::Counted { memory: None, .. } => Outcome::BLOCKED,
+        }
+    }
+
+    /// Forgets what a key was charged; false when nothing was remembered.
+    pub fn reset(&self, key: &str) -> bool {
+        let Ok(key) = Key::parse(key) else { return false };
+        let forgotten = match self.entry.place(&key) {
+            Place::Counted { memory: Some(memory), .. } => memory.forget(key.canonical()),
+            _ => false,
+        };
+        self.gate.queues.nudge();
+        forgotten
+    }
+
+    /// Charges an estimate that can be settled with the true amount within a minute.
+    /// [`reserve`](fn@reserve) does the same over several limits and with a time to live of your choice.
+    pub fn reserve(&self, key: &str, cost: u64) -> Result<Reserved<'_>, Error> {
+        reserve(&[self.of(key).cost(cost)], DEFAULT_TTL)
+    }
+
+    /// Takes one unit and, under a concurrency limit, holds it until the permit is dropped or its lease runs out. `Err` is the
+    /// refusal.
+    pub fn acquire(&self, key: &str) -> Result<Permit, Outcome> {
+        let asks = [self.of(key)];
+        let reserved = reserve(&asks, Duration::ZERO).map_err(|_| Outcome::BLOCKED)?;
+        let outcome = self.entry.as_counted(reserved.decision.binding().outcome);
+        match reserved.reservation {
+            Some(reservation) => Ok(Permit::new(reservation, outcome)),
+            None => Err(outcome),
+        }
+    }
+
+    /// Waits until `cost` fits, at most `within`, first come, first served among those who wait for the same key. Dropping the
+    /// future gives the place in the queue back; nothing is charged before it is ready.
+    pub async fn wait(&self, key: &str, cost: u64, within: Duration) -> Result<Outcome, WaitError> {
+        wait::wait(&self.gate, &self.entry, key, cost, within).await
+    }
+
+    /// This limit and a key, as part of a charge over several limits.
+    pub fn of<'a, 'k>(&'a self, key: &'k str) -> Charge<'a, 'k> {
+        Charge { limiter: self, key, cost: 1 }
+    }
+
+    /// The limit's name.
+    pub fn name(&self) -> &str {
+        self.entry.rule.name()
+    }
+
+    /// The rule that the limit follows.
+    pub fn rule(&self) -> &Rule {
+        &self.entry.rule
+    }
+
+    /// How many keys are remembered under this limit, overrides not counted.
+    pub fn keys(&self) -> usize {
+        match &self.entry.base {
+            Place::Counted { memory: Some(memory), .. } => memory.keys(),
+            _ => 0,
+        }
+    }
+}
+
+impl std::fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Limiter").field("rule", &self.entry.rule).finish_non_exhaustive()
+    }
+}
+
+/// One limit of a charge over several, made by [`Limiter::of`].
+#[derive(Clone, Copy, Debug)]
+pub struct Charge<'a, 'k> {
+    limiter: &'a Limiter,
+    key: &'k str,
+    cost: u64,
+}
+
+impl Charge<'_, '_> {
+    /// How much to charge; one, unless said.
+    #[must_use]
+    pub fn cost(self, cost: u64) -> Self {
+        Charge { cost, ..self }
+    }
+}
+
+/// Charges several limits at once: all of them, or none.
+///
+/// ```
+/// use tollgate::{Limit, Micros, Tollgate};
+///
+/// let gate = Tollgate::builder()
+///     .limit("global", Limit::token_bucket("1000/s".parse()?, 1000)?)
+///     .limit("per-user", Limit::sliding_window(1, Micros::from_secs(60))?)
+///     .build()?;
+/// let (global, per_user) = (gate.limiter("global")?, gate.limiter("per-user")?);
+///
+/// assert!(tollgate::charge(&[global.of("all"), per_user.of("user:42")])?.allowed());
+/// let denied = tollgate::charge(&[global.of("all"), per_user.of("user:42")])?;
+/// assert_eq!(denied.binding().name, "per-user");
+/// assert_eq!(global.status("all").used(), 1); // the refused charge took nothing here
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+///
+/// The limits must be of one registry, so that they share a store; each pair of limit and key may be named more than once, and
+/// its costs add up.
+pub fn charge<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
+    let (gate, store) = one_gate(charges)?;
+    let started = gate.started();
+    let asks = resolve(gate, charges)?;
+    let counted = if gate::is_denied_outright(&asks) {
+        store.peek_all(&gate::memory_items(&asks))
+    } else {
+        store.charge_all(&gate::memory_items(&asks), None)?
+    };
+    Ok(told(gate, "charge", &asks, &counted, started))
+}
+
+/// Answers as [`charge`](fn@charge) would, and changes nothing.
+pub fn peek<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
+    let (gate, store) = one_gate(charges)?;
+    let started = gate.started();
+    let asks = resolve(gate, charges)?;
+    let counted = store.peek_all(&gate::memory_items(&asks));
+    Ok(told(gate, "peek", &asks, &counted, started))
+}
+
+/// Charges an estimate under one or more limits, to be settled with the true amount within `ttl`. A reservation that nobody
+/// settles stays charged as it is; leases end by themselves.
+pub fn reserve<'a>(charges: &[Charge<'a, '_>], ttl: Duration) -> Result<Reserved<'a>, Error> {
+    let (gate, store) = one_gate(charges)?;
+    let started = gate.started();
+    let asks = resolve(gate, charges)?;
+    let hold = Hold { id: HoldId::random(), ttl: Micros::from(ttl) };
+    let counted = if gate::is_denied_outright(&asks) {
+        store.peek_all(&gate::memory_items(&asks))
+    } else {
+        store.charge_all(&gate::memory_items(&asks), Some(hold))?
+    };
+    let decision = told(gate, "reserve", &asks, &counted, started);
+    let gate = charges[0].limiter.gate.clone();
+    let reservation = decision.allowed().then(|| Reservation::new(gate, hold.id));
+    Ok(Reserved { decision, reservation })
+}
+
+/// The one registry that all charges belong to, and its store.
+fn one_gate<'a>(charges: &[Charge<'a, '_>]) -> Result<(&'a Gate, &'a MemoryStore), Error> {
+    let first = charges.first().ok_or_else(|| Error::call("a charge needs at least one limit"))?;
+    if charges.iter().any(|charge| !Arc::ptr_eq(&charge.limiter.gate, &first.limiter.gate)) {
+        return Err(Error::call(
+            "limits of different registries cannot be charged together; build them with one Tollgate::builder()",
+        ));
+    }
+    match &first.limiter.gate.backend {
+        Backend::Memory(store) => Ok((&first.limiter.gate, store)),
+        Backend::Remote(_) => Err(Error::call("this limit's store is elsewhere; use the async calls of Tollgate")),
+    }
+}
+
+fn resolve<'a, 'k>(gate: &Gate, charges: &[Charge<'a, 'k>]) -> Result<ResolvedAll<'a, 'k>, Error> {
+    charges.iter().map(|charge| Resolved::new(gate, &charge.limiter.entry, charge.key, charge.cost)).collect()
+}
+
+fn told<'a>(
+    gate: &Gate,
+    operation: &'static str,
+    asks: &[Resolved<'a, '_>],
+    counted: &Charged,
+    started: Option<std::time::Instant>,
+) -> Decision<'a> {
+    let decision = gate::conclude(asks, &counted.outcomes);
+    gate.tell_all(operation, asks, &decision, started);
+    decision
+}

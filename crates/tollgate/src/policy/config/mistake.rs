@@ -1,0 +1,96 @@
+//! What is wrong in a file: every mistake with its line, field, value and fix.
+//!
+//! A mistake is made to be printed and acted on without opening the documentation. It never holds a secret: whoever makes
+//! one (`reader.rs`) writes `***` for a value that could be one.
+
+use std::fmt;
+
+/// One mistake in a configuration file.
+///
+/// Its `Display` is one line: `line 12, limits.api.burst = 0: must be at least 1; …`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Mistake {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The column in characters, counted from 1.
+    pub column: usize,
+    /// The field with its section, such as `limits.api.burst`; empty where the file is not even TOML.
+    pub field: String,
+    /// The value as written, cut when long, `***` where it may be a secret; empty where the field is missing or its name is
+    /// what is wrong.
+    pub value: String,
+    /// What to write instead.
+    pub fix: String,
+}
+
+impl Mistake {
+    /// What is wrong and what to write instead, without the place: `limits.api.burst = 0: must be at least 1; …`.
+    pub fn message(&self) -> String {
+        let Mistake { field, value, fix, .. } = self;
+        match (field.as_str(), value.as_str()) {
+            ("", _) => fix.clone(),
+            (_, "") => format!("{field}: {fix}"),
+            _ => format!("{field} = {value}: {fix}"),
+        }
+    }
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, ", self.line)?;
+        if self.field.is_empty() {
+            write!(f, "column {}: ", self.column)?;
+        }
+        f.write_str(&self.message())
+    }
+}
+
+/// Every mistake in a configuration file, in the order of its lines; never empty.
+///
+/// ```
+/// use tollgate::config::Config;
+///
+/// let mistakes = Config::parse("[limits.api]\nstrategy = \"token_bucket\"\nrte = \"10/s\"\nburst = 0\n").unwrap_err();
+/// let fields: Vec<_> = mistakes.iter().map(|mistake| (mistake.line, mistake.field.as_str())).collect();
+/// assert_eq!(fields, [(1, "limits.api.rate"), (3, "limits.api.rte"), (4, "limits.api.burst")]);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistakes(Vec<Mistake>);
+
+impl Mistakes {
+    /// In the order of the file.
+    pub(super) fn new(mut mistakes: Vec<Mistake>) -> Mistakes {
+        mistakes.sort_by_key(|mistake| (mistake.line, mistake.column));
+        Mistakes(mistakes)
+    }
+
+    /// The mistakes in the order of their lines.
+    pub fn iter(&self) -> std::slice::Iter<'_, Mistake> {
+        self.0.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Mistakes {
+    type Item = &'a Mistake;
+    type IntoIter = std::slice::Iter<'a, Mistake>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// One line for each mistake.
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, mistake) in self.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            mistake.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Mistakes {}

@@ -1,0 +1,332 @@
+//! Reads single fields, and notes what is wrong with them.
+//!
+//! A [`Section`] is a table of the file, a [`Field`] one entry of it. Every read either gives a sound value or notes a
+//! mistake and gives nothing, so that reading goes on and one run finds every mistake. What the fields mean is not known
+//! here: that is `server.rs`, `store.rs` and `limits.rs`.
+//!
+//! Values are shown as the file has them, except those that could be secret. Where secrets live (the file's root, `[store]`
+//! and below) only fields named as harmless are shown, so that a password under a misspelt name stays hidden too.
+
+use std::fmt::Display;
+use std::ops::Range;
+
+use tollgate_kernel::{Limit, MAX_COUNT, Micros, Rate};
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue, Error};
+
+use super::mistake::{Mistake, Mistakes};
+use crate::policy::Excerpt;
+use crate::policy::nearest::nearest;
+
+/// What is shown instead of a value that may be secret.
+const HIDDEN: &str = "***";
+
+/// The file being read and the mistakes found so far.
+pub(super) struct Reader<'t> {
+    text: &'t str,
+    /// Where each line starts.
+    lines: Vec<usize>,
+    mistakes: Vec<Mistake>,
+}
+
+/// A table of the file: its path, its place and its fields in the order of the file.
+pub(super) struct Section<'d> {
+    path: String,
+    place: usize,
+    fields: Vec<Field<'d>>,
+}
+
+/// One entry of a section.
+#[derive(Clone)]
+pub(super) struct Field<'d> {
+    /// The last piece of the path, unquoted.
+    pub(super) name: &'d str,
+    path: String,
+    place: usize,
+    span: Range<usize>,
+    value: &'d DeValue<'d>,
+    hidden: bool,
+}
+
+impl<'d> Section<'d> {
+    /// The whole file.
+    pub(super) fn root(table: &'d DeTable<'d>) -> Section<'d> {
+        Section::new("", 0, table, true)
+    }
+
+    fn new(path: &str, place: usize, table: &'d DeTable<'d>, hidden: bool) -> Section<'d> {
+        let field = |(name, value): (&'d Spanned<DeString<'d>>, &'d Spanned<DeValue<'d>>)| Field {
+            name: name.get_ref(),
+            path: joined(path, name.get_ref()),
+            place: name.span().start,
+            span: value.span(),
+            value: value.get_ref(),
+            hidden,
+        };
+        let mut fields: Vec<_> = table.iter().map(field).collect();
+        fields.sort_by_key(|field| field.place);
+        Section { path: path.to_owned(), place, fields }
+    }
+
+    /// The field of this name, if the file has it.
+    pub(super) fn field(&self, name: &str) -> Option<&Field<'d>> {
+        self.fields.iter().find(|field| field.name == name)
+    }
+
+    /// All fields, in the order of the file.
+    pub(super) fn fields(&self) -> impl Iterator<Item = &Field<'d>> {
+        self.fields.iter()
+    }
+
+    /// Whether it has no field at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.fields.is_empty()
+    }
+
+    /// Shows the values of these fields in mistakes, though other fields here may be secret.
+    pub(super) fn showing(mut self, names: &[&str]) -> Self {
+        for field in &mut self.fields {
+            field.hidden &= !names.contains(&field.name);
+        }
+        self
+    }
+
+    /// Shows every value: nothing here or below can be secret.
+    pub(super) fn showing_all(mut self) -> Self {
+        for field in &mut self.fields {
+            field.hidden = false;
+        }
+        self
+    }
+}
+
+impl<'d> Field<'d> {
+    /// Whether the value is a table.
+    fn is_table(&self) -> bool {
+        self.value.is_table()
+    }
+
+    /// Whether the value is a table or an array with anything in it, or a plain value.
+    pub(super) fn has_content(&self) -> bool {
+        match self.value {
+            DeValue::Table(table) => !table.is_empty(),
+            DeValue::Array(items) => {
+                !items.iter().all(|item| item.get_ref().as_table().is_some_and(DeTable::is_empty))
+            }
+            _ => true,
+        }
+    }
+}
+
+impl<'t> Reader<'t> {
+    pub(super) fn new(text: &'t str) -> Reader<'t> {
+        let starts = text.match_indices('\n').map(|(at, _)| at + 1);
+        Reader { text, lines: std::iter::once(0).chain(starts).collect(), mistakes: Vec::new() }
+    }
+
+    /// What was read, if no mistake was found.
+    pub(super) fn finish<T>(self, read: T) -> Result<T, Mistakes> {
+        if self.mistakes.is_empty() { Ok(read) } else { Err(Mistakes::new(self.mistakes)) }
+    }
+
+    /// Notes that a field is wrong.
+    pub(super) fn mistake(&mut self, field: &Field<'_>, fix: impl Display) {
+        let value = self.shown(field);
+        self.note(field.place, field.path.clone(), value, fix);
+    }
+
+    /// Notes that a field should not be there, or not under this name; its value does not matter.
+    pub(super) fn misnamed(&mut self, field: &Field<'_>, fix: impl Display) {
+        self.note(field.place, field.path.clone(), String::new(), fix);
+    }
+
+    /// Notes that a section lacks a field, with an example of it.
+    pub(super) fn missing(&mut self, section: &Section<'_>, name: &str, example: impl Display) {
+        let fix = format!("is missing; write {name} = {example}");
+        self.note(section.place, joined(&section.path, name), String::new(), fix);
+    }
+
+    /// Notes that a section is wrong as a whole.
+    pub(super) fn mistaken(&mut self, section: &Section<'_>, fix: impl Display) {
+        self.note(section.place, section.path.clone(), String::new(), fix);
+    }
+
+    /// Notes where the file is not TOML, once for each line. The line itself is not shown: it may hold a secret.
+    pub(super) fn not_toml(&mut self, errors: &[Error]) {
+        for error in errors {
+            let place = error.span().map_or(self.text.len(), |span| span.start);
+            let (line, _) = self.position(place);
+            if self.mistakes.iter().all(|mistake| mistake.line != line) {
+                self.note(
+                    place,
+                    String::new(),
+                    String::new(),
+                    format!("not valid TOML: {}", error.message()),
+                );
+            }
+        }
+    }
+
+    fn note(&mut self, place: usize, field: String, value: String, fix: impl Display) {
+        let (line, column) = self.position(place);
+        self.mistakes.push(Mistake { line, column, field, value, fix: fix.to_string() });
+    }
+
+    /// The line and the column of a byte, both from 1.
+    fn position(&self, place: usize) -> (usize, usize) {
+        let line = self.lines.partition_point(|&start| start <= place);
+        let start = self.lines[line - 1];
+        let before = self.text.get(start..place).unwrap_or_default();
+        (line, before.chars().count() + 1)
+    }
+
+    /// The value as the file has it, where it may be shown.
+    fn shown(&self, field: &Field<'_>) -> String {
+        match field.value {
+            DeValue::Table(_) => "{…}".to_owned(),
+            DeValue::Array(_) => "[…]".to_owned(),
+            _ if field.hidden => HIDDEN.to_owned(),
+            _ => Excerpt(self.text.get(field.span.clone()).unwrap_or_default()).to_string(),
+        }
+    }
+
+    /// Notes every field that is not among the known ones, with the nearest of these.
+    pub(super) fn only(&mut self, section: &Section<'_>, known: &[&str]) {
+        for field in section.fields().filter(|field| !known.contains(&field.name)) {
+            let quote = if field.is_table() { " (a name with a dot in it is written in quotes)" } else { "" };
+            match nearest(field.name, known.iter().copied()) {
+                Some(guess) => self.mistake(field, format!("unknown field; did you mean `{guess}`?{quote}")),
+                None => {
+                    self.mistake(field, format!("unknown field; known here: {}{quote}", known.join(", ")))
+                }
+            }
+        }
+    }
+
+    /// Reads a table.
+    pub(super) fn section<'d>(&mut self, field: &Field<'d>) -> Option<Section<'d>> {
+        match field.value {
+            DeValue::Table(table) => Some(Section::new(&field.path, field.place, table, field.hidden)),
+            _ => {
+                self.mistake(field, format!("must be a table: write [{}] and its fields below", field.path));
+                None
+            }
+        }
+    }
+
+    /// Reads a text.
+    pub(super) fn text<'d>(&mut self, field: &Field<'d>, example: &str) -> Option<&'d str> {
+        let text = field.value.as_str();
+        if text.is_none() {
+            self.mistake(field, format!("must be text in quotes, such as \"{example}\""));
+        }
+        text
+    }
+
+    /// Reads `true` or `false`.
+    pub(super) fn truth(&mut self, field: &Field<'_>) -> Option<bool> {
+        let truth = field.value.as_bool();
+        if truth.is_none() {
+            self.mistake(field, "must be true or false, without quotes");
+        }
+        truth
+    }
+
+    /// Reads one of several words.
+    pub(super) fn choice<T: Copy>(&mut self, field: &Field<'_>, choices: &[(&str, T)]) -> Option<T> {
+        let words = || choices.iter().map(|(word, _)| *word);
+        let text = self.text(field, choices[0].0)?;
+        let chosen = choices.iter().find(|(word, _)| *word == text).map(|&(_, choice)| choice);
+        if chosen.is_none() {
+            let known = words().collect::<Vec<_>>().join(", ");
+            match nearest(text, words()) {
+                Some(guess) => {
+                    self.mistake(field, format!("must be one of {known}; did you mean \"{guess}\"?"))
+                }
+                None => self.mistake(field, format!("must be one of {known}")),
+            }
+        }
+        chosen
+    }
+
+    /// Reads a whole number of at least 1; `zero` says what to write for none.
+    pub(super) fn whole(&mut self, field: &Field<'_>, example: u64, zero: &str) -> Option<u64> {
+        let fix = match field.value {
+            DeValue::Integer(number) => {
+                let (digits, radix) = (number.as_str(), number.radix());
+                match u64::from_str_radix(digits, radix) {
+                    Ok(0) => format!("must be at least 1{zero}"),
+                    Ok(number) => return Some(number),
+                    Err(_) if digits.starts_with('-') => format!("must be at least 1{zero}"),
+                    Err(_) => format!("is too large; at most {MAX_COUNT}"),
+                }
+            }
+            DeValue::Float(_) => format!("must be a whole number, such as {example}"),
+            DeValue::String(text) if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) => {
+                format!("must be a number without quotes: {} = {text}", field.name)
+            }
+            _ => format!("must be a whole number, such as {example}"),
+        };
+        self.mistake(field, fix);
+        None
+    }
+
+    /// Reads the count of a limit: its burst, capacity or limit.
+    pub(super) fn count(&mut self, field: &Field<'_>, example: u64) -> Option<u64> {
+        let zero = "; for no limit or no passage write unlimited = true or blocked = true instead";
+        let count = self.whole(field, example, zero)?;
+        // A limit that asks nothing else of its count, so that the kernel's own bound applies.
+        match Limit::concurrency(count, Micros::from_secs(1)) {
+            Ok(_) => Some(count),
+            Err(error) => {
+                self.mistake(field, error.fix());
+                None
+            }
+        }
+    }
+
+    /// Reads a duration.
+    pub(super) fn span(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
+        let text = match field.value {
+            DeValue::String(text) => text,
+            _ => {
+                self.mistake(field, format!("must be a duration in quotes, such as \"{example}\""));
+                return None;
+            }
+        };
+        let span = text.parse::<Micros>();
+        // As above, for the kernel's bounds of a span.
+        match span.and_then(|span| Limit::concurrency(1, span).map(|_| span)) {
+            Ok(span) => Some(span),
+            Err(error) => {
+                self.mistake(field, error.fix());
+                None
+            }
+        }
+    }
+
+    /// Reads a rate.
+    pub(super) fn rate(&mut self, field: &Field<'_>) -> Option<Rate> {
+        let DeValue::String(text) = field.value else {
+            self.mistake(field, "must be count/period in quotes, such as \"10/s\" or \"100/m\"");
+            return None;
+        };
+        match text.parse::<Rate>() {
+            Ok(rate) => Some(rate),
+            Err(error) => {
+                self.mistake(field, error.fix());
+                None
+            }
+        }
+    }
+}
+
+/// A path and the next name, quoted where TOML would want it.
+fn joined(path: &str, name: &str) -> String {
+    let bare = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    let name = match !name.is_empty() && name.bytes().all(bare) {
+        true => Excerpt(name).to_string(),
+        false => format!("\"{}\"", Excerpt(name)),
+    };
+    if path.is_empty() { name } else { format!("{path}.{name}") }
+}

@@ -1,0 +1,131 @@
+//! Charges that are not the last word: reservations to be settled, and permits to be given back.
+
+use std::sync::Arc;
+
+use tollgate_kernel::Outcome;
+use tollgate_store::{HoldId, Settled, Settlement};
+
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::gate::{Backend, Gate};
+
+/// What a reserve call found.
+#[derive(Debug)]
+pub struct Reserved<'a> {
+    /// The decision, as of a charge.
+    pub decision: Decision<'a>,
+    /// The reservation, if the charge was admitted.
+    pub reservation: Option<Reservation>,
+}
+
+/// A charge that was estimated and can be settled with the true amount.
+///
+/// ```
+/// use tollgate::{Limit, Limiter, Settled};
+///
+/// let tokens = Limiter::new(Limit::token_bucket("1000/m".parse()?, 1000)?);
+/// let reservation = tokens.reserve("model:gpt", 600)?.reservation.expect("1000 are there");
+/// assert_eq!(tokens.status("model:gpt").remaining, 400);
+///
+/// assert_eq!(reservation.settle(250)?, Settled::Done);
+/// assert_eq!(tokens.status("model:gpt").remaining, 750);
+/// assert_eq!(reservation.settle(1)?, Settled::Already);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+///
+/// Dropping it settles nothing: a reservation that is forgotten stays charged as it was estimated.
+#[derive(Clone)]
+pub struct Reservation {
+    gate: Arc<Gate>,
+    id: HoldId,
+}
+
+impl Reservation {
+    pub(crate) fn new(gate: Arc<Gate>, id: HoldId) -> Reservation {
+        Reservation { gate, id }
+    }
+
+    /// Its name, under which [`Tollgate::settle`](crate::Tollgate::settle) knows it too.
+    pub fn id(&self) -> HoldId {
+        self.id
+    }
+
+    /// Corrects the charge to what it truly cost. Less gives the difference back, more is taken even if it does not fit.
+    pub fn settle(&self, actual: u64) -> Result<Settled, Error> {
+        self.apply(&Settlement::Actual(actual))
+    }
+
+    /// Corrects the charge under each named limit; under the others it stays as reserved.
+    pub fn settle_each(&self, actuals: &[(&str, u64)]) -> Result<Settled, Error> {
+        self.apply(&Settlement::Each(actuals.iter().map(|&(name, actual)| (name.to_owned(), actual)).collect()))
+    }
+
+    /// Gives all of it back.
+    pub fn cancel(&self) -> Result<Settled, Error> {
+        self.apply(&Settlement::Cancel)
+    }
+
+    /// Renews its leases and the time to settle it.
+    pub fn renew(&self) -> Result<Settled, Error> {
+        self.apply(&Settlement::Renew)
+    }
+
+    fn apply(&self, settlement: &Settlement) -> Result<Settled, Error> {
+        match &self.gate.backend {
+            Backend::Memory(store) => {
+                let settled = store.settle(self.id, settlement)?;
+                self.gate.queues.nudge();
+                Ok(settled)
+            }
+            Backend::Remote(_) => Err(Error::call("this reservation's store is elsewhere; use Tollgate::settle")),
+        }
+    }
+}
+
+impl std::fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reservation").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Leave to go on. Under a concurrency limit it is a lease, given back when dropped; under any other limit, what was charged
+/// stays charged.
+///
+/// ```
+/// use tollgate::{Limit, Limiter, Micros};
+///
+/// let workers = Limiter::new(Limit::concurrency(1, Micros::from_secs(30))?);
+/// let permit = workers.acquire("pool").expect("nobody is at work");
+/// assert!(workers.acquire("pool").is_err());
+/// drop(permit);
+/// assert!(workers.acquire("pool").is_ok());
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Permit {
+    reservation: Reservation,
+    outcome: Outcome,
+}
+
+impl Permit {
+    pub(crate) fn new(reservation: Reservation, outcome: Outcome) -> Permit {
+        Permit { reservation, outcome }
+    }
+
+    /// What the limit said.
+    pub fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// Renews the lease; false when it has run out, and somebody else may hold it.
+    pub fn renew(&self) -> bool {
+        matches!(self.reservation.renew(), Ok(Settled::Done))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        // Settling with nothing to correct releases leases and leaves charges as they are. A lease that has run out is gone.
+        let _ = self.reservation.settle_each(&[]);
+    }
+}

@@ -1,0 +1,237 @@
+//! Waiting until there is room: first come, first served, and nothing is lost when a waiter gives up.
+//!
+//! Those who wait for the same key under the same limit stand in a line. Only the first in line asks the counters; refused, it
+//! sleeps for as long as they say and asks again; admitted, it leaves and the next one steps up. A waiter that is dropped
+//! leaves the line wherever it stands. Nothing is charged before a waiter is ready, so there is nothing to give back. What is
+//! given back elsewhere in this process (a settled reservation, a dropped permit, a reset key) wakes the first of every line.
+//!
+//! Callers who do not wait are not in line and may be admitted between two waiters; limits that must be fair to all are
+//! waited for by all.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tollgate_kernel::{Cost, Micros, Outcome};
+use tollgate_store::{Alarm, Item};
+
+use crate::error::Error;
+use crate::gate::{Backend, Entry, Gate, Place};
+use crate::key::Key;
+
+/// Why waiting came to nothing. Nothing was charged.
+#[derive(Debug)]
+pub enum WaitError {
+    /// The charge can never fit: its cost is above the limit, or the key is blocked or malformed.
+    Never(Outcome),
+    /// There was no room in time. The outcome is the last refusal, if the waiter ever came to be first in line.
+    TooLate(Option<Outcome>),
+    /// The counters could not be asked.
+    Failed(Error),
+}
+
+impl fmt::Display for WaitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WaitError::Never(_) => f.write_str("the charge can never fit this limit"),
+            WaitError::TooLate(None) => f.write_str("no room in time: others were first"),
+            WaitError::TooLate(Some(outcome)) => write!(f, "no room in time: {outcome}"),
+            WaitError::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for WaitError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            WaitError::Failed(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for WaitError {
+    fn from(error: Error) -> WaitError {
+        WaitError::Failed(error)
+    }
+}
+
+/// The lines of one registry.
+#[derive(Default)]
+pub(crate) struct Queues {
+    lines: Mutex<HashMap<LineName, Line>>,
+    /// How many lines there are, to be read without the lock.
+    count: AtomicUsize,
+}
+
+/// A limit, by its address, and the canonical text of a key.
+type LineName = (usize, String);
+
+#[derive(Default)]
+struct Line {
+    next_ticket: u64,
+    waiting: VecDeque<Waiter>,
+    /// How often the first in line was asked to look again.
+    nudges: u64,
+}
+
+struct Waiter {
+    ticket: u64,
+    waker: Option<Waker>,
+}
+
+impl Queues {
+    /// Takes the last place in a line.
+    fn join(&self, name: LineName) -> Turn<'_> {
+        let mut lines = self.lines.lock();
+        let line = lines.entry(name.clone()).or_default();
+        let ticket = line.next_ticket;
+        line.next_ticket += 1;
+        line.waiting.push_back(Waiter { ticket, waker: None });
+        self.count.store(lines.len(), Ordering::Release);
+        Turn { queues: self, name, ticket }
+    }
+
+    /// Has the first of every line look again: something was given back.
+    pub(crate) fn nudge(&self) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut wakers = Vec::new();
+        for line in self.lines.lock().values_mut() {
+            line.nudges += 1;
+            wakers.extend(line.waiting.front_mut().and_then(|first| first.waker.take()));
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A place in a line, given up when dropped.
+struct Turn<'a> {
+    queues: &'a Queues,
+    name: LineName,
+    ticket: u64,
+}
+
+impl Turn<'_> {
+    /// Ready, with the count of nudges, once this turn is first in line and was nudged more often than `seen`.
+    fn poll_first(&self, seen: Option<u64>, context: &mut Context<'_>) -> Poll<u64> {
+        let mut lines = self.queues.lines.lock();
+        let Some(line) = lines.get_mut(&self.name) else { return Poll::Ready(0) };
+        let is_first = line.waiting.front().is_some_and(|first| first.ticket == self.ticket);
+        if is_first && seen.is_none_or(|seen| line.nudges > seen) {
+            return Poll::Ready(line.nudges);
+        }
+        if let Some(waiter) = line.waiting.iter_mut().find(|waiter| waiter.ticket == self.ticket) {
+            waiter.waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut lines = self.queues.lines.lock();
+        let Some(line) = lines.get_mut(&self.name) else { return };
+        let was_first = line.waiting.front().is_some_and(|first| first.ticket == self.ticket);
+        line.waiting.retain(|waiter| waiter.ticket != self.ticket);
+        let next = if was_first { line.waiting.front_mut().and_then(|first| first.waker.take()) } else { None };
+        if line.waiting.is_empty() {
+            lines.remove(&self.name);
+        }
+        self.queues.count.store(lines.len(), Ordering::Release);
+        drop(lines);
+        if let Some(waker) = next {
+            waker.wake();
+        }
+    }
+}
+
+/// Waits until `turn` may look (again), or the alarm rings.
+async fn look_or_ring(turn: &Turn<'_>, seen: Option<u64>, alarm: Alarm) -> Option<u64> {
+    let mut alarm = pin!(alarm);
+    poll_fn(|context| match turn.poll_first(seen, context) {
+        Poll::Ready(nudges) => Poll::Ready(Some(nudges)),
+        Poll::Pending => Pin::as_mut(&mut alarm).poll(context).map(|()| None),
+    })
+    .await
+}
+
+/// Waits until `cost` fits, at most `within`.
+pub(crate) async fn wait(
+    gate: &Gate,
+    entry: &Entry,
+    text: &str,
+    cost: u64,
+    within: Duration,
+) -> Result<Outcome, WaitError> {
+    let started = Instant::now();
+    let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
+    let key = match Key::parse(text) {
+        Ok(key) => key,
+        Err(error) => {
+            gate.malformed.warn(entry.rule.name(), &error);
+            return Err(WaitError::Never(Outcome::BLOCKED));
+        }
+    };
+    let place = entry.place(&key);
+    let answer = wait_for(gate, entry, &key, place, cost, within).await;
+    let outcome = match &answer {
+        Ok(outcome) | Err(WaitError::Never(outcome) | WaitError::TooLate(Some(outcome))) => *outcome,
+        Err(_) => Outcome::BLOCKED,
+    };
+    gate.tell("wait", entry, Some((&key, place)), cost, outcome, started.elapsed());
+    answer
+}
+
+async fn wait_for(
+    gate: &Gate,
+    entry: &Entry,
+    key: &Key<'_>,
+    place: &Place,
+    cost: Cost,
+    within: Duration,
+) -> Result<Outcome, WaitError> {
+    let clock = &gate.clock;
+    let deadline = clock.now().saturating_add(Micros::from(within));
+    let address = std::ptr::from_ref(entry) as usize;
+    let turn = gate.queues.join((address, key.canonical().to_owned()));
+    let Some(mut nudges) = look_or_ring(&turn, None, clock.alarm(deadline)).await else {
+        return Err(WaitError::TooLate(None));
+    };
+    loop {
+        let outcome = entry.as_counted(ask(gate, entry, key, place, cost).await?);
+        let Some(wait) = outcome.retry_after else { return Err(WaitError::Never(outcome)) };
+        let now = clock.now();
+        if outcome.allowed {
+            return Ok(outcome);
+        }
+        if now >= deadline {
+            return Err(WaitError::TooLate(Some(outcome)));
+        }
+        let next = now.saturating_add(wait).min(deadline);
+        if let Some(again) = look_or_ring(&turn, Some(nudges), clock.alarm(next)).await {
+            nudges = again;
+        }
+    }
+}
+
+/// Asks the counters once.
+async fn ask(gate: &Gate, entry: &Entry, key: &Key<'_>, place: &Place, cost: Cost) -> Result<Outcome, Error> {
+    match (place, &gate.backend) {
+        (Place::Unlimited, _) => Ok(Outcome::UNLIMITED),
+        (Place::Blocked, _) => Ok(Outcome::BLOCKED),
+        (Place::Counted { memory: Some(memory), .. }, _) => Ok(memory.charge(key.canonical(), cost)),
+        (Place::Counted { stored, .. }, Backend::Remote(store)) => {
+            let item = Item { limit: stored, key: key.canonical(), cost, shadow: entry.rule.is_shadow() };
+            let charged = store.charge(&[item], None).await?;
+            Ok(charged.outcomes.first().copied().unwrap_or(Outcome::BLOCKED))
+        }
+        (Place::Counted { memory: None, .. }, Backend::Memory(_)) => Ok(Outcome::BLOCKED),
+    }
+}
