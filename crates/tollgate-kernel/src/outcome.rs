@@ -102,6 +102,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_cost_is_at_least_one() {
+        assert_eq!(Cost::new(0), None);
+        assert_eq!(Cost::new(1), Some(Cost::ONE));
+    }
+
+    #[test]
     fn outcomes_read_as_sentences() {
         let outcome = Outcome { capacity: 20, remaining: 19, ..Outcome::UNLIMITED };
         assert_eq!(outcome.to_string(), "allowed, 19 of 20 left");

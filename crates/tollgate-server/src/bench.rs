@@ -40,8 +40,6 @@ struct Report {
     store: &'static str,
     keys: u32,
     threads: u16,
-    /// One call in so many is timed.
-    sampled_every: u32,
     group: usize,
     memory: Memory,
     runs: Vec<Run>,
@@ -66,6 +64,8 @@ struct Run {
     /// Of all threads together; what one thread spends on one check is its own line.
     checks_per_second: u64,
     ns_per_check: f64,
+    /// One call in so many is timed.
+    sampled_every: u32,
     /// Of one call, which in groups is many checks.
     latency_ns: Latency,
 }
@@ -128,6 +128,7 @@ fn measure(most: u32, threads: u16, time: Duration) -> Result<Report, Failure> {
                     checks: measured.checks,
                     checks_per_second: measured.checks_per_second,
                     ns_per_check: measured.busy.as_secs_f64() * 1e9 / (measured.checks.max(1) as f64),
+                    sampled_every: load::sampled_every(group),
                     latency_ns: measured.latency,
                 });
             }
@@ -137,7 +138,6 @@ fn measure(most: u32, threads: u16, time: Duration) -> Result<Report, Failure> {
         store: "memory",
         keys: most,
         threads,
-        sampled_every: load::SAMPLED_EVERY,
         group: GROUP,
         memory: Memory { keys: most, bytes, bytes_per_key: bytes.map(|bytes| bytes / u64::from(most)) },
         runs,
@@ -177,9 +177,10 @@ fn print(report: &Report, out: &mut impl Write, ink: Ink) -> io::Result<()> {
     }
     table.print(out, ink, 0)?;
     let note = format!(
-        "NS/CHECK is what one thread spends on one check. Latency is that of one call (a group of {GROUP} is one), sampled: \
-         one call in {} is timed, the clock's own cost included.",
-        report.sampled_every
+        "NS/CHECK is what one thread spends on one check. Latency is that of one call, and a group is one call. It is\n\
+         sampled: one check in {} and one group in {} are timed, the clock's own cost included.",
+        load::sampled_every(1),
+        load::sampled_every(GROUP),
     );
     writeln!(out, "\n{}", ink.paint(Tone::Faint, note))?;
     match report.memory.bytes_per_key {

@@ -1,13 +1,14 @@
 //! What Tollgate remembers: all the I/O of counting, none of its arithmetic.
 //!
 //! A [`Store`] answers the question *what do we remember about this key?* and lets the kernel decide whether a charge fits. It
-//! has four verbs: charge, settle, peek, forget. Every store means the same by them; [`conformance`] is the suite that says
-//! what that is, and an outsider's store can run it too. The stores here: [`MemoryStore`], in this process.
+//! has four verbs: charge, settle, peek, forget. Every store means the same by them; the suite in `conformance/` (a feature)
+//! says what that is, and an outsider's store can run it too. The stores here: [`MemoryStore`], in this process.
 //!
 //! A refusal is an answer. [`StoreError`] means that the store could not decide; whether to let the caller through then is
 //! not decided here, but in the library's `limiter.rs` alone.
 
 mod clock;
+#[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
 mod memory;

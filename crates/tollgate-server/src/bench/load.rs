@@ -7,8 +7,11 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use tollgate::{Limiter, Outcome};
 
-/// One call in so many is timed. A prime, so that no rhythm of the load falls in step with it.
-pub(super) const SAMPLED_EVERY: u32 = 101;
+/// One call in so many is timed. Primes, so that no rhythm of the load falls in step with them; a call for a group takes
+/// longer, and so may be timed more often.
+pub(super) const fn sampled_every(group: usize) -> u32 {
+    if group == 1 { 101 } else { 11 }
+}
 
 /// The longest latency that is told apart: a minute, in ns.
 const LONGEST_NS: u64 = 60_000_000_000;
@@ -119,7 +122,7 @@ impl Load<'_> {
     /// out beforehand, while the clock does not count: a program has its key at hand, fresh from a request.
     fn work(&self, number: u16, time: Duration) -> Part {
         let mut picks = Picks::new(number, self.size);
-        let calls = SAMPLED_EVERY as usize;
+        let calls = sampled_every(self.group) as usize;
         let mut text = String::with_capacity(calls * self.group * KEY_BYTES);
         let mut outcomes = Vec::with_capacity(self.group);
         let mut part = Part { checks: 0, busy: Duration::ZERO, latencies: empty() };

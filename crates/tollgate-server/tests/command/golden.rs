@@ -309,3 +309,38 @@ fn the_summary_counts_what_the_decisions_say() {
     }
     assert!(!ended.stdout.contains('\x1b'), "colour is for terminals");
 }
+
+#[test]
+fn every_key_has_a_state_of_its_own_however_many_there_are() {
+    const KEYS: u64 = 20_000;
+    let scratch = Scratch::new("many-keys");
+    let policy = [
+        ("token", "strategy = \"token_bucket\"\nrate = \"1/h\"\nburst = 1"),
+        ("first", "strategy = \"fixed_window\"\nlimit = 1\nwindow = \"1h\""),
+        ("log", "strategy = \"sliding_window\"\nlimit = 1\nwindow = \"1h\""),
+        ("counter", "strategy = \"sliding_window_counter\"\nlimit = 1\nwindow = \"1h\""),
+        ("leases", "strategy = \"concurrency\"\nlimit = 1\nlease = \"1h\""),
+    ];
+    let text: String = policy.iter().map(|(name, fields)| format!("[limits.{name}]\n{fields}\n")).collect();
+    scratch.write("policy.toml", text);
+    // Each key comes twice under each limit: the first time it passes, the second time it is denied.
+    let mut log = "time,limit,key\n".to_string();
+    for round in 0..2 {
+        for key in 0..KEYS {
+            for (name, _) in policy {
+                log.push_str(&format!("{}.{key:06},{name},user:{key}\n", START + round));
+            }
+        }
+    }
+    scratch.write("log.csv", log);
+    let ended = scratch.run(&["backtest", "--config", "policy.toml", "log.csv", "--json"]);
+    ended.done("many keys");
+    let summary: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(summary["keys"], KEYS);
+    for limit in summary["limits"].as_array().unwrap() {
+        assert_eq!(
+            (&limit["keys"], &limit["allowed"], &limit["denied"]),
+            (&KEYS.into(), &KEYS.into(), &KEYS.into())
+        );
+    }
+}

@@ -3,6 +3,7 @@
 //! A hold's shard stays locked while its charge or settlement is carried out, so one name is charged once and settled once
 //! however often it is sent. The order of locks is always holds first, then tables.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -99,20 +100,17 @@ impl Holds {
         match settlement {
             Settlement::Renew => Ok(held.renew(id, now)),
             Settlement::Cancel => {
-                held.settle(id, now, |_| Some(0));
-                Ok(Settled::Done)
+                Ok(held.settle(id, now, |_| Some(0)))
             }
             Settlement::Actual(actual) => {
                 held.check_one_actual()?;
-                held.settle(id, now, |_| Some(*actual));
-                Ok(Settled::Done)
+                Ok(held.settle(id, now, |_| Some(*actual)))
             }
             Settlement::Each(actuals) => {
                 held.check_names(actuals)?;
-                held.settle(id, now, |name| {
+                Ok(held.settle(id, now, |name| {
                     actuals.iter().find(|(other, _)| other == name).map(|(_, actual)| *actual)
-                });
-                Ok(Settled::Done)
+                }))
             }
         }
     }
@@ -164,24 +162,26 @@ impl Held {
         }
     }
 
-    fn settle(&mut self, id: HoldId, now: Micros, actual_of: impl Fn(&str) -> Option<u64>) {
+    /// Corrects every part. A charge of nothing but leases that are all gone (their key was reset) is not known any more.
+    fn settle(&mut self, id: HoldId, now: Micros, actual_of: impl Fn(&str) -> Option<u64>) -> Settled {
+        let mut found = false;
         for part in &self.parts {
             let charged_at = part.charged_at;
-            let amendment = if part.lease.is_some() {
-                Amendment::Release { holder: id.get() }
-            } else {
-                let actual = actual_of(&part.name).unwrap_or(part.cost);
-                match actual.cmp(&part.cost) {
-                    std::cmp::Ordering::Equal => continue,
-                    std::cmp::Ordering::Less => {
-                        Amendment::GiveBack { amount: part.cost - actual, charged_at }
-                    }
-                    std::cmp::Ordering::Greater => Amendment::Debit { amount: actual - part.cost },
-                }
+            let amend = |amendment| part.ledger.amend(part.key, part.in_shared, amendment, now);
+            if part.lease.is_some() {
+                found |= amend(Amendment::Release { holder: id.get() });
+                continue;
+            }
+            found = true;
+            let actual = actual_of(&part.name).unwrap_or(part.cost);
+            match actual.cmp(&part.cost) {
+                Ordering::Less => amend(Amendment::GiveBack { amount: part.cost - actual, charged_at }),
+                Ordering::Greater => amend(Amendment::Debit { amount: actual - part.cost }),
+                Ordering::Equal => true,
             };
-            part.ledger.amend(part.key, part.in_shared, amendment, now);
         }
         self.is_settled = true;
+        if found { Settled::Done } else { Settled::Unknown }
     }
 
     /// Renews every lease of the charge. A lease that has run out is lost, and then so is the hold on it.

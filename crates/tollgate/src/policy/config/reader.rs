@@ -193,13 +193,16 @@ impl<'t> Reader<'t> {
     /// Notes every field that is not among the known ones, with the nearest of these.
     pub(super) fn only(&mut self, section: &Section<'_>, known: &[&str]) {
         for field in section.fields().filter(|field| !known.contains(&field.name)) {
-            let quote = if field.is_table() { " (a name with a dot in it is written in quotes)" } else { "" };
+            let mut fix = "unknown field; ".to_owned();
             match nearest(field.name, known.iter().copied()) {
-                Some(guess) => self.mistake(field, format!("unknown field; did you mean `{guess}`?{quote}")),
-                None => {
-                    self.mistake(field, format!("unknown field; known here: {}{quote}", known.join(", ")))
-                }
+                Some(guess) => fix.push_str(&format!("did you mean `{guess}`?")),
+                None => fix.push_str(&format!("known here: {}", known.join(", "))),
             }
+            // `[limits.a.b]` is a field of the limit `a`, and most often meant as the limit `a.b`.
+            if field.is_table() && !section.path.is_empty() {
+                fix.push_str(" (a name with a dot in it is written in quotes)");
+            }
+            self.mistake(field, fix);
         }
     }
 

@@ -1,0 +1,163 @@
+//! A store as plain as can be: a map of kernel states and a list of holds, one caller at a time. What a store must agree with.
+
+use std::collections::HashMap;
+
+use tollgate_kernel::{Limit, Outcome, State};
+
+use crate::{Charged, Cost, Hold, HoldId, Item, Micros, Outcomes, Settled, Settlement};
+
+#[derive(Default)]
+pub(super) struct Model {
+    states: HashMap<Name, (Limit, State)>,
+    holds: HashMap<HoldId, Held>,
+}
+
+/// The name of a limit, and a key.
+type Name = (String, String);
+
+struct Held {
+    /// What was charged: where, under which limit, how much, and when.
+    parts: Vec<(Name, Limit, u64, Micros)>,
+    answer: Charged,
+    ttl: Micros,
+    end: Micros,
+    is_settled: bool,
+}
+
+impl Model {
+    fn state(&mut self, name: &Name, limit: Limit) -> &mut State {
+        &mut self.states.entry(name.clone()).or_insert_with(|| (limit, limit.fresh())).1
+    }
+
+    /// What each pair of limit and key is asked for, repeated pairs added up, in order of first mention.
+    fn parts(items: &[Item<'_>]) -> Vec<(Name, Limit, Cost, bool)> {
+        let mut parts: Vec<(Name, Limit, Cost, bool)> = Vec::new();
+        for item in items {
+            let name = (item.limit.name.clone(), item.key.to_owned());
+            match parts.iter_mut().find(|(other, ..)| *other == name) {
+                Some((_, _, cost, _)) => *cost = Cost::new(cost.get() + item.cost.get()).unwrap_or(item.cost),
+                None => parts.push((name, item.limit.limit, item.cost, item.shadow)),
+            }
+        }
+        parts
+    }
+
+    fn answer(items: &[Item<'_>], answers: &HashMap<Name, Outcome>) -> Charged {
+        let outcome = |item: &Item<'_>| answers[&(item.limit.name.clone(), item.key.to_owned())];
+        let outcomes: Outcomes = items.iter().map(outcome).collect();
+        let allowed = items.iter().all(|item| item.shadow || outcome(item).allowed);
+        Charged { allowed, outcomes }
+    }
+
+    pub(super) fn peek(&mut self, items: &[Item<'_>], now: Micros) -> Charged {
+        let parts = Self::parts(items);
+        let answers = parts.into_iter().map(|(name, limit, cost, _)| {
+            let outcome = limit.peek(self.state(&name, limit), cost, now);
+            (name, outcome)
+        });
+        Self::answer(items, &answers.collect())
+    }
+
+    pub(super) fn charge(&mut self, items: &[Item<'_>], hold: Option<Hold>, now: Micros) -> Charged {
+        if let Some(held) = hold.and_then(|hold| self.holds.get(&hold.id)).filter(|held| now < held.end) {
+            return held.answer.clone();
+        }
+        let answer = self.peek(items, now);
+        if !answer.allowed {
+            return answer;
+        }
+        let holder = hold.map_or(0, |hold| hold.id.get());
+        let mut charged = Vec::new();
+        for (name, limit, cost, _) in Self::parts(items) {
+            let state = self.state(&name, limit);
+            let outcome = match (limit, &mut *state) {
+                (Limit::Concurrency(limit), State::Leases(leases)) => limit.acquire(leases, holder, cost, now),
+                _ => limit.charge(state, cost, now),
+            };
+            if outcome.allowed {
+                let charged_at = limit.charged_at(state, now);
+                charged.push((name, limit, cost.get(), charged_at));
+            }
+        }
+        if let Some(hold) = hold {
+            let leases = charged.iter().filter_map(|(_, limit, ..)| match limit {
+                Limit::Concurrency(limit) => Some(limit.lease()),
+                _ => None,
+            });
+            let ttl = leases.max().unwrap_or_default().max(hold.ttl);
+            let end = now.saturating_add(ttl);
+            let held = Held { parts: charged, answer: answer.clone(), ttl, end, is_settled: false };
+            self.holds.insert(hold.id, held);
+        }
+        answer
+    }
+
+    /// `None` where a store must refuse the settlement as wrong.
+    pub(super) fn settle(&mut self, id: HoldId, settlement: &Settlement, now: Micros) -> Option<Settled> {
+        let Some(held) = self.holds.get_mut(&id).filter(|held| now < held.end) else {
+            return Some(Settled::Unknown);
+        };
+        if held.is_settled {
+            return Some(Settled::Already);
+        }
+        let is_lease = |limit: &Limit| matches!(limit, Limit::Concurrency(_));
+        let actual_of: Box<dyn Fn(&str, u64) -> u64> = match settlement {
+            Settlement::Renew => return Some(self.renew(id, now)),
+            Settlement::Cancel => Box::new(|_, _| 0),
+            Settlement::Actual(actual) => {
+                let mut costs = held.parts.iter().filter(|(_, limit, ..)| !is_lease(limit)).map(|part| part.2);
+                let first = costs.next();
+                if !costs.all(|cost| Some(cost) == first) {
+                    return None;
+                }
+                let actual = *actual;
+                Box::new(move |_, _| actual)
+            }
+            Settlement::Each(actuals) => {
+                if actuals.iter().any(|(name, _)| held.parts.iter().all(|((limit, _), ..)| limit != name)) {
+                    return None;
+                }
+                let actuals = actuals.clone();
+                Box::new(move |name, reserved| {
+                    actuals.iter().find(|(other, _)| other == name).map_or(reserved, |(_, actual)| *actual)
+                })
+            }
+        };
+        held.is_settled = true;
+        let parts = held.parts.clone();
+        let mut found = false;
+        for (name, limit, reserved, charged_at) in parts {
+            let actual = actual_of(&name.0, reserved);
+            let state = self.state(&name, limit);
+            found |= !is_lease(&limit);
+            match (limit, &mut *state) {
+                (Limit::Concurrency(limit), State::Leases(leases)) => {
+                    found |= limit.release(leases, id.get(), now);
+                }
+                _ if actual < reserved => limit.give_back(state, reserved - actual, charged_at, now),
+                _ if actual > reserved => limit.debit(state, actual - reserved, now),
+                _ => {}
+            }
+        }
+        Some(if found { Settled::Done } else { Settled::Unknown })
+    }
+
+    fn renew(&mut self, id: HoldId, now: Micros) -> Settled {
+        let parts = self.holds[&id].parts.clone();
+        for (name, limit, ..) in parts {
+            if let (Limit::Concurrency(limit), State::Leases(leases)) = (limit, self.state(&name, limit))
+                && !limit.renew(leases, id.get(), now)
+            {
+                return Settled::Unknown;
+            }
+        }
+        if let Some(held) = self.holds.get_mut(&id) {
+            held.end = now.saturating_add(held.ttl);
+        }
+        Settled::Done
+    }
+
+    pub(super) fn forget(&mut self, limit: &str, key: &str) {
+        self.states.remove(&(limit.to_owned(), key.to_owned()));
+    }
+}

@@ -1,0 +1,27 @@
+//! The memory store against the suite, and what only a memory store has to show: its cap.
+
+use std::sync::Arc;
+
+use tollgate_store::conformance::{self, Effort, Subject};
+use tollgate_store::{Limit, ManualClock, MemoryOptions, MemoryStore, Micros};
+
+fn store(clock: &ManualClock) -> MemoryStore {
+    MemoryStore::new(MemoryOptions { clock: clock.clock(), sweep_every: None, ..MemoryOptions::default() })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_memory_store_means_what_a_store_must() {
+    conformance::run(Effort::default(), async |clock| {
+        let store = store(&clock);
+        let counted = store.clone();
+        let remembered = Box::new(move || -> conformance::Counting {
+            let store = counted.clone();
+            Box::pin(async move {
+                store.sweep();
+                store.keys()
+            })
+        });
+        Subject { store: Arc::new(store), remembered }
+    })
+    .await;
+}
