@@ -22,10 +22,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Limit, Micros, Outcome};
+use tollgate_kernel::{Algorithm, Bucket, Cost, Limit, Micros, Outcome};
 
 use self::budget::Budget;
-use self::cell::{KeptCell, OneWord, PlainCell, ThreeWords};
+use self::cell::{InThreeWords, KeptCell, OneWord, PlainCell, ThreeWords};
 use self::fingerprint::Seeds;
 use self::holds::{HeldPart, Holds};
 use self::node::{Fingerprint, Guard};
@@ -81,7 +81,8 @@ pub struct MemoryStore {
 
 struct Inner {
     clock: Clock,
-    origin: Micros,
+    /// When the store was made: buckets count from here.
+    start: Micros,
     seeds: Seeds,
     budget: Arc<Budget>,
     tables: Mutex<Tables>,
@@ -124,7 +125,7 @@ impl MemoryStore {
     /// An empty store.
     pub fn new(options: MemoryOptions) -> MemoryStore {
         let inner = Arc::new(Inner {
-            origin: options.clock.now(),
+            start: options.clock.now(),
             clock: options.clock,
             seeds: Seeds::random(),
             budget: Arc::new(Budget::new(options.max_keys, options.when_full)),
@@ -301,20 +302,9 @@ type Parts<'a> = SmallVec<[Part<'a>; 4]>;
 impl Inner {
     /// A table of the shape that a limit's strategy needs.
     fn table_for(&self, limit: Limit) -> Arc<dyn Ledger> {
-        macro_rules! bucket {
-            ($bucket:expr) => {{
-                let units = $bucket.units_per_us();
-                if units <= OneWord::MOST_UNITS_PER_US {
-                    let packing = OneWord { origin: u128::from(self.origin.get()) * u128::from(units) };
-                    Arc::new(self.table::<_, 1, 5>(PlainCell { algorithm: $bucket, packing }))
-                } else {
-                    self.wide_table($bucket)
-                }
-            }};
-        }
         match limit {
-            Limit::TokenBucket(bucket) => bucket!(bucket),
-            Limit::LeakyBucket(bucket) => bucket!(bucket),
+            Limit::TokenBucket(bucket) => self.bucket_table(bucket),
+            Limit::LeakyBucket(bucket) => self.bucket_table(bucket),
             Limit::FixedWindow(window) => self.wide_table(window),
             Limit::SlidingWindowCounter(window) => self.wide_table(window),
             Limit::SlidingWindow(window) => {
@@ -326,10 +316,16 @@ impl Inner {
         }
     }
 
+    fn bucket_table(&self, bucket: impl Bucket + Send + Sync + 'static) -> Arc<dyn Ledger> {
+        match OneWord::new(&bucket, self.start) {
+            Some(packing) => Arc::new(self.table::<_, 1, 5>(PlainCell { algorithm: bucket, packing })),
+            None => self.wide_table(bucket),
+        }
+    }
+
     fn wide_table<A>(&self, algorithm: A) -> Arc<dyn Ledger>
     where
-        A: tollgate_kernel::Algorithm + Send + Sync + 'static,
-        ThreeWords: cell::Packing<A::State, 3>,
+        A: Algorithm<State: InThreeWords> + Send + Sync + 'static,
     {
         Arc::new(self.table::<_, 3, 3>(PlainCell { algorithm, packing: ThreeWords }))
     }

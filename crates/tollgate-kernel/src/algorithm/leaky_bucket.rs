@@ -8,7 +8,7 @@
 //! caller who ignores it sees a token bucket. Twins: none yet. Cases: leaky_bucket.cases.
 
 use super::Algorithm;
-use super::token_bucket::{BucketState, TokenBucket};
+use super::token_bucket::{Bucket, BucketState, TokenBucket};
 use crate::limit::{Limit, LimitError};
 use crate::outcome::{Cost, Outcome};
 use crate::rate::Rate;
@@ -49,11 +49,6 @@ impl LeakyBucket {
         self.room.burst()
     }
 
-    /// How many units of the state one µs is worth.
-    pub const fn units_per_us(&self) -> u64 {
-        self.room.units_per_us()
-    }
-
     /// How long a full bucket takes to drain, rounded up.
     pub const fn time_to_drain(&self) -> Micros {
         self.room.time_to_fill()
@@ -64,6 +59,18 @@ impl LeakyBucket {
             outcome.delay = ahead;
         }
         outcome
+    }
+}
+
+impl Bucket for LeakyBucket {
+    fn units_per_us(&self) -> u64 {
+        self.room.units_per_us()
+    }
+
+    #[inline]
+    fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> (Outcome, Micros) {
+        let (outcome, ahead) = self.room.charge_short(full_at, cost, elapsed);
+        (self.with_delay(outcome, ahead), ahead)
     }
 }
 

@@ -80,11 +80,6 @@ impl TokenBucket {
         self.burst
     }
 
-    /// c of the module's header: how many units of the state one µs is worth.
-    pub const fn units_per_us(&self) -> u64 {
-        self.tokens
-    }
-
     /// How long an empty bucket takes to fill, rounded up.
     pub const fn time_to_fill(&self) -> Micros {
         Micros::new(self.full.div_ceil(self.tokens))
@@ -109,19 +104,19 @@ impl TokenBucket {
         Micros::new(if self.tokens == 1 { units } else { units.div_ceil(self.tokens) })
     }
 
-    /// The answer to a charge, and the units missing once it is paid.
+    /// The answer to a charge where `missing` units are missing, and the units missing once it is paid.
     #[inline]
-    pub(super) fn assess(&self, state: &BucketState, cost: Cost, now: Micros) -> (Outcome, u64) {
-        let missing = self.missing(state, now);
+    fn assess(&self, missing: u64, cost: Cost) -> (Outcome, u64) {
         let (allowed, after, retry_after) = if cost.get() > self.burst {
             (false, missing, None)
         } else {
             // At most burst * p, so at most 2^62; only a clock stepped back by ages makes the sum saturate.
             let price = cost.get() * self.period_us;
             let after = missing.saturating_add(price);
-            match after.checked_sub(self.full) {
-                None | Some(0) => (true, after, Some(Micros::ZERO)),
-                Some(lacking) => (false, missing, Some(self.wait(lacking))),
+            if after <= self.full {
+                (true, after, Some(Micros::ZERO))
+            } else {
+                (false, missing, Some(self.wait(after - self.full)))
             }
         };
         let outcome = Outcome {
@@ -141,16 +136,44 @@ impl TokenBucket {
     }
 }
 
+impl Bucket for TokenBucket {
+    fn units_per_us(&self) -> u64 {
+        self.tokens
+    }
+
+    #[inline]
+    fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> (Outcome, Micros) {
+        let now = elapsed.get().saturating_mul(self.tokens);
+        let missing = full_at.saturating_sub(now);
+        let (outcome, after) = self.assess(missing, cost);
+        if outcome.allowed {
+            *full_at = now.saturating_add(after);
+        }
+        (outcome, self.wait(missing))
+    }
+}
+
+/// What a bucket adds to an algorithm: a state of 64 bits, for those who count time from a recent instant.
+pub trait Bucket: Algorithm<State = BucketState> {
+    /// c of the module's header: how many units of the state one µs is worth.
+    fn units_per_us(&self) -> u64;
+
+    /// [`charge`](Algorithm::charge) on a state that counts from an origin: `full_at` and `elapsed` are both since then. Answers
+    /// alike as long as `elapsed` times [`units_per_us`](Self::units_per_us) stays below 2^63. Also says how long it takes, as
+    /// things stood before the charge, until all that is missing is back.
+    fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> (Outcome, Micros);
+}
+
 impl Algorithm for TokenBucket {
     type State = BucketState;
 
     fn peek(&self, state: &BucketState, cost: Cost, now: Micros) -> Outcome {
-        self.assess(state, cost, now).0
+        self.assess(self.missing(state, now), cost).0
     }
 
     #[inline]
     fn charge(&self, state: &mut BucketState, cost: Cost, now: Micros) -> Outcome {
-        let (outcome, after) = self.assess(state, cost, now);
+        let (outcome, after) = self.assess(self.missing(state, now), cost);
         if outcome.allowed {
             state.full_at = self.units(now) + u128::from(after);
         }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use tollgate_kernel::{
-    Algorithm, BucketState, Concurrency, Cost, CounterState, LeaseState, LogState, Micros, Outcome,
+    Algorithm, Bucket, BucketState, Concurrency, Cost, CounterState, LeaseState, LogState, Micros, Outcome,
     SlidingWindow, WindowState,
 };
 
@@ -53,10 +53,21 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     fn discard(&self, words: [u64; W]);
 }
 
-/// How a state is written as words.
-pub(crate) trait Packing<S, const W: usize>: Send + Sync {
-    fn pack(&self, state: &S) -> [u64; W];
-    fn unpack(&self, words: [u64; W]) -> S;
+/// How the state of a strategy is written as words.
+pub(crate) trait Packing<A: Algorithm, const W: usize>: Send + Sync {
+    fn pack(&self, state: &A::State) -> [u64; W];
+    fn unpack(&self, words: [u64; W]) -> A::State;
+
+    /// Charges in place; a denial leaves the words as they are.
+    #[inline]
+    fn charge(&self, algorithm: &A, words: &mut [u64; W], cost: Cost, now: Micros) -> Outcome {
+        let mut state = self.unpack(*words);
+        let outcome = algorithm.charge(&mut state, cost, now);
+        if outcome.allowed {
+            *words = self.pack(&state);
+        }
+        outcome
+    }
 }
 
 /// A strategy whose state is its words.
@@ -67,58 +78,88 @@ pub(crate) struct PlainCell<A, P> {
 
 /// A bucket's instant of being full, less the store's start, in one word.
 pub(crate) struct OneWord {
-    /// The store's start in the bucket's units.
-    pub(crate) origin: u128,
+    /// The store's start.
+    start: Micros,
+    /// The same in the bucket's units.
+    start_units: u128,
 }
 
 impl OneWord {
     /// Up to this many units per µs, one word lasts for 35 years of uptime and any debt besides.
-    pub(crate) const MOST_UNITS_PER_US: u64 = 1 << 13;
+    const MOST_UNITS_PER_US: u64 = 1 << 13;
+
+    /// One word for a bucket, if that is enough.
+    pub(crate) fn new(bucket: &impl Bucket, start: Micros) -> Option<OneWord> {
+        let units = bucket.units_per_us();
+        let start_units = u128::from(start.get()) * u128::from(units);
+        (units <= Self::MOST_UNITS_PER_US).then_some(OneWord { start, start_units })
+    }
+}
+
+impl<B: Bucket> Packing<B, 1> for OneWord {
+    fn pack(&self, state: &BucketState) -> [u64; 1] {
+        // An instant before the start is a full bucket and packs as zero; one that is out of reach stays out of reach.
+        [u64::try_from(state.full_at.saturating_sub(self.start_units)).unwrap_or(u64::MAX)]
+    }
+
+    fn unpack(&self, words: [u64; 1]) -> BucketState {
+        BucketState { full_at: self.start_units + u128::from(words[0]) }
+    }
+
+    #[inline]
+    fn charge(&self, bucket: &B, words: &mut [u64; 1], cost: Cost, now: Micros) -> Outcome {
+        bucket.charge_short(&mut words[0], cost, now.saturating_sub(self.start)).0
+    }
 }
 
 /// Three words, as the state has them.
 pub(crate) struct ThreeWords;
 
-impl Packing<BucketState, 1> for OneWord {
+/// How a state is three words.
+pub(crate) trait InThreeWords {
+    fn to_words(&self) -> [u64; 3];
+    fn of_words(words: [u64; 3]) -> Self;
+}
+
+impl<A: Algorithm<State: InThreeWords>> Packing<A, 3> for ThreeWords {
     #[inline]
-    fn pack(&self, state: &BucketState) -> [u64; 1] {
-        // An instant before the start is a full bucket and packs as zero; one that is out of reach stays out of reach.
-        [u64::try_from(state.full_at.saturating_sub(self.origin)).unwrap_or(u64::MAX)]
+    fn pack(&self, state: &A::State) -> [u64; 3] {
+        state.to_words()
     }
 
     #[inline]
-    fn unpack(&self, words: [u64; 1]) -> BucketState {
-        BucketState { full_at: self.origin + u128::from(words[0]) }
+    fn unpack(&self, words: [u64; 3]) -> A::State {
+        A::State::of_words(words)
     }
 }
 
-impl Packing<BucketState, 3> for ThreeWords {
-    fn pack(&self, state: &BucketState) -> [u64; 3] {
-        let low = u64::try_from(state.full_at & u128::from(u64::MAX)).unwrap_or(u64::MAX);
-        [low, u64::try_from(state.full_at >> 64).unwrap_or(u64::MAX), 0]
+impl InThreeWords for BucketState {
+    fn to_words(&self) -> [u64; 3] {
+        let low = u64::try_from(self.full_at & u128::from(u64::MAX)).unwrap_or(u64::MAX);
+        [low, u64::try_from(self.full_at >> 64).unwrap_or(u64::MAX), 0]
     }
 
-    fn unpack(&self, words: [u64; 3]) -> BucketState {
+    fn of_words(words: [u64; 3]) -> Self {
         BucketState { full_at: u128::from(words[0]) | (u128::from(words[1]) << 64) }
     }
 }
 
-impl Packing<WindowState, 3> for ThreeWords {
-    fn pack(&self, state: &WindowState) -> [u64; 3] {
-        [state.end.get(), state.count, 0]
+impl InThreeWords for WindowState {
+    fn to_words(&self) -> [u64; 3] {
+        [self.end.get(), self.count, 0]
     }
 
-    fn unpack(&self, words: [u64; 3]) -> WindowState {
+    fn of_words(words: [u64; 3]) -> Self {
         WindowState { end: Micros::new(words[0]), count: words[1] }
     }
 }
 
-impl Packing<CounterState, 3> for ThreeWords {
-    fn pack(&self, state: &CounterState) -> [u64; 3] {
-        [state.start.get(), state.prev, state.cur]
+impl InThreeWords for CounterState {
+    fn to_words(&self) -> [u64; 3] {
+        [self.start.get(), self.prev, self.cur]
     }
 
-    fn unpack(&self, words: [u64; 3]) -> CounterState {
+    fn of_words(words: [u64; 3]) -> Self {
         CounterState { start: Micros::new(words[0]), prev: words[1], cur: words[2] }
     }
 }
@@ -126,7 +167,7 @@ impl Packing<CounterState, 3> for ThreeWords {
 impl<A, P, const W: usize> Cell<W> for PlainCell<A, P>
 where
     A: Algorithm + Send + Sync,
-    P: Packing<A::State, W>,
+    P: Packing<A, W>,
 {
     const PLAIN: bool = true;
 
@@ -143,12 +184,7 @@ where
 
     #[inline]
     fn charge(&self, words: &mut [u64; W], _holder: u128, cost: Cost, now: Micros) -> Outcome {
-        let mut state = self.packing.unpack(*words);
-        let outcome = self.algorithm.charge(&mut state, cost, now);
-        if outcome.allowed {
-            *words = self.packing.pack(&state);
-        }
-        outcome
+        self.packing.charge(&self.algorithm, words, cost, now)
     }
 
     fn charged_at(&self, words: [u64; W], now: Micros) -> Micros {

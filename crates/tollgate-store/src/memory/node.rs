@@ -104,12 +104,17 @@ impl<const W: usize, const S: usize> Node<W, S> {
         }
     }
 
-    /// The slot of a key.
-    #[inline]
+    /// The slot of a key. All slots are looked at, without a branch for each: which one it is cannot be foretold, and both
+    /// lines of the node are wanted from memory at once.
+    #[inline(always)]
     pub(crate) fn find(&self, key: Fingerprint) -> Option<usize> {
-        self.slots.iter().position(|slot| {
-            slot.lo.load(Ordering::Relaxed) == key.lo && slot.hi.load(Ordering::Relaxed) == key.hi
-        })
+        let mut places = 0u32;
+        for (slot, Slot { lo, .. }) in self.slots.iter().enumerate() {
+            places |= u32::from(lo.load(Ordering::Relaxed) == key.lo) << slot;
+        }
+        // Half a fingerprint picks the slot, and the other half confirms it: the rest of the slots cannot hold both.
+        let slot = places.trailing_zeros() as usize;
+        (self.slots.get(slot)?.hi.load(Ordering::Relaxed) == key.hi).then_some(slot)
     }
 
     /// The state in a slot.

@@ -132,16 +132,16 @@ pub(crate) struct Table<C, const W: usize, const S: usize> {
 /// The home of a key among `homes` nodes: the hash modulo the next power of two, folded back where not yet split.
 #[inline]
 fn home_among(homes: usize, key: Fingerprint) -> usize {
-    let level = homes.ilog2();
-    let wide = low_bits(key.hi, level + 1);
-    if wide < homes { wide } else { low_bits(key.hi, level) }
+    let mask = usize::MAX >> homes.leading_zeros();
+    let wide = low_bits(key.hi) & mask;
+    if wide < homes { wide } else { wide & (mask >> 1) }
 }
 
-/// The lowest `bits` of a hash, as an index.
+/// As much of a hash as an index holds.
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // Cutting off is the point.
-fn low_bits(hash: u64, bits: u32) -> usize {
-    hash as usize & ((1usize << bits) - 1)
+fn low_bits(hash: u64) -> usize {
+    hash as usize
 }
 
 impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
