@@ -27,7 +27,7 @@ pub use fixed_window::{Align, FixedWindow, WindowState};
 pub use leaky_bucket::LeakyBucket;
 pub use sliding_window::{LogEntry, LogState, SlidingWindow};
 pub use sliding_window_counter::{CounterState, SlidingWindowCounter};
-pub use token_bucket::{Bucket, BucketState, TokenBucket};
+pub use token_bucket::{Bucket, BucketState, Fit, TokenBucket};
 
 /// The tables of expected answers, one for each strategy: (file name, text). The conformance suite replays them through
 /// every store.

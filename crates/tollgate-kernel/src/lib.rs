@@ -26,7 +26,7 @@ mod rate;
 mod time;
 
 pub use algorithm::{
-    Algorithm, Align, Bucket, BucketState, CASES, Concurrency, CounterState, FixedWindow, LeakyBucket, Lease,
+    Algorithm, Align, Bucket, BucketState, Fit, CASES, Concurrency, CounterState, FixedWindow, LeakyBucket, Lease,
     LeaseState, LogEntry, LogState, SlidingWindow, SlidingWindowCounter, State, TokenBucket, WindowState,
 };
 pub use limit::{Limit, LimitError, MAX_COUNT, MAX_PRODUCT, MAX_RATE_NUMERATOR, MAX_SPAN, Strategy};

@@ -10,8 +10,7 @@
 //! either: one thread of the process wakes those who wait for the system clock, so waiting needs no async runtime.
 
 use std::cell::Cell;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, LazyLock};
@@ -59,17 +58,9 @@ impl Clock {
 
     /// A future that is ready once the clock shows `at`.
     pub fn alarm(&self, at: Micros) -> Alarm {
-        let waiter = Waiter::default();
-        match &self.source {
-            Source::System => TIMER.add(at, waiter.clone()),
-            Source::Manual(manual) => manual.add(at, waiter.clone()),
-        }
-        Alarm { clock: self.clone(), at, waiter }
+        Alarm { clock: self.clone(), at, number: None }
     }
 }
-
-/// Who waits for an alarm; nobody, before it is first polled and once it is dropped.
-type Waiter = Arc<Mutex<Option<Waker>>>;
 
 /// Waits until a clock shows a certain time. Dropping it stops the waiting.
 ///
@@ -90,65 +81,78 @@ type Waiter = Arc<Mutex<Option<Waker>>>;
 pub struct Alarm {
     clock: Clock,
     at: Micros,
-    waiter: Waiter,
+    /// Tells it from others that are set for the same time, once it is set.
+    number: Option<u64>,
 }
 
 impl Future for Alarm {
     type Output = ();
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        // The waker is left before the clock is read: an alarm that goes off in between finds it.
-        *self.waiter.lock() = Some(context.waker().clone());
-        if self.clock.now() >= self.at { Poll::Ready(()) } else { Poll::Pending }
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Alarm { clock, at, number } = &mut *self;
+        if clock.now() >= *at {
+            return Poll::Ready(());
+        }
+        match &clock.source {
+            Source::System => TIMER.set(*at, number, context.waker()),
+            Source::Manual(manual) => manual.set_alarm(*at, number, context.waker()),
+        }
     }
 }
 
+/// Nothing is left of a dropped alarm: most who are ready to wait an hour are done in no time.
 impl Drop for Alarm {
     fn drop(&mut self) {
-        *self.waiter.lock() = None;
+        let Some(number) = self.number else { return };
+        match &self.clock.source {
+            Source::System => TIMER.alarms.lock().unset(self.at, number),
+            Source::Manual(manual) => manual.state.lock().alarms.unset(self.at, number),
+        }
     }
 }
 
-/// Rings those whose time has come.
-fn ring(due: impl IntoIterator<Item = Waiter>) {
-    for waiter in due {
-        let waker = waiter.lock().take();
-        if let Some(waker) = waker {
-            waker.wake();
+/// The alarms that were set and have not rung, the soonest first.
+#[derive(Debug, Default)]
+struct Alarms {
+    set: BTreeMap<(Micros, u64), Waker>,
+    last_number: u64,
+}
+
+impl Alarms {
+    /// Sets an alarm; one that is set already has its waker changed.
+    fn set(&mut self, at: Micros, number: &mut Option<u64>, waker: &Waker) {
+        let number = *number.get_or_insert_with(|| {
+            self.last_number += 1;
+            self.last_number
+        });
+        self.set.insert((at, number), waker.clone());
+    }
+
+    fn unset(&mut self, at: Micros, number: u64) {
+        self.set.remove(&(at, number));
+    }
+
+    /// The time of the soonest.
+    fn next(&self) -> Option<Micros> {
+        self.set.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Takes out those whose time has come.
+    fn due(&mut self, now: Micros) -> Vec<Waker> {
+        let mut due = Vec::new();
+        while let Some(first) = self.set.first_entry()
+            && first.key().0 <= now
+        {
+            due.push(first.remove());
         }
+        due
     }
 }
 
 /// The thread that watches the system clock for all alarms of the process, started with the first of them.
 struct Timer {
-    alarms: Mutex<BinaryHeap<Reverse<Pending>>>,
+    alarms: Mutex<Alarms>,
     sooner: Condvar,
-}
-
-/// An alarm that has not rung; the sooner compares as the smaller.
-struct Pending {
-    at: Micros,
-    waiter: Waiter,
-}
-
-impl PartialEq for Pending {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-
-impl Eq for Pending {}
-
-impl PartialOrd for Pending {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Pending {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.at.cmp(&other.at)
-    }
 }
 
 static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
@@ -163,35 +167,31 @@ static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
 });
 
 impl Timer {
-    fn add(&self, at: Micros, waiter: Waiter) {
+    fn set(&self, at: Micros, number: &mut Option<u64>, waker: &Waker) -> Poll<()> {
         let mut alarms = self.alarms.lock();
-        let is_first = alarms.peek().is_none_or(|Reverse(first)| at < first.at);
-        alarms.push(Reverse(Pending { at, waiter }));
+        let is_first = alarms.next().is_none_or(|next| at < next);
+        alarms.set(at, number, waker);
         if is_first {
             self.sooner.notify_one();
         }
+        // If its time has come meanwhile, the thread rings it.
+        Poll::Pending
     }
 
     fn run(&self) {
         let mut alarms = self.alarms.lock();
         loop {
             let now = system_now();
-            let mut due = Vec::new();
-            while let Some(Reverse(first)) = alarms.peek()
-                && first.at <= now
-            {
-                due.extend(alarms.pop().map(|Reverse(pending)| pending.waiter));
-            }
-            let next = alarms.peek().map(|Reverse(first)| first.at);
-            if due.is_empty() {
-                match next {
-                    Some(at) => drop(self.sooner.wait_for(&mut alarms, at.saturating_sub(now).into())),
-                    None => self.sooner.wait(&mut alarms),
-                }
-            } else {
+            let due = alarms.due(now);
+            if !due.is_empty() {
                 drop(alarms);
-                ring(due);
+                due.into_iter().for_each(Waker::wake);
                 alarms = self.alarms.lock();
+                continue;
+            }
+            match alarms.next() {
+                Some(at) => drop(self.sooner.wait_for(&mut alarms, at.saturating_sub(now).into())),
+                None => self.sooner.wait(&mut alarms),
             }
         }
     }
@@ -278,13 +278,13 @@ pub struct ManualClock {
 #[derive(Debug, Default)]
 struct ManualState {
     now: Micros,
-    alarms: Vec<(Micros, Waiter)>,
+    alarms: Alarms,
 }
 
 impl ManualClock {
     /// A clock that shows `now`.
     pub fn at(now: Micros) -> ManualClock {
-        ManualClock { state: Arc::new(Mutex::new(ManualState { now, alarms: Vec::new() })) }
+        ManualClock { state: Arc::new(Mutex::new(ManualState { now, alarms: Alarms::default() })) }
     }
 
     /// The clock to hand to a store; it follows this one.
@@ -307,19 +307,22 @@ impl ManualClock {
         self.move_to(|old| old.saturating_add(span));
     }
 
-    fn add(&self, at: Micros, waiter: Waiter) {
-        self.state.lock().alarms.push((at, waiter));
+    fn set_alarm(&self, at: Micros, number: &mut Option<u64>, waker: &Waker) -> Poll<()> {
+        let mut state = self.state.lock();
+        if state.now >= at {
+            return Poll::Ready(());
+        }
+        state.alarms.set(at, number, waker);
+        Poll::Pending
     }
 
     fn move_to(&self, to: impl FnOnce(Micros) -> Micros) {
         let mut state = self.state.lock();
         state.now = to(state.now);
         let now = state.now;
-        let (due, later) = std::mem::take(&mut state.alarms).into_iter().partition(|(at, _)| *at <= now);
-        state.alarms = later;
+        let due = state.alarms.due(now);
         drop(state);
-        let due: Vec<(Micros, Waiter)> = due;
-        ring(due.into_iter().map(|(_, waiter)| waiter));
+        due.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -369,14 +372,34 @@ mod tests {
         let ready = at.each_mut().map(|alarm| alarm.as_mut().poll(&mut context).is_ready());
         assert_eq!(ready, [true, false, false, false]);
         hands.advance(Micros::new(9));
-        assert_eq!(rung(), 1, "the one that was due before it was polled");
+        assert_eq!(rung(), 0, "nothing is due yet, and what was due needed no ringing");
         hands.advance(Micros::new(1));
-        assert_eq!(rung(), 2);
+        assert_eq!(rung(), 1);
         let [_, _, third, fourth] = at;
         drop(third);
         hands.set(Micros::new(1000));
-        assert_eq!(rung(), 3, "a dropped alarm rings nobody");
+        assert_eq!(rung(), 2, "a dropped alarm rings nobody");
         drop(fourth);
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_dropped_alarm() {
+        let hands = ManualClock::at(Micros::ZERO);
+        let mut context = Context::from_waker(Waker::noop());
+        for clock in [hands.clock(), Clock::system()] {
+            let at = clock.now().saturating_add(Micros::from_secs(3600));
+            for _ in 0..100 {
+                let mut alarm = clock.alarm(at);
+                for _ in 0..2 {
+                    assert!(Pin::new(&mut alarm).poll(&mut context).is_pending());
+                }
+            }
+            let left = match &clock.source {
+                Source::System => TIMER.alarms.lock().set.range((at, 0)..=(at, u64::MAX)).count(),
+                Source::Manual(manual) => manual.state.lock().alarms.set.len(),
+            };
+            assert_eq!(left, 0);
+        }
     }
 
     #[test]

@@ -68,10 +68,19 @@ impl<'a> Key<'a> {
     /// ```
     #[inline]
     pub fn parse(text: &'a str) -> Result<Key<'a>, KeyError> {
+        match Key::plain(text) {
+            Some(canonical) => Ok(Key { canonical: Cow::Borrowed(canonical) }),
+            None => parse_any(text),
+        }
+    }
+
+    /// The canonical text of a plain key, which nearly every key is; `None` for all others, sound or not.
+    #[inline]
+    pub(crate) fn plain(text: &str) -> Option<&str> {
         match Plain::of(text.as_bytes()) {
-            Plain::Canonical => Ok(Key { canonical: Cow::Borrowed(text) }),
-            Plain::InDefault => Ok(Key { canonical: Cow::Borrowed(&text[DEFAULT.len() + 1..]) }),
-            Plain::No => parse_any(text),
+            Plain::Canonical => Some(text),
+            Plain::InDefault => Some(&text[DEFAULT.len() + 1..]),
+            Plain::No => None,
         }
     }
 

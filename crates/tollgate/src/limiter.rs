@@ -72,20 +72,25 @@ impl Limiter {
 
     #[inline]
     fn charge_cost(&self, text: &str, cost: Cost) -> Outcome {
-        let Ok(key) = Key::parse(text) else {
-            return self.deny_malformed(text, cost);
-        };
-        // The straight way: one set of counters for all keys, nobody watching. The answer goes out as the store wrote it.
-        match &self.straight {
-            Some(memory) => memory.charge(key.canonical(), cost),
-            None => self.charge_around(&key, cost),
+        // The straight way: a plain key, one set of counters for all keys, nobody watching.
+        match (Key::plain(text), &self.straight) {
+            (Some(canonical), Some(memory)) => memory.charge(canonical, cost),
+            _ => self.charge_around(text, cost),
         }
     }
 
-    /// The way around: overrides, a limit that only watches, or an observer.
-    fn charge_around(&self, key: &Key<'_>, cost: Cost) -> Outcome {
+    /// The way around: a key that is not plain, overrides, a limit that only watches, or an observer.
+    fn charge_around(&self, text: &str, cost: Cost) -> Outcome {
         let started = self.gate.started();
-        let place = self.entry.place(key);
+        let key = match Key::parse(text) {
+            Ok(key) => key,
+            Err(error) => {
+                self.gate.malformed.warn(self.entry.rule.name(), &error);
+                self.gate.tell("charge", &self.entry, None, cost, Outcome::BLOCKED, Duration::ZERO);
+                return Outcome::BLOCKED;
+            }
+        };
+        let place = self.entry.place(&key);
         let outcome = match place {
             Place::Counted { memory: Some(memory), .. } => memory.charge(key.canonical(), cost),
             Place::Unlimited => Outcome::UNLIMITED,
@@ -93,18 +98,9 @@ impl Limiter {
             Place::Blocked | Place::Counted { memory: None, .. } => Outcome::BLOCKED,
         };
         if let Some(started) = started {
-            self.gate.tell("charge", &self.entry, Some((key, place)), cost, outcome, started.elapsed());
+            self.gate.tell("charge", &self.entry, Some((&key, place)), cost, outcome, started.elapsed());
         }
         self.entry.as_counted(outcome)
-    }
-
-    #[cold]
-    fn deny_malformed(&self, text: &str, cost: Cost) -> Outcome {
-        if let Err(error) = Key::parse(text) {
-            self.gate.malformed.warn(self.entry.rule.name(), &error);
-        }
-        self.gate.tell("charge", &self.entry, None, cost, Outcome::BLOCKED, Duration::ZERO);
-        Outcome::BLOCKED
     }
 
     /// Charges each of many keys one unit, at one reading of the clock, and adds the answers to `outcomes`, in order. With
@@ -114,11 +110,9 @@ impl Limiter {
             return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
         };
         for keys in keys.chunks(16) {
-            let parsed: SmallVec<[Key<'_>; 16]> =
-                keys.iter().map_while(|key| Key::parse(key.as_ref()).ok()).collect();
-            if parsed.len() == keys.len() {
-                let canonical: SmallVec<[&str; 16]> = parsed.iter().map(Key::canonical).collect();
-                memory.charge_many(&canonical, Cost::ONE, outcomes);
+            let plain: SmallVec<[&str; 16]> = keys.iter().map_while(|key| Key::plain(key.as_ref())).collect();
+            if plain.len() == keys.len() {
+                memory.charge_many(&plain, Cost::ONE, outcomes);
             } else {
                 outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
             }

@@ -8,7 +8,7 @@
 //! caller who ignores it sees a token bucket. Twins: none yet. Cases: leaky_bucket.cases.
 
 use super::Algorithm;
-use super::token_bucket::{Bucket, BucketState, TokenBucket};
+use super::token_bucket::{Bucket, BucketState, Fit, TokenBucket};
 use crate::limit::{Limit, LimitError};
 use crate::outcome::{Cost, Outcome};
 use crate::rate::Rate;
@@ -68,9 +68,13 @@ impl Bucket for LeakyBucket {
     }
 
     #[inline]
-    fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> (Outcome, Micros) {
-        let (outcome, ahead) = self.room.charge_short(full_at, cost, elapsed);
-        (self.with_delay(outcome, ahead), ahead)
+    fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> Fit {
+        self.room.charge_short(full_at, cost, elapsed)
+    }
+
+    #[inline]
+    fn outcome_of(&self, fit: Fit, cost: Cost) -> Outcome {
+        self.with_delay(self.room.outcome_of(fit, cost), self.room.time_to_full_before(fit))
     }
 }
 

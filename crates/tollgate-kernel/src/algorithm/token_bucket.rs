@@ -104,35 +104,49 @@ impl TokenBucket {
         Micros::new(if self.tokens == 1 { units } else { units.div_ceil(self.tokens) })
     }
 
-    /// The answer to a charge where `missing` units are missing, and the units missing once it is paid.
+    /// Whether a charge fits where `missing` units are missing.
     #[inline]
-    fn assess(&self, missing: u64, cost: Cost) -> (Outcome, u64) {
-        let (allowed, after, retry_after) = if cost.get() > self.burst {
-            (false, missing, None)
-        } else {
-            // At most burst * p, so at most 2^62; only a clock stepped back by ages makes the sum saturate.
-            let price = cost.get() * self.period_us;
-            let after = missing.saturating_add(price);
-            if after <= self.full {
-                (true, after, Some(Micros::ZERO))
-            } else {
-                (false, missing, Some(self.wait(after - self.full)))
+    fn fit(&self, missing: u64, cost: Cost) -> Fit {
+        // A cost up to the burst has a price of at most burst * p, so of at most 2^62.
+        let price = if cost.get() <= self.burst { Some(cost.get() * self.period_us) } else { None };
+        match price {
+            Some(price) if missing.saturating_add(price) <= self.full => {
+                Fit { allowed: true, missing, after: missing + price }
             }
+            _ => Fit { allowed: false, missing, after: missing },
+        }
+    }
+
+    /// The whole answer to a charge, once it is known whether it fits.
+    #[inline]
+    fn outcome(&self, fit: Fit, cost: Cost) -> Outcome {
+        let retry_after = if fit.allowed {
+            Some(Micros::ZERO)
+        } else if cost.get() <= self.burst {
+            // Only a clock stepped back by ages makes the sum saturate.
+            Some(self.wait(fit.missing.saturating_add(cost.get() * self.period_us) - self.full))
+        } else {
+            None
         };
-        let outcome = Outcome {
-            allowed,
+        Outcome {
+            allowed: fit.allowed,
             capacity: self.burst,
-            remaining: self.full.saturating_sub(after) / self.period_us,
+            remaining: self.full.saturating_sub(fit.after) / self.period_us,
             retry_after,
-            reset_after: self.wait(after),
+            reset_after: self.wait(fit.after),
             delay: Micros::ZERO,
-        };
-        (outcome, after)
+        }
     }
 
     /// The time until all that is missing has come back: for a leaky bucket, until all that is ahead has drained.
     pub(super) fn time_to_full(&self, state: &BucketState, now: Micros) -> Micros {
         self.wait(self.missing(state, now))
+    }
+
+    /// The same as things stood before a charge.
+    #[inline]
+    pub(super) fn time_to_full_before(&self, fit: Fit) -> Micros {
+        self.wait(fit.missing)
     }
 }
 
@@ -142,42 +156,59 @@ impl Bucket for TokenBucket {
     }
 
     #[inline]
-    fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> (Outcome, Micros) {
+    fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> Fit {
         let now = elapsed.get().saturating_mul(self.tokens);
-        let missing = full_at.saturating_sub(now);
-        let (outcome, after) = self.assess(missing, cost);
-        if outcome.allowed {
-            *full_at = now.saturating_add(after);
+        let fit = self.fit(full_at.saturating_sub(now), cost);
+        if fit.allowed {
+            *full_at = now.saturating_add(fit.after);
         }
-        (outcome, self.wait(missing))
+        fit
+    }
+
+    #[inline]
+    fn outcome_of(&self, fit: Fit, cost: Cost) -> Outcome {
+        self.outcome(fit, cost)
     }
 }
 
-/// What a bucket adds to an algorithm: a state of 64 bits, for those who count time from a recent instant.
+/// Whether a charge fits a bucket, and the units missing before and after it: all that is needed to write the state. The rest
+/// of the answer can be worked out later, when others no longer wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// Whether it fits.
+    pub allowed: bool,
+    missing: u64,
+    after: u64,
+}
+
+/// What a bucket adds to an algorithm: a state of 64 bits, for those who count time from a recent instant, and a charge in two
+/// steps, for those who want the state written first.
 pub trait Bucket: Algorithm<State = BucketState> {
     /// c of the module's header: how many units of the state one µs is worth.
     fn units_per_us(&self) -> u64;
 
     /// [`charge`](Algorithm::charge) on a state that counts from an origin: `full_at` and `elapsed` are both since then. Answers
-    /// alike as long as `elapsed` times [`units_per_us`](Self::units_per_us) stays below 2^63. Also says how long it takes, as
-    /// things stood before the charge, until all that is missing is back.
-    fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> (Outcome, Micros);
+    /// alike as long as `elapsed` times [`units_per_us`](Self::units_per_us) stays below 2^63.
+    fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> Fit;
+
+    /// The answer to a charge that [`charge_short`](Self::charge_short) has decided.
+    fn outcome_of(&self, fit: Fit, cost: Cost) -> Outcome;
 }
 
 impl Algorithm for TokenBucket {
     type State = BucketState;
 
     fn peek(&self, state: &BucketState, cost: Cost, now: Micros) -> Outcome {
-        self.assess(self.missing(state, now), cost).0
+        self.outcome(self.fit(self.missing(state, now), cost), cost)
     }
 
     #[inline]
     fn charge(&self, state: &mut BucketState, cost: Cost, now: Micros) -> Outcome {
-        let (outcome, after) = self.assess(self.missing(state, now), cost);
-        if outcome.allowed {
-            state.full_at = self.units(now) + u128::from(after);
+        let fit = self.fit(self.missing(state, now), cost);
+        if fit.allowed {
+            state.full_at = self.units(now) + u128::from(fit.after);
         }
-        outcome
+        self.outcome(fit, cost)
     }
 
     fn charged_at(&self, _state: &BucketState, now: Micros) -> Micros {

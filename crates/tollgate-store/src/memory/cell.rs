@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use tollgate_kernel::{
-    Algorithm, Bucket, BucketState, Concurrency, Cost, CounterState, LeaseState, LogState, Micros, Outcome,
+    Algorithm, Bucket, BucketState, Concurrency, Cost, CounterState, Fit, LeaseState, LogState, Micros, Outcome,
     SlidingWindow, WindowState,
 };
 
@@ -33,8 +33,15 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     /// Whether an admission, which may add an entry, would still be within the budget.
     fn has_room(&self) -> bool;
 
-    /// The answer to a charge, and the words that it would leave behind where the words are the state.
-    fn foresee(&self, words: [u64; W], cost: Cost, now: Micros) -> (Outcome, [u64; W]);
+    /// A decided charge, of which the whole answer may be still to work out.
+    type Decided: Copy;
+
+    /// Where the words are the state, charges them in place and says whether it fits; elsewhere, only says so. A denial leaves
+    /// the words as they are.
+    fn decide(&self, words: &mut [u64; W], cost: Cost, now: Micros) -> (bool, Self::Decided);
+
+    /// The whole answer to a decided charge.
+    fn outcome(&self, decided: Self::Decided, cost: Cost) -> Outcome;
 
     /// Charges in place; a denial leaves the words as they are. `holder` names a lease.
     fn charge(&self, words: &mut [u64; W], holder: u128, cost: Cost, now: Micros) -> Outcome;
@@ -58,16 +65,14 @@ pub(crate) trait Packing<A: Algorithm, const W: usize>: Send + Sync {
     fn pack(&self, state: &A::State) -> [u64; W];
     fn unpack(&self, words: [u64; W]) -> A::State;
 
-    /// Charges in place; a denial leaves the words as they are.
-    #[inline]
-    fn charge(&self, algorithm: &A, words: &mut [u64; W], cost: Cost, now: Micros) -> Outcome {
-        let mut state = self.unpack(*words);
-        let outcome = algorithm.charge(&mut state, cost, now);
-        if outcome.allowed {
-            *words = self.pack(&state);
-        }
-        outcome
-    }
+    /// A decided charge, of which the whole answer may be still to work out.
+    type Decided: Copy;
+
+    /// Charges in place, and says whether it fits; a denial leaves the words as they are.
+    fn charge(&self, algorithm: &A, words: &mut [u64; W], cost: Cost, now: Micros) -> (bool, Self::Decided);
+
+    /// The whole answer.
+    fn outcome(&self, algorithm: &A, decided: Self::Decided, cost: Cost) -> Outcome;
 }
 
 /// A strategy whose state is its words.
@@ -106,9 +111,17 @@ impl<B: Bucket> Packing<B, 1> for OneWord {
         BucketState { full_at: self.start_units + u128::from(words[0]) }
     }
 
+    type Decided = Fit;
+
     #[inline]
-    fn charge(&self, bucket: &B, words: &mut [u64; 1], cost: Cost, now: Micros) -> Outcome {
-        bucket.charge_short(&mut words[0], cost, now.saturating_sub(self.start)).0
+    fn charge(&self, bucket: &B, words: &mut [u64; 1], cost: Cost, now: Micros) -> (bool, Fit) {
+        let fit = bucket.charge_short(&mut words[0], cost, now.saturating_sub(self.start));
+        (fit.allowed, fit)
+    }
+
+    #[inline]
+    fn outcome(&self, bucket: &B, fit: Fit, cost: Cost) -> Outcome {
+        bucket.outcome_of(fit, cost)
     }
 }
 
@@ -130,6 +143,23 @@ impl<A: Algorithm<State: InThreeWords>> Packing<A, 3> for ThreeWords {
     #[inline]
     fn unpack(&self, words: [u64; 3]) -> A::State {
         A::State::of_words(words)
+    }
+
+    type Decided = Outcome;
+
+    #[inline]
+    fn charge(&self, algorithm: &A, words: &mut [u64; 3], cost: Cost, now: Micros) -> (bool, Outcome) {
+        let mut state = A::State::of_words(*words);
+        let outcome = algorithm.charge(&mut state, cost, now);
+        if outcome.allowed {
+            *words = state.to_words();
+        }
+        (outcome.allowed, outcome)
+    }
+
+    #[inline]
+    fn outcome(&self, _algorithm: &A, outcome: Outcome, _cost: Cost) -> Outcome {
+        outcome
     }
 }
 
@@ -176,15 +206,22 @@ where
         true
     }
 
+    type Decided = P::Decided;
+
     #[inline]
-    fn foresee(&self, mut words: [u64; W], cost: Cost, now: Micros) -> (Outcome, [u64; W]) {
-        let outcome = self.charge(&mut words, 0, cost, now);
-        (outcome, words)
+    fn decide(&self, words: &mut [u64; W], cost: Cost, now: Micros) -> (bool, P::Decided) {
+        self.packing.charge(&self.algorithm, words, cost, now)
+    }
+
+    #[inline]
+    fn outcome(&self, decided: P::Decided, cost: Cost) -> Outcome {
+        self.packing.outcome(&self.algorithm, decided, cost)
     }
 
     #[inline]
     fn charge(&self, words: &mut [u64; W], _holder: u128, cost: Cost, now: Micros) -> Outcome {
-        self.packing.charge(&self.algorithm, words, cost, now)
+        let (_, decided) = self.decide(words, cost, now);
+        self.outcome(decided, cost)
     }
 
     fn charged_at(&self, words: [u64; W], now: Micros) -> Micros {
@@ -328,12 +365,18 @@ where
         self.budget.has_room()
     }
 
-    fn foresee(&self, words: [u64; 1], cost: Cost, now: Micros) -> (Outcome, [u64; 1]) {
-        let outcome = match self.state(words) {
+    type Decided = Outcome;
+
+    fn decide(&self, words: &mut [u64; 1], cost: Cost, now: Micros) -> (bool, Outcome) {
+        let outcome = match self.state(*words) {
             Some(state) => self.algorithm.peek(&state.lock(), cost, now),
             None => self.algorithm.peek(&A::State::default(), cost, now),
         };
-        (outcome, words)
+        (outcome.allowed, outcome)
+    }
+
+    fn outcome(&self, outcome: Outcome, _cost: Cost) -> Outcome {
+        outcome
     }
 
     fn charge(&self, words: &mut [u64; 1], holder: u128, cost: Cost, now: Micros) -> Outcome {

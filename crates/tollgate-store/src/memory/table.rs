@@ -336,14 +336,18 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         let version = first.version()?;
         let (node, _, slot) = self.find(first, key)?;
         let mut words = node.words(slot);
-        let outcome = self.cell.charge(&mut words, 0, cost, now);
-        if !outcome.allowed {
-            return first.unchanged_since(version).then_some(outcome);
+        let (allowed, decided) = self.cell.decide(&mut words, cost, now);
+        if allowed {
+            // The same version means that the key is still there, even if the table has grown, and that nobody charged it
+            // since.
+            let lock = first.lock_if_unchanged(version)?;
+            node.set_words(slot, words);
+            drop(lock);
+        } else if !first.unchanged_since(version) {
+            return None;
         }
-        // The same version means that the key is still there, even if the table has grown, and that nobody charged it since.
-        let _lock = first.lock_if_unchanged(version)?;
-        node.set_words(slot, words);
-        Some(outcome)
+        // The answer is worked out only now: an atomic exchange waits for all that was begun before it.
+        Some(self.cell.outcome(decided, cost))
     }
 
     /// The long path of a charge: takes the lock first.
@@ -392,10 +396,10 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     #[inline]
     fn foresee<'a>(&self, staged: Staged<'a>, cost: Cost, now: Micros) -> Prepared<'a> {
         let mut after = [0; 3];
-        let mut foresee = |words| {
-            let (outcome, left) = self.cell.foresee(words, cost, now);
-            after[..W].copy_from_slice(&left);
-            outcome
+        let mut foresee = |mut words: [u64; W]| {
+            let (_, decided) = self.cell.decide(&mut words, cost, now);
+            after[..W].copy_from_slice(&words);
+            self.cell.outcome(decided, cost)
         };
         let outcome = match staged {
             Staged::Own(spot) => foresee(self.words(spot)),

@@ -33,36 +33,15 @@ impl Plain {
         if bytes.len() > MAX_PART || *first == b':' || *last == b':' {
             return Plain::No;
         }
-        let mut odd = 0;
-        // One count in each byte, over at most 128 words.
-        let mut separators = 0;
-        let mut look = |word: u64| {
-            let below_space = word.wrapping_sub(0x20 * EACH);
-            let from_delete_on = word.wrapping_add(EACH);
-            let percent = (word ^ (0x25 * EACH)).wrapping_sub(EACH);
-            odd |= below_space | from_delete_on | percent;
-            let other = (word ^ (0x3a * EACH)).wrapping_add(0x7f * EACH);
-            separators += (!other & TOP) >> 7;
+        let seen = match (bytes.len(), bytes.first_chunk(), bytes.last_chunk()) {
+            (17..=32, Some(start), Some(end)) => Seen::two_pairs(*start, *end, bytes.len()),
+            _ => Seen::words(bytes),
         };
-        let mut rest = bytes;
-        while let Some((word, after)) = rest.split_first_chunk() {
-            look(u64::from_le_bytes(*word));
-            rest = after;
-        }
-        if !rest.is_empty() {
-            let bits = 8 * rest.len();
-            let word = match bytes.last_chunk() {
-                Some(end) => u64::from_le_bytes(*end) >> (64 - bits),
-                None => short_word(rest),
-            };
-            // Filled up with letters, which change no answer.
-            look(word | (u64::from(b'a') * EACH) << bits);
-        }
         // Four separators in one lane are too many anyway; without them the sum below fits its byte.
-        if (odd & TOP) | (separators & (0xfc * EACH)) != 0 {
+        if (seen.odd & TOP) | (seen.separators & (0xfc * EACH)) != 0 {
             return Plain::No;
         }
-        match separators.wrapping_mul(EACH) >> 56 {
+        match seen.separators.wrapping_mul(EACH) >> 56 {
             0 => Plain::Canonical,
             1 if bytes.starts_with(b"default:") => Plain::InDefault,
             1 => Plain::Canonical,
@@ -73,6 +52,76 @@ impl Plain {
             _ => Plain::No,
         }
     }
+}
+
+/// What was seen of a text.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// The top bit of a byte is set if any byte in its place is not plain.
+    odd: u64,
+    /// One count in each byte, over at most 128 words.
+    separators: u64,
+}
+
+impl Seen {
+    /// The common case, without a loop: seventeen to thirty-two bytes are two reads of sixteen that overlap. A byte may be
+    /// found odd twice, but a separator must be counted once: those that `start` has are shifted out of `end`.
+    #[inline(always)]
+    fn two_pairs(start: [u8; 16], end: [u8; 16], size: usize) -> Seen {
+        let (start, end) = (u128::from_le_bytes(start), u128::from_le_bytes(end));
+        let after = end >> (8 * (32 - size));
+        let [a, b] = halves(start);
+        let [c, d] = halves(end);
+        let [e, f] = halves(after);
+        Seen {
+            odd: odd(a) | odd(b) | odd(c) | odd(d),
+            separators: separators(a) + separators(b) + separators(e) + separators(f),
+        }
+    }
+
+    /// Any text, a word at a time.
+    #[inline]
+    fn words(bytes: &[u8]) -> Seen {
+        let mut seen = Seen { odd: 0, separators: 0 };
+        let mut look = |word: u64| {
+            seen.odd |= odd(word);
+            seen.separators += separators(word);
+        };
+        let (words, rest) = bytes.as_chunks();
+        words.iter().for_each(|word| look(u64::from_le_bytes(*word)));
+        if !rest.is_empty() {
+            let bits = 8 * rest.len();
+            let word = match bytes.last_chunk() {
+                Some(end) => u64::from_le_bytes(*end) >> (64 - bits),
+                None => short_word(rest),
+            };
+            // Filled up with letters, which change no answer.
+            look(word | (u64::from(b'a') * EACH) << bits);
+        }
+        seen
+    }
+}
+
+/// Sets the top bit of bytes below space, from delete on, or equal to `%`.
+#[inline(always)]
+fn odd(word: u64) -> u64 {
+    let below_space = word.wrapping_sub(0x20 * EACH);
+    let from_delete_on = word.wrapping_add(EACH);
+    let percent = (word ^ (0x25 * EACH)).wrapping_sub(EACH);
+    below_space | from_delete_on | percent
+}
+
+/// One in each byte that is a separator. A byte of zero is none.
+#[inline(always)]
+fn separators(word: u64) -> u64 {
+    let other = (word ^ (0x3a * EACH)).wrapping_add(0x7f * EACH);
+    (!other & TOP) >> 7
+}
+
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // Cutting in two is the point.
+fn halves(pair: u128) -> [u64; 2] {
+    [pair as u64, (pair >> 64) as u64]
 }
 
 /// One to seven bytes as the low end of a word, without a loop: two reads that overlap, or three single bytes.

@@ -1,0 +1,111 @@
+//! The primitives that a node is made of, as the model checker has them. Stands in for the store's own `sync`.
+//!
+//! An ordering can be lost on purpose: a model that holds without it does not depend on it, and a promise that no model sees
+//! broken without any ordering is not checked at all. `tests/models.rs` says which loss is seen by which model.
+
+use std::cell::Cell;
+
+use loom::sync::atomic as checked;
+
+/// The orderings that `node` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ordering {
+    Relaxed,
+    Acquire,
+    Release,
+}
+
+/// An ordering that can be lost. Each is relied on in a few places of `node` only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// `version` and `next` are read as if they said nothing about what was written before them.
+    LoadAcquire,
+    /// The lock is given up, and a node is linked, before what was written under the lock is there.
+    StoreRelease,
+    /// The lock is taken without seeing what its last holder wrote.
+    ExchangeAcquire,
+    /// A reader looks at the version a second time before it has looked at the slots.
+    FenceAcquire,
+    /// A holder writes before the version says that the lock is held.
+    FenceRelease,
+}
+
+thread_local! {
+    // The model checker runs all threads of a model on one thread of the machine, so this is one value for each test.
+    static LOST: Cell<Option<Loss>> = const { Cell::new(None) };
+}
+
+/// Runs a model without an ordering.
+pub fn without<R>(loss: Loss, model: impl FnOnce() -> R) -> R {
+    struct Found;
+    impl Drop for Found {
+        fn drop(&mut self) {
+            LOST.set(None);
+        }
+    }
+    LOST.set(Some(loss));
+    let _found = Found;
+    model()
+}
+
+/// The ordering that is asked for, unless it is lost.
+fn ordering(asked: Ordering, loss: Loss) -> checked::Ordering {
+    match asked {
+        _ if LOST.get() == Some(loss) => checked::Ordering::Relaxed,
+        Ordering::Relaxed => checked::Ordering::Relaxed,
+        Ordering::Acquire => checked::Ordering::Acquire,
+        Ordering::Release => checked::Ordering::Release,
+    }
+}
+
+macro_rules! atomic {
+    ($name:ident, $number:ty) => {
+        pub(crate) struct $name(checked::$name);
+
+        impl $name {
+            pub(crate) fn new(value: $number) -> Self {
+                $name(checked::$name::new(value))
+            }
+
+            pub(crate) fn load(&self, order: Ordering) -> $number {
+                self.0.load(ordering(order, Loss::LoadAcquire))
+            }
+
+            pub(crate) fn store(&self, value: $number, order: Ordering) {
+                self.0.store(value, ordering(order, Loss::StoreRelease));
+            }
+        }
+    };
+}
+
+atomic!(AtomicU32, u32);
+atomic!(AtomicU64, u64);
+
+impl AtomicU32 {
+    pub(crate) fn compare_exchange(
+        &self,
+        current: u32,
+        new: u32,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u32, u32> {
+        let (success, failure) =
+            (ordering(success, Loss::ExchangeAcquire), ordering(failure, Loss::ExchangeAcquire));
+        self.0.compare_exchange(current, new, success, failure)
+    }
+}
+
+pub(crate) fn fence(order: Ordering) {
+    let (loss, order) = match order {
+        Ordering::Release => (Loss::FenceRelease, checked::Ordering::Release),
+        _ => (Loss::FenceAcquire, checked::Ordering::Acquire),
+    };
+    if LOST.get() != Some(loss) {
+        checked::fence(order);
+    }
+}
+
+/// Passes a moment of waiting: somebody else must run before it is worth looking again.
+pub(crate) fn pause(_round: u32) {
+    loom::thread::yield_now();
+}

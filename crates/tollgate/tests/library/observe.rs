@@ -1,0 +1,320 @@
+//! What whoever monitors gets to see: an event for each limit of each decision, a warning for malformed keys, and no key.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tollgate::{
+    Allowance, Ask, Event, Key, Limiter, ManualClock, Observer, Outcome, Rule, Source, Strategy, Tollgate,
+};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::crowd::{Crowd, ready};
+use crate::scene::{Dice, a_minute, at_once, bucket, hands, on};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Keeps every event.
+#[derive(Default)]
+struct Recorder(Mutex<Vec<Seen>>);
+
+/// An event that borrows nothing.
+#[derive(Clone, Debug)]
+struct Seen {
+    operation: &'static str,
+    limiter: String,
+    namespace: String,
+    strategy: Option<Strategy>,
+    cost: u64,
+    allowed: bool,
+    shadow: bool,
+    outcome: Outcome,
+    source: Source,
+}
+
+impl Observer for Recorder {
+    fn decided(&self, event: &Event<'_>) {
+        assert!(event.duration < HOUR);
+        assert!(!format!("{event:?}").contains("alice"), "a key has leaked: {event:?}");
+        self.0.lock().unwrap().push(Seen {
+            operation: event.operation,
+            limiter: event.limiter.to_owned(),
+            namespace: event.namespace.to_owned(),
+            strategy: event.strategy,
+            cost: event.cost,
+            allowed: event.allowed,
+            shadow: event.shadow,
+            outcome: event.outcome,
+            source: event.source,
+        });
+    }
+}
+
+impl Recorder {
+    fn take(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+fn watched(hands: &ManualClock) -> (Tollgate, Arc<Recorder>) {
+    let recorder = Arc::new(Recorder::default());
+    let key = |text| Key::parse(text).unwrap();
+    let api = Rule::new("api", bucket("1/s", 5))
+        .and_then(|rule| rule.with_override(key("user:vip"), Allowance::Unlimited))
+        .and_then(|rule| rule.with_override(key("user:bad"), Allowance::Blocked));
+    let gate = on(hands)
+        .observer(recorder.clone())
+        .rule(api.unwrap())
+        .rule(Rule::new("watching", a_minute(1)).unwrap().shadow())
+        .rule(Rule::new("workers", at_once(1)).unwrap())
+        .rule(Rule::unlimited("free").unwrap())
+        .rule(Rule::blocked("shut").unwrap())
+        .build()
+        .unwrap();
+    (gate, recorder)
+}
+
+/// An event in one line: the operation, the limiter, its strategy, the namespace, the cost, and how it went.
+fn line(seen: &Seen) -> String {
+    let Seen { operation, limiter, namespace, cost, source, .. } = seen;
+    let strategy = seen.strategy.map_or("none", Strategy::name);
+    let allowed = if seen.allowed { "allowed" } else { "denied" };
+    let shadow = if seen.shadow { " watching" } else { "" };
+    format!("{operation} {limiter} {strategy} [{namespace}] {cost} {allowed}{shadow} {source:?}")
+}
+
+#[test]
+fn each_limit_of_each_decision_is_one_event() {
+    let (gate, recorder) = watched(&hands());
+    let [api, watching, workers, free, shut] =
+        ["api", "watching", "workers", "free", "shut"].map(|name| gate.limiter(name).unwrap());
+    let gate = &gate;
+    type Call<'a> = Box<dyn Fn() + 'a>;
+    let cases: Vec<(Call<'_>, &[&str])> = vec![
+        (Box::new(|| drop(api.check("user:alice"))), &["charge api token_bucket [user] 1 allowed Store"]),
+        (Box::new(|| drop(api.charge("alice", 3).unwrap())), &["charge api token_bucket [default] 3 allowed Store"]),
+        (Box::new(|| drop(api.charge("alice", 9).unwrap())), &["charge api token_bucket [default] 9 denied Store"]),
+        (Box::new(|| drop(api.peek("ip:alice:v2", 2).unwrap())), &["peek api token_bucket [ip] 2 allowed Store"]),
+        (Box::new(|| drop(api.reserve("user:alice", 2).unwrap())), &["reserve api token_bucket [user] 2 allowed Store"]),
+        (Box::new(|| drop(workers.acquire("alice"))), &["reserve workers concurrency [default] 1 allowed Store"]),
+        (Box::new(|| drop(ready(api.wait("user:alice", 1, HOUR)))), &["wait api token_bucket [user] 1 allowed Store"]),
+        (Box::new(|| drop(ready(api.wait("user:alice", 6, HOUR)))), &["wait api token_bucket [user] 6 denied Store"]),
+        (Box::new(|| drop(api.check("user:vip"))), &["charge api none [user] 1 allowed Unlimited"]),
+        (Box::new(|| drop(api.check("user:bad"))), &["charge api none [user] 1 denied Blocked"]),
+        (Box::new(|| drop(free.check("alice"))), &["charge free none [default] 1 allowed Unlimited"]),
+        (Box::new(|| drop(shut.check("alice"))), &["charge shut none [default] 1 denied Blocked"]),
+        (Box::new(|| drop(ready(free.wait("alice", 1, HOUR)))), &["wait free none [default] 1 allowed Unlimited"]),
+        (Box::new(|| drop(ready(shut.wait("alice", 1, HOUR)))), &["wait shut none [default] 1 denied Blocked"]),
+        (Box::new(|| drop(watching.check("alice"))), &["charge watching fixed_window [default] 1 allowed watching Store"]),
+        (Box::new(|| drop(watching.check("alice"))), &["charge watching fixed_window [default] 1 allowed watching Store"]),
+        (
+            Box::new(|| drop(ready(watching.wait("alice", 1, HOUR)))),
+            &["wait watching fixed_window [default] 1 allowed watching Store"],
+        ),
+        (Box::new(|| drop(api.check("alice\n"))), &["charge api none [] 1 denied Malformed"]),
+        (Box::new(|| drop(api.charge("alice:", 4).unwrap())), &["charge api none [] 4 denied Malformed"]),
+        (Box::new(|| drop(watching.peek("alice\n", 1).unwrap())), &["peek watching none [] 1 denied Malformed"]),
+        (Box::new(|| drop(ready(api.wait("alice\n", 2, HOUR)))), &["wait api none [] 2 denied Malformed"]),
+        (
+            Box::new(|| api.check_many(&["user:alice2", "", "user:vip"], &mut Vec::new())),
+            &[
+                "charge api token_bucket [user] 1 allowed Store",
+                "charge api none [] 1 denied Malformed",
+                "charge api none [user] 1 allowed Unlimited",
+            ],
+        ),
+        (
+            Box::new(|| drop(tollgate::charge(&[free.of("alice"), watching.of("a:alice").cost(2)]).unwrap())),
+            &[
+                "charge free none [default] 1 allowed Unlimited",
+                "charge watching fixed_window [a] 2 allowed watching Store",
+            ],
+        ),
+        (
+            Box::new(|| {
+                let asks = [Ask::new("api", "new:alice"), Ask::new("shut", "alice").cost(7), Ask::new("workers", "")];
+                drop(ready(gate.charge(&asks)).unwrap());
+            }),
+            &[
+                "charge api token_bucket [new] 1 allowed Store",
+                "charge shut none [default] 7 denied Blocked",
+                "charge workers none [] 1 denied Malformed",
+            ],
+        ),
+        (
+            Box::new(|| drop(ready(gate.peek(&[Ask::new("api", "new:alice").cost(5)])).unwrap())),
+            &["peek api token_bucket [new] 5 allowed Store"],
+        ),
+        (
+            Box::new(|| drop(ready(gate.reserve(&[Ask::new("workers", "alice")], HOUR)).unwrap())),
+            &["reserve workers concurrency [default] 1 allowed Store"],
+        ),
+        (
+            Box::new(|| drop(ready(gate.acquire("alice", "workers")).unwrap())),
+            &["charge workers concurrency [default] 1 denied Store"],
+        ),
+        // To look at a key, to forget it, and to be refused as an error are no decisions.
+        (Box::new(|| drop(api.status("user:alice"))), &[]),
+        (Box::new(|| drop(ready(gate.status("api", "user:alice")).unwrap())), &[]),
+        (Box::new(|| drop(api.reset("user:alice"))), &[]),
+        (Box::new(|| drop(api.charge("user:alice", 0).unwrap_err())), &[]),
+        (Box::new(|| drop(ready(gate.acquire("user:alice", "ap")).unwrap_err())), &[]),
+    ];
+    for (number, (call, expected)) in cases.iter().enumerate() {
+        call();
+        let seen: Vec<String> = recorder.take().iter().map(line).collect();
+        assert_eq!(seen, *expected, "call {number}");
+    }
+}
+
+#[test]
+fn an_event_has_what_the_limit_said_and_a_watching_one_what_it_would_have_done() {
+    let (gate, recorder) = watched(&hands());
+    let [api, watching] = ["api", "watching"].map(|name| gate.limiter(name).unwrap());
+    let outcome = api.charge("a", 2).unwrap();
+    assert_eq!(recorder.take()[0].outcome, outcome);
+    let decision = ready(gate.charge(&[Ask::new("api", "a"), Ask::new("watching", "a").cost(2)])).unwrap();
+    let said: Vec<Outcome> = recorder.take().iter().map(|seen| seen.outcome).collect();
+    assert_eq!(said, decision.limits().iter().map(|limit| limit.outcome).collect::<Vec<_>>());
+
+    // However it is asked, the event of a watching limit shows the refusal that it did not make.
+    for ask in [0, 1, 2] {
+        let allowed = match ask {
+            0 => watching.charge("a", 2).unwrap().allowed,
+            1 => watching.peek("a", 2).unwrap().allowed,
+            _ => ready(watching.wait("a", 2, HOUR)).unwrap().allowed,
+        };
+        let seen = recorder.take();
+        assert_eq!((seen.len(), allowed, seen[0].allowed, seen[0].outcome.allowed), (1, true, true, false), "{ask}");
+    }
+}
+
+#[test]
+fn a_waiter_is_one_event_when_it_is_done_and_none_if_it_gives_up() {
+    let hands = hands();
+    let (gate, recorder) = watched(&hands);
+    let api = gate.limiter("api").unwrap();
+    api.charge("a", 5).unwrap();
+    recorder.take();
+    let mut crowd = Crowd::new();
+    let a_second = Duration::from_secs(1);
+    let [_, quitter, _] = [HOUR, HOUR, a_second].map(|within| crowd.join(api.wait("a", 2, within)));
+    crowd.leave(quitter);
+    for (expected, why) in [
+        (&["wait api token_bucket [default] 2 denied Store"][..], "the one that had a second"),
+        (&["wait api token_bucket [default] 2 allowed Store"], "the one in front"),
+        (&[], "nobody is left"),
+    ] {
+        hands.advance(tollgate::Micros::from_secs(1));
+        crowd.run();
+        let seen: Vec<String> = recorder.take().iter().map(line).collect();
+        assert_eq!(seen, expected, "{why}");
+    }
+}
+
+#[test]
+fn an_observer_changes_no_answer() {
+    let hands = hands();
+    let (watched, recorder) = watched(&hands);
+    let rules = watched.rules().iter().cloned();
+    let alone = rules.fold(on(&hands), tollgate::TollgateBuilder::rule).build().unwrap();
+    let mut dice = Dice(3);
+    for _ in 0..2_000 {
+        hands.advance(tollgate::Micros::from_millis(dice.below(500)));
+        let limit = dice.pick(&["api", "watching", "workers", "free", "shut"]);
+        let (key, cost) = (dice.pick(&["a", "user:vip", "user:bad", "user:b", ""]), 1 + dice.below(6));
+        let charge = |gate: &Tollgate| gate.limiter(limit).unwrap().charge(key, cost).unwrap();
+        assert_eq!(charge(&watched), charge(&alone), "{limit} {key} {cost}");
+    }
+    assert_eq!(recorder.take().len(), 2_000);
+}
+
+/// What would have been logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Log;
+
+    fn make_writer(&'a self) -> Log {
+        self.clone()
+    }
+}
+
+/// The lines that are logged while `work` is done in this thread.
+fn logged(work: impl FnOnce()) -> Vec<String> {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+    tracing::subscriber::with_default(subscriber, work);
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Malformed in every way, and personal.
+const MALFORMED: [&str; 5] = ["alice\u{7}", "user:alice%", "alice:alice:alice:alice", "user:alice:", ":alice"];
+
+#[test]
+fn every_way_to_use_a_malformed_key_is_warned_of_without_showing_it() {
+    type Way = fn(&Limiter, &Tollgate, &str);
+    let ways: [(&str, Way); 10] = [
+        ("check", |limiter, _, key| drop(limiter.check(key))),
+        ("charge", |limiter, _, key| drop(limiter.charge(key, 2).unwrap())),
+        ("check many", |limiter, _, key| limiter.check_many(&[key], &mut Vec::new())),
+        ("peek", |limiter, _, key| drop(limiter.peek(key, 1).unwrap())),
+        ("reserve", |limiter, _, key| drop(limiter.reserve(key, 1).unwrap())),
+        ("acquire", |limiter, _, key| drop(limiter.acquire(key).unwrap_err())),
+        ("wait", |limiter, _, key| drop(ready(limiter.wait(key, 1, HOUR)).unwrap_err())),
+        ("charge by name", |_, gate, key| drop(ready(gate.acquire(key, "api")).unwrap())),
+        ("peek by name", |_, gate, key| drop(ready(gate.peek(&[Ask::new("api", key)])).unwrap())),
+        ("wait by name", |_, gate, key| drop(ready(gate.wait(Ask::new("api", key), HOUR)).unwrap_err())),
+    ];
+    for (what, way) in ways {
+        for key in MALFORMED {
+            // A registry of its own has warned of nothing yet.
+            let gate = on(&hands()).limit("api", a_minute(5)).build().unwrap();
+            let limiter = gate.limiter("api").unwrap();
+            let lines = logged(|| way(&limiter, &gate, key));
+            assert_eq!(lines.len(), 1, "{what}: {lines:?}");
+            let expected = ["WARN", "denied a malformed key: the ", "limiter=\"api\"", "count=1"];
+            assert!(expected.iter().all(|part| lines[0].contains(part)), "{what}: {}", lines[0]);
+            assert!(!lines[0].contains("alice"), "{what}: {}", lines[0]);
+            assert_eq!(gate.keys(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_flood_of_malformed_keys_is_at_most_a_line_a_second() {
+    let gate = on(&hands()).limit("api", a_minute(5)).build().unwrap();
+    let api = gate.limiter("api").unwrap();
+    let started = Instant::now();
+    let lines = logged(|| {
+        for number in 0..50_000 {
+            api.check(MALFORMED[number % MALFORMED.len()]);
+        }
+    });
+    let most = 1 + started.elapsed().as_secs();
+    assert!((1..=most).contains(&(lines.len() as u64)), "{} lines", lines.len());
+    assert!(!lines.concat().contains("alice"));
+}
+
+#[test]
+fn sound_keys_are_not_logged() {
+    let gate = on(&hands()).limit("api", a_minute(5)).build().unwrap();
+    let lines = logged(|| {
+        for _ in 0..10 {
+            drop(gate.limiter("api").unwrap().check("user:alice"));
+        }
+    });
+    assert_eq!(lines, [""; 0]);
+}

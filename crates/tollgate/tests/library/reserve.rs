@@ -1,0 +1,356 @@
+//! Charges that are not the last word: reserved, then settled, cancelled, renewed or forgotten; and permits.
+
+use std::time::Duration;
+
+use tollgate::{Allowance, Key, Limiter, Micros, Reservation, Reserved, Rule, Settled, Settlement};
+
+use crate::crowd::ready;
+use crate::scene::{a_minute, at_once, bucket, every_strategy, gate, hands, limiter, on, secs};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn reserve(limiter: &Limiter, key: &str, cost: u64) -> Reservation {
+    limiter.reserve(key, cost).unwrap().reservation.expect("it fits")
+}
+
+#[test]
+fn a_reservation_is_corrected_to_what_it_cost() {
+    // 10 are there and 6 are reserved; what is left after settling, and how long a charge of one then waits.
+    for (settle, settled, remaining, wait) in [
+        (Some(6), Settled::Done, 4, 0),
+        (Some(2), Settled::Done, 8, 0),
+        (Some(0), Settled::Done, 10, 0),
+        (Some(9), Settled::Done, 1, 0),
+        (Some(13), Settled::Done, 0, 4),
+        (None, Settled::Done, 10, 0),
+    ] {
+        let tokens = limiter(&hands(), bucket("1/s", 10));
+        let reservation = reserve(&tokens, "a", 6);
+        assert_eq!(tokens.status("a").remaining, 4);
+        let answer = match settle {
+            Some(actual) => reservation.settle(actual),
+            None => reservation.cancel(),
+        };
+        assert_eq!(answer.unwrap(), settled, "{settle:?}");
+        let after = tokens.status("a");
+        assert_eq!((after.remaining, after.retry_after), (remaining, Some(secs(wait))), "{settle:?}");
+        // A second time changes nothing and says so.
+        for again in [reservation.settle(3), reservation.cancel(), reservation.renew(), reservation.settle_each(&[])] {
+            assert_eq!(again.unwrap(), Settled::Already, "{settle:?}");
+        }
+        assert_eq!(tokens.status("a"), after);
+    }
+}
+
+#[test]
+fn under_every_strategy_a_cancelled_reservation_leaves_nothing_behind() {
+    for limit in every_strategy(5) {
+        let hands = hands();
+        let limiter = limiter(&hands, limit);
+        let fresh = limiter.status("a");
+        let first = reserve(&limiter, "a", 2);
+        hands.advance(Micros::new(7));
+        let second = reserve(&limiter, "a", 3);
+        assert!(limiter.reserve("a", 1).unwrap().reservation.is_none(), "{limit}: full");
+        for reservation in [first, second] {
+            assert_eq!(reservation.cancel().unwrap(), Settled::Done, "{limit}");
+        }
+        assert_eq!(limiter.status("a").remaining, 5, "{limit}");
+        assert_eq!(limiter.status("a").reset_after, fresh.reset_after, "{limit}");
+    }
+}
+
+#[test]
+fn what_is_given_back_late_is_not_given_to_a_later_window() {
+    let hands = hands();
+    let tokens = limiter(&hands, a_minute(10));
+    let reserved = tollgate::reserve(&[tokens.of("a").cost(10)], 10 * MINUTE).unwrap();
+    hands.advance(secs(60));
+    assert_eq!(tokens.charge("a", 4).unwrap().remaining, 6, "a new window");
+    assert_eq!(reserved.reservation.unwrap().cancel().unwrap(), Settled::Done);
+    assert_eq!(tokens.status("a").remaining, 6);
+}
+
+#[test]
+fn each_limit_of_a_reservation_is_settled_by_name() {
+    let hands = hands();
+    let gate = on(&hands)
+        .limit("requests", a_minute(10))
+        .limit("tokens", bucket("100/s", 1_000))
+        .limit("workers", at_once(2))
+        .build()
+        .unwrap();
+    let [requests, tokens, workers] = ["requests", "tokens", "workers"].map(|name| gate.limiter(name).unwrap());
+    let reserve = || {
+        let charges = [requests.of("gpt"), tokens.of("gpt").cost(600), workers.of("gpt")];
+        tollgate::reserve(&charges, MINUTE).unwrap()
+    };
+    let remaining = || [&requests, &tokens, &workers].map(|limiter| limiter.status("gpt").remaining);
+
+    let Reserved { decision, reservation } = reserve();
+    assert_eq!(decision.to_string(), "allowed by tokens, 400 of 1000 left");
+    assert_eq!(remaining(), [9, 400, 1]);
+    let reservation = reservation.unwrap();
+
+    // What cannot be meant is refused, and the reservation stays as it is.
+    let error = reservation.settle(500).unwrap_err();
+    assert!(error.to_string().contains("give one for each limit"), "{error}");
+    assert!(error.to_string().contains("requests 1, tokens 600"), "{error}");
+    let error = reservation.settle_each(&[("token", 500)]).unwrap_err();
+    assert!(error.to_string().contains("holds nothing under the limit `token`"), "{error}");
+    assert!(!error.is_transient());
+    assert_eq!(remaining(), [9, 400, 1]);
+
+    assert_eq!(reservation.settle_each(&[("tokens", 250)]).unwrap(), Settled::Done);
+    assert_eq!(remaining(), [9, 750, 2], "the request stays charged and the worker is free");
+
+    // The next one does not fit the limit that has least, and then nothing is taken anywhere.
+    let big = tollgate::reserve(&[requests.of("gpt"), tokens.of("gpt").cost(751)], MINUTE).unwrap();
+    assert!(big.reservation.is_none() && !big.decision.allowed());
+    assert_eq!(remaining(), [9, 750, 2]);
+
+    let reservation = reserve().reservation.unwrap();
+    assert_eq!(reservation.cancel().unwrap(), Settled::Done);
+    assert_eq!(remaining(), [9, 750, 2], "all of it is given back");
+}
+
+#[test]
+fn limits_that_took_nothing_can_be_named_when_the_others_are_settled() {
+    let hands = hands();
+    let gate = gate(
+        &hands,
+        [
+            Rule::new("tokens", a_minute(100)).unwrap(),
+            Rule::unlimited("free").unwrap(),
+            Rule::new("watching", a_minute(5)).unwrap().shadow(),
+            Rule::blocked("watched-shut").unwrap().shadow(),
+            Rule::new("mixed", a_minute(100))
+                .and_then(|rule| rule.with_override(Key::parse("vip").unwrap(), Allowance::Unlimited))
+                .unwrap(),
+        ],
+    );
+    let all = ["tokens", "free", "watching", "watched-shut", "mixed"].map(|name| gate.limiter(name).unwrap());
+    let [tokens, free, watching, shut, mixed] = &all;
+    let charges = [
+        tokens.of("a").cost(50),
+        free.of("a").cost(50),
+        watching.of("a").cost(50),
+        shut.of("a").cost(50),
+        mixed.of("a").cost(50),
+        mixed.of("vip").cost(50),
+    ];
+    let reservation = tollgate::reserve(&charges, MINUTE).unwrap().reservation.unwrap();
+    let actuals = [("free", 20), ("tokens", 20), ("watching", 20), ("watched-shut", 20), ("mixed", 20)];
+    assert_eq!(reservation.settle_each(&actuals).unwrap(), Settled::Done);
+    assert_eq!(tokens.status("a").used(), 20);
+    assert_eq!(mixed.status("a").used(), 20);
+    assert_eq!(watching.status("a").used(), 0);
+}
+
+#[test]
+fn a_reservation_that_took_nothing_anywhere_is_settled_like_any_other() {
+    let hands = hands();
+    let free = gate(&hands, [Rule::unlimited("free").unwrap()]).default_limiter().unwrap();
+    let watching = gate(&hands, [Rule::new("watching", a_minute(5)).unwrap().shadow()]).default_limiter().unwrap();
+    for limiter in [free, watching] {
+        let reserve = || reserve(&limiter, "a", 6);
+        for settled in [reserve().settle(2), reserve().cancel(), reserve().renew(), reserve().settle_each(&[])] {
+            assert_eq!(settled.unwrap(), Settled::Done, "{limiter:?}");
+        }
+        let reservation = reserve();
+        assert_eq!(reservation.settle(2).unwrap(), Settled::Done);
+        assert_eq!(reservation.settle(2).unwrap(), Settled::Already);
+    }
+}
+
+#[test]
+fn a_forgotten_reservation_stays_charged_and_cannot_be_settled_late() {
+    let hands = hands();
+    let tokens = limiter(&hands, bucket("1/h", 10));
+    for (ttl, after, settled, remaining) in [
+        (5, secs(5).saturating_sub(Micros::new(1)), Settled::Done, 10),
+        (5, secs(5), Settled::Unknown, 4),
+        (0, Micros::ZERO, Settled::Unknown, 4),
+    ] {
+        assert!(ttl == 5 || tokens.reset("a") || tokens.status("a").used() == 0);
+        tokens.reset("a");
+        let reserved = tollgate::reserve(&[tokens.of("a").cost(6)], Duration::from_secs(ttl)).unwrap();
+        hands.advance(after);
+        assert_eq!(reserved.reservation.unwrap().cancel().unwrap(), settled);
+        assert_eq!(tokens.status("a").remaining, remaining);
+    }
+}
+
+#[test]
+fn dropping_a_reservation_settles_nothing() {
+    let hands = hands();
+    let gate = on(&hands).limit("tokens", bucket("1/h", 10)).build().unwrap();
+    let tokens = gate.limiter("tokens").unwrap();
+    let id = reserve(&tokens, "a", 6).id();
+    assert_eq!(tokens.status("a").remaining, 4);
+    // Its name is enough to settle it, here or in another part of the program.
+    assert_eq!(ready(gate.settle(id, &Settlement::Cancel)).unwrap(), Settled::Done);
+    assert_eq!(tokens.status("a").remaining, 10);
+}
+
+#[test]
+fn a_renewed_reservation_can_be_settled_for_as_long_again() {
+    let hands = hands();
+    let tokens = limiter(&hands, bucket("1/h", 10));
+    let reservation = reserve(&tokens, "a", 6);
+    for _ in 0..5 {
+        hands.advance(secs(59));
+        assert_eq!(reservation.clone().renew().unwrap(), Settled::Done);
+    }
+    hands.advance(secs(60));
+    assert_eq!(reservation.renew().unwrap(), Settled::Unknown);
+    assert_eq!(reservation.settle(0).unwrap(), Settled::Unknown);
+}
+
+#[test]
+fn a_refused_reservation_is_none_and_says_why() {
+    let hands = hands();
+    let gate = gate(
+        &hands,
+        [
+            Rule::new("tokens", a_minute(5)).unwrap(),
+            Rule::blocked("shut").unwrap(),
+            Rule::new("watching", a_minute(5)).unwrap().shadow(),
+        ],
+    );
+    let [tokens, shut, watching] = ["tokens", "shut", "watching"].map(|name| gate.limiter(name).unwrap());
+    reserve(&tokens, "full", 5);
+    for (charges, words) in [
+        (&[tokens.of("a").cost(6)][..], "denied by tokens, can never fit"),
+        (&[tokens.of("full")], "denied by tokens, retry after 1m"),
+        (&[tokens.of("a"), shut.of("a")], "denied by shut, can never fit"),
+        (&[tokens.of("a"), watching.of("")], "denied by watching, can never fit"),
+    ] {
+        let reserved = tollgate::reserve(charges, MINUTE).unwrap();
+        assert_eq!(reserved.decision.to_string(), words);
+        assert!(reserved.reservation.is_none());
+        assert_eq!(tokens.status("a").used(), 0);
+    }
+}
+
+#[test]
+fn a_permit_is_given_back_when_it_is_dropped() {
+    let hands = hands();
+    let workers = limiter(&hands, at_once(2));
+    let one = workers.acquire("pool").unwrap();
+    let two = workers.acquire("pool").unwrap();
+    assert_eq!((one.outcome().remaining, two.outcome().remaining), (1, 0));
+    assert_eq!(workers.acquire("pool").unwrap_err().to_string(), "denied, retry after 10s");
+    assert!(workers.acquire("other").is_ok(), "and given back at once");
+    drop(one);
+    assert_eq!(workers.status("pool").remaining, 1);
+    let three = workers.acquire("pool").unwrap();
+    drop((two, three));
+    assert_eq!((workers.status("pool").used(), workers.status("other").used()), (0, 0));
+}
+
+#[test]
+fn a_lease_dies_by_itself_and_its_permit_then_means_nothing() {
+    let hands = hands();
+    let workers = limiter(&hands, at_once(1));
+    let crashed = workers.acquire("pool").unwrap();
+    hands.advance(secs(9));
+    assert!(crashed.renew(), "renewed in time, it lasts ten seconds more");
+    hands.advance(secs(9));
+    assert!(workers.acquire("pool").is_err());
+    hands.advance(secs(1));
+    let successor = workers.acquire("pool").expect("the lease has run out");
+    assert!(!crashed.renew());
+    drop(crashed);
+    assert!(workers.acquire("pool").is_err(), "a permit that has run out gives nobody else's lease back");
+    drop(successor);
+
+    // A holder that never comes back at all.
+    std::mem::forget(workers.acquire("pool").unwrap());
+    hands.advance(secs(10).saturating_sub(Micros::new(1)));
+    assert!(workers.acquire("pool").is_err());
+    hands.advance(Micros::new(1));
+    assert!(workers.acquire("pool").is_ok());
+}
+
+#[test]
+fn a_permit_outlived_by_a_reset_gives_nothing_back() {
+    let workers = limiter(&hands(), at_once(1));
+    let before = workers.acquire("pool").unwrap();
+    assert!(workers.reset("pool"));
+    let after = workers.acquire("pool").unwrap();
+    assert!(!before.renew());
+    drop(before);
+    assert!(workers.acquire("pool").is_err());
+    drop(after);
+    assert!(workers.acquire("pool").is_ok());
+}
+
+#[test]
+fn under_other_limits_a_permit_leaves_the_charge_as_it_is() {
+    for limit in every_strategy(3).into_iter().filter(|limit| limit.strategy() != tollgate::Strategy::Concurrency) {
+        let limiter = limiter(&hands(), limit);
+        drop(limiter.acquire("a").unwrap());
+        assert_eq!(limiter.status("a").used(), 1, "{limit}");
+        let permits = [limiter.acquire("a"), limiter.acquire("a")];
+        assert!(permits.iter().all(Result::is_ok));
+        assert!(!limiter.acquire("a").unwrap_err().allowed, "{limit}");
+    }
+}
+
+#[test]
+fn a_permit_refused_for_its_key_is_refused_even_by_a_limit_that_only_watches() {
+    let hands = hands();
+    for rule in [Rule::new("workers", at_once(1)).unwrap(), Rule::new("workers", at_once(1)).unwrap().shadow()] {
+        let workers = gate(&hands, [rule]).default_limiter().unwrap();
+        for key in ["", "a:b:c:d", "a\n"] {
+            let refusal = workers.acquire(key).unwrap_err();
+            assert_eq!(refusal, tollgate::Outcome::BLOCKED);
+            assert_eq!(workers.peek(key, 1).unwrap(), refusal);
+            assert_eq!(workers.check(key), refusal);
+        }
+    }
+}
+
+#[test]
+fn a_watching_limit_gives_permits_to_all() {
+    let hands = hands();
+    let workers = gate(&hands, [Rule::new("workers", at_once(1)).unwrap().shadow()]).default_limiter().unwrap();
+    let permits: Vec<_> = (0..3).map(|_| workers.acquire("pool").unwrap()).collect();
+    assert!(permits.iter().all(|permit| permit.outcome().allowed));
+    assert_eq!(workers.status("pool").used(), 1, "and counts those that fit");
+    drop(permits);
+    assert_eq!(workers.status("pool").used(), 0);
+}
+
+/// However many come and go, nothing is left of a permit that was given back, long before its lease would have ended.
+#[test]
+fn permits_that_were_given_back_take_no_room() {
+    for limit in [at_once(1), bucket("1000000/s", 1_000_000)] {
+        let gate = on(&hands()).limit("limit", limit).max_keys(10).sweep_every(None).build().unwrap();
+        let limiter = gate.default_limiter().unwrap();
+        for round in 0..100 {
+            assert!(limiter.acquire("pool").is_ok(), "{limit}, round {round}");
+        }
+    }
+}
+
+#[test]
+fn where_there_is_no_room_for_another_reservation_it_is_refused_for_now() {
+    let gate = on(&hands()).limit("workers", at_once(100)).max_keys(10).sweep_every(None).build().unwrap();
+    let workers = gate.default_limiter().unwrap();
+    let permits: Vec<_> = (0..100).map_while(|_| workers.acquire("pool").ok()).collect();
+    assert!((1..10).contains(&permits.len()), "{}", permits.len());
+    let refusal = workers.acquire("pool").unwrap_err();
+    assert!(!refusal.allowed && refusal.retry_after.is_some(), "{refusal}");
+    drop(permits);
+    assert!(workers.acquire("pool").is_ok());
+
+    let gate = on(&hands()).limit("tokens", a_minute(100)).max_keys(3).sweep_every(None).build().unwrap();
+    let tokens = gate.default_limiter().unwrap();
+    let reservations = [reserve(&tokens, "a", 1), reserve(&tokens, "a", 1)];
+    let error = tokens.reserve("a", 1).unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("no room to remember another reservation"), "{error}");
+    assert_eq!(tokens.status("a").used(), 2, "nothing is charged that could not be remembered");
+    drop(reservations);
+}

@@ -1,0 +1,72 @@
+//! What the tests set up: a clock to move by hand, limits, and registries on that clock.
+
+use tollgate::{Align, FixedWindow, Limit, Limiter, ManualClock, Micros, Rule, Tollgate, TollgateBuilder};
+
+/// A clock that stands in the year 2023.
+pub(crate) fn hands() -> ManualClock {
+    ManualClock::at(Micros::from_secs(1_700_000_000))
+}
+
+pub(crate) const fn secs(secs: u64) -> Micros {
+    Micros::from_secs(secs)
+}
+
+pub(crate) fn bucket(rate: &str, burst: u64) -> Limit {
+    Limit::token_bucket(rate.parse().unwrap(), burst).unwrap()
+}
+
+/// So many in a window of a minute that opens at the first charge.
+pub(crate) fn a_minute(limit: u64) -> Limit {
+    Limit::fixed_window(limit, secs(60)).unwrap()
+}
+
+/// So many at once, with leases of ten seconds.
+pub(crate) fn at_once(limit: u64) -> Limit {
+    Limit::concurrency(limit, secs(10)).unwrap()
+}
+
+/// Every strategy, each holding `capacity`.
+pub(crate) fn every_strategy(capacity: u64) -> Vec<Limit> {
+    let rate = "1/s".parse().unwrap();
+    let window = secs(10);
+    let by_the_clock = FixedWindow::new(capacity, window, Align::Clock).unwrap();
+    vec![
+        Limit::token_bucket(rate, capacity).unwrap(),
+        Limit::leaky_bucket(rate, capacity).unwrap(),
+        Limit::fixed_window(capacity, window).unwrap(),
+        by_the_clock.into(),
+        Limit::sliding_window(capacity, window).unwrap(),
+        Limit::sliding_window_counter(capacity, window).unwrap(),
+        Limit::concurrency(capacity, window).unwrap(),
+    ]
+}
+
+/// An empty registry on a clock.
+pub(crate) fn on(hands: &ManualClock) -> TollgateBuilder {
+    Tollgate::builder().clock(hands.clock())
+}
+
+/// A registry of these rules on a clock.
+pub(crate) fn gate<const N: usize>(hands: &ManualClock, rules: [Rule; N]) -> Tollgate {
+    rules.into_iter().fold(on(hands), TollgateBuilder::rule).build().unwrap()
+}
+
+/// A limiter of its own on a clock.
+pub(crate) fn limiter(hands: &ManualClock, limit: Limit) -> Limiter {
+    on(hands).limit("limit", limit).build().unwrap().default_limiter().unwrap()
+}
+
+/// Numbers that look random and are the same in every run.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    /// A number from 0 to `sides`, not included.
+    pub(crate) fn below(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.below(from.len() as u64)).unwrap()]
+    }
+}
