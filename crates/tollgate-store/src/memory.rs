@@ -29,7 +29,7 @@ use self::cell::{InThreeWords, KeptCell, OneWord, PlainCell, ThreeWords};
 use self::fingerprint::Seeds;
 use self::holds::{HeldPart, Holds};
 use self::node::{Fingerprint, Guard};
-use self::table::{Ledger, Prepared, Table};
+use self::table::{Ledger, Prepared, Seen, Table};
 use crate::clock::Clock;
 use crate::{
     Charged, Hold, HoldId, Item, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
@@ -179,13 +179,26 @@ impl MemoryStore {
 
     /// Charges all items, or none. With a hold the charge can be settled later.
     pub fn charge_all(&self, items: &[MemoryItem<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+        let Some(hold) = hold else {
+            let mut outcomes = Outcomes::new();
+            let allowed = self.charge_into(items, &mut outcomes);
+            return Ok(Charged { allowed, outcomes });
+        };
         let now = self.inner.clock.now();
-        match hold {
-            None => Ok(self.inner.charge_all(items, now, 0, |_| ())),
-            Some(hold) => self.inner.holds.hold(hold, now, &self.inner.budget, |keep| {
-                self.inner.charge_all(items, now, hold.id.get(), keep)
-            }),
+        self.inner.holds.hold(hold, now, &self.inner.budget, |keep| {
+            self.inner.charge_all(items, now, hold.id.get(), keep)
+        })
+    }
+
+    /// Charges all items, or none, adds what each limit says to `outcomes`, and says whether the charge was admitted.
+    pub fn charge_into(&self, items: &[MemoryItem<'_>], outcomes: &mut Outcomes) -> bool {
+        let now = self.inner.clock.now();
+        if let Some(allowed) = self.inner.charge_seen(items, now, outcomes) {
+            return allowed;
         }
+        let charged = self.inner.charge_all(items, now, 0, |_| ());
+        outcomes.extend(charged.outcomes);
+        charged.allowed
     }
 
     /// Answers as [`charge_all`](Self::charge_all) would, and changes nothing.
@@ -196,6 +209,12 @@ impl MemoryStore {
     /// Corrects, releases or renews a held charge.
     pub fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
         self.inner.holds.settle(id, settlement, self.inner.clock.now())
+    }
+
+    /// Releases the leases of a held charge, leaves what else it charged as it is, and forgets it: for a holder who alone
+    /// knows its name. A settled charge is remembered until its time is up, and that is room that a busy pool does not have.
+    pub fn release(&self, id: HoldId) {
+        self.inner.holds.release(id, self.inner.clock.now(), &self.inner.budget);
     }
 }
 
@@ -389,6 +408,37 @@ impl Inner {
             }
             guards.clear();
         }
+    }
+
+    /// The short path of a charge over several limits: decides on what can be seen without locks, and takes the locks, without
+    /// waiting for any, only to write. `None` if a key was not seen, two are too close, or something changed meanwhile.
+    #[inline]
+    fn charge_seen(&self, items: &[MemoryItem<'_>], now: Micros, outcomes: &mut Outcomes) -> Option<bool> {
+        let mut seen: SmallVec<[Seen<'_>; 4]> = SmallVec::new();
+        let mut allowed = true;
+        for (index, item) in items.iter().enumerate() {
+            let key = self.seeds.fingerprint(item.key);
+            if !item.limit.ledger.see(key, item.cost, now, &mut seen) {
+                return None;
+            }
+            // Two keys of one chain would need one lock, and one key asked twice has its costs added up.
+            let (before, this) = seen.split_at(index);
+            if before.iter().any(|other| other.sight.is_of_same_chain(&this[0].sight)) {
+                return None;
+            }
+            allowed &= this[0].outcome.allowed || item.shadow;
+        }
+        if allowed {
+            let mut guards: SmallVec<[Guard<'_>; 4]> = SmallVec::new();
+            for one in &seen {
+                guards.push(one.sight.lock()?);
+            }
+            seen.iter().filter(|one| one.outcome.allowed).for_each(Seen::commit);
+        } else if !seen.iter().all(|one| one.sight.is_unchanged()) {
+            return None;
+        }
+        seen.iter().for_each(|one| outcomes.push(one.outcome));
+        Some(allowed)
     }
 
     /// Charges all parts or none. What is charged is handed to `keep`, part by part, if it is to be held.

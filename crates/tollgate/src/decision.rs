@@ -34,6 +34,7 @@ pub struct Decision<'a> {
 
 impl<'a> Decision<'a> {
     /// From the answers of at least one limit.
+    #[inline(always)]
     pub(crate) fn new(limits: SmallVec<[LimitOutcome<'a>; 4]>) -> Decision<'a> {
         let binding = binding(&limits);
         Decision { limits, binding }
@@ -101,7 +102,11 @@ impl fmt::Display for Decision<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bound = self.binding();
         if bound.shadow && !bound.outcome.allowed {
-            return write!(f, "allowed by {}, which only watches and would have said: {}", bound.name, bound.outcome);
+            return write!(
+                f,
+                "allowed by {}, which only watches and would have said: {}",
+                bound.name, bound.outcome
+            );
         }
         let words = bound.outcome.to_string();
         let (verdict, rest) = words.split_once(',').unwrap_or((&words, ""));
@@ -120,7 +125,8 @@ mod tests {
 
     fn denying(name: &'static str, retry_after: Option<u64>) -> LimitOutcome<'static> {
         let retry_after = retry_after.map(Micros::from_secs);
-        let outcome = Outcome { allowed: false, retry_after, remaining: 0, capacity: 10, ..Outcome::UNLIMITED };
+        let outcome =
+            Outcome { allowed: false, retry_after, remaining: 0, capacity: 10, ..Outcome::UNLIMITED };
         LimitOutcome { name, outcome, shadow: false }
     }
 
@@ -137,7 +143,12 @@ mod tests {
             (vec![limit("a", 0, 10), denying("b", Some(3))], "b", Some(3), "denied by b, retry after 3s"),
             (vec![denying("a", Some(9)), denying("b", Some(3))], "a", Some(9), "denied by a, retry after 9s"),
             (vec![denying("a", Some(9)), denying("b", None)], "b", None, "denied by b, can never fit"),
-            (vec![limit("a", 9, 10), watching(denying("b", None))], "a", Some(0), "allowed by a, 9 of 10 left"),
+            (
+                vec![limit("a", 9, 10), watching(denying("b", None))],
+                "a",
+                Some(0),
+                "allowed by a, 9 of 10 left",
+            ),
             (
                 vec![watching(denying("b", Some(1)))],
                 "b",

@@ -21,6 +21,19 @@ use crate::policy::{Allowance, Policy, Rule};
 use crate::report::{Event, Observer, Source};
 use crate::wait::Queues;
 
+/// How many limits one charge may name. A charge compares all of its pairs, so there must be an end to them.
+pub(crate) const MOST_LIMITS: usize = 64;
+
+/// Refuses a charge of no limits, or of too many.
+#[inline]
+pub(crate) fn check_count(limits: usize) -> Result<(), Error> {
+    match limits {
+        0 => Err(Error::call("a charge needs at least one limit")),
+        1..=MOST_LIMITS => Ok(()),
+        _ => Err(Error::call(format!("a charge may name at most {MOST_LIMITS} limits, and this one names {limits}"))),
+    }
+}
+
 /// Where the counters are.
 pub(crate) enum Backend {
     Memory(MemoryStore),
@@ -51,7 +64,10 @@ pub(crate) struct Entry {
 /// What a key meets under a limit.
 pub(crate) enum Place {
     /// Counters, and the short way to them if they are in this process.
-    Counted { stored: StoredLimit, memory: Option<MemoryLimit> },
+    Counted {
+        stored: StoredLimit,
+        memory: Option<MemoryLimit>,
+    },
     Unlimited,
     Blocked,
 }
@@ -71,8 +87,11 @@ impl Entry {
             }
         };
         let base = place(rule.allowance());
-        let overrides =
-            rule.overrides().iter().map(|(key, allowance)| (key.canonical().to_owned(), place(allowance))).collect();
+        let overrides = rule
+            .overrides()
+            .iter()
+            .map(|(key, allowance)| (key.canonical().to_owned(), place(allowance)))
+            .collect();
         Entry { rule, base, overrides }
     }
 
@@ -100,6 +119,15 @@ impl Place {
         match self {
             Place::Counted { stored, .. } => Some(stored.limit.strategy()),
             Place::Unlimited | Place::Blocked => None,
+        }
+    }
+
+    /// Whether so much can never pass, however long one waits.
+    pub(crate) fn is_hopeless_for(&self, cost: Cost) -> bool {
+        match self {
+            Place::Counted { stored, .. } => cost.get() > stored.limit.capacity(),
+            Place::Unlimited => false,
+            Place::Blocked => true,
         }
     }
 
@@ -257,17 +285,19 @@ impl Gate {
 #[derive(Default)]
 pub(crate) struct MalformedLog {
     unreported: AtomicU64,
-    last_second: AtomicU64,
+    /// When the last warning was given, in µs.
+    last: AtomicU64,
 }
 
 impl MalformedLog {
     #[cold]
     pub(crate) fn warn(&self, limiter: &str, error: &KeyError) {
-        let count = self.unreported.fetch_add(1, Ordering::Relaxed) + 1;
-        let second = tollgate_store::Clock::system().now().as_secs_ceil();
-        let last = self.last_second.swap(second, Ordering::Relaxed);
-        if last != second {
-            self.unreported.fetch_sub(count, Ordering::Relaxed);
+        self.unreported.fetch_add(1, Ordering::Relaxed);
+        let now = Clock::system().now().get();
+        let last = self.last.load(Ordering::Relaxed);
+        let is_due = now.saturating_sub(last) >= 1_000_000;
+        if is_due && self.last.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let count = self.unreported.swap(0, Ordering::Relaxed);
             tracing::warn!(limiter, count, "denied a malformed key: {error}");
         }
     }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, Micros, Outcome};
-use tollgate_store::{Charged, Hold, HoldId, MemoryLimit, MemoryStore};
+use tollgate_store::{Charged, Hold, HoldId, MemoryItem, MemoryLimit, MemoryStore, Outcomes};
 
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
 use crate::gate::{self, Backend, Entry, Gate, Place, Resolved, ResolvedAll};
 use crate::key::Key;
@@ -122,7 +122,8 @@ impl Limiter {
     /// Answers as a charge would, and changes nothing.
     pub fn peek(&self, key: &str, cost: u64) -> Result<Outcome, Error> {
         let decision = peek(&[self.of(key).cost(cost)])?;
-        Ok(self.entry.as_counted(decision.binding().outcome))
+        let outcome = decision.binding().outcome;
+        Ok(if decision.allowed() { self.entry.as_counted(outcome) } else { outcome })
     }
 
     /// What a key has used and has left: [`Outcome::used`], `remaining`, `capacity`, and `reset_after` for the time left.
@@ -157,10 +158,12 @@ impl Limiter {
     /// refusal.
     pub fn acquire(&self, key: &str) -> Result<Permit, Outcome> {
         let asks = [self.of(key)];
-        let reserved = reserve(&asks, Duration::ZERO).map_err(|_| Outcome::BLOCKED)?;
-        let outcome = self.entry.as_counted(reserved.decision.binding().outcome);
+        // The only error left is a store that has no room to remember one more; that passes.
+        let no_room = Outcome { retry_after: Some(Micros::from_secs(1)), ..Outcome::BLOCKED };
+        let reserved = reserve(&asks, Duration::ZERO).map_err(|_| no_room)?;
+        let outcome = reserved.decision.binding().outcome;
         match reserved.reservation {
-            Some(reservation) => Ok(Permit::new(reservation, outcome)),
+            Some(reservation) => Ok(Permit::new(reservation, self.entry.as_counted(outcome))),
             None => Err(outcome),
         }
     }
@@ -237,8 +240,19 @@ impl Charge<'_, '_> {
 ///
 /// The limits must be of one registry, so that they share a store; each pair of limit and key may be named more than once, and
 /// its costs add up.
+#[inline]
 pub fn charge<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
     let (gate, store) = one_gate(charges)?;
+    let mut items = SmallVec::new();
+    if straight_items(charges, &mut items) {
+        let mut outcomes = Outcomes::new();
+        store.charge_into(&items, &mut outcomes);
+        let mut limits = SmallVec::new();
+        for (charge, &outcome) in charges.iter().zip(&outcomes) {
+            limits.push(LimitOutcome { name: charge.limiter.name(), outcome, shadow: false });
+        }
+        return Ok(Decision::new(limits));
+    }
     let started = gate.started();
     let asks = resolve(gate, charges)?;
     let counted = if gate::is_denied_outright(&asks) {
@@ -247,6 +261,21 @@ pub fn charge<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
         store.charge_all(&gate::memory_items(&asks), None)?
     };
     Ok(told(gate, "charge", &asks, &counted, started))
+}
+
+/// The straight way for several limits: plain keys, one set of counters for each limit, nobody watching. False if it is not
+/// open to all of them.
+#[inline]
+fn straight_items<'a>(charges: &'a [Charge<'_, '_>], items: &mut SmallVec<[MemoryItem<'a>; 4]>) -> bool {
+    charges.iter().all(|charge| {
+        let (Some(limit), Some(key), Some(cost)) =
+            (&charge.limiter.straight, Key::plain(charge.key), Cost::new(charge.cost))
+        else {
+            return false;
+        };
+        items.push(MemoryItem { limit, key, cost, shadow: false });
+        true
+    })
 }
 
 /// Answers as [`charge`](fn@charge) would, and changes nothing.
@@ -272,13 +301,15 @@ pub fn reserve<'a>(charges: &[Charge<'a, '_>], ttl: Duration) -> Result<Reserved
     };
     let decision = told(gate, "reserve", &asks, &counted, started);
     let gate = charges[0].limiter.gate.clone();
-    let reservation = decision.allowed().then(|| Reservation::new(gate, hold.id));
+    let reservation = decision.allowed().then(|| Reservation::new(gate, hold.id, &decision));
     Ok(Reserved { decision, reservation })
 }
 
 /// The one registry that all charges belong to, and its store.
+#[inline]
 fn one_gate<'a>(charges: &[Charge<'a, '_>]) -> Result<(&'a Gate, &'a MemoryStore), Error> {
-    let first = charges.first().ok_or_else(|| Error::call("a charge needs at least one limit"))?;
+    gate::check_count(charges.len())?;
+    let first = &charges[0];
     if charges.iter().any(|charge| !Arc::ptr_eq(&charge.limiter.gate, &first.limiter.gate)) {
         return Err(Error::call(
             "limits of different registries cannot be charged together; build them with one Tollgate::builder()",
@@ -286,7 +317,9 @@ fn one_gate<'a>(charges: &[Charge<'a, '_>]) -> Result<(&'a Gate, &'a MemoryStore
     }
     match &first.limiter.gate.backend {
         Backend::Memory(store) => Ok((&first.limiter.gate, store)),
-        Backend::Remote(_) => Err(Error::call("this limit's store is elsewhere; use the async calls of Tollgate")),
+        Backend::Remote(_) => {
+            Err(Error::call("this limit's store is elsewhere; use the async calls of Tollgate"))
+        }
     }
 }
 

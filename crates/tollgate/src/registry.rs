@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tollgate_kernel::{Limit, Micros, Outcome};
 use tollgate_store::{
     Charged, Clock, Hold, HoldId, MemoryOptions, MemoryStore, Settled, Settlement, Store, WhenFull,
@@ -70,6 +71,11 @@ impl<'a> Ask<'a> {
     }
 }
 
+/// What a store would say of no limits at all; it need not be asked.
+fn nothing_counted() -> Charged {
+    Charged { allowed: true, outcomes: SmallVec::new() }
+}
+
 impl Tollgate {
     /// Starts an empty registry on a memory store.
     pub fn builder() -> TollgateBuilder {
@@ -93,9 +99,9 @@ impl Tollgate {
         let entry = self.entry(name)?.clone();
         match self.gate.backend {
             Backend::Memory(_) => Ok(Limiter::on(self.gate.clone(), entry)),
-            Backend::Remote(_) => {
-                Err(Error::call(format!("the counters of `{name}` are not in this process; use Tollgate's async calls")))
-            }
+            Backend::Remote(_) => Err(Error::call(format!(
+                "the counters of `{name}` are not in this process; use Tollgate's async calls"
+            ))),
         }
     }
 
@@ -136,7 +142,7 @@ impl Tollgate {
     pub async fn reserve(&self, asks: &[Ask<'_>], ttl: Duration) -> Result<Reserved<'_>, Error> {
         let hold = Hold { id: HoldId::random(), ttl: Micros::from(ttl) };
         let decision = self.decide("reserve", asks, Some(hold)).await?;
-        let reservation = decision.allowed().then(|| Reservation::new(self.gate.clone(), hold.id));
+        let reservation = decision.allowed().then(|| Reservation::new(self.gate.clone(), hold.id, &decision));
         Ok(Reserved { decision, reservation })
     }
 
@@ -155,9 +161,13 @@ impl Tollgate {
         if let Ok(limiter) = self.limiter(limit) {
             return Ok(limiter.status(key));
         }
-        let asks = |cost| [Ask { limit, key, cost }];
-        let standing = self.peek(&asks(u64::MAX)).await?.binding().outcome;
-        let one = self.peek(&asks(1)).await?.binding().outcome;
+        // As in the memory store: a charge of all there could ever be shows the key as it stands.
+        let [mut standing, mut one] = [Outcome::BLOCKED; 2];
+        for (outcome, cost) in [(&mut standing, u64::MAX), (&mut one, 1)] {
+            let resolved = self.resolve(&[Ask { limit, key, cost }])?;
+            let counted = self.peek_resolved(&resolved).await?;
+            *outcome = gate::conclude(&resolved, &counted.outcomes).binding().outcome;
+        }
         Ok(Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing })
     }
 
@@ -199,9 +209,7 @@ impl Tollgate {
     }
 
     fn resolve<'a, 'k>(&'a self, asks: &[Ask<'k>]) -> Result<ResolvedAll<'a, 'k>, Error> {
-        if asks.is_empty() {
-            return Err(Error::call("a charge needs at least one limit"));
-        }
+        gate::check_count(asks.len())?;
         asks.iter().map(|ask| Resolved::new(&self.gate, self.entry(ask.limit)?, ask.key, ask.cost)).collect()
     }
 
@@ -218,7 +226,10 @@ impl Tollgate {
         } else {
             match &self.gate.backend {
                 Backend::Memory(store) => store.charge_all(&gate::memory_items(&resolved), hold)?,
-                Backend::Remote(store) => store.charge(&gate::store_items(&resolved), hold).await?,
+                Backend::Remote(store) => match &gate::store_items(&resolved)[..] {
+                    [] if hold.is_none() => nothing_counted(),
+                    items => store.charge(items, hold).await?,
+                },
             }
         };
         let decision = gate::conclude(&resolved, &counted.outcomes);
@@ -229,7 +240,10 @@ impl Tollgate {
     async fn peek_resolved(&self, resolved: &[Resolved<'_, '_>]) -> Result<Charged, Error> {
         Ok(match &self.gate.backend {
             Backend::Memory(store) => store.peek_all(&gate::memory_items(resolved)),
-            Backend::Remote(store) => store.peek(&gate::store_items(resolved)).await?,
+            Backend::Remote(store) => match &gate::store_items(resolved)[..] {
+                [] => nothing_counted(),
+                items => store.peek(items).await?,
+            },
         })
     }
 }

@@ -23,7 +23,7 @@ pub enum Source {
 /// One limit's part in one decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
-    /// What was done: `charge`, `peek` or `reserve`.
+    /// What was done: `charge`, `peek`, `reserve` or `wait`.
     pub operation: &'static str,
     /// The limit's name.
     pub limiter: &'a str,

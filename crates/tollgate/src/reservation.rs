@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tollgate_kernel::Outcome;
 use tollgate_store::{HoldId, Settled, Settlement};
 
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
 use crate::gate::{Backend, Gate};
 
@@ -38,11 +38,20 @@ pub struct Reserved<'a> {
 pub struct Reservation {
     gate: Arc<Gate>,
     id: HoldId,
+    /// The limits of the charge that took nothing: they count nothing, or only watch and would have refused.
+    uncharged: Vec<String>,
 }
 
 impl Reservation {
-    pub(crate) fn new(gate: Arc<Gate>, id: HoldId) -> Reservation {
-        Reservation { gate, id }
+    /// The reservation that an admitted charge made.
+    pub(crate) fn new(gate: Arc<Gate>, id: HoldId, decision: &Decision<'_>) -> Reservation {
+        let is_charged =
+            |limit: &LimitOutcome<'_>| limit.outcome.allowed && limit.outcome != Outcome::UNLIMITED;
+        let has_charged =
+            |name: &str| decision.limits().iter().any(|limit| limit.name == name && is_charged(limit));
+        let names = decision.limits().iter().map(|limit| limit.name);
+        let uncharged = names.filter(|name| !has_charged(name)).map(str::to_owned).collect();
+        Reservation { gate, id, uncharged }
     }
 
     /// Its name, under which [`Tollgate::settle`](crate::Tollgate::settle) knows it too.
@@ -55,9 +64,11 @@ impl Reservation {
         self.apply(&Settlement::Actual(actual))
     }
 
-    /// Corrects the charge under each named limit; under the others it stays as reserved.
+    /// Corrects the charge under each named limit; under the others it stays as reserved. A limit of the charge that took
+    /// nothing (it is unlimited, or only watches and would have refused) has nothing to correct.
     pub fn settle_each(&self, actuals: &[(&str, u64)]) -> Result<Settled, Error> {
-        self.apply(&Settlement::Each(actuals.iter().map(|&(name, actual)| (name.to_owned(), actual)).collect()))
+        let charged = actuals.iter().filter(|(name, _)| self.uncharged.iter().all(|other| other != name));
+        self.apply(&Settlement::Each(charged.map(|&(name, actual)| (name.to_owned(), actual)).collect()))
     }
 
     /// Gives all of it back.
@@ -77,7 +88,9 @@ impl Reservation {
                 self.gate.queues.nudge();
                 Ok(settled)
             }
-            Backend::Remote(_) => Err(Error::call("this reservation's store is elsewhere; use Tollgate::settle")),
+            Backend::Remote(_) => {
+                Err(Error::call("this reservation's store is elsewhere; use Tollgate::settle"))
+            }
         }
     }
 }
@@ -125,7 +138,11 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        // Settling with nothing to correct releases leases and leaves charges as they are. A lease that has run out is gone.
-        let _ = self.reservation.settle_each(&[]);
+        // Releases leases and leaves charges as they are. A lease that has run out is gone.
+        let Reservation { gate, id, .. } = &self.reservation;
+        if let Backend::Memory(store) = &gate.backend {
+            store.release(*id);
+            gate.queues.nudge();
+        }
     }
 }

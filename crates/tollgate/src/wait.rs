@@ -12,7 +12,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,13 @@ struct Waiter {
     waker: Option<Waker>,
 }
 
+impl Line {
+    /// Where in the line a ticket stands; they only ever rise from front to back.
+    fn place(&self, ticket: u64) -> Option<usize> {
+        self.waiting.binary_search_by_key(&ticket, |waiter| waiter.ticket).ok()
+    }
+}
+
 impl Queues {
     /// Takes the last place in a line.
     fn join(&self, name: LineName) -> Turn<'_> {
@@ -94,11 +101,14 @@ impl Queues {
         line.next_ticket += 1;
         line.waiting.push_back(Waiter { ticket, waker: None });
         self.count.store(lines.len(), Ordering::Release);
+        // The counters are read without a lock after this. Either they show what `nudge` was called for, or it sees the line.
+        fence(Ordering::SeqCst);
         Turn { queues: self, name, ticket }
     }
 
     /// Has the first of every line look again: something was given back.
     pub(crate) fn nudge(&self) {
+        fence(Ordering::SeqCst);
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -127,8 +137,8 @@ impl Turn<'_> {
         if is_first && seen.is_none_or(|seen| line.nudges > seen) {
             return Poll::Ready(line.nudges);
         }
-        if let Some(waiter) = line.waiting.iter_mut().find(|waiter| waiter.ticket == self.ticket) {
-            waiter.waker = Some(context.waker().clone());
+        if let Some(place) = line.place(self.ticket) {
+            line.waiting[place].waker = Some(context.waker().clone());
         }
         Poll::Pending
     }
@@ -138,9 +148,9 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut lines = self.queues.lines.lock();
         let Some(line) = lines.get_mut(&self.name) else { return };
-        let was_first = line.waiting.front().is_some_and(|first| first.ticket == self.ticket);
-        line.waiting.retain(|waiter| waiter.ticket != self.ticket);
-        let next = if was_first { line.waiting.front_mut().and_then(|first| first.waker.take()) } else { None };
+        let place = line.place(self.ticket);
+        place.map(|place| line.waiting.remove(place));
+        let next = line.waiting.front_mut().filter(|_| place == Some(0)).and_then(|first| first.waker.take());
         if line.waiting.is_empty() {
             lines.remove(&self.name);
         }
@@ -176,6 +186,7 @@ pub(crate) async fn wait(
         Ok(key) => key,
         Err(error) => {
             gate.malformed.warn(entry.rule.name(), &error);
+            gate.tell("wait", entry, None, cost, Outcome::BLOCKED, started.elapsed());
             return Err(WaitError::Never(Outcome::BLOCKED));
         }
     };
@@ -183,10 +194,12 @@ pub(crate) async fn wait(
     let answer = wait_for(gate, entry, &key, place, cost, within).await;
     let outcome = match &answer {
         Ok(outcome) | Err(WaitError::Never(outcome) | WaitError::TooLate(Some(outcome))) => *outcome,
-        Err(_) => Outcome::BLOCKED,
+        Err(WaitError::TooLate(None)) => Outcome::BLOCKED,
+        // What could not be decided is no decision.
+        Err(WaitError::Failed(_)) => return answer,
     };
     gate.tell("wait", entry, Some((&key, place)), cost, outcome, started.elapsed());
-    answer
+    answer.map(|outcome| entry.as_counted(outcome))
 }
 
 async fn wait_for(
@@ -197,6 +210,12 @@ async fn wait_for(
     cost: Cost,
     within: Duration,
 ) -> Result<Outcome, WaitError> {
+    // What passes whatever the counters say, or never can, has nothing to stand in line for.
+    if entry.rule.is_shadow() || place.is_hopeless_for(cost) {
+        let outcome = ask(gate, entry, key, place, cost).await?;
+        let passes = outcome.allowed || entry.rule.is_shadow();
+        return if passes { Ok(outcome) } else { Err(WaitError::Never(outcome)) };
+    }
     let clock = &gate.clock;
     let deadline = clock.now().saturating_add(Micros::from(within));
     let address = std::ptr::from_ref(entry) as usize;
@@ -205,7 +224,7 @@ async fn wait_for(
         return Err(WaitError::TooLate(None));
     };
     loop {
-        let outcome = entry.as_counted(ask(gate, entry, key, place, cost).await?);
+        let outcome = ask(gate, entry, key, place, cost).await?;
         let Some(wait) = outcome.retry_after else { return Err(WaitError::Never(outcome)) };
         let now = clock.now();
         if outcome.allowed {

@@ -2,7 +2,8 @@
 
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::node::{Fingerprint, Guard, Node};
+use crate::node::{Fingerprint, Guard, Node, Sight};
+use crate::sync::{self, AtomicU64};
 
 /// A key whose home, once there are two, is `home`.
 pub(crate) const fn key(number: u64, home: u64) -> Fingerprint {
@@ -18,6 +19,22 @@ pub(crate) enum Seen<const W: usize> {
     Nothing,
     /// Somebody was writing: what was seen may not be believed.
     Disturbed,
+}
+
+/// A charge that was looked at without a lock: what it would leave behind, if it fits.
+pub(crate) struct Sighted<'a, const W: usize> {
+    pub(crate) sight: Sight<'a>,
+    pub(crate) after: Option<[u64; W]>,
+    cells: &'a [AtomicU64],
+}
+
+impl<const W: usize> Sighted<'_, W> {
+    /// Carries the charge out. With the lock of the sight held.
+    pub(crate) fn commit(&self) {
+        for (cell, word) in self.cells.iter().zip(self.after.into_iter().flatten()) {
+            cell.store(word, sync::Ordering::Relaxed);
+        }
+    }
 }
 
 pub(crate) struct Chain<const W: usize> {
@@ -49,7 +66,11 @@ impl<const W: usize> Chain<W> {
         &self.spill
     }
 
-    fn find<'a>(&'a self, first: &'a Node<W, 1>, key: Fingerprint) -> Option<(&'a Node<W, 1>, usize)> {
+    pub(crate) fn find<'a>(
+        &'a self,
+        first: &'a Node<W, 1>,
+        key: Fingerprint,
+    ) -> Option<(&'a Node<W, 1>, usize)> {
         if let Some(slot) = first.find(key) {
             return Some((first, slot));
         }
@@ -101,7 +122,19 @@ impl<const W: usize> Chain<W> {
         Some(true)
     }
 
-    fn lock_home(&self, key: Fingerprint) -> (&Node<W, 1>, Guard<'_>) {
+    /// Looks at a key without the lock, for a charge over several chains.
+    pub(crate) fn see(
+        &self,
+        key: Fingerprint,
+        fits: impl Fn([u64; W]) -> Option<[u64; W]>,
+    ) -> Option<Sighted<'_, W>> {
+        let first = &self.homes[self.home_of(key)];
+        let version = first.version()?;
+        let (node, slot) = self.find(first, key)?;
+        Some(Sighted { sight: first.sight(version), cells: node.cells(slot), after: fits(node.words(slot)) })
+    }
+
+    pub(crate) fn lock_home(&self, key: Fingerprint) -> (&Node<W, 1>, Guard<'_>) {
         loop {
             let home = self.home_of(key);
             let guard = self.homes[home].lock();

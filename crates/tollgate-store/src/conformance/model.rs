@@ -15,6 +15,9 @@ pub(super) struct Model {
 /// The name of a limit, and a key.
 type Name = (String, String);
 
+/// From a limit's name and what was reserved under it to what it truly cost.
+type ActualOf = Box<dyn Fn(&str, u64) -> u64>;
+
 struct Held {
     /// What was charged: where, under which limit, how much, and when.
     parts: Vec<(Name, Limit, u64, Micros)>,
@@ -101,7 +104,7 @@ impl Model {
             return Some(Settled::Already);
         }
         let is_lease = |limit: &Limit| matches!(limit, Limit::Concurrency(_));
-        let actual_of: Box<dyn Fn(&str, u64) -> u64> = match settlement {
+        let actual_of: ActualOf = match settlement {
             Settlement::Renew => return Some(self.renew(id, now)),
             Settlement::Cancel => Box::new(|_, _| 0),
             Settlement::Actual(actual) => {
@@ -125,7 +128,7 @@ impl Model {
         };
         held.is_settled = true;
         let parts = held.parts.clone();
-        let mut found = false;
+        let mut found = parts.is_empty();
         for (name, limit, reserved, charged_at) in parts {
             let actual = actual_of(&name.0, reserved);
             let state = self.state(&name, limit);

@@ -180,9 +180,10 @@ mod tests {
                 bytes[number as usize % 24] ^= 1 << bit;
                 let after = seeds.fingerprint(std::str::from_utf8(&bytes).expect("ASCII"));
                 trials += 1;
-                for place in 0..64 {
-                    changes[0][place] += u32::from((before.lo ^ after.lo) >> place & 1 == 1);
-                    changes[1][place] += u32::from((before.hi ^ after.hi) >> place & 1 == 1);
+                for (counts, stirred) in changes.iter_mut().zip([before.lo ^ after.lo, before.hi ^ after.hi]) {
+                    for (place, count) in counts.iter_mut().enumerate() {
+                        *count += u32::from(stirred >> place & 1 == 1);
+                    }
                 }
             }
         }

@@ -115,6 +115,16 @@ impl Holds {
         }
     }
 
+    /// Ends a hold that nobody will ask for again: its leases are released, what it charged stays as it is, and it is forgotten.
+    pub(crate) fn release(&self, id: HoldId, now: Micros, budget: &Budget) {
+        let mut shard = self.shard(id).lock();
+        let Some(mut held) = shard.remove(&id.get()) else { return };
+        if now < held.end && !held.is_settled {
+            held.settle(id, now, |_| None);
+        }
+        budget.give_back(1);
+    }
+
     /// Forgets the holds whose time has run out. Returns how many.
     pub(crate) fn sweep(&self, now: Micros, budget: &Budget) -> usize {
         let mut forgotten = 0;
@@ -164,7 +174,7 @@ impl Held {
 
     /// Corrects every part. A charge of nothing but leases that are all gone (their key was reset) is not known any more.
     fn settle(&mut self, id: HoldId, now: Micros, actual_of: impl Fn(&str) -> Option<u64>) -> Settled {
-        let mut found = false;
+        let mut found = self.parts.is_empty();
         for part in &self.parts {
             let charged_at = part.charged_at;
             let amend = |amendment| part.ledger.amend(part.key, part.in_shared, amendment, now);

@@ -33,6 +33,45 @@ pub(crate) struct Guard<'a> {
     odd: u32,
 }
 
+impl<'a> Guard<'a> {
+    #[inline]
+    fn take(word: &'a AtomicU32, version: u32) -> Option<Guard<'a>> {
+        let odd = version.wrapping_add(1);
+        word.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        // No write of the holder may be seen under the even version: the exchange above is ordered only before what reads.
+        fence(Ordering::Release);
+        Some(Guard { version: word, odd })
+    }
+}
+
+/// A look at a chain, whatever the shape of its nodes.
+#[derive(Clone, Copy)]
+pub(crate) struct Sight<'a> {
+    version: &'a AtomicU32,
+    seen: u32,
+}
+
+impl<'a> Sight<'a> {
+    /// Whether both look at the same chain.
+    #[inline]
+    pub(crate) fn is_of_same_chain(&self, other: &Sight<'_>) -> bool {
+        std::ptr::eq(self.version, other.version)
+    }
+
+    /// Whether all that was read may be believed.
+    #[inline]
+    pub(crate) fn is_unchanged(&self) -> bool {
+        fence(Ordering::Acquire);
+        self.version.load(Ordering::Relaxed) == self.seen
+    }
+
+    /// Takes the chain's lock if nothing has changed since the look. It never waits, so the order of several does not matter.
+    #[inline]
+    pub(crate) fn lock(&self) -> Option<Guard<'a>> {
+        Guard::take(self.version, self.seen)
+    }
+}
+
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -82,11 +121,19 @@ impl<const W: usize, const S: usize> Node<W, S> {
     /// to be true.
     #[inline]
     pub(crate) fn lock_if_unchanged(&self, version: u32) -> Option<Guard<'_>> {
-        let odd = version.wrapping_add(1);
-        self.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        // No write of the holder may be seen under the even version: the exchange above is ordered only before what reads.
-        fence(Ordering::Release);
-        Some(Guard { version: &self.version, odd })
+        Guard::take(&self.version, version)
+    }
+
+    /// What was seen of a slot since `version` was taken, for a charge over several nodes.
+    #[inline]
+    pub(crate) fn sight(&self, version: u32) -> Sight<'_> {
+        Sight { version: &self.version, seen: version }
+    }
+
+    /// The cells of a slot's state.
+    #[inline]
+    pub(crate) fn cells(&self, slot: usize) -> &[AtomicU64] {
+        &self.slots[slot].words
     }
 
     /// Takes the lock, waiting for it.
@@ -123,10 +170,10 @@ impl<const W: usize, const S: usize> Node<W, S> {
         std::array::from_fn(|word| self.slots[slot].words[word].load(Ordering::Relaxed))
     }
 
-    /// The next node of the chain.
+    /// The next node of the chain. Whoever sees a link also sees that the node it leads to was made.
     #[inline]
     pub(crate) fn next(&self) -> Option<u32> {
-        self.next.load(Ordering::Relaxed).checked_sub(1)
+        self.next.load(Ordering::Acquire).checked_sub(1)
     }
 
     // For the holder of the lock.
@@ -163,7 +210,7 @@ impl<const W: usize, const S: usize> Node<W, S> {
     }
 
     pub(crate) fn set_next(&self, next: Option<u32>) {
-        self.next.store(next.map_or(0, |index| index + 1), Ordering::Relaxed);
+        self.next.store(next.map_or(0, |index| index + 1), Ordering::Release);
     }
 }
 

@@ -17,7 +17,8 @@ use tollgate_kernel::{Cost, Micros, Outcome};
 use super::budget::{Budget, WhenFull};
 use super::cell::{Amendment, Cell};
 use super::chunks::Chunks;
-use super::node::{Fingerprint, Guard, Node};
+use super::node::{Fingerprint, Guard, Node, Sight};
+use super::sync::AtomicU64;
 
 /// What a charge over several limits asks of each table, whatever the strategy behind it.
 pub(crate) trait Ledger: Send + Sync {
@@ -26,6 +27,9 @@ pub(crate) trait Ledger: Send + Sync {
 
     /// Charges each of many keys `cost`, in order, fetching them from memory together.
     fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>);
+
+    /// Looks at a key without its lock and adds to `seen` what a charge would get and leave; false if that cannot be told.
+    fn see<'a>(&'a self, key: Fingerprint, cost: Cost, now: Micros, seen: &mut SmallVec<[Seen<'a>; 4]>) -> bool;
 
     /// The answer that a charge would get.
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
@@ -81,6 +85,25 @@ pub(crate) struct Spot {
     /// The spill node, if it is not in the home node itself.
     spill: Option<u32>,
     slot: usize,
+}
+
+/// A charge that was looked at without a lock.
+pub(crate) struct Seen<'a> {
+    /// To be believed only if this says so.
+    pub(crate) sight: Sight<'a>,
+    pub(crate) outcome: Outcome,
+    cells: &'a [AtomicU64],
+    after: [u64; 3],
+}
+
+impl Seen<'_> {
+    /// Carries the charge out. With the lock of the sight held.
+    #[inline]
+    pub(crate) fn commit(&self) {
+        for (cell, word) in self.cells.iter().zip(self.after) {
+            cell.store(word, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Where a charge would go.
@@ -439,6 +462,21 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
             return outcome;
         }
         self.charge_locked(key, cost, now)
+    }
+
+    fn see<'a>(&'a self, key: Fingerprint, cost: Cost, now: Micros, seen: &mut SmallVec<[Seen<'a>; 4]>) -> bool {
+        if !C::PLAIN {
+            return false;
+        }
+        let first = self.homes.get(self.home_of(key));
+        let (Some(version), Some((node, _, slot))) = (first.version(), self.find(first, key)) else { return false };
+        let mut words = node.words(slot);
+        let (_, decided) = self.cell.decide(&mut words, cost, now);
+        let mut after = [0; 3];
+        after[..W].copy_from_slice(&words);
+        let outcome = self.cell.outcome(decided, cost);
+        seen.push(Seen { sight: first.sight(version), outcome, cells: node.cells(slot), after });
+        true
     }
 
     fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>) {

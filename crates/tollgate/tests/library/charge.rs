@@ -1,9 +1,13 @@
 //! One charge over several limits: all are charged or none is, and the answer says who was in the way.
 
-use tollgate::{Allowance, Ask, Charge, Key, Limiter, ManualClock, Micros, Outcome, Rule, Settlement, Tollgate};
+use tollgate::{
+    Allowance, Ask, Charge, Key, Limiter, ManualClock, Micros, Outcome, Rule, Settlement, Tollgate,
+};
 
 use crate::crowd::ready;
-use crate::scene::{Dice, a_minute, at_once, bucket, every_strategy, gate, hands, limiter, on, secs};
+use crate::scene::{
+    Dice, a_minute, at_once, bucket, every_strategy, gate, hands, is_by_the_clock, limiter, on, secs,
+};
 
 fn api_rule() -> Rule {
     Rule::new("api", bucket("1/s", 10)).unwrap()
@@ -47,11 +51,19 @@ fn all_are_charged_or_none_is_and_the_answer_names_the_limit_that_bound() {
         (&[("free", "a", 7)], "allowed by free, unlimited", [0, 0, 0, 0]),
         // One refusal, and nobody is charged; of two, the longer wait binds, and `never` is the longest.
         (&[("api", "a", 1), ("tight", "a", 3)], "denied by tight, can never fit", [0, 0, 0, 0]),
-        (&[("tight", "a", 3), ("slow", "a", 1), ("api", "a", 1)], "denied by tight, can never fit", [0, 0, 0, 0]),
+        (
+            &[("tight", "a", 3), ("slow", "a", 1), ("api", "a", 1)],
+            "denied by tight, can never fit",
+            [0, 0, 0, 0],
+        ),
         // Repeated pairs add up, however the key is spelled.
         (&[("tight", "a", 1), ("tight", "a", 1)], "allowed by tight, 0 of 2 left", [0, 2, 0, 0]),
         (&[("tight", "a", 1), ("tight", "default:a", 1)], "allowed by tight, 0 of 2 left", [0, 2, 0, 0]),
-        (&[("tight", "a", 2), ("api", "a", 1), ("tight", "a", 1)], "denied by tight, can never fit", [0, 0, 0, 0]),
+        (
+            &[("tight", "a", 2), ("api", "a", 1), ("tight", "a", 1)],
+            "denied by tight, can never fit",
+            [0, 0, 0, 0],
+        ),
         (&[("tight", "a", 1 << 63), ("tight", "a", 1 << 63)], "denied by tight, can never fit", [0, 0, 0, 0]),
         // The same limit for another key, and the same key under another limit, are other counters.
         (&[("tight", "a", 2), ("tight", "b", 2)], "allowed by tight, 0 of 2 left", [0, 2, 0, 0]),
@@ -83,12 +95,16 @@ fn all_are_charged_or_none_is_and_the_answer_names_the_limit_that_bound() {
     for (case, words, expected) in cases {
         // Asked in plain code, by name, and only looked at, each of a registry of its own.
         let [plain, named, looked_at] = [(); 3].map(|()| limits(&hands()));
-        let asks: Vec<Ask<'_>> = case.iter().map(|&(limit, key, cost)| Ask::new(limit, key).cost(cost)).collect();
+        let asks: Vec<Ask<'_>> =
+            case.iter().map(|&(limit, key, cost)| Ask::new(limit, key).cost(cost)).collect();
         let handles = |gate: &Tollgate| -> Vec<Limiter> {
             case.iter().map(|(limit, ..)| gate.limiter(limit).unwrap()).collect()
         };
         let (of_plain, of_looked_at) = (handles(&plain), handles(&looked_at));
-        fn charges<'a>(handles: &'a [Limiter], case: &[(&str, &'static str, u64)]) -> Vec<Charge<'a, 'static>> {
+        fn charges<'a>(
+            handles: &'a [Limiter],
+            case: &[(&str, &'static str, u64)],
+        ) -> Vec<Charge<'a, 'static>> {
             handles.iter().zip(case).map(|(limiter, &(_, key, cost))| limiter.of(key).cost(cost)).collect()
         }
         let decision = tollgate::charge(&charges(&of_plain, case)).unwrap();
@@ -148,11 +164,15 @@ fn what_cannot_be_a_charge_is_an_error_and_charges_nothing() {
         (gate.limiter("api").unwrap(), gate.limiter("tight").unwrap(), other.limiter("api").unwrap());
     let empty = "a charge needs at least one limit";
     let zero = "a cost must be at least 1; to look without charging, peek";
-    let apart = "limits of different registries cannot be charged together; build them with one Tollgate::builder()";
+    let apart =
+        "limits of different registries cannot be charged together; build them with one Tollgate::builder()";
     let a_minute = std::time::Duration::from_secs(60);
 
+    let too_many = "a charge may name at most 64 limits, and this one names 65";
+    assert!(tollgate::peek(&[api.of("a"); 64]).is_ok());
     for (charges, message) in [
         (&[][..], empty),
+        (&[api.of("a"); 65], too_many),
         (&[api.of("a").cost(0)], zero),
         (&[tight.of("a"), api.of("a").cost(0)], zero),
         (&[api.of("a"), foreign.of("a")], apart),
@@ -162,8 +182,10 @@ fn what_cannot_be_a_charge_is_an_error_and_charges_nothing() {
             assert_eq!(answer.unwrap_err().to_string(), message);
         }
     }
+    assert!(ready(gate.peek(&[Ask::new("api", "a"); 64])).is_ok());
     for (asks, message) in [
         (&[][..], empty),
+        (&[Ask::new("api", "a"); 65], too_many),
         (&[Ask::new("api", "a").cost(0)], zero),
         (&[Ask::new("api", "a"), Ask::new("free", "a").cost(0)], zero),
     ] {
@@ -173,7 +195,9 @@ fn what_cannot_be_a_charge_is_an_error_and_charges_nothing() {
             assert_eq!((error.to_string().as_str(), error.is_transient()), (message, false));
         }
     }
-    for error in [api.charge("a", 0).unwrap_err(), api.peek("a", 0).unwrap_err(), api.reserve("a", 0).unwrap_err()] {
+    for error in
+        [api.charge("a", 0).unwrap_err(), api.peek("a", 0).unwrap_err(), api.reserve("a", 0).unwrap_err()]
+    {
         assert_eq!(error.to_string(), zero);
     }
     assert_eq!(gate.keys() + other.keys(), 0);
@@ -183,7 +207,8 @@ fn what_cannot_be_a_charge_is_an_error_and_charges_nothing() {
 fn plain_and_async_calls_agree_and_a_look_foretells_both() {
     let hands = hands();
     let (plain, named) = (limits(&hands), limits(&hands));
-    let handles: Vec<Limiter> = plain.rules().iter().map(|rule| plain.limiter(rule.name()).unwrap()).collect();
+    let handles: Vec<Limiter> =
+        plain.rules().iter().map(|rule| plain.limiter(rule.name()).unwrap()).collect();
     let mut dice = Dice(7);
     let (mut allowed, mut denied) = (0, 0);
     for _ in 0..5_000 {
@@ -198,7 +223,8 @@ fn plain_and_async_calls_agree_and_a_look_foretells_both() {
             .collect();
         let asks: Vec<Ask<'_>> =
             parts.iter().map(|(handle, key, cost)| Ask::new(handle.name(), key).cost(*cost)).collect();
-        let charges: Vec<Charge<'_, '_>> = parts.iter().map(|(handle, key, cost)| handle.of(key).cost(*cost)).collect();
+        let charges: Vec<Charge<'_, '_>> =
+            parts.iter().map(|(handle, key, cost)| handle.of(key).cost(*cost)).collect();
 
         let foretold = ready(named.peek(&asks)).unwrap();
         let decision = ready(named.charge(&asks)).unwrap();
@@ -218,8 +244,13 @@ fn under_every_strategy_a_look_foretells_a_charge_and_a_key_can_be_looked_at_and
         let hands = hands();
         let limiter = limiter(&hands, limit);
         let fresh = limiter.status("a");
-        assert_eq!((fresh.allowed, fresh.used(), fresh.remaining, fresh.capacity), (true, 0, 3, 3), "{limit}");
-        assert_eq!((fresh.retry_after, fresh.reset_after), (Some(Micros::ZERO), Micros::ZERO), "{limit}");
+        assert_eq!(
+            (fresh.allowed, fresh.used(), fresh.remaining, fresh.capacity),
+            (true, 0, 3, 3),
+            "{limit}"
+        );
+        assert_eq!(fresh.retry_after, Some(Micros::ZERO), "{limit}");
+        assert_eq!(fresh.reset_after > Micros::ZERO, is_by_the_clock(&limit), "{limit}");
 
         for cost in [1, 2, 1, 4] {
             let foretold = limiter.peek("a", cost).unwrap();
@@ -231,7 +262,10 @@ fn under_every_strategy_a_look_foretells_a_charge_and_a_key_can_be_looked_at_and
         }
         let full = limiter.status("a");
         assert_eq!((full.allowed, full.used(), full.remaining), (false, 3, 0), "{limit}");
-        assert!(full.retry_after.unwrap() > Micros::ZERO && full.reset_after >= full.retry_after.unwrap(), "{limit}");
+        assert!(
+            full.retry_after.unwrap() > Micros::ZERO && full.reset_after >= full.retry_after.unwrap(),
+            "{limit}"
+        );
         assert_eq!(limiter.peek("a", 4).unwrap().retry_after, None, "{limit}: never");
         assert_eq!(limiter.status("b"), fresh, "{limit}: another key");
 
@@ -255,7 +289,9 @@ fn a_reset_forgets_one_key_under_one_limit() {
         assert!(!ready(gate.reset(limit, key)).unwrap(), "{limit} {key}");
         assert!(!gate.limiter(limit).unwrap().reset(key), "{limit} {key}");
     }
-    for (limit, expected) in [("free", Outcome::UNLIMITED), ("shut", Outcome::BLOCKED), ("watched-shut", Outcome::BLOCKED)] {
+    for (limit, expected) in
+        [("free", Outcome::UNLIMITED), ("shut", Outcome::BLOCKED), ("watched-shut", Outcome::BLOCKED)]
+    {
         assert_eq!(ready(gate.status(limit, "a")).unwrap(), expected);
     }
 }
@@ -272,7 +308,10 @@ fn a_watching_limit_says_what_it_would_have_said_and_lets_pass() {
         assert_eq!((decision.allowed(), decision.retry_after()), (true, Some(Micros::ZERO)));
         assert!(watching.peek("a", 1).unwrap().allowed);
         let outcome = watching.check("a");
-        assert_eq!((outcome.allowed, outcome.remaining, outcome.retry_after), (true, remaining, Some(Micros::ZERO)));
+        assert_eq!(
+            (outcome.allowed, outcome.remaining, outcome.retry_after),
+            (true, remaining, Some(Micros::ZERO))
+        );
     }
     assert!(!watching.status("a").allowed, "the status shows the key as it stands");
 }
@@ -292,7 +331,9 @@ fn many_keys_at_once_are_answered_as_one_by_one() {
         ("unlimited", Rule::unlimited("limit").unwrap()),
         ("blocked", Rule::blocked("limit").unwrap()),
     ];
-    rules.extend(every_strategy(3).into_iter().map(|limit| ("a strategy", Rule::new("limit", limit).unwrap())));
+    rules.extend(
+        every_strategy(3).into_iter().map(|limit| ("a strategy", Rule::new("limit", limit).unwrap())),
+    );
     for (what, rule) in rules {
         for size in [0, 1, 15, 16, 17, 1_000] {
             let hands = hands();

@@ -88,82 +88,71 @@ fn each_limit_of_each_decision_is_one_event() {
     let (gate, recorder) = watched(&hands());
     let [api, watching, workers, free, shut] =
         ["api", "watching", "workers", "free", "shut"].map(|name| gate.limiter(name).unwrap());
-    let gate = &gate;
-    type Call<'a> = Box<dyn Fn() + 'a>;
-    let cases: Vec<(Call<'_>, &[&str])> = vec![
-        (Box::new(|| drop(api.check("user:alice"))), &["charge api token_bucket [user] 1 allowed Store"]),
-        (Box::new(|| drop(api.charge("alice", 3).unwrap())), &["charge api token_bucket [default] 3 allowed Store"]),
-        (Box::new(|| drop(api.charge("alice", 9).unwrap())), &["charge api token_bucket [default] 9 denied Store"]),
-        (Box::new(|| drop(api.peek("ip:alice:v2", 2).unwrap())), &["peek api token_bucket [ip] 2 allowed Store"]),
-        (Box::new(|| drop(api.reserve("user:alice", 2).unwrap())), &["reserve api token_bucket [user] 2 allowed Store"]),
-        (Box::new(|| drop(workers.acquire("alice"))), &["reserve workers concurrency [default] 1 allowed Store"]),
-        (Box::new(|| drop(ready(api.wait("user:alice", 1, HOUR)))), &["wait api token_bucket [user] 1 allowed Store"]),
-        (Box::new(|| drop(ready(api.wait("user:alice", 6, HOUR)))), &["wait api token_bucket [user] 6 denied Store"]),
-        (Box::new(|| drop(api.check("user:vip"))), &["charge api none [user] 1 allowed Unlimited"]),
-        (Box::new(|| drop(api.check("user:bad"))), &["charge api none [user] 1 denied Blocked"]),
-        (Box::new(|| drop(free.check("alice"))), &["charge free none [default] 1 allowed Unlimited"]),
-        (Box::new(|| drop(shut.check("alice"))), &["charge shut none [default] 1 denied Blocked"]),
-        (Box::new(|| drop(ready(free.wait("alice", 1, HOUR)))), &["wait free none [default] 1 allowed Unlimited"]),
-        (Box::new(|| drop(ready(shut.wait("alice", 1, HOUR)))), &["wait shut none [default] 1 denied Blocked"]),
-        (Box::new(|| drop(watching.check("alice"))), &["charge watching fixed_window [default] 1 allowed watching Store"]),
-        (Box::new(|| drop(watching.check("alice"))), &["charge watching fixed_window [default] 1 allowed watching Store"]),
-        (
-            Box::new(|| drop(ready(watching.wait("alice", 1, HOUR)))),
-            &["wait watching fixed_window [default] 1 allowed watching Store"],
-        ),
-        (Box::new(|| drop(api.check("alice\n"))), &["charge api none [] 1 denied Malformed"]),
-        (Box::new(|| drop(api.charge("alice:", 4).unwrap())), &["charge api none [] 4 denied Malformed"]),
-        (Box::new(|| drop(watching.peek("alice\n", 1).unwrap())), &["peek watching none [] 1 denied Malformed"]),
-        (Box::new(|| drop(ready(api.wait("alice\n", 2, HOUR)))), &["wait api none [] 2 denied Malformed"]),
-        (
-            Box::new(|| api.check_many(&["user:alice2", "", "user:vip"], &mut Vec::new())),
-            &[
-                "charge api token_bucket [user] 1 allowed Store",
-                "charge api none [] 1 denied Malformed",
-                "charge api none [user] 1 allowed Unlimited",
-            ],
-        ),
-        (
-            Box::new(|| drop(tollgate::charge(&[free.of("alice"), watching.of("a:alice").cost(2)]).unwrap())),
-            &[
-                "charge free none [default] 1 allowed Unlimited",
-                "charge watching fixed_window [a] 2 allowed watching Store",
-            ],
-        ),
-        (
-            Box::new(|| {
-                let asks = [Ask::new("api", "new:alice"), Ask::new("shut", "alice").cost(7), Ask::new("workers", "")];
-                drop(ready(gate.charge(&asks)).unwrap());
-            }),
-            &[
-                "charge api token_bucket [new] 1 allowed Store",
-                "charge shut none [default] 7 denied Blocked",
-                "charge workers none [] 1 denied Malformed",
-            ],
-        ),
-        (
-            Box::new(|| drop(ready(gate.peek(&[Ask::new("api", "new:alice").cost(5)])).unwrap())),
-            &["peek api token_bucket [new] 5 allowed Store"],
-        ),
-        (
-            Box::new(|| drop(ready(gate.reserve(&[Ask::new("workers", "alice")], HOUR)).unwrap())),
-            &["reserve workers concurrency [default] 1 allowed Store"],
-        ),
-        (
-            Box::new(|| drop(ready(gate.acquire("alice", "workers")).unwrap())),
-            &["charge workers concurrency [default] 1 denied Store"],
-        ),
-        // To look at a key, to forget it, and to be refused as an error are no decisions.
-        (Box::new(|| drop(api.status("user:alice"))), &[]),
-        (Box::new(|| drop(ready(gate.status("api", "user:alice")).unwrap())), &[]),
-        (Box::new(|| drop(api.reset("user:alice"))), &[]),
-        (Box::new(|| drop(api.charge("user:alice", 0).unwrap_err())), &[]),
-        (Box::new(|| drop(ready(gate.acquire("user:alice", "ap")).unwrap_err())), &[]),
-    ];
-    for (number, (call, expected)) in cases.iter().enumerate() {
-        call();
-        let seen: Vec<String> = recorder.take().iter().map(line).collect();
-        assert_eq!(seen, *expected, "call {number}");
+    // Does what it is told and sees what is told of it.
+    macro_rules! told {
+        ($($call:expr => [$($line:literal),* $(,)?])*) => {$(
+            let _ = $call;
+            let seen: Vec<String> = recorder.take().iter().map(line).collect();
+            let expected: &[&str] = &[$($line),*];
+            assert_eq!(seen, expected, "{}", stringify!($call));
+        )*};
+    }
+    told! {
+        api.check("user:alice") => ["charge api token_bucket [user] 1 allowed Store"]
+        api.charge("alice", 3) => ["charge api token_bucket [default] 3 allowed Store"]
+        api.charge("alice", 9) => ["charge api token_bucket [default] 9 denied Store"]
+        api.peek("ip:alice:v2", 2) => ["peek api token_bucket [ip] 2 allowed Store"]
+        api.reserve("user:alice", 2) => ["reserve api token_bucket [user] 2 allowed Store"]
+        workers.acquire("alice") => ["reserve workers concurrency [default] 1 allowed Store"]
+        ready(api.wait("user:alice", 1, HOUR)) => ["wait api token_bucket [user] 1 allowed Store"]
+        ready(api.wait("user:alice", 6, HOUR)) => ["wait api token_bucket [user] 6 denied Store"]
+    }
+    told! {
+        api.check("user:vip") => ["charge api none [user] 1 allowed Unlimited"]
+        api.check("user:bad") => ["charge api none [user] 1 denied Blocked"]
+        free.check("alice") => ["charge free none [default] 1 allowed Unlimited"]
+        shut.check("alice") => ["charge shut none [default] 1 denied Blocked"]
+        ready(free.wait("alice", 1, HOUR)) => ["wait free none [default] 1 allowed Unlimited"]
+        ready(shut.wait("alice", 1, HOUR)) => ["wait shut none [default] 1 denied Blocked"]
+        watching.check("alice") => ["charge watching fixed_window [default] 1 allowed watching Store"]
+        watching.check("alice") => ["charge watching fixed_window [default] 1 allowed watching Store"]
+        ready(watching.wait("alice", 1, HOUR)) => ["wait watching fixed_window [default] 1 allowed watching Store"]
+    }
+    told! {
+        api.check("alice\n") => ["charge api none [] 1 denied Malformed"]
+        api.charge("alice:", 4) => ["charge api none [] 4 denied Malformed"]
+        watching.peek("alice\n", 1) => ["peek watching none [] 1 denied Malformed"]
+        ready(api.wait("alice\n", 2, HOUR)) => ["wait api none [] 2 denied Malformed"]
+        api.check_many(&["user:alice2", "", "user:vip"], &mut Vec::new()) => [
+            "charge api token_bucket [user] 1 allowed Store",
+            "charge api none [] 1 denied Malformed",
+            "charge api none [user] 1 allowed Unlimited",
+        ]
+    }
+    let several = [Ask::new("api", "new:alice"), Ask::new("shut", "alice").cost(7), Ask::new("workers", "")];
+    told! {
+        tollgate::charge(&[free.of("alice"), watching.of("a:alice").cost(2)]) => [
+            "charge free none [default] 1 allowed Unlimited",
+            "charge watching fixed_window [a] 2 allowed watching Store",
+        ]
+        ready(gate.charge(&several)) => [
+            "charge api token_bucket [new] 1 allowed Store",
+            "charge shut none [default] 7 denied Blocked",
+            "charge workers none [] 1 denied Malformed",
+        ]
+        ready(gate.peek(&[Ask::new("api", "new:alice").cost(5)])) => ["peek api token_bucket [new] 5 allowed Store"]
+        ready(gate.reserve(&[Ask::new("workers", "alice")], HOUR)) => [
+            "reserve workers concurrency [default] 1 allowed Store",
+        ]
+        ready(gate.acquire("alice", "workers")) => ["charge workers concurrency [default] 1 denied Store"]
+    }
+    // To look at a key, to forget it, and to be refused as an error are no decisions.
+    told! {
+        api.status("user:alice") => []
+        ready(gate.status("api", "user:alice")) => []
+        api.reset("user:alice") => []
+        api.charge("user:alice", 0) => []
+        ready(gate.acquire("user:alice", "ap")) => []
     }
 }
 
@@ -185,7 +174,11 @@ fn an_event_has_what_the_limit_said_and_a_watching_one_what_it_would_have_done()
             _ => ready(watching.wait("a", 2, HOUR)).unwrap().allowed,
         };
         let seen = recorder.take();
-        assert_eq!((seen.len(), allowed, seen[0].allowed, seen[0].outcome.allowed), (1, true, true, false), "{ask}");
+        assert_eq!(
+            (seen.len(), allowed, seen[0].allowed, seen[0].outcome.allowed),
+            (1, true, true, false),
+            "{ask}"
+        );
     }
 }
 
@@ -261,29 +254,34 @@ fn logged(work: impl FnOnce()) -> Vec<String> {
 }
 
 /// Malformed in every way, and personal.
-const MALFORMED: [&str; 5] = ["alice\u{7}", "user:alice%", "alice:alice:alice:alice", "user:alice:", ":alice"];
+const MALFORMED: [&str; 5] =
+    ["alice\u{7}", "user:alice%", "alice:alice:alice:alice", "user:alice:", ":alice"];
 
 #[test]
 fn every_way_to_use_a_malformed_key_is_warned_of_without_showing_it() {
-    type Way = fn(&Limiter, &Tollgate, &str);
+    type Way = fn(&Limiter, &Tollgate, &str) -> bool;
     let ways: [(&str, Way); 10] = [
-        ("check", |limiter, _, key| drop(limiter.check(key))),
-        ("charge", |limiter, _, key| drop(limiter.charge(key, 2).unwrap())),
-        ("check many", |limiter, _, key| limiter.check_many(&[key], &mut Vec::new())),
-        ("peek", |limiter, _, key| drop(limiter.peek(key, 1).unwrap())),
-        ("reserve", |limiter, _, key| drop(limiter.reserve(key, 1).unwrap())),
-        ("acquire", |limiter, _, key| drop(limiter.acquire(key).unwrap_err())),
-        ("wait", |limiter, _, key| drop(ready(limiter.wait(key, 1, HOUR)).unwrap_err())),
-        ("charge by name", |_, gate, key| drop(ready(gate.acquire(key, "api")).unwrap())),
-        ("peek by name", |_, gate, key| drop(ready(gate.peek(&[Ask::new("api", key)])).unwrap())),
-        ("wait by name", |_, gate, key| drop(ready(gate.wait(Ask::new("api", key), HOUR)).unwrap_err())),
+        ("check", |limiter, _, key| limiter.check(key).allowed),
+        ("charge", |limiter, _, key| limiter.charge(key, 2).unwrap().allowed),
+        ("check many", |limiter, _, key| {
+            let mut outcomes = Vec::new();
+            limiter.check_many(&[key], &mut outcomes);
+            outcomes[0].allowed
+        }),
+        ("peek", |limiter, _, key| limiter.peek(key, 1).unwrap().allowed),
+        ("reserve", |limiter, _, key| limiter.reserve(key, 1).unwrap().decision.allowed()),
+        ("acquire", |limiter, _, key| limiter.acquire(key).is_ok()),
+        ("wait", |limiter, _, key| ready(limiter.wait(key, 1, HOUR)).is_ok()),
+        ("charge by name", |_, gate, key| ready(gate.acquire(key, "api")).unwrap().allowed()),
+        ("peek by name", |_, gate, key| ready(gate.peek(&[Ask::new("api", key)])).unwrap().allowed()),
+        ("wait by name", |_, gate, key| ready(gate.wait(Ask::new("api", key), HOUR)).is_ok()),
     ];
     for (what, way) in ways {
         for key in MALFORMED {
             // A registry of its own has warned of nothing yet.
             let gate = on(&hands()).limit("api", a_minute(5)).build().unwrap();
             let limiter = gate.limiter("api").unwrap();
-            let lines = logged(|| way(&limiter, &gate, key));
+            let lines = logged(|| assert!(!way(&limiter, &gate, key), "{what}"));
             assert_eq!(lines.len(), 1, "{what}: {lines:?}");
             let expected = ["WARN", "denied a malformed key: the ", "limiter=\"api\"", "count=1"];
             assert!(expected.iter().all(|part| lines[0].contains(part)), "{what}: {}", lines[0]);
@@ -313,7 +311,7 @@ fn sound_keys_are_not_logged() {
     let gate = on(&hands()).limit("api", a_minute(5)).build().unwrap();
     let lines = logged(|| {
         for _ in 0..10 {
-            drop(gate.limiter("api").unwrap().check("user:alice"));
+            gate.limiter("api").unwrap().check("user:alice");
         }
     });
     assert_eq!(lines, [""; 0]);

@@ -3,7 +3,9 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use tollgate::{Allowance, Ask, Fallback, Key, Limiter, Policy, Rule, Settlement, Tollgate, WaitError, WhenFull};
+use tollgate::{
+    Allowance, Ask, Fallback, Key, Limiter, Policy, Rule, Settlement, Tollgate, WaitError, WhenFull,
+};
 
 use crate::crowd::ready;
 use crate::scene::{a_minute, at_once, bucket, gate, hands, limiter, on};
@@ -14,12 +16,11 @@ fn limits_are_registered_looked_up_and_charged_by_name() {
     let gate = on(&hands).limit("api", bucket("1/s", 2)).limit("login", a_minute(5)).build().unwrap();
     assert_eq!(gate.rules().iter().map(Rule::name).collect::<Vec<_>>(), ["api", "login"]);
 
-    // One set of counters, however it is reached: by name, by handle, by a clone of either.
+    // One set of counters, however it is reached: by name, by handle, by a clone.
     let api = gate.limiter("api").unwrap();
     assert!(ready(gate.acquire("user:42", "api")).unwrap().allowed());
-    assert_eq!(api.clone().check("user:42").remaining, 0);
-    let again = gate.clone();
-    let denied = ready(again.acquire("user:42", "api")).unwrap();
+    assert_eq!(gate.clone().limiter("api").unwrap().check("user:42").remaining, 0);
+    let denied = ready(gate.acquire("user:42", "api")).unwrap();
     assert_eq!(denied.to_string(), "denied by api, retry after 1s");
     assert_eq!(ready(gate.status("api", "user:42")).unwrap().used(), 2);
     assert_eq!(ready(gate.status("login", "user:42")).unwrap().used(), 0);
@@ -46,7 +47,11 @@ fn the_default_is_the_only_limit_or_the_one_of_that_name() {
         (&["api", "login"], Err("unknown limit `default`; known: api, login")),
         (&[], Err("unknown limit `default`; no limit is registered")),
     ] {
-        let gate = names.iter().fold(on(&hands()), |builder, name| builder.limit(name, a_minute(5))).build().unwrap();
+        let gate = names
+            .iter()
+            .fold(on(&hands()), |builder, name| builder.limit(name, a_minute(5)))
+            .build()
+            .unwrap();
         let found = gate.default_limiter();
         match expected {
             Ok(name) => assert_eq!(found.unwrap().name(), name),
@@ -75,7 +80,11 @@ fn an_unknown_name_is_an_error_that_lists_the_known_ones_and_guesses() {
         ("reset", ready(gate.reset("logn", "user:42")).unwrap_err()),
         ("wait", waiting),
     ] {
-        assert_eq!(error.to_string(), "unknown limit `logn`; known: api, login (did you mean `login`?)", "{call}");
+        assert_eq!(
+            error.to_string(),
+            "unknown limit `logn`; known: api, login (did you mean `login`?)",
+            "{call}"
+        );
         assert!(!error.is_transient() && error.source().is_none(), "{call}");
     }
     assert_eq!(gate.keys(), 0, "nothing is charged under the limit that is known");
@@ -100,7 +109,14 @@ fn names_that_will_not_do_are_refused_when_the_registry_is_built() {
         let error = builder.build().unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     }
-    assert!(one().policy(policy("login")).limit(&long[..64], a_minute(1)).limit("a_0.-", a_minute(1)).build().is_ok());
+    assert!(
+        one()
+            .policy(policy("login"))
+            .limit(&long[..64], a_minute(1))
+            .limit("a_0.-", a_minute(1))
+            .build()
+            .is_ok()
+    );
 }
 
 /// Overrides of every kind, and limits that watch, let everything pass, or nothing.
@@ -194,10 +210,15 @@ fn a_policy_from_a_file_is_the_policy_in_code() {
     for _ in 0..2_000 {
         hands.advance(tollgate::Micros::from_millis(dice.below(700)));
         let asks = [0; 2].map(|_| {
-            let key = dice.pick(&["user:42", "user:1", "user:666", "user:7", "bot", "default:bot", "no:such:key:"]);
+            let key =
+                dice.pick(&["user:42", "user:1", "user:666", "user:7", "bot", "default:bot", "no:such:key:"]);
             Ask::new(dice.pick(&["api", "login", "workers", "health", "legacy"]), key).cost(1 + dice.below(3))
         });
-        assert_eq!(ready(in_code.charge(&asks)).unwrap(), ready(from_file.charge(&asks)).unwrap(), "{asks:?}");
+        assert_eq!(
+            ready(in_code.charge(&asks)).unwrap(),
+            ready(from_file.charge(&asks)).unwrap(),
+            "{asks:?}"
+        );
     }
     assert_eq!(in_code.keys(), from_file.keys());
 }
@@ -221,13 +242,7 @@ fn a_registry_remembers_as_many_keys_as_it_is_told_to() {
     for (when_full, last) in
         [(WhenFull::Share, "allowed, 4 of 5 left"), (WhenFull::Deny, "denied, retry after 1s")]
     {
-        let gate = on(&hands())
-            .limit("api", a_minute(5))
-            .max_keys(10)
-            .when_full(when_full)
-            .sweep_every(None)
-            .build()
-            .unwrap();
+        let gate = on(&hands()).limit("api", a_minute(5)).max_keys(10).when_full(when_full).build().unwrap();
         let api = gate.limiter("api").unwrap();
         for user in 0..10 {
             assert!(api.check(&format!("user:{user}")).allowed);

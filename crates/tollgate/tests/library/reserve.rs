@@ -35,7 +35,9 @@ fn a_reservation_is_corrected_to_what_it_cost() {
         let after = tokens.status("a");
         assert_eq!((after.remaining, after.retry_after), (remaining, Some(secs(wait))), "{settle:?}");
         // A second time changes nothing and says so.
-        for again in [reservation.settle(3), reservation.cancel(), reservation.renew(), reservation.settle_each(&[])] {
+        for again in
+            [reservation.settle(3), reservation.cancel(), reservation.renew(), reservation.settle_each(&[])]
+        {
             assert_eq!(again.unwrap(), Settled::Already, "{settle:?}");
         }
         assert_eq!(tokens.status("a"), after);
@@ -47,7 +49,6 @@ fn under_every_strategy_a_cancelled_reservation_leaves_nothing_behind() {
     for limit in every_strategy(5) {
         let hands = hands();
         let limiter = limiter(&hands, limit);
-        let fresh = limiter.status("a");
         let first = reserve(&limiter, "a", 2);
         hands.advance(Micros::new(7));
         let second = reserve(&limiter, "a", 3);
@@ -56,7 +57,6 @@ fn under_every_strategy_a_cancelled_reservation_leaves_nothing_behind() {
             assert_eq!(reservation.cancel().unwrap(), Settled::Done, "{limit}");
         }
         assert_eq!(limiter.status("a").remaining, 5, "{limit}");
-        assert_eq!(limiter.status("a").reset_after, fresh.reset_after, "{limit}");
     }
 }
 
@@ -80,7 +80,8 @@ fn each_limit_of_a_reservation_is_settled_by_name() {
         .limit("workers", at_once(2))
         .build()
         .unwrap();
-    let [requests, tokens, workers] = ["requests", "tokens", "workers"].map(|name| gate.limiter(name).unwrap());
+    let [requests, tokens, workers] =
+        ["requests", "tokens", "workers"].map(|name| gate.limiter(name).unwrap());
     let reserve = || {
         let charges = [requests.of("gpt"), tokens.of("gpt").cost(600), workers.of("gpt")];
         tollgate::reserve(&charges, MINUTE).unwrap()
@@ -151,10 +152,13 @@ fn limits_that_took_nothing_can_be_named_when_the_others_are_settled() {
 fn a_reservation_that_took_nothing_anywhere_is_settled_like_any_other() {
     let hands = hands();
     let free = gate(&hands, [Rule::unlimited("free").unwrap()]).default_limiter().unwrap();
-    let watching = gate(&hands, [Rule::new("watching", a_minute(5)).unwrap().shadow()]).default_limiter().unwrap();
+    let watching =
+        gate(&hands, [Rule::new("watching", a_minute(5)).unwrap().shadow()]).default_limiter().unwrap();
     for limiter in [free, watching] {
         let reserve = || reserve(&limiter, "a", 6);
-        for settled in [reserve().settle(2), reserve().cancel(), reserve().renew(), reserve().settle_each(&[])] {
+        for settled in
+            [reserve().settle(2), reserve().cancel(), reserve().renew(), reserve().settle_each(&[])]
+        {
             assert_eq!(settled.unwrap(), Settled::Done, "{limiter:?}");
         }
         let reservation = reserve();
@@ -172,7 +176,6 @@ fn a_forgotten_reservation_stays_charged_and_cannot_be_settled_late() {
         (5, secs(5), Settled::Unknown, 4),
         (0, Micros::ZERO, Settled::Unknown, 4),
     ] {
-        assert!(ttl == 5 || tokens.reset("a") || tokens.status("a").used() == 0);
         tokens.reset("a");
         let reserved = tollgate::reserve(&[tokens.of("a").cost(6)], Duration::from_secs(ttl)).unwrap();
         hands.advance(after);
@@ -288,7 +291,9 @@ fn a_permit_outlived_by_a_reset_gives_nothing_back() {
 
 #[test]
 fn under_other_limits_a_permit_leaves_the_charge_as_it_is() {
-    for limit in every_strategy(3).into_iter().filter(|limit| limit.strategy() != tollgate::Strategy::Concurrency) {
+    for limit in
+        every_strategy(3).into_iter().filter(|limit| limit.strategy() != tollgate::Strategy::Concurrency)
+    {
         let limiter = limiter(&hands(), limit);
         drop(limiter.acquire("a").unwrap());
         assert_eq!(limiter.status("a").used(), 1, "{limit}");
@@ -301,7 +306,9 @@ fn under_other_limits_a_permit_leaves_the_charge_as_it_is() {
 #[test]
 fn a_permit_refused_for_its_key_is_refused_even_by_a_limit_that_only_watches() {
     let hands = hands();
-    for rule in [Rule::new("workers", at_once(1)).unwrap(), Rule::new("workers", at_once(1)).unwrap().shadow()] {
+    for rule in
+        [Rule::new("workers", at_once(1)).unwrap(), Rule::new("workers", at_once(1)).unwrap().shadow()]
+    {
         let workers = gate(&hands, [rule]).default_limiter().unwrap();
         for key in ["", "a:b:c:d", "a\n"] {
             let refusal = workers.acquire(key).unwrap_err();
@@ -315,7 +322,8 @@ fn a_permit_refused_for_its_key_is_refused_even_by_a_limit_that_only_watches() {
 #[test]
 fn a_watching_limit_gives_permits_to_all() {
     let hands = hands();
-    let workers = gate(&hands, [Rule::new("workers", at_once(1)).unwrap().shadow()]).default_limiter().unwrap();
+    let workers =
+        gate(&hands, [Rule::new("workers", at_once(1)).unwrap().shadow()]).default_limiter().unwrap();
     let permits: Vec<_> = (0..3).map(|_| workers.acquire("pool").unwrap()).collect();
     assert!(permits.iter().all(|permit| permit.outcome().allowed));
     assert_eq!(workers.status("pool").used(), 1, "and counts those that fit");
@@ -327,7 +335,7 @@ fn a_watching_limit_gives_permits_to_all() {
 #[test]
 fn permits_that_were_given_back_take_no_room() {
     for limit in [at_once(1), bucket("1000000/s", 1_000_000)] {
-        let gate = on(&hands()).limit("limit", limit).max_keys(10).sweep_every(None).build().unwrap();
+        let gate = on(&hands()).limit("limit", limit).max_keys(10).build().unwrap();
         let limiter = gate.default_limiter().unwrap();
         for round in 0..100 {
             assert!(limiter.acquire("pool").is_ok(), "{limit}, round {round}");
@@ -337,20 +345,26 @@ fn permits_that_were_given_back_take_no_room() {
 
 #[test]
 fn where_there_is_no_room_for_another_reservation_it_is_refused_for_now() {
-    let gate = on(&hands()).limit("workers", at_once(100)).max_keys(10).sweep_every(None).build().unwrap();
-    let workers = gate.default_limiter().unwrap();
-    let permits: Vec<_> = (0..100).map_while(|_| workers.acquire("pool").ok()).collect();
-    assert!((1..10).contains(&permits.len()), "{}", permits.len());
-    let refusal = workers.acquire("pool").unwrap_err();
-    assert!(!refusal.allowed && refusal.retry_after.is_some(), "{refusal}");
-    drop(permits);
-    assert!(workers.acquire("pool").is_ok());
+    // A key, and two for each that holds it: either the hold or the lease is one too many.
+    for max_keys in [9, 10] {
+        let gate = on(&hands()).limit("workers", at_once(100)).max_keys(max_keys).build().unwrap();
+        let workers = gate.default_limiter().unwrap();
+        let permits: Vec<_> = (0..100).map_while(|_| workers.acquire("pool").ok()).collect();
+        assert_eq!(permits.len(), 4);
+        let refusal = workers.acquire("pool").unwrap_err();
+        assert!(!refusal.allowed && refusal.retry_after.is_some(), "{refusal}");
+        drop(permits);
+        assert!(workers.acquire("pool").is_ok());
+    }
 
-    let gate = on(&hands()).limit("tokens", a_minute(100)).max_keys(3).sweep_every(None).build().unwrap();
+    let gate = on(&hands()).limit("tokens", a_minute(100)).max_keys(3).build().unwrap();
     let tokens = gate.default_limiter().unwrap();
     let reservations = [reserve(&tokens, "a", 1), reserve(&tokens, "a", 1)];
     let error = tokens.reserve("a", 1).unwrap_err();
-    assert!(error.is_transient() && error.to_string().contains("no room to remember another reservation"), "{error}");
+    assert!(
+        error.is_transient() && error.to_string().contains("no room to remember another reservation"),
+        "{error}"
+    );
     assert_eq!(tokens.status("a").used(), 2, "nothing is charged that could not be remembered");
     drop(reservations);
 }

@@ -1,6 +1,6 @@
 //! What the tests set up: a clock to move by hand, limits, and registries on that clock.
 
-use tollgate::{Align, FixedWindow, Limit, Limiter, ManualClock, Micros, Rule, Tollgate, TollgateBuilder};
+use tollgate::{Limit, Limiter, ManualClock, Micros, Rule, Tollgate, TollgateBuilder};
 
 /// A clock that stands in the year 2023.
 pub(crate) fn hands() -> ManualClock {
@@ -29,21 +29,25 @@ pub(crate) fn at_once(limit: u64) -> Limit {
 pub(crate) fn every_strategy(capacity: u64) -> Vec<Limit> {
     let rate = "1/s".parse().unwrap();
     let window = secs(10);
-    let by_the_clock = FixedWindow::new(capacity, window, Align::Clock).unwrap();
     vec![
         Limit::token_bucket(rate, capacity).unwrap(),
         Limit::leaky_bucket(rate, capacity).unwrap(),
         Limit::fixed_window(capacity, window).unwrap(),
-        by_the_clock.into(),
+        Limit::clock_window(capacity, window).unwrap(),
         Limit::sliding_window(capacity, window).unwrap(),
         Limit::sliding_window_counter(capacity, window).unwrap(),
         Limit::concurrency(capacity, window).unwrap(),
     ]
 }
 
-/// An empty registry on a clock.
+/// Whether a fresh key under this limit has something to wait for: a window of the clock ends for all keys alike.
+pub(crate) fn is_by_the_clock(limit: &Limit) -> bool {
+    matches!(limit, Limit::FixedWindow(window) if window.align() == tollgate::Align::Clock)
+}
+
+/// An empty registry on a clock. Nothing happens in it by itself: no thread sweeps.
 pub(crate) fn on(hands: &ManualClock) -> TollgateBuilder {
-    Tollgate::builder().clock(hands.clock())
+    Tollgate::builder().clock(hands.clock()).sweep_every(None)
 }
 
 /// A registry of these rules on a clock.

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Allowance, Ask, Event, Key, Limiter, ManualClock, Micros, Observer, Outcome, Rule, Settlement, Tollgate, WaitError,
+    Allowance, Ask, Event, Key, Limiter, ManualClock, Micros, Observer, Outcome, Reservation, Rule, Settled,
+    Settlement, Tollgate, WaitError,
 };
 
 use crate::crowd::{Crowd, block_on, ready};
@@ -220,7 +221,10 @@ fn nobody_waits_where_nobody_is_refused() {
         [Rule::unlimited("free").unwrap(), Rule::new("watching", a_minute(1)).unwrap().shadow()],
     );
     for _ in 0..3 {
-        assert_eq!(ready(gate.wait(Ask::new("free", "a").cost(1 << 63), Duration::ZERO)).unwrap(), Outcome::UNLIMITED);
+        assert_eq!(
+            ready(gate.wait(Ask::new("free", "a").cost(1 << 63), Duration::ZERO)).unwrap(),
+            Outcome::UNLIMITED
+        );
         assert!(ready(gate.wait(Ask::new("watching", "a"), Duration::ZERO)).unwrap().allowed);
         assert!(ready(gate.wait(Ask::new("watching", "a").cost(2), Duration::ZERO)).unwrap().allowed);
     }
@@ -234,27 +238,23 @@ fn a_waiter_wakes_when_something_is_given_back() {
     let reserved = || limiter.reserve("a", 5).unwrap().reservation.unwrap();
 
     // The clock stands still. What wakes them: a reservation that cost less, or nothing, also by name; a reset, both ways.
-    type GivesBack = fn(&Tollgate, &tollgate::Reservation);
+    type GivesBack = fn(&Tollgate, &Reservation) -> bool;
     let ways: [(&str, GivesBack); 7] = [
-        ("settle", |_, reservation| drop(reservation.settle(4).unwrap())),
-        ("settle each", |_, reservation| drop(reservation.settle_each(&[("limit", 4)]).unwrap())),
-        ("cancel", |_, reservation| drop(reservation.cancel().unwrap())),
-        ("settle by name", |gate, reservation| {
-            ready(gate.settle(reservation.id(), &Settlement::Actual(1))).unwrap();
-        }),
-        ("cancel by name", |gate, reservation| {
-            ready(gate.settle(reservation.id(), &Settlement::Cancel)).unwrap();
-        }),
-        ("reset", |gate, _| assert!(gate.limiter("limit").unwrap().reset("a"))),
-        ("reset by name", |gate, _| assert!(ready(gate.reset("limit", "a")).unwrap())),
+        ("settle", |_, reservation| reservation.settle(4).is_ok()),
+        ("settle each", |_, reservation| reservation.settle_each(&[("limit", 4)]).is_ok()),
+        ("cancel", |_, reservation| reservation.cancel().is_ok()),
+        ("settle by name", |gate, it| ready(gate.settle(it.id(), &Settlement::Actual(1))).is_ok()),
+        ("cancel by name", |gate, it| ready(gate.settle(it.id(), &Settlement::Cancel)).is_ok()),
+        ("reset", |gate, _| gate.limiter("limit").unwrap().reset("a")),
+        ("reset by name", |gate, _| ready(gate.reset("limit", "a")).unwrap()),
     ];
     for (way, give_back) in ways {
         let reservation = reserved();
         let mut crowd = Crowd::new();
         crowd.join(limiter.wait("a", 1, HOUR));
-        reservation.renew().unwrap();
+        assert_eq!(reservation.renew().unwrap(), Settled::Done);
         assert!(crowd.run().is_empty(), "{way}: woken for nothing, it waits on");
-        give_back(&gate, &reservation);
+        assert!(give_back(&gate, &reservation), "{way}");
         assert_eq!(crowd.run_to_see_who_is_done(), [0], "{way}");
         limiter.reset("a");
     }
@@ -328,7 +328,9 @@ async fn the_future_may_move_between_threads() {
     let waiters: Vec<_> = (0..5)
         .map(|_| {
             let gate = gate.clone();
-            tokio::spawn(async move { gate.wait(Ask::new("api", "a"), HOUR).await.map(|outcome| outcome.allowed) })
+            tokio::spawn(
+                async move { gate.wait(Ask::new("api", "a"), HOUR).await.map(|outcome| outcome.allowed) },
+            )
         })
         .collect();
     for waiter in waiters {
@@ -374,11 +376,15 @@ fn a_thousand_waiters_in_several_threads_get_what_there_is_and_no_more() {
                     local.spawn_local(async move {
                         let key = number % KEYS;
                         let text = format!("user:{key}");
-                        let mut waiting = Box::pin(api.wait(&text, 1, HOUR));
+                        let mut waiting = Box::pin(api.wait(&text, 1, 500 * HOUR));
                         if number % 10 == 3 {
                             // Takes a place, and is gone before it is polled again.
                             let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-                            return waiting.as_mut().poll(&mut context).is_ready().then(|| (key, hands.now()));
+                            return waiting
+                                .as_mut()
+                                .poll(&mut context)
+                                .is_ready()
+                                .then(|| (key, hands.now()));
                         }
                         assert!(waiting.await.unwrap().allowed);
                         Some((key, hands.now()))
@@ -395,8 +401,8 @@ fn a_thousand_waiters_in_several_threads_get_what_there_is_and_no_more() {
                 running.fetch_sub(1, Ordering::SeqCst);
             });
         }
-        // Nothing moves but the clock: if a waiter were lost, the seconds of an hour would not be enough.
-        for _ in 0..36_000 {
+        // Nothing moves but the clock. A waiter that were lost would be too late in the end, and its thread would say so.
+        for _ in 0..20_000_000 {
             if running.load(Ordering::SeqCst) == 0 {
                 break;
             }
@@ -411,14 +417,10 @@ fn a_thousand_waiters_in_several_threads_get_what_there_is_and_no_more() {
     assert!(total >= WAITERS - WAITERS / 10, "{total}");
     for (key, mut times) in times {
         times.sort_unstable();
-        // In any time t a bucket admits at most its burst and what came in since.
-        for (from, &first) in times.iter().enumerate() {
-            for (to, &last) in times.iter().enumerate().skip(from) {
-                let most = 2 + last.saturating_sub(first).get() / 1_000_000;
-                let _ = most;
-                assert!(to <= from || last >= first);
-            }
-            assert!(from as u64 <= 1 + first.saturating_sub(start).get() / 1_000_000, "key {key}: {times:?}");
+        // In any time a bucket admits at most its burst and what came in since.
+        for (before, time) in times.iter().enumerate() {
+            let most = 2 + time.saturating_sub(start).get() / 1_000_000;
+            assert!((before as u64) < most, "key {key}: {times:?}");
         }
     }
 }

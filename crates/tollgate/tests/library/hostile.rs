@@ -1,0 +1,319 @@
+//! What strangers send, and what clocks do: a defined answer or a clear error, no panic, and nothing charged.
+
+use std::time::Duration;
+
+use tollgate::{
+    Ask, Key, Limit, LimitError, Limiter, ManualClock, Micros, Outcome, Rate, Rule, Settlement, Tollgate,
+    WaitError,
+};
+
+use crate::crowd::ready;
+use crate::scene::{a_minute, bucket, every_strategy, gate, hands, is_by_the_clock, limiter, on, secs};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Keys that cannot be told apart from others, or be written down.
+fn malformed() -> Vec<String> {
+    let mut keys: Vec<String> = [
+        "",
+        ":",
+        "::",
+        ":::",
+        "a:",
+        ":a",
+        "a::b",
+        "a:b:",
+        "a:b:c:d",
+        "2001:db8::1",
+        "%",
+        "a%",
+        "%4",
+        "%zz",
+        "a:%:b",
+        "\0",
+        "a\0b",
+        "a\nb",
+        "a\r\nb",
+        "\u{1b}[2J",
+        "a\tb",
+        "a\u{7f}",
+        "a\u{85}",
+        "user:4\u{9f}2",
+    ]
+    .map(str::to_owned)
+    .into();
+    keys.extend([
+        "x".repeat(1 << 20),
+        ":".repeat(1 << 20),
+        "%".repeat(1 << 20),
+        "{".repeat(1 << 20),
+        "é".repeat(1 << 19),
+        "\0".repeat(1 << 20),
+        format!("user:{}", "x".repeat(1_025)),
+        format!("{}:42", "x".repeat(1_025)),
+        format!("user:42:{}", "x".repeat(1_025)),
+    ]);
+    keys
+}
+
+/// Every call that takes a key, under one limit; each says whether it was refused.
+fn refused_by_all(gate: &Tollgate, name: &str, key: &str) -> Vec<(&'static str, bool)> {
+    let limiter = gate.limiter(name).unwrap();
+    let asks = [Ask::new(name, key)];
+    let mut many = Vec::new();
+    limiter.check_many(&[key, key], &mut many);
+    let is_never = |answer: Result<Outcome, WaitError>| matches!(answer, Err(WaitError::Never(_)));
+    vec![
+        ("check", limiter.check(key) == Outcome::BLOCKED),
+        ("charge", limiter.charge(key, 2).unwrap() == Outcome::BLOCKED),
+        ("check many", many == [Outcome::BLOCKED; 2]),
+        ("peek", limiter.peek(key, 1).unwrap() == Outcome::BLOCKED),
+        ("status", limiter.status(key) == Outcome::BLOCKED),
+        ("reset", !limiter.reset(key)),
+        ("reserve", limiter.reserve(key, 1).unwrap().reservation.is_none()),
+        ("acquire", limiter.acquire(key).unwrap_err() == Outcome::BLOCKED),
+        ("wait", is_never(ready(limiter.wait(key, 1, HOUR)))),
+        ("charge several", !tollgate::charge(&[limiter.of("sound"), limiter.of(key)]).unwrap().allowed()),
+        ("charge by name", !ready(gate.charge(&asks)).unwrap().allowed()),
+        ("peek by name", !ready(gate.peek(&asks)).unwrap().allowed()),
+        ("reserve by name", ready(gate.reserve(&asks, HOUR)).unwrap().reservation.is_none()),
+        ("status by name", ready(gate.status(name, key)).unwrap() == Outcome::BLOCKED),
+        ("reset by name", ready(gate.reset(name, key)).is_err()),
+        ("wait by name", is_never(ready(gate.wait(asks[0], HOUR)))),
+    ]
+}
+
+#[test]
+fn a_malformed_key_is_denied_by_every_call_and_charges_nothing() {
+    let hands = hands();
+    let gate = gate(
+        &hands,
+        [
+            Rule::new("api", a_minute(5)).unwrap(),
+            Rule::new("watching", a_minute(5)).unwrap().shadow(),
+            Rule::new("workers", Limit::concurrency(5, secs(10)).unwrap()).unwrap(),
+        ],
+    );
+    for key in malformed() {
+        for name in ["api", "watching", "workers"] {
+            for (call, refused) in refused_by_all(&gate, name, &key) {
+                assert!(refused, "{call} under {name} with {:?}", key.chars().take(40).collect::<String>());
+            }
+        }
+        let error = ready(gate.reset("api", &key)).unwrap_err();
+        assert!(error.to_string().starts_with("the ") && error.to_string().len() < 200, "{error}");
+    }
+    assert_eq!(gate.keys(), 0);
+}
+
+#[test]
+fn strange_keys_that_are_sound_each_have_their_own_counter() {
+    let hands = hands();
+    let api = limiter(&hands, a_minute(1));
+    let mut keys: Vec<String> = [
+        "a",
+        "A",
+        "a ",
+        " a",
+        "a:b",
+        "a%3Ab",
+        "a%253Ab",
+        "a:b:c",
+        "a:b%3Ac",
+        "a%3Ab:c",
+        "a%3Ab%3Ac",
+        "{a}",
+        "{a",
+        "a}",
+        "{}",
+        "{a}:{b}",
+        "a/b",
+        "a\\b",
+        "*",
+        "?",
+        "[a-z]",
+        "$(a)",
+        "`a`",
+        "'a'",
+        "\"a\"",
+        "-",
+        ".",
+        "..",
+        "default:default:v",
+        "é",
+        "e\u{301}",
+        "🧀",
+        "\u{202e}a",
+        "\u{feff}a",
+        "null",
+        "0",
+        "-1",
+        "ｆｕｌｌ",
+        "full",
+    ]
+    .map(str::to_owned)
+    .into();
+    keys.extend(["x".repeat(1_024), "é".repeat(512), format!("{0}:{0}:{0}", "%3A".repeat(1_024))]);
+    keys.extend((0..500).map(|n| format!("user:{n}")));
+    for key in &keys {
+        assert!(api.check(key).allowed, "{key:.40} shares a counter");
+    }
+    for key in &keys {
+        assert!(!api.check(key).allowed, "{key:.40}");
+    }
+    assert_eq!(api.keys(), keys.len());
+}
+
+#[test]
+fn costs_at_the_ends_of_the_range_have_defined_answers() {
+    for limit in every_strategy(5) {
+        let limiter = limiter(&hands(), limit);
+        for cost in [6, 1 << 31, 1 << 32, 1 << 53, i64::MAX.unsigned_abs(), 1 << 63, u64::MAX] {
+            let outcome = limiter.charge("a", cost).unwrap();
+            assert_eq!((outcome.allowed, outcome.retry_after), (false, None), "{limit} {cost}");
+            assert_eq!(limiter.peek("a", cost).unwrap(), outcome);
+            let reserved = limiter.reserve("a", cost).unwrap();
+            assert!(reserved.reservation.is_none() && reserved.decision.retry_after().is_none());
+            let sum = tollgate::charge(&[limiter.of("a").cost(cost), limiter.of("a").cost(cost)]).unwrap();
+            assert_eq!((sum.allowed(), sum.retry_after()), (false, None), "{limit} {cost}");
+        }
+        assert_eq!(limiter.status("a").used(), 0, "{limit}");
+        for error in [limiter.charge("a", 0).unwrap_err(), limiter.peek("a", 0).unwrap_err()] {
+            assert!(error.to_string().contains("at least 1; to look without charging, peek"), "{error}");
+        }
+        assert!(limiter.charge("a", 5).unwrap().allowed, "{limit}");
+    }
+}
+
+#[test]
+fn settling_with_more_than_there_ever_was_is_a_debt_and_no_overflow() {
+    for limit in every_strategy(5) {
+        let hands = hands();
+        let gate = on(&hands).limit("limit", limit).build().unwrap();
+        let limiter = gate.default_limiter().unwrap();
+        for actual in [6, 1 << 53, 1 << 63, u64::MAX] {
+            let reserved = limiter.reserve("a", 1).unwrap();
+            let id = reserved.reservation.map(|reservation| reservation.id());
+            if let Some(id) = id {
+                ready(gate.settle(id, &Settlement::Actual(actual))).unwrap();
+            }
+            let status = limiter.status("a");
+            assert!(status.remaining <= 5, "{limit}");
+            if limit.strategy() != tollgate::Strategy::Concurrency {
+                assert!(!limiter.check("a").allowed, "{limit}: owes {actual}");
+            }
+            assert!(limiter.reset("a") || status.used() == 0, "{limit}");
+        }
+    }
+}
+
+/// Uses up a limit of five, and says how it stands.
+fn exhausted(hands: &ManualClock, limit: Limit) -> Limiter {
+    let limiter = limiter(hands, limit);
+    assert!(limiter.charge("a", 5).unwrap().allowed);
+    assert!(!limiter.check("a").allowed);
+    limiter
+}
+
+#[test]
+fn a_clock_that_jumps_forward_a_year_forgives_what_is_over_and_no_more() {
+    for limit in every_strategy(5) {
+        let hands = hands();
+        let limiter = exhausted(&hands, limit);
+        hands.advance(secs(365 * 86_400));
+        let status = limiter.status("a");
+        assert_eq!(status.used(), 0, "{limit}");
+        assert_eq!(status.reset_after > Micros::ZERO, is_by_the_clock(&limit), "{limit}");
+        assert!(limiter.charge("a", 5).unwrap().allowed, "{limit}");
+        assert!(!limiter.check("a").allowed, "{limit}: a year is no more than one window");
+    }
+}
+
+/// As far as the year 292,000; where the numbers themselves end, a window that ends later cannot be told from one that ends.
+#[test]
+fn a_clock_that_jumps_to_the_far_future_stays_a_clock() {
+    for limit in every_strategy(5) {
+        let hands = hands();
+        let limiter = exhausted(&hands, limit);
+        let reservation = limiter.reserve("b", 3).unwrap().reservation.unwrap();
+        for far in [1 << 51, 1 << 53, 1 << 62, 1 << 63] {
+            hands.set(Micros::new(far));
+            let allowed: u64 = (0..20).map(|_| u64::from(limiter.check("a").allowed)).sum();
+            assert!(allowed <= 5, "{limit} at {far}");
+            assert!(limiter.status("a").remaining <= 5);
+            reservation.renew().unwrap();
+            drop(limiter.acquire("c"));
+        }
+        reservation.settle(2).unwrap();
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_back_a_day_neither_grants_nor_takes_away() {
+    for limit in every_strategy(5) {
+        let hands = hands();
+        let limiter = exhausted(&hands, limit);
+        hands.advance(secs(1));
+        let before = limiter.status("a");
+        let day_before = hands.now().saturating_sub(secs(86_400));
+        hands.set(day_before);
+        assert_eq!(limiter.status("a"), before, "{limit}: the clock has not gone back");
+        hands.set(Micros::ZERO);
+        assert_eq!(limiter.peek("a", 5).unwrap().allowed, limiter.charge("a", 5).unwrap().allowed);
+        assert_eq!(limiter.status("a"), before, "{limit}");
+        hands.advance(before.reset_after);
+        assert_eq!(limiter.status("a").used(), 0, "{limit}: and it goes on from where it was");
+    }
+}
+
+#[test]
+fn parameters_that_make_no_sense_are_refused_by_name_with_a_fix() {
+    let rate = |text: &str| -> Result<Rate, LimitError> { text.parse() };
+    let tens = rate("10/s").unwrap();
+    let most = (1 << 53) - 1;
+    for (refused, field, fix) in [
+        (Limit::token_bucket(tens, 0), "burst", "at least 1"),
+        (Limit::token_bucket(tens, u64::MAX), "burst", "at most 9007199254740991"),
+        (rate("1/d").and_then(|rate| Limit::token_bucket(rate, most)), "burst", "could not be kept exact"),
+        (Limit::leaky_bucket(tens, 0), "capacity", "at least 1"),
+        (Limit::fixed_window(0, secs(60)), "limit", "say `unlimited` or `blocked`"),
+        (Limit::fixed_window(5, Micros::ZERO), "window", "longer than zero"),
+        (Limit::clock_window(5, Micros::new(u64::MAX)), "window", "at most"),
+        (Limit::sliding_window(1 << 63, secs(60)), "limit", "at most"),
+        (Limit::sliding_window_counter(most, secs(86_400)), "limit", "could not be kept exact"),
+        (Limit::concurrency(5, Micros::ZERO), "lease", "longer than zero"),
+        (rate("0/s").map(|_| bucket("1/s", 1)), "rate", ""),
+        (rate("-1/s").map(|_| bucket("1/s", 1)), "rate", ""),
+        (rate("1.5/s").map(|_| bucket("1/s", 1)), "rate", ""),
+        (rate("10").map(|_| bucket("1/s", 1)), "rate", ""),
+        (rate("10/fortnight").map(|_| bucket("1/s", 1)), "rate", ""),
+        (rate("99999999999999999999/s").map(|_| bucket("1/s", 1)), "rate", ""),
+        (rate("").map(|_| bucket("1/s", 1)), "rate", ""),
+    ] {
+        let error = tollgate::Error::from(refused.unwrap_err());
+        let message = error.to_string();
+        assert!(message.starts_with(field) && message.contains(fix) && message.len() < 200, "{message}");
+        assert!(!error.is_transient());
+    }
+}
+
+#[test]
+fn names_and_times_to_live_at_the_ends_of_the_range_have_defined_answers() {
+    let hands = hands();
+    let gate = on(&hands).limit("api", a_minute(5)).build().unwrap();
+    for name in ["", "api\0", "API", &"a".repeat(1 << 20), "{api}", "api:"] {
+        let error = ready(gate.acquire("user:42", name)).unwrap_err().to_string();
+        assert!(
+            error.starts_with("unknown limit `") && error.contains("known: api") && error.len() < 300,
+            "{error}"
+        );
+    }
+    for ttl in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+        let reserved = ready(gate.reserve(&[Ask::new("api", "a")], ttl)).unwrap();
+        let reservation = reserved.reservation.unwrap();
+        hands.set(Micros::new(u64::MAX / 2));
+        reservation.renew().unwrap();
+        reservation.cancel().unwrap();
+    }
+    assert!(Key::parse(&"a".repeat(1 << 20)).is_err());
+}
