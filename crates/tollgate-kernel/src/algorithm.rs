@@ -62,6 +62,13 @@ pub trait Algorithm {
     /// Takes `amount` whether it fits or not; what does not fit is debt that later charges wait out.
     fn debit(&self, state: &mut Self::State, amount: u64, now: Micros);
 
+    /// The state for one who joins others in it, to be charged there as if they were one. It keeps what the others were charged,
+    /// and keeps it long enough that nobody who was charged elsewhere before gets more by joining than the strategy allows. Only
+    /// windows that begin when they are first charged need to do anything for that.
+    fn joined(&self, state: &Self::State, _now: Micros) -> Self::State {
+        state.clone()
+    }
+
     /// Whether the state answers exactly as a fresh one would, now and at any later time: only such a state may be forgotten.
     fn is_fresh(&self, state: &Self::State, now: Micros) -> bool;
 }

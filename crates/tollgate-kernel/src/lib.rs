@@ -26,8 +26,9 @@ mod rate;
 mod time;
 
 pub use algorithm::{
-    Algorithm, Align, Bucket, BucketState, Fit, CASES, Concurrency, CounterState, FixedWindow, LeakyBucket, Lease,
-    LeaseState, LogEntry, LogState, SlidingWindow, SlidingWindowCounter, State, TokenBucket, WindowState,
+    Algorithm, Align, Bucket, BucketState, CASES, Concurrency, CounterState, Fit, FixedWindow, LeakyBucket,
+    Lease, LeaseState, LogEntry, LogState, SlidingWindow, SlidingWindowCounter, State, TokenBucket,
+    WindowState,
 };
 pub use limit::{Limit, LimitError, MAX_COUNT, MAX_PRODUCT, MAX_RATE_NUMERATOR, MAX_SPAN, Strategy};
 pub use outcome::{Cost, Outcome};

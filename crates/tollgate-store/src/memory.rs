@@ -180,9 +180,12 @@ impl MemoryStore {
     /// Charges all items, or none. With a hold the charge can be settled later.
     pub fn charge_all(&self, items: &[MemoryItem<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
         let Some(hold) = hold else {
+            let now = self.inner.clock.now();
             let mut outcomes = Outcomes::new();
-            let allowed = self.charge_into(items, &mut outcomes);
-            return Ok(Charged { allowed, outcomes });
+            return Ok(match self.inner.charge_seen(items, now, &mut |outcome| outcomes.push(outcome)) {
+                Some(allowed) => Charged { allowed, outcomes },
+                None => self.inner.charge_all(items, now, 0, |_| ()),
+            });
         };
         let now = self.inner.clock.now();
         self.inner.holds.hold(hold, now, &self.inner.budget, |keep| {
@@ -190,15 +193,11 @@ impl MemoryStore {
         })
     }
 
-    /// Charges all items, or none, adds what each limit says to `outcomes`, and says whether the charge was admitted.
-    pub fn charge_into(&self, items: &[MemoryItem<'_>], outcomes: &mut Outcomes) -> bool {
-        let now = self.inner.clock.now();
-        if let Some(allowed) = self.inner.charge_seen(items, now, outcomes) {
-            return allowed;
-        }
-        let charged = self.inner.charge_all(items, now, 0, |_| ());
-        outcomes.extend(charged.outcomes);
-        charged.allowed
+    /// Charges all items, or none, if all keys are remembered already and it can be done without waiting; hands over what each
+    /// limit says, in order, and says whether the charge was admitted. `None`, and nothing charged, if not.
+    #[inline]
+    pub fn charge_known(&self, items: &[MemoryItem<'_>], mut say: impl FnMut(Outcome)) -> Option<bool> {
+        self.inner.charge_seen(items, self.inner.clock.now(), &mut say)
     }
 
     /// Answers as [`charge_all`](Self::charge_all) would, and changes nothing.
@@ -239,6 +238,36 @@ impl MemoryLimit {
     pub fn charge(&self, key: &str, cost: Cost) -> Outcome {
         let fingerprint = self.store.inner.seeds.fingerprint(key);
         self.ledger.charge(fingerprint, cost, self.store.inner.clock.now())
+    }
+
+    /// Charges a key that is remembered already, if that can be done without waiting, and leaves the answer in `outcome`; false,
+    /// and nothing charged, if not. A text that was never charged is never known, so a caller who charges only sound keys need
+    /// not look at a known one again.
+    #[inline]
+    pub fn charge_known(&self, key: &str, cost: Cost, outcome: &mut Outcome) -> bool {
+        let inner = &*self.store.inner;
+        self.ledger.charge_known(inner.seeds.fingerprint(key), cost, inner.clock.now(), outcome)
+    }
+
+    /// [`charge_known`](Self::charge_known) for up to sixteen keys, at one reading of the clock: fetches all from memory together
+    /// and hands over each key's answer, in order, or `None` where it is not known.
+    #[inline]
+    pub fn charge_known_batch<'k>(
+        &self,
+        keys: impl Iterator<Item = &'k str>,
+        cost: Cost,
+        mut say: impl FnMut(Option<&Outcome>),
+    ) {
+        let inner = &*self.store.inner;
+        let now = inner.clock.now();
+        let fingerprints: SmallVec<[Fingerprint; 16]> =
+            keys.map(|key| inner.seeds.fingerprint(key)).collect();
+        self.ledger.fetch(&fingerprints);
+        let mut outcome = Outcome::BLOCKED;
+        for &key in &fingerprints {
+            let known = self.ledger.charge_known(key, cost, now, &mut outcome);
+            say(known.then_some(&outcome));
+        }
     }
 
     /// Charges each of many keys `cost`, in order, at one reading of the clock, and adds the answers to `outcomes`. Keys are
@@ -362,6 +391,8 @@ impl Inner {
                 Some(other) => {
                     let sum = other.cost.get().saturating_add(part.cost.get());
                     other.cost = Cost::new(sum).unwrap_or(part.cost);
+                    // Who is to be held to a limit once is held to it.
+                    other.shadow &= part.shadow;
                 }
                 None => parts.push(part),
             }
@@ -413,7 +444,12 @@ impl Inner {
     /// The short path of a charge over several limits: decides on what can be seen without locks, and takes the locks, without
     /// waiting for any, only to write. `None` if a key was not seen, two are too close, or something changed meanwhile.
     #[inline]
-    fn charge_seen(&self, items: &[MemoryItem<'_>], now: Micros, outcomes: &mut Outcomes) -> Option<bool> {
+    fn charge_seen(
+        &self,
+        items: &[MemoryItem<'_>],
+        now: Micros,
+        say: &mut impl FnMut(Outcome),
+    ) -> Option<bool> {
         let mut seen: SmallVec<[Seen<'_>; 4]> = SmallVec::new();
         let mut allowed = true;
         for (index, item) in items.iter().enumerate() {
@@ -437,7 +473,7 @@ impl Inner {
         } else if !seen.iter().all(|one| one.sight.is_unchanged()) {
             return None;
         }
-        seen.iter().for_each(|one| outcomes.push(one.outcome));
+        seen.iter().for_each(|one| say(one.outcome));
         Some(allowed)
     }
 
@@ -453,16 +489,20 @@ impl Inner {
         self.parts(items, &mut parts);
         let mut guards = SmallVec::new();
         Self::lock_homes(&mut parts, &mut guards);
-        let mut prepared: SmallVec<[Prepared<'_>; 4]> = SmallVec::new();
-        let mut outcomes = Outcomes::new();
+        let mut prepared: SmallVec<[Option<Prepared<'_>>; 4]> = parts.iter().map(|_| None).collect();
+        let mut outcomes = Outcomes::from_elem(Outcome::BLOCKED, parts.len());
         let mut allowed = true;
-        for (index, part) in parts.iter().enumerate() {
+        // In the order of the locks: a part without room locks the state that newcomers share.
+        let mut order: SmallVec<[usize; 4]> = (0..parts.len()).collect();
+        order.sort_unstable_by_key(|&index| parts[index].order());
+        for index in order {
+            let part = &parts[index];
             let ready = part.ledger().prepare(part.key, part.cost, now, Self::is_alone(&parts, index));
             allowed &= ready.outcome.allowed || part.shadow;
-            outcomes.push(ready.outcome);
-            prepared.push(ready);
+            outcomes[index] = ready.outcome;
+            prepared[index] = Some(ready);
         }
-        for (part, ready) in parts.iter().zip(prepared) {
+        for (part, ready) in parts.iter().zip(prepared.into_iter().flatten()) {
             if !(allowed && ready.outcome.allowed) {
                 part.ledger().abandon(ready);
                 continue;

@@ -30,7 +30,9 @@ pub(crate) fn check_count(limits: usize) -> Result<(), Error> {
     match limits {
         0 => Err(Error::call("a charge needs at least one limit")),
         1..=MOST_LIMITS => Ok(()),
-        _ => Err(Error::call(format!("a charge may name at most {MOST_LIMITS} limits, and this one names {limits}"))),
+        _ => Err(Error::call(format!(
+            "a charge may name at most {MOST_LIMITS} limits, and this one names {limits}"
+        ))),
     }
 }
 

@@ -35,16 +35,16 @@
 //! The walk of a charge through this crate: who pays ([`Key`]), which limits apply ([`policy`]), charge them all or none
 //! (`limiter.rs`, the heart), what they say together ([`Decision`]), and who is told ([`Observer`]).
 
-mod key;
-pub mod policy;
+mod decision;
+mod error;
 mod gate;
+mod key;
 mod limiter;
+pub mod policy;
 mod registry;
+mod report;
 mod reservation;
 mod wait;
-mod decision;
-mod report;
-mod error;
 
 #[cfg(feature = "config")]
 pub use policy::config;
@@ -63,3 +63,8 @@ pub use tollgate_kernel::{
 };
 pub use tollgate_store::{Clock, HoldId, ManualClock, Settled, Settlement, Store, StoreError, WhenFull};
 pub use wait::WaitError;
+
+/// The README's examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

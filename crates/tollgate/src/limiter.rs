@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, Micros, Outcome};
-use tollgate_store::{Charged, Hold, HoldId, MemoryItem, MemoryLimit, MemoryStore, Outcomes};
+use tollgate_store::{Charged, Hold, HoldId, MemoryItem, MemoryLimit, MemoryStore};
 
 use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
@@ -19,6 +19,9 @@ use crate::policy::Rule;
 use crate::registry::Tollgate;
 use crate::reservation::{Permit, Reservation, Reserved};
 use crate::wait::{self, WaitError};
+
+/// Texts longer than this are looked at before they are hashed: a hostile one may be of any length.
+const KNOWN_BYTES: usize = 1_024;
 
 /// How long a reservation can be settled, unless said otherwise.
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(60);
@@ -72,14 +75,21 @@ impl Limiter {
 
     #[inline]
     fn charge_cost(&self, text: &str, cost: Cost) -> Outcome {
-        // The straight way: a plain key, one set of counters for all keys, nobody watching.
-        match (Key::plain(text), &self.straight) {
-            (Some(canonical), Some(memory)) => memory.charge(canonical, cost),
-            _ => self.charge_around(text, cost),
+        let mut outcome = Outcome::BLOCKED;
+        // The straight way, for a text whose counters are known: only sound keys ever get any, in their canonical text, so a
+        // known one need not be looked at again.
+        let is_known = match &self.straight {
+            Some(memory) if text.len() <= KNOWN_BYTES => memory.charge_known(text, cost, &mut outcome),
+            _ => false,
+        };
+        if !is_known {
+            outcome = self.charge_around(text, cost);
         }
+        outcome
     }
 
-    /// The way around: a key that is not plain, overrides, a limit that only watches, or an observer.
+    /// The way around: a key that is new or not canonical, overrides, a limit that only watches, or an observer.
+    #[cold]
     fn charge_around(&self, text: &str, cost: Cost) -> Outcome {
         let started = self.gate.started();
         let key = match Key::parse(text) {
@@ -110,12 +120,19 @@ impl Limiter {
             return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
         };
         for keys in keys.chunks(16) {
-            let plain: SmallVec<[&str; 16]> = keys.iter().map_while(|key| Key::plain(key.as_ref())).collect();
-            if plain.len() == keys.len() {
-                memory.charge_many(&plain, Cost::ONE, outcomes);
-            } else {
+            if keys.iter().any(|key| key.as_ref().len() > KNOWN_BYTES) {
                 outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
+                continue;
             }
+            let mut next = keys.iter();
+            memory.charge_known_batch(keys.iter().map(AsRef::as_ref), Cost::ONE, |known| {
+                let key = next.next();
+                outcomes.push(match (known, key) {
+                    (Some(outcome), _) => *outcome,
+                    (None, Some(key)) => self.charge_around(key.as_ref(), Cost::ONE),
+                    (None, None) => Outcome::BLOCKED,
+                });
+            });
         }
     }
 
@@ -243,15 +260,15 @@ impl Charge<'_, '_> {
 #[inline]
 pub fn charge<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
     let (gate, store) = one_gate(charges)?;
-    let mut items = SmallVec::new();
+    let (mut items, mut limits) = (SmallVec::new(), SmallVec::new());
     if straight_items(charges, &mut items) {
-        let mut outcomes = Outcomes::new();
-        store.charge_into(&items, &mut outcomes);
-        let mut limits = SmallVec::new();
-        for (charge, &outcome) in charges.iter().zip(&outcomes) {
-            limits.push(LimitOutcome { name: charge.limiter.name(), outcome, shadow: false });
+        let decided = store.charge_known(&items, |outcome| {
+            let name = charges[limits.len()].limiter.name();
+            limits.push(LimitOutcome { name, outcome, shadow: false });
+        });
+        if decided.is_some() {
+            return Ok(Decision::new(limits));
         }
-        return Ok(Decision::new(limits));
     }
     let started = gate.started();
     let asks = resolve(gate, charges)?;
@@ -263,18 +280,16 @@ pub fn charge<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
     Ok(told(gate, "charge", &asks, &counted, started))
 }
 
-/// The straight way for several limits: plain keys, one set of counters for each limit, nobody watching. False if it is not
-/// open to all of them.
+/// The straight way for several limits: one set of counters for each, nobody watching, and texts that may be known. False if
+/// it is not open to all of them.
 #[inline]
 fn straight_items<'a>(charges: &'a [Charge<'_, '_>], items: &mut SmallVec<[MemoryItem<'a>; 4]>) -> bool {
     charges.iter().all(|charge| {
-        let (Some(limit), Some(key), Some(cost)) =
-            (&charge.limiter.straight, Key::plain(charge.key), Cost::new(charge.cost))
-        else {
+        let (Some(limit), Some(cost)) = (&charge.limiter.straight, Cost::new(charge.cost)) else {
             return false;
         };
-        items.push(MemoryItem { limit, key, cost, shadow: false });
-        true
+        items.push(MemoryItem { limit, key: charge.key, cost, shadow: false });
+        charge.key.len() <= KNOWN_BYTES
     })
 }
 

@@ -149,6 +149,15 @@ impl Algorithm for FixedWindow {
         }
     }
 
+    /// A window of one's own may have ended just now, so the window that one joins begins anew: if it ended early, its successor
+    /// would be a third one within one window's length.
+    fn joined(&self, state: &WindowState, now: Micros) -> WindowState {
+        match self.align {
+            Align::First if now < state.end => WindowState { end: now.saturating_add(self.window), ..*state },
+            _ => *state,
+        }
+    }
+
     fn is_fresh(&self, state: &WindowState, now: Micros) -> bool {
         now >= state.end
     }

@@ -72,7 +72,8 @@ async fn one_actual_for_several_limits(subject: &Subject) {
     assert!(store.charge(&items, hold).await.expect("charge").allowed);
     let error = store.settle(id, &Settlement::Actual(300)).await.expect_err("two different reservations");
     assert!(error.is_invalid(), "{error}");
-    let error = store.settle(id, &Settlement::Each(vec![("other".into(), 1)])).await.expect_err("no such limit");
+    let error =
+        store.settle(id, &Settlement::Each(vec![("other".into(), 1)])).await.expect_err("no such limit");
     assert!(error.is_invalid(), "{error}");
     let each = Settlement::Each(vec![("words".into(), 300)]);
     assert_eq!(store.settle(id, &each).await.expect("settle"), Settled::Done);

@@ -74,7 +74,9 @@ impl Model {
         for (name, limit, cost, _) in Self::parts(items) {
             let state = self.state(&name, limit);
             let outcome = match (limit, &mut *state) {
-                (Limit::Concurrency(limit), State::Leases(leases)) => limit.acquire(leases, holder, cost, now),
+                (Limit::Concurrency(limit), State::Leases(leases)) => {
+                    limit.acquire(leases, holder, cost, now)
+                }
                 _ => limit.charge(state, cost, now),
             };
             if outcome.allowed {
@@ -108,7 +110,8 @@ impl Model {
             Settlement::Renew => return Some(self.renew(id, now)),
             Settlement::Cancel => Box::new(|_, _| 0),
             Settlement::Actual(actual) => {
-                let mut costs = held.parts.iter().filter(|(_, limit, ..)| !is_lease(limit)).map(|part| part.2);
+                let mut costs =
+                    held.parts.iter().filter(|(_, limit, ..)| !is_lease(limit)).map(|part| part.2);
                 let first = costs.next();
                 if !costs.all(|cost| Some(cost) == first) {
                     return None;

@@ -42,8 +42,13 @@ pub(super) async fn one_key(effort: Effort, make: &impl AsyncFn(ManualClock) -> 
         let subject = make(super::clock()).await;
         // Logs and leases grow with every admission; a tenth of the charges makes their point.
         let is_long = matches!(limit.limit, Limit::SlidingWindow(_) | Limit::Concurrency(_));
-        let (each, most) = if is_long { (effort.charges_each / 100, most / 300) } else { (effort.charges_each, most) };
-        let limit = if is_long { limits(most).into_iter().find(|other| other.name == limit.name) } else { Some(limit) };
+        let (each, most) =
+            if is_long { (effort.charges_each / 100, most / 300) } else { (effort.charges_each, most) };
+        let limit = if is_long {
+            limits(most).into_iter().find(|other| other.name == limit.name)
+        } else {
+            Some(limit)
+        };
         let limit = limit.expect("the same strategy");
         let name = limit.name.clone();
         let admitted = race(effort, &subject.store, |store, _| {

@@ -126,7 +126,8 @@ impl Trace<'_> {
     async fn charge(&mut self, held: bool) -> Result<(), String> {
         let items = Self::items(&mut self.random, self.limits);
         let hold = held.then(|| {
-            let ttl = if self.random.one_in(3) { Micros::new(self.random.below(3_000_000)) } else { FOR_LONG };
+            let ttl =
+                if self.random.one_in(3) { Micros::new(self.random.below(3_000_000)) } else { FOR_LONG };
             // Now and then a name that was used before: the call was sent again.
             let again = self.holds.last().filter(|_| self.random.one_in(8)).map(|(id, _)| *id);
             Hold { id: again.unwrap_or_else(HoldId::random), ttl }

@@ -12,7 +12,8 @@ use tollgate_kernel::{Micros, Outcome};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// All newcomers of a limit share one state, as if they were one key. A key that is remembered later starts from what the
-    /// shared state says, so no key ever gets more than its limit.
+    /// shared state says, so no key ever gets more than its limit; for the same reason nothing that was charged there is given
+    /// back. Sliding windows and concurrency limits deny newcomers: each of their admissions needs room of its own.
     #[default]
     Share,
     /// Newcomers are denied until there is room.
@@ -35,22 +36,13 @@ impl Budget {
 
     /// Takes room for `count`, or nothing.
     pub(crate) fn take(&self, count: usize) -> bool {
-        let before = self.used.fetch_add(count, Ordering::Relaxed);
-        let fits = before.saturating_add(count) <= self.most;
-        if !fits {
-            self.give_back(count);
-        }
-        fits
+        let take = |used: usize| used.checked_add(count).filter(|used| *used <= self.most);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 
     /// Records room that is taken whether there is any or not: debts are never refused.
     pub(crate) fn take_anyway(&self, count: usize) {
         self.used.fetch_add(count, Ordering::Relaxed);
-    }
-
-    /// Whether there is room for one more. Threads that ask at the same time may all be told yes.
-    pub(crate) fn has_room(&self) -> bool {
-        self.used() < self.most
     }
 
     pub(crate) fn give_back(&self, count: usize) {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use tollgate_kernel::{
-    Algorithm, Bucket, BucketState, Concurrency, Cost, CounterState, Fit, LeaseState, LogState, Micros, Outcome,
-    SlidingWindow, WindowState,
+    Algorithm, Bucket, BucketState, Concurrency, Cost, CounterState, Fit, LeaseState, LogState, Micros,
+    Outcome, SlidingWindow, WindowState,
 };
 
 use super::budget::Budget;
@@ -30,8 +30,11 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     /// Whether the words alone are the state, so that a reader without the lock can tell a refusal.
     const PLAIN: bool;
 
-    /// Whether an admission, which may add an entry, would still be within the budget.
-    fn has_room(&self) -> bool;
+    /// Takes room in the budget for the entry that a charge may add, if there is some. `charge` uses it or gives it back.
+    fn take_room(&self) -> bool;
+
+    /// Gives back the room of a charge that is not made after all.
+    fn leave_room(&self);
 
     /// A decided charge, of which the whole answer may be still to work out.
     type Decided: Copy;
@@ -43,7 +46,7 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     /// The whole answer to a decided charge.
     fn outcome(&self, decided: Self::Decided, cost: Cost) -> Outcome;
 
-    /// Charges in place; a denial leaves the words as they are. `holder` names a lease.
+    /// Charges in place, with room taken; a denial leaves the words as they are. `holder` names a lease.
     fn charge(&self, words: &mut [u64; W], holder: u128, cost: Cost, now: Micros) -> Outcome;
 
     fn charged_at(&self, words: [u64; W], now: Micros) -> Micros;
@@ -53,8 +56,8 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
 
     fn is_fresh(&self, words: [u64; W], now: Micros) -> bool;
 
-    /// Words for another key in the same state.
-    fn copy(&self, words: [u64; W]) -> [u64; W];
+    /// The state for one who joins others in it.
+    fn joined(&self, words: [u64; W], now: Micros) -> [u64; W];
 
     /// Frees what the words refer to.
     fn discard(&self, words: [u64; W]);
@@ -202,9 +205,12 @@ where
     const PLAIN: bool = true;
 
     #[inline]
-    fn has_room(&self) -> bool {
+    fn take_room(&self) -> bool {
         true
     }
+
+    #[inline]
+    fn leave_room(&self) {}
 
     type Decided = P::Decided;
 
@@ -245,8 +251,8 @@ where
         self.algorithm.is_fresh(&self.packing.unpack(words), now)
     }
 
-    fn copy(&self, words: [u64; W]) -> [u64; W] {
-        words
+    fn joined(&self, words: [u64; W], now: Micros) -> [u64; W] {
+        self.packing.pack(&self.algorithm.joined(&self.packing.unpack(words), now))
     }
 
     fn discard(&self, _words: [u64; W]) {}
@@ -329,18 +335,24 @@ impl<A: Holding> KeptCell<A> {
     }
 
     /// Runs `use_state` on the state that the words refer to, or on a fresh one; keeps a fresh one only if it was changed.
-    fn with_state<R>(&self, words: &mut [u64; 1], use_state: impl FnOnce(&mut A::State) -> R) -> R {
+    /// Room for so many entries has been `taken`.
+    fn with_state<R>(
+        &self,
+        words: &mut [u64; 1],
+        taken: usize,
+        use_state: impl FnOnce(&mut A::State) -> R,
+    ) -> R {
         if let Some(state) = self.state(*words) {
             let mut state = state.lock();
             let before = A::weight(&state);
             let answer = use_state(&mut state);
-            self.account(before, A::weight(&state));
+            self.account(before + taken, A::weight(&state));
             return answer;
         }
         let mut state = A::State::default();
         let answer = use_state(&mut state);
+        self.account(taken, A::weight(&state));
         if state != A::State::default() {
-            self.account(0, A::weight(&state));
             *words = [self.keep(state)];
         }
         answer
@@ -361,8 +373,12 @@ where
 {
     const PLAIN: bool = false;
 
-    fn has_room(&self) -> bool {
-        self.budget.has_room()
+    fn take_room(&self) -> bool {
+        self.budget.take(1)
+    }
+
+    fn leave_room(&self) {
+        self.budget.give_back(1);
     }
 
     type Decided = Outcome;
@@ -380,7 +396,7 @@ where
     }
 
     fn charge(&self, words: &mut [u64; 1], holder: u128, cost: Cost, now: Micros) -> Outcome {
-        self.with_state(words, |state| self.algorithm.charge_for(state, holder, cost, now))
+        self.with_state(words, 1, |state| self.algorithm.charge_for(state, holder, cost, now))
     }
 
     fn charged_at(&self, words: [u64; 1], now: Micros) -> Micros {
@@ -388,7 +404,7 @@ where
     }
 
     fn amend(&self, words: &mut [u64; 1], amendment: Amendment, now: Micros) -> bool {
-        self.with_state(words, |state| match amendment {
+        self.with_state(words, 0, |state| match amendment {
             Amendment::GiveBack { amount, charged_at } => {
                 self.algorithm.give_back(state, amount, charged_at, now);
                 true
@@ -406,10 +422,9 @@ where
         self.state(words).is_none_or(|state| self.algorithm.is_fresh(&state.lock(), now))
     }
 
-    fn copy(&self, words: [u64; 1]) -> [u64; 1] {
-        let Some(state) = self.state(words).map(|state| state.lock().clone()) else { return [0] };
-        self.account(0, A::weight(&state));
-        [self.keep(state)]
+    fn joined(&self, words: [u64; 1], _now: Micros) -> [u64; 1] {
+        // Nobody joins: without room for an entry there is nothing to join for.
+        words
     }
 
     fn discard(&self, words: [u64; 1]) {

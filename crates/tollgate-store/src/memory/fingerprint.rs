@@ -180,7 +180,8 @@ mod tests {
                 bytes[number as usize % 24] ^= 1 << bit;
                 let after = seeds.fingerprint(std::str::from_utf8(&bytes).expect("ASCII"));
                 trials += 1;
-                for (counts, stirred) in changes.iter_mut().zip([before.lo ^ after.lo, before.hi ^ after.hi]) {
+                for (counts, stirred) in changes.iter_mut().zip([before.lo ^ after.lo, before.hi ^ after.hi])
+                {
                     for (place, count) in counts.iter_mut().enumerate() {
                         *count += u32::from(stirred >> place & 1 == 1);
                     }

@@ -99,9 +99,7 @@ impl Holds {
         }
         match settlement {
             Settlement::Renew => Ok(held.renew(id, now)),
-            Settlement::Cancel => {
-                Ok(held.settle(id, now, |_| Some(0)))
-            }
+            Settlement::Cancel => Ok(held.settle(id, now, |_| Some(0))),
             Settlement::Actual(actual) => {
                 held.check_one_actual()?;
                 Ok(held.settle(id, now, |_| Some(*actual)))

@@ -25,11 +25,23 @@ pub(crate) trait Ledger: Send + Sync {
     /// Charges one key.
     fn charge(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
 
+    /// Charges a key that is remembered, if that can be done without waiting, and leaves the answer in `outcome`; false if not.
+    fn charge_known(&self, key: Fingerprint, cost: Cost, now: Micros, outcome: &mut Outcome) -> bool;
+
+    /// Has the keys fetched from memory, all at once.
+    fn fetch(&self, keys: &[Fingerprint]);
+
     /// Charges each of many keys `cost`, in order, fetching them from memory together.
     fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>);
 
     /// Looks at a key without its lock and adds to `seen` what a charge would get and leave; false if that cannot be told.
-    fn see<'a>(&'a self, key: Fingerprint, cost: Cost, now: Micros, seen: &mut SmallVec<[Seen<'a>; 4]>) -> bool;
+    fn see<'a>(
+        &'a self,
+        key: Fingerprint,
+        cost: Cost,
+        now: Micros,
+        seen: &mut SmallVec<[Seen<'a>; 4]>,
+    ) -> bool;
 
     /// The answer that a charge would get.
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
@@ -112,7 +124,7 @@ enum Staged<'a> {
     Own(Spot),
     /// The key has none yet, and room for one has been taken.
     New { home: usize },
-    /// There is no room: the state that newcomers share, locked.
+    /// There is no room: the state that newcomers share, locked. Only where the words are the state: an entry needs room, too.
     Shared { _lock: Guard<'a> },
     /// There is no room.
     Refused,
@@ -124,6 +136,8 @@ pub(crate) struct Prepared<'a> {
     staged: Staged<'a>,
     /// What a charge leaves behind, where the words are the state; unused words are zero.
     after: [u64; 3],
+    /// Whether room was taken for the entry that a charge may add.
+    has_room: bool,
 }
 
 /// A charge that was carried out.
@@ -342,9 +356,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
             return start([0; W]);
         }
         let _lock = self.shared.lock();
-        let words = self.shared.words(0);
-        if self.cell.is_fresh(words, now) {
-            self.cell.discard(words);
+        if self.cell.is_fresh(self.shared.words(0), now) {
             self.shared.set_words(0, [0; W]);
             self.shared_in_use.store(false, Ordering::Release);
         }
@@ -380,6 +392,12 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
             return self.charge_newcomer(home, lock, key, cost, now);
         };
         let mut words = node.words(slot);
+        if !self.cell.take_room() {
+            let (_, decided) = self.cell.decide(&mut words, cost, now);
+            drop(lock);
+            self.sweep(2, now);
+            return Budget::refusal(self.cell.outcome(decided, cost));
+        }
         let outcome = self.cell.charge(&mut words, 0, cost, now);
         if outcome.allowed {
             node.set_words(slot, words);
@@ -397,8 +415,9 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         now: Micros,
     ) -> Outcome {
         let staged = self.stage_newcomer(home, now, true);
-        let found_room = matches!(staged, Staged::New { .. });
+        let is_new = matches!(staged, Staged::New { .. });
         let prepared = self.foresee(staged, cost, now);
+        let found_room = is_new && prepared.has_room;
         let outcome = prepared.outcome;
         if outcome.allowed {
             self.commit(prepared, key, 0, cost, now);
@@ -424,14 +443,20 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
             after[..W].copy_from_slice(&words);
             self.cell.outcome(decided, cost)
         };
+        // One who joins may have been charged elsewhere just before, which a window that is about to end would not tell.
+        let mut foresee_joined = |words: [u64; W]| {
+            let outcome = foresee(self.cell.joined(words, now));
+            if outcome.allowed { outcome } else { foresee(words) }
+        };
         let outcome = match staged {
             Staged::Own(spot) => foresee(self.words(spot)),
-            Staged::New { .. } => self.with_newcomer_words(now, foresee),
-            Staged::Shared { .. } => foresee(self.shared.words(0)),
+            Staged::New { .. } => self.with_newcomer_words(now, foresee_joined),
+            Staged::Shared { .. } => foresee_joined(self.shared.words(0)),
             Staged::Refused => Budget::refusal(foresee([0; W])),
         };
-        let outcome = if self.cell.has_room() { outcome } else { Budget::refusal(outcome) };
-        Prepared { outcome, staged, after }
+        let has_room = self.cell.take_room();
+        let outcome = if has_room { outcome } else { Budget::refusal(outcome) };
+        Prepared { outcome, staged, after, has_room }
     }
 
     /// Finds a place for a key that has none.
@@ -442,7 +467,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         }
         match (room, self.budget.when_full()) {
             (true, _) => Staged::New { home },
-            (false, WhenFull::Share) if alone => Staged::Shared { _lock: self.shared.lock() },
+            (false, WhenFull::Share) if alone && C::PLAIN => Staged::Shared { _lock: self.shared.lock() },
             _ => Staged::Refused,
         }
     }
@@ -456,20 +481,23 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         {
             return outcome;
         }
-        if !self.cell.has_room() {
-            let outcome = Budget::refusal(self.peek(key, cost, now));
-            self.sweep(2, now);
-            return outcome;
-        }
         self.charge_locked(key, cost, now)
     }
 
-    fn see<'a>(&'a self, key: Fingerprint, cost: Cost, now: Micros, seen: &mut SmallVec<[Seen<'a>; 4]>) -> bool {
+    fn see<'a>(
+        &'a self,
+        key: Fingerprint,
+        cost: Cost,
+        now: Micros,
+        seen: &mut SmallVec<[Seen<'a>; 4]>,
+    ) -> bool {
         if !C::PLAIN {
             return false;
         }
         let first = self.homes.get(self.home_of(key));
-        let (Some(version), Some((node, _, slot))) = (first.version(), self.find(first, key)) else { return false };
+        let (Some(version), Some((node, _, slot))) = (first.version(), self.find(first, key)) else {
+            return false;
+        };
         let mut words = node.words(slot);
         let (_, decided) = self.cell.decide(&mut words, cost, now);
         let mut after = [0; 3];
@@ -479,15 +507,30 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         true
     }
 
+    #[inline]
+    fn charge_known(&self, key: Fingerprint, cost: Cost, now: Micros, outcome: &mut Outcome) -> bool {
+        if C::PLAIN
+            && let Some(answer) = self.charge_seen(key, cost, now)
+        {
+            *outcome = answer;
+            return true;
+        }
+        false
+    }
+
+    fn fetch(&self, keys: &[Fingerprint]) {
+        // Looking at all nodes first lets the processor wait for them together.
+        let found = keys.iter().fold(0, |found, &key| {
+            let node = self.homes.get(self.home_of(key));
+            found + usize::from(node.find(key).is_some())
+        });
+        std::hint::black_box(found);
+    }
+
     fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>) {
         outcomes.reserve(keys.len());
         for keys in keys.chunks(16) {
-            // Looking at all nodes first lets the processor wait for them together.
-            let touched = keys.iter().fold(0, |sum, &key| {
-                let node = self.homes.get(self.home_of(key));
-                sum | usize::from(node.find(key).is_some())
-            });
-            std::hint::black_box(touched);
+            self.fetch(keys);
             outcomes.extend(keys.iter().map(|&key| self.charge(key, cost, now)));
         }
     }
@@ -501,25 +544,26 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     }
 
     fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> bool {
-        if in_shared {
-            let _shared = self.shared.lock();
-            let mut words = self.shared.words(0);
-            let applied = self.cell.amend(&mut words, amendment, now);
-            self.shared.set_words(0, words);
-            return applied;
-        }
         let (home, first, _lock) = self.lock_home(key);
-        if let Some((node, _, slot)) = self.find(first, key) {
+        // A debt goes to where the key is charged next. What was charged in the shared state is not given back: one number may
+        // not tell what others have used since.
+        let is_debt = matches!(amendment, Amendment::Debit { .. });
+        if let Some((node, _, slot)) = self.find(first, key).filter(|_| is_debt || !in_shared) {
             let mut words = node.words(slot);
             let applied = self.cell.amend(&mut words, amendment, now);
             node.set_words(slot, words);
             return applied;
         }
         // Nothing is remembered: only a debt changes that, and a debt is never refused.
-        let mut words = [0; W];
-        let is_debt =
-            matches!(amendment, Amendment::Debit { .. }) && self.cell.amend(&mut words, amendment, now);
-        if is_debt {
+        if is_debt && in_shared {
+            let _shared = self.shared.lock();
+            let mut words = self.shared.words(0);
+            self.cell.amend(&mut words, amendment, now);
+            self.shared.set_words(0, words);
+            self.shared_in_use.store(true, Ordering::Release);
+        } else if is_debt {
+            let mut words = self.with_newcomer_words(now, |words| self.cell.joined(words, now));
+            self.cell.amend(&mut words, amendment, now);
             self.budget.take_anyway(1);
             self.insert(home, key, words);
         }
@@ -597,7 +641,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
                 words
             }
             Staged::New { home } => {
-                let words = charge(self.with_newcomer_words(now, |words| self.cell.copy(words)));
+                let words = charge([0; W]);
                 self.insert(home, key, words);
                 words
             }
@@ -614,6 +658,9 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     }
 
     fn abandon(&self, prepared: Prepared<'_>) {
+        if prepared.has_room {
+            self.cell.leave_room();
+        }
         if let Staged::New { .. } = prepared.staged {
             self.budget.give_back(1);
         }
