@@ -240,33 +240,38 @@ impl MemoryLimit {
         self.ledger.charge(fingerprint, cost, self.store.inner.clock.now())
     }
 
-    /// Charges a key that is remembered already, if that can be done without waiting, and leaves the answer in `outcome`; false,
-    /// and nothing charged, if not. A text that was never charged is never known, so a caller who charges only sound keys need
-    /// not look at a known one again.
+    /// Charges a key that is remembered already, if that can be done without waiting; the answer to any other, for which nothing
+    /// has been charged, is found `otherwise`. A text that was never charged is never known, so a caller who charges only sound
+    /// keys need not look at a known one again.
     #[inline]
-    pub fn charge_known(&self, key: &str, cost: Cost, outcome: &mut Outcome) -> bool {
+    pub fn charge_known_or(&self, key: &str, cost: Cost, otherwise: &dyn Fn() -> Outcome) -> Outcome {
         let inner = &*self.store.inner;
-        self.ledger.charge_known(inner.seeds.fingerprint(key), cost, inner.clock.now(), outcome)
+        self.ledger.charge_known_or(inner.seeds.fingerprint(key), cost, inner.clock.now(), otherwise)
     }
 
-    /// [`charge_known`](Self::charge_known) for up to sixteen keys, at one reading of the clock: fetches all from memory together
-    /// and hands over each key's answer, in order, or `None` where it is not known.
+    /// [`charge_known_or`](Self::charge_known_or) for many keys, at one reading of the clock, fetched from memory sixteen at a
+    /// time. `otherwise` is handed the place of a key that is not known.
     #[inline]
-    pub fn charge_known_batch<'k>(
+    pub fn charge_known_many<K: AsRef<str>>(
         &self,
-        keys: impl Iterator<Item = &'k str>,
+        keys: &[K],
         cost: Cost,
-        mut say: impl FnMut(Option<&Outcome>),
+        outcomes: &mut Vec<Outcome>,
+        otherwise: impl Fn(usize) -> Outcome,
     ) {
         let inner = &*self.store.inner;
         let now = inner.clock.now();
-        let fingerprints: SmallVec<[Fingerprint; 16]> =
-            keys.map(|key| inner.seeds.fingerprint(key)).collect();
-        self.ledger.fetch(&fingerprints);
-        let mut outcome = Outcome::BLOCKED;
-        for &key in &fingerprints {
-            let known = self.ledger.charge_known(key, cost, now, &mut outcome);
-            say(known.then_some(&outcome));
+        let start = outcomes.len();
+        outcomes.resize(start + keys.len(), Outcome::BLOCKED);
+        for (batch, (keys, answers)) in keys.chunks(16).zip(outcomes[start..].chunks_mut(16)).enumerate() {
+            let fingerprints: SmallVec<[Fingerprint; 16]> =
+                keys.iter().map(|key| inner.seeds.fingerprint(key.as_ref())).collect();
+            self.ledger.fetch(&fingerprints);
+            for (index, (&key, answer)) in fingerprints.iter().zip(answers).enumerate() {
+                if !self.ledger.charge_known(key, cost, now, answer) {
+                    *answer = otherwise(16 * batch + index);
+                }
+            }
         }
     }
 

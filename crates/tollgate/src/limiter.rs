@@ -75,17 +75,14 @@ impl Limiter {
 
     #[inline]
     fn charge_cost(&self, text: &str, cost: Cost) -> Outcome {
-        let mut outcome = Outcome::BLOCKED;
         // The straight way, for a text whose counters are known: only sound keys ever get any, in their canonical text, so a
         // known one need not be looked at again.
-        let is_known = match &self.straight {
-            Some(memory) if text.len() <= KNOWN_BYTES => memory.charge_known(text, cost, &mut outcome),
-            _ => false,
-        };
-        if !is_known {
-            outcome = self.charge_around(text, cost);
+        match &self.straight {
+            Some(memory) if text.len() <= KNOWN_BYTES => {
+                memory.charge_known_or(text, cost, &|| self.charge_around(text, cost))
+            }
+            _ => self.charge_around(text, cost),
         }
-        outcome
     }
 
     /// The way around: a key that is new or not canonical, overrides, a limit that only watches, or an observer.
@@ -119,21 +116,12 @@ impl Limiter {
         let Some(memory) = &self.straight else {
             return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
         };
-        for keys in keys.chunks(16) {
-            if keys.iter().any(|key| key.as_ref().len() > KNOWN_BYTES) {
-                outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
-                continue;
-            }
-            let mut next = keys.iter();
-            memory.charge_known_batch(keys.iter().map(AsRef::as_ref), Cost::ONE, |known| {
-                let key = next.next();
-                outcomes.push(match (known, key) {
-                    (Some(outcome), _) => *outcome,
-                    (None, Some(key)) => self.charge_around(key.as_ref(), Cost::ONE),
-                    (None, None) => Outcome::BLOCKED,
-                });
-            });
+        if keys.iter().any(|key| key.as_ref().len() > KNOWN_BYTES) {
+            return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
         }
+        memory.charge_known_many(keys, Cost::ONE, outcomes, |index| {
+            self.charge_around(keys[index].as_ref(), Cost::ONE)
+        });
     }
 
     /// Answers as a charge would, and changes nothing.

@@ -38,6 +38,8 @@ pub struct TokenBucket {
     period_us: u64,
     /// burst * p: the units of a full bucket.
     full: u64,
+    /// (2^64 - 1) / p, rounded down: to divide by p without dividing.
+    per_unit: u64,
 }
 
 /// When the bucket is full again, in units of 1/c µs. Zero, long past, is a full bucket.
@@ -67,7 +69,7 @@ impl TokenBucket {
             ));
         }
         let full = checked_product(field, burst, period_us)?;
-        Ok(TokenBucket { rate, burst, tokens, period_us, full })
+        Ok(TokenBucket { rate, burst, tokens, period_us, full, per_unit: u64::MAX / period_us })
     }
 
     /// The rate of refill.
@@ -96,6 +98,14 @@ impl TokenBucket {
     #[inline]
     fn units(&self, now: Micros) -> u128 {
         u128::from(now.get()) * u128::from(self.tokens)
+    }
+
+    /// How many whole tokens `units` are, at most a full bucket of them: units / p, rounded down. The product is at most one
+    /// too small, because units are below 2^63 and `per_unit` is less than one below the true quotient.
+    #[inline]
+    fn whole_tokens(&self, units: u64) -> u64 {
+        let tokens = u64::try_from((u128::from(units) * u128::from(self.per_unit)) >> 64).unwrap_or(u64::MAX);
+        tokens + u64::from(units - tokens * self.period_us >= self.period_us)
     }
 
     /// The wait until `units` have come back, rounded up.
@@ -131,7 +141,7 @@ impl TokenBucket {
         Outcome {
             allowed: fit.allowed,
             capacity: self.burst,
-            remaining: self.full.saturating_sub(fit.after) / self.period_us,
+            remaining: self.whole_tokens(self.full.saturating_sub(fit.after)),
             retry_after,
             reset_after: self.wait(fit.after),
             delay: Micros::ZERO,

@@ -23,7 +23,7 @@ pub struct Model {
 }
 
 /// All models.
-pub const ALL: [Model; 10] = [
+pub const ALL: [Model; 11] = [
     Model {
         promise: "a reader never believes another key's state",
         run: readers_and_a_replacement,
@@ -52,6 +52,11 @@ pub const ALL: [Model; 10] = [
     Model {
         promise: "a refusal was true at some instant",
         run: refusals,
+        rests_on: &[&[LoadAcquire], &[StoreRelease], &[FenceAcquire], &[FenceRelease]],
+    },
+    Model {
+        promise: "a refusal by one of two limits was true at some instant",
+        run: refusals_of_two_limits,
         rests_on: &[&[LoadAcquire], &[StoreRelease], &[FenceAcquire], &[FenceRelease]],
     },
     Model {
@@ -171,16 +176,20 @@ fn three_admitters() {
 }
 
 /// Charges one unit under each of two limits, or none: on what can be seen without the locks if that is undisturbed, and else
-/// under both, taken in one order everywhere.
-fn charge_both(chains: &[Chain<1>; 2], limits: [u64; 2], order: [usize; 2]) -> bool {
-    let fits = |index: usize| move |[used]: [u64; 1]| (used < limits[index]).then_some([used + 1]);
-    if let Some(admitted) = charge_both_seen(order.map(|index| chains[index].see(key(1, 0), fits(index)))) {
+/// under both, taken in one order everywhere. `fits` is told which limit it is asked about.
+fn charge_both<const W: usize>(
+    chains: &[Chain<W>; 2],
+    order: [usize; 2],
+    fits: impl Fn(usize, [u64; W]) -> Option<[u64; W]>,
+) -> bool {
+    let seen = order.map(|index| chains[index].see(key(1, 0), |words| fits(index, words)));
+    if let Some(admitted) = charge_both_seen(seen) {
         return admitted;
     }
     let locked = [0, 1].map(|index| (index, chains[index].lock_home(key(1, 0))));
     let found = locked.each_ref().map(|(index, (first, _))| {
         let (node, slot) = chains[*index].find(first, key(1, 0)).expect("the key is there");
-        (node, slot, fits(*index)(node.words(slot)))
+        (node, slot, fits(*index, node.words(slot)))
     });
     let admitted = found.iter().all(|(.., after)| after.is_some());
     for (node, slot, after) in found {
@@ -191,7 +200,7 @@ fn charge_both(chains: &[Chain<1>; 2], limits: [u64; 2], order: [usize; 2]) -> b
     admitted
 }
 
-fn charge_both_seen(seen: [Option<Sighted<'_, 1>>; 2]) -> Option<bool> {
+fn charge_both_seen<const W: usize>(seen: [Option<Sighted<'_, W>>; 2]) -> Option<bool> {
     let [Some(one), Some(other)] = seen else { return None };
     assert!(!one.sight.is_of_same_chain(&other.sight));
     if one.after.is_none() || other.after.is_none() {
@@ -210,7 +219,10 @@ fn two_limits() {
         let chains = Arc::new([Chain::<1>::new(), Chain::<1>::new()]);
         chains.iter().for_each(|chain| chain.insert(key(1, 0), [0]));
         let threads = [[0, 1], [1, 0]].map(|order| {
-            run(&chains, move |chains: &[Chain<1>; 2]| u64::from(charge_both(chains, limits, order)))
+            run(&chains, move |chains: &[Chain<1>; 2]| {
+                let fits = |index: usize, [used]: [u64; 1]| (used < limits[index]).then_some([used + 1]);
+                u64::from(charge_both(chains, order, fits))
+            })
         });
         let alone = charge_one(&chains[0], limits[0]);
         let together: u64 = threads.into_iter().map(join).sum();
@@ -220,28 +232,40 @@ fn two_limits() {
     });
 }
 
-/// The state is (used, limit), and both change at once, from full to room to more room. Of what may be pieced together from
-/// these states (5 of 4) and (5 of 1) would be refused, too, but never stood.
-fn refusals() {
-    explore(None, || {
-        let chain = Arc::new(Chain::<2>::new());
-        chain.insert(key(1, 0), [1, 1]);
-        let has_room = Arc::new(AtomicBool::new(false));
-        let asker = run(&chain, {
-            let has_room = has_room.clone();
-            move |chain: &Chain<2>| {
-                let had_room = has_room.load(Ordering::Acquire);
-                let charged =
-                    chain.charge(key(1, 0), |[used, limit]| (used < limit).then_some([used + 1, limit]));
-                assert!(charged.expect("the key is there") || !had_room, "refused although there was room");
+/// A state of (used, limit).
+fn has_room([used, limit]: [u64; 2]) -> Option<[u64; 2]> {
+    (used < limit).then_some([used + 1, limit])
+}
+
+/// Asks while another thread writes one state after another, from full to room to more room. Of what may be pieced together
+/// from these states (5 of 4) and (5 of 1) would be refused, too, but never stood.
+fn refusals_to(ask: fn(&[Chain<2>; 2]) -> bool) {
+    explore(Some(3), move || {
+        let chains = Arc::new([Chain::<2>::new(), Chain::<2>::new()]);
+        chains[0].insert(key(1, 0), [1, 1]);
+        chains[1].insert(key(1, 0), [0, 9]);
+        let is_roomy = Arc::new(AtomicBool::new(false));
+        let asker = run(&chains, {
+            let is_roomy = is_roomy.clone();
+            move |chains: &[Chain<2>; 2]| {
+                let was_roomy = is_roomy.load(Ordering::Acquire);
+                assert!(ask(chains) || !was_roomy, "refused although there was room all along");
             }
         });
         for state in [[0, 4], [5, 9]] {
-            chain.charge(key(1, 0), |_| Some(state));
-            has_room.store(true, Ordering::Release);
+            chains[0].charge(key(1, 0), |_| Some(state));
+            is_roomy.store(true, Ordering::Release);
         }
         join(asker);
     });
+}
+
+fn refusals() {
+    refusals_to(|chains| chains[0].charge(key(1, 0), has_room).expect("the key is there"));
+}
+
+fn refusals_of_two_limits() {
+    refusals_to(|chains| charge_both(chains, [1, 0], |_, words| has_room(words)));
 }
 
 /// A count that is read and written in two steps, with no ordering of its own.

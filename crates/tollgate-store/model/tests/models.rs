@@ -23,22 +23,3 @@ fn no_promise_holds_without_what_it_rests_on() {
         }
     }
 }
-#[test]
-fn one() {
-    let n: usize = std::env::var("ONE").unwrap().parse().unwrap();
-    let t = std::time::Instant::now();
-    (ALL[n].run)();
-    eprintln!("{} {:?}", ALL[n].promise, t.elapsed());
-    for l in ["LoadAcquire", "StoreRelease", "ExchangeAcquire", "FenceAcquire", "FenceRelease"] {
-        use tollgate_model::sync::Loss::*;
-        let losses: &'static [tollgate_model::sync::Loss] = match l {
-            "LoadAcquire" => &[LoadAcquire],
-            "StoreRelease" => &[StoreRelease],
-            "ExchangeAcquire" => &[ExchangeAcquire],
-            "FenceAcquire" => &[FenceAcquire],
-            _ => &[FenceRelease],
-        };
-        let broken = catch_unwind(|| without(losses, ALL[n].run)).is_err();
-        eprintln!("MATRIX {l} {broken}");
-    }
-}

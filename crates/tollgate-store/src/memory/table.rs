@@ -28,6 +28,16 @@ pub(crate) trait Ledger: Send + Sync {
     /// Charges a key that is remembered, if that can be done without waiting, and leaves the answer in `outcome`; false if not.
     fn charge_known(&self, key: Fingerprint, cost: Cost, now: Micros, outcome: &mut Outcome) -> bool;
 
+    /// The same, where the answer to a key that is not known is found `otherwise`. It is returned rather than left somewhere,
+    /// because a copy of what was just written has to wait for it.
+    fn charge_known_or(
+        &self,
+        key: Fingerprint,
+        cost: Cost,
+        now: Micros,
+        otherwise: &dyn Fn() -> Outcome,
+    ) -> Outcome;
+
     /// Has the keys fetched from memory, all at once.
     fn fetch(&self, keys: &[Fingerprint]);
 
@@ -365,7 +375,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
 
     /// The short path of a charge: decides on what can be seen without the lock, and takes the lock only to write. `None` if
     /// the key was not seen, or something changed meanwhile.
-    #[inline]
+    #[inline(always)]
     fn charge_seen(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome> {
         let first = self.homes.get(self.home_of(key));
         let version = first.version()?;
@@ -516,6 +526,22 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
             return true;
         }
         false
+    }
+
+    #[inline]
+    fn charge_known_or(
+        &self,
+        key: Fingerprint,
+        cost: Cost,
+        now: Micros,
+        otherwise: &dyn Fn() -> Outcome,
+    ) -> Outcome {
+        if C::PLAIN
+            && let Some(outcome) = self.charge_seen(key, cost, now)
+        {
+            return outcome;
+        }
+        otherwise()
     }
 
     fn fetch(&self, keys: &[Fingerprint]) {
