@@ -1,9 +1,9 @@
-//! The memory store against the suite, and what only a memory store has to show: its cap.
+//! The memory store against the suite. What only a memory store has to show, its cap, is in `memory_cap/` and `memory_flood.rs`.
 
 use std::sync::Arc;
 
 use tollgate_store::conformance::{self, Effort, Subject};
-use tollgate_store::{Limit, ManualClock, MemoryOptions, MemoryStore, Micros};
+use tollgate_store::{ManualClock, MemoryOptions, MemoryStore};
 
 fn store(clock: &ManualClock) -> MemoryStore {
     MemoryStore::new(MemoryOptions { clock: clock.clock(), sweep_every: None, ..MemoryOptions::default() })

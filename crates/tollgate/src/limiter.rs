@@ -174,9 +174,18 @@ impl Limiter {
     }
 
     /// Waits until `cost` fits, at most `within`, first come, first served among those who wait for the same key. Dropping the
-    /// future gives the place in the queue back; nothing is charged before it is ready.
+    /// future gives the place in the queue back; nothing is charged before it is ready. Under a concurrency limit what was
+    /// waited for is held for a whole lease; [`acquire_within`](Self::acquire_within) gives it back.
     pub async fn wait(&self, key: &str, cost: u64, within: Duration) -> Result<Outcome, WaitError> {
-        wait::wait(&self.gate, &self.entry, key, cost, within).await
+        wait::wait(&self.gate, &self.entry, key, cost, within, None).await
+    }
+
+    /// Waits for what [`acquire`](Self::acquire) takes, at most `within`, in the same line as [`wait`](Self::wait): the way to
+    /// wait under a concurrency limit, where what was waited for is given back when the permit is dropped.
+    pub async fn acquire_within(&self, key: &str, within: Duration) -> Result<Permit, WaitError> {
+        let hold = Hold { id: HoldId::random(), ttl: Micros::ZERO };
+        let outcome = wait::wait(&self.gate, &self.entry, key, 1, within, Some(hold)).await?;
+        Ok(Permit::new(Reservation::unnamed(self.gate.clone(), hold.id), outcome))
     }
 
     /// This limit and a key, as part of a charge over several limits.

@@ -190,7 +190,7 @@ impl Tollgate {
     /// process.
     pub async fn wait(&self, ask: Ask<'_>, within: Duration) -> Result<Outcome, WaitError> {
         let entry = self.entry(ask.limit)?;
-        wait::wait(&self.gate, entry, ask.key, ask.cost, within).await
+        wait::wait(&self.gate, entry, ask.key, ask.cost, within, None).await
     }
 
     /// How many keys the memory store remembers; zero where the store is elsewhere.

@@ -54,6 +54,11 @@ impl Reservation {
         Reservation { gate, id, uncharged }
     }
 
+    /// A charge under one limit, to be settled by nothing but its release.
+    pub(crate) fn unnamed(gate: Arc<Gate>, id: HoldId) -> Reservation {
+        Reservation { gate, id, uncharged: Vec::new() }
+    }
+
     /// Its name, under which [`Tollgate::settle`](crate::Tollgate::settle) knows it too.
     pub fn id(&self) -> HoldId {
         self.id

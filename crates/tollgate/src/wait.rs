@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tollgate_kernel::{Cost, Micros, Outcome};
-use tollgate_store::{Alarm, Item};
+use tollgate_store::{Alarm, Hold, Item, MemoryItem};
 
 use crate::error::Error;
 use crate::gate::{Backend, Entry, Gate, Place};
@@ -172,13 +172,14 @@ async fn look_or_ring(turn: &Turn<'_>, seen: Option<u64>, alarm: Alarm) -> Optio
     .await
 }
 
-/// Waits until `cost` fits, at most `within`.
+/// Waits until `cost` fits, at most `within`. With a `hold` the charge can be settled or released later.
 pub(crate) async fn wait(
     gate: &Gate,
     entry: &Entry,
     text: &str,
     cost: u64,
     within: Duration,
+    hold: Option<Hold>,
 ) -> Result<Outcome, WaitError> {
     let started = Instant::now();
     let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
@@ -191,7 +192,8 @@ pub(crate) async fn wait(
         }
     };
     let place = entry.place(&key);
-    let answer = wait_for(gate, entry, &key, place, cost, within).await;
+    let ask = Ask { gate, entry, key: &key, place, cost, hold };
+    let answer = wait_for(&ask, within).await;
     let outcome = match &answer {
         Ok(outcome) | Err(WaitError::Never(outcome) | WaitError::TooLate(Some(outcome))) => *outcome,
         Err(WaitError::TooLate(None)) => Outcome::BLOCKED,
@@ -202,29 +204,33 @@ pub(crate) async fn wait(
     answer.map(|outcome| entry.as_counted(outcome))
 }
 
-async fn wait_for(
-    gate: &Gate,
-    entry: &Entry,
-    key: &Key<'_>,
-    place: &Place,
+/// What a waiter asks the counters, again and again.
+struct Ask<'a> {
+    gate: &'a Gate,
+    entry: &'a Entry,
+    key: &'a Key<'a>,
+    place: &'a Place,
     cost: Cost,
-    within: Duration,
-) -> Result<Outcome, WaitError> {
+    hold: Option<Hold>,
+}
+
+async fn wait_for(ask: &Ask<'_>, within: Duration) -> Result<Outcome, WaitError> {
+    let Ask { gate, entry, key, .. } = ask;
     // What passes whatever the counters say, or never can, has nothing to stand in line for.
-    if entry.rule.is_shadow() || place.is_hopeless_for(cost) {
-        let outcome = ask(gate, entry, key, place, cost).await?;
+    if entry.rule.is_shadow() || ask.place.is_hopeless_for(ask.cost) {
+        let outcome = ask.once().await?;
         let passes = outcome.allowed || entry.rule.is_shadow();
         return if passes { Ok(outcome) } else { Err(WaitError::Never(outcome)) };
     }
     let clock = &gate.clock;
     let deadline = clock.now().saturating_add(Micros::from(within));
-    let address = std::ptr::from_ref(entry) as usize;
+    let address = std::ptr::from_ref(*entry) as usize;
     let turn = gate.queues.join((address, key.canonical().to_owned()));
     let Some(mut nudges) = look_or_ring(&turn, None, clock.alarm(deadline)).await else {
         return Err(WaitError::TooLate(None));
     };
     loop {
-        let outcome = ask(gate, entry, key, place, cost).await?;
+        let outcome = ask.once().await?;
         let Some(wait) = outcome.retry_after else { return Err(WaitError::Never(outcome)) };
         let now = clock.now();
         if outcome.allowed {
@@ -240,17 +246,23 @@ async fn wait_for(
     }
 }
 
-/// Asks the counters once.
-async fn ask(gate: &Gate, entry: &Entry, key: &Key<'_>, place: &Place, cost: Cost) -> Result<Outcome, Error> {
-    match (place, &gate.backend) {
-        (Place::Unlimited, _) => Ok(Outcome::UNLIMITED),
-        (Place::Blocked, _) => Ok(Outcome::BLOCKED),
-        (Place::Counted { memory: Some(memory), .. }, _) => Ok(memory.charge(key.canonical(), cost)),
-        (Place::Counted { stored, .. }, Backend::Remote(store)) => {
-            let item = Item { limit: stored, key: key.canonical(), cost, shadow: entry.rule.is_shadow() };
-            let charged = store.charge(&[item], None).await?;
-            Ok(charged.outcomes.first().copied().unwrap_or(Outcome::BLOCKED))
-        }
-        (Place::Counted { memory: None, .. }, Backend::Memory(_)) => Ok(Outcome::BLOCKED),
+impl Ask<'_> {
+    /// Asks the counters once.
+    async fn once(&self) -> Result<Outcome, Error> {
+        let Ask { cost, hold, .. } = *self;
+        let (key, shadow) = (self.key.canonical(), self.entry.rule.is_shadow());
+        let charged = match (self.place, &self.gate.backend) {
+            (Place::Unlimited, _) => return Ok(Outcome::UNLIMITED),
+            (Place::Counted { memory: Some(limit), .. }, Backend::Memory(store)) => {
+                store.charge_all(&[MemoryItem { limit, key, cost, shadow }], hold)?
+            }
+            (Place::Counted { stored, .. }, Backend::Remote(store)) => {
+                store.charge(&[Item { limit: stored, key, cost, shadow }], hold).await?
+            }
+            (Place::Blocked, _) | (Place::Counted { memory: None, .. }, Backend::Memory(_)) => {
+                return Ok(Outcome::BLOCKED);
+            }
+        };
+        Ok(charged.outcomes.first().copied().unwrap_or(Outcome::BLOCKED))
     }
 }

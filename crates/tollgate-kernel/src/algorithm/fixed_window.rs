@@ -184,4 +184,23 @@ mod tests {
             assert_eq!(state.count, 2 * MAX_COUNT);
         }
     }
+
+    #[test]
+    fn a_window_that_is_joined_begins_anew_unless_the_clock_says_when() {
+        let (second, count) = (Micros::from_secs(1), 7);
+        let open = WindowState { end: Micros::from_millis(1_200), count };
+        for (align, now, end) in [
+            (Align::First, 500, 1_500),
+            (Align::First, 1_199, 2_199),
+            (Align::First, 1_200, 1_200),
+            (Align::Clock, 500, 1_200),
+        ] {
+            let window = FixedWindow::new(10, second, align).unwrap();
+            let joined = window.joined(&open, Micros::from_millis(now));
+            assert_eq!(joined, WindowState { end: Micros::from_millis(end), count }, "{align:?} at {now}");
+        }
+        let bucket = crate::TokenBucket::new("1/s".parse().unwrap(), 5).unwrap();
+        let state = crate::BucketState { full_at: 3_000_000 };
+        assert_eq!(bucket.joined(&state, second), state, "time tells it all");
+    }
 }

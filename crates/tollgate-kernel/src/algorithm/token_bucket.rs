@@ -275,4 +275,43 @@ mod tests {
             assert_eq!(state.full_at, 1_000_000 + (1 << 62));
         }
     }
+
+    #[test]
+    fn whole_tokens_are_the_quotient_rounded_down() {
+        for rate in ["1/us", "1000000/s", "7/s", "10/s", "100/m", "999983/d", "7/w", "1/3660d"] {
+            for burst in [1, 2, 20, 10_000] {
+                let bucket = TokenBucket::new(rate.parse().unwrap(), burst).unwrap();
+                let (full, period) = (bucket.full, bucket.period_us);
+                let edges = (1..=burst.min(100)).flat_map(|tokens| [tokens * period, tokens * period - 1]);
+                for units in edges.chain([0, full, full - 1, full / 2, full / 3]) {
+                    assert_eq!(bucket.whole_tokens(units), units / period, "{units} of {bucket:?}");
+                }
+            }
+        }
+        let bucket = TokenBucket::new("1/us".parse().unwrap(), MAX_COUNT).unwrap();
+        assert_eq!(bucket.whole_tokens(MAX_COUNT), MAX_COUNT);
+        let per_unit = u64::MAX / MAX_PRODUCT;
+        let widest = TokenBucket { period_us: MAX_PRODUCT, full: MAX_PRODUCT, per_unit, ..bucket };
+        assert_eq!(
+            [0, 1, MAX_PRODUCT - 1, MAX_PRODUCT].map(|units| widest.whole_tokens(units)),
+            [0, 0, 0, 1]
+        );
+    }
+
+    /// The short form, counted from a recent instant, answers as the long one does.
+    #[test]
+    fn the_short_state_answers_like_the_long_one() {
+        let start = Micros::from_secs(1_700_000_000);
+        for rate in ["10/s", "7/s", "8191/s", "3/250ms", "1/h"] {
+            let bucket = TokenBucket::new(rate.parse().unwrap(), 9).unwrap();
+            let (mut long, mut short) = (BucketState::default(), 0);
+            for step in 0..500u64 {
+                let elapsed = Micros::new(step * step * 37 % 900_001 + step * 1_000);
+                let cost = Cost::new(step % 11 + 1).unwrap();
+                let expected = bucket.charge(&mut long, cost, start.saturating_add(elapsed));
+                let fit = bucket.charge_short(&mut short, cost, elapsed);
+                assert_eq!(bucket.outcome_of(fit, cost), expected, "{rate}, step {step}");
+            }
+        }
+    }
 }

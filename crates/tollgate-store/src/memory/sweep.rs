@@ -9,6 +9,9 @@ use super::Inner;
 /// How many turns a sweep of the whole store takes.
 const TURNS: usize = 10;
 
+/// The shortest rest between two turns: none at all would take a processor.
+const LEAST_REST: Duration = Duration::from_millis(1);
+
 /// Starts the thread. It holds the store weakly: when the last user drops the store, the next turn finds it gone and ends.
 pub(super) fn spawn(store: &Arc<Inner>, every: Duration) {
     let store = Arc::downgrade(store);
@@ -16,7 +19,7 @@ pub(super) fn spawn(store: &Arc<Inner>, every: Duration) {
         while let Some(inner) = Weak::upgrade(&store) {
             inner.sweep_part(TURNS);
             drop(inner);
-            thread::park_timeout(every);
+            thread::park_timeout(every.max(LEAST_REST));
         }
     };
     // A system that cannot start a thread still limits: newcomers who find no room sweep as they go.

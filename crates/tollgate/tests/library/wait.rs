@@ -308,6 +308,31 @@ fn waiting_needs_no_runtime_and_works_by_the_system_clock() {
 }
 
 #[test]
+fn a_permit_that_was_waited_for_is_passed_on_when_it_is_dropped() {
+    let hands = hands();
+    let workers = limiter(&hands, tollgate::Limit::concurrency(1, secs(3_600)).unwrap());
+    let first = ready(workers.acquire_within("pool", HOUR)).unwrap();
+    let mut crowd = Crowd::new();
+    let (second, third) = (
+        crowd.join(workers.acquire_within("pool", HOUR)),
+        crowd.join(workers.acquire_within("pool", HOUR)),
+    );
+    drop(first);
+    let mut done = crowd.run();
+    assert_eq!(done.len(), 1, "one at a time");
+    let (who, permit) = done.remove(0);
+    assert_eq!(who, second);
+    assert_eq!(workers.status("pool").used(), 1);
+    drop(permit);
+    let mut done = crowd.run();
+    let (who, permit) = done.remove(0);
+    assert_eq!(who, third);
+    drop(permit);
+    assert_eq!(workers.status("pool").used(), 0, "nothing is held for the rest of the lease");
+    assert!(matches!(ready(workers.acquire_within("", HOUR)), Err(WaitError::Never(_))));
+}
+
+#[test]
 fn a_permit_dropped_in_one_thread_wakes_a_waiter_in_another() {
     let workers = Limiter::new(tollgate::Limit::concurrency(1, secs(3_600)).unwrap());
     for _ in 0..100 {

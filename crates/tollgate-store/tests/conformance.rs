@@ -1,0 +1,200 @@
+//! The suite itself: it passes a store that is right and catches each of these that are wrong, every one in a single way that a
+//! real store has been wrong before.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::runtime::Handle;
+use tokio::task::{spawn_blocking, yield_now};
+use tollgate_store::conformance::{self, Counting, Effort, Subject, Traces};
+use tollgate_store::{
+    Charged, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Settled, Settlement, Store,
+    StoreError, StoreFuture, StoredLimit,
+};
+
+/// Enough to catch what is below, each in about a second.
+const EFFORT: Effort = Effort { traces: Traces { seeds: 3, steps: 3_000 }, racers: 8, charges_each: 800 };
+
+/// What is wrong with a store.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    /// Nothing.
+    None,
+    /// A charge that is sent again under the same name is charged again.
+    ChargesTheSameNameAgain,
+    /// A charge over several limits charges them one after another, until one refuses.
+    HalfCharges,
+    /// A limit that only watches holds up the charge.
+    EnforcesWhatOnlyWatches,
+    /// A limit that only watches is not charged.
+    NeverChargesWhatOnlyWatches,
+    /// A reservation whose time has run out is given back, and so is what was charged since.
+    GivesBackTooLate,
+    /// One more is said to be left than there is.
+    CountsOneTooMany,
+    /// Every thousandth charge is answered and forgotten.
+    DropsAThousandth,
+    /// Looks first and charges later, and goes by what it saw.
+    ChecksThenActs,
+    /// A key that is forgotten is not.
+    NeverForgets,
+    /// A peek is a charge.
+    ChargesOnPeek,
+    /// The first key is remembered for ever.
+    KeepsAnIdleKey,
+}
+
+const FAULTS: [Fault; 11] = [
+    Fault::ChargesTheSameNameAgain,
+    Fault::HalfCharges,
+    Fault::EnforcesWhatOnlyWatches,
+    Fault::NeverChargesWhatOnlyWatches,
+    Fault::GivesBackTooLate,
+    Fault::CountsOneTooMany,
+    Fault::DropsAThousandth,
+    Fault::ChecksThenActs,
+    Fault::NeverForgets,
+    Fault::ChargesOnPeek,
+    Fault::KeepsAnIdleKey,
+];
+
+/// A memory store with a fault.
+struct Faulty {
+    inner: MemoryStore,
+    fault: Fault,
+    charges: AtomicU64,
+    /// What each name was charged for, and the name that the store knows it by.
+    holds: Mutex<HashMap<HoldId, (StoredLimit, String, HoldId)>>,
+}
+
+impl Faulty {
+    async fn charge(&self, items: &[Item<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+        let number = self.charges.fetch_add(1, Ordering::Relaxed) + 1;
+        let hold = hold.map(|hold| self.renamed(items, hold));
+        // Answers to charges that are not held come from the store itself, so that only what is remembered is wrong.
+        match self.fault {
+            Fault::HalfCharges if hold.is_none() => {
+                let answer = Store::peek(&self.inner, items).await?;
+                for item in items {
+                    if !Store::charge(&self.inner, &[*item], None).await?.allowed {
+                        break;
+                    }
+                }
+                Ok(answer)
+            }
+            Fault::EnforcesWhatOnlyWatches => {
+                let firm: Vec<Item<'_>> = items.iter().map(|item| Item { shadow: false, ..*item }).collect();
+                Store::charge(&self.inner, &firm, hold).await
+            }
+            Fault::NeverChargesWhatOnlyWatches if hold.is_none() => {
+                let answer = Store::peek(&self.inner, items).await?;
+                let firm: Vec<Item<'_>> = items.iter().filter(|item| !item.shadow).copied().collect();
+                Store::charge(&self.inner, &firm, None).await?;
+                Ok(answer)
+            }
+            Fault::DropsAThousandth if hold.is_none() && number.is_multiple_of(1_000) => {
+                Store::peek(&self.inner, items).await
+            }
+            Fault::ChecksThenActs if hold.is_none() => {
+                let seen = Store::peek(&self.inner, items).await?;
+                yield_now().await;
+                Store::charge(&self.inner, items, None).await?;
+                Ok(seen)
+            }
+            _ => Store::charge(&self.inner, items, hold).await,
+        }
+    }
+
+    /// The hold as the store is told of it.
+    fn renamed(&self, items: &[Item<'_>], hold: Hold) -> Hold {
+        let is_new = self.fault == Fault::ChargesTheSameNameAgain;
+        let id = if is_new { HoldId::random() } else { hold.id };
+        if let Some(first) = items.first() {
+            let held = (first.limit.clone(), first.key.to_owned(), id);
+            self.holds.lock().expect("no fault is a panic").insert(hold.id, held);
+        }
+        Hold { id, ..hold }
+    }
+
+    async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
+        let held = self.holds.lock().expect("no fault is a panic").get(&id).cloned();
+        let Some((limit, key, id)) = held else { return MemoryStore::settle(&self.inner, id, settlement) };
+        let settled = MemoryStore::settle(&self.inner, id, settlement)?;
+        if self.fault == Fault::GivesBackTooLate
+            && (settled, settlement) == (Settled::Unknown, &Settlement::Cancel)
+        {
+            Store::forget(&self.inner, &limit, &key).await?;
+        }
+        Ok(settled)
+    }
+
+    async fn peek(&self, items: &[Item<'_>]) -> Result<Charged, StoreError> {
+        match self.fault {
+            Fault::ChargesOnPeek => Store::charge(&self.inner, items, None).await,
+            _ => Store::peek(&self.inner, items).await,
+        }
+    }
+}
+
+impl Store for Faulty {
+    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Box::pin(async move {
+            let mut charged = Faulty::charge(self, items, hold).await?;
+            if self.fault == Fault::CountsOneTooMany {
+                charged.outcomes.iter_mut().for_each(|outcome| outcome.remaining += 1);
+            }
+            Ok(charged)
+        })
+    }
+
+    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+        Box::pin(Faulty::settle(self, id, settlement))
+    }
+
+    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(Faulty::peek(self, items))
+    }
+
+    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+        match self.fault {
+            Fault::NeverForgets => Box::pin(async { Ok(true) }),
+            _ => self.inner.forget(limit, key),
+        }
+    }
+}
+
+fn subject(clock: &ManualClock, fault: Fault) -> Subject {
+    let options = MemoryOptions { clock: clock.clock(), sweep_every: None, ..MemoryOptions::default() };
+    let inner = MemoryStore::new(options);
+    let counted = inner.clone();
+    let remembered = Box::new(move || -> Counting {
+        counted.sweep();
+        let keys = counted.keys().max(usize::from(fault == Fault::KeepsAnIdleKey));
+        Box::pin(async move { keys })
+    });
+    let store = Faulty { inner, fault, charges: AtomicU64::new(0), holds: Mutex::default() };
+    Subject { store: Arc::new(store), remembered }
+}
+
+/// Whether the suite passes a store.
+async fn passes(fault: Fault) -> bool {
+    let suite = spawn_blocking(move || {
+        Handle::current().block_on(conformance::run(EFFORT, async |clock| subject(&clock, fault)))
+    });
+    match suite.await {
+        Ok(()) => true,
+        Err(error) => {
+            assert!(error.is_panic(), "{fault:?}: {error}");
+            false
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_suite_passes_what_is_right_and_catches_what_is_wrong() {
+    assert!(passes(Fault::None).await, "a store without a fault");
+    for fault in FAULTS {
+        assert!(!passes(fault).await, "{fault:?} was not caught");
+    }
+}
