@@ -278,13 +278,7 @@ impl MemoryLimit {
     /// Charges each of many keys `cost`, in order, at one reading of the clock, and adds the answers to `outcomes`. Keys are
     /// fetched from memory together, which is several times faster than one by one when there are many.
     pub fn charge_many<K: AsRef<str>>(&self, keys: &[K], cost: Cost, outcomes: &mut Vec<Outcome>) {
-        let inner = &*self.store.inner;
-        let now = inner.clock.now();
-        for keys in keys.chunks(64) {
-            let fingerprints: SmallVec<[Fingerprint; 64]> =
-                keys.iter().map(|key| inner.seeds.fingerprint(key.as_ref())).collect();
-            self.ledger.charge_many(&fingerprints, cost, now, outcomes);
-        }
+        self.charge_known_many(keys, cost, outcomes, |index| self.charge(keys[index].as_ref(), cost));
     }
 
     /// Answers as a charge would, and changes nothing.

@@ -113,12 +113,10 @@ impl Limiter {
     /// Charges each of many keys one unit, at one reading of the clock, and adds the answers to `outcomes`, in order. With
     /// many keys this is several times faster than [`check`](Self::check) on each, because memory is waited for only once.
     pub fn check_many<K: AsRef<str>>(&self, keys: &[K], outcomes: &mut Vec<Outcome>) {
-        let Some(memory) = &self.straight else {
+        let may_be_known = |key: &K| key.as_ref().len() <= KNOWN_BYTES;
+        let Some(memory) = self.straight.as_ref().filter(|_| keys.iter().all(may_be_known)) else {
             return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
         };
-        if keys.iter().any(|key| key.as_ref().len() > KNOWN_BYTES) {
-            return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
-        }
         memory.charge_known_many(keys, Cost::ONE, outcomes, |index| {
             self.charge_around(keys[index].as_ref(), Cost::ONE)
         });

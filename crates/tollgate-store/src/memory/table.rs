@@ -41,9 +41,6 @@ pub(crate) trait Ledger: Send + Sync {
     /// Has the keys fetched from memory, all at once.
     fn fetch(&self, keys: &[Fingerprint]);
 
-    /// Charges each of many keys `cost`, in order, fetching them from memory together.
-    fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>);
-
     /// Looks at a key without its lock and adds to `seen` what a charge would get and leave; false if that cannot be told.
     fn see<'a>(
         &'a self,
@@ -551,14 +548,6 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
             found + usize::from(node.find(key).is_some())
         });
         std::hint::black_box(found);
-    }
-
-    fn charge_many(&self, keys: &[Fingerprint], cost: Cost, now: Micros, outcomes: &mut Vec<Outcome>) {
-        outcomes.reserve(keys.len());
-        for keys in keys.chunks(16) {
-            self.fetch(keys);
-            outcomes.extend(keys.iter().map(|&key| self.charge(key, cost, now)));
-        }
     }
 
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {

@@ -28,7 +28,8 @@ fn limits(capacity: u64, span: Micros) -> Vec<StoredLimit> {
     // A rate that is no simpler than a prime number every so often: more units in a microsecond than fit a store's one word.
     let prime = 10_007;
     let period = (span.get() * prime / capacity).max(2);
-    let odd = tollgate_kernel::Rate::new(prime, Micros::new(period - u64::from(period % prime == 0)));
+    let odd =
+        tollgate_kernel::Rate::new(prime, Micros::new(period - u64::from(period.is_multiple_of(prime))));
     let odd = odd.expect("a rate");
     [
         ("token", Limit::token_bucket(rate, capacity)),

@@ -1,5 +1,5 @@
-//! No key ever gets more than its limit, wherever it is remembered: random lives of a dozen keys in a store that has room for
-//! a few, so that keys come and go between a state of their own and the one that they share.
+//! No key ever gets more than its limit, wherever it is remembered: random lives of a few keys in a store that has room for
+//! fewer, so that keys come and go between a state of their own and the one that they share.
 //!
 //! Beside the store, each key has a state of its own in the kernel that is told of everything the key was admitted for, settled
 //! and forgotten, and of nothing else. What the store admits must fit there, too: a key that shares is held to more than its
@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use tollgate_kernel::{Align, State};
 use tollgate_store::{
-    Cost, Hold, HoldId, Limit, ManualClock, MemoryItem, MemoryLimit, MemoryStore, Micros, Settled,
-    Settlement, WhenFull,
+    Cost, Hold, HoldId, Limit, ManualClock, MemoryItem, MemoryLimit, MemoryStore, Micros, Outcome, Settled,
+    Settlement, StoredLimit, WhenFull,
 };
 
 use crate::{SECOND, START, limits, store};
@@ -36,12 +36,20 @@ struct Life {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Some items (kind, key, cost, whether it only watches), and how long they can be settled.
-    Charge(Vec<(usize, usize, u64, bool)>, Option<Micros>),
+    /// What is asked for together, and how long it can be settled.
+    Charge(Vec<Ask>, Option<Micros>),
     /// The last hold but so many.
     Settle(usize, Settlement),
     Forget(usize, usize),
     Sweep,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    kind: usize,
+    key: usize,
+    cost: u64,
+    shadow: bool,
 }
 
 /// A life prints as one line for each step, at the time since the start.
@@ -67,8 +75,9 @@ fn steps() -> impl Strategy<Value = (Micros, Step)> {
         1 => Just(4 * quarter),
         1 => quarter..12 * quarter,
     ];
-    let item =
-        (0..3usize, 0..KEYS, prop_oneof![Just(1), Just(CAPACITY), 1..=CAPACITY], prop::bool::weighted(0.1));
+    let cost = prop_oneof![Just(1), Just(CAPACITY), 1..=CAPACITY];
+    let ask = (0..3usize, 0..KEYS, cost, prop::bool::weighted(0.1))
+        .prop_map(|(kind, key, cost, shadow)| Ask { kind, key, cost, shadow });
     let ttl = prop_oneof![3 => Just(None), 1 => Just(Some(SPAN)), 1 => Just(Some(Micros::from_secs(3)))];
     let settlement = prop_oneof![
         2 => (0..3 * CAPACITY).prop_map(Settlement::Actual),
@@ -76,8 +85,8 @@ fn steps() -> impl Strategy<Value = (Micros, Step)> {
         1 => Just(Settlement::Renew),
     ];
     let step = prop_oneof![
-        12 => (vec(item.clone(), 1..=1), ttl.clone()).prop_map(|(items, ttl)| Step::Charge(items, ttl)),
-        2 => (vec(item, 2..=3), ttl).prop_map(|(items, ttl)| Step::Charge(items, ttl)),
+        12 => (vec(ask.clone(), 1..=1), ttl.clone()).prop_map(|(asked, ttl)| Step::Charge(asked, ttl)),
+        2 => (vec(ask, 2..=3), ttl).prop_map(|(asked, ttl)| Step::Charge(asked, ttl)),
         4 => (0..4usize, settlement).prop_map(|(back, settlement)| Step::Settle(back, settlement)),
         1 => (0..3usize, 0..KEYS).prop_map(|(kind, key)| Step::Forget(kind, key)),
         4 => Just(Step::Sweep),
@@ -117,8 +126,9 @@ fn check(lives: impl Strategy<Value = Life>) {
 /// Lives that went wrong once, told as what is charged when; `live` checks each of them.
 #[test]
 fn lives_that_went_wrong_once() {
-    let charge = |key, cost| Step::Charge(vec![(0, key, cost, false)], None);
-    let reserve = |key, cost| Step::Charge(vec![(0, key, cost, false)], Some(Micros::from_secs(3)));
+    let ask = |key, cost| vec![Ask { kind: 0, key, cost, shadow: false }];
+    let charge = |key, cost| Step::Charge(ask(key, cost), None);
+    let reserve = |key, cost| Step::Charge(ask(key, cost), Some(Micros::from_secs(3)));
     let actual = |cost| Step::Settle(0, Settlement::Actual(cost));
     let of =
         |name: &str| limits(CAPACITY, SPAN).iter().position(|limit| limit.name == name).expect("a limit");
@@ -273,10 +283,9 @@ fn live(life: &Life) -> TestCaseResult {
     let stored = limits(CAPACITY, SPAN);
     let limits = stored.iter().map(|limit| store.open(limit)).collect();
     let mut world = World { clock, store, limits, witnesses: HashMap::new(), holds: Vec::new(), over: 0 };
-    for kind in 0..stored.len() {
+    for (kind, StoredLimit { limit, .. }) in stored.iter().enumerate() {
         for key in 0..KEYS {
-            let limit = stored[kind].limit;
-            let witness = Witness { limit, state: limit.fresh(), admitted: Vec::new() };
+            let witness = Witness { limit: *limit, state: limit.fresh(), admitted: Vec::new() };
             world.witnesses.insert((kind, key), witness);
         }
     }
@@ -298,11 +307,10 @@ impl World {
         let now = self.clock.now();
         let kind_of = |kind: usize| kinds[kind % kinds.len()];
         match step {
-            Step::Charge(items, ttl) => {
-                let items: Vec<_> = (items.iter())
-                    .map(|(kind, key, cost, shadow)| (kind_of(*kind), *key, *cost, *shadow))
-                    .collect();
-                self.charge(&items, *ttl, now)?;
+            Step::Charge(asked, ttl) => {
+                let asked: Vec<Ask> =
+                    asked.iter().map(|ask| Ask { kind: kind_of(ask.kind), ..*ask }).collect();
+                self.charge(&asked, *ttl, now)?;
             }
             Step::Settle(back, settlement) => self.settle(*back, settlement, now),
             Step::Forget(kind, key) => {
@@ -312,51 +320,28 @@ impl World {
                 witness.state = witness.limit.fresh();
                 witness.admitted.clear();
             }
-            Step::Sweep => drop(self.store.sweep()),
+            Step::Sweep => {
+                self.store.sweep();
+            }
         }
         Ok(())
     }
 
-    fn charge(
-        &mut self,
-        asked: &[(usize, usize, u64, bool)],
-        ttl: Option<Micros>,
-        now: Micros,
-    ) -> TestCaseResult {
+    fn charge(&mut self, asked: &[Ask], ttl: Option<Micros>, now: Micros) -> TestCaseResult {
         let hold = ttl.map(|ttl| Hold { id: HoldId::random(), ttl });
-        let texts: Vec<String> = asked.iter().map(|(_, key, ..)| key.to_string()).collect();
-        let items: Vec<MemoryItem<'_>> = (asked.iter().zip(&texts))
-            .map(|(&(kind, _, cost, shadow), key)| MemoryItem {
-                limit: &self.limits[kind],
-                key,
-                cost: Cost::new(cost).expect("a cost"),
-                shadow,
-            })
-            .collect();
-        let (allowed, outcomes) = match (&items[..], hold) {
-            ([one], None) => {
-                let outcome = one.limit.charge(one.key, one.cost);
-                (outcome.allowed || one.shadow, vec![outcome])
-            }
-            _ => match self.store.charge_all(&items, hold) {
-                Ok(charged) => (charged.allowed, charged.outcomes.to_vec()),
-                // No room for another reservation: nothing was charged.
-                Err(_) => return Ok(()),
-            },
-        };
-        let fits = asked.iter().zip(&outcomes).all(|((.., shadow), outcome)| *shadow || outcome.allowed);
+        let Some((allowed, outcomes)) = self.ask(asked, hold) else { return Ok(()) };
+        let fits = asked.iter().zip(&outcomes).all(|(ask, outcome)| ask.shadow || outcome.allowed);
         prop_assert_eq!(allowed, fits, "{:?} {:?}", asked, outcomes);
         if !allowed {
             return Ok(());
         }
         let mut parts: Vec<HeldPart> = Vec::new();
-        for (&(kind, key, cost, _), outcome) in asked.iter().zip(&outcomes) {
-            if !outcome.allowed {
-                continue;
-            }
-            match parts.iter_mut().find(|part| (part.kind, part.key) == (kind, key)) {
-                Some(part) => part.cost += cost,
-                None => parts.push(HeldPart { kind, key, cost, charged_at: now }),
+        for (ask, _) in asked.iter().zip(&outcomes).filter(|(_, outcome)| outcome.allowed) {
+            match parts.iter_mut().find(|part| (part.kind, part.key) == (ask.kind, ask.key)) {
+                Some(part) => part.cost += ask.cost,
+                None => {
+                    parts.push(HeldPart { kind: ask.kind, key: ask.key, cost: ask.cost, charged_at: now });
+                }
             }
         }
         for part in &mut parts {
@@ -365,6 +350,25 @@ impl World {
         }
         self.holds.extend(hold.map(|hold| (hold.id, parts)));
         Ok(())
+    }
+
+    /// What the store says; nothing if it has no room for the reservation, and then nothing was charged.
+    fn ask(&self, asked: &[Ask], hold: Option<Hold>) -> Option<(bool, Vec<Outcome>)> {
+        let keys: Vec<String> = asked.iter().map(|ask| ask.key.to_string()).collect();
+        let items: Vec<MemoryItem<'_>> = (asked.iter().zip(&keys))
+            .map(|(ask, key)| MemoryItem {
+                limit: &self.limits[ask.kind],
+                key,
+                cost: Cost::new(ask.cost).expect("a cost"),
+                shadow: ask.shadow,
+            })
+            .collect();
+        if let ([one], None) = (&items[..], hold) {
+            let outcome = one.limit.charge(one.key, one.cost);
+            return Some((outcome.allowed || one.shadow, vec![outcome]));
+        }
+        let charged = self.store.charge_all(&items, hold).ok()?;
+        Some((charged.allowed, charged.outcomes.to_vec()))
     }
 
     fn settle(&mut self, back: usize, settlement: &Settlement, now: Micros) {

@@ -167,7 +167,7 @@ fn charges_over_the_cap_never_wait_in_a_ring() {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         cross();
-        [0, 1, 2, 3, 8].map(churn);
+        [0, 1, 2, 3, 8].into_iter().for_each(churn);
         done.send(()).expect("somebody waits");
     });
     let waited = is_done.recv_timeout(Duration::from_secs(120));

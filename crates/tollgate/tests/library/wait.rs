@@ -313,10 +313,8 @@ fn a_permit_that_was_waited_for_is_passed_on_when_it_is_dropped() {
     let workers = limiter(&hands, tollgate::Limit::concurrency(1, secs(3_600)).unwrap());
     let first = ready(workers.acquire_within("pool", HOUR)).unwrap();
     let mut crowd = Crowd::new();
-    let (second, third) = (
-        crowd.join(workers.acquire_within("pool", HOUR)),
-        crowd.join(workers.acquire_within("pool", HOUR)),
-    );
+    let (second, third) =
+        (crowd.join(workers.acquire_within("pool", HOUR)), crowd.join(workers.acquire_within("pool", HOUR)));
     drop(first);
     let mut done = crowd.run();
     assert_eq!(done.len(), 1, "one at a time");
