@@ -316,6 +316,17 @@ impl MemoryLimit {
     }
 }
 
+/// How often the short path of a charge over several limits is tried before locks are waited for.
+const TRIES: usize = 16;
+
+/// Why the short path came to nothing.
+enum Missed {
+    /// A key was not seen, or two share a chain: trying again does not help.
+    Unseen,
+    /// Others charged one of the keys meanwhile.
+    Disturbed,
+}
+
 /// One key of a charge over several limits; repeated pairs of limit and key have been added up.
 struct Part<'a> {
     limit: &'a MemoryLimit,
@@ -441,7 +452,7 @@ impl Inner {
     }
 
     /// The short path of a charge over several limits: decides on what can be seen without locks, and takes the locks, without
-    /// waiting for any, only to write. `None` if a key was not seen, two are too close, or something changed meanwhile.
+    /// waiting for any, only to write. `None` if a key was not seen, two are too close, or others were in the way each time.
     #[inline]
     fn charge_seen(
         &self,
@@ -449,31 +460,48 @@ impl Inner {
         now: Micros,
         say: &mut impl FnMut(Outcome),
     ) -> Option<bool> {
+        for _ in 0..TRIES {
+            match self.try_charge_seen(items, now, say) {
+                Ok(allowed) => return Some(allowed),
+                Err(Missed::Unseen) => return None,
+                Err(Missed::Disturbed) => std::hint::spin_loop(),
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn try_charge_seen(
+        &self,
+        items: &[MemoryItem<'_>],
+        now: Micros,
+        say: &mut impl FnMut(Outcome),
+    ) -> Result<bool, Missed> {
         let mut seen: SmallVec<[Seen<'_>; 4]> = SmallVec::new();
         let mut allowed = true;
         for (index, item) in items.iter().enumerate() {
             let key = self.seeds.fingerprint(item.key);
             if !item.limit.ledger.see(key, item.cost, now, &mut seen) {
-                return None;
+                return Err(Missed::Unseen);
             }
             // Two keys of one chain would need one lock, and one key asked twice has its costs added up.
             let (before, this) = seen.split_at(index);
             if before.iter().any(|other| other.sight.is_of_same_chain(&this[0].sight)) {
-                return None;
+                return Err(Missed::Unseen);
             }
             allowed &= this[0].outcome.allowed || item.shadow;
         }
         if allowed {
             let mut guards: SmallVec<[Guard<'_>; 4]> = SmallVec::new();
             for one in &seen {
-                guards.push(one.sight.lock()?);
+                guards.push(one.sight.lock().ok_or(Missed::Disturbed)?);
             }
             seen.iter().filter(|one| one.outcome.allowed).for_each(Seen::commit);
         } else if !seen.iter().all(|one| one.sight.is_unchanged()) {
-            return None;
+            return Err(Missed::Disturbed);
         }
         seen.iter().for_each(|one| say(one.outcome));
-        Some(allowed)
+        Ok(allowed)
     }
 
     /// Charges all parts or none. What is charged is handed to `keep`, part by part, if it is to be held.

@@ -34,10 +34,28 @@ pub struct Decision<'a> {
 
 impl<'a> Decision<'a> {
     /// From the answers of at least one limit.
-    #[inline(always)]
     pub(crate) fn new(limits: SmallVec<[LimitOutcome<'a>; 4]>) -> Decision<'a> {
-        let binding = binding(&limits);
-        Decision { limits, binding }
+        let mut decision = Decision { limits, binding: 0 };
+        decision.close();
+        decision
+    }
+
+    /// An empty one, to be filled where it stands: moving a full one costs more than filling it.
+    #[inline(always)]
+    pub(crate) fn open() -> Decision<'a> {
+        Decision { limits: SmallVec::new(), binding: 0 }
+    }
+
+    /// Adds the answer of a limit.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, limit: LimitOutcome<'a>) {
+        self.limits.push(limit);
+    }
+
+    /// Finds the limit that binds, once all answers are there.
+    #[inline(always)]
+    pub(crate) fn close(&mut self) {
+        self.binding = binding(&self.limits);
     }
 
     /// Whether the charge was admitted.

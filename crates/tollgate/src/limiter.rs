@@ -255,14 +255,16 @@ impl Charge<'_, '_> {
 #[inline]
 pub fn charge<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
     let (gate, store) = one_gate(charges)?;
-    let (mut items, mut limits) = (SmallVec::new(), SmallVec::new());
+    let mut items = SmallVec::new();
     if straight_items(charges, &mut items) {
+        let mut decision = Decision::open();
         let decided = store.charge_known(&items, |outcome| {
-            let name = charges[limits.len()].limiter.name();
-            limits.push(LimitOutcome { name, outcome, shadow: false });
+            let name = charges[decision.limits().len()].limiter.name();
+            decision.add(LimitOutcome { name, outcome, shadow: false });
         });
         if decided.is_some() {
-            return Ok(Decision::new(limits));
+            decision.close();
+            return Ok(decision);
         }
     }
     let started = gate.started();

@@ -155,6 +155,9 @@ pub(crate) struct Committed {
     pub(crate) in_shared: bool,
 }
 
+/// How often a look at a chain whose lock is held is tried again.
+const LOOKS: usize = 64;
+
 type Entries<const W: usize> = SmallVec<[(Fingerprint, [u64; W]); 16]>;
 
 pub(crate) struct Table<C, const W: usize, const S: usize> {
@@ -502,9 +505,14 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
             return false;
         }
         let first = self.homes.get(self.home_of(key));
-        let (Some(version), Some((node, _, slot))) = (first.version(), self.find(first, key)) else {
-            return false;
-        };
+        // A lock is held for some tens of nanoseconds; to be turned away by one would cost more.
+        let free = (0..LOOKS).find_map(|_| {
+            first.version().or_else(|| {
+                std::hint::spin_loop();
+                None
+            })
+        });
+        let (Some(version), Some((node, _, slot))) = (free, self.find(first, key)) else { return false };
         let mut words = node.words(slot);
         let (_, decided) = self.cell.decide(&mut words, cost, now);
         let mut after = [0; 3];
