@@ -7,9 +7,11 @@
 
 mod budget;
 mod cell;
+mod charge;
 mod chunks;
 mod fingerprint;
 mod holds;
+mod ledger;
 mod node;
 mod sweep;
 mod sync;
@@ -27,9 +29,10 @@ use tollgate_kernel::{Algorithm, Bucket, Cost, Limit, Micros, Outcome};
 use self::budget::Budget;
 use self::cell::{InThreeWords, KeptCell, OneWord, PlainCell, ThreeWords};
 use self::fingerprint::Seeds;
-use self::holds::{HeldPart, Holds};
-use self::node::{Fingerprint, Guard};
-use self::table::{Ledger, Prepared, Seen, Table};
+use self::holds::Holds;
+use self::ledger::Ledger;
+use self::node::Fingerprint;
+use self::table::Table;
 use crate::clock::Clock;
 use crate::{
     Charged, Hold, HoldId, Item, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
@@ -316,47 +319,6 @@ impl MemoryLimit {
     }
 }
 
-/// How often the short path of a charge over several limits is tried before locks are waited for.
-const TRIES: usize = 16;
-
-/// Why the short path came to nothing.
-enum Missed {
-    /// A key was not seen, or two share a chain: trying again does not help.
-    Unseen,
-    /// Others charged one of the keys meanwhile.
-    Disturbed,
-}
-
-/// One key of a charge over several limits; repeated pairs of limit and key have been added up.
-struct Part<'a> {
-    limit: &'a MemoryLimit,
-    key: Fingerprint,
-    cost: Cost,
-    shadow: bool,
-    home: usize,
-}
-
-impl<'a> Part<'a> {
-    fn ledger(&self) -> &'a dyn Ledger {
-        &*self.limit.ledger
-    }
-
-    /// The order in which locks are taken: by table, then by home.
-    fn order(&self) -> (usize, usize) {
-        (Arc::as_ptr(&self.limit.ledger).cast::<()>() as usize, self.home)
-    }
-
-    fn is_same_table(&self, other: &Part<'_>) -> bool {
-        self.order().0 == other.order().0
-    }
-
-    fn is_same(&self, other: &Part<'_>) -> bool {
-        self.key == other.key && self.is_same_table(other)
-    }
-}
-
-type Parts<'a> = SmallVec<[Part<'a>; 4]>;
-
 impl Inner {
     /// A table of the shape that a limit's strategy needs.
     fn table_for(&self, limit: Limit) -> Arc<dyn Ledger> {
@@ -390,182 +352,6 @@ impl Inner {
 
     fn table<C: cell::Cell<W>, const W: usize, const S: usize>(&self, cell: C) -> Table<C, W, S> {
         Table::new(cell, self.budget.clone())
-    }
-
-    /// The parts of a charge: one for each pair of limit and key, repeated pairs added up.
-    #[inline]
-    fn parts<'a>(&self, items: &[MemoryItem<'a>], parts: &mut Parts<'a>) {
-        for item in items {
-            let part = self.part(item);
-            match parts.iter_mut().find(|other| other.is_same(&part)) {
-                Some(other) => {
-                    let sum = other.cost.get().saturating_add(part.cost.get());
-                    other.cost = Cost::new(sum).unwrap_or(part.cost);
-                    // Who is to be held to a limit once is held to it.
-                    other.shadow &= part.shadow;
-                }
-                None => parts.push(part),
-            }
-        }
-    }
-
-    #[inline]
-    fn part<'a>(&self, item: &MemoryItem<'a>) -> Part<'a> {
-        let key = self.seeds.fingerprint(item.key);
-        Part { limit: item.limit, key, cost: item.cost, shadow: item.shadow, home: 0 }
-    }
-
-    /// Answers for items, from answers for parts.
-    #[inline]
-    fn for_items(&self, items: &[MemoryItem<'_>], parts: &Parts<'_>, outcomes: Outcomes) -> Outcomes {
-        if items.len() == parts.len() {
-            return outcomes;
-        }
-        let of_item = |item| {
-            let part = self.part(item);
-            let index = parts.iter().position(|other| other.is_same(&part));
-            index.map_or(Outcome::BLOCKED, |index| outcomes[index])
-        };
-        items.iter().map(of_item).collect()
-    }
-
-    /// Locks the homes of all parts, in one order everywhere, so that two charges never wait for each other in a ring.
-    #[inline]
-    fn lock_homes<'a>(parts: &mut Parts<'a>, guards: &mut SmallVec<[Guard<'a>; 4]>) {
-        loop {
-            for part in parts.iter_mut() {
-                part.home = part.ledger().home(part.key);
-            }
-            // The next in order, again and again: charges have few parts, and parts with the same home are locked once.
-            let mut last = None;
-            while let Some(part) =
-                parts.iter().filter(|part| Some(part.order()) > last).min_by_key(|part| part.order())
-            {
-                last = Some(part.order());
-                guards.push(part.ledger().lock(part.home));
-            }
-            if parts.iter().all(|part| part.ledger().home(part.key) == part.home) {
-                return;
-            }
-            guards.clear();
-        }
-    }
-
-    /// The short path of a charge over several limits: decides on what can be seen without locks, and takes the locks, without
-    /// waiting for any, only to write. `None` if a key was not seen, two are too close, or others were in the way each time.
-    #[inline]
-    fn charge_seen(
-        &self,
-        items: &[MemoryItem<'_>],
-        now: Micros,
-        say: &mut impl FnMut(Outcome),
-    ) -> Option<bool> {
-        for _ in 0..TRIES {
-            match self.try_charge_seen(items, now, say) {
-                Ok(allowed) => return Some(allowed),
-                Err(Missed::Unseen) => return None,
-                Err(Missed::Disturbed) => std::hint::spin_loop(),
-            }
-        }
-        None
-    }
-
-    #[inline]
-    fn try_charge_seen(
-        &self,
-        items: &[MemoryItem<'_>],
-        now: Micros,
-        say: &mut impl FnMut(Outcome),
-    ) -> Result<bool, Missed> {
-        let mut seen: SmallVec<[Seen<'_>; 4]> = SmallVec::new();
-        let mut allowed = true;
-        for (index, item) in items.iter().enumerate() {
-            let key = self.seeds.fingerprint(item.key);
-            if !item.limit.ledger.see(key, item.cost, now, &mut seen) {
-                return Err(Missed::Unseen);
-            }
-            // Two keys of one chain would need one lock, and one key asked twice has its costs added up.
-            let (before, this) = seen.split_at(index);
-            if before.iter().any(|other| other.sight.is_of_same_chain(&this[0].sight)) {
-                return Err(Missed::Unseen);
-            }
-            allowed &= this[0].outcome.allowed || item.shadow;
-        }
-        if allowed {
-            let mut guards: SmallVec<[Guard<'_>; 4]> = SmallVec::new();
-            for one in &seen {
-                guards.push(one.sight.lock().ok_or(Missed::Disturbed)?);
-            }
-            seen.iter().filter(|one| one.outcome.allowed).for_each(Seen::commit);
-        } else if !seen.iter().all(|one| one.sight.is_unchanged()) {
-            return Err(Missed::Disturbed);
-        }
-        seen.iter().for_each(|one| say(one.outcome));
-        Ok(allowed)
-    }
-
-    /// Charges all parts or none. What is charged is handed to `keep`, part by part, if it is to be held.
-    fn charge_all(
-        &self,
-        items: &[MemoryItem<'_>],
-        now: Micros,
-        holder: u128,
-        mut keep: impl FnMut(HeldPart),
-    ) -> Charged {
-        let mut parts = Parts::new();
-        self.parts(items, &mut parts);
-        let mut guards = SmallVec::new();
-        Self::lock_homes(&mut parts, &mut guards);
-        let mut prepared: SmallVec<[Option<Prepared<'_>>; 4]> = parts.iter().map(|_| None).collect();
-        let mut outcomes = Outcomes::from_elem(Outcome::BLOCKED, parts.len());
-        let mut allowed = true;
-        // In the order of the locks: a part without room locks the state that newcomers share.
-        let mut order: SmallVec<[usize; 4]> = (0..parts.len()).collect();
-        order.sort_unstable_by_key(|&index| parts[index].order());
-        for index in order {
-            let part = &parts[index];
-            let ready = part.ledger().prepare(part.key, part.cost, now, Self::is_alone(&parts, index));
-            allowed &= ready.outcome.allowed || part.shadow;
-            outcomes[index] = ready.outcome;
-            prepared[index] = Some(ready);
-        }
-        for (part, ready) in parts.iter().zip(prepared.into_iter().flatten()) {
-            if !(allowed && ready.outcome.allowed) {
-                part.ledger().abandon(ready);
-                continue;
-            }
-            let committed = part.ledger().commit(ready, part.key, holder, part.cost, now);
-            if holder != 0 {
-                keep(HeldPart {
-                    name: part.limit.name.clone(),
-                    ledger: part.limit.ledger.clone(),
-                    lease: part.limit.lease,
-                    key: part.key,
-                    cost: part.cost.get(),
-                    charged_at: committed.charged_at,
-                    in_shared: committed.in_shared,
-                });
-            }
-        }
-        drop(guards);
-        if allowed {
-            parts.iter().for_each(|part| part.ledger().grow_if_needed());
-        }
-        Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) }
-    }
-
-    /// Whether no other part of the same charge is in the same table.
-    fn is_alone(parts: &Parts<'_>, index: usize) -> bool {
-        parts.iter().enumerate().all(|(other, part)| other == index || !part.is_same_table(&parts[index]))
-    }
-
-    fn peek_all(&self, items: &[MemoryItem<'_>], now: Micros) -> Charged {
-        let mut parts = Parts::new();
-        self.parts(items, &mut parts);
-        let outcomes: Outcomes =
-            parts.iter().map(|part| part.ledger().peek(part.key, part.cost, now)).collect();
-        let allowed = parts.iter().zip(&outcomes).all(|(part, outcome)| outcome.allowed || part.shadow);
-        Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) }
     }
 }
 

@@ -13,8 +13,8 @@ use tollgate_kernel::Micros;
 
 use super::budget::Budget;
 use super::cell::Amendment;
+use super::ledger::Ledger;
 use super::node::Fingerprint;
-use super::table::Ledger;
 use crate::{Charged, Hold, HoldId, Settled, Settlement, StoreError};
 
 const SHARDS: usize = 32;
