@@ -307,16 +307,6 @@ impl MemoryLimit {
     pub fn keys(&self) -> usize {
         self.ledger.len()
     }
-
-    /// The store that this limit is in.
-    pub fn store(&self) -> &MemoryStore {
-        &self.store
-    }
-
-    /// Whether `other` is in the same store: only then can both be charged together.
-    pub fn shares_store_with(&self, other: &MemoryLimit) -> bool {
-        Arc::ptr_eq(&self.store.inner, &other.store.inner)
-    }
 }
 
 impl Inner {

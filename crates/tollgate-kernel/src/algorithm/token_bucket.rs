@@ -301,17 +301,23 @@ mod tests {
     /// The short form, counted from a recent instant, answers as the long one does.
     #[test]
     fn the_short_state_answers_like_the_long_one() {
-        let start = Micros::from_secs(1_700_000_000);
         for rate in ["10/s", "7/s", "8191/s", "3/250ms", "1/h"] {
-            let bucket = TokenBucket::new(rate.parse().unwrap(), 9).unwrap();
-            let (mut long, mut short) = (BucketState::default(), 0);
-            for step in 0..500u64 {
-                let elapsed = Micros::new(step * step * 37 % 900_001 + step * 1_000);
-                let cost = Cost::new(step % 11 + 1).unwrap();
-                let expected = bucket.charge(&mut long, cost, start.saturating_add(elapsed));
-                let fit = bucket.charge_short(&mut short, cost, elapsed);
-                assert_eq!(bucket.outcome_of(fit, cost), expected, "{rate}, step {step}");
-            }
+            let rate: Rate = rate.parse().unwrap();
+            short_answers_like_long(&TokenBucket::new(rate, 9).unwrap());
+            short_answers_like_long(&crate::LeakyBucket::new(rate, 9).unwrap());
+        }
+    }
+
+    fn short_answers_like_long(bucket: &(impl Bucket + std::fmt::Debug)) {
+        assert!(bucket.units_per_us() > 0);
+        let start = Micros::from_secs(1_700_000_000);
+        let (mut long, mut short) = (BucketState::default(), 0);
+        for step in 0..500u64 {
+            let elapsed = Micros::new(step * step * 37 % 900_001 + step * 1_000);
+            let cost = Cost::new(step % 11 + 1).unwrap();
+            let expected = bucket.charge(&mut long, cost, start.saturating_add(elapsed));
+            let fit = bucket.charge_short(&mut short, cost, elapsed);
+            assert_eq!(bucket.outcome_of(fit, cost), expected, "{bucket:?}, step {step}");
         }
     }
 }
