@@ -6,8 +6,10 @@
 //! two of a hundred million keys share a counter with a probability of some 10^-22, and an outsider, who sees neither keys nor
 //! hashes, cannot look for such a pair. The keys are drawn when the store starts and never leave it.
 //!
-//! It is our own because it is most of a check: hashing short texts twice with a general hasher took more than twice as long
-//! (measured with foldhash and rapidhash). A text of more than one block carries each block's hash into the next.
+//! It is our own because two keys that share a fingerprint share a counter, and the fast hashers to be had as crates promise
+//! nothing about texts that somebody chose; this bound is proven, and costs no more (5.5 ns for a 24-byte text where foldhash
+//! and rapidhash, run twice for 128 bits, took 5.8 and 6.6). A text of more than one block carries each block's hash into the
+//! next.
 
 use std::hash::{BuildHasher, RandomState};
 
