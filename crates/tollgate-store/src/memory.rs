@@ -279,7 +279,7 @@ impl MemoryLimit {
     }
 
     /// Charges each of many keys `cost`, in order, at one reading of the clock, and adds the answers to `outcomes`. Keys are
-    /// fetched from memory together, which is several times faster than one by one when there are many.
+    /// fetched from memory together, which is about twice as fast as one by one when there are millions.
     pub fn charge_many<K: AsRef<str>>(&self, keys: &[K], cost: Cost, outcomes: &mut Vec<Outcome>) {
         self.charge_known_many(keys, cost, outcomes, |index| self.charge(keys[index].as_ref(), cost));
     }
