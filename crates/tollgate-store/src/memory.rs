@@ -1,9 +1,8 @@
 //! The memory store: in this process, for millions of keys, in bounded memory.
 //!
 //! A limit has a table (table.rs) of the shape that its strategy needs; a key is known there by a fingerprint, 128 bits of a
-//! hash under seeds drawn at start, and its text is never kept. A charge on one limit goes straight to the table. A charge
-//! over several takes the locks of all its keys in one order, looks at all, and then charges all or none. Reservations are
-//! remembered in holds.rs. A thread wakes up now and then to forget keys that are as good as new.
+//! hash under seeds drawn at start, and its text is never kept. A charge on one limit goes straight to the table; charge.rs
+//! charges several limits, all or none. Reservations are remembered in holds.rs. A thread wakes up now and then to forget keys that are as good as new.
 
 mod budget;
 mod cell;

@@ -23,7 +23,7 @@ use super::sync::AtomicU64;
 
 /// Where a key's state is.
 #[derive(Clone, Copy)]
-pub(crate) struct Spot {
+struct Spot {
     home: usize,
     /// The spill node, if it is not in the home node itself.
     spill: Option<u32>,
