@@ -22,10 +22,10 @@ use crate::limit::Limit;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
-pub use concurrency::{Concurrency, Lease, LeaseState};
+pub use concurrency::{Concurrency, Held, Lease, LeaseState};
 pub use fixed_window::{Align, FixedWindow, WindowState};
 pub use leaky_bucket::LeakyBucket;
-pub use sliding_window::{LogEntry, LogState, SlidingWindow};
+pub use sliding_window::{LogEntry, LogState, Logged, SlidingWindow};
 pub use sliding_window_counter::{CounterState, SlidingWindowCounter};
 pub use token_bucket::{Bucket, BucketState, Fit, TokenBucket};
 

@@ -4,7 +4,7 @@
 //! gone at exactly its end; a live holder renews it. All leases of a limit last equally long, so new and renewed ones go to
 //! the back. A time earlier than the newest lease's beginning counts as that beginning.
 //!
-//! Bounds: limit < 2^53, lease ≤ ten years; what is held saturates below 2^54, debts included. No division. Known weakness: a
+//! Bounds: limit < 2^53, lease ≤ ten years; what is held saturates below 2^53, debts included. No division. Known weakness: a
 //! holder that outlives its lease without renewing it is no longer counted. Twins: none yet. Cases: concurrency.cases.
 
 use std::collections::VecDeque;
@@ -43,6 +43,17 @@ pub struct Lease {
     pub cost: u64,
     /// When it ends by itself.
     pub end: Micros,
+}
+
+/// What a look at the leases of one key finds before a charge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// What is held.
+    pub held: u64,
+    /// The time until the charge would fit, should it not fit now.
+    pub wait: Micros,
+    /// The time until the last lease ends.
+    pub last: Micros,
 }
 
 /// The holders of one key.
@@ -115,6 +126,23 @@ impl Concurrency {
         state.leases.back().map_or(now, |newest| newest.end.saturating_sub(self.lease).max(now))
     }
 
+    /// The whole answer to a charge, from what a look at the leases found.
+    pub(crate) fn outcome(&self, Held { held, wait, last }: Held, cost: Cost) -> Outcome {
+        let room = self.limit.saturating_sub(held);
+        let allowed = cost.get() <= room;
+        Outcome {
+            allowed,
+            capacity: self.limit,
+            remaining: if allowed { room - cost.get() } else { room },
+            retry_after: match allowed {
+                true => Some(Micros::ZERO),
+                false => (cost.get() <= self.limit).then_some(wait),
+            },
+            reset_after: if allowed { self.lease } else { last },
+            delay: Micros::ZERO,
+        }
+    }
+
     /// The leases that count at `now`, soonest to end first.
     fn live(state: &LeaseState, now: Micros) -> impl DoubleEndedIterator<Item = &Lease> {
         state.leases.iter().filter(move |lease| lease.end > now)
@@ -143,34 +171,14 @@ impl Algorithm for Concurrency {
         let now = self.not_before_newest(state, now);
         let live = || Concurrency::live(state, now);
         let held = live().map(|lease| lease.cost).sum::<u64>();
-        let room = self.limit.saturating_sub(held);
-        let allowed = cost.get() <= room;
-        let retry_after = if allowed {
-            Some(Micros::ZERO)
-        } else if cost.get() > self.limit {
-            None
-        } else {
-            let mut held = held;
-            live()
-                .find(|lease| {
-                    held -= lease.cost;
-                    held + cost.get() <= self.limit
-                })
-                .map(|lease| lease.end.saturating_sub(now))
-        };
-        let last = if allowed {
-            Some(now.saturating_add(self.lease))
-        } else {
-            live().next_back().map(|lease| lease.end)
-        };
-        Outcome {
-            allowed,
-            capacity: self.limit,
-            remaining: if allowed { room - cost.get() } else { room },
-            retry_after,
-            reset_after: last.map_or(Micros::ZERO, |end| end.saturating_sub(now)),
-            delay: Micros::ZERO,
-        }
+        let mut left = held;
+        let enough = live().find(|lease| {
+            left -= lease.cost;
+            left.saturating_add(cost.get()) <= self.limit
+        });
+        let wait = enough.map_or(Micros::ZERO, |lease| lease.end.saturating_sub(now));
+        let last = live().next_back().map_or(Micros::ZERO, |lease| lease.end.saturating_sub(now));
+        self.outcome(Held { held, wait, last }, cost)
     }
 
     /// A charge that names no holder: its lease can only run out.
@@ -197,7 +205,7 @@ impl Algorithm for Concurrency {
     /// Holds `amount` for one lease, whether it fits or not.
     fn debit(&self, state: &mut LeaseState, amount: u64, now: Micros) {
         let held = Concurrency::live(state, self.not_before_newest(state, now)).map(|lease| lease.cost).sum();
-        let most = (2 * MAX_COUNT).saturating_sub(held);
+        let most = MAX_COUNT.saturating_sub(held);
         if amount > 0 && most > 0 {
             self.hold(state, 0, amount.min(most), now);
         }
@@ -243,7 +251,7 @@ mod tests {
         let leases = Concurrency::new(1, Micros::from_secs(30)).unwrap();
         let mut state = LeaseState::default();
         for millis in 0..3_000 {
-            leases.debit(&mut state, MAX_COUNT, Micros::from_millis(millis));
+            leases.debit(&mut state, MAX_COUNT / 2 + 1, Micros::from_millis(millis));
         }
         let outcome = leases.peek(&state, Cost::ONE, Micros::from_secs(3));
         assert!(!outcome.allowed);

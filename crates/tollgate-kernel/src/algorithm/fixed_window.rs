@@ -4,7 +4,7 @@
 //! the last one ended and lasts `window`; with [`Align::Clock`] windows start at multiples of `window` since 1970. A window
 //! holds its first instant and not its end. A time before the open window counts as the window's start.
 //!
-//! Bounds: limit < 2^53, window ≤ ten years; a debt saturates below 2^54. No division. Known weakness: a burst at a window's edge,
+//! Bounds: limit < 2^53, window ≤ ten years; a count saturates below 2^53, debts included. No division. Known weakness: a burst at a window's edge,
 //! up to twice the limit within one window's length. Twins: none yet. Cases: fixed_window.cases.
 
 use super::Algorithm;
@@ -144,8 +144,7 @@ impl Algorithm for FixedWindow {
         // A debt of nothing opens no window.
         if amount > 0 {
             let open = self.current(state, now);
-            *state =
-                WindowState { end: open.end, count: open.count.saturating_add(amount).min(2 * MAX_COUNT) };
+            *state = WindowState { end: open.end, count: open.count.saturating_add(amount).min(MAX_COUNT) };
         }
     }
 
@@ -181,7 +180,7 @@ mod tests {
         assert_eq!(state, WindowState::default());
         for _ in 0..3 {
             window.debit(&mut state, u64::MAX, Micros::ZERO);
-            assert_eq!(state.count, 2 * MAX_COUNT);
+            assert_eq!(state.count, MAX_COUNT);
         }
     }
 

@@ -54,6 +54,17 @@ impl LeakyBucket {
         self.room.time_to_fill()
     }
 
+    /// The bucket of free room, whose arithmetic this one shares.
+    pub(crate) const fn room(&self) -> &TokenBucket {
+        &self.room
+    }
+
+    /// The answer to a charge where so much is ahead; see the token bucket.
+    pub(crate) fn outcome_at(&self, ahead: (Micros, u64), cost: Cost) -> Outcome {
+        let (outcome, drained) = self.room.outcome_at(ahead, cost);
+        self.with_delay(outcome, drained)
+    }
+
     fn with_delay(&self, mut outcome: Outcome, ahead: Micros) -> Outcome {
         if outcome.allowed {
             outcome.delay = ahead;

@@ -4,7 +4,7 @@
 //! one entry a microsecond and, debts aside, never more entries than its limit. An entry counts while `now - time < window`
 //! and is gone at exactly `time + window`. A time before the newest entry counts as the newest entry's.
 //!
-//! Bounds: limit < 2^53, window ≤ ten years; a debt saturates below 2^54. No division. Known weakness: memory, one entry a charge; where
+//! Bounds: limit < 2^53, window ≤ ten years; the total saturates below 2^53, debts included. No division. Known weakness: memory, one entry a charge; where
 //! an estimate is enough, sliding_window_counter keeps two numbers. Twins: none yet. Cases: sliding_window.cases.
 
 use std::collections::VecDeque;
@@ -41,6 +41,17 @@ pub struct LogEntry {
     pub at: Micros,
     /// How much.
     pub cost: u64,
+}
+
+/// What a look at the log of one key finds before a charge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Logged {
+    /// What counts now.
+    pub used: u64,
+    /// The time until the charge would fit, should it not fit now.
+    pub wait: Micros,
+    /// The time until the newest entry stops counting.
+    pub last: Micros,
 }
 
 /// The log of one key.
@@ -98,6 +109,23 @@ impl SlidingWindow {
         self.window
     }
 
+    /// The whole answer to a charge, from what a look at the log found.
+    pub(crate) fn outcome(&self, Logged { used, wait, last }: Logged, cost: Cost) -> Outcome {
+        let room = self.limit.saturating_sub(used);
+        let allowed = cost.get() <= room;
+        Outcome {
+            allowed,
+            capacity: self.limit,
+            remaining: if allowed { room - cost.get() } else { room },
+            retry_after: match allowed {
+                true => Some(Micros::ZERO),
+                false => (cost.get() <= self.limit).then_some(wait),
+            },
+            reset_after: if allowed { self.window } else { last },
+            delay: Micros::ZERO,
+        }
+    }
+
     /// When an entry stops counting.
     fn end(&self, entry: &LogEntry) -> Micros {
         entry.at.saturating_add(self.window)
@@ -134,23 +162,12 @@ impl Algorithm for SlidingWindow {
 
     fn peek(&self, state: &LogState, cost: Cost, now: Micros) -> Outcome {
         let now = state.not_before_newest(now);
-        let room = self.limit.saturating_sub(self.used(state, now));
-        let allowed = cost.get() <= room;
-        let newest = if allowed { Some(now) } else { state.entries.back().map(|entry| entry.at) };
-        Outcome {
-            allowed,
-            capacity: self.limit,
-            remaining: if allowed { room - cost.get() } else { room },
-            retry_after: if allowed {
-                Some(Micros::ZERO)
-            } else if cost.get() > self.limit {
-                None
-            } else {
-                Some(self.wait(state, cost, now))
-            },
-            reset_after: newest.map_or(Micros::ZERO, |at| at.saturating_add(self.window).saturating_sub(now)),
-            delay: Micros::ZERO,
-        }
+        let used = self.used(state, now);
+        // A charge that fits waits for nothing, and one that never can waits for nothing that helps.
+        let waits = cost.get() <= self.limit && cost.get() > self.limit.saturating_sub(used);
+        let wait = if waits { self.wait(state, cost, now) } else { Micros::ZERO };
+        let last = state.entries.back().map_or(Micros::ZERO, |newest| self.end(newest).saturating_sub(now));
+        self.outcome(Logged { used, wait, last }, cost)
     }
 
     fn charge(&self, state: &mut LogState, cost: Cost, now: Micros) -> Outcome {
@@ -181,7 +198,7 @@ impl Algorithm for SlidingWindow {
     fn debit(&self, state: &mut LogState, amount: u64, now: Micros) {
         let now = state.not_before_newest(now);
         self.prune(state, now);
-        let most = (2 * MAX_COUNT).saturating_sub(state.total);
+        let most = MAX_COUNT.saturating_sub(state.total);
         if amount > 0 && most > 0 {
             state.push(now, amount.min(most));
         }
@@ -228,7 +245,7 @@ mod tests {
         for at in 0..5 {
             window.debit(&mut log, u64::MAX, Micros::new(at));
         }
-        assert_eq!(log.entries().map(|entry| entry.cost).sum::<u64>(), 2 * MAX_COUNT);
+        assert_eq!(log.entries().map(|entry| entry.cost).sum::<u64>(), MAX_COUNT);
         assert_eq!(window.peek(&log, Cost::ONE, Micros::new(5)).retry_after, Some(Micros::new(999_995)));
     }
 }

@@ -5,7 +5,7 @@
 //! window by the part of it that a span ending now still covers: `prev * (W - e) + cur * W`, compared with `limit * W` so that
 //! nothing is divided. A time before the current window counts as its start.
 //!
-//! Bounds: `limit * window` ≤ 2^62; counters saturate at 2^54, so 128 bits hold every product. Rounding: what is left rounds
+//! Bounds: `limit * window` ≤ 2^62; counters saturate below 2^53, so 128 bits hold every product. Rounding: what is left rounds
 //! down, waits are the smallest sufficient whole µs. Known weakness: the previous window is taken as evenly spread, so a span
 //! may truly hold more than `limit`, though less than twice as much. Twins: none yet. Cases: sliding_window_counter.cases.
 
@@ -158,7 +158,7 @@ impl Algorithm for SlidingWindowCounter {
 
     fn debit(&self, state: &mut CounterState, amount: u64, now: Micros) {
         let (counters, _) = self.rolled(state, now);
-        *state = CounterState { cur: counters.cur.saturating_add(amount).min(2 * MAX_COUNT), ..counters };
+        *state = CounterState { cur: counters.cur.saturating_add(amount).min(MAX_COUNT), ..counters };
     }
 
     fn is_fresh(&self, state: &CounterState, now: Micros) -> bool {
@@ -194,7 +194,7 @@ mod tests {
         let mut state = CounterState::default();
         for _ in 0..3 {
             window.debit(&mut state, u64::MAX, Micros::ZERO);
-            assert_eq!(state.cur, 2 * MAX_COUNT);
+            assert_eq!(state.cur, MAX_COUNT);
         }
     }
 

@@ -4,13 +4,16 @@
 //! every p µs (in lowest terms). In these units a token weighs p and time passes at c per µs, so refill and cost are both
 //! whole and nothing drifts. A charge of n moves F to `max(F, now*c) + n*p` and fits iff that is at most `now*c + burst*p`.
 //!
-//! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, debt ≤ 2^62 (more saturates), so F fits 128 bits for any clock and the distance from
-//! now to F fits 64. Rounding: tokens left round down, waits round up. Known weaknesses: a full bucket may be emptied at once,
+//! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, an empty bucket is full within 2^51 µs and one in debt within 2^52 (more saturates),
+//! so F fits 128 bits for any clock and the distance from now to F fits 64. The twins keep F as whole µs and a rest below c,
+//! both below 2^53 until the year 2112. Rounding: tokens left round down, waits round up. Known weaknesses: a full bucket may be emptied at once,
 //! so an interval t admits up to burst + rate*t; and one number does not tell how much of an old charge time has refilled, so
 //! what is given back late may come back twice, and is bounded by the burst only. Twins: none yet. Cases: token_bucket.cases.
 
 use super::Algorithm;
-use crate::limit::{LimitError, MAX_COUNT, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count, checked_product};
+use crate::limit::{
+    LimitError, MAX_COUNT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count, checked_product,
+};
 use crate::outcome::{Cost, Outcome};
 use crate::rate::Rate;
 use crate::time::Micros;
@@ -69,6 +72,14 @@ impl TokenBucket {
             ));
         }
         let full = checked_product(field, burst, period_us)?;
+        if full.div_ceil(tokens) > MAX_FILL.get() {
+            let most = u128::from(MAX_FILL.get()) * u128::from(tokens) / u128::from(period_us);
+            return Err(LimitError::new(
+                field,
+                burst,
+                format!("at {rate} that takes longer than 71 years to refill; at most {most} fits here"),
+            ));
+        }
         Ok(TokenBucket { rate, burst, tokens, period_us, full, per_unit: u64::MAX / period_us })
     }
 
@@ -87,16 +98,48 @@ impl TokenBucket {
         Micros::new(self.full.div_ceil(self.tokens))
     }
 
+    /// The answer to a charge of a bucket that is full in so many µs and a rest in units of 1/c µs; and for a leaky bucket,
+    /// the time until all that was ahead has drained.
+    pub(crate) fn outcome_at(&self, missing: (Micros, u64), cost: Cost) -> (Outcome, Micros) {
+        let (us, rest) = missing;
+        let missing = us.get().saturating_mul(self.tokens).saturating_add(rest);
+        (self.outcome(self.fit(missing, cost), cost), self.wait(missing))
+    }
+
+    /// `units` as whole µs and a rest below c.
+    pub(crate) fn split(&self, units: u64) -> (u64, u64) {
+        (units / self.tokens, units % self.tokens)
+    }
+
+    /// What a charge takes, if it can ever fit.
+    #[inline]
+    pub(crate) fn price(&self, cost: Cost) -> Option<u64> {
+        // A cost up to the burst has a price of at most burst * p, so of at most 2^62.
+        (cost.get() <= self.burst).then(|| cost.get() * self.period_us)
+    }
+
+    /// c and p of the module's header, and the units of a full bucket.
+    pub(crate) const fn units(&self) -> (u64, u64, u64) {
+        (self.tokens, self.period_us, self.full)
+    }
+
+    /// The longest time to full that a debt may come to.
+    pub(crate) fn most_missing(&self) -> Micros {
+        let units = u128::from(self.full) + u128::from(MAX_PRODUCT);
+        let us = u64::try_from(units / u128::from(self.tokens)).unwrap_or(u64::MAX);
+        Micros::new(us.min(2 * MAX_FILL.get()))
+    }
+
     /// How far the bucket is from full: what was taken and has not come back, in units; above `full` when in debt.
     #[inline]
     fn missing(&self, state: &BucketState, now: Micros) -> u64 {
-        let missing = state.full_at.saturating_sub(self.units(now));
+        let missing = state.full_at.saturating_sub(self.instant(now));
         u64::try_from(missing).unwrap_or(u64::MAX)
     }
 
     /// An instant in units of 1/c µs.
     #[inline]
-    fn units(&self, now: Micros) -> u128 {
+    fn instant(&self, now: Micros) -> u128 {
         u128::from(now.get()) * u128::from(self.tokens)
     }
 
@@ -117,9 +160,7 @@ impl TokenBucket {
     /// Whether a charge fits where `missing` units are missing.
     #[inline]
     fn fit(&self, missing: u64, cost: Cost) -> Fit {
-        // A cost up to the burst has a price of at most burst * p, so of at most 2^62.
-        let price = if cost.get() <= self.burst { Some(cost.get() * self.period_us) } else { None };
-        match price {
+        match self.price(cost) {
             Some(price) if missing.saturating_add(price) <= self.full => {
                 Fit { allowed: true, missing, after: missing + price }
             }
@@ -216,7 +257,7 @@ impl Algorithm for TokenBucket {
     fn charge(&self, state: &mut BucketState, cost: Cost, now: Micros) -> Outcome {
         let fit = self.fit(self.missing(state, now), cost);
         if fit.allowed {
-            state.full_at = self.units(now) + u128::from(fit.after);
+            state.full_at = self.instant(now) + u128::from(fit.after);
         }
         self.outcome(fit, cost)
     }
@@ -228,19 +269,19 @@ impl Algorithm for TokenBucket {
     /// Tokens go back into the bucket up to full.
     fn give_back(&self, state: &mut BucketState, amount: u64, _charged_at: Micros, now: Micros) {
         let returned = u128::from(amount) * u128::from(self.period_us);
-        state.full_at = state.full_at.saturating_sub(returned).max(self.units(now)).min(state.full_at);
+        state.full_at = state.full_at.saturating_sub(returned).max(self.instant(now)).min(state.full_at);
     }
 
     fn debit(&self, state: &mut BucketState, amount: u64, now: Micros) {
         // A debt is bounded so that the state stays within its range whatever callers settle.
         let price = u128::from(amount.min(MAX_COUNT)) * u128::from(self.period_us);
         let missing = u128::from(self.missing(state, now)) + price;
-        let most = u128::from(self.full) + u128::from(MAX_PRODUCT);
-        state.full_at = state.full_at.max(self.units(now) + missing.min(most));
+        let most = u128::from(self.most_missing().get()) * u128::from(self.tokens);
+        state.full_at = state.full_at.max(self.instant(now) + missing.min(most));
     }
 
     fn is_fresh(&self, state: &BucketState, now: Micros) -> bool {
-        state.full_at <= self.units(now)
+        state.full_at <= self.instant(now)
     }
 }
 
@@ -271,15 +312,15 @@ mod tests {
         let mut state = BucketState::default();
         for _ in 0..3 {
             bucket.debit(&mut state, u64::MAX, Micros::ZERO);
-            // One token is the burst, and all but 2^62 us of the debt are let go.
-            assert_eq!(state.full_at, 1_000_000 + (1 << 62));
+            // All but 2^52 us of the debt are let go.
+            assert_eq!(state.full_at, 1 << 52);
         }
     }
 
     #[test]
     fn whole_tokens_are_the_quotient_rounded_down() {
         for rate in ["1/us", "1000000/s", "7/s", "10/s", "100/m", "999983/d", "7/w", "1/3660d"] {
-            for burst in [1, 2, 20, 10_000] {
+            for burst in [1, 2, 7, 20_000].into_iter().filter(|burst| *burst < 8 || rate != "1/3660d") {
                 let bucket = TokenBucket::new(rate.parse().unwrap(), burst).unwrap();
                 let (full, period) = (bucket.full, bucket.period_us);
                 let edges = (1..=burst.min(100)).flat_map(|tokens| [tokens * period, tokens * period - 1]);
@@ -288,8 +329,8 @@ mod tests {
                 }
             }
         }
-        let bucket = TokenBucket::new("1/us".parse().unwrap(), MAX_COUNT).unwrap();
-        assert_eq!(bucket.whole_tokens(MAX_COUNT), MAX_COUNT);
+        let bucket = TokenBucket::new("1/us".parse().unwrap(), MAX_FILL.get()).unwrap();
+        assert_eq!(bucket.whole_tokens(MAX_FILL.get()), MAX_FILL.get());
         let per_unit = u64::MAX / MAX_PRODUCT;
         let widest = TokenBucket { period_us: MAX_PRODUCT, full: MAX_PRODUCT, per_unit, ..bucket };
         assert_eq!(

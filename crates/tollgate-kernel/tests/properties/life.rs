@@ -10,7 +10,7 @@ use std::ops::Range;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tollgate_kernel::{
-    Align, Cost, Limit, MAX_COUNT, MAX_PRODUCT, MAX_RATE_NUMERATOR, MAX_SPAN, Micros, Rate,
+    Align, Cost, Limit, MAX_COUNT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, MAX_SPAN, Micros, Rate,
 };
 
 /// What to draw limits of: the strategies, with the two alignments of a fixed window apart.
@@ -43,7 +43,7 @@ impl Kind {
 
     /// Up to `capacity`, renewed every `span` (in a bucket: `count` every `span`), or what comes closest within the bounds.
     fn limit(self, capacity: u64, count: u64, span: u64) -> Limit {
-        let most = capacity.min(MAX_PRODUCT / span).max(1);
+        let most = capacity.min(MAX_PRODUCT / span).min(MAX_FILL.get() / span).max(1);
         let tries = [(capacity, count), (most, count), (most, 1)];
         tries
             .into_iter()

@@ -1,0 +1,137 @@
+//! What the twins of the kernel, in Lua and SQL, are told and what they tell.
+//!
+//! A store that is elsewhere keeps the state there and decides there, so each strategy has a twin in the store's language,
+//! beside its Rust: `algorithm/name.lua`, `algorithm/name.sql`. A twin is told the limit as a row of whole numbers
+//! ([`Parameters`]) and tells what it found before the charge ([`Reading`]); the whole answer is worked out from that here, by
+//! the very code that answers for the memory store. So what a twin has to get right is small: whether it fits, and the next
+//! state.
+
+use crate::algorithm::{Algorithm, Align, TokenBucket};
+use crate::algorithm::{CounterState, Held, Logged, WindowState};
+use crate::limit::Limit;
+use crate::outcome::{Cost, Outcome};
+use crate::time::Micros;
+
+/// A limit as the twins are told it: whole numbers below 2^53, in the order of the strategy's files.
+///
+/// | strategy | numbers |
+/// |---|---|
+/// | `token_bucket`, `leaky_bucket` | c, p, span_us, span_rest, most_us |
+/// | `fixed_window` | limit, window_us, align (0 at the first charge, 1 by the clock) |
+/// | `sliding_window`, `sliding_window_counter` | limit, window_us |
+/// | `concurrency` | limit, lease_us |
+///
+/// For a bucket of c tokens every p µs, a span is the time to fill it as whole µs and a rest in units of 1/c µs; `most_us` is
+/// the longest time to full that a debt may come to.
+pub type Parameters = Vec<u64>;
+
+/// What a twin found of a key before a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// The time until the bucket is full (or empty, if it leaks): whole µs, and a rest in units of 1/c µs.
+    Bucket {
+        /// Whole µs.
+        us: Micros,
+        /// The rest.
+        rest: u64,
+    },
+    /// The open window; an end that has passed means that none is open.
+    Window(WindowState),
+    /// A look at the log.
+    Log(Logged),
+    /// The two counters.
+    Counter(CounterState),
+    /// A look at the leases.
+    Leases(Held),
+}
+
+impl Limit {
+    /// The limit as the twins are told it.
+    pub fn parameters(&self) -> Parameters {
+        let bucket = |bucket: &TokenBucket| {
+            let (tokens, period_us, full) = bucket.units();
+            let (span_us, span_rest) = bucket.split(full);
+            vec![tokens, period_us, span_us, span_rest, bucket.most_missing().get()]
+        };
+        match self {
+            Limit::TokenBucket(tokens) => bucket(tokens),
+            Limit::LeakyBucket(leaky) => bucket(leaky.room()),
+            Limit::FixedWindow(window) => {
+                vec![window.limit(), window.window().get(), u64::from(window.align() == Align::Clock)]
+            }
+            Limit::SlidingWindow(window) => vec![window.limit(), window.window().get()],
+            Limit::SlidingWindowCounter(window) => vec![window.limit(), window.window().get()],
+            Limit::Concurrency(leases) => vec![leases.limit(), leases.lease().get()],
+        }
+    }
+
+    /// What a charge takes, as the twins are told it: whole µs and a rest for a bucket, else units and nothing. `None` if the
+    /// charge can never fit.
+    pub fn price(&self, cost: Cost) -> Option<(u64, u64)> {
+        let of_bucket = |bucket: &TokenBucket| bucket.price(cost).map(|units| bucket.split(units));
+        match self {
+            Limit::TokenBucket(bucket) => of_bucket(bucket),
+            Limit::LeakyBucket(bucket) => of_bucket(bucket.room()),
+            _ => (cost.get() <= self.capacity()).then_some((cost.get(), 0)),
+        }
+    }
+
+    /// The answer to a charge at `now`, from what a twin found before it.
+    ///
+    /// # Panics
+    /// If the reading is of another strategy: a broken invariant of the store, and never an input.
+    pub fn answer(&self, reading: &Reading, cost: Cost, now: Micros) -> Outcome {
+        match (self, *reading) {
+            (Limit::TokenBucket(bucket), Reading::Bucket { us, rest }) => {
+                bucket.outcome_at((us, rest), cost).0
+            }
+            (Limit::LeakyBucket(bucket), Reading::Bucket { us, rest }) => bucket.outcome_at((us, rest), cost),
+            (Limit::FixedWindow(window), Reading::Window(state)) => window.peek(&state, cost, now),
+            (Limit::SlidingWindow(window), Reading::Log(logged)) => window.outcome(logged, cost),
+            (Limit::SlidingWindowCounter(window), Reading::Counter(state)) => window.peek(&state, cost, now),
+            (Limit::Concurrency(leases), Reading::Leases(held)) => leases.outcome(held, cost),
+            (limit, reading) => panic!("a reading of another strategy reached {limit:?}: {reading:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twins_are_told_whole_numbers_below_2_to_the_53() {
+        let second = Micros::from_secs(1);
+        for (limit, parameters) in [
+            (Limit::token_bucket("10/s".parse().unwrap(), 20), vec![1, 100_000, 2_000_000, 0, 1 << 52]),
+            (Limit::leaky_bucket("7/s".parse().unwrap(), 3), vec![7, 1_000_000, 428_571, 3, 1 << 52]),
+            (Limit::fixed_window(5, second), vec![5, 1_000_000, 0]),
+            (Limit::clock_window(5, second), vec![5, 1_000_000, 1]),
+            (Limit::sliding_window(5, second), vec![5, 1_000_000]),
+            (Limit::sliding_window_counter(5, second), vec![5, 1_000_000]),
+            (Limit::concurrency(5, second), vec![5, 1_000_000]),
+        ] {
+            assert_eq!(limit.unwrap().parameters(), parameters);
+        }
+        let fast = Limit::token_bucket("4294967291/s".parse().unwrap(), 1 << 40).unwrap().parameters();
+        assert!(fast.iter().all(|number| *number < 1 << 53), "{fast:?}");
+    }
+
+    #[test]
+    fn a_price_is_told_in_the_units_of_the_state() {
+        let cost = |units| Cost::new(units).unwrap();
+        let odd = Limit::token_bucket("7/s".parse().unwrap(), 14).unwrap();
+        assert_eq!(odd.price(cost(1)), Some((142_857, 1)));
+        assert_eq!(odd.price(cost(14)), Some((2_000_000, 0)));
+        assert_eq!(odd.price(cost(15)), None);
+        let window = Limit::sliding_window(5, Micros::from_secs(1)).unwrap();
+        assert_eq!((window.price(cost(5)), window.price(Cost::MAX)), (Some((5, 0)), None));
+    }
+
+    #[test]
+    #[should_panic(expected = "a reading of another strategy")]
+    fn a_reading_belongs_to_its_strategy() {
+        let window = Limit::fixed_window(5, Micros::from_secs(60)).unwrap();
+        window.answer(&Reading::Log(Logged::default()), Cost::ONE, Micros::ZERO);
+    }
+}
