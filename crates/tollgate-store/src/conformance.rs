@@ -68,7 +68,7 @@ fn clock() -> ManualClock {
 
 fn limit(name: &str, limit: Result<crate::Limit, tollgate_kernel::LimitError>) -> crate::StoredLimit {
     match limit {
-        Ok(limit) => crate::StoredLimit { name: name.to_owned(), limit },
+        Ok(limit) => crate::StoredLimit::new(name, limit),
         Err(error) => panic!("the suite's own limit `{name}`: {error}"),
     }
 }

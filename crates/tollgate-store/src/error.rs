@@ -7,6 +7,7 @@ use std::fmt;
 #[derive(Debug)]
 pub struct StoreError {
     kind: Kind,
+    is_ambiguous: bool,
     message: String,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -14,19 +15,83 @@ pub struct StoreError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Invalid,
+    Failed(Failure),
+}
+
+/// In which way a store failed. Never an input: what failed is the store, the way to it, or how it is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Failure {
+    /// There was no answer in time.
+    Timeout,
+    /// There is no connection, or it broke.
+    Connection,
+    /// The store is there and not ready to write: it starts, follows another, or has lost its others.
+    NotReady,
+    /// The store, or the way to it, has more to do than it can: no connection is free, it is busy with a script.
+    Overloaded,
+    /// There is no room to remember more.
     Full,
-    Unavailable,
+    /// The store does not let us: password, rights, certificate, version or schema.
+    Refused,
+    /// What is kept under one of our names is not ours, or of another version.
+    State,
+    /// The call reached the store after its deadline and was turned away there.
+    Late,
+    /// The answer makes no sense.
+    Reply,
+}
+
+impl Failure {
+    /// All of them.
+    pub const ALL: [Failure; 9] = [
+        Failure::Timeout,
+        Failure::Connection,
+        Failure::NotReady,
+        Failure::Overloaded,
+        Failure::Full,
+        Failure::Refused,
+        Failure::State,
+        Failure::Late,
+        Failure::Reply,
+    ];
+
+    /// The name used in metrics and documentation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Failure::Timeout => "timeout",
+            Failure::Connection => "connection",
+            Failure::NotReady => "not_ready",
+            Failure::Overloaded => "overloaded",
+            Failure::Full => "full",
+            Failure::Refused => "refused",
+            Failure::State => "state",
+            Failure::Late => "late",
+            Failure::Reply => "reply",
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 impl StoreError {
     /// The call itself was wrong; sending it again does not help.
     pub fn invalid(message: impl Into<String>) -> StoreError {
-        StoreError { kind: Kind::Invalid, message: message.into(), source: None }
+        StoreError { kind: Kind::Invalid, is_ambiguous: false, message: message.into(), source: None }
     }
 
     /// There is no room to remember it; nothing was charged.
     pub fn full(message: impl Into<String>) -> StoreError {
-        StoreError { kind: Kind::Full, message: message.into(), source: None }
+        StoreError::failed(Failure::Full, message)
+    }
+
+    /// The store failed, and nothing was charged.
+    pub fn failed(failure: Failure, message: impl Into<String>) -> StoreError {
+        let (kind, message) = (Kind::Failed(failure), message.into());
+        StoreError { kind, is_ambiguous: false, message, source: None }
     }
 
     /// The store could not be asked, or did not answer.
@@ -34,7 +99,19 @@ impl StoreError {
         message: impl Into<String>,
         source: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> StoreError {
-        StoreError { kind: Kind::Unavailable, message: message.into(), source: Some(source.into()) }
+        StoreError::failed(Failure::Connection, message).caused_by(source)
+    }
+
+    /// The same error with what caused it.
+    #[must_use]
+    pub fn caused_by(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+        StoreError { source: Some(source.into()), ..self }
+    }
+
+    /// The same error of a call that may have taken effect: it was sent, and its answer never came.
+    #[must_use]
+    pub fn ambiguous(self) -> StoreError {
+        StoreError { is_ambiguous: true, ..self }
     }
 
     /// Whether the call itself was wrong.
@@ -45,6 +122,20 @@ impl StoreError {
     /// Whether the same call may succeed later.
     pub fn is_transient(&self) -> bool {
         self.kind != Kind::Invalid
+    }
+
+    /// Whether the call may have taken effect. Such a call is counted as charged by nobody and must not be sent again, unless
+    /// it carries a name of its own (a [`Hold`](crate::Hold)).
+    pub fn is_ambiguous(&self) -> bool {
+        self.is_ambiguous
+    }
+
+    /// In which way the store failed; `None` if it was the call that was wrong.
+    pub fn failure(&self) -> Option<Failure> {
+        match self.kind {
+            Kind::Invalid => None,
+            Kind::Failed(failure) => Some(failure),
+        }
     }
 }
 
@@ -67,11 +158,20 @@ mod tests {
     #[test]
     fn errors_answer_questions_and_keep_their_cause() {
         let error = StoreError::unavailable("could not ask", "refused");
-        assert!(error.is_transient() && !error.is_invalid());
+        assert!(error.is_transient() && !error.is_invalid() && !error.is_ambiguous());
+        assert_eq!(error.failure(), Some(Failure::Connection));
         assert_eq!(error.to_string(), "could not ask");
         assert_eq!(error.source().unwrap().to_string(), "refused");
-        assert!(StoreError::full("full").is_transient());
-        assert!(StoreError::full("full").source().is_none());
-        assert!(!StoreError::invalid("wrong").is_transient());
+        let full = StoreError::full("full");
+        assert!(full.is_transient() && full.source().is_none());
+        assert!(StoreError::failed(Failure::Timeout, "late").ambiguous().is_ambiguous());
+        let invalid = StoreError::invalid("wrong");
+        assert!(!invalid.is_transient() && invalid.failure().is_none());
+    }
+
+    #[test]
+    fn every_failure_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<_> = Failure::ALL.iter().map(Failure::to_string).collect();
+        assert_eq!(names.len(), Failure::ALL.len());
     }
 }

@@ -12,6 +12,8 @@ mod clock;
 pub mod conformance;
 mod error;
 mod memory;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod shared;
 
 use std::fmt;
 use std::future::Future;
@@ -21,7 +23,7 @@ use std::str::FromStr;
 use smallvec::SmallVec;
 
 pub use clock::{Alarm, Clock, ManualClock};
-pub use error::StoreError;
+pub use error::{Failure, StoreError};
 pub use memory::{MemoryItem, MemoryLimit, MemoryOptions, MemoryStore, WhenFull};
 pub use tollgate_kernel::{Cost, Limit, Micros, Outcome};
 
@@ -38,6 +40,26 @@ pub struct StoredLimit {
     pub name: String,
     /// How much is allowed.
     pub limit: Limit,
+    /// Which keys are kept together where a store is spread over several servers.
+    pub subject: Subject,
+}
+
+impl StoredLimit {
+    /// A limit whose keys may each be kept anywhere.
+    pub fn new(name: impl Into<String>, limit: Limit) -> StoredLimit {
+        StoredLimit { name: name.into(), limit, subject: Subject::default() }
+    }
+}
+
+/// What decides where a key is kept, where a store is spread over several servers (Redis Cluster): keys with the same subject
+/// are kept together, whatever their limits, so one charge over them is one step. Elsewhere it changes nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Subject {
+    /// The whole key: the limits of one key are together.
+    #[default]
+    Key,
+    /// The key's namespace: all keys of one namespace are together, such as those of a tenant.
+    Namespace,
 }
 
 /// One limit of a charge.

@@ -72,7 +72,7 @@ impl Default for MemoryOptions {
 ///
 /// let store = MemoryStore::new(MemoryOptions::default());
 /// let limit = Limit::token_bucket("10/s".parse().unwrap(), 1).unwrap();
-/// let api = store.open(&StoredLimit { name: "api".into(), limit });
+/// let api = store.open(&StoredLimit::new("api", limit));
 /// assert!(api.charge("user:42", Cost::ONE).allowed);
 /// assert!(!api.charge("user:42", Cost::ONE).allowed);
 /// ```

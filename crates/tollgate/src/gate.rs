@@ -80,7 +80,7 @@ impl Entry {
             Allowance::Unlimited => Place::Unlimited,
             Allowance::Blocked => Place::Blocked,
             Allowance::Limited(limit) => {
-                let stored = StoredLimit { name: rule.name().to_owned(), limit: *limit };
+                let stored = StoredLimit::new(rule.name(), *limit);
                 let memory = match backend {
                     Backend::Memory(store) => Some(store.open(&stored)),
                     Backend::Remote(_) => None,

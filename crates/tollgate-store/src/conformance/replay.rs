@@ -45,7 +45,7 @@ const KEY: &str = "case:key";
 
 impl<'a> Player<'a> {
     fn new(subject: &'a Subject, case: &Case) -> Self {
-        let limit = StoredLimit { name: "case".to_owned(), limit: case.limit };
+        let limit = StoredLimit::new("case", case.limit);
         Player { subject, limit, holds: HashMap::new() }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_kernel::Micros;
+use tollgate_kernel::{MAX_COUNT, Micros};
 
 use super::budget::Budget;
 use super::cell::Amendment;
@@ -181,7 +181,8 @@ impl Held {
                 continue;
             }
             found = true;
-            let actual = actual_of(&part.name).unwrap_or(part.cost);
+            // No limit holds more than the largest count, so more than that says no more.
+            let actual = actual_of(&part.name).unwrap_or(part.cost).min(MAX_COUNT);
             match actual.cmp(&part.cost) {
                 Ordering::Less => amend(Amendment::GiveBack { amount: part.cost - actual, charged_at }),
                 Ordering::Greater => amend(Amendment::Debit { amount: actual - part.cost }),

@@ -133,8 +133,7 @@ fn costs_that_never_fit_are_refused_for_ever_and_leave_no_trace() {
 fn nothing_is_charged_on_a_refusal() {
     for scene in scenes(START, 1_000, WhenFull::Share) {
         let (store, limit) = (&scene.store, &scene.limit);
-        let roomy =
-            store.open(&StoredLimit { name: "roomy".to_owned(), limit: limits(1_000, HOUR)[0].limit });
+        let roomy = store.open(&StoredLimit::new("roomy", limits(1_000, HOUR)[0].limit));
         assert!(limit.charge("key", cost(CAPACITY)).allowed && roomy.charge("key", Cost::ONE).allowed);
         let standing = || [limit, &roomy].map(|limit| limit.peek("key", Cost::MAX));
         let (before, used) = (standing(), store.used());

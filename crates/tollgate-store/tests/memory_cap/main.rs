@@ -42,7 +42,7 @@ fn limits(capacity: u64, span: Micros) -> Vec<StoredLimit> {
         ("leases", Limit::concurrency(capacity, span)),
     ]
     .into_iter()
-    .map(|(name, limit)| StoredLimit { name: name.to_owned(), limit: limit.expect("a limit") })
+    .map(|(name, limit)| StoredLimit::new(name, limit.expect("a limit")))
     .collect()
 }
 

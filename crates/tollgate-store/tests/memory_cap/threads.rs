@@ -19,7 +19,7 @@ const INSERTED_EACH: usize = 250_000;
 
 fn once_a_day(store: &MemoryStore) -> MemoryLimit {
     let limit = Limit::token_bucket("1/d".parse().expect("a rate"), 1).expect("a limit");
-    store.open(&StoredLimit { name: "once".to_owned(), limit })
+    store.open(&StoredLimit::new("once", limit))
 }
 
 /// The table grows from nothing to a million keys while others check, charge over two limits, and reserve.

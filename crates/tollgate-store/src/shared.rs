@@ -1,0 +1,165 @@
+//! What the stores that are elsewhere have in common: how a charge is put to them, and how their answer is read.
+//!
+//! A charge becomes [`Parts`], one for each pair of limit and key, with repeated pairs added up. What the store's twins found
+//! comes back as readings, one for each part, and [`Parts::conclude`] has the kernel work out the answers. A store that says
+//! other than the kernel whether the charge passes has a twin that is wrong, and that is an error and never an admission.
+
+use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
+use tollgate_kernel::{Cost, Micros, Outcome, Reading};
+
+use crate::{Charged, Failure, Item, Outcomes, StoreError, StoredLimit, Subject};
+
+/// One pair of limit and key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) limit: &'a StoredLimit,
+    pub(crate) key: &'a str,
+    pub(crate) cost: Cost,
+    pub(crate) shadow: bool,
+}
+
+impl<'a> Part<'a> {
+    /// The text that decides where the part is kept.
+    pub(crate) fn subject(&self) -> &'a str {
+        match self.limit.subject {
+            Subject::Key => self.key,
+            // Canonical text without a `:` is a key of the default namespace, which is as good a subject as its name.
+            Subject::Namespace => self.key.split_once(':').map_or("default", |(namespace, _)| namespace),
+        }
+    }
+}
+
+/// A charge, as a store is asked it.
+pub(crate) struct Parts<'a> {
+    pub(crate) parts: SmallVec<[Part<'a>; 4]>,
+    /// Which part each item belongs to.
+    of_item: SmallVec<[usize; 4]>,
+}
+
+impl<'a> Parts<'a> {
+    /// One part for each pair; what is asked twice is added up, and whoever is to be held to a limit once is held to it.
+    pub(crate) fn of(items: &[Item<'a>]) -> Parts<'a> {
+        let mut parts: SmallVec<[Part<'a>; 4]> = SmallVec::new();
+        let mut of_item = SmallVec::new();
+        for item in items {
+            let same = |part: &Part<'_>| part.limit.name == item.limit.name && part.key == item.key;
+            let index = match parts.iter().position(same) {
+                Some(index) => {
+                    let part = &mut parts[index];
+                    part.cost =
+                        Cost::new(part.cost.get().saturating_add(item.cost.get())).unwrap_or(Cost::MAX);
+                    part.shadow &= item.shadow;
+                    index
+                }
+                None => {
+                    let Item { limit, key, cost, shadow } = *item;
+                    parts.push(Part { limit, key, cost, shadow });
+                    parts.len() - 1
+                }
+            };
+            of_item.push(index);
+        }
+        Parts { parts, of_item }
+    }
+
+    /// What each part says, from what the twins found.
+    pub(crate) fn outcomes(&self, readings: impl IntoIterator<Item = Reading>, now: Micros) -> Outcomes {
+        let answer =
+            |(part, reading): (&Part<'_>, Reading)| part.limit.limit.answer(&reading, part.cost, now);
+        self.parts.iter().zip(readings).map(answer).collect()
+    }
+
+    /// The answer for the items of the charge, from one for each part. `passed` is what the store says of the whole charge.
+    pub(crate) fn conclude(&self, outcomes: &[Outcome], passed: bool) -> Result<Charged, StoreError> {
+        let passes = |(part, outcome): (&Part<'_>, &Outcome)| outcome.allowed || part.shadow;
+        let allowed = self.parts.iter().zip(outcomes).all(passes);
+        if outcomes.len() != self.parts.len() || allowed != passed {
+            return Err(StoreError::failed(
+                Failure::Reply,
+                format!(
+                    "the store {} a charge of {} limits that the kernel {}: please report this",
+                    if passed { "admitted" } else { "refused" },
+                    self.parts.len(),
+                    if allowed { "admits" } else { "refuses" },
+                ),
+            ));
+        }
+        Ok(Charged { allowed, outcomes: self.of_item.iter().map(|&part| outcomes[part]).collect() })
+    }
+}
+
+/// The name of a text in a shared store: 128 bits of SHA-256. It has a fixed length whatever callers send, holds none of their
+/// bytes, and nobody can make two texts with the same one. It is part of the stored format: see docs/storage.md.
+pub(crate) fn name_of(texts: &[&str]) -> [u8; 16] {
+    let mut hash = Sha256::new();
+    for text in texts {
+        // Each text with its length before it, so that no two lists run together alike.
+        hash.update((text.len() as u64).to_be_bytes());
+        hash.update(text.as_bytes());
+    }
+    let digest = hash.finalize();
+    let mut name = [0; 16];
+    name.copy_from_slice(&digest[..16]);
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Limit;
+
+    fn limit(name: &str) -> StoredLimit {
+        StoredLimit::new(name, Limit::fixed_window(5, Micros::from_secs(60)).unwrap())
+    }
+
+    #[test]
+    fn what_is_asked_twice_is_added_up_and_answered_twice() {
+        let (api, other) = (limit("api"), limit("other"));
+        let item = |limit, key, units, shadow| Item { limit, key, cost: Cost::new(units).unwrap(), shadow };
+        let items = [item(&api, "a", 1, true), item(&other, "a", 2, false), item(&api, "a", 3, false)];
+        let parts = Parts::of(&items);
+        let asked: Vec<_> = parts.parts.iter().map(|part| (part.cost.get(), part.shadow)).collect();
+        assert_eq!(asked, [(4, false), (2, false)]);
+        let outcomes = [Outcome { remaining: 1, ..Outcome::UNLIMITED }, Outcome::UNLIMITED];
+        let charged = parts.conclude(&outcomes, true).unwrap();
+        assert_eq!(charged.outcomes.to_vec(), [outcomes[0], outcomes[1], outcomes[0]]);
+        let most = item(&api, "a", u64::MAX, false);
+        assert_eq!(Parts::of(&[most, most]).parts[0].cost, Cost::MAX);
+    }
+
+    #[test]
+    fn a_store_that_disagrees_with_the_kernel_is_not_believed() {
+        let api = limit("api");
+        let items = [Item { limit: &api, key: "a", cost: Cost::ONE, shadow: false }];
+        let error = Parts::of(&items).conclude(&[Outcome::BLOCKED], true).unwrap_err();
+        assert_eq!(error.failure(), Some(Failure::Reply));
+        assert!(
+            error.to_string().contains("the store admitted a charge of 1 limits that the kernel refuses")
+        );
+        assert!(Parts::of(&items).conclude(&[], true).is_err(), "an answer is missing");
+    }
+
+    #[test]
+    fn names_are_of_the_stored_format_and_do_not_run_together() {
+        // The format of docs/storage.md: a change of these bytes is a new version of the stored state.
+        let hex = |name: [u8; 16]| name.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        assert_eq!(hex(name_of(&["user:42"])), "fbc34785286c8fff4821091540579534");
+        assert_ne!(name_of(&["a", "bc"]), name_of(&["ab", "c"]));
+        assert_ne!(name_of(&["a"]), name_of(&["a", ""]));
+    }
+
+    #[test]
+    fn the_subject_is_the_key_or_its_namespace() {
+        let by_key = limit("api");
+        let by_namespace = StoredLimit { subject: Subject::Namespace, ..limit("api") };
+        for (limit, key, subject) in [
+            (&by_key, "acme:alice", "acme:alice"),
+            (&by_namespace, "acme:alice", "acme"),
+            (&by_namespace, "acme:alice:v2", "acme"),
+            (&by_namespace, "alice", "default"),
+        ] {
+            assert_eq!(Part { limit, key, cost: Cost::ONE, shadow: false }.subject(), subject);
+        }
+    }
+}
