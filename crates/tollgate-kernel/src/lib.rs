@@ -37,4 +37,4 @@ pub use limit::{
 pub use outcome::{Cost, Outcome};
 pub use rate::Rate;
 pub use time::Micros;
-pub use twin::{Parameters, Reading};
+pub use twin::{LUA, Parameters, Reading, SQL};

@@ -6,7 +6,7 @@
 //!
 //! The bounds: Lua numbers are exact to 2^53, SQL and Rust integers to 2^63. A count or a cost is below 2^53; a product of a
 //! count and a span (`burst * period`, `limit * window`) is at most 2^62, which the Lua twins keep in two parts; a bucket is
-//! full again within 2^51 us, so that the instant of being full stays below 2^53 however deep in debt it is.
+//! full again within 2^52 us, so that the instant of being full stays below 2^53 however deep in debt it is.
 
 use std::fmt;
 
@@ -25,8 +25,11 @@ pub const MAX_PRODUCT: u64 = 1 << 62;
 /// The largest numerator of a rate once `count / period` is reduced: 2^32.
 pub const MAX_RATE_NUMERATOR: u64 = 1 << 32;
 
-/// The longest time that a bucket may take to fill: 2^51 µs, some 71 years. What a debt adds to that may double it.
-pub const MAX_FILL: Micros = Micros::new(1 << 51);
+/// The longest time that a bucket may take to fill: 2^52 µs, some 142 years.
+pub const MAX_FILL: Micros = Micros::new(1 << 52);
+
+/// The longest time that a bucket in debt may take to fill: some 190 years.
+pub(crate) const MAX_DEBT: Micros = Micros::from_secs(6_000_000_000);
 
 /// The longest window, period or lease: 3,660 days, some ten years.
 pub const MAX_SPAN: Micros = Micros::from_secs(3660 * 86_400);
@@ -330,7 +333,7 @@ mod tests {
             (Limit::token_bucket(rate("10/s"), 0), "burst", "at least 1"),
             (Limit::token_bucket(rate("10/s"), too_many), "burst", "at most"),
             (Limit::token_bucket(rate("1/d"), MAX_COUNT), "burst", "2^62"),
-            (Limit::token_bucket(rate("7/w"), 1_000_000), "burst", "at most 26062 fits here"),
+            (Limit::token_bucket(rate("7/w"), 1_000_000), "burst", "at most 52124 fits here"),
             (Limit::token_bucket(rate("8589934591/s"), 1), "rate", "2^32"),
             (Limit::leaky_bucket(rate("10/s"), 0), "capacity", "at least 1"),
             (Limit::leaky_bucket(rate("1/d"), MAX_COUNT), "capacity", "2^62"),

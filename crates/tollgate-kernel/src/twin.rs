@@ -12,6 +12,29 @@ use crate::limit::Limit;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
+/// The twins in Lua, by file name, in the order in which they use each other. Inert texts here: the Redis store joins them to its
+/// scripts, and only those touch data.
+pub const LUA: [(&str, &str); 7] = [
+    ("whole.lua", include_str!("algorithm/whole.lua")),
+    ("token_bucket.lua", include_str!("algorithm/token_bucket.lua")),
+    ("leaky_bucket.lua", include_str!("algorithm/leaky_bucket.lua")),
+    ("fixed_window.lua", include_str!("algorithm/fixed_window.lua")),
+    ("sliding_window.lua", include_str!("algorithm/sliding_window.lua")),
+    ("sliding_window_counter.lua", include_str!("algorithm/sliding_window_counter.lua")),
+    ("concurrency.lua", include_str!("algorithm/concurrency.lua")),
+];
+
+/// The twins in SQL, by file name, in the order in which they use each other. Inert texts here, with `{prefix}` where the names of
+/// functions begin: the PostgreSQL store creates them beside its own, and only those touch tables.
+pub const SQL: [(&str, &str); 6] = [
+    ("token_bucket.sql", include_str!("algorithm/token_bucket.sql")),
+    ("leaky_bucket.sql", include_str!("algorithm/leaky_bucket.sql")),
+    ("fixed_window.sql", include_str!("algorithm/fixed_window.sql")),
+    ("sliding_window.sql", include_str!("algorithm/sliding_window.sql")),
+    ("sliding_window_counter.sql", include_str!("algorithm/sliding_window_counter.sql")),
+    ("concurrency.sql", include_str!("algorithm/concurrency.sql")),
+];
+
 /// A limit as the twins are told it: whole numbers below 2^53, in the order of the strategy's files.
 ///
 /// | strategy | numbers |
@@ -98,13 +121,17 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::MAX_DEBT;
 
     #[test]
     fn twins_are_told_whole_numbers_below_2_to_the_53() {
         let second = Micros::from_secs(1);
         for (limit, parameters) in [
-            (Limit::token_bucket("10/s".parse().unwrap(), 20), vec![1, 100_000, 2_000_000, 0, 1 << 52]),
-            (Limit::leaky_bucket("7/s".parse().unwrap(), 3), vec![7, 1_000_000, 428_571, 3, 1 << 52]),
+            (
+                Limit::token_bucket("10/s".parse().unwrap(), 20),
+                vec![1, 100_000, 2_000_000, 0, MAX_DEBT.get()],
+            ),
+            (Limit::leaky_bucket("7/s".parse().unwrap(), 3), vec![7, 1_000_000, 428_571, 3, MAX_DEBT.get()]),
             (Limit::fixed_window(5, second), vec![5, 1_000_000, 0]),
             (Limit::clock_window(5, second), vec![5, 1_000_000, 1]),
             (Limit::sliding_window(5, second), vec![5, 1_000_000]),

@@ -12,6 +12,10 @@ mod clock;
 pub mod conformance;
 mod error;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod shared;
 
@@ -25,6 +29,10 @@ use smallvec::SmallVec;
 pub use clock::{Alarm, Clock, ManualClock};
 pub use error::{Failure, StoreError};
 pub use memory::{MemoryItem, MemoryLimit, MemoryOptions, MemoryStore, WhenFull};
+#[cfg(feature = "postgres")]
+pub use postgres::{Cleaned, PostgresOptions, PostgresStore, PostgresTls};
+#[cfg(feature = "redis")]
+pub use redis::{RedisOptions, RedisReport, RedisStore};
 pub use tollgate_kernel::{Cost, Limit, Micros, Outcome};
 
 /// The answers of the limits of one charge, in their order; four fit without allocating.

@@ -75,17 +75,20 @@ impl<'a> Parts<'a> {
         let passes = |(part, outcome): (&Part<'_>, &Outcome)| outcome.allowed || part.shadow;
         let allowed = self.parts.iter().zip(outcomes).all(passes);
         if outcomes.len() != self.parts.len() || allowed != passed {
-            return Err(StoreError::failed(
-                Failure::Reply,
-                format!(
-                    "the store {} a charge of {} limits that the kernel {}: please report this",
-                    if passed { "admitted" } else { "refused" },
-                    self.parts.len(),
-                    if allowed { "admits" } else { "refuses" },
-                ),
-            ));
+            return Err(self.disagreement(passed));
         }
         Ok(Charged { allowed, outcomes: self.of_item.iter().map(|&part| outcomes[part]).collect() })
+    }
+
+    /// A twin is wrong, or the answer is not of this question.
+    pub(crate) fn disagreement(&self, passed: bool) -> StoreError {
+        let (said, limits) = (if passed { "admitted" } else { "refused" }, self.parts.len());
+        StoreError::failed(
+            Failure::Reply,
+            format!(
+                "the store {said} a charge of {limits} limits and the kernel does not agree: please report this"
+            ),
+        )
     }
 }
 
@@ -135,7 +138,9 @@ mod tests {
         let error = Parts::of(&items).conclude(&[Outcome::BLOCKED], true).unwrap_err();
         assert_eq!(error.failure(), Some(Failure::Reply));
         assert!(
-            error.to_string().contains("the store admitted a charge of 1 limits that the kernel refuses")
+            error
+                .to_string()
+                .contains("the store admitted a charge of 1 limits and the kernel does not agree")
         );
         assert!(Parts::of(&items).conclude(&[], true).is_err(), "an answer is missing");
     }

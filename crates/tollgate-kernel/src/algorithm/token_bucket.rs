@@ -4,15 +4,16 @@
 //! every p µs (in lowest terms). In these units a token weighs p and time passes at c per µs, so refill and cost are both
 //! whole and nothing drifts. A charge of n moves F to `max(F, now*c) + n*p` and fits iff that is at most `now*c + burst*p`.
 //!
-//! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, an empty bucket is full within 2^51 µs and one in debt within 2^52 (more saturates),
+//! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, an empty bucket is full within 142 years and one in debt within 190 (more saturates),
 //! so F fits 128 bits for any clock and the distance from now to F fits 64. The twins keep F as whole µs and a rest below c,
-//! both below 2^53 until the year 2112. Rounding: tokens left round down, waits round up. Known weaknesses: a full bucket may be emptied at once,
+//! both below 2^53 until the year 2065. Rounding: tokens left round down, waits round up. Known weaknesses: a full bucket may be emptied at once,
 //! so an interval t admits up to burst + rate*t; and one number does not tell how much of an old charge time has refilled, so
 //! what is given back late may come back twice, and is bounded by the burst only. Twins: none yet. Cases: token_bucket.cases.
 
 use super::Algorithm;
 use crate::limit::{
-    LimitError, MAX_COUNT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count, checked_product,
+    LimitError, MAX_COUNT, MAX_DEBT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count,
+    checked_product,
 };
 use crate::outcome::{Cost, Outcome};
 use crate::rate::Rate;
@@ -77,7 +78,7 @@ impl TokenBucket {
             return Err(LimitError::new(
                 field,
                 burst,
-                format!("at {rate} that takes longer than 71 years to refill; at most {most} fits here"),
+                format!("at {rate} that takes longer than 142 years to refill; at most {most} fits here"),
             ));
         }
         Ok(TokenBucket { rate, burst, tokens, period_us, full, per_unit: u64::MAX / period_us })
@@ -127,7 +128,7 @@ impl TokenBucket {
     pub(crate) fn most_missing(&self) -> Micros {
         let units = u128::from(self.full) + u128::from(MAX_PRODUCT);
         let us = u64::try_from(units / u128::from(self.tokens)).unwrap_or(u64::MAX);
-        Micros::new(us.min(2 * MAX_FILL.get()))
+        Micros::new(us.min(MAX_DEBT.get()))
     }
 
     /// How far the bucket is from full: what was taken and has not come back, in units; above `full` when in debt.
@@ -312,8 +313,8 @@ mod tests {
         let mut state = BucketState::default();
         for _ in 0..3 {
             bucket.debit(&mut state, u64::MAX, Micros::ZERO);
-            // All but 2^52 us of the debt are let go.
-            assert_eq!(state.full_at, 1 << 52);
+            // All but 190 years of the debt are let go.
+            assert_eq!(state.full_at, u128::from(MAX_DEBT.get()));
         }
     }
 

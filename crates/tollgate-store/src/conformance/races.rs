@@ -10,7 +10,7 @@ use crate::{Hold, HoldId, Item, ManualClock, Micros, Settled, Settlement, Store,
 
 /// A limit of every strategy that admits exactly `most` while the clock stands still.
 fn limits(most: u64) -> Vec<StoredLimit> {
-    let rate = "1/h".parse().expect("a rate");
+    let rate = "1/m".parse().expect("a rate");
     let hour = Micros::from_secs(3_600);
     vec![
         limit("token", Limit::token_bucket(rate, most)),

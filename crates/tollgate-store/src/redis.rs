@@ -1,0 +1,331 @@
+//! Counters in Redis: one server or a cluster, one script for each decision.
+//!
+//! The walk: a charge becomes parts (`shared.rs`), parts become the arguments of a script (`question.rs`), the script is called
+//! on the server that has the slot (`route.rs`, `node.rs`), and what its twins found goes back to the kernel, which answers. On
+//! a cluster a charge may be spread over several slots (`spread.rs`). No arithmetic of limits happens in this folder.
+//!
+//! Every call has a deadline, kept here and carried into the script. Whatever goes wrong, it returns by then, with what is
+//! known: that nothing was done, or that it may have been (`failure.rs`).
+
+mod failure;
+mod node;
+mod options;
+mod probe;
+mod question;
+mod route;
+mod script;
+mod slot;
+mod spread;
+
+use std::sync::Arc;
+
+use redis::{Cmd, Value};
+use tokio::time::Instant;
+
+pub use self::options::RedisOptions;
+pub use self::probe::RedisReport;
+use self::question::Short;
+use self::route::{Named, Route};
+use self::script::Script;
+use self::slot::{Names, slot};
+use crate::shared::{Part, Parts};
+use crate::{
+    Charged, Failure, Hold, HoldId, Item, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
+};
+use tollgate_kernel::MAX_COUNT;
+
+/// Counters in Redis. Cheap to clone; clones share their connections.
+///
+/// Making one asks nothing of a server: the first call connects. Use it within a tokio runtime.
+///
+/// ```no_run
+/// use tollgate_store::{RedisOptions, RedisStore};
+///
+/// # async fn run() -> Result<(), tollgate_store::StoreError> {
+/// let store = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379"))?;
+/// for warning in store.probe().await?.warnings {
+///     eprintln!("{warning}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RedisStore {
+    route: Arc<Route>,
+    names: Names,
+}
+
+impl RedisStore {
+    /// A store that goes by these options, or what is wrong with them.
+    pub fn new(options: RedisOptions) -> Result<RedisStore, StoreError> {
+        let names = Names::new(&options.prefix);
+        Ok(RedisStore { route: Route::new(options)?, names })
+    }
+
+    /// What the names of all our keys begin with.
+    pub fn prefix(&self) -> &str {
+        &self.route.options().prefix
+    }
+
+    /// How often what was counted may have been lost, as far as it was noticed: a server was started anew, or another one took
+    /// slots over. After f losses a limit may have admitted f + 1 times as much.
+    pub fn losses(&self) -> u64 {
+        self.route.losses()
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.route.options().timeout
+    }
+
+    /// Calls a script on the server that has the slot of the first key. `put` adds what follows the operation.
+    async fn call(
+        &self,
+        script: &'static Script,
+        operation: &'static str,
+        keys: &[String],
+        named: Named,
+        deadline: Instant,
+        put: &(dyn Fn(&mut Cmd) + Send + Sync),
+    ) -> Result<Value, StoreError> {
+        let build = |not_after: &str| {
+            let mut cmd = redis::cmd("EVALSHA");
+            cmd.arg(&script.hash).arg(keys.len()).arg(keys).arg(not_after).arg(operation);
+            put(&mut cmd);
+            cmd
+        };
+        let slot = keys.first().map_or(0, |key| slot(key));
+        let answer = self.route.call(slot, named, deadline, &build).await?;
+        match &answer {
+            Value::SimpleString(status) if status == "STATE" => Err(StoreError::failed(
+                Failure::State,
+                "what Redis keeps under one of our keys is not ours; give Tollgate a prefix of its own, or remove what is there",
+            )),
+            _ => Ok(answer),
+        }
+    }
+
+    /// The short way: a single bucket whose state is whole microseconds, or many that are each charged for themselves.
+    async fn charge_short(&self, parts: &Parts<'_>) -> Option<Result<Charged, StoreError>> {
+        let is_each = parts.parts.len() > 1;
+        if parts.parts.is_empty() || (is_each && !parts.parts.iter().all(|part| part.shadow)) {
+            return None;
+        }
+        let short: Vec<Short> = parts.parts.iter().map(Short::of).collect::<Option<_>>()?;
+        let keys: Vec<String> = parts.parts.iter().map(|part| self.names.part(part)).collect();
+        if is_each && self.route.is_cluster() && keys.iter().any(|key| slot(key) != slot(&keys[0])) {
+            return None;
+        }
+        let put = |cmd: &mut Cmd| short.iter().for_each(|short| short.put(cmd));
+        let operation = if is_each { "each" } else { "one" };
+        let called = self.call(&script::CHARGE, operation, &keys, Named::No, self.deadline(), &put).await;
+        Some(called.and_then(|answer| {
+            let found: Option<Vec<i64>> = match &answer {
+                Value::Int(found) => Some(vec![*found]),
+                Value::Array(answers) => answers
+                    .iter()
+                    .map(|answer| if let Value::Int(found) = answer { Some(*found) } else { None })
+                    .collect(),
+                _ => None,
+            };
+            let found = found.ok_or_else(|| question::no_answer("a charge"))?;
+            let read: Vec<_> = found.iter().map(|found| Short::read(*found)).collect();
+            let outcomes = parts.outcomes(read.iter().map(|(reading, _)| *reading), Default::default());
+            // What is charged for itself is also checked for itself.
+            match outcomes.iter().zip(&read).find(|(outcome, (_, charged))| outcome.allowed != *charged) {
+                Some((_, (_, charged))) => Err(parts.disagreement(*charged)),
+                None => {
+                    let passes = |(part, (_, charged)): (&Part<'_>, &(_, bool))| part.shadow || *charged;
+                    parts.conclude(&outcomes, parts.parts.iter().zip(&read).all(passes))
+                }
+            }
+        }))
+    }
+
+    /// Parts that are on one server: one script.
+    async fn charge_together(
+        &self,
+        parts: &[Part<'_>],
+        operation: &'static str,
+        hold: Option<(&str, Hold, &str)>,
+        deadline: Instant,
+    ) -> Result<Answer, StoreError> {
+        let mut keys: Vec<String> = parts.iter().map(|part| self.names.part(part)).collect();
+        let put = |cmd: &mut Cmd| {
+            parts.iter().for_each(|part| question::put_part(cmd, part));
+            if let Some((_, hold, question)) = hold {
+                cmd.arg(hold.id.to_string()).arg(hold.ttl.get().min(MAX_COUNT)).arg(question);
+            }
+        };
+        let named = match hold {
+            Some((key, ..)) => {
+                keys.push(key.to_owned());
+                Named::Yes
+            }
+            None => Named::No,
+        };
+        let answer = self.call(&script::CHARGE, operation, &keys, named, deadline, &put).await?;
+        if let Value::Array(words) = &answer
+            && let [Value::BulkString(word), Value::BulkString(question), given] = &words[..]
+            && word == b"HELD"
+        {
+            let question = String::from_utf8(question.clone()).map_err(|_| question::no_answer("a hold"))?;
+            return Ok(Answer::Held(question, given.clone()));
+        }
+        question::read_found(&answer, parts).map(Answer::Found).ok_or_else(|| question::no_answer("a charge"))
+    }
+
+    async fn charge_all(&self, items: &[Item<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+        let parts = Parts::of(items);
+        if hold.is_none()
+            && let Some(charged) = self.charge_short(&parts).await
+        {
+            return charged;
+        }
+        let deadline = self.deadline();
+        if self.route.is_cluster() {
+            return self.charge_spread(items, &parts, hold, deadline).await;
+        }
+        let answer = match hold {
+            None => self.charge_together(&parts.parts, "charge", None, deadline).await?,
+            Some(hold) => {
+                let (key, question) = (self.names.hold(hold.id), question::write(items));
+                self.charge_together(&parts.parts, "hold", Some((&key, hold, &question)), deadline).await?
+            }
+        };
+        match answer {
+            Answer::Found(found) => parts.conclude(&question::outcomes(&parts, &found), found.passed),
+            Answer::Held(question, given) => answer_again(&question, &given),
+        }
+    }
+
+    async fn peek_all(&self, items: &[Item<'_>]) -> Result<Charged, StoreError> {
+        let parts = Parts::of(items);
+        let deadline = self.deadline();
+        if self.route.is_cluster() {
+            return self.peek_spread(&parts, deadline).await;
+        }
+        match self.charge_together(&parts.parts, "peek", None, deadline).await? {
+            Answer::Found(found) => parts.conclude(&question::outcomes(&parts, &found), found.passed),
+            Answer::Held(..) => Err(question::no_answer("a peek")),
+        }
+    }
+
+    /// Settles what is held under `keys[0]`; on a cluster the keys of its parts follow.
+    async fn settle_at(
+        &self,
+        keys: &[String],
+        settlement: &Settlement,
+        deadline: Instant,
+    ) -> Result<Settled, StoreError> {
+        let operation = match settlement {
+            Settlement::Actual(_) => "actual",
+            Settlement::Each(_) => "each",
+            Settlement::Cancel => "cancel",
+            Settlement::Renew => "renew",
+        };
+        let put = |cmd: &mut Cmd| match settlement {
+            Settlement::Actual(actual) => {
+                cmd.arg((*actual).min(MAX_COUNT));
+            }
+            Settlement::Each(actuals) => {
+                for (name, actual) in actuals {
+                    cmd.arg(name).arg((*actual).min(MAX_COUNT));
+                }
+            }
+            Settlement::Cancel | Settlement::Renew => {}
+        };
+        let answer = self.call(&script::SETTLE, operation, keys, Named::Yes, deadline, &put).await?;
+        let words = words(&answer).ok_or_else(|| question::no_answer("a settlement"))?;
+        match &words[..] {
+            [word] if word == "DONE" => Ok(Settled::Done),
+            [word] if word == "ALREADY" => Ok(Settled::Already),
+            [word] if word == "UNKNOWN" => Ok(Settled::Unknown),
+            [word, reserved @ ..] if word == "DIFFERENT" => Err(different_amounts(reserved)),
+            [word, name, names @ ..] if word == "NAMES" => Err(no_such_limit(name, names)),
+            _ => Err(question::no_answer("a settlement")),
+        }
+    }
+
+    async fn settle_one(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
+        let deadline = self.deadline();
+        if self.route.is_cluster() {
+            return self.settle_spread(id, settlement, deadline).await;
+        }
+        self.settle_at(&[self.names.hold(id)], settlement, deadline).await
+    }
+
+    async fn forget_one(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
+        let part = Part { limit, key, cost: crate::Cost::ONE, shadow: false };
+        let keys = [self.names.part(&part)];
+        let answer = self
+            .call(&script::SETTLE, "forget", &keys, Named::Yes, self.deadline(), &|_: &mut Cmd| {})
+            .await?;
+        match answer {
+            Value::Int(forgotten) => Ok(forgotten > 0),
+            _ => Err(question::no_answer("a reset")),
+        }
+    }
+}
+
+/// What the charging script says.
+enum Answer {
+    Found(question::Found),
+    /// The charge was made before: the question that it was made with, and what was found then.
+    Held(String, Value),
+}
+
+/// The answer that a held charge was given when it was made.
+fn answer_again(question: &str, given: &Value) -> Result<Charged, StoreError> {
+    let wrong = || question::no_answer("a hold");
+    let asked = question::Asked::read(question).ok_or_else(wrong)?;
+    let items = asked.items();
+    let parts = Parts::of(&items);
+    let found = question::read_found(given, &parts.parts).ok_or_else(wrong)?;
+    parts.conclude(&question::outcomes(&parts, &found), found.passed)
+}
+
+/// The texts of an answer that is a list of them.
+fn words(answer: &Value) -> Option<Vec<String>> {
+    let Value::Array(words) = answer else { return None };
+    let word = |word: &Value| match word {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        _ => None,
+    };
+    words.iter().map(word).collect()
+}
+
+fn different_amounts(reserved: &[String]) -> StoreError {
+    StoreError::invalid(format!(
+        "one actual amount cannot settle limits that reserved different amounts ({}); give one for each limit",
+        reserved.join(", ")
+    ))
+}
+
+fn no_such_limit(name: &str, names: &[String]) -> StoreError {
+    let names = names.join(", ");
+    StoreError::invalid(format!("this reservation holds nothing under the limit `{name}`; it holds {names}"))
+}
+
+impl Store for RedisStore {
+    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Box::pin(self.charge_all(items, hold))
+    }
+
+    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+        Box::pin(self.settle_one(id, settlement))
+    }
+
+    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(self.peek_all(items))
+    }
+
+    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(self.forget_one(limit, key))
+    }
+}
+
+impl std::fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RedisStore").field("options", self.route.options()).finish_non_exhaustive()
+    }
+}

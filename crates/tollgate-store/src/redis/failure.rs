@@ -1,0 +1,197 @@
+//! What an error of the client or the server means: in which way the store failed, whether the call may have taken effect, and
+//! whether it may be tried again. No message holds a key or an argument.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use crate::{Failure, StoreError};
+
+/// What to do after an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// Nothing was done; load the scripts and ask again.
+    LoadScripts,
+    /// Nothing was done; another server has the slot.
+    Redirect,
+    /// Nothing was done; wait a little and ask again, elsewhere if there is an elsewhere.
+    AskAgain,
+    /// Nothing was done, and asking again would not help.
+    GiveUp,
+    /// It may have been done. Only a call with a name of its own may be sent again.
+    Ambiguous,
+}
+
+/// What an error means.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    pub(crate) remedy: Remedy,
+    /// Whether the connection is of no more use.
+    pub(crate) is_broken: bool,
+    /// Where to ask instead.
+    pub(crate) elsewhere: Option<Elsewhere>,
+    pub(crate) error: StoreError,
+}
+
+/// Where a slot is.
+#[derive(Clone, Debug)]
+pub(crate) struct Elsewhere {
+    pub(crate) address: String,
+    /// For this call only, while the slot is on the move.
+    pub(crate) is_asking: bool,
+}
+
+impl Verdict {
+    fn new(remedy: Remedy, failure: Failure, message: impl Into<String>) -> Verdict {
+        let error = StoreError::failed(failure, message);
+        let error = if remedy == Remedy::Ambiguous { error.ambiguous() } else { error };
+        Verdict { remedy, is_broken: false, elsewhere: None, error }
+    }
+
+    fn broken(self) -> Verdict {
+        Verdict { is_broken: true, ..self }
+    }
+
+    /// There was no answer in time. `sent` says whether the question may have left.
+    pub(crate) fn timeout(sent: bool) -> Verdict {
+        let remedy = if sent { Remedy::Ambiguous } else { Remedy::GiveUp };
+        Verdict::new(remedy, Failure::Timeout, "Redis did not answer in time")
+    }
+}
+
+/// What an error reply, or a connection that broke under a call, means.
+pub(crate) fn of_call(error: RedisError) -> Verdict {
+    use Failure::{Connection, Full, NotReady, Overloaded, Refused, Reply};
+    use Remedy::{Ambiguous, AskAgain, GiveUp, LoadScripts, Redirect};
+    let detail = error.detail().unwrap_or_default();
+    let verdict = match (error.kind(), error.code().unwrap_or_default()) {
+        (ErrorKind::Server(ServerErrorKind::NoScript), _) => {
+            Verdict::new(LoadScripts, NotReady, "Redis lost our scripts")
+        }
+        (ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask), _) => Verdict::new(
+            Redirect,
+            NotReady,
+            "the slot is on another server; is this a cluster that was not said to be one?",
+        ),
+        (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => {
+            Verdict::new(AskAgain, NotReady, "this Redis server is a replica and cannot write").broken()
+        }
+        (
+            ErrorKind::Server(
+                ServerErrorKind::ClusterDown
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::TryAgain
+                | ServerErrorKind::BusyLoading,
+            ),
+            code,
+        ) => Verdict::new(AskAgain, NotReady, format!("Redis is not ready ({code})")),
+        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => Verdict::new(
+            GiveUp,
+            Refused,
+            format!(
+                "the Redis user lacks a right ({}); docs/operations.md has the ACL rule",
+                first_line(detail)
+            ),
+        ),
+        (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => {
+            Verdict::new(GiveUp, Refused, "Redis refused the user or the password").broken()
+        }
+        (_, "OOM") => Verdict::new(GiveUp, Full, "Redis is out of memory (maxmemory)"),
+        (_, "BUSY") => Verdict::new(GiveUp, Overloaded, "Redis is busy with a script"),
+        (_, "NOREPLICAS") => {
+            Verdict::new(GiveUp, NotReady, "Redis has too few replicas to write (min-replicas-to-write)")
+        }
+        (_, "MISCONF") => {
+            Verdict::new(GiveUp, NotReady, "Redis does not accept writes: its snapshots fail (MISCONF)")
+        }
+        (_, "WRONGTYPE") => not_ours(),
+        (ErrorKind::Server(ServerErrorKind::CrossSlot), _) => Verdict::new(
+            GiveUp,
+            Reply,
+            "Redis says that the keys of one call are in different slots: please report this",
+        ),
+        (ErrorKind::Server(_) | ErrorKind::Extension, code) => {
+            let said = format!("{code} {detail}");
+            if said.contains("TOLLGATE_STATE") || said.contains("WRONGTYPE") {
+                not_ours()
+            } else if said.contains("max number of clients") {
+                Verdict::new(GiveUp, Overloaded, "Redis has no connection left for us (maxclients)").broken()
+            } else if said.contains("OOM ") {
+                Verdict::new(GiveUp, Full, "Redis is out of memory (maxmemory)")
+            } else if said.contains("READONLY") {
+                Verdict::new(AskAgain, NotReady, "this Redis server is a replica and cannot write").broken()
+            } else if said.contains("NOREPLICAS") {
+                Verdict::new(GiveUp, NotReady, "Redis has too few replicas to write (min-replicas-to-write)")
+            } else if said.contains("NOPERM") || said.contains("can't run this command") {
+                Verdict::new(
+                    GiveUp,
+                    Refused,
+                    format!("the Redis user lacks a right ({})", first_line(detail)),
+                )
+            } else {
+                Verdict::new(GiveUp, Reply, format!("Redis answered with the error {code}"))
+            }
+        }
+        (ErrorKind::Io, _) if error.is_connection_refusal() => {
+            Verdict::new(AskAgain, Connection, "Redis refused the connection").broken()
+        }
+        (ErrorKind::Io, _) => Verdict::new(Ambiguous, Connection, "the connection to Redis broke").broken(),
+        (ErrorKind::Parse, _) => Verdict::new(Ambiguous, Reply, "Redis answered what is no answer").broken(),
+        (kind, _) => Verdict::new(Ambiguous, Reply, format!("the Redis client failed ({kind:?})")).broken(),
+    };
+    let is_asking = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
+    let elsewhere =
+        error.redirect_node().map(|(address, _)| Elsewhere { address: address.to_owned(), is_asking });
+    Verdict { elsewhere, error: verdict.error.caused_by(Shown::of(&error)), ..verdict }
+}
+
+fn not_ours() -> Verdict {
+    Verdict::new(
+        Remedy::GiveUp,
+        Failure::State,
+        "what Redis keeps under one of our keys is not ours; give Tollgate a prefix of its own, or remove what is there",
+    )
+}
+
+/// What an error on the way to a connection means: nothing was sent yet.
+pub(crate) fn of_connect(error: RedisError, address: &str) -> Verdict {
+    let verdict = of_call(error);
+    let remedy = match verdict.remedy {
+        Remedy::Ambiguous => Remedy::AskAgain,
+        remedy => remedy,
+    };
+    let text = verdict.error.to_string();
+    let failure = verdict.error.failure().unwrap_or(Failure::Connection);
+    let source = std::error::Error::source(&verdict.error).map(ToString::to_string).unwrap_or_default();
+    let is_tls = source.contains("certificate") || source.contains("TLS") || source.contains("tls");
+    let (failure, text) = match failure {
+        Failure::Connection if is_tls => (Failure::Refused, format!("TLS failed: {source}")),
+        failure => (failure, text),
+    };
+    Verdict::new(remedy, failure, format!("could not connect to Redis at {address}: {text}")).broken()
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+/// The client's error, as text without what a server may have quoted from the call.
+#[derive(Debug)]
+struct Shown(String);
+
+impl Shown {
+    fn of(error: &RedisError) -> Shown {
+        match error.kind() {
+            ErrorKind::Server(_) | ErrorKind::Extension => {
+                Shown(format!("Redis error {}", error.code().unwrap_or("without a code")))
+            }
+            _ => Shown(error.to_string()),
+        }
+    }
+}
+
+impl std::fmt::Display for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Shown {}

@@ -1,0 +1,329 @@
+//! One Redis server: the connections to it, its clock, and a call that keeps its deadline.
+//!
+//! A connection carries many calls at a time, in the order in which they were made; there is nothing to check out or to wait
+//! for. Whoever finds none has one made, by a task of its own so that no caller's deadline cuts it short, and waits for it as
+//! long as its own deadline allows. A connection that breaks, or says nothing for the whole of a call's deadline, is dropped,
+//! and the next call has another one made. Nothing is ever sent twice from here.
+//!
+//! Calls carry their deadline by the server's clock. How far that is ahead of ours is measured when a connection is made and
+//! about every second after, and is taken low: the server's time when it answered, less ours when the answer was here. So a
+//! call may be turned away a little early, by the time an answer travels, and never late.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, Value};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::failure::{self, Remedy, Verdict};
+use super::script;
+use crate::{Clock, Failure, ManualClock, StoreError};
+
+/// How long a connection may take to be made, however short the deadlines of those who wait for it.
+const CONNECT_AT_LEAST: Duration = Duration::from_secs(1);
+
+/// How long after a failed connection the next one is not tried: whoever comes meanwhile is told of the failure.
+const CONNECT_PAUSE: Duration = Duration::from_millis(10);
+
+/// How often the server's clock is looked at, in us.
+const MEASURE_EVERY_US: u64 = 1_000_000;
+
+/// How many calls may wait to be written to a connection.
+const CALLS_WAITING: usize = 8_192;
+
+/// What tests add to every expiry, in ms: twenty years.
+const TEST_SHIFT_MS: u64 = 20 * 365 * 86_400 * 1_000;
+
+pub(crate) struct Node {
+    pub(crate) address: String,
+    client: Client,
+    timeout: Duration,
+    clock: Option<ManualClock>,
+    places: Vec<Place>,
+    next: AtomicUsize,
+    run: Mutex<Option<String>>,
+    losses: Arc<AtomicU64>,
+}
+
+/// Where a connection is, or will be.
+#[derive(Default)]
+struct Place {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    connection: Option<Arc<Connection>>,
+    is_connecting: bool,
+    /// When making a connection last failed, and how.
+    failed: Option<(Instant, Failed)>,
+}
+
+#[derive(Clone)]
+struct Failed {
+    remedy: Remedy,
+    failure: Failure,
+    message: String,
+}
+
+impl Failed {
+    fn of(verdict: &Verdict) -> Failed {
+        let failure = verdict.error.failure().unwrap_or(Failure::Connection);
+        Failed { remedy: verdict.remedy, failure, message: verdict.error.to_string() }
+    }
+
+    fn verdict(&self) -> Verdict {
+        let error = StoreError::failed(self.failure, self.message.clone());
+        Verdict { remedy: self.remedy, is_broken: true, elsewhere: None, error }
+    }
+}
+
+pub(crate) struct Connection {
+    multiplexed: MultiplexedConnection,
+    /// The server's clock less ours, in us.
+    ahead_us: AtomicI64,
+    /// When that was measured, by our clock.
+    measured_us: AtomicU64,
+    is_measuring: AtomicBool,
+    /// When the server last said anything, by our clock.
+    answered_us: AtomicU64,
+}
+
+/// Our clock: it never goes back.
+fn our_us() -> u64 {
+    Clock::system().now().get()
+}
+
+impl Node {
+    pub(crate) fn new(
+        address: String,
+        client: Client,
+        timeout: Duration,
+        connections: usize,
+        clock: Option<ManualClock>,
+        losses: Arc<AtomicU64>,
+    ) -> Arc<Node> {
+        let places = (0..connections).map(|_| Place::default()).collect();
+        let (next, run) = (AtomicUsize::new(0), Mutex::new(None));
+        Arc::new(Node { address, client, timeout, clock, places, next, run, losses })
+    }
+
+    /// Asks the server, before `deadline`. The question is built once there is a connection, from the deadline by the server's
+    /// clock. `is_asking` is for a slot that is on the move.
+    pub(crate) async fn call(
+        self: &Arc<Node>,
+        deadline: Instant,
+        is_asking: bool,
+        build: &(dyn Fn(&str) -> Cmd + Send + Sync),
+    ) -> Result<Value, Verdict> {
+        let place = match self.places.len() {
+            1 => 0,
+            places => self.next.fetch_add(1, Ordering::Relaxed) % places,
+        };
+        let connection = self.connection(place, deadline).await?;
+        let sent_us = our_us();
+        let question = build(&self.not_after(&connection, deadline, sent_us));
+        let mut multiplexed = connection.multiplexed.clone();
+        let asked = async {
+            if is_asking {
+                let mut both = redis::pipe();
+                both.cmd("ASKING").ignore().add_command(question);
+                let mut answers = multiplexed.send_packed_commands(&both, 1, 1).await?;
+                return answers.pop().unwrap_or(Value::Nil).extract_error();
+            }
+            multiplexed.send_packed_command(&question).await
+        };
+        match timeout_at(deadline, asked).await {
+            Ok(Ok(value)) => {
+                let now_us = our_us();
+                connection.answered_us.store(now_us, Ordering::Relaxed);
+                if now_us > connection.measured_us.load(Ordering::Relaxed) + MEASURE_EVERY_US {
+                    self.measure_soon(place, &connection);
+                }
+                Ok(value)
+            }
+            Ok(Err(error)) => {
+                let verdict = failure::of_call(error);
+                if verdict.is_broken {
+                    self.places[place].drop_connection(&connection);
+                } else {
+                    connection.answered_us.store(our_us(), Ordering::Relaxed);
+                }
+                Err(verdict)
+            }
+            Err(_) => {
+                if connection.answered_us.load(Ordering::Relaxed) < sent_us {
+                    self.places[place].drop_connection(&connection);
+                }
+                Err(Verdict::timeout(true))
+            }
+        }
+    }
+
+    /// The deadline by the server's clock; with a test's clock, followed by the time to go by.
+    fn not_after(&self, connection: &Connection, deadline: Instant, now_us: u64) -> String {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left_us = i64::try_from(left.as_micros()).unwrap_or(i64::MAX);
+        let now_us = i64::try_from(now_us).unwrap_or(i64::MAX);
+        let not_after = (now_us + connection.ahead_us.load(Ordering::Relaxed)).saturating_add(left_us).max(0);
+        match &self.clock {
+            None => not_after.to_string(),
+            Some(clock) => format!("{not_after}:{}:{TEST_SHIFT_MS}", clock.now().get()),
+        }
+    }
+
+    /// The connection at a place, made if there is none.
+    async fn connection(
+        self: &Arc<Node>,
+        place: usize,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, Verdict> {
+        loop {
+            let changed = self.places[place].changed.notified();
+            tokio::pin!(changed);
+            {
+                let mut state = self.places[place].state.lock();
+                if let Some(connection) = &state.connection {
+                    return Ok(connection.clone());
+                }
+                if let Some((_, failed)) = state
+                    .failed
+                    .as_ref()
+                    .filter(|(at, _)| at.elapsed() < CONNECT_PAUSE && !state.is_connecting)
+                {
+                    return Err(failed.verdict());
+                }
+                // Before the lock is let go, so that the news is not missed.
+                changed.as_mut().enable();
+                if !state.is_connecting {
+                    state.is_connecting = true;
+                    let node = self.clone();
+                    tokio::spawn(async move { node.connect(place).await });
+                }
+            }
+            if timeout_at(deadline, changed).await.is_err() {
+                return Err(Verdict::timeout(false));
+            }
+        }
+    }
+
+    async fn connect(self: Arc<Node>, place: usize) {
+        let limit = self.timeout.max(CONNECT_AT_LEAST);
+        let made = match timeout(limit, self.make()).await {
+            Ok(made) => made,
+            Err(_) => Err(Verdict::timeout(false)),
+        };
+        let mut state = self.places[place].state.lock();
+        state.is_connecting = false;
+        match made {
+            Ok(connection) => (state.connection, state.failed) = (Some(Arc::new(connection)), None),
+            Err(verdict) => state.failed = Some((Instant::now(), Failed::of(&verdict))),
+        }
+        drop(state);
+        self.places[place].changed.notify_waiters();
+    }
+
+    /// Makes a connection: logs in, has the scripts loaded, and looks at the server's clock and who it is.
+    async fn make(&self) -> Result<Connection, Verdict> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(CALLS_WAITING);
+        let failed = |error| failure::of_connect(error, &self.address);
+        let made = self.client.get_multiplexed_async_connection_with_config(&config).await;
+        let mut multiplexed = made.map_err(failed)?;
+        let mut first = redis::pipe();
+        for script in script::all() {
+            first.cmd("SCRIPT").arg("LOAD").arg(&script.text).ignore();
+        }
+        first.query_async::<()>(&mut multiplexed).await.map_err(failed)?;
+        let ahead_us = measure(&mut multiplexed).await.map_err(failed)?;
+        self.recognise(&mut multiplexed).await;
+        let now_us = our_us();
+        Ok(Connection {
+            multiplexed,
+            ahead_us: AtomicI64::new(ahead_us),
+            measured_us: AtomicU64::new(now_us),
+            is_measuring: AtomicBool::new(false),
+            answered_us: AtomicU64::new(now_us),
+        })
+    }
+
+    /// Whether this is the server that it was: one that was started anew may have forgotten what was counted.
+    async fn recognise(&self, multiplexed: &mut MultiplexedConnection) {
+        let mut info = redis::cmd("INFO");
+        info.arg("server");
+        // A user that may not ask is served all the same.
+        let Ok(text) = info.query_async::<String>(multiplexed).await else { return };
+        let Some(run) = text.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
+        let before = self.run.lock().replace(run.trim().to_owned());
+        if before.is_some_and(|before| before != run.trim()) {
+            self.losses.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(server = self.address, "Redis was started anew; what was counted may be lost");
+        }
+    }
+
+    /// Looks at the server's clock again, beside the calls.
+    fn measure_soon(self: &Arc<Node>, place: usize, connection: &Arc<Connection>) {
+        if connection.is_measuring.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (node, connection) = (self.clone(), connection.clone());
+        tokio::spawn(async move {
+            let mut multiplexed = connection.multiplexed.clone();
+            match timeout(node.timeout, measure(&mut multiplexed)).await {
+                Ok(Ok(ahead_us)) => {
+                    connection.ahead_us.store(ahead_us, Ordering::Relaxed);
+                    connection.measured_us.store(our_us(), Ordering::Relaxed);
+                }
+                Ok(Err(_)) => node.places[place].drop_connection(&connection),
+                Err(_) => {}
+            }
+            connection.is_measuring.store(false, Ordering::Relaxed);
+        });
+    }
+
+    /// Looks at the server's clock at once, because it turned a call away as late.
+    pub(crate) fn measure_again(&self) {
+        for place in &self.places {
+            if let Some(connection) = &place.state.lock().connection {
+                connection.measured_us.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Has the scripts loaded into a server that lost them.
+    pub(crate) async fn load_scripts(self: &Arc<Node>, deadline: Instant) -> Result<(), Verdict> {
+        tracing::warn!(server = self.address, "Redis lost our scripts; loading them again");
+        for script in script::all() {
+            let load = |_: &str| {
+                let mut load = redis::cmd("SCRIPT");
+                load.arg("LOAD").arg(&script.text);
+                load
+            };
+            self.call(deadline, false, &load).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    /// Drops a connection that is of no more use, unless another one has taken its place.
+    fn drop_connection(&self, connection: &Arc<Connection>) {
+        let mut state = self.state.lock();
+        if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
+            state.connection = None;
+        }
+    }
+}
+
+/// How far the server's clock is ahead of ours, at least.
+async fn measure(multiplexed: &mut MultiplexedConnection) -> redis::RedisResult<i64> {
+    let (seconds, micros): (i64, i64) = redis::cmd("TIME").query_async(multiplexed).await?;
+    Ok(seconds * 1_000_000 + micros - i64::try_from(our_us()).unwrap_or(i64::MAX))
+}

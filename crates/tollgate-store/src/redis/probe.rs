@@ -1,0 +1,150 @@
+//! What is looked at when a service starts: can the store be used at all, and is it set up in a way that will hurt later.
+
+use redis::{Cmd, Value};
+use tokio::time::Instant;
+
+use super::node::Node;
+use super::route::Named;
+use super::{RedisStore, script};
+use crate::{Failure, StoreError};
+
+/// The oldest server that knows all the commands that the scripts use.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// What a look at the servers found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RedisReport {
+    /// The version of the server, or of the first of a cluster.
+    pub version: String,
+    /// Settings that work and will hurt: what they are, what they can do, and what to set instead.
+    pub warnings: Vec<String>,
+}
+
+impl RedisStore {
+    /// Connects, and looks whether the servers can be used and are set up well. An error says what to mend; a server that is
+    /// merely out of reach is a transient one ([`Failure::Connection`], [`Failure::Timeout`]).
+    pub async fn probe(&self) -> Result<RedisReport, StoreError> {
+        let mut report = RedisReport::default();
+        // A charge of nothing needs the rights that charges need, and on a cluster finds out where slots are.
+        let keys = [format!("{}probe", self.names.hold(crate::HoldId::random()))];
+        let nothing = |_: &mut Cmd| {};
+        // Longer than a call's deadline: at start nobody waits in line.
+        let deadline = Instant::now() + self.route.options().timeout.max(std::time::Duration::from_secs(2));
+        self.call(&script::SETTLE, "forget", &keys, Named::Yes, deadline, &nothing).await?;
+        for node in self.route.primaries() {
+            self.look_at(&node, deadline, &mut report).await?;
+        }
+        Ok(report)
+    }
+
+    async fn look_at(
+        &self,
+        node: &std::sync::Arc<Node>,
+        deadline: Instant,
+        report: &mut RedisReport,
+    ) -> Result<(), StoreError> {
+        let at = &node.address;
+        let Some(info) = text(node, deadline, &["INFO"]).await else {
+            report.warnings.push(format!(
+                "{at}: this user may not ask INFO, so neither version nor settings could be looked at"
+            ));
+            return Ok(());
+        };
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        if let Some(version) = field("redis_version") {
+            if report.version.is_empty() {
+                report.version = version.to_owned();
+            }
+            if is_older(version) {
+                return Err(StoreError::failed(
+                    Failure::Refused,
+                    format!(
+                        "Redis {version} at {at} is too old: version {}.{} is needed",
+                        OLDEST.0, OLDEST.1
+                    ),
+                ));
+            }
+        }
+        let is_cluster = field("cluster_enabled") == Some("1");
+        if is_cluster != self.route.is_cluster() {
+            let (is, said) = if is_cluster { ("is", "not to be one") } else { ("is not", "to be one") };
+            return Err(StoreError::failed(
+                Failure::Refused,
+                format!("{at} {is} a cluster's server and was said {said}; set `cluster` accordingly"),
+            ));
+        }
+        let mut warn = |warning: String| report.warnings.push(format!("{at}: {warning}"));
+        match field("maxmemory_policy") {
+            None | Some("noeviction") => {}
+            Some(policy) => warn(format!(
+                "maxmemory-policy is {policy}: under pressure Redis throws live counters away, and whoever was denied is \
+                 admitted; set noeviction, on a server of its own"
+            )),
+        }
+        let replicas: u32 = field("connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0);
+        let setting = async |name| config(node, deadline, name).await;
+        if replicas > 0 && setting("min-replicas-to-write").await.is_some_and(|replicas| replicas == "0") {
+            warn(
+                "min-replicas-to-write is 0: a primary that is cut off goes on admitting, and all of that is forgotten when \
+                 another takes over; set 1, and min-replicas-max-lag 1"
+                    .to_owned(),
+            );
+        }
+        if field("role").is_some_and(|role| role == "slave") && !is_cluster {
+            return Err(StoreError::failed(
+                Failure::NotReady,
+                format!(
+                    "{at} is a replica, and decisions are made on primaries only; give the primary's address"
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The text that a command answers, if it does.
+async fn text(node: &std::sync::Arc<Node>, deadline: Instant, words: &[&str]) -> Option<String> {
+    let question = |_: &str| {
+        let mut cmd = redis::cmd(words[0]);
+        cmd.arg(&words[1..]);
+        cmd
+    };
+    match node.call(deadline, false, &question).await.ok()? {
+        Value::BulkString(text) => String::from_utf8(text).ok(),
+        Value::Array(words) => match words.last()? {
+            Value::BulkString(text) => String::from_utf8(text.clone()).ok(),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A setting, if this user may ask for it.
+async fn config(node: &std::sync::Arc<Node>, deadline: Instant, name: &str) -> Option<String> {
+    text(node, deadline, &["CONFIG", "GET", name]).await
+}
+
+fn is_older(version: &str) -> bool {
+    let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < OLDEST
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        for (version, expected) in [
+            ("6.0.20", true),
+            ("6.2.14", false),
+            ("7.0.15", false),
+            ("10.0", false),
+            ("5", true),
+            ("x", true),
+        ] {
+            assert_eq!(is_older(version), expected, "{version}");
+        }
+    }
+}

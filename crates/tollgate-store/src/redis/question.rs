@@ -1,0 +1,242 @@
+//! How a charge is put to the script, and how the script's answer is read.
+//!
+//! A charge with a hold also carries itself as text, to be kept beside the hold: whoever sends the same name again, in
+//! whatever words, gets the answer to the charge that was made, and that can only be worked out from its limits and costs.
+
+use std::fmt::Write;
+
+use redis::{Cmd, Value};
+use smallvec::SmallVec;
+use tollgate_kernel::{
+    Align, Cost, CounterState, Held, Limit, Logged, Micros, Rate, Reading, Strategy, WindowState,
+};
+
+use crate::shared::{Part, Parts};
+use crate::{Failure, Item, Outcomes, StoreError, StoredLimit};
+
+/// The number of a strategy in scripts.
+fn number(strategy: Strategy) -> u8 {
+    match strategy {
+        Strategy::TokenBucket => 1,
+        Strategy::LeakyBucket => 2,
+        Strategy::FixedWindow => 3,
+        Strategy::SlidingWindow => 4,
+        Strategy::SlidingWindowCounter => 5,
+        Strategy::Concurrency => 6,
+    }
+}
+
+/// A bucket whose state is whole microseconds, as the short way has it: what the charge takes, the time to fill, and how long
+/// the state stays past that.
+pub(super) struct Short {
+    price_us: u64,
+    span_us: u64,
+    slack_ms: u64,
+}
+
+impl Short {
+    /// The short way for a part, if it is open to it.
+    pub(super) fn of(part: &Part<'_>) -> Option<Short> {
+        let limit = &part.limit.limit;
+        if !matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)) {
+            return None;
+        }
+        let [1, _, span_us, 0, _] = limit.parameters()[..] else { return None };
+        let (price_us, _) = limit.price(part.cost)?;
+        Some(Short { price_us, span_us, slack_ms: span_us.min(1_000_000) / 1_000 + 1 })
+    }
+
+    pub(super) fn put(&self, cmd: &mut Cmd) {
+        cmd.arg(self.price_us).arg(self.span_us).arg(self.slack_ms);
+    }
+
+    /// What was found, and whether it was charged.
+    pub(super) fn read(found: i64) -> (Reading, bool) {
+        let is_charged = found >= 0;
+        let us = if is_charged { found } else { -1 - found };
+        (Reading::Bucket { us: Micros::new(u64::try_from(us).unwrap_or(0)), rest: 0 }, is_charged)
+    }
+}
+
+/// Puts a part to the general script.
+pub(super) fn put_part(cmd: &mut Cmd, part: &Part<'_>) {
+    let limit = &part.limit.limit;
+    cmd.arg(number(limit.strategy())).arg(u8::from(part.shadow)).arg(&part.limit.name);
+    match limit.price(part.cost) {
+        Some((price_us, price_rest)) => cmd.arg(part.cost.get()).arg(price_us).arg(price_rest),
+        None => cmd.arg(0).arg(-1).arg(0),
+    };
+    let parameters = limit.parameters();
+    for index in 0..5 {
+        cmd.arg(parameters.get(index).copied().unwrap_or(0));
+    }
+}
+
+pub(super) fn no_answer(what: &str) -> StoreError {
+    StoreError::failed(
+        Failure::Reply,
+        format!("Redis answered {what} with what is no answer to it: please report this"),
+    )
+}
+
+/// What the general script found.
+pub(super) struct Found {
+    pub(super) now: Micros,
+    pub(super) passed: bool,
+    pub(super) readings: SmallVec<[Reading; 4]>,
+}
+
+/// Reads the answer of the general script for these parts.
+pub(super) fn read_found(answer: &Value, parts: &[Part<'_>]) -> Option<Found> {
+    let Value::Array(numbers) = answer else { return None };
+    let number = |index: usize| match numbers.get(index) {
+        Some(Value::Int(number)) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    if numbers.len() != 2 + 3 * parts.len() {
+        return None;
+    }
+    let mut readings = SmallVec::new();
+    for (index, part) in parts.iter().enumerate() {
+        let at = 2 + 3 * index;
+        let (one, two, three) = (number(at)?, number(at + 1)?, number(at + 2)?);
+        let us = Micros::new;
+        readings.push(match part.limit.limit.strategy() {
+            Strategy::TokenBucket | Strategy::LeakyBucket => Reading::Bucket { us: us(one), rest: two },
+            Strategy::FixedWindow => Reading::Window(WindowState { end: us(one), count: two }),
+            Strategy::SlidingWindow => Reading::Log(Logged { used: one, wait: us(two), last: us(three) }),
+            Strategy::SlidingWindowCounter => {
+                Reading::Counter(CounterState { start: us(one), prev: two, cur: three })
+            }
+            Strategy::Concurrency => Reading::Leases(Held { held: one, wait: us(two), last: us(three) }),
+        });
+    }
+    Some(Found { now: Micros::new(number(0)?), passed: number(1)? == 1, readings })
+}
+
+/// A charge as text: a line for each item, watching or not, cost, key, name and limit. Keys are numbered and not named:
+/// which of them are the same is all that the answer depends on.
+pub(super) fn write(items: &[Item<'_>]) -> String {
+    let mut keys: Vec<&str> = Vec::new();
+    let mut text = String::new();
+    for item in items {
+        let key = keys.iter().position(|key| *key == item.key).unwrap_or_else(|| {
+            keys.push(item.key);
+            keys.len() - 1
+        });
+        let _ = write!(text, "{} {} {key} {} ", u8::from(item.shadow), item.cost.get(), item.limit.name);
+        let _ = match item.limit.limit {
+            Limit::TokenBucket(bucket) => {
+                let rate = bucket.rate();
+                writeln!(text, "1 {} {} {}", rate.count(), rate.period().get(), bucket.burst())
+            }
+            Limit::LeakyBucket(bucket) => {
+                let rate = bucket.rate();
+                writeln!(text, "2 {} {} {}", rate.count(), rate.period().get(), bucket.capacity())
+            }
+            Limit::FixedWindow(window) => {
+                let clock = u8::from(window.align() == Align::Clock);
+                writeln!(text, "3 {} {} {clock}", window.limit(), window.window().get())
+            }
+            Limit::SlidingWindow(window) => {
+                writeln!(text, "4 {} {} 0", window.limit(), window.window().get())
+            }
+            Limit::SlidingWindowCounter(window) => {
+                writeln!(text, "5 {} {} 0", window.limit(), window.window().get())
+            }
+            Limit::Concurrency(leases) => writeln!(text, "6 {} {} 0", leases.limit(), leases.lease().get()),
+        };
+    }
+    text
+}
+
+/// A charge that was read back from text.
+pub(super) struct Asked {
+    items: Vec<(StoredLimit, String, Cost, bool)>,
+}
+
+impl Asked {
+    pub(super) fn read(text: &str) -> Option<Asked> {
+        let items = text.lines().map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [shadow, cost, key, name, strategy, one, two, three] = words[..] else { return None };
+            let number = |word: &str| word.parse::<u64>().ok();
+            let (count, span, third) = (number(one)?, Micros::new(number(two)?), number(three)?);
+            let limit = match strategy {
+                "1" => Limit::token_bucket(Rate::new(count, span).ok()?, third),
+                "2" => Limit::leaky_bucket(Rate::new(count, span).ok()?, third),
+                "3" if third == 1 => Limit::clock_window(count, span),
+                "3" => Limit::fixed_window(count, span),
+                "4" => Limit::sliding_window(count, span),
+                "5" => Limit::sliding_window_counter(count, span),
+                "6" => Limit::concurrency(count, span),
+                _ => return None,
+            };
+            let limit = StoredLimit::new(name, limit.ok()?);
+            Some((limit, key.to_owned(), Cost::new(number(cost)?)?, shadow == "1"))
+        });
+        items.collect::<Option<Vec<_>>>().map(|items| Asked { items })
+    }
+
+    pub(super) fn items(&self) -> Vec<Item<'_>> {
+        let items = self.items.iter();
+        items.map(|(limit, key, cost, shadow)| Item { limit, key, cost: *cost, shadow: *shadow }).collect()
+    }
+}
+
+/// The answers for the parts of a charge that was found.
+pub(super) fn outcomes(parts: &Parts<'_>, found: &Found) -> Outcomes {
+    parts.outcomes(found.readings.iter().copied(), found.now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_charge_is_read_as_it_was_written() {
+        let second = Micros::from_secs(1);
+        let rate: Rate = "7/s".parse().unwrap();
+        let limits = [
+            Limit::token_bucket(rate, 9),
+            Limit::leaky_bucket(rate, 9),
+            Limit::fixed_window(5, second),
+            Limit::clock_window(5, second),
+            Limit::sliding_window(5, second),
+            Limit::sliding_window_counter(5, second),
+            Limit::concurrency(5, second),
+        ]
+        .map(|limit| StoredLimit::new("a.b-c_1", limit.unwrap()));
+        let mut items = Vec::new();
+        for (index, limit) in limits.iter().enumerate() {
+            let key = if index % 2 == 0 { "x y\n z" } else { "other" };
+            items.push(Item { limit, key, cost: Cost::new(index as u64 + 1).unwrap(), shadow: index == 3 });
+        }
+        let text = write(&items);
+        assert!(!text.contains("x y"), "no key is kept");
+        let asked = Asked::read(&text).unwrap();
+        let back = asked.items();
+        assert_eq!(back.len(), items.len());
+        for (one, other) in back.iter().zip(&items) {
+            assert_eq!((one.limit, one.cost, one.shadow), (other.limit, other.cost, other.shadow));
+        }
+        assert_eq!((back[0].key, back[1].key, back[2].key), ("0", "1", "0"));
+        for wrong in ["1", "1 2 3 n 7 1 1 1\n", "0 0 0 n 3 5 1000 0\n", "0 1 0 n 3 0 1000 0\n"] {
+            assert!(Asked::read(wrong).is_none(), "{wrong}");
+        }
+        assert_eq!(Asked::read("").unwrap().items().len(), 0);
+    }
+
+    #[test]
+    fn answers_that_make_no_sense_are_none() {
+        let limit = StoredLimit::new("a", Limit::fixed_window(5, Micros::from_secs(1)).unwrap());
+        let parts = [Part { limit: &limit, key: "k", cost: Cost::ONE, shadow: false }];
+        let ints = |numbers: &[i64]| Value::Array(numbers.iter().map(|number| Value::Int(*number)).collect());
+        assert!(read_found(&ints(&[9, 1, 5, 2, 0]), &parts).unwrap().passed);
+        for wrong in
+            [Value::Nil, ints(&[]), ints(&[9, 1, 5, 2]), ints(&[9, 1, -5, 2, 0]), ints(&[9, 1, 5, 2, 0, 0])]
+        {
+            assert!(read_found(&wrong, &parts).is_none(), "{wrong:?}");
+        }
+    }
+}

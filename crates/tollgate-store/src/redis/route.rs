@@ -1,0 +1,391 @@
+//! Which server to ask: the only one, or on a cluster the one that has the slot.
+//!
+//! Redirections are followed here and not by the client, because it would also send again what may have been done. What was
+//! surely not done is asked again, a few times, with a short random pause, and never past the deadline. What may have been done
+//! is asked again only if the call has a name of its own. Where slots are is learned from any server that answers, when the
+//! first call comes, when a server says MOVED, and when one cannot be reached.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use super::failure::{Elsewhere, Remedy, Verdict};
+use super::node::Node;
+use super::options::RedisOptions;
+use super::slot::SLOTS;
+use crate::{Failure, StoreError};
+
+/// How often a call is asked at most, redirections included.
+const TRIES: usize = 5;
+
+/// How long learning where the slots are may take.
+const LEARN_WITHIN: Duration = Duration::from_millis(500);
+
+/// How long after learning it is not done again.
+const LEARN_PAUSE: Duration = Duration::from_millis(20);
+
+/// Whether a call has a name of its own, so that it may be sent again although it may have been done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    Yes,
+    No,
+}
+
+pub(crate) struct Route {
+    options: RedisOptions,
+    seeds: Vec<ConnectionInfo>,
+    nodes: Mutex<HashMap<String, Arc<Node>>>,
+    /// Who has each slot; empty until that is known.
+    owners: RwLock<Vec<Arc<Node>>>,
+    is_learning: AtomicBool,
+    learned: Notify,
+    last_learned: Mutex<Option<Instant>>,
+    losses: Arc<AtomicU64>,
+}
+
+impl Route {
+    pub(crate) fn new(options: RedisOptions) -> Result<Arc<Route>, StoreError> {
+        options.check()?;
+        let seeds = options.addresses()?;
+        let route = Route {
+            seeds,
+            nodes: Mutex::default(),
+            owners: RwLock::default(),
+            is_learning: AtomicBool::new(false),
+            learned: Notify::new(),
+            last_learned: Mutex::new(None),
+            losses: Arc::default(),
+            options,
+        };
+        // Builds a client for each seed, so that what is wrong with one is said now.
+        for seed in &route.seeds {
+            route.node_at(seed.addr().clone())?;
+        }
+        Ok(Arc::new(route))
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.options.cluster
+    }
+
+    pub(crate) fn options(&self) -> &RedisOptions {
+        &self.options
+    }
+
+    /// How often state may have been lost: a server was started anew, or another took its slots over.
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Relaxed)
+    }
+
+    /// The servers known by now.
+    pub(crate) fn known_nodes(&self) -> Vec<Arc<Node>> {
+        self.nodes.lock().values().cloned().collect()
+    }
+
+    /// Those that have slots; the only server if this is no cluster.
+    pub(crate) fn primaries(&self) -> Vec<Arc<Node>> {
+        if !self.is_cluster() {
+            return self.known_nodes();
+        }
+        let mut primaries: Vec<Arc<Node>> = Vec::new();
+        for owner in self.owners.read().iter() {
+            if !primaries.iter().any(|known| Arc::ptr_eq(known, owner)) {
+                primaries.push(owner.clone());
+            }
+        }
+        primaries
+    }
+
+    /// The server at an address, with its connections; one for each address.
+    fn node_at(&self, addr: ConnectionAddr) -> Result<Arc<Node>, StoreError> {
+        let address = addr.to_string();
+        let mut nodes = self.nodes.lock();
+        if let Some(node) = nodes.get(&address) {
+            return Ok(node.clone());
+        }
+        let RedisOptions { timeout, connections, clock, .. } = &self.options;
+        let client = self.options.client(addr, &self.seeds[0])?;
+        let node =
+            Node::new(address.clone(), client, *timeout, *connections, clock.clone(), self.losses.clone());
+        nodes.insert(address, node.clone());
+        Ok(node)
+    }
+
+    /// The server at `host:port`, reached as the first seed is.
+    fn node_named(&self, address: &str) -> Result<Arc<Node>, StoreError> {
+        let wrong = || {
+            StoreError::failed(
+                Failure::Reply,
+                "Redis named a server by what is no address: please report this",
+            )
+        };
+        let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+        let port: u16 = port.parse().map_err(|_| wrong())?;
+        let (seed_host, is_tls) = match self.seeds[0].addr() {
+            ConnectionAddr::TcpTls { host, .. } => (host.as_str(), true),
+            ConnectionAddr::Tcp(host, _) => (host.as_str(), false),
+            _ => return Err(wrong()),
+        };
+        // A server that does not know its own address leaves it out.
+        let host = if host.is_empty() { seed_host } else { host }.to_owned();
+        let addr = match is_tls {
+            true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+            false => ConnectionAddr::Tcp(host, port),
+        };
+        self.node_at(addr)
+    }
+
+    /// Asks the server that has `slot`, following redirections, before `deadline`.
+    pub(crate) async fn call(
+        self: &Arc<Route>,
+        slot: u16,
+        named: Named,
+        deadline: Instant,
+        build: &(dyn Fn(&str) -> Cmd + Send + Sync),
+    ) -> Result<Value, StoreError> {
+        let mut elsewhere: Option<Elsewhere> = None;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let node = match &elsewhere {
+                Some(Elsewhere { address, .. }) => self.node_named(address)?,
+                None => self.owner(slot, deadline).await?,
+            };
+            let is_asking = elsewhere.take().is_some_and(|elsewhere| elsewhere.is_asking);
+            let verdict = match node.call(deadline, is_asking, build).await {
+                Ok(Value::SimpleString(status)) if status == "LATE" => {
+                    node.measure_again();
+                    let error = "the call reached Redis after its deadline, and was turned away";
+                    return Err(StoreError::failed(Failure::Late, error));
+                }
+                Ok(value) => return Ok(value),
+                Err(verdict) => verdict,
+            };
+            let Some(again) = self.again(slot, &node, &verdict, named, deadline).await else {
+                return Err(verdict.error);
+            };
+            if tries >= TRIES {
+                return Err(verdict.error);
+            }
+            elsewhere = again;
+        }
+    }
+
+    /// Whether to ask again, and where if not where the slot is: `Some(None)` is where the slot is.
+    async fn again(
+        self: &Arc<Route>,
+        slot: u16,
+        node: &Arc<Node>,
+        verdict: &Verdict,
+        named: Named,
+        deadline: Instant,
+    ) -> Option<Option<Elsewhere>> {
+        match verdict.remedy {
+            Remedy::LoadScripts => node.load_scripts(deadline).await.ok().map(|()| None),
+            Remedy::Redirect if self.is_cluster() => {
+                let elsewhere = verdict.elsewhere.clone()?;
+                if !elsewhere.is_asking {
+                    self.moved(slot, &elsewhere.address);
+                    self.learn_soon();
+                }
+                Some(Some(elsewhere))
+            }
+            Remedy::AskAgain => {
+                self.learn_soon();
+                pause(deadline).await.then_some(None)
+            }
+            Remedy::Ambiguous => {
+                self.learn_soon();
+                // A call that timed out has no time left to be sent again.
+                (named == Named::Yes && verdict.is_broken && pause(deadline).await).then_some(None)
+            }
+            Remedy::GiveUp if verdict.error.failure() == Some(Failure::Timeout) => {
+                self.learn_soon();
+                None
+            }
+            Remedy::GiveUp | Remedy::Redirect => None,
+        }
+    }
+
+    /// The server that has a slot, waiting for that to be known if need be.
+    async fn owner(self: &Arc<Route>, slot: u16, deadline: Instant) -> Result<Arc<Node>, StoreError> {
+        if !self.is_cluster() {
+            return self.node_at(self.seeds[0].addr().clone());
+        }
+        loop {
+            let learned = self.learned.notified();
+            tokio::pin!(learned);
+            learned.as_mut().enable();
+            if let Some(owner) = self.owners.read().get(usize::from(slot)) {
+                return Ok(owner.clone());
+            }
+            self.learn_soon();
+            if timeout_at(deadline, learned).await.is_err() {
+                return Err(StoreError::failed(
+                    Failure::Timeout,
+                    "no server of the Redis cluster said in time where the slots are",
+                ));
+            }
+        }
+    }
+
+    /// Another server says that it has the slot.
+    fn moved(&self, slot: u16, address: &str) {
+        let Ok(node) = self.node_named(address) else { return };
+        if let Some(owner) = self.owners.write().get_mut(usize::from(slot)) {
+            *owner = node;
+        }
+    }
+
+    /// Learns where the slots are, beside the calls, unless that was just done.
+    pub(crate) fn learn_soon(self: &Arc<Route>) {
+        if !self.is_cluster() || self.is_learning.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let route = self.clone();
+        tokio::spawn(async move {
+            let last = *route.last_learned.lock();
+            if let Some(last) = last {
+                sleep_until(last + LEARN_PAUSE).await;
+            }
+            if let Some(slots) = route.learn().await {
+                route.take_over(&slots);
+            }
+            *route.last_learned.lock() = Some(Instant::now());
+            route.is_learning.store(false, Ordering::Release);
+            route.learned.notify_waiters();
+        });
+    }
+
+    /// Asks every server known where the slots are, and takes the first good answer.
+    async fn learn(self: &Arc<Route>) -> Option<Slots> {
+        let deadline = Instant::now() + LEARN_WITHIN;
+        let mut asked = JoinSet::new();
+        for node in self.known_nodes() {
+            asked.spawn(async move {
+                let question = |_: &str| {
+                    let mut cmd = redis::cmd("CLUSTER");
+                    cmd.arg("SLOTS");
+                    cmd
+                };
+                let answer = node.call(deadline, false, &question).await;
+                answer.ok().and_then(|answer| read_slots(&answer, &node.address))
+            });
+        }
+        while let Some(answer) = asked.join_next().await {
+            if let Ok(Some(slots)) = answer {
+                return Some(slots);
+            }
+        }
+        None
+    }
+
+    /// Puts what was learned in place. Servers that are no longer named are forgotten, except the seeds.
+    fn take_over(&self, slots: &Slots) {
+        let mut named: Vec<(u16, u16, Arc<Node>)> = Vec::new();
+        for (first, last, address) in slots {
+            match self.node_named(address) {
+                Ok(node) => named.push((*first, *last, node)),
+                Err(_) => return,
+            }
+        }
+        // A slot that nobody has is asked of whoever is first, which says so.
+        let Some((_, _, anybody)) = named.first() else { return };
+        let mut owners = vec![anybody.clone(); usize::from(SLOTS)];
+        for (first, last, node) in &named {
+            owners[usize::from(*first)..=usize::from(*last)].fill(node.clone());
+        }
+        let before = std::mem::replace(&mut *self.owners.write(), owners.clone());
+        let changed =
+            before.iter().zip(&owners).filter(|(before, now)| before.address != now.address).count();
+        if changed > 0 {
+            self.losses.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                slots = changed,
+                "slots of the Redis cluster have another server; what was counted last may be lost"
+            );
+        }
+        let seeds: Vec<String> = self.seeds.iter().map(|seed| seed.addr().to_string()).collect();
+        let is_named = |address: &String| named.iter().any(|(_, _, node)| node.address == *address);
+        self.nodes.lock().retain(|address, _| is_named(address) || seeds.contains(address));
+    }
+}
+
+/// Ranges of slots, and `host:port` of their primary.
+type Slots = Vec<(u16, u16, String)>;
+
+fn read_slots(answer: &Value, asked: &str) -> Option<Slots> {
+    let Value::Array(ranges) = answer else { return None };
+    let asked_host = asked.rsplit_once(':').map_or(asked, |(host, _)| host);
+    let range = |range: &Value| {
+        let Value::Array(fields) = range else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &fields[..] else {
+            return None;
+        };
+        let [host, Value::Int(port), ..] = &primary[..] else { return None };
+        let host = match host {
+            Value::BulkString(host) => String::from_utf8(host.clone()).ok().filter(|host| !host.is_empty()),
+            _ => None,
+        };
+        let slot = |slot: i64| u16::try_from(slot).ok().filter(|slot| *slot < SLOTS);
+        let host = host.unwrap_or_else(|| asked_host.to_owned());
+        let (first, last) = (slot(*first)?, slot(*last)?);
+        (first <= last).then(|| (first, last, format!("{host}:{port}")))
+    };
+    let slots: Option<Slots> = ranges.iter().map(range).collect();
+    slots.filter(|slots| !slots.is_empty())
+}
+
+/// Waits a little, at random; false if the deadline would come first.
+async fn pause(deadline: Instant) -> bool {
+    let random = crate::HoldId::random().get() % 25_000;
+    let pause = Duration::from_micros(5_000 + u64::try_from(random).unwrap_or(0));
+    if Instant::now() + pause >= deadline {
+        return false;
+    }
+    sleep(pause).await;
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn slots_are_read_or_refused() {
+        let node = |host, port| Value::Array(vec![host, Value::Int(port), bulk("id")]);
+        let range = |first, last, node| Value::Array(vec![Value::Int(first), Value::Int(last), node]);
+        let sound = Value::Array(vec![
+            range(0, 5_460, node(bulk("10.0.0.1"), 7_000)),
+            range(5_461, 16_383, node(Value::Nil, 7_001)),
+        ]);
+        let slots = read_slots(&sound, "127.0.0.1:7001").unwrap();
+        assert_eq!(slots[0], (0, 5_460, "10.0.0.1:7000".to_owned()));
+        assert_eq!(
+            slots[1],
+            (5_461, 16_383, "127.0.0.1:7001".to_owned()),
+            "a server that does not know its address"
+        );
+        for wrong in [
+            Value::Nil,
+            Value::Array(vec![]),
+            Value::Array(vec![range(0, 16_384, node(bulk("h"), 1))]),
+            Value::Array(vec![range(-1, 5, node(bulk("h"), 1))]),
+            Value::Array(vec![range(9, 5, node(bulk("h"), 1))]),
+            Value::Array(vec![range(0, 5, Value::Nil)]),
+        ] {
+            assert!(read_slots(&wrong, "h:1").is_none(), "{wrong:?}");
+        }
+    }
+}

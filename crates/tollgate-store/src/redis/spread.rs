@@ -1,0 +1,471 @@
+//! A charge on a cluster, where its keys may be in different slots, and a hold is known by its name alone.
+//!
+//! Parts whose keys share a slot are a group, and a group is one script. Groups are charged one after the other, in the order
+//! of their slots, each under the hold's name, or under a name made up for the purpose; when one refuses, those before it are
+//! undone. So it may happen that others are refused for a moment who need not be, and never that too much is admitted. If this
+//! process dies between two groups, what was charged stays charged until it runs out by itself.
+//!
+//! Where the groups of a hold are is kept at its *place*, in the slot of its name: a reservation takes one call more here than
+//! on one server, and so does its settlement.
+
+use redis::{Cmd, Value};
+use tokio::time::Instant;
+use tollgate_kernel::{Limit, MAX_COUNT, Micros};
+
+use super::route::Named;
+use super::slot::slot;
+use super::{Answer, RedisStore, answer_again, different_amounts, no_such_limit, question, script, words};
+use crate::shared::{Part, Parts};
+use crate::{Charged, Failure, Hold, HoldId, Item, Outcome, Outcomes, Settled, Settlement, StoreError};
+
+/// How long a hold lasts that only serves to undo: longer than any deadline.
+const UNDO_WITHIN: Micros = Micros::from_secs(60);
+
+/// Parts whose keys share a slot.
+struct Group<'a> {
+    slot: u16,
+    /// Which parts of the charge these are.
+    indexes: Vec<usize>,
+    parts: Vec<Part<'a>>,
+    keys: Vec<String>,
+}
+
+impl RedisStore {
+    fn groups<'a>(&self, parts: &Parts<'a>) -> Vec<Group<'a>> {
+        let mut groups: Vec<Group<'a>> = Vec::new();
+        for (index, part) in parts.parts.iter().enumerate() {
+            let key = self.names.part(part);
+            let slot = slot(&key);
+            let position = groups.iter().position(|group| group.slot == slot).unwrap_or_else(|| {
+                groups.push(Group { slot, indexes: Vec::new(), parts: Vec::new(), keys: Vec::new() });
+                groups.len() - 1
+            });
+            let group = &mut groups[position];
+            group.indexes.push(index);
+            group.parts.push(*part);
+            group.keys.push(key);
+        }
+        // Leases first, because they say how long the hold of the others lasts; then by slot, the same for everybody.
+        groups
+            .sort_by_key(|group| (group.parts.iter().all(|part| lease_of(part) == Micros::ZERO), group.slot));
+        groups
+    }
+
+    /// Where a group's part of a hold is kept.
+    fn hold_key(&self, group: &Group<'_>, id: HoldId) -> String {
+        match group.keys.first() {
+            Some(key) => self.names.hold_beside(key, id),
+            None => self.names.hold(id),
+        }
+    }
+
+    pub(super) async fn peek_spread(
+        &self,
+        parts: &Parts<'_>,
+        deadline: Instant,
+    ) -> Result<Charged, StoreError> {
+        let mut outcomes = blank(parts);
+        let mut passed = true;
+        for group in self.groups(parts) {
+            passed &= self.look(&group, &mut outcomes, deadline).await?;
+        }
+        parts.conclude(&outcomes, passed)
+    }
+
+    /// Asks what a group would say.
+    async fn look(
+        &self,
+        group: &Group<'_>,
+        outcomes: &mut Outcomes,
+        deadline: Instant,
+    ) -> Result<bool, StoreError> {
+        match self.charge_together(&group.parts, "peek", None, deadline).await? {
+            Answer::Found(found) => {
+                fill(outcomes, group, &found);
+                Ok(found.passed)
+            }
+            Answer::Held(..) => Err(question::no_answer("a peek")),
+        }
+    }
+
+    pub(super) async fn charge_spread(
+        &self,
+        items: &[Item<'_>],
+        parts: &Parts<'_>,
+        hold: Option<Hold>,
+        deadline: Instant,
+    ) -> Result<Charged, StoreError> {
+        let mut groups = self.groups(parts);
+        match hold {
+            None if groups.len() == 1 => {
+                let mut outcomes = blank(parts);
+                match self.charge_together(&groups[0].parts, "charge", None, deadline).await? {
+                    Answer::Found(found) => {
+                        fill(&mut outcomes, &groups[0], &found);
+                        parts.conclude(&outcomes, found.passed)
+                    }
+                    Answer::Held(..) => Err(question::no_answer("a charge")),
+                }
+            }
+            // Parts that hold nobody up are each charged for themselves, wherever they are.
+            None if parts.parts.iter().all(|part| part.shadow) => {
+                self.charge_apart(parts, &groups, deadline).await
+            }
+            None => {
+                let hold = Hold { id: HoldId::random(), ttl: UNDO_WITHIN };
+                self.charge_in_turn(parts, &groups, hold, "", deadline).await
+            }
+            Some(hold) => {
+                if groups.is_empty() {
+                    groups.push(Group { slot: 0, indexes: Vec::new(), parts: Vec::new(), keys: Vec::new() });
+                }
+                self.charge_held(items, parts, &groups, hold, deadline).await
+            }
+        }
+    }
+
+    /// Groups of parts that hold nobody up: one script each, all at the same time.
+    async fn charge_apart(
+        &self,
+        parts: &Parts<'_>,
+        groups: &[Group<'_>],
+        deadline: Instant,
+    ) -> Result<Charged, StoreError> {
+        let mut outcomes = blank(parts);
+        let asked = groups.iter().map(|group| self.charge_together(&group.parts, "charge", None, deadline));
+        for (group, answer) in groups.iter().zip(futures_util::future::join_all(asked).await) {
+            match answer? {
+                Answer::Found(found) => fill(&mut outcomes, group, &found),
+                Answer::Held(..) => return Err(question::no_answer("a charge")),
+            }
+        }
+        parts.conclude(&outcomes, true)
+    }
+
+    /// Charges group after group under one name, and undoes those before the one that refuses.
+    async fn charge_in_turn(
+        &self,
+        parts: &Parts<'_>,
+        groups: &[Group<'_>],
+        mut hold: Hold,
+        question: &str,
+        deadline: Instant,
+    ) -> Result<Charged, StoreError> {
+        let mut outcomes = blank(parts);
+        for (turn, group) in groups.iter().enumerate() {
+            let key = self.hold_key(group, hold.id);
+            let asked =
+                self.charge_together(&group.parts, "hold", Some((&key, hold, question)), deadline).await;
+            let found = match asked {
+                Ok(Answer::Found(found)) => found,
+                Ok(Answer::Held(_, given)) => {
+                    // Charged before, under the same name: this is the same call, sent again.
+                    question::read_found(&given, &group.parts).ok_or_else(|| question::no_answer("a hold"))?
+                }
+                Err(error) => {
+                    // The group itself may have been charged; undoing what was not done does nothing.
+                    self.undo(&groups[..=turn], hold.id);
+                    return Err(error);
+                }
+            };
+            fill(&mut outcomes, group, &found);
+            // The hold lasts as long as the longest lease that was taken, and one that only watches takes one if it can.
+            let taken = group.indexes.iter().zip(&group.parts).filter(|(index, _)| outcomes[**index].allowed);
+            hold.ttl = taken.map(|(_, part)| lease_of(part)).max().unwrap_or_default().max(hold.ttl);
+            if !found.passed {
+                self.undo_now(&groups[..turn], hold.id, deadline).await;
+                for later in &groups[turn + 1..] {
+                    self.look(later, &mut outcomes, deadline).await?;
+                }
+                return parts.conclude(&outcomes, false);
+            }
+        }
+        parts.conclude(&outcomes, true)
+    }
+
+    /// Undoes groups before the answer is given, so that whoever gets it finds them undone.
+    async fn undo_now(&self, groups: &[Group<'_>], id: HoldId, deadline: Instant) {
+        let undone = groups.iter().map(|group| self.undo_one(self.undo_keys(group, id), deadline));
+        if futures_util::future::join_all(undone).await.iter().any(Result::is_err) {
+            self.undo(groups, id);
+        }
+    }
+
+    /// Undoes groups beside the calls: the deadline of this one has come, or nearly so.
+    fn undo(&self, groups: &[Group<'_>], id: HoldId) {
+        for group in groups {
+            let (store, keys) = (self.clone(), self.undo_keys(group, id));
+            tokio::spawn(async move {
+                for _ in 0..3 {
+                    if store.undo_one(keys.clone(), store.deadline()).await.is_ok() {
+                        return;
+                    }
+                }
+                tracing::warn!("part of a charge over several slots could not be undone and stays charged");
+            });
+        }
+    }
+
+    fn undo_keys(&self, group: &Group<'_>, id: HoldId) -> Vec<String> {
+        let mut keys = vec![self.hold_key(group, id)];
+        keys.extend(group.keys.iter().cloned());
+        keys
+    }
+
+    async fn undo_one(&self, keys: Vec<String>, deadline: Instant) -> Result<(), StoreError> {
+        self.call(&script::SETTLE, "undo", &keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await.map(drop)
+    }
+
+    /// A charge with a hold: claims the hold's place first, and answers as before if it was charged before.
+    async fn charge_held(
+        &self,
+        items: &[Item<'_>],
+        parts: &Parts<'_>,
+        groups: &[Group<'_>],
+        hold: Hold,
+        deadline: Instant,
+    ) -> Result<Charged, StoreError> {
+        let certain = parts.parts.iter().filter(|part| !part.shadow).map(lease_of).max();
+        let ttl = certain.unwrap_or_default().max(hold.ttl);
+        let hold = Hold { ttl, ..hold };
+        let question = question::write(items);
+        let place = Placed {
+            question: question.clone(),
+            groups: groups
+                .iter()
+                .map(|group| (group.indexes.clone(), self.undo_keys(group, hold.id)))
+                .collect(),
+        };
+        if let Some(before) = self.place(hold, "claim", &place, deadline).await?
+            && before != place
+        {
+            if let Some(charged) = self.answer_placed(&before, deadline).await? {
+                return Ok(charged);
+            }
+            self.place(hold, "set", &place, deadline).await?;
+        }
+        self.charge_in_turn(parts, groups, hold, &question, deadline).await
+    }
+
+    /// The answer that a hold at another place was given, if it is still known.
+    async fn answer_placed(&self, place: &Placed, deadline: Instant) -> Result<Option<Charged>, StoreError> {
+        let wrong = || question::no_answer("a hold");
+        let asked = question::Asked::read(&place.question).ok_or_else(wrong)?;
+        let items = asked.items();
+        let parts = Parts::of(&items);
+        let mut outcomes = blank(&parts);
+        for (indexes, keys) in &place.groups {
+            let answer =
+                self.call(&script::SETTLE, "answer", keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await?;
+            let Value::Array(words) = &answer else { return Err(wrong()) };
+            let [_, _, given] = &words[..] else { return Ok(None) };
+            let of_group: Option<Vec<Part<'_>>> =
+                indexes.iter().map(|index| parts.parts.get(*index).copied()).collect();
+            let of_group = of_group.ok_or_else(wrong)?;
+            if place.groups.len() == 1 {
+                return answer_again(&place.question, given).map(Some);
+            }
+            let found = question::read_found(given, &of_group).ok_or_else(wrong)?;
+            fill_at(&mut outcomes, indexes, &of_group, &found);
+        }
+        parts.conclude(&outcomes, true).map(Some)
+    }
+
+    /// Claims, sets or gets the place of a hold; answers what was there.
+    async fn place(
+        &self,
+        hold: Hold,
+        operation: &'static str,
+        place: &Placed,
+        deadline: Instant,
+    ) -> Result<Option<Placed>, StoreError> {
+        let (key, text) = ([self.names.place(hold.id)], place.write());
+        let put = |cmd: &mut Cmd| {
+            if operation != "get" {
+                cmd.arg(&text).arg(hold.ttl.get().min(MAX_COUNT));
+            }
+        };
+        match self.call(&script::PLACE, operation, &key, Named::Yes, deadline, &put).await? {
+            Value::Nil => Ok(None),
+            Value::BulkString(text) => {
+                let read = std::str::from_utf8(&text).ok().and_then(Placed::read);
+                read.map(Some).ok_or_else(|| {
+                    StoreError::failed(
+                        Failure::State,
+                        "what Redis keeps at the place of a hold is not ours; give Tollgate a prefix of its own",
+                    )
+                })
+            }
+            _ => Err(question::no_answer("a hold")),
+        }
+    }
+
+    pub(super) async fn settle_spread(
+        &self,
+        id: HoldId,
+        settlement: &Settlement,
+        deadline: Instant,
+    ) -> Result<Settled, StoreError> {
+        let hold = Hold { id, ttl: Micros::ZERO };
+        let Some(place) = self.place(hold, "get", &Placed::default(), deadline).await? else {
+            return Ok(Settled::Unknown);
+        };
+        let settled = match &place.groups[..] {
+            [(_, keys)] => self.settle_at(keys, settlement, deadline).await?,
+            groups => self.settle_groups(groups, settlement, deadline).await?,
+        };
+        if settled == Settled::Done && *settlement == Settlement::Renew {
+            // How long its hold lasts now, only its groups know; its place may as well outlast it.
+            let hold = Hold { id, ttl: Micros::from_secs(7 * 86_400) };
+            self.place(hold, "set", &place, deadline).await?;
+        }
+        Ok(settled)
+    }
+
+    /// Settles a hold over several groups: looks at all of them first, because what one number may settle depends on all.
+    async fn settle_groups(
+        &self,
+        groups: &[(Vec<usize>, Vec<String>)],
+        settlement: &Settlement,
+        deadline: Instant,
+    ) -> Result<Settled, StoreError> {
+        let mut open = Vec::new();
+        let mut parts: Vec<(String, String, bool)> = Vec::new();
+        let mut is_settled = false;
+        for (_, keys) in groups {
+            let answer =
+                self.call(&script::SETTLE, "query", keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await?;
+            let words = words(&answer).ok_or_else(|| question::no_answer("a settlement"))?;
+            let mut names = Vec::new();
+            for part in words[1..].chunks_exact(3) {
+                parts.push((part[0].clone(), part[1].clone(), part[2] == "lease"));
+                names.push(part[0].clone());
+            }
+            match words[0].as_str() {
+                "OPEN" => open.push((keys, names)),
+                "ALREADY" => is_settled = true,
+                _ => {}
+            }
+        }
+        if open.is_empty() {
+            return Ok(if is_settled { Settled::Already } else { Settled::Unknown });
+        }
+        check_settlement(settlement, &parts)?;
+        let mut found = false;
+        for (keys, names) in open {
+            let of_group = match settlement {
+                Settlement::Each(actuals) => {
+                    let here = actuals.iter().filter(|(name, _)| names.contains(name));
+                    Settlement::Each(here.cloned().collect())
+                }
+                other => other.clone(),
+            };
+            match self.settle_at(keys, &of_group, deadline).await? {
+                // What nothing was charged in was found, and says nothing about the rest.
+                Settled::Done => found |= !names.is_empty() || parts.is_empty(),
+                Settled::Unknown if *settlement == Settlement::Renew => return Ok(Settled::Unknown),
+                Settled::Already | Settled::Unknown => {}
+            }
+        }
+        Ok(if found { Settled::Done } else { Settled::Unknown })
+    }
+}
+
+/// How long a part's lease lasts, if it is one.
+fn lease_of(part: &Part<'_>) -> Micros {
+    match part.limit.limit {
+        Limit::Concurrency(leases) => leases.lease(),
+        _ => Micros::ZERO,
+    }
+}
+
+/// As the script checks it for a hold in one place.
+fn check_settlement(settlement: &Settlement, parts: &[(String, String, bool)]) -> Result<(), StoreError> {
+    match settlement {
+        Settlement::Actual(_) => {
+            let mut costs = parts.iter().filter(|(_, _, is_lease)| !is_lease).map(|(_, cost, _)| cost);
+            let first = costs.next();
+            if costs.all(|cost| Some(cost) == first) {
+                return Ok(());
+            }
+            let reserved: Vec<String> =
+                parts.iter().map(|(name, cost, _)| format!("{name} {cost}")).collect();
+            Err(different_amounts(&reserved))
+        }
+        Settlement::Each(actuals) => {
+            let names: Vec<String> = parts.iter().map(|(name, ..)| name.clone()).collect();
+            match actuals.iter().find(|(name, _)| !names.contains(name)) {
+                None => Ok(()),
+                Some((name, _)) => Err(no_such_limit(name, &names)),
+            }
+        }
+        Settlement::Cancel | Settlement::Renew => Ok(()),
+    }
+}
+
+/// Where the groups of a hold are: which parts each has, and its keys, the hold's first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Placed {
+    question: String,
+    groups: Vec<(Vec<usize>, Vec<String>)>,
+}
+
+impl Placed {
+    /// The groups, a line each, an empty line, and the question.
+    fn write(&self) -> String {
+        let mut text = String::new();
+        for (indexes, keys) in &self.groups {
+            let indexes: Vec<String> = indexes.iter().map(usize::to_string).collect();
+            text.push_str(&format!("{} {}\n", indexes.join(","), keys.join(" ")));
+        }
+        text.push('\n');
+        text.push_str(&self.question);
+        text
+    }
+
+    fn read(text: &str) -> Option<Placed> {
+        let (groups, question) = text.split_once("\n\n")?;
+        let group = |line: &str| {
+            let (indexes, keys) = line.split_once(' ')?;
+            let indexes: Option<Vec<usize>> = match indexes {
+                "" => Some(Vec::new()),
+                indexes => indexes.split(',').map(|index| index.parse().ok()).collect(),
+            };
+            Some((indexes?, keys.split(' ').map(str::to_owned).collect()))
+        };
+        let groups: Option<Vec<_>> = groups.lines().map(group).collect();
+        Some(Placed { question: question.to_owned(), groups: groups? })
+    }
+}
+
+fn blank(parts: &Parts<'_>) -> Outcomes {
+    Outcomes::from_elem(Outcome::BLOCKED, parts.parts.len())
+}
+
+/// Puts a group's answers where they belong.
+fn fill(outcomes: &mut Outcomes, group: &Group<'_>, found: &question::Found) {
+    fill_at(outcomes, &group.indexes, &group.parts, found);
+}
+
+fn fill_at(outcomes: &mut Outcomes, indexes: &[usize], parts: &[Part<'_>], found: &question::Found) {
+    for ((index, part), reading) in indexes.iter().zip(parts).zip(&found.readings) {
+        outcomes[*index] = part.limit.limit.answer(reading, part.cost, found.now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_read_as_it_was_written() {
+        let place = Placed {
+            question: "0 1 0 a 3 5 1000 0\n".to_owned(),
+            groups: vec![(vec![0, 2], vec!["hold".into(), "x".into()]), (vec![], vec!["other".into()])],
+        };
+        assert_eq!(Placed::read(&place.write()), Some(place));
+        for wrong in ["", "x\n", "1,b key\n\nq"] {
+            assert_eq!(Placed::read(wrong), None, "{wrong}");
+        }
+    }
+}
