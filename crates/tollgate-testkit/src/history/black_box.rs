@@ -93,11 +93,16 @@ fn bucket(calls: &[&Call], burst: u64, count: i128, period: i128) -> Option<Foun
     // Stretched by a thousandth, in units of a thousandth.
     let (count, period) = (count * 1001, period * 1000);
     let since = |time: u64| i128::from(time.saturating_sub(first)) * count;
-    let mut tree = MaxTree::new(ends.iter().map(|&end| -since(end)).collect());
+    // An end counts once a call with this end lies inside: else the interval could end before it begins.
+    let mut tree = MaxTree::new(ends.iter().map(|&end| -since(end) - NOT_YET).collect());
+    let mut counts = vec![false; ends.len()];
     let mut worst: Option<(i128, u64, u64)> = None;
     let mut violations = 0;
     for (index, call) in calls.iter().enumerate() {
         let from = ends.partition_point(|&end| end < end_of(call));
+        if !std::mem::replace(&mut counts[from], true) {
+            tree.add_at(from, NOT_YET);
+        }
         tree.add_from(from, i128::from(call.cost) * period);
         if calls.get(index + 1).is_some_and(|next| next.start_us == call.start_us) {
             continue;
@@ -117,7 +122,10 @@ fn bucket(calls: &[&Call], burst: u64, count: i128, period: i128) -> Option<Foun
     Some(Found { count: violations, used, from_us, to_us })
 }
 
-/// Numbers in a row: add to all from a place on, ask for the greatest and its place. Both in O(log n).
+/// Far more than any number that a history can lead to.
+const NOT_YET: i128 = 1 << 110;
+
+/// Numbers in a row: add to one, add to all from a place on, ask for the greatest and its place. All in O(log n).
 struct MaxTree {
     size: usize,
     /// Of each node, the greatest below it, without what was added above it.
@@ -129,7 +137,7 @@ struct MaxTree {
 impl MaxTree {
     fn new(values: Vec<i128>) -> MaxTree {
         let size = values.len().next_power_of_two();
-        let mut greatest = vec![(i128::MIN / 2, 0); 2 * size];
+        let mut greatest = vec![(-2 * NOT_YET, 0); 2 * size];
         for (index, value) in values.into_iter().enumerate() {
             greatest[size + index] = (value, index);
         }
@@ -139,13 +147,21 @@ impl MaxTree {
         MaxTree { size, greatest, added: vec![0; 2 * size] }
     }
 
+    fn add_at(&mut self, at: usize, value: i128) {
+        self.climb(at, value, 0);
+    }
+
     fn add_from(&mut self, from: usize, value: i128) {
-        // Climbing from the leaf: what lies to the right of the path is added to whole.
-        let mut node = self.size + from;
+        self.climb(from, value, value);
+    }
+
+    /// Adds one value to a leaf and another to all that lies to its right, climbing from the leaf to the root.
+    fn climb(&mut self, leaf: usize, value: i128, right: i128) {
+        let mut node = self.size + leaf;
         self.add_to(node, value);
         while node > 1 {
             if node.is_multiple_of(2) {
-                self.add_to(node + 1, value);
+                self.add_to(node + 1, right);
             }
             node /= 2;
             let (greatest, at) = self.greatest[2 * node].max(self.greatest[2 * node + 1]);
@@ -160,5 +176,67 @@ impl MaxTree {
 
     fn greatest(&self) -> (i128, usize) {
         self.greatest[1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Random;
+    use crate::history::Outcome;
+
+    fn random_calls(random: &mut Random) -> Vec<Call> {
+        let count = 1 + random.below(30);
+        let mut call = || {
+            let start_us = random.below(20_000);
+            let (end_us, cost) = (start_us + random.below(3000), 1 + random.below(5));
+            let (outcome, label) = (Outcome::Admitted, "store".into());
+            Call { key: 0, start_us, end_us, cost, outcome, version: None, store_time_us: None, label }
+        };
+        (0..count).map(|_| call()).collect()
+    }
+
+    /// The greatest sum inside any interval, less what is allowed in it, by trying all of them.
+    fn by_trying(calls: &[&Call], excess: impl Fn(u64, u64) -> i128) -> bool {
+        calls.iter().any(|first| {
+            calls.iter().any(|last| {
+                let (a, b) = (first.start_us, end_of(last));
+                let inside = calls.iter().filter(|call| call.start_us >= a && end_of(call) <= b);
+                let used: u64 = inside.map(|call| call.cost).sum();
+                b > a && excess(used, b - a) > 0
+            })
+        })
+    }
+
+    #[test]
+    fn the_quick_way_finds_what_trying_all_intervals_finds() {
+        let mut random = Random::seeded(5);
+        let (mut broken, mut kept) = (0, 0);
+        for _ in 0..3000 {
+            let calls = random_calls(&mut random);
+            let mut calls: Vec<&Call> = calls.iter().collect();
+            calls.sort_unstable_by_key(|call| std::cmp::Reverse(call.start_us));
+            let (limit, window_us) = (5 + random.below(40), 1 + random.below(8000));
+            let shorter = window_us - window_us / 1000;
+            let over =
+                |used, length| if length < shorter { i128::from(used) - i128::from(limit) } else { -1 };
+            let found = window(&calls, limit, window_us);
+            assert_eq!(found.is_some(), by_trying(&calls, over), "{calls:?} {limit} in {window_us}");
+            let period = 100 + random.below(1000);
+            let over = |used, length| {
+                i128::from(used) * i128::from(period) * 1000
+                    - i128::from(limit) * i128::from(period) * 1000
+                    - i128::from(length) * 1001
+            };
+            let found = bucket(&calls, limit, 1, i128::from(period));
+            assert_eq!(found.is_some(), by_trying(&calls, over), "{calls:?} {limit} and 1 in {period}");
+            if let Some(Found { used, from_us, to_us, .. }) = found {
+                assert!(over(used, to_us - from_us) > 0);
+                broken += 1;
+            } else {
+                kept += 1;
+            }
+        }
+        assert!(broken > 300 && kept > 300, "{broken} broken, {kept} kept");
     }
 }
