@@ -114,6 +114,13 @@ impl StoreError {
         StoreError { is_ambiguous: true, ..self }
     }
 
+    /// The same error for another call that failed with this one. It has no cause: that stays with the first.
+    #[cfg(feature = "redis")]
+    pub(crate) fn for_another(&self) -> StoreError {
+        let (kind, is_ambiguous, message) = (self.kind, self.is_ambiguous, self.message.clone());
+        StoreError { kind, is_ambiguous, message, source: None }
+    }
+
     /// Whether the call itself was wrong.
     pub fn is_invalid(&self) -> bool {
         self.kind == Kind::Invalid

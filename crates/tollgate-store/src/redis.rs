@@ -7,6 +7,7 @@
 //! Every call has a deadline, kept here and carried into the script. Whatever goes wrong, it returns by then, with what is
 //! known: that nothing was done, or that it may have been (`failure.rs`).
 
+mod batch;
 mod failure;
 mod node;
 mod options;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
+use self::batch::Batches;
 pub use self::options::RedisOptions;
 pub use self::probe::RedisReport;
 use self::question::Short;
@@ -53,13 +55,14 @@ use tollgate_kernel::MAX_COUNT;
 pub struct RedisStore {
     route: Arc<Route>,
     names: Names,
+    batches: Arc<Batches>,
 }
 
 impl RedisStore {
     /// A store that goes by these options, or what is wrong with them.
     pub fn new(options: RedisOptions) -> Result<RedisStore, StoreError> {
         let names = Names::new(&options.prefix);
-        Ok(RedisStore { route: Route::new(options)?, names })
+        Ok(RedisStore { route: Route::new(options)?, names, batches: Arc::default() })
     }
 
     /// What the names of all our keys begin with.
@@ -94,40 +97,29 @@ impl RedisStore {
             cmd
         };
         let slot = keys.first().map_or(0, |key| slot(key));
-        let answer = self.route.call(slot, named, deadline, &build).await?;
-        match &answer {
-            Value::SimpleString(status) if status == "STATE" => Err(StoreError::failed(
-                Failure::State,
-                "what Redis keeps under one of our keys is not ours; give Tollgate a prefix of its own, or remove what is there",
-            )),
-            _ => Ok(answer),
-        }
+        self.route.call(slot, named, deadline, &build).await
     }
 
-    /// The short way: a single bucket whose state is whole microseconds, or many that are each charged for themselves.
+    /// The short way: a single bucket whose state is whole microseconds, or many that are each charged for themselves and alike.
     async fn charge_short(&self, parts: &Parts<'_>) -> Option<Result<Charged, StoreError>> {
-        let is_each = parts.parts.len() > 1;
-        if parts.parts.is_empty() || (is_each && !parts.parts.iter().all(|part| part.shadow)) {
+        let (first, others) = parts.parts.split_first()?;
+        let clock = self.route.options().clock.as_ref();
+        let short = Short::of(first, clock)?;
+        let is_alike = |part: &Part<'_>| part.shadow && Short::of(part, clock).as_ref() == Some(&short);
+        if !(others.is_empty() || first.shadow && others.iter().all(is_alike)) {
             return None;
         }
-        let short: Vec<Short> = parts.parts.iter().map(Short::of).collect::<Option<_>>()?;
         let keys: Vec<String> = parts.parts.iter().map(|part| self.names.part(part)).collect();
-        if is_each && self.route.is_cluster() && keys.iter().any(|key| slot(key) != slot(&keys[0])) {
+        let is_cluster = self.route.is_cluster();
+        if is_cluster && keys.iter().any(|key| slot(key) != slot(&keys[0])) {
             return None;
         }
-        let put = |cmd: &mut Cmd| short.iter().for_each(|short| short.put(cmd));
-        let operation = if is_each { "each" } else { "one" };
-        let called = self.call(&script::CHARGE, operation, &keys, Named::No, self.deadline(), &put).await;
-        Some(called.and_then(|answer| {
-            let found: Option<Vec<i64>> = match &answer {
-                Value::Int(found) => Some(vec![*found]),
-                Value::Array(answers) => answers
-                    .iter()
-                    .map(|answer| if let Value::Int(found) = answer { Some(*found) } else { None })
-                    .collect(),
-                _ => None,
-            };
-            let found = found.ok_or_else(|| question::no_answer("a charge"))?;
+        let found = match <[String; 1]>::try_from(keys) {
+            Ok([key]) if !is_cluster => self.charge_with_others(key, short).await.map(|found| vec![found]),
+            Ok(keys) => self.charge_each(&keys, &short).await,
+            Err(keys) => self.charge_each(&keys, &short).await,
+        };
+        Some(found.and_then(|found| {
             let read: Vec<_> = found.iter().map(|found| Short::read(*found)).collect();
             let outcomes = parts.outcomes(read.iter().map(|(reading, _)| *reading), Default::default());
             // What is charged for itself is also checked for itself.
@@ -139,6 +131,14 @@ impl RedisStore {
                 }
             }
         }))
+    }
+
+    /// Keys that are each charged for themselves and alike, in one call.
+    async fn charge_each(&self, keys: &[String], short: &Short) -> Result<Vec<i64>, StoreError> {
+        let put = |cmd: &mut Cmd| short.put(cmd);
+        let answer = self.call(&script::CHARGE, "each", keys, Named::No, self.deadline(), &put).await?;
+        let found = batch::read_each(&answer, keys.len()).ok_or_else(|| question::no_answer("a charge"))?;
+        found.into_iter().collect::<Option<Vec<i64>>>().ok_or_else(not_ours)
     }
 
     /// Parts that are on one server: one script.
@@ -265,6 +265,13 @@ impl RedisStore {
             _ => Err(question::no_answer("a reset")),
         }
     }
+}
+
+fn not_ours() -> StoreError {
+    StoreError::failed(
+        Failure::State,
+        "what Redis keeps under one of our keys is not ours; give Tollgate a prefix of its own, or remove what is there",
+    )
 }
 
 /// What the charging script says.

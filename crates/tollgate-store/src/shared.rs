@@ -6,7 +6,7 @@
 
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros, Outcome, Reading};
+use tollgate_kernel::{Cost, Micros, Outcome, Reading, Strategy};
 
 use crate::{Charged, Failure, Item, Outcomes, StoreError, StoredLimit, Subject};
 
@@ -20,6 +20,18 @@ pub(crate) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
+    /// What is kept for the part. It is part of its name: a limit that is given another strategy begins afresh, and does not
+    /// take what was counted otherwise for its own. Both buckets keep the same.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self.limit.limit.strategy() {
+            Strategy::TokenBucket | Strategy::LeakyBucket => "b",
+            Strategy::FixedWindow => "w",
+            Strategy::SlidingWindow => "l",
+            Strategy::SlidingWindowCounter => "c",
+            Strategy::Concurrency => "h",
+        }
+    }
+
     /// The text that decides where the part is kept.
     pub(crate) fn subject(&self) -> &'a str {
         match self.limit.subject {

@@ -1,40 +1,40 @@
 -- The everyday charge, in as few steps as it takes: buckets whose state is whole microseconds.
 --
--- one: KEYS[1] and price_us, span_us, slack_ms. each: the same three for each key, every key charged for itself. The answer is
--- an integer for each key: what was missing before an admitted charge in us, or -1 less that for a refused one; STATE where
--- what is kept under the key is something else. A refusal writes nothing but an expiry, should there be none.
-
-if operation == 'one' then
-  local key = KEYS[1]
-  local full_us = tonumber(call('GET', key) or 0)
-  if not full_us then return {ok = 'STATE'} end
-  local allowed, missing_us, _, after_us = token_bucket_charge(full_us, 0, 1, ARGV[4] + 0, 0, ARGV[3] + 0, 0, now_us)
-  if allowed then
-    call('SET', key, after_us, 'PXAT', (after_us - after_us % 1000) / 1000 + ARGV[5] + shift_ms)
-    return missing_us
-  end
-  if call('PTTL', key) == -1 then
-    call('PEXPIREAT', key, (full_us - full_us % 1000) / 1000 + ARGV[5] + shift_ms)
-  end
-  return -1 - missing_us
-end
+-- each: every key for itself, all under the same limit and at the same cost. It is told price_us, span_us, and how long the
+-- state is to stay: PX and a time in ms that is enough for any state of the limit, or PX and nothing where that would be long
+-- and is worked out instead; in tests PXAT and an instant.
+--
+-- The answer is a list of an integer for each key: what was missing before an admitted charge in us, or -1 less that for a
+-- refused one, or STATE where what is kept under the key is something else. A refusal writes nothing but an expiry, should
+-- there be none.
 
 if operation == 'each' then
-  local states, answers = call('MGET', unpack(KEYS)), {}
-  for index, key in ipairs(KEYS) do
-    local at = 3 * index
-    local full_us = tonumber(states[index] or 0)
-    if not full_us then return {ok = 'STATE'} end
-    local allowed, missing_us, _, after_us =
-      token_bucket_charge(full_us, 0, 1, ARGV[at + 1] + 0, 0, ARGV[at] + 0, 0, now_us)
-    if allowed then
-      call('SET', key, after_us, 'PXAT', (after_us - after_us % 1000) / 1000 + ARGV[at + 2] + shift_ms)
-      answers[index] = missing_us
+  local get, format = redis.pcall, string.format
+  local price_us, span_us, how, stay_ms = ARGV[3] + 0, ARGV[4] + 0, ARGV[5], ARGV[6]
+  local answers = {}
+  for index = 1, #KEYS do
+    local key = KEYS[index]
+    local state = get('GET', key) or 0
+    local full_us = tonumber(state)
+    if not full_us and type(state) == 'string' then
+      -- Kept under a rate that left a rest: not quite a microsecond more.
+      full_us = tonumber(string.match(state, '^(%d+):%d+$'))
+      full_us = full_us and full_us + 1
+    end
+    if not full_us then
+      answers[index] = {ok = 'STATE'}
     else
-      if call('PTTL', key) == -1 then
-        call('PEXPIREAT', key, (full_us - full_us % 1000) / 1000 + ARGV[at + 2] + shift_ms)
+      local allowed, missing_us, _, after_us = token_bucket_charge(full_us, 0, 1, span_us, 0, price_us, 0, now_us)
+      if allowed then
+        local stay = stay_ms
+        if stay == '' then stay = format('%d', (after_us - now_us) / 1000 + 1001) end
+        -- Written out here, because Redis would write it as a fraction that happens to be whole, which takes it far longer.
+        call('SET', key, format('%d', after_us), how, stay)
+        answers[index] = missing_us
+      else
+        if call('PTTL', key) == -1 then call('PEXPIREAT', key, format('%d', full_us / 1000 + 1001 + shift_ms)) end
+        answers[index] = -1 - missing_us
       end
-      answers[index] = -1 - missing_us
     end
   end
   return answers

@@ -36,7 +36,7 @@ const MEASURE_EVERY_US: u64 = 1_000_000;
 const CALLS_WAITING: usize = 8_192;
 
 /// What tests add to every expiry, in ms: twenty years.
-const TEST_SHIFT_MS: u64 = 20 * 365 * 86_400 * 1_000;
+pub(super) const TEST_SHIFT_MS: u64 = 20 * 365 * 86_400 * 1_000;
 
 pub(crate) struct Node {
     pub(crate) address: String,

@@ -11,8 +11,9 @@ use tollgate_kernel::{
     Align, Cost, CounterState, Held, Limit, Logged, Micros, Rate, Reading, Strategy, WindowState,
 };
 
+use super::node::TEST_SHIFT_MS;
 use crate::shared::{Part, Parts};
-use crate::{Failure, Item, Outcomes, StoreError, StoredLimit};
+use crate::{Failure, Item, ManualClock, Outcomes, StoreError, StoredLimit};
 
 /// The number of a strategy in scripts.
 fn number(strategy: Strategy) -> u8 {
@@ -27,27 +28,39 @@ fn number(strategy: Strategy) -> u8 {
 }
 
 /// A bucket whose state is whole microseconds, as the short way has it: what the charge takes, the time to fill, and how long
-/// the state stays past that.
+/// the state is to stay.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Short {
-    price_us: u64,
-    span_us: u64,
-    slack_ms: u64,
+    pub(super) price_us: u64,
+    pub(super) span_us: u64,
+    pub(super) how: &'static str,
+    pub(super) stay: String,
 }
 
+/// A state of a bucket that fills within this stays as long as any of its states may have to, which is one thing less to work
+/// out; for others it is worked out, so that a key that was hardly used does not stay for days.
+const STAY_AS_LONG_AS_ANY: Micros = Micros::from_secs(600);
+
 impl Short {
-    /// The short way for a part, if it is open to it.
-    pub(super) fn of(part: &Part<'_>) -> Option<Short> {
+    /// The short way for a part, if it is open to it. A test's clock says when the state is to go.
+    pub(super) fn of(part: &Part<'_>, clock: Option<&ManualClock>) -> Option<Short> {
         let limit = &part.limit.limit;
         if !matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)) {
             return None;
         }
         let [1, _, span_us, 0, _] = limit.parameters()[..] else { return None };
         let (price_us, _) = limit.price(part.cost)?;
-        Some(Short { price_us, span_us, slack_ms: span_us.min(1_000_000) / 1_000 + 1 })
+        let stay_ms = (span_us + span_us.min(1_000_000)) / 1_000 + 1;
+        let (how, stay) = match clock {
+            Some(clock) => ("PXAT", (clock.now().get() / 1_000 + stay_ms + TEST_SHIFT_MS).to_string()),
+            None if span_us <= STAY_AS_LONG_AS_ANY.get() => ("PX", stay_ms.to_string()),
+            None => ("PX", String::new()),
+        };
+        Some(Short { price_us, span_us, how, stay })
     }
 
     pub(super) fn put(&self, cmd: &mut Cmd) {
-        cmd.arg(self.price_us).arg(self.span_us).arg(self.slack_ms);
+        cmd.arg(self.price_us).arg(self.span_us).arg(self.how).arg(&self.stay);
     }
 
     /// What was found, and whether it was charged.

@@ -28,10 +28,10 @@ impl Names {
     /// Where a part is kept. Limits of one key share a tag, and so do all keys of a namespace if that is the subject.
     pub(crate) fn part(&self, part: &Part<'_>) -> String {
         let tag = base64(name_of(&[part.subject()]));
-        let (start, limit) = (&self.start, &part.limit.name);
+        let (start, kind, limit) = (&self.start, part.kind(), &part.limit.name);
         match part.limit.subject {
-            Subject::Key => format!("{start}{{{tag}}}:{limit}"),
-            Subject::Namespace => format!("{start}{{{tag}}}:{limit}:{}", base64(name_of(&[part.key]))),
+            Subject::Key => format!("{start}{{{tag}}}:{kind}:{limit}"),
+            Subject::Namespace => format!("{start}{{{tag}}}:{kind}:{limit}:{}", base64(name_of(&[part.key]))),
         }
     }
 
@@ -116,7 +116,7 @@ mod tests {
     fn names_are_of_the_stored_format() {
         // A change of these is a new version of the stored state.
         let api = limit("api", Subject::Key);
-        assert_eq!(name(&api, "user:42"), "tollgate:1:{-8NHhShsj_9IIQkVQFeVNA}:api");
+        assert_eq!(name(&api, "user:42"), "tollgate:1:{-8NHhShsj_9IIQkVQFeVNA}:w:api");
         let id = HoldId::new(0xabc).unwrap();
         let names = Names::new("tollgate:");
         assert_eq!(names.hold(id), "tollgate:1:hold:{00000000000000000000000000000abc}");
