@@ -113,7 +113,7 @@ impl RedisStore {
             }
             None => {
                 let hold = Hold { id: HoldId::random(), ttl: UNDO_WITHIN };
-                self.charge_in_turn(parts, &groups, hold, "", deadline).await
+                self.charge_in_turn(parts, &groups, hold, None, deadline).await
             }
             Some(hold) => {
                 if groups.is_empty() {
@@ -142,20 +142,21 @@ impl RedisStore {
         parts.conclude(&outcomes, true)
     }
 
-    /// Charges group after group under one name, and undoes those before the one that refuses.
+    /// Charges group after group under one name, and undoes those before the one that refuses. A hold comes with the question
+    /// that it is made with; without one the name is made up, and nobody else knows it.
     async fn charge_in_turn(
         &self,
         parts: &Parts<'_>,
         groups: &[Group<'_>],
         mut hold: Hold,
-        question: &str,
+        question: Option<&str>,
         deadline: Instant,
     ) -> Result<Charged, StoreError> {
         let mut outcomes = blank(parts);
         for (turn, group) in groups.iter().enumerate() {
             let key = self.hold_key(group, hold.id);
-            let asked =
-                self.charge_together(&group.parts, "hold", Some((&key, hold, question)), deadline).await;
+            let kept = Some((&*key, hold, question.unwrap_or_default()));
+            let asked = self.charge_together(&group.parts, "hold", kept, deadline).await;
             let found = match asked {
                 Ok(Answer::Found(found)) => found,
                 Ok(Answer::Held(_, given)) => {
@@ -163,8 +164,11 @@ impl RedisStore {
                     question::read_found(&given, &group.parts).ok_or_else(|| question::no_answer("a hold"))?
                 }
                 Err(error) => {
-                    // The group itself may have been charged; undoing what was not done does nothing.
-                    self.undo(&groups[..=turn], hold.id);
+                    // The group itself may have been charged; undoing what was not done does nothing. Under a name that its
+                    // caller knows, nothing is undone behind the back of one who may be sending it again.
+                    if question.is_none() {
+                        self.undo(&groups[..=turn], hold.id);
+                    }
                     return Err(error);
                 }
             };
@@ -173,7 +177,12 @@ impl RedisStore {
             let taken = group.indexes.iter().zip(&group.parts).filter(|(index, _)| outcomes[**index].allowed);
             hold.ttl = taken.map(|(_, part)| lease_of(part)).max().unwrap_or_default().max(hold.ttl);
             if !found.passed {
-                self.undo_now(&groups[..turn], hold.id, deadline).await;
+                if let Err(error) = self.undo_now(&groups[..turn], hold.id, deadline).await {
+                    if question.is_some() {
+                        return Err(error);
+                    }
+                    self.undo(&groups[..turn], hold.id);
+                }
                 for later in &groups[turn + 1..] {
                     self.look(later, &mut outcomes, deadline).await?;
                 }
@@ -184,11 +193,9 @@ impl RedisStore {
     }
 
     /// Undoes groups before the answer is given, so that whoever gets it finds them undone.
-    async fn undo_now(&self, groups: &[Group<'_>], id: HoldId, deadline: Instant) {
+    async fn undo_now(&self, groups: &[Group<'_>], id: HoldId, deadline: Instant) -> Result<(), StoreError> {
         let undone = groups.iter().map(|group| self.undo_one(self.undo_keys(group, id), deadline));
-        if futures_util::future::join_all(undone).await.iter().any(Result::is_err) {
-            self.undo(groups, id);
-        }
+        futures_util::future::join_all(undone).await.into_iter().collect()
     }
 
     /// Undoes groups beside the calls: the deadline of this one has come, or nearly so.
@@ -244,7 +251,7 @@ impl RedisStore {
             }
             self.place(hold, "set", &place, deadline).await?;
         }
-        self.charge_in_turn(parts, groups, hold, &question, deadline).await
+        self.charge_in_turn(parts, groups, hold, Some(&question), deadline).await
     }
 
     /// The answer that a hold at another place was given, if it is still known.
