@@ -29,7 +29,7 @@ const GROUP: usize = 16;
 
 /// A limit that never runs out: a day of fifty million checks a second would not empty it.
 const ENDLESS: &str =
-    "[limits.bench]\nstrategy = \"token_bucket\"\nrate = \"1/s\"\nburst = 4_000_000_000_000\n";
+    "[limits.bench]\nstrategy = \"token_bucket\"\nrate = \"1/ms\"\nburst = 4_000_000_000_000\n";
 
 /// How many keys there is room for beyond those that are measured.
 const ROOM: usize = 1024;

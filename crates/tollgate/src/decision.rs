@@ -5,6 +5,8 @@ use std::fmt;
 use smallvec::SmallVec;
 use tollgate_kernel::{Micros, Outcome};
 
+use crate::report::Source;
+
 /// What one limit of a charge said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitOutcome<'a> {
@@ -14,6 +16,8 @@ pub struct LimitOutcome<'a> {
     pub outcome: Outcome,
     /// Whether the limit only watches: its refusal does not count.
     pub shadow: bool,
+    /// Where the answer came from.
+    pub source: Source,
 }
 
 impl LimitOutcome<'_> {
@@ -82,6 +86,12 @@ impl<'a> Decision<'a> {
         self.limits.iter().map(|limit| limit.outcome.delay).max().unwrap_or_default()
     }
 
+    /// Whether any limit answered without its store, because that failed: let through or denied uncounted, or counted in this
+    /// process alone.
+    pub fn degraded(&self) -> bool {
+        self.limits.iter().any(|limit| limit.source.is_fallback())
+    }
+
     /// What each limit said, in the order of the charge.
     pub fn limits(&self) -> &[LimitOutcome<'a>] {
         &self.limits
@@ -138,14 +148,14 @@ mod tests {
 
     fn limit(name: &'static str, remaining: u64, capacity: u64) -> LimitOutcome<'static> {
         let outcome = Outcome { capacity, remaining, ..Outcome::UNLIMITED };
-        LimitOutcome { name, outcome, shadow: false }
+        LimitOutcome { name, outcome, shadow: false, source: Source::Store }
     }
 
     fn denying(name: &'static str, retry_after: Option<u64>) -> LimitOutcome<'static> {
         let retry_after = retry_after.map(Micros::from_secs);
         let outcome =
             Outcome { allowed: false, retry_after, remaining: 0, capacity: 10, ..Outcome::UNLIMITED };
-        LimitOutcome { name, outcome, shadow: false }
+        LimitOutcome { name, outcome, shadow: false, source: Source::Store }
     }
 
     fn watching(limit: LimitOutcome<'static>) -> LimitOutcome<'static> {

@@ -6,19 +6,21 @@
 //! everything is.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Outcome, Strategy};
-use tollgate_store::{Clock, Item, MemoryItem, MemoryLimit, MemoryStore, Store, StoredLimit};
+use tollgate_store::{Clock, Item, MemoryItem, MemoryLimit, MemoryStore, StoredLimit};
 
 use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
+use crate::fallback::share_of;
 use crate::key::{Key, KeyError};
-use crate::policy::{Allowance, Policy, Rule};
-use crate::report::{Event, Observer, Source};
+use crate::policy::{Allowance, Fallback, Policy, Rule, Slice};
+use crate::remote::Remote;
+use crate::report::{Event, Observer, Source, Trouble};
 use crate::wait::Queues;
 
 /// How many limits one charge may name. A charge compares all of its pairs, so there must be an end to them.
@@ -39,7 +41,7 @@ pub(crate) fn check_count(limits: usize) -> Result<(), Error> {
 /// Where the counters are.
 pub(crate) enum Backend {
     Memory(MemoryStore),
-    Remote(Arc<dyn Store>),
+    Remote(Box<Remote>),
 }
 
 /// All limits of a registry, on their store.
@@ -69,32 +71,79 @@ pub(crate) enum Place {
     Counted {
         stored: StoredLimit,
         memory: Option<MemoryLimit>,
+        /// What this process knows of counters that are elsewhere.
+        away: Option<Box<Away>>,
     },
     Unlimited,
     Blocked,
 }
 
-impl Entry {
-    pub(crate) fn new(rule: Rule, backend: &Backend) -> Entry {
-        let place = |allowance: &Allowance| match allowance {
-            Allowance::Unlimited => Place::Unlimited,
-            Allowance::Blocked => Place::Blocked,
-            Allowance::Limited(limit) => {
-                let stored = StoredLimit::new(rule.name(), *limit);
-                let memory = match backend {
-                    Backend::Memory(store) => Some(store.open(&stored)),
-                    Backend::Remote(_) => None,
-                };
-                Place::Counted { stored, memory }
-            }
+/// What this process knows of a limit that is counted elsewhere.
+pub(crate) struct Away {
+    /// Tells limits apart in fingerprints.
+    pub(crate) number: usize,
+    pub(crate) fallback: Fallback,
+    /// What this process holds itself to while the store is down, and its counters once they are needed.
+    pub(crate) share: StoredLimit,
+    pub(crate) local: OnceLock<MemoryLimit>,
+    pub(crate) slice: Option<Slice>,
+}
+
+/// How limits fare on a store that may fail, where they do not say themselves.
+#[derive(Clone, Copy)]
+pub(crate) struct Otherwise {
+    pub(crate) fallback: Fallback,
+    pub(crate) instances: u64,
+}
+
+impl Away {
+    fn new(number: usize, rule: &Rule, stored: &StoredLimit, otherwise: Otherwise) -> Result<Away, Error> {
+        let fallback = rule.own_fallback().unwrap_or(otherwise.fallback);
+        let share = match fallback {
+            Fallback::Local => share_of(&stored.limit, otherwise.instances)?,
+            Fallback::Open | Fallback::Closed => stored.limit,
         };
-        let base = place(rule.allowance());
+        let share = StoredLimit { limit: share, ..stored.clone() };
+        // A key that holds less than a slice is charged one by one.
+        let slice = rule.own_slice().filter(|slice| slice.units() <= stored.limit.capacity());
+        let slice = slice.filter(|_| !rule.is_shadow());
+        Ok(Away { number, fallback, share, local: OnceLock::new(), slice })
+    }
+}
+
+impl Entry {
+    /// The rule on its store; `number` is counted up by one for each of its limits.
+    pub(crate) fn new(
+        rule: Rule,
+        backend: &Backend,
+        number: &mut usize,
+        otherwise: Otherwise,
+    ) -> Result<Entry, Error> {
+        let mut place = |allowance: &Allowance| -> Result<Place, Error> {
+            Ok(match allowance {
+                Allowance::Unlimited => Place::Unlimited,
+                Allowance::Blocked => Place::Blocked,
+                Allowance::Limited(limit) => {
+                    let stored =
+                        StoredLimit { subject: rule.subject(), ..StoredLimit::new(rule.name(), *limit) };
+                    *number += 1;
+                    let (memory, away) = match backend {
+                        Backend::Memory(store) => (Some(store.open(&stored)), None),
+                        Backend::Remote(_) => {
+                            (None, Some(Box::new(Away::new(*number, &rule, &stored, otherwise)?)))
+                        }
+                    };
+                    Place::Counted { stored, memory, away }
+                }
+            })
+        };
+        let base = place(rule.allowance())?;
         let overrides = rule
             .overrides()
             .iter()
-            .map(|(key, allowance)| (key.canonical().to_owned(), place(allowance)))
-            .collect();
-        Entry { rule, base, overrides }
+            .map(|(key, allowance)| Ok((key.canonical().to_owned(), place(allowance)?)))
+            .collect::<Result<HashMap<String, Place>, Error>>()?;
+        Ok(Entry { rule, base, overrides })
     }
 
     /// What a key meets here.
@@ -133,7 +182,7 @@ impl Place {
         }
     }
 
-    fn source(&self) -> Source {
+    pub(crate) fn source(&self) -> Source {
         match self {
             Place::Counted { .. } => Source::Store,
             Place::Unlimited => Source::Unlimited,
@@ -171,18 +220,24 @@ impl<'a, 'k> Resolved<'a, 'k> {
     /// The counters that this ask meets, if it meets any.
     fn counted(&self) -> Option<(&Key<'k>, &'a StoredLimit, Option<&'a MemoryLimit>)> {
         match &self.met {
-            Some((key, Place::Counted { stored, memory })) => Some((key, stored, memory.as_ref())),
+            Some((key, Place::Counted { stored, memory, .. })) => Some((key, stored, memory.as_ref())),
             _ => None,
         }
     }
 
-    /// The answer of an ask that meets no counters.
-    fn uncounted(&self) -> Option<Outcome> {
+    /// The counters that this ask meets elsewhere, by the canonical text of its key.
+    pub(crate) fn away(&self) -> Option<(&str, &'a StoredLimit, &'a Away)> {
         match &self.met {
-            Some((_, Place::Counted { .. })) => None,
-            Some((_, Place::Unlimited)) => Some(Outcome::UNLIMITED),
-            Some((_, Place::Blocked)) | None => Some(Outcome::BLOCKED),
+            Some((key, Place::Counted { stored, away: Some(away), .. })) => {
+                Some((key.canonical(), stored, away))
+            }
+            _ => None,
         }
+    }
+
+    /// The canonical text of its key, if that makes sense.
+    pub(crate) fn canonical(&self) -> Option<&str> {
+        self.met.as_ref().map(|(key, _)| key.canonical())
     }
 
     /// Whether this ask is denied before anything is counted. A malformed key is denied even where a limit only watches.
@@ -221,19 +276,54 @@ pub(crate) fn store_items<'a>(asks: &'a [Resolved<'_, '_>]) -> SmallVec<[Item<'a
         .collect()
 }
 
+/// What the counters said and where it came from, in the order of the asks that met any.
+pub(crate) type Answers = SmallVec<[(Outcome, Source); 4]>;
+
+/// The answers to a charge, and what went wrong on the way to them.
+#[derive(Default)]
+pub(crate) struct Answered {
+    pub(crate) answers: Answers,
+    pub(crate) trouble: Trouble,
+}
+
+impl Answered {
+    /// By a store.
+    pub(crate) fn by_store(outcomes: &[Outcome]) -> Answered {
+        let answers = outcomes.iter().map(|outcome| (*outcome, Source::Store)).collect();
+        Answered { answers, trouble: Trouble::default() }
+    }
+}
+
 /// The decision, from what the counters said, in the order of the asks that met any.
-pub(crate) fn conclude<'a>(asks: &[Resolved<'a, '_>], counted: &[Outcome]) -> Decision<'a> {
-    let mut counted = counted.iter();
+pub(crate) fn conclude<'a>(
+    asks: &[Resolved<'a, '_>],
+    counted: impl IntoIterator<Item = (Outcome, Source)>,
+) -> Decision<'a> {
+    let mut counted = counted.into_iter();
     let limits = asks.iter().map(|ask| {
-        let outcome = ask.uncounted().or_else(|| counted.next().copied()).unwrap_or(Outcome::BLOCKED);
+        let (outcome, source) = match &ask.met {
+            Some((_, Place::Counted { .. })) => counted.next().unwrap_or((Outcome::BLOCKED, Source::Store)),
+            Some((_, Place::Unlimited)) => (Outcome::UNLIMITED, Source::Unlimited),
+            Some((_, Place::Blocked)) => (Outcome::BLOCKED, Source::Blocked),
+            None => (Outcome::BLOCKED, Source::Malformed),
+        };
         // A malformed key is nobody's: not even a watching limit lets it pass.
         let shadow = ask.entry.rule.is_shadow() && ask.met.is_some();
-        LimitOutcome { name: ask.entry.rule.name(), outcome, shadow }
+        LimitOutcome { name: ask.entry.rule.name(), outcome, shadow, source }
     });
     Decision::new(limits.collect())
 }
 
 impl Gate {
+    /// Whether a limit is counted in this process while the store is down.
+    pub(crate) fn counts_locally(&self, name: &str) -> bool {
+        let away = self.by_name.get(name).and_then(|index| match &self.entries[*index].base {
+            Place::Counted { away, .. } => away.as_ref(),
+            Place::Unlimited | Place::Blocked => None,
+        });
+        away.is_none_or(|away| away.fallback == Fallback::Local)
+    }
+
     /// When a decision started, if anybody wants to know how long it took.
     #[inline]
     pub(crate) fn started(&self) -> Option<Instant> {
@@ -246,14 +336,28 @@ impl Gate {
         operation: &'static str,
         asks: &[Resolved<'_, '_>],
         decision: &Decision<'_>,
+        trouble: Trouble,
         started: Option<Instant>,
     ) {
         let Some(started) = started else { return };
         let duration = started.elapsed();
         for (ask, limit) in asks.iter().zip(decision.limits()) {
-            let met = ask.met.as_ref().map(|(key, place)| (key, *place));
-            self.tell(operation, ask.entry, met, ask.cost, limit.outcome, duration);
+            self.tell_one(operation, ask, limit, trouble, duration);
         }
+    }
+
+    /// Tells the observer of one limit of a decision.
+    pub(crate) fn tell_one(
+        &self,
+        operation: &'static str,
+        ask: &Resolved<'_, '_>,
+        limit: &LimitOutcome<'_>,
+        trouble: Trouble,
+        duration: Duration,
+    ) {
+        let met = ask.met.as_ref().map(|(key, place)| (key, *place));
+        let told = Told { outcome: limit.outcome, source: limit.source, trouble, duration };
+        self.tell(operation, ask.entry, met, ask.cost, told);
     }
 
     pub(crate) fn tell(
@@ -262,10 +366,10 @@ impl Gate {
         entry: &Entry,
         met: Option<(&Key<'_>, &Place)>,
         cost: Cost,
-        outcome: Outcome,
-        duration: Duration,
+        told: Told,
     ) {
         let Some(observer) = &self.observer else { return };
+        let Told { outcome, source, trouble, duration } = told;
         let namespace = met.map(|(key, _)| key.namespace()).unwrap_or_default();
         let shadow = entry.rule.is_shadow() && met.is_some();
         observer.decided(&Event {
@@ -277,9 +381,27 @@ impl Gate {
             allowed: outcome.allowed || shadow,
             shadow,
             outcome,
-            source: met.map_or(Source::Malformed, |(_, place)| place.source()),
+            source,
+            // What was answered from here, or meets no counters, did not depend on the store.
+            failure: trouble.failure.filter(|_| source.is_fallback()),
+            is_ambiguous: trouble.is_ambiguous && source.is_fallback(),
             duration,
         });
+    }
+}
+
+/// What an observer is told of one limit, beside what was asked.
+pub(crate) struct Told {
+    pub(crate) outcome: Outcome,
+    pub(crate) source: Source,
+    pub(crate) trouble: Trouble,
+    pub(crate) duration: Duration,
+}
+
+impl Told {
+    /// Of an answer that no store had a part in failing.
+    pub(crate) fn plain(outcome: Outcome, source: Source, duration: Duration) -> Told {
+        Told { outcome, source, trouble: Trouble::default(), duration }
     }
 }
 

@@ -34,34 +34,51 @@
 //!
 //! The walk of a charge through this crate: who pays ([`Key`]), which limits apply ([`policy`]), charge them all or none
 //! (`limiter.rs`, the heart), what they say together ([`Decision`]), and who is told ([`Observer`]).
+//!
+//! A charge whose counters are elsewhere goes through `remote.rs`: is it known to be denied (`denials.rs`), was it paid for
+//! already (`slices.rs`), is the store to be asked at all (`breaker.rs`), and what is answered if it cannot (`fallback.rs`).
 
+mod batch;
+mod breaker;
+mod builder;
 mod decision;
+mod denials;
 mod error;
+mod fallback;
+mod fingerprint;
 mod gate;
+mod health;
 mod key;
 mod limiter;
 pub mod policy;
 mod registry;
+mod remote;
 mod report;
 mod reservation;
+mod slices;
 mod wait;
 
 #[cfg(feature = "config")]
 pub use policy::config;
 
+pub use builder::TollgateBuilder;
 pub use decision::{Decision, LimitOutcome};
 pub use error::Error;
+pub use health::{StoreChange, StoreHealth, StoreState};
 pub use key::{Key, KeyError};
 pub use limiter::{Charge, Limiter, charge, peek, reserve};
-pub use policy::{Allowance, Fallback, Policy, PolicyError, Rule};
-pub use registry::{Ask, Tollgate, TollgateBuilder};
+pub use policy::{Allowance, Fallback, Policy, PolicyError, Rule, Slice};
+pub use registry::{Ask, Tollgate};
 pub use report::{Event, Observer, Source};
 pub use reservation::{Permit, Reservation, Reserved};
 pub use tollgate_kernel::{
     Align, Concurrency, FixedWindow, LeakyBucket, Limit, LimitError, Micros, Outcome, Rate, SlidingWindow,
     SlidingWindowCounter, Strategy, TokenBucket,
 };
-pub use tollgate_store::{Clock, HoldId, ManualClock, Settled, Settlement, Store, StoreError, WhenFull};
+pub use tollgate_store::{
+    Charged, Clock, Cost, Failure, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Outcomes,
+    Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit, Subject, WhenFull,
+};
 pub use wait::WaitError;
 
 /// The README's examples are tests.

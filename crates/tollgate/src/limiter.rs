@@ -13,10 +13,11 @@ use tollgate_store::{Charged, Hold, HoldId, MemoryItem, MemoryLimit, MemoryStore
 
 use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
-use crate::gate::{self, Backend, Entry, Gate, Place, Resolved, ResolvedAll};
+use crate::gate::{self, Backend, Entry, Gate, Place, Resolved, ResolvedAll, Told};
 use crate::key::Key;
 use crate::policy::Rule;
 use crate::registry::Tollgate;
+use crate::report::{Source, Trouble};
 use crate::reservation::{Permit, Reservation, Reserved};
 use crate::wait::{self, WaitError};
 
@@ -93,7 +94,8 @@ impl Limiter {
             Ok(key) => key,
             Err(error) => {
                 self.gate.malformed.warn(self.entry.rule.name(), &error);
-                self.gate.tell("charge", &self.entry, None, cost, Outcome::BLOCKED, Duration::ZERO);
+                let told = Told::plain(Outcome::BLOCKED, Source::Malformed, Duration::ZERO);
+                self.gate.tell("charge", &self.entry, None, cost, told);
                 return Outcome::BLOCKED;
             }
         };
@@ -105,7 +107,8 @@ impl Limiter {
             Place::Blocked | Place::Counted { memory: None, .. } => Outcome::BLOCKED,
         };
         if let Some(started) = started {
-            self.gate.tell("charge", &self.entry, Some((&key, place)), cost, outcome, started.elapsed());
+            let told = Told::plain(outcome, place.source(), started.elapsed());
+            self.gate.tell("charge", &self.entry, Some((&key, place)), cost, told);
         }
         self.entry.as_counted(outcome)
     }
@@ -260,7 +263,7 @@ pub fn charge<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
         let mut decision = Decision::open();
         let decided = store.charge_known(&items, |outcome| {
             let name = charges[decision.limits().len()].limiter.name();
-            decision.add(LimitOutcome { name, outcome, shadow: false });
+            decision.add(LimitOutcome { name, outcome, shadow: false, source: Source::Store });
         });
         if decided.is_some() {
             decision.close();
@@ -339,14 +342,15 @@ fn resolve<'a, 'k>(gate: &Gate, charges: &[Charge<'a, 'k>]) -> Result<ResolvedAl
     charges.iter().map(|charge| Resolved::new(gate, &charge.limiter.entry, charge.key, charge.cost)).collect()
 }
 
-fn told<'a>(
+/// The decision, from what the memory store said, and the observer told of it.
+pub(crate) fn told<'a>(
     gate: &Gate,
     operation: &'static str,
     asks: &[Resolved<'a, '_>],
     counted: &Charged,
     started: Option<std::time::Instant>,
 ) -> Decision<'a> {
-    let decision = gate::conclude(asks, &counted.outcomes);
-    gate.tell_all(operation, asks, &decision, started);
+    let decision = gate::conclude(asks, counted.outcomes.iter().map(|outcome| (*outcome, Source::Store)));
+    gate.tell_all(operation, asks, &decision, Trouble::default(), started);
     decision
 }

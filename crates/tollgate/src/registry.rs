@@ -3,25 +3,23 @@
 //! Calls here are async because a store may be elsewhere; on the memory store they are ready at once. For the shortest way
 //! take a [`Limiter`] out of it.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
 use tollgate_kernel::{Limit, Micros, Outcome};
-use tollgate_store::{
-    Charged, Clock, Hold, HoldId, MemoryOptions, MemoryStore, Settled, Settlement, Store, WhenFull,
-};
+use tollgate_store::{Hold, HoldId, Settled, Settlement};
 
+use crate::builder::TollgateBuilder;
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::gate::{self, Backend, Entry, Gate, Resolved, ResolvedAll};
-use crate::limiter::Limiter;
-use crate::policy::{Policy, PolicyError, Rule};
-use crate::report::Observer;
+use crate::gate::{self, Answered, Backend, Entry, Gate, Place, Resolved, ResolvedAll};
+use crate::health::StoreHealth;
+use crate::limiter::{self, Limiter};
+use crate::policy::Rule;
 use crate::reservation::{Reservation, Reserved};
-use crate::wait::{self, Queues, WaitError};
+use crate::slices::{Slices, Unused};
+use crate::wait::{self, WaitError};
 
 /// All limits of a program. Cheap to clone; clones share their counters.
 ///
@@ -42,7 +40,7 @@ use crate::wait::{self, Queues, WaitError};
 /// ```
 #[derive(Clone)]
 pub struct Tollgate {
-    gate: Arc<Gate>,
+    pub(crate) gate: Arc<Gate>,
 }
 
 /// One limit of a charge, by name.
@@ -69,11 +67,6 @@ impl<'a> Ask<'a> {
     pub fn cost(self, cost: u64) -> Ask<'a> {
         Ask { cost, ..self }
     }
-}
-
-/// What a store would say of no limits at all; it need not be asked.
-fn nothing_counted() -> Charged {
-    Charged { allowed: true, outcomes: SmallVec::new() }
 }
 
 impl Tollgate {
@@ -132,10 +125,16 @@ impl Tollgate {
     pub async fn peek(&self, asks: &[Ask<'_>]) -> Result<Decision<'_>, Error> {
         let started = self.gate.started();
         let resolved = self.resolve(asks)?;
-        let counted = self.peek_resolved(&resolved).await?;
-        let decision = gate::conclude(&resolved, &counted.outcomes);
-        self.gate.tell_all("peek", &resolved, &decision, started);
-        Ok(decision)
+        match &self.gate.backend {
+            Backend::Memory(store) => {
+                let counted = store.peek_all(&gate::memory_items(&resolved));
+                Ok(limiter::told(&self.gate, "peek", &resolved, &counted, started))
+            }
+            Backend::Remote(remote) => {
+                let answered = Box::pin(remote.peek(&resolved)).await?;
+                Ok(self.told("peek", &resolved, answered, started))
+            }
+        }
     }
 
     /// Charges an estimate, to be settled with the true amount within `ttl`.
@@ -147,38 +146,46 @@ impl Tollgate {
     }
 
     /// Settles, cancels or renews a reservation by its name.
+    ///
+    /// While a store elsewhere is down this is an error that may pass, and the reservation stays as it is. What was reserved
+    /// while it was down is settled in this process, whatever has become of the store: limits that count locally are
+    /// corrected, and the others, which charged nothing, have nothing to correct.
     pub async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
         let settled = match &self.gate.backend {
             Backend::Memory(store) => store.settle(id, settlement)?,
-            Backend::Remote(store) => store.settle(id, settlement).await?,
+            Backend::Remote(remote) => {
+                let counts_locally = |name: &str| self.gate.counts_locally(name);
+                Box::pin(remote.settle(id, settlement, counts_locally)).await?
+            }
         };
         self.gate.queues.nudge();
         Ok(settled)
     }
 
-    /// What a key has used and has left, as it stands.
+    /// What a key has used and has left, as it stands. A store elsewhere that fails is an error: nothing is made up.
     pub async fn status(&self, limit: &str, key: &str) -> Result<Outcome, Error> {
-        if let Ok(limiter) = self.limiter(limit) {
-            return Ok(limiter.status(key));
-        }
+        let Backend::Remote(remote) = &self.gate.backend else {
+            return Ok(self.limiter(limit)?.status(key));
+        };
         // As in the memory store: a charge of all there could ever be shows the key as it stands.
         let [mut standing, mut one] = [Outcome::BLOCKED; 2];
         for (outcome, cost) in [(&mut standing, u64::MAX), (&mut one, 1)] {
             let resolved = self.resolve(&[Ask { limit, key, cost }])?;
-            let counted = self.peek_resolved(&resolved).await?;
-            *outcome = gate::conclude(&resolved, &counted.outcomes).binding().outcome;
+            let answered = Box::pin(remote.peek_store(&resolved)).await?;
+            *outcome = gate::conclude(&resolved, answered.answers).binding().outcome;
         }
         Ok(Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing })
     }
 
-    /// Forgets what a key was charged; false when nothing was remembered.
+    /// Forgets what a key was charged; false when nothing was remembered. What this process itself remembers of the key is
+    /// forgotten even if its store, elsewhere, fails; that is then an error.
     pub async fn reset(&self, limit: &str, key: &str) -> Result<bool, Error> {
         let entry = self.entry(limit)?;
         let key = crate::key::Key::parse(key)?;
         let forgotten = match (entry.place(&key), &self.gate.backend) {
-            (gate::Place::Counted { memory: Some(memory), .. }, _) => memory.forget(key.canonical()),
-            (gate::Place::Counted { stored, .. }, Backend::Remote(store)) => {
-                store.forget(stored, key.canonical()).await?
+            (Place::Counted { memory: Some(memory), .. }, _) => memory.forget(key.canonical()),
+            (Place::Counted { stored, away: Some(away), .. }, Backend::Remote(remote)) => {
+                Box::pin(remote.forget(stored, away, key.canonical())).await?
             }
             _ => false,
         };
@@ -193,6 +200,34 @@ impl Tollgate {
         wait::wait(&self.gate, entry, ask.key, ask.cost, within, None).await
     }
 
+    /// How the store fares: whether it answers, how it failed, and what was answered without it.
+    pub fn store_health(&self) -> StoreHealth {
+        match &self.gate.backend {
+            Backend::Memory(_) => StoreHealth::always_up(self.gate.clock.now()),
+            Backend::Remote(remote) => remote.health(),
+        }
+    }
+
+    /// Gives back what is unused of slices whose time is up, and returns of how many: see [`Rule::slice`]. A key's next charge
+    /// does the same for its own slice; whoever wants idle units back sooner calls this now and then.
+    pub async fn give_back_ended_slices(&self) -> Result<usize, Error> {
+        self.give_back(Slices::ended).await
+    }
+
+    /// Gives back what is unused of all slices, as before the process ends, and returns of how many.
+    pub async fn give_back_slices(&self) -> Result<usize, Error> {
+        self.give_back(Slices::all).await
+    }
+
+    async fn give_back(&self, which: fn(&Slices, Micros) -> Vec<Unused>) -> Result<usize, Error> {
+        let given_back = match &self.gate.backend {
+            Backend::Memory(_) => 0,
+            Backend::Remote(remote) => Box::pin(remote.give_back(which)).await?,
+        };
+        self.gate.queues.nudge();
+        Ok(given_back)
+    }
+
     /// How many keys the memory store remembers; zero where the store is elsewhere.
     pub fn keys(&self) -> usize {
         match &self.gate.backend {
@@ -201,7 +236,7 @@ impl Tollgate {
         }
     }
 
-    fn entry(&self, name: &str) -> Result<&Arc<Entry>, Error> {
+    pub(crate) fn entry(&self, name: &str) -> Result<&Arc<Entry>, Error> {
         match self.gate.by_name.get(name) {
             Some(&index) => Ok(&self.gate.entries[index]),
             None => Err(self.gate.policy.unknown(name).into()),
@@ -221,136 +256,40 @@ impl Tollgate {
     ) -> Result<Decision<'_>, Error> {
         let started = self.gate.started();
         let resolved = self.resolve(asks)?;
-        let counted = if gate::is_denied_outright(&resolved) {
-            self.peek_resolved(&resolved).await?
-        } else {
-            match &self.gate.backend {
-                Backend::Memory(store) => store.charge_all(&gate::memory_items(&resolved), hold)?,
-                Backend::Remote(store) => match &gate::store_items(&resolved)[..] {
-                    [] if hold.is_none() => nothing_counted(),
-                    items => store.charge(items, hold).await?,
-                },
+        let is_denied = gate::is_denied_outright(&resolved);
+        match &self.gate.backend {
+            Backend::Memory(store) => {
+                let items = gate::memory_items(&resolved);
+                let counted =
+                    if is_denied { store.peek_all(&items) } else { store.charge_all(&items, hold)? };
+                Ok(limiter::told(&self.gate, operation, &resolved, &counted, started))
             }
-        };
-        let decision = gate::conclude(&resolved, &counted.outcomes);
-        self.gate.tell_all(operation, &resolved, &decision, started);
-        Ok(decision)
+            Backend::Remote(remote) => {
+                let answered = match is_denied {
+                    true => Box::pin(remote.peek(&resolved)).await?,
+                    false => remote.charge(&resolved, hold).await?,
+                };
+                Ok(self.told(operation, &resolved, answered, started))
+            }
+        }
     }
 
-    async fn peek_resolved(&self, resolved: &[Resolved<'_, '_>]) -> Result<Charged, Error> {
-        Ok(match &self.gate.backend {
-            Backend::Memory(store) => store.peek_all(&gate::memory_items(resolved)),
-            Backend::Remote(store) => match &gate::store_items(resolved)[..] {
-                [] => nothing_counted(),
-                items => store.peek(items).await?,
-            },
-        })
+    /// Notes what a store elsewhere, or whoever stood in for it, has answered.
+    fn told<'a>(
+        &self,
+        operation: &'static str,
+        resolved: &[Resolved<'a, '_>],
+        answered: Answered,
+        started: Option<Instant>,
+    ) -> Decision<'a> {
+        let decision = gate::conclude(resolved, answered.answers);
+        self.gate.tell_all(operation, resolved, &decision, answered.trouble, started);
+        decision
     }
 }
 
 impl fmt::Debug for Tollgate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tollgate").field("rules", &self.rules()).finish_non_exhaustive()
-    }
-}
-
-/// Builds a [`Tollgate`].
-#[derive(Default)]
-pub struct TollgateBuilder {
-    rules: Vec<Result<Rule, PolicyError>>,
-    memory: MemoryOptions,
-    store: Option<Arc<dyn Store>>,
-    observer: Option<Arc<dyn Observer>>,
-}
-
-impl TollgateBuilder {
-    /// Registers a limit by name. A name that will not do is reported by [`build`](Self::build).
-    #[must_use]
-    pub fn limit(mut self, name: &str, limit: Limit) -> Self {
-        self.rules.push(Rule::new(name, limit));
-        self
-    }
-
-    /// Registers a rule: a limit with overrides, or one that only watches, lets everything through, or nothing.
-    #[must_use]
-    pub fn rule(mut self, rule: Rule) -> Self {
-        self.rules.push(Ok(rule));
-        self
-    }
-
-    /// Registers all rules of a policy.
-    #[must_use]
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.rules.extend(policy.rules().iter().cloned().map(Ok));
-        self
-    }
-
-    /// Where the memory store's time comes from; the system clock, unless said.
-    #[must_use]
-    pub fn clock(mut self, clock: Clock) -> Self {
-        self.memory.clock = clock;
-        self
-    }
-
-    /// How many keys the memory store remembers at most; ten million, unless said.
-    #[must_use]
-    pub fn max_keys(mut self, max_keys: usize) -> Self {
-        self.memory.max_keys = max_keys;
-        self
-    }
-
-    /// What happens to keys that the memory store has no room for.
-    #[must_use]
-    pub fn when_full(mut self, when_full: WhenFull) -> Self {
-        self.memory.when_full = when_full;
-        self
-    }
-
-    /// How often a thread of the memory store forgets a tenth of what is as good as new; `None` starts no thread.
-    #[must_use]
-    pub fn sweep_every(mut self, every: Option<Duration>) -> Self {
-        self.memory.sweep_every = every;
-        self
-    }
-
-    /// Counts in another store than the memory store.
-    #[must_use]
-    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
-        self.store = Some(store);
-        self
-    }
-
-    /// Sees every decision.
-    #[must_use]
-    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.observer = Some(observer);
-        self
-    }
-
-    /// The registry, if all rules have proper names and no two have the same.
-    pub fn build(self) -> Result<Tollgate, Error> {
-        let rules = self.rules.into_iter().collect::<Result<Vec<Rule>, PolicyError>>()?;
-        let policy = Policy::new(rules)?;
-        let clock = self.memory.clock.clone();
-        let backend = match self.store {
-            Some(store) => Backend::Remote(store),
-            None => Backend::Memory(MemoryStore::new(self.memory)),
-        };
-        let entries: Vec<Arc<Entry>> =
-            policy.rules().iter().map(|rule| Arc::new(Entry::new(rule.clone(), &backend))).collect();
-        let by_name: HashMap<String, usize> =
-            policy.rules().iter().enumerate().map(|(index, rule)| (rule.name().to_owned(), index)).collect();
-        let queues = Queues::default();
-        let gate = Gate {
-            entries,
-            by_name,
-            policy,
-            backend,
-            clock,
-            observer: self.observer,
-            queues,
-            malformed: Default::default(),
-        };
-        Ok(Tollgate { gate: Arc::new(gate) })
     }
 }

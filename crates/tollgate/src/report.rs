@@ -1,23 +1,80 @@
-//! How the operator is told: an event for every limit of every decision.
+//! How the operator is told: an event for every limit of every decision, and a word whenever the store goes or comes back.
 //!
 //! An [`Observer`] sees them all, in the thread that decided, after the decision is made: it cannot change it. Events carry no
-//! key, only its namespace; whoever turns them into labels must still bound how many of those there are.
+//! key, only its namespace; whoever turns them into labels must still bound how many of those there are. How the store fares
+//! is in `health.rs`.
 
 use std::time::Duration;
 
 use tollgate_kernel::{Outcome, Strategy};
+use tollgate_store::Failure;
 
-/// Why a limit answered as it did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use crate::health::StoreChange;
+
+/// Where a limit's answer came from. Every answer has exactly one source, so events counted by source add up to all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Source {
     /// The store counted.
+    #[default]
     Store,
+    /// The store denied the same a moment ago, and until when; it was not asked again.
+    DenialCache,
+    /// Admitted from units that this process had taken from the store beforehand.
+    Slice,
+    /// The store failed, and the limit is set to let everything through then. Nothing was charged.
+    FallbackOpen,
+    /// The store failed, and the limit is set to let nothing through then.
+    FallbackClosed,
+    /// The store failed, and the memory of this process counted.
+    FallbackLocal,
     /// The limit is set to let everything through.
     Unlimited,
     /// The limit is set to let nothing through.
     Blocked,
     /// The key was empty or malformed, and nothing was asked.
     Malformed,
+}
+
+impl Source {
+    /// All of them, in the order of the documentation.
+    pub const ALL: [Source; 9] = [
+        Source::Store,
+        Source::DenialCache,
+        Source::Slice,
+        Source::FallbackOpen,
+        Source::FallbackClosed,
+        Source::FallbackLocal,
+        Source::Unlimited,
+        Source::Blocked,
+        Source::Malformed,
+    ];
+
+    /// The name used in metrics and documentation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Source::Store => "store",
+            Source::DenialCache => "denial_cache",
+            Source::Slice => "slice",
+            Source::FallbackOpen => "fallback_open",
+            Source::FallbackClosed => "fallback_closed",
+            Source::FallbackLocal => "fallback_local",
+            Source::Unlimited => "unlimited",
+            Source::Blocked => "blocked",
+            Source::Malformed => "malformed",
+        }
+    }
+
+    /// Whether the store should have answered, and could not.
+    pub const fn is_fallback(self) -> bool {
+        matches!(self, Source::FallbackOpen | Source::FallbackClosed | Source::FallbackLocal)
+    }
+}
+
+/// What went wrong between a decision and its store, if anything did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Trouble {
+    pub(crate) failure: Option<Failure>,
+    pub(crate) is_ambiguous: bool,
 }
 
 /// One limit's part in one decision.
@@ -41,6 +98,10 @@ pub struct Event<'a> {
     pub outcome: Outcome,
     /// Where the answer came from.
     pub source: Source,
+    /// Why the store did not answer: how it failed this call or, while it is not asked because it is down, the one before.
+    pub failure: Option<Failure>,
+    /// Whether the call that failed may have been charged all the same: it was sent, and its answer never came.
+    pub is_ambiguous: bool,
     /// How long the whole decision took.
     pub duration: Duration,
 }
@@ -73,4 +134,9 @@ pub struct Event<'a> {
 pub trait Observer: Send + Sync + 'static {
     /// Called once for each limit of each decision.
     fn decided(&self, event: &Event<'_>);
+
+    /// Called once whenever the store is taken to be down, and once when it is back. Does nothing unless written.
+    fn store_changed(&self, change: &StoreChange) {
+        let _ = change;
+    }
 }

@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tollgate_kernel::{Cost, Micros, Outcome};
-use tollgate_store::{Alarm, Hold, Item, MemoryItem};
+use tollgate_store::{Alarm, Hold, MemoryItem};
 
 use crate::error::Error;
-use crate::gate::{Backend, Entry, Gate, Place};
-use crate::key::Key;
+use crate::gate::{Answered, Backend, Entry, Gate, Place, Resolved, Told};
+use crate::report::{Source, Trouble};
 
 /// Why waiting came to nothing. Nothing was charged.
 #[derive(Debug)]
@@ -183,49 +183,48 @@ pub(crate) async fn wait(
 ) -> Result<Outcome, WaitError> {
     let started = Instant::now();
     let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
-    let key = match Key::parse(text) {
-        Ok(key) => key,
-        Err(error) => {
-            gate.malformed.warn(entry.rule.name(), &error);
-            gate.tell("wait", entry, None, cost, Outcome::BLOCKED, started.elapsed());
-            return Err(WaitError::Never(Outcome::BLOCKED));
-        }
+    let resolved = Resolved::new(gate, entry, text, cost.get())?;
+    let Some((key, place)) = &resolved.met else {
+        let told = Told::plain(Outcome::BLOCKED, Source::Malformed, started.elapsed());
+        gate.tell("wait", entry, None, cost, told);
+        return Err(WaitError::Never(Outcome::BLOCKED));
     };
-    let place = entry.place(&key);
-    let ask = Ask { gate, entry, key: &key, place, cost, hold };
-    let answer = wait_for(&ask, within).await;
+    let mut ask =
+        Ask { gate, resolved: &resolved, place, hold, source: place.source(), trouble: Trouble::default() };
+    let answer = wait_for(&mut ask, key.canonical(), within).await;
     let outcome = match &answer {
         Ok(outcome) | Err(WaitError::Never(outcome) | WaitError::TooLate(Some(outcome))) => *outcome,
         Err(WaitError::TooLate(None)) => Outcome::BLOCKED,
         // What could not be decided is no decision.
         Err(WaitError::Failed(_)) => return answer,
     };
-    gate.tell("wait", entry, Some((&key, place)), cost, outcome, started.elapsed());
+    let told = Told { outcome, source: ask.source, trouble: ask.trouble, duration: started.elapsed() };
+    gate.tell("wait", entry, Some((key, place)), cost, told);
     answer.map(|outcome| entry.as_counted(outcome))
 }
 
-/// What a waiter asks the counters, again and again.
+/// What a waiter asks the counters, again and again, and where the last answer came from.
 struct Ask<'a> {
     gate: &'a Gate,
-    entry: &'a Entry,
-    key: &'a Key<'a>,
+    resolved: &'a Resolved<'a, 'a>,
     place: &'a Place,
-    cost: Cost,
     hold: Option<Hold>,
+    source: Source,
+    trouble: Trouble,
 }
 
-async fn wait_for(ask: &Ask<'_>, within: Duration) -> Result<Outcome, WaitError> {
-    let Ask { gate, entry, key, .. } = ask;
+async fn wait_for(ask: &mut Ask<'_>, key: &str, within: Duration) -> Result<Outcome, WaitError> {
+    let (gate, entry) = (ask.gate, ask.resolved.entry);
     // What passes whatever the counters say, or never can, has nothing to stand in line for.
-    if entry.rule.is_shadow() || ask.place.is_hopeless_for(ask.cost) {
+    if entry.rule.is_shadow() || ask.place.is_hopeless_for(ask.resolved.cost) {
         let outcome = ask.once().await?;
         let passes = outcome.allowed || entry.rule.is_shadow();
         return if passes { Ok(outcome) } else { Err(WaitError::Never(outcome)) };
     }
     let clock = &gate.clock;
     let deadline = clock.now().saturating_add(Micros::from(within));
-    let address = std::ptr::from_ref(*entry) as usize;
-    let turn = gate.queues.join((address, key.canonical().to_owned()));
+    let address = std::ptr::from_ref(entry) as usize;
+    let turn = gate.queues.join((address, key.to_owned()));
     let Some(mut nudges) = look_or_ring(&turn, None, clock.alarm(deadline)).await else {
         return Err(WaitError::TooLate(None));
     };
@@ -248,21 +247,25 @@ async fn wait_for(ask: &Ask<'_>, within: Duration) -> Result<Outcome, WaitError>
 
 impl Ask<'_> {
     /// Asks the counters once.
-    async fn once(&self) -> Result<Outcome, Error> {
-        let Ask { cost, hold, .. } = *self;
-        let (key, shadow) = (self.key.canonical(), self.entry.rule.is_shadow());
-        let charged = match (self.place, &self.gate.backend) {
-            (Place::Unlimited, _) => return Ok(Outcome::UNLIMITED),
+    async fn once(&mut self) -> Result<Outcome, Error> {
+        let Resolved { entry, cost, .. } = *self.resolved;
+        let (key, shadow) = (self.resolved.canonical().unwrap_or_default(), entry.rule.is_shadow());
+        match (self.place, &self.gate.backend) {
+            (Place::Unlimited, _) => Ok(Outcome::UNLIMITED),
             (Place::Counted { memory: Some(limit), .. }, Backend::Memory(store)) => {
-                store.charge_all(&[MemoryItem { limit, key, cost, shadow }], hold)?
+                let charged = store.charge_all(&[MemoryItem { limit, key, cost, shadow }], self.hold)?;
+                Ok(charged.outcomes.first().copied().unwrap_or(Outcome::BLOCKED))
             }
-            (Place::Counted { stored, .. }, Backend::Remote(store)) => {
-                store.charge(&[Item { limit: stored, key, cost, shadow }], hold).await?
+            (Place::Counted { .. }, Backend::Remote(remote)) => {
+                let asks = std::slice::from_ref(self.resolved);
+                let Answered { answers, trouble } = remote.charge(asks, self.hold).await?;
+                let (outcome, source) = answers.first().copied().unwrap_or((Outcome::BLOCKED, Source::Store));
+                (self.source, self.trouble) = (source, trouble);
+                Ok(outcome)
             }
             (Place::Blocked, _) | (Place::Counted { memory: None, .. }, Backend::Memory(_)) => {
-                return Ok(Outcome::BLOCKED);
+                Ok(Outcome::BLOCKED)
             }
-        };
-        Ok(charged.outcomes.first().copied().unwrap_or(Outcome::BLOCKED))
+        }
     }
 }

@@ -4,10 +4,18 @@
 mod charge;
 #[path = "library/crowd.rs"]
 mod crowd;
+#[path = "library/denials.rs"]
+mod denials;
+#[path = "library/elsewhere.rs"]
+mod elsewhere;
+#[path = "library/fallback.rs"]
+mod fallback;
 #[path = "library/hostile.rs"]
 mod hostile;
 #[path = "library/observe.rs"]
 mod observe;
+#[path = "library/outage.rs"]
+mod outage;
 #[path = "library/registry.rs"]
 mod registry;
 #[path = "library/remote.rs"]
@@ -16,5 +24,7 @@ mod remote;
 mod reserve;
 #[path = "library/scene.rs"]
 mod scene;
+#[path = "library/slices.rs"]
+mod slices;
 #[path = "library/wait.rs"]
 mod wait;

@@ -38,7 +38,10 @@ impl Model {
         for item in items {
             let name = (item.limit.name.clone(), item.key.to_owned());
             match parts.iter_mut().find(|(other, ..)| *other == name) {
-                Some((_, _, cost, _)) => *cost = Cost::new(cost.get() + item.cost.get()).unwrap_or(item.cost),
+                Some((_, _, cost, _)) => {
+                    let sum = cost.get().saturating_add(item.cost.get());
+                    *cost = Cost::new(sum).unwrap_or(item.cost);
+                }
                 None => parts.push((name, item.limit.limit, item.cost, item.shadow)),
             }
         }
@@ -133,7 +136,7 @@ impl Model {
         let parts = held.parts.clone();
         let mut found = parts.is_empty();
         for (name, limit, reserved, charged_at) in parts {
-            let actual = actual_of(&name.0, reserved);
+            let actual = actual_of(&name.0, reserved).min(tollgate_kernel::MAX_COUNT);
             let state = self.state(&name, limit);
             found |= !is_lease(&limit);
             match (limit, &mut *state) {

@@ -39,10 +39,41 @@ fn limits() -> Vec<StoredLimit> {
     ]
 }
 
+/// Limits at, or near, the bounds of what can be kept exact: products past 2^53 and 2^64, odd fractions of large numbers, windows
+/// of years, debts that saturate. Whoever computes in another language than the kernel gets these wrong first.
+fn wide_limits() -> Vec<StoredLimit> {
+    use tollgate_kernel::{Limit, MAX_COUNT, MAX_SPAN, Rate};
+    let (minute, day) = (Micros::from_secs(60), Micros::from_secs(86_400));
+    let rate = |count, period| Rate::new(count, period).unwrap_or_else(|error| panic!("{error}"));
+    vec![
+        limit("token-fast", Limit::token_bucket(rate(4_294_967_291, Micros::from_secs(1)), 1 << 40)),
+        limit("token-slow", Limit::token_bucket(rate(1, Micros::from_secs(3_600)), 1_000_000)),
+        limit("token-models", Limit::token_bucket(rate(10_000_000, minute), 10_000_000)),
+        limit("leaky-prime", Limit::leaky_bucket(rate(999_983, day), 999_983)),
+        limit("fixed-wide", Limit::fixed_window(MAX_COUNT, MAX_SPAN)),
+        limit("clock-day", Limit::clock_window(1_000_000, day)),
+        limit("log-wide", Limit::sliding_window(MAX_COUNT, day)),
+        limit("counter-day", Limit::sliding_window_counter(1_000_000, day)),
+        limit("counter-years", Limit::sliding_window_counter(14_000, MAX_SPAN)),
+        limit("counter-prime", Limit::sliding_window_counter(9_999_991, Micros::new(59_999_999))),
+        limit("leases-wide", Limit::concurrency(MAX_COUNT, MAX_SPAN)),
+    ]
+}
+
 const KEYS: [&str; 3] = ["a", "user:b", "user:c:v2"];
 
 pub(super) async fn traces(traces: Traces, make: &impl AsyncFn(ManualClock) -> Subject) {
-    let limits = limits();
+    run(traces, &limits(), false, make).await;
+    // A tenth of the steps at the bounds.
+    run(Traces { steps: traces.steps / 10, ..traces }, &wide_limits(), true, make).await;
+}
+
+async fn run(
+    traces: Traces,
+    limits: &[StoredLimit],
+    is_wide: bool,
+    make: &impl AsyncFn(ManualClock) -> Subject,
+) {
     for seed in 0..traces.seeds {
         let clock = super::clock();
         let subject = make(clock.clone()).await;
@@ -51,14 +82,15 @@ pub(super) async fn traces(traces: Traces, make: &impl AsyncFn(ManualClock) -> S
             clock,
             model: Model::default(),
             random: Random::new(seed),
-            limits: &limits,
+            limits,
+            is_wide,
             holds: Vec::new(),
             admitted: 0,
             denied: 0,
         };
         for step in 0..traces.steps {
             if let Err(mistake) = trace.step().await {
-                panic!("seed {seed}, step {step}: {mistake}");
+                panic!("seed {seed}, step {step}, wide {is_wide}: {mistake}");
             }
         }
         assert!(trace.admitted > traces.steps / 20, "seed {seed}: hardly anything was admitted");
@@ -72,6 +104,8 @@ struct Trace<'a> {
     model: Model,
     random: Random,
     limits: &'a [StoredLimit],
+    /// Whether amounts and times are as large as the limits are.
+    is_wide: bool,
     /// Holds that may still be open, and how much each reserved under its first limit.
     holds: Vec<(HoldId, u64)>,
     admitted: usize,
@@ -93,6 +127,11 @@ impl Trace<'_> {
     /// Often no time at all, so that charges share an instant; mostly a little; now and then enough to empty everything; at
     /// times to the very edge of a window.
     fn pass_time(&mut self) {
+        if self.is_wide {
+            let most = *self.random.pick(&[1, 1_000, 60_000_000, 86_400_000_000, 40_000_000_000_000]);
+            let span = if self.random.one_in(3) { 0 } else { self.random.below(most) };
+            return self.clock.advance(Micros::new(span));
+        }
         let now = self.clock.now().get();
         let edge = *self.random.pick(&[2_000_000, 1_500_000, 1_700_000]);
         let span = match self.random.below(100) {
@@ -106,7 +145,7 @@ impl Trace<'_> {
     }
 
     /// One to three limits, at times the same pair twice, at times one that only watches, at times a cost that never fits.
-    fn items<'b>(random: &mut Random, limits: &'b [StoredLimit]) -> Vec<Item<'b>> {
+    fn items<'b>(random: &mut Random, limits: &'b [StoredLimit], is_wide: bool) -> Vec<Item<'b>> {
         let count = if random.one_in(3) { 1 + random.below(3) } else { 1 };
         let mut items: Vec<Item<'b>> = Vec::new();
         for _ in 0..count {
@@ -114,17 +153,30 @@ impl Trace<'_> {
                 Some(last) if random.one_in(4) => (last.limit, last.key),
                 _ => (random.pick(limits), *random.pick(&KEYS)),
             };
-            let units = if random.one_in(50) { random.below(1 << 40) } else { random.below(4) } + 1;
+            let capacity = limit.limit.capacity();
+            let units = match random.below(8) {
+                0 if is_wide => capacity,
+                1 if is_wide => capacity / (1 + random.below(9)),
+                2..5 if is_wide => random.below(capacity / 3 + 1),
+                5 if is_wide => *random.pick(&[capacity + 1, u64::MAX, 1 << 53]),
+                _ if random.one_in(50) => random.below(1 << 40),
+                _ => random.below(4),
+            };
             // A pair that is named twice watches both times or neither.
             let twin = items.iter().find(|item| item.limit == limit && item.key == key);
             let shadow = twin.map_or_else(|| random.one_in(8), |twin| twin.shadow);
-            items.push(Item { limit, key, cost: super::cost(units), shadow });
+            items.push(Item {
+                limit,
+                key,
+                cost: super::cost(units.saturating_add(u64::from(!is_wide)).max(1)),
+                shadow,
+            });
         }
         items
     }
 
     async fn charge(&mut self, held: bool) -> Result<(), String> {
-        let items = Self::items(&mut self.random, self.limits);
+        let items = Self::items(&mut self.random, self.limits, self.is_wide);
         let hold = held.then(|| {
             let ttl =
                 if self.random.one_in(3) { Micros::new(self.random.below(3_000_000)) } else { FOR_LONG };
@@ -145,7 +197,7 @@ impl Trace<'_> {
     }
 
     async fn peek(&mut self) -> Result<(), String> {
-        let items = Self::items(&mut self.random, self.limits);
+        let items = Self::items(&mut self.random, self.limits, self.is_wide);
         let expected = self.model.peek(&items, self.clock.now());
         let got = self.subject.store.peek(&items).await;
         let got = got.map_err(|error| format!("peek {items:?}: {error}"))?;
@@ -161,6 +213,8 @@ impl Trace<'_> {
             holds => *self.random.pick(holds),
         };
         let settlement = match self.random.below(8) {
+            0 if self.is_wide => Settlement::Actual(*self.random.pick(&[u64::MAX, (1 << 53) - 1, 1 << 52])),
+            1 | 2 if self.is_wide => Settlement::Actual(self.random.below(reserved.saturating_mul(2).max(1))),
             0..3 => Settlement::Actual(self.random.below(2 * reserved.min(8))),
             3 => Settlement::Each(vec![(self.random.pick(self.limits).name.clone(), self.random.below(5))]),
             4 => Settlement::Each(Vec::new()),

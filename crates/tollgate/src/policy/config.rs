@@ -1,9 +1,12 @@
 //! A policy, a store and a server from one TOML file.
 //!
-//! [`Config::parse`] is a pure function from text to a sound configuration or to every mistake in it. It reads no file, no
-//! environment and no clock: whoever starts the process does that. `reader.rs` reads single fields, and each section of the
-//! file has a file here that knows what its fields mean.
+//! [`Config::parse`] is a pure function from text to a sound configuration or to every mistake in it, and
+//! [`Config::parse_with_env`] the same with the environment laid over the text. They read no file, no environment and no
+//! clock: whoever starts the process does that. `reader.rs` reads single fields, `environment.rs` knows which variable sets
+//! which of them, and each section of the file has a file here that knows what its fields mean.
 
+mod connection;
+mod environment;
 mod limits;
 mod mistake;
 mod reader;
@@ -12,10 +15,12 @@ mod store;
 
 use toml::de::DeTable;
 
+pub use self::connection::{Password, PostgresConfig, RedisConfig};
+use self::environment::Environment;
 pub use self::mistake::{Mistake, Mistakes};
 use self::reader::{Field, Reader, Section};
 pub use self::server::ServerConfig;
-pub use self::store::{Password, PostgresConfig, RedisConfig, StoreConfig, StoreMode};
+pub use self::store::{StoreConfig, StoreMode};
 use crate::policy::Policy;
 
 /// All that a configuration file says.
@@ -53,7 +58,20 @@ use crate::policy::Policy;
 /// | `concurrency` | `limit`, `lease` |
 ///
 /// A window shorter than a second also needs `subsecond = true`. Instead of a strategy a limit may say `unlimited = true`
-/// or `blocked = true`. An override says what differs for one key and has the rest from its limit.
+/// or `blocked = true`. An override says what differs for one key and has the rest from its limit. How a limit is applied:
+/// `shadow`, `fallback`, `subject` (`key` or `namespace`: what is kept together in a cluster), `slice` and `slice_ttl`.
+///
+/// | of `[store]` | says | unless said |
+/// |---|---|---|
+/// | `mode` | `memory`, `redis` or `postgres` | `memory` |
+/// | `fallback` | `open`, `closed` or `local`, when the store fails | `open` |
+/// | `fallback_instances` | among how many a limit is divided while each counts locally | 1 |
+/// | `timeout` | the deadline of one call, up to `10s` | `100ms` |
+/// | `denial_cache` | how long a denial is believed without asking again; `0s` for never | `100ms` |
+/// | `connections` | how many to each server | the store's own |
+/// | `max_keys`, `when_full` | how many keys the memory store holds, and what happens then (`share`, `deny`) | 10,000,000, `share` |
+/// | `redis` | `url` or `urls`, `cluster`, `username`, `password`, `ca_file`, `cert_file`, `key_file`, `prefix` | |
+/// | `postgres` | `url`, `prefix`, `password`, `ca_file`, `cert_file`, `key_file`, `connections` | |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
@@ -77,14 +95,63 @@ impl Config {
     /// );
     /// ```
     pub fn parse(text: &str) -> Result<Config, Mistakes> {
-        let mut reader = Reader::new(text);
+        Config::parse_with_env(text, [])
+    }
+
+    /// Reads a whole file with the environment laid over it, or finds every mistake in both. What the file lacks the
+    /// environment may supply, so a file that [`parse`](Self::parse) refuses may do here, and there need not be one at all.
+    ///
+    /// ```
+    /// use tollgate::config::{Config, StoreMode};
+    ///
+    /// let file = "[limits.api]\nstrategy = \"token_bucket\"\nrate = \"10/s\"\nburst = 20\n";
+    /// let environment = [
+    ///     ("RL_STORAGE_MODE", "redis"),
+    ///     ("REDIS_ADDR", "cache:6379"),
+    ///     ("TOLLGATE_LIMITS_API_BURST", "50"),
+    /// ];
+    /// let config = Config::parse_with_env(file, environment.map(|(name, value)| (name.into(), value.into())))?;
+    /// assert_eq!(config.store.mode, StoreMode::Redis);
+    /// assert_eq!(config.store.redis.as_ref().unwrap().urls, ["redis://cache:6379"]);
+    /// assert_eq!(config.policy.find("api")?.allowance().to_string(), "10/s, bursts of 50");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// A program hands over [`std::env::vars`], or what of it is text. Which variable sets what:
+    ///
+    /// | variable | sets |
+    /// |---|---|
+    /// | `RL_STORAGE_MODE` | `store.mode` |
+    /// | `RL_TIMEOUT` | `store.timeout` |
+    /// | `RL_POOL_SIZE` | `store.connections` |
+    /// | `REDIS_ADDR` | `store.redis.url` (`host:port` or a URL); several, with commas between, are servers of a cluster |
+    /// | `REDIS_TLS` | `true` turns the Redis addresses of `REDIS_ADDR` or the file to `rediss://` |
+    /// | `REDIS_CLUSTER` | `store.redis.cluster` |
+    /// | `REDIS_PASSWORD` | `store.redis.password`, which then is `env:REDIS_PASSWORD` |
+    /// | `DATABASE_URL` | `store.postgres.url` |
+    /// | `TOLLGATE_SERVER_…`, `TOLLGATE_STORE_…` | every field of these sections, such as `TOLLGATE_STORE_REDIS_URL` |
+    /// | `TOLLGATE_LIMITS_<NAME>_<FIELD>` | a field of a limit in the file; `-` and `.` in its name are written `_` |
+    ///
+    /// The variables of Redis count only in the mode `redis`, and `DATABASE_URL` only in the mode `postgres`: others use them
+    /// too. `TOLLGATE_…` wins over the rest, and both over the file. A variable that is set to nothing is as good as not set.
+    pub fn parse_with_env(
+        text: &str,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Config, Mistakes> {
         let (table, errors) = DeTable::parse_recoverable(text);
         if !errors.is_empty() {
             // What such a file means is a guess, and mistakes found in a guess would mislead.
+            let mut reader = Reader::new(text, Vec::new());
             reader.not_toml(&errors);
             return reader.finish(Config::default());
         }
-        let root = Section::root(table.get_ref());
+        let environment = Environment::of(environment, table.get_ref());
+        let (whole, places) = environment.laid_under(text);
+        let mut reader = Reader::new(&whole, places.clone());
+        let mut table = DeTable::parse_recoverable(&whole[..text.len()]).0.into_inner();
+        environment.lay_over(&mut table, &whole, &places);
+        environment.note_strays(&mut reader);
+        let root = Section::root(&table);
         reader.only(&root, &["server", "store", "limits", "jobs", "llm", "rules"]);
         for (name, what) in [("jobs", "job limits"), ("llm", "language-model limits"), ("rules", "rules")] {
             if let Some(field) = root.field(name).filter(|field| field.has_content()) {
@@ -164,7 +231,10 @@ overrides = { "user:42" = { limit = 1000 } }
         assert_eq!((config.store.mode, config.store.fallback), (StoreMode::Memory, Fallback::Open));
         assert_eq!((config.store.timeout, config.store.max_keys), (Micros::from_millis(100), 10_000_000));
         let redis = config.store.redis.as_ref().unwrap();
-        assert_eq!((&*redis.url, redis.cluster, &redis.password), ("redis://127.0.0.1:6379", false, &None));
+        assert_eq!(
+            (&*redis.urls[0], redis.cluster, &redis.password),
+            ("redis://127.0.0.1:6379", false, &None)
+        );
         let postgres = config.store.postgres.as_ref().unwrap();
         assert_eq!((&*postgres.url, &*postgres.prefix), ("postgres://localhost/app", "tollgate_"));
         let rules: Vec<_> = config

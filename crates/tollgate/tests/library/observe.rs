@@ -245,7 +245,7 @@ impl<'a> MakeWriter<'a> for Log {
 }
 
 /// The lines that are logged while `work` is done in this thread.
-fn logged(work: impl FnOnce()) -> Vec<String> {
+pub(crate) fn logged(work: impl FnOnce()) -> Vec<String> {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
     tracing::subscriber::with_default(subscriber, work);

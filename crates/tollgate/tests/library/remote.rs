@@ -1,62 +1,20 @@
-//! Counters that are elsewhere: the same calls and the same answers over any `dyn Store`, and its failures passed on.
+//! Counters that are elsewhere: the same calls and the same answers over any `dyn Store`.
 
 use std::error::Error as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tollgate::{
-    Allowance, Ask, Event, Key, ManualClock, Micros, Observer, Rule, Settled, Settlement, Store, StoreError,
-    Tollgate, TollgateBuilder, WaitError,
+    Allowance, Ask, Decision, Event, Failure, HoldId, Key, LimitOutcome, ManualClock, Micros, Observer, Rule,
+    Settled, Settlement, Source, Tollgate, TollgateBuilder, WaitError,
 };
-use tollgate_store::{Charged, Hold, HoldId, Item, MemoryOptions, MemoryStore, StoreFuture, StoredLimit};
 
 use crate::crowd::{Crowd, ready};
+use crate::elsewhere::{Elsewhere, Fault};
 use crate::scene::{Dice, a_minute, at_once, bucket, hands, on, secs};
 
 const HOUR: Duration = Duration::from_secs(3_600);
-
-/// A memory store that passes for one elsewhere, and can be cut off.
-struct Elsewhere {
-    store: MemoryStore,
-    is_cut_off: AtomicBool,
-    calls: AtomicUsize,
-}
-
-impl Elsewhere {
-    fn new(hands: &ManualClock) -> Arc<Elsewhere> {
-        let options = MemoryOptions { clock: hands.clock(), sweep_every: None, ..MemoryOptions::default() };
-        Arc::new(Elsewhere { store: MemoryStore::new(options), is_cut_off: false.into(), calls: 0.into() })
-    }
-
-    fn answer<'a, T: Send + 'a>(&self, answer: StoreFuture<'a, T>) -> StoreFuture<'a, T> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        if self.is_cut_off.load(Ordering::SeqCst) {
-            return Box::pin(async {
-                Err(StoreError::unavailable("could not ask the store", "connection refused"))
-            });
-        }
-        answer
-    }
-}
-
-impl Store for Elsewhere {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
-        self.answer(Store::charge(&self.store, items, hold))
-    }
-
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
-        self.answer(Store::settle(&self.store, id, settlement))
-    }
-
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
-        self.answer(Store::peek(&self.store, items))
-    }
-
-    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
-        self.answer(Store::forget(&self.store, limit, key))
-    }
-}
 
 fn with_rules(builder: TollgateBuilder) -> Tollgate {
     let key = |text| Key::parse(text).unwrap();
@@ -79,14 +37,36 @@ fn near_and_far(hands: &ManualClock) -> (Tollgate, Tollgate, Arc<Elsewhere>) {
     (with_rules(on(hands)), with_rules(on(hands).store(elsewhere.clone())), elsewhere)
 }
 
+/// What a decision says, whoever said it.
+fn said(decision: Decision<'_>) -> Vec<(bool, LimitOutcome<'_>)> {
+    let anyone = |limit: &LimitOutcome<'_>| match limit.source {
+        Source::DenialCache => Source::Store,
+        source => source,
+    };
+    decision
+        .limits()
+        .iter()
+        .map(|limit| (decision.allowed(), LimitOutcome { source: anyone(limit), ..*limit }))
+        .collect()
+}
+
 #[test]
 fn every_call_is_answered_as_on_the_memory_store() {
+    for (most_ms, denial_cache) in [(900, Duration::ZERO), (900, HOUR), (30, HOUR)] {
+        answers_are_the_same_near_and_far(most_ms, denial_cache);
+    }
+}
+
+/// With up to so many milliseconds between two calls.
+fn answers_are_the_same_near_and_far(most_ms: u64, denial_cache: Duration) {
     let hands = hands();
-    let (near, far, elsewhere) = near_and_far(&hands);
+    let elsewhere = Elsewhere::new(&hands);
+    let near = with_rules(on(&hands));
+    let far = with_rules(on(&hands).store(elsewhere.clone()).denial_cache(denial_cache));
     let mut dice = Dice(11);
     let mut open: Vec<(HoldId, HoldId)> = Vec::new();
     for _ in 0..5_000 {
-        hands.advance(Micros::from_millis(dice.below(900)));
+        hands.advance(Micros::from_millis(dice.below(most_ms)));
         let count = 1 + dice.below(3);
         let asks: Vec<Ask<'_>> = (0..count)
             .map(|_| {
@@ -99,16 +79,17 @@ fn every_call_is_answered_as_on_the_memory_store() {
             (dice.pick(&["api", "watching", "workers", "free", "shut"]), dice.pick(&["a", "vip", ""]));
         match dice.below(10) {
             0..4 => {
-                assert_eq!(ready(near.charge(&asks)).unwrap(), ready(far.charge(&asks)).unwrap(), "{asks:?}")
+                let [here, there] = [&near, &far].map(|gate| said(ready(gate.charge(&asks)).unwrap()));
+                assert_eq!(here, there, "{asks:?}")
             }
             4 => assert_eq!(ready(near.peek(&asks)).unwrap(), ready(far.peek(&asks)).unwrap(), "{asks:?}"),
             5 | 6 => {
                 let ttl = Duration::from_secs(dice.below(20));
                 let [here, there] = [&near, &far].map(|gate| ready(gate.reserve(&asks, ttl)).unwrap());
-                assert_eq!(here.decision, there.decision, "{asks:?}");
                 let ids =
                     here.reservation.zip(there.reservation).map(|(here, there)| (here.id(), there.id()));
                 assert_eq!(ids.is_some(), here.decision.allowed());
+                assert_eq!(said(here.decision), said(there.decision), "{asks:?}");
                 open.extend(ids);
             }
             7 => {
@@ -137,8 +118,14 @@ fn every_call_is_answered_as_on_the_memory_store() {
             },
         }
     }
-    assert!(elsewhere.calls.load(Ordering::SeqCst) > 1_000);
+    assert!(elsewhere.calls() > 1_000);
     assert_eq!(far.keys(), 0, "none of them in this process");
+    let hits = far.store_health().denial_cache_hits;
+    match most_ms {
+        _ if denial_cache.is_zero() => assert_eq!(hits, 0),
+        30 => assert!(hits > 0, "{hits} answers from the denial cache"),
+        _ => {}
+    }
 }
 
 #[test]
@@ -150,7 +137,7 @@ fn waiting_works_over_any_store() {
     crowd.join(far.wait(Ask::new("api", "a").cost(3), HOUR));
     crowd.join(far.wait(Ask::new("api", "a"), HOUR));
     crowd.join(far.wait(Ask::new("api", "a").cost(2), Duration::from_secs(4)));
-    let before = elsewhere.calls.load(Ordering::SeqCst);
+    let before = elsewhere.calls();
     for (second, expected) in [(1, &[][..]), (2, &[]), (3, &[0]), (4, &[1]), (5, &[])] {
         hands.advance(secs(1));
         let done = crowd.run();
@@ -159,7 +146,7 @@ fn waiting_works_over_any_store() {
         assert_eq!(admitted, expected, "second {second}");
         assert!(done.iter().all(|(who, answer)| *who == 2 || answer.is_ok()));
     }
-    let asked = elsewhere.calls.load(Ordering::SeqCst) - before;
+    let asked = elsewhere.calls() - before;
     assert!(asked <= 6, "nobody asks the store over and over: {asked} calls");
 
     assert!(ready(far.wait(Ask::new("free", "a"), HOUR)).unwrap().allowed);
@@ -206,51 +193,53 @@ fn what_needs_counters_in_this_process_is_refused_clearly() {
 }
 
 #[test]
-fn a_store_that_fails_is_an_error_that_may_pass() {
+fn what_cannot_be_answered_without_the_store_is_an_error_that_may_pass() {
     let hands = hands();
     let (_, far, elsewhere) = near_and_far(&hands);
     let asks = [Ask::new("api", "a"), Ask::new("free", "a")];
     let reserved = ready(far.reserve(&asks, HOUR)).unwrap().reservation.unwrap();
-    assert!(ready(far.charge(&[Ask::new("api", "waiting").cost(5)])).unwrap().allowed());
-    let mut crowd = Crowd::new();
-    crowd.join(far.wait(Ask::new("api", "waiting"), HOUR));
-    crowd.join(far.wait(Ask::new("api", "waiting"), HOUR));
 
-    elsewhere.is_cut_off.store(true, Ordering::SeqCst);
-    let waited = match ready(far.wait(asks[0], HOUR)) {
-        Err(WaitError::Failed(error)) => error,
-        other => panic!("{other:?}"),
-    };
+    elsewhere.fault(Fault::Fails(Failure::Connection));
     for (call, error) in [
-        ("acquire", ready(far.acquire("a", "api")).unwrap_err()),
-        ("charge", ready(far.charge(&asks)).unwrap_err()),
-        ("peek", ready(far.peek(&asks)).unwrap_err()),
-        ("reserve", ready(far.reserve(&asks, HOUR)).unwrap_err()),
         ("settle", ready(far.settle(reserved.id(), &Settlement::Cancel)).unwrap_err()),
         ("status", ready(far.status("api", "a")).unwrap_err()),
         ("reset", ready(far.reset("api", "a")).unwrap_err()),
-        ("wait", waited),
     ] {
         assert!(error.is_transient(), "{call}");
         assert_eq!(error.to_string(), "could not ask the store", "{call}");
-        assert_eq!(error.source().unwrap().to_string(), "connection refused", "{call}");
+        assert_eq!(error.source().unwrap().to_string(), "on purpose", "{call}");
     }
-    hands.advance(secs(1));
-    let failed = crowd.run();
-    assert_eq!(failed.len(), 2, "both in the line are told");
-    for (_, answer) in failed {
-        let error = answer.unwrap_err();
-        assert_eq!(error.to_string(), "could not ask the store");
-        assert_eq!(error.source().unwrap().to_string(), "connection refused");
+    for _ in 0..5 {
+        let _ = ready(far.status("api", "a"));
     }
-
-    elsewhere.is_cut_off.store(false, Ordering::SeqCst);
-    assert_eq!(
-        ready(far.status("api", "a")).unwrap().used(),
-        0,
-        "a second has passed, and nothing was charged"
+    let error = ready(far.settle(reserved.id(), &Settlement::Cancel)).unwrap_err();
+    assert!(
+        error.is_transient() && error.to_string().starts_with("the store is down (connection)"),
+        "{error}"
     );
+
+    elsewhere.fault(Fault::None);
+    hands.advance(secs(1));
     assert_eq!(ready(far.settle(reserved.id(), &Settlement::Cancel)).unwrap(), Settled::Done);
+    assert_eq!(ready(far.status("api", "a")).unwrap().used(), 0);
+}
+
+#[test]
+fn a_call_that_is_wrong_is_an_error_and_no_failure_of_the_store() {
+    let hands = hands();
+    let (_, far, elsewhere) = near_and_far(&hands);
+    elsewhere.fault(Fault::Invalid);
+    for _ in 0..20 {
+        let error = ready(far.charge(&[Ask::new("api", "a")])).unwrap_err();
+        assert!(!error.is_transient() && error.to_string() == "the call is wrong", "{error}");
+        assert!(ready(far.peek(&[Ask::new("api", "a")])).is_err());
+        assert!(ready(far.check_many("api", &["a"])).is_err());
+        assert!(matches!(ready(far.wait(Ask::new("api", "a"), HOUR)), Err(WaitError::Failed(_))));
+    }
+    let health = far.store_health();
+    assert_eq!((health.fallen_back, health.outages, health.last_failure), (0, 0, None));
+    elsewhere.fault(Fault::None);
+    assert!(ready(far.charge(&[Ask::new("api", "a")])).unwrap().allowed());
 }
 
 /// Counts events by what was done.
@@ -288,9 +277,9 @@ fn the_same_is_told_of_calls_near_and_far() {
         expected(0, "status");
         ready(gate.reset("api", "a")).unwrap();
         expected(0, "reset");
-        elsewhere.is_cut_off.store(true, Ordering::SeqCst);
+        elsewhere.fault(Fault::Invalid);
         let failed = [ready(gate.wait(asks[0], HOUR)).is_err(), ready(gate.acquire("a", "api")).is_err()];
-        elsewhere.is_cut_off.store(false, Ordering::SeqCst);
+        elsewhere.fault(Fault::None);
         expected(if failed == [true; 2] { 0 } else { 2 }, "a call that could not be decided is no decision");
     }
 }
@@ -299,7 +288,7 @@ fn the_same_is_told_of_calls_near_and_far() {
 fn what_meets_no_counters_is_answered_without_asking_the_store() {
     let hands = hands();
     let (_, far, elsewhere) = near_and_far(&hands);
-    elsewhere.is_cut_off.store(true, Ordering::SeqCst);
+    elsewhere.fault(Fault::Fails(Failure::Connection));
     for (limit, key, allowed) in
         [("free", "a", true), ("api", "free", true), ("shut", "a", false), ("api", "", false)]
     {
@@ -310,5 +299,54 @@ fn what_meets_no_counters_is_answered_without_asking_the_store() {
         assert_eq!(ready(far.wait(asks[0], HOUR)).is_ok(), allowed, "{limit} {key}");
     }
     assert!(!ready(far.reset("free", "a")).unwrap());
-    assert_eq!(elsewhere.calls.load(Ordering::SeqCst), 0);
+    assert_eq!(elsewhere.calls(), 0);
+}
+
+#[test]
+fn many_keys_are_checked_in_few_calls_each_by_itself() {
+    let hands = hands();
+    let (near, far, elsewhere) = near_and_far(&hands);
+    let keys: Vec<String> = (0..150).map(|number| format!("user:{number}")).collect();
+    let answers = ready(far.check_many("api", &keys)).unwrap();
+    assert_eq!((answers.len(), elsewhere.calls()), (150, 3), "64 in a call");
+    assert!(answers.iter().all(|answer| answer.outcome.remaining == 4 && answer.source == Source::Store));
+
+    // Spellings of one key are one key, refusals hold up nobody else, and every kind of key is answered in its place.
+    let keys = ["a", "shut", "a", "default:a", "free", "", "a", "vip", "a", "b", "a", "a"];
+    for (name, limit) in [("api", "api"), ("watching", "watching"), ("workers", "workers"), ("free", "free")]
+    {
+        let before = elsewhere.calls();
+        let [here, there] = [&near, &far].map(|gate| ready(gate.check_many(limit, &keys)).unwrap());
+        assert_eq!(here.len(), keys.len());
+        for (key, (here, there)) in keys.iter().zip(here.iter().zip(&there)) {
+            let source = if there.source == Source::DenialCache { Source::Store } else { there.source };
+            assert_eq!(here, &LimitOutcome { source, ..*there }, "{name} {key}");
+        }
+        assert!(elsewhere.calls() - before <= 7, "as many calls as the commonest key needs");
+    }
+    assert!(ready(far.check_many("api", &[""; 0])).unwrap().is_empty());
+    assert!(ready(far.check_many("ap", &["a"])).is_err());
+
+    elsewhere.fault(Fault::Fails(Failure::Timeout));
+    let answers = ready(far.check_many("api", &["x", "shut", "x"])).unwrap();
+    let sources: Vec<Source> = answers.iter().map(|answer| answer.source).collect();
+    assert_eq!(sources, [Source::FallbackOpen, Source::Blocked, Source::FallbackOpen]);
+}
+
+/// Work for any thread of a runtime.
+#[test]
+fn every_call_can_be_sent_to_another_thread() {
+    fn sent<T: Send>(_: T) {}
+    let hands = hands();
+    let (_, far, _) = near_and_far(&hands);
+    let asks = [Ask::new("api", "a")];
+    sent(far.charge(&asks));
+    sent(far.peek(&asks));
+    sent(far.reserve(&asks, HOUR));
+    sent(far.settle(HoldId::random(), &Settlement::Cancel));
+    sent(far.status("api", "a"));
+    sent(far.reset("api", "a"));
+    sent(far.wait(asks[0], HOUR));
+    sent(far.check_many("api", &["a"]));
+    sent(far.give_back_slices());
 }

@@ -5,16 +5,19 @@
 
 use std::fmt;
 
-/// One mistake in a configuration file.
+/// One mistake in a configuration: in its file, or in the environment that changes it.
 ///
-/// Its `Display` is one line: `line 12, limits.api.burst = 0: must be at least 1; …`.
+/// Its `Display` is one line: `line 12, limits.api.burst = 0: must be at least 1; …`, or
+/// `environment TOLLGATE_LIMITS_API_BURST, limits.api.burst = 0: must be at least 1; …`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mistake {
-    /// The line, counted from 1.
+    /// The line, counted from 1; 0 for what the environment says.
     pub line: usize,
-    /// The column in characters, counted from 1.
+    /// The column in characters, counted from 1; 0 for what the environment says.
     pub column: usize,
+    /// The environment variable that says so, if it is not the file.
+    pub variable: Option<String>,
     /// The field with its section, such as `limits.api.burst`; empty where the file is not even TOML.
     pub field: String,
     /// The value as written, cut when long, `***` where it may be a secret; empty where the field is missing or its name is
@@ -38,15 +41,17 @@ impl Mistake {
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}, ", self.line)?;
-        if self.field.is_empty() {
-            write!(f, "column {}: ", self.column)?;
+        match (&self.variable, self.field.as_str()) {
+            (Some(variable), "") => write!(f, "environment {variable}: ")?,
+            (Some(variable), _) => write!(f, "environment {variable}, ")?,
+            (None, "") => write!(f, "line {}, column {}: ", self.line, self.column)?,
+            (None, _) => write!(f, "line {}, ", self.line)?,
         }
         f.write_str(&self.message())
     }
 }
 
-/// Every mistake in a configuration file, in the order of its lines; never empty.
+/// Every mistake in a configuration, in the order of its lines; never empty.
 ///
 /// ```
 /// use tollgate::config::Config;
@@ -59,9 +64,9 @@ impl fmt::Display for Mistake {
 pub struct Mistakes(Vec<Mistake>);
 
 impl Mistakes {
-    /// In the order of the file.
+    /// In the order of the file, and then those of the environment.
     pub(super) fn new(mut mistakes: Vec<Mistake>) -> Mistakes {
-        mistakes.sort_by_key(|mistake| (mistake.line, mistake.column));
+        mistakes.sort_by_key(|mistake| (mistake.variable.clone(), mistake.line, mistake.column));
         Mistakes(mistakes)
     }
 

@@ -21,11 +21,13 @@ use crate::policy::nearest::nearest;
 /// What is shown instead of a value that may be secret.
 const HIDDEN: &str = "***";
 
-/// The file being read and the mistakes found so far.
+/// The file being read, with what the environment adds below it, and the mistakes found so far.
 pub(super) struct Reader<'t> {
     text: &'t str,
     /// Where each line starts.
     lines: Vec<usize>,
+    /// Where the value of each environment variable starts, after the end of the file.
+    variables: Vec<(usize, String)>,
     mistakes: Vec<Mistake>,
 }
 
@@ -119,9 +121,18 @@ impl<'d> Field<'d> {
 }
 
 impl<'t> Reader<'t> {
-    pub(super) fn new(text: &'t str) -> Reader<'t> {
+    /// Of a text of which the variables, if there are any, come last.
+    pub(super) fn new(text: &'t str, variables: Vec<(usize, String)>) -> Reader<'t> {
         let starts = text.match_indices('\n').map(|(at, _)| at + 1);
-        Reader { text, lines: std::iter::once(0).chain(starts).collect(), mistakes: Vec::new() }
+        let lines = std::iter::once(0).chain(starts).collect();
+        Reader { text, lines, variables, mistakes: Vec::new() }
+    }
+
+    /// Notes what is wrong with an environment variable that sets nothing.
+    pub(super) fn variable(&mut self, variable: &str, fix: impl Display) {
+        let (field, value, fix) = (String::new(), String::new(), fix.to_string());
+        let variable = Some(Excerpt(variable).to_string());
+        self.mistakes.push(Mistake { line: 0, column: 0, variable, field, value, fix });
     }
 
     /// What was read, if no mistake was found.
@@ -168,8 +179,10 @@ impl<'t> Reader<'t> {
     }
 
     fn note(&mut self, place: usize, field: String, value: String, fix: impl Display) {
-        let (line, column) = self.position(place);
-        self.mistakes.push(Mistake { line, column, field, value, fix: fix.to_string() });
+        let set_by = self.variables.partition_point(|(start, _)| *start <= place).checked_sub(1);
+        let variable = set_by.map(|index| self.variables[index].1.clone());
+        let (line, column) = if variable.is_some() { (0, 0) } else { self.position(place) };
+        self.mistakes.push(Mistake { line, column, variable, field, value, fix: fix.to_string() });
     }
 
     /// The line and the column of a byte, both from 1.
@@ -286,6 +299,30 @@ impl<'t> Reader<'t> {
                 None
             }
         }
+    }
+
+    /// Reads a duration that may be none.
+    pub(super) fn span_or_zero(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
+        match field.value.as_str().map(str::parse::<Micros>) {
+            Some(Ok(Micros::ZERO)) => Some(Micros::ZERO),
+            _ => self.span(field, example),
+        }
+    }
+
+    /// Reads a list of texts, at least one.
+    pub(super) fn texts(&mut self, field: &Field<'_>, example: &str) -> Option<Vec<String>> {
+        let items = field.value.as_array().map(|items| items.iter());
+        let texts: Option<Vec<String>> = items.and_then(|mut items| {
+            items.try_fold(Vec::new(), |mut texts, item| {
+                texts.push(item.get_ref().as_str()?.to_owned());
+                Some(texts)
+            })
+        });
+        let texts = texts.filter(|texts| !texts.is_empty());
+        if texts.is_none() {
+            self.mistake(field, format!("must be a list of texts, such as {example}"));
+        }
+        texts
     }
 
     /// Reads a duration.

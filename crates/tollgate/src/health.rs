@@ -1,0 +1,191 @@
+//! How the store fares: whether it answers, since when, and what was done without it.
+//!
+//! [`StoreHealth`] is a reading for dashboards and metrics, [`StoreChange`] the news of going and coming back. What is counted
+//! here changes no decision: whether the store is asked is decided in `breaker.rs`, and what is answered without it in
+//! `fallback.rs`.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tollgate_kernel::Micros;
+use tollgate_store::Failure;
+
+use crate::policy::Fallback;
+use crate::report::Source;
+
+/// Whether the store is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StoreState {
+    /// It is.
+    Up,
+    /// It failed too often and is left alone for a while; every call falls back.
+    Down,
+    /// It failed too often, and one call at a time tries whether it is back.
+    Probing,
+}
+
+impl StoreState {
+    /// The name used in metrics and documentation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            StoreState::Up => "up",
+            StoreState::Down => "down",
+            StoreState::Probing => "probing",
+        }
+    }
+}
+
+impl fmt::Display for StoreState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The store went, or came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreChange {
+    /// It failed too often. From now on calls fall back without asking it.
+    Down {
+        /// How it failed last.
+        failure: Failure,
+    },
+    /// It answers again.
+    Up {
+        /// For how long it was not asked.
+        down_for: Micros,
+        /// How many calls fell back in that time.
+        fallen_back: u64,
+    },
+}
+
+/// How a store fares and what was done without it. Counts are of the life of the registry.
+///
+/// ```
+/// # use tollgate::{Limit, StoreState, Tollgate};
+/// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 20)?).build()?;
+/// let health = gate.store_health();
+/// assert_eq!(health.state, StoreState::Up); // the memory store always is
+/// assert_eq!(health.fallen_back, 0);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreHealth {
+    /// Whether the store is asked.
+    pub state: StoreState,
+    /// Since when it is up, or down: the time of the registry's clock.
+    pub since: Micros,
+    /// How it failed last, if it ever did.
+    pub last_failure: Option<Failure>,
+    /// How many calls were sent to it.
+    pub calls: u64,
+    /// How many of them may have been charged though no answer came.
+    pub ambiguous: u64,
+    /// How often it was taken to be down.
+    pub outages: u64,
+    /// How many calls were answered without it because it failed or was down.
+    pub fallen_back: u64,
+    /// How many answers the denial cache gave.
+    pub denial_cache_hits: u64,
+    /// How many charges were admitted from slices.
+    pub slice_hits: u64,
+    failures: [u64; Failure::ALL.len()],
+    answers: [u64; Fallback::ALL.len()],
+}
+
+impl StoreHealth {
+    /// Of a store that cannot fail.
+    pub(crate) fn always_up(since: Micros) -> StoreHealth {
+        let tally = Tally::default();
+        tally.health(StoreState::Up, since, None, 0)
+    }
+
+    /// How many calls failed in this way.
+    pub fn failures(&self, failure: Failure) -> u64 {
+        self.failures[place_of(&Failure::ALL, failure)]
+    }
+
+    /// How many answers of single limits a fallback gave.
+    pub fn answers(&self, fallback: Fallback) -> u64 {
+        self.answers[place_of(&Fallback::ALL, fallback)]
+    }
+}
+
+fn place_of<T: PartialEq, const N: usize>(all: &[T; N], one: T) -> usize {
+    all.iter().position(|other| *other == one).unwrap_or_default()
+}
+
+/// What is counted, by whoever does it.
+#[derive(Default)]
+pub(crate) struct Tally {
+    calls: AtomicU64,
+    ambiguous: AtomicU64,
+    fallen_back: AtomicU64,
+    denial_cache_hits: AtomicU64,
+    slice_hits: AtomicU64,
+    failures: [AtomicU64; Failure::ALL.len()],
+    answers: [AtomicU64; Fallback::ALL.len()],
+}
+
+fn add(count: &AtomicU64) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Tally {
+    /// A call is sent to the store.
+    pub(crate) fn asked(&self) {
+        add(&self.calls);
+    }
+
+    pub(crate) fn failed(&self, failure: Failure, is_ambiguous: bool) {
+        add(&self.failures[place_of(&Failure::ALL, failure)]);
+        if is_ambiguous {
+            add(&self.ambiguous);
+        }
+    }
+
+    /// A call is answered without the store.
+    pub(crate) fn fell_back(&self) {
+        add(&self.fallen_back);
+    }
+
+    /// How many calls were answered without the store.
+    pub(crate) fn fallen_back(&self) -> u64 {
+        self.fallen_back.load(Ordering::Relaxed)
+    }
+
+    /// One limit of a call is answered from here.
+    pub(crate) fn answered(&self, source: Source) {
+        match source {
+            Source::DenialCache => add(&self.denial_cache_hits),
+            Source::Slice => add(&self.slice_hits),
+            Source::FallbackOpen => add(&self.answers[place_of(&Fallback::ALL, Fallback::Open)]),
+            Source::FallbackClosed => add(&self.answers[place_of(&Fallback::ALL, Fallback::Closed)]),
+            Source::FallbackLocal => add(&self.answers[place_of(&Fallback::ALL, Fallback::Local)]),
+            Source::Store | Source::Unlimited | Source::Blocked | Source::Malformed => {}
+        }
+    }
+
+    pub(crate) fn health(
+        &self,
+        state: StoreState,
+        since: Micros,
+        last_failure: Option<Failure>,
+        outages: u64,
+    ) -> StoreHealth {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        StoreHealth {
+            state,
+            since,
+            last_failure,
+            calls: read(&self.calls),
+            ambiguous: read(&self.ambiguous),
+            outages,
+            fallen_back: read(&self.fallen_back),
+            denial_cache_hits: read(&self.denial_cache_hits),
+            slice_hits: read(&self.slice_hits),
+            failures: self.failures.each_ref().map(read),
+            answers: self.answers.each_ref().map(read),
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! The walk of a charge whose counters are elsewhere.
+//!
+//! Is it known to be denied (`denials.rs`), or was it paid for already (`slices.rs`)? Then it is answered at once. Is the store
+//! to be asked at all (`breaker.rs`)? If it answers, that is the answer. If it fails, in whichever way, or is not to be asked,
+//! `fallback.rs` answers. A call that was wrong is the caller's error and nobody's failure.
+//!
+//! This room asks the store and keeps the books on it; no policy is chosen and nothing is counted here. Nothing is sent twice.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tollgate_kernel::{Micros, Outcome};
+use tollgate_store::{
+    Charged, Clock, Failure, Hold, HoldId, Item, MemoryOptions, Settled, Settlement, Store, StoreError,
+    StoreFuture, StoredLimit,
+};
+
+use crate::breaker::{Breaker, Notice, Pass, TurnedAway};
+use crate::denials::{Denials, Sent};
+use crate::error::Error;
+use crate::fallback::{Act, Stead};
+use crate::fingerprint::Seeds;
+use crate::gate::{self, Answered, Away, Resolved};
+use crate::health::{StoreChange, StoreHealth, Tally};
+use crate::report::{Observer, Source, Trouble};
+use crate::slices::{Slices, Taking, Unused};
+
+/// A store elsewhere, and all that this process does so as not to need it.
+pub(crate) struct Remote {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    observer: Option<Arc<dyn Observer>>,
+    seeds: Seeds,
+    breaker: Breaker,
+    denials: Denials,
+    slices: Slices,
+    stead: Stead,
+    tally: Tally,
+}
+
+/// Why the store did not answer.
+enum Missed {
+    /// The call was wrong.
+    Wrong(StoreError),
+    /// It failed in this way.
+    Failed(Failure, StoreError),
+    /// It is down and was not asked.
+    TurnedAway(TurnedAway),
+}
+
+impl Missed {
+    /// The error for whom nobody can stand in for the store.
+    fn into_error(self) -> Error {
+        match self {
+            Missed::Wrong(error) | Missed::Failed(_, error) => error.into(),
+            Missed::TurnedAway(TurnedAway { failure, retry_after }) => {
+                let message = format!("the store is down ({failure}) and not asked again for {retry_after}");
+                StoreError::failed(failure, message).into()
+            }
+        }
+    }
+
+    fn trouble(&self) -> Trouble {
+        match self {
+            Missed::Wrong(_) => Trouble::default(),
+            Missed::Failed(failure, error) => {
+                Trouble { failure: Some(*failure), is_ambiguous: error.is_ambiguous() }
+            }
+            Missed::TurnedAway(away) => Trouble { failure: Some(away.failure), is_ambiguous: false },
+        }
+    }
+
+    /// When the store is tried next, if that is known.
+    fn retry_after(&self) -> Option<Micros> {
+        match self {
+            Missed::TurnedAway(away) => Some(away.retry_after),
+            Missed::Wrong(_) | Missed::Failed(..) => None,
+        }
+    }
+}
+
+/// A charge that is on its way: dropped before its answer came, it may have been charged, and nothing is believed of its keys.
+struct OnItsWay<'a, 'b> {
+    remote: &'a Remote,
+    asks: Option<&'a [Resolved<'b, 'b>]>,
+}
+
+impl Drop for OnItsWay<'_, '_> {
+    fn drop(&mut self) {
+        if let Some(asks) = self.asks {
+            self.remote.changed(asks);
+        }
+    }
+}
+
+/// How a charge goes on.
+enum Way<'a> {
+    Answered(Answered),
+    Ask(Plan<'a>),
+}
+
+/// How the store is asked for a charge that is not answered at once.
+struct Plan<'a> {
+    /// What to remember its denial by, if that is worth it.
+    sent: Option<Sent>,
+    slice: Option<(Taking<'a>, Option<Unused>)>,
+}
+
+impl Remote {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        memory: MemoryOptions,
+        denial_cache: Micros,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Remote {
+        let clock = memory.clock.clone();
+        Remote {
+            store,
+            observer,
+            seeds: Seeds::random(),
+            breaker: Breaker::new(clock.clone()),
+            denials: Denials::new(denial_cache),
+            slices: Slices::new(),
+            stead: Stead::new(memory),
+            tally: Tally::default(),
+            clock,
+        }
+    }
+
+    /// How the store fares.
+    pub(crate) fn health(&self) -> StoreHealth {
+        let (state, since, failure, outages) = self.breaker.reading();
+        self.tally.health(state, since, failure, outages)
+    }
+
+    /// Charges all asks, or none. What has to ask the store is boxed, as the store's own future is, so that whoever calls this
+    /// is no larger for it.
+    pub(crate) async fn charge(
+        &self,
+        asks: &[Resolved<'_, '_>],
+        hold: Option<Hold>,
+    ) -> Result<Answered, Error> {
+        match self.at_once(asks, hold) {
+            Way::Answered(answered) => Ok(answered),
+            Way::Ask(plan) => Box::pin(self.ask(asks, hold, plan)).await,
+        }
+    }
+
+    /// Answers a charge without asking the store, if that can be done.
+    fn at_once(&self, asks: &[Resolved<'_, '_>], hold: Option<Hold>) -> Way<'_> {
+        let mut plan = Plan { sent: None, slice: None };
+        let mut counted = asks.iter().filter(|ask| ask.away().is_some());
+        let (ask, next) = (counted.next(), counted.next());
+        let Some((key, stored, away)) = ask.and_then(Resolved::away) else {
+            return if hold.is_none() { Way::Answered(Answered::default()) } else { Way::Ask(plan) };
+        };
+        let Some(ask) = ask.filter(|ask| next.is_none() && !ask.entry.rule.is_shadow()) else {
+            return Way::Ask(plan);
+        };
+        let slice = away.slice.filter(|_| hold.is_none());
+        let is_covered = self.denials.covers(&stored.limit);
+        if !is_covered && slice.is_none() {
+            return Way::Ask(plan);
+        }
+        let fingerprint = self.seeds.fingerprint(away.number, key);
+        let now = self.clock.now();
+        if let Some(outcome) = slice.and_then(|_| self.slices.admit(fingerprint, ask.cost, now)) {
+            return Way::Answered(self.here(outcome, Source::Slice));
+        }
+        if is_covered {
+            match self.denials.find(fingerprint, ask.cost, now) {
+                Ok(outcome) => return Way::Answered(self.here(outcome, Source::DenialCache)),
+                Err(sent) => plan.sent = Some(sent),
+            }
+        }
+        plan.slice = slice.and_then(|slice| self.slices.take(fingerprint, slice, ask.cost, now));
+        Way::Ask(plan)
+    }
+
+    fn here(&self, outcome: Outcome, source: Source) -> Answered {
+        self.tally.answered(source);
+        Answered { answers: [(outcome, source)].into_iter().collect(), trouble: Trouble::default() }
+    }
+
+    /// Asks the store to charge.
+    async fn ask(
+        &self,
+        asks: &[Resolved<'_, '_>],
+        hold: Option<Hold>,
+        plan: Plan<'_>,
+    ) -> Result<Answered, Error> {
+        let items = gate::store_items(asks);
+        if let ([item], Some((taking, unused))) = (&items[..], plan.slice) {
+            match self.take_slice(asks, item, taking, unused).await {
+                Ok(Some(outcome)) => {
+                    let answers = [(outcome, Source::Store)].into_iter().collect();
+                    self.changed(asks);
+                    return Ok(Answered { answers, trouble: Trouble::default() });
+                }
+                // There is less than a slice, and maybe enough for this charge.
+                Ok(None) => {}
+                Err(missed) => return self.fall_back(asks, Act::Charge(hold), missed),
+            }
+        }
+        match self.charge_store(asks, &items, hold).await {
+            Ok(charged) => {
+                self.learn(asks, plan.sent, &charged);
+                Ok(Answered::by_store(&charged.outcomes))
+            }
+            Err(missed) => self.fall_back(asks, Act::Charge(hold), missed),
+        }
+    }
+
+    async fn charge_store(
+        &self,
+        asks: &[Resolved<'_, '_>],
+        items: &[Item<'_>],
+        hold: Option<Hold>,
+    ) -> Result<Charged, Missed> {
+        let mut on_its_way = OnItsWay { remote: self, asks: Some(asks) };
+        let answer = self.call(|store| store.charge(items, hold)).await;
+        // An answer that was lost on the way is as good as none.
+        if !matches!(&answer, Err(Missed::Failed(_, error)) if error.is_ambiguous()) {
+            on_its_way.asks = None;
+        }
+        answer
+    }
+
+    /// Answers as a charge would, and changes nothing.
+    pub(crate) async fn peek(&self, asks: &[Resolved<'_, '_>]) -> Result<Answered, Error> {
+        match self.look(asks).await {
+            Ok(answered) => Ok(answered),
+            Err(missed) => self.fall_back(asks, Act::Peek, missed),
+        }
+    }
+
+    /// What the store itself would answer; its failure is an error.
+    pub(crate) async fn peek_store(&self, asks: &[Resolved<'_, '_>]) -> Result<Answered, Error> {
+        self.look(asks).await.map_err(Missed::into_error)
+    }
+
+    async fn look(&self, asks: &[Resolved<'_, '_>]) -> Result<Answered, Missed> {
+        let items = gate::store_items(asks);
+        if items.is_empty() {
+            return Ok(Answered::default());
+        }
+        let charged = self.call(|store| store.peek(&items)).await?;
+        Ok(Answered::by_store(&charged.outcomes))
+    }
+
+    /// Charges each of many asks by itself, in as few calls as there are keys for. No two asks of a call are on the same key.
+    pub(crate) async fn charge_each(&self, asks: &[Resolved<'_, '_>]) -> Result<Vec<Answered>, Error> {
+        let mut answers: Vec<Option<Answered>> = Vec::new();
+        let mut open: SmallVec<[(usize, Option<Sent>); 4]> = SmallVec::new();
+        for (index, ask) in asks.iter().enumerate() {
+            let answered = self.at_once_unsliced(ask);
+            open.extend(answered.as_ref().err().map(|sent| (index, *sent)));
+            answers.push(answered.ok());
+        }
+        // What only watches holds nobody up: marked so, each ask of the call stands by itself.
+        let items: SmallVec<[Item<'_>; 4]> = open
+            .iter()
+            .flat_map(|(index, _)| gate::store_items(std::slice::from_ref(&asks[*index])))
+            .map(|item| Item { shadow: true, ..item })
+            .collect();
+        if !items.is_empty() {
+            match self.charge_store(asks, &items, None).await {
+                Ok(charged) => {
+                    for ((index, sent), outcome) in open.iter().zip(&charged.outcomes) {
+                        let ask = std::slice::from_ref(&asks[*index]);
+                        let outcomes = [*outcome].into_iter().collect();
+                        self.learn(ask, *sent, &Charged { allowed: outcome.allowed, outcomes });
+                        answers[*index] = Some(Answered::by_store(&[*outcome]));
+                    }
+                }
+                Err(Missed::Wrong(error)) => return Err(error.into()),
+                Err(missed) => {
+                    self.tally.fell_back();
+                    for (index, _) in &open {
+                        let ask = std::slice::from_ref(&asks[*index]);
+                        answers[*index] = Some(self.in_stead(ask, Act::Charge(None), &missed));
+                    }
+                }
+            }
+        }
+        Ok(answers.into_iter().map(Option::unwrap_or_default).collect())
+    }
+
+    fn at_once_unsliced(&self, ask: &Resolved<'_, '_>) -> Result<Answered, Option<Sent>> {
+        let Some((key, stored, away)) = ask.away() else { return Ok(Answered::default()) };
+        if ask.entry.rule.is_shadow() || !self.denials.covers(&stored.limit) {
+            return Err(None);
+        }
+        let fingerprint = self.seeds.fingerprint(away.number, key);
+        match self.denials.find(fingerprint, ask.cost, self.clock.now()) {
+            Ok(outcome) => Ok(self.here(outcome, Source::DenialCache)),
+            Err(sent) => Err(Some(sent)),
+        }
+    }
+
+    /// Settles a held charge, where it was held.
+    pub(crate) async fn settle(
+        &self,
+        id: HoldId,
+        settlement: &Settlement,
+        counts_locally: impl Fn(&str) -> bool,
+    ) -> Result<Settled, Error> {
+        if let Some(settled) = self.stead.settle(id, settlement, counts_locally) {
+            return Ok(settled?);
+        }
+        let _ended = (*settlement != Settlement::Renew).then(|| self.denials.end_all());
+        self.call(|store| store.settle(id, settlement)).await.map_err(Missed::into_error)
+    }
+
+    /// Forgets a key, here and in the store.
+    pub(crate) async fn forget(&self, stored: &StoredLimit, away: &Away, key: &str) -> Result<bool, Error> {
+        let was_here = self.stead.forget(away, key);
+        self.slices.forget(self.seeds.fingerprint(away.number, key));
+        let _ended = self.denials.end_all();
+        let forgotten = self.call(|store| store.forget(stored, key)).await;
+        Ok(forgotten.map_err(Missed::into_error)? || was_here)
+    }
+
+    /// Gives the unused units of slices back: of those that have ended, or of all. Returns how many slices.
+    pub(crate) async fn give_back(&self, which: fn(&Slices, Micros) -> Vec<Unused>) -> Result<usize, Error> {
+        let (mut given_back, mut failed) = (0, None);
+        for unused in which(&self.slices, self.clock.now()) {
+            match self.give_back_one(unused).await {
+                Ok(_) => given_back += 1,
+                Err(missed) => failed = failed.or(Some(missed)),
+            }
+        }
+        failed.map_or(Ok(given_back), |missed| Err(missed.into_error()))
+    }
+
+    async fn give_back_one(&self, unused: Unused) -> Result<Settled, Missed> {
+        let _ended = self.denials.end_all();
+        self.call(|store| {
+            Box::pin(async move { store.settle(unused.hold, &Settlement::Actual(unused.used)).await })
+        })
+        .await
+    }
+
+    /// Takes a slice and uses the charge's part of it; `None` if there is less than a slice.
+    async fn take_slice(
+        &self,
+        asks: &[Resolved<'_, '_>],
+        item: &Item<'_>,
+        taking: Taking<'_>,
+        unused: Option<Unused>,
+    ) -> Result<Option<Outcome>, Missed> {
+        if let Some(unused) = unused {
+            // If it does not come back, it is lost: that is what slices may cost.
+            let _ = self.give_back_one(unused).await;
+        }
+        let hold = Hold { id: HoldId::random(), ttl: taking.hold_ttl() };
+        let items = [Item { cost: taking.units(), ..*item }];
+        // Counted from when it was sent, which is before the store gave it: it ends early rather than late.
+        let sent = self.clock.now();
+        let charged = self.charge_store(asks, &items, Some(hold)).await?;
+        Ok(match charged.outcomes.first() {
+            Some(said) if charged.allowed => Some(taking.taken(hold.id, *said, item.cost, sent)),
+            said => {
+                taking.refused(said.and_then(|said| said.retry_after), sent);
+                None
+            }
+        })
+    }
+
+    /// Sends a call to the store, unless it is down, and notes how that went.
+    async fn call<'a, T>(
+        &'a self,
+        ask: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
+    ) -> Result<T, Missed> {
+        let pass = self.breaker.admit().map_err(Missed::TurnedAway)?;
+        self.tally.asked();
+        match ask(&*self.store).await {
+            Ok(answer) => {
+                self.succeeded(pass);
+                Ok(answer)
+            }
+            Err(error) => Err(self.failed(pass, error)),
+        }
+    }
+
+    fn succeeded(&self, pass: Pass<'_>) {
+        if let Some(notice) = pass.succeeded(self.tally.fallen_back()) {
+            self.tell(&notice, None);
+        }
+    }
+
+    #[cold]
+    fn failed(&self, pass: Pass<'_>, error: StoreError) -> Missed {
+        let Some(failure) = error.failure() else { return Missed::Wrong(error) };
+        self.tally.failed(failure, error.is_ambiguous());
+        if let Some(notice) = pass.failed(failure, self.tally.fallen_back()) {
+            self.tell(&notice, Some(&error));
+        }
+        Missed::Failed(failure, error)
+    }
+
+    /// Tells the log and the observer, once for each change.
+    #[cold]
+    fn tell(&self, notice: &Notice, error: Option<&StoreError>) {
+        let error = error.map(ToString::to_string).unwrap_or_default();
+        let ambiguous = self.health().ambiguous;
+        let change = match notice {
+            Notice::Strays { failures, last } => {
+                tracing::warn!(failures, %last, ambiguous, error, "the store fails now and then; those calls fell back");
+                return;
+            }
+            Notice::Changed(change) => change,
+        };
+        match change {
+            StoreChange::Down { failure } => {
+                tracing::warn!(%failure, ambiguous, error, "the store is down; limits fall back until it answers again");
+            }
+            StoreChange::Up { down_for, fallen_back } => {
+                tracing::info!(%down_for, fallen_back, ambiguous, "the store answers again");
+            }
+        }
+        if let Some(observer) = &self.observer {
+            observer.store_changed(change);
+        }
+    }
+
+    /// Answers a call that the store did not, unless it was the call that was wrong.
+    #[cold]
+    fn fall_back(&self, asks: &[Resolved<'_, '_>], act: Act, missed: Missed) -> Result<Answered, Error> {
+        if let Missed::Wrong(error) = missed {
+            return Err(error.into());
+        }
+        self.tally.fell_back();
+        Ok(self.in_stead(asks, act, &missed))
+    }
+
+    fn in_stead(&self, asks: &[Resolved<'_, '_>], act: Act, missed: &Missed) -> Answered {
+        let answers = self.stead.answer(asks, act, missed.retry_after());
+        for (_, source) in &answers {
+            self.tally.answered(*source);
+        }
+        Answered { answers, trouble: missed.trouble() }
+    }
+
+    /// Notes what a charge that the store answered says about denials.
+    fn learn(&self, asks: &[Resolved<'_, '_>], sent: Option<Sent>, charged: &Charged) {
+        let counted = asks.iter().find_map(|ask| ask.away().map(|(_, stored, _)| (stored, ask.cost)));
+        match (sent, counted, charged.outcomes.first()) {
+            (Some(sent), Some((stored, cost)), Some(outcome)) => {
+                self.denials.learn(sent, &stored.limit, cost, outcome);
+            }
+            _ if charged.allowed => self.changed(asks),
+            _ => {}
+        }
+    }
+
+    /// Ends what is believed about the keys of a charge.
+    fn changed(&self, asks: &[Resolved<'_, '_>]) {
+        for (key, stored, away) in asks.iter().filter_map(Resolved::away) {
+            if self.denials.covers(&stored.limit) {
+                self.denials.changed(self.seeds.fingerprint(away.number, key));
+            }
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Denials that are answered here: the answer that the store would give, or none.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tollgate::{Ask, Failure, Limit, ManualClock, Micros, Rule, Settlement, Source, Tollgate};
+
+use crate::crowd::{Crowd, ready};
+use crate::elsewhere::{Elsewhere, Fault};
+use crate::scene::{Dice, a_minute, at_once, bucket, every_strategy, hands, on, secs};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn gate(hands: &ManualClock, limit: Limit, cap: Duration) -> (Tollgate, Arc<Elsewhere>) {
+    let elsewhere = Elsewhere::new(hands);
+    let builder = on(hands).limit("api", limit).limit("other", a_minute(5)).store(elsewhere.clone());
+    let builder = builder.rule(Rule::new("watching", limit).unwrap().shadow());
+    (builder.denial_cache(cap).build().unwrap(), elsewhere)
+}
+
+fn charge(gate: &Tollgate, key: &str, cost: u64) -> (tollgate::Outcome, Source) {
+    let decision = ready(gate.charge(&[Ask::new("api", key).cost(cost)])).unwrap();
+    (decision.limits()[0].outcome, decision.limits()[0].source)
+}
+
+/// For random traffic of one process: what is answered here is what the store would have said at that very instant.
+#[test]
+fn a_cached_answer_is_the_stores_answer_under_every_strategy() {
+    for (number, limit) in every_strategy(5).into_iter().enumerate() {
+        for cap in [Duration::from_millis(100), HOUR] {
+            let hands = hands();
+            let (gate, elsewhere) = gate(&hands, limit, cap);
+            let mut dice = Dice(31 + number as u64);
+            let mut open = Vec::new();
+            let mut cached = 0;
+            for _ in 0..6_000 {
+                hands.advance(Micros::new(dice.below(200_000)));
+                let (key, cost) = (dice.pick(&["a", "b"]), 1 + dice.below(6).min(dice.below(6)));
+                let asks = [Ask::new("api", key).cost(cost)];
+                match dice.below(40) {
+                    0 => drop(ready(gate.reset("api", key)).unwrap()),
+                    1 => open.extend(ready(gate.reserve(&asks, HOUR)).unwrap().reservation),
+                    2 => {
+                        let actual = Settlement::Actual(dice.below(7));
+                        open.pop().map(|held| ready(gate.settle(held.id(), &actual)).unwrap());
+                    }
+                    3 => drop(ready(gate.charge(&[asks[0], Ask::new("other", key)])).unwrap()),
+                    4 => drop(ready(gate.check_many("api", &[key])).unwrap()),
+                    _ => {
+                        // The same answer as a look at the store gives, and an admission only from the store itself.
+                        let truth = ready(gate.peek(&asks)).unwrap().limits()[0].outcome;
+                        let (outcome, source) = charge(&gate, key, cost);
+                        assert_eq!(outcome, truth, "{limit}, {cost} by {source:?}");
+                        cached += usize::from(source == Source::DenialCache);
+                        assert!(source == Source::Store || !outcome.allowed);
+                    }
+                }
+            }
+            let is_leased = matches!(limit, Limit::Concurrency(_));
+            assert_eq!(cached > 50, !is_leased, "{limit}: {cached} answers from here");
+            assert_eq!(gate.store_health().denial_cache_hits > 0, !is_leased);
+            drop(elsewhere);
+        }
+    }
+}
+
+/// The store decides later than the call was sent, and its answer takes time too: nothing is denied here that it would admit.
+#[test]
+fn nothing_is_denied_that_the_store_would_admit_however_slow_it_is() {
+    for limit in every_strategy(3) {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, limit, HOUR);
+        let mut dice = Dice(77);
+        let mut cached = 0;
+        for _ in 0..3_000 {
+            elsewhere.latency(Micros::new(dice.below(30_000)));
+            hands.advance(Micros::new(dice.below(150_000)));
+            let (outcome, source) = charge(&gate, "a", 1);
+            if source == Source::DenialCache {
+                cached += 1;
+                elsewhere.latency(Micros::ZERO);
+                let truth = ready(gate.peek(&[Ask::new("api", "a")])).unwrap().limits()[0].outcome;
+                assert!(!truth.allowed, "{limit}");
+                assert_eq!((truth.remaining, truth.capacity), (outcome.remaining, outcome.capacity));
+                let late = truth.retry_after.unwrap().saturating_sub(outcome.retry_after.unwrap());
+                assert!(
+                    outcome.retry_after <= truth.retry_after && late <= Micros::new(30_000),
+                    "{limit}: {late}"
+                );
+            }
+        }
+        assert_eq!(cached > 100, !matches!(limit, Limit::Concurrency(_)), "{limit}: {cached}");
+    }
+}
+
+#[test]
+fn a_hot_denied_key_asks_the_store_at_most_once_in_ten() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, bucket("1/s", 1), Duration::from_millis(100));
+    let mut admitted = 0;
+    for _ in 0..10_000 {
+        hands.advance(Micros::from_millis(1));
+        admitted += u64::from(charge(&gate, "hot", 1).0.allowed);
+    }
+    assert_eq!(admitted, 10, "a second each, and none is lost");
+    assert!(elsewhere.calls() <= 120, "{} calls for 10,000 checks", elsewhere.calls());
+
+    let started = Instant::now();
+    let before = elsewhere.calls();
+    for _ in 0..10_000 {
+        charge(&gate, "hot", 1);
+    }
+    // On a slow machine in a debug build; it is far less where it matters.
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert!(elsewhere.calls() - before <= 1);
+}
+
+#[test]
+fn what_happens_in_this_process_ends_a_denial_at_once() {
+    let hands = hands();
+    let (gate, _) = gate(&hands, a_minute(3), HOUR);
+    let held = ready(gate.reserve(&[Ask::new("api", "a").cost(3)], HOUR)).unwrap().reservation.unwrap();
+    assert_eq!(charge(&gate, "a", 1).1, Source::Store);
+    assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache);
+    assert_eq!(charge(&gate, "a", 3).1, Source::DenialCache, "a window ends for all costs alike");
+    assert_eq!(charge(&gate, "a", 4).1, Source::Store, "what can never fit is another answer");
+    assert_eq!(charge(&gate, "b", 4).1, Source::Store);
+
+    ready(gate.settle(held.id(), &Settlement::Renew)).unwrap();
+    assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache, "nothing was given back");
+    ready(gate.settle(held.id(), &Settlement::Actual(2))).unwrap();
+    let (outcome, source) = charge(&gate, "a", 2);
+    assert_eq!((outcome.allowed, outcome.remaining, source), (false, 1, Source::Store));
+    let (outcome, source) = charge(&gate, "a", 2);
+    assert_eq!((outcome.allowed, outcome.remaining, source), (false, 1, Source::DenialCache));
+    assert!(charge(&gate, "a", 1).0.allowed, "a lower cost is asked for");
+    let (outcome, source) = charge(&gate, "a", 2);
+    assert_eq!((outcome.remaining, source), (0, Source::Store), "and the admission has changed what is left");
+
+    assert_eq!(charge(&gate, "a", 2).1, Source::DenialCache);
+    assert!(ready(gate.reset("api", "a")).unwrap());
+    assert!(charge(&gate, "a", 2).0.allowed);
+}
+
+#[test]
+fn what_another_process_gives_back_is_seen_after_the_cap() {
+    let hands = hands();
+    let (ours, elsewhere) = gate(&hands, a_minute(1), Duration::from_millis(100));
+    let theirs = on(&hands).limit("api", a_minute(1)).store(elsewhere).build().unwrap();
+    for source in [Source::Store, Source::Store, Source::DenialCache] {
+        assert_eq!(charge(&ours, "a", 1).1, source);
+    }
+    assert!(ready(theirs.reset("api", "a")).unwrap());
+    hands.advance(Micros::new(99_999));
+    assert_eq!(charge(&ours, "a", 1).1, Source::DenialCache);
+    hands.advance(Micros::new(1));
+    let (outcome, source) = charge(&ours, "a", 1);
+    assert_eq!((outcome.allowed, source), (true, Source::Store));
+}
+
+#[test]
+fn only_plain_denials_of_one_limit_are_believed() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, bucket("1/s", 2), HOUR);
+    let asks = |cost| [Ask::new("api", "a").cost(cost)];
+    assert!(charge(&gate, "a", 2).0.allowed);
+    let calls = |work: &dyn Fn()| {
+        let before = elsewhere.calls();
+        work();
+        elsewhere.calls() - before
+    };
+    assert_eq!(calls(&|| _ = charge(&gate, "a", 1)), 1);
+    assert_eq!(calls(&|| _ = charge(&gate, "a", 1)), 0);
+    assert_eq!(
+        calls(&|| drop(ready(gate.reserve(&asks(1), HOUR)))),
+        0,
+        "a denied reservation changes nothing"
+    );
+    assert_eq!(calls(&|| drop(ready(gate.check_many("api", &["a", "default:a"])))), 0);
+    assert_eq!(calls(&|| drop(ready(gate.peek(&asks(1))))), 1, "a peek looks");
+    assert_eq!(calls(&|| _ = charge(&gate, "a", 2)), 1, "when two units are there is not known");
+    assert_eq!(calls(&|| _ = charge(&gate, "a", 3)), 1);
+    let several = [Ask::new("api", "a"), Ask::new("other", "a")];
+    for _ in 0..2 {
+        assert_eq!(calls(&|| drop(ready(gate.charge(&several)))), 1, "only the store knows both");
+        let twice = [Ask::new("api", "a"), Ask::new("api", "a")];
+        assert_eq!(calls(&|| drop(ready(gate.charge(&twice)))), 1);
+        assert_eq!(calls(&|| drop(ready(gate.charge(&[Ask::new("watching", "a").cost(2)])))), 1);
+    }
+    // A limit without counters is answered here anyway.
+    let free = on(&hands).rule(Rule::unlimited("free").unwrap()).limit("api", a_minute(1));
+    let free = free.store(elsewhere.clone()).build().unwrap();
+    let both = [Ask::new("free", "x"), Ask::new("api", "x")];
+    let sources: Vec<Source> =
+        (0..3).map(|_| ready(free.charge(&both)).unwrap().limits()[1].source).collect();
+    assert_eq!(sources, [Source::Store, Source::Store, Source::DenialCache]);
+
+    let none = Elsewhere::new(&hands);
+    let off = on(&hands).limit("api", a_minute(1)).denial_cache(Duration::ZERO).store(none.clone());
+    let off = off.build().unwrap();
+    (0..10).for_each(|_| assert_eq!(charge(&off, "a", 1).1, Source::Store));
+    assert_eq!(none.calls(), 10);
+    let leases = on(&hands).limit("api", at_once(1)).store(none).build().unwrap();
+    (0..10).for_each(|_| assert_eq!(charge(&leases, "a", 1).1, Source::Store));
+}
+
+#[test]
+fn a_waiter_is_admitted_to_the_microsecond_all_the_same() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, bucket("1/s", 1), HOUR);
+    charge(&gate, "a", 1);
+    charge(&gate, "a", 1);
+    let mut crowd = Crowd::new();
+    crowd.join(gate.wait(Ask::new("api", "a"), HOUR));
+    hands.advance(secs(1).saturating_sub(Micros::new(1)));
+    assert!(crowd.run().is_empty());
+    hands.advance(Micros::new(1));
+    assert_eq!(crowd.run_to_see_who_is_done(), [0]);
+    assert_eq!(elsewhere.calls(), 3, "the waiter did not ask before it was time");
+}
+
+#[test]
+fn a_denial_outlives_the_stores_failure_and_a_lost_answer_ends_it() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, bucket("1/h", 2), HOUR);
+    charge(&gate, "a", 2);
+    charge(&gate, "a", 1);
+    elsewhere.fault(Fault::Fails(Failure::Timeout));
+    assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache);
+    assert_eq!(charge(&gate, "a", 2).1, Source::FallbackOpen);
+    assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache);
+    elsewhere.fault(Fault::Loses(Failure::Timeout));
+    assert_eq!(charge(&gate, "a", 2).1, Source::FallbackOpen);
+    assert_eq!(
+        charge(&gate, "a", 1).1,
+        Source::FallbackOpen,
+        "what the store remembers is not known any more"
+    );
+}
+
+/// However threads interleave, no denial is left behind that is not true any more: the clock stands, so it would never end.
+#[test]
+fn threads_leave_no_stale_denial_behind() {
+    for round in 0..300 {
+        let hands = hands();
+        let (gate, _) = gate(&hands, bucket("1/s", 4), HOUR);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let gate = &gate;
+                scope.spawn(move || {
+                    let mut dice = Dice(round * 3 + thread);
+                    for _ in 0..20 {
+                        let (key, cost) = (dice.pick(&["a", "b"]), 1 + dice.below(3));
+                        let asks = [Ask::new("api", key).cost(cost)];
+                        match dice.below(8) {
+                            0 => drop(ready(gate.reset("api", key)).unwrap()),
+                            1 | 2 => {
+                                let reserved = ready(gate.reserve(&asks, HOUR)).unwrap().reservation;
+                                let cancel = Settlement::Cancel;
+                                reserved.map(|held| ready(gate.settle(held.id(), &cancel)).unwrap());
+                            }
+                            _ => drop(ready(gate.charge(&asks)).unwrap()),
+                        }
+                    }
+                });
+            }
+        });
+        for (key, cost) in [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)] {
+            let truth = ready(gate.peek(&[Ask::new("api", key).cost(cost)])).unwrap().limits()[0].outcome;
+            assert_eq!(charge(&gate, key, cost).0, truth, "round {round}, {key} {cost}");
+        }
+    }
+}
+
+#[test]
+fn a_charge_whose_caller_gave_up_ends_what_is_believed_of_its_key() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, a_minute(3), HOUR);
+    charge(&gate, "a", 2);
+    for source in [Source::Store, Source::DenialCache] {
+        assert_eq!(charge(&gate, "a", 2).1, source);
+    }
+    elsewhere.fault(Fault::Hangs);
+    let asks = [Ask::new("api", "a")];
+    let mut crowd = Crowd::new();
+    let quitter = crowd.join(gate.charge(&asks));
+    crowd.leave(quitter);
+    elsewhere.fault(Fault::None);
+    let (outcome, source) = charge(&gate, "a", 2);
+    assert_eq!((outcome.remaining, source), (0, Source::Store), "it was charged all the same");
+}
+
+#[test]
+fn a_denial_that_was_overtaken_on_its_way_back_is_not_believed() {
+    type Happens = fn(&Tollgate);
+    let ways: [(Happens, u64); 2] =
+        [(|gate| _ = ready(gate.reset("api", "a")).unwrap(), 1), (|gate| _ = charge(gate, "a", 1), 0)];
+    for (happens, remaining) in ways {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, a_minute(3), HOUR);
+        charge(&gate, "a", 2);
+        elsewhere.fault(Fault::Hangs);
+        let asks = [Ask::new("api", "a").cost(2)];
+        let mut crowd = Crowd::new();
+        crowd.join(gate.charge(&asks));
+        elsewhere.fault(Fault::None);
+        happens(&gate);
+        elsewhere.let_go();
+        assert!(!crowd.run()[0].1.as_ref().unwrap().allowed());
+        let (outcome, source) = charge(&gate, "a", 2);
+        assert_eq!((outcome.remaining, source), (remaining, Source::Store));
+    }
+}

@@ -1,0 +1,120 @@
+//! A store elsewhere: a memory store behind faults that the test switches.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+
+use tollgate::{
+    Charged, Failure, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Micros, Settled,
+    Settlement, Store, StoreError, StoreFuture, StoredLimit,
+};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    /// Nothing is done.
+    Fails(Failure),
+    /// It is done, and the answer is lost.
+    Loses(Failure),
+    /// The call is refused as wrong.
+    Invalid,
+    /// It is done, and the answer comes once the store is let go.
+    Hangs,
+}
+
+/// A memory store that passes for one elsewhere.
+pub(crate) struct Elsewhere {
+    pub(crate) store: MemoryStore,
+    hands: ManualClock,
+    fault: Mutex<Fault>,
+    /// How long a call takes to get there, and as long back.
+    latency: Mutex<Micros>,
+    calls: AtomicUsize,
+    is_let_go: AtomicBool,
+    hanging: Mutex<Vec<Waker>>,
+}
+
+impl Elsewhere {
+    pub(crate) fn new(hands: &ManualClock) -> Arc<Elsewhere> {
+        let options = MemoryOptions { clock: hands.clock(), sweep_every: None, ..MemoryOptions::default() };
+        Arc::new(Elsewhere {
+            store: MemoryStore::new(options),
+            hands: hands.clone(),
+            fault: Mutex::new(Fault::None),
+            latency: Mutex::new(Micros::ZERO),
+            calls: 0.into(),
+            is_let_go: false.into(),
+            hanging: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn fault(&self, fault: Fault) {
+        *self.fault.lock().unwrap() = fault;
+    }
+
+    pub(crate) fn latency(&self, latency: Micros) {
+        *self.latency.lock().unwrap() = latency;
+    }
+
+    pub(crate) fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Answers those who hang.
+    pub(crate) fn let_go(&self) {
+        self.is_let_go.store(true, Ordering::SeqCst);
+        self.hanging.lock().unwrap().drain(..).for_each(Waker::wake);
+    }
+
+    fn answer<'a, T: Send + 'a>(
+        &'a self,
+        work: impl FnOnce() -> StoreFuture<'a, T> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let (fault, latency) = (*self.fault.lock().unwrap(), *self.latency.lock().unwrap());
+        let fails = |failure| StoreError::failed(failure, "could not ask the store").caused_by("on purpose");
+        Box::pin(async move {
+            self.hands.advance(latency);
+            let answer = match fault {
+                Fault::Fails(failure) => Err(fails(failure)),
+                Fault::Invalid => Err(StoreError::invalid("the call is wrong")),
+                Fault::Loses(failure) => work().await.and(Err(fails(failure).ambiguous())),
+                Fault::None => work().await,
+                Fault::Hangs => {
+                    let answer = work().await;
+                    poll_fn(|context| match self.is_let_go.load(Ordering::SeqCst) {
+                        true => Poll::Ready(()),
+                        false => {
+                            self.hanging.lock().unwrap().push(context.waker().clone());
+                            Poll::Pending
+                        }
+                    })
+                    .await;
+                    answer
+                }
+            };
+            self.hands.advance(latency);
+            answer
+        })
+    }
+}
+
+impl Store for Elsewhere {
+    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        self.answer(move || Store::charge(&self.store, items, hold))
+    }
+
+    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+        self.answer(move || Store::settle(&self.store, id, settlement))
+    }
+
+    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+        self.answer(move || Store::peek(&self.store, items))
+    }
+
+    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+        self.answer(move || Store::forget(&self.store, limit, key))
+    }
+}

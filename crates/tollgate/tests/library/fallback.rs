@@ -1,0 +1,335 @@
+//! What is answered when the store cannot: each limit by its own policy, all or none, and every answer labelled.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tollgate::{
+    Allowance, Ask, Event, Failure, Fallback, Key, Limit, ManualClock, Micros, Observer, Outcome, Rule,
+    Settled, Settlement, Source, Tollgate, WaitError,
+};
+
+use crate::crowd::{Crowd, ready};
+use crate::elsewhere::{Elsewhere, Fault};
+use crate::scene::{Dice, a_minute, at_once, bucket, every_strategy, hands, on, secs};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const DOWN: Fault = Fault::Fails(Failure::Connection);
+
+/// Limits of 5 a minute by every policy, one that says nothing, and one that watches.
+fn gate(hands: &ManualClock, otherwise: Fallback) -> (Tollgate, Arc<Elsewhere>) {
+    let elsewhere = Elsewhere::new(hands);
+    let rule = |name: &str| Rule::new(name, a_minute(5)).unwrap();
+    let gate = Fallback::ALL
+        .iter()
+        .fold(on(hands), |builder, fallback| builder.rule(rule(fallback.name()).fallback(*fallback)))
+        .rule(rule("silent"))
+        .rule(rule("watching").shadow().fallback(Fallback::Closed))
+        .rule(Rule::new("workers", at_once(2)).unwrap().fallback(Fallback::Local))
+        .rule(Rule::unlimited("free").unwrap())
+        .fallback(otherwise)
+        .store(elsewhere.clone())
+        .build()
+        .unwrap();
+    (gate, elsewhere)
+}
+
+/// What each limit of a charge on the key `a` said and where it came from, and whether it was admitted.
+fn charged(gate: &Tollgate, limits: &[&str]) -> (bool, Vec<(bool, Source)>) {
+    let asks: Vec<Ask<'_>> = limits.iter().map(|limit| Ask::new(limit, "a")).collect();
+    let decision = ready(gate.charge(&asks)).unwrap();
+    assert_eq!(decision.degraded(), decision.limits().iter().any(|limit| limit.source.is_fallback()));
+    let said = decision.limits().iter().map(|limit| (limit.outcome.allowed, limit.source)).collect();
+    (decision.allowed(), said)
+}
+
+#[test]
+fn each_limit_answers_by_its_own_policy_and_else_by_the_registrys() {
+    for otherwise in Fallback::ALL {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, otherwise);
+        assert_eq!(charged(&gate, &["open"]), (true, vec![(true, Source::Store)]));
+        elsewhere.fault(DOWN);
+        for _ in 0..9 {
+            assert_eq!(charged(&gate, &["open"]), (true, vec![(true, Source::FallbackOpen)]));
+            assert_eq!(charged(&gate, &["closed"]), (false, vec![(false, Source::FallbackClosed)]));
+        }
+        for admitted in [true, true, true, true, true, false, false] {
+            assert_eq!(charged(&gate, &["local"]), (admitted, vec![(admitted, Source::FallbackLocal)]));
+        }
+        let silent = charged(&gate, &["silent"]).1[0].1;
+        let expected = [Source::FallbackOpen, Source::FallbackClosed, Source::FallbackLocal];
+        assert!(Fallback::ALL.iter().zip(expected).any(|pair| pair == (&otherwise, silent)), "{otherwise}");
+        assert_eq!(gate.keys(), 0);
+
+        elsewhere.fault(Fault::None);
+        hands.advance(secs(10));
+        assert_eq!(ready(gate.status("open", "a")).unwrap().used(), 1, "nothing was charged meanwhile");
+        assert_eq!(ready(gate.status("local", "a")).unwrap().used(), 0, "nor is it afterwards");
+    }
+}
+
+#[test]
+fn answers_without_the_store_are_well_formed() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, Fallback::Open);
+    elsewhere.fault(DOWN);
+    for call in 0..20 {
+        for limit in ["open", "closed", "local", "silent", "watching"] {
+            for act in 0..2 {
+                let asks = [Ask::new(limit, "a")];
+                let decision = match act {
+                    0 => ready(gate.charge(&asks)),
+                    _ => ready(gate.peek(&asks)),
+                };
+                let decision = decision.unwrap();
+                let Outcome { allowed, capacity, remaining, retry_after, .. } = decision.limits()[0].outcome;
+                assert!(remaining <= capacity && capacity == 5, "{limit}");
+                let wait = retry_after.expect("a wait that ends");
+                assert_eq!(allowed, wait == Micros::ZERO, "{limit}");
+                assert!(wait <= secs(60), "{limit}: {wait}");
+                assert_eq!(decision.allowed(), limit != "closed" && (limit != "local" || allowed), "{call}");
+            }
+        }
+        // A charge that can never fit is denied by every policy, also where it is asked for in parts.
+        for limit in ["open", "closed", "local"] {
+            let [whole, parts] = [vec![6], vec![3, 3]].map(|costs: Vec<u64>| {
+                let asks: Vec<Ask<'_>> =
+                    costs.iter().map(|cost| Ask::new(limit, "default:b").cost(*cost)).collect();
+                ready(gate.charge(&asks)).unwrap()
+            });
+            assert_eq!((whole.allowed(), whole.retry_after()), (false, None), "{limit}");
+            assert_eq!((parts.allowed(), parts.retry_after()), (false, None), "{limit}");
+        }
+    }
+    // The denial of a closed limit says when the store is tried next.
+    let health = gate.store_health();
+    let wait = ready(gate.charge(&[Ask::new("closed", "a")])).unwrap().retry_after().unwrap();
+    assert!(health.outages == 1 && wait <= Micros::from_millis(300), "{wait}");
+}
+
+#[test]
+fn a_charge_over_several_limits_is_all_or_nothing_still() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, Fallback::Open);
+    elsewhere.fault(DOWN);
+    let used = |gate: &Tollgate| {
+        let asks = [Ask::new("local", "a")];
+        5 - ready(gate.peek(&asks)).unwrap().limits()[0].outcome.remaining - 1
+    };
+    let local = |allowed| (allowed, Source::FallbackLocal);
+    let (open, closed) = ((true, Source::FallbackOpen), (false, Source::FallbackClosed));
+    assert_eq!(
+        charged(&gate, &["local", "open", "free"]),
+        (true, vec![local(true), open, (true, Source::Unlimited)])
+    );
+    assert_eq!(used(&gate), 1);
+    assert_eq!(charged(&gate, &["local", "closed", "open"]), (false, vec![local(true), closed, open]));
+    assert_eq!(used(&gate), 1, "a charge that one limit denies charges no other");
+    assert_eq!(charged(&gate, &["watching", "local"]), (true, vec![closed, local(true)]));
+    assert_eq!(used(&gate), 2, "a watching limit denies nothing, even closed");
+    assert_eq!(
+        charged(&gate, &["local", "local", "workers"]),
+        (true, vec![local(true), local(true), local(true)])
+    );
+    assert_eq!(charged(&gate, &["local", "workers"]), (true, vec![local(true), local(true)]));
+    assert_eq!(charged(&gate, &["local", "workers"]), (false, vec![local(false), local(false)]));
+    assert!(!ready(gate.peek(&[Ask::new("silent", ""), Ask::new("open", "a")])).unwrap().allowed());
+}
+
+#[test]
+fn every_way_to_fail_falls_back() {
+    for failure in Failure::ALL {
+        for fault in [Fault::Fails(failure), Fault::Loses(failure)] {
+            let hands = hands();
+            let (gate, elsewhere) = gate(&hands, Fallback::Closed);
+            elsewhere.fault(fault);
+            assert_eq!(charged(&gate, &["open"]), (true, vec![(true, Source::FallbackOpen)]), "{failure}");
+            assert_eq!(charged(&gate, &["silent"]).1, [(false, Source::FallbackClosed)], "{failure}");
+            let peeked = ready(gate.peek(&[Ask::new("silent", "a")])).unwrap();
+            assert!(!peeked.allowed() && peeked.degraded(), "{failure}");
+            let health = gate.store_health();
+            assert_eq!((health.failures(failure), health.fallen_back), (3, 3), "{failure}");
+            assert_eq!((health.answers(Fallback::Open), health.answers(Fallback::Closed)), (1, 2));
+            assert_eq!(health.ambiguous, if fault == Fault::Loses(failure) { 3 } else { 0 });
+        }
+    }
+}
+
+#[test]
+fn what_was_reserved_without_the_store_is_settled_without_it() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, Fallback::Open);
+    let reserve = |limits: &[(&str, u64)]| {
+        let asks: Vec<Ask<'_>> =
+            limits.iter().map(|(limit, cost)| Ask::new(limit, "a").cost(*cost)).collect();
+        ready(gate.reserve(&asks, HOUR)).unwrap().reservation.map(|reservation| reservation.id())
+    };
+    let left = || ready(gate.peek(&[Ask::new("local", "a")])).unwrap().limits()[0].outcome;
+    let stored = reserve(&[("local", 2), ("open", 2)]).unwrap();
+    elsewhere.fault(DOWN);
+    let [open, local, mixed] = [&[("open", 2)][..], &[("local", 3)], &[("local", 2), ("open", 1)]]
+        .map(|limits| reserve(limits).unwrap());
+    assert_eq!(reserve(&[("closed", 1), ("open", 1)]), None);
+    assert!(!left().allowed);
+
+    let settle = |id, settlement: &Settlement| ready(gate.settle(id, settlement));
+    let each = |actuals: &[(&str, u64)]| {
+        Settlement::Each(actuals.iter().map(|(name, actual)| ((*name).to_owned(), *actual)).collect())
+    };
+    assert!(settle(stored, &Settlement::Cancel).unwrap_err().is_transient(), "the store has that one");
+    assert_eq!(settle(open, &each(&[("open", 1)])).unwrap(), Settled::Done, "nothing to correct");
+    assert_eq!(settle(open, &Settlement::Cancel).unwrap(), Settled::Already);
+    assert_eq!(settle(local, &Settlement::Renew).unwrap(), Settled::Done);
+    assert_eq!(settle(local, &Settlement::Actual(1)).unwrap(), Settled::Done);
+    assert_eq!(left().remaining, 1, "two of five are free, less the one that was asked for");
+    assert!(settle(mixed, &each(&[("lcal", 1)])).unwrap_err().to_string().contains("`lcal`"));
+    assert_eq!(settle(mixed, &each(&[("local", 1), ("open", 1)])).unwrap(), Settled::Done);
+    assert_eq!(left().remaining, 2);
+
+    // The store has learnt nothing of all this, and what it held it still holds.
+    elsewhere.fault(Fault::None);
+    hands.advance(secs(10));
+    assert_eq!(settle(mixed, &Settlement::Cancel).unwrap(), Settled::Already, "still of this process");
+    assert_eq!(ready(gate.status("local", "a")).unwrap().used(), 2);
+    assert_eq!(settle(stored, &Settlement::Cancel).unwrap(), Settled::Done);
+    assert_eq!(ready(gate.status("local", "a")).unwrap().used(), 0);
+}
+
+#[test]
+fn a_reset_forgets_what_is_counted_here_even_if_the_store_fails() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, Fallback::Open);
+    elsewhere.fault(DOWN);
+    for _ in 0..6 {
+        charged(&gate, &["local"]);
+    }
+    assert!(!charged(&gate, &["local"]).0);
+    assert!(ready(gate.reset("local", "a")).unwrap_err().is_transient());
+    assert!(charged(&gate, &["local"]).0);
+}
+
+#[test]
+fn waiting_goes_by_the_fallback_until_the_store_is_back() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, Fallback::Open);
+    elsewhere.fault(DOWN);
+    assert!(ready(gate.wait(Ask::new("open", "a"), HOUR)).unwrap().allowed);
+    assert!(ready(gate.wait(Ask::new("local", "a").cost(5), HOUR)).unwrap().allowed);
+    assert!(matches!(ready(gate.wait(Ask::new("closed", "a").cost(6), HOUR)), Err(WaitError::Never(_))));
+    let mut crowd = Crowd::new();
+    crowd.join(gate.wait(Ask::new("closed", "a"), HOUR));
+    crowd.join(gate.wait(Ask::new("closed", "b"), Duration::from_secs(2)));
+    for _ in 0..100 {
+        hands.advance(Micros::from_millis(40));
+        for (who, answer) in crowd.run() {
+            assert!(who == 1 && matches!(answer, Err(WaitError::TooLate(Some(_)))), "{answer:?}");
+        }
+    }
+    assert!(elsewhere.calls() < 15, "a store that is down is not asked over and over: {}", elsewhere.calls());
+    elsewhere.fault(Fault::None);
+    let admitted = (0..400).find(|_| {
+        hands.advance(Micros::from_millis(40));
+        crowd.run().iter().any(|(who, answer)| *who == 0 && answer.is_ok())
+    });
+    assert!(admitted.is_some(), "whoever waits is admitted once the store is back");
+}
+
+#[test]
+fn instances_share_a_limit_while_each_counts_by_itself() {
+    for limit in every_strategy(10) {
+        for (instances, most) in [(1, 10), (2, 5), (3, 3), (11, 1)] {
+            let hands = hands();
+            let elsewhere = Elsewhere::new(&hands);
+            elsewhere.fault(DOWN);
+            let builder = on(&hands).limit("api", limit).store(elsewhere).fallback(Fallback::Local);
+            let gate = builder.instances(instances).build().unwrap();
+            let admitted = (0..20).filter(|_| charged(&gate, &["api"]).0).count();
+            assert_eq!(admitted, most, "{limit} among {instances}");
+            // What only the store can hold is worth coming back for; what not even it can is not.
+            let much = ready(gate.charge(&[Ask::new("api", "b").cost(10)])).unwrap();
+            assert_eq!(much.allowed(), instances == 1);
+            assert!(much.retry_after().is_some(), "{limit} among {instances}");
+            let too_much = ready(gate.charge(&[Ask::new("api", "b").cost(11)])).unwrap();
+            assert_eq!(too_much.retry_after(), None);
+        }
+    }
+    let error = on(&hands()).limit("api", bucket("1/s", 1)).instances(0).build().unwrap_err();
+    assert!(error.to_string().contains("0 instances"), "{error}");
+    let slow = Limit::token_bucket("1/3000d".parse().unwrap(), 2).unwrap();
+    let builder = on(&hands()).limit("slow", slow).store(Elsewhere::new(&hands())).instances(2);
+    assert!(builder.fallback(Fallback::Local).build().is_err(), "nothing slower can be kept exact");
+}
+
+/// Counts events by source, and what failed.
+#[derive(Default)]
+struct Labels(Mutex<HashMap<(Source, bool), u64>>, Mutex<Vec<(Option<Failure>, bool)>>);
+
+impl Observer for Labels {
+    fn decided(&self, event: &Event<'_>) {
+        *self.0.lock().unwrap().entry((event.source, event.allowed)).or_default() += 1;
+        assert_eq!(event.failure.is_some(), event.source.is_fallback(), "{event:?}");
+        self.1.lock().unwrap().push((event.failure, event.is_ambiguous));
+    }
+}
+
+#[test]
+fn every_answer_has_one_label_and_labels_add_up() {
+    let hands = hands();
+    let elsewhere = Elsewhere::new(&hands);
+    let labels = Arc::new(Labels::default());
+    let key = |text| Key::parse(text).unwrap();
+    let api = Rule::new("open", bucket("2/s", 3)).unwrap().with_override(key("free"), Allowance::Unlimited);
+    let gate = on(&hands)
+        .rule(api.unwrap().with_override(key("shut"), Allowance::Blocked).unwrap())
+        .rule(Rule::new("closed", bucket("2/s", 3)).unwrap().fallback(Fallback::Closed))
+        .rule(Rule::new("local", bucket("2/s", 3)).unwrap().fallback(Fallback::Local))
+        .rule(Rule::new("sliced", bucket("2/s", 3)).unwrap().slice(2, Duration::from_secs(1)).unwrap())
+        .store(elsewhere.clone())
+        .observer(labels.clone())
+        .build()
+        .unwrap();
+    let mut dice = Dice(5);
+    let (mut asked, mut admitted, mut by_source) = (0, 0, HashMap::new());
+    for _ in 0..4_000 {
+        hands.advance(Micros::from_millis(dice.below(20)));
+        if dice.below(20) == 0 {
+            let fault = [Fault::None, DOWN, Fault::Loses(Failure::Timeout)];
+            elsewhere.fault(dice.pick(&fault));
+        }
+        let count = 1 + dice.below(4) / 3;
+        let asks: Vec<Ask<'_>> = (0..count)
+            .map(|_| {
+                let limit = dice.pick(&["open", "closed", "local", "sliced"]);
+                Ask::new(limit, dice.pick(&["a", "b", "free", "shut", ""]))
+            })
+            .collect();
+        let decision = ready(gate.charge(&asks)).unwrap();
+        for limit in decision.limits() {
+            asked += 1;
+            admitted += u64::from(limit.outcome.allowed);
+            *by_source.entry((limit.source, limit.outcome.allowed)).or_insert(0) += 1;
+        }
+    }
+    let told = labels.0.lock().unwrap();
+    assert_eq!(*told, by_source);
+    assert_eq!(told.values().sum::<u64>(), asked);
+    assert_eq!(
+        told.iter().filter(|((_, allowed), _)| *allowed).map(|(_, count)| count).sum::<u64>(),
+        admitted
+    );
+    for source in Source::ALL {
+        assert!(told.keys().any(|(seen, _)| *seen == source), "{source:?} was never seen");
+    }
+    let health = gate.store_health();
+    let of =
+        |source| told.iter().filter(|((seen, _), _)| *seen == source).map(|(_, count)| count).sum::<u64>();
+    assert_eq!(health.answers(Fallback::Open), of(Source::FallbackOpen));
+    assert_eq!(health.answers(Fallback::Closed), of(Source::FallbackClosed));
+    assert_eq!(health.answers(Fallback::Local), of(Source::FallbackLocal));
+    assert_eq!((health.denial_cache_hits, health.slice_hits), (of(Source::DenialCache), of(Source::Slice)));
+    assert_eq!(health.calls, elsewhere.calls() as u64);
+    let failures = labels.1.lock().unwrap();
+    assert!(failures.contains(&(Some(Failure::Timeout), true)), "ambiguous calls are labelled");
+    assert!(failures.contains(&(Some(Failure::Connection), false)));
+}

@@ -1,0 +1,213 @@
+//! An outage from its beginning to its end: what it costs, who hears of it, and how it is over.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tollgate::{
+    Ask, Event, Failure, Fallback, ManualClock, Micros, Observer, Source, StoreChange, StoreState, Tollgate,
+    WhenFull,
+};
+
+use crate::crowd::{Crowd, ready};
+use crate::elsewhere::{Elsewhere, Fault};
+use crate::observe::logged;
+use crate::scene::{a_minute, bucket, hands, on, secs};
+
+/// Keeps what was told of the store.
+#[derive(Default)]
+struct News(Mutex<Vec<StoreChange>>);
+
+impl Observer for News {
+    fn decided(&self, _: &Event<'_>) {}
+
+    fn store_changed(&self, change: &StoreChange) {
+        self.0.lock().unwrap().push(*change);
+    }
+}
+
+fn scene() -> (ManualClock, Tollgate, Arc<Elsewhere>, Arc<News>) {
+    let hands = hands();
+    let (elsewhere, news) = (Elsewhere::new(&hands), Arc::new(News::default()));
+    let gate = on(&hands)
+        .limit("api", bucket("1000/s", 1_000_000))
+        .when_full(WhenFull::Share)
+        .store(elsewhere.clone())
+        .observer(news.clone())
+        .build()
+        .unwrap();
+    (hands, gate, elsewhere, news)
+}
+
+fn source(gate: &Tollgate) -> Source {
+    ready(gate.charge(&[Ask::new("api", "alice")])).unwrap().limits()[0].source
+}
+
+#[test]
+fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
+    let (hands, gate, elsewhere, news) = scene();
+    let lines = logged(|| {
+        for _ in 0..100 {
+            assert_eq!(source(&gate), Source::Store);
+        }
+        let started = hands.now();
+        elsewhere.fault(Fault::Fails(Failure::Timeout));
+        for _ in 0..10_000 {
+            assert_eq!(source(&gate), Source::FallbackOpen);
+        }
+        assert_eq!(elsewhere.calls(), 105, "five failures, and it is left alone");
+        let health = gate.store_health();
+        assert_eq!((health.state, health.since), (StoreState::Down, started));
+        assert_eq!((health.calls, health.fallen_back, health.outages), (105, 10_000, 1));
+        assert_eq!((health.failures(Failure::Timeout), health.last_failure), (5, Some(Failure::Timeout)));
+
+        // Half a minute more, with a call every millisecond: few of them ask, the rest cost nothing.
+        for _ in 0..30_000 {
+            hands.advance(Micros::from_millis(1));
+            assert_eq!(source(&gate), Source::FallbackOpen);
+        }
+        let probes = elsewhere.calls() - 105;
+        assert!((7..=12).contains(&probes), "{probes} probes in half a minute");
+        assert_eq!(gate.store_health().state, StoreState::Down);
+
+        elsewhere.fault(Fault::None);
+        let back = (1..).find(|_| {
+            hands.advance(Micros::from_millis(1));
+            source(&gate) == Source::Store
+        });
+        assert!(back <= Some(6_000), "the longest wait is five seconds and a fifth");
+        assert_eq!(gate.store_health().state, StoreState::Probing);
+        for _ in 0..100 {
+            assert_eq!(source(&gate), Source::Store);
+        }
+        let health = gate.store_health();
+        assert_eq!((health.state, health.since, health.outages), (StoreState::Up, hands.now(), 1));
+        let down_for = hands.now().saturating_sub(started);
+        let fallen_back = health.fallen_back - 4;
+        let expected =
+            [StoreChange::Down { failure: Failure::Timeout }, StoreChange::Up { down_for, fallen_back }];
+        assert_eq!(*news.0.lock().unwrap(), expected);
+    });
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    for (line, parts) in lines.iter().zip([
+        ["WARN", "the store is down", "failure=timeout", "ambiguous=0"],
+        ["INFO", "the store answers again", "fallen_back=", "down_for=3"],
+    ]) {
+        assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+        assert!(!line.contains("alice"), "{line}");
+    }
+}
+
+#[test]
+fn a_second_outage_is_told_again() {
+    let (hands, gate, elsewhere, news) = scene();
+    let lines = logged(|| {
+        for _ in 0..3 {
+            elsewhere.fault(Fault::Fails(Failure::Refused));
+            for _ in 0..20 {
+                source(&gate);
+            }
+            elsewhere.fault(Fault::None);
+            hands.advance(secs(1));
+            source(&gate);
+            source(&gate);
+        }
+    });
+    assert_eq!((lines.len(), news.0.lock().unwrap().len(), gate.store_health().outages), (6, 6, 3));
+}
+
+#[test]
+fn one_probe_at_a_time_however_many_ask() {
+    let (hands, gate, elsewhere, _) = scene();
+    elsewhere.fault(Fault::Fails(Failure::Connection));
+    for _ in 0..5 {
+        source(&gate);
+    }
+    elsewhere.fault(Fault::Hangs);
+    hands.advance(secs(1));
+    let before = elsewhere.calls();
+    let asks = [Ask::new("api", "alice")];
+    let mut crowd = Crowd::new();
+    let probe = crowd.join(gate.charge(&asks));
+    for _ in 0..1_000 {
+        assert_eq!(source(&gate), Source::FallbackOpen, "nobody waits for the probe");
+    }
+    assert_eq!(elsewhere.calls() - before, 1);
+    assert_eq!(gate.store_health().state, StoreState::Probing);
+
+    // Its caller gives up: the next probe is due after as long a wait, and not before.
+    crowd.leave(probe);
+    assert_eq!(source(&gate), Source::FallbackOpen);
+    hands.advance(Micros::from_millis(300));
+    let probe = crowd.join(gate.charge(&asks));
+    assert_eq!(elsewhere.calls() - before, 2);
+    elsewhere.let_go();
+    let done = crowd.run();
+    assert_eq!((done.len(), done[0].0), (1, probe));
+    assert_eq!(done[0].1.as_ref().unwrap().limits()[0].source, Source::Store, "a probe is a real call");
+    assert_eq!(source(&gate), Source::Store);
+    assert_eq!(gate.store_health().state, StoreState::Up);
+}
+
+#[test]
+fn one_probe_at_a_time_among_threads() {
+    let (hands, gate, elsewhere, _) = scene();
+    elsewhere.fault(Fault::Fails(Failure::Connection));
+    for _ in 0..5 {
+        source(&gate);
+    }
+    for round in 0..50 {
+        hands.advance(secs(7));
+        let before = elsewhere.calls();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50).for_each(|_| assert_eq!(source(&gate), Source::FallbackOpen)));
+            }
+        });
+        assert_eq!(elsewhere.calls() - before, 1, "round {round}");
+    }
+}
+
+#[test]
+fn calls_whose_answer_was_lost_are_counted_apart_and_not_sent_again() {
+    let hands = hands();
+    let elsewhere = Elsewhere::new(&hands);
+    let gate = on(&hands).limit("api", a_minute(100)).store(elsewhere.clone()).build().unwrap();
+    elsewhere.fault(Fault::Loses(Failure::Timeout));
+    for _ in 0..3 {
+        assert_eq!(source(&gate), Source::FallbackOpen);
+    }
+    elsewhere.fault(Fault::Fails(Failure::Timeout));
+    source(&gate);
+    let health = gate.store_health();
+    assert_eq!((health.ambiguous, health.failures(Failure::Timeout), health.calls), (3, 4, 4));
+    elsewhere.fault(Fault::None);
+    assert_eq!(ready(gate.status("api", "alice")).unwrap().used(), 3, "each of them once");
+}
+
+#[test]
+fn failures_now_and_then_fall_back_without_an_outage_and_are_told_once_a_minute() {
+    let (hands, gate, elsewhere, news) = scene();
+    let lines = logged(|| {
+        for call in 0..1_400 {
+            hands.advance(Micros::from_millis(100));
+            let fails = call % 10 == 0;
+            elsewhere.fault(if fails { Fault::Fails(Failure::Overloaded) } else { Fault::None });
+            assert_eq!(source(&gate), if fails { Source::FallbackOpen } else { Source::Store });
+        }
+    });
+    assert_eq!((lines.len(), news.0.lock().unwrap().len()), (2, 0), "{lines:?}");
+    assert!(lines[0].contains("WARN") && lines[0].contains("last=overloaded"), "{}", lines[0]);
+}
+
+#[test]
+fn the_memory_store_is_always_up() {
+    let hands = hands();
+    let builder = on(&hands).limit("api", a_minute(1)).fallback(Fallback::Closed);
+    let gate = builder.denial_cache(Duration::from_secs(9)).instances(3).build().unwrap();
+    for admitted in [true, false, false] {
+        let decision = ready(gate.charge(&[Ask::new("api", "a")])).unwrap();
+        assert_eq!((decision.allowed(), decision.degraded()), (admitted, false));
+        assert_eq!(decision.limits()[0].source, Source::Store);
+    }
+    assert_eq!(gate.store_health().state, StoreState::Up);
+}
