@@ -72,7 +72,7 @@ impl RedisStore {
 
     /// How often what was counted may have been lost, as far as it was noticed: a server was started anew, or another one took
     /// slots over. After f losses a limit may have admitted f + 1 times as much.
-    pub fn losses(&self) -> u64 {
+    pub fn losses_possible(&self) -> u64 {
         self.route.losses()
     }
 

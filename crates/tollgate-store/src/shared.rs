@@ -6,9 +6,9 @@
 
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros, Outcome, Reading, Strategy};
+use tollgate_kernel::{Cost, Micros, Outcome, Reading};
 
-use crate::{Charged, Failure, Item, Outcomes, StoreError, StoredLimit, Subject};
+use crate::{Charged, Failure, Item, Outcomes, StoreError, StoredLimit};
 
 /// One pair of limit and key.
 #[derive(Clone, Copy, Debug)]
@@ -17,29 +17,6 @@ pub(crate) struct Part<'a> {
     pub(crate) key: &'a str,
     pub(crate) cost: Cost,
     pub(crate) shadow: bool,
-}
-
-impl<'a> Part<'a> {
-    /// What is kept for the part. It is part of its name: a limit that is given another strategy begins afresh, and does not
-    /// take what was counted otherwise for its own. Both buckets keep the same.
-    pub(crate) fn kind(&self) -> &'static str {
-        match self.limit.limit.strategy() {
-            Strategy::TokenBucket | Strategy::LeakyBucket => "b",
-            Strategy::FixedWindow => "w",
-            Strategy::SlidingWindow => "l",
-            Strategy::SlidingWindowCounter => "c",
-            Strategy::Concurrency => "h",
-        }
-    }
-
-    /// The text that decides where the part is kept.
-    pub(crate) fn subject(&self) -> &'a str {
-        match self.limit.subject {
-            Subject::Key => self.key,
-            // Canonical text without a `:` is a key of the default namespace, which is as good a subject as its name.
-            Subject::Namespace => self.key.split_once(':').map_or("default", |(namespace, _)| namespace),
-        }
-    }
 }
 
 /// A charge, as a store is asked it.
@@ -164,19 +141,5 @@ mod tests {
         assert_eq!(hex(name_of(&["user:42"])), "fbc34785286c8fff4821091540579534");
         assert_ne!(name_of(&["a", "bc"]), name_of(&["ab", "c"]));
         assert_ne!(name_of(&["a"]), name_of(&["a", ""]));
-    }
-
-    #[test]
-    fn the_subject_is_the_key_or_its_namespace() {
-        let by_key = limit("api");
-        let by_namespace = StoredLimit { subject: Subject::Namespace, ..limit("api") };
-        for (limit, key, subject) in [
-            (&by_key, "acme:alice", "acme:alice"),
-            (&by_namespace, "acme:alice", "acme"),
-            (&by_namespace, "acme:alice:v2", "acme"),
-            (&by_namespace, "alice", "default"),
-        ] {
-            assert_eq!(Part { limit, key, cost: Cost::ONE, shadow: false }.subject(), subject);
-        }
     }
 }

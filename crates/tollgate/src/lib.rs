@@ -50,6 +50,8 @@ mod gate;
 mod health;
 mod key;
 mod limiter;
+#[cfg(feature = "config")]
+mod open;
 pub mod policy;
 mod registry;
 mod remote;
@@ -79,6 +81,10 @@ pub use tollgate_store::{
     Charged, Clock, Cost, Failure, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Outcomes,
     Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit, Subject, WhenFull,
 };
+#[cfg(feature = "postgres")]
+pub use tollgate_store::{PostgresOptions, PostgresStore, PostgresTls};
+#[cfg(feature = "redis")]
+pub use tollgate_store::{RedisOptions, RedisReport, RedisStore};
 pub use wait::WaitError;
 
 /// The README's examples are tests.

@@ -128,8 +128,17 @@ impl Trace<'_> {
     /// times to the very edge of a window.
     fn pass_time(&mut self) {
         if self.is_wide {
-            let most = *self.random.pick(&[1, 1_000, 60_000_000, 86_400_000_000, 40_000_000_000_000]);
-            let span = if self.random.one_in(3) { 0 } else { self.random.below(most) };
+            // Seldom enough to stay within the years for which everything is exact.
+            let day = 86_400_000_000;
+            let span = match self.random.below(300) {
+                0 => self.random.below(8 * 365 * day),
+                1..7 => self.random.below(80 * day),
+                7..100 => 0,
+                _ => {
+                    let most = *self.random.pick(&[2, 1_000, 60_000_000, day]);
+                    self.random.below(most)
+                }
+            };
             return self.clock.advance(Micros::new(span));
         }
         let now = self.clock.now().get();

@@ -112,6 +112,12 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
             let said = format!("{code} {detail}");
             if said.contains("TOLLGATE_STATE") || said.contains("WRONGTYPE") {
                 not_ours()
+            } else if said.contains("cluster support disabled") {
+                Verdict::new(
+                    GiveUp,
+                    Refused,
+                    "this Redis server is no cluster's and was said to be one; set `cluster` to false",
+                )
             } else if said.contains("max number of clients") {
                 Verdict::new(GiveUp, Overloaded, "Redis has no connection left for us (maxclients)").broken()
             } else if said.contains("OOM ") {

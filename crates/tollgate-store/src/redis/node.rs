@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::failure::{self, Remedy, Verdict};
-use super::script;
+use super::script::{self, Script};
 use crate::{Clock, Failure, ManualClock, StoreError};
 
 /// How long a connection may take to be made, however short the deadlines of those who wait for it.
@@ -136,7 +136,8 @@ impl Node {
                 let mut answers = multiplexed.send_packed_commands(&both, 1, 1).await?;
                 return answers.pop().unwrap_or(Value::Nil).extract_error();
             }
-            multiplexed.send_packed_command(&question).await
+            // An error reply is a value to the client.
+            multiplexed.send_packed_command(&question).await?.extract_error()
         };
         match timeout_at(deadline, asked).await {
             Ok(Ok(value)) => {
@@ -237,12 +238,12 @@ impl Node {
         let failed = |error| failure::of_connect(error, &self.address);
         let made = self.client.get_multiplexed_async_connection_with_config(&config).await;
         let mut multiplexed = made.map_err(failed)?;
-        let mut first = redis::pipe();
-        for script in script::all() {
-            first.cmd("SCRIPT").arg("LOAD").arg(&script.text).ignore();
-        }
-        first.query_async::<()>(&mut multiplexed).await.map_err(failed)?;
+        // The time first: a server that wants a password says so, but hangs up on a stranger who sends it a whole script.
         let ahead_us = measure(&mut multiplexed).await.map_err(failed)?;
+        for script in script::all() {
+            let loaded = load(script).query_async::<()>(&mut multiplexed).await;
+            loaded.map_err(failed)?;
+        }
         self.recognise(&mut multiplexed).await;
         let now_us = our_us();
         Ok(Connection {
@@ -301,12 +302,7 @@ impl Node {
     pub(crate) async fn load_scripts(self: &Arc<Node>, deadline: Instant) -> Result<(), Verdict> {
         tracing::warn!(server = self.address, "Redis lost our scripts; loading them again");
         for script in script::all() {
-            let load = |_: &str| {
-                let mut load = redis::cmd("SCRIPT");
-                load.arg("LOAD").arg(&script.text);
-                load
-            };
-            self.call(deadline, false, &load).await?;
+            self.call(deadline, false, &|_: &str| load(script)).await?;
         }
         Ok(())
     }
@@ -320,6 +316,13 @@ impl Place {
             state.connection = None;
         }
     }
+}
+
+/// The command that has a server keep a script.
+fn load(script: &Script) -> Cmd {
+    let mut load = redis::cmd("SCRIPT");
+    load.arg("LOAD").arg(&script.text);
+    load
 }
 
 /// How far the server's clock is ahead of ours, at least.

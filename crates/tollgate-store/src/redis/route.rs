@@ -47,6 +47,8 @@ pub(crate) struct Route {
     is_learning: AtomicBool,
     learned: Notify,
     last_learned: Mutex<Option<Instant>>,
+    /// Why nobody said where the slots are, if nobody did.
+    untold: Mutex<Option<StoreError>>,
     losses: Arc<AtomicU64>,
 }
 
@@ -61,6 +63,7 @@ impl Route {
             is_learning: AtomicBool::new(false),
             learned: Notify::new(),
             last_learned: Mutex::new(None),
+            untold: Mutex::new(None),
             losses: Arc::default(),
             options,
         };
@@ -226,6 +229,13 @@ impl Route {
             if let Some(owner) = self.owners.read().get(usize::from(slot)) {
                 return Ok(owner.clone());
             }
+            if let Some(error) =
+                self.untold.lock().as_ref().filter(|error| error.failure() == Some(Failure::Refused))
+            {
+                // Asking again does not mend it; but it is asked again, for the next call.
+                self.learn_soon();
+                return Err(error.for_another());
+            }
             self.learn_soon();
             if timeout_at(deadline, learned).await.is_err() {
                 return Err(StoreError::failed(
@@ -255,17 +265,23 @@ impl Route {
             if let Some(last) = last {
                 sleep_until(last + LEARN_PAUSE).await;
             }
-            if let Some(slots) = route.learn().await {
-                route.take_over(&slots);
-            }
+            let learned = route.learn().await;
+            *route.untold.lock() = match learned {
+                Ok(slots) => {
+                    route.take_over(&slots);
+                    None
+                }
+                Err(error) => error,
+            };
             *route.last_learned.lock() = Some(Instant::now());
             route.is_learning.store(false, Ordering::Release);
             route.learned.notify_waiters();
         });
     }
 
-    /// Asks every server known where the slots are, and takes the first good answer.
-    async fn learn(self: &Arc<Route>) -> Option<Slots> {
+    /// Asks every server known where the slots are, and takes the first good answer. Where there is none, the error is one
+    /// that somebody must mend, if there is such a one.
+    async fn learn(self: &Arc<Route>) -> Result<Slots, Option<StoreError>> {
         let deadline = Instant::now() + LEARN_WITHIN;
         let mut asked = JoinSet::new();
         for node in self.known_nodes() {
@@ -276,15 +292,20 @@ impl Route {
                     cmd
                 };
                 let answer = node.call(deadline, false, &question).await;
-                answer.ok().and_then(|answer| read_slots(&answer, &node.address))
+                answer.map(|answer| read_slots(&answer, &node.address)).map_err(|verdict| verdict.error)
             });
         }
+        let mut untold: Option<StoreError> = None;
         while let Some(answer) = asked.join_next().await {
-            if let Ok(Some(slots)) = answer {
-                return Some(slots);
+            match answer {
+                Ok(Ok(Some(slots))) => return Ok(slots),
+                Ok(Err(error)) if untold.is_none() || error.failure() == Some(Failure::Refused) => {
+                    untold = Some(error);
+                }
+                _ => {}
             }
         }
-        None
+        Err(untold)
     }
 
     /// Puts what was learned in place. Servers that are no longer named are forgotten, except the seeds.

@@ -3,9 +3,10 @@
 //! Every name begins with the prefix and the version of the stored format, and has one pair of braces, ours: `{…}` around 128
 //! bits of a hash. No byte of a caller's key reaches Redis, so none can choose a slot, break out of a name or grow it.
 
-use crate::HoldId;
-use crate::Subject;
+use tollgate_kernel::Strategy;
+
 use crate::shared::{Part, name_of};
+use crate::{HoldId, Subject};
 
 /// The version of the stored format. A change of what is kept under a name is another number, so that two versions of
 /// Tollgate never read each other's state.
@@ -27,8 +28,8 @@ impl Names {
 
     /// Where a part is kept. Limits of one key share a tag, and so do all keys of a namespace if that is the subject.
     pub(crate) fn part(&self, part: &Part<'_>) -> String {
-        let tag = base64(name_of(&[part.subject()]));
-        let (start, kind, limit) = (&self.start, part.kind(), &part.limit.name);
+        let tag = base64(name_of(&[subject(part)]));
+        let (start, kind, limit) = (&self.start, kind(part), &part.limit.name);
         match part.limit.subject {
             Subject::Key => format!("{start}{{{tag}}}:{kind}:{limit}"),
             Subject::Namespace => format!("{start}{{{tag}}}:{kind}:{limit}:{}", base64(name_of(&[part.key]))),
@@ -54,6 +55,27 @@ impl Names {
     #[cfg(test)]
     pub(crate) fn start(&self) -> &str {
         &self.start
+    }
+}
+
+/// The text that decides where a part is kept.
+fn subject<'a>(part: &Part<'a>) -> &'a str {
+    match part.limit.subject {
+        Subject::Key => part.key,
+        // Canonical text without a `:` is a key of the default namespace, whose name is as good a subject as any.
+        Subject::Namespace => part.key.split_once(':').map_or("default", |(namespace, _)| namespace),
+    }
+}
+
+/// What is kept for a part, as a letter of its name: a limit that is given another strategy begins afresh, and does not take
+/// what was counted otherwise for its own. Both buckets keep the same.
+fn kind(part: &Part<'_>) -> char {
+    match part.limit.limit.strategy() {
+        Strategy::TokenBucket | Strategy::LeakyBucket => 'b',
+        Strategy::FixedWindow => 'w',
+        Strategy::SlidingWindow => 'l',
+        Strategy::SlidingWindowCounter => 'c',
+        Strategy::Concurrency => 'h',
     }
 }
 
@@ -123,6 +145,30 @@ mod tests {
         let beside = names.hold_beside(&name(&api, "user:42"), id);
         assert_eq!(slot(&beside), slot(&name(&api, "user:42")));
         assert!(beside.starts_with(names.start()));
+    }
+
+    #[test]
+    fn the_subject_is_the_key_or_its_namespace() {
+        let (by_key, by_namespace) = (limit("a", Subject::Key), limit("a", Subject::Namespace));
+        for (limit, key, expected) in [
+            (&by_key, "acme:alice", "acme:alice"),
+            (&by_namespace, "acme:alice", "acme"),
+            (&by_namespace, "acme:alice:v2", "acme"),
+            (&by_namespace, "alice", "default"),
+        ] {
+            assert_eq!(subject(&Part { limit, key, cost: Cost::ONE, shadow: false }), expected);
+        }
+    }
+
+    #[test]
+    fn another_strategy_is_another_name() {
+        let window = limit("a", Subject::Key);
+        let log = Limit::sliding_window(5, Micros::from_secs(60)).unwrap();
+        assert_ne!(name(&window, "x"), name(&StoredLimit::new("a", log), "x"));
+        let rate = "5/s".parse().unwrap();
+        let [token, leaky] = [Limit::token_bucket(rate, 5), Limit::leaky_bucket(rate, 5)]
+            .map(|limit| name(&StoredLimit::new("a", limit.unwrap()), "x"));
+        assert_eq!(token, leaky);
     }
 
     #[test]

@@ -1,0 +1,225 @@
+//! The whole library over real stores: opened from a configuration and the environment, through an outage and back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tollgate::config::Config;
+use tollgate::{Ask, Event, Observer, Source, StoreState, Tollgate};
+use tollgate_testkit::postgres::PostgresServer;
+use tollgate_testkit::proxy::{FaultProxy, Mode};
+use tollgate_testkit::redis::{RedisCluster, RedisServer};
+
+const POLICY: &str = "
+[store]
+timeout = '500ms'
+
+[limits.open]
+strategy = 'fixed_window'
+limit = 3
+window = '1h'
+fallback = 'open'
+
+[limits.closed]
+strategy = 'fixed_window'
+limit = 3
+window = '1h'
+fallback = 'closed'
+
+[limits.local]
+strategy = 'fixed_window'
+limit = 3
+window = '1h'
+fallback = 'local'
+
+[limits.bucket]
+strategy = 'token_bucket'
+rate = '3/h'
+burst = 3
+";
+
+/// The registry that the policy and these variables describe.
+async fn open(variables: &[(&str, &str)]) -> Result<Tollgate, tollgate::Error> {
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let config = Config::parse_with_env(POLICY, variables).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    Tollgate::open(&config).await
+}
+
+/// How many of `calls` charges of one key are admitted, and where the answers came from.
+async fn admitted(gate: &Tollgate, limit: &str, key: &str, calls: usize) -> (usize, Vec<Source>) {
+    let mut admitted = 0;
+    let mut sources = Vec::new();
+    for _ in 0..calls {
+        let decision = gate.charge(&[Ask::new(limit, key)]).await.expect("a decision");
+        admitted += usize::from(decision.allowed());
+        let source = decision.limits()[0].source;
+        if !sources.contains(&source) {
+            sources.push(source);
+        }
+    }
+    (admitted, sources)
+}
+
+/// The same policy by one variable, and the same answers from two registries that share a store.
+async fn shared_by_two(variables: &[(&str, &str)]) {
+    let (one, other) = (open(variables).await.expect("opened"), open(variables).await.expect("opened"));
+    for limit in ["open", "closed", "local", "bucket"] {
+        assert_eq!(admitted(&one, limit, "user:1", 2).await.0, 2, "{limit}");
+        assert_eq!(admitted(&other, limit, "user:1", 5).await.0, 1, "{limit}: what the other has left");
+        let status = one.status(limit, "user:1").await.expect("status");
+        assert_eq!((status.remaining, status.used()), (0, 3), "{limit}");
+        assert!(other.reset(limit, "user:1").await.expect("reset"));
+        assert_eq!(one.status(limit, "user:1").await.expect("status").remaining, 3);
+    }
+    let reserved =
+        one.reserve(&[Ask::new("open", "job").cost(3)], Duration::from_secs(60)).await.expect("reserve");
+    let id = reserved.reservation.expect("admitted").id();
+    assert_eq!(admitted(&other, "open", "job", 1).await.0, 0);
+    let settlement = tollgate::Settlement::Actual(1);
+    assert_eq!(other.settle(id, &settlement).await.expect("settle"), tollgate::Settled::Done);
+    assert_eq!(one.settle(id, &settlement).await.expect("settle"), tollgate::Settled::Already);
+    assert_eq!(one.status("open", "job").await.expect("status").used(), 1);
+    let many = one.check_many("bucket", &["a", "b", "a", "a", "a", "c"]).await.expect("many");
+    let allowed: Vec<bool> = many.iter().map(|limit| limit.outcome.allowed).collect();
+    assert_eq!(allowed, [true, true, true, true, false, true]);
+}
+
+#[tokio::test]
+async fn redis_by_one_variable() {
+    let server = RedisServer::start();
+    let address = format!("127.0.0.1:{}", server.port());
+    shared_by_two(&[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", &address)]).await;
+}
+
+#[tokio::test]
+async fn a_cluster_by_two_variables() {
+    let cluster = RedisCluster::start();
+    let addresses: Vec<String> =
+        cluster.nodes().iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+    let addresses = addresses.join(",");
+    shared_by_two(&[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", &addresses), ("REDIS_CLUSTER", "true")])
+        .await;
+}
+
+#[tokio::test]
+async fn postgres_by_one_variable() {
+    let server = PostgresServer::start();
+    shared_by_two(&[("RL_STORAGE_MODE", "postgres"), ("DATABASE_URL", &server.url("postgres"))]).await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_for_good_stops_the_start() {
+    let server = RedisServer::builder().password("right").start();
+    let address = format!("127.0.0.1:{}", server.port());
+    let redis = [("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", &*address)];
+    let error = open(&redis).await.unwrap_err().to_string();
+    assert!(error.contains("refused the user or the password"), "{error}");
+    let error = open(&[redis[0], redis[1], ("REDIS_CLUSTER", "true")]).await.unwrap_err().to_string();
+    assert!(error.contains("refused the user or the password"), "{error}");
+    let alone = format!("redis://:right@{address}");
+    let error =
+        open(&[redis[0], ("REDIS_ADDR", &alone), ("REDIS_CLUSTER", "true")]).await.unwrap_err().to_string();
+    assert!(error.contains("is no cluster's and was said to be one") && !error.contains("right"), "{error}");
+    let server = PostgresServer::start();
+    let missing = server.url("nowhere");
+    let error =
+        open(&[("RL_STORAGE_MODE", "postgres"), ("DATABASE_URL", &missing)]).await.unwrap_err().to_string();
+    assert!(error.contains("nowhere"), "{error}");
+}
+
+/// Counts answers by where they came from.
+#[derive(Default)]
+struct Sources {
+    fallen_back: AtomicU64,
+    changes: AtomicU64,
+}
+
+impl Observer for Sources {
+    fn decided(&self, event: &Event<'_>) {
+        self.fallen_back.fetch_add(u64::from(event.source.is_fallback()), Ordering::Relaxed);
+    }
+
+    fn store_changed(&self, _: &tollgate::StoreChange) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A store that is away: each limit does what its policy says, a call costs next to nothing, and when it is back it is asked
+/// again by itself, with nothing that was decided meanwhile in it.
+async fn through_an_outage(variables: &[(&str, &str)], proxy: &FaultProxy) {
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let config = Config::parse_with_env(POLICY, variables).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    let sources = Arc::new(Sources::default());
+    let gate = Tollgate::open_observed(&config, sources.clone()).await.expect("opened");
+    for limit in ["open", "closed", "local"] {
+        assert_eq!(admitted(&gate, limit, "user:1", 1).await, (1, vec![Source::Store]), "{limit}");
+    }
+    assert_eq!(gate.store_health().state, StoreState::Up);
+
+    proxy.set(Mode::Refuse);
+    assert_eq!(admitted(&gate, "open", "user:1", 20).await, (20, vec![Source::FallbackOpen]));
+    assert_eq!(gate.store_health().state, StoreState::Down);
+    // With the breaker open nothing waits for the store: a thousand calls take less than two deadlines would.
+    let started = Instant::now();
+    assert_eq!(admitted(&gate, "closed", "user:1", 1_000).await, (0, vec![Source::FallbackClosed]));
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert_eq!(admitted(&gate, "local", "user:1", 10).await, (3, vec![Source::FallbackLocal]));
+    let decision =
+        gate.charge(&[Ask::new("open", "user:1"), Ask::new("closed", "user:1")]).await.expect("decided");
+    assert!(!decision.allowed() && decision.degraded());
+    assert_eq!(decision.binding().name, "closed");
+    assert!(decision.retry_after().is_some_and(|wait| wait > tollgate::Micros::ZERO));
+
+    proxy.set(Mode::Pass);
+    let started = Instant::now();
+    while gate.store_health().state != StoreState::Up {
+        assert!(started.elapsed() < Duration::from_secs(20), "the store is back and nobody asks it");
+        gate.charge(&[Ask::new("open", "prober")]).await.expect("decided");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for limit in ["open", "closed", "local"] {
+        let used = gate.status(limit, "user:1").await.expect("status").used();
+        assert_eq!(used, 1, "{limit}: what was decided without the store is not in it");
+        assert_eq!(admitted(&gate, limit, "user:1", 1).await, (1, vec![Source::Store]), "{limit}");
+    }
+    assert_eq!(sources.changes.load(Ordering::Relaxed), 2, "down once and up once");
+    assert!(sources.fallen_back.load(Ordering::Relaxed) >= 1_031);
+}
+
+#[tokio::test]
+async fn redis_goes_and_comes_back() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let address = format!("127.0.0.1:{}", proxy.port());
+    through_an_outage(&[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", &address)], &proxy).await;
+}
+
+#[tokio::test]
+async fn postgres_goes_and_comes_back() {
+    let server = PostgresServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let url = server.url("postgres").replace(&server.port().to_string(), &proxy.port().to_string());
+    through_an_outage(&[("RL_STORAGE_MODE", "postgres"), ("DATABASE_URL", &url)], &proxy).await;
+}
+
+/// A service starts although its store is not there, and uses it once it is.
+#[tokio::test]
+async fn a_store_may_come_later() {
+    let redis = RedisServer::start();
+    let postgres = PostgresServer::start();
+    for (name, port) in [("redis", redis.port()), ("postgres", postgres.port())] {
+        let proxy = FaultProxy::start(port);
+        proxy.set(Mode::Refuse);
+        let address = format!("127.0.0.1:{}", proxy.port());
+        let url = postgres.url("postgres").replace(&postgres.port().to_string(), &proxy.port().to_string());
+        let variables = [("RL_STORAGE_MODE", name), ("REDIS_ADDR", &*address), ("DATABASE_URL", &*url)];
+        let gate = open(&variables).await.expect("the start does not depend on it");
+        assert_eq!(admitted(&gate, "local", "user:1", 9).await, (3, vec![Source::FallbackLocal]), "{name}");
+        proxy.set(Mode::Pass);
+        let started = Instant::now();
+        while admitted(&gate, "open", "later", 1).await.1 != [Source::Store] {
+            assert!(started.elapsed() < Duration::from_secs(20), "{name} is there and nobody asks it");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
