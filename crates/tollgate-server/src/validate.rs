@@ -19,7 +19,7 @@ use crate::table::{Cell, Side, Table};
 /// Does what was asked.
 pub(crate) fn run(asked: &ValidateArgs) -> Result<(), Failure> {
     let text = source::read_text(&asked.file)?;
-    let parsed = Config::parse(&text);
+    let parsed = parse(&text);
     if asked.json {
         let valid = parsed.is_ok();
         answer(&parsed).map_err(Failure::answering)?;
@@ -31,7 +31,15 @@ pub(crate) fn run(asked: &ValidateArgs) -> Result<(), Failure> {
 
 /// Reads a config for another command; its mistakes are told just as here.
 pub(crate) fn load(path: &Path) -> Result<Config, Failure> {
-    Config::parse(&source::read_text(path)?).map_err(|mistakes| told(path, &mistakes))
+    parse(&source::read_text(path)?).map_err(|mistakes| told(path, &mistakes))
+}
+
+/// A config as the environment has it: `TOLLGATE_…` and the short names go before what the file says.
+fn parse(text: &str) -> Result<Config, Mistakes> {
+    // A variable that is no text is none of ours.
+    let variables = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    Config::parse_with_env(text, variables)
 }
 
 fn told(path: &Path, mistakes: &Mistakes) -> Failure {
@@ -43,6 +51,9 @@ fn told(path: &Path, mistakes: &Mistakes) -> Failure {
 
 /// `tollgate.toml:7: limits.api.rate = "10/x": use one of …`; where there is no field to name, the column helps.
 fn line(name: &str, mistake: &Mistake) -> String {
+    if mistake.variable.is_some() {
+        return mistake.to_string();
+    }
     let column = if mistake.field.is_empty() { format!("{}:", mistake.column) } else { String::new() };
     format!("{name}:{}:{column} {}", mistake.line, mistake.message())
 }
@@ -72,6 +83,9 @@ struct Answer<'a> {
 struct AnswerMistake<'a> {
     line: usize,
     column: usize,
+    /// The environment variable that says so, if it is not the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    variable: Option<&'a str>,
     field: &'a str,
     value: &'a str,
     fix: &'a str,
@@ -123,6 +137,7 @@ fn answer(parsed: &Result<Config, Mistakes>) -> io::Result<()> {
             .map(|mistake| AnswerMistake {
                 line: mistake.line,
                 column: mistake.column,
+                variable: mistake.variable.as_deref(),
                 field: &mistake.field,
                 value: &mistake.value,
                 fix: &mistake.fix,

@@ -114,3 +114,34 @@ fn what_cannot_be_read_is_one_line() {
     // Where there is no field to name, the column is told.
     assert!(ended.stderr.starts_with("broken.toml:1:12: not valid TOML"), "{}", ended.stderr);
 }
+
+/// The environment goes before the file, and its mistakes are told by the name of the variable.
+#[test]
+fn the_environment_is_read_and_checked_too() {
+    let scratch = Scratch::new("environment");
+    scratch.write("good.toml", GOOD);
+    let validate = |variables: &[(&str, &str)]| {
+        let output = scratch
+            .command(&["validate", "good.toml"])
+            .envs(variables.iter().copied())
+            .output()
+            .expect("the binary runs");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (code, said, _) = validate(&[("TOLLGATE_LIMITS_API_BURST", "99")]);
+    assert_eq!(code, Some(0));
+    assert!(said.contains("10/s, bursts of 99"), "{said}");
+    let (code, said, _) = validate(&[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", "127.0.0.1:6379")]);
+    assert_eq!(code, Some(0), "{said}");
+    for (variables, told) in [
+        (&[("RL_STORAGE_MODE", "rediss")][..], "environment RL_STORAGE_MODE"),
+        (&[("TOLLGATE_STORE_TIMEOT", "1s")], "TOLLGATE_STORE_TIMEOUT"),
+        (&[("TOLLGATE_LIMITS_API_BURST", "0")], "environment TOLLGATE_LIMITS_API_BURST"),
+        (&[("RL_STORAGE_MODE", "redis")], "store.redis"),
+    ] {
+        let (code, _, errors) = validate(variables);
+        assert_eq!(code, Some(2), "{variables:?}");
+        assert!(errors.contains(told), "{variables:?}: {errors}");
+    }
+}
