@@ -2,10 +2,11 @@
 //!
 //! A [`Store`] answers the question *what do we remember about this key?* and lets the kernel decide whether a charge fits. It
 //! has four verbs: charge, settle, peek, forget. Every store means the same by them; the suite in `conformance/` (a feature)
-//! says what that is, and an outsider's store can run it too. The stores here: [`MemoryStore`], in this process.
+//! says what that is, and an outsider's store can run it too. The stores here: [`MemoryStore`], in this process; and behind
+//! features of the same names, `RedisStore` for Redis and Redis Cluster, and `PostgresStore`.
 //!
 //! A refusal is an answer. [`StoreError`] means that the store could not decide; whether to let the caller through then is
-//! not decided here, but in the library's `limiter.rs` alone.
+//! not decided here, but in the library's `fallback.rs` alone.
 
 mod clock;
 #[cfg(feature = "conformance")]

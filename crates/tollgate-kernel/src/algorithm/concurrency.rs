@@ -5,7 +5,7 @@
 //! the back. A time earlier than the newest lease's beginning counts as that beginning.
 //!
 //! Bounds: limit < 2^53, lease ≤ ten years; what is held saturates below 2^53, debts included. No division. Known weakness: a
-//! holder that outlives its lease without renewing it is no longer counted. Twins: none yet. Cases: concurrency.cases.
+//! holder that outlives its lease without renewing it is no longer counted. Twins: concurrency.lua, .sql. Cases: concurrency.cases.
 
 use std::collections::VecDeque;
 

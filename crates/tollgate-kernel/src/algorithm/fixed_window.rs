@@ -5,7 +5,7 @@
 //! holds its first instant and not its end. A time before the open window counts as the window's start.
 //!
 //! Bounds: limit < 2^53, window ≤ ten years; a count saturates below 2^53, debts included. No division. Known weakness: a burst at a window's edge,
-//! up to twice the limit within one window's length. Twins: none yet. Cases: fixed_window.cases.
+//! up to twice the limit within one window's length. Twins: fixed_window.lua, .sql. Cases: fixed_window.cases.
 
 use super::Algorithm;
 use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};

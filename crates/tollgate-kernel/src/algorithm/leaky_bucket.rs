@@ -5,7 +5,7 @@
 //! so callers who honour it come out one after another at the rate, with no bursts. A full bucket denies.
 //!
 //! Bounds and rounding: as in token_bucket.rs. Known weakness: the delay is a promise of the caller, not of the limiter; a
-//! caller who ignores it sees a token bucket. Twins: none yet. Cases: leaky_bucket.cases.
+//! caller who ignores it sees a token bucket. Twins: leaky_bucket.lua, .sql. Cases: leaky_bucket.cases.
 
 use super::Algorithm;
 use super::token_bucket::{Bucket, BucketState, Fit, TokenBucket};

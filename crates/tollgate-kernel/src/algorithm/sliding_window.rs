@@ -5,7 +5,7 @@
 //! and is gone at exactly `time + window`. A time before the newest entry counts as the newest entry's.
 //!
 //! Bounds: limit < 2^53, window ≤ ten years; the total saturates below 2^53, debts included. No division. Known weakness: memory, one entry a charge; where
-//! an estimate is enough, sliding_window_counter keeps two numbers. Twins: none yet. Cases: sliding_window.cases.
+//! an estimate is enough, sliding_window_counter keeps two numbers. Twins: sliding_window.lua, .sql. Cases: sliding_window.cases.
 
 use std::collections::VecDeque;
 

@@ -7,7 +7,7 @@
 //!
 //! Bounds: `limit * window` ≤ 2^62; counters saturate below 2^53, so 128 bits hold every product. Rounding: what is left rounds
 //! down, waits are the smallest sufficient whole µs. Known weakness: the previous window is taken as evenly spread, so a span
-//! may truly hold more than `limit`, though less than twice as much. Twins: none yet. Cases: sliding_window_counter.cases.
+//! may truly hold more than `limit`, though less than twice as much. Twins: sliding_window_counter.lua, .sql. Cases: sliding_window_counter.cases.
 
 use super::Algorithm;
 use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_product, checked_span};

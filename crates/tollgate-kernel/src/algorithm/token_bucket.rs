@@ -8,7 +8,7 @@
 //! so F fits 128 bits for any clock and the distance from now to F fits 64. The twins keep F as whole µs and a rest below c,
 //! both below 2^53 until the year 2065. Rounding: tokens left round down, waits round up. Known weaknesses: a full bucket may be emptied at once,
 //! so an interval t admits up to burst + rate*t; and one number does not tell how much of an old charge time has refilled, so
-//! what is given back late may come back twice, and is bounded by the burst only. Twins: none yet. Cases: token_bucket.cases.
+//! what is given back late may come back twice, and is bounded by the burst only. Twins: token_bucket.lua, .sql. Cases: token_bucket.cases.
 
 use super::Algorithm;
 use crate::limit::{

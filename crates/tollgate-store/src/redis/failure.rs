@@ -55,6 +55,12 @@ impl Verdict {
         let remedy = if sent { Remedy::Ambiguous } else { Remedy::GiveUp };
         Verdict::new(remedy, Failure::Timeout, "Redis did not answer in time")
     }
+
+    /// There was no connection in time, so nothing was sent.
+    pub(crate) fn unconnected(address: &str) -> Verdict {
+        let message = format!("could not connect to Redis at {address} in time");
+        Verdict::new(Remedy::GiveUp, Failure::Timeout, message)
+    }
 }
 
 /// What an error reply, or a connection that broke under a call, means.
@@ -83,14 +89,7 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
             ),
             code,
         ) => Verdict::new(AskAgain, NotReady, format!("Redis is not ready ({code})")),
-        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => Verdict::new(
-            GiveUp,
-            Refused,
-            format!(
-                "the Redis user lacks a right ({}); docs/operations.md has the ACL rule",
-                first_line(detail)
-            ),
-        ),
+        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => lacks_a_right(detail),
         (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => {
             Verdict::new(GiveUp, Refused, "Redis refused the user or the password").broken()
         }
@@ -126,12 +125,11 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
                 Verdict::new(AskAgain, NotReady, "this Redis server is a replica and cannot write").broken()
             } else if said.contains("NOREPLICAS") {
                 Verdict::new(GiveUp, NotReady, "Redis has too few replicas to write (min-replicas-to-write)")
-            } else if said.contains("NOPERM") || said.contains("can't run this command") {
-                Verdict::new(
-                    GiveUp,
-                    Refused,
-                    format!("the Redis user lacks a right ({})", first_line(detail)),
-                )
+            } else if ["NOPERM", "can't run this command", "can't access at least one of the keys"]
+                .iter()
+                .any(|words| said.contains(words))
+            {
+                lacks_a_right(detail)
             } else {
                 Verdict::new(GiveUp, Reply, format!("Redis answered with the error {code}"))
             }
@@ -147,6 +145,13 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
     let elsewhere =
         error.redirect_node().map(|(address, _)| Elsewhere { address: address.to_owned(), is_asking });
     Verdict { elsewhere, error: verdict.error.caused_by(Shown::of(&error)), ..verdict }
+}
+
+fn lacks_a_right(detail: &str) -> Verdict {
+    // What follows is where in the script it was.
+    let said = detail.split(" script: ").next().unwrap_or_default().lines().next().unwrap_or_default();
+    let message = format!("the Redis user lacks a right ({said}); docs/operations.md has the ACL rule");
+    Verdict::new(Remedy::GiveUp, Failure::Refused, message)
 }
 
 fn not_ours() -> Verdict {
@@ -167,16 +172,13 @@ pub(crate) fn of_connect(error: RedisError, address: &str) -> Verdict {
     let text = verdict.error.to_string();
     let failure = verdict.error.failure().unwrap_or(Failure::Connection);
     let source = std::error::Error::source(&verdict.error).map(ToString::to_string).unwrap_or_default();
-    let is_tls = source.contains("certificate") || source.contains("TLS") || source.contains("tls");
+    let lower = source.to_lowercase();
+    let is_tls = ["certificate", "tls", "fatal alert"].iter().any(|word| lower.contains(word));
     let (failure, text) = match failure {
         Failure::Connection if is_tls => (Failure::Refused, format!("TLS failed: {source}")),
         failure => (failure, text),
     };
     Verdict::new(remedy, failure, format!("could not connect to Redis at {address}: {text}")).broken()
-}
-
-fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or_default()
 }
 
 /// The client's error, as text without what a server may have quoted from the call.

@@ -208,7 +208,7 @@ impl Node {
                 }
             }
             if timeout_at(deadline, changed).await.is_err() {
-                return Err(Verdict::timeout(false));
+                return Err(Verdict::unconnected(&self.address));
             }
         }
     }
@@ -217,7 +217,7 @@ impl Node {
         let limit = self.timeout.max(CONNECT_AT_LEAST);
         let made = match timeout(limit, self.make()).await {
             Ok(made) => made,
-            Err(_) => Err(Verdict::timeout(false)),
+            Err(_) => Err(Verdict::unconnected(&self.address)),
         };
         let mut state = self.places[place].state.lock();
         state.is_connecting = false;

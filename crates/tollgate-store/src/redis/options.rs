@@ -162,9 +162,12 @@ impl fmt::Debug for RedisOptions {
     }
 }
 
-/// An address without who logs in and without its query.
+/// An address without who logs in and without its query. Where it cannot be said which is which, nothing of it.
 fn shown(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    if rest.find(['?', '#']).is_some_and(|query| rest.rfind('@').is_some_and(|login| query < login)) {
+        return format!("{scheme}://***");
+    }
     let (login, place) = rest.rsplit_once('@').map_or(("", rest), |(_, place)| ("***@", place));
     let place = place.split(['?', '#']).next().unwrap_or_default();
     format!("{scheme}://{login}{place}")

@@ -31,7 +31,14 @@ impl RedisStore {
         let nothing = |_: &mut Cmd| {};
         // Longer than a call's deadline: at start nobody waits in line.
         let deadline = Instant::now() + self.route.options().timeout.max(std::time::Duration::from_secs(2));
-        self.call(&script::SETTLE, "forget", &keys, Named::Yes, deadline, &nothing).await?;
+        if let Err(error) = self.call(&script::SETTLE, "forget", &keys, Named::Yes, deadline, &nothing).await
+        {
+            // What the server says of itself may name the reason better.
+            for node in self.route.known_nodes() {
+                self.look_at(&node, deadline, &mut report).await?;
+            }
+            return Err(error);
+        }
         for node in self.route.primaries() {
             self.look_at(&node, deadline, &mut report).await?;
         }

@@ -1,0 +1,419 @@
+//! The PostgreSQL store: in a database that many processes share, for as long as it lasts.
+//!
+//! A charge on one limit is one statement (upsert/), decided on the locked row under read committed; everything else is one
+//! call of a function (charge.sql, settle.sql). Both ask the SQL twins of the kernel whether a charge fits, and what they found
+//! comes back as numbers from which the kernel here works out the answer: ask.rs. Every call has a deadline that covers all it
+//! waits for (pool.rs), and carries it to the server, in the server's time (skew.rs), so that a call that comes late changes
+//! nothing there. What went wrong, and whether it may be sent again, is in fault.rs; tables and functions are made by schema.rs,
+//! and what says nothing any more is deleted by sweep.rs.
+//!
+//! Durability: a charge is acknowledged before it is on disk, so a crash of the server may forget the last moments (some 0.6 s
+//! at most with PostgreSQL's defaults); held charges and settlements are on disk before they are acknowledged.
+
+mod ask;
+mod call;
+mod fault;
+mod options;
+mod pool;
+mod schema;
+mod skew;
+mod statement;
+mod sweep;
+mod tls;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_postgres::Row;
+use tokio_postgres::config::SslMode;
+use tokio_postgres::types::ToSql;
+use tollgate_kernel::{Cost, MAX_COUNT, Outcome};
+use uuid::Uuid;
+
+use self::ask::{
+    Asked, answer_again, column, instant, key_of, nonsense, parameters, price, reading, readings, remembered,
+    whole,
+};
+use self::call::Resend;
+use self::pool::Pool;
+use self::statement::{Keys, Plain, Verb};
+use self::sweep::Totals;
+use crate::shared::{Part, Parts};
+use crate::{
+    Charged, Clock, Failure, Hold, HoldId, Item, Micros, Outcomes, Settled, Settlement, Store, StoreError,
+    StoreFuture, StoredLimit,
+};
+
+pub use self::options::{PostgresOptions, PostgresTls};
+pub use self::sweep::Cleaned;
+
+/// How many keys go into one statement at most.
+const MOST_KEYS: usize = 1_000;
+
+/// Remembers in PostgreSQL. Cheap to clone; clones share connections.
+///
+/// ```no_run
+/// # async fn doc() -> Result<(), tollgate_store::StoreError> {
+/// use tollgate_store::{Cost, Item, Limit, PostgresOptions, PostgresStore, Store, StoredLimit};
+///
+/// let store = PostgresStore::connect(PostgresOptions::new("postgres://app@localhost/app")).await?;
+/// let api = StoredLimit::new("api", Limit::token_bucket("10/s".parse().unwrap(), 20).unwrap());
+/// let item = Item { limit: &api, key: "user:42", cost: Cost::ONE, shadow: false };
+/// assert!(store.charge(&[item], None).await?.allowed);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PostgresStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pool: Arc<Pool>,
+    timeout: Duration,
+    clock: Option<Clock>,
+    cleanup_every: Option<Duration>,
+    cleaned: Totals,
+}
+
+impl Inner {
+    /// The time by a test's clock, if there is one.
+    fn clock_us(&self) -> Option<i64> {
+        self.clock.as_ref().map(|clock| whole(clock.now().get()))
+    }
+}
+
+impl PostgresStore {
+    /// A store for these options. Checks them and reads certificates, and asks nothing of the server: a schema that is missing
+    /// is found by the first call.
+    pub fn new(options: PostgresOptions) -> Result<PostgresStore, StoreError> {
+        let config = options.checked()?;
+        let tls = match config.get_ssl_mode() {
+            SslMode::Require => Some(tls::connector(&options.tls)?),
+            _ => None,
+        };
+        let PostgresOptions { prefix, timeout, connections, cleanup_every, clock, .. } = options;
+        let pool = Arc::new(Pool::new(config, tls, prefix, timeout, connections));
+        let inner = Inner { pool, timeout, clock, cleanup_every, cleaned: Totals::default() };
+        Ok(PostgresStore { inner: Arc::new(inner) })
+    }
+
+    /// [`new`](Self::new), and then [`migrate`](Self::migrate) and [`probe`](Self::probe); logs what the probe warns of, and
+    /// starts the cleanup.
+    pub async fn connect(options: PostgresOptions) -> Result<PostgresStore, StoreError> {
+        let store = PostgresStore::new(options)?;
+        store.migrate().await?;
+        for warning in store.probe().await? {
+            tracing::warn!("{warning}");
+        }
+        store.start_cleanup();
+        Ok(store)
+    }
+
+    /// Makes the tables and functions, or brings them up to date. Changes nothing where they are.
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        schema::migrate(&self.inner.pool).await
+    }
+
+    /// Looks the server and the schema over. What cannot work is an error that says what to do; what is dangerous is returned.
+    pub async fn probe(&self) -> Result<Vec<String>, StoreError> {
+        schema::probe(&self.inner.pool).await
+    }
+
+    /// Starts the task that cleans up as often as the options say; [`connect`](Self::connect) has done so.
+    pub fn start_cleanup(&self) {
+        if let Some(every) = self.inner.cleanup_every {
+            sweep::spawn(&self.inner, every);
+        }
+    }
+
+    /// Deletes every key that is as good as new and every held charge whose time has run out. Returns how many rows.
+    pub async fn cleanup(&self) -> Result<Cleaned, StoreError> {
+        sweep::cleanup(&self.inner).await
+    }
+
+    /// How many rows were deleted by this store since it was made.
+    pub fn cleaned_total(&self) -> Cleaned {
+        self.inner.cleaned.get()
+    }
+
+    /// How often the server was seen to have crashed, or to have been replaced by another, since this store first connected: each
+    /// time it may have lost what was charged in its last moments.
+    pub fn losses_possible(&self) -> u64 {
+        self.inner.pool.losses()
+    }
+
+    /// How many connections are open.
+    pub fn connections(&self) -> usize {
+        self.inner.pool.open_links()
+    }
+
+    /// Charges each of many keys `cost`, each by itself, and answers in their order. Up to a thousand keys go into one statement,
+    /// which takes several times less of the server than one by one. If it fails half way, what was charged stays charged.
+    pub async fn charge_many<K: AsRef<str>>(
+        &self,
+        limit: &StoredLimit,
+        keys: &[K],
+        cost: Cost,
+    ) -> Result<Vec<Outcome>, StoreError> {
+        let plain = Plain::of(limit.limit.strategy()).filter(|_| limit.limit.price(cost).is_some());
+        let Some(plain) = plain else {
+            let mut outcomes = Vec::with_capacity(keys.len());
+            for key in keys {
+                let item = Item { limit, key: key.as_ref(), cost, shadow: true };
+                outcomes.extend(self.charge_items(&[item], None).await?.outcomes);
+            }
+            return Ok(outcomes);
+        };
+        let names: Vec<Uuid> = keys.iter().map(|key| key_of(limit, key.as_ref())).collect();
+        let mut outcomes = vec![Outcome::BLOCKED; keys.len()];
+        let mut waiting: Vec<usize> = (0..keys.len()).collect();
+        while !waiting.is_empty() {
+            // A key that is named again is charged again: in a statement of its own, because one cannot touch a row twice.
+            let (mut places, mut later) = (HashMap::new(), Vec::new());
+            for place in waiting {
+                if places.len() < MOST_KEYS && !places.contains_key(&names[place]) {
+                    places.insert(names[place], place);
+                } else {
+                    later.push(place);
+                }
+            }
+            let mut batch: Vec<Uuid> = places.keys().copied().collect();
+            batch.sort_unstable();
+            for (key, answered) in self.upsert(plain, limit, cost, &batch).await? {
+                let place = *places.get(&key).ok_or_else(|| nonsense("a key that was not asked for"))?;
+                outcomes[place] = answered.outcome;
+            }
+            waiting = later;
+        }
+        Ok(outcomes)
+    }
+
+    async fn charge_items(&self, items: &[Item<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+        if items.is_empty() && hold.is_none() {
+            return Ok(Charged { allowed: true, outcomes: Outcomes::new() });
+        }
+        let parts = Parts::of(items);
+        match alone(&parts, hold) {
+            Some((plain, part)) => {
+                let key = key_of(part.limit, part.key);
+                let answered = self.upsert(plain, part.limit, part.cost, &[key]).await?;
+                let [(_, answered)] = answered[..] else {
+                    return Err(nonsense("not one answer to one charge"));
+                };
+                parts.conclude(&[answered.outcome], answered.admitted || part.shadow)
+            }
+            None => self.charge_parts(items, &parts, hold).await,
+        }
+    }
+
+    /// A charge of one statement: the same for each of some keys, sorted, each by itself.
+    async fn upsert(
+        &self,
+        plain: Plain,
+        limit: &StoredLimit,
+        cost: Cost,
+        keys: &[Uuid],
+    ) -> Result<Vec<(Uuid, Answered)>, StoreError> {
+        let numbers = parameters(&limit.limit);
+        let (price_us, price_rest) = price(&limit.limit, cost);
+        let clock_us = self.inner.clock_us();
+        let many = if keys.len() == 1 { Keys::One } else { Keys::Many };
+        let one: &(dyn ToSql + Sync) = if many == Keys::One { &keys[0] } else { &keys };
+        let verb = Verb::Upsert(plain, many);
+        let number = |index: usize| -> &(dyn ToSql + Sync) { &numbers[index] };
+        let values: &[&(dyn ToSql + Sync)] = match plain {
+            Plain::TokenBucket | Plain::LeakyBucket => {
+                &[one, &limit.name, number(0), number(2), number(3), &price_us, &price_rest, &clock_us]
+            }
+            Plain::FixedWindow => &[one, &limit.name, number(0), number(1), number(2), &price_us, &clock_us],
+            Plain::SlidingWindowCounter => &[one, &limit.name, number(0), number(1), &price_us, &clock_us],
+        };
+        let rows = self.call(verb, Resend::Never, values).await?;
+        if rows.len() < keys.len() {
+            return Err(self.late(keys.len() - rows.len()));
+        }
+        let mut answers = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let at_us = column(row, 2)?;
+            if clock_us.is_none() {
+                self.inner.pool.skew.saw(at_us);
+            }
+            let found = reading(limit.limit.strategy(), [column(row, 3)?, column(row, 4)?, column(row, 5)?])?;
+            let outcome = limit.limit.answer(&found, cost, instant(at_us)?);
+            answers.push((column(row, 0)?, Answered { outcome, admitted: column(row, 1)? }));
+        }
+        Ok(answers)
+    }
+
+    fn late(&self, keys: usize) -> StoreError {
+        let place = &self.inner.pool.place;
+        StoreError::failed(
+            Failure::Late,
+            format!(
+                "PostgreSQL at {place}: a charge of {keys} keys came after its deadline and changed nothing"
+            ),
+        )
+    }
+
+    /// A charge by the function: several limits, a hold, a log or leases.
+    async fn charge_parts(
+        &self,
+        items: &[Item<'_>],
+        parts: &Parts<'_>,
+        hold: Option<Hold>,
+    ) -> Result<Charged, StoreError> {
+        let asked = Asked::of(parts);
+        let hold_id = hold.map(|hold| Uuid::from_u128(hold.id.get()));
+        let ttl_us = hold.map(|hold| whole(hold.ttl.get().min(LONGEST_TTL)));
+        let kept = hold.map(|_| remembered(items, parts));
+        let clock_us = self.inner.clock_us();
+        // A held charge has a name, and whoever sends it again is answered as before.
+        let resend = if hold.is_some() { Resend::Once } else { Resend::Never };
+        let Asked { keys, limits, strategies, parameters, prices_us, prices_rest, costs, shadows } = &asked;
+        let values: &[&(dyn ToSql + Sync)] = &[
+            keys,
+            limits,
+            strategies,
+            parameters,
+            prices_us,
+            prices_rest,
+            costs,
+            shadows,
+            &hold_id,
+            &ttl_us,
+            &kept,
+            &clock_us,
+        ];
+        let row = self.call_one(Verb::Charge, resend, values).await?;
+        self.inner.pool.skew.saw(column(&row, 2)?);
+        let at = instant(column(&row, 1)?)?;
+        let numbers: Vec<i64> = column(&row, 3)?;
+        if let Some(before) = column::<Option<Vec<i64>>>(&row, 4)? {
+            return answer_again(&before, &numbers, at);
+        }
+        self.conclude(parts, &row, &numbers, at)
+    }
+
+    async fn peek_parts(&self, parts: &Parts<'_>) -> Result<Charged, StoreError> {
+        let asked = Asked::of(parts);
+        let clock_us = self.inner.clock_us();
+        let Asked { keys, strategies, parameters, prices_us, prices_rest, shadows, .. } = &asked;
+        let values: &[&(dyn ToSql + Sync)] =
+            &[keys, strategies, parameters, prices_us, prices_rest, shadows, &clock_us];
+        let row = self.call_one(Verb::Peek, Resend::Once, values).await?;
+        self.inner.pool.skew.saw(column(&row, 2)?);
+        self.conclude(parts, &row, &column::<Vec<i64>>(&row, 3)?, instant(column(&row, 1)?)?)
+    }
+
+    /// The answer of the functions `charge` and `peek`.
+    fn conclude(
+        &self,
+        parts: &Parts<'_>,
+        row: &Row,
+        numbers: &[i64],
+        at: Micros,
+    ) -> Result<Charged, StoreError> {
+        let strategies = parts.parts.iter().map(|part| part.limit.limit.strategy());
+        let readings = readings(strategies, numbers)?;
+        parts.conclude(&parts.outcomes(readings, at), column(row, 0)?)
+    }
+
+    async fn settle_hold(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
+        let (kind, actual, each): (&str, Option<u64>, &[(String, u64)]) = match settlement {
+            Settlement::Actual(actual) => ("actual", Some(*actual), &[]),
+            Settlement::Each(actuals) => ("each", None, actuals),
+            Settlement::Cancel => ("cancel", None, &[]),
+            Settlement::Renew => ("renew", None, &[]),
+        };
+        let id = Uuid::from_u128(id.get());
+        let bounded = |actual: u64| whole(actual.min(MAX_COUNT));
+        let actual = actual.map(bounded);
+        let names: Vec<&str> = each.iter().map(|(name, _)| name.as_str()).collect();
+        let actuals: Vec<i64> = each.iter().map(|(_, actual)| bounded(*actual)).collect();
+        let clock_us = self.inner.clock_us();
+        let values: &[&(dyn ToSql + Sync)] = &[&id, &kind, &actual, &names, &actuals, &clock_us];
+        let row = self.call_one(Verb::Settle, Resend::Once, values).await?;
+        self.inner.pool.skew.saw(column(&row, 1)?);
+        let held = || -> Result<Vec<(String, i64)>, StoreError> {
+            let (names, costs) = (column::<Vec<String>>(&row, 2)?, column::<Vec<i64>>(&row, 3)?);
+            Ok(names.into_iter().zip(costs).collect())
+        };
+        match column::<&str>(&row, 0)? {
+            "done" => Ok(Settled::Done),
+            "already" => Ok(Settled::Already),
+            "unknown" => Ok(Settled::Unknown),
+            "differ" => {
+                let held: Vec<String> = held()?.iter().map(|(name, cost)| format!("{name} {cost}")).collect();
+                Err(StoreError::invalid(format!(
+                    "one actual amount cannot settle limits that reserved different amounts ({}); give one for each limit",
+                    held.join(", ")
+                )))
+            }
+            "unnamed" => {
+                let held: Vec<String> = held()?.into_iter().map(|(name, _)| name).collect();
+                let other = names.iter().find(|name| !held.iter().any(|held| held == *name));
+                Err(StoreError::invalid(format!(
+                    "this reservation holds nothing under the limit `{}`; it holds {}",
+                    other.unwrap_or(&""),
+                    held.join(", ")
+                )))
+            }
+            other => Err(nonsense(format!("the verdict {other}"))),
+        }
+    }
+
+    async fn forget_key(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
+        let key = key_of(limit, key);
+        let row = self.call_one(Verb::Forget, Resend::Never, &[&key]).await?;
+        self.inner.pool.skew.saw(column(&row, 1)?);
+        column(&row, 0)
+    }
+}
+
+/// What one key of a charge of one statement came to.
+#[derive(Clone, Copy, Debug)]
+struct Answered {
+    outcome: Outcome,
+    admitted: bool,
+}
+
+/// The longest time to live that the arithmetic of instants can hold, some 36,000 years.
+const LONGEST_TTL: u64 = 1 << 60;
+
+/// The only part of a charge, if one statement can carry it out: not held, its state in one row, and a cost that can fit.
+fn alone<'a>(parts: &Parts<'a>, hold: Option<Hold>) -> Option<(Plain, Part<'a>)> {
+    let [part] = parts.parts[..] else { return None };
+    let plain = Plain::of(part.limit.limit.strategy())?;
+    (hold.is_none() && part.limit.limit.price(part.cost).is_some()).then_some((plain, part))
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("place", &self.inner.pool.place)
+            .field("prefix", &self.inner.pool.prefix)
+            .field("connections", &self.connections())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for PostgresStore {
+    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Box::pin(self.charge_items(items, hold))
+    }
+
+    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+        Box::pin(self.settle_hold(id, settlement))
+    }
+
+    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(async move { self.peek_parts(&Parts::of(items)).await })
+    }
+
+    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(self.forget_key(limit, key))
+    }
+}

@@ -1,0 +1,238 @@
+//! A charge as the server is asked it, and its answer as the kernel reads it.
+
+use tokio_postgres::Row;
+use tollgate_kernel::{Align, Cost, CounterState, Held, Limit, Logged, Rate, Reading, Strategy, WindowState};
+use uuid::Uuid;
+
+use super::statement::number;
+use crate::shared::{Part, Parts, name_of};
+use crate::{Charged, Failure, Item, Micros, Outcomes, StoreError, StoredLimit};
+
+/// How many numbers a part's parameters are told as, and how many an item is remembered as.
+const PARAMETERS: usize = 5;
+const ASKED: usize = 7;
+
+/// The arrays of the functions `charge` and `peek`: one entry for each part, and five parameters.
+#[derive(Default)]
+pub(super) struct Asked {
+    pub(super) keys: Vec<Uuid>,
+    pub(super) limits: Vec<String>,
+    pub(super) strategies: Vec<i16>,
+    pub(super) parameters: Vec<i64>,
+    pub(super) prices_us: Vec<i64>,
+    pub(super) prices_rest: Vec<i64>,
+    pub(super) costs: Vec<i64>,
+    pub(super) shadows: Vec<bool>,
+}
+
+impl Asked {
+    pub(super) fn of(parts: &Parts<'_>) -> Asked {
+        let mut asked = Asked::default();
+        for part in &parts.parts {
+            let limit = &part.limit.limit;
+            let (price_us, price_rest) = price(limit, part.cost);
+            let mut parameters = parameters(limit);
+            parameters.resize(PARAMETERS, 0);
+            asked.keys.push(key_of(part.limit, part.key));
+            asked.limits.push(part.limit.name.clone());
+            asked.strategies.push(number(limit.strategy()));
+            asked.parameters.extend(parameters);
+            asked.prices_us.push(price_us);
+            asked.prices_rest.push(price_rest);
+            asked.costs.push(whole(part.cost.get()));
+            asked.shadows.push(part.shadow);
+        }
+        asked
+    }
+}
+
+/// Where a key is kept under a limit. What is kept is part of the name: a limit that is given another strategy begins afresh, and
+/// does not take what was counted otherwise for its own. Both buckets keep the same.
+pub(super) fn key_of(limit: &StoredLimit, key: &str) -> Uuid {
+    let kind = match limit.limit.strategy() {
+        Strategy::TokenBucket | Strategy::LeakyBucket => "b",
+        Strategy::FixedWindow => "w",
+        Strategy::SlidingWindow => "l",
+        Strategy::SlidingWindowCounter => "c",
+        Strategy::Concurrency => "h",
+    };
+    Uuid::from_bytes(name_of(&[kind, &limit.name, key]))
+}
+
+/// The limit as the twins are told it.
+pub(super) fn parameters(limit: &Limit) -> Vec<i64> {
+    limit.parameters().into_iter().map(whole).collect()
+}
+
+/// What a charge takes, as the twins are told it.
+pub(super) fn price(limit: &Limit, cost: Cost) -> (i64, i64) {
+    limit.price(cost).map_or((-1, 0), |(us, rest)| (whole(us), whole(rest)))
+}
+
+/// A number that the kernel keeps far below 2^63, or that is too large to matter.
+pub(super) fn whole(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A number from the server, which is never below zero.
+fn count(number: i64) -> Result<u64, StoreError> {
+    u64::try_from(number).map_err(|_| nonsense("a number below zero"))
+}
+
+/// The server says what makes no sense.
+pub(super) fn nonsense(what: impl std::fmt::Display) -> StoreError {
+    StoreError::failed(
+        Failure::Reply,
+        format!("PostgreSQL answered what makes no sense: {what}; please report this"),
+    )
+}
+
+/// A column of an answer.
+pub(super) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(
+    row: &'a Row,
+    index: usize,
+) -> Result<T, StoreError> {
+    row.try_get(index).map_err(|error| nonsense(format!("column {index}")).caused_by(error))
+}
+
+/// What the twin of a strategy found, from three numbers.
+pub(super) fn reading(strategy: Strategy, numbers: [i64; 3]) -> Result<Reading, StoreError> {
+    let [x, y, z] = [count(numbers[0])?, count(numbers[1])?, count(numbers[2])?];
+    Ok(match strategy {
+        Strategy::TokenBucket | Strategy::LeakyBucket => Reading::Bucket { us: Micros::new(x), rest: y },
+        Strategy::FixedWindow => Reading::Window(WindowState { end: Micros::new(x), count: y }),
+        Strategy::SlidingWindow => {
+            Reading::Log(Logged { used: x, wait: Micros::new(y), last: Micros::new(z) })
+        }
+        Strategy::SlidingWindowCounter => {
+            Reading::Counter(CounterState { start: Micros::new(x), prev: y, cur: z })
+        }
+        Strategy::Concurrency => {
+            Reading::Leases(Held { held: x, wait: Micros::new(y), last: Micros::new(z) })
+        }
+    })
+}
+
+/// The readings of all parts, from three numbers each.
+pub(super) fn readings<'a>(
+    strategies: impl Iterator<Item = Strategy> + 'a,
+    numbers: &'a [i64],
+) -> Result<Vec<Reading>, StoreError> {
+    let strategies: Vec<Strategy> = strategies.collect();
+    if strategies.len() * 3 != numbers.len() {
+        return Err(nonsense(format!("{} numbers for {} limits", numbers.len(), strategies.len())));
+    }
+    let (triples, _) = numbers.as_chunks::<3>();
+    strategies.into_iter().zip(triples).map(|(strategy, &numbers)| reading(strategy, numbers)).collect()
+}
+
+/// An instant from the server.
+pub(super) fn instant(us: i64) -> Result<Micros, StoreError> {
+    count(us).map(Micros::new)
+}
+
+/// What a held charge asked for, as it is remembered with it: for each item the limit that it met, what it was asked for in all,
+/// and which part it belongs to. From that and the readings the answer can be given again to whoever sends the charge again.
+pub(super) fn remembered(items: &[Item<'_>], parts: &Parts<'_>) -> Vec<i64> {
+    let mut numbers = Vec::with_capacity(items.len() * ASKED);
+    for item in items {
+        let same = |part: &Part<'_>| part.limit.name == item.limit.name && part.key == item.key;
+        let index = parts.parts.iter().position(same).unwrap_or(0);
+        let part = &parts.parts[index];
+        let limit = &part.limit.limit;
+        let shape = match limit {
+            Limit::TokenBucket(bucket) => {
+                [bucket.rate().count(), bucket.rate().period().get(), bucket.burst()]
+            }
+            Limit::LeakyBucket(bucket) => {
+                [bucket.rate().count(), bucket.rate().period().get(), bucket.capacity()]
+            }
+            Limit::FixedWindow(window) => {
+                [window.limit(), window.window().get(), u64::from(window.align() == Align::Clock)]
+            }
+            Limit::SlidingWindow(window) => [window.limit(), window.window().get(), 0],
+            Limit::SlidingWindowCounter(window) => [window.limit(), window.window().get(), 0],
+            Limit::Concurrency(leases) => [leases.limit(), leases.lease().get(), 0],
+        };
+        numbers.push(i64::from(number(limit.strategy())));
+        numbers.extend(shape.map(whole));
+        // Costs above 2^63 are told as their bits.
+        numbers.push(part.cost.get().cast_signed());
+        numbers.push(i64::from(part.shadow));
+        numbers.push(i64::try_from(index).unwrap_or(i64::MAX));
+    }
+    numbers
+}
+
+/// The answer that a held charge was given, from what was remembered of it.
+pub(super) fn answer_again(remembered: &[i64], numbers: &[i64], at: Micros) -> Result<Charged, StoreError> {
+    let (items, rest) = remembered.as_chunks::<ASKED>();
+    let (triples, _) = numbers.as_chunks::<3>();
+    if !rest.is_empty() {
+        return Err(nonsense("a held charge of another version"));
+    }
+    let mut outcomes = Outcomes::new();
+    for &[strategy, a, b, c, cost, _shadow, part] in items {
+        let limit = limit_of(strategy, [count(a)?, count(b)?, count(c)?])?;
+        let cost = Cost::new(cost.cast_unsigned()).ok_or_else(|| nonsense("a held charge of nothing"))?;
+        let triple = usize::try_from(part).ok().and_then(|part| triples.get(part));
+        let &triple = triple.ok_or_else(|| nonsense("a held charge without its readings"))?;
+        outcomes.push(limit.answer(&reading(limit.strategy(), triple)?, cost, at));
+    }
+    // Only what was admitted is held.
+    Ok(Charged { allowed: true, outcomes })
+}
+
+/// A limit from the numbers that [`remembered`] kept of it.
+fn limit_of(strategy: i64, [a, b, c]: [u64; 3]) -> Result<Limit, StoreError> {
+    let span = Micros::new(b);
+    let limit = match strategy {
+        1 => Rate::new(a, span).and_then(|rate| Limit::token_bucket(rate, c)),
+        2 => Rate::new(a, span).and_then(|rate| Limit::leaky_bucket(rate, c)),
+        3 if c == 1 => Limit::clock_window(a, span),
+        3 => Limit::fixed_window(a, span),
+        4 => Limit::sliding_window(a, span),
+        5 => Limit::sliding_window_counter(a, span),
+        6 => Limit::concurrency(a, span),
+        other => return Err(nonsense(format!("a held charge under strategy {other}"))),
+    };
+    limit.map_err(|error| nonsense("a held charge under an impossible limit").caused_by(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_charge_is_answered_from_what_was_remembered() {
+        let second = Micros::from_secs(1);
+        let rate: Rate = "7/s".parse().unwrap();
+        let now = Micros::from_secs(100);
+        for (limit, numbers) in [
+            (Limit::token_bucket(rate, 9), [142_857, 1, 0]),
+            (Limit::leaky_bucket(rate, 9), [142_857, 1, 0]),
+            (Limit::fixed_window(9, second), [100_500_000, 3, 0]),
+            (Limit::clock_window(9, second), [101_000_000, 3, 0]),
+            (Limit::sliding_window(9, second), [3, 0, 400_000]),
+            (Limit::sliding_window_counter(9, second), [100_000_000, 2, 3]),
+            (Limit::concurrency(9, second), [3, 0, 400_000]),
+        ] {
+            let stored = StoredLimit::new("api", limit.unwrap());
+            let item = Item { limit: &stored, key: "k", cost: Cost::new(2).unwrap(), shadow: false };
+            let items = [item, item];
+            let parts = Parts::of(&items);
+            let reading = reading(stored.limit.strategy(), numbers).unwrap();
+            let expected = parts.conclude(&parts.outcomes([reading], now), true).unwrap();
+            assert_eq!(answer_again(&remembered(&items, &parts), &numbers, now).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_an_error_and_never_an_answer() {
+        assert!(reading(Strategy::FixedWindow, [-1, 0, 0]).is_err());
+        assert!(readings([Strategy::FixedWindow].into_iter(), &[1, 2]).is_err());
+        assert!(answer_again(&[1, 2, 3], &[], Micros::ZERO).is_err());
+        assert!(answer_again(&[9, 1, 1, 1, 1, 0, 0], &[0, 0, 0], Micros::ZERO).is_err());
+        assert!(answer_again(&[3, 1, 1, 1, 1, 0, 5], &[0, 0, 0], Micros::ZERO).is_err());
+    }
+}

@@ -1,0 +1,112 @@
+//! One call to the server: a connection, a statement, an answer, all before the deadline.
+//!
+//! What certainly changed nothing is tried again while there is time. What was sent and not answered may have taken effect, and
+//! is sent again only if it carries a name of its own, by which the server knows it again.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::time::{sleep, timeout_at};
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use super::PostgresStore;
+use super::ask::nonsense;
+use super::fault::{Fault, Stage};
+use super::statement::Verb;
+use crate::{Failure, StoreError};
+
+/// How often a call that changed nothing is tried.
+const TRIES: u32 = 3;
+
+/// Whether a call whose answer was lost may be sent again: only if it carries a name of its own, or changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resend {
+    Never,
+    Once,
+}
+
+/// The values of a statement, but for the last of those that change something: the instant after which they may not.
+pub(super) type Values<'a> = [&'a (dyn ToSql + Sync)];
+
+impl PostgresStore {
+    pub(super) async fn call_one(
+        &self,
+        verb: Verb,
+        resend: Resend,
+        values: &Values<'_>,
+    ) -> Result<Row, StoreError> {
+        let mut rows = self.call(verb, resend, values).await?;
+        rows.pop().ok_or_else(|| nonsense("no row"))
+    }
+
+    /// Sends a statement and waits for its rows, until the deadline. What certainly changed nothing is tried again while there
+    /// is time.
+    pub(super) async fn call(
+        &self,
+        verb: Verb,
+        resend: Resend,
+        values: &Values<'_>,
+    ) -> Result<Vec<Row>, StoreError> {
+        let deadline = Instant::now() + self.inner.timeout;
+        let mut resend = resend == Resend::Once;
+        for attempt in 1.. {
+            let fault = match self.attempt(verb, values, deadline).await {
+                Ok(rows) => return Ok(rows),
+                Err(fault) => fault,
+            };
+            let again =
+                fault.again || (fault.broken && resend && fault.error.failure() != Some(Failure::Timeout));
+            let pause = pause();
+            if !again || attempt >= TRIES || Instant::now() + pause >= deadline {
+                return Err(fault.error);
+            }
+            resend &= fault.again;
+            tracing::debug!(error = %fault.error, attempt, "trying again");
+            sleep(pause).await;
+        }
+        Err(nonsense("no attempt"))
+    }
+
+    async fn attempt(&self, verb: Verb, values: &Values<'_>, deadline: Instant) -> Result<Vec<Row>, Fault> {
+        let (pool, doing) = (&self.inner.pool, verb.doing());
+        let until = deadline.into();
+        let mut borrowed = match timeout_at(until, pool.take()).await {
+            Ok(taken) => taken?,
+            Err(_) if pool.open_links() == 0 => {
+                return Err(Fault::timeout(Stage::Before, "connecting", &pool.place));
+            }
+            Err(_) => {
+                let message =
+                    format!("no connection to PostgreSQL at {} was free in time ({doing})", pool.place);
+                return Err(Fault::new(Failure::Overloaded, message));
+            }
+        };
+        let late = |stage| Fault::timeout(stage, doing, &pool.place);
+        let failed = |stage| move |error| Fault::of(error, stage, doing, &pool.place);
+        // Until the answer is here, the connection is good for nothing else: who stops waiting leaves it spent.
+        borrowed.is_spent = true;
+        let result = async {
+            let gone = || Fault::new(Failure::Connection, "the connection is gone");
+            let link = borrowed.link().ok_or_else(gone)?;
+            let prepared = timeout_at(until, link.statement(verb, &pool.prefix)).await;
+            let statement = prepared.map_err(|_| late(Stage::Before))?.map_err(failed(Stage::Before))?;
+            let not_after: SystemTime = pool.skew.server_time(deadline);
+            let mut values = values.to_vec();
+            if verb != Verb::Peek {
+                values.push(&not_after);
+            }
+            let stage = if verb == Verb::Peek { Stage::Looking } else { Stage::Changing };
+            let answer = timeout_at(until, link.client.query(&statement, &values)).await;
+            answer.map_err(|_| late(stage))?.map_err(failed(stage))
+        }
+        .await;
+        borrowed.is_spent = result.as_ref().is_err_and(|fault| fault.broken);
+        result
+    }
+}
+
+/// From 5 to 30 ms, so that those who failed together do not come back together.
+fn pause() -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+    Duration::from_micros(5_000 + RandomState::new().hash_one(()) % 25_000)
+}

@@ -1,0 +1,179 @@
+//! What went wrong between us and the server, and what may be done about it.
+//!
+//! Three questions decide: in which way did it fail, may the call have taken effect, and may it be sent again. A call that
+//! was sent and not answered is ambiguous; one that the server refused is not, whatever the reason.
+
+use std::error::Error as _;
+use std::io;
+
+use tokio_postgres::Error;
+use tokio_postgres::error::SqlState;
+
+use crate::{Failure, StoreError};
+
+/// A failed attempt.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) error: StoreError,
+    /// Nothing happened, and the same may well work in a moment.
+    pub(super) again: bool,
+    /// The connection is of no use any more.
+    pub(super) broken: bool,
+}
+
+/// How far a call had come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Not yet sent: nothing can have happened.
+    Before,
+    /// Sent, and nothing would have changed.
+    Looking,
+    /// Sent, and it may have changed something.
+    Changing,
+}
+
+/// What our own functions raise when a call finds itself late.
+const LATE: &str = "TG001";
+
+impl Fault {
+    pub(super) fn new(failure: Failure, message: impl Into<String>) -> Fault {
+        Fault { error: StoreError::failed(failure, message), again: false, broken: false }
+    }
+
+    /// The deadline passed while the server was waited for.
+    pub(super) fn timeout(stage: Stage, doing: &str, place: &str) -> Fault {
+        let error = StoreError::failed(
+            Failure::Timeout,
+            format!("PostgreSQL at {place} did not answer in time ({doing})"),
+        );
+        let error = if stage == Stage::Changing { error.ambiguous() } else { error };
+        Fault { error, again: false, broken: true }
+    }
+
+    /// What the driver or the server says.
+    pub(super) fn of(error: Error, stage: Stage, doing: &str, place: &str) -> Fault {
+        let (failure, again) = match error.as_db_error() {
+            Some(said) => of_state(said.code()),
+            None => of_driver(&error),
+        };
+        // The server said what became of it, unless it said that it goes away or does not know.
+        let knows = error.code().is_some_and(|code| {
+            !matches!(
+                *code,
+                SqlState::ADMIN_SHUTDOWN
+                    | SqlState::CRASH_SHUTDOWN
+                    | SqlState::T_R_STATEMENT_COMPLETION_UNKNOWN
+            ) && !code.code().starts_with("08")
+        });
+        let said = match error.as_db_error() {
+            Some(said) => format!("{} ({})", said.message(), said.code().code()),
+            None => error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}")),
+        };
+        let hint = match failure {
+            Failure::State => "; the tables are not as this version left them: see docs/storage.md",
+            _ if is_schema(error.code()) => "; the schema is missing or incomplete: run migrate",
+            _ => "",
+        };
+        let message = format!("PostgreSQL at {place}, {doing}: {said}{hint}");
+        let is_ambiguous = stage == Stage::Changing && !knows;
+        let stored = StoreError::failed(failure, message).caused_by(error);
+        Fault {
+            error: if is_ambiguous { stored.ambiguous() } else { stored },
+            // A connection that broke before anything was sent over it cost nothing but time.
+            again: if knows { again } else { stage == Stage::Before && failure == Failure::Connection },
+            broken: !knows,
+        }
+    }
+}
+
+/// Whether the server misses something that migrate would have made.
+fn is_schema(code: Option<&SqlState>) -> bool {
+    code.is_some_and(|code| {
+        [
+            SqlState::UNDEFINED_TABLE,
+            SqlState::UNDEFINED_FUNCTION,
+            SqlState::UNDEFINED_COLUMN,
+            SqlState::UNDEFINED_OBJECT,
+            SqlState::INVALID_SCHEMA_NAME,
+        ]
+        .contains(code)
+    })
+}
+
+/// In which way it failed, and whether trying again may help at once.
+fn of_state(code: &SqlState) -> (Failure, bool) {
+    match code {
+        code if code.code() == LATE => (Failure::Late, false),
+        code if is_schema(Some(code)) => (Failure::Refused, false),
+        &SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED => {
+            (Failure::Overloaded, true)
+        }
+        &SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED => (Failure::Timeout, false),
+        &SqlState::CANNOT_CONNECT_NOW => (Failure::NotReady, true),
+        &SqlState::READ_ONLY_SQL_TRANSACTION => (Failure::NotReady, false),
+        &SqlState::DISK_FULL => (Failure::Full, false),
+        &SqlState::INSUFFICIENT_PRIVILEGE | &SqlState::INVALID_CATALOG_NAME => (Failure::Refused, false),
+        // A pooler in between mixed up the sessions; a new connection has statements of its own.
+        &SqlState::INVALID_SQL_STATEMENT_NAME => (Failure::Connection, true),
+        code => match &code.code()[..2] {
+            "08" | "57" => (Failure::Connection, false),
+            "28" => (Failure::Refused, false),
+            "53" | "54" => (Failure::Overloaded, false),
+            "22" | "23" => (Failure::State, false),
+            _ => (Failure::Reply, false),
+        },
+    }
+}
+
+/// The same where the server said nothing.
+fn of_driver(error: &Error) -> (Failure, bool) {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if inner.is::<rustls::Error>() {
+            return (Failure::Refused, false);
+        }
+        if let Some(io) = inner.downcast_ref::<io::Error>() {
+            if io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) {
+                return (Failure::Refused, false);
+            }
+            return (Failure::Connection, io.kind() == io::ErrorKind::ConnectionRefused);
+        }
+        cause = inner.source();
+    }
+    // The driver has no other way to tell: what it refuses by itself is the setup (a password is missing) or the server's (it
+    // has no TLS).
+    let text = error.to_string();
+    let is_refusal =
+        ["TLS", "authentication", "invalid configuration"].iter().any(|word| text.contains(word));
+    (if is_refusal { Failure::Refused } else { Failure::Connection }, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_say_in_which_way_and_whether_again() {
+        for (code, failure, again) in [
+            ("40001", Failure::Overloaded, true),
+            ("40P01", Failure::Overloaded, true),
+            ("55P03", Failure::Timeout, false),
+            ("57014", Failure::Timeout, false),
+            ("57P03", Failure::NotReady, true),
+            ("25006", Failure::NotReady, false),
+            ("53300", Failure::Overloaded, false),
+            ("53100", Failure::Full, false),
+            ("42501", Failure::Refused, false),
+            ("28P01", Failure::Refused, false),
+            ("3D000", Failure::Refused, false),
+            ("42P01", Failure::Refused, false),
+            ("57P01", Failure::Connection, false),
+            ("08006", Failure::Connection, false),
+            ("22003", Failure::State, false),
+            ("TG001", Failure::Late, false),
+            ("XX000", Failure::Reply, false),
+        ] {
+            assert_eq!(of_state(&SqlState::from_code(code)), (failure, again), "{code}");
+        }
+    }
+}

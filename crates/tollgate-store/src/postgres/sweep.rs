@@ -1,0 +1,119 @@
+//! The cleanup: deletes what says nothing any more, a batch at a time, and never makes a live caller wait.
+
+use std::ops::AddAssign;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::Inner;
+use super::ask::column;
+use super::fault::{Fault, Stage};
+use super::pool::Session;
+use super::statement::with_prefix;
+use crate::StoreError;
+
+/// How many rows one statement looks at.
+const BATCH: i32 = 1_000;
+
+/// How many rows a cleanup deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cleaned {
+    /// Keys that were as good as new.
+    pub states: u64,
+    /// Tracked executions of such keys.
+    pub executions: u64,
+    /// Leases of such keys.
+    pub leases: u64,
+    /// Held charges whose time was up.
+    pub holds: u64,
+}
+
+impl Cleaned {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.states + self.executions + self.leases + self.holds
+    }
+}
+
+impl AddAssign for Cleaned {
+    fn add_assign(&mut self, other: Cleaned) {
+        self.states += other.states;
+        self.executions += other.executions;
+        self.leases += other.leases;
+        self.holds += other.holds;
+    }
+}
+
+/// What was deleted since the store was made.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    states: AtomicU64,
+    executions: AtomicU64,
+    leases: AtomicU64,
+    holds: AtomicU64,
+}
+
+impl Totals {
+    fn add(&self, cleaned: Cleaned) {
+        self.states.fetch_add(cleaned.states, Ordering::Relaxed);
+        self.executions.fetch_add(cleaned.executions, Ordering::Relaxed);
+        self.leases.fetch_add(cleaned.leases, Ordering::Relaxed);
+        self.holds.fetch_add(cleaned.holds, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> Cleaned {
+        Cleaned {
+            states: self.states.load(Ordering::Relaxed),
+            executions: self.executions.load(Ordering::Relaxed),
+            leases: self.leases.load(Ordering::Relaxed),
+            holds: self.holds.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Deletes what says nothing any more.
+pub(super) async fn cleanup(inner: &Inner) -> Result<Cleaned, StoreError> {
+    let pool = &inner.pool;
+    let failed = |error| Fault::of(error, Stage::Looking, "cleaning up", &pool.place).error;
+    let link = pool.open(Session::Chores).await.map_err(|fault| fault.error)?;
+    link.client.batch_execute("set synchronous_commit = off").await.map_err(failed)?;
+    let text = with_prefix("select * from {prefix}cleanup($1, $2)", &pool.prefix);
+    let statement = link.client.prepare(&text).await.map_err(failed)?;
+    let mut cleaned = Cleaned::default();
+    loop {
+        let row = link.client.query_one(&statement, &[&BATCH, &inner.clock_us()]).await.map_err(failed)?;
+        let count = |index| column::<i64>(&row, index).map(|count| u64::try_from(count).unwrap_or(0));
+        let looked = count(0)?;
+        let batch = Cleaned { states: count(1)?, executions: count(2)?, leases: count(3)?, holds: count(4)? };
+        cleaned += batch;
+        inner.cleaned.add(batch);
+        if looked < u64::from(BATCH.unsigned_abs()) {
+            return Ok(cleaned);
+        }
+        tracing::debug!(?batch, "a batch of the cleanup");
+    }
+}
+
+/// Starts the task that cleans up now and then, for as long as the store is there.
+pub(super) fn spawn(inner: &Arc<Inner>, every: Duration) {
+    let inner = Arc::downgrade(inner);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(every).await;
+            let Some(inner) = inner.upgrade() else { return };
+            match cleanup(&inner).await {
+                Ok(cleaned) if cleaned.total() == 0 => tracing::debug!("the cleanup found nothing to delete"),
+                Ok(Cleaned { states, executions, leases, holds }) => {
+                    tracing::info!(
+                        states,
+                        executions,
+                        leases,
+                        holds,
+                        "the cleanup deleted what says nothing any more"
+                    );
+                }
+                Err(error) => tracing::warn!(%error, "the cleanup did not get through; it will try again"),
+            }
+        }
+    });
+}
