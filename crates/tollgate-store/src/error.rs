@@ -115,7 +115,7 @@ impl StoreError {
     }
 
     /// The same error for another call that failed with this one. It has no cause: that stays with the first.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn for_another(&self) -> StoreError {
         let (kind, is_ambiguous, message) = (self.kind, self.is_ambiguous, self.message.clone());
         StoreError { kind, is_ambiguous, message, source: None }

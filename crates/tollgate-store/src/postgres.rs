@@ -11,6 +11,7 @@
 //! at most with PostgreSQL's defaults); held charges and settlements are on disk before they are acknowledged.
 
 mod ask;
+mod batch;
 mod call;
 mod fault;
 mod options;
@@ -36,10 +37,12 @@ use self::ask::{
     Asked, answer_again, column, instant, key_of, nonsense, parameters, price, reading, readings, remembered,
     whole,
 };
-use self::call::Resend;
+use self::batch::Alike;
+use self::call::{Resend, Until};
 use self::pool::Pool;
 use self::statement::{Keys, Plain, Verb};
 use self::sweep::Totals;
+use crate::shared::together::{self, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
     Charged, Clock, Failure, Hold, HoldId, Item, Micros, Outcomes, Settled, Settlement, Store, StoreError,
@@ -76,6 +79,7 @@ struct Inner {
     clock: Option<Clock>,
     cleanup_every: Option<Duration>,
     cleaned: Totals,
+    queue: Queue<PostgresStore>,
 }
 
 impl Inner {
@@ -96,7 +100,14 @@ impl PostgresStore {
         };
         let PostgresOptions { prefix, timeout, connections, cleanup_every, clock, .. } = options;
         let pool = Arc::new(Pool::new(config, tls, prefix, timeout, connections));
-        let inner = Inner { pool, timeout, clock, cleanup_every, cleaned: Totals::default() };
+        let inner = Inner {
+            pool,
+            timeout,
+            clock,
+            cleanup_every,
+            cleaned: Totals::default(),
+            queue: Queue::default(),
+        };
         Ok(PostgresStore { inner: Arc::new(inner) })
     }
 
@@ -167,6 +178,17 @@ impl PostgresStore {
             }
             return Ok(outcomes);
         };
+        self.charge_alike(plain, limit, keys, cost).await
+    }
+
+    /// The same for what one statement can carry out.
+    async fn charge_alike<K: AsRef<str>>(
+        &self,
+        plain: Plain,
+        limit: &StoredLimit,
+        keys: &[K],
+        cost: Cost,
+    ) -> Result<Vec<Outcome>, StoreError> {
         let names: Vec<Uuid> = keys.iter().map(|key| key_of(limit, key.as_ref())).collect();
         let mut outcomes = vec![Outcome::BLOCKED; keys.len()];
         let mut waiting: Vec<usize> = (0..keys.len()).collect();
@@ -182,7 +204,7 @@ impl PostgresStore {
             }
             let mut batch: Vec<Uuid> = places.keys().copied().collect();
             batch.sort_unstable();
-            for (key, answered) in self.upsert(plain, limit, cost, &batch).await? {
+            for (key, answered) in self.upsert(plain, limit, cost, &batch, &self.until()).await? {
                 let place = *places.get(&key).ok_or_else(|| nonsense("a key that was not asked for"))?;
                 outcomes[place] = answered.outcome;
             }
@@ -199,13 +221,18 @@ impl PostgresStore {
         match alone(&parts, hold) {
             Some((plain, part)) => {
                 let key = key_of(part.limit, part.key);
-                let answered = self.upsert(plain, part.limit, part.cost, &[key]).await?;
-                let [(_, answered)] = answered[..] else {
-                    return Err(nonsense("not one answer to one charge"));
-                };
+                let alike = Alike { plain, limit: part.limit.clone(), cost: part.cost };
+                let deadline = self.until().deadline.into();
+                let answered = together::charge(self, alike, key, deadline).await?;
                 parts.conclude(&[answered.outcome], answered.admitted || part.shadow)
             }
-            None => self.charge_parts(items, &parts, hold).await,
+            None => match apart(&parts, hold) {
+                Some((plain, part)) => {
+                    let keys: Vec<&str> = parts.parts.iter().map(|part| part.key).collect();
+                    parts.conclude(&self.charge_alike(plain, part.limit, &keys, part.cost).await?, true)
+                }
+                None => self.charge_parts(items, &parts, hold).await,
+            },
         }
     }
 
@@ -216,6 +243,7 @@ impl PostgresStore {
         limit: &StoredLimit,
         cost: Cost,
         keys: &[Uuid],
+        until: &Until<'_>,
     ) -> Result<Vec<(Uuid, Answered)>, StoreError> {
         let numbers = parameters(&limit.limit);
         let (price_us, price_rest) = price(&limit.limit, cost);
@@ -231,7 +259,7 @@ impl PostgresStore {
             Plain::FixedWindow => &[one, &limit.name, number(0), number(1), number(2), &price_us, &clock_us],
             Plain::SlidingWindowCounter => &[one, &limit.name, number(0), number(1), &price_us, &clock_us],
         };
-        let rows = self.call(verb, Resend::Never, values).await?;
+        let rows = self.call(verb, Resend::Never, values, until).await?;
         if rows.len() < keys.len() {
             return Err(self.late(keys.len() - rows.len()));
         }
@@ -375,7 +403,7 @@ impl PostgresStore {
 
 /// What one key of a charge of one statement came to.
 #[derive(Clone, Copy, Debug)]
-struct Answered {
+pub(crate) struct Answered {
     outcome: Outcome,
     admitted: bool,
 }
@@ -388,6 +416,17 @@ fn alone<'a>(parts: &Parts<'a>, hold: Option<Hold>) -> Option<(Plain, Part<'a>)>
     let [part] = parts.parts[..] else { return None };
     let plain = Plain::of(part.limit.limit.strategy())?;
     (hold.is_none() && part.limit.limit.price(part.cost).is_some()).then_some((plain, part))
+}
+
+/// The first part of a charge whose parts hold nobody up and are charged alike, if one statement can carry it out: each of them
+/// is then charged for itself.
+fn apart<'a>(parts: &Parts<'a>, hold: Option<Hold>) -> Option<(Plain, Part<'a>)> {
+    let (first, others) = parts.parts.split_first()?;
+    let limit = &first.limit.limit;
+    let plain =
+        Plain::of(limit.strategy()).filter(|_| hold.is_none() && limit.price(first.cost).is_some())?;
+    let is_alike = |part: &Part<'_>| part.shadow && part.limit == first.limit && part.cost == first.cost;
+    (first.shadow && others.iter().all(is_alike)).then_some((plain, *first))
 }
 
 impl fmt::Debug for PostgresStore {

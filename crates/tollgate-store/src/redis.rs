@@ -23,13 +23,13 @@ use std::sync::Arc;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
-use self::batch::Batches;
 pub use self::options::RedisOptions;
 pub use self::probe::RedisReport;
 use self::question::Short;
 use self::route::{Named, Route};
 use self::script::Script;
 use self::slot::{Names, slot};
+use crate::shared::together::{self, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
     Charged, Failure, Hold, HoldId, Item, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
@@ -55,14 +55,14 @@ use tollgate_kernel::MAX_COUNT;
 pub struct RedisStore {
     route: Arc<Route>,
     names: Names,
-    batches: Arc<Batches>,
+    queue: Arc<Queue<RedisStore>>,
 }
 
 impl RedisStore {
     /// A store that goes by these options, or what is wrong with them.
     pub fn new(options: RedisOptions) -> Result<RedisStore, StoreError> {
         let names = Names::new(&options.prefix);
-        Ok(RedisStore { route: Route::new(options)?, names, batches: Arc::default() })
+        Ok(RedisStore { route: Route::new(options)?, names, queue: Arc::default() })
     }
 
     /// What the names of all our keys begin with.
@@ -115,7 +115,9 @@ impl RedisStore {
             return None;
         }
         let found = match <[String; 1]>::try_from(keys) {
-            Ok([key]) if !is_cluster => self.charge_with_others(key, short).await.map(|found| vec![found]),
+            Ok([key]) if !is_cluster => {
+                together::charge(self, short, key, self.deadline()).await.map(|found| vec![found])
+            }
             Ok(keys) => self.charge_each(&keys, &short).await,
             Err(keys) => self.charge_each(&keys, &short).await,
         };
@@ -138,7 +140,10 @@ impl RedisStore {
         let put = |cmd: &mut Cmd| short.put(cmd);
         let answer = self.call(&script::CHARGE, "each", keys, Named::No, self.deadline(), &put).await?;
         let found = batch::read_each(&answer, keys.len()).ok_or_else(|| question::no_answer("a charge"))?;
-        found.into_iter().collect::<Option<Vec<i64>>>().ok_or_else(not_ours)
+        // The others are charged for themselves all the same.
+        let is_charged = found.iter().flatten().any(|found| *found >= 0);
+        let error = || if is_charged { not_ours().ambiguous() } else { not_ours() };
+        found.iter().copied().collect::<Option<Vec<i64>>>().ok_or_else(error)
     }
 
     /// Parts that are on one server: one script.

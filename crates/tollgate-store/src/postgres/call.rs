@@ -25,17 +25,28 @@ pub(super) enum Resend {
     Once,
 }
 
+/// Until when a call may take, and who is told once it may have left.
+pub(super) struct Until<'a> {
+    pub(super) deadline: Instant,
+    pub(super) sent: &'a (dyn Fn() + Send + Sync),
+}
+
 /// The values of a statement, but for the last of those that change something: the instant after which they may not.
 pub(super) type Values<'a> = [&'a (dyn ToSql + Sync)];
 
 impl PostgresStore {
+    /// A call that begins now.
+    pub(super) fn until(&self) -> Until<'static> {
+        Until { deadline: Instant::now() + self.inner.timeout, sent: &|| {} }
+    }
+
     pub(super) async fn call_one(
         &self,
         verb: Verb,
         resend: Resend,
         values: &Values<'_>,
     ) -> Result<Row, StoreError> {
-        let mut rows = self.call(verb, resend, values).await?;
+        let mut rows = self.call(verb, resend, values, &self.until()).await?;
         rows.pop().ok_or_else(|| nonsense("no row"))
     }
 
@@ -46,11 +57,12 @@ impl PostgresStore {
         verb: Verb,
         resend: Resend,
         values: &Values<'_>,
+        until: &Until<'_>,
     ) -> Result<Vec<Row>, StoreError> {
-        let deadline = Instant::now() + self.inner.timeout;
+        let deadline = until.deadline;
         let mut resend = resend == Resend::Once;
         for attempt in 1.. {
-            let fault = match self.attempt(verb, values, deadline).await {
+            let fault = match self.attempt(verb, values, until).await {
                 Ok(rows) => return Ok(rows),
                 Err(fault) => fault,
             };
@@ -67,8 +79,9 @@ impl PostgresStore {
         Err(nonsense("no attempt"))
     }
 
-    async fn attempt(&self, verb: Verb, values: &Values<'_>, deadline: Instant) -> Result<Vec<Row>, Fault> {
+    async fn attempt(&self, verb: Verb, values: &Values<'_>, until: &Until<'_>) -> Result<Vec<Row>, Fault> {
         let (pool, doing) = (&self.inner.pool, verb.doing());
+        let (deadline, sent) = (until.deadline, until.sent);
         let until = deadline.into();
         let mut borrowed = match timeout_at(until, pool.take()).await {
             Ok(taken) => taken?,
@@ -96,6 +109,7 @@ impl PostgresStore {
                 values.push(&not_after);
             }
             let stage = if verb == Verb::Peek { Stage::Looking } else { Stage::Changing };
+            sent();
             let answer = timeout_at(until, link.client.query(&statement, &values)).await;
             answer.map_err(|_| late(stage))?.map_err(failed(stage))
         }

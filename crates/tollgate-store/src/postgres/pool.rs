@@ -38,6 +38,7 @@ pub(super) struct Pool {
     pub(super) place: String,
     pub(super) prefix: String,
     timeout: Duration,
+    most_links: usize,
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Link>>,
     open: Arc<AtomicUsize>,
@@ -129,6 +130,7 @@ impl Pool {
             tls,
             prefix,
             timeout,
+            most_links: connections,
             permits: Arc::new(Semaphore::new(connections)),
             idle: Mutex::new(Vec::new()),
             open: Arc::new(AtomicUsize::new(0)),
@@ -136,6 +138,11 @@ impl Pool {
             life: Mutex::new(None),
             losses: AtomicU64::new(0),
         }
+    }
+
+    /// How many connections there may be.
+    pub(super) fn most_links(&self) -> usize {
+        self.most_links
     }
 
     /// How many connections are open.

@@ -14,11 +14,8 @@ if operation == 'hold' then
   hold_key, count = KEYS[count], count - 1
   local last = 2 + WIDTH * count
   holder, ttl_us, question = ARGV[last + 1], ARGV[last + 2] + 0, ARGV[last + 3]
-  local kept = call('GET', hold_key)
-  if kept then
-    local hold = cmsgpack.unpack(kept)
-    if now_us < hold.end_us then return {'HELD', hold.question, hold.answer} end
-  end
+  local hold = read_hold(hold_key)
+  if hold and now_us < hold.end_us then return {'HELD', hold.question, hold.answer} end
 end
 
 -- For each strategy: reads a part's state and asks its twin. Gives the part allowed, what was found (one, two, three), the

@@ -30,7 +30,7 @@ fn number(strategy: Strategy) -> u8 {
 /// A bucket whose state is whole microseconds, as the short way has it: what the charge takes, the time to fill, and how long
 /// the state is to stay.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Short {
+pub(crate) struct Short {
     pub(super) price_us: u64,
     pub(super) span_us: u64,
     pub(super) how: &'static str,

@@ -153,6 +153,20 @@ impl Route {
         deadline: Instant,
         build: &(dyn Fn(&str) -> Cmd + Send + Sync),
     ) -> Result<Value, StoreError> {
+        // What one try may have done is not undone by the next one's failure.
+        let mut may_be_done = false;
+        let asked = self.call_until(slot, named, deadline, build, &mut may_be_done).await;
+        asked.map_err(|error| if may_be_done { error.ambiguous() } else { error })
+    }
+
+    async fn call_until(
+        self: &Arc<Route>,
+        slot: u16,
+        named: Named,
+        deadline: Instant,
+        build: &(dyn Fn(&str) -> Cmd + Send + Sync),
+        may_be_done: &mut bool,
+    ) -> Result<Value, StoreError> {
         let mut elsewhere: Option<Elsewhere> = None;
         let mut tries = 0;
         loop {
@@ -171,6 +185,7 @@ impl Route {
                 Ok(value) => return Ok(value),
                 Err(verdict) => verdict,
             };
+            *may_be_done |= verdict.remedy == Remedy::Ambiguous;
             let Some(again) = self.again(slot, &node, &verdict, named, deadline).await else {
                 return Err(verdict.error);
             };

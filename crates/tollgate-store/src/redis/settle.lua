@@ -9,10 +9,8 @@
 
 if operation == 'forget' then return call('DEL', KEYS[1]) end
 
-local kept = call('GET', KEYS[1])
-if not kept then return {'UNKNOWN'} end
-local hold = cmsgpack.unpack(kept)
-if now_us >= hold.end_us then return {'UNKNOWN'} end
+local hold = read_hold(KEYS[1])
+if not hold or now_us >= hold.end_us then return {'UNKNOWN'} end
 
 -- The answer that the charge was given, for who sends it again in other words.
 if operation == 'answer' then return {'HELD', hold.question, hold.answer} end
@@ -52,15 +50,19 @@ local function release(part)
   else
     call('ZREM', part.key, member)
     call('ZADD', part.key, -1 - leases.held + part.cost, '=')
+    expire(part.key, (leases.lease(leases.length)), part[2] + 0)
   end
   return true
 end
 
 if operation == 'renew' then
+  -- All are looked at before any is renewed.
+  for _, part in ipairs(hold.parts) do
+    if part.strategy == 6 and not lease_of(part) then return {'UNKNOWN'} end
+  end
   for _, part in ipairs(hold.parts) do
     if part.strategy == 6 then
       local leases, at_us, member, lease_us = lease_of(part)
-      if not leases then return {'UNKNOWN'} end
       call('ZREM', part.key, member)
       call('ZADD', part.key, -1 - leases.held + part.cost, '=')
       leases = read_leases(part.key)
@@ -163,6 +165,7 @@ correct[4] = function(part, more)
     call('DEL', part.key)
     return
   end
+  local newest_us = log.entry(log.length)
   call('LSET', part.key, 0, log.total - returned)
   if returned == cost then
     call('LSET', part.key, 2 * index - 1, '-')
@@ -171,6 +174,7 @@ correct[4] = function(part, more)
   else
     call('LSET', part.key, 2 * index, cost - returned)
   end
+  expire(part.key, newest_us + window_us, window_us)
 end
 
 correct[5] = function(part, more)
@@ -187,6 +191,12 @@ correct[5] = function(part, more)
   else
     write_counter(part.key, start_us, prev, cur, window_us)
   end
+end
+
+-- All are looked at before any is corrected, because a script that finds something foreign half-way is not undone.
+local read = {read_bucket, read_bucket, read_window, read_log, read_counter, read_leases}
+for _, part in ipairs(hold.parts) do
+  if part.strategy == 6 or actual_of(part) ~= part.cost then read[part.strategy](part.key) end
 end
 
 local found = #hold.parts == 0

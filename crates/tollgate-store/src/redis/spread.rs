@@ -8,6 +8,8 @@
 //! Where the groups of a hold are is kept at its *place*, in the slot of its name: a reservation takes one call more here than
 //! on one server, and so does its settlement.
 
+use std::time::Duration;
+
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 use tollgate_kernel::{Limit, MAX_COUNT, Micros};
@@ -166,10 +168,12 @@ impl RedisStore {
                 Err(error) => {
                     // The group itself may have been charged; undoing what was not done does nothing. Under a name that its
                     // caller knows, nothing is undone behind the back of one who may be sending it again.
+                    let charged = if error.is_ambiguous() { turn + 1 } else { turn };
                     if question.is_none() {
-                        self.undo(&groups[..=turn], hold.id);
+                        self.undo(&groups[..charged], hold.id);
                     }
-                    return Err(error);
+                    // Until that is undone, some of it is charged.
+                    return Err(if charged > 0 { error.ambiguous() } else { error });
                 }
             };
             fill(&mut outcomes, group, &found);
@@ -203,7 +207,9 @@ impl RedisStore {
         for group in groups {
             let (store, keys) = (self.clone(), self.undo_keys(group, id));
             tokio::spawn(async move {
-                for _ in 0..3 {
+                // Long enough for a fail-over, and ever more seldom.
+                for pause_ms in [0, 50, 100, 200, 400, 800, 1_600, 3_200, 6_400] {
+                    tokio::time::sleep(Duration::from_millis(pause_ms)).await;
                     if store.undo_one(keys.clone(), store.deadline()).await.is_ok() {
                         return;
                     }

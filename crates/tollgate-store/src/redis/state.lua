@@ -14,6 +14,15 @@ local function not_ours()
   error('TOLLGATE_STATE', 0)
 end
 
+-- A held charge as it was kept, if there is one.
+local function read_hold(key)
+  local kept = call('GET', key)
+  if not kept then return nil end
+  local is_sound, hold = pcall(cmsgpack.unpack, kept)
+  if not is_sound or type(hold) ~= 'table' or not hold.end_us or not hold.parts then not_ours() end
+  return hold
+end
+
 local function expire_ms(fresh_at_us, slack_us)
   local until_us = fresh_at_us + math.min(slack_us, 1000000)
   return (until_us - until_us % 1000) / 1000 + 1 + shift_ms
