@@ -88,6 +88,6 @@ pub use tollgate_store::{RedisOptions, RedisReport, RedisStore};
 pub use wait::WaitError;
 
 /// The README's examples are tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "config"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
