@@ -12,11 +12,22 @@ use crate::report::{Results, spell_ratio};
 use crate::scene::{FIVE_MILLION, MILLION, ONE_KEY, Scene, THOUSAND};
 use crate::workload::{KeySet, Spread};
 
-/// A bound on a measured ratio.
+/// A bound on a measured ratio, or on a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Wanted {
     AtLeast(f64),
     AtMost(f64),
+    BelowMillis(f64),
+}
+
+impl Wanted {
+    /// What was measured, in the unit of the bound.
+    pub(crate) fn spell(self, measured: Option<f64>) -> String {
+        match (self, measured) {
+            (Wanted::BelowMillis(_), Some(millis)) => format!("{millis:.2} ms"),
+            (_, measured) => spell_ratio(measured),
+        }
+    }
 }
 
 impl fmt::Display for Wanted {
@@ -24,6 +35,7 @@ impl fmt::Display for Wanted {
         match self {
             Wanted::AtLeast(ratio) => write!(f, "≥ {ratio}x"),
             Wanted::AtMost(ratio) => write!(f, "≤ {ratio}x"),
+            Wanted::BelowMillis(millis) => write!(f, "< {millis} ms"),
         }
     }
 }
@@ -59,6 +71,7 @@ impl Goal {
         let reached = self.measured.map(|measured| match self.wanted {
             Wanted::AtLeast(least) => measured >= least,
             Wanted::AtMost(most) => measured <= most,
+            Wanted::BelowMillis(millis) => measured < millis,
         });
         match reached {
             Some(true) => Verdict::Reached,

@@ -6,8 +6,8 @@
 use std::fs;
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// A core that this process may run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +38,28 @@ pub(crate) fn pin_to(Core(core): Core) {
     sched_setaffinity(None, &only).ok();
 }
 
+/// Ties the main thread of another process to one core, if the system lets us.
+pub(crate) fn pin_process_to(pid: u32, Core(core): Core) {
+    let mut only = CpuSet::new();
+    only.set(core);
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        sched_setaffinity(Some(pid), &only).ok();
+    }
+}
+
 /// The CPU time that the calling thread has used so far.
 pub(crate) fn thread_cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
+    to_duration(clock_gettime(ClockId::ThreadCPUTime))
+}
+
+fn to_duration(time: Timespec) -> Duration {
     let seconds = u64::try_from(time.tv_sec).expect("CPU time counts up from zero");
     Duration::new(seconds, u32::try_from(time.tv_nsec).expect("nanoseconds of a second"))
+}
+
+/// The CPU time that this process has used so far, all its threads together.
+pub(crate) fn process_cpu_time() -> Duration {
+    to_duration(clock_gettime(ClockId::ProcessCPUTime))
 }
 
 /// The memory of this process that is in RAM, in bytes.

@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release -p tollgate-benches -- in-process` measures what one check costs a caller inside the same process,
 //! and how much memory a key takes. The walk: `scene.rs` says what is measured, `workload.rs` draws the keys,
-//! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. Absolute
-//! numbers belong to the machine and its neighbours; ratios from one run are the result.
+//! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. `-- stores`
+//! measures the shared stores, on servers that it starts: `stores.rs`. Absolute numbers belong to the machine and its
+//! neighbours; ratios from one run are the result.
 
 mod contestant;
 mod goals;
@@ -12,6 +13,7 @@ mod machine;
 mod memory;
 mod report;
 mod scene;
+mod stores;
 mod workload;
 
 use std::fs::File;
@@ -39,6 +41,8 @@ struct CommandLine {
 enum Command {
     /// Time per check and bytes per key inside one process
     InProcess(InProcess),
+    /// Checks per second, latency and bytes per key on Redis and PostgreSQL, which it starts
+    Stores(stores::Options),
     #[command(name = memory::COMMAND, hide = true)]
     GrowByKeys { contestant: String, keys: u32 },
 }
@@ -65,6 +69,7 @@ struct InProcess {
 fn main() -> ExitCode {
     let done = match CommandLine::parse().command {
         Command::InProcess(options) => in_process(&options),
+        Command::Stores(options) => stores::run(&options),
         Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {
             println!("{}", memory::growth(entrant, KeySet { count: keys }));
         }),

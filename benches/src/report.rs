@@ -37,10 +37,15 @@ impl Results {
     }
 }
 
-/// The machine, the settings and who takes part.
-pub(crate) fn print_head(facts: &Facts, plan: &Plan, entrants: &[&Entrant]) {
+/// The machine.
+pub(crate) fn print_machine(facts: &Facts) {
     println!("{}, {} cache, {} cores, {}", facts.processor, facts.cache, facts.cores, facts.memory);
     println!("Linux {}, {}, load {}", facts.kernel, facts.compiler, facts.load);
+}
+
+/// The machine, the settings and who takes part.
+pub(crate) fn print_head(facts: &Facts, plan: &Plan, entrants: &[&Entrant]) {
+    print_machine(facts);
     println!("{} rounds of {} checks per thread, thread CPU time", plan.rounds, plan.slice);
     println!("ns per check: median (Q1–Q3); ratio: times faster than {BASELINE}\n");
     for entrant in entrants {
@@ -111,7 +116,7 @@ pub(crate) fn print_goals(goals: &[Goal]) {
         vec![
             goal.what.clone(),
             goal.wanted.to_string(),
-            spell_ratio(goal.measured),
+            goal.wanted.spell(goal.measured),
             verdict,
             goal.beside.clone(),
         ]
@@ -152,6 +157,31 @@ pub(crate) fn to_json(
             "share": results.share_of_bytes(memory),
         })
     });
+    json!({
+        "machine": machine_to_json(facts, load_after),
+        "settings": { "rounds": plan.rounds, "slice": plan.slice, "baseline": BASELINE },
+        "cells": cells.collect::<Vec<_>>(),
+        "memory": memory.collect::<Vec<_>>(),
+        "goals": goals_to_json(goals),
+    })
+}
+
+/// The facts of the machine, with the load when all was done.
+pub(crate) fn machine_to_json(facts: &Facts, load_after: &str) -> Value {
+    json!({
+        "processor": facts.processor,
+        "cache": facts.cache,
+        "cores": facts.cores,
+        "memory": facts.memory,
+        "kernel": facts.kernel,
+        "compiler": facts.compiler,
+        "load_before": facts.load,
+        "load_after": load_after,
+    })
+}
+
+/// The goals, each with its verdict.
+pub(crate) fn goals_to_json(goals: &[Goal]) -> Value {
     let goals = goals.iter().map(|goal| {
         json!({
             "goal": goal.what,
@@ -160,22 +190,7 @@ pub(crate) fn to_json(
             "verdict": goal.verdict().word(),
         })
     });
-    json!({
-        "machine": {
-            "processor": facts.processor,
-            "cache": facts.cache,
-            "cores": facts.cores,
-            "memory": facts.memory,
-            "kernel": facts.kernel,
-            "compiler": facts.compiler,
-            "load_before": facts.load,
-            "load_after": load_after,
-        },
-        "settings": { "rounds": plan.rounds, "slice": plan.slice, "baseline": BASELINE },
-        "cells": cells.collect::<Vec<_>>(),
-        "memory": memory.collect::<Vec<_>>(),
-        "goals": goals.collect::<Vec<_>>(),
-    })
+    goals.collect()
 }
 
 fn spell_quartiles(ns: Quartiles) -> String {
@@ -202,7 +217,7 @@ pub(crate) fn spell_ratio(ratio: Option<f64>) -> String {
 }
 
 /// A Markdown table that also reads well in a terminal: the first column to the left, the others to the right.
-fn print_table(rows: &[Vec<String>]) {
+pub(crate) fn print_table(rows: &[Vec<String>]) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));

@@ -111,7 +111,7 @@ fn scatter(rank: u32, count: u32) -> u32 {
 }
 
 /// SplitMix64: small, seeded and even enough to choose keys.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -122,7 +122,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, count: u32) -> u32 {
+    pub(crate) fn below(&mut self, count: u32) -> u32 {
         let scaled = (self.next() >> 32) * u64::from(count);
         u32::try_from(scaled >> 32).expect("a fraction of a u32")
     }

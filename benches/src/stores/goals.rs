@@ -1,0 +1,154 @@
+//! What we hold our shared stores to, and whether this run reached it.
+
+use super::{Results, postgres, redis};
+use crate::goals::{Goal, Wanted};
+use crate::harness::Quartiles;
+use crate::report::spell_ratio;
+use crate::stores::redis::Steady;
+use crate::stores::rounds::{Cell, find, ratio};
+
+/// Every goal of the stores that were asked for.
+pub(crate) fn judge(results: &Results) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    goals.extend(results.redis.iter().flat_map(judge_redis));
+    goals.extend(results.postgres.iter().flat_map(|found| judge_postgres(&found.cells)));
+    goals
+}
+
+fn judge_redis(found: &redis::Found) -> Vec<Goal> {
+    use redis::{DENIED, DENIED_ALONE, DENIED_CACHED, DENIED_CACHED_ALONE, INCR, SINGLE, SIXTEEN, TEXTBOOK};
+    let cells = &found.cells;
+    let at_least = |what: &str, least, name, over, beside: String| {
+        at_least(cells, format!("Redis: {what}"), least, (name, over), beside)
+    };
+    let mut goals = vec![
+        at_least("a check, of INCR", 0.35, SINGLE, INCR, String::new()),
+        at_least("a check, over the text-book script", 1.3, SINGLE, TEXTBOOK, String::new()),
+        at_least(
+            "16 checks in one call, over single calls",
+            1.5,
+            SIXTEEN,
+            SINGLE,
+            beside(cells, "over the text-book script", SIXTEEN, TEXTBOOK),
+        ),
+        at_least(
+            "a denied key, cache over store, 1 caller",
+            100.0,
+            DENIED_CACHED_ALONE,
+            DENIED_ALONE,
+            String::new(),
+        ),
+        at_least("the same, 256 callers", 100.0, DENIED_CACHED, DENIED, String::new()),
+        Goal {
+            what: "Redis: store calls for a check of a denied key".into(),
+            wanted: Wanted::AtMost(0.1),
+            measured: Some(found.asked_share).filter(|share| share.is_finite()),
+            beside: format!("one in {:.0}", 1.0 / found.asked_share),
+        },
+    ];
+    let ours = found.latencies.iter().find(|steady| steady.name == SINGLE);
+    for (percent, millis) in [(95.0, 5.0), (99.0, 10.0)] {
+        goals.push(Goal {
+            what: format!("Redis: p{percent} at {} checks/s", redis::STEADY),
+            wanted: Wanted::BelowMillis(millis),
+            measured: ours.and_then(|steady| percentile(steady, percent)).map(|millis| millis.median),
+            beside: ours.map_or_else(String::new, |steady| {
+                format!("all rounds together {:.2} ms", of_all(steady, percent))
+            }),
+        });
+    }
+    goals
+}
+
+fn judge_postgres(cells: &[Cell]) -> Vec<Goal> {
+    use postgres::{COUNT_FIFTY, COUNT_ONE, SINGLE, SINGLE_CROWDED, SIXTEEN, SIXTEEN_ITEMS, UPSERT};
+    let at_least = |what: &str, least, name, over, beside: String| {
+        at_least(cells, format!("PostgreSQL: {what}"), least, (name, over), beside)
+    };
+    vec![
+        at_least("a check, of a bare upsert, 8 callers", 0.6, SINGLE, UPSERT, String::new()),
+        at_least("the same, 64 callers", 0.6, SINGLE_CROWDED, UPSERT, String::new()),
+        at_least(
+            "16 keys in a statement, over single checks",
+            4.0,
+            SIXTEEN,
+            SINGLE,
+            beside(cells, "16 items", SIXTEEN_ITEMS, SINGLE),
+        ),
+        at_least(
+            "a check, over count-then-insert",
+            3.0,
+            SINGLE,
+            COUNT_FIFTY,
+            beside(cells, "of keys hardly used", SINGLE, COUNT_ONE),
+        ),
+    ]
+}
+
+/// A goal for a ratio of two cells, with its quartiles beside it.
+fn at_least(cells: &[Cell], what: String, least: f64, (name, over): (&str, &str), beside: String) -> Goal {
+    let ratio = find(cells, name).zip(find(cells, over)).and_then(|(cell, other)| cell.over(other));
+    let spread = ratio.map(|ratio| format!("Q1–Q3 {:.3}–{:.3}", ratio.q1, ratio.q3));
+    let parts: Vec<String> = spread.into_iter().chain(Some(beside).filter(|text| !text.is_empty())).collect();
+    Goal {
+        what,
+        wanted: Wanted::AtLeast(least),
+        measured: ratio.map(|ratio| ratio.median),
+        beside: parts.join("; "),
+    }
+}
+
+fn beside(cells: &[Cell], what: &str, name: &str, over: &str) -> String {
+    format!("{what} {}", spell_ratio(ratio(cells, name, over)))
+}
+
+/// A percentile in ms, by quartiles over the rounds.
+pub(crate) fn percentile(steady: &Steady, percent: f64) -> Option<Quartiles> {
+    let of_round = steady.rounds.iter().map(|round| round.value_at_percentile(percent) as f64 / 1e3);
+    Quartiles::of(of_round.collect())
+}
+
+/// A percentile in ms, of all rounds together.
+pub(crate) fn of_all(steady: &Steady, percent: f64) -> f64 {
+    steady.all.value_at_percentile(percent) as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::goals::Verdict;
+    use crate::stores::load::{Tally, no_latencies};
+    use crate::stores::rounds::tests::cell;
+
+    #[test]
+    fn goals_are_judged_by_what_was_measured() {
+        let mut round = no_latencies();
+        round.record_n(400, 98).unwrap();
+        round.record_n(12_000, 2).unwrap();
+        let steady = Steady {
+            name: redis::SINGLE,
+            tally: Tally::default(),
+            all: round.clone(),
+            late: no_latencies(),
+            rounds: vec![round],
+        };
+        let found = redis::Found {
+            version: String::new(),
+            cells: vec![
+                cell(redis::INCR, &[100.0]),
+                cell(redis::SINGLE, &[36.0]),
+                cell(redis::SIXTEEN, &[40.0]),
+            ],
+            asked_share: 0.01,
+            latencies: vec![steady],
+            bytes: Vec::new(),
+        };
+        let goals = judge(&Results { redis: Some(found), postgres: None });
+        let verdicts: Vec<Verdict> = goals.iter().map(Goal::verdict).collect();
+        use Verdict::{Missed, NotMeasured, Reached};
+        assert_eq!(
+            verdicts,
+            [Reached, NotMeasured, Missed, NotMeasured, NotMeasured, Reached, Reached, Missed]
+        );
+    }
+}
