@@ -204,7 +204,12 @@ impl PostgresStore {
             }
             let mut batch: Vec<Uuid> = places.keys().copied().collect();
             batch.sort_unstable();
-            for (key, answered) in self.upsert(plain, limit, cost, &batch, &self.until()).await? {
+            let answers = self.upsert(plain, limit, cost, &batch, &self.until()).await?;
+            if answers.len() < batch.len() {
+                let late = self.late(batch.len() - answers.len());
+                return Err(if answers.is_empty() { late } else { late.ambiguous() });
+            }
+            for (key, answered) in answers {
                 let place = *places.get(&key).ok_or_else(|| nonsense("a key that was not asked for"))?;
                 outcomes[place] = answered.outcome;
             }
@@ -236,7 +241,8 @@ impl PostgresStore {
         }
     }
 
-    /// A charge of one statement: the same for each of some keys, sorted, each by itself.
+    /// A charge of one statement: the same for each of some keys, sorted, each by itself. Those that were late are not among
+    /// the answers, and were not charged.
     async fn upsert(
         &self,
         plain: Plain,
@@ -260,9 +266,6 @@ impl PostgresStore {
             Plain::SlidingWindowCounter => &[one, &limit.name, number(0), number(1), &price_us, &clock_us],
         };
         let rows = self.call(verb, Resend::Never, values, until).await?;
-        if rows.len() < keys.len() {
-            return Err(self.late(keys.len() - rows.len()));
-        }
         let mut answers = Vec::with_capacity(rows.len());
         for row in &rows {
             let at_us = column(row, 2)?;
@@ -277,6 +280,7 @@ impl PostgresStore {
     }
 
     fn late(&self, keys: usize) -> StoreError {
+        self.inner.pool.ask_the_time();
         let place = &self.inner.pool.place;
         StoreError::failed(
             Failure::Late,

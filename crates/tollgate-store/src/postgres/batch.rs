@@ -9,14 +9,13 @@ use tokio::time::Instant;
 use tollgate_kernel::Cost;
 use uuid::Uuid;
 
-use super::ask::nonsense;
 use super::statement::Plain;
 use super::{Answered, PostgresStore};
 use crate::shared::together::{Carrier, Queue};
 use crate::{StoreError, StoredLimit};
 
 /// What checks have in common that go in one statement.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Alike {
     pub(super) plain: Plain,
     pub(super) limit: StoredLimit,
@@ -33,6 +32,9 @@ impl Carrier for PostgresStore {
 
     /// A statement cannot touch a row twice.
     const ONCE: bool = true;
+
+    /// A connection carries one call.
+    const APART: bool = false;
 
     fn queue(&self) -> &Queue<PostgresStore> {
         &self.inner.queue
@@ -55,8 +57,7 @@ impl Carrier for PostgresStore {
         let Alike { plain, limit, cost } = alike;
         let answered: HashMap<Uuid, Answered> =
             self.upsert(*plain, limit, *cost, &sorted, &until).await?.into_iter().collect();
-        let answer =
-            |key: &Uuid| answered.get(key).copied().ok_or_else(|| nonsense("a key that was not asked for"));
+        let answer = |key: &Uuid| answered.get(key).copied().ok_or_else(|| self.late(1));
         Ok(keys.iter().map(answer).collect())
     }
 }

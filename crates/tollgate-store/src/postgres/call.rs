@@ -61,6 +61,7 @@ impl PostgresStore {
     ) -> Result<Vec<Row>, StoreError> {
         let deadline = until.deadline;
         let mut resend = resend == Resend::Once;
+        let mut may_have_changed = false;
         for attempt in 1.. {
             let fault = match self.attempt(verb, values, until).await {
                 Ok(rows) => return Ok(rows),
@@ -68,9 +69,14 @@ impl PostgresStore {
             };
             let again =
                 fault.again || (fault.broken && resend && fault.error.failure() != Some(Failure::Timeout));
+            if fault.error.failure() == Some(Failure::Late) {
+                self.inner.pool.ask_the_time();
+            }
+            // That a later attempt changed nothing does not say what became of an earlier one.
+            may_have_changed |= fault.error.is_ambiguous();
             let pause = pause();
             if !again || attempt >= TRIES || Instant::now() + pause >= deadline {
-                return Err(fault.error);
+                return Err(if may_have_changed { fault.error.ambiguous() } else { fault.error });
             }
             resend &= fault.again;
             tracing::debug!(error = %fault.error, attempt, "trying again");

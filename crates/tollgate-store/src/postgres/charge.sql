@@ -188,6 +188,10 @@ begin
   end loop;
 
   if not passed then
+    -- What took the room may be this very charge, sent before and finished only now: then it is answered as before.
+    if exists (select from {prefix}hold as h where h.id = hold_id and h.end_us > decided_us) then
+      raise exception 'the same charge was held just now' using errcode = 'serialization_failure';
+    end if;
     delete from {prefix}state as s where s.key = any (made);
     server_us := {prefix}now_us();
     return;

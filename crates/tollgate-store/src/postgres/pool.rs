@@ -2,7 +2,7 @@
 //!
 //! A connection is opened by a task of its own, so that a caller whose deadline passes meanwhile leaves a connection behind for
 //! the next and not half of one. A connection whose answer was not waited for is never lent again: what it was doing is
-//! cancelled, and it is closed.
+//! cancelled, and it is closed: the driver would wait for the answer for ever, which keeps the server's side open as well.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::task::AbortHandle;
 use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -22,6 +23,12 @@ use crate::Failure;
 
 /// How long opening a connection may take, whoever waits for it.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// How long a connection that nobody needs any more may wait for what it was last asked, at most.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The server's clock, as it is asked for.
+const CLOCK: &str = "(extract(epoch from clock_timestamp()) * 1000000)::bigint";
 
 /// What a session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +47,8 @@ pub(super) struct Pool {
     timeout: Duration,
     most_links: usize,
     permits: Arc<Semaphore>,
+    /// Held by whoever asks for the server's time.
+    asking: Arc<Semaphore>,
     idle: Mutex<Vec<Link>>,
     open: Arc<AtomicUsize>,
     pub(super) skew: Skew,
@@ -53,11 +62,22 @@ pub(super) struct Link {
     pub(super) client: Client,
     statements: BTreeMap<Verb, Statement>,
     open: Arc<AtomicUsize>,
+    driver: AbortHandle,
+    linger: Duration,
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
+        // The driver says goodbye once all that was asked is answered, and else never.
+        let (driver, linger) = (self.driver.clone(), self.linger);
+        match Handle::try_current() {
+            Ok(runtime) if !driver.is_finished() => drop(runtime.spawn(async move {
+                tokio::time::sleep(linger).await;
+                driver.abort();
+            })),
+            _ => driver.abort(),
+        }
     }
 }
 
@@ -132,6 +152,7 @@ impl Pool {
             timeout,
             most_links: connections,
             permits: Arc::new(Semaphore::new(connections)),
+            asking: Arc::new(Semaphore::new(1)),
             idle: Mutex::new(Vec::new()),
             open: Arc::new(AtomicUsize::new(0)),
             skew: Skew::new(),
@@ -189,30 +210,56 @@ impl Pool {
     /// Opens a connection.
     pub(super) async fn open(&self, session: Session) -> Result<Link, Fault> {
         let doing = "connecting";
-        match tokio::time::timeout(CONNECT, self.open_now(session)).await {
+        // Who connects holds a place among the connections, and the network may have swallowed the attempt: callers with short
+        // deadlines are better served by a new one soon.
+        let limit = match session {
+            Session::Calls(timeout) => (20 * timeout).clamp(Duration::from_secs(1), CONNECT),
+            Session::Chores => CONNECT,
+        };
+        match tokio::time::timeout(limit, self.open_now(session)).await {
             Ok(opened) => opened.map_err(|error| Fault::of(error, Stage::Before, doing, &self.place)),
             Err(_) => Err(Fault::timeout(Stage::Before, doing, &self.place)),
         }
     }
 
     async fn open_now(&self, session: Session) -> Result<Link, tokio_postgres::Error> {
-        let client = match &self.tls {
+        let (client, driver) = match &self.tls {
             Some(tls) => {
                 let (client, connection) = self.config.connect(tls.clone()).await?;
-                drive(connection);
-                client
+                (client, drive(connection))
             }
             None => {
                 let (client, connection) = self.config.connect(NoTls).await?;
-                drive(connection);
-                client
+                (client, drive(connection))
             }
         };
         self.open.fetch_add(1, Ordering::Relaxed);
-        let link = Link { client, statements: BTreeMap::new(), open: self.open.clone() };
+        let (open, linger) = (self.open.clone(), self.timeout.min(LINGER));
+        let link = Link { client, statements: BTreeMap::new(), open, driver, linger };
         let said = link.client.simple_query(&hello(session, &self.prefix)).await?;
         self.greeted(&said);
         Ok(link)
+    }
+
+    /// Asks for the server's time, unless somebody does already. For when a call was late by the server's clock: perhaps all
+    /// that we know of that clock came by answers that took long to arrive, and a call that is turned away brings no other.
+    pub(super) fn ask_the_time(self: &Arc<Self>) {
+        let Ok(asking) = self.asking.clone().try_acquire_owned() else { return };
+        let pool = self.clone();
+        tokio::spawn(async move {
+            let asked = tokio::time::timeout(pool.timeout, async {
+                let mut borrowed = pool.take().await.ok()?;
+                borrowed.is_spent = true;
+                let said = borrowed.link()?.client.simple_query(&format!("select {CLOCK}")).await.ok()?;
+                borrowed.is_spent = false;
+                pool.greeted(&said);
+                Some(())
+            });
+            if !matches!(asked.await, Ok(Some(()))) {
+                tracing::debug!(place = %pool.place, "could not ask PostgreSQL for its time");
+            }
+            drop(asking);
+        });
     }
 
     /// Notes what a new connection says about the server: its clock, and whether it lives the life that we knew.
@@ -238,18 +285,20 @@ impl Pool {
 }
 
 /// Drives a connection until it ends.
-fn drive(connection: impl Future<Output = Result<(), tokio_postgres::Error>> + Send + 'static) {
-    tokio::spawn(async move {
+fn drive(
+    connection: impl Future<Output = Result<(), tokio_postgres::Error>> + Send + 'static,
+) -> AbortHandle {
+    let driver = tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a connection to PostgreSQL ended");
         }
     });
+    driver.abort_handle()
 }
 
 /// What a new session is told, and asked: the server's clock, and which life it lives. All of it is one round trip.
 fn hello(session: Session, prefix: &str) -> String {
     let always = "set default_transaction_isolation = 'read committed'; set client_min_messages = warning;";
-    let clock = "(extract(epoch from clock_timestamp()) * 1000000)::bigint";
     match session {
         Session::Calls(timeout) => {
             let ms = |percent: u128| (timeout.as_micros() * percent / 100_000).max(1);
@@ -258,13 +307,13 @@ fn hello(session: Session, prefix: &str) -> String {
                 "{always} set lock_timeout = {}; set statement_timeout = {}; set synchronous_commit = off; \
                  set plan_cache_mode = force_generic_plan; set jit = off; \
                  insert into {prefix}life (id) values (gen_random_uuid()) on conflict do nothing; \
-                 select {clock}, id from {prefix}life",
+                 select {CLOCK}, id from {prefix}life",
                 ms(80),
                 ms(90),
             )
         }
         Session::Chores => format!(
-            "{always} set lock_timeout = '10s'; set statement_timeout = '5min'; set synchronous_commit = on; select {clock}"
+            "{always} set lock_timeout = '10s'; set statement_timeout = '5min'; set synchronous_commit = on; select {CLOCK}"
         ),
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio_postgres::types::ToSql;
+
 use super::Inner;
 use super::ask::column;
 use super::fault::{Fault, Stage};
@@ -14,6 +16,9 @@ use crate::StoreError;
 
 /// How many rows one statement looks at.
 const BATCH: i32 = 1_000;
+
+/// How long one statement is waited for: the server gives up before that, and if it does not say so, it is gone.
+const PATIENCE: Duration = Duration::from_secs(330);
 
 /// How many rows a cleanup deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,7 +86,12 @@ pub(super) async fn cleanup(inner: &Inner) -> Result<Cleaned, StoreError> {
     let statement = link.client.prepare(&text).await.map_err(failed)?;
     let mut cleaned = Cleaned::default();
     loop {
-        let row = link.client.query_one(&statement, &[&BATCH, &inner.clock_us()]).await.map_err(failed)?;
+        let clock_us = inner.clock_us();
+        let values: [&(dyn ToSql + Sync); 2] = [&BATCH, &clock_us];
+        let answer = tokio::time::timeout(PATIENCE, link.client.query_one(&statement, &values)).await;
+        let row = answer
+            .map_err(|_| Fault::timeout(Stage::Looking, "cleaning up", &pool.place).error)?
+            .map_err(failed)?;
         let count = |index| column::<i64>(&row, index).map(|count| u64::try_from(count).unwrap_or(0));
         let looked = count(0)?;
         let batch = Cleaned { states: count(1)?, executions: count(2)?, leases: count(3)?, holds: count(4)? };

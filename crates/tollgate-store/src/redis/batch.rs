@@ -22,6 +22,9 @@ impl Carrier for RedisStore {
     /// The script charges one key after the other, so it may be the same.
     const ONCE: bool = false;
 
+    /// A connection carries any number of calls.
+    const APART: bool = true;
+
     fn queue(&self) -> &Queue<RedisStore> {
         &self.queue
     }

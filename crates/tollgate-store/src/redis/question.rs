@@ -90,6 +90,8 @@ pub(super) fn no_answer(what: &str) -> StoreError {
         Failure::Reply,
         format!("Redis answered {what} with what is no answer to it: please report this"),
     )
+    // It was answered, so it may well have been done.
+    .ambiguous()
 }
 
 /// What the general script found.

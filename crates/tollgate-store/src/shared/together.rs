@@ -21,7 +21,7 @@ use crate::{Failure, StoreError};
 /// A store that can carry many checks in one call.
 pub(crate) trait Carrier: Clone + Send + Sync + 'static {
     /// What checks must have in common to go together.
-    type Alike: PartialEq + Send + Sync;
+    type Alike: Clone + PartialEq + Send + Sync;
     /// What tells them apart.
     type Key: Clone + PartialEq + Send + Sync;
     /// What each is answered.
@@ -32,6 +32,10 @@ pub(crate) trait Carrier: Clone + Send + Sync + 'static {
 
     /// Whether a key may be in one call only once.
     const ONCE: bool;
+
+    /// Whether those that are not alike have ways of their own. Otherwise they wait for each other, although they cannot go
+    /// together: right where ways are few and dear, and wrong where they only keep a server from being asked one by one.
+    const APART: bool;
 
     fn queue(&self) -> &Queue<Self>;
 
@@ -54,6 +58,16 @@ pub(crate) struct Queue<C: Carrier> {
 }
 
 struct State<C: Carrier> {
+    lanes: Vec<Lane<C>>,
+    /// How many lanes there have been.
+    count: u64,
+}
+
+/// Those who wait for each other. There is a lane while a call of it is on its way.
+struct Lane<C: Carrier> {
+    number: u64,
+    /// What they have in common, if lanes are apart.
+    alike: Option<C::Alike>,
     waiting: VecDeque<Waiting<C>>,
     on_the_way: usize,
 }
@@ -70,7 +84,7 @@ struct Waiting<C: Carrier> {
 
 impl<C: Carrier> Default for Queue<C> {
     fn default() -> Queue<C> {
-        Queue { state: Mutex::new(State { waiting: VecDeque::new(), on_the_way: 0 }) }
+        Queue { state: Mutex::new(State { lanes: Vec::new(), count: 0 }) }
     }
 }
 
@@ -84,17 +98,10 @@ pub(crate) async fn charge<C: Carrier>(
     let (answer, answered) = oneshot::channel();
     let is_sent = Arc::new(AtomicBool::new(false));
     let waiting = Waiting { alike, key, deadline, is_sent: is_sent.clone(), answer };
-    let batch = {
-        let mut state = carrier.queue().state.lock();
-        state.waiting.push_back(waiting);
-        (state.on_the_way < carrier.ways()).then(|| {
-            state.on_the_way += 1;
-            state.take()
-        })
-    };
-    if let Some(batch) = batch {
+    let batch = carrier.queue().state.lock().add(waiting, carrier.ways());
+    if let Some((lane, batch)) = batch {
         let carrier = carrier.clone();
-        tokio::spawn(async move { send_all(&carrier, batch).await });
+        tokio::spawn(async move { send_all(&carrier, lane, batch).await });
     }
     match timeout_at(deadline, answered).await {
         Ok(Ok(answer)) => answer,
@@ -111,15 +118,13 @@ pub(crate) async fn charge<C: Carrier>(
     }
 }
 
-/// Sends a batch, and what has come meanwhile, until nothing has.
-async fn send_all<C: Carrier>(carrier: &C, mut batch: Vec<Waiting<C>>) {
+/// Sends a batch, and what has come meanwhile in its lane, until nothing has.
+async fn send_all<C: Carrier>(carrier: &C, lane: u64, mut batch: Vec<Waiting<C>>) {
     loop {
         send(carrier, batch).await;
-        let mut state = carrier.queue().state.lock();
-        batch = state.take();
-        if batch.is_empty() {
-            state.on_the_way -= 1;
-            return;
+        match carrier.queue().state.lock().next(lane) {
+            Some(next) => batch = next,
+            None => return,
         }
     }
 }
@@ -135,7 +140,8 @@ async fn send<C: Carrier>(carrier: &C, batch: Vec<Waiting<C>>) {
     let answers = answers.and_then(|answers| match answers.len() == batch.len() {
         true => Ok(answers),
         false => {
-            Err(StoreError::failed(Failure::Reply, "the store answered more or fewer than it was asked"))
+            let message = "the store answered more or fewer than it was asked";
+            Err(StoreError::failed(Failure::Reply, message).ambiguous())
         }
     });
     match answers {
@@ -153,6 +159,40 @@ async fn send<C: Carrier>(carrier: &C, batch: Vec<Waiting<C>>) {
 }
 
 impl<C: Carrier> State<C> {
+    /// Adds a check; answers what is to go now, and in which lane, if it need not wait.
+    fn add(&mut self, waiting: Waiting<C>, ways: usize) -> Option<(u64, Vec<Waiting<C>>)> {
+        let is_its = |lane: &Lane<C>| !C::APART || lane.alike.as_ref() == Some(&waiting.alike);
+        let index = self.lanes.iter().position(is_its).unwrap_or_else(|| {
+            self.count += 1;
+            let (number, alike) = (self.count, C::APART.then(|| waiting.alike.clone()));
+            self.lanes.push(Lane { number, alike, waiting: VecDeque::new(), on_the_way: 0 });
+            self.lanes.len() - 1
+        });
+        let lane = &mut self.lanes[index];
+        lane.waiting.push_back(waiting);
+        if lane.on_the_way >= ways {
+            return None;
+        }
+        lane.on_the_way += 1;
+        Some((lane.number, lane.take()))
+    }
+
+    /// What is to go next in a lane, a call of which has come back.
+    fn next(&mut self, number: u64) -> Option<Vec<Waiting<C>>> {
+        let index = self.lanes.iter().position(|lane| lane.number == number)?;
+        let lane = &mut self.lanes[index];
+        if !lane.waiting.is_empty() {
+            return Some(lane.take());
+        }
+        lane.on_the_way -= 1;
+        if lane.on_the_way == 0 {
+            self.lanes.swap_remove(index);
+        }
+        None
+    }
+}
+
+impl<C: Carrier> Lane<C> {
     /// The next checks to go together: from the first, those that are charged alike, up to one that must go by itself.
     fn take(&mut self) -> Vec<Waiting<C>> {
         let mut batch: Vec<Waiting<C>> = Vec::new();
@@ -176,15 +216,15 @@ mod tests {
 
     /// Keeps what it was asked, and answers a key with itself.
     #[derive(Clone)]
-    struct Notes<const ONCE: bool> {
-        queue: Arc<Queue<Notes<ONCE>>>,
+    struct Notes<const ONCE: bool, const APART: bool = false> {
+        queue: Arc<Queue<Notes<ONCE, APART>>>,
         calls: Arc<Mutex<Vec<Call>>>,
         gate: Arc<tokio::sync::Semaphore>,
     }
 
-    impl<const ONCE: bool> Notes<ONCE> {
+    impl<const ONCE: bool, const APART: bool> Notes<ONCE, APART> {
         /// Lets nothing through yet.
-        fn closed() -> Notes<ONCE> {
+        fn closed() -> Notes<ONCE, APART> {
             Notes {
                 queue: Arc::default(),
                 calls: Arc::default(),
@@ -193,12 +233,13 @@ mod tests {
         }
     }
 
-    impl<const IS_ONCE: bool> Carrier for Notes<IS_ONCE> {
+    impl<const IS_ONCE: bool, const IS_APART: bool> Carrier for Notes<IS_ONCE, IS_APART> {
         type Alike = u64;
         type Key = u64;
         type Answer = u64;
         const TOGETHER: usize = 4;
         const ONCE: bool = IS_ONCE;
+        const APART: bool = IS_APART;
 
         fn queue(&self) -> &Queue<Self> {
             &self.queue
@@ -227,7 +268,13 @@ mod tests {
     }
 
     async fn run<const ONCE: bool>(checks: &[(u64, u64)]) -> (Vec<Call>, Vec<Result<u64, StoreError>>) {
-        let notes = Notes::<ONCE>::closed();
+        run_apart::<ONCE, false>(checks).await
+    }
+
+    async fn run_apart<const ONCE: bool, const APART: bool>(
+        checks: &[(u64, u64)],
+    ) -> (Vec<Call>, Vec<Result<u64, StoreError>>) {
+        let notes = Notes::<ONCE, APART>::closed();
         let deadline = Instant::now() + std::time::Duration::from_secs(60);
         let mut asked: Vec<_> =
             checks.iter().map(|(alike, key)| Box::pin(charge(&notes, *alike, *key, deadline))).collect();
@@ -240,6 +287,10 @@ mod tests {
         }
         notes.gate.add_permits(checks.len());
         let answers = futures_util::future::join_all(asked).await;
+        // The task that brought the last answer has yet to find that there is nothing more.
+        while !notes.queue.state.lock().lanes.is_empty() {
+            tokio::task::yield_now().await;
+        }
         let calls = notes.calls.lock().clone();
         (calls, answers)
     }
@@ -260,6 +311,15 @@ mod tests {
             [(1, vec![14]), (1, vec![14, 15, 16, 17]), (1, vec![18])],
             "no key twice in one"
         );
+    }
+
+    #[tokio::test]
+    async fn who_is_not_alike_does_not_wait_where_there_are_ways_enough() {
+        let checks = [(1, 10), (1, 11), (2, 12), (3, 13), (1, 14), (2, 15)];
+        let (mut calls, _) = run_apart::<false, true>(&checks).await;
+        calls.sort_unstable();
+        let expected = [(1, vec![10]), (1, vec![11, 14]), (2, vec![12]), (2, vec![15]), (3, vec![13])];
+        assert_eq!(calls, expected, "each finds a way free, and waits for its like alone");
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 //! crashes, rights, certificates and cleanup. Needs PostgreSQL's programs; fails without them.
 
 mod deadline;
+mod faults;
 mod refusal;
 mod rows;
 mod suite;

