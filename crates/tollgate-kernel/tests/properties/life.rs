@@ -42,9 +42,11 @@ impl Kind {
     }
 
     /// Up to `capacity`, renewed every `span` (in a bucket: `count` every `span`), or what comes closest within the bounds.
-    fn limit(self, capacity: u64, count: u64, span: u64) -> Limit {
-        let most = capacity.min(MAX_PRODUCT / span).min(MAX_FILL.get() / span).max(1);
-        let tries = [(capacity, count), (most, count), (most, 1)];
+    /// A bucket fills within `longest_fill`.
+    fn limit(self, capacity: u64, count: u64, span: u64, longest_fill: u64) -> Limit {
+        let most = capacity.min(MAX_PRODUCT / span).min(longest_fill / span).max(1);
+        let is_long = self.is_bucket() && u128::from(capacity) * u128::from(span) > u128::from(longest_fill);
+        let tries = [(if is_long { most } else { capacity }, count), (most, count), (most, 1)];
         tries
             .into_iter()
             .find_map(|(capacity, count)| self.accepted(capacity, count, Micros::new(span)))
@@ -134,6 +136,9 @@ pub(crate) fn polls(kind: Kind) -> BoxedStrategy<Life> {
         .boxed()
 }
 
+/// A bucket that fills within this cannot be so deep in debt that the debt is cut: what the model says is then what it is.
+const FAR_FROM_DEBTS_END: u64 = MAX_FILL.get() / 16;
+
 /// Limits as people write them, and small ones whose edges are hit often.
 fn everyday(kind: Kind) -> BoxedStrategy<Limit> {
     let capacity =
@@ -149,7 +154,9 @@ fn everyday(kind: Kind) -> BoxedStrategy<Limit> {
         1 => Just(86_400_000_000u64),
         1 => Just(604_800_000_000u64),
     ];
-    (capacity, count, span).prop_map(move |(capacity, count, span)| kind.limit(capacity, count, span)).boxed()
+    (capacity, count, span)
+        .prop_map(move |(capacity, count, span)| kind.limit(capacity, count, span, FAR_FROM_DEBTS_END))
+        .boxed()
 }
 
 /// Limits at, or a random way below, the bounds of what is accepted.
@@ -163,7 +170,9 @@ fn bounds(kind: Kind) -> BoxedStrategy<Limit> {
     ];
     let span = prop_oneof![Just(1u64), Just(MAX_SPAN.get()), Just(MAX_SPAN.get() - 1), 1..=MAX_SPAN.get()];
     let capacity = prop_oneof![Just(1u64), Just(MAX_COUNT), 1..=MAX_COUNT];
-    (capacity, count, span).prop_map(move |(capacity, count, span)| kind.limit(capacity, count, span)).boxed()
+    (capacity, count, span)
+        .prop_map(move |(capacity, count, span)| kind.limit(capacity, count, span, MAX_FILL.get()))
+        .boxed()
 }
 
 /// When a life begins: at zero, at a round time, anywhere.

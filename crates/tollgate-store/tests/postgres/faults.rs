@@ -260,7 +260,7 @@ impl Matrix {
             }
             let errors = tasks.join_all().await;
             errors.into_iter().partition::<Vec<_>, _>(|error| {
-                error.is_ambiguous() || error.failure() == Some(Failure::Timeout)
+                error.is_ambiguous() || (name == "lock" && error.failure() == Some(Failure::Timeout))
             })
         });
         assert!(sent.len() > CALLS / 2, "{name}: nothing is shown by calls that were not sent: {not_sent:?}");
@@ -488,7 +488,8 @@ impl Stalls {
 
 impl std::fmt::Display for Stalls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (count, longest) = (self.seen.lock().len(), self.longest());
+        let longest = self.longest();
+        let count = self.seen.lock().len();
         write!(f, "the machine stood still {count} times, at most for {longest} us")
     }
 }
