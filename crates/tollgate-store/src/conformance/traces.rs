@@ -93,8 +93,10 @@ async fn run(
                 panic!("seed {seed}, step {step}, wide {is_wide}: {mistake}");
             }
         }
-        assert!(trace.admitted > traces.steps / 20, "seed {seed}: hardly anything was admitted");
-        assert!(trace.denied > traces.steps / 20, "seed {seed}: hardly anything was denied");
+        // Wide limits take longer to be exhausted than a short trace lasts.
+        let some = traces.steps / if is_wide { 60 } else { 20 };
+        assert!(trace.admitted > some, "seed {seed}: hardly anything was admitted");
+        assert!(trace.denied > some, "seed {seed}: hardly anything was denied");
     }
 }
 
