@@ -94,9 +94,9 @@ async fn run(
             }
         }
         // Wide limits take longer to be exhausted than a short trace lasts.
-        let some = traces.steps / if is_wide { 60 } else { 20 };
-        assert!(trace.admitted > some, "seed {seed}: hardly anything was admitted");
-        assert!(trace.denied > some, "seed {seed}: hardly anything was denied");
+        let some = traces.steps / if is_wide { 60 } else { 25 };
+        assert!(trace.admitted > some, "seed {seed}, wide {is_wide}: only {} admitted", trace.admitted);
+        assert!(trace.denied > some, "seed {seed}, wide {is_wide}: only {} denied", trace.denied);
     }
 }
 

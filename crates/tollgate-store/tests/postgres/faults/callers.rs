@@ -85,19 +85,22 @@ impl Work {
     }
 }
 
-/// A store that reaches the server by some port, with connections that are open and answers that show the server's clock.
+/// A store that reaches the server by some port, with connections that are open, statements that are prepared, and answers that
+/// showed the server's clock.
 pub(super) async fn store_at(port: u16, connections: usize) -> PostgresStore {
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
     let store = connect(PostgresOptions { timeout: DEADLINE, connections, ..options(&url) }).await;
     let warm = hourly("warm", 1_000_000);
+    // Often enough that each connection has prepared both kinds of statement.
     for round in 0..50 {
-        if round >= 3 && store.connections() == connections {
+        if round >= 6 && store.connections() == connections {
             break;
         }
         let mut tasks = JoinSet::new();
-        for key in 0..connections {
+        for number in 0..2 * connections {
             let (store, warm) = (store.clone(), warm.clone());
-            tasks.spawn(async move { store.charge(&[item(&warm, &key.to_string())], None).await.is_ok() });
+            let hold = number.is_multiple_of(2).then(new_hold);
+            tasks.spawn(async move { store.charge(&[item(&warm, &number.to_string())], hold).await.is_ok() });
         }
         tasks.join_all().await;
     }
