@@ -29,9 +29,9 @@ impl Carrier for RedisStore {
         &self.queue
     }
 
-    /// Two keep the server busy while the answer of one is read.
+    /// Enough that the server is never idle while answers are read and the next questions written.
     fn ways(&self) -> usize {
-        2
+        4
     }
 
     async fn carry(
