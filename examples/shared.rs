@@ -26,7 +26,14 @@ fallback = "closed"              # rather deny than lose count
 "#;
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() {
+    if let Err(error) = run().await {
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+}
+
+async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::parse_with_env(POLICY, std::env::vars())?;
     println!("counting in {}", config.store.mode);
     let gate = Tollgate::open(&config).await?;
@@ -35,6 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let how = if decision.degraded() { " (the store did not answer)" } else { "" };
         println!("request {request}: {decision}{how}");
     }
+    // So that it can be run again at once.
     gate.reset("per-user", "user:42").await?;
     Ok(())
 }
