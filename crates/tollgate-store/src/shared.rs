@@ -74,12 +74,14 @@ impl<'a> Parts<'a> {
     /// A twin is wrong, or the answer is not of this question.
     pub(crate) fn disagreement(&self, passed: bool) -> StoreError {
         let (said, limits) = (if passed { "admitted" } else { "refused" }, self.parts.len());
-        StoreError::failed(
+        let error = StoreError::failed(
             Failure::Reply,
             format!(
                 "the store {said} a charge of {limits} limits and the kernel does not agree: please report this"
             ),
-        )
+        );
+        // What the store admitted it has charged, whatever we make of it.
+        if passed { error.ambiguous() } else { error }
     }
 }
 
