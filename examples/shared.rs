@@ -1,9 +1,9 @@
 //! One policy on whichever store the environment names: memory, Redis, Redis Cluster or PostgreSQL.
 //!
 //! ```sh
-//! cargo run --example shared --features config,redis,postgres
-//! RL_STORAGE_MODE=redis REDIS_ADDR=127.0.0.1:6379 cargo run --example shared --features config,redis,postgres
-//! RL_STORAGE_MODE=postgres DATABASE_URL=postgres://localhost/app cargo run --example shared --features config,redis,postgres
+//! cargo run -p tollgate --example shared --features config,redis,postgres
+//! RL_STORAGE_MODE=redis REDIS_ADDR=127.0.0.1:6379 cargo run -p tollgate --example shared --features config,redis,postgres
+//! RL_STORAGE_MODE=postgres DATABASE_URL=postgres://localhost/app cargo run -p tollgate --example shared --features config,redis,postgres
 //! ```
 
 use tollgate::config::Config;
