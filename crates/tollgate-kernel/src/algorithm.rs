@@ -22,10 +22,10 @@ use crate::limit::Limit;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
-pub use concurrency::{Concurrency, Held, Lease, LeaseState};
+pub use concurrency::{Concurrency, Lease, LeaseState};
 pub use fixed_window::{Align, FixedWindow, WindowState};
 pub use leaky_bucket::LeakyBucket;
-pub use sliding_window::{LogEntry, LogState, Logged, SlidingWindow};
+pub use sliding_window::{LogEntry, LogState, SlidingWindow};
 pub use sliding_window_counter::{CounterState, SlidingWindowCounter};
 pub use token_bucket::{Bucket, BucketState, Fit, TokenBucket};
 
@@ -71,6 +71,36 @@ pub trait Algorithm {
 
     /// Whether the state answers exactly as a fresh one would, now and at any later time: only such a state may be forgotten.
     fn is_fresh(&self, state: &Self::State, now: Micros) -> bool;
+}
+
+/// What is found before a charge where a state is made of entries that each run out: a log, or leases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// What the entries that count now come to.
+    pub used: u64,
+    /// The time until the charge would fit, should it not fit now.
+    pub wait: Micros,
+    /// The time until the last entry has run out.
+    pub last: Micros,
+}
+
+impl Look {
+    /// The whole answer to a charge under `limit`, whose entry would count for `span`.
+    pub(crate) fn answer(self, limit: u64, span: Micros, cost: Cost) -> Outcome {
+        let room = limit.saturating_sub(self.used);
+        let allowed = cost.get() <= room;
+        Outcome {
+            allowed,
+            capacity: limit,
+            remaining: if allowed { room - cost.get() } else { room },
+            retry_after: match allowed {
+                true => Some(Micros::ZERO),
+                false => (cost.get() <= limit).then_some(self.wait),
+            },
+            reset_after: if allowed { span } else { self.last },
+            delay: Micros::ZERO,
+        }
+    }
 }
 
 /// The state of a key under a limit of any strategy.

@@ -7,7 +7,7 @@
 //! state.
 
 use crate::algorithm::{Algorithm, Align, TokenBucket};
-use crate::algorithm::{CounterState, Held, Logged, WindowState};
+use crate::algorithm::{CounterState, Look, WindowState};
 use crate::limit::Limit;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -61,11 +61,11 @@ pub enum Reading {
     /// The open window; an end that has passed means that none is open.
     Window(WindowState),
     /// A look at the log.
-    Log(Logged),
+    Log(Look),
     /// The two counters.
     Counter(CounterState),
     /// A look at the leases.
-    Leases(Held),
+    Leases(Look),
 }
 
 impl Limit {
@@ -110,9 +110,13 @@ impl Limit {
             }
             (Limit::LeakyBucket(bucket), Reading::Bucket { us, rest }) => bucket.outcome_at((us, rest), cost),
             (Limit::FixedWindow(window), Reading::Window(state)) => window.peek(&state, cost, now),
-            (Limit::SlidingWindow(window), Reading::Log(logged)) => window.outcome(logged, cost),
+            (Limit::SlidingWindow(window), Reading::Log(look)) => {
+                look.answer(window.limit(), window.window(), cost)
+            }
             (Limit::SlidingWindowCounter(window), Reading::Counter(state)) => window.peek(&state, cost, now),
-            (Limit::Concurrency(leases), Reading::Leases(held)) => leases.outcome(held, cost),
+            (Limit::Concurrency(leases), Reading::Leases(look)) => {
+                look.answer(leases.limit(), leases.lease(), cost)
+            }
             (limit, reading) => panic!("a reading of another strategy reached {limit:?}: {reading:?}"),
         }
     }
@@ -159,6 +163,6 @@ mod tests {
     #[should_panic(expected = "a reading of another strategy")]
     fn a_reading_belongs_to_its_strategy() {
         let window = Limit::fixed_window(5, Micros::from_secs(60)).unwrap();
-        window.answer(&Reading::Log(Logged::default()), Cost::ONE, Micros::ZERO);
+        window.answer(&Reading::Log(Look::default()), Cost::ONE, Micros::ZERO);
     }
 }

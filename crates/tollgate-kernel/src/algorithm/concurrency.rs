@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use super::Algorithm;
+use super::{Algorithm, Look};
 use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -43,17 +43,6 @@ pub struct Lease {
     pub cost: u64,
     /// When it ends by itself.
     pub end: Micros,
-}
-
-/// What a look at the leases of one key finds before a charge.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
-    /// What is held.
-    pub held: u64,
-    /// The time until the charge would fit, should it not fit now.
-    pub wait: Micros,
-    /// The time until the last lease ends.
-    pub last: Micros,
 }
 
 /// The holders of one key.
@@ -126,23 +115,6 @@ impl Concurrency {
         state.leases.back().map_or(now, |newest| newest.end.saturating_sub(self.lease).max(now))
     }
 
-    /// The whole answer to a charge, from what a look at the leases found.
-    pub(crate) fn outcome(&self, Held { held, wait, last }: Held, cost: Cost) -> Outcome {
-        let room = self.limit.saturating_sub(held);
-        let allowed = cost.get() <= room;
-        Outcome {
-            allowed,
-            capacity: self.limit,
-            remaining: if allowed { room - cost.get() } else { room },
-            retry_after: match allowed {
-                true => Some(Micros::ZERO),
-                false => (cost.get() <= self.limit).then_some(wait),
-            },
-            reset_after: if allowed { self.lease } else { last },
-            delay: Micros::ZERO,
-        }
-    }
-
     /// The leases that count at `now`, soonest to end first.
     fn live(state: &LeaseState, now: Micros) -> impl DoubleEndedIterator<Item = &Lease> {
         state.leases.iter().filter(move |lease| lease.end > now)
@@ -178,7 +150,7 @@ impl Algorithm for Concurrency {
         });
         let wait = enough.map_or(Micros::ZERO, |lease| lease.end.saturating_sub(now));
         let last = live().next_back().map_or(Micros::ZERO, |lease| lease.end.saturating_sub(now));
-        self.outcome(Held { held, wait, last }, cost)
+        Look { used: held, wait, last }.answer(self.limit, self.lease, cost)
     }
 
     /// A charge that names no holder: its lease can only run out.

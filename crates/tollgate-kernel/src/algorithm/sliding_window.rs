@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use super::Algorithm;
+use super::{Algorithm, Look};
 use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -41,17 +41,6 @@ pub struct LogEntry {
     pub at: Micros,
     /// How much.
     pub cost: u64,
-}
-
-/// What a look at the log of one key finds before a charge.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Logged {
-    /// What counts now.
-    pub used: u64,
-    /// The time until the charge would fit, should it not fit now.
-    pub wait: Micros,
-    /// The time until the newest entry stops counting.
-    pub last: Micros,
 }
 
 /// The log of one key.
@@ -109,23 +98,6 @@ impl SlidingWindow {
         self.window
     }
 
-    /// The whole answer to a charge, from what a look at the log found.
-    pub(crate) fn outcome(&self, Logged { used, wait, last }: Logged, cost: Cost) -> Outcome {
-        let room = self.limit.saturating_sub(used);
-        let allowed = cost.get() <= room;
-        Outcome {
-            allowed,
-            capacity: self.limit,
-            remaining: if allowed { room - cost.get() } else { room },
-            retry_after: match allowed {
-                true => Some(Micros::ZERO),
-                false => (cost.get() <= self.limit).then_some(wait),
-            },
-            reset_after: if allowed { self.window } else { last },
-            delay: Micros::ZERO,
-        }
-    }
-
     /// When an entry stops counting.
     fn end(&self, entry: &LogEntry) -> Micros {
         entry.at.saturating_add(self.window)
@@ -167,7 +139,7 @@ impl Algorithm for SlidingWindow {
         let waits = cost.get() <= self.limit && cost.get() > self.limit.saturating_sub(used);
         let wait = if waits { self.wait(state, cost, now) } else { Micros::ZERO };
         let last = state.entries.back().map_or(Micros::ZERO, |newest| self.end(newest).saturating_sub(now));
-        self.outcome(Logged { used, wait, last }, cost)
+        Look { used, wait, last }.answer(self.limit, self.window, cost)
     }
 
     fn charge(&self, state: &mut LogState, cost: Cost, now: Micros) -> Outcome {

@@ -1,7 +1,7 @@
 //! A charge as the server is asked it, and its answer as the kernel reads it.
 
 use tokio_postgres::Row;
-use tollgate_kernel::{Align, Cost, CounterState, Held, Limit, Logged, Rate, Reading, Strategy, WindowState};
+use tollgate_kernel::{Align, Cost, CounterState, Limit, Look, Rate, Reading, Strategy, WindowState};
 use uuid::Uuid;
 
 use super::statement::number;
@@ -101,14 +101,12 @@ pub(super) fn reading(strategy: Strategy, numbers: [i64; 3]) -> Result<Reading, 
     Ok(match strategy {
         Strategy::TokenBucket | Strategy::LeakyBucket => Reading::Bucket { us: Micros::new(x), rest: y },
         Strategy::FixedWindow => Reading::Window(WindowState { end: Micros::new(x), count: y }),
-        Strategy::SlidingWindow => {
-            Reading::Log(Logged { used: x, wait: Micros::new(y), last: Micros::new(z) })
-        }
+        Strategy::SlidingWindow => Reading::Log(Look { used: x, wait: Micros::new(y), last: Micros::new(z) }),
         Strategy::SlidingWindowCounter => {
             Reading::Counter(CounterState { start: Micros::new(x), prev: y, cur: z })
         }
         Strategy::Concurrency => {
-            Reading::Leases(Held { held: x, wait: Micros::new(y), last: Micros::new(z) })
+            Reading::Leases(Look { used: x, wait: Micros::new(y), last: Micros::new(z) })
         }
     })
 }

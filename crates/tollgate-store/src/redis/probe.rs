@@ -1,12 +1,16 @@
 //! What is looked at when a service starts: can the store be used at all, and is it set up in a way that will hurt later.
 
+use std::time::Duration;
+
 use redis::{Cmd, Value};
 use tokio::time::Instant;
+use tollgate_kernel::Rate;
 
 use super::node::Node;
 use super::route::Named;
 use super::{RedisStore, script};
-use crate::{Failure, StoreError};
+use crate::shared::Part;
+use crate::{Cost, Failure, Hold, HoldId, Limit, Micros, StoreError, StoredLimit};
 
 /// The oldest server that knows all the commands that the scripts use.
 const OLDEST: (u32, u32) = (6, 2);
@@ -26,13 +30,9 @@ impl RedisStore {
     /// merely out of reach is a transient one ([`Failure::Connection`], [`Failure::Timeout`]).
     pub async fn probe(&self) -> Result<RedisReport, StoreError> {
         let mut report = RedisReport::default();
-        // A charge of nothing needs the rights that charges need, and on a cluster finds out where slots are.
-        let keys = [format!("{}probe", self.names.hold(crate::HoldId::random()))];
-        let nothing = |_: &mut Cmd| {};
         // Longer than a call's deadline: at start nobody waits in line.
-        let deadline = Instant::now() + self.route.options().timeout.max(std::time::Duration::from_secs(2));
-        if let Err(error) = self.call(&script::SETTLE, "forget", &keys, Named::Yes, deadline, &nothing).await
-        {
+        let deadline = Instant::now() + self.route.options().timeout.max(Duration::from_secs(2));
+        if let Err(error) = self.try_everything(deadline).await {
             // What the server says of itself may name the reason better.
             for node in self.route.known_nodes() {
                 self.look_at(&node, deadline, &mut report).await?;
@@ -43,6 +43,31 @@ impl RedisStore {
             self.look_at(&node, deadline, &mut report).await?;
         }
         Ok(report)
+    }
+
+    /// Charges a key that nobody else has, under every strategy, and gives it back: what charges need is then there. A right to
+    /// set an expiry that is found missing only in the middle of a charge would leave a key that never runs out.
+    async fn try_everything(&self, deadline: Instant) -> Result<(), StoreError> {
+        let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(1) };
+        let second = Micros::from_secs(1);
+        let limits = [
+            Rate::per_second(1).and_then(|rate| Limit::token_bucket(rate, 2)),
+            Limit::fixed_window(2, second),
+            Limit::sliding_window(2, second),
+            Limit::sliding_window_counter(2, second),
+            Limit::concurrency(2, second),
+        ];
+        // They are sound as they stand.
+        let limits: Vec<StoredLimit> =
+            limits.into_iter().flatten().map(|limit| StoredLimit::new("probe", limit)).collect();
+        let key = hold.id.to_string();
+        let parts: Vec<Part<'_>> =
+            limits.iter().map(|limit| Part { limit, key: &key, cost: Cost::ONE, shadow: false }).collect();
+        let held = self.names.hold_beside(&self.names.part(&parts[0]), hold.id);
+        self.charge_together(&parts, "hold", Some((&held, hold, "")), deadline).await?;
+        let mut keys = vec![held];
+        keys.extend(parts.iter().map(|part| self.names.part(part)));
+        self.call(&script::SETTLE, "undo", &keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await.map(drop)
     }
 
     async fn look_at(

@@ -7,9 +7,7 @@ use std::fmt::Write;
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
-use tollgate_kernel::{
-    Align, Cost, CounterState, Held, Limit, Logged, Micros, Rate, Reading, Strategy, WindowState,
-};
+use tollgate_kernel::{Align, Cost, CounterState, Limit, Look, Micros, Rate, Reading, Strategy, WindowState};
 
 use super::node::TEST_SHIFT_MS;
 use crate::shared::{Part, Parts};
@@ -119,11 +117,11 @@ pub(super) fn read_found(answer: &Value, parts: &[Part<'_>]) -> Option<Found> {
         readings.push(match part.limit.limit.strategy() {
             Strategy::TokenBucket | Strategy::LeakyBucket => Reading::Bucket { us: us(one), rest: two },
             Strategy::FixedWindow => Reading::Window(WindowState { end: us(one), count: two }),
-            Strategy::SlidingWindow => Reading::Log(Logged { used: one, wait: us(two), last: us(three) }),
+            Strategy::SlidingWindow => Reading::Log(Look { used: one, wait: us(two), last: us(three) }),
             Strategy::SlidingWindowCounter => {
                 Reading::Counter(CounterState { start: us(one), prev: two, cur: three })
             }
-            Strategy::Concurrency => Reading::Leases(Held { held: one, wait: us(two), last: us(three) }),
+            Strategy::Concurrency => Reading::Leases(Look { used: one, wait: us(two), last: us(three) }),
         });
     }
     Some(Found { now: Micros::new(number(0)?), passed: number(1)? == 1, readings })

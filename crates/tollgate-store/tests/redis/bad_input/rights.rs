@@ -82,7 +82,10 @@ async fn the_documented_rights_are_enough_and_none_is_too_many() {
     let report = store.probe().await.expect("a probe");
     assert!(report.warnings.len() == 1 && report.warnings[0].contains("may not ask INFO"), "{report:?}");
     grant(&server, &format!("{RULE} {PROBE_RULE}"));
+    server.command(&["FLUSHALL"]).expect("a fresh start");
     assert_eq!(store.probe().await.expect("a probe").warnings, [""; 0]);
+    let left = format!("{:?}", server.command(&["KEYS", "tollgate:*"]).expect("what is left"));
+    assert!(!left.contains("tollgate:"), "a probe leaves nothing: {left}");
     // Each right by itself: without it something fails, and says why, and touches nobody else's key.
     for right in RULE.split_whitespace().filter(|word| word.starts_with('+')) {
         server.command(&["FLUSHALL"]).expect("a fresh start");
@@ -100,6 +103,15 @@ async fn the_documented_rights_are_enough_and_none_is_too_many() {
         assert!(error.to_string().contains("lacks a right"), "without {right}: {error}");
         assert!(error.to_string().contains("docs/operations.md"), "without {right}: {error}");
         assert!(!error.is_ambiguous() && !all_of(&error).contains("secret"), "{error:?}");
+    }
+    // What every charge needs is missed at the start, before anybody is charged.
+    for right in ["+evalsha", "+time", "+set", "+pexpireat", "+rpush", "+zadd"] {
+        server.command(&["FLUSHALL"]).expect("a fresh start");
+        let others: Vec<&str> = RULE.split_whitespace().filter(|word| *word != right).collect();
+        grant(&server, &others.join(" "));
+        let store = RedisStore::new(options(&server)).expect("sound options");
+        let error = store.probe().await.err().unwrap_or_else(|| panic!("{right} is not missed"));
+        assert_eq!(error.failure(), Some(Failure::Refused), "without {right}: {error:?}");
     }
     // Rights to other names only.
     grant(&server, &RULE.replace("tollgate:", "other:"));

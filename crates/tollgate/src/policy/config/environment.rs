@@ -131,7 +131,11 @@ impl Environment {
             None => None,
             Some("true" | "1") => Some(true),
             Some("false" | "0") => Some(false),
-            Some(_) => return self.stray("REDIS_TLS", "must be true or false".to_owned()),
+            Some(_) => {
+                // The address is read all the same: that it is missing would be another mistake, and not a true one.
+                self.stray("REDIS_TLS", "must be true or false".to_owned());
+                None
+            }
         };
         let (variable, urls) = match (variables.get("REDIS_ADDR"), tls) {
             (Some(addresses), _) => {
@@ -146,7 +150,7 @@ impl Environment {
         };
         if tls == Some(false) && urls.iter().any(|url| url.starts_with("rediss://")) {
             let fix = "is false, but an address begins with rediss://; change one of the two".to_owned();
-            return self.stray("REDIS_TLS", fix);
+            self.stray("REDIS_TLS", fix);
         }
         let turned = |url: String| match url.strip_prefix("redis://") {
             Some(rest) if tls == Some(true) => format!("rediss://{rest}"),
@@ -626,6 +630,15 @@ lease = "1m"
         check(
             &[redis, ("REDIS_TLS", "on"), ("TOLLGATE_STORE_REDIS_URL", "redis://a")],
             &["environment REDIS_TLS: must be true or false"],
+        );
+        // What is wrong with one of two leaves the other in place.
+        check(
+            &[redis, ("REDIS_ADDR", "a:1"), ("REDIS_TLS", "on")],
+            &["environment REDIS_TLS: must be true or false"],
+        );
+        check(
+            &[redis, ("REDIS_ADDR", "rediss://a"), ("REDIS_TLS", "false")],
+            &["environment REDIS_TLS: is false, but an address begins with rediss://"],
         );
         // Mistakes of the file come first, and those of a file that is no TOML alone.
         let both = read("[limits.a]\nblocked = 1", &[("RL_TIMEOUT", "x")]).unwrap_err().to_string();
