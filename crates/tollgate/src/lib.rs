@@ -46,6 +46,8 @@ mod denials;
 mod error;
 mod fallback;
 mod fingerprint;
+#[cfg(feature = "http")]
+mod front;
 mod gate;
 mod health;
 mod key;
@@ -60,6 +62,8 @@ mod reservation;
 mod slices;
 mod wait;
 
+#[cfg(feature = "http")]
+pub use front::http;
 #[cfg(feature = "config")]
 pub use policy::config;
 
@@ -72,6 +76,7 @@ pub use limiter::{Charge, Limiter, charge, peek, reserve};
 pub use policy::{Allowance, Fallback, Policy, PolicyError, Rule, Slice};
 pub use registry::{Ask, Tollgate};
 pub use report::{Event, Observer, Source};
+pub use report::{grpc, headers, problem};
 pub use reservation::{Permit, Reservation, Reserved};
 pub use tollgate_kernel::{
     Align, Concurrency, FixedWindow, LeakyBucket, Limit, LimitError, Micros, Outcome, Rate, SlidingWindow,

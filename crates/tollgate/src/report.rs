@@ -4,6 +4,10 @@
 //! key, only its namespace; whoever turns them into labels must still bound how many of those there are. How the store fares
 //! is in `health.rs`.
 
+pub mod grpc;
+pub mod headers;
+pub mod problem;
+
 use std::time::Duration;
 
 use tollgate_kernel::{Outcome, Strategy};

@@ -1,0 +1,1 @@
+//! Who the client is: the address that pays, safe from what a request claims.

@@ -1,0 +1,1 @@
+//! The fields that tell a caller how it stands.
