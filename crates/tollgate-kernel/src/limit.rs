@@ -13,6 +13,7 @@ use std::fmt;
 use crate::algorithm::{
     Align, Concurrency, FixedWindow, LeakyBucket, SlidingWindow, SlidingWindowCounter, TokenBucket,
 };
+use crate::outcome::Outcome;
 use crate::rate::Rate;
 use crate::time::Micros;
 
@@ -225,6 +226,32 @@ impl Limit {
             Limit::Concurrency(leases) => leases.lease(),
         }
     }
+
+    /// How long until more may be charged than now, once `outcome` was the answer to a charge of `cost`, if nothing else comes.
+    ///
+    /// For buckets that is the next token that makes a difference: until the charge fits (again) or, where it still does, until
+    /// one unit more is there. Windows and leases give back much at once: a denied charge waits until it fits, and otherwise the
+    /// answer is the reset. `None` is never.
+    ///
+    /// ```
+    /// use tollgate_kernel::{Cost, Limit, Micros};
+    ///
+    /// let limit = Limit::token_bucket("10/s".parse()?, 20)?;
+    /// let outcome = limit.charge(&mut limit.fresh(), Cost::new(15).unwrap(), Micros::from_secs(1));
+    /// assert_eq!((outcome.remaining, outcome.reset_after), (5, Micros::from_millis(1500)));
+    /// assert_eq!(limit.more_after(&outcome, 1), Some(Micros::from_millis(100))); // a sixth unit
+    /// assert_eq!(limit.more_after(&outcome, 15), Some(Micros::from_secs(1))); // the same charge again
+    /// assert_eq!(limit.more_after(&outcome, 21), None);
+    /// # Ok::<(), tollgate_kernel::LimitError>(())
+    /// ```
+    pub fn more_after(&self, outcome: &Outcome, cost: u64) -> Option<Micros> {
+        match self {
+            Limit::TokenBucket(bucket) => bucket.more_after(outcome, cost),
+            Limit::LeakyBucket(bucket) => bucket.room().more_after(outcome, cost),
+            _ if outcome.allowed => Some(outcome.reset_after),
+            _ => outcome.retry_after.or(Some(outcome.reset_after)),
+        }
+    }
 }
 
 /// The limit in words, for people.
@@ -369,6 +396,50 @@ mod tests {
         ];
         for (limit, same) in pairs {
             assert_eq!(Ok(limit), same);
+        }
+    }
+
+    #[test]
+    fn more_comes_with_a_token_a_window_or_a_lease() {
+        let secs = Micros::from_secs;
+        let allowed = |remaining, reset| Outcome {
+            capacity: 5,
+            remaining,
+            reset_after: secs(reset),
+            ..Outcome::UNLIMITED
+        };
+        let denied = |retry: Option<u64>, reset| Outcome {
+            allowed: false,
+            retry_after: retry.map(secs),
+            ..allowed(0, reset)
+        };
+        let shared_out = Outcome { capacity: 2, ..allowed(1, 9) };
+        let (token, leaky) = (Limit::token_bucket(rate("1/s"), 5), Limit::leaky_bucket(rate("1/s"), 5));
+        let (fixed, held) = (Limit::fixed_window(5, MINUTE), Limit::concurrency(5, MINUTE));
+        let (log, counter) = (Limit::sliding_window(5, MINUTE), Limit::sliding_window_counter(5, MINUTE));
+        for (limit, outcome, cost, more) in [
+            (&token, allowed(4, 1), 1, Some(1)),
+            (&token, allowed(5, 0), 1, Some(0)), // full, as when nothing was counted
+            (&token, allowed(0, 5), 1, Some(1)),
+            (&token, allowed(0, 5), 5, Some(5)),
+            (&token, allowed(1, 4), 3, Some(2)),
+            (&token, allowed(1, 4), 6, None),
+            (&token, denied(Some(3), 5), 3, Some(3)),
+            (&token, denied(None, 5), 6, None),
+            (&token, shared_out, 1, Some(9)),
+            (&leaky, allowed(1, 4), 3, Some(2)),
+            (&leaky, denied(None, 5), 6, None),
+            (&fixed, allowed(4, 50), 1, Some(50)),
+            (&fixed, denied(Some(40), 40), 1, Some(40)),
+            (&fixed, denied(None, 40), 6, Some(40)),
+            (&log, allowed(4, 60), 1, Some(60)),
+            (&log, denied(Some(7), 60), 1, Some(7)),
+            (&counter, denied(Some(7), 90), 1, Some(7)),
+            (&held, allowed(4, 60), 1, Some(60)),
+            (&held, denied(Some(7), 60), 1, Some(7)),
+        ] {
+            let limit = limit.as_ref().unwrap();
+            assert_eq!(limit.more_after(&outcome, cost), more.map(secs), "{limit}: {outcome:?}, {cost}");
         }
     }
 

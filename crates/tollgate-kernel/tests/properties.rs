@@ -43,6 +43,14 @@ fn waits_are_enough_and_not_a_microsecond_too_long() {
 }
 
 #[test]
+fn buckets_hold_more_when_they_say_so_and_hardly_sooner() {
+    for kind in KINDS.into_iter().filter(|kind| kind.is_bucket()) {
+        in_lives_of(kind, life::settlements(kind), more_comes_when_it_says);
+        in_lives_of(kind, life::charges_whatever_the_clock(kind), more_comes_when_it_says);
+    }
+}
+
+#[test]
 fn denials_and_peeks_are_free() {
     in_every_life(life::charges_whatever_the_clock, |life| {
         let all = play(life);
@@ -331,6 +339,32 @@ fn wait_is_exact(limit: &Limit, state: &State, cost: Cost, now: Micros, outcome:
     let too_soon = then.saturating_sub(MICROSECOND);
     prop_assert!(limit.peek(state, cost, then).allowed, "{cost:?} does not fit after {wait:?} from {now:?}");
     prop_assert!(!limit.peek(state, cost, too_soon).allowed, "{cost:?} fits before {wait:?} from {now:?}");
+    Ok(())
+}
+
+/// After every charge, for costs small and large: waiting it out brings what was promised, and 2 µs less do not.
+fn more_comes_when_it_says(life: &Life) -> TestCaseResult {
+    let (limit, capacity) = (life.limit, life.limit.capacity());
+    let mut key = Key::new(limit);
+    for call in &life.calls {
+        let Some(Answer { now, outcome, cost, charged, .. }) = key.play(*call) else { continue };
+        if !outcome.allowed {
+            prop_assert_eq!(limit.more_after(&outcome, cost.get()), outcome.retry_after);
+        }
+        for cost in [1, cost.get(), capacity / 2, capacity, capacity + 1].into_iter().filter(|_| charged) {
+            let promised = if outcome.remaining < cost { cost } else { outcome.remaining + 1 };
+            let Some(wait) = limit.more_after(&outcome, cost) else {
+                prop_assert!(cost > capacity, "never, for {cost} after {outcome:?}");
+                continue;
+            };
+            let then = now.saturating_add(wait);
+            prop_assert!(key.remaining(then) >= promised.min(capacity), "{cost} after {outcome:?}: {wait}");
+            if wait > MICROSECOND {
+                let too_soon = then.saturating_sub(Micros::new(2));
+                prop_assert!(key.remaining(too_soon) < promised, "{cost} after {outcome:?}: {wait}");
+            }
+        }
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! What all the limits of a charge say together.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use smallvec::SmallVec;
@@ -98,31 +99,41 @@ impl<'a> Decision<'a> {
     }
 }
 
-/// Which of the limits binds.
+/// Which of the limits binds. A limit that only watches does so where all others do too.
 fn binding(limits: &[LimitOutcome<'_>]) -> usize {
-    // A wait of `None` is never, the longest of all.
-    let wait = |limit: &LimitOutcome<'_>| limit.outcome.retry_after.map_or(u64::MAX, Micros::get);
-    // Shares are compared without dividing: a/b < c/d iff a*d < c*b. A watching limit binds only where all others do too.
-    let tighter = |a: &LimitOutcome<'_>, b: &LimitOutcome<'_>| {
-        let share = |x: &Outcome, y: &Outcome| u128::from(x.remaining) * u128::from(y.capacity);
-        match a.shadow.cmp(&b.shadow) {
-            std::cmp::Ordering::Equal => share(&a.outcome, &b.outcome) < share(&b.outcome, &a.outcome),
-            order => order.is_lt(),
-        }
-    };
     let mut best = 0;
     for (index, limit) in limits.iter().enumerate().skip(1) {
         let bound = &limits[best];
-        let binds = match (limit.denies(), bound.denies()) {
-            (true, true) => wait(limit) > wait(bound),
-            (false, false) => tighter(limit, bound),
-            (denies, _) => denies,
+        let binds = match limit.shadow.cmp(&bound.shadow) {
+            Ordering::Equal if limit.shadow => has_less_left(&limit.outcome, &bound.outcome),
+            Ordering::Equal => binds_over(&limit.outcome, &bound.outcome),
+            order => order.is_lt(),
         };
         if binds {
             best = index;
         }
     }
     best
+}
+
+/// Whether one answer binds rather than another: a denial rather than an admission, of two denials the one that asks for the
+/// longer wait, else the one with the smaller share left.
+#[inline]
+pub(crate) fn binds_over(one: &Outcome, other: &Outcome) -> bool {
+    // A wait of `None` is never, the longest of all.
+    let wait = |outcome: &Outcome| outcome.retry_after.map_or(u64::MAX, Micros::get);
+    match (one.allowed, other.allowed) {
+        (false, false) => wait(one) > wait(other),
+        (true, true) => has_less_left(one, other),
+        (allowed, _) => !allowed,
+    }
+}
+
+/// Shares are compared without dividing: a/b < c/d iff a*d < c*b.
+#[inline]
+fn has_less_left(one: &Outcome, other: &Outcome) -> bool {
+    let share = |x: &Outcome, y: &Outcome| u128::from(x.remaining) * u128::from(y.capacity);
+    share(one, other) < share(other, one)
 }
 
 /// `allowed by api, 19 of 20 left` or `denied by login, retry after 30s`.

@@ -190,6 +190,27 @@ impl TokenBucket {
         }
     }
 
+    /// How long until more may be charged than now, once `outcome` was this bucket's answer to a charge of `cost`: until the
+    /// charge fits (again) or, where it still does, until one token more is there. Zero when full, `None` for never.
+    ///
+    /// An outcome tells what is missing as the time to full, rounded up to a µs, so the answer is enough and at most 1 µs late.
+    pub(crate) fn more_after(&self, outcome: &Outcome, cost: u64) -> Option<Micros> {
+        if !outcome.allowed {
+            return outcome.retry_after;
+        }
+        if outcome.capacity != self.burst {
+            // Somebody else counted, such as one instance's share of this bucket; when all is back, more is.
+            return Some(outcome.reset_after);
+        }
+        let wanted = if outcome.remaining < cost { cost } else { outcome.remaining.saturating_add(1) };
+        if wanted > self.burst {
+            return (wanted > cost).then_some(Micros::ZERO);
+        }
+        // Once the bucket holds what is wanted, this is still missing; it takes the last so many µs, rounded down.
+        let still_missing = self.full - wanted * self.period_us;
+        Some(outcome.reset_after.saturating_sub(Micros::new(still_missing / self.tokens)))
+    }
+
     /// The time until all that is missing has come back: for a leaky bucket, until all that is ahead has drained.
     pub(super) fn time_to_full(&self, state: &BucketState, now: Micros) -> Micros {
         self.wait(self.missing(state, now))
