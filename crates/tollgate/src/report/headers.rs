@@ -1,1 +1,287 @@
-//! The fields that tell a caller how it stands.
+//! The fields that tell a caller how it stands: one text for every face, whether middleware, API or proxy.
+//!
+//! Two sets: the old `X-RateLimit-*`, which have room for one limit and show the one that binds, and `RateLimit-Policy` and
+//! `RateLimit` of the IETF draft (draft-ietf-httpapi-ratelimit-headers-10), which list all. `Retry-After` comes with every
+//! refusal that a wait can end. A limit that only watches is never told, because it never slows anybody down; nor is
+//! one that lets everything through.
+//!
+//! Times are whole seconds, rounded up, so that waiting them out is enough. Nothing here knows HTTP: each field is told by
+//! its name and a value of visible ASCII, put together on the stack.
+
+mod line;
+
+use tollgate_kernel::{Limit, Micros, Outcome, Strategy};
+
+use crate::decision::binds_over;
+use line::Line;
+pub(in crate::report) use line::visible;
+
+/// The largest integer of a structured field (RFC 9651): fifteen digits.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+/// One limit of a decision, as headers show it.
+#[derive(Clone, Copy, Debug)]
+pub struct Said<'a> {
+    /// The limit's name.
+    pub name: &'a str,
+    /// The limit that was met; `None` for one that blocks.
+    pub limit: Option<&'a Limit>,
+    /// What was asked for.
+    pub cost: u64,
+    /// What the limit answered.
+    pub outcome: Outcome,
+    /// Whether the limit only watches.
+    pub shadow: bool,
+    /// What it counts, if not what its strategy suggests.
+    pub unit: Option<Unit>,
+}
+
+impl Said<'_> {
+    /// Whether the limit holds anybody up: a caller must not slow down for one that never denies.
+    pub(super) fn is_told(&self) -> bool {
+        !self.shadow && self.outcome != Outcome::UNLIMITED
+    }
+
+    /// Whether the limit denies the charge.
+    pub(super) fn denies(&self) -> bool {
+        !self.shadow && !self.outcome.allowed
+    }
+
+    /// How long until more may be charged than now.
+    fn more_after(&self) -> Option<Micros> {
+        match self.limit.filter(|_| self.outcome.capacity > 0) {
+            Some(limit) => limit.more_after(&self.outcome, self.cost),
+            None if self.outcome.allowed => Some(self.outcome.reset_after),
+            // Blocked, or a key that nobody could read: no reset brings more.
+            None => self.outcome.retry_after,
+        }
+    }
+
+    /// What `X-RateLimit-Reset` counts down to: in a bucket the next token that makes a difference, else the reset.
+    fn reset_after(&self) -> Micros {
+        let Outcome { reset_after, retry_after, .. } = self.outcome;
+        match self.limit {
+            Some(Limit::TokenBucket(_) | Limit::LeakyBucket(_)) => self.more_after().unwrap_or(reset_after),
+            // Where the store failed there is a time to try again and no reset.
+            _ => reset_after.max(retry_after.unwrap_or_default()),
+        }
+    }
+
+    fn unit(&self) -> Unit {
+        match (self.unit, self.limit.map(Limit::strategy)) {
+            (Some(unit), _) => unit,
+            (None, Some(Strategy::Concurrency)) => Unit::ConcurrentRequests,
+            (None, _) => Unit::Requests,
+        }
+    }
+}
+
+/// What a limit counts, in the words of the draft (`qu`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// Requests. The default of the draft, so it is not written.
+    #[default]
+    Requests,
+    /// Bytes of content.
+    ContentBytes,
+    /// Requests at once. The default of a concurrency limit.
+    ConcurrentRequests,
+}
+
+impl Unit {
+    /// The draft's name for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Unit::Requests => "requests",
+            Unit::ContentBytes => "content-bytes",
+            Unit::ConcurrentRequests => "concurrent-requests",
+        }
+    }
+}
+
+/// A field that may be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Field {
+    /// The capacity of the limit that binds.
+    Limit,
+    /// What is left of it.
+    Remaining,
+    /// When there is more.
+    Reset,
+    /// When the refused charge is worth another try.
+    RetryAfter,
+    /// Every limit: what it allows.
+    Policy,
+    /// Every limit: what is left, and when there is more.
+    Quota,
+}
+
+impl Field {
+    /// All of them, in the order in which they are told.
+    pub const ALL: [Field; 6] =
+        [Field::Limit, Field::Remaining, Field::Reset, Field::RetryAfter, Field::Policy, Field::Quota];
+
+    /// The field's name in lower case, as HTTP/2 has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Field::Limit => "x-ratelimit-limit",
+            Field::Remaining => "x-ratelimit-remaining",
+            Field::Reset => "x-ratelimit-reset",
+            Field::RetryAfter => "retry-after",
+            Field::Policy => "ratelimit-policy",
+            Field::Quota => "ratelimit",
+        }
+    }
+}
+
+/// How `X-RateLimit-Reset` is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ResetAs {
+    /// As seconds from now.
+    #[default]
+    Seconds,
+    /// As a UNIX time in seconds.
+    UnixTime,
+}
+
+/// Which fields are told. `Retry-After` is told under every format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Format {
+    /// Whether the `X-RateLimit-*` fields are.
+    pub legacy: bool,
+    /// Whether `RateLimit-Policy` and `RateLimit` are.
+    pub draft: bool,
+    /// How `X-RateLimit-Reset` is written.
+    pub reset: ResetAs,
+}
+
+impl Format {
+    /// Only `Retry-After`.
+    pub const fn none() -> Format {
+        Format { legacy: false, draft: false, reset: ResetAs::Seconds }
+    }
+}
+
+/// Both sets, with the reset in seconds from now.
+impl Default for Format {
+    fn default() -> Format {
+        Format { legacy: true, draft: true, reset: ResetAs::Seconds }
+    }
+}
+
+/// Tells `tell` each field and its value, at most once each, in the order of [`Field::ALL`]. `now` is the time since 1970.
+///
+/// ```
+/// use tollgate::headers::{self, Format, Said};
+/// use tollgate::{Limit, Limiter, Micros};
+///
+/// let limit = Limit::token_bucket("10/s".parse()?, 20)?;
+/// let outcome = Limiter::new(limit).check("user:42");
+/// let said = Said { name: "api", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
+///
+/// let mut lines = Vec::new();
+/// headers::render(&Format::default(), [said].into_iter(), Micros::ZERO, |field, value| {
+///     lines.push(format!("{}: {value}", field.name()));
+/// });
+/// assert_eq!(lines, [
+///     "x-ratelimit-limit: 20",
+///     "x-ratelimit-remaining: 19",
+///     "x-ratelimit-reset: 1",
+///     "ratelimit-policy: \"api\";q=20;w=2",
+///     "ratelimit: \"api\";r=19;t=1",
+/// ]);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+pub fn render<'a>(
+    format: &Format,
+    said: impl Iterator<Item = Said<'a>> + Clone,
+    now: Micros,
+    mut tell: impl FnMut(Field, &str),
+) {
+    let told = said.filter(Said::is_told);
+    let Some(bound) = binding(told.clone()) else { return };
+    let mut line = Line::new();
+    if format.legacy {
+        let reset = match format.reset {
+            ResetAs::Seconds => bound.reset_after(),
+            ResetAs::UnixTime => now.saturating_add(bound.reset_after()),
+        };
+        for (field, number) in [
+            (Field::Limit, bound.outcome.capacity),
+            (Field::Remaining, bound.outcome.remaining),
+            (Field::Reset, reset.as_secs_ceil()),
+        ] {
+            line.clear();
+            tell(field, line.number(number).as_str());
+        }
+    }
+    if let Some(wait) = bound.outcome.retry_after.filter(|_| bound.denies()) {
+        line.clear();
+        tell(Field::RetryAfter, line.number(seconds_to_wait(wait)).as_str());
+    }
+    if format.draft {
+        for (field, write) in
+            [(Field::Policy, write_policy as fn(&mut Line, &Said<'_>)), (Field::Quota, write_quota)]
+        {
+            line.clear();
+            for (index, limit) in told.clone().enumerate() {
+                if index > 0 {
+                    line.text(", ");
+                }
+                write(&mut line, &limit);
+            }
+            tell(field, line.as_str());
+        }
+    }
+}
+
+/// The item of one limit in `RateLimit-Policy`, for those who work it out beforehand. It depends on the limit, its name and
+/// unit, and the capacity it answered with, and on nothing else of a charge.
+///
+/// ```
+/// use tollgate::headers::{Said, policy_item};
+/// use tollgate::{Limit, Micros, Outcome};
+///
+/// let limit = Limit::fixed_window(5, Micros::from_secs(60))?;
+/// let outcome = Outcome { capacity: limit.capacity(), ..Outcome::UNLIMITED };
+/// let said = Said { name: "login", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
+/// assert_eq!(policy_item(&said), "\"login\";q=5;w=60");
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+pub fn policy_item(said: &Said<'_>) -> String {
+    let mut line = Line::new();
+    write_policy(&mut line, said);
+    line.as_str().to_owned()
+}
+
+/// The limit that binds, as decisions have it: of those that deny the longest wait, else the smallest share left.
+pub(super) fn binding<'a>(told: impl Iterator<Item = Said<'a>>) -> Option<Said<'a>> {
+    told.reduce(|bound, next| if binds_over(&next.outcome, &bound.outcome) { next } else { bound })
+}
+
+/// A wait as `Retry-After` has it: never zero, which would ask for another try at once.
+pub(super) fn seconds_to_wait(wait: Micros) -> u64 {
+    wait.as_secs_ceil().max(1)
+}
+
+/// `"api";q=20;w=2`.
+fn write_policy(line: &mut Line, said: &Said<'_>) {
+    line.text("\"").text(&visible(said.name)).text("\";q=").number(said.outcome.capacity.min(MAX_INTEGER));
+    let unit = said.unit();
+    if unit != Unit::Requests {
+        line.text(";qu=\"").text(unit.name()).text("\"");
+    }
+    // A lease is given back when its holder is done, so its length is no window; what is blocked opens in none.
+    let windowed = |limit: &&Limit| limit.strategy() != Strategy::Concurrency && said.outcome.capacity > 0;
+    if let Some(limit) = said.limit.filter(windowed) {
+        line.text(";w=").number(limit.window().as_secs_ceil().clamp(1, MAX_INTEGER));
+    }
+}
+
+/// `"api";r=19;t=1`.
+fn write_quota(line: &mut Line, said: &Said<'_>) {
+    line.text("\"").text(&visible(said.name)).text("\";r=").number(said.outcome.remaining.min(MAX_INTEGER));
+    if let Some(more) = said.more_after() {
+        line.text(";t=").number(more.as_secs_ceil().min(MAX_INTEGER));
+    }
+}

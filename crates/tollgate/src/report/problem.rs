@@ -1,1 +1,176 @@
-//! The body of a refusal.
+//! The body of a refusal: problem details (RFC 9457) of the types that the IETF draft registers.
+//!
+//! A refusal names the limits that deny and says in words what each allows and when to come back. Keys never enter, and names
+//! are made visible first, so the text needs no escaping: `body` writes JSON by hand.
+
+use std::fmt::Write as _;
+
+use tollgate_kernel::Micros;
+
+use super::Source;
+use super::headers::{Said, binding, seconds_to_wait, visible};
+use crate::decision::Decision;
+
+/// The media type of a body.
+pub const CONTENT_TYPE: &str = "application/problem+json";
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// A limit denies it.
+    QuotaExceeded,
+    /// The store failed, and nothing denies it but limits that are closed then.
+    ReducedCapacity,
+    /// It does not say who pays: its key is missing or malformed.
+    NoPayer,
+}
+
+impl Reason {
+    /// All of them, in the order of the documentation.
+    pub const ALL: [Reason; 3] = [Reason::QuotaExceeded, Reason::ReducedCapacity, Reason::NoPayer];
+
+    /// Why a decision is a refusal; `None` if it is none.
+    ///
+    /// ```
+    /// use tollgate::problem::Reason;
+    /// use tollgate::{Limit, Tollgate};
+    ///
+    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h".parse()?, 1)?).build()?;
+    /// let api = gate.limiter("api")?;
+    /// let charge = |key| tollgate::charge(&[api.of(key)]).map(|decision| Reason::of(&decision));
+    /// assert_eq!(charge("user:42")?, None);
+    /// assert_eq!(charge("user:42")?, Some(Reason::QuotaExceeded));
+    /// assert_eq!(charge("")?, Some(Reason::NoPayer));
+    /// # Ok::<(), tollgate::Error>(())
+    /// ```
+    pub fn of(decision: &Decision<'_>) -> Option<Reason> {
+        let denying = || decision.limits().iter().filter(|limit| limit.denies());
+        if decision.allowed() {
+            None
+        } else if denying().any(|limit| limit.source == Source::Malformed) {
+            Some(Reason::NoPayer)
+        } else if denying()
+            // What can never fit is denied whether the store answers or not.
+            .all(|limit| limit.source == Source::FallbackClosed && limit.outcome.retry_after.is_some())
+        {
+            Some(Reason::ReducedCapacity)
+        } else {
+            Some(Reason::QuotaExceeded)
+        }
+    }
+
+    /// The HTTP status.
+    pub const fn status(self) -> u16 {
+        match self {
+            Reason::QuotaExceeded | Reason::NoPayer => 429,
+            Reason::ReducedCapacity => 503,
+        }
+    }
+
+    /// The problem's type, a URI.
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Reason::QuotaExceeded => "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            Reason::ReducedCapacity => {
+                "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+            }
+            Reason::NoPayer => "about:blank",
+        }
+    }
+
+    /// The problem's title: a summary that is the same every time.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Reason::QuotaExceeded => "Quota exceeded",
+            Reason::ReducedCapacity => "Temporarily reduced capacity",
+            // What about:blank prescribes: the phrase of the status.
+            Reason::NoPayer => "Too Many Requests",
+        }
+    }
+}
+
+/// The body of a refusal.
+///
+/// ```
+/// use tollgate::headers::Said;
+/// use tollgate::problem::{Reason, body};
+/// use tollgate::{Limit, Limiter};
+///
+/// let limit = Limit::token_bucket("1/h".parse()?, 1)?;
+/// let limiter = Limiter::new(limit);
+/// limiter.check("user:42");
+/// let outcome = limiter.charge("user:42", 2)?;
+/// let said = Said { name: "api", limit: Some(&limit), cost: 2, outcome, shadow: false, unit: None };
+/// assert_eq!(
+///     body(Reason::QuotaExceeded, [said].into_iter()),
+///     concat!(
+///         r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","#,
+///         r#""status":429,"detail":"api allows 1/h, bursts of 1; a cost of 2 can never fit","#,
+///         r#""violated-policies":["api"]}"#,
+///     ),
+/// );
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+pub fn body<'a>(reason: Reason, said: impl Iterator<Item = Said<'a>> + Clone) -> String {
+    let names: Vec<_> = denying(said.clone()).map(|limit| format!("\"{}\"", visible(limit.name))).collect();
+    format!(
+        r#"{{"type":"{}","title":"{}","status":{},"detail":"{}","violated-policies":[{}]}}"#,
+        reason.kind(),
+        reason.title(),
+        reason.status(),
+        detail(reason, said),
+        names.join(","),
+    )
+}
+
+/// What is wrong, in words of visible ASCII without quotes or backslashes.
+pub(super) fn detail<'a>(reason: Reason, said: impl Iterator<Item = Said<'a>> + Clone) -> String {
+    let mut text = String::new();
+    match reason {
+        Reason::QuotaExceeded => {
+            for limit in denying(said) {
+                text.push_str(if text.is_empty() { "" } else { ". " });
+                text.push_str(&violation(&limit));
+            }
+        }
+        Reason::ReducedCapacity => {
+            text.push_str("the counters cannot be reached at the moment");
+            if let Some(wait) = longest_wait(said) {
+                push_wait(&mut text, wait);
+            }
+        }
+        Reason::NoPayer => {
+            text.push_str("the request does not say who pays: its key is missing or malformed")
+        }
+    }
+    text
+}
+
+/// What one denying limit says, in words.
+pub(super) fn violation(said: &Said<'_>) -> String {
+    let mut text = visible(said.name).into_owned();
+    match said.limit.filter(|_| said.outcome.capacity > 0) {
+        Some(limit) => _ = write!(text, " allows {limit}"),
+        None => text.push_str(" lets nothing through"),
+    }
+    match said.outcome.retry_after {
+        Some(wait) => push_wait(&mut text, wait),
+        None if said.outcome.capacity > 0 => _ = write!(text, "; a cost of {} can never fit", said.cost),
+        None => {}
+    }
+    text
+}
+
+fn push_wait(text: &mut String, wait: Micros) {
+    _ = write!(text, "; retry after {} s", seconds_to_wait(wait));
+}
+
+/// The limits that deny.
+pub(super) fn denying<'a>(said: impl Iterator<Item = Said<'a>>) -> impl Iterator<Item = Said<'a>> {
+    said.filter(Said::denies)
+}
+
+/// How long to wait before all limits that deny now admit the charge; `None` if one of them never does.
+pub(super) fn longest_wait<'a>(said: impl Iterator<Item = Said<'a>>) -> Option<Micros> {
+    binding(denying(said))?.outcome.retry_after
+}
