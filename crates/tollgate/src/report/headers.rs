@@ -285,3 +285,173 @@ fn write_quota(line: &mut Line, said: &Said<'_>) {
         line.text(";t=").number(more.as_secs_ceil().min(MAX_INTEGER));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOTH: Format = Format { legacy: true, draft: true, reset: ResetAs::Seconds };
+
+    /// An answer of a limit of ten, so much of it left, with so many seconds to its reset.
+    fn left(remaining: u64, reset: u64) -> Outcome {
+        Outcome { capacity: 10, remaining, reset_after: Micros::from_secs(reset), ..Outcome::UNLIMITED }
+    }
+
+    /// A refusal, with so many ms to wait.
+    fn denied(wait_ms: Option<u64>) -> Outcome {
+        Outcome { allowed: false, retry_after: wait_ms.map(Micros::from_millis), ..left(0, 9) }
+    }
+
+    fn said<'a>(name: &'a str, limit: &'a Limit, outcome: Outcome) -> Said<'a> {
+        Said { name, limit: Some(limit), cost: 1, outcome, shadow: false, unit: None }
+    }
+
+    /// What is told, in order: `x-ratelimit-limit=10 retry-after=1 …`.
+    fn check(format: Format, said: &[Said<'_>], now_us: u64, expected: &str) {
+        let mut lines = Vec::new();
+        render(&format, said.iter().copied(), Micros::new(now_us), |field, value| {
+            lines.push((field, format!("{}={value}", field.name())));
+        });
+        let position = |field| Field::ALL.iter().position(|other| *other == field);
+        assert!(lines.is_sorted_by(|a, b| position(a.0) < position(b.0)), "each once, in order: {lines:?}");
+        let lines: Vec<_> = lines.into_iter().map(|(_, line)| line).collect();
+        assert_eq!(lines.join(" "), expected, "{format:?} {said:#?}");
+    }
+
+    #[test]
+    fn the_old_set_shows_the_limit_that_binds_and_the_draft_all() {
+        let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
+        let bucket = Limit::token_bucket("1/s".parse().unwrap(), 10).unwrap();
+        let held = Limit::concurrency(10, Micros::from_secs(60)).unwrap();
+        let (a, b) = (|outcome| said("a", &window, outcome), |outcome| said("b", &window, outcome));
+        let shadow = |outcome| Said { shadow: true, ..said("shadow", &window, outcome) };
+        let blocked = Said { limit: None, ..a(Outcome::BLOCKED) };
+        let closed = Outcome { reset_after: Micros::ZERO, ..denied(Some(1_500)) };
+        let full = Outcome { reset_after: Micros::ZERO, ..left(10, 0) };
+        for (said, expected) in [
+            (vec![], ""),
+            (vec![a(Outcome::UNLIMITED)], ""),
+            (vec![shadow(denied(Some(5)))], ""),
+            (
+                vec![shadow(denied(None)), a(left(9, 50)), b(Outcome::UNLIMITED)],
+                r#"10 9 50 - "a";q=10;w=60 "a";r=9;t=50"#,
+            ),
+            (
+                vec![a(left(9, 50)), b(left(3, 40))],
+                r#"10 3 40 - "a";q=10;w=60,"b";q=10;w=60 "a";r=9;t=50,"b";r=3;t=40"#,
+            ),
+            (
+                vec![a(left(3, 50)), b(left(3, 40))],
+                r#"10 3 50 - "a";q=10;w=60,"b";q=10;w=60 "a";r=3;t=50,"b";r=3;t=40"#,
+            ),
+            (
+                vec![a(denied(Some(1))), b(left(0, 40))],
+                r#"10 0 9 1 "a";q=10;w=60,"b";q=10;w=60 "a";r=0;t=1,"b";r=0;t=40"#,
+            ),
+            (
+                vec![a(denied(Some(2_000))), b(denied(Some(2_001)))],
+                r#"10 0 9 3 "a";q=10;w=60,"b";q=10;w=60 "a";r=0;t=2,"b";r=0;t=3"#,
+            ),
+            // One of two says never, so no wait is enough.
+            (
+                vec![a(denied(Some(2_000))), b(denied(None))],
+                r#"10 0 9 - "a";q=10;w=60,"b";q=10;w=60 "a";r=0;t=2,"b";r=0;t=9"#,
+            ),
+            // The wait is over within a µs, and still the caller is told to wait.
+            (vec![a(denied(Some(0)))], r#"10 0 9 1 "a";q=10;w=60 "a";r=0;t=0"#),
+            (vec![blocked], r#"0 0 0 - "a";q=0 "a";r=0"#),
+            // A malformed key meets a limit that it cannot be counted under.
+            (vec![a(Outcome::BLOCKED)], r#"0 0 0 - "a";q=0 "a";r=0"#),
+            (vec![said("a", &bucket, Outcome::BLOCKED)], r#"0 0 0 - "a";q=0 "a";r=0"#),
+            // The store failed: closed, then open.
+            (vec![a(closed)], r#"10 0 2 2 "a";q=10;w=60 "a";r=0;t=2"#),
+            (vec![said("a", &bucket, closed)], r#"10 0 2 2 "a";q=10;w=10 "a";r=0;t=2"#),
+            (vec![said("a", &bucket, full)], r#"10 10 0 - "a";q=10;w=10 "a";r=10;t=0"#),
+            (vec![Said { limit: None, ..a(left(4, 7)) }], r#"10 4 7 - "a";q=10 "a";r=4;t=7"#),
+            (vec![said("a", &bucket, denied(None))], r#"10 0 9 - "a";q=10;w=10 "a";r=0"#),
+            // Units.
+            (vec![said("a", &held, left(4, 7))], r#"10 4 7 - "a";q=10;qu="concurrent-requests" "a";r=4;t=7"#),
+            (
+                vec![Said { unit: Some(Unit::Requests), ..said("a", &held, left(4, 7)) }],
+                r#"10 4 7 - "a";q=10 "a";r=4;t=7"#,
+            ),
+            (
+                vec![Said { unit: Some(Unit::ContentBytes), ..a(left(4, 7)) }],
+                r#"10 4 7 - "a";q=10;qu="content-bytes";w=60 "a";r=4;t=7"#,
+            ),
+            // Structured fields have fifteen digits; the old ones are written as they are.
+            (
+                vec![a(Outcome { capacity: u64::MAX, remaining: u64::MAX - 1, ..left(0, 7) })],
+                concat!(
+                    "18446744073709551615 18446744073709551614 7 - ",
+                    r#""a";q=999999999999999;w=60 "a";r=999999999999999;t=7"#
+                ),
+            ),
+            (vec![said("a\"\r\nb", &window, left(4, 7))], r#"10 4 7 - "a___b";q=10;w=60 "a___b";r=4;t=7"#),
+        ] {
+            let expected = spelled(expected);
+            check(BOTH, &said, 0, &expected);
+            if let [said] = said[..] {
+                let policy = format!("ratelimit-policy={}", policy_item(&said));
+                assert!(expected.is_empty() || expected.split(' ').any(|line| line == policy), "{policy}");
+            }
+        }
+    }
+
+    /// From values in the order of [`Field::ALL`], with `-` for a field that is missing and no space after a comma.
+    fn spelled(values: &str) -> String {
+        let fields = Field::ALL.iter().zip(values.split(' ')).filter(|(_, value)| !["", "-"].contains(value));
+        let lines: Vec<_> = fields.map(|(field, value)| format!("{}={value}", field.name())).collect();
+        lines.join(" ").replace(',', ", ")
+    }
+
+    #[test]
+    fn a_format_chooses_the_fields_and_never_hides_the_wait() {
+        let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
+        let (told, refused) = (said("a", &window, left(9, 50)), said("a", &window, denied(Some(3_000))));
+        let legacy = Format { draft: false, ..Format::default() };
+        let draft = Format { legacy: false, ..Format::default() };
+        let unix = Format { reset: ResetAs::UnixTime, ..legacy };
+        for (format, now_us, said, expected) in [
+            (Format::none(), 0, told, ""),
+            (Format::none(), 0, refused, "retry-after=3"),
+            (legacy, 0, told, "x-ratelimit-limit=10 x-ratelimit-remaining=9 x-ratelimit-reset=50"),
+            (draft, 0, told, r#"ratelimit-policy="a";q=10;w=60 ratelimit="a";r=9;t=50"#),
+            (draft, 0, refused, r#"retry-after=3 ratelimit-policy="a";q=10;w=60 ratelimit="a";r=0;t=3"#),
+            (
+                unix,
+                1_700_000_000_000_001,
+                told,
+                "x-ratelimit-limit=10 x-ratelimit-remaining=9 x-ratelimit-reset=1700000051",
+            ),
+            (
+                unix,
+                1_700_000_000_000_000,
+                told,
+                "x-ratelimit-limit=10 x-ratelimit-remaining=9 x-ratelimit-reset=1700000050",
+            ),
+            (
+                unix,
+                u64::MAX,
+                told,
+                "x-ratelimit-limit=10 x-ratelimit-remaining=9 x-ratelimit-reset=18446744073710",
+            ),
+        ] {
+            check(format, &[said], now_us, expected);
+        }
+        assert_eq!(Format::default(), BOTH);
+        assert_eq!(Unit::default().name(), "requests");
+    }
+
+    #[test]
+    fn a_list_may_be_long() {
+        let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
+        let names: Vec<String> = (0..30).map(|index| format!("limit-{index:02}{}", "x".repeat(50))).collect();
+        let all: Vec<_> = names.iter().map(|name| said(name, &window, left(9, 50))).collect();
+        let listed = |item: &dyn Fn(&String) -> String| names.iter().map(item).collect::<Vec<_>>().join(", ");
+        let policy = listed(&|name| format!("\"{name}\";q=10;w=60"));
+        let quota = listed(&|name| format!("\"{name}\";r=9;t=50"));
+        let draft = Format { legacy: false, ..BOTH };
+        check(draft, &all, 0, &format!("ratelimit-policy={policy} ratelimit={quota}"));
+    }
+}

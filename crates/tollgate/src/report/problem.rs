@@ -174,3 +174,105 @@ pub(super) fn denying<'a>(said: impl Iterator<Item = Said<'a>>) -> impl Iterator
 pub(super) fn longest_wait<'a>(said: impl Iterator<Item = Said<'a>>) -> Option<Micros> {
     binding(denying(said))?.outcome.retry_after
 }
+
+#[cfg(test)]
+mod tests {
+    use tollgate_kernel::{Limit, Outcome};
+
+    use super::*;
+    use crate::decision::LimitOutcome;
+
+    /// A refusal of a limit of ten, with so many ms to wait.
+    fn denied(wait_ms: Option<u64>) -> Outcome {
+        Outcome { capacity: 10, retry_after: wait_ms.map(Micros::from_millis), ..Outcome::BLOCKED }
+    }
+
+    const ALLOWED: Outcome = Outcome { capacity: 10, remaining: 9, ..Outcome::UNLIMITED };
+
+    #[test]
+    fn the_reason_is_what_all_that_deny_have_in_common() {
+        let (wait, never) = (denied(Some(1)), denied(None));
+        let (store, closed, malformed) = (Source::Store, Source::FallbackClosed, Source::Malformed);
+        for (answers, reason) in [
+            (vec![(ALLOWED, store, false)], None),
+            (vec![(wait, store, true)], None),
+            (vec![(wait, store, false)], Some(Reason::QuotaExceeded)),
+            (vec![(Outcome::BLOCKED, Source::Blocked, false)], Some(Reason::QuotaExceeded)),
+            (vec![(wait, closed, false)], Some(Reason::ReducedCapacity)),
+            (vec![(wait, closed, false), (ALLOWED, store, false)], Some(Reason::ReducedCapacity)),
+            (vec![(wait, closed, false), (wait, store, true)], Some(Reason::ReducedCapacity)),
+            (vec![(wait, closed, false), (wait, store, false)], Some(Reason::QuotaExceeded)),
+            (vec![(never, closed, false)], Some(Reason::QuotaExceeded)),
+            (vec![(wait, Source::FallbackLocal, false)], Some(Reason::QuotaExceeded)),
+            (vec![(Outcome::BLOCKED, malformed, false), (wait, store, false)], Some(Reason::NoPayer)),
+        ] {
+            let limit = |&(outcome, source, shadow)| LimitOutcome { name: "a", outcome, shadow, source };
+            let decision = Decision::new(answers.iter().map(limit).collect());
+            assert_eq!(Reason::of(&decision), reason, "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn a_body_says_who_denies_and_when_to_come_back() {
+        let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
+        let said =
+            |name, outcome| Said { name, limit: Some(&window), cost: 11, outcome, shadow: false, unit: None };
+        let watching = Said { shadow: true, ..said("watching", denied(None)) };
+        let shut = Said { limit: None, ..said("shut", Outcome::BLOCKED) };
+        let no_room = Outcome { retry_after: Some(Micros::from_secs(1)), ..Outcome::BLOCKED };
+        let quota = r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","status":429,"#;
+        let reduced = r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporarily reduced capacity","status":503,"#;
+        let blank = r#"{"type":"about:blank","title":"Too Many Requests","status":429,"#;
+        for (reason, said, head, rest) in [
+            (
+                Reason::QuotaExceeded,
+                vec![said("login", denied(Some(2_500))), said("free", ALLOWED), watching],
+                quota,
+                r#""detail":"login allows 10 per 1m window; retry after 3 s","violated-policies":["login"]}"#,
+            ),
+            (
+                Reason::QuotaExceeded,
+                vec![said("a", denied(Some(0))), said("b", denied(None)), shut],
+                quota,
+                concat!(
+                    r#""detail":"a allows 10 per 1m window; retry after 1 s. "#,
+                    r#"b allows 10 per 1m window; a cost of 11 can never fit. "#,
+                    r#"shut lets nothing through","violated-policies":["a","b","shut"]}"#
+                ),
+            ),
+            (
+                Reason::QuotaExceeded,
+                vec![said("a", no_room)],
+                quota,
+                r#""detail":"a lets nothing through; retry after 1 s","violated-policies":["a"]}"#,
+            ),
+            (
+                Reason::QuotaExceeded,
+                vec![said("a\",\n\\é", denied(Some(1)))],
+                quota,
+                r#""detail":"a_,___ allows 10 per 1m window; retry after 1 s","violated-policies":["a_,___"]}"#,
+            ),
+            (
+                Reason::ReducedCapacity,
+                vec![said("a", denied(Some(100))), said("b", denied(Some(1_100)))],
+                reduced,
+                r#""detail":"the counters cannot be reached at the moment; retry after 2 s","violated-policies":["a","b"]}"#,
+            ),
+            (
+                Reason::ReducedCapacity,
+                vec![],
+                reduced,
+                r#""detail":"the counters cannot be reached at the moment","violated-policies":[]}"#,
+            ),
+            (
+                Reason::NoPayer,
+                vec![said("a", Outcome::BLOCKED)],
+                blank,
+                r#""detail":"the request does not say who pays: its key is missing or malformed","violated-policies":["a"]}"#,
+            ),
+        ] {
+            assert_eq!(body(reason, said.into_iter()), format!("{head}{rest}"));
+            assert!(Reason::ALL.contains(&reason));
+        }
+    }
+}
