@@ -187,7 +187,7 @@ fn limits() -> impl Strategy<Value = Option<Limit>> {
 
 /// Any outcome at all, and more often one of a limit of this capacity.
 fn outcomes() -> impl Strategy<Value = Outcome> {
-    let number = || prop_oneof![0..=20u64, any::<u64>()];
+    let number = || prop_oneof![Just(0u64), 1..=20u64, any::<u64>()];
     let micros = || number().prop_map(Micros::new);
     let any_outcome = (any::<bool>(), number(), number(), proptest::option::of(micros()), micros(), micros())
         .prop_map(|(allowed, capacity, remaining, retry_after, reset_after, delay)| Outcome {

@@ -274,7 +274,8 @@ fn write_policy(line: &mut Line, said: &Said<'_>) {
     // A lease is given back when its holder is done, so its length is no window; what is blocked opens in none.
     let windowed = |limit: &&Limit| limit.strategy() != Strategy::Concurrency && said.outcome.capacity > 0;
     if let Some(limit) = said.limit.filter(windowed) {
-        line.text(";w=").number(limit.window().as_secs_ceil().clamp(1, MAX_INTEGER));
+        // At least 1, because no window is empty, and far from the largest integer.
+        line.text(";w=").number(limit.window().as_secs_ceil());
     }
 }
 
@@ -282,7 +283,7 @@ fn write_policy(line: &mut Line, said: &Said<'_>) {
 fn write_quota(line: &mut Line, said: &Said<'_>) {
     line.text("\"").text(&visible(said.name)).text("\";r=").number(said.outcome.remaining.min(MAX_INTEGER));
     if let Some(more) = said.more_after() {
-        line.text(";t=").number(more.as_secs_ceil().min(MAX_INTEGER));
+        line.text(";t=").number(more.as_secs_ceil());
     }
 }
 
