@@ -2,3 +2,6 @@
 
 mod client;
 mod path;
+
+pub use client::{ClientAddress, canonical};
+pub use ipnet::IpNet;
