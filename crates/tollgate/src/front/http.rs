@@ -5,3 +5,4 @@ mod path;
 
 pub use client::{ClientAddress, canonical};
 pub use ipnet::IpNet;
+pub use path::{BadPath, EncodedSeparators, Params, Templates, decoded, normalized};
