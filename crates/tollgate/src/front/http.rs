@@ -2,3 +2,7 @@
 
 mod client;
 mod path;
+
+pub use client::{ClientAddress, canonical};
+pub use ipnet::IpNet;
+pub use path::{BadPath, EncodedSeparators, Params, Templates, decoded, normalized};

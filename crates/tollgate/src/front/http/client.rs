@@ -1,1 +1,401 @@
 //! Who the client is: the address that pays, safe from what a request claims.
+//!
+//! Anybody can write `X-Forwarded-For`. So headers are believed only where somebody said which proxies stand in front, and
+//! then only as far as those wrote them: from the right, past the proxies, to the first address that is none. What cannot be
+//! read falls back to the peer, which always pays: never to a key that many share by accident, and never to no key at all.
+//!
+//! Addresses are compared as bits, not as text, and IPv4 in the clothes of IPv6 is unmapped before anything is masked:
+//! otherwise all IPv4 clients would be one network of IPv6. `forwarded.rs` reads the one header with a grammar.
+
+mod forwarded;
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::FORWARDED;
+use ipnet::IpNet;
+
+use crate::error::Error;
+
+const X_FORWARDED_FOR: &str = "x-forwarded-for";
+
+/// So many entries of the header are looked at. No honest chain of proxies is as long.
+const MAX_ENTRIES: usize = 32;
+
+/// The longest text of a group: an IPv6 address written out, and its prefix.
+const LONGEST_GROUP: usize = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/127".len();
+
+/// How the client's address is found, and how wide a network counts as one client.
+///
+/// ```
+/// use tollgate::http::ClientAddress;
+///
+/// let clients = ClientAddress::behind(["10.0.0.0/8".parse()?]);
+/// let mut headers = http::HeaderMap::new();
+/// // The client wrote the first entry, the proxy the second.
+/// headers.insert("x-forwarded-for", "192.0.2.1, 203.0.113.7".parse()?);
+///
+/// let client = clients.resolve(Some("10.0.0.1".parse()?), &headers);
+/// assert_eq!(client, Some("203.0.113.7".parse()?));
+///
+/// // A stranger may write what he likes.
+/// let client = clients.resolve(Some("198.51.100.9".parse()?), &headers);
+/// assert_eq!(client, Some("198.51.100.9".parse()?));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ClientAddress {
+    believed: Believed,
+    header: Header,
+    ipv4_prefix: u8,
+    ipv6_prefix: u8,
+}
+
+/// Whose word is taken for where a request comes from.
+#[derive(Clone, Debug)]
+enum Believed {
+    Nobody,
+    /// Canonical, as the addresses are that they are compared with.
+    Networks(Arc<[IpNet]>),
+    Hops(NonZeroUsize),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Header {
+    XForwardedFor,
+    Forwarded,
+}
+
+impl ClientAddress {
+    /// The socket's address, whatever the headers say. This is the default.
+    pub fn peer() -> ClientAddress {
+        ClientAddress::new(Believed::Nobody)
+    }
+
+    /// Behind proxies of these networks: a request from one of them is from whom its `X-Forwarded-For` says, any other from
+    /// its peer.
+    ///
+    /// Name the proxies, not the whole network they stand in: whoever has an address in `proxies` can pose as any client.
+    pub fn behind(proxies: impl IntoIterator<Item = IpNet>) -> ClientAddress {
+        ClientAddress::new(Believed::Networks(proxies.into_iter().map(canonical_network).collect()))
+    }
+
+    /// Behind exactly so many proxies, whatever their addresses: the client is the `n`-th entry from the right, and the peer
+    /// where there are fewer.
+    ///
+    /// Only for services that nobody reaches except through all of them: the peer's address is not looked at.
+    ///
+    /// ```
+    /// use std::num::NonZeroUsize;
+    /// use tollgate::http::ClientAddress;
+    ///
+    /// let clients = ClientAddress::behind_hops(NonZeroUsize::MIN);
+    /// let mut headers = http::HeaderMap::new();
+    /// headers.insert("x-forwarded-for", "192.0.2.1, 203.0.113.7".parse()?);
+    /// assert_eq!(clients.resolve(None, &headers), Some("203.0.113.7".parse()?));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn behind_hops(n: NonZeroUsize) -> ClientAddress {
+        ClientAddress::new(Believed::Hops(n))
+    }
+
+    fn new(believed: Believed) -> ClientAddress {
+        ClientAddress { believed, header: Header::XForwardedFor, ipv4_prefix: 32, ipv6_prefix: 64 }
+    }
+
+    /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
+    ///
+    /// Only one of them is ever read, because a proxy that writes one passes the other on as the client sent it.
+    pub fn forwarded(mut self) -> ClientAddress {
+        self.header = Header::Forwarded;
+        self
+    }
+
+    /// How many bits of an IPv6 address make one client: 32 to 128, and 64 unless said, because whoever has one address has
+    /// the whole /64 to choose from.
+    ///
+    /// ```
+    /// use tollgate::http::ClientAddress;
+    /// let clients = ClientAddress::peer().ipv6_prefix(48)?;
+    /// assert_eq!(clients.group("2001:db8:1:2::3".parse().unwrap()), "2001:db8:1::/48");
+    /// # Ok::<(), tollgate::Error>(())
+    /// ```
+    pub fn ipv6_prefix(mut self, bits: u8) -> Result<ClientAddress, Error> {
+        self.ipv6_prefix = prefix("IPv6", bits, 32, 128)?;
+        Ok(self)
+    }
+
+    /// How many bits of an IPv4 address make one client: 8 to 32, and all 32 unless said.
+    pub fn ipv4_prefix(mut self, bits: u8) -> Result<ClientAddress, Error> {
+        self.ipv4_prefix = prefix("IPv4", bits, 8, 32)?;
+        Ok(self)
+    }
+
+    /// The client's address, [canonical], before it is grouped; `None` if not even the peer is known.
+    pub fn resolve(&self, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<IpAddr> {
+        let peer = peer.map(canonical);
+        let believed = match &self.believed {
+            Believed::Nobody => false,
+            Believed::Networks(proxies) => peer.is_some_and(|peer| is_in(proxies, peer)),
+            Believed::Hops(_) => true,
+        };
+        if believed { self.claimed(headers).or(peer) } else { peer }
+    }
+
+    /// What the header's lines say together, read from the right.
+    fn claimed(&self, headers: &HeaderMap) -> Option<IpAddr> {
+        match self.header {
+            Header::XForwardedFor => {
+                let lines = headers.get_all(X_FORWARDED_FOR).into_iter().rev();
+                self.pick(lines.flat_map(|line| line.as_bytes().rsplit(|&byte| byte == b',')).map(address))
+            }
+            Header::Forwarded => {
+                let lines = headers.get_all(FORWARDED).into_iter().rev();
+                let elements = lines.flat_map(|line| forwarded::elements(line.as_bytes()));
+                self.pick(elements.map(|element| address(&forwarded::node(element)?)))
+            }
+        }
+    }
+
+    /// The client among the entries; `None` stands for one that is no address.
+    fn pick(&self, mut entries: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
+        match &self.believed {
+            Believed::Nobody => None,
+            Believed::Networks(proxies) => past(proxies, entries),
+            Believed::Hops(n) => entries.nth(n.get() - 1).flatten(),
+        }
+    }
+
+    /// The text of the client that pays for this address, to be put in a key.
+    ///
+    /// ```
+    /// use tollgate::http::ClientAddress;
+    /// let clients = ClientAddress::peer();
+    /// assert_eq!(clients.group("203.0.113.7".parse()?), "203.0.113.7");
+    /// assert_eq!(clients.group("::ffff:203.0.113.7".parse()?), "203.0.113.7");
+    /// assert_eq!(clients.group("2001:db8:1:2:3:4:5:6".parse()?), "2001:db8:1:2::/64");
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    pub fn group(&self, address: IpAddr) -> String {
+        let mut text = String::with_capacity(LONGEST_GROUP);
+        // Writing to a string cannot fail.
+        let _ = self.write_group(address, &mut text);
+        text
+    }
+
+    /// Writes [`group`](ClientAddress::group) where there is already room for it.
+    pub fn write_group(&self, address: IpAddr, to: &mut impl fmt::Write) -> fmt::Result {
+        // The prefixes are at least 8 and 32, so no shift is too far.
+        match canonical(address) {
+            IpAddr::V4(address) => {
+                let network = Ipv4Addr::from_bits(address.to_bits() & (u32::MAX << (32 - self.ipv4_prefix)));
+                write_network(to, network, self.ipv4_prefix, 32)
+            }
+            IpAddr::V6(address) => {
+                let network =
+                    Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << (128 - self.ipv6_prefix)));
+                write_network(to, network, self.ipv6_prefix, 128)
+            }
+        }
+    }
+}
+
+/// The peer's address, as [`ClientAddress::peer`].
+impl Default for ClientAddress {
+    fn default() -> ClientAddress {
+        ClientAddress::peer()
+    }
+}
+
+/// The address without its disguise: IPv4 mapped into IPv6 (`::ffff:203.0.113.7`) or translated to it (NAT64,
+/// `64:ff9b::203.0.113.7`) is IPv4. Otherwise all IPv4 clients would share one group of IPv6.
+///
+/// ```
+/// use tollgate::http::canonical;
+/// assert_eq!(canonical("::ffff:cb00:7107".parse()?), canonical("203.0.113.7".parse()?));
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+pub fn canonical(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(six) => match six.segments() {
+            [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => {
+                let [.., a, b, c, d] = six.octets();
+                IpAddr::from([a, b, c, d])
+            }
+            _ => address,
+        },
+    }
+}
+
+/// A network as its canonical addresses see it.
+fn canonical_network(network: IpNet) -> IpNet {
+    match (network, canonical(network.addr())) {
+        // Where the prefix reaches into the disguised part, all of the network is IPv4.
+        (IpNet::V6(six), address @ IpAddr::V4(_)) if six.prefix_len() >= 96 => {
+            IpNet::new(address, six.prefix_len() - 96).unwrap_or(network)
+        }
+        _ => network,
+    }
+}
+
+fn is_in(networks: &[IpNet], address: IpAddr) -> bool {
+    networks.iter().any(|network| network.contains(&address))
+}
+
+/// The first address from the right that is no proxy's; the leftmost if all are. `None` if an entry on the way is no
+/// address, or the way is too long: then nobody knows who wrote what is left of it.
+fn past(proxies: &[IpNet], entries: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
+    let mut leftmost = None;
+    for (seen, entry) in entries.enumerate() {
+        if seen == MAX_ENTRIES {
+            return None;
+        }
+        let address = entry?;
+        leftmost = Some(address);
+        if !is_in(proxies, address) {
+            break;
+        }
+    }
+    leftmost
+}
+
+/// Reads one entry: an address, with or without a port, brackets and a zone. Canonical.
+fn address(entry: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(entry).ok()?.trim_matches([' ', '\t']);
+    let address = if let Some(inside) = text.strip_prefix('[') {
+        let (inside, after) = inside.split_once(']')?;
+        if !after.is_empty() && !after.strip_prefix(':').is_some_and(is_port) {
+            return None;
+        }
+        IpAddr::V6(ipv6(inside)?)
+    } else {
+        match text.split_once(':') {
+            None => IpAddr::V4(text.parse().ok()?),
+            Some((_, rest)) if rest.contains(':') => IpAddr::V6(ipv6(text)?),
+            Some((host, port)) if is_port(port) => IpAddr::V4(host.parse().ok()?),
+            Some(_) => return None,
+        }
+    };
+    Some(canonical(address))
+}
+
+/// An IPv6 address, whose zone (`fe80::1%eth0`) means nothing here: it names an interface of another machine.
+fn ipv6(text: &str) -> Option<Ipv6Addr> {
+    match text.split_once('%') {
+        Some((_, "")) => None,
+        Some((address, _)) => address.parse().ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// A number, or the made-up name that RFC 7239 allows in its place.
+fn is_port(text: &str) -> bool {
+    match text.strip_prefix('_') {
+        Some(name) => {
+            !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        }
+        None => text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok(),
+    }
+}
+
+fn prefix(family: &str, bits: u8, least: u8, most: u8) -> Result<u8, Error> {
+    if (least..=most).contains(&bits) {
+        return Ok(bits);
+    }
+    Err(Error::call(format!("a client cannot be {bits} bits of an {family} address; give {least} to {most}")))
+}
+
+/// A whole address needs no prefix.
+fn write_network(to: &mut impl fmt::Write, network: impl fmt::Display, prefix: u8, whole: u8) -> fmt::Result {
+    if prefix == whole { write!(to, "{network}") } else { write!(to, "{network}/{prefix}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_read_in_every_spelling() {
+        for (entry, expected) in [
+            ("1.2.3.4", Some("1.2.3.4")),
+            (" \t1.2.3.4\t ", Some("1.2.3.4")),
+            ("1.2.3.4:5678", Some("1.2.3.4")),
+            ("1.2.3.4:_port-1", Some("1.2.3.4")),
+            ("2001:db8::1", Some("2001:db8::1")),
+            ("2001:DB8:0:0::1", Some("2001:db8::1")),
+            ("[2001:db8::1]", Some("2001:db8::1")),
+            ("[2001:db8::1]:443", Some("2001:db8::1")),
+            ("fe80::1%eth0", Some("fe80::1")),
+            ("[fe80::1%25eth0]:443", Some("fe80::1")),
+            ("::ffff:1.2.3.4", Some("1.2.3.4")),
+            ("[::ffff:102:304]:80", Some("1.2.3.4")),
+            ("64:ff9b::1.2.3.4", Some("1.2.3.4")),
+            ("::1.2.3.4", Some("::102:304")),
+            ("", None),
+            (" ", None),
+            ("unknown", None),
+            ("_hidden", None),
+            ("localhost", None),
+            ("1.2.3", None),
+            ("1.2.3.4.5", None),
+            ("1.2.3.256", None),
+            ("01.2.3.4", None),
+            ("0x7f.0.0.1", None),
+            ("16909060", None),
+            ("1.2.3.4:", None),
+            ("1.2.3.4:+80", None),
+            ("1.2.3.4:65536", None),
+            ("1.2.3.4:_", None),
+            ("1.2.3.4%eth0", None),
+            ("[1.2.3.4]", None),
+            ("[2001:db8::1", None),
+            ("[2001:db8::1]443", None),
+            ("[2001:db8::1]:", None),
+            ("2001:db8::1]", None),
+            ("fe80::1%", None),
+            ("[]", None),
+            ("\"1.2.3.4\"", None),
+            ("1.2.3.4 5.6.7.8", None),
+            ("\u{661}.2.3.4", None),
+        ] {
+            let expected = expected.map(|text| text.parse().unwrap());
+            assert_eq!(address(entry.as_bytes()), expected, "{entry:?}");
+        }
+        assert_eq!(address(b"1.2.3.4\xff"), None);
+    }
+
+    #[test]
+    fn a_client_is_as_wide_as_was_said() {
+        for (four, six, address, expected) in [
+            (32, 64, "203.0.113.7", Some("203.0.113.7")),
+            (24, 64, "203.0.113.7", Some("203.0.113.0/24")),
+            (8, 64, "::ffff:203.0.113.7", Some("203.0.0.0/8")),
+            (32, 64, "2001:db8:1:2:3:4:5:6", Some("2001:db8:1:2::/64")),
+            (32, 56, "2001:db8:1:2ff:3::", Some("2001:db8:1:200::/56")),
+            (32, 32, "2001:db8:1::", Some("2001:db8::/32")),
+            (32, 128, "2001:db8::1", Some("2001:db8::1")),
+            (7, 64, "203.0.113.7", None),
+            (33, 64, "203.0.113.7", None),
+            (32, 31, "203.0.113.7", None),
+            (32, 129, "203.0.113.7", None),
+        ] {
+            let clients = ClientAddress::peer().ipv4_prefix(four).and_then(|c| c.ipv6_prefix(six));
+            let group = clients.map(|clients| clients.group(address.parse().unwrap()));
+            assert_eq!(group.as_deref().ok(), expected, "{four} {six} {address}");
+        }
+        let error = ClientAddress::peer().ipv6_prefix(129).unwrap_err();
+        assert_eq!(error.to_string(), "a client cannot be 129 bits of an IPv6 address; give 32 to 128");
+    }
+
+    /// A group that outgrew its text would be moved, which is a second allocation on every request.
+    #[test]
+    fn the_longest_group_fits() {
+        let clients = ClientAddress::peer().ipv6_prefix(127).unwrap();
+        let group = clients.group("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap());
+        assert_eq!((group.len(), group.capacity()), (LONGEST_GROUP, LONGEST_GROUP));
+    }
+}
