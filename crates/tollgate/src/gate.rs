@@ -6,7 +6,6 @@
 //! everything is.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,7 @@ use crate::error::Error;
 use crate::fallback::share_of;
 use crate::key::{Key, KeyError};
 use crate::policy::{Allowance, Fallback, Policy, Rule, Slice};
+use crate::quiet::Quiet;
 use crate::remote::Remote;
 use crate::report::{Event, Observer, Source, Trouble};
 use crate::wait::Queues;
@@ -407,21 +407,12 @@ impl Told {
 
 /// Warns of malformed keys, at most once a second, with how many there were. The key itself is never shown.
 #[derive(Default)]
-pub(crate) struct MalformedLog {
-    unreported: AtomicU64,
-    /// When the last warning was given, in µs.
-    last: AtomicU64,
-}
+pub(crate) struct MalformedLog(Quiet);
 
 impl MalformedLog {
     #[cold]
     pub(crate) fn warn(&self, limiter: &str, error: &KeyError) {
-        self.unreported.fetch_add(1, Ordering::Relaxed);
-        let now = Clock::system().now().get();
-        let last = self.last.load(Ordering::Relaxed);
-        let is_due = now.saturating_sub(last) >= 1_000_000;
-        if is_due && self.last.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            let count = self.unreported.swap(0, Ordering::Relaxed);
+        if let Some(count) = self.0.count() {
             tracing::warn!(limiter, count, "denied a malformed key: {error}");
         }
     }

@@ -109,6 +109,35 @@ impl<'a> Key<'a> {
         Ok(Key { canonical: [encode(namespace), encode(key), encode(version)].join(":").into() })
     }
 
+    /// From a prefix as [`Key::prefix`] makes it and a raw key: one allocation, for whoever makes a key of every request.
+    #[cfg(feature = "http")]
+    pub(crate) fn after_prefix(prefix: &str, raw: &str) -> Result<Key<'static>, KeyError> {
+        check_raw(Part::Key, raw)?;
+        let mut canonical = String::with_capacity(prefix.len() + raw.len() + 16);
+        canonical.push_str(prefix);
+        let mut rest = raw;
+        while let Some(at) = rest.find(['%', ':']) {
+            canonical.push_str(&rest[..at]);
+            canonical.push_str(if rest.as_bytes()[at] == b'%' { "%25" } else { "%3A" });
+            rest = &rest[at + 1..];
+        }
+        canonical.push_str(rest);
+        Ok(Key { canonical: canonical.into() })
+    }
+
+    /// The same key, borrowed.
+    #[cfg(feature = "http")]
+    pub(crate) fn borrowed(&self) -> Key<'_> {
+        Key { canonical: Cow::Borrowed(&self.canonical) }
+    }
+
+    /// What stands before the keys of a namespace in their canonical text.
+    #[cfg(feature = "http")]
+    pub(crate) fn prefix(namespace: &str) -> Result<String, KeyError> {
+        check_raw(Part::Namespace, namespace)?;
+        Ok(if namespace == DEFAULT { String::new() } else { encode(namespace) + ":" })
+    }
+
     /// The one text of this key: encoded, without `default:` where there is no version. Equal keys have equal canonical text.
     #[inline]
     pub fn canonical(&self) -> &str {
@@ -435,6 +464,21 @@ mod tests {
     /// Whether parsing took the text as it stands.
     fn is_borrowed(key: &Key<'_>) -> bool {
         matches!(key.canonical, Cow::Borrowed(_))
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn a_prefix_and_a_raw_key_make_the_same_key() {
+        for (namespace, raw) in
+            [("user", "42"), ("default", "42"), ("ip", "2001:db8::1"), ("100%", "%:%3A::"), ("a:b", "ü%")]
+        {
+            let made = Key::after_prefix(&Key::prefix(namespace).unwrap(), raw).unwrap();
+            assert_eq!(made, Key::new(namespace, raw).unwrap(), "{namespace} {raw}");
+        }
+        assert!(Key::prefix("").is_err() && Key::prefix("a\n").is_err());
+        for raw in ["", "a\0", &"x".repeat(1025)] {
+            assert_eq!(Key::after_prefix("user:", raw).err(), Key::new("user", raw).err(), "{raw:?}");
+        }
     }
 
     #[test]

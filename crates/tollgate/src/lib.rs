@@ -55,6 +55,7 @@ mod limiter;
 #[cfg(feature = "config")]
 mod open;
 pub mod policy;
+mod quiet;
 mod registry;
 mod remote;
 mod report;

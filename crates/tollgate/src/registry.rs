@@ -256,22 +256,39 @@ impl Tollgate {
     ) -> Result<Decision<'_>, Error> {
         let started = self.gate.started();
         let resolved = self.resolve(asks)?;
-        let is_denied = gate::is_denied_outright(&resolved);
+        self.decide_resolved(operation, &resolved, hold, started).await
+    }
+
+    /// The same for asks that are looked up already.
+    pub(crate) async fn decide_resolved<'a>(
+        &self,
+        operation: &'static str,
+        resolved: &[Resolved<'a, '_>],
+        hold: Option<Hold>,
+        started: Option<Instant>,
+    ) -> Result<Decision<'a>, Error> {
+        let is_denied = gate::is_denied_outright(resolved);
         match &self.gate.backend {
             Backend::Memory(store) => {
-                let items = gate::memory_items(&resolved);
+                let items = gate::memory_items(resolved);
                 let counted =
                     if is_denied { store.peek_all(&items) } else { store.charge_all(&items, hold)? };
-                Ok(limiter::told(&self.gate, operation, &resolved, &counted, started))
+                Ok(limiter::told(&self.gate, operation, resolved, &counted, started))
             }
             Backend::Remote(remote) => {
                 let answered = match is_denied {
-                    true => Box::pin(remote.peek(&resolved)).await?,
-                    false => remote.charge(&resolved, hold).await?,
+                    true => Box::pin(remote.peek(resolved)).await?,
+                    false => remote.charge(resolved, hold).await?,
                 };
-                Ok(self.told(operation, &resolved, answered, started))
+                Ok(self.told(operation, resolved, answered, started))
             }
         }
+    }
+
+    /// Whether the counters are in this process, so that every call is ready at once.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_in_process(&self) -> bool {
+        matches!(self.gate.backend, Backend::Memory(_))
     }
 
     /// Notes what a store elsewhere, or whoever stood in for it, has answered.

@@ -72,8 +72,13 @@ impl Reservation {
     /// Corrects the charge under each named limit; under the others it stays as reserved. A limit of the charge that took
     /// nothing (it is unlimited, or only watches and would have refused) has nothing to correct.
     pub fn settle_each(&self, actuals: &[(&str, u64)]) -> Result<Settled, Error> {
+        self.apply(&self.each(actuals))
+    }
+
+    /// The settlement that corrects each named limit, as far as it was charged.
+    pub(crate) fn each(&self, actuals: &[(&str, u64)]) -> Settlement {
         let charged = actuals.iter().filter(|(name, _)| self.uncharged.iter().all(|other| other != name));
-        self.apply(&Settlement::Each(charged.map(|&(name, actual)| (name.to_owned(), actual)).collect()))
+        Settlement::Each(charged.map(|&(name, actual)| (name.to_owned(), actual)).collect())
     }
 
     /// Gives all of it back.

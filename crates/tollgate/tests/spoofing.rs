@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
-use tollgate::http::{BadPath, ClientAddress, EncodedSeparators, IpNet, Templates, canonical, normalized};
+use tollgate::http::{BadPath, ClientAddress, EncodedSeparators, IpNet, canonical, normalized};
 
 /// A proxy of ours, and a stranger's machine.
 const PROXY: &str = "10.0.0.1";
@@ -277,9 +277,11 @@ fn a_long_header_is_no_way_around() {
 
 /// What a path is to the rules `/login` (0), `/users/{id}` (1) and `/` (2): its rule, no rule, or why it has no spelling.
 fn check_path(raw: &str, expected: Result<Option<usize>, BadPath>) {
-    let rules = Templates::new([("/login", 0), ("/users/{id}", 1), ("/", 2)]).unwrap();
-    let found = normalized(raw, EncodedSeparators::default())
-        .map(|path| rules.find(&path).and_then(|(rules, _)| rules.first().copied()));
+    let rule = |path: &str| match path.strip_prefix("/users/") {
+        Some(id) if !id.is_empty() && !id.contains('/') => Some(1),
+        _ => ["/login", "", "/"].iter().position(|rule| *rule == path),
+    };
+    let found = normalized(raw, EncodedSeparators::default()).map(|path| rule(&path));
     assert_eq!(found, expected, "{raw:?}");
 }
 

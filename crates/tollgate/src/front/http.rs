@@ -1,8 +1,38 @@
 //! HTTP: a tower layer that stands before a service.
+//!
+//! The walk of a request: which tolls are on its way (`route.rs`), who pays each (`payer.rs`, `client.rs` for addresses) and how
+//! much (`toll.rs`); all of it charged at once (`charge.rs`); then it is refused (`refusal.rs`), held back or let through
+//! (`service.rs`, `future.rs`); and when its answer is there, what was reserved is settled (`after.rs`, `body.rs`) and the caller
+//! is told how it stands (`marks.rs`).
+//!
+//! This room translates. It counts nothing, and what it tells of a decision is rendered in `report/`, where the other faces
+//! find it too. Where the store is the memory of this process nothing here waits or is boxed; a store elsewhere is one boxed
+//! future.
 
+mod after;
+mod body;
+mod charge;
 mod client;
+mod future;
+mod head;
+mod layer;
+mod marks;
 mod path;
+mod payer;
+mod refusal;
+mod route;
+mod service;
+mod toll;
 
+pub use body::LimitedBody;
 pub use client::{ClientAddress, canonical};
+pub use future::LimitFuture;
+pub use head::{Head, PeerAddress};
 pub use ipnet::IpNet;
-pub use path::{BadPath, EncodedSeparators, Params, Templates, decoded, normalized};
+pub use layer::{LimitLayer, LimitLayerBuilder};
+pub use path::{BadPath, EncodedSeparators, decoded, normalized};
+pub use payer::{Missing, Payer};
+pub use refusal::Refusal;
+pub use route::Route;
+pub use service::LimitService;
+pub use toll::{Answer, Toll};

@@ -47,6 +47,15 @@ impl Said<'_> {
         !self.shadow && !self.outcome.allowed
     }
 
+    /// As the limit stands where another has denied the charge, and this one would have taken it.
+    fn uncharged(mut self) -> Self {
+        if self.outcome.allowed {
+            let standing = self.outcome.remaining.saturating_add(self.cost);
+            self.outcome.remaining = standing.min(self.outcome.capacity);
+        }
+        self
+    }
+
     /// How long until more may be charged than now.
     fn more_after(&self) -> Option<Micros> {
         match self.limit.filter(|_| self.outcome.capacity > 0) {
@@ -200,6 +209,7 @@ pub fn render<'a>(
 ) {
     let told = said.filter(Said::is_told);
     let Some(bound) = binding(told.clone()) else { return };
+    let told = told.map(|limit| if bound.denies() { limit.uncharged() } else { limit });
     let mut line = Line::new();
     if format.legacy {
         let reset = match format.reset {
@@ -346,8 +356,9 @@ mod tests {
                 r#"10 3 50 - "a";q=10;w=60,"b";q=10;w=60 "a";r=3;t=50,"b";r=3;t=40"#,
             ),
             (
-                vec![a(denied(Some(1))), b(left(0, 40))],
-                r#"10 0 9 1 "a";q=10;w=60,"b";q=10;w=60 "a";r=0;t=1,"b";r=0;t=40"#,
+                // The other would have taken it, and has not been charged.
+                vec![a(denied(Some(1))), b(left(0, 40)), Said { cost: 4, ..b(left(8, 30)) }],
+                r#"10 0 9 1 "a";q=10;w=60,"b";q=10;w=60,"b";q=10;w=60 "a";r=0;t=1,"b";r=1;t=40,"b";r=10;t=30"#,
             ),
             (
                 vec![a(denied(Some(2_000))), b(denied(Some(2_001)))],

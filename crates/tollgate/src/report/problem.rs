@@ -171,7 +171,7 @@ pub(super) fn denying<'a>(said: impl Iterator<Item = Said<'a>>) -> impl Iterator
 }
 
 /// How long to wait before all limits that deny now admit the charge; `None` if one of them never does.
-pub(super) fn longest_wait<'a>(said: impl Iterator<Item = Said<'a>>) -> Option<Micros> {
+pub(crate) fn longest_wait<'a>(said: impl Iterator<Item = Said<'a>>) -> Option<Micros> {
     binding(denying(said))?.outcome.retry_after
 }
 

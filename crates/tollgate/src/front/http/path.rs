@@ -6,15 +6,11 @@
 //! a separator by some servers and for data by others; nobody can say which path that is, so it is refused unless
 //! [`EncodedSeparators::Keep`] says that it is data.
 //!
-//! Neither case nor Unicode is folded, and a slash at the end counts: routers tell such paths apart. `template.rs` finds the
-//! rules of a path.
-
-pub(crate) mod template;
+//! Neither case nor Unicode is folded, and a slash at the end counts: routers tell such paths apart. What a rule makes of that is
+//! decided in `route.rs`.
 
 use std::borrow::Cow;
 use std::fmt;
-
-pub use template::{Params, Templates};
 
 /// What an encoded slash (`%2F`), an encoded backslash (`%5C`) and a plain backslash are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,0 +1,172 @@
+//! The walk of one request through the layer: asked about, perhaps held back, answered inside, settled.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tollgate_kernel::Micros;
+use tower_service::Service;
+
+use super::after::After;
+use super::body::LimitedBody;
+use super::charge::{self, Verdict};
+use super::marks::Marks;
+use super::toll::Answer;
+
+/// What is waited for where the store is elsewhere: boxed, as the store's own future is.
+type Asked = Pin<Box<dyn Future<Output = Verdict> + Send>>;
+
+type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+pin_project! {
+    /// The answer to come of a [`LimitService`](super::LimitService).
+    pub struct LimitFuture<S, B>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, B, S::Future, S::Response>,
+    }
+}
+
+pin_project! {
+    #[project = Now]
+    #[project_replace = Was]
+    enum State<S, B, F, R> {
+        /// The store is asked.
+        Asking { asked: Asked, waiting: Option<Waiting<S, B>> },
+        /// A leaky bucket holds it back.
+        Delayed { sleep: Pin<Box<tokio::time::Sleep>>, waiting: Option<Waiting<S, B>>, on: Option<OnAnswer> },
+        /// The service inside has it.
+        Inside { #[pin] answer: F, on: Option<OnAnswer> },
+        /// It is answered, and what it cost is corrected.
+        Settling { settling: Settling, answer: Option<R>, marks: Option<Marks> },
+        /// It never came inside.
+        Stopped { answer: Option<Response<Bytes>> },
+    }
+}
+
+/// A service that is ready, and the request that it will get.
+struct Waiting<S, B> {
+    service: S,
+    request: Request<B>,
+}
+
+/// What is done once the answer is there.
+struct OnAnswer {
+    marks: Marks,
+    after: Option<Box<After>>,
+}
+
+impl<S, B> LimitFuture<S, B>
+where
+    S: Service<Request<B>>,
+{
+    fn new(state: State<S, B, S::Future, S::Response>) -> Self {
+        LimitFuture { state }
+    }
+
+    pub(super) fn asking(asked: Asked, service: S, request: Request<B>) -> Self {
+        LimitFuture::new(State::Asking { asked, waiting: Some(Waiting { service, request }) })
+    }
+
+    pub(super) fn delayed(
+        delay: Micros,
+        service: S,
+        request: Request<B>,
+        marks: Marks,
+        after: Option<Box<After>>,
+    ) -> Self {
+        let waiting = Some(Waiting { service, request });
+        LimitFuture::new(State::Delayed { sleep: sleep(delay), waiting, on: Some(OnAnswer { marks, after }) })
+    }
+
+    pub(super) fn inside(answer: S::Future, marks: Marks, after: Option<Box<After>>) -> Self {
+        LimitFuture::new(State::Inside { answer, on: Some(OnAnswer { marks, after }) })
+    }
+
+    pub(super) fn stopped(answer: Response<Bytes>) -> Self {
+        LimitFuture::new(State::Stopped { answer: Some(answer) })
+    }
+}
+
+fn sleep(delay: Micros) -> Pin<Box<tokio::time::Sleep>> {
+    Box::pin(tokio::time::sleep(std::time::Duration::from_micros(delay.get())))
+}
+
+impl<S, B, R> Future for LimitFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    R: http_body::Body,
+    R::Data: From<Bytes>,
+{
+    type Output = Result<Response<LimitedBody<R>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                Now::Asking { asked, waiting } => {
+                    let verdict = ready!(asked.as_mut().poll(context));
+                    match (verdict, waiting.take()) {
+                        (Verdict::Stop(answer), _) => State::Stopped { answer: Some(answer) },
+                        (Verdict::Pass { delay, marks, after }, Some(mut waiting)) => {
+                            let on = Some(OnAnswer { marks, after });
+                            if delay.get() == 0 {
+                                State::Inside { answer: waiting.service.call(waiting.request), on }
+                            } else {
+                                State::Delayed { sleep: sleep(delay), waiting: Some(waiting), on }
+                            }
+                        }
+                        (_, None) => panic!("{POLLED_AGAIN}"),
+                    }
+                }
+                Now::Delayed { sleep, waiting, on } => {
+                    ready!(sleep.as_mut().poll(context));
+                    let mut waiting = waiting.take().expect(POLLED_AGAIN);
+                    State::Inside { answer: waiting.service.call(waiting.request), on: on.take() }
+                }
+                Now::Inside { answer, on } => {
+                    let answer = ready!(answer.poll(context))?;
+                    let OnAnswer { marks, after } = on.take().expect(POLLED_AGAIN);
+                    let Some(mut after) = after else { return Poll::Ready(Ok(passed(answer, marks, None))) };
+                    let head = Answer {
+                        status: answer.status(),
+                        headers: answer.headers(),
+                        extensions: answer.extensions(),
+                    };
+                    let Some(settling) = after.answered(&head) else {
+                        return Poll::Ready(Ok(passed(answer, marks, Some(after))));
+                    };
+                    if after.is_in_process() {
+                        charge::at_once(settling);
+                        return Poll::Ready(Ok(passed(answer, marks, None)));
+                    }
+                    State::Settling { settling: Box::pin(settling), answer: Some(answer), marks: Some(marks) }
+                }
+                Now::Settling { settling, answer, marks } => {
+                    ready!(settling.as_mut().poll(context));
+                    let answer = answer.take().expect(POLLED_AGAIN);
+                    return Poll::Ready(Ok(passed(answer, marks.take().unwrap_or_default(), None)));
+                }
+                Now::Stopped { answer } => {
+                    let answer = answer.take().expect(POLLED_AGAIN);
+                    return Poll::Ready(Ok(answer.map(LimitedBody::own)));
+                }
+            };
+            state.set(next);
+        }
+    }
+}
+
+/// The one mistake that a future cannot answer.
+const POLLED_AGAIN: &str = "a future is not polled again after it was ready";
+
+/// The answer of the service inside, with the fields that tell the caller how it stands.
+fn passed<R>(mut answer: Response<R>, marks: Marks, after: Option<Box<After>>) -> Response<LimitedBody<R>> {
+    marks.write(answer.headers_mut());
+    answer.map(|body| LimitedBody::passed(body, after))
+}

@@ -1,0 +1,90 @@
+//! The service: charges a request before the one inside sees it.
+
+use std::mem;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tower_service::Service;
+
+use super::body::LimitedBody;
+use super::charge::{self, Verdict};
+use super::future::LimitFuture;
+use super::layer::Inner;
+use super::marks::Marks;
+use super::refusal::{self, Protocol, Refusal};
+
+/// A service with limits before it, made by a [`LimitLayer`](super::LimitLayer).
+#[derive(Clone)]
+pub struct LimitService<S> {
+    service: S,
+    inner: Arc<Inner>,
+}
+
+impl<S> LimitService<S> {
+    pub(super) fn new(service: S, inner: Arc<Inner>) -> LimitService<S> {
+        LimitService { service, inner }
+    }
+}
+
+impl<S: std::fmt::Debug> std::fmt::Debug for LimitService<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LimitService").field("service", &self.service).finish_non_exhaustive()
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for LimitService<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone,
+    R: http_body::Body,
+    R::Data: From<Bytes>,
+{
+    type Response = Response<LimitedBody<R>>;
+    type Error = S::Error;
+    type Future = LimitFuture<S, B>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> LimitFuture<S, B> {
+        let dues = match charge::dues(&self.inner, &request) {
+            Ok(dues) if dues.is_empty() => return self.go(Verdict::free(), request),
+            Ok(dues) => dues,
+            Err(error) => return LimitFuture::stopped(refusal::bad_path(&error)),
+        };
+        let protocol = Protocol::of(&request);
+        if self.inner.gate.is_in_process() {
+            let verdict = charge::at_once(charge::decide(&self.inner, &dues, protocol));
+            let undecided = || Verdict::Stop(Refusal::undecided(protocol).answer(None, Marks::default()));
+            return self.go(verdict.unwrap_or_else(undecided), request);
+        }
+        let inner = self.inner.clone();
+        let asked = Box::pin(async move { charge::decide(&inner, &dues, protocol).await });
+        LimitFuture::asking(asked, self.ready_service(), request)
+    }
+}
+
+impl<S: Clone> LimitService<S> {
+    /// The service that was found ready; the next call gets a clone.
+    fn ready_service(&mut self) -> S {
+        let clone = self.service.clone();
+        mem::replace(&mut self.service, clone)
+    }
+
+    fn go<B, R>(&mut self, verdict: Verdict, request: Request<B>) -> LimitFuture<S, B>
+    where
+        S: Service<Request<B>, Response = Response<R>>,
+    {
+        match verdict {
+            Verdict::Stop(answer) => LimitFuture::stopped(answer),
+            Verdict::Pass { delay, marks, after } if delay.get() == 0 => {
+                LimitFuture::inside(self.service.call(request), marks, after)
+            }
+            Verdict::Pass { delay, marks, after } => {
+                LimitFuture::delayed(delay, self.ready_service(), request, marks, after)
+            }
+        }
+    }
+}

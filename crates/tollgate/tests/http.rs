@@ -1,0 +1,20 @@
+//! The tower layer, called without a network: what is charged to whom, what is answered, and what is corrected afterwards.
+//!
+//! Everything runs twice where the store could matter: on the memory of this process, where all is decided at once, and on a
+//! store that is asked, where it is not.
+
+#[path = "http/scene.rs"]
+mod scene;
+
+#[path = "http/after.rs"]
+mod after;
+#[path = "http/answers.rs"]
+mod answers;
+#[path = "http/building.rs"]
+mod building;
+#[path = "http/delay.rs"]
+mod delay;
+#[path = "http/payers.rs"]
+mod payers;
+#[path = "http/routes.rs"]
+mod routes;

@@ -1,0 +1,175 @@
+//! What is corrected once the answer is known: by its status, by a header, by its bytes; and leases, which end with it.
+
+use http_body_util::BodyExt;
+use tollgate::http::{Payer, Route, Toll};
+use tollgate::{Limit, Micros};
+
+use crate::scene::{BOTH, On, ask, gate, get, head_of, post, serve, statuses, used, window};
+
+/// Lets tasks that were started behind a caller's back finish.
+async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn only_what_the_answer_says_counts() {
+    for on in BOTH {
+        let (gate, _) = gate(on, |gate| gate.limit("logins", window(3)));
+        let (service, inside) = serve(&gate, |layer| {
+            let logins = Toll::new("logins", Payer::client()).only_if(|answer| answer.status() == 401);
+            layer.toll(Route::post("/login"), logins)
+        });
+        let right = || post("/login");
+        let wrong = || post("/login").with("want-status", "401");
+        assert_eq!(
+            statuses(&service, [right(), right(), right(), right(), right()]).await,
+            [200; 5],
+            "{on:?}"
+        );
+        assert_eq!(used(&gate, "logins", "ip:192.0.2.1").await, 0, "{on:?}");
+        assert_eq!(statuses(&service, [wrong(), right(), wrong(), right(), wrong()]).await[4], 401, "{on:?}");
+        // Three failures: now not even the right password is tried.
+        assert_eq!(statuses(&service, [wrong(), right()]).await, [429, 429], "{on:?}");
+        assert_eq!(inside.calls.load(std::sync::atomic::Ordering::Relaxed), 10, "{on:?}");
+    }
+}
+
+#[tokio::test]
+async fn many_at_once_cannot_all_pass_before_the_first_is_answered() {
+    for on in BOTH {
+        let (gate, _) = gate(on, |gate| gate.limit("logins", window(3)));
+        let (service, inside) = serve(&gate, |layer| {
+            let logins = Toll::new("logins", Payer::client()).only_if(|answer| answer.status() == 401);
+            layer.toll(Route::any(), logins)
+        });
+        let guesses = (0..50).map(|_| {
+            let service = service.clone();
+            tokio::spawn(async move { ask(&service, post("/login").with("want-status", "401")).await.status })
+        });
+        let mut tried = 0;
+        for guess in guesses.collect::<Vec<_>>() {
+            tried += usize::from(guess.await.expect("a task") == 401);
+        }
+        assert_eq!((tried, inside.calls.load(std::sync::atomic::Ordering::Relaxed)), (3, 3), "{on:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_header_of_the_answer_says_what_it_cost() {
+    for on in BOTH {
+        let (gate, _) = gate(on, |gate| gate.limit("units", window(100)).limit("requests", window(100)));
+        let (service, _) = serve(&gate, |layer| {
+            let units = Toll::new("units", Payer::client()).cost(10);
+            let name = http::HeaderName::from_static("x-cost");
+            layer
+                .toll(Route::any(), units.settled_by_header(name))
+                .toll(Route::any(), Toll::new("requests", Payer::client()))
+        });
+        let costing = |cost: &str| get("/").with("want-cost", cost);
+        for (asked, total) in
+            [(costing("3"), 3), (costing("25"), 28), (get("/"), 38), (costing("0"), 38), (costing("70"), 100)]
+        {
+            assert_eq!(ask(&service, asked).await.status, 200, "{on:?}");
+            assert_eq!(used(&gate, "units", "ip:192.0.2.1").await, total, "{on:?}");
+        }
+        // It was more than there was: what is over is a debt, and nobody passes until the window ends.
+        assert_eq!(ask(&service, get("/")).await.status, 429, "{on:?}");
+        assert_eq!(used(&gate, "requests", "ip:192.0.2.1").await, 5, "{on:?}");
+    }
+}
+
+#[tokio::test]
+async fn bytes_are_charged_as_they_are_handed_on() {
+    for on in BOTH {
+        let (gate, _) = gate(on, |gate| gate.limit("bytes", window(10_000)));
+        let (service, _) = serve(&gate, |layer| {
+            layer.toll(Route::any(), Toll::new("bytes", Payer::client()).cost(1_000).by_bytes_sent())
+        });
+        let answer = ask(&service, get("/").with("want-bytes", "4321")).await;
+        assert_eq!(answer.field("ratelimit-policy"), "\"bytes\";q=10000;qu=\"content-bytes\";w=60");
+        settle().await;
+        assert_eq!(used(&gate, "bytes", "ip:192.0.2.1").await, 4_321, "{on:?}");
+        // Nobody reads the body: nothing was handed on.
+        drop(head_of(&service, get("/").with("want-bytes", "999")).await);
+        settle().await;
+        assert_eq!(used(&gate, "bytes", "ip:192.0.2.1").await, 4_321, "{on:?}");
+        // Nobody waits for the answer: what was set aside stays.
+        let given_up = head_of(&service, get("/").with("want-nothing", ""));
+        assert!(tokio::time::timeout(std::time::Duration::from_millis(5), given_up).await.is_err());
+        settle().await;
+        assert_eq!(used(&gate, "bytes", "ip:192.0.2.1").await, 5_321, "{on:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_lease_lasts_until_the_body_is_out() {
+    for on in BOTH {
+        let at_once = Limit::concurrency(2, Micros::from_secs(60)).expect("a limit");
+        let (gate, _) = gate(on, |gate| gate.limit("at-once", at_once));
+        let (service, _) =
+            serve(&gate, |layer| layer.toll(Route::any(), Toll::new("at-once", Payer::client())));
+        let first = head_of(&service, get("/")).await;
+        let second = head_of(&service, get("/")).await;
+        let third = ask(&service, get("/")).await;
+        assert_eq!(third.status, 429, "{on:?}");
+        assert_eq!(third.field("ratelimit-policy"), "\"at-once\";q=2;qu=\"concurrent-requests\"");
+        first.into_body().collect().await.expect("a body");
+        settle().await;
+        assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
+        settle().await;
+        drop(second);
+        settle().await;
+        assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0, "{on:?}");
+        // One that goes away before its answer gives its lease back too.
+        let given_up = head_of(&service, get("/").with("want-nothing", ""));
+        assert!(tokio::time::timeout(std::time::Duration::from_millis(5), given_up).await.is_err());
+        settle().await;
+        assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0, "{on:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_only_the_body_knows_keeps_the_rest_waiting_and_all_is_settled_once() {
+    for on in BOTH {
+        let at_once = Limit::concurrency(1, Micros::from_secs(60)).expect("a limit");
+        let (gate, _) = gate(on, |gate| gate.limit("at-once", at_once).limit("failures", window(9)));
+        let (service, _) = serve(&gate, |layer| {
+            let failures = Toll::new("failures", Payer::client()).cost(2);
+            layer
+                .toll(Route::any(), Toll::new("at-once", Payer::client()))
+                .toll(Route::any(), failures.only_if(|answer| answer.status().is_server_error()))
+        });
+        let answer = head_of(&service, get("/")).await;
+        settle().await;
+        assert_eq!(used(&gate, "failures", "ip:192.0.2.1").await, 2, "{on:?}: not yet");
+        drop(answer);
+        settle().await;
+        assert_eq!(used(&gate, "failures", "ip:192.0.2.1").await, 0, "{on:?}");
+        assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0, "{on:?}");
+        assert_eq!(ask(&service, get("/").with("want-status", "500")).await.status, 500);
+        settle().await;
+        assert_eq!(used(&gate, "failures", "ip:192.0.2.1").await, 2, "{on:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_cost_is_what_the_request_asks_for() {
+    let (gate, _) = gate(On::Memory, |gate| gate.limit("units", window(10)));
+    let (service, _) = serve(&gate, |layer| {
+        let cost =
+            |head: &tollgate::http::Head<'_>| head.header("units").map_or(1, |n| n.parse().unwrap_or(1));
+        layer.toll(Route::any(), Toll::new("units", Payer::client()).cost_by(cost))
+    });
+    let costing = |cost: &str| get("/").with("units", cost);
+    assert_eq!(ask(&service, costing("7")).await.field("x-ratelimit-remaining"), "3");
+    // What costs nothing is not asked about.
+    let free = ask(&service, costing("0")).await;
+    assert_eq!((free.status, free.field("x-ratelimit-remaining")), (200, ""));
+    let denied = ask(&service, costing("4")).await;
+    assert_eq!((denied.status, denied.field("retry-after")), (429, "60"));
+    let never = ask(&service, costing("11")).await;
+    assert_eq!((never.status, never.field("retry-after")), (429, ""));
+    assert_eq!(ask(&service, costing("3")).await.field("x-ratelimit-remaining"), "0");
+}
