@@ -75,7 +75,7 @@ fn whoever_gives_up_frees_their_place_at_once_and_is_charged_nothing() {
     crowd.leave(front);
     assert_eq!(crowd.run_to_see_who_is_done(), [second], "the clock has not moved");
     crowd.leave(middle);
-    assert_eq!(crowd.run_to_see_who_is_done(), []);
+    assert_eq!(crowd.run_to_see_who_is_done(), [0_usize; 0]);
     assert_eq!(seconds(&hands, &mut crowd, 5), [(1, last)]);
     assert_eq!(limiter.status("a").remaining, 4, "two units were charged in six seconds");
 }
