@@ -197,6 +197,16 @@ pub trait Store: Send + Sync + 'static {
 
     /// Forgets what a key was charged under a limit; false when nothing was remembered.
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool>;
+
+    /// What kind of store this is, for metrics, logs and traces: one short word that never changes.
+    fn mode(&self) -> &'static str {
+        "custom"
+    }
+
+    /// How often what was counted may have been lost, as far as the store notices such things.
+    fn losses_possible(&self) -> u64 {
+        0
+    }
 }
 
 #[cfg(test)]

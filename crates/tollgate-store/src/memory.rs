@@ -8,6 +8,7 @@ mod budget;
 mod cell;
 mod charge;
 mod chunks;
+mod contention;
 mod fingerprint;
 mod holds;
 mod ledger;
@@ -27,6 +28,7 @@ use tollgate_kernel::{Algorithm, Bucket, Cost, Limit, Micros, Outcome};
 
 use self::budget::Budget;
 use self::cell::{InThreeWords, KeptCell, OneWord, PlainCell, ThreeWords};
+use self::contention::Contention;
 use self::fingerprint::Seeds;
 use self::holds::Holds;
 use self::ledger::Ledger;
@@ -87,6 +89,7 @@ struct Inner {
     start: Micros,
     seeds: Seeds,
     budget: Arc<Budget>,
+    contention: Arc<Contention>,
     tables: Mutex<Tables>,
     holds: Holds,
 }
@@ -131,6 +134,7 @@ impl MemoryStore {
             clock: options.clock,
             seeds: Seeds::random(),
             budget: Arc::new(Budget::new(options.max_keys, options.when_full)),
+            contention: Arc::default(),
             tables: Mutex::default(),
             holds: Holds::default(),
         });
@@ -172,6 +176,11 @@ impl MemoryStore {
     /// How much of `max_keys` is used: keys, log entries, leases and reservations.
     pub fn used(&self) -> usize {
         self.inner.budget.used()
+    }
+
+    /// How often a charge found counters locked or changed under it, and had to wait or to look again.
+    pub fn contention(&self) -> u64 {
+        self.inner.contention.count()
     }
 
     /// Forgets every key that is as good as new and every reservation whose time has run out. Returns how many.
@@ -340,7 +349,7 @@ impl Inner {
     }
 
     fn table<C: cell::Cell<W>, const W: usize, const S: usize>(&self, cell: C) -> Table<C, W, S> {
-        Table::new(cell, self.budget.clone())
+        Table::new(cell, self.budget.clone(), self.contention.clone())
     }
 }
 
@@ -360,6 +369,10 @@ impl Store for MemoryStore {
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         Box::pin(async move { Ok(self.open(limit).forget(key)) })
+    }
+
+    fn mode(&self) -> &'static str {
+        "memory"
     }
 }
 

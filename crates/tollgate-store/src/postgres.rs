@@ -459,4 +459,12 @@ impl Store for PostgresStore {
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         Box::pin(self.forget_key(limit, key))
     }
+
+    fn mode(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn losses_possible(&self) -> u64 {
+        PostgresStore::losses_possible(self)
+    }
 }

@@ -334,6 +334,14 @@ impl Store for RedisStore {
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         Box::pin(self.forget_one(limit, key))
     }
+
+    fn mode(&self) -> &'static str {
+        "redis"
+    }
+
+    fn losses_possible(&self) -> u64 {
+        RedisStore::losses_possible(self)
+    }
 }
 
 impl std::fmt::Debug for RedisStore {

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tollgate_kernel::Outcome;
+use tracing::Instrument;
 
 use crate::decision::LimitOutcome;
 use crate::error::Error;
@@ -76,7 +77,8 @@ impl Tollgate {
         entry: &'a Entry,
         keys: &'k [K],
     ) -> Result<Vec<LimitOutcome<'a>>, Error> {
-        let started = self.gate.started();
+        let started = self.gate.started("charge");
+        started.span().record("limiter", entry.rule.name()).record("keys", keys.len());
         let resolve = |key: &'k K| Resolved::new(&self.gate, entry, key.as_ref(), 1).map(Some);
         let mut resolved: Vec<Option<Resolved<'a, 'k>>> =
             keys.iter().map(resolve).collect::<Result<_, _>>()?;
@@ -85,13 +87,18 @@ impl Tollgate {
         for indices in rounds.iter().flat_map(|round| round.chunks(MOST_LIMITS)) {
             let asks: Vec<Resolved<'a, 'k>> =
                 indices.iter().filter_map(|index| resolved[*index].take()).collect();
-            let answers = Box::pin(remote.charge_each(&asks)).await?;
+            let call = remote.charge_each(&asks).instrument(started.span().clone());
+            let answers = Box::pin(call).await?;
             for ((index, ask), Answered { answers, trouble }) in indices.iter().zip(&asks).zip(answers) {
                 let decision = gate::conclude(std::slice::from_ref(ask), answers);
                 let limit = *decision.binding();
-                if let Some(started) = started {
-                    self.gate.tell_one("charge", ask, &limit, trouble, started.elapsed());
-                }
+                self.gate.tell_all(
+                    "charge",
+                    std::slice::from_ref(ask),
+                    &decision,
+                    trouble,
+                    &started.of_one(),
+                );
                 limits[*index] = Some(limit);
             }
         }

@@ -12,7 +12,8 @@ use crate::gate::{Backend, Entry, Gate, Otherwise};
 use crate::policy::{Fallback, Policy, PolicyError, Rule};
 use crate::registry::Tollgate;
 use crate::remote::Remote;
-use crate::report::Observer;
+use crate::report::watch::{Telemetry, Watch};
+use crate::report::{Observer, Observers};
 use crate::wait::Queues;
 
 /// For how long a denial of a store elsewhere is believed, unless said otherwise.
@@ -23,7 +24,8 @@ pub struct TollgateBuilder {
     rules: Vec<Result<Rule, PolicyError>>,
     memory: MemoryOptions,
     store: Option<Arc<dyn Store>>,
-    observer: Option<Arc<dyn Observer>>,
+    observers: Observers,
+    telemetry: Option<Telemetry>,
     otherwise: Otherwise,
     denial_cache: Micros,
 }
@@ -34,7 +36,8 @@ impl Default for TollgateBuilder {
             rules: Vec::new(),
             memory: MemoryOptions::default(),
             store: None,
-            observer: None,
+            observers: Observers::default(),
+            telemetry: None,
             otherwise: Otherwise { fallback: Fallback::default(), instances: 1 },
             denial_cache: DENIAL_CACHE,
         }
@@ -203,10 +206,18 @@ impl TollgateBuilder {
         self
     }
 
-    /// Sees every decision.
+    /// Sees every decision. May be called several times: all are told. A panic of one is caught and changes no decision.
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.observer = Some(observer);
+        self.observers.add(observer);
+        self
+    }
+
+    /// Measures, logs and traces decisions.
+    #[cfg(feature = "telemetry")]
+    #[must_use]
+    pub fn telemetry(mut self, telemetry: Telemetry) -> Self {
+        self.telemetry = Some(telemetry);
         self
     }
 
@@ -220,12 +231,16 @@ impl TollgateBuilder {
             ));
         }
         let clock = self.memory.clock.clone();
+        let observers = Arc::new(self.observers);
+        let mode = self.store.as_ref().map_or("memory", |store| store.mode());
+        let watch = Arc::new(Watch::new(self.telemetry.as_ref(), mode));
         let backend = match self.store {
             Some(store) => Backend::Remote(Box::new(Remote::new(
                 store,
                 self.memory,
                 self.denial_cache,
-                self.observer.clone(),
+                observers.clone(),
+                watch.clone(),
             ))),
             None => Backend::Memory(MemoryStore::new(self.memory)),
         };
@@ -233,7 +248,10 @@ impl TollgateBuilder {
         let entries = policy
             .rules()
             .iter()
-            .map(|rule| Ok(Arc::new(Entry::new(rule.clone(), &backend, &mut number, self.otherwise)?)))
+            .map(|rule| {
+                let entry = Entry::new(rule.clone(), &backend, &mut number, self.otherwise, &watch)?;
+                Ok(Arc::new(entry))
+            })
             .collect::<Result<Vec<Arc<Entry>>, Error>>()?;
         let by_name: HashMap<String, usize> =
             policy.rules().iter().enumerate().map(|(index, rule)| (rule.name().to_owned(), index)).collect();
@@ -244,7 +262,8 @@ impl TollgateBuilder {
             policy,
             backend,
             clock,
-            observer: self.observer,
+            observers,
+            watch,
             queues,
             malformed: Default::default(),
         };

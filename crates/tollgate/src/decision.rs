@@ -74,6 +74,11 @@ impl<'a> Decision<'a> {
         &self.limits[self.binding]
     }
 
+    /// Which of the limits that is.
+    pub(crate) fn binding_index(&self) -> usize {
+        self.binding
+    }
+
     /// How long to wait before the same charge fits, if nothing else comes: zero when allowed, `None` when it never can.
     pub fn retry_after(&self) -> Option<Micros> {
         if self.allowed() { Some(Micros::ZERO) } else { self.binding().outcome.retry_after }

@@ -61,6 +61,8 @@ mod remote;
 mod report;
 mod reservation;
 mod slices;
+#[cfg(feature = "telemetry")]
+pub mod telemetry;
 mod wait;
 
 #[cfg(feature = "http")]

@@ -4,8 +4,9 @@
 //! under this limit, what the counters say, and how it counts. [`charge`] is the same walk over several limits at once; the
 //! store takes all their locks, looks at all, and charges all or none.
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, Micros, Outcome};
@@ -17,7 +18,8 @@ use crate::gate::{self, Backend, Entry, Gate, Place, Resolved, ResolvedAll, Told
 use crate::key::Key;
 use crate::policy::Rule;
 use crate::registry::Tollgate;
-use crate::report::{Source, Trouble};
+use crate::report::watch::is_sampled;
+use crate::report::{Source, Started, Trouble};
 use crate::reservation::{Permit, Reservation, Reserved};
 use crate::wait::{self, WaitError};
 
@@ -42,8 +44,10 @@ pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(60);
 pub struct Limiter {
     gate: Arc<Gate>,
     entry: Arc<Entry>,
-    /// The counters, where a charge need only ask them: no overrides, not a limit that only watches, no observer.
+    /// The counters, where a charge need only ask them: no overrides, not a limit that only watches, nobody to be told of it.
     straight: Option<MemoryLimit>,
+    /// Whether charges on the straight way are counted.
+    is_metered: bool,
 }
 
 impl Limiter {
@@ -54,12 +58,14 @@ impl Limiter {
 
     /// A handle on one limit of a registry.
     pub(crate) fn on(gate: Arc<Gate>, entry: Arc<Entry>) -> Limiter {
-        let is_straight = entry.overrides.is_empty() && !entry.rule.is_shadow() && gate.observer.is_none();
+        let is_watched = !gate.observers.is_empty() || !gate.watch.lets_straight();
+        let is_straight = entry.overrides.is_empty() && !entry.rule.is_shadow() && !is_watched;
         let straight = match &entry.base {
             Place::Counted { memory: Some(memory), .. } if is_straight => Some(memory.clone()),
             _ => None,
         };
-        Limiter { gate, entry, straight }
+        let is_metered = entry.meter.is_on();
+        Limiter { gate, entry, straight, is_metered }
     }
 
     /// Charges a key one unit. A key that is empty or malformed is denied, and nothing is charged.
@@ -80,22 +86,41 @@ impl Limiter {
         // known one need not be looked at again.
         match &self.straight {
             Some(memory) if text.len() <= KNOWN_BYTES => {
+                if self.is_metered {
+                    return self.charge_metered(memory, text, cost);
+                }
                 memory.charge_known_or(text, cost, &|| self.charge_around(text, cost))
             }
             _ => self.charge_around(text, cost),
         }
     }
 
-    /// The way around: a key that is new or not canonical, overrides, a limit that only watches, or an observer.
+    /// The straight way where charges are counted. What goes around is counted there.
+    #[inline]
+    fn charge_metered(&self, memory: &MemoryLimit, text: &str, cost: Cost) -> Outcome {
+        let started = is_sampled().then(Instant::now);
+        let is_told = Cell::new(false);
+        let outcome = memory.charge_known_or(text, cost, &|| {
+            is_told.set(true);
+            self.charge_around(text, cost)
+        });
+        if !is_told.get() {
+            self.entry.meter.straight(text, outcome.allowed, started.map(|started| started.elapsed()));
+        }
+        outcome
+    }
+
+    /// The way around: a key that is new or not canonical, overrides, a limit that only watches, or somebody to be told.
     #[cold]
     fn charge_around(&self, text: &str, cost: Cost) -> Outcome {
-        let started = self.gate.started();
+        let started = self.gate.started("charge");
+        let _within = started.enter();
         let key = match Key::parse(text) {
             Ok(key) => key,
             Err(error) => {
                 self.gate.malformed.warn(self.entry.rule.name(), &error);
-                let told = Told::plain(Outcome::BLOCKED, Source::Malformed, Duration::ZERO);
-                self.gate.tell("charge", &self.entry, None, cost, told);
+                let told = Told::plain(Outcome::BLOCKED, Source::Malformed, started.took());
+                self.gate.tell("charge", &self.entry, None, cost, &told, &started);
                 return Outcome::BLOCKED;
             }
         };
@@ -106,10 +131,8 @@ impl Limiter {
             // A limiter is only made where counters are in this process.
             Place::Blocked | Place::Counted { memory: None, .. } => Outcome::BLOCKED,
         };
-        if let Some(started) = started {
-            let told = Told::plain(outcome, place.source(), started.elapsed());
-            self.gate.tell("charge", &self.entry, Some((&key, place)), cost, told);
-        }
+        let told = Told::plain(outcome, place.source(), started.took());
+        self.gate.tell("charge", &self.entry, Some((&key, place)), cost, &told, &started);
         self.entry.as_counted(outcome)
     }
 
@@ -120,9 +143,23 @@ impl Limiter {
         let Some(memory) = self.straight.as_ref().filter(|_| keys.iter().all(may_be_known)) else {
             return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
         };
+        let around = |index: usize| self.charge_around(keys[index].as_ref(), Cost::ONE);
+        if !self.is_metered {
+            return memory.charge_known_many(keys, Cost::ONE, outcomes, around);
+        }
+        let started = is_sampled().then(Instant::now);
+        let (start, told) = (outcomes.len(), RefCell::new(SmallVec::<[usize; 16]>::new()));
         memory.charge_known_many(keys, Cost::ONE, outcomes, |index| {
-            self.charge_around(keys[index].as_ref(), Cost::ONE)
+            told.borrow_mut().push(index);
+            around(index)
         });
+        // What went around was counted there, in the order of the keys.
+        let told = told.into_inner();
+        let mut told = told.iter().peekable();
+        let answers = keys.iter().zip(&outcomes[start..]).enumerate();
+        let straight = answers.filter(|(index, _)| told.next_if_eq(&index).is_none());
+        let straight = straight.map(|(_, (key, outcome))| (key.as_ref(), outcome.allowed));
+        self.entry.meter.straight_many(straight, started.map(|started| started.elapsed()));
     }
 
     /// Answers as a charge would, and changes nothing.
@@ -260,6 +297,8 @@ pub fn charge<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
     let (gate, store) = one_gate(charges)?;
     let mut items = SmallVec::new();
     if straight_items(charges, &mut items) {
+        let is_metered = charges[0].limiter.is_metered;
+        let started = (is_metered && is_sampled()).then(Instant::now);
         let mut decision = Decision::open();
         let decided = store.charge_known(&items, |outcome| {
             let name = charges[decision.limits().len()].limiter.name();
@@ -267,17 +306,24 @@ pub fn charge<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
         });
         if decided.is_some() {
             decision.close();
+            if is_metered {
+                let took = started.map(|started| started.elapsed());
+                for (charge, limit) in charges.iter().zip(decision.limits()) {
+                    charge.limiter.entry.meter.straight(charge.key, limit.outcome.allowed, took);
+                }
+            }
             return Ok(decision);
         }
     }
-    let started = gate.started();
+    let started = gate.started("charge");
+    let _within = started.enter();
     let asks = resolve(gate, charges)?;
     let counted = if gate::is_denied_outright(&asks) {
         store.peek_all(&gate::memory_items(&asks))
     } else {
         store.charge_all(&gate::memory_items(&asks), None)?
     };
-    Ok(told(gate, "charge", &asks, &counted, started))
+    Ok(told(gate, "charge", &asks, &counted, &started))
 }
 
 /// The straight way for several limits: one set of counters for each, nobody watching, and texts that may be known. False if
@@ -296,17 +342,19 @@ fn straight_items<'a>(charges: &'a [Charge<'_, '_>], items: &mut SmallVec<[Memor
 /// Answers as [`charge`](fn@charge) would, and changes nothing.
 pub fn peek<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
     let (gate, store) = one_gate(charges)?;
-    let started = gate.started();
+    let started = gate.started("peek");
+    let _within = started.enter();
     let asks = resolve(gate, charges)?;
     let counted = store.peek_all(&gate::memory_items(&asks));
-    Ok(told(gate, "peek", &asks, &counted, started))
+    Ok(told(gate, "peek", &asks, &counted, &started))
 }
 
 /// Charges an estimate under one or more limits, to be settled with the true amount within `ttl`. A reservation that nobody
 /// settles stays charged as it is; leases end by themselves.
 pub fn reserve<'a>(charges: &[Charge<'a, '_>], ttl: Duration) -> Result<Reserved<'a>, Error> {
     let (gate, store) = one_gate(charges)?;
-    let started = gate.started();
+    let started = gate.started("reserve");
+    let _within = started.enter();
     let asks = resolve(gate, charges)?;
     let hold = Hold { id: HoldId::random(), ttl: Micros::from(ttl) };
     let counted = if gate::is_denied_outright(&asks) {
@@ -314,7 +362,7 @@ pub fn reserve<'a>(charges: &[Charge<'a, '_>], ttl: Duration) -> Result<Reserved
     } else {
         store.charge_all(&gate::memory_items(&asks), Some(hold))?
     };
-    let decision = told(gate, "reserve", &asks, &counted, started);
+    let decision = told(gate, "reserve", &asks, &counted, &started);
     let gate = charges[0].limiter.gate.clone();
     let reservation = decision.allowed().then(|| Reservation::new(gate, hold.id, &decision));
     Ok(Reserved { decision, reservation })
@@ -342,13 +390,13 @@ fn resolve<'a, 'k>(gate: &Gate, charges: &[Charge<'a, 'k>]) -> Result<ResolvedAl
     charges.iter().map(|charge| Resolved::new(gate, &charge.limiter.entry, charge.key, charge.cost)).collect()
 }
 
-/// The decision, from what the memory store said, and the observer told of it.
+/// The decision, from what the memory store said, and whoever is to be told of it told.
 pub(crate) fn told<'a>(
     gate: &Gate,
     operation: &'static str,
     asks: &[Resolved<'a, '_>],
     counted: &Charged,
-    started: Option<std::time::Instant>,
+    started: &Started,
 ) -> Decision<'a> {
     let decision = gate::conclude(asks, counted.outcomes.iter().map(|outcome| (*outcome, Source::Store)));
     gate.tell_all(operation, asks, &decision, Trouble::default(), started);

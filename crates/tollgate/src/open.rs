@@ -16,7 +16,6 @@ use crate::config::Password;
 use crate::config::{Config, StoreMode};
 use crate::error::Error;
 use crate::registry::Tollgate;
-use crate::report::Observer;
 
 impl Tollgate {
     /// The registry that a configuration describes, on the store that it names. `[store] mode`, or `RL_STORAGE_MODE` in the
@@ -37,21 +36,31 @@ impl Tollgate {
     /// # }
     /// ```
     pub async fn open(config: &Config) -> Result<Tollgate, Error> {
-        on_its_store(config).await?.build()
+        Tollgate::opening(config).await?.build()
     }
 
-    /// The same, with somebody who sees every decision.
-    pub async fn open_observed(config: &Config, observer: Arc<dyn Observer>) -> Result<Tollgate, Error> {
-        on_its_store(config).await?.observer(observer).build()
+    /// The same, not yet built: already on the store that the configuration names, for whoever adds an observer, telemetry, a
+    /// clock or further limits.
+    ///
+    /// ```
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::config::Config;
+    /// use tollgate::{Limit, Tollgate};
+    ///
+    /// let config = Config::parse("[limits.api]\nunlimited = true\n")?;
+    /// let login = Limit::token_bucket("1/s".parse()?, 5)?;
+    /// let gate = Tollgate::opening(&config).await?.limit("login", login).build()?;
+    /// assert_eq!(gate.rules().len(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn opening(config: &Config) -> Result<TollgateBuilder, Error> {
+        let builder = Tollgate::builder().config(config);
+        Ok(match store(config).await? {
+            Some(store) => builder.store(store),
+            None => builder,
+        })
     }
-}
-
-async fn on_its_store(config: &Config) -> Result<TollgateBuilder, Error> {
-    let builder = Tollgate::builder().config(config);
-    Ok(match store(config).await? {
-        Some(store) => builder.store(store),
-        None => builder,
-    })
 }
 
 /// The store that a configuration names, unless it is the memory of this process.

@@ -5,10 +5,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tollgate_kernel::{Limit, Micros, Outcome};
 use tollgate_store::{Hold, HoldId, Settled, Settlement};
+use tracing::Instrument;
 
 use crate::builder::TollgateBuilder;
 use crate::decision::Decision;
@@ -17,6 +18,7 @@ use crate::gate::{self, Answered, Backend, Entry, Gate, Place, Resolved, Resolve
 use crate::health::StoreHealth;
 use crate::limiter::{self, Limiter};
 use crate::policy::Rule;
+use crate::report::Started;
 use crate::reservation::{Reservation, Reserved};
 use crate::slices::{Slices, Unused};
 use crate::wait::{self, WaitError};
@@ -123,16 +125,17 @@ impl Tollgate {
 
     /// Answers as [`charge`](Self::charge) would, and changes nothing.
     pub async fn peek(&self, asks: &[Ask<'_>]) -> Result<Decision<'_>, Error> {
-        let started = self.gate.started();
+        let started = self.gate.started("peek");
         let resolved = self.resolve(asks)?;
         match &self.gate.backend {
             Backend::Memory(store) => {
+                let _within = started.enter();
                 let counted = store.peek_all(&gate::memory_items(&resolved));
-                Ok(limiter::told(&self.gate, "peek", &resolved, &counted, started))
+                Ok(limiter::told(&self.gate, "peek", &resolved, &counted, &started))
             }
             Backend::Remote(remote) => {
-                let answered = Box::pin(remote.peek(&resolved)).await?;
-                Ok(self.told("peek", &resolved, answered, started))
+                let answered = Box::pin(remote.peek(&resolved).instrument(started.span().clone())).await?;
+                Ok(self.told("peek", &resolved, answered, &started))
             }
         }
     }
@@ -254,9 +257,9 @@ impl Tollgate {
         asks: &[Ask<'_>],
         hold: Option<Hold>,
     ) -> Result<Decision<'_>, Error> {
-        let started = self.gate.started();
+        let started = self.gate.started(operation);
         let resolved = self.resolve(asks)?;
-        self.decide_resolved(operation, &resolved, hold, started).await
+        self.decide_resolved(operation, &resolved, hold, &started).await
     }
 
     /// The same for asks that are looked up already.
@@ -265,20 +268,22 @@ impl Tollgate {
         operation: &'static str,
         resolved: &[Resolved<'a, '_>],
         hold: Option<Hold>,
-        started: Option<Instant>,
+        started: &Started,
     ) -> Result<Decision<'a>, Error> {
         let is_denied = gate::is_denied_outright(resolved);
         match &self.gate.backend {
             Backend::Memory(store) => {
+                let _within = started.enter();
                 let items = gate::memory_items(resolved);
                 let counted =
                     if is_denied { store.peek_all(&items) } else { store.charge_all(&items, hold)? };
                 Ok(limiter::told(&self.gate, operation, resolved, &counted, started))
             }
             Backend::Remote(remote) => {
+                let span = started.span().clone();
                 let answered = match is_denied {
-                    true => Box::pin(remote.peek(resolved)).await?,
-                    false => remote.charge(resolved, hold).await?,
+                    true => Box::pin(remote.peek(resolved).instrument(span)).await?,
+                    false => remote.charge(resolved, hold).instrument(span).await?,
                 };
                 Ok(self.told(operation, resolved, answered, started))
             }
@@ -297,8 +302,9 @@ impl Tollgate {
         operation: &'static str,
         resolved: &[Resolved<'a, '_>],
         answered: Answered,
-        started: Option<Instant>,
+        started: &Started,
     ) -> Decision<'a> {
+        let _within = started.enter();
         let decision = gate::conclude(resolved, answered.answers);
         self.gate.tell_all(operation, resolved, &decision, answered.trouble, started);
         decision

@@ -7,6 +7,7 @@
 //! This room asks the store and keeps the books on it; no policy is chosen and nothing is counted here. Nothing is sent twice.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use tollgate_kernel::{Micros, Outcome};
@@ -14,6 +15,7 @@ use tollgate_store::{
     Charged, Clock, Failure, Hold, HoldId, Item, MemoryOptions, Settled, Settlement, Store, StoreError,
     StoreFuture, StoredLimit,
 };
+use tracing::Instrument;
 
 use crate::breaker::{Breaker, Notice, Pass, TurnedAway};
 use crate::denials::{Denials, Sent};
@@ -22,28 +24,32 @@ use crate::fallback::{Act, Stead};
 use crate::fingerprint::Seeds;
 use crate::gate::{self, Answered, Away, Resolved};
 use crate::health::{StoreChange, StoreHealth, Tally};
-use crate::report::{Observer, Source, Trouble};
+use crate::report::watch::Watch;
+use crate::report::{Observers, Source, Trouble};
 use crate::slices::{Slices, Taking, Unused};
 
 /// A store elsewhere, and all that this process does so as not to need it.
 pub(crate) struct Remote {
     store: Arc<dyn Store>,
     clock: Clock,
-    observer: Option<Arc<dyn Observer>>,
+    observers: Arc<Observers>,
+    watch: Arc<Watch>,
     seeds: Seeds,
     breaker: Breaker,
     denials: Denials,
     slices: Slices,
     stead: Stead,
     tally: Tally,
+    /// Whether the last call failed.
+    is_failing: AtomicBool,
 }
 
 /// Why the store did not answer.
 enum Missed {
     /// The call was wrong.
     Wrong(StoreError),
-    /// It failed in this way.
-    Failed(Failure, StoreError),
+    /// It failed in this way, for the first time since it last answered or not.
+    Failed { failure: Failure, error: StoreError, is_first: bool },
     /// It is down and was not asked.
     TurnedAway(TurnedAway),
 }
@@ -52,7 +58,7 @@ impl Missed {
     /// The error for whom nobody can stand in for the store.
     fn into_error(self) -> Error {
         match self {
-            Missed::Wrong(error) | Missed::Failed(_, error) => error.into(),
+            Missed::Wrong(error) | Missed::Failed { error, .. } => error.into(),
             Missed::TurnedAway(TurnedAway { failure, retry_after }) => {
                 let message = format!("the store is down ({failure}) and not asked again for {retry_after}");
                 StoreError::failed(failure, message).into()
@@ -63,10 +69,10 @@ impl Missed {
     fn trouble(&self) -> Trouble {
         match self {
             Missed::Wrong(_) => Trouble::default(),
-            Missed::Failed(failure, error) => {
-                Trouble { failure: Some(*failure), is_ambiguous: error.is_ambiguous() }
+            Missed::Failed { failure, error, is_first } => {
+                Trouble { failure: Some(*failure), is_ambiguous: error.is_ambiguous(), is_first: *is_first }
             }
-            Missed::TurnedAway(away) => Trouble { failure: Some(away.failure), is_ambiguous: false },
+            Missed::TurnedAway(away) => Trouble { failure: Some(away.failure), ..Trouble::default() },
         }
     }
 
@@ -74,7 +80,7 @@ impl Missed {
     fn retry_after(&self) -> Option<Micros> {
         match self {
             Missed::TurnedAway(away) => Some(away.retry_after),
-            Missed::Wrong(_) | Missed::Failed(..) => None,
+            Missed::Wrong(_) | Missed::Failed { .. } => None,
         }
     }
 }
@@ -111,18 +117,21 @@ impl Remote {
         store: Arc<dyn Store>,
         memory: MemoryOptions,
         denial_cache: Micros,
-        observer: Option<Arc<dyn Observer>>,
+        observers: Arc<Observers>,
+        watch: Arc<Watch>,
     ) -> Remote {
         let clock = memory.clock.clone();
         Remote {
             store,
-            observer,
+            observers,
+            watch,
             seeds: Seeds::random(),
             breaker: Breaker::new(clock.clone()),
             denials: Denials::new(denial_cache),
             slices: Slices::new(),
             stead: Stead::new(memory),
             tally: Tally::default(),
+            is_failing: AtomicBool::new(false),
             clock,
         }
     }
@@ -131,6 +140,12 @@ impl Remote {
     pub(crate) fn health(&self) -> StoreHealth {
         let (state, since, failure, outages) = self.breaker.reading();
         self.tally.health(state, since, failure, outages)
+    }
+
+    /// How often the store may have lost what it counted.
+    #[cfg(feature = "telemetry")]
+    pub(crate) fn losses_possible(&self) -> u64 {
+        self.store.losses_possible()
     }
 
     /// Charges all asks, or none. What has to ask the store is boxed, as the store's own future is, so that whoever calls this
@@ -218,9 +233,9 @@ impl Remote {
         hold: Option<Hold>,
     ) -> Result<Charged, Missed> {
         let mut on_its_way = OnItsWay { remote: self, asks: Some(asks) };
-        let answer = self.call(|store| store.charge(items, hold)).await;
+        let answer = self.call("charge", |store| store.charge(items, hold)).await;
         // An answer that was lost on the way is as good as none.
-        if !matches!(&answer, Err(Missed::Failed(_, error)) if error.is_ambiguous()) {
+        if !matches!(&answer, Err(Missed::Failed { error, .. }) if error.is_ambiguous()) {
             on_its_way.asks = None;
         }
         answer
@@ -244,7 +259,7 @@ impl Remote {
         if items.is_empty() {
             return Ok(Answered::default());
         }
-        let charged = self.call(|store| store.peek(&items)).await?;
+        let charged = self.call("peek", |store| store.peek(&items)).await?;
         Ok(Answered::by_store(&charged.outcomes))
     }
 
@@ -309,7 +324,7 @@ impl Remote {
             return Ok(settled?);
         }
         let _ended = (*settlement != Settlement::Renew).then(|| self.denials.end_all());
-        self.call(|store| store.settle(id, settlement)).await.map_err(Missed::into_error)
+        self.call("settle", |store| store.settle(id, settlement)).await.map_err(Missed::into_error)
     }
 
     /// Forgets a key, here and in the store.
@@ -317,7 +332,7 @@ impl Remote {
         let was_here = self.stead.forget(away, key);
         self.slices.forget(self.seeds.fingerprint(away.number, key));
         let _ended = self.denials.end_all();
-        let forgotten = self.call(|store| store.forget(stored, key)).await;
+        let forgotten = self.call("forget", |store| store.forget(stored, key)).await;
         Ok(forgotten.map_err(Missed::into_error)? || was_here)
     }
 
@@ -335,7 +350,7 @@ impl Remote {
 
     async fn give_back_one(&self, unused: Unused) -> Result<Settled, Missed> {
         let _ended = self.denials.end_all();
-        self.call(|store| {
+        self.call("settle", |store| {
             Box::pin(async move { store.settle(unused.hold, &Settlement::Actual(unused.used)).await })
         })
         .await
@@ -370,11 +385,15 @@ impl Remote {
     /// Sends a call to the store, unless it is down, and notes how that went.
     async fn call<'a, T>(
         &'a self,
+        operation: &'static str,
         ask: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
     ) -> Result<T, Missed> {
         let pass = self.breaker.admit().map_err(Missed::TurnedAway)?;
         self.tally.asked();
-        match ask(&*self.store).await {
+        let call = self.watch.store_call(operation);
+        let answer = ask(&*self.store).instrument(call.span()).await;
+        call.done(&answer);
+        match answer {
             Ok(answer) => {
                 self.succeeded(pass);
                 Ok(answer)
@@ -384,6 +403,9 @@ impl Remote {
     }
 
     fn succeeded(&self, pass: Pass<'_>) {
+        if self.is_failing.load(Ordering::Relaxed) {
+            self.is_failing.store(false, Ordering::Relaxed);
+        }
         if let Some(notice) = pass.succeeded(self.tally.fallen_back()) {
             self.tell(&notice, None);
         }
@@ -396,10 +418,11 @@ impl Remote {
         if let Some(notice) = pass.failed(failure, self.tally.fallen_back()) {
             self.tell(&notice, Some(&error));
         }
-        Missed::Failed(failure, error)
+        let is_first = !self.is_failing.swap(true, Ordering::Relaxed);
+        Missed::Failed { failure, error, is_first }
     }
 
-    /// Tells the log and the observer, once for each change.
+    /// Tells the log and whoever watches, once for each change.
     #[cold]
     fn tell(&self, notice: &Notice, error: Option<&StoreError>) {
         let error = error.map(ToString::to_string).unwrap_or_default();
@@ -419,9 +442,8 @@ impl Remote {
                 tracing::info!(%down_for, fallen_back, ambiguous, "the store answers again");
             }
         }
-        if let Some(observer) = &self.observer {
-            observer.store_changed(change);
-        }
+        self.watch.store_changed(change);
+        self.observers.store_changed(change);
     }
 
     /// Answers a call that the store did not, unless it was the call that was wrong.

@@ -3,17 +3,48 @@
 //! An [`Observer`] sees them all, in the thread that decided, after the decision is made: it cannot change it. Events carry no
 //! key, only its namespace; whoever turns them into labels must still bound how many of those there are. How the store fares
 //! is in `health.rs`.
+//!
+//! With the feature `telemetry` the same is measured, logged and traced here (`watch.rs`): metrics in `meter.rs` and
+//! `store_meter.rs`, the decision log in `log.rs`, spans in `spans.rs`. What the host chooses of it is in `telemetry.rs`.
+//! Callers are told in `headers.rs` and its neighbours.
 
 pub mod grpc;
 pub mod headers;
+#[cfg(feature = "telemetry")]
+mod key_hash;
+#[cfg(feature = "telemetry")]
+mod log;
+#[cfg(feature = "telemetry")]
+mod meter;
+#[cfg(feature = "telemetry")]
+mod metrics;
+mod observers;
 pub mod problem;
+#[cfg(feature = "telemetry")]
+mod spans;
+mod started;
+#[cfg(feature = "telemetry")]
+mod store_meter;
+#[cfg(feature = "telemetry")]
+mod storm;
+#[cfg_attr(not(feature = "telemetry"), path = "report/unwatched.rs")]
+pub(crate) mod watch;
 
 use std::time::Duration;
 
-use tollgate_kernel::{Outcome, Strategy};
+use tollgate_kernel::{Micros, Outcome, Strategy};
 use tollgate_store::Failure;
 
 use crate::health::StoreChange;
+
+#[cfg(feature = "telemetry")]
+pub(crate) use self::key_hash::KeyHasher;
+#[cfg(feature = "telemetry")]
+pub(crate) use self::metrics::Sink;
+pub(crate) use self::observers::Observers;
+pub(crate) use self::started::Started;
+#[cfg(feature = "telemetry")]
+pub(crate) use self::store_meter::Reading;
 
 /// Where a limit's answer came from. Every answer has exactly one source, so events counted by source add up to all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -79,6 +110,75 @@ impl Source {
 pub(crate) struct Trouble {
     pub(crate) failure: Option<Failure>,
     pub(crate) is_ambiguous: bool,
+    /// Whether this is the first failure since the store last answered.
+    pub(crate) is_first: bool,
+}
+
+/// What a limit said, as metrics and logs have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allowed,
+    Denied,
+    /// The limit only watches, and would have denied.
+    WouldDeny,
+}
+
+impl Verdict {
+    #[cfg(feature = "telemetry")]
+    pub(crate) const ALL: [Verdict; 3] = [Verdict::Allowed, Verdict::Denied, Verdict::WouldDeny];
+
+    #[inline]
+    pub(crate) const fn of(allowed: bool, shadow: bool) -> Verdict {
+        match (allowed, shadow) {
+            (true, _) => Verdict::Allowed,
+            (false, false) => Verdict::Denied,
+            (false, true) => Verdict::WouldDeny,
+        }
+    }
+
+    #[cfg(feature = "telemetry")]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Verdict::Allowed => "allowed",
+            Verdict::Denied => "denied",
+            Verdict::WouldDeny => "would_deny",
+        }
+    }
+}
+
+/// One limit's part in one decision, as it is counted.
+#[cfg_attr(not(feature = "telemetry"), allow(dead_code))]
+pub(crate) struct LimitTold<'a> {
+    /// The canonical text of its key, if that makes sense.
+    pub(crate) key: Option<&'a str>,
+    pub(crate) strategy: Option<Strategy>,
+    pub(crate) verdict: Verdict,
+    pub(crate) source: Source,
+    pub(crate) failure: Option<Failure>,
+    /// How long the whole decision took, if it was timed.
+    pub(crate) took: Option<Duration>,
+}
+
+/// A whole decision, as it is logged and traced: by the limit that bound.
+#[cfg_attr(not(feature = "telemetry"), allow(dead_code))]
+pub(crate) struct Concluded<'a> {
+    pub(crate) operation: &'static str,
+    pub(crate) limiter: &'a str,
+    pub(crate) told: LimitTold<'a>,
+    /// How long to wait; `None` is never.
+    pub(crate) retry_after: Option<Micros>,
+    /// How many limits there were.
+    pub(crate) limits: usize,
+    /// Whether any of them answered without the store because that failed.
+    pub(crate) is_degraded: bool,
+    /// Whether this decision was the first to meet that failure.
+    pub(crate) is_first: bool,
+}
+
+/// The name of a strategy in metrics, logs and traces; a limit that is unlimited or blocked has none.
+#[cfg(feature = "telemetry")]
+pub(crate) fn strategy_name(strategy: Option<Strategy>) -> &'static str {
+    strategy.map_or("none", Strategy::name)
 }
 
 /// One limit's part in one decision.

@@ -14,11 +14,12 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tollgate_kernel::{Cost, Micros, Outcome};
 use tollgate_store::{Alarm, Hold, MemoryItem};
+use tracing::Instrument;
 
 use crate::error::Error;
 use crate::gate::{Answered, Backend, Entry, Gate, Place, Resolved, Told};
@@ -181,25 +182,26 @@ pub(crate) async fn wait(
     within: Duration,
     hold: Option<Hold>,
 ) -> Result<Outcome, WaitError> {
-    let started = Instant::now();
+    let started = gate.started("wait");
     let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
     let resolved = Resolved::new(gate, entry, text, cost.get())?;
     let Some((key, place)) = &resolved.met else {
-        let told = Told::plain(Outcome::BLOCKED, Source::Malformed, started.elapsed());
-        gate.tell("wait", entry, None, cost, told);
+        let told = Told::plain(Outcome::BLOCKED, Source::Malformed, started.took());
+        gate.tell("wait", entry, None, cost, &told, &started);
         return Err(WaitError::Never(Outcome::BLOCKED));
     };
     let mut ask =
         Ask { gate, resolved: &resolved, place, hold, source: place.source(), trouble: Trouble::default() };
-    let answer = wait_for(&mut ask, key.canonical(), within).await;
+    let answer = wait_for(&mut ask, key.canonical(), within).instrument(started.span().clone()).await;
     let outcome = match &answer {
         Ok(outcome) | Err(WaitError::Never(outcome) | WaitError::TooLate(Some(outcome))) => *outcome,
         Err(WaitError::TooLate(None)) => Outcome::BLOCKED,
         // What could not be decided is no decision.
         Err(WaitError::Failed(_)) => return answer,
     };
-    let told = Told { outcome, source: ask.source, trouble: ask.trouble, duration: started.elapsed() };
-    gate.tell("wait", entry, Some((key, place)), cost, told);
+    let told = Told { outcome, source: ask.source, trouble: ask.trouble, took: started.took() };
+    let _within = started.enter();
+    gate.tell("wait", entry, Some((key, place)), cost, &told, &started);
     answer.map(|outcome| entry.as_counted(outcome))
 }
 

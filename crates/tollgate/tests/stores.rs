@@ -150,7 +150,8 @@ async fn through_an_outage(variables: &[(&str, &str)], proxy: &FaultProxy) {
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let config = Config::parse_with_env(POLICY, variables).unwrap_or_else(|mistakes| panic!("{mistakes}"));
     let sources = Arc::new(Sources::default());
-    let gate = Tollgate::open_observed(&config, sources.clone()).await.expect("opened");
+    let gate =
+        Tollgate::opening(&config).await.expect("opened").observer(sources.clone()).build().expect("built");
     for limit in ["open", "closed", "local"] {
         assert_eq!(admitted(&gate, limit, "user:1", 1).await, (1, vec![Source::Store]), "{limit}");
     }

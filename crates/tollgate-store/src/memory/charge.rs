@@ -130,7 +130,10 @@ impl Inner {
             match self.try_charge_seen(items, now, say) {
                 Ok(allowed) => return Some(allowed),
                 Err(Missed::Unseen) => return None,
-                Err(Missed::Disturbed) => std::hint::spin_loop(),
+                Err(Missed::Disturbed) => {
+                    self.contention.met();
+                    std::hint::spin_loop();
+                }
             }
         }
         None

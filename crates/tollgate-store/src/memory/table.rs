@@ -17,6 +17,7 @@ use tollgate_kernel::{Cost, Micros, Outcome};
 use super::budget::{Budget, WhenFull};
 use super::cell::{Amendment, Cell};
 use super::chunks::Chunks;
+use super::contention::Contention;
 use super::ledger::Ledger;
 use super::node::{Fingerprint, Guard, Node, Sight};
 use super::sync::AtomicU64;
@@ -87,6 +88,7 @@ type Entries<const W: usize> = SmallVec<[(Fingerprint, [u64; W]); 16]>;
 pub(crate) struct Table<C, const W: usize, const S: usize> {
     cell: C,
     budget: Arc<Budget>,
+    contention: Arc<Contention>,
     homes: Chunks<Node<W, S>>,
     home_count: AtomicUsize,
     spills: Chunks<Node<W, S>>,
@@ -116,12 +118,13 @@ fn low_bits(hash: u64) -> usize {
 }
 
 impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
-    pub(crate) fn new(cell: C, budget: Arc<Budget>) -> Self {
+    pub(crate) fn new(cell: C, budget: Arc<Budget>, contention: Arc<Contention>) -> Self {
         let homes = Chunks::new();
         homes.ensure(0);
         Table {
             cell,
             budget,
+            contention,
             homes,
             home_count: AtomicUsize::new(1),
             spills: Chunks::new(),
@@ -140,13 +143,29 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         home_among(self.home_count.load(Ordering::Acquire), key)
     }
 
+    /// Locks a node, and counts if that has to be waited for.
+    #[inline]
+    fn lock_node<'a>(&self, node: &'a Node<W, S>) -> Guard<'a> {
+        node.version().and_then(|version| node.lock_if_unchanged(version)).unwrap_or_else(|| {
+            self.contention.met();
+            node.lock()
+        })
+    }
+
+    /// Nothing, because others were in the way.
+    #[cold]
+    fn disturbed<T>(&self) -> Option<T> {
+        self.contention.met();
+        None
+    }
+
     /// Locks the home of a key: by the time the lock is held the node may have been split and the key moved.
     #[inline]
     fn lock_home(&self, key: Fingerprint) -> (usize, &Node<W, S>, Guard<'_>) {
         loop {
             let home = self.home_of(key);
             let first = self.homes.get(home);
-            let guard = first.lock();
+            let guard = self.lock_node(first);
             if self.home_of(key) == home {
                 return (home, first, guard);
             }
@@ -302,18 +321,18 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     #[inline(always)]
     fn charge_seen(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome> {
         let first = self.homes.get(self.home_of(key));
-        let version = first.version()?;
+        let Some(version) = first.version() else { return self.disturbed() };
         let (node, _, slot) = self.find(first, key)?;
         let mut words = node.words(slot);
         let (allowed, decided) = self.cell.decide(&mut words, cost, now);
         if allowed {
             // The same version means that the key is still there, even if the table has grown, and that nobody charged it
             // since.
-            let lock = first.lock_if_unchanged(version)?;
+            let Some(lock) = first.lock_if_unchanged(version) else { return self.disturbed() };
             node.set_words(slot, words);
             drop(lock);
         } else if !first.unchanged_since(version) {
-            return None;
+            return self.disturbed();
         }
         // The answer is worked out only now: an atomic exchange waits for all that was begun before it.
         Some(self.cell.outcome(decided, cost))
@@ -430,12 +449,12 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         }
         let first = self.homes.get(self.home_of(key));
         // A lock is held for some tens of nanoseconds; to be turned away by one would cost more.
-        let free = (0..LOOKS).find_map(|_| {
-            first.version().or_else(|| {
-                std::hint::spin_loop();
-                None
-            })
-        });
+        let look_again = || {
+            std::hint::spin_loop();
+            first.version()
+        };
+        let free =
+            first.version().or_else(|| self.disturbed()).or_else(|| (1..LOOKS).find_map(|_| look_again()));
         let (Some(version), Some((node, _, slot))) = (free, self.find(first, key)) else { return false };
         let mut words = node.words(slot);
         let (_, decided) = self.cell.decide(&mut words, cost, now);
@@ -550,7 +569,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     }
 
     fn lock(&self, home: usize) -> Guard<'_> {
-        self.homes.get(home).lock()
+        self.lock_node(self.homes.get(home))
     }
 
     #[inline]

@@ -81,10 +81,10 @@ fn warn(inner: &Inner, limiter: &str, unpaid: &Unpaid) {
 pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) -> Verdict {
     let is_held = dues.iter().any(|due| inner.posts[due.post].is_held);
     let hold = is_held.then(|| Hold { id: HoldId::random(), ttl: inner.settle_within });
-    let started = inner.gate.gate.started();
-    let resolved: ResolvedAll<'_, '_> = dues.iter().map(|due| resolve(inner, due)).collect();
     let operation = if is_held { "reserve" } else { "charge" };
-    match inner.gate.decide_resolved(operation, &resolved, hold, started).await {
+    let started = inner.gate.gate.started(operation);
+    let resolved: ResolvedAll<'_, '_> = dues.iter().map(|due| resolve(inner, due)).collect();
+    match inner.gate.decide_resolved(operation, &resolved, hold, &started).await {
         Ok(decision) => conclude(inner, dues, protocol, &resolved, &decision, hold).await,
         Err(error) => Verdict::Stop(undecided(inner, protocol, &error)),
     }

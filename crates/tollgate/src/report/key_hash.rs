@@ -1,0 +1,75 @@
+//! Who was denied, for logs and traces, without saying who: an HMAC-SHA-256 of the key under a salt.
+//!
+//! With the same salt in every process the same key has the same hash everywhere, and one line can be followed to the next.
+//! Without the salt nobody can try names against the hashes, which a plain hash of guessable keys would invite.
+
+use std::hash::{BuildHasher, RandomState};
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// Hashes keys under one salt.
+#[derive(Clone)]
+pub(crate) struct KeyHasher(Hmac<Sha256>);
+
+/// The environment's name for the salt.
+const SALT: &str = "RL_LOG_SALT";
+
+impl KeyHasher {
+    /// Under the salt of the environment; if it has none, under one drawn for the life of this process.
+    pub(crate) fn from_env() -> KeyHasher {
+        match std::env::var_os(SALT) {
+            Some(salt) if !salt.is_empty() => KeyHasher::salted(salt.as_encoded_bytes()),
+            _ => KeyHasher::salted(&random_salt()),
+        }
+    }
+
+    pub(crate) fn salted(salt: &[u8]) -> KeyHasher {
+        match Hmac::new_from_slice(salt) {
+            Ok(hmac) => KeyHasher(hmac),
+            Err(error) => unreachable!("an HMAC takes keys of any length: {error}"),
+        }
+    }
+
+    /// The first 16 bytes, as 32 hexadecimal digits, of the hash of a key's canonical text.
+    pub(crate) fn hash(&self, key: &str) -> String {
+        let mut hmac = self.0.clone();
+        hmac.update(key.as_bytes());
+        let digits =
+            |byte: &u8| [byte >> 4, byte & 15].map(|half| char::from(b"0123456789abcdef"[usize::from(half)]));
+        hmac.finalize().into_bytes()[..16].iter().flat_map(digits).collect()
+    }
+}
+
+/// Numbers under keys that the operating system drew for this process.
+fn random_salt() -> [u8; 32] {
+    let seed = RandomState::new();
+    let mut salt = [0; 32];
+    for (count, part) in salt.chunks_exact_mut(8).enumerate() {
+        part.copy_from_slice(&seed.hash_one(count).to_le_bytes());
+    }
+    salt
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_is_the_start_of_the_hmac_that_others_compute() {
+        // RFC 4231, test cases 1 and 2.
+        for (salt, text, hash) in [
+            (&[0x0b; 20][..], "Hi There", "b0344c61d8db38535ca8afceaf0bf12b"),
+            (b"Jefe", "what do ya want for nothing?", "5bdcc146bf60754e6a042426089575c7"),
+        ] {
+            assert_eq!(KeyHasher::salted(salt).hash(text), hash);
+        }
+    }
+
+    #[test]
+    fn without_a_salt_nobody_gets_the_same_hash_again() {
+        let [one, other] = [(); 2].map(|()| KeyHasher::salted(&random_salt()).hash("user:42"));
+        assert_ne!(one, other);
+        assert_ne!(one, KeyHasher::salted(b"").hash("user:42"));
+    }
+}

@@ -1,0 +1,87 @@
+//! The names of all metrics, and where they are counted: in the recorder that the host has installed for the `metrics` facade,
+//! or in one of its own.
+//!
+//! No label ever holds what a stranger sent, but for the namespace of a key, of which each limit knows sixteen: see `meter.rs`.
+
+use std::sync::Arc;
+
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
+
+pub(crate) const DECISIONS: &str = "rate_limiter_decisions_total";
+pub(crate) const LATENCY: &str = "rate_limiter_latency_ms";
+pub(crate) const BACKEND_ERRORS: &str = "rate_limiter_backend_errors_total";
+pub(crate) const FALLBACKS: &str = "rate_limiter_fallback_total";
+pub(crate) const CONTENTION: &str = "rate_limiter_lock_contention_total";
+pub(crate) const STORE_CALLS: &str = "rate_limiter_script_duration_ms";
+pub(crate) const STORE_UP: &str = "rate_limiter_store_up";
+pub(crate) const KEYS: &str = "rate_limiter_keys";
+pub(crate) const AMBIGUOUS: &str = "rate_limiter_ambiguous_total";
+pub(crate) const LOSSES: &str = "rate_limiter_state_losses_total";
+pub(crate) const SUPPRESSED: &str = "rate_limiter_log_suppressed_total";
+
+/// What each counter, gauge and histogram means, in the words that an exporter shows.
+const COUNTERS: [(&str, &str); 7] = [
+    (DECISIONS, "What each limit of each decision said, by where the answer came from"),
+    (BACKEND_ERRORS, "Calls to the store that failed, by how"),
+    (FALLBACKS, "Answers of single limits given without the store, by what was done instead and why"),
+    (CONTENTION, "How often a charge found counters locked or changed under it"),
+    (AMBIGUOUS, "Failed calls that may have been charged all the same"),
+    (LOSSES, "How often what was counted may have been lost, as far as it was noticed"),
+    (SUPPRESSED, "Lines left out of the decision log"),
+];
+const GAUGES: [(&str, &str); 2] = [
+    (STORE_UP, "1 while the store is asked, 0 while it is taken to be down"),
+    (KEYS, "Keys that the memory store remembers"),
+];
+const HISTOGRAMS: [(&str, &str); 2] = [
+    (LATENCY, "How long decisions took; in memory, of one in 64"),
+    (STORE_CALLS, "How long calls to the store took, the way there and back included"),
+];
+
+/// The module that the metrics are of, for recorders that filter.
+const METADATA: Metadata<'static> = Metadata::new("tollgate", Level::INFO, Some("tollgate"));
+
+/// Where metrics go.
+#[derive(Clone)]
+pub(crate) enum Sink {
+    /// To whatever recorder the host has installed.
+    Facade,
+    /// To this one.
+    Own(Arc<dyn Recorder + Send + Sync>),
+}
+
+impl Sink {
+    fn with<T>(&self, work: impl FnOnce(&dyn Recorder) -> T) -> T {
+        match self {
+            Sink::Facade => metrics::with_recorder(work),
+            Sink::Own(recorder) => work(&**recorder),
+        }
+    }
+
+    /// Says what all metrics mean.
+    pub(crate) fn describe(&self) {
+        self.with(|recorder| {
+            for (name, words) in COUNTERS {
+                recorder.describe_counter(name.into(), None, words.into());
+            }
+            for (name, words) in GAUGES {
+                recorder.describe_gauge(name.into(), None, words.into());
+            }
+            for (name, words) in HISTOGRAMS {
+                recorder.describe_histogram(name.into(), Some(Unit::Milliseconds), words.into());
+            }
+        });
+    }
+
+    pub(crate) fn counter(&self, name: &'static str, labels: Vec<Label>) -> Counter {
+        self.with(|recorder| recorder.register_counter(&Key::from_parts(name, labels), &METADATA))
+    }
+
+    pub(crate) fn gauge(&self, name: &'static str, labels: Vec<Label>) -> Gauge {
+        self.with(|recorder| recorder.register_gauge(&Key::from_parts(name, labels), &METADATA))
+    }
+
+    pub(crate) fn histogram(&self, name: &'static str, labels: Vec<Label>) -> Histogram {
+        self.with(|recorder| recorder.register_histogram(&Key::from_parts(name, labels), &METADATA))
+    }
+}

@@ -1,0 +1,46 @@
+//! All who watch a registry, told one after the other.
+//!
+//! What an observer does is its own affair: a panic of one is caught here, so that it neither changes nor loses a decision
+//! that is made already, and the others are still told. It is warned of once, without its words, which may hold anything.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Event, Observer};
+use crate::health::StoreChange;
+
+/// The observers of one registry.
+#[derive(Default)]
+pub(crate) struct Observers {
+    all: Vec<Arc<dyn Observer>>,
+    has_panicked: AtomicBool,
+}
+
+impl Observers {
+    pub(crate) fn add(&mut self, observer: Arc<dyn Observer>) {
+        self.all.push(observer);
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(crate) fn decided(&self, event: &Event<'_>) {
+        self.each(|observer| observer.decided(event));
+    }
+
+    pub(crate) fn store_changed(&self, change: &StoreChange) {
+        self.each(|observer| observer.store_changed(change));
+    }
+
+    fn each(&self, tell: impl Fn(&dyn Observer)) {
+        for observer in &self.all {
+            let told = catch_unwind(AssertUnwindSafe(|| tell(&**observer)));
+            if told.is_err() && !self.has_panicked.swap(true, Ordering::Relaxed) {
+                tracing::warn!("an observer panicked; decisions go on, and further panics are not told");
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Spans: one around each decision, one around each call to a store elsewhere.
+//!
+//! A span that the host's subscriber does not want is not made, and nothing is hashed for it.
+
+use tollgate_kernel::Micros;
+use tracing::Span;
+use tracing::field::Empty;
+
+use super::{Concluded, KeyHasher, strategy_name};
+
+/// Around a decision. What it is about is told once it is made: of several limits, the one that bound; of many keys that are
+/// checked in one call, the limit and how many keys.
+pub(crate) fn check(operation: &'static str) -> Span {
+    tracing::info_span!(
+        target: "tollgate",
+        "rate_limit.check",
+        operation,
+        limiter = Empty,
+        strategy = Empty,
+        storage_mode = Empty,
+        key_hash = Empty,
+        decision = Empty,
+        source = Empty,
+        retry_after_ms = Empty,
+        limits = Empty,
+        keys = Empty,
+    )
+}
+
+/// Around a call to the store.
+pub(crate) fn store(operation: &'static str, storage_mode: &'static str) -> Span {
+    tracing::info_span!(target: "tollgate", "rate_limit.store", operation, storage_mode, failure = Empty)
+}
+
+pub(crate) fn conclude(span: &Span, concluded: &Concluded<'_>, mode: &'static str, hasher: &KeyHasher) {
+    if span.is_disabled() {
+        return;
+    }
+    let told = &concluded.told;
+    span.record("limiter", concluded.limiter);
+    span.record("strategy", strategy_name(told.strategy));
+    span.record("storage_mode", mode);
+    if let Some(key) = told.key {
+        span.record("key_hash", hasher.hash(key));
+    }
+    span.record("decision", told.verdict.name());
+    span.record("source", told.source.name());
+    if let Some(wait) = concluded.retry_after {
+        span.record("retry_after_ms", millis(wait));
+    }
+    span.record("limits", concluded.limits);
+}
+
+/// Whole milliseconds, rounded up: who waits so long has waited long enough.
+pub(crate) fn millis(wait: Micros) -> u64 {
+    wait.get().div_ceil(1_000)
+}

@@ -1,0 +1,125 @@
+//! Counting what becomes of calls to a store, and what is read off the store now and then.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, Label};
+use tollgate_store::{Failure, StoreError};
+
+use super::metrics::{
+    AMBIGUOUS, BACKEND_ERRORS, CONTENTION, KEYS, LOSSES, STORE_CALLS, STORE_UP, SUPPRESSED, Sink,
+};
+
+/// The calls that a store knows.
+const OPERATIONS: [&str; 4] = ["charge", "settle", "peek", "forget"];
+
+/// The counters of one registry's store. Each is made when it first counts.
+pub(crate) struct StoreMeter {
+    sink: Sink,
+    mode: &'static str,
+    durations: [OnceLock<Histogram>; OPERATIONS.len()],
+    errors: [OnceLock<Counter>; Failure::ALL.len()],
+    ambiguous: OnceLock<Counter>,
+    up: OnceLock<Gauge>,
+    keys: OnceLock<Gauge>,
+    contention: Published,
+    losses: Published,
+}
+
+/// What `Tollgate::publish_metrics` reads.
+pub(crate) struct Reading {
+    pub(crate) is_up: bool,
+    /// Of the memory store; nobody counts the keys of another.
+    pub(crate) keys: Option<usize>,
+    pub(crate) contention: Option<u64>,
+    /// Of a store elsewhere; what is in this process is lost with it.
+    pub(crate) losses: Option<u64>,
+}
+
+/// A count that is kept elsewhere, and how much of it the counter has been told.
+#[derive(Default)]
+struct Published {
+    counter: OnceLock<Counter>,
+    told: AtomicU64,
+}
+
+impl Published {
+    /// Brings the counter up to `count`. Registries may share a counter, so it is told what was added.
+    fn tell(&self, count: u64, counter: impl FnOnce() -> Counter) {
+        let before = self.told.fetch_max(count, Ordering::Relaxed);
+        self.counter.get_or_init(counter).increment(count.saturating_sub(before));
+    }
+}
+
+impl StoreMeter {
+    pub(crate) fn new(sink: Sink, mode: &'static str) -> StoreMeter {
+        sink.describe();
+        StoreMeter {
+            sink,
+            mode,
+            durations: Default::default(),
+            errors: Default::default(),
+            ambiguous: OnceLock::new(),
+            up: OnceLock::new(),
+            keys: OnceLock::new(),
+            contention: Published::default(),
+            losses: Published::default(),
+        }
+    }
+
+    pub(crate) fn sink(&self) -> &Sink {
+        &self.sink
+    }
+
+    /// What counts the lines that the log leaves out.
+    pub(crate) fn log_suppressed(&self) -> Counter {
+        self.sink.counter(SUPPRESSED, Vec::new())
+    }
+
+    fn labels(&self, own: Option<(&'static str, &'static str)>) -> Vec<Label> {
+        let mode = Label::from_static_parts("storage_mode", self.mode);
+        own.map(|(name, value)| Label::from_static_parts(name, value)).into_iter().chain([mode]).collect()
+    }
+
+    fn counter(&self, name: &'static str) -> Counter {
+        self.sink.counter(name, self.labels(None))
+    }
+
+    /// A call came back, with an answer or an error.
+    pub(crate) fn called(&self, operation: &'static str, took: Duration, error: Option<&StoreError>) {
+        if let Some(place) = OPERATIONS.iter().position(|known| *known == operation) {
+            let labels = || self.labels(Some(("operation", operation)));
+            let duration = self.durations[place].get_or_init(|| self.sink.histogram(STORE_CALLS, labels()));
+            duration.record(took.as_secs_f64() * 1e3);
+        }
+        let Some(error) = error else { return };
+        if let Some(failure) = error.failure() {
+            let labels = || self.labels(Some(("failure", failure.name())));
+            let errors = &self.errors[failure as usize];
+            errors.get_or_init(|| self.sink.counter(BACKEND_ERRORS, labels())).increment(1);
+        }
+        if error.is_ambiguous() {
+            self.ambiguous.get_or_init(|| self.counter(AMBIGUOUS)).increment(1);
+        }
+    }
+
+    pub(crate) fn set_up(&self, is_up: bool) {
+        let up = self.up.get_or_init(|| self.sink.gauge(STORE_UP, self.labels(None)));
+        up.set(if is_up { 1.0 } else { 0.0 });
+    }
+
+    pub(crate) fn publish(&self, reading: &Reading) {
+        self.set_up(reading.is_up);
+        if let Some(keys) = reading.keys {
+            let gauge = self.keys.get_or_init(|| self.sink.gauge(KEYS, self.labels(None)));
+            gauge.set(keys as f64);
+        }
+        if let Some(count) = reading.contention {
+            self.contention.tell(count, || self.counter(CONTENTION));
+        }
+        if let Some(count) = reading.losses {
+            self.losses.tell(count, || self.counter(LOSSES));
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What the host wants to be told, and where it goes: metrics, the decision log, spans.
+//!
+//! [`Telemetry`] is handed to [`TollgateBuilder::telemetry`](crate::TollgateBuilder::telemetry). Everything goes through the
+//! facades that the host has anyway: `metrics` for metrics, `tracing` for lines and spans. With the feature `otlp`,
+//! [`json_lines`] writes what `tracing` is told as JSON on standard output, and [`otlp`] sends spans to a collector.
+//!
+//! Nothing of this can change a decision, hold it up for long, or show a key: see `report/`, which does the work.
+
+use std::fmt;
+use std::sync::Arc;
+
+use metrics::Recorder;
+
+use crate::gate::Backend;
+use crate::health::StoreState;
+use crate::registry::Tollgate;
+use crate::report::{KeyHasher, Reading, Sink};
+
+/// Which decisions are logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogDecisions {
+    /// None.
+    #[default]
+    Off,
+    /// What was denied, or would have been by a limit that only watches, and what first met a failure of the store.
+    Denials,
+    /// All of them.
+    All,
+}
+
+/// What a registry tells of its decisions. Nothing, unless said.
+///
+/// ```
+/// use tollgate::telemetry::{LogDecisions, Telemetry};
+/// use tollgate::{Limit, Tollgate};
+///
+/// let telemetry = Telemetry::new().metrics().log(LogDecisions::Denials).spans();
+/// let gate = Tollgate::builder()
+///     .limit("api", Limit::token_bucket("10/s".parse()?, 20)?)
+///     .telemetry(telemetry)
+///     .build()?;
+/// assert!(gate.limiter("api")?.check("user:42").allowed);
+/// gate.publish_metrics(); // before each scrape
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Telemetry {
+    hasher: KeyHasher,
+    sink: Option<Sink>,
+    log: LogDecisions,
+    has_spans: bool,
+}
+
+impl Default for Telemetry {
+    fn default() -> Telemetry {
+        Telemetry { hasher: KeyHasher::from_env(), sink: None, log: LogDecisions::Off, has_spans: false }
+    }
+}
+
+impl Telemetry {
+    /// Nothing yet. Keys will be hashed under the salt `RL_LOG_SALT` of the environment or, if there is none, under one drawn
+    /// for the life of this process.
+    pub fn new() -> Telemetry {
+        Telemetry::default()
+    }
+
+    /// Under which salt keys are hashed (HMAC-SHA-256, cut to 32 hexadecimal digits). Processes with the same salt show the
+    /// same key alike; whoever has it can try names against the hashes, so it is kept as a password is.
+    #[must_use]
+    pub fn salt(self, salt: impl AsRef<[u8]>) -> Telemetry {
+        Telemetry { hasher: KeyHasher::salted(salt.as_ref()), ..self }
+    }
+
+    /// Counts through the `metrics` facade, in whichever recorder the host has installed; it must be installed before
+    /// the registry is built. docs/operations.md has a table of all metrics.
+    ///
+    /// Labels are the names of limits and words of ours; of namespaces, the first sixteen of each limit, and `other` for all
+    /// after them. Over the memory store one decision in 64 is timed; all are counted.
+    #[must_use]
+    pub fn metrics(self) -> Telemetry {
+        Telemetry { sink: Some(Sink::Facade), ..self }
+    }
+
+    /// Counts in this recorder.
+    #[must_use]
+    pub fn metrics_to(self, recorder: Arc<dyn Recorder + Send + Sync>) -> Telemetry {
+        Telemetry { sink: Some(Sink::Own(recorder)), ..self }
+    }
+
+    /// Logs decisions as events of `tracing` with the target `tollgate::decision`: a line for each, by the limit that bound. A
+    /// key's denials get one line a second, all lines together a hundred; what was left out is told with the next.
+    #[must_use]
+    pub fn log(self, decisions: LogDecisions) -> Telemetry {
+        Telemetry { log: decisions, ..self }
+    }
+
+    /// Makes a span `rate_limit.check` around each decision, and within it `rate_limit.store` around each call to a store
+    /// elsewhere.
+    #[must_use]
+    pub fn spans(self) -> Telemetry {
+        Telemetry { has_spans: true, ..self }
+    }
+
+    pub(crate) fn hasher(&self) -> &KeyHasher {
+        &self.hasher
+    }
+
+    pub(crate) fn sink(&self) -> Option<&Sink> {
+        self.sink.as_ref()
+    }
+
+    pub(crate) fn log_decisions(&self) -> LogDecisions {
+        self.log
+    }
+
+    pub(crate) fn has_spans(&self) -> bool {
+        self.has_spans
+    }
+}
+
+/// Without the salt.
+impl fmt::Debug for Telemetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Telemetry")
+            .field("metrics", &self.sink.is_some())
+            .field("log", &self.log)
+            .field("spans", &self.has_spans)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tollgate {
+    /// Sets the metrics that no decision sets by itself: whether the store is up, how many keys the memory store remembers, how
+    /// often charges got in each other's way. To be called before each scrape, or every few seconds.
+    pub fn publish_metrics(&self) {
+        let is_up = self.store_health().state == StoreState::Up;
+        let reading = match &self.gate.backend {
+            Backend::Memory(store) => Reading {
+                is_up,
+                keys: Some(store.keys()),
+                contention: Some(store.contention()),
+                losses: None,
+            },
+            Backend::Remote(remote) => {
+                Reading { is_up, keys: None, contention: None, losses: Some(remote.losses_possible()) }
+            }
+        };
+        self.gate.watch.publish(&reading, &self.gate.clock);
+    }
+}
