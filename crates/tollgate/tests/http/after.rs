@@ -1,8 +1,15 @@
 //! What is corrected once the answer is known: by its status, by a header, by its bytes; and leases, which end with it.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use http_body_util::BodyExt;
+use tokio::sync::Semaphore;
 use tollgate::http::{Payer, Route, Toll};
-use tollgate::{Limit, Micros};
+use tollgate::{
+    Charged, Hold, HoldId, Item, Limit, MemoryOptions, MemoryStore, Micros, Settled, Settlement, Store,
+    StoreFuture, StoredLimit, Tollgate,
+};
 
 use crate::scene::{BOTH, On, ask, gate, get, head_of, post, serve, statuses, used, window};
 
@@ -97,7 +104,7 @@ async fn bytes_are_charged_as_they_are_handed_on() {
         assert_eq!(used(&gate, "bytes", "ip:192.0.2.1").await, 4_321, "{on:?}");
         // Nobody waits for the answer: what was set aside stays.
         let given_up = head_of(&service, get("/").with("want-nothing", ""));
-        assert!(tokio::time::timeout(std::time::Duration::from_millis(5), given_up).await.is_err());
+        assert!(tokio::time::timeout(Duration::from_millis(5), given_up).await.is_err());
         settle().await;
         assert_eq!(used(&gate, "bytes", "ip:192.0.2.1").await, 5_321, "{on:?}");
     }
@@ -124,7 +131,7 @@ async fn a_lease_lasts_until_the_body_is_out() {
         assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0, "{on:?}");
         // One that goes away before its answer gives its lease back too.
         let given_up = head_of(&service, get("/").with("want-nothing", ""));
-        assert!(tokio::time::timeout(std::time::Duration::from_millis(5), given_up).await.is_err());
+        assert!(tokio::time::timeout(Duration::from_millis(5), given_up).await.is_err());
         settle().await;
         assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0, "{on:?}");
     }
@@ -172,4 +179,46 @@ async fn a_cost_is_what_the_request_asks_for() {
     let never = ask(&service, costing("11")).await;
     assert_eq!((never.status, never.field("retry-after")), (429, ""));
     assert_eq!(ask(&service, costing("3")).await.field("x-ratelimit-remaining"), "0");
+}
+
+/// A store that charges at once and answers only when it is told to.
+struct Slow {
+    store: MemoryStore,
+    go: Semaphore,
+}
+
+impl Store for Slow {
+    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Box::pin(async move {
+            let charged = Store::charge(&self.store, items, hold).await;
+            self.go.acquire().await.expect("it stays open").forget();
+            charged
+        })
+    }
+    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+        Store::settle(&self.store, id, settlement)
+    }
+    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+        Store::peek(&self.store, items)
+    }
+    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+        Store::forget(&self.store, limit, key)
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_while_the_store_is_asked_leaves_no_lease() {
+    let at_once = Limit::concurrency(1, Micros::from_secs(3_600)).expect("a limit");
+    let slow = Arc::new(Slow { store: MemoryStore::new(MemoryOptions::default()), go: Semaphore::new(0) });
+    let gate = Tollgate::builder().limit("at-once", at_once).store(slow.clone()).build().expect("a registry");
+    let (service, inside) =
+        serve(&gate, |layer| layer.toll(Route::any(), Toll::new("at-once", Payer::client())));
+    let asked = head_of(&service, get("/"));
+    assert!(tokio::time::timeout(Duration::from_millis(5), asked).await.is_err());
+    slow.go.add_permits(1);
+    settle().await;
+    assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0);
+    slow.go.add_permits(1);
+    assert_eq!(ask(&service, get("/")).await.status, 200);
+    assert_eq!(inside.calls.load(std::sync::atomic::Ordering::Relaxed), 1);
 }

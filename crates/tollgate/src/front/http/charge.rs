@@ -1,7 +1,7 @@
 //! From a request to a verdict: who owes what under which limits, charged all at once, and what that means for the request.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -19,7 +19,6 @@ use super::path::BadPath;
 use super::payer::Unpaid;
 use super::refusal::{Protocol, Refusal};
 use crate::decision::Decision;
-use crate::error::Error;
 use crate::gate::{Place, Resolved, ResolvedAll};
 use crate::headers::Said;
 use crate::key::Key;
@@ -47,6 +46,11 @@ impl Verdict {
     /// It goes on, and nothing was charged.
     pub(super) fn free() -> Verdict {
         Verdict::Pass { delay: Micros::ZERO, marks: Marks::default(), after: None }
+    }
+
+    /// Nobody could decide, neither the store nor a fallback: it does not pass.
+    pub(super) fn undecided(inner: &Inner, protocol: Protocol) -> Verdict {
+        Verdict::Stop(Refusal::undecided(protocol).answer(inner.responder.as_ref(), Marks::default()))
     }
 }
 
@@ -77,16 +81,44 @@ fn warn(inner: &Inner, limiter: &str, unpaid: &Unpaid) {
     }
 }
 
+/// A verdict that is waited for: boxed, as the future of a store elsewhere is.
+pub(super) type Asked = Pin<Box<dyn Future<Output = Verdict> + Send>>;
+
+/// Charges what is due in a store elsewhere.
+///
+/// A charge that is to be corrected later is seen through even if the caller goes away meanwhile: once it is there, its lease can
+/// be given back.
+pub(super) fn ask(inner: Arc<Inner>, dues: Dues, protocol: Protocol) -> Asked {
+    if !is_held(&inner, &dues) {
+        return Box::pin(async move { decide(&inner, &dues, protocol).await });
+    }
+    let deciding = {
+        let inner = inner.clone();
+        tokio::spawn(async move { decide(&inner, &dues, protocol).await })
+    };
+    Box::pin(async move { deciding.await.unwrap_or_else(|_| Verdict::undecided(&inner, protocol)) })
+}
+
+/// Whether anything of it is to be corrected later.
+fn is_held(inner: &Inner, dues: &Dues) -> bool {
+    dues.iter().any(|due| inner.posts[due.post].is_held)
+}
+
 /// Charges what is due, and says what that means.
 pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) -> Verdict {
-    let is_held = dues.iter().any(|due| inner.posts[due.post].is_held);
+    let is_held = is_held(inner, dues);
     let hold = is_held.then(|| Hold { id: HoldId::random(), ttl: inner.settle_within });
     let operation = if is_held { "reserve" } else { "charge" };
     let started = inner.gate.gate.started(operation);
     let resolved: ResolvedAll<'_, '_> = dues.iter().map(|due| resolve(inner, due)).collect();
     match inner.gate.decide_resolved(operation, &resolved, hold, &started).await {
         Ok(decision) => conclude(inner, dues, protocol, &resolved, &decision, hold).await,
-        Err(error) => Verdict::Stop(undecided(inner, protocol, &error)),
+        Err(error) => {
+            if let Some(count) = inner.undecided.count() {
+                tracing::error!(count, "refused a request that could not be decided: {error}");
+            }
+            Verdict::undecided(inner, protocol)
+        }
     }
 }
 
@@ -151,15 +183,6 @@ pub(super) async fn settle(inner: &Inner, id: HoldId, settlement: &Settlement) {
     {
         tracing::warn!(count, "a charge stays as it was reserved, because it could not be settled: {error}");
     }
-}
-
-/// The answer where nobody could decide: neither the store nor a fallback.
-#[cold]
-fn undecided(inner: &Inner, protocol: Protocol, error: &Error) -> Response<Bytes> {
-    if let Some(count) = inner.undecided.count() {
-        tracing::error!(count, "refused a request that could not be decided: {error}");
-    }
-    Refusal::undecided(protocol).answer(inner.responder.as_ref(), Marks::default())
 }
 
 /// The outcome of what is ready at once, as everything is whose counters are in this process.

@@ -12,12 +12,9 @@ use tower_service::Service;
 
 use super::after::After;
 use super::body::LimitedBody;
-use super::charge::{self, Verdict};
+use super::charge::{self, Asked, Verdict};
 use super::marks::Marks;
 use super::toll::Answer;
-
-/// What is waited for where the store is elsewhere: boxed, as the store's own future is.
-type Asked = Pin<Box<dyn Future<Output = Verdict> + Send>>;
 
 type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 

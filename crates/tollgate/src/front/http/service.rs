@@ -12,8 +12,7 @@ use super::body::LimitedBody;
 use super::charge::{self, Verdict};
 use super::future::LimitFuture;
 use super::layer::Inner;
-use super::marks::Marks;
-use super::refusal::{self, Protocol, Refusal};
+use super::refusal::{self, Protocol};
 
 /// A service with limits before it, made by a [`LimitLayer`](super::LimitLayer).
 #[derive(Clone)]
@@ -57,11 +56,9 @@ where
         let protocol = Protocol::of(&request);
         if self.inner.gate.is_in_process() {
             let verdict = charge::at_once(charge::decide(&self.inner, &dues, protocol));
-            let undecided = || Verdict::Stop(Refusal::undecided(protocol).answer(None, Marks::default()));
-            return self.go(verdict.unwrap_or_else(undecided), request);
+            return self.go(verdict.unwrap_or_else(|| Verdict::undecided(&self.inner, protocol)), request);
         }
-        let inner = self.inner.clone();
-        let asked = Box::pin(async move { charge::decide(&inner, &dues, protocol).await });
+        let asked = charge::ask(self.inner.clone(), dues, protocol);
         LimitFuture::asking(asked, self.ready_service(), request)
     }
 }
