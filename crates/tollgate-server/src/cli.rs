@@ -29,6 +29,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Answer checks over the network: JSON over HTTP, Envoy's protocol and Redis's, with a live page
+    ///
+    /// Without a config it serves an example policy, counting in its own memory. A config that changes is read again, and what
+    /// was consumed stays consumed. SIGTERM and ctrl-c finish what has begun and end with exit code 0.
+    Serve(ServeArgs),
     /// Check a config file: every mistake with its line, field, value and fix
     ///
     /// A valid file is answered with a table of its limits in words and exit code 0. Otherwise every mistake is told on
@@ -49,6 +54,22 @@ pub(crate) enum Command {
     /// Runs a hot key, 1,000 keys and many keys, one check at a time and in groups of 16, on one thread and on several.
     /// Latency is sampled: one call in many is timed, so that measuring does not dominate what is measured.
     Bench(BenchArgs),
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Examples:\n  tollgate serve\n  tollgate serve --config tollgate.toml --listen 127.0.0.1:9000"
+)]
+pub(crate) struct ServeArgs {
+    /// The policy (TOML); without one, an example is served.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where the API and the page are [default: what the config says, or 127.0.0.1:8080].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: Option<String>,
+    /// Listen beyond this machine without an admin token.
+    #[arg(long)]
+    pub(crate) without_token: bool,
 }
 
 #[derive(Args)]

@@ -68,6 +68,16 @@ impl Failure {
     }
 }
 
+/// What `main` would say, in one line.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::CouldNot { message, .. } => f.write_str(message),
+            Failure::ReaderLeft | Failure::Answered => Ok(()),
+        }
+    }
+}
+
 /// A line on stderr. When stderr is closed there is nobody left to tell, and no reason to panic.
 pub(crate) fn tell(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{line}");

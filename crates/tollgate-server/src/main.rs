@@ -4,14 +4,19 @@
 //! that what they tell holds for those programs too. Nothing here counts or decides. What could not be done is a
 //! [`Failure`](failure::Failure): one clear line on stderr and exit code 2.
 
+mod app;
 mod backtest;
 mod bench;
 mod cli;
 mod failure;
 mod figures;
+mod front;
+mod reload;
 mod screen;
+mod serve;
 mod source;
 mod table;
+mod token;
 mod validate;
 
 use std::process::ExitCode;
@@ -24,6 +29,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let done = match &command {
+        Command::Serve(asked) => serve::run(asked),
         Command::Validate(asked) => validate::run(asked),
         Command::Backtest(asked) => backtest::run(asked),
         Command::Bench(asked) => bench::run(asked),

@@ -35,7 +35,7 @@ pub(crate) fn load(path: &Path) -> Result<Config, Failure> {
 }
 
 /// A config as the environment has it: `TOLLGATE_…` and the short names go before what the file says.
-fn parse(text: &str) -> Result<Config, Mistakes> {
+pub(crate) fn parse(text: &str) -> Result<Config, Mistakes> {
     // A variable that is no text is none of ours.
     let variables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));

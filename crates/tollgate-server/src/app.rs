@@ -1,0 +1,139 @@
+//! What all faces share: the registry as the config has it now, and the one way to ask it.
+//!
+//! A config that is changed becomes a new registry over the same store (`reload.rs`). Where the counters are in this process, a
+//! decision is made while nothing is changed: it holds the state for reading, and a reload waits for it, so no charge falls
+//! between two registries. Where they are elsewhere the store itself sees to that, and nothing is held while it is waited for.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use tollgate::config::{Config, StoreMode};
+use tollgate::{Ask, Decision, Error, HoldId, Reserved, Tollgate};
+
+use crate::reload::History;
+use crate::token::Token;
+
+/// What the faces of a server share.
+pub(crate) struct App {
+    state: RwLock<Arc<State>>,
+    pub(crate) history: History,
+    pub(crate) token: Option<Token>,
+    pub(crate) metrics: metrics_exporter_prometheus::PrometheusHandle,
+    is_draining: AtomicBool,
+}
+
+/// The registry, and the config that it was made from.
+pub(crate) struct State {
+    pub(crate) gate: Tollgate,
+    pub(crate) config: Config,
+}
+
+/// What is done with asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    Charge,
+    Peek,
+    /// Held for so long.
+    Reserve(Duration),
+}
+
+/// A decision, and the name of the reservation if it was asked for and made.
+pub(crate) struct Decided<'a> {
+    pub(crate) decision: Decision<'a>,
+    pub(crate) reservation: Option<HoldId>,
+}
+
+impl State {
+    async fn act<'a>(&'a self, act: Act, asks: &[Ask<'_>]) -> Result<Decided<'a>, Error> {
+        let decision = match act {
+            Act::Charge => self.gate.charge(asks).await?,
+            Act::Peek => self.gate.peek(asks).await?,
+            Act::Reserve(ttl) => {
+                let Reserved { decision, reservation } = self.gate.reserve(asks, ttl).await?;
+                return Ok(Decided { decision, reservation: reservation.map(|held| held.id()) });
+            }
+        };
+        Ok(Decided { decision, reservation: None })
+    }
+
+    fn is_in_process(&self) -> bool {
+        self.config.store.mode == StoreMode::Memory
+    }
+}
+
+impl App {
+    pub(crate) fn new(
+        gate: Tollgate,
+        config: Config,
+        token: Option<Token>,
+        metrics: metrics_exporter_prometheus::PrometheusHandle,
+    ) -> App {
+        App {
+            state: RwLock::new(Arc::new(State { gate, config })),
+            history: History::default(),
+            token,
+            metrics,
+            is_draining: AtomicBool::new(false),
+        }
+    }
+
+    /// The state as it is now, for what need not be exact across a reload.
+    pub(crate) fn state(&self) -> Arc<State> {
+        self.state.read().clone()
+    }
+
+    /// Decides, and hands the decision over before anything changes.
+    pub(crate) async fn decide<R>(
+        &self,
+        act: Act,
+        asks: &[Ask<'_>],
+        tell: impl FnOnce(&State, Result<Decided<'_>, Error>) -> R,
+    ) -> R {
+        let state = {
+            let state = self.state.read();
+            if state.is_in_process()
+                && let Some(decided) = at_once(state.act(act, asks))
+            {
+                return tell(&state, decided);
+            }
+            state.clone()
+        };
+        let decided = state.act(act, asks).await;
+        tell(&state, decided)
+    }
+
+    /// Works with the state while nothing changes: for many decisions in one go, where the counters are in this process.
+    pub(crate) fn with_state<R>(&self, work: impl FnOnce(&State) -> R) -> Option<R> {
+        let state = self.state.read();
+        state.is_in_process().then(|| work(&state))
+    }
+
+    /// Puts a new state in the place of the old one, which nobody uses meanwhile.
+    pub(crate) fn change<E>(&self, change: impl FnOnce(&State) -> Result<State, E>) -> Result<(), E> {
+        let mut state = self.state.write();
+        *state = Arc::new(change(&state)?);
+        Ok(())
+    }
+
+    /// From now on the server is not ready, and only finishes what it has begun.
+    pub(crate) fn drain(&self) {
+        self.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+}
+
+/// The outcome of what is ready at once, as everything is whose counters are in this process.
+pub(crate) fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => None,
+    }
+}

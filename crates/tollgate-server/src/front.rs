@@ -1,0 +1,5 @@
+//! The faces of the server: one folder for each protocol.
+//!
+//! A face reads what came in, asks the registry through `app.rs`, and answers in its own words. It never counts.
+
+pub(crate) mod json;

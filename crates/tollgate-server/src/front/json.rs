@@ -1,0 +1,224 @@
+//! HTTP: the JSON API, the gate for proxies, health, metrics, and the page.
+//!
+//! `ask.rs` reads questions, `tell.rs` writes decisions, `fault.rs` says what is wrong with a call, `gate.rs` answers proxies.
+//! Routes are a `match`: there are few, and a check must cost little more than reading it.
+
+mod admin;
+mod ask;
+mod body;
+mod fault;
+mod gate;
+mod look;
+mod tell;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use tollgate::{Ask, HoldId, Settled, Settlement};
+
+use self::ask::{Actual, Batch, OfReservation, Question};
+use self::body::full;
+use self::fault::Fault;
+use crate::app::{Act, App, State};
+
+pub(crate) use self::body::Body;
+
+/// How long a reservation can be settled, unless said.
+const TTL: Duration = Duration::from_secs(60);
+
+/// The longest that can be asked for.
+const MOST_TTL_MS: u64 = 24 * 3_600 * 1_000;
+
+/// Answers one request. A fault is an answer too.
+pub(crate) async fn answer(app: Arc<App>, request: Request<Incoming>) -> Response<Body> {
+    match route(&app, request).await {
+        Ok(response) => response,
+        Err(fault) => fault.into_response(),
+    }
+}
+
+async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
+    let path = request.uri().path();
+    if let Some(rest) = path.strip_prefix("/v1/gate/") {
+        only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
+        return gate::answer(app, rest, request.uri().query()).await;
+    }
+    match path {
+        "/v1/check" => decide(app, request, |_| Ok(Act::Charge)).await,
+        "/v1/peek" => decide(app, request, |_| Ok(Act::Peek)).await,
+        "/v1/reserve" => decide(app, request, |asked| Ok(Act::Reserve(ttl(asked.ttl_ms)?))).await,
+        "/v1/checks" => checks(app, request).await,
+        "/v1/settle" => settle(app, request, settlement).await,
+        "/v1/cancel" => settle(app, request, |asked| no_amount(asked, Settlement::Cancel)).await,
+        "/v1/renew" => settle(app, request, |asked| no_amount(asked, Settlement::Renew)).await,
+        "/v1/reset" => admin::reset(app, request).await,
+        "/v1/reload" => admin::reload(app, request).await,
+        _ => {
+            only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
+            look::answer(app, path, request.uri().query()).await
+        }
+    }
+}
+
+fn only(request: &Request<Incoming>, allow: &'static str, methods: &[Method]) -> Result<(), Fault> {
+    if methods.contains(request.method()) { Ok(()) } else { Err(Fault::method(allow)) }
+}
+
+/// The body of a POST that is JSON.
+async fn posted(request: Request<Incoming>) -> Result<Bytes, Fault> {
+    only(&request, "POST", &[Method::POST])?;
+    let is_json = |value: &HeaderValue| {
+        let kind = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
+        kind.trim_ascii().eq_ignore_ascii_case(b"application/json")
+    };
+    if !request.headers().get(CONTENT_TYPE).is_some_and(is_json) {
+        return Err(Fault::not_json());
+    }
+    body::read(request.into_body()).await
+}
+
+/// Whether the caller may do what admins do.
+fn authorize(app: &App, request: &Request<Incoming>) -> Result<(), Fault> {
+    let Some(token) = &app.token else { return Ok(()) };
+    let shown = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    match shown.strip_prefix(b"Bearer ") {
+        Some(shown) if token.is(shown) => Ok(()),
+        _ => Err(Fault::no_token()),
+    }
+}
+
+async fn decide(
+    app: &App,
+    request: Request<Incoming>,
+    act: impl FnOnce(&Question<'_>) -> Result<Act, Fault>,
+) -> Result<Response<Body>, Fault> {
+    let body = posted(request).await?;
+    let asked: Question<'_> = ask::read(&body)?;
+    let act = act(&asked)?;
+    if asked.ttl_ms.is_some() && !matches!(act, Act::Reserve(_)) {
+        return Err(Fault::malformed("`ttl_ms` is for /v1/reserve"));
+    }
+    let asks = asked.asks()?;
+    let told = app.decide(act, &asks, |state, decided| {
+        let mut out = String::with_capacity(192 + 128 * asks.len());
+        match decided {
+            Ok(decided) => tell::decision(&mut out, &decided),
+            Err(error) => return Err(undecided(state, &asks, &error)),
+        }
+        Ok(out)
+    });
+    Ok(json(told.await?))
+}
+
+/// Many checks in one call, each by itself.
+async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
+    let body = posted(request).await?;
+    let batch: Batch<'_> = ask::read(&body)?;
+    if batch.checks.is_empty() || batch.checks.len() > ask::MOST_CHECKS {
+        let (count, most) = (batch.checks.len(), ask::MOST_CHECKS);
+        return Err(Fault::malformed(format!("`checks` has {count} entries; a batch has 1 to {most}")));
+    }
+    // All of them are read before the first is charged: a batch with a mistake in it charges nothing.
+    let asks = batch.checks.iter().map(ask::One::ask).collect::<Result<Vec<Ask<'_>>, Fault>>()?;
+    known(&app.state(), &asks)?;
+    let mut out = String::with_capacity(32 + 256 * asks.len());
+    out.push_str("{\"results\":[");
+    for (index, ask) in asks.iter().enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        let asks = std::slice::from_ref(ask);
+        let told = app.decide(Act::Charge, asks, |state, decided| match decided {
+            Ok(decided) => {
+                tell::decision(&mut out, &decided);
+                Ok(())
+            }
+            Err(error) => Err(undecided(state, asks, &error)),
+        });
+        told.await?;
+    }
+    out.push_str("]}");
+    Ok(json(out))
+}
+
+async fn settle(
+    app: &App,
+    request: Request<Incoming>,
+    settlement: impl FnOnce(&OfReservation<'_>) -> Result<Settlement, Fault>,
+) -> Result<Response<Body>, Fault> {
+    let body = posted(request).await?;
+    let asked: OfReservation<'_> = ask::read(&body)?;
+    let id: HoldId = asked.reservation.0.parse().map_err(|error| Fault::malformed(format!("{error}")))?;
+    let settlement = settlement(&asked)?;
+    let settled = app.state().gate.settle(id, &settlement).await;
+    let word = match settled {
+        Ok(Settled::Done) => "done",
+        Ok(Settled::Already) => "already",
+        Ok(Settled::Unknown) => "unknown",
+        Err(error) if error.is_transient() => return Err(Fault::unavailable(error.to_string())),
+        Err(error) => return Err(Fault::malformed(error.to_string())),
+    };
+    Ok(json(format!("{{\"settled\":\"{word}\"}}")))
+}
+
+fn settlement(asked: &OfReservation<'_>) -> Result<Settlement, Fault> {
+    match &asked.actual {
+        Some(Actual::All(actual)) => Ok(Settlement::Actual(*actual)),
+        Some(Actual::Each(each)) => {
+            Ok(Settlement::Each(each.iter().map(|(name, actual)| (name.clone(), *actual)).collect()))
+        }
+        None => Err(Fault::malformed("`actual` says what it cost; to give all of it back, ask /v1/cancel")),
+    }
+}
+
+fn no_amount(asked: &OfReservation<'_>, settlement: Settlement) -> Result<Settlement, Fault> {
+    match asked.actual {
+        None => Ok(settlement),
+        Some(_) => Err(Fault::malformed("`actual` is for /v1/settle")),
+    }
+}
+
+fn ttl(ttl_ms: Option<u64>) -> Result<Duration, Fault> {
+    match ttl_ms {
+        None => Ok(TTL),
+        Some(ms @ 1..=MOST_TTL_MS) => Ok(Duration::from_millis(ms)),
+        Some(_) => Err(Fault::malformed(format!("`ttl_ms` must be from 1 to {MOST_TTL_MS}, a day"))),
+    }
+}
+
+/// Refuses a question about a limit that there is not.
+fn known(state: &State, asks: &[Ask<'_>]) -> Result<(), Fault> {
+    asks.iter().try_for_each(|ask| known_limit(state, ask.limit()))
+}
+
+fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
+    let Err(error) = state.gate.find(name) else { return Ok(()) };
+    let names = state.gate.rules().iter().map(|rule| rule.name().to_owned()).collect();
+    Err(Fault::unknown_limit(error.to_string(), names))
+}
+
+/// Why a question could not be decided: it was wrong, or nobody was there to answer.
+fn undecided(state: &State, asks: &[Ask<'_>], error: &tollgate::Error) -> Fault {
+    match known(state, asks) {
+        Err(fault) => fault,
+        Ok(()) if error.is_transient() => Fault::unavailable(error.to_string()),
+        Ok(()) => Fault::malformed(error.to_string()),
+    }
+}
+
+fn json(text: String) -> Response<Body> {
+    let mut response = Response::new(full(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn text(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

@@ -1,0 +1,280 @@
+//! What a JSON request asks for, and what is wrong with it.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use smallvec::SmallVec;
+use tollgate::{Ask, Key};
+
+use super::fault::Fault;
+
+/// How many limits one charge, and how many checks one batch may name.
+pub(crate) const MOST_CHARGES: usize = 64;
+pub(crate) const MOST_CHECKS: usize = 1_024;
+
+/// The body of check, peek and reserve: one charge, or several that are charged together.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Question<'a> {
+    #[serde(borrow, default)]
+    limit: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    key: Option<KeyText<'a>>,
+    #[serde(default)]
+    cost: Option<u64>,
+    #[serde(borrow, default)]
+    charges: Option<Vec<One<'a>>>,
+    #[serde(default)]
+    pub(crate) ttl_ms: Option<u64>,
+}
+
+/// The body of a batch: each is charged by itself.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Batch<'a> {
+    #[serde(borrow)]
+    pub(crate) checks: Vec<One<'a>>,
+}
+
+/// One limit of a charge.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct One<'a> {
+    #[serde(borrow)]
+    limit: Text<'a>,
+    #[serde(borrow)]
+    key: KeyText<'a>,
+    #[serde(default)]
+    cost: Option<u64>,
+}
+
+/// The body of calls about one key.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OfKey<'a> {
+    #[serde(borrow)]
+    pub(crate) limit: Text<'a>,
+    #[serde(borrow)]
+    pub(crate) key: KeyText<'a>,
+}
+
+/// The body of settle; cancel and renew have no amount.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OfReservation<'a> {
+    #[serde(borrow)]
+    pub(crate) reservation: Text<'a>,
+    #[serde(default)]
+    pub(crate) actual: Option<Actual>,
+}
+
+/// What a reservation truly cost: the same under every limit of it, or by name.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Actual {
+    All(u64),
+    Each(std::collections::BTreeMap<String, u64>),
+}
+
+pub(crate) type Asks<'a> = SmallVec<[Ask<'a>; 4]>;
+
+impl Question<'_> {
+    /// The asks of one charge.
+    pub(crate) fn asks(&self) -> Result<Asks<'_>, Fault> {
+        match (&self.limit, &self.key, &self.charges) {
+            (Some(limit), Some(key), None) => Ok(std::iter::once(ask(limit, key, self.cost)?).collect()),
+            (None, None, Some(charges)) if self.cost.is_none() => {
+                if charges.is_empty() || charges.len() > MOST_CHARGES {
+                    let count = charges.len();
+                    return Err(Fault::malformed(format!(
+                        "`charges` has {count} entries; a charge names 1 to {MOST_CHARGES} limits"
+                    )));
+                }
+                charges.iter().map(One::ask).collect()
+            }
+            _ => Err(Fault::malformed(
+                "write either {\"limit\":…,\"key\":…,\"cost\":…} or {\"charges\":[{\"limit\":…,\"key\":…},…]}",
+            )),
+        }
+    }
+}
+
+impl One<'_> {
+    pub(crate) fn ask(&self) -> Result<Ask<'_>, Fault> {
+        ask(&self.limit, &self.key, self.cost)
+    }
+}
+
+fn ask<'a>(limit: &'a Text<'_>, key: &'a KeyText<'_>, cost: Option<u64>) -> Result<Ask<'a>, Fault> {
+    let cost = cost.unwrap_or(1);
+    if cost == 0 {
+        return Err(Fault::malformed("`cost` must be at least 1; to look without charging, ask /v1/peek"));
+    }
+    Ok(Ask::new(&limit.0, key.checked()?).cost(cost))
+}
+
+/// A text that is borrowed where it can be.
+pub(crate) struct Text<'a>(pub(crate) Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Words;
+        impl<'de> Visitor<'de> for Words {
+            type Value = Text<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Words)
+    }
+}
+
+/// Who pays: `"user:42"`, or raw parts that need no encoding, `{"namespace":"ip","key":"2001:db8::1"}`.
+pub(crate) struct KeyText<'a>(Result<Cow<'a, str>, String>);
+
+impl KeyText<'_> {
+    /// The text of the key, if it is one.
+    pub(crate) fn checked(&self) -> Result<&str, Fault> {
+        let text = match &self.0 {
+            Ok(text) => text,
+            Err(why) => return Err(Fault::malformed(why.clone())),
+        };
+        match Key::parse(text) {
+            Ok(_) => Ok(text),
+            Err(error) => {
+                let meant = error.suggestion().map(|text| format!("; did you mean `{text}`?"));
+                Err(Fault::malformed(format!("{error}{}", meant.unwrap_or_default())))
+            }
+        }
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for KeyText<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Parts<'a> {
+            #[serde(borrow, default)]
+            namespace: Option<Text<'a>>,
+            #[serde(borrow)]
+            key: Text<'a>,
+            #[serde(borrow, default)]
+            version: Option<Text<'a>>,
+        }
+        struct TextOrParts;
+        impl<'de> Visitor<'de> for TextOrParts {
+            type Value = KeyText<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a key such as \"user:42\" or {\"namespace\":…,\"key\":…}")
+            }
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<KeyText<'de>, E> {
+                Ok(KeyText(Ok(Cow::Borrowed(text))))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<KeyText<'de>, E> {
+                Ok(KeyText(Ok(Cow::Owned(text.to_owned()))))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<KeyText<'de>, A::Error> {
+                let parts = Parts::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                let namespace = parts.namespace.as_ref().map_or("default", |namespace| &namespace.0);
+                let key = match &parts.version {
+                    Some(version) => Key::with_version(namespace, &parts.key.0, &version.0),
+                    None => Key::new(namespace, &parts.key.0),
+                };
+                Ok(KeyText(match key {
+                    Ok(key) => Ok(Cow::Owned(key.to_string())),
+                    Err(error) => Err(error.to_string()),
+                }))
+            }
+        }
+        deserializer.deserialize_any(TextOrParts)
+    }
+}
+
+/// Reads a body, or says where it is wrong.
+pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Fault> {
+    serde_json::from_slice(body).map_err(|error| {
+        // What a caller has sent is not repeated: it may hold a key.
+        let place = format!("line {} column {}", error.line(), error.column());
+        let text = error.to_string();
+        let known =
+            ["unknown field", "missing field", "invalid type", "EOF", "expected", "trailing", "recursion"];
+        let what = match known.iter().any(|start| text.starts_with(start)) {
+            true => text.split(" at line ").next().unwrap_or_default().to_owned(),
+            false => "it is not JSON of the expected form".to_owned(),
+        };
+        Fault::malformed(format!("the body, {place}: {what}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The asks of a body, as `limit key` each, or what is said of it.
+    fn check(body: &str, expected: Result<&[&str], &str>) {
+        let asked = read::<Question<'_>>(body.as_bytes());
+        let asks = asked.as_ref().map_err(ToString::to_string).and_then(|asked| {
+            let asks = asked.asks().map_err(|fault| fault.to_string())?;
+            Ok(asks.iter().map(|ask| format!("{ask:?}")).collect::<Vec<_>>())
+        });
+        match (asks, expected) {
+            (Ok(asks), Ok(expected)) => {
+                assert_eq!(asks.len(), expected.len(), "{body}");
+                for (ask, words) in asks.iter().zip(expected) {
+                    for word in words.split(' ') {
+                        assert!(ask.contains(word), "{body}: {ask}");
+                    }
+                }
+            }
+            (Err(said), Err(expected)) => assert!(said.contains(expected), "{body}: {said}"),
+            (found, expected) => panic!("{body}: {found:?} {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn a_question_is_one_charge_or_several() {
+        check(r#"{"limit":"api","key":"user:42"}"#, Ok(&["api user:42"]));
+        check(r#"{"limit":"api","key":"user:42","cost":3}"#, Ok(&["api user:42 3"]));
+        check(
+            r#"{"limit":"api","key":{"namespace":"ip","key":"2001:db8::1"}}"#,
+            Ok(&["ip:2001%3Adb8%3A%3A1"]),
+        );
+        check(r#"{"limit":"api","key":{"key":"a","version":"v2"}}"#, Ok(&["default:a:v2"]));
+        check(r#"{"limit":"api","key":"\u0061"}"#, Ok(&["api a"]));
+        check(
+            r#"{"charges":[{"limit":"a","key":"x"},{"limit":"b","key":"y","cost":2}]}"#,
+            Ok(&["a x", "b y 2"]),
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        check("", Err("EOF"));
+        check("{", Err("EOF"));
+        check("[]", Err("invalid"));
+        check("{}", Err("write either"));
+        check(r#"{"limit":"api"}"#, Err("write either"));
+        check(r#"{"limit":"api","key":"k","charges":[]}"#, Err("write either"));
+        check(r#"{"charges":[]}"#, Err("0 entries"));
+        check(r#"{"charges":[{"limit":"a"}]}"#, Err("missing field `key`"));
+        check(r#"{"limit":"api","kye":"k"}"#, Err("unknown field"));
+        check(r#"{"limit":"api","key":"k","cost":0}"#, Err("ask /v1/peek"));
+        check(r#"{"limit":"api","key":"k","cost":-1}"#, Err("the body"));
+        check(r#"{"limit":"api","key":"k","cost":1.5}"#, Err("the body"));
+        check(r#"{"limit":"api","key":"k","cost":18446744073709551616}"#, Err("the body"));
+        check(r#"{"limit":"api","key":""}"#, Err("the key is empty"));
+        check(r#"{"limit":"api","key":"ip:2001:db8::1"}"#, Err("did you mean `ip:2001%3Adb8%3A%3A1`?"));
+        check(r#"{"limit":"api","key":{"namespace":"","key":"a"}}"#, Err("the namespace is empty"));
+        check(r#"{"limit":"api","key":7}"#, Err("invalid type"));
+        let deep = format!("{{\"limit\":{}", "[".repeat(100_000));
+        check(&deep, Err("the body"));
+    }
+}

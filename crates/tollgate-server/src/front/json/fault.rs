@@ -1,0 +1,93 @@
+//! What is wrong with a call, as `application/problem+json`.
+
+use std::fmt;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use http::{Response, StatusCode};
+use serde_json::json;
+
+use super::body::{Body, full};
+
+/// What is wrong with a call.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    status: StatusCode,
+    detail: String,
+    /// The limits that there are, where another was asked for.
+    known: Option<Vec<String>>,
+    /// The methods that there are, where another was tried.
+    allow: Option<&'static str>,
+}
+
+impl Fault {
+    fn new(status: StatusCode, detail: impl Into<String>) -> Fault {
+        Fault { status, detail: detail.into(), known: None, allow: None }
+    }
+
+    pub(crate) fn malformed(detail: impl Into<String>) -> Fault {
+        Fault::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    pub(crate) fn unknown_limit(detail: impl Into<String>, known: Vec<String>) -> Fault {
+        Fault { known: Some(known), ..Fault::new(StatusCode::NOT_FOUND, detail) }
+    }
+
+    pub(crate) fn not_found(detail: impl Into<String>) -> Fault {
+        Fault::new(StatusCode::NOT_FOUND, detail)
+    }
+
+    pub(crate) fn method(allow: &'static str) -> Fault {
+        let detail = format!("this address answers to {allow}");
+        Fault { allow: Some(allow), ..Fault::new(StatusCode::METHOD_NOT_ALLOWED, detail) }
+    }
+
+    pub(crate) fn too_large(most: usize) -> Fault {
+        Fault::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {most} bytes"))
+    }
+
+    pub(crate) fn too_slow() -> Fault {
+        Fault::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time")
+    }
+
+    pub(crate) fn not_json() -> Fault {
+        let detail = "send JSON, and say so: Content-Type: application/json";
+        Fault::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
+    }
+
+    pub(crate) fn no_token() -> Fault {
+        let detail = "this call needs the admin token: Authorization: Bearer …";
+        Fault::new(StatusCode::UNAUTHORIZED, detail)
+    }
+
+    pub(crate) fn unavailable(detail: impl Into<String>) -> Fault {
+        Fault::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    }
+
+    pub(crate) fn into_response(self) -> Response<Body> {
+        let title = self.status.canonical_reason().unwrap_or("Error");
+        let mut problem = json!({
+            "type": "about:blank", "title": title, "status": self.status.as_u16(), "detail": self.detail,
+        });
+        if let Some(known) = self.known {
+            problem["known-limits"] = known.into();
+        }
+        let mut response = Response::new(full(Bytes::from(problem.to_string())));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(tollgate::problem::CONTENT_TYPE));
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.detail)
+    }
+}

@@ -1,0 +1,101 @@
+//! `/v1/gate/{limit}/{key}`: 200 or 429, with the fields that tell a caller how it stands, for proxies that ask before they
+//! pass a request on: nginx `auth_request`, Caddy and Traefik forward-auth.
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{Response, StatusCode};
+use tollgate::headers::{self, Format, Said};
+use tollgate::http::decoded;
+use tollgate::problem::{self, Reason};
+use tollgate::{Allowance, Ask, Clock, Decision, Key};
+
+use super::body::{Body, full};
+use super::fault::Fault;
+use super::undecided;
+use crate::app::{Act, App, State};
+
+/// Charges what the path names.
+pub(super) async fn answer(app: &App, path: &str, query: Option<&str>) -> Result<Response<Body>, Fault> {
+    let Some((limit, key)) = path.split_once('/') else {
+        return Err(Fault::malformed("write /v1/gate/{limit}/{key}, the key percent-encoded"));
+    };
+    let (limit, key) = (decoded(limit), decoded(key));
+    let parsed = Key::parse(&key).map_err(|error| Fault::malformed(error.to_string()))?;
+    let Asked { cost, deny } = read_query(query)?;
+    let asks = [Ask::new(&limit, &key).cost(cost)];
+    app.decide(Act::Charge, &asks, |state, decided| match decided {
+        Ok(decided) => Ok(told(state, &decided.decision, &parsed, cost, deny)),
+        Err(error) => Err(undecided(state, &asks, &error)),
+    })
+    .await
+}
+
+/// What a query may say.
+struct Asked {
+    cost: u64,
+    deny: StatusCode,
+}
+
+fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
+    let mut asked = Asked { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS };
+    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some(("cost", cost)) => {
+                let cost = cost.parse().ok().filter(|cost| *cost > 0);
+                asked.cost =
+                    cost.ok_or_else(|| Fault::malformed("`cost` must be a whole number, at least 1"))?;
+            }
+            Some(("deny", status)) => {
+                let status = status.parse().ok().and_then(|status| StatusCode::from_u16(status).ok());
+                let status = status.filter(|status| status.is_client_error() || status.is_server_error());
+                asked.deny =
+                    status.ok_or_else(|| Fault::malformed("`deny` must be a status from 400 to 599"))?;
+            }
+            _ => return Err(Fault::malformed("the query may say `cost` and `deny`, as in ?cost=2&deny=403")),
+        }
+    }
+    Ok(asked)
+}
+
+fn told(
+    state: &State,
+    decision: &Decision<'_>,
+    key: &Key<'_>,
+    cost: u64,
+    deny: StatusCode,
+) -> Response<Body> {
+    let said: Vec<Said<'_>> = decision
+        .limits()
+        .iter()
+        .map(|limit| Said {
+            name: limit.name,
+            limit: state.gate.find(limit.name).ok().and_then(|rule| match rule.allowance_for(key) {
+                Allowance::Limited(limit) => Some(limit),
+                Allowance::Unlimited | Allowance::Blocked => None,
+            }),
+            cost,
+            outcome: limit.outcome,
+            shadow: limit.shadow,
+            unit: None,
+        })
+        .collect();
+    let mut response = match Reason::of(decision) {
+        None => Response::new(full(Bytes::new())),
+        Some(reason) => {
+            let mut response = Response::new(full(problem::body(reason, said.iter().copied())));
+            let plain = StatusCode::from_u16(reason.status()).unwrap_or(deny);
+            *response.status_mut() = if deny == StatusCode::TOO_MANY_REQUESTS { plain } else { deny };
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(problem::CONTENT_TYPE));
+            response
+        }
+    };
+    let fields = response.headers_mut();
+    fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers::render(&Format::default(), said.iter().copied(), Clock::system().now(), |field, value| {
+        // What is rendered is visible ASCII.
+        if let Ok(value) = HeaderValue::from_str(value) {
+            fields.insert(HeaderName::from_static(field.name()), value);
+        }
+    });
+    response
+}

@@ -1,0 +1,115 @@
+//! What can be looked at without changing anything: limits, the standing of a key, health, metrics.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+use tollgate::http::decoded;
+use tollgate::{Allowance, Key, Rule, StoreState};
+
+use super::body::Body;
+use super::fault::Fault;
+use super::{json as answered, known_limit, tell, text};
+use crate::app::{App, State};
+
+pub(super) async fn answer(app: &Arc<App>, path: &str, query: Option<&str>) -> Result<Response<Body>, Fault> {
+    match path {
+        "/healthz" => Ok(text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n")),
+        "/readyz" => Ok(ready(app)),
+        "/metrics" => {
+            app.state().gate.publish_metrics();
+            app.metrics.run_upkeep();
+            Ok(text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", app.metrics.render()))
+        }
+        "/v1/limits" => Ok(answered(limits(&app.state()).to_string())),
+        "/v1/status" => status(app, query).await,
+        "/v1/server" => Ok(answered(server(app).to_string())),
+        _ => Err(Fault::not_found("there is nothing at this address; /openapi.json lists what there is")),
+    }
+}
+
+/// Ready as long as it answers: limits fall back where their store is down. A server that ends is not ready for more.
+fn ready(app: &App) -> Response<Body> {
+    if app.is_draining() {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "draining\n");
+    }
+    let store = app.state().gate.store_health().state;
+    let words =
+        if store == StoreState::Up { "ready\n" } else { "ready, without the store: limits fall back\n" };
+    text(StatusCode::OK, "text/plain; charset=utf-8", words)
+}
+
+/// All limits, in words and in numbers.
+pub(super) fn limits(state: &State) -> Value {
+    let limits: Vec<Value> = state.gate.rules().iter().map(|rule| limit(state, rule)).collect();
+    json!({ "limits": limits })
+}
+
+fn limit(state: &State, rule: &Rule) -> Value {
+    let (strategy, capacity, window_ms) = match rule.allowance() {
+        Allowance::Limited(limit) => (
+            Some(limit.strategy().name()),
+            Some(limit.capacity()),
+            Some(limit.window().get().div_ceil(1_000)),
+        ),
+        Allowance::Unlimited => (None, None, None),
+        Allowance::Blocked => (None, Some(0), None),
+    };
+    json!({
+        "limit": rule.name(),
+        "strategy": strategy,
+        "rule": rule.allowance().to_string(),
+        "capacity": capacity,
+        "window_ms": window_ms,
+        "shadow": rule.is_shadow(),
+        "fallback": rule.own_fallback().unwrap_or(state.config.store.fallback).name(),
+        "overrides": rule.overrides().len(),
+        "store": state.config.store.mode.name(),
+    })
+}
+
+/// How a key stands, and nothing is charged.
+async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault> {
+    let find = |name: &str| {
+        let mut pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(other, _)| *other == name).map(|(_, value)| decoded(value))
+    };
+    let (Some(limit), Some(key)) = (find("limit"), find("key")) else {
+        return Err(Fault::malformed("write /v1/status?limit=…&key=…"));
+    };
+    Key::parse(&key).map_err(|error| Fault::malformed(error.to_string()))?;
+    let state = app.state();
+    known_limit(&state, &limit)?;
+    let outcome =
+        state.gate.status(&limit, &key).await.map_err(|error| Fault::unavailable(error.to_string()))?;
+    let mut out = String::with_capacity(192);
+    let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.allowed);
+    tell::outcome(&mut out, &outcome);
+    if outcome != tollgate::Outcome::UNLIMITED {
+        let _ = write!(out, ",\"used\":{}", outcome.used());
+    }
+    out.push('}');
+    Ok(answered(out))
+}
+
+/// How the server fares: its store, and its config.
+fn server(app: &App) -> Value {
+    let state = app.state();
+    let health = state.gate.store_health();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "draining": app.is_draining(),
+        "store": {
+            "mode": state.config.store.mode.name(),
+            "state": health.state.name(),
+            "last_failure": health.last_failure.map(|failure| failure.name()),
+            "calls": health.calls,
+            "outages": health.outages,
+            "fallen_back": health.fallen_back,
+            "ambiguous": health.ambiguous,
+        },
+        "keys": state.gate.keys(),
+        "reloads": app.history.told(),
+    })
+}
