@@ -221,6 +221,12 @@ impl TollgateBuilder {
         self
     }
 
+    /// stub
+    #[must_use]
+    pub fn continuing(self, _: &Tollgate) -> Self {
+        self
+    }
+
     /// The registry, if all rules have proper names and no two have the same.
     pub fn build(self) -> Result<Tollgate, Error> {
         let rules = self.rules.into_iter().collect::<Result<Vec<Rule>, PolicyError>>()?;

@@ -64,6 +64,11 @@ impl<'a> Ask<'a> {
         Ask { limit, key, cost: 1 }
     }
 
+    /// The limit's name.
+    pub fn limit(&self) -> &'a str {
+        self.limit
+    }
+
     /// How much to charge.
     #[must_use]
     pub fn cost(self, cost: u64) -> Ask<'a> {
@@ -111,6 +116,11 @@ impl Tollgate {
     /// The rules, in the order in which they were registered.
     pub fn rules(&self) -> &[Rule] {
         self.gate.policy.rules()
+    }
+
+    /// A rule by its name; the error lists the limits there are.
+    pub fn find(&self, name: &str) -> Result<&Rule, Error> {
+        self.entry(name).map(|entry| &entry.rule)
     }
 
     /// Charges one unit under one limit.

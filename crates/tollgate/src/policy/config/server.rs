@@ -16,6 +16,8 @@ pub struct ServerConfig {
     pub grpc: Option<String>,
     /// `host:port` of the face that speaks the Redis protocol.
     pub resp: Option<String>,
+    /// stub
+    pub admin_token: Option<super::Password>,
 }
 
 impl ServerConfig {
@@ -27,6 +29,7 @@ impl ServerConfig {
             http: read("http", "127.0.0.1:8080"),
             grpc: read("grpc", "127.0.0.1:8081"),
             resp: read("resp", "127.0.0.1:6380"),
+            admin_token: None,
         }
     }
 }
