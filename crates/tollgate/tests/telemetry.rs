@@ -1,6 +1,8 @@
 //! What an operator sees of the library: metrics as they are scraped, lines as they are logged, spans as a collector receives
 //! them; and that no key is in any of it.
 
+#[path = "telemetry/canary.rs"]
+mod canary;
 #[path = "telemetry/collector.rs"]
 mod collector;
 #[allow(dead_code)]
