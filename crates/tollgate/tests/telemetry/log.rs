@@ -283,7 +283,7 @@ impl<S: tracing::Subscriber> Layer<S> for Panics {
 /// More decisions than lines may wait, each with a line of its own.
 fn decide(limiter: &Limiter, hands: &ManualClock) -> Vec<(bool, u64)> {
     let decide = |number: u64| {
-        if number % 100 == 0 {
+        if number.is_multiple_of(100) {
             hands.advance(secs(1));
         }
         let outcome = limiter.check(&format!("user:{}", number % 300));
