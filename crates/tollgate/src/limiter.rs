@@ -257,7 +257,7 @@ impl std::fmt::Debug for Limiter {
 }
 
 /// One limit of a charge over several, made by [`Limiter::of`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Charge<'a, 'k> {
     limiter: &'a Limiter,
     key: &'k str,
@@ -269,6 +269,14 @@ impl Charge<'_, '_> {
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Charge { cost, ..self }
+    }
+}
+
+/// Without the key, as everywhere.
+impl std::fmt::Debug for Charge<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut charge = f.debug_struct("Charge");
+        charge.field("limiter", self.limiter).field("cost", &self.cost).finish_non_exhaustive()
     }
 }
 

@@ -27,6 +27,8 @@ mod started;
 mod store_meter;
 #[cfg(feature = "telemetry")]
 mod storm;
+#[cfg(feature = "telemetry")]
+mod stripes;
 #[cfg_attr(not(feature = "telemetry"), path = "report/unwatched.rs")]
 pub(crate) mod watch;
 
