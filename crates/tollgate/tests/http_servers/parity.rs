@@ -63,6 +63,10 @@ fn limits(gate: TollgateBuilder) -> TollgateBuilder {
         .limit("write", window(4))
 }
 
+fn pick<T: Copy>(random: &mut Random, from: &[T]) -> T {
+    from[usize::try_from(random.below(from.len() as u64)).expect("it is small")]
+}
+
 /// Sixty requests of three users, and all that they were told.
 fn script(on: On) -> Vec<String> {
     let scene = Scene::new(on, limits);
@@ -81,8 +85,8 @@ fn script(on: On) -> Vec<String> {
     let mut all = Vec::new();
     for step in 0..60 {
         scene.hands.advance(Micros::new(random.below(1_500_000)));
-        let (method, path) = requests[random.below(5) as usize];
-        let user = ["ann", "bob", "eve"][random.below(3) as usize];
+        let (method, path) = pick(&mut random, &requests);
+        let user = pick(&mut random, &["ann", "bob", "eve"]);
         let answer = caller.ask(method, path, &[&format!("x-user: {user}")]);
         all.push(format!("{step} {method} {path} {user}: {}\n{}", told(&answer), answer.body));
     }
