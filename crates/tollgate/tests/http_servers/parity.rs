@@ -44,9 +44,18 @@ fn all_limits_are_charged_or_none() {
             assert_eq!(answer.status, status, "{context}");
             let violated = format!("\"violated-policies\":[{denies}]}}");
             assert!(status == 200 || answer.body.ends_with(&violated), "{context}");
-            let user = if user.is_empty() { "nobody" } else { user };
-            let keys = [("global", "all:all"), ("search", "all:all"), ("user", &format!("x-user:{user}"))];
+            let key = format!("x-user:{}", if user.is_empty() { "nobody" } else { user });
+            let keys = [("global", "all:all"), ("search", "all:all"), ("user", &key)];
             assert_eq!(keys.map(|(limit, key)| scene.used(limit, key)), used, "{context}");
+            // Whoever was refused is told how it stands, not how it would have.
+            let told = [("global", 6), ("search", 2), ("user", 3)].into_iter().zip(used);
+            let told = told.filter(|((limit, _), _)| path == "/search" || *limit != "search");
+            let told: Vec<_> =
+                told.map(|((limit, most), used)| format!("\"{limit}\";r={};", most - used)).collect();
+            let quota = answer.field("ratelimit").unwrap_or_default();
+            let is_told =
+                quota.split(", ").count() == told.len() && told.iter().all(|one| quota.contains(one));
+            assert!(is_told || user.is_empty(), "{context}: not {told:?}");
         }
     }
 }
