@@ -137,7 +137,7 @@ impl Connection {
 }
 
 impl Answer {
-    /// The value of the first header field of this name, in lower case.
+    /// The value of the first header field of this name, however it is written.
     pub fn field(&self, name: &str) -> Option<&str> {
         self.lines.iter().find_map(|line| {
             let (this, value) = line.split_once(':')?;
