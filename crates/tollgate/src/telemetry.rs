@@ -26,6 +26,17 @@ pub use self::json_lines::{JsonLines, JsonLinesGuard, json_lines, json_lines_to}
 #[cfg(feature = "otlp")]
 pub use self::otlp::{Otlp, OtlpGuard, otlp};
 
+/// Buckets for the two histograms, in milliseconds: they serve memory and shared stores alike, and have edges where the alerts
+/// of `deploy/prometheus/` look.
+///
+/// ```no_run
+/// use metrics_exporter_prometheus::PrometheusBuilder;
+/// PrometheusBuilder::new().set_buckets(&tollgate::telemetry::BUCKETS_MS)?.install_recorder()?;
+/// # Ok::<(), metrics_exporter_prometheus::BuildError>(())
+/// ```
+pub const BUCKETS_MS: [f64; 16] =
+    [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 1_000.0];
+
 /// Which decisions are logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogDecisions {

@@ -15,10 +15,6 @@ use tollgate::{
 };
 use tollgate_testkit::redis::RedisServer;
 
-/// As docs/operations.md recommends them.
-const BUCKETS_MS: [f64; 16] =
-    [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 1_000.0];
-
 pub(crate) struct Service {
     pub(crate) redis: RedisServer,
     memory: Tollgate,
@@ -31,7 +27,10 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) fn start() -> Service {
-        let recorder = PrometheusBuilder::new().set_buckets(&BUCKETS_MS).expect("buckets").build_recorder();
+        let recorder = PrometheusBuilder::new()
+            .set_buckets(&tollgate::telemetry::BUCKETS_MS)
+            .expect("buckets")
+            .build_recorder();
         let page = recorder.handle();
         let telemetry = Telemetry::new().metrics_to(Arc::new(recorder));
         let (redis, hands) = (RedisServer::start(), ManualClock::at(Micros::from_secs(1_000)));

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use http::{Request, Response};
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros};
+use tollgate_kernel::{Cost, Limit, Micros};
 use tollgate_store::{Hold, HoldId, Settlement};
 
 use super::after::After;
@@ -151,29 +151,52 @@ async fn conclude(
             unit: inner.posts[due.post].unit,
         });
     }
-    let delay = decision.delay();
-    let mut marks = Marks::new(&inner.format, &said, inner.gate.gate.clock.now());
-    if let Some(reason) = Reason::of(decision) {
+    let mut is_too_late = false;
+    for limit in &mut said {
+        is_too_late |= refuse_long_wait(limit, inner.most_delay);
+    }
+    let marks = Marks::new(&inner.format, &said, inner.gate.gate.clock.now());
+    let reservation = hold.map(|hold| Reservation::new(inner.gate.gate.clone(), hold.id, decision));
+    let reason = match Reason::of(decision) {
+        None if is_too_late => {
+            // It would rather not have been charged.
+            if let Some(reservation) = &reservation {
+                settle(inner, reservation.id(), &Settlement::Cancel).await;
+            }
+            Some(Reason::QuotaExceeded)
+        }
+        reason => reason,
+    };
+    if let Some(reason) = reason {
         let refusal = Refusal::new(protocol, &said, reason);
         return Verdict::Stop(refusal.answer(inner.responder.as_ref(), marks));
     }
-    let reservation = hold.map(|hold| Reservation::new(inner.gate.gate.clone(), hold.id, decision));
-    if delay > inner.most_delay {
-        // It would wait too long, and would rather not have been charged.
-        if let Some(reservation) = &reservation {
-            settle(inner, reservation.id(), &Settlement::Cancel).await;
-        }
-        for limit in said.iter_mut().filter(|limit| limit.outcome.delay > inner.most_delay) {
-            limit.outcome.allowed = false;
-            let wait = limit.outcome.delay.get() - inner.most_delay.get();
-            limit.outcome.retry_after = Some(Micros::new(wait));
-        }
-        marks = Marks::new(&inner.format, &said, inner.gate.gate.clock.now());
-        let refusal = Refusal::new(protocol, &said, Reason::QuotaExceeded);
-        return Verdict::Stop(refusal.answer(inner.responder.as_ref(), marks));
-    }
     let after = reservation.map(|reservation| Box::new(After::new(inner.clone(), reservation, dues)));
-    Verdict::Pass { delay, marks, after }
+    Verdict::Pass { delay: decision.delay(), marks, after }
+}
+
+/// Makes a refusal of what a leaky bucket would hold back for longer than `most`, and says whether it is one. Whoever was
+/// refused is not told to come back as soon as there is room, but when the wait in it is short enough.
+fn refuse_long_wait(said: &mut Said<'_>, most: Micros) -> bool {
+    if said.shadow || !matches!(said.limit, Some(Limit::LeakyBucket(_))) {
+        return false;
+    }
+    let outcome = &mut said.outcome;
+    // All that is ahead; a refused charge has added nothing to it.
+    let ahead = if outcome.allowed { outcome.delay } else { outcome.reset_after };
+    if ahead <= most {
+        return false;
+    }
+    let wait = ahead.saturating_sub(most);
+    if outcome.allowed {
+        outcome.allowed = false;
+        outcome.retry_after = Some(wait);
+        // It is given back, or was never taken.
+        outcome.remaining = outcome.remaining.saturating_add(said.cost).min(outcome.capacity);
+    } else {
+        outcome.retry_after = outcome.retry_after.map(|room| room.max(wait));
+    }
+    true
 }
 
 /// Settles a charge; what cannot be settled stays charged as it was reserved, and is warned of.
