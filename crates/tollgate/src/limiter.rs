@@ -62,6 +62,12 @@ impl Limiter {
         Limiter { gate, entry, straight }
     }
 
+    /// The counters, where a charge need only ask them.
+    #[cfg(feature = "http")]
+    pub(crate) fn straight(&self) -> Option<&MemoryLimit> {
+        self.straight.as_ref()
+    }
+
     /// Charges a key one unit. A key that is empty or malformed is denied, and nothing is charged.
     #[inline]
     pub fn check(&self, key: &str) -> Outcome {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollgate_kernel::{Limit, Micros, Outcome};
-use tollgate_store::{Hold, HoldId, Settled, Settlement};
+use tollgate_store::{Hold, HoldId, MemoryStore, Settled, Settlement};
 
 use crate::builder::TollgateBuilder;
 use crate::decision::Decision;
@@ -289,6 +289,15 @@ impl Tollgate {
     #[cfg(feature = "http")]
     pub(crate) fn is_in_process(&self) -> bool {
         matches!(self.gate.backend, Backend::Memory(_))
+    }
+
+    /// The store, if it is the memory of this process.
+    #[cfg(feature = "http")]
+    pub(crate) fn memory(&self) -> Option<&MemoryStore> {
+        match &self.gate.backend {
+            Backend::Memory(store) => Some(store),
+            Backend::Remote(_) => None,
+        }
     }
 
     /// Notes what a store elsewhere, or whoever stood in for it, has answered.

@@ -8,8 +8,8 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use http::{Request, Response};
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros};
-use tollgate_store::{Hold, HoldId, Settlement};
+use tollgate_kernel::{Cost, Micros, Outcome};
+use tollgate_store::{Hold, HoldId, MemoryItem, Settlement};
 
 use super::after::After;
 use super::head::Head;
@@ -21,7 +21,7 @@ use super::refusal::{Protocol, Refusal};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::gate::{Place, Resolved, ResolvedAll};
-use crate::headers::Said;
+use crate::headers::{ResetAs, Said};
 use crate::key::Key;
 use crate::problem::Reason;
 use crate::reservation::Reservation;
@@ -39,11 +39,15 @@ pub(super) type Dues = SmallVec<[Due; 4]>;
 pub(super) enum Verdict {
     /// It goes on, after a while.
     Pass { delay: Micros, marks: Marks, after: Option<Box<After>> },
-    /// It is answered here.
-    Stop(Response<Bytes>),
+    /// It is answered here. Boxed, because those that pass carry the room.
+    Stop(Box<Response<Bytes>>),
 }
 
 impl Verdict {
+    fn stop(answer: Response<Bytes>) -> Verdict {
+        Verdict::Stop(Box::new(answer))
+    }
+
     /// It goes on, and nothing was charged.
     pub(super) fn free() -> Verdict {
         Verdict::Pass { delay: Micros::ZERO, marks: Marks::default(), after: None }
@@ -77,6 +81,50 @@ fn warn(inner: &Inner, limiter: &str, unpaid: &Unpaid) {
     }
 }
 
+/// What each limit of a charge said, in the order of the dues.
+type AllSaid<'a> = SmallVec<[Said<'a>; 4]>;
+
+/// Charges what is due where the counters are in this process, and says what that means.
+pub(super) fn decide_at_once<B>(inner: &Arc<Inner>, dues: &Dues, request: &Request<B>) -> Verdict {
+    let mut said = AllSaid::new();
+    match charge_straight(inner, dues, &mut said) {
+        Some(true) => Verdict::Pass { delay: Micros::ZERO, marks: marks(inner, &said), after: None },
+        Some(false) => refuse(inner, Protocol::of(request), &said, Reason::QuotaExceeded),
+        None => {
+            let protocol = Protocol::of(request);
+            let undecided = || Verdict::stop(Refusal::undecided(protocol).answer(None, Marks::default()));
+            at_once(decide(inner, dues, protocol)).unwrap_or_else(undecided)
+        }
+    }
+}
+
+/// The straight way, which nearly every request takes: limits whose counters need only be asked, and keys that make sense.
+/// `None`, and nothing charged, if it is not open; else whether all was charged.
+fn charge_straight<'a>(inner: &'a Inner, dues: &Dues, said: &mut AllSaid<'a>) -> Option<bool> {
+    let asked = |due: &'_ Due| inner.posts[due.post].straight.as_ref().zip(due.key.as_ref()).is_some();
+    if !dues.iter().all(asked) {
+        return None;
+    }
+    let mut say = |due: &Due, outcome: Outcome| said.push(inner.posts[due.post].said(due.cost, outcome));
+    if let [due] = &dues[..] {
+        let (limit, key) = inner.posts[due.post].straight.as_ref().zip(due.key.as_ref())?;
+        let outcome = limit.charge(key.canonical(), due.cost);
+        say(due, outcome);
+        return Some(outcome.allowed);
+    }
+    let items: SmallVec<[MemoryItem<'_>; 4]> = dues
+        .iter()
+        .filter_map(|due| {
+            let (limit, key) = inner.posts[due.post].straight.as_ref().zip(due.key.as_ref())?;
+            Some(MemoryItem { limit, key: key.canonical(), cost: due.cost, shadow: false })
+        })
+        .collect();
+    let mut next = dues.iter();
+    inner.gate.memory()?.charge_known(&items, |outcome| {
+        next.next().into_iter().for_each(|due| say(due, outcome));
+    })
+}
+
 /// Charges what is due, and says what that means.
 pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) -> Verdict {
     let is_held = dues.iter().any(|due| inner.posts[due.post].is_held);
@@ -86,7 +134,7 @@ pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) 
     let operation = if is_held { "reserve" } else { "charge" };
     match inner.gate.decide_resolved(operation, &resolved, hold, started).await {
         Ok(decision) => conclude(inner, dues, protocol, &resolved, &decision, hold).await,
-        Err(error) => Verdict::Stop(undecided(inner, protocol, &error)),
+        Err(error) => Verdict::stop(undecided(inner, protocol, &error)),
     }
 }
 
@@ -104,27 +152,19 @@ async fn conclude(
     decision: &Decision<'_>,
     hold: Option<Hold>,
 ) -> Verdict {
-    let mut said: SmallVec<[Said<'_>; 4]> = SmallVec::new();
+    let mut said: AllSaid<'_> = SmallVec::new();
     for ((due, ask), limit) in dues.iter().zip(resolved).zip(decision.limits()) {
         let counted = match &ask.met {
             Some((_, Place::Counted { stored, .. })) => Some(&stored.limit),
             _ => None,
         };
-        said.push(Said {
-            name: limit.name,
-            limit: counted,
-            cost: due.cost.get(),
-            outcome: limit.outcome,
-            shadow: limit.shadow,
-            unit: inner.posts[due.post].unit,
-        });
+        let told = inner.posts[due.post].said(due.cost, limit.outcome);
+        said.push(Said { limit: counted, shadow: limit.shadow, ..told });
+    }
+    if let Some(reason) = Reason::of(decision) {
+        return refuse(inner, protocol, &said, reason);
     }
     let delay = decision.delay();
-    let mut marks = Marks::new(&inner.format, &said, inner.gate.gate.clock.now());
-    if let Some(reason) = Reason::of(decision) {
-        let refusal = Refusal::new(protocol, &said, reason);
-        return Verdict::Stop(refusal.answer(inner.responder.as_ref(), marks));
-    }
     let reservation = hold.map(|hold| Reservation::new(inner.gate.gate.clone(), hold.id, decision));
     if delay > inner.most_delay {
         // It would wait too long, and would rather not have been charged.
@@ -136,12 +176,26 @@ async fn conclude(
             let wait = limit.outcome.delay.get() - inner.most_delay.get();
             limit.outcome.retry_after = Some(Micros::new(wait));
         }
-        marks = Marks::new(&inner.format, &said, inner.gate.gate.clock.now());
-        let refusal = Refusal::new(protocol, &said, Reason::QuotaExceeded);
-        return Verdict::Stop(refusal.answer(inner.responder.as_ref(), marks));
+        return refuse(inner, protocol, &said, Reason::QuotaExceeded);
     }
     let after = reservation.map(|reservation| Box::new(After::new(inner.clone(), reservation, dues)));
-    Verdict::Pass { delay, marks, after }
+    Verdict::Pass { delay, marks: marks(inner, &said), after }
+}
+
+#[cold]
+fn refuse(inner: &Inner, protocol: Protocol, said: &[Said<'_>], reason: Reason) -> Verdict {
+    let refusal = Refusal::new(protocol, said, reason);
+    Verdict::stop(refusal.answer(inner.responder.as_ref(), marks(inner, said)))
+}
+
+/// The fields that tell how the caller stands.
+fn marks(inner: &Inner, said: &[Said<'_>]) -> Marks {
+    // The time is told only where the reset is one; reading it takes a good part of a charge.
+    let now = match inner.format.reset {
+        ResetAs::Seconds => Micros::ZERO,
+        ResetAs::UnixTime => inner.gate.gate.clock.now(),
+    };
+    Marks::new(&inner.format, said, now)
 }
 
 /// Settles a charge; what cannot be settled stays charged as it was reserved, and is warned of.

@@ -12,8 +12,7 @@ use super::body::LimitedBody;
 use super::charge::{self, Verdict};
 use super::future::LimitFuture;
 use super::layer::Inner;
-use super::marks::Marks;
-use super::refusal::{self, Protocol, Refusal};
+use super::refusal::{self, Protocol};
 
 /// A service with limits before it, made by a [`LimitLayer`](super::LimitLayer).
 #[derive(Clone)]
@@ -52,15 +51,13 @@ where
         let dues = match charge::dues(&self.inner, &request) {
             Ok(dues) if dues.is_empty() => return self.go(Verdict::free(), request),
             Ok(dues) => dues,
-            Err(error) => return LimitFuture::stopped(refusal::bad_path(&error)),
+            Err(error) => return LimitFuture::stopped(Box::new(refusal::bad_path(&error))),
         };
-        let protocol = Protocol::of(&request);
         if self.inner.gate.is_in_process() {
-            let verdict = charge::at_once(charge::decide(&self.inner, &dues, protocol));
-            let undecided = || Verdict::Stop(Refusal::undecided(protocol).answer(None, Marks::default()));
-            return self.go(verdict.unwrap_or_else(undecided), request);
+            let verdict = charge::decide_at_once(&self.inner, &dues, &request);
+            return self.go(verdict, request);
         }
-        let inner = self.inner.clone();
+        let (inner, protocol) = (self.inner.clone(), Protocol::of(&request));
         let asked = Box::pin(async move { charge::decide(&inner, &dues, protocol).await });
         LimitFuture::asking(asked, self.ready_service(), request)
     }
