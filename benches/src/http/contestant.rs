@@ -14,6 +14,7 @@ use http::{HeaderName, Request, Response};
 use tollgate::headers::Format;
 use tollgate::http::{LimitLayer, Payer, Route, Toll};
 use tollgate::{Limit, Tollgate};
+use tower::layer::util::Identity;
 use tower::{Layer, Service};
 use tower_governor::governor::GovernorConfigBuilder;
 use tower_governor::key_extractor::KeyExtractor;
@@ -22,7 +23,9 @@ use tower_governor::{GovernorError, GovernorLayer};
 use super::direct::{self, Slice};
 
 pub(crate) const NONE: &str = "none";
+pub(crate) const EMPTY: &str = "empty layer";
 pub(crate) const TOLLGATE: &str = "tollgate";
+pub(crate) const TOLLGATE_OLD: &str = "tollgate-x-headers";
 pub(crate) const TOLLGATE_SILENT: &str = "tollgate-no-headers";
 pub(crate) const TOLLGATE_THREE: &str = "tollgate-3";
 pub(crate) const GOVERNOR: &str = "tower_governor";
@@ -51,6 +54,7 @@ pub(crate) struct Contestant {
 
 enum Chosen {
     None,
+    Empty,
     Tollgate(LimitLayer),
     Governor(GovernorLayer<ByKey, StateInformationMiddleware, Body>),
     GovernorSilent(GovernorLayer<ByKey, NoOpMiddleware, Body>),
@@ -62,6 +66,7 @@ impl Contestant {
         let router = Router::new().route("/", get(|| async { TEXT }));
         match &self.layer {
             Chosen::None => router,
+            Chosen::Empty => router.layer(Identity::new()),
             Chosen::Tollgate(layer) => router.layer(layer.clone()),
             Chosen::Governor(layer) => router.layer(layer.clone()),
             Chosen::GovernorSilent(layer) => router.layer(layer.clone()),
@@ -71,7 +76,7 @@ impl Contestant {
     /// So many calls of a service that only answers, behind the layer.
     pub(crate) fn call(&self, keys: &direct::Keys, calls: usize) -> Slice {
         match &self.layer {
-            Chosen::None => direct::slice(Constant, keys, calls, self.fields),
+            Chosen::None | Chosen::Empty => direct::slice(Constant, keys, calls, self.fields),
             Chosen::Tollgate(layer) => direct::slice(layer.layer(Constant), keys, calls, self.fields),
             Chosen::Governor(layer) => direct::slice(layer.layer(Constant), keys, calls, self.fields),
             Chosen::GovernorSilent(layer) => direct::slice(layer.layer(Constant), keys, calls, self.fields),
@@ -99,9 +104,17 @@ pub(crate) fn all() -> Result<Vec<Contestant>, String> {
     let told = builder.use_headers().finish().ok_or_else(unbuilt)?;
     let silent = builder.finish().ok_or_else(unbuilt)?;
     let both = Format::default();
+    let old = Format { draft: false, ..both };
     Ok(vec![
         Contestant { name: NONE, about: "the service alone", fields: 0, layer: Chosen::None },
+        Contestant {
+            name: EMPTY,
+            about: "a layer that does nothing: what axum takes for having one",
+            fields: 0,
+            layer: Chosen::Empty,
+        },
         ours(TOLLGATE, "one limit by x-key, X-RateLimit-* and the draft's fields", 5, both, &user())?,
+        ours(TOLLGATE_OLD, "the same, X-RateLimit-* alone", 3, old, &user())?,
         ours(TOLLGATE_SILENT, "the same, telling nothing", 0, Format::none(), &user())?,
         ours("tollgate-ip", "one limit by the client's address, which is one here", 5, both, &address)?,
         ours(TOLLGATE_THREE, "three limits in one charge: all, the route, x-key", 5, both, &three)?,

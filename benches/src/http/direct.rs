@@ -64,7 +64,7 @@ pub(crate) fn measure(plan: &Plan, cores: &[Core], contestants: &[Contestant]) -
     let mut cells: Vec<Cell> = contestants.iter().map(Cell::new).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            cores.first().copied().map(pin_to);
+            cores.first().copied().into_iter().for_each(pin_to);
             for turn in plan.turns(contestants.len()) {
                 let (contestant, cell) = (&contestants[turn], &mut cells[turn]);
                 contestant.call(&keys, plan.calls / 8);

@@ -1,7 +1,9 @@
 //! What we hold our layer to, and whether this run reached it.
 
 use super::Results;
-use super::contestant::{GOVERNOR, GOVERNOR_SILENT, NONE, TOLLGATE, TOLLGATE_SILENT, TOLLGATE_THREE};
+use super::contestant::{
+    EMPTY, GOVERNOR, GOVERNOR_SILENT, NONE, TOLLGATE, TOLLGATE_OLD, TOLLGATE_SILENT, TOLLGATE_THREE,
+};
 use super::rounds::{Cell, find};
 use crate::goals::{Goal, Wanted};
 use crate::report::spell_ratio;
@@ -13,7 +15,8 @@ pub(crate) fn judge(results: &Results) -> Vec<Goal> {
         wanted: Wanted::AtMost(1.0),
         measured: added_over(cells, TOLLGATE, GOVERNOR),
         beside: format!(
-            "without headers {}, three limits {}",
+            "X-RateLimit-* alone {}, no headers {}, three limits {}",
+            spell_ratio(added_over(cells, TOLLGATE_OLD, GOVERNOR)),
             spell_ratio(added_over(cells, TOLLGATE_SILENT, GOVERNOR_SILENT)),
             spell_ratio(added_over(cells, TOLLGATE_THREE, GOVERNOR)),
         ),
@@ -26,10 +29,12 @@ pub(crate) fn judge(results: &Results) -> Vec<Goal> {
             wanted: Wanted::AtLeast(0.95),
             measured: rate_over(&results.network, TOLLGATE, NONE),
             beside: format!(
-                "without headers {}, three limits {}, tower_governor {}",
+                "X-RateLimit-* alone {}, no headers {}, three limits {}, tower_governor {}, empty layer {}",
+                spell_ratio(rate_over(&results.network, TOLLGATE_OLD, NONE)),
                 spell_ratio(rate_over(&results.network, TOLLGATE_SILENT, NONE)),
                 spell_ratio(rate_over(&results.network, TOLLGATE_THREE, NONE)),
                 spell_ratio(rate_over(&results.network, GOVERNOR, NONE)),
+                spell_ratio(rate_over(&results.network, EMPTY, NONE)),
             ),
         },
     ]

@@ -14,7 +14,7 @@ pub(crate) fn measure(plan: &Plan, cores: &[Core], contestants: &[Contestant]) -
     let server = Server::start(cores.first().copied(), routers)?;
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
-            cores.get(1).or(cores.first()).copied().map(pin_to);
+            cores.get(1).or(cores.first()).copied().into_iter().for_each(pin_to);
             load(plan, &server, contestants)
         });
         client.join().unwrap_or_else(|_| Err("the client panicked".into()))

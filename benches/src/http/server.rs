@@ -29,7 +29,7 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (questions, mut asked) = mpsc::unbounded_channel::<oneshot::Sender<Duration>>();
         std::thread::spawn(move || {
-            core.map(pin_to);
+            core.into_iter().for_each(pin_to);
             runtime.block_on(async move {
                 for (listener, router) in listeners.into_iter().zip(routers) {
                     tokio::spawn(serve(listener, router));
