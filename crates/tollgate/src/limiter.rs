@@ -68,6 +68,12 @@ impl Limiter {
         Limiter { gate, entry, straight, is_metered }
     }
 
+    /// Whether a charge need only ask the counters.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_straight(&self) -> bool {
+        self.straight.is_some()
+    }
+
     /// Charges a key one unit. A key that is empty or malformed is denied, and nothing is charged.
     #[inline]
     pub fn check(&self, key: &str) -> Outcome {
@@ -81,7 +87,7 @@ impl Limiter {
     }
 
     #[inline]
-    fn charge_cost(&self, text: &str, cost: Cost) -> Outcome {
+    pub(crate) fn charge_cost(&self, text: &str, cost: Cost) -> Outcome {
         // The straight way, for a text whose counters are known: only sound keys ever get any, in their canonical text, so a
         // known one need not be looked at again.
         match &self.straight {

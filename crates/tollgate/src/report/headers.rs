@@ -6,10 +6,11 @@
 //! one that lets everything through.
 //!
 //! Times are whole seconds, rounded up, so that waiting them out is enough. Nothing here knows HTTP: each field is told by
-//! its name and a value of visible ASCII, put together on the stack.
+//! its name and a value of visible ASCII.
 
 mod line;
 
+use smallvec::SmallVec;
 use tollgate_kernel::{Limit, Micros, Outcome, Strategy};
 
 use crate::decision::binds_over;
@@ -207,10 +208,31 @@ pub fn render<'a>(
     now: Micros,
     mut tell: impl FnMut(Field, &str),
 ) {
+    let mut ends: SmallVec<[(Field, usize); Field::ALL.len()]> = SmallVec::new();
+    let line = write(format, said, now, |field, end| ends.push((field, end)));
+    let mut rest = line.as_str();
+    let mut start = 0;
+    for (field, end) in ends {
+        let (value, after) = rest.split_at(end - start);
+        tell(field, value);
+        (rest, start) = (after, end);
+    }
+}
+
+/// The same as one text, for who keeps it: `end` is told each field and where its value ends and the next one starts.
+pub(crate) fn write<'a>(
+    format: &Format,
+    said: impl Iterator<Item = Said<'a>> + Clone,
+    now: Micros,
+    mut end: impl FnMut(Field, usize),
+) -> Line {
+    if !format.legacy && !format.draft && !said.clone().any(|limit| limit.denies()) {
+        return Line::default();
+    }
     let told = said.filter(Said::is_told);
-    let Some(bound) = binding(told.clone()) else { return };
+    let Some(bound) = binding(told.clone()) else { return Line::default() };
     let told = told.map(|limit| if bound.denies() { limit.uncharged() } else { limit });
-    let mut line = Line::new();
+    let mut line = Line::roomy();
     if format.legacy {
         let reset = match format.reset {
             ResetAs::Seconds => bound.reset_after(),
@@ -221,28 +243,26 @@ pub fn render<'a>(
             (Field::Remaining, bound.outcome.remaining),
             (Field::Reset, reset.as_secs_ceil()),
         ] {
-            line.clear();
-            tell(field, line.number(number).as_str());
+            end(field, line.number(number).len());
         }
     }
     if let Some(wait) = bound.outcome.retry_after.filter(|_| bound.denies()) {
-        line.clear();
-        tell(Field::RetryAfter, line.number(seconds_to_wait(wait)).as_str());
+        end(Field::RetryAfter, line.number(seconds_to_wait(wait)).len());
     }
     if format.draft {
         for (field, write) in
             [(Field::Policy, write_policy as fn(&mut Line, &Said<'_>)), (Field::Quota, write_quota)]
         {
-            line.clear();
             for (index, limit) in told.clone().enumerate() {
                 if index > 0 {
                     line.text(", ");
                 }
                 write(&mut line, &limit);
             }
-            tell(field, line.as_str());
+            end(field, line.len());
         }
     }
+    line
 }
 
 /// The item of one limit in `RateLimit-Policy`, for those who work it out beforehand. It depends on the limit, its name and
@@ -259,7 +279,7 @@ pub fn render<'a>(
 /// # Ok::<(), tollgate::Error>(())
 /// ```
 pub fn policy_item(said: &Said<'_>) -> String {
-    let mut line = Line::new();
+    let mut line = Line::default();
     write_policy(&mut line, said);
     line.as_str().to_owned()
 }

@@ -20,8 +20,9 @@ use super::payer::Unpaid;
 use super::refusal::{Protocol, Refusal};
 use crate::decision::Decision;
 use crate::gate::{Place, Resolved, ResolvedAll};
-use crate::headers::Said;
+use crate::headers::{ResetAs, Said};
 use crate::key::Key;
+use crate::limiter::{self, Charge};
 use crate::problem::Reason;
 use crate::reservation::Reservation;
 
@@ -38,11 +39,15 @@ pub(super) type Dues = SmallVec<[Due; 4]>;
 pub(super) enum Verdict {
     /// It goes on, after a while.
     Pass { delay: Micros, marks: Marks, after: Option<Box<After>> },
-    /// It is answered here.
-    Stop(Response<Bytes>),
+    /// It is answered here. Boxed, because those that pass carry the room.
+    Stop(Box<Response<Bytes>>),
 }
 
 impl Verdict {
+    fn stop(answer: Response<Bytes>) -> Verdict {
+        Verdict::Stop(Box::new(answer))
+    }
+
     /// It goes on, and nothing was charged.
     pub(super) fn free() -> Verdict {
         Verdict::Pass { delay: Micros::ZERO, marks: Marks::default(), after: None }
@@ -50,7 +55,7 @@ impl Verdict {
 
     /// Nobody could decide, neither the store nor a fallback: it does not pass.
     pub(super) fn undecided(inner: &Inner, protocol: Protocol) -> Verdict {
-        Verdict::Stop(Refusal::undecided(protocol).answer(inner.responder.as_ref(), Marks::default()))
+        Verdict::stop(Refusal::undecided(protocol).answer(inner.responder.as_ref(), Marks::default()))
     }
 }
 
@@ -104,6 +109,45 @@ fn is_held(inner: &Inner, dues: &Dues) -> bool {
     dues.iter().any(|due| inner.posts[due.post].is_held)
 }
 
+/// What each limit of a charge said, in the order of the dues.
+type AllSaid<'a> = SmallVec<[Said<'a>; 4]>;
+
+/// Charges what is due where the counters are in this process, and says what that means.
+pub(super) fn decide_at_once<B>(inner: &Arc<Inner>, dues: &Dues, request: &Request<B>) -> Verdict {
+    let mut said = AllSaid::new();
+    match charge_straight(inner, dues, &mut said) {
+        Some(true) => Verdict::Pass { delay: Micros::ZERO, marks: marks(inner, &said), after: None },
+        Some(false) => refuse(inner, Protocol::of(request), &said, Reason::QuotaExceeded),
+        None => {
+            let protocol = Protocol::of(request);
+            let verdict = at_once(decide(inner, dues, protocol));
+            verdict.unwrap_or_else(|| Verdict::undecided(inner, protocol))
+        }
+    }
+}
+
+/// The straight way, which nearly every request takes: limits whose counters need only be asked, and keys that make sense.
+/// `None`, and nothing charged, if it is not open; else whether all was charged.
+fn charge_straight<'a>(inner: &'a Inner, dues: &Dues, said: &mut AllSaid<'a>) -> Option<bool> {
+    let straight = |due: &Due| inner.posts[due.post].straight.as_ref();
+    if let [due] = &dues[..] {
+        let (limiter, key) = straight(due).zip(due.key.as_ref())?;
+        let outcome = limiter.charge_cost(key.canonical(), due.cost);
+        said.push(inner.posts[due.post].said(due.cost, outcome));
+        return Some(outcome.allowed);
+    }
+    let mut charges: SmallVec<[Charge<'_, '_>; 4]> = SmallVec::new();
+    for due in dues {
+        let limiter = inner.posts[due.post].straight.as_ref()?;
+        charges.push(limiter.of(due.key.as_ref()?.canonical()).cost(due.cost.get()));
+    }
+    let decision = limiter::charge(&charges).ok()?;
+    for (due, limit) in dues.iter().zip(decision.limits()) {
+        said.push(inner.posts[due.post].said(due.cost, limit.outcome));
+    }
+    Some(decision.allowed())
+}
+
 /// Charges what is due, and says what that means.
 pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) -> Verdict {
     let is_held = is_held(inner, dues);
@@ -136,26 +180,19 @@ async fn conclude(
     decision: &Decision<'_>,
     hold: Option<Hold>,
 ) -> Verdict {
-    let mut said: SmallVec<[Said<'_>; 4]> = SmallVec::new();
+    let mut said: AllSaid<'_> = SmallVec::new();
     for ((due, ask), limit) in dues.iter().zip(resolved).zip(decision.limits()) {
         let counted = match &ask.met {
             Some((_, Place::Counted { stored, .. })) => Some(&stored.limit),
             _ => None,
         };
-        said.push(Said {
-            name: limit.name,
-            limit: counted,
-            cost: due.cost.get(),
-            outcome: limit.outcome,
-            shadow: limit.shadow,
-            unit: inner.posts[due.post].unit,
-        });
+        let told = inner.posts[due.post].said(due.cost, limit.outcome);
+        said.push(Said { limit: counted, shadow: limit.shadow, ..told });
     }
     let mut is_too_late = false;
     for limit in &mut said {
         is_too_late |= refuse_long_wait(limit, inner.most_delay);
     }
-    let marks = Marks::new(&inner.format, &said, inner.gate.gate.clock.now());
     let reservation = hold.map(|hold| Reservation::new(inner.gate.gate.clone(), hold.id, decision));
     let reason = match Reason::of(decision) {
         None if is_too_late => {
@@ -168,11 +205,10 @@ async fn conclude(
         reason => reason,
     };
     if let Some(reason) = reason {
-        let refusal = Refusal::new(protocol, &said, reason);
-        return Verdict::Stop(refusal.answer(inner.responder.as_ref(), marks));
+        return refuse(inner, protocol, &said, reason);
     }
     let after = reservation.map(|reservation| Box::new(After::new(inner.clone(), reservation, dues)));
-    Verdict::Pass { delay: decision.delay(), marks, after }
+    Verdict::Pass { delay: decision.delay(), marks: marks(inner, &said), after }
 }
 
 /// Makes a refusal of what a leaky bucket would hold back for longer than `most`, and says whether it is one. Whoever was
@@ -197,6 +233,22 @@ fn refuse_long_wait(said: &mut Said<'_>, most: Micros) -> bool {
         outcome.retry_after = outcome.retry_after.map(|room| room.max(wait));
     }
     true
+}
+
+#[cold]
+fn refuse(inner: &Inner, protocol: Protocol, said: &[Said<'_>], reason: Reason) -> Verdict {
+    let refusal = Refusal::new(protocol, said, reason);
+    Verdict::stop(refusal.answer(inner.responder.as_ref(), marks(inner, said)))
+}
+
+/// The fields that tell how the caller stands.
+fn marks(inner: &Inner, said: &[Said<'_>]) -> Marks {
+    // The time is told only where the reset is one; reading it takes a good part of a charge.
+    let now = match inner.format.reset {
+        ResetAs::Seconds => Micros::ZERO,
+        ResetAs::UnixTime => inner.gate.gate.clock.now(),
+    };
+    Marks::new(&inner.format, said, now)
 }
 
 /// Settles a charge; what cannot be settled stays charged as it was reserved, and is warned of.
