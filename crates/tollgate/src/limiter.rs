@@ -14,12 +14,12 @@ use tollgate_store::{Charged, Hold, HoldId, MemoryItem, MemoryLimit, MemoryStore
 
 use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
-use crate::gate::{self, Backend, Entry, Gate, Place, Resolved, ResolvedAll, Told};
+use crate::gate::{self, Backend, Entry, Gate, Place, Resolved, ResolvedAll};
 use crate::key::Key;
 use crate::policy::Rule;
 use crate::registry::Tollgate;
 use crate::report::watch::is_sampled;
-use crate::report::{Source, Started, Trouble};
+use crate::report::{Source, Started, Told, Trouble};
 use crate::reservation::{Permit, Reservation, Reserved};
 use crate::wait::{self, WaitError};
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tollgate::telemetry::{LogDecisions, Telemetry, json_lines_to, otlp};
 use tollgate::{Ask, Failure, ManualClock, Tollgate};
+use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tracing_subscriber::layer::SubscriberExt;
 
 use crate::collector::{Collector, Span};
@@ -188,16 +189,21 @@ fn lines_have_the_ids_of_the_spans_that_they_were_written_in() {
 fn a_collector_that_is_not_there_changes_nothing() {
     let gate = on(&hands()).limit("api", a_minute(2_000)).telemetry(telemetry()).build().unwrap();
     let api = gate.limiter("api").unwrap();
-    // A port that nothing listens on: it was just given back.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    drop(listener);
-    let (layer, guard) = otlp().endpoint(endpoint).start().unwrap();
+    // A port that is held and refuses.
+    let proxy = FaultProxy::start(1);
+    proxy.set(Mode::Refuse);
+    let endpoint = format!("http://127.0.0.1:{}", proxy.port());
+    let start = || otlp().endpoint(&endpoint).start().unwrap();
+    let (layer, guard) = start();
     let allowed = tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
         (0..3_000).filter(|_| api.check("user:1").allowed).count()
     });
     assert_eq!(allowed, 2_000);
-    assert!(!guard.flush(), "nobody took the spans");
+    drop(guard);
+    // So few that they are not sent before they are flushed.
+    let (layer, guard) = start();
+    tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || api.check("user:1"));
+    assert!(!guard.flush(), "nobody took the span");
 }
 
 #[test]

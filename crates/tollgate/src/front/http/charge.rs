@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, Micros};
 use tollgate_store::{Hold, HoldId, Settlement};
@@ -116,7 +116,11 @@ type AllSaid<'a> = SmallVec<[Said<'a>; 4]>;
 pub(super) fn decide_at_once<B>(inner: &Arc<Inner>, dues: &Dues, request: &Request<B>) -> Verdict {
     let mut said = AllSaid::new();
     match charge_straight(inner, dues, &mut said) {
-        Some(true) => Verdict::Pass { delay: Micros::ZERO, marks: marks(inner, &said), after: None },
+        Some(true) => Verdict::Pass {
+            delay: Micros::ZERO,
+            marks: marks(inner, &said, policy(inner, dues)),
+            after: None,
+        },
         Some(false) => refuse(inner, Protocol::of(request), &said, Reason::QuotaExceeded),
         None => {
             let protocol = Protocol::of(request);
@@ -208,7 +212,7 @@ async fn conclude(
         return refuse(inner, protocol, &said, reason);
     }
     let after = reservation.map(|reservation| Box::new(After::new(inner.clone(), reservation, dues)));
-    Verdict::Pass { delay: decision.delay(), marks: marks(inner, &said), after }
+    Verdict::Pass { delay: decision.delay(), marks: marks(inner, &said, None), after }
 }
 
 /// Makes a refusal of what a leaky bucket would hold back for longer than `most`, and says whether it is one. Whoever was
@@ -238,17 +242,25 @@ fn refuse_long_wait(said: &mut Said<'_>, most: Micros) -> bool {
 #[cold]
 fn refuse(inner: &Inner, protocol: Protocol, said: &[Said<'_>], reason: Reason) -> Verdict {
     let refusal = Refusal::new(protocol, said, reason);
-    Verdict::stop(refusal.answer(inner.responder.as_ref(), marks(inner, said)))
+    Verdict::stop(refusal.answer(inner.responder.as_ref(), marks(inner, said, None)))
+}
+
+/// The policy of the only limit, which on the straight way is always the same.
+fn policy<'a>(inner: &'a Inner, dues: &Dues) -> Option<&'a HeaderValue> {
+    match &dues[..] {
+        [due] => inner.posts[due.post].policy.as_ref(),
+        _ => None,
+    }
 }
 
 /// The fields that tell how the caller stands.
-fn marks(inner: &Inner, said: &[Said<'_>]) -> Marks {
+fn marks(inner: &Inner, said: &[Said<'_>], policy: Option<&HeaderValue>) -> Marks {
     // The time is told only where the reset is one; reading it takes a good part of a charge.
     let now = match inner.format.reset {
         ResetAs::Seconds => Micros::ZERO,
         ResetAs::UnixTime => inner.gate.gate.clock.now(),
     };
-    Marks::new(&inner.format, said, now)
+    Marks::new(&inner.format, said, now, policy)
 }
 
 /// Settles a charge; what cannot be settled stays charged as it was reserved, and is warned of.

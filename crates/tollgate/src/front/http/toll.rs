@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use http::{Extensions, HeaderMap, HeaderName, StatusCode};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tollgate_kernel::{Cost, Limit, Micros, Outcome, Strategy};
 
 use super::head::Head;
@@ -11,7 +11,7 @@ use super::payer::{Payer, Source};
 use super::route::{Matcher, Route};
 use crate::error::Error;
 use crate::gate::{Entry, Place};
-use crate::headers::{Said, Unit};
+use crate::headers::{self, Said, Unit};
 use crate::limiter::Limiter;
 use crate::policy::Allowance;
 use crate::registry::Tollgate;
@@ -137,7 +137,7 @@ impl Toll {
             (_, true) => Some(Unit::ConcurrentRequests),
             _ => None,
         };
-        Ok(Post {
+        let mut post = Post {
             route,
             source,
             entry,
@@ -147,7 +147,13 @@ impl Toll {
             is_held,
             straight,
             unit,
-        })
+            policy: None,
+        };
+        if let (Some(_), Allowance::Limited(limit)) = (&post.straight, post.entry.rule.allowance()) {
+            let fresh = Outcome { capacity: limit.capacity(), ..Outcome::UNLIMITED };
+            post.policy = HeaderValue::try_from(headers::policy_item(&post.said(Cost::ONE, fresh))).ok();
+        }
+        Ok(post)
     }
 }
 
@@ -171,6 +177,8 @@ pub(super) struct Post {
     /// The short way, where the counters are in this process and a charge need only ask them.
     pub(super) straight: Option<Limiter>,
     pub(super) unit: Option<Unit>,
+    /// What is told of its policy on the straight way.
+    pub(super) policy: Option<HeaderValue>,
 }
 
 impl Post {

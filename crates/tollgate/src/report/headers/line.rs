@@ -1,11 +1,13 @@
-//! The text of the fields of an answer, one after the other in one allocation.
+//! The text of a field of an answer, on the stack unless it is long.
 //!
 //! Only visible ASCII and the space enter: numbers, texts of our own, and names that went through [`visible`].
 
 use std::borrow::Cow;
 
-/// Room for the fields of some two limits.
-const ROOM: usize = 160;
+use smallvec::SmallVec;
+
+/// Room for the list of some five limits.
+const ROOM: usize = 128;
 
 /// All numbers of two digits, one after the other.
 const PAIRS: &[u8; 200] = b"00010203040506070809101112131415161718192021222324252627282930313233343536373839\
@@ -15,21 +17,18 @@ const PAIRS: &[u8; 200] = b"0001020304050607080910111213141516171819202122232425
 /// The text, as far as it is written.
 #[derive(Default)]
 pub(crate) struct Line {
-    bytes: Vec<u8>,
+    bytes: SmallVec<[u8; ROOM]>,
 }
 
 impl Line {
-    /// An empty one, with room for what is usual.
-    pub(super) fn roomy() -> Line {
-        Line { bytes: Vec::with_capacity(ROOM) }
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.bytes.len()
-    }
-
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
-        self.bytes
+    /// What is written so far.
+    #[cfg(feature = "http")]
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     pub(super) fn as_str(&self) -> &str {
@@ -84,11 +83,11 @@ mod tests {
         }
         let tens = std::iter::successors(Some(1_u64), |ten| ten.checked_mul(10));
         for number in tens.flat_map(|ten| [ten - 1, ten, ten + 1]) {
-            assert_eq!(Line::roomy().number(number).as_str(), number.to_string());
+            assert_eq!(Line::default().number(number).as_str(), number.to_string());
         }
         for length in [ROOM - 1, ROOM, ROOM + 1, 3 * ROOM] {
             let text = "x".repeat(length);
-            let mut line = Line::roomy();
+            let mut line = Line::default();
             assert_eq!(line.text(&text).number(42).text("!").as_str(), format!("{text}42!"));
         }
     }
