@@ -130,6 +130,12 @@ pub(crate) const ENTRANTS: &[Entrant] = &[
         build: tollgate::build,
     },
     Entrant {
+        name: "tollgate-metrics",
+        about: "the same with metrics on, in the recorder of metrics-exporter-prometheus 0.18",
+        calls: ALL_CALLS,
+        build: tollgate::build_metered,
+    },
+    Entrant {
         name: BASELINE,
         about: "governor 0.10 as it comes: keyed DashMap, SipHash, its own clock; two calls for two limits",
         calls: ALL_CALLS,

@@ -3,12 +3,13 @@
 //! `cargo run --release -p tollgate-benches -- in-process` measures what one check costs a caller inside the same process,
 //! and how much memory a key takes. The walk: `scene.rs` says what is measured, `workload.rs` draws the keys,
 //! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. `-- stores`
-//! measures the shared stores, on servers that it starts: `stores.rs`. Absolute numbers belong to the machine and its
-//! neighbours; ratios from one run are the result.
+//! measures the shared stores, on servers that it starts: `stores.rs`. `-- http` measures what a layer costs an HTTP service:
+//! `http.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
 
 mod contestant;
 mod goals;
 mod harness;
+mod http;
 mod machine;
 mod memory;
 mod report;
@@ -43,6 +44,8 @@ enum Command {
     InProcess(InProcess),
     /// Checks per second, latency and bytes per key on Redis and PostgreSQL, which it starts
     Stores(stores::Options),
+    /// What a layer costs an axum service, over loopback and by itself
+    Http(http::Options),
     #[command(name = memory::COMMAND, hide = true)]
     GrowByKeys { contestant: String, keys: u32 },
 }
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
     let done = match CommandLine::parse().command {
         Command::InProcess(options) => in_process(&options),
         Command::Stores(options) => stores::run(&options),
+        Command::Http(options) => http::run(&options),
         Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {
             println!("{}", memory::growth(entrant, KeySet { count: keys }));
         }),

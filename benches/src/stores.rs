@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+pub(crate) use self::report::{quartiles_to_json, spell_rates};
 use self::rounds::Plan;
 use crate::machine::{self, Facts};
 

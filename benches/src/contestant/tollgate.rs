@@ -4,8 +4,11 @@
 //! charge that takes both or none; sixteen keys are one call of `check_many`.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
-use ::tollgate::{Limit, Limiter, Outcome, Rate};
+use ::tollgate::telemetry::Telemetry;
+use ::tollgate::{Limit, Limiter, Outcome, Rate, TollgateBuilder};
+use metrics_exporter_prometheus::PrometheusBuilder;
 
 use super::{BATCH, Contestant, Regime, SHARED_KEY, charge_as_prepared};
 use crate::workload::KeySet;
@@ -17,10 +20,21 @@ struct Tollgate {
 }
 
 pub(super) fn build(regime: Regime) -> Box<dyn Contestant> {
+    build_from(::tollgate::Tollgate::builder(), regime)
+}
+
+/// With its metrics on, in the recorder that most services have.
+pub(super) fn build_metered(regime: Regime) -> Box<dyn Contestant> {
+    let recorder = Arc::new(PrometheusBuilder::new().build_recorder());
+    let telemetry = Telemetry::new().metrics_to(recorder);
+    build_from(::tollgate::Tollgate::builder().telemetry(telemetry), regime)
+}
+
+fn build_from(builder: TollgateBuilder, regime: Regime) -> Box<dyn Contestant> {
     let rate = Rate::new(1, regime.interval().into()).expect("a token every few minutes");
     let limit =
         Limit::token_bucket(rate, regime.burst().get().into()).expect("the regimes are within our bounds");
-    let gate = ::tollgate::Tollgate::builder().limit("shared", limit).limit("user", limit).build();
+    let gate = builder.limit("shared", limit).limit("user", limit).build();
     let gate = gate.expect("two limits of different names");
     let limiter = |name| gate.limiter(name).expect("a limit of that name was just set");
     Box::new(Tollgate { regime, user: limiter("user"), shared: limiter("shared") })

@@ -177,11 +177,11 @@ fn bytes_to_json(bytes: &Bytes) -> Value {
     json!({ "what": what, "keys": keys, "state": state, "holds": holds, "grown": grown })
 }
 
-fn quartiles_to_json(quartiles: Quartiles) -> Value {
+pub(crate) fn quartiles_to_json(quartiles: Quartiles) -> Value {
     json!({ "q1": quartiles.q1, "median": quartiles.median, "q3": quartiles.q3 })
 }
 
-fn spell_rates(rates: Quartiles) -> String {
+pub(crate) fn spell_rates(rates: Quartiles) -> String {
     format!("{} ({}–{})", spell_rate(rates.median), spell_rate(rates.q1), spell_rate(rates.q3))
 }
 

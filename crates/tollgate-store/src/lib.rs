@@ -72,7 +72,7 @@ pub enum Subject {
 }
 
 /// One limit of a charge.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Item<'a> {
     /// Which limit.
     pub limit: &'a StoredLimit,
@@ -82,6 +82,15 @@ pub struct Item<'a> {
     pub cost: Cost,
     /// Whether the limit only watches: its refusal holds nobody up, and is not charged.
     pub shadow: bool,
+}
+
+/// Without the key: `Debug` ends up in logs, and keys are personal data.
+impl fmt::Debug for Item<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut item = f.debug_struct("Item");
+        item.field("limit", self.limit).field("cost", &self.cost).field("shadow", &self.shadow);
+        item.finish_non_exhaustive()
+    }
 }
 
 /// The answer to a charge.

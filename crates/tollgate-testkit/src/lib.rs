@@ -1,10 +1,10 @@
 //! What tests of the shared stores need: real servers, broken networks, several processes, and a judge of what happened.
 //!
 //! Nothing here is shipped. [`redis`] and [`postgres`] start real servers on free loopback ports, each in a directory of its
-//! own; [`tls`] makes certificates for them. [`proxy`] stands between a client and a server and breaks the connection in
-//! chosen ways, which is the only precise way to make calls whose fate the client cannot know. [`processes`] runs a test in
-//! several processes at once. [`history`] takes the record of many concurrent calls and says whether a limiter kept its
-//! promises.
+//! own; [`tls`] makes certificates for them; [`prometheus`] starts a server that scrapes what the test serves. [`proxy`] stands
+//! between a client and a server and breaks the connection in chosen ways, which is the only precise way to make calls whose
+//! fate the client cannot know. [`http`] asks web servers, byte for byte. [`processes`] runs a test in several processes at
+//! once. [`history`] takes the record of many concurrent calls and says whether a limiter kept its promises.
 //!
 //! A server that is not installed fails the test and never skips it. What a test starts is stopped when it is dropped, and
 //! also when the test process is killed: see `home.rs`. Failures to start panic, because a test can do nothing else.
@@ -15,8 +15,10 @@ mod port;
 mod random;
 
 pub mod history;
+pub mod http;
 pub mod postgres;
 pub mod processes;
+pub mod prometheus;
 pub mod proxy;
 pub mod redis;
 pub mod tls;

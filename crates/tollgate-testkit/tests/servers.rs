@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tollgate_testkit::postgres::PostgresServer;
+use tollgate_testkit::prometheus::{Prometheus, promtool};
 use tollgate_testkit::redis::{Client, RedisServer, Value};
 use tollgate_testkit::tls::Certificates;
 
@@ -229,4 +230,23 @@ fn a_server_that_is_not_installed_is_a_failure_that_says_what_to_do() {
     let panic = std::panic::catch_unwind(start).err().unwrap();
     let message = panic.downcast_ref::<String>().unwrap();
     assert_eq!(message, "redis-server is not installed: run apt-get install -y redis-server");
+}
+
+#[test]
+fn prometheus_scrapes_and_says_what_is_wrong() {
+    let nobody = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+    let prometheus = Prometheus::builder().target(nobody).start();
+    let limit = Duration::from_secs(30);
+    prometheus.wait_for(limit, |prometheus| match prometheus.number("up{job='tollgate'}")? {
+        Some(0.0) => Ok(()),
+        other => Err(format!("nobody is there, and up is {other:?}")),
+    });
+    let targets = prometheus.targets().unwrap();
+    assert_eq!(targets.len(), 1);
+    assert!(targets[0]["lastError"].as_str().is_some_and(|error| error.contains("refused")), "{targets:?}");
+    assert_eq!(prometheus.rules(), Ok(Vec::new()));
+    assert_eq!(prometheus.query("absent(up)"), Ok(Vec::new()));
+    assert_eq!(prometheus.number("sum(1 < bool vector(2))"), Ok(Some(1.0)));
+    assert!(prometheus.query("sum(up").unwrap_err().contains("parse error"));
+    assert!(promtool(Path::new("/"), &["check", "rules", "/nowhere.yml"]).is_err());
 }

@@ -84,12 +84,13 @@ impl<'a> Decision<'a> {
         if self.allowed() { Some(Micros::ZERO) } else { self.binding().outcome.retry_after }
     }
 
-    /// How long an admitted charge should be held back (leaky buckets).
+    /// How long an admitted charge should be held back (leaky buckets). A limit that only watches holds nobody back.
     pub fn delay(&self) -> Micros {
         if !self.allowed() {
             return Micros::ZERO;
         }
-        self.limits.iter().map(|limit| limit.outcome.delay).max().unwrap_or_default()
+        let heeded = self.limits.iter().filter(|limit| !limit.shadow);
+        heeded.map(|limit| limit.outcome.delay).max().unwrap_or_default()
     }
 
     /// Whether any limit answered without its store, because that failed: let through or denied uncounted, or counted in this
@@ -217,6 +218,9 @@ mod tests {
         };
         let decision = Decision::new(vec![delayed("a", 100), delayed("b", 300)].into());
         assert_eq!(decision.delay(), Micros::from_millis(300));
+        let watching = LimitOutcome { shadow: true, ..delayed("c", 900) };
+        let decision = Decision::new(vec![delayed("a", 100), watching].into());
+        assert_eq!(decision.delay(), Micros::from_millis(100), "who only watches holds nobody back");
         let denied = Decision::new(vec![delayed("a", 100), denying("b", Some(1))].into());
         assert_eq!(denied.delay(), Micros::ZERO);
         assert_eq!(denied.limits().len(), 2);

@@ -112,6 +112,13 @@ impl<'a> Key<'a> {
     /// From a prefix as [`Key::prefix`] makes it and a raw key: one allocation, for whoever makes a key of every request.
     #[cfg(feature = "http")]
     pub(crate) fn after_prefix(prefix: &str, raw: &str) -> Result<Key<'static>, KeyError> {
+        // Nearly every key is plain, and one part.
+        if Key::plain(raw).is_some() && !raw.as_bytes().contains(&b':') {
+            let mut canonical = String::with_capacity(prefix.len() + raw.len());
+            canonical.push_str(prefix);
+            canonical.push_str(raw);
+            return Ok(Key { canonical: canonical.into() });
+        }
         check_raw(Part::Key, raw)?;
         let mut canonical = String::with_capacity(prefix.len() + raw.len() + 16);
         canonical.push_str(prefix);

@@ -95,7 +95,7 @@ pub use tollgate_store::{PostgresOptions, PostgresStore, PostgresTls};
 pub use tollgate_store::{RedisOptions, RedisReport, RedisStore};
 pub use wait::WaitError;
 
-/// The README's examples are tests.
-#[cfg(all(doctest, feature = "config"))]
+/// The README's examples are tests, with all the features that they need.
+#[cfg(all(doctest, feature = "config", feature = "http"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

@@ -14,12 +14,12 @@ use tollgate_store::{Charged, Hold, HoldId, MemoryItem, MemoryLimit, MemoryStore
 
 use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
-use crate::gate::{self, Backend, Entry, Gate, Place, Resolved, ResolvedAll, Told};
+use crate::gate::{self, Backend, Entry, Gate, Place, Resolved, ResolvedAll};
 use crate::key::Key;
 use crate::policy::Rule;
 use crate::registry::Tollgate;
 use crate::report::watch::is_sampled;
-use crate::report::{Source, Started, Trouble};
+use crate::report::{Source, Started, Told, Trouble};
 use crate::reservation::{Permit, Reservation, Reserved};
 use crate::wait::{self, WaitError};
 
@@ -68,6 +68,12 @@ impl Limiter {
         Limiter { gate, entry, straight, is_metered }
     }
 
+    /// Whether a charge need only ask the counters.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_straight(&self) -> bool {
+        self.straight.is_some()
+    }
+
     /// Charges a key one unit. A key that is empty or malformed is denied, and nothing is charged.
     #[inline]
     pub fn check(&self, key: &str) -> Outcome {
@@ -81,7 +87,7 @@ impl Limiter {
     }
 
     #[inline]
-    fn charge_cost(&self, text: &str, cost: Cost) -> Outcome {
+    pub(crate) fn charge_cost(&self, text: &str, cost: Cost) -> Outcome {
         // The straight way, for a text whose counters are known: only sound keys ever get any, in their canonical text, so a
         // known one need not be looked at again.
         match &self.straight {
@@ -257,7 +263,7 @@ impl std::fmt::Debug for Limiter {
 }
 
 /// One limit of a charge over several, made by [`Limiter::of`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Charge<'a, 'k> {
     limiter: &'a Limiter,
     key: &'k str,
@@ -269,6 +275,14 @@ impl Charge<'_, '_> {
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Charge { cost, ..self }
+    }
+}
+
+/// Without the key, as everywhere.
+impl std::fmt::Debug for Charge<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut charge = f.debug_struct("Charge");
+        charge.field("limiter", self.limiter).field("cost", &self.cost).finish_non_exhaustive()
     }
 }
 

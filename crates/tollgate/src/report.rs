@@ -27,6 +27,9 @@ mod started;
 mod store_meter;
 #[cfg(feature = "telemetry")]
 mod storm;
+#[cfg(feature = "telemetry")]
+mod stripes;
+mod tell;
 #[cfg_attr(not(feature = "telemetry"), path = "report/unwatched.rs")]
 pub(crate) mod watch;
 
@@ -45,6 +48,7 @@ pub(crate) use self::observers::Observers;
 pub(crate) use self::started::Started;
 #[cfg(feature = "telemetry")]
 pub(crate) use self::store_meter::Reading;
+pub(crate) use self::tell::Told;
 
 /// Where a limit's answer came from. Every answer has exactly one source, so events counted by source add up to all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -22,8 +22,8 @@ use tollgate_store::{Alarm, Hold, MemoryItem};
 use tracing::Instrument;
 
 use crate::error::Error;
-use crate::gate::{Answered, Backend, Entry, Gate, Place, Resolved, Told};
-use crate::report::{Source, Trouble};
+use crate::gate::{Answered, Backend, Entry, Gate, Place, Resolved};
+use crate::report::{Source, Told, Trouble};
 
 /// Why waiting came to nothing. Nothing was charged.
 #[derive(Debug)]

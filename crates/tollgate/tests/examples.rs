@@ -1,49 +1,20 @@
 //! Each example runs and says what its reader is promised to see.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Once;
-use std::{env, fs};
+
+#[path = "examples/built.rs"]
+mod built;
 
 const EXAMPLES: [&str; 4] = ["hello", "several_limits", "reserve_and_settle", "waiting"];
 
 /// Runs an example and compares all that it prints.
 fn check(name: &str, expected: &str) {
-    let path = built(name);
+    let path = built::built(&EXAMPLES, "", name);
     let output = Command::new(&path).output().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{name} failed: {errors}");
     assert_eq!(without_times(&String::from_utf8_lossy(&output.stdout)), expected.trim(), "{name}");
     assert_eq!(errors, "", "{name}");
-}
-
-/// An example that was built beside this test. `cargo test` does that by itself; `cargo test --tests` and the like do not, and
-/// then it is done here, once and before any of them is run.
-fn built(name: &str) -> PathBuf {
-    static BUILD: Once = Once::new();
-    let this = env::current_exe().expect("a test knows where it is");
-    let folder = this.parent().and_then(Path::parent).expect("tests are built two folders down");
-    let path = |name: &str| folder.join("examples").join(format!("{name}{}", env::consts::EXE_SUFFIX));
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-    let changed = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).ok();
-    let is_stale = |name: &&str| changed(&path(name)) < changed(&sources.join(format!("{name}.rs")));
-    BUILD.call_once(|| {
-        if EXAMPLES.iter().any(is_stale) {
-            build(folder);
-        }
-    });
-    path(name)
-}
-
-fn build(folder: &Path) {
-    let profile = match folder.file_name().and_then(|name| name.to_str()) {
-        None | Some("debug") => "test",
-        Some(profile) => profile,
-    };
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "tollgate", "--examples", "--profile", profile]);
-    cargo.arg("--target-dir").arg(folder.parent().expect("a profile is a folder of the target"));
-    assert!(cargo.status().expect("cargo is there").success(), "the examples do not build");
 }
 
 /// What was printed, with `…` for the times to wait: examples go by the system clock.

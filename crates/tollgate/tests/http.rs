@@ -18,3 +18,5 @@ mod delay;
 mod payers;
 #[path = "http/routes.rs"]
 mod routes;
+#[path = "http/straight.rs"]
+mod straight;

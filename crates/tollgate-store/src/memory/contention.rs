@@ -46,7 +46,7 @@ mod tests {
         let store = store();
         let limits = limits(&store);
         for _ in 0..20 {
-            limits.each_ref().map(|limit| limit.charge("k", Cost::ONE));
+            let _ = limits.each_ref().map(|limit| limit.charge("k", Cost::ONE));
             store.charge_all(&both(&limits), None).unwrap();
         }
         assert_eq!(store.contention(), 0);

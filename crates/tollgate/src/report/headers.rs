@@ -6,14 +6,14 @@
 //! one that lets everything through.
 //!
 //! Times are whole seconds, rounded up, so that waiting them out is enough. Nothing here knows HTTP: each field is told by
-//! its name and a value of visible ASCII, put together on the stack.
+//! its name and a value of visible ASCII.
 
 mod line;
 
 use tollgate_kernel::{Limit, Micros, Outcome, Strategy};
 
 use crate::decision::binds_over;
-use line::Line;
+pub(crate) use line::Line;
 pub(in crate::report) use line::visible;
 
 /// The largest integer of a structured field (RFC 9651): fifteen digits.
@@ -207,41 +207,80 @@ pub fn render<'a>(
     now: Micros,
     mut tell: impl FnMut(Field, &str),
 ) {
-    let told = said.filter(Said::is_told);
-    let Some(bound) = binding(told.clone()) else { return };
-    let told = told.map(|limit| if bound.denies() { limit.uncharged() } else { limit });
-    let mut line = Line::new();
-    if format.legacy {
-        let reset = match format.reset {
-            ResetAs::Seconds => bound.reset_after(),
-            ResetAs::UnixTime => now.saturating_add(bound.reset_after()),
-        };
-        for (field, number) in [
-            (Field::Limit, bound.outcome.capacity),
-            (Field::Remaining, bound.outcome.remaining),
-            (Field::Reset, reset.as_secs_ceil()),
-        ] {
-            line.clear();
-            tell(field, line.number(number).as_str());
-        }
-    }
-    if let Some(wait) = bound.outcome.retry_after.filter(|_| bound.denies()) {
+    let Some(told) = Told::new(format, said, now) else { return };
+    let mut line = Line::default();
+    for (field, number) in told.numbers() {
         line.clear();
-        tell(Field::RetryAfter, line.number(seconds_to_wait(wait)).as_str());
+        tell(field, line.number(number).as_str());
     }
     if format.draft {
-        for (field, write) in
-            [(Field::Policy, write_policy as fn(&mut Line, &Said<'_>)), (Field::Quota, write_quota)]
-        {
-            line.clear();
-            for (index, limit) in told.clone().enumerate() {
-                if index > 0 {
-                    line.text(", ");
-                }
-                write(&mut line, &limit);
-            }
-            tell(field, line.as_str());
+        line.clear();
+        told.write_policy(&mut line);
+        tell(Field::Policy, line.as_str());
+        line.clear();
+        told.write_quota(&mut line);
+        tell(Field::Quota, line.as_str());
+    }
+}
+
+/// What the fields tell: numbers and, of the draft, lists.
+pub(crate) struct Told<I> {
+    told: I,
+    legacy: Option<[u64; 3]>,
+    retry_after: Option<u64>,
+}
+
+impl<'a, I: Iterator<Item = Said<'a>> + Clone> Told<I> {
+    /// What there is to tell, if there is anything.
+    pub(crate) fn new(
+        format: &Format,
+        said: I,
+        now: Micros,
+    ) -> Option<Told<impl Iterator<Item = Said<'a>> + Clone + use<'a, I>>> {
+        if !format.legacy && !format.draft && !said.clone().any(|limit| limit.denies()) {
+            return None;
         }
+        let told = said.filter(Said::is_told);
+        let bound = binding(told.clone())?;
+        let denies = bound.denies();
+        let legacy = format.legacy.then(|| {
+            let reset = match format.reset {
+                ResetAs::Seconds => bound.reset_after(),
+                ResetAs::UnixTime => now.saturating_add(bound.reset_after()),
+            };
+            [bound.outcome.capacity, bound.outcome.remaining, reset.as_secs_ceil()]
+        });
+        let retry_after = bound.outcome.retry_after.filter(|_| denies).map(seconds_to_wait);
+        let told = told.map(move |limit| if denies { limit.uncharged() } else { limit });
+        Some(Told { told, legacy, retry_after })
+    }
+
+    /// The fields that are numbers.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (Field, u64)> + use<I> {
+        let fields = [Field::Limit, Field::Remaining, Field::Reset];
+        let legacy = self.legacy.into_iter().flat_map(move |numbers| fields.into_iter().zip(numbers));
+        legacy.chain(self.retry_after.map(|wait| (Field::RetryAfter, wait)))
+    }
+
+    pub(crate) fn write_policy(&self, line: &mut Line) {
+        write_list(line, self.told.clone(), write_policy);
+    }
+
+    pub(crate) fn write_quota(&self, line: &mut Line) {
+        write_list(line, self.told.clone(), write_quota);
+    }
+}
+
+fn write_list<'a>(
+    line: &mut Line,
+    told: impl Iterator<Item = Said<'a>>,
+    write: impl Fn(&mut Line, &Said<'_>),
+) {
+    for (index, limit) in told.enumerate() {
+        if index > 0 {
+            line.text(", ");
+        }
+        write(line, &limit);
     }
 }
 
@@ -259,7 +298,7 @@ pub fn render<'a>(
 /// # Ok::<(), tollgate::Error>(())
 /// ```
 pub fn policy_item(said: &Said<'_>) -> String {
-    let mut line = Line::new();
+    let mut line = Line::default();
     write_policy(&mut line, said);
     line.as_str().to_owned()
 }

@@ -4,7 +4,8 @@
 //! with each in turn: nearly always the first is it. All later ones are counted as `other`, so that nobody who can make up
 //! namespaces can make up series; keys that are malformed are counted under `none`. A counter is made when it first counts.
 //!
-//! In this process one decision in 64 is timed, because reading the clock twice costs as much as deciding.
+//! Decisions on the straight way are added up in stripes, one for each thread, and handed to the counter 64 at a time: see
+//! `stripes.rs`. In this process one decision in 64 is timed, because reading the clock twice costs as much as deciding.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -15,6 +16,7 @@ use tollgate_kernel::Strategy;
 use tollgate_store::Failure;
 
 use super::metrics::{DECISIONS, FALLBACKS, LATENCY, Sink};
+use super::stripes::Stripes;
 use super::watch::Watch;
 use super::{LimitTold, Source, Verdict, strategy_name};
 use crate::key::Key;
@@ -77,6 +79,8 @@ struct Named {
 struct Series {
     source: SeriesSource,
     namespace: Label,
+    /// What counters in this process have denied and allowed, as far as it is not in `decisions` yet.
+    straight: Stripes,
     decisions: [[OnceLock<Counter>; Source::ALL.len()]; Verdict::ALL.len()],
     fallbacks: [[OnceLock<Counter>; Failure::ALL.len()]; Fallback::ALL.len()],
     latency: OnceLock<Histogram>,
@@ -118,7 +122,7 @@ impl Meter {
     pub(crate) fn straight(&self, key: &str, allowed: bool, took: Option<Duration>) {
         let Some(counts) = &self.0 else { return };
         let series = counts.base.series(key);
-        series.count(Verdict::of(allowed, false), Source::Store, 1);
+        series.count_straight(allowed, 1);
         if let Some(took) = took {
             series.time(took);
         }
@@ -133,9 +137,9 @@ impl Meter {
         let Some(counts) = &self.0 else { return };
         let mut run: Option<(&Series, [u64; 2])> = None;
         let count = |(series, [denied, allowed]): (&Series, [u64; 2])| {
-            for (verdict, count) in [(Verdict::Denied, denied), (Verdict::Allowed, allowed)] {
+            for (is_allowed, count) in [(false, denied), (true, allowed)] {
                 if count > 0 {
-                    series.count(verdict, Source::Store, count);
+                    series.count_straight(is_allowed, count);
                 }
             }
         };
@@ -155,6 +159,13 @@ impl Meter {
             series.time(took);
         }
         run.into_iter().for_each(count);
+    }
+
+    /// Brings the counters up to date.
+    pub(crate) fn publish(&self) {
+        let Some(counts) = &self.0 else { return };
+        let known = counts.base.known.iter().filter_map(|slot| slot.get().map(|named| &*named.series));
+        known.chain(counts.base.other.get()).for_each(Series::hand_over);
     }
 
     /// A decision was made, by whomever.
@@ -250,6 +261,7 @@ impl SeriesSource {
         Series {
             source: self.clone(),
             namespace: Label::new("namespace", namespace),
+            straight: Stripes::new(),
             decisions: Default::default(),
             fallbacks: Default::default(),
             latency: OnceLock::new(),
@@ -263,7 +275,23 @@ impl Series {
         own.chain(self.source.labels.iter().cloned()).chain([self.namespace.clone()]).collect()
     }
 
+    /// Counters in this process answered.
     #[inline]
+    fn count_straight(&self, allowed: bool, count: u64) {
+        self.straight.add(usize::from(allowed), count, |count| {
+            self.count(Verdict::of(allowed, false), Source::Store, count);
+        });
+    }
+
+    fn hand_over(&self) {
+        for allowed in [false, true] {
+            let count = self.straight.hand_over(usize::from(allowed));
+            if count > 0 {
+                self.count(Verdict::of(allowed, false), Source::Store, count);
+            }
+        }
+    }
+
     fn count(&self, verdict: Verdict, source: Source, count: u64) {
         let counter = &self.decisions[verdict as usize][source as usize];
         counter.get_or_init(|| self.decisions(verdict, source)).increment(count);
@@ -285,6 +313,13 @@ impl Series {
     fn time(&self, took: Duration) {
         let latency = self.latency.get_or_init(|| self.source.sink.histogram(LATENCY, self.labels(&[])));
         latency.record(took.as_secs_f64() * 1e3);
+    }
+}
+
+/// What was counted last is not lost with the registry.
+impl Drop for Series {
+    fn drop(&mut self) {
+        self.hand_over();
     }
 }
 

@@ -118,8 +118,10 @@ impl Total {
 mod tests {
     use super::*;
 
-    /// What becomes of denials of keys at milliseconds: the line's `suppressed` and `left_out`, or nothing.
-    fn check(storm: &Storm, denials: &[(&str, u64, Option<(u64, u64)>)]) {
+    /// A denial of a key at a millisecond, and what becomes of it: the line's `suppressed` and `left_out`, or nothing.
+    type Denial<'a> = (&'a str, u64, Option<(u64, u64)>);
+
+    fn check(storm: &Storm, denials: &[Denial<'_>]) {
         for (index, (key, millis, expected)) in denials.iter().enumerate() {
             let line = storm.denial("api", Some(key), Micros::from_millis(1_000 + millis));
             let line = line.map(|line| (line.suppressed, line.left_out));

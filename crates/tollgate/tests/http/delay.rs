@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tollgate::Limit;
 use tollgate::http::{Payer, Route, Toll};
+use tollgate::{Limit, Rule};
 
 use crate::scene::{BOTH, ask, gate, get, serve, used};
 
@@ -56,5 +56,41 @@ async fn what_would_wait_too_long_is_given_back_and_denied() {
         // After as long as it was told, it waits no longer than is allowed.
         hands.advance(tollgate::Micros::from_secs(1));
         assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
+    }
+}
+
+/// A full bucket told its caller to come back when there would be room, where the request was then refused again, because it
+/// would have had to wait in it for too long.
+#[tokio::test(start_paused = true)]
+async fn who_meets_a_full_bucket_is_told_when_the_wait_in_it_is_short_enough() {
+    for on in BOTH {
+        let (gate, hands) = gate(on, |gate| gate.limit("even", leaky()));
+        let (service, _) = serve(&gate, |layer| {
+            let cost = |head: &tollgate::http::Head<'_>| if head.path() == "/all" { 10 } else { 1 };
+            let toll = Toll::new("even", Payer::client()).cost_by(cost);
+            layer.toll(Route::any(), toll).most_delay(Duration::from_secs(2))
+        });
+        assert_eq!(ask(&service, get("/all")).await.status, 200, "{on:?}");
+        let denied = ask(&service, get("/")).await;
+        let fields = ["retry-after", "x-ratelimit-remaining", "ratelimit"].map(|name| denied.field(name));
+        assert_eq!(fields, ["8", "0", "\"even\";r=0;t=8"], "{on:?}");
+        hands.advance(tollgate::Micros::from_secs(8));
+        assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bucket_that_only_watches_holds_nobody_back() {
+    for on in BOTH {
+        let watching = Rule::new("even", leaky()).expect("a rule").shadow();
+        let (gate, _) = gate(on, |gate| gate.rule(watching));
+        let (service, _) = serve(&gate, |layer| {
+            layer.toll(Route::any(), Toll::new("even", Payer::client())).most_delay(Duration::from_secs(2))
+        });
+        let started = Instant::now();
+        for _ in 0..12 {
+            assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
+        }
+        assert_eq!(started.elapsed(), Duration::ZERO, "{on:?}");
     }
 }

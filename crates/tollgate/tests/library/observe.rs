@@ -222,6 +222,40 @@ fn an_observer_changes_no_answer() {
     assert_eq!(recorder.take().len(), 2_000);
 }
 
+/// Panics at whatever it is told.
+struct Panics;
+
+impl Observer for Panics {
+    fn decided(&self, _: &Event<'_>) {
+        panic!("as it is meant to, about alice");
+    }
+
+    fn store_changed(&self, _: &tollgate::StoreChange) {
+        panic!("as it is meant to, about alice");
+    }
+}
+
+#[test]
+fn all_observers_are_told_and_a_panic_of_one_neither_changes_a_decision_nor_loses_it_for_the_others() {
+    let hands = hands();
+    let [before, after] = [(); 2].map(|()| Arc::new(Recorder::default()));
+    let builder = on(&hands).observer(before.clone()).observer(Arc::new(Panics)).observer(after.clone());
+    let gate = builder.limit("api", a_minute(2)).limit("workers", at_once(1)).build().unwrap();
+    let lines = logged(|| {
+        let api = gate.limiter("api").unwrap();
+        assert_eq!([(); 3].map(|()| api.check("user:alice").allowed), [true, true, false]);
+        let permit = gate.limiter("workers").unwrap().acquire("pool").unwrap();
+        assert!(ready(gate.acquire("pool", "workers")).is_ok_and(|decision| !decision.allowed()));
+        drop(permit);
+        assert!(ready(gate.wait(Ask::new("workers", "pool"), HOUR)).is_ok());
+    });
+    let [before, after] =
+        [before, after].map(|recorder| recorder.take().iter().map(line).collect::<Vec<_>>());
+    assert_eq!((before.len(), &before), (6, &after));
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("an observer panicked") && !lines[0].contains("alice"), "{}", lines[0]);
+}
+
 /// What would have been logged.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);

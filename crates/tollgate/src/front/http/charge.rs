@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros};
+use tollgate_kernel::{Cost, Limit, Micros};
 use tollgate_store::{Hold, HoldId, Settlement};
 
 use super::after::After;
@@ -20,8 +20,9 @@ use super::payer::Unpaid;
 use super::refusal::{Protocol, Refusal};
 use crate::decision::Decision;
 use crate::gate::{Place, Resolved, ResolvedAll};
-use crate::headers::Said;
+use crate::headers::{ResetAs, Said};
 use crate::key::Key;
+use crate::limiter::{self, Charge};
 use crate::problem::Reason;
 use crate::reservation::Reservation;
 
@@ -38,11 +39,15 @@ pub(super) type Dues = SmallVec<[Due; 4]>;
 pub(super) enum Verdict {
     /// It goes on, after a while.
     Pass { delay: Micros, marks: Marks, after: Option<Box<After>> },
-    /// It is answered here.
-    Stop(Response<Bytes>),
+    /// It is answered here. Boxed, because those that pass carry the room.
+    Stop(Box<Response<Bytes>>),
 }
 
 impl Verdict {
+    fn stop(answer: Response<Bytes>) -> Verdict {
+        Verdict::Stop(Box::new(answer))
+    }
+
     /// It goes on, and nothing was charged.
     pub(super) fn free() -> Verdict {
         Verdict::Pass { delay: Micros::ZERO, marks: Marks::default(), after: None }
@@ -50,7 +55,7 @@ impl Verdict {
 
     /// Nobody could decide, neither the store nor a fallback: it does not pass.
     pub(super) fn undecided(inner: &Inner, protocol: Protocol) -> Verdict {
-        Verdict::Stop(Refusal::undecided(protocol).answer(inner.responder.as_ref(), Marks::default()))
+        Verdict::stop(Refusal::undecided(protocol).answer(inner.responder.as_ref(), Marks::default()))
     }
 }
 
@@ -104,6 +109,49 @@ fn is_held(inner: &Inner, dues: &Dues) -> bool {
     dues.iter().any(|due| inner.posts[due.post].is_held)
 }
 
+/// What each limit of a charge said, in the order of the dues.
+type AllSaid<'a> = SmallVec<[Said<'a>; 4]>;
+
+/// Charges what is due where the counters are in this process, and says what that means.
+pub(super) fn decide_at_once<B>(inner: &Arc<Inner>, dues: &Dues, request: &Request<B>) -> Verdict {
+    let mut said = AllSaid::new();
+    match charge_straight(inner, dues, &mut said) {
+        Some(true) => Verdict::Pass {
+            delay: Micros::ZERO,
+            marks: marks(inner, &said, policy(inner, dues)),
+            after: None,
+        },
+        Some(false) => refuse(inner, Protocol::of(request), &said, Reason::QuotaExceeded),
+        None => {
+            let protocol = Protocol::of(request);
+            let verdict = at_once(decide(inner, dues, protocol));
+            verdict.unwrap_or_else(|| Verdict::undecided(inner, protocol))
+        }
+    }
+}
+
+/// The straight way, which nearly every request takes: limits whose counters need only be asked, and keys that make sense.
+/// `None`, and nothing charged, if it is not open; else whether all was charged.
+fn charge_straight<'a>(inner: &'a Inner, dues: &Dues, said: &mut AllSaid<'a>) -> Option<bool> {
+    let straight = |due: &Due| inner.posts[due.post].straight.as_ref();
+    if let [due] = &dues[..] {
+        let (limiter, key) = straight(due).zip(due.key.as_ref())?;
+        let outcome = limiter.charge_cost(key.canonical(), due.cost);
+        said.push(inner.posts[due.post].said(due.cost, outcome));
+        return Some(outcome.allowed);
+    }
+    let mut charges: SmallVec<[Charge<'_, '_>; 4]> = SmallVec::new();
+    for due in dues {
+        let limiter = inner.posts[due.post].straight.as_ref()?;
+        charges.push(limiter.of(due.key.as_ref()?.canonical()).cost(due.cost.get()));
+    }
+    let decision = limiter::charge(&charges).ok()?;
+    for (due, limit) in dues.iter().zip(decision.limits()) {
+        said.push(inner.posts[due.post].said(due.cost, limit.outcome));
+    }
+    Some(decision.allowed())
+}
+
 /// Charges what is due, and says what that means.
 pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) -> Verdict {
     let is_held = is_held(inner, dues);
@@ -136,44 +184,83 @@ async fn conclude(
     decision: &Decision<'_>,
     hold: Option<Hold>,
 ) -> Verdict {
-    let mut said: SmallVec<[Said<'_>; 4]> = SmallVec::new();
+    let mut said: AllSaid<'_> = SmallVec::new();
     for ((due, ask), limit) in dues.iter().zip(resolved).zip(decision.limits()) {
         let counted = match &ask.met {
             Some((_, Place::Counted { stored, .. })) => Some(&stored.limit),
             _ => None,
         };
-        said.push(Said {
-            name: limit.name,
-            limit: counted,
-            cost: due.cost.get(),
-            outcome: limit.outcome,
-            shadow: limit.shadow,
-            unit: inner.posts[due.post].unit,
-        });
+        let told = inner.posts[due.post].said(due.cost, limit.outcome);
+        said.push(Said { limit: counted, shadow: limit.shadow, ..told });
     }
-    let delay = decision.delay();
-    let mut marks = Marks::new(&inner.format, &said, inner.gate.gate.clock.now());
-    if let Some(reason) = Reason::of(decision) {
-        let refusal = Refusal::new(protocol, &said, reason);
-        return Verdict::Stop(refusal.answer(inner.responder.as_ref(), marks));
+    let mut is_too_late = false;
+    for limit in &mut said {
+        is_too_late |= refuse_long_wait(limit, inner.most_delay);
     }
     let reservation = hold.map(|hold| Reservation::new(inner.gate.gate.clone(), hold.id, decision));
-    if delay > inner.most_delay {
-        // It would wait too long, and would rather not have been charged.
-        if let Some(reservation) = &reservation {
-            settle(inner, reservation.id(), &Settlement::Cancel).await;
+    let reason = match Reason::of(decision) {
+        None if is_too_late => {
+            // It would rather not have been charged.
+            if let Some(reservation) = &reservation {
+                settle(inner, reservation.id(), &Settlement::Cancel).await;
+            }
+            Some(Reason::QuotaExceeded)
         }
-        for limit in said.iter_mut().filter(|limit| limit.outcome.delay > inner.most_delay) {
-            limit.outcome.allowed = false;
-            let wait = limit.outcome.delay.get() - inner.most_delay.get();
-            limit.outcome.retry_after = Some(Micros::new(wait));
-        }
-        marks = Marks::new(&inner.format, &said, inner.gate.gate.clock.now());
-        let refusal = Refusal::new(protocol, &said, Reason::QuotaExceeded);
-        return Verdict::Stop(refusal.answer(inner.responder.as_ref(), marks));
+        reason => reason,
+    };
+    if let Some(reason) = reason {
+        return refuse(inner, protocol, &said, reason);
     }
     let after = reservation.map(|reservation| Box::new(After::new(inner.clone(), reservation, dues)));
-    Verdict::Pass { delay, marks, after }
+    Verdict::Pass { delay: decision.delay(), marks: marks(inner, &said, None), after }
+}
+
+/// Makes a refusal of what a leaky bucket would hold back for longer than `most`, and says whether it is one. Whoever was
+/// refused is not told to come back as soon as there is room, but when the wait in it is short enough.
+fn refuse_long_wait(said: &mut Said<'_>, most: Micros) -> bool {
+    if said.shadow || !matches!(said.limit, Some(Limit::LeakyBucket(_))) {
+        return false;
+    }
+    let outcome = &mut said.outcome;
+    // All that is ahead; a refused charge has added nothing to it.
+    let ahead = if outcome.allowed { outcome.delay } else { outcome.reset_after };
+    if ahead <= most {
+        return false;
+    }
+    let wait = ahead.saturating_sub(most);
+    if outcome.allowed {
+        outcome.allowed = false;
+        outcome.retry_after = Some(wait);
+        // It is given back, or was never taken.
+        outcome.remaining = outcome.remaining.saturating_add(said.cost).min(outcome.capacity);
+    } else {
+        outcome.retry_after = outcome.retry_after.map(|room| room.max(wait));
+    }
+    true
+}
+
+#[cold]
+fn refuse(inner: &Inner, protocol: Protocol, said: &[Said<'_>], reason: Reason) -> Verdict {
+    let refusal = Refusal::new(protocol, said, reason);
+    Verdict::stop(refusal.answer(inner.responder.as_ref(), marks(inner, said, None)))
+}
+
+/// The policy of the only limit, which on the straight way is always the same.
+fn policy<'a>(inner: &'a Inner, dues: &Dues) -> Option<&'a HeaderValue> {
+    match &dues[..] {
+        [due] => inner.posts[due.post].policy.as_ref(),
+        _ => None,
+    }
+}
+
+/// The fields that tell how the caller stands.
+fn marks(inner: &Inner, said: &[Said<'_>], policy: Option<&HeaderValue>) -> Marks {
+    // The time is told only where the reset is one; reading it takes a good part of a charge.
+    let now = match inner.format.reset {
+        ResetAs::Seconds => Micros::ZERO,
+        ResetAs::UnixTime => inner.gate.gate.clock.now(),
+    };
+    Marks::new(&inner.format, said, now, policy)
 }
 
 /// Settles a charge; what cannot be settled stays charged as it was reserved, and is warned of.

@@ -32,17 +32,18 @@ pin_project! {
 pin_project! {
     #[project = Now]
     #[project_replace = Was]
+    // Nearly every request is only ever inside; what the others need is boxed, so that this is not larger for all.
     enum State<S, B, F, R> {
         /// The store is asked.
-        Asking { asked: Asked, waiting: Option<Waiting<S, B>> },
+        Asking { asked: Asked, waiting: Option<Box<Waiting<S, B>>> },
         /// A leaky bucket holds it back.
-        Delayed { sleep: Pin<Box<tokio::time::Sleep>>, waiting: Option<Waiting<S, B>>, on: Option<OnAnswer> },
+        Delayed { sleep: Pin<Box<tokio::time::Sleep>>, waiting: Option<Box<Waiting<S, B>>>, on: Option<OnAnswer> },
         /// The service inside has it.
         Inside { #[pin] answer: F, on: Option<OnAnswer> },
         /// It is answered, and what it cost is corrected.
-        Settling { settling: Settling, answer: Option<R>, marks: Option<Marks> },
+        Settling { settling: Settling, answer: Option<Box<R>>, marks: Option<Marks> },
         /// It never came inside.
-        Stopped { answer: Option<Response<Bytes>> },
+        Stopped { answer: Option<Box<Response<Bytes>>> },
     }
 }
 
@@ -67,7 +68,7 @@ where
     }
 
     pub(super) fn asking(asked: Asked, service: S, request: Request<B>) -> Self {
-        LimitFuture::new(State::Asking { asked, waiting: Some(Waiting { service, request }) })
+        LimitFuture::new(State::Asking { asked, waiting: Some(Box::new(Waiting { service, request })) })
     }
 
     pub(super) fn delayed(
@@ -77,7 +78,7 @@ where
         marks: Marks,
         after: Option<Box<After>>,
     ) -> Self {
-        let waiting = Some(Waiting { service, request });
+        let waiting = Some(Box::new(Waiting { service, request }));
         LimitFuture::new(State::Delayed { sleep: sleep(delay), waiting, on: Some(OnAnswer { marks, after }) })
     }
 
@@ -85,7 +86,7 @@ where
         LimitFuture::new(State::Inside { answer, on: Some(OnAnswer { marks, after }) })
     }
 
-    pub(super) fn stopped(answer: Response<Bytes>) -> Self {
+    pub(super) fn stopped(answer: Box<Response<Bytes>>) -> Self {
         LimitFuture::new(State::Stopped { answer: Some(answer) })
     }
 }
@@ -142,11 +143,15 @@ where
                         charge::at_once(settling);
                         return Poll::Ready(Ok(passed(answer, marks, None)));
                     }
-                    State::Settling { settling: Box::pin(settling), answer: Some(answer), marks: Some(marks) }
+                    State::Settling {
+                        settling: Box::pin(settling),
+                        answer: Some(Box::new(answer)),
+                        marks: Some(marks),
+                    }
                 }
                 Now::Settling { settling, answer, marks } => {
                     ready!(settling.as_mut().poll(context));
-                    let answer = answer.take().expect(POLLED_AGAIN);
+                    let answer = *answer.take().expect(POLLED_AGAIN);
                     return Poll::Ready(Ok(passed(answer, marks.take().unwrap_or_default(), None)));
                 }
                 Now::Stopped { answer } => {

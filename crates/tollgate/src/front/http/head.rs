@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use http::{Extensions, HeaderMap, HeaderName, Method, Request, Uri};
 
-use super::client::ClientAddress;
+use super::client::{ClientAddress, Group};
 use super::path::{self, BadPath, EncodedSeparators};
 use super::route::Matcher;
 
@@ -28,7 +28,8 @@ pub struct Head<'a> {
     uri: &'a Uri,
     headers: &'a HeaderMap,
     extensions: &'a Extensions,
-    path: Cow<'a, str>,
+    /// In its one spelling, if a rule asks for it.
+    path: Option<Cow<'a, str>>,
     identity: &'a Identity,
     client: OnceCell<Option<IpAddr>>,
     /// The route on whose behalf somebody is looking.
@@ -42,11 +43,8 @@ impl<'a> Head<'a> {
         identity: &'a Identity,
         separators: Option<EncodedSeparators>,
     ) -> Result<Head<'a>, BadPath> {
-        let raw = full_path(request);
-        let path = match separators {
-            Some(separators) => path::normalized(raw, separators)?,
-            None => Cow::Borrowed(raw),
-        };
+        let raw = || full_path(request.uri(), request.extensions());
+        let path = separators.map(|separators| path::normalized(raw(), separators)).transpose()?;
         Ok(Head {
             method: request.method(),
             uri: request.uri(),
@@ -78,7 +76,10 @@ impl<'a> Head<'a> {
     /// The path that rules are compared with: unescaped where that changes nothing, without `.`, `..` and doubled slashes. In a
     /// nested axum router it is the whole path, not only what is left of it. If no rule asks for paths, it is as it came.
     pub fn path(&self) -> &str {
-        &self.path
+        match &self.path {
+            Some(path) => path,
+            None => full_path(self.uri, self.extensions),
+        }
     }
 
     /// All header fields.
@@ -114,7 +115,7 @@ impl<'a> Head<'a> {
 
     /// A parameter of the template that the rule names, unescaped.
     pub fn parameter(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.route.get()?.parameter(&self.path, name).map(path::decoded)
+        self.route.get()?.parameter(self.path(), name).map(path::decoded)
     }
 
     fn peer_address(&self) -> Option<SocketAddr> {
@@ -129,8 +130,9 @@ impl<'a> Head<'a> {
     }
 
     /// How the client's address is shown in keys.
-    pub(super) fn group(&self, address: IpAddr) -> String {
-        self.identity.client.group(address)
+    pub(super) fn write_group(&self, address: IpAddr, to: &mut Group) {
+        // There is room for the longest.
+        let _ = self.identity.client.write_group(address, to);
     }
 
     /// The template that axum has matched.
@@ -163,10 +165,12 @@ pub(super) enum Field<'a> {
 }
 
 /// The whole path: in a nested axum router the request has only what is left of it.
-fn full_path<B>(request: &Request<B>) -> &str {
+fn full_path<'a>(uri: &'a Uri, extensions: &'a Extensions) -> &'a str {
     #[cfg(feature = "axum")]
-    if let Some(original) = request.extensions().get::<axum::extract::OriginalUri>() {
+    if let Some(original) = extensions.get::<axum::extract::OriginalUri>() {
         return original.0.path();
     }
-    request.uri().path()
+    #[cfg(not(feature = "axum"))]
+    let _ = extensions;
+    uri.path()
 }

@@ -1,37 +1,131 @@
 //! The header fields of an answer, rendered when the decision is made and written when the answer is there.
 
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use tollgate_kernel::Micros;
 
-use crate::headers::{self, Field, Format, Said};
+use crate::headers::{Field, Format, Line, Said, Told};
 
-/// The fields that tell a caller how it stands.
+/// The names of [`Field::ALL`], worked out when this is compiled.
+static NAMES: [HeaderName; Field::ALL.len()] = [
+    HeaderName::from_static(Field::Limit.name()),
+    HeaderName::from_static(Field::Remaining.name()),
+    HeaderName::from_static(Field::Reset.name()),
+    RETRY_AFTER,
+    HeaderName::from_static(Field::Policy.name()),
+    HeaderName::from_static(Field::Quota.name()),
+];
+
+/// The fields that tell a caller how it stands. A request carries this all the way, so it is small.
 #[derive(Default)]
 pub(super) struct Marks {
-    values: [Option<HeaderValue>; Field::ALL.len()],
+    /// By [`Field`], as far as it is a number.
+    numbers: [Option<u64>; 4],
+    policy: Option<HeaderValue>,
+    quota: Option<HeaderValue>,
 }
 
 impl Marks {
-    pub(super) fn new(format: &Format, said: &[Said<'_>], now: Micros) -> Marks {
+    /// From what each limit said; `policy` is the value of its field where that is known already.
+    pub(super) fn new(
+        format: &Format,
+        said: &[Said<'_>],
+        now: Micros,
+        policy: Option<&HeaderValue>,
+    ) -> Marks {
+        let Some(told) = Told::new(format, said.iter().copied(), now) else { return Marks::default() };
         let mut marks = Marks::default();
-        headers::render(format, said.iter().copied(), now, |field, value| {
-            // What is rendered is visible ASCII.
-            marks.values[field as usize] = HeaderValue::from_str(value).ok();
-        });
+        for (field, number) in told.numbers() {
+            marks.numbers[field as usize] = Some(number);
+        }
+        if format.draft {
+            let mut line = Line::default();
+            told.write_quota(&mut line);
+            marks.quota = value(&line);
+            marks.policy = policy.cloned().or_else(|| {
+                line = Line::default();
+                told.write_policy(&mut line);
+                value(&line)
+            });
+        }
         marks
     }
 
     /// Writes them on an answer. The lists of the draft are added to those that are there; the other fields have room for one
     /// limit, and that is the outermost's.
     pub(super) fn write(self, headers: &mut HeaderMap) {
-        headers.reserve(self.values.iter().flatten().count());
-        for (field, value) in Field::ALL.into_iter().zip(self.values) {
-            let Some(value) = value else { continue };
-            let name = HeaderName::from_static(field.name());
-            match field {
-                Field::Policy | Field::Quota => drop(headers.append(name, value)),
-                _ => drop(headers.insert(name, value)),
+        let lists = usize::from(self.policy.is_some()) + usize::from(self.quota.is_some());
+        let count = self.numbers.iter().flatten().count() + lists;
+        if count == 0 {
+            return;
+        }
+        headers.reserve(count);
+        for (name, number) in NAMES.iter().zip(self.numbers) {
+            if let Some(number) = number {
+                headers.insert(name, number_value(number));
             }
+        }
+        for (field, value) in [(Field::Policy, self.policy), (Field::Quota, self.quota)] {
+            if let Some(value) = value {
+                headers.append(&NAMES[field as usize], value);
+            }
+        }
+    }
+}
+
+/// A text that was rendered, which is visible ASCII.
+pub(super) fn value(line: &Line) -> Option<HeaderValue> {
+    HeaderValue::from_bytes(line.as_bytes()).ok()
+}
+
+/// A number; nearly all are small, and those need no allocation.
+fn number_value(number: u64) -> HeaderValue {
+    match usize::try_from(number) {
+        Ok(number @ 0..1000) => {
+            let leading = if number < 10 { 2 } else { usize::from(number < 100) };
+            HeaderValue::from_static(&SMALL[number * 3 + leading..number * 3 + 3])
+        }
+        _ => HeaderValue::from(number),
+    }
+}
+
+/// All numbers of three digits, one after the other.
+static SMALL: &str = match std::str::from_utf8(&DIGITS) {
+    Ok(digits) => digits,
+    Err(_) => panic!("digits are text"),
+};
+
+static DIGITS: [u8; 3000] = digits();
+
+const fn digits() -> [u8; 3000] {
+    let mut digits = [b'0'; 3000];
+    let mut index = 0;
+    let mut number: u16 = 0;
+    while number < 1000 {
+        let [hundreds, tens, ones] = [number / 100, number / 10 % 10, number % 10];
+        digits[index] += hundreds as u8;
+        digits[index + 1] += tens as u8;
+        digits[index + 2] += ones as u8;
+        index += 3;
+        number += 1;
+    }
+    digits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_they_are() {
+        for number in (0..2_000).chain([9_999, 1_000_000, u64::MAX]) {
+            assert_eq!(number_value(number), number.to_string().as_str());
+        }
+    }
+
+    #[test]
+    fn every_field_has_its_own_name() {
+        for (field, name) in Field::ALL.into_iter().zip(&NAMES) {
+            assert_eq!((name.as_str(), &NAMES[field as usize]), (field.name(), name));
         }
     }
 }

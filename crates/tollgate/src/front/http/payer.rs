@@ -9,6 +9,7 @@ use http::HeaderName;
 use http::header::AUTHORIZATION;
 use unicode_normalization::UnicodeNormalization;
 
+use super::client::Group;
 use super::head::{Field, Head};
 use super::route::Matcher;
 use crate::error::Error;
@@ -281,7 +282,10 @@ impl std::convert::From<KeyError> for Unpaid {
 /// The key of an address, which pays by network.
 fn address(head: &Head<'_>, address: Option<IpAddr>, prefix: &str) -> Result<Key<'static>, Unpaid> {
     let address = address.ok_or(Unpaid::NoAddress)?;
-    Ok(Key::after_prefix(prefix, &head.group(address))?)
+    // On the stack, as the key itself is allocated.
+    let mut group = Group::default();
+    head.write_group(address, &mut group);
+    Ok(Key::after_prefix(prefix, group.as_str())?)
 }
 
 /// The token of a bearer authorization; schemes are written in any case.

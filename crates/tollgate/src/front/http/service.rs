@@ -51,14 +51,13 @@ where
         let dues = match charge::dues(&self.inner, &request) {
             Ok(dues) if dues.is_empty() => return self.go(Verdict::free(), request),
             Ok(dues) => dues,
-            Err(error) => return LimitFuture::stopped(refusal::bad_path(&error)),
+            Err(error) => return LimitFuture::stopped(Box::new(refusal::bad_path(&error))),
         };
-        let protocol = Protocol::of(&request);
         if self.inner.gate.is_in_process() {
-            let verdict = charge::at_once(charge::decide(&self.inner, &dues, protocol));
-            return self.go(verdict.unwrap_or_else(|| Verdict::undecided(&self.inner, protocol)), request);
+            let verdict = charge::decide_at_once(&self.inner, &dues, &request);
+            return self.go(verdict, request);
         }
-        let asked = charge::ask(self.inner.clone(), dues, protocol);
+        let asked = charge::ask(self.inner.clone(), dues, Protocol::of(&request));
         LimitFuture::asking(asked, self.ready_service(), request)
     }
 }

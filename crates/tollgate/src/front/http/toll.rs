@@ -3,16 +3,18 @@
 use std::fmt;
 use std::sync::Arc;
 
-use http::{Extensions, HeaderMap, HeaderName, StatusCode};
-use tollgate_kernel::{Cost, Limit, Micros, Strategy};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode};
+use tollgate_kernel::{Cost, Limit, Micros, Outcome, Strategy};
 
 use super::head::Head;
 use super::payer::{Payer, Source};
 use super::route::{Matcher, Route};
 use crate::error::Error;
-use crate::gate::Entry;
-use crate::headers::Unit;
+use crate::gate::{Entry, Place};
+use crate::headers::{self, Said, Unit};
+use crate::limiter::Limiter;
 use crate::policy::Allowance;
+use crate::registry::Tollgate;
 
 /// One limit on some requests: its name, who pays and how much.
 ///
@@ -101,18 +103,9 @@ impl Toll {
         Toll { settle: Settle::ByBytes, ..self }
     }
 
-    /// The limit's name.
-    pub(super) fn limit(&self) -> &str {
-        &self.limit
-    }
-
     /// Made ready for the requests of a route.
-    pub(super) fn compile(
-        &self,
-        route: &Route,
-        entry: Arc<Entry>,
-        most_delay: Micros,
-    ) -> Result<Post, Error> {
+    pub(super) fn compile(&self, route: &Route, gate: &Tollgate, most_delay: Micros) -> Result<Post, Error> {
+        let entry = gate.entry(&self.limit)?.clone();
         let wrong = |why: String| Error::call(format!("the toll on `{}`: {why}", self.limit));
         if let CostOf::Fixed(0) = self.cost {
             return Err(wrong("a cost must be at least 1".to_owned()));
@@ -136,12 +129,15 @@ impl Toll {
             ));
         }
         let is_held = is_lease || may_wait_long || !matches!(self.settle, Settle::Nothing);
+        // What is held, or may be held back, has more to say than its counters.
+        let straight = gate.limiter(&self.limit).ok().filter(Limiter::is_straight);
+        let straight = straight.filter(|_| !is_held && !limits().any(is(Strategy::LeakyBucket)));
         let unit = match (&self.settle, is_lease) {
             (Settle::ByBytes, _) => Some(Unit::ContentBytes),
             (_, true) => Some(Unit::ConcurrentRequests),
             _ => None,
         };
-        Ok(Post {
+        let mut post = Post {
             route,
             source,
             entry,
@@ -149,8 +145,15 @@ impl Toll {
             settle: self.settle.clone(),
             is_lease,
             is_held,
+            straight,
             unit,
-        })
+            policy: None,
+        };
+        if let (Some(_), Allowance::Limited(limit)) = (&post.straight, post.entry.rule.allowance()) {
+            let fresh = Outcome { capacity: limit.capacity(), ..Outcome::UNLIMITED };
+            post.policy = HeaderValue::try_from(headers::policy_item(&post.said(Cost::ONE, fresh))).ok();
+        }
+        Ok(post)
     }
 }
 
@@ -171,7 +174,11 @@ pub(super) struct Post {
     pub(super) is_lease: bool,
     /// Charged in a way that can be corrected.
     pub(super) is_held: bool,
+    /// The short way, where the counters are in this process and a charge need only ask them.
+    pub(super) straight: Option<Limiter>,
     pub(super) unit: Option<Unit>,
+    /// What is told of its policy on the straight way.
+    pub(super) policy: Option<HeaderValue>,
 }
 
 impl Post {
@@ -180,6 +187,22 @@ impl Post {
         match &self.cost {
             CostOf::Fixed(cost) => Cost::new(*cost),
             CostOf::By(by) => Cost::new(by(head)),
+        }
+    }
+
+    /// What is told of an answer of this limit, where no override applies and it does not only watch.
+    pub(super) fn said(&self, cost: Cost, outcome: Outcome) -> Said<'_> {
+        let limit = match &self.entry.base {
+            Place::Counted { stored, .. } => Some(&stored.limit),
+            Place::Unlimited | Place::Blocked => None,
+        };
+        Said {
+            name: self.entry.rule.name(),
+            limit,
+            cost: cost.get(),
+            outcome,
+            shadow: false,
+            unit: self.unit,
         }
     }
 }

@@ -1,0 +1,148 @@
+//! A decision is made; now whoever wants to know is told: the meters of its limits, the observers, the log and the trace.
+
+use std::time::Duration;
+
+use tollgate_kernel::{Cost, Micros, Outcome};
+
+use super::{Concluded, Event, LimitTold, Source, Started, Trouble, Verdict};
+use crate::decision::Decision;
+use crate::gate::{Backend, Entry, Gate, Place, Resolved};
+use crate::key::Key;
+
+/// What is told of one limit, beside what was asked.
+pub(crate) struct Told {
+    pub(crate) outcome: Outcome,
+    pub(crate) source: Source,
+    pub(crate) trouble: Trouble,
+    /// How long the whole decision took, if it was timed.
+    pub(crate) took: Option<Duration>,
+}
+
+impl Told {
+    /// Of an answer that no store had a part in failing.
+    pub(crate) fn plain(outcome: Outcome, source: Source, took: Option<Duration>) -> Told {
+        Told { outcome, source, trouble: Trouble::default(), took }
+    }
+}
+
+impl Gate {
+    /// The start of a decision.
+    #[inline]
+    pub(crate) fn started(&self, operation: &'static str) -> Started {
+        let is_elsewhere = matches!(self.backend, Backend::Remote(_));
+        let wants_time = !self.observers.is_empty() || self.watch.wants_time(is_elsewhere);
+        Started::new(wants_time, self.watch.check_span(operation))
+    }
+
+    fn has_nobody_to_tell(&self) -> bool {
+        self.observers.is_empty() && self.watch.is_off()
+    }
+
+    /// Tells of every limit of a decision, and of the whole.
+    pub(crate) fn tell_all(
+        &self,
+        operation: &'static str,
+        asks: &[Resolved<'_, '_>],
+        decision: &Decision<'_>,
+        trouble: Trouble,
+        started: &Started,
+    ) {
+        if self.has_nobody_to_tell() {
+            return;
+        }
+        let took = started.took();
+        let is_degraded = decision.degraded();
+        for (index, (ask, limit)) in asks.iter().zip(decision.limits()).enumerate() {
+            let met = ask.met.as_ref().map(|(key, place)| (key, *place));
+            let told = Told { outcome: limit.outcome, source: limit.source, trouble, took };
+            let counted = self.tell_limit(operation, ask.entry, met, ask.cost, &told);
+            if index == decision.binding_index() {
+                let concluded = Concluded {
+                    operation,
+                    limiter: limit.name,
+                    told: counted,
+                    retry_after: decision.retry_after(),
+                    limits: asks.len(),
+                    is_degraded,
+                    is_first: is_degraded && trouble.is_first,
+                };
+                self.watch.concluded(&concluded, started.span(), &self.clock);
+            }
+        }
+    }
+
+    /// Tells of a decision over one limit.
+    pub(crate) fn tell(
+        &self,
+        operation: &'static str,
+        entry: &Entry,
+        met: Option<(&Key<'_>, &Place)>,
+        cost: Cost,
+        told: &Told,
+        started: &Started,
+    ) {
+        if self.has_nobody_to_tell() {
+            return;
+        }
+        let counted = self.tell_limit(operation, entry, met, cost, told);
+        let is_degraded = told.source.is_fallback();
+        let retry_after = match counted.verdict {
+            Verdict::Denied => told.outcome.retry_after,
+            Verdict::Allowed | Verdict::WouldDeny => Some(Micros::ZERO),
+        };
+        let concluded = Concluded {
+            operation,
+            limiter: entry.rule.name(),
+            told: counted,
+            retry_after,
+            limits: 1,
+            is_degraded,
+            is_first: is_degraded && told.trouble.is_first,
+        };
+        self.watch.concluded(&concluded, started.span(), &self.clock);
+    }
+
+    /// Counts one limit of a decision, and tells the observers of it.
+    fn tell_limit<'a>(
+        &self,
+        operation: &'static str,
+        entry: &Entry,
+        met: Option<(&'a Key<'_>, &Place)>,
+        cost: Cost,
+        told: &Told,
+    ) -> LimitTold<'a> {
+        let Told { outcome, source, trouble, took } = *told;
+        let shadow = entry.rule.is_shadow() && met.is_some();
+        let counted = LimitTold {
+            key: met.map(|(key, _)| key.canonical()),
+            // A malformed key meets nothing; it is counted where it would have.
+            strategy: met.map_or_else(|| entry.base.strategy(), |(_, place)| place.strategy()),
+            verdict: Verdict::of(outcome.allowed, shadow),
+            source,
+            // What was answered from here, or meets no counters, did not depend on the store.
+            failure: trouble.failure.filter(|_| source.is_fallback()),
+            took,
+        };
+        if operation != "peek" {
+            entry.meter.decided(&counted);
+        }
+        if !self.observers.is_empty() {
+            let namespace = met.map(|(key, _)| key.namespace()).unwrap_or_default();
+            self.observers.decided(&Event {
+                operation,
+                limiter: entry.rule.name(),
+                strategy: met.and_then(|(_, place)| place.strategy()),
+                namespace: &namespace,
+                cost: cost.get(),
+                allowed: outcome.allowed || shadow,
+                shadow,
+                outcome,
+                source,
+                failure: counted.failure,
+                is_ambiguous: trouble.is_ambiguous && source.is_fallback(),
+                duration: took.unwrap_or_default(),
+            });
+        }
+        counted
+    }
+}

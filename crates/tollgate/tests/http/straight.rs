@@ -1,0 +1,84 @@
+//! The straight way to counters in this process answers as the way around it does, and is not taken past an observer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tollgate::headers::{Format, ResetAs};
+use tollgate::http::{Payer, Route, Toll};
+use tollgate::{Event, Limit, Micros, Observer, TollgateBuilder};
+
+use crate::scene::{Asked, On, ask, gate, get, serve, window};
+
+/// Counts what it is told. Where somebody looks on, no charge goes the straight way.
+#[derive(Clone, Default)]
+struct Seen(Arc<AtomicUsize>);
+
+impl Observer for Seen {
+    fn decided(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Everything that a caller is told of some requests, each a second after the other, with and without somebody looking on.
+async fn check(tolls: &[Toll], format: Format, asked: impl Fn() -> Vec<Asked>, events: usize) {
+    let limits = |gate: TollgateBuilder| {
+        let bucket = Limit::token_bucket("1/s".parse().expect("a rate"), 3).expect("a limit");
+        let leaky = Limit::leaky_bucket("10/s".parse().expect("a rate"), 3).expect("a limit");
+        let sliding = Limit::sliding_window(2, Micros::from_secs(5)).expect("a limit");
+        let gate = gate.limit("bucket", bucket).limit("leaky", leaky).limit("sliding", sliding);
+        gate.limit("window", window(2))
+    };
+    let seen = Seen::default();
+    let mut told = Vec::new();
+    for looks_on in [false, true] {
+        let observer = Arc::new(seen.clone());
+        let (gate, hands) =
+            gate(On::Memory, |gate| if looks_on { limits(gate).observer(observer) } else { limits(gate) });
+        let (service, _) = serve(&gate, |layer| {
+            tolls.iter().fold(layer.headers(format), |layer, toll| layer.toll(Route::any(), toll.clone()))
+        });
+        let mut answers = Vec::new();
+        for asked in asked() {
+            let answer = ask(&service, asked).await;
+            answers.push(format!("{answer:?}"));
+            hands.advance(Micros::from_millis(700));
+        }
+        told.push(answers);
+    }
+    assert_eq!(told[0], told[1], "{tolls:?} {format:?}");
+    assert_eq!(seen.0.load(Ordering::Relaxed), events, "{tolls:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn both_ways_tell_the_same() {
+    let user = |limit: &str| Toll::new(limit, Payer::header("x-user"));
+    let all = |limit: &str| Toll::new(limit, Payer::everyone());
+    let asked = || {
+        let by = |user: &str| get("/").with("x-user", user);
+        vec![
+            by("a"),
+            by("a"),
+            by("b"),
+            by("a%:"),
+            get("/"),
+            by("a"),
+            by("a").with("content-type", "application/grpc"),
+        ]
+    };
+    let both = Format::default();
+    let unix = Format { reset: ResetAs::UnixTime, ..both };
+    for (tolls, format) in [
+        (vec![user("window")], both),
+        (vec![user("bucket").cost(2)], both),
+        (vec![user("bucket").cost(4)], both),
+        (vec![user("window")], Format::none()),
+        (vec![user("window")], unix),
+        (vec![user("leaky")], both),
+        (vec![all("bucket"), user("window"), user("sliding")], both),
+        (vec![all("bucket"), user("leaky")], both),
+        // The same twice.
+        (vec![user("bucket"), user("bucket")], both),
+    ] {
+        check(&tolls, format, asked, 7 * tolls.len()).await;
+    }
+}

@@ -1,0 +1,61 @@
+//! Many connections at once for one key: nobody is told what another was told, and nobody gets through who should not. The
+//! stores go by their own clocks here, as in production, with windows of an hour.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tollgate::http::{LimitLayer, Payer, Route, Toll};
+use tollgate::{Limit, Micros};
+use tollgate_testkit::http::Connection;
+
+use crate::scene::{ALL, Scene, number};
+
+const CONNECTIONS: usize = 32;
+const REQUESTS: u64 = 500;
+const MOST: u64 = 200;
+
+/// Every admission is told another remainder, from the limit less one down to zero.
+fn check(scene: &Scene, name: &str) {
+    let toll = Toll::new(name, Payer::everyone());
+    let layer = LimitLayer::builder(&scene.gate).toll(Route::any(), toll).build().expect("a layer");
+    let address = scene.serve(layer);
+    let sent = AtomicU64::new(0);
+    let caller = || {
+        let mut connection = Connection::open(address);
+        let mut told = Vec::new();
+        while sent.fetch_add(1, Ordering::Relaxed) < REQUESTS {
+            let answer = connection.ask("GET", "/", &[]);
+            told.push((answer.status, number(&answer, "x-ratelimit-remaining")));
+        }
+        told
+    };
+    let told: Vec<(u16, Option<u64>)> = std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..CONNECTIONS).map(|_| scope.spawn(caller)).collect();
+        callers.into_iter().flat_map(|caller| caller.join().expect("a caller")).collect()
+    });
+    let mut admitted: Vec<u64> =
+        told.iter().filter(|(status, _)| *status == 200).filter_map(|(_, left)| *left).collect();
+    admitted.sort_unstable();
+    assert_eq!(admitted, (0..MOST).collect::<Vec<u64>>());
+    let denied = told.iter().filter(|told| **told == (429, Some(0))).count() as u64;
+    assert_eq!(denied, REQUESTS - MOST, "{told:?}");
+}
+
+#[test]
+fn every_admission_is_told_another_remainder() {
+    let hour = Micros::from_secs(3_600);
+    let hourly = "1/h".parse().expect("a rate");
+    let limits = [
+        ("tokens", Limit::token_bucket(hourly, MOST).expect("a limit")),
+        ("window", Limit::fixed_window(MOST, hour).expect("a limit")),
+        ("log", Limit::sliding_window(MOST, hour).expect("a limit")),
+    ];
+    for on in ALL {
+        let scene = Scene::on_own_clock(on, |gate| {
+            limits.iter().fold(gate, |gate, (name, limit)| gate.limit(name, *limit))
+        });
+        for (name, _) in &limits {
+            println!("{on:?}: {name}");
+            check(&scene, name);
+        }
+    }
+}

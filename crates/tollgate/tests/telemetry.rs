@@ -1,0 +1,26 @@
+//! What an operator sees of the library: metrics as they are scraped, lines as they are logged, spans as a collector receives
+//! them; and that no key is in any of it.
+
+#[path = "telemetry/canary.rs"]
+mod canary;
+#[path = "telemetry/collector.rs"]
+mod collector;
+#[allow(dead_code)]
+#[path = "library/crowd.rs"]
+mod crowd;
+#[allow(dead_code)]
+#[path = "library/elsewhere.rs"]
+mod elsewhere;
+#[path = "telemetry/log.rs"]
+mod log;
+#[path = "telemetry/metrics.rs"]
+mod metrics;
+#[path = "telemetry/page.rs"]
+mod page;
+#[allow(dead_code)]
+#[path = "library/scene.rs"]
+mod scene;
+#[path = "telemetry/scrape.rs"]
+mod scrape;
+#[path = "telemetry/spans.rs"]
+mod spans;

@@ -1,0 +1,398 @@
+//! Every decision is counted once, under labels that nobody can make up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::{
+    Allowance, Ask, Failure, Fallback, Key, Limit, ManualClock, Micros, Rule, Source, StoreState, Tollgate,
+};
+
+use crate::crowd::ready;
+use crate::elsewhere::{Elsewhere, Fault};
+use crate::scene::{Dice, a_minute, at_once, bucket, hands, on, secs};
+use crate::scrape::Scrape;
+
+const DECISIONS: &str = "rate_limiter_decisions_total";
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// A rule of each kind.
+fn rules() -> Vec<Rule> {
+    let rule = |name: &str, limit: Limit| Rule::new(name, limit).unwrap();
+    let key = |text: &'static str| Key::parse(text).unwrap();
+    let api = rule("api", a_minute(3));
+    let tiers = rule("tiers", a_minute(3))
+        .with_override(key("user:vip"), a_minute(2))
+        .and_then(|rule| rule.with_override(key("user:free"), Allowance::Unlimited))
+        .and_then(|rule| rule.with_override(key("user:bad"), Allowance::Blocked));
+    vec![
+        api,
+        tiers.unwrap(),
+        rule("watching", a_minute(1)).shadow(),
+        rule("workers", at_once(1)),
+        Rule::unlimited("free").unwrap(),
+        Rule::blocked("shut").unwrap(),
+    ]
+}
+
+/// What is counted of some work on a memory store.
+fn check(what: &str, work: impl FnOnce(&Tollgate), expected: &[&str]) {
+    let scrape = Scrape::new();
+    let builder = rules().into_iter().fold(on(&hands()), tollgate::TollgateBuilder::rule);
+    let gate = builder.telemetry(scrape.telemetry()).build().unwrap();
+    work(&gate);
+    gate.publish_metrics();
+    assert_eq!(scrape.samples(DECISIONS), expected, "{what}");
+}
+
+#[test]
+fn every_way_to_be_charged_is_counted_once() {
+    let limiter = |gate: &Tollgate, name: &str| gate.limiter(name).unwrap();
+    check("nothing", |_| (), &[]);
+    check(
+        "check",
+        |gate| (0..5).for_each(|_| drop(limiter(gate, "api").charge("user:1", 1))),
+        &["allowed store api fixed_window memory user 3", "denied store api fixed_window memory user 2"],
+    );
+    check(
+        "check_many: known and new, malformed, and several namespaces",
+        |gate| {
+            let (api, mut outcomes) = (limiter(gate, "api"), Vec::new());
+            api.check("a:1");
+            api.check_many(&["a:1", "b:1", "a:1", "a:1", "", "1", "b:1"], &mut outcomes);
+            assert_eq!(outcomes.len(), 7);
+        },
+        &[
+            "allowed store api fixed_window memory a 3",
+            "allowed store api fixed_window memory b 2",
+            "allowed store api fixed_window memory default 1",
+            "denied malformed api fixed_window memory none 1",
+            "denied store api fixed_window memory a 1",
+        ],
+    );
+    check(
+        "check_many by name",
+        |gate| {
+            drop(ready(gate.check_many("tiers", &["user:vip", "user:1", "user:bad", "user:free"])).unwrap())
+        },
+        &[
+            "allowed store tiers fixed_window memory user 2",
+            "allowed unlimited tiers none memory user 1",
+            "denied blocked tiers none memory user 1",
+        ],
+    );
+    check(
+        "overrides of every kind",
+        |gate| {
+            for key in ["user:vip", "user:vip", "user:vip", "user:free", "user:bad", "user:1"] {
+                limiter(gate, "tiers").check(key);
+            }
+        },
+        &[
+            "allowed store tiers fixed_window memory user 3",
+            "allowed unlimited tiers none memory user 1",
+            "denied blocked tiers none memory user 1",
+            "denied store tiers fixed_window memory user 1",
+        ],
+    );
+    check(
+        "a limit that only watches",
+        |gate| (0..3).for_each(|_| assert!(limiter(gate, "watching").check("k").allowed)),
+        &[
+            "allowed store watching fixed_window memory default 1",
+            "would_deny store watching fixed_window memory default 2",
+        ],
+    );
+    check(
+        "a charge over several limits, straight and around",
+        |gate| {
+            let (api, workers) = (limiter(gate, "api"), limiter(gate, "workers"));
+            let tiers = limiter(gate, "tiers");
+            for _ in 0..3 {
+                assert!(tollgate::charge(&[api.of("x:1"), tiers.of("x:2")]).unwrap().allowed());
+            }
+            assert!(!tollgate::charge(&[api.of("x:1"), workers.of("x:2")]).unwrap().allowed());
+        },
+        &[
+            "allowed store api fixed_window memory x 3",
+            "allowed store tiers fixed_window memory x 3",
+            "allowed store workers concurrency memory x 1",
+            "denied store api fixed_window memory x 1",
+        ],
+    );
+    check(
+        "the registry's own calls",
+        |gate| {
+            assert!(ready(gate.acquire("k", "api")).unwrap().allowed());
+            assert!(!ready(gate.charge(&[Ask::new("shut", "k"), Ask::new("free", "k")])).unwrap().allowed());
+            assert!(ready(gate.reserve(&[Ask::new("api", "k")], HOUR)).unwrap().decision.allowed());
+            assert!(ready(gate.wait(Ask::new("api", "k"), HOUR)).is_ok());
+            assert!(ready(gate.wait(Ask::new("shut", "k"), HOUR)).is_err());
+        },
+        &[
+            "allowed store api fixed_window memory default 3",
+            "allowed unlimited free none memory default 1",
+            "denied blocked shut none memory default 2",
+        ],
+    );
+    check(
+        "permits",
+        |gate| {
+            let workers = limiter(gate, "workers");
+            let permit = workers.acquire("pool").unwrap();
+            assert!(workers.acquire("pool").is_err());
+            drop(permit);
+        },
+        &[
+            "allowed store workers concurrency memory default 1",
+            "denied store workers concurrency memory default 1",
+        ],
+    );
+    check(
+        "what decides nothing",
+        |gate| {
+            let api = limiter(gate, "api");
+            let _ = (api.peek("k", 1).unwrap(), api.status("k"), api.reset("k"));
+            ready(gate.peek(&[Ask::new("api", "k")])).unwrap();
+            assert!(api.charge("k", 0).is_err() && ready(gate.acquire("k", "nope")).is_err());
+        },
+        &[],
+    );
+}
+
+#[test]
+fn without_being_published_counts_are_at_most_sixty_three_behind_for_each_thread_and_none_is_lost() {
+    let scrape = Scrape::new();
+    let limit = bucket("1/h", 1_000_000);
+    let gate = on(&hands()).limit("api", limit).telemetry(scrape.telemetry()).build().unwrap();
+    let api = gate.limiter("api").unwrap();
+    let counted = || {
+        scrape.samples(DECISIONS).first().map_or(0, |line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
+    };
+    for checks in 1..=300_u64 {
+        api.check("k");
+        assert!((checks.saturating_sub(63)..=checks).contains(&counted()), "{checks}: {}", counted());
+    }
+    drop((api, gate));
+    assert_eq!(counted(), 300, "the last are counted when the registry goes");
+}
+
+#[test]
+fn one_in_sixty_four_is_timed_in_memory_and_all_elsewhere() {
+    let count = |scrape: &Scrape| scrape.samples("rate_limiter_latency_ms_count");
+    let scrape = Scrape::new();
+    let gate = on(&hands()).limit("api", a_minute(9_999)).telemetry(scrape.telemetry()).build().unwrap();
+    let api = gate.limiter("api").unwrap();
+    // A thread of its own, because that is who counts to 64. The first check is of a new key and looks twice.
+    std::thread::scope(|scope| drop(scope.spawn(|| (0..640).for_each(|_| drop(api.charge("k", 1))))));
+    assert_eq!(count(&scrape), ["api fixed_window memory default 10"]);
+
+    let (scrape, hands) = (Scrape::new(), hands());
+    let store = Elsewhere::new(&hands);
+    let builder = on(&hands).limit("api", a_minute(9_999)).store(store).telemetry(scrape.telemetry());
+    let gate = builder.build().unwrap();
+    (0..10).for_each(|_| drop(ready(gate.acquire("k", "api")).unwrap()));
+    assert_eq!(count(&scrape), ["api fixed_window custom default 10"]);
+}
+
+/// A registry over a store elsewhere, with a limit for each fallback, one that is sliced and one without counters.
+fn elsewhere(hands: &ManualClock, scrape: &Scrape) -> (Tollgate, Arc<Elsewhere>) {
+    let store = Elsewhere::new(hands);
+    let mut builder = on(hands).store(store.clone()).telemetry(scrape.telemetry());
+    for fallback in Fallback::ALL {
+        builder = builder.rule(Rule::new(fallback.name(), a_minute(2)).unwrap().fallback(fallback));
+    }
+    let sliced = Rule::new("sliced", a_minute(20)).unwrap().slice(10, Duration::from_secs(1)).unwrap();
+    let gate = builder.rule(sliced).rule(Rule::unlimited("free").unwrap());
+    (gate.build().unwrap(), store)
+}
+
+#[test]
+fn every_source_is_a_label() {
+    let (hands, scrape) = (hands(), Scrape::new());
+    let (gate, store) = elsewhere(&hands, &scrape);
+    for (limit, key, times) in [("open", "k", 4), ("sliced", "k", 3), ("free", "k", 1), ("open", "", 1)] {
+        (0..times).for_each(|_| drop(ready(gate.acquire(key, limit)).unwrap()));
+    }
+    store.fault(Fault::Fails(Failure::Timeout));
+    for fallback in Fallback::ALL {
+        drop(ready(gate.acquire("other", fallback.name())).unwrap());
+    }
+    let mut expected = vec![
+        "allowed store open fixed_window custom default 2".to_owned(),
+        "denied store open fixed_window custom default 1".to_owned(),
+        "denied denial_cache open fixed_window custom default 1".to_owned(),
+        "allowed store sliced fixed_window custom default 1".to_owned(),
+        "allowed slice sliced fixed_window custom default 2".to_owned(),
+        "allowed unlimited free none custom default 1".to_owned(),
+        "denied malformed open fixed_window custom none 1".to_owned(),
+        "allowed fallback_open open fixed_window custom default 1".to_owned(),
+        "denied fallback_closed closed fixed_window custom default 1".to_owned(),
+        "allowed fallback_local local fixed_window custom default 1".to_owned(),
+    ];
+    expected.sort();
+    assert_eq!(scrape.samples(DECISIONS), expected);
+    // The ninth, `blocked`, is in the test above.
+    let text = scrape.text();
+    let seen = Source::ALL.iter().filter(|source| text.contains(&format!("source=\"{}\"", source.name())));
+    assert_eq!(seen.count(), Source::ALL.len() - 1);
+}
+
+#[test]
+fn every_failure_is_a_label_of_errors_and_of_fallbacks() {
+    for failure in Failure::ALL {
+        for (fault, ambiguous) in [(Fault::Fails(failure), 0), (Fault::Loses(failure), 3)] {
+            let (hands, scrape) = (hands(), Scrape::new());
+            let (gate, store) = elsewhere(&hands, &scrape);
+            store.fault(fault);
+            for fallback in Fallback::ALL {
+                drop(ready(gate.acquire("k", fallback.name())).unwrap());
+            }
+            let errors = scrape.samples("rate_limiter_backend_errors_total");
+            assert_eq!(errors, [format!("{failure} custom 3")]);
+            let line =
+                |fallback: Fallback| format!("{fallback} {failure} {fallback} fixed_window custom default 1");
+            let mut expected = Fallback::ALL.map(line);
+            expected.sort();
+            assert_eq!(scrape.samples("rate_limiter_fallback_total"), expected);
+            let lost = scrape.samples("rate_limiter_ambiguous_total");
+            assert_eq!(lost.first().map_or("custom 0", |line| line), format!("custom {ambiguous}"));
+        }
+    }
+}
+
+#[test]
+fn every_call_to_the_store_is_timed_by_what_it_asked() {
+    let (hands, scrape) = (hands(), Scrape::new());
+    let (gate, _) = elsewhere(&hands, &scrape);
+    let asks = [Ask::new("open", "k")];
+    (0..2).for_each(|_| drop(ready(gate.charge(&asks)).unwrap()));
+    ready(gate.peek(&asks)).unwrap();
+    let reserved = ready(gate.reserve(&[Ask::new("local", "k")], HOUR)).unwrap();
+    let id = reserved.reservation.unwrap().id();
+    ready(gate.settle(id, &tollgate::Settlement::Cancel)).unwrap();
+    ready(gate.reset("open", "k")).unwrap();
+    let counts = scrape.samples("rate_limiter_script_duration_ms_count");
+    assert_eq!(counts, ["charge custom 3", "forget custom 1", "peek custom 1", "settle custom 1"]);
+}
+
+#[test]
+fn an_outage_is_seen_from_its_beginning_to_its_end() {
+    let (hands, scrape) = (hands(), Scrape::new());
+    let (gate, store) = elsewhere(&hands, &scrape);
+    let charge = || drop(ready(gate.acquire("k", "open")).unwrap());
+    let up = || scrape.samples("rate_limiter_store_up");
+    assert!(up().is_empty());
+    gate.publish_metrics();
+    assert_eq!(up(), ["custom 1"]);
+    store.fault(Fault::Fails(Failure::Connection));
+    while gate.store_health().state == StoreState::Up {
+        charge();
+    }
+    assert_eq!(up(), ["custom 0"], "at once, not only when it is published");
+    let errors = gate.store_health().failures(Failure::Connection);
+    (0..10).for_each(|_| charge());
+    assert_eq!(scrape.samples("rate_limiter_backend_errors_total"), [format!("connection custom {errors}")]);
+    let fallen_back = gate.store_health().fallen_back;
+    let fallbacks = scrape.samples("rate_limiter_fallback_total");
+    assert_eq!(fallbacks, [format!("open connection open fixed_window custom default {fallen_back}")]);
+    store.fault(Fault::None);
+    while gate.store_health().state != StoreState::Up {
+        hands.advance(secs(1));
+        charge();
+    }
+    assert_eq!(up(), ["custom 1"]);
+    gate.publish_metrics();
+    assert_eq!(scrape.samples("rate_limiter_state_losses_total"), ["custom 0"]);
+    assert!(scrape.samples("rate_limiter_keys").is_empty(), "nobody counts the keys of a store elsewhere");
+}
+
+#[test]
+fn what_is_read_off_the_memory_store_is_published() {
+    let scrape = Scrape::new();
+    let gate = on(&hands()).limit("api", a_minute(9)).telemetry(scrape.telemetry()).build().unwrap();
+    let api = gate.limiter("api").unwrap();
+    let _ = ["a", "b", "c", "d", "e"].map(|key| api.check(key));
+    for _ in 0..2 {
+        gate.publish_metrics();
+        assert_eq!(scrape.samples("rate_limiter_keys"), ["memory 5"]);
+        assert_eq!(scrape.samples("rate_limiter_store_up"), ["memory 1"]);
+        assert_eq!(scrape.samples("rate_limiter_lock_contention_total"), ["memory 0"]);
+        assert_eq!(scrape.samples("rate_limiter_log_suppressed_total"), ["0"]);
+    }
+    for name in ["decisions_total", "keys", "store_up", "lock_contention_total", "log_suppressed_total"] {
+        assert!(scrape.text().contains(&format!("# HELP rate_limiter_{name} ")), "{name} is described");
+    }
+}
+
+#[test]
+fn ten_thousand_namespaces_are_seventeen_series() {
+    for store_is_elsewhere in [false, true] {
+        let (hands, scrape) = (hands(), Scrape::new());
+        let mut builder = on(&hands).limit("api", bucket("1/h", 9)).telemetry(scrape.telemetry());
+        if store_is_elsewhere {
+            builder = builder.store(Elsewhere::new(&hands));
+        }
+        let gate = builder.build().unwrap();
+        for number in 0..10_000 {
+            ready(gate.acquire(&format!("n{number}:k"), "api")).unwrap();
+        }
+        gate.publish_metrics();
+        let samples = scrape.samples(DECISIONS);
+        assert_eq!(samples.len(), 17);
+        assert_eq!(samples.iter().filter(|line| line.ends_with(" 1")).count(), 16);
+        assert!(samples.iter().any(|line| line.ends_with(" other 9984")), "{samples:?}");
+    }
+}
+
+/// The labels add up to what was asked, whatever was asked of whomever and whatever became of it.
+#[test]
+fn sums_are_the_callers_own_count() {
+    let (hands, scrape) = (hands(), Scrape::new());
+    let (gate, store) = elsewhere(&hands, &scrape);
+    let (mut dice, mut asked, mut allowed) = (Dice(7), 0, 0);
+    for _ in 0..3_000 {
+        hands.advance(Micros::from_millis(dice.below(300)));
+        store.fault(dice.pick(&[
+            Fault::None,
+            Fault::None,
+            Fault::None,
+            Fault::Fails(Failure::Timeout),
+            Fault::Loses(Failure::Connection),
+        ]));
+        let names = ["open", "closed", "local", "sliced", "free"];
+        let count = 1 + dice.below(3);
+        let keys: Vec<String> =
+            (0..count).map(|_| format!("{}:{}", dice.pick(&["a", "b"]), dice.below(9))).collect();
+        let asks: Vec<Ask<'_>> = keys.iter().map(|key| Ask::new(dice.pick(&names), key)).collect();
+        let decision = ready(gate.charge(&asks)).unwrap();
+        asked += decision.limits().len();
+        allowed += decision.limits().iter().filter(|limit| limit.outcome.allowed).count();
+    }
+    let sum = |samples: Vec<String>| -> usize {
+        samples.iter().map(|line| line.rsplit_once(' ').unwrap().1.parse::<usize>().unwrap()).sum()
+    };
+    let samples = scrape.samples(DECISIONS);
+    let of_allowed = samples.iter().filter(|line| line.starts_with("allowed ")).cloned().collect();
+    assert_eq!((sum(samples), sum(of_allowed)), (asked, allowed));
+    let health = gate.store_health();
+    let fallbacks: u64 = Fallback::ALL.map(|fallback| health.answers(fallback)).iter().sum();
+    assert_eq!(sum(scrape.samples("rate_limiter_fallback_total")) as u64, fallbacks);
+    let errors: u64 = Failure::ALL.map(|failure| health.failures(failure)).iter().sum();
+    assert_eq!(sum(scrape.samples("rate_limiter_backend_errors_total")) as u64, errors);
+    assert_eq!(scrape.samples("rate_limiter_ambiguous_total"), [format!("custom {}", health.ambiguous)]);
+}
+
+#[test]
+fn the_recorder_that_the_host_has_installed_is_used() {
+    let limit = Limit::token_bucket("1/h".parse().unwrap(), 1).unwrap();
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    // Installed for this thread alone, and found as one for the whole process would be.
+    ::metrics::with_local_recorder(&recorder, || {
+        let telemetry = tollgate::telemetry::Telemetry::new().metrics();
+        let gate = on(&hands()).limit("api", limit).telemetry(telemetry).build().unwrap();
+        gate.limiter("api").unwrap().check("k");
+        gate.publish_metrics();
+    });
+    assert!(handle.render().contains("rate_limiter_decisions_total{decision=\"allowed\""));
+}
