@@ -316,9 +316,9 @@ impl MemoryLimit {
         self.ledger.forget(self.store.inner.seeds.fingerprint(key))
     }
 
-    /// How many keys are remembered under this limit, those of its overrides included where they are written alike.
+    /// How many keys are remembered under this limit, whatever its numbers are or were when they were charged.
     pub fn keys(&self) -> usize {
-        self.ledger.len()
+        self.store.inner.tables.lock().keys_of(&self.name, &*self.ledger)
     }
 }
 

@@ -118,6 +118,20 @@ impl Inner {
         moving
     }
 
+    /// Locks all that a charge needs: the homes of its parts, and the kin of those that are not known.
+    fn lock_all<'a>(parts: &mut Parts<'a>) -> (SmallVec<[Guard<'a>; 4]>, SmallVec<[Moving<'a>; 1]>) {
+        loop {
+            let moving = Self::inherit_all(parts);
+            let mut guards = SmallVec::new();
+            Self::lock_homes(parts, &mut guards);
+            // A part that was known may have been taken away before its home was locked.
+            let mut to_ask = parts.iter().filter_map(|part| part.ledger().kin_to_ask_locked(part.key));
+            if to_ask.all(|kin| moving.iter().any(|tables| tables.are_of(kin))) {
+                return (guards, moving);
+            }
+        }
+    }
+
     /// Locks the homes of all parts, in one order everywhere, so that two charges never wait for each other in a ring.
     #[inline]
     fn lock_homes<'a>(parts: &mut Parts<'a>, guards: &mut SmallVec<[Guard<'a>; 4]>) {
@@ -206,9 +220,7 @@ impl Inner {
     ) -> Charged {
         let mut parts = Parts::new();
         self.parts(items, &mut parts);
-        let moving = Self::inherit_all(&parts);
-        let mut guards = SmallVec::new();
-        Self::lock_homes(&mut parts, &mut guards);
+        let (guards, moving) = Self::lock_all(&mut parts);
         let mut prepared: SmallVec<[Option<Prepared<'_>>; 4]> = parts.iter().map(|_| None).collect();
         let mut outcomes = Outcomes::from_elem(Outcome::BLOCKED, parts.len());
         let mut allowed = true;

@@ -78,7 +78,8 @@ impl Moving<'_> {
 
     /// Forgets a key wherever it is.
     pub(crate) fn forget(&self, key: Fingerprint) -> bool {
-        self.tables.iter().filter_map(Weak::upgrade).fold(false, |any, table| table.forget_here(key) || any)
+        let forgotten = self.tables.iter().filter_map(Weak::upgrade).filter(|table| table.forget_here(key));
+        forgotten.count() > 0
     }
 
     /// Moves all keys of one table into another.

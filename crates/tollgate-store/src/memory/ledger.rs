@@ -62,6 +62,9 @@ pub(crate) trait Ledger: Movable + Send + Sync {
     /// The other tables of the limit's name, if there are any and the key is not in this one.
     fn kin_to_ask(&self, key: Fingerprint) -> Option<&Kin>;
 
+    /// The same, with the key's home locked.
+    fn kin_to_ask_locked(&self, key: Fingerprint) -> Option<&Kin>;
+
     /// Takes over what kin know of a key, unless it is here. With no home locked.
     fn inherit(&self, key: Fingerprint, tables: &Moving<'_>);
 

@@ -119,6 +119,11 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         self.kin.as_deref().filter(|kin| kin.are_several())
     }
 
+    /// Whether a key is not here. With its home locked.
+    fn is_unknown(&self, key: Fingerprint) -> bool {
+        self.nodes.find(self.nodes.home(self.nodes.home_of(key)), key).is_none()
+    }
+
     /// Corrects what is remembered here.
     fn amend_here(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> bool {
         let nodes = &*self.nodes;
@@ -350,11 +355,10 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     }
 
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
-        let _moving = self.kin_to_ask(key).map(|kin| {
-            let tables = kin.moving();
-            self.inherit(key, &tables);
-            tables
-        });
+        let moving = self.kin_in_use().map(Kin::moving);
+        if let Some(tables) = &moving {
+            self.inherit(key, tables);
+        }
         let _lock = self.nodes.lock_home(key);
         let prepared = self.prepare(key, cost, now, true);
         let outcome = prepared.outcome;
@@ -363,14 +367,16 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     }
 
     fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> bool {
-        let Some(kin) = self.kin_to_ask(key) else { return self.amend_here(key, in_shared, amendment, now) };
-        // Corrected where it is by now, by the numbers that it was charged under. A debt for whom nobody knows is kept here
-        // under the key's own name, for kin to find.
-        let tables = kin.moving();
-        match self.amend_elsewhere(key, &tables, amendment, now) {
-            Some(applied) => applied,
-            None => self.amend_here(key, false, amendment, now),
+        let Some(tables) = self.kin_in_use().map(Kin::moving) else {
+            return self.amend_here(key, in_shared, amendment, now);
+        };
+        // Corrected where it is by now, by the numbers that it was charged under.
+        if let Some(applied) = self.amend_elsewhere(key, &tables, amendment, now) {
+            return applied;
         }
+        // A debt of one who is not known is kept under the key's own name: that is what kin look for.
+        let in_shared = in_shared && !matches!(amendment, Amendment::Debit { .. });
+        self.amend_here(key, in_shared, amendment, now)
     }
 
     fn forget(&self, key: Fingerprint) -> bool {
@@ -402,13 +408,19 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
 
     fn kin_to_ask(&self, key: Fingerprint) -> Option<&Kin> {
         self.kin_in_use().filter(|_| {
-            let (_, first, _lock) = self.nodes.lock_home(key);
-            self.nodes.find(first, key).is_none()
+            let (_, _, _lock) = self.nodes.lock_home(key);
+            self.is_unknown(key)
         })
     }
 
+    fn kin_to_ask_locked(&self, key: Fingerprint) -> Option<&Kin> {
+        self.kin_in_use().filter(|_| self.is_unknown(key))
+    }
+
     fn inherit(&self, key: Fingerprint, tables: &Moving<'_>) {
-        if let Some(carried) = tables.take(key, self.address()) {
+        if self.kin_to_ask(key).is_some()
+            && let Some(carried) = tables.take(key, self.address())
+        {
             self.put(key, carried);
         }
     }

@@ -138,6 +138,18 @@ impl Tables {
         self.by_name.values().flat_map(|named| &named.stocks).map(Stock::any)
     }
 
+    /// How many keys a limit has in its table and in those of its kin.
+    pub(super) fn keys_of(&self, name: &str, ledger: &dyn Ledger) -> usize {
+        let stocks = self.by_name.get(name).map_or(&[][..], |named| &named.stocks[..]);
+        let own = stocks.iter().find(|stock| stock.any().address() == ledger.address());
+        match own {
+            Some(own) if own.shape.is_bucket() => {
+                stocks.iter().filter(|stock| stock.shape.is_bucket()).map(|stock| stock.any().len()).sum()
+            }
+            _ => ledger.len(),
+        }
+    }
+
     /// Lets go of limits that nobody holds, and of what is empty besides.
     pub(super) fn tidy(&mut self) {
         self.by_name.retain(|_, named| {
@@ -336,5 +348,169 @@ impl Making {
     {
         let cell = PlainCell { algorithm, packing: ThreeWords { units_per_us }, span };
         Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_kernel::{Cost, Rate};
+
+    use super::*;
+    use crate::{Item, ManualClock, MemoryOptions, MemoryStore, Store};
+
+    fn store(max_keys: usize) -> (MemoryStore, ManualClock) {
+        let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
+        let options =
+            MemoryOptions { clock: hands.clock(), max_keys, sweep_every: None, ..Default::default() };
+        (MemoryStore::new(options), hands)
+    }
+
+    /// A bucket that takes ten hours to fill, at so many an hour: most of these have units of their own.
+    fn hourly(count: u64) -> StoredLimit {
+        let rate = Rate::new(count, Micros::from_secs(3_601)).unwrap();
+        StoredLimit::new("api", Limit::token_bucket(rate, 10 * count).unwrap())
+    }
+
+    fn stocks(store: &MemoryStore) -> usize {
+        store.inner.tables.lock().by_name.values().map(|named| named.stocks.len()).sum()
+    }
+
+    /// A thousand changes, each to units that no other has: few tables are left, and every key is where it is looked for.
+    #[test]
+    fn many_changes_leave_few_tables_and_every_key() {
+        let (store, hands) = store(10_000);
+        let all = Cost::new(10).unwrap();
+        let mut held = store.open(&hourly(1));
+        assert!(held.charge("first", all).allowed);
+        for (count, keys) in (2..1_000).zip(2..) {
+            held = store.open(&hourly(count));
+            assert!(held.charge(&format!("key {count}"), Cost::ONE).allowed);
+            assert!(stocks(&store) <= MOST_IDLE_KIN + 2, "{} tables", stocks(&store));
+            assert_eq!((store.keys(), store.used()), (keys, keys));
+        }
+        assert!(!held.charge("first", Cost::ONE).allowed, "it was emptied a thousand changes ago");
+        for count in 2..1_000 {
+            assert!(held.peek(&format!("key {count}"), Cost::MAX).remaining < 9_990, "key {count}");
+        }
+        assert_eq!((store.keys(), store.used()), (999, 999), "moving takes no room and leaves none behind");
+        hands.advance(Micros::from_secs(36_010));
+        store.sweep();
+        store.sweep();
+        assert_eq!((stocks(&store), store.keys(), store.used()), (1, 0, 0), "what is empty is dropped");
+        drop(held);
+        store.sweep();
+        assert_eq!(stocks(&store), 0, "and so is what nobody holds");
+    }
+
+    /// The same where the limit is named with every charge.
+    #[tokio::test]
+    async fn so_it_is_where_limits_are_named_with_every_charge() {
+        let (store, _) = store(10_000);
+        for count in 1..1_000 {
+            let limit = hourly(count);
+            let cost = Cost::new(10 * count).unwrap();
+            let item = Item { limit: &limit, key: "a", cost, shadow: false };
+            assert_eq!(Store::charge(&store, &[item], None).await.unwrap().allowed, count == 1, "{count}");
+            assert!(stocks(&store) <= MOST_IDLE_KIN + 2, "{} tables", stocks(&store));
+            let windows =
+                StoredLimit::new("log", Limit::sliding_window(1, Micros::from_secs(count)).unwrap());
+            let item = Item { limit: &windows, cost: Cost::ONE, ..item };
+            assert_eq!(Store::charge(&store, &[item], None).await.unwrap().allowed, count == 1);
+        }
+        let tables = store.inner.tables.lock();
+        let limits = tables.by_name["log"].stocks.iter().map(|stock| stock.limits.len()).sum::<usize>();
+        assert!(limits <= MOST_BY_CALL + 1, "{limits} limits");
+    }
+
+    /// A limit that looks back for a minute shares its nodes with one that looks back for a second.
+    #[test]
+    fn what_one_limit_has_done_with_is_kept_for_another() {
+        type Make = fn(u64, Micros) -> Result<Limit, tollgate_kernel::LimitError>;
+        for make in [Limit::sliding_window as Make, Limit::sliding_window_counter as Make] {
+            let (store, hands) = store(2);
+            let of = |secs| StoredLimit::new("api", make(5, Micros::from_secs(secs)).unwrap());
+            let [short, long] = [1, 60].map(|secs| store.open(&of(secs)));
+            assert!(long.charge("a", Cost::new(5).unwrap()).allowed);
+            hands.advance(Micros::from_secs(30));
+            store.sweep();
+            short.charge("b", Cost::ONE);
+            short.charge("c", Cost::ONE);
+            assert!(!long.peek("a", Cost::ONE).allowed, "{}", of(60).limit);
+            drop(long);
+            hands.advance(Micros::from_secs(3));
+            store.sweep();
+            store.sweep();
+            assert_eq!(short.keys(), 0, "nobody looks back that far any more");
+        }
+    }
+
+    /// Newcomers who share a state for lack of room go on from it when the units change.
+    #[test]
+    fn the_state_that_newcomers_share_is_taken_over() {
+        let (store, _) = store(1);
+        let (old, all) = (store.open(&hourly(1)), Cost::new(10).unwrap());
+        assert!(old.charge("a", Cost::ONE).allowed);
+        assert!(old.charge("b", all).allowed, "in the state that newcomers share");
+        let new = store.open(&hourly(7));
+        assert!(!new.charge("c", Cost::ONE).allowed);
+        assert!(!new.charge("b", Cost::ONE).allowed);
+        assert!(new.charge("a", Cost::ONE).allowed);
+        assert_eq!(store.used(), 1);
+    }
+
+    /// Keys that go to and fro between units while they are charged, settled and looked at are never begun twice: all that was
+    /// admitted comes to one bucket.
+    #[test]
+    fn keys_that_move_under_load_are_counted_once() {
+        use crate::{Hold, HoldId, MemoryItem, Settlement};
+        use std::sync::atomic::{AtomicU64, Ordering};
+        const COUNTS: [u64; 3] = [10, 70, 110];
+        let (store, _) = store(10_000);
+        let limits = COUNTS.map(|count| store.open(&hourly(count)));
+        let keys: Vec<(String, [AtomicU64; 3])> =
+            (0..40).map(|key| (format!("key {key}"), Default::default())).collect();
+        let charge = |which: usize, (key, admitted): &(String, [AtomicU64; 3]), by_all: bool| {
+            let item = MemoryItem { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
+            let allowed = match by_all {
+                true => store.charge_all(&[item], None).unwrap().allowed,
+                false => limits[which].charge(key, Cost::ONE).allowed,
+            };
+            admitted[which].fetch_add(u64::from(allowed), Ordering::Relaxed);
+            allowed
+        };
+        let hold = |which: usize, (key, _): &(String, [AtomicU64; 3])| {
+            let id = HoldId::random();
+            let item = MemoryItem { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
+            store.charge_all(&[item], Some(Hold { id, ttl: Micros::from_secs(60) })).unwrap();
+            store.settle(id, &Settlement::Cancel).unwrap();
+            store.release(id);
+        };
+        std::thread::scope(|scope| {
+            for worker in 0..8 {
+                let (limits, keys, charge, hold) = (&limits, &keys, &charge, &hold);
+                scope.spawn(move || {
+                    for round in 0..4_000 {
+                        let key = &keys[(worker * 13 + round) % keys.len()];
+                        let which = (worker + round / 160) % limits.len();
+                        match (worker + round / 40) % 4 {
+                            0 => drop(limits[which].peek(&key.0, Cost::ONE)),
+                            1 => drop(charge(which, key, false)),
+                            2 => drop(charge(which, key, true)),
+                            _ => hold(which, key),
+                        }
+                    }
+                });
+            }
+        });
+        for key in &keys {
+            while charge(2, key, false) {}
+            let parts = key.1.iter().zip(COUNTS).map(|(admitted, count)| {
+                // In parts of ten hours of which a whole bucket has 7,700,000.
+                admitted.load(Ordering::Relaxed) * 770_000 / count
+            });
+            let sum = parts.sum::<u64>();
+            assert!((7_692_900..=7_700_000).contains(&sum), "{}: {sum} of 7,700,000", key.0);
+        }
+        assert_eq!((store.keys(), store.used()), (40, 40));
     }
 }
