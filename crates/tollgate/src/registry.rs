@@ -64,6 +64,11 @@ impl<'a> Ask<'a> {
         Ask { limit, key, cost: 1 }
     }
 
+    /// The name of the limit.
+    pub fn limit(&self) -> &'a str {
+        self.limit
+    }
+
     /// How much to charge.
     #[must_use]
     pub fn cost(self, cost: u64) -> Ask<'a> {
@@ -111,6 +116,20 @@ impl Tollgate {
     /// The rules, in the order in which they were registered.
     pub fn rules(&self) -> &[Rule] {
         self.gate.policy.rules()
+    }
+
+    /// The rule of this name. The error lists the limits there are.
+    ///
+    /// ```
+    /// use tollgate::{Rule, Tollgate};
+    ///
+    /// let gate = Tollgate::builder().rule(Rule::unlimited("health")?).build()?;
+    /// assert_eq!(gate.find("health")?.name(), "health");
+    /// assert!(gate.find("helth").unwrap_err().to_string().contains("did you mean `health`?"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn find(&self, name: &str) -> Result<&Rule, Error> {
+        Ok(&self.entry(name)?.rule)
     }
 
     /// Charges one unit under one limit.
