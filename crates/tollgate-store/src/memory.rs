@@ -11,29 +11,30 @@ mod chunks;
 mod contention;
 mod fingerprint;
 mod holds;
+mod kin;
 mod ledger;
 mod node;
+mod nodes;
 mod sweep;
 mod sync;
 mod table;
+mod tables;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_kernel::{Algorithm, Bucket, Cost, Limit, Micros, Outcome};
+use tollgate_kernel::{Cost, Limit, Micros, Outcome};
 
 use self::budget::Budget;
-use self::cell::{InThreeWords, KeptCell, OneWord, PlainCell, ThreeWords};
 use self::contention::Contention;
 use self::fingerprint::Seeds;
 use self::holds::Holds;
 use self::ledger::Ledger;
 use self::node::Fingerprint;
-use self::table::Table;
+use self::tables::{Making, Opened, Tables};
 use crate::clock::Clock;
 use crate::{
     Charged, Hold, HoldId, Item, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
@@ -85,23 +86,13 @@ pub struct MemoryStore {
 
 struct Inner {
     clock: Clock,
-    /// When the store was made: buckets count from here.
-    start: Micros,
     seeds: Seeds,
     budget: Arc<Budget>,
     contention: Arc<Contention>,
+    making: Making,
     tables: Mutex<Tables>,
     holds: Holds,
 }
-
-#[derive(Default)]
-struct Tables {
-    by_name: HashMap<String, Vec<Variant>>,
-    all: Vec<Arc<dyn Ledger>>,
-}
-
-/// The table of one set of parameters of a limit: a limit and its overrides count apart.
-type Variant = (Limit, Arc<dyn Ledger>);
 
 /// A limit in a memory store: the short way to its table.
 #[derive(Clone)]
@@ -129,12 +120,16 @@ pub struct MemoryItem<'a> {
 impl MemoryStore {
     /// An empty store.
     pub fn new(options: MemoryOptions) -> MemoryStore {
+        let budget = Arc::new(Budget::new(options.max_keys, options.when_full));
+        let contention = Arc::<Contention>::default();
+        let making =
+            Making { start: options.clock.now(), budget: budget.clone(), contention: contention.clone() };
         let inner = Arc::new(Inner {
-            start: options.clock.now(),
             clock: options.clock,
             seeds: Seeds::random(),
-            budget: Arc::new(Budget::new(options.max_keys, options.when_full)),
-            contention: Arc::default(),
+            budget,
+            contention,
+            making,
             tables: Mutex::default(),
             holds: Holds::default(),
         });
@@ -144,18 +139,28 @@ impl MemoryStore {
         MemoryStore { inner }
     }
 
-    /// The short way to a limit. The same name and parameters lead to the same counters.
+    /// The short way to a limit. The same name leads to the same counters, as long as the strategy is the same (a token bucket
+    /// may become a leaky one): a limit whose numbers were changed finds what was consumed under the old ones.
+    ///
+    /// ```
+    /// use tollgate_store::{Cost, Limit, MemoryOptions, MemoryStore, Micros, StoredLimit};
+    ///
+    /// let store = MemoryStore::new(MemoryOptions::default());
+    /// let of = |count| StoredLimit::new("api", Limit::fixed_window(count, Micros::from_secs(60)).unwrap());
+    /// let five = Cost::new(5).unwrap();
+    /// assert_eq!(store.open(&of(10)).charge("user:42", five).remaining, 5);
+    /// assert_eq!(store.open(&of(20)).charge("user:42", five).remaining, 10);
+    /// ```
+    ///
+    /// A limit that is held goes on by its own numbers, over the same counters. Buckets whose rates are not written in the same
+    /// units hand a key over to whoever charges it next; a key that is begun under the old numbers at the very moment of a
+    /// change may be begun under both. Whoever changes limits under load lets nobody charge the old ones meanwhile.
     pub fn open(&self, stored: &StoredLimit) -> MemoryLimit {
-        let mut tables = self.inner.tables.lock();
-        let known = tables.by_name.get(&stored.name).and_then(|variants| {
-            variants.iter().find(|(limit, _)| *limit == stored.limit).map(|(_, ledger)| ledger.clone())
-        });
-        let ledger = known.unwrap_or_else(|| {
-            let ledger = self.inner.table_for(stored.limit);
-            tables.by_name.entry(stored.name.clone()).or_default().push((stored.limit, ledger.clone()));
-            tables.all.push(ledger.clone());
-            ledger
-        });
+        self.open_as(stored, Opened::ToHold)
+    }
+
+    fn open_as(&self, stored: &StoredLimit, opened: Opened) -> MemoryLimit {
+        let ledger = self.inner.tables.lock().open(stored, opened, &self.inner.making);
         let lease = match stored.limit {
             Limit::Concurrency(leases) => Some(leases.lease()),
             _ => None,
@@ -170,7 +175,7 @@ impl MemoryStore {
 
     /// How many keys are remembered.
     pub fn keys(&self) -> usize {
-        self.inner.tables.lock().all.iter().map(|ledger| ledger.len()).sum()
+        self.inner.tables.lock().all().map(|ledger| ledger.len()).sum()
     }
 
     /// How much of `max_keys` is used: keys, log entries, leases and reservations.
@@ -311,45 +316,9 @@ impl MemoryLimit {
         self.ledger.forget(self.store.inner.seeds.fingerprint(key))
     }
 
-    /// How many keys are remembered under this limit.
+    /// How many keys are remembered under this limit, whatever its numbers are or were when they were charged.
     pub fn keys(&self) -> usize {
-        self.ledger.len()
-    }
-}
-
-impl Inner {
-    /// A table of the shape that a limit's strategy needs.
-    fn table_for(&self, limit: Limit) -> Arc<dyn Ledger> {
-        match limit {
-            Limit::TokenBucket(bucket) => self.bucket_table(bucket),
-            Limit::LeakyBucket(bucket) => self.bucket_table(bucket),
-            Limit::FixedWindow(window) => self.wide_table(window),
-            Limit::SlidingWindowCounter(window) => self.wide_table(window),
-            Limit::SlidingWindow(window) => {
-                Arc::new(self.table::<_, 1, 5>(KeptCell::new(window, self.budget.clone())))
-            }
-            Limit::Concurrency(leases) => {
-                Arc::new(self.table::<_, 1, 5>(KeptCell::new(leases, self.budget.clone())))
-            }
-        }
-    }
-
-    fn bucket_table(&self, bucket: impl Bucket + Send + Sync + 'static) -> Arc<dyn Ledger> {
-        match OneWord::new(&bucket, self.start) {
-            Some(packing) => Arc::new(self.table::<_, 1, 5>(PlainCell { algorithm: bucket, packing })),
-            None => self.wide_table(bucket),
-        }
-    }
-
-    fn wide_table<A>(&self, algorithm: A) -> Arc<dyn Ledger>
-    where
-        A: Algorithm<State: InThreeWords> + Send + Sync + 'static,
-    {
-        Arc::new(self.table::<_, 3, 3>(PlainCell { algorithm, packing: ThreeWords }))
-    }
-
-    fn table<C: cell::Cell<W>, const W: usize, const S: usize>(&self, cell: C) -> Table<C, W, S> {
-        Table::new(cell, self.budget.clone(), self.contention.clone())
+        self.store.inner.tables.lock().keys_of(&self.name, &*self.ledger)
     }
 }
 
@@ -368,7 +337,7 @@ impl Store for MemoryStore {
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
-        Box::pin(async move { Ok(self.open(limit).forget(key)) })
+        Box::pin(async move { Ok(self.open_as(limit, Opened::ByCall).forget(key)) })
     }
 
     fn mode(&self) -> &'static str {
@@ -378,7 +347,8 @@ impl Store for MemoryStore {
 
 impl MemoryStore {
     fn with_opened<R>(&self, items: &[Item<'_>], run: impl FnOnce(&[MemoryItem<'_>]) -> R) -> R {
-        let limits: SmallVec<[MemoryLimit; 4]> = items.iter().map(|item| self.open(item.limit)).collect();
+        let limits: SmallVec<[MemoryLimit; 4]> =
+            items.iter().map(|item| self.open_as(item.limit, Opened::ByCall)).collect();
         let items: SmallVec<[MemoryItem<'_>; 4]> = (items.iter().zip(&limits))
             .map(|(item, limit)| MemoryItem { limit, key: item.key, cost: item.cost, shadow: item.shadow })
             .collect();

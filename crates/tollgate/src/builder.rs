@@ -23,6 +23,9 @@ pub(crate) const DENIAL_CACHE: Micros = Micros::from_millis(100);
 pub struct TollgateBuilder {
     rules: Vec<Result<Rule, PolicyError>>,
     memory: MemoryOptions,
+    /// Whether the clock was named.
+    has_clock: bool,
+    old: Option<Arc<Gate>>,
     store: Option<Arc<dyn Store>>,
     observers: Observers,
     telemetry: Option<Telemetry>,
@@ -35,6 +38,8 @@ impl Default for TollgateBuilder {
         TollgateBuilder {
             rules: Vec::new(),
             memory: MemoryOptions::default(),
+            has_clock: false,
+            old: None,
             store: None,
             observers: Observers::default(),
             telemetry: None,
@@ -95,6 +100,7 @@ impl TollgateBuilder {
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
         self.memory.clock = clock;
+        self.has_clock = true;
         self
     }
 
@@ -126,6 +132,46 @@ impl TollgateBuilder {
     #[must_use]
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.store = Some(store);
+        self
+    }
+
+    /// Counts where another registry does: a changed policy over the same counters, with nothing that was consumed lost or
+    /// counted twice.
+    ///
+    /// ```
+    /// # async fn run() -> Result<(), tollgate::Error> {
+    /// use tollgate::{Ask, Limit, Micros, Tollgate};
+    ///
+    /// let minute = Micros::from_secs(60);
+    /// let old = Tollgate::builder().limit("login", Limit::fixed_window(5, minute)?).build()?;
+    /// old.charge(&[Ask::new("login", "user:42").cost(4)]).await?;
+    ///
+    /// let new = Tollgate::builder().continuing(&old).limit("login", Limit::fixed_window(9, minute)?).build()?;
+    /// assert_eq!(new.status("login", "user:42").await?.remaining, 5);
+    /// # Ok(())
+    /// # }
+    /// # std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    /// # use std::future::Future;
+    /// ```
+    ///
+    /// A limit goes on from what was consumed as long as its name and its strategy stay (a token bucket may become a leaky
+    /// one), whatever becomes of its numbers, and so does a key that gains or loses an override. Buckets keep the instant at
+    /// which they are full, windows and counters what was counted and when it ends, logs and leases their entries. A limit
+    /// of another strategy begins afresh; one that is left out is forgotten as its keys run out. Open reservations are settled
+    /// by the numbers that they were made under.
+    ///
+    /// Of a store elsewhere, all that this process knows goes on too: whether it is down, what was answered without it, the
+    /// counters of the local fallback, and the denials and slices of limits that stay as they are. The clock, the
+    /// observers and the telemetry are the old ones unless others are named here; the size of the memory store is the old
+    /// one's. A [`store`](Self::store) besides is an error.
+    ///
+    /// The old registry goes on working, by its own limits. Those who wait on it are served in the order in which they came,
+    /// together with those who wait on the new one, and by the new limits. Let nobody charge the old one once the new one is
+    /// in use, as with a lock around the one in use: in the memory store a key that is charged for the first time by both at
+    /// once, under bucket rates that are not kept in the same units, may be counted in each alone.
+    #[must_use]
+    pub fn continuing(mut self, old: &Tollgate) -> Self {
+        self.old = Some(old.gate.clone());
         self
     }
 
@@ -221,12 +267,6 @@ impl TollgateBuilder {
         self
     }
 
-    /// stub
-    #[must_use]
-    pub fn continuing(self, _: &Tollgate) -> Self {
-        self
-    }
-
     /// The registry, if all rules have proper names and no two have the same.
     pub fn build(self) -> Result<Tollgate, Error> {
         let rules = self.rules.into_iter().collect::<Result<Vec<Rule>, PolicyError>>()?;
@@ -236,32 +276,58 @@ impl TollgateBuilder {
                 "a limit cannot be divided among 0 instances; write 1 to divide nothing",
             ));
         }
-        let clock = self.memory.clock.clone();
-        let observers = Arc::new(self.observers);
-        let mode = self.store.as_ref().map_or("memory", |store| store.mode());
-        let watch = Arc::new(Watch::new(self.telemetry.as_ref(), mode));
-        let backend = match self.store {
-            Some(store) => Backend::Remote(Box::new(Remote::new(
+        let old = self.old.as_deref();
+        if old.is_some() && self.store.is_some() {
+            return Err(Error::call(
+                "a registry that continues another counts where that one does; leave out the store, or what it continues",
+            ));
+        }
+        let clock = old.filter(|_| !self.has_clock).map_or(&self.memory.clock, |old| &old.clock).clone();
+        let observers = match old {
+            Some(old) if self.observers.is_empty() => old.observers.clone(),
+            _ => Arc::new(self.observers),
+        };
+        let store_mode = || self.store.as_ref().map_or("memory", |store| store.mode());
+        let watch = match old {
+            Some(old) if self.telemetry.is_none() => old.watch.clone(),
+            _ => {
+                let mode = old.map_or_else(store_mode, |old| old.backend.mode());
+                Arc::new(Watch::new(self.telemetry.as_ref(), mode))
+            }
+        };
+        let backend = match (old, self.store) {
+            (Some(old), _) => old.backend.continued(&observers, &watch),
+            (None, Some(store)) => Backend::Remote(Box::new(Remote::new(
                 store,
                 self.memory,
                 self.denial_cache,
                 observers.clone(),
                 watch.clone(),
             ))),
-            None => Backend::Memory(MemoryStore::new(self.memory)),
+            (None, None) => Backend::Memory(MemoryStore::new(self.memory)),
         };
-        let mut number = 0;
+        let mut numbering = match &backend {
+            Backend::Remote(remote) => Some(remote.numbering()),
+            Backend::Memory(_) => None,
+        };
         let entries = policy
             .rules()
             .iter()
             .map(|rule| {
-                let entry = Entry::new(rule.clone(), &backend, &mut number, self.otherwise, &watch)?;
+                let entry = Entry::new(rule.clone(), &backend, &mut numbering, self.otherwise, &watch)?;
                 Ok(Arc::new(entry))
             })
             .collect::<Result<Vec<Arc<Entry>>, Error>>()?;
         let by_name: HashMap<String, usize> =
             policy.rules().iter().enumerate().map(|(index, rule)| (rule.name().to_owned(), index)).collect();
-        let queues = Queues::default();
+        // From here on nothing can be refused, so nothing that lasts was changed for a policy that is.
+        if let Some(numbering) = numbering {
+            numbering.done();
+        }
+        if let Backend::Remote(remote) = &backend {
+            remote.set_denial_cache(self.denial_cache);
+        }
+        let queues = old.map_or_else(Arc::<Queues>::default, |old| old.queues.clone());
         let gate = Gate {
             entries,
             by_name,
@@ -273,6 +339,10 @@ impl TollgateBuilder {
             queues,
             malformed: Default::default(),
         };
-        Ok(Tollgate { gate: Arc::new(gate) })
+        let gate = Arc::new(gate);
+        if self.old.is_some() {
+            gate.queues.continue_with(&gate);
+        }
+        Ok(Tollgate { gate })
     }
 }

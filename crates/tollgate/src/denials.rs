@@ -23,8 +23,8 @@ const SLOTS_IN_A_SHARD: usize = 64;
 
 /// The denials that are still true.
 pub(crate) struct Denials {
-    /// How long one is believed at most; zero believes none.
-    cap: Micros,
+    /// How long one is believed at most, in µs; zero believes none.
+    cap_us: AtomicU64,
     /// Counts what may have ended any denial: settlements and resets.
     epoch: AtomicU64,
     shards: Box<[Mutex<Shard>]>,
@@ -60,13 +60,24 @@ pub(crate) struct Sent {
 
 impl Denials {
     pub(crate) fn new(cap: Micros) -> Denials {
-        let shards = if cap == Micros::ZERO { 0 } else { SHARDS };
-        Denials { cap, epoch: AtomicU64::new(0), shards: (0..shards).map(|_| Mutex::default()).collect() }
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Denials { cap_us: AtomicU64::new(cap.get()), epoch: AtomicU64::new(0), shards }
+    }
+
+    /// Believes for so long at most from now on; if that is another time, what is believed already is not.
+    pub(crate) fn set_cap(&self, cap: Micros) {
+        if self.cap_us.swap(cap.get(), Ordering::AcqRel) != cap.get() {
+            drop(self.end_all());
+        }
+    }
+
+    fn cap(&self) -> Micros {
+        Micros::new(self.cap_us.load(Ordering::Relaxed))
     }
 
     /// Whether denials of a limit are believed at all.
     pub(crate) fn covers(&self, limit: &Limit) -> bool {
-        self.cap > Micros::ZERO && limit.strategy() != Strategy::Concurrency
+        self.cap() > Micros::ZERO && limit.strategy() != Strategy::Concurrency
     }
 
     /// The denial of this charge if one is known to be true, else what to remember of its call. Only for limits that
@@ -108,7 +119,7 @@ impl Denials {
             return;
         }
         let (Sent { fingerprint, at, .. }, outcome) = (sent, *outcome);
-        let until = at.saturating_add(wait.min(self.cap));
+        let until = at.saturating_add(wait.min(self.cap()));
         shard.slots[slot] = Some(Denial { fingerprint, epoch, cost, and_above, sent: at, until, outcome });
     }
 

@@ -16,6 +16,7 @@ use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
 use crate::fallback::share_of;
 use crate::key::{Key, KeyError};
+use crate::numbers::Numbering;
 use crate::policy::{Allowance, Fallback, Policy, Rule, Slice};
 use crate::quiet::Quiet;
 use crate::remote::Remote;
@@ -44,6 +45,26 @@ pub(crate) enum Backend {
     Remote(Box<Remote>),
 }
 
+impl Backend {
+    /// The same counters, for a registry that continues another.
+    pub(crate) fn continued(&self, observers: &Arc<Observers>, watch: &Arc<Watch>) -> Backend {
+        match self {
+            Backend::Memory(store) => Backend::Memory(store.clone()),
+            Backend::Remote(remote) => {
+                Backend::Remote(Box::new(remote.continued(observers.clone(), watch.clone())))
+            }
+        }
+    }
+
+    /// The name of the store's kind.
+    pub(crate) fn mode(&self) -> &'static str {
+        match self {
+            Backend::Memory(_) => "memory",
+            Backend::Remote(remote) => remote.mode(),
+        }
+    }
+}
+
 /// All limits of a registry, on their store.
 pub(crate) struct Gate {
     pub(crate) entries: Vec<Arc<Entry>>,
@@ -54,7 +75,7 @@ pub(crate) struct Gate {
     pub(crate) clock: Clock,
     pub(crate) observers: Arc<Observers>,
     pub(crate) watch: Arc<Watch>,
-    pub(crate) queues: Queues,
+    pub(crate) queues: Arc<Queues>,
     pub(crate) malformed: MalformedLog,
 }
 
@@ -114,11 +135,11 @@ impl Away {
 }
 
 impl Entry {
-    /// The rule on its store; `number` is counted up by one for each of its limits.
+    /// The rule on its store; where that is elsewhere, each of its limits has a number.
     pub(crate) fn new(
         rule: Rule,
         backend: &Backend,
-        number: &mut usize,
+        numbering: &mut Option<Numbering<'_>>,
         otherwise: Otherwise,
         watch: &Watch,
     ) -> Result<Entry, Error> {
@@ -129,11 +150,11 @@ impl Entry {
                 Allowance::Limited(limit) => {
                     let stored =
                         StoredLimit { subject: rule.subject(), ..StoredLimit::new(rule.name(), *limit) };
-                    *number += 1;
                     let (memory, away) = match backend {
                         Backend::Memory(store) => (Some(store.open(&stored)), None),
                         Backend::Remote(_) => {
-                            (None, Some(Box::new(Away::new(*number, &rule, &stored, otherwise)?)))
+                            let number = numbering.as_mut().map_or(0, |numbering| numbering.of(&stored));
+                            (None, Some(Box::new(Away::new(number, &rule, &stored, otherwise)?)))
                         }
                     };
                     Place::Counted { stored, memory, away }

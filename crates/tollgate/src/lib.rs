@@ -52,6 +52,7 @@ mod gate;
 mod health;
 mod key;
 mod limiter;
+mod numbers;
 #[cfg(feature = "config")]
 mod open;
 pub mod policy;

@@ -247,7 +247,7 @@ impl Limiter {
         &self.entry.rule
     }
 
-    /// How many keys are remembered under this limit, overrides not counted.
+    /// How many keys are remembered under this limit, those with an override included.
     pub fn keys(&self) -> usize {
         match &self.entry.base {
             Place::Counted { memory: Some(memory), .. } => memory.keys(),

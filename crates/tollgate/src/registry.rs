@@ -64,7 +64,7 @@ impl<'a> Ask<'a> {
         Ask { limit, key, cost: 1 }
     }
 
-    /// The limit's name.
+    /// The name of the limit.
     pub fn limit(&self) -> &'a str {
         self.limit
     }
@@ -125,9 +125,18 @@ impl Tollgate {
         self.gate.policy.rules()
     }
 
-    /// A rule by its name; the error lists the limits there are.
+    /// The rule of this name. The error lists the limits there are.
+    ///
+    /// ```
+    /// use tollgate::{Rule, Tollgate};
+    ///
+    /// let gate = Tollgate::builder().rule(Rule::unlimited("health")?).build()?;
+    /// assert_eq!(gate.find("health")?.name(), "health");
+    /// assert!(gate.find("helth").unwrap_err().to_string().contains("did you mean `health`?"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn find(&self, name: &str) -> Result<&Rule, Error> {
-        self.entry(name).map(|entry| &entry.rule)
+        Ok(&self.entry(name)?.rule)
     }
 
     /// Charges one unit under one limit.

@@ -24,17 +24,24 @@ use crate::fallback::{Act, Stead};
 use crate::fingerprint::Seeds;
 use crate::gate::{self, Answered, Away, Resolved};
 use crate::health::{StoreChange, StoreHealth, Tally};
+use crate::numbers::{Numbering, Numbers};
 use crate::report::watch::Watch;
 use crate::report::{Observers, Source, Trouble};
 use crate::slices::{Slices, Taking, Unused};
 
-/// A store elsewhere, and all that this process does so as not to need it.
+/// A store elsewhere, and who is told of it.
 pub(crate) struct Remote {
-    store: Arc<dyn Store>,
-    clock: Clock,
     observers: Arc<Observers>,
     watch: Arc<Watch>,
+    kept: Arc<Kept>,
+}
+
+/// All that this process does so as not to need the store. It lasts from one registry to those that continue it.
+struct Kept {
+    store: Arc<dyn Store>,
+    clock: Clock,
     seeds: Seeds,
+    numbers: Numbers,
     breaker: Breaker,
     denials: Denials,
     slices: Slices,
@@ -121,11 +128,10 @@ impl Remote {
         watch: Arc<Watch>,
     ) -> Remote {
         let clock = memory.clock.clone();
-        Remote {
+        let kept = Kept {
             store,
-            observers,
-            watch,
             seeds: Seeds::random(),
+            numbers: Numbers::default(),
             breaker: Breaker::new(clock.clone()),
             denials: Denials::new(denial_cache),
             slices: Slices::new(),
@@ -133,19 +139,40 @@ impl Remote {
             tally: Tally::default(),
             is_failing: AtomicBool::new(false),
             clock,
-        }
+        };
+        Remote { observers, watch, kept: Arc::new(kept) }
+    }
+
+    /// The same store, with all that is known of it, for a registry that continues another and may tell others.
+    pub(crate) fn continued(&self, observers: Arc<Observers>, watch: Arc<Watch>) -> Remote {
+        Remote { observers, watch, kept: self.kept.clone() }
+    }
+
+    /// The mode of the store.
+    pub(crate) fn mode(&self) -> &'static str {
+        self.kept.store.mode()
+    }
+
+    /// Numbers for the limits of a registry that is being built.
+    pub(crate) fn numbering(&self) -> Numbering<'_> {
+        self.kept.numbers.begin()
+    }
+
+    /// How long a denial is believed from now on.
+    pub(crate) fn set_denial_cache(&self, at_most: Micros) {
+        self.kept.denials.set_cap(at_most);
     }
 
     /// How the store fares.
     pub(crate) fn health(&self) -> StoreHealth {
-        let (state, since, failure, outages) = self.breaker.reading();
-        self.tally.health(state, since, failure, outages)
+        let (state, since, failure, outages) = self.kept.breaker.reading();
+        self.kept.tally.health(state, since, failure, outages)
     }
 
     /// How often the store may have lost what it counted.
     #[cfg(feature = "telemetry")]
     pub(crate) fn losses_possible(&self) -> u64 {
-        self.store.losses_possible()
+        self.kept.store.losses_possible()
     }
 
     /// Charges all asks, or none. What has to ask the store is boxed, as the store's own future is, so that whoever calls this
@@ -173,27 +200,27 @@ impl Remote {
             return Way::Ask(plan);
         };
         let slice = away.slice.filter(|_| hold.is_none());
-        let is_covered = self.denials.covers(&stored.limit);
+        let is_covered = self.kept.denials.covers(&stored.limit);
         if !is_covered && slice.is_none() {
             return Way::Ask(plan);
         }
-        let fingerprint = self.seeds.fingerprint(away.number, key);
-        let now = self.clock.now();
-        if let Some(outcome) = slice.and_then(|_| self.slices.admit(fingerprint, ask.cost, now)) {
+        let fingerprint = self.kept.seeds.fingerprint(away.number, key);
+        let now = self.kept.clock.now();
+        if let Some(outcome) = slice.and_then(|_| self.kept.slices.admit(fingerprint, ask.cost, now)) {
             return Way::Answered(self.here(outcome, Source::Slice));
         }
         if is_covered {
-            match self.denials.find(fingerprint, ask.cost, now) {
+            match self.kept.denials.find(fingerprint, ask.cost, now) {
                 Ok(outcome) => return Way::Answered(self.here(outcome, Source::DenialCache)),
                 Err(sent) => plan.sent = Some(sent),
             }
         }
-        plan.slice = slice.and_then(|slice| self.slices.take(fingerprint, slice, ask.cost, now));
+        plan.slice = slice.and_then(|slice| self.kept.slices.take(fingerprint, slice, ask.cost, now));
         Way::Ask(plan)
     }
 
     fn here(&self, outcome: Outcome, source: Source) -> Answered {
-        self.tally.answered(source);
+        self.kept.tally.answered(source);
         Answered { answers: [(outcome, source)].into_iter().collect(), trouble: Trouble::default() }
     }
 
@@ -290,7 +317,7 @@ impl Remote {
                 }
                 Err(Missed::Wrong(error)) => return Err(error.into()),
                 Err(missed) => {
-                    self.tally.fell_back();
+                    self.kept.tally.fell_back();
                     for (index, _) in &open {
                         let ask = std::slice::from_ref(&asks[*index]);
                         answers[*index] = Some(self.in_stead(ask, Act::Charge(None), &missed));
@@ -303,11 +330,11 @@ impl Remote {
 
     fn at_once_unsliced(&self, ask: &Resolved<'_, '_>) -> Result<Answered, Option<Sent>> {
         let Some((key, stored, away)) = ask.away() else { return Ok(Answered::default()) };
-        if ask.entry.rule.is_shadow() || !self.denials.covers(&stored.limit) {
+        if ask.entry.rule.is_shadow() || !self.kept.denials.covers(&stored.limit) {
             return Err(None);
         }
-        let fingerprint = self.seeds.fingerprint(away.number, key);
-        match self.denials.find(fingerprint, ask.cost, self.clock.now()) {
+        let fingerprint = self.kept.seeds.fingerprint(away.number, key);
+        match self.kept.denials.find(fingerprint, ask.cost, self.kept.clock.now()) {
             Ok(outcome) => Ok(self.here(outcome, Source::DenialCache)),
             Err(sent) => Err(Some(sent)),
         }
@@ -320,18 +347,18 @@ impl Remote {
         settlement: &Settlement,
         counts_locally: impl Fn(&str) -> bool,
     ) -> Result<Settled, Error> {
-        if let Some(settled) = self.stead.settle(id, settlement, counts_locally) {
+        if let Some(settled) = self.kept.stead.settle(id, settlement, counts_locally) {
             return Ok(settled?);
         }
-        let _ended = (*settlement != Settlement::Renew).then(|| self.denials.end_all());
+        let _ended = (*settlement != Settlement::Renew).then(|| self.kept.denials.end_all());
         self.call("settle", |store| store.settle(id, settlement)).await.map_err(Missed::into_error)
     }
 
     /// Forgets a key, here and in the store.
     pub(crate) async fn forget(&self, stored: &StoredLimit, away: &Away, key: &str) -> Result<bool, Error> {
-        let was_here = self.stead.forget(away, key);
-        self.slices.forget(self.seeds.fingerprint(away.number, key));
-        let _ended = self.denials.end_all();
+        let was_here = self.kept.stead.forget(away, key);
+        self.kept.slices.forget(self.kept.seeds.fingerprint(away.number, key));
+        let _ended = self.kept.denials.end_all();
         let forgotten = self.call("forget", |store| store.forget(stored, key)).await;
         Ok(forgotten.map_err(Missed::into_error)? || was_here)
     }
@@ -339,7 +366,7 @@ impl Remote {
     /// Gives the unused units of slices back: of those that have ended, or of all. Returns how many slices.
     pub(crate) async fn give_back(&self, which: fn(&Slices, Micros) -> Vec<Unused>) -> Result<usize, Error> {
         let (mut given_back, mut failed) = (0, None);
-        for unused in which(&self.slices, self.clock.now()) {
+        for unused in which(&self.kept.slices, self.kept.clock.now()) {
             match self.give_back_one(unused).await {
                 Ok(_) => given_back += 1,
                 Err(missed) => failed = failed.or(Some(missed)),
@@ -349,7 +376,7 @@ impl Remote {
     }
 
     async fn give_back_one(&self, unused: Unused) -> Result<Settled, Missed> {
-        let _ended = self.denials.end_all();
+        let _ended = self.kept.denials.end_all();
         self.call("settle", |store| {
             Box::pin(async move { store.settle(unused.hold, &Settlement::Actual(unused.used)).await })
         })
@@ -371,7 +398,7 @@ impl Remote {
         let hold = Hold { id: HoldId::random(), ttl: taking.hold_ttl() };
         let items = [Item { cost: taking.units(), ..*item }];
         // Counted from when it was sent, which is before the store gave it: it ends early rather than late.
-        let sent = self.clock.now();
+        let sent = self.kept.clock.now();
         let charged = self.charge_store(asks, &items, Some(hold)).await?;
         Ok(match charged.outcomes.first() {
             Some(said) if charged.allowed => Some(taking.taken(hold.id, *said, item.cost, sent)),
@@ -388,10 +415,10 @@ impl Remote {
         operation: &'static str,
         ask: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
     ) -> Result<T, Missed> {
-        let pass = self.breaker.admit().map_err(Missed::TurnedAway)?;
-        self.tally.asked();
+        let pass = self.kept.breaker.admit().map_err(Missed::TurnedAway)?;
+        self.kept.tally.asked();
         let call = self.watch.store_call(operation);
-        let answer = ask(&*self.store).instrument(call.span()).await;
+        let answer = ask(&*self.kept.store).instrument(call.span()).await;
         call.done(&answer);
         match answer {
             Ok(answer) => {
@@ -403,10 +430,10 @@ impl Remote {
     }
 
     fn succeeded(&self, pass: Pass<'_>) {
-        if self.is_failing.load(Ordering::Relaxed) {
-            self.is_failing.store(false, Ordering::Relaxed);
+        if self.kept.is_failing.load(Ordering::Relaxed) {
+            self.kept.is_failing.store(false, Ordering::Relaxed);
         }
-        if let Some(notice) = pass.succeeded(self.tally.fallen_back()) {
+        if let Some(notice) = pass.succeeded(self.kept.tally.fallen_back()) {
             self.tell(&notice, None);
         }
     }
@@ -414,11 +441,11 @@ impl Remote {
     #[cold]
     fn failed(&self, pass: Pass<'_>, error: StoreError) -> Missed {
         let Some(failure) = error.failure() else { return Missed::Wrong(error) };
-        self.tally.failed(failure, error.is_ambiguous());
-        if let Some(notice) = pass.failed(failure, self.tally.fallen_back()) {
+        self.kept.tally.failed(failure, error.is_ambiguous());
+        if let Some(notice) = pass.failed(failure, self.kept.tally.fallen_back()) {
             self.tell(&notice, Some(&error));
         }
-        let is_first = !self.is_failing.swap(true, Ordering::Relaxed);
+        let is_first = !self.kept.is_failing.swap(true, Ordering::Relaxed);
         Missed::Failed { failure, error, is_first }
     }
 
@@ -452,14 +479,14 @@ impl Remote {
         if let Missed::Wrong(error) = missed {
             return Err(error.into());
         }
-        self.tally.fell_back();
+        self.kept.tally.fell_back();
         Ok(self.in_stead(asks, act, &missed))
     }
 
     fn in_stead(&self, asks: &[Resolved<'_, '_>], act: Act, missed: &Missed) -> Answered {
-        let answers = self.stead.answer(asks, act, missed.retry_after());
+        let answers = self.kept.stead.answer(asks, act, missed.retry_after());
         for (_, source) in &answers {
-            self.tally.answered(*source);
+            self.kept.tally.answered(*source);
         }
         Answered { answers, trouble: missed.trouble() }
     }
@@ -469,7 +496,7 @@ impl Remote {
         let counted = asks.iter().find_map(|ask| ask.away().map(|(_, stored, _)| (stored, ask.cost)));
         match (sent, counted, charged.outcomes.first()) {
             (Some(sent), Some((stored, cost)), Some(outcome)) => {
-                self.denials.learn(sent, &stored.limit, cost, outcome);
+                self.kept.denials.learn(sent, &stored.limit, cost, outcome);
             }
             _ if charged.allowed => self.changed(asks),
             _ => {}
@@ -479,8 +506,8 @@ impl Remote {
     /// Ends what is believed about the keys of a charge.
     fn changed(&self, asks: &[Resolved<'_, '_>]) {
         for (key, stored, away) in asks.iter().filter_map(Resolved::away) {
-            if self.denials.covers(&stored.limit) {
-                self.denials.changed(self.seeds.fingerprint(away.number, key));
+            if self.kept.denials.covers(&stored.limit) {
+                self.kept.denials.changed(self.kept.seeds.fingerprint(away.number, key));
             }
         }
     }

@@ -13,6 +13,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -62,16 +63,18 @@ impl From<Error> for WaitError {
     }
 }
 
-/// The lines of one registry.
+/// The lines of a registry and of those that continue it: who came first is served first, whichever of them was asked.
 #[derive(Default)]
 pub(crate) struct Queues {
     lines: Mutex<HashMap<LineName, Line>>,
     /// How many lines there are, to be read without the lock.
     count: AtomicUsize,
+    /// The registry that continues the others; nothing while there is only one.
+    newest: Mutex<Weak<Gate>>,
 }
 
-/// A limit, by its address, and the canonical text of a key.
-type LineName = (usize, String);
+/// A limit, by its name, and the canonical text of a key.
+type LineName = (String, String);
 
 #[derive(Default)]
 struct Line {
@@ -105,6 +108,12 @@ impl Queues {
         // The counters are read without a lock after this. Either they show what `nudge` was called for, or it sees the line.
         fence(Ordering::SeqCst);
         Turn { queues: self, name, ticket }
+    }
+
+    /// Has all who wait be served by the limits of this registry from now on, where it has a limit of the same name.
+    pub(crate) fn continue_with(&self, gate: &Arc<Gate>) {
+        *self.newest.lock() = Arc::downgrade(gate);
+        self.nudge();
     }
 
     /// Has the first of every line look again: something was given back.
@@ -225,8 +234,7 @@ async fn wait_for(ask: &mut Ask<'_>, key: &str, within: Duration) -> Result<Outc
     }
     let clock = &gate.clock;
     let deadline = clock.now().saturating_add(Micros::from(within));
-    let address = std::ptr::from_ref(entry) as usize;
-    let turn = gate.queues.join((address, key.to_owned()));
+    let turn = gate.queues.join((entry.rule.name().to_owned(), key.to_owned()));
     let Some(mut nudges) = look_or_ring(&turn, None, clock.alarm(deadline)).await else {
         return Err(WaitError::TooLate(None));
     };
@@ -248,8 +256,32 @@ async fn wait_for(ask: &mut Ask<'_>, key: &str, within: Duration) -> Result<Outc
 }
 
 impl Ask<'_> {
-    /// Asks the counters once.
+    /// Asks the counters once: by the limits of today, if others were put in the place of those that were asked first.
     async fn once(&mut self) -> Result<Outcome, Error> {
+        let newest = self.gate.queues.newest.lock().upgrade();
+        match newest.filter(|newest| !std::ptr::eq(&**newest, self.gate)) {
+            Some(newest) => Box::pin(self.once_today(&newest)).await,
+            None => self.once_here().await,
+        }
+    }
+
+    async fn once_today(&mut self, gate: &Gate) -> Result<Outcome, Error> {
+        let Resolved { entry, cost, .. } = *self.resolved;
+        let today = gate.by_name.get(entry.rule.name()).map(|index| &gate.entries[*index]);
+        let (Some(entry), Some(key)) = (today, self.resolved.canonical()) else {
+            return self.once_here().await;
+        };
+        let resolved = Resolved::new(gate, entry, key, cost.get())?;
+        let Some((_, place)) = &resolved.met else { return Ok(Outcome::BLOCKED) };
+        let source = place.source();
+        let mut ask =
+            Ask { gate, resolved: &resolved, place, hold: self.hold, source, trouble: self.trouble };
+        let outcome = ask.once_here().await?;
+        (self.source, self.trouble) = (ask.source, ask.trouble);
+        Ok(entry.as_counted(outcome))
+    }
+
+    async fn once_here(&mut self) -> Result<Outcome, Error> {
         let Resolved { entry, cost, .. } = *self.resolved;
         let (key, shadow) = (self.resolved.canonical().unwrap_or_default(), entry.rule.is_shadow());
         match (self.place, &self.gate.backend) {

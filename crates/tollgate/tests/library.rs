@@ -18,6 +18,8 @@ mod observe;
 mod outage;
 #[path = "library/registry.rs"]
 mod registry;
+#[path = "library/reload.rs"]
+mod reload;
 #[path = "library/remote.rs"]
 mod remote;
 #[path = "library/reserve.rs"]

@@ -53,6 +53,25 @@ pub struct BucketState {
     pub full_at: u128,
 }
 
+impl BucketState {
+    /// The same instant where one µs is worth `to` units instead of `from`, rounded up: a bucket whose rate was changed is full
+    /// no earlier than it was.
+    ///
+    /// ```
+    /// use tollgate_kernel::BucketState;
+    ///
+    /// let state = BucketState { full_at: 10 };
+    /// assert_eq!(state.in_units(7, 1).full_at, 2);
+    /// assert_eq!(state.in_units(1, 7).full_at, 70);
+    /// ```
+    #[must_use]
+    pub fn in_units(self, from: u64, to: u64) -> BucketState {
+        let (from, to) = (u128::from(from.max(1)), u128::from(to));
+        let (us, rest) = (self.full_at / from, self.full_at % from);
+        BucketState { full_at: us.saturating_mul(to).saturating_add((rest * to).div_ceil(from)) }
+    }
+}
+
 impl TokenBucket {
     /// A bucket of `burst` tokens that refills at `rate`.
     pub fn new(rate: Rate, burst: u64) -> Result<Self, LimitError> {

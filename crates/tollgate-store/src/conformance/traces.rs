@@ -60,12 +60,39 @@ fn wide_limits() -> Vec<StoredLimit> {
     ]
 }
 
+/// Limits whose numbers change from one call to the next, over the same counters: all that are kept alike and in the same units.
+/// Only buckets and windows change their spans: where a charge that is refused may have been made and undone, as in a cluster, it
+/// has dropped what it no longer counts, or opened a window of the clock.
+fn changing_limits() -> Vec<StoredLimit> {
+    use tollgate_kernel::{Limit, Rate};
+    let (ms, s) = (Micros::from_millis, Micros::from_secs);
+    let rate = |count, period| Rate::new(count, period).unwrap_or_else(|error| panic!("{error}"));
+    vec![
+        limit("bucket", Limit::token_bucket(rate(5, s(1)), 10)),
+        limit("bucket", Limit::token_bucket(rate(10, s(1)), 7)),
+        limit("bucket", Limit::leaky_bucket(rate(4, s(1)), 12)),
+        limit("odd", Limit::leaky_bucket(rate(7, ms(1300)), 13)),
+        limit("odd", Limit::token_bucket(rate(7, ms(1100)), 6)),
+        limit("window", Limit::fixed_window(8, s(2))),
+        limit("window", Limit::fixed_window(12, s(3))),
+        limit("clock", Limit::clock_window(5, ms(1500))),
+        limit("clock", Limit::clock_window(8, ms(1500))),
+        limit("log", Limit::sliding_window(9, s(2))),
+        limit("log", Limit::sliding_window(6, s(2))),
+        limit("counter", Limit::sliding_window_counter(11, ms(1700))),
+        limit("counter", Limit::sliding_window_counter(15, ms(1700))),
+        limit("leases", Limit::concurrency(4, ms(2500))),
+        limit("leases", Limit::concurrency(6, ms(2500))),
+    ]
+}
+
 const KEYS: [&str; 3] = ["a", "user:b", "user:c:v2"];
 
 pub(super) async fn traces(traces: Traces, make: &impl AsyncFn(ManualClock) -> Subject) {
     run(traces, &limits(), false, make).await;
     // A tenth of the steps at the bounds.
     run(Traces { steps: traces.steps / 10, ..traces }, &wide_limits(), true, make).await;
+    run(Traces { steps: traces.steps / 4, ..traces }, &changing_limits(), false, make).await;
 }
 
 async fn run(
@@ -164,6 +191,9 @@ impl Trace<'_> {
                 Some(last) if random.one_in(4) => (last.limit, last.key),
                 _ => (random.pick(limits), *random.pick(&KEYS)),
             };
+            // One charge asks a limit by one set of numbers.
+            let same = items.iter().find(|item| item.limit.name == limit.name && item.key == key);
+            let limit = same.map_or(limit, |item| item.limit);
             let capacity = limit.limit.capacity();
             let units = match random.below(8) {
                 0 if is_wide => capacity,

@@ -15,6 +15,7 @@ use tollgate_kernel::{
 
 use super::budget::Budget;
 use super::chunks::Chunks;
+use super::kin::Carried;
 
 /// A correction to what is remembered about a key.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +62,16 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
 
     /// Frees what the words refer to.
     fn discard(&self, words: [u64; W]);
+
+    /// How far the strategy looks back, where its state alone does not tell when it has run out.
+    fn span(&self) -> Micros;
+
+    /// A bucket's state, for a table that writes it otherwise.
+    fn carry(&self, words: [u64; W]) -> Option<Carried>;
+
+    /// The words of a state that comes from a table that writes it otherwise. What is not whole here is rounded up, to a later
+    /// instant of being full, so that nothing is made by moving.
+    fn receive(&self, carried: Carried) -> [u64; W];
 }
 
 /// How the state of a strategy is written as words.
@@ -76,12 +87,19 @@ pub(crate) trait Packing<A: Algorithm, const W: usize>: Send + Sync {
 
     /// The whole answer.
     fn outcome(&self, algorithm: &A, decided: Self::Decided, cost: Cost) -> Outcome;
+
+    /// See [`Cell::carry`].
+    fn carry(&self, algorithm: &A, words: [u64; W]) -> Option<Carried>;
+
+    /// See [`Cell::receive`].
+    fn receive(&self, algorithm: &A, carried: Carried) -> [u64; W];
 }
 
 /// A strategy whose state is its words.
 pub(crate) struct PlainCell<A, P> {
     pub(crate) algorithm: A,
     pub(crate) packing: P,
+    pub(crate) span: Micros,
 }
 
 /// A bucket's instant of being full, less the store's start, in one word.
@@ -126,10 +144,22 @@ impl<B: Bucket> Packing<B, 1> for OneWord {
     fn outcome(&self, bucket: &B, fit: Fit, cost: Cost) -> Outcome {
         bucket.outcome_of(fit, cost)
     }
+
+    fn carry(&self, bucket: &B, words: [u64; 1]) -> Option<Carried> {
+        let state = Packing::<B, 1>::unpack(self, words);
+        Some(Carried { state, units_per_us: bucket.units_per_us() })
+    }
+
+    fn receive(&self, bucket: &B, carried: Carried) -> [u64; 1] {
+        Packing::<B, 1>::pack(self, &carried.in_units(bucket.units_per_us()))
+    }
 }
 
 /// Three words, as the state has them.
-pub(crate) struct ThreeWords;
+pub(crate) struct ThreeWords {
+    /// How many units of the state one µs is worth, if it is a bucket's; zero if not.
+    pub(crate) units_per_us: u64,
+}
 
 /// How a state is three words.
 pub(crate) trait InThreeWords {
@@ -163,6 +193,15 @@ impl<A: Algorithm<State: InThreeWords>> Packing<A, 3> for ThreeWords {
     #[inline]
     fn outcome(&self, _algorithm: &A, outcome: Outcome, _cost: Cost) -> Outcome {
         outcome
+    }
+
+    fn carry(&self, _algorithm: &A, words: [u64; 3]) -> Option<Carried> {
+        let units_per_us = self.units_per_us;
+        (units_per_us > 0).then(|| Carried { state: BucketState::of_words(words), units_per_us })
+    }
+
+    fn receive(&self, _algorithm: &A, carried: Carried) -> [u64; 3] {
+        carried.in_units(self.units_per_us.max(1)).to_words()
     }
 }
 
@@ -256,6 +295,18 @@ where
     }
 
     fn discard(&self, _words: [u64; W]) {}
+
+    fn span(&self) -> Micros {
+        self.span
+    }
+
+    fn carry(&self, words: [u64; W]) -> Option<Carried> {
+        self.packing.carry(&self.algorithm, words)
+    }
+
+    fn receive(&self, carried: Carried) -> [u64; W] {
+        self.packing.receive(&self.algorithm, carried)
+    }
 }
 
 /// A strategy whose state has no fixed size.
@@ -311,27 +362,38 @@ impl Holding for Concurrency {
 pub(crate) struct KeptCell<A: Algorithm> {
     algorithm: A,
     budget: Arc<Budget>,
-    states: Chunks<Mutex<A::State>>,
+    kept: Arc<Kept<A::State>>,
+    span: Micros,
+}
+
+/// States that are kept aside. Limits that share their nodes share these.
+pub(crate) struct Kept<T> {
+    states: Chunks<Mutex<T>>,
     free: Mutex<Vec<u32>>,
     next: AtomicU32,
 }
 
-impl<A: Holding> KeptCell<A> {
-    pub(crate) fn new(algorithm: A, budget: Arc<Budget>) -> Self {
-        let free = Mutex::new(Vec::new());
-        KeptCell { algorithm, budget, states: Chunks::new(), free, next: AtomicU32::new(0) }
+impl<T: Default> Kept<T> {
+    pub(crate) fn new() -> Self {
+        Kept { states: Chunks::new(), free: Mutex::new(Vec::new()), next: AtomicU32::new(0) }
     }
 
     /// A place for a new state, as a word.
-    fn keep(&self, state: A::State) -> u64 {
+    fn keep(&self, state: T) -> u64 {
         let place = self.free.lock().pop().unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed));
         *self.states.ensure(place as usize).lock() = state;
         u64::from(place) + 1
     }
+}
+
+impl<A: Holding> KeptCell<A> {
+    pub(crate) fn new(algorithm: A, span: Micros, budget: Arc<Budget>, kept: Arc<Kept<A::State>>) -> Self {
+        KeptCell { algorithm, budget, kept, span }
+    }
 
     fn state(&self, words: [u64; 1]) -> Option<&Mutex<A::State>> {
         let place = usize::try_from(words[0].checked_sub(1)?).ok()?;
-        Some(self.states.get(place))
+        Some(self.kept.states.get(place))
     }
 
     /// Runs `use_state` on the state that the words refer to, or on a fresh one; keeps a fresh one only if it was changed.
@@ -353,7 +415,7 @@ impl<A: Holding> KeptCell<A> {
         let answer = use_state(&mut state);
         self.account(taken, A::weight(&state));
         if state != A::State::default() {
-            *words = [self.keep(state)];
+            *words = [self.kept.keep(state)];
         }
         answer
     }
@@ -431,7 +493,19 @@ where
         if let (Some(state), Ok(place)) = (self.state(words), u32::try_from(words[0].saturating_sub(1))) {
             let state = std::mem::take(&mut *state.lock());
             self.account(A::weight(&state), 0);
-            self.free.lock().push(place);
+            self.kept.free.lock().push(place);
         }
+    }
+
+    fn span(&self) -> Micros {
+        self.span
+    }
+
+    fn carry(&self, _words: [u64; 1]) -> Option<Carried> {
+        None
+    }
+
+    fn receive(&self, _carried: Carried) -> [u64; 1] {
+        [0]
     }
 }

@@ -4,12 +4,11 @@
 //! notices, and tries again. The long path locks the homes of all keys in one order, prepares all, and then commits or abandons
 //! each; it also makes room for keys that are new. Repeated pairs of limit and key are added up before anything is asked.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 
 use super::holds::HeldPart;
+use super::kin::{Kin, Moving};
 use super::ledger::Ledger;
 use super::node::{Fingerprint, Guard};
 use super::table::{Prepared, Seen};
@@ -33,6 +32,8 @@ struct Part<'a> {
     key: Fingerprint,
     cost: Cost,
     shadow: bool,
+    /// The nodes that it is in.
+    table: usize,
     home: usize,
 }
 
@@ -43,11 +44,11 @@ impl<'a> Part<'a> {
 
     /// The order in which locks are taken: by table, then by home.
     fn order(&self) -> (usize, usize) {
-        (Arc::as_ptr(&self.limit.ledger).cast::<()>() as usize, self.home)
+        (self.table, self.home)
     }
 
     fn is_same_table(&self, other: &Part<'_>) -> bool {
-        self.order().0 == other.order().0
+        self.table == other.table
     }
 
     fn is_same(&self, other: &Part<'_>) -> bool {
@@ -78,7 +79,8 @@ impl Inner {
     #[inline]
     fn part<'a>(&self, item: &MemoryItem<'a>) -> Part<'a> {
         let key = self.seeds.fingerprint(item.key);
-        Part { limit: item.limit, key, cost: item.cost, shadow: item.shadow, home: 0 }
+        let table = item.limit.ledger.address();
+        Part { limit: item.limit, key, cost: item.cost, shadow: item.shadow, table, home: 0 }
     }
 
     /// Answers for items, from answers for parts.
@@ -93,6 +95,41 @@ impl Inner {
             index.map_or(Outcome::BLOCKED, |index| outcomes[index])
         };
         items.iter().map(of_item).collect()
+    }
+
+    /// Has every part that is not known take over what is known of it under other numbers of its limit. While the answer is
+    /// held, nobody else begins or moves a key of those limits.
+    fn inherit_all<'a>(parts: &Parts<'a>) -> SmallVec<[Moving<'a>; 1]> {
+        let mut kin: SmallVec<[&'a Kin; 1]> =
+            parts.iter().filter_map(|part| part.ledger().kin_to_ask(part.key)).collect();
+        if kin.is_empty() {
+            return SmallVec::new();
+        }
+        // In one order everywhere, and each once.
+        kin.sort_unstable_by_key(|kin| std::ptr::from_ref(*kin));
+        kin.dedup_by_key(|kin| std::ptr::from_ref(*kin));
+        let moving: SmallVec<[Moving<'a>; 1]> = kin.into_iter().map(Kin::moving).collect();
+        for part in parts {
+            let own = part.ledger().kin_to_ask(part.key);
+            if let Some(tables) = own.and_then(|own| moving.iter().find(|tables| tables.are_of(own))) {
+                part.ledger().inherit(part.key, tables);
+            }
+        }
+        moving
+    }
+
+    /// Locks all that a charge needs: the homes of its parts, and the kin of those that are not known.
+    fn lock_all<'a>(parts: &mut Parts<'a>) -> (SmallVec<[Guard<'a>; 4]>, SmallVec<[Moving<'a>; 1]>) {
+        loop {
+            let moving = Self::inherit_all(parts);
+            let mut guards = SmallVec::new();
+            Self::lock_homes(parts, &mut guards);
+            // A part that was known may have been taken away before its home was locked.
+            let mut to_ask = parts.iter().filter_map(|part| part.ledger().kin_to_ask_locked(part.key));
+            if to_ask.all(|kin| moving.iter().any(|tables| tables.are_of(kin))) {
+                return (guards, moving);
+            }
+        }
     }
 
     /// Locks the homes of all parts, in one order everywhere, so that two charges never wait for each other in a ring.
@@ -183,8 +220,7 @@ impl Inner {
     ) -> Charged {
         let mut parts = Parts::new();
         self.parts(items, &mut parts);
-        let mut guards = SmallVec::new();
-        Self::lock_homes(&mut parts, &mut guards);
+        let (guards, moving) = Self::lock_all(&mut parts);
         let mut prepared: SmallVec<[Option<Prepared<'_>>; 4]> = parts.iter().map(|_| None).collect();
         let mut outcomes = Outcomes::from_elem(Outcome::BLOCKED, parts.len());
         let mut allowed = true;
@@ -217,6 +253,7 @@ impl Inner {
             }
         }
         drop(guards);
+        drop(moving);
         if allowed {
             parts.iter().for_each(|part| part.ledger().grow_if_needed());
         }

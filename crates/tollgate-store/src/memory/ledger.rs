@@ -4,11 +4,12 @@ use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 
 use super::cell::Amendment;
+use super::kin::{Kin, Movable, Moving};
 use super::node::{Fingerprint, Guard};
 use super::table::{Committed, Prepared, Seen};
 
 /// The table of one limit.
-pub(crate) trait Ledger: Send + Sync {
+pub(crate) trait Ledger: Movable + Send + Sync {
     /// Charges one key.
     fn charge(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
 
@@ -54,6 +55,18 @@ pub(crate) trait Ledger: Send + Sync {
 
     /// How many keys are remembered.
     fn len(&self) -> usize;
+
+    /// What tells the nodes of one table from those of another: limits that share their nodes are one table.
+    fn address(&self) -> usize;
+
+    /// The other tables of the limit's name, if there are any and the key is not in this one.
+    fn kin_to_ask(&self, key: Fingerprint) -> Option<&Kin>;
+
+    /// The same, with the key's home locked.
+    fn kin_to_ask_locked(&self, key: Fingerprint) -> Option<&Kin>;
+
+    /// Takes over what kin know of a key, unless it is here. With no home locked.
+    fn inherit(&self, key: Fingerprint, tables: &Moving<'_>);
 
     // A charge over several keys: lock the homes of all in order, prepare all, then commit or abandon each.
 

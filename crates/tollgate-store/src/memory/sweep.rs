@@ -30,7 +30,11 @@ impl Inner {
     /// Sweeps one part in `parts` of every table, and the holds. Returns how many keys and holds were forgotten.
     pub(super) fn sweep_part(&self, parts: usize) -> usize {
         let now = self.clock.now();
-        let tables = self.tables.lock().all.clone();
+        let tables: Vec<_> = {
+            let mut tables = self.tables.lock();
+            tables.tidy();
+            tables.all().cloned().collect()
+        };
         let keys: usize = tables.iter().map(|ledger| ledger.sweep(ledger.nodes().div_ceil(parts), now)).sum();
         keys + self.holds.sweep(now, &self.budget)
     }

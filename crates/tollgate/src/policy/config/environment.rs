@@ -29,10 +29,11 @@ pub(super) enum Kind {
 }
 
 /// The fields of `[server]` and `[store]`.
-const FIELDS: [(&str, Kind); 27] = [
+const FIELDS: [(&str, Kind); 28] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
+    ("server.admin_token", Kind::Text),
     ("store.mode", Kind::Text),
     ("store.fallback", Kind::Text),
     ("store.fallback_instances", Kind::Number),
@@ -465,6 +466,7 @@ lease = "1m"
             ("TOLLGATE_SERVER_HTTP", "0.0.0.0:1"),
             ("TOLLGATE_SERVER_GRPC", "0.0.0.0:2"),
             ("TOLLGATE_SERVER_RESP", "0.0.0.0:3"),
+            ("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"),
             ("TOLLGATE_STORE_MODE", "redis"),
             ("TOLLGATE_STORE_FALLBACK", "local"),
             ("TOLLGATE_STORE_FALLBACK_INSTANCES", "3"),
@@ -499,6 +501,7 @@ lease = "1m"
         let Config { server, store, .. } = sound(&variables);
         let faces = [server.http, server.grpc, server.resp].map(Option::unwrap);
         assert_eq!(faces, ["0.0.0.0:1", "0.0.0.0:2", "0.0.0.0:3"]);
+        assert_eq!(server.admin_token, Some(Password::Env("OPS".to_owned())));
         assert_eq!(
             (store.mode, store.fallback, store.fallback_instances),
             (StoreMode::Redis, Fallback::Local, 3)

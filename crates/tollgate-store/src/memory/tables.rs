@@ -1,0 +1,516 @@
+//! Which limits there are: from names and numbers to tables.
+//!
+//! Limits of one name whose states are written alike are one set of nodes, each with its own numbers over it: a limit that was
+//! changed, and a key that gains or loses an override, find what was consumed. Buckets of different units are kin (kin.rs),
+//! and a limit of another strategy begins afresh. So it is with the stores elsewhere, too.
+//!
+//! What nobody holds a limit of any more, and is empty, is dropped when another is opened or the store is swept; kin that
+//! nobody charges any more are merged when there are too many of them to ask.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tollgate_kernel::{Algorithm, Bucket, LeaseState, Limit, LogState, Micros};
+
+use super::budget::Budget;
+use super::cell::{InThreeWords, Kept, KeptCell, OneWord, PlainCell, ThreeWords};
+use super::contention::Contention;
+use super::kin::Kin;
+use super::ledger::Ledger;
+use super::nodes::Nodes;
+use super::table::Table;
+use crate::StoredLimit;
+
+/// How many tables of a limit that nobody holds are asked before they are merged.
+const MOST_IDLE_KIN: usize = 8;
+
+/// How many limits are kept ready for callers who name them with every charge.
+const MOST_BY_CALL: usize = 64;
+
+/// Who asks for a limit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opened {
+    /// One who holds it from now on.
+    ToHold,
+    /// One who names it again with every charge.
+    ByCall,
+}
+
+/// What every table of a store is made with.
+pub(super) struct Making {
+    /// When the store was made: buckets count from here.
+    pub(super) start: Micros,
+    pub(super) budget: Arc<Budget>,
+    pub(super) contention: Arc<Contention>,
+}
+
+#[derive(Default)]
+pub(super) struct Tables {
+    by_name: HashMap<String, Named>,
+    /// With how many names the empty ones are looked for next.
+    tidy_at: usize,
+}
+
+/// All tables of one name.
+#[derive(Default)]
+struct Named {
+    stocks: Vec<Stock>,
+    kin: Arc<Kin>,
+}
+
+/// One set of nodes, and the limits over it. There is always at least one.
+struct Stock {
+    shape: Shape,
+    nodes: AnyNodes,
+    limits: Vec<Opening>,
+}
+
+struct Opening {
+    limit: Limit,
+    ledger: Arc<dyn Ledger>,
+    by_call: bool,
+}
+
+/// Limits of the same shape write their states alike.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    Bucket { units_per_us: u64 },
+    Window,
+    Log,
+    Counter,
+    Leases,
+}
+
+#[derive(Clone)]
+enum AnyNodes {
+    Narrow(Arc<Nodes<1, 5>>),
+    Wide(Arc<Nodes<3, 3>>),
+    Logs(Arc<Nodes<1, 5>>, Arc<Kept<LogState>>),
+    Leases(Arc<Nodes<1, 5>>, Arc<Kept<LeaseState>>),
+}
+
+impl Shape {
+    fn of(limit: &Limit) -> Shape {
+        match limit {
+            Limit::TokenBucket(bucket) => Shape::Bucket { units_per_us: bucket.units_per_us() },
+            Limit::LeakyBucket(bucket) => Shape::Bucket { units_per_us: bucket.units_per_us() },
+            Limit::FixedWindow(_) => Shape::Window,
+            Limit::SlidingWindow(_) => Shape::Log,
+            Limit::SlidingWindowCounter(_) => Shape::Counter,
+            Limit::Concurrency(_) => Shape::Leases,
+        }
+    }
+
+    fn is_bucket(self) -> bool {
+        matches!(self, Shape::Bucket { .. })
+    }
+}
+
+/// How far a limit looks back, where the state alone does not tell when it has run out.
+fn span(limit: &Limit) -> Micros {
+    match limit {
+        Limit::SlidingWindow(window) => window.window(),
+        Limit::SlidingWindowCounter(window) => window.window(),
+        Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::FixedWindow(_) | Limit::Concurrency(_) => {
+            Micros::ZERO
+        }
+    }
+}
+
+impl Tables {
+    /// The table of a limit.
+    pub(super) fn open(&mut self, stored: &StoredLimit, opened: Opened, making: &Making) -> Arc<dyn Ledger> {
+        let by_call = opened == Opened::ByCall;
+        if let Some(known) = self.by_name.get_mut(&stored.name).and_then(|named| named.known(&stored.limit)) {
+            known.by_call |= by_call;
+            return known.ledger.clone();
+        }
+        if self.by_name.len() >= self.tidy_at {
+            self.tidy();
+            self.tidy_at = 64.max(2 * self.by_name.len());
+        }
+        let named = self.by_name.entry(stored.name.clone()).or_default();
+        named.add(stored.limit, by_call, making)
+    }
+
+    /// One limit of every set of nodes.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<dyn Ledger>> {
+        self.by_name.values().flat_map(|named| &named.stocks).map(Stock::any)
+    }
+
+    /// How many keys a limit has in its table and in those of its kin.
+    pub(super) fn keys_of(&self, name: &str, ledger: &dyn Ledger) -> usize {
+        let stocks = self.by_name.get(name).map_or(&[][..], |named| &named.stocks[..]);
+        let own = stocks.iter().find(|stock| stock.any().address() == ledger.address());
+        match own {
+            Some(own) if own.shape.is_bucket() => {
+                stocks.iter().filter(|stock| stock.shape.is_bucket()).map(|stock| stock.any().len()).sum()
+            }
+            _ => ledger.len(),
+        }
+    }
+
+    /// Lets go of limits that nobody holds, and of what is empty besides.
+    pub(super) fn tidy(&mut self) {
+        self.by_name.retain(|_, named| {
+            named.tidy();
+            !named.stocks.is_empty()
+        });
+    }
+}
+
+impl Named {
+    fn known(&mut self, limit: &Limit) -> Option<&mut Opening> {
+        let shape = Shape::of(limit);
+        let stock = self.stocks.iter_mut().find(|stock| stock.shape == shape)?;
+        stock.limits.iter_mut().find(|opening| opening.limit == *limit)
+    }
+
+    /// A limit with numbers that are not known here yet.
+    fn add(&mut self, limit: Limit, by_call: bool, making: &Making) -> Arc<dyn Ledger> {
+        let shape = Shape::of(&limit);
+        let known = self.stocks.iter().find(|stock| stock.shape == shape).map(|stock| stock.nodes.clone());
+        let is_new = known.is_none();
+        let nodes = known.unwrap_or_else(|| making.nodes(&limit));
+        let ledger = making.table(limit, &nodes, &self.kin);
+        let opening = Opening { limit, ledger: ledger.clone(), by_call };
+        match self.stocks.iter_mut().find(|stock| stock.shape == shape) {
+            Some(stock) => stock.limits.push(opening),
+            None => self.stocks.push(Stock { shape, nodes, limits: vec![opening] }),
+        }
+        if is_new && shape.is_bucket() {
+            self.welcome(&*ledger);
+        }
+        self.tidy();
+        ledger
+    }
+
+    /// Makes a new table known to its kin. Its newcomers start from what theirs share, and kin that nobody holds are merged into
+    /// it if they have become too many.
+    fn welcome(&mut self, ledger: &dyn Ledger) {
+        let is_other = |stock: &&Stock| stock.shape.is_bucket() && stock.any().address() != ledger.address();
+        let mut moving = self.kin.moving();
+        for stock in self.stocks.iter().filter(is_other) {
+            moving.share(&**stock.any(), ledger);
+        }
+        moving.set(buckets(&self.stocks));
+        let idle: Vec<usize> = self
+            .stocks
+            .iter()
+            .filter(is_other)
+            .filter(|stock| !stock.is_held())
+            .map(|stock| stock.any().address())
+            .collect();
+        if idle.len() > MOST_IDLE_KIN {
+            self.stocks.retain(|stock| {
+                let is_idle = idle.contains(&stock.any().address());
+                if is_idle {
+                    moving.merge(&**stock.any(), ledger);
+                }
+                !is_idle
+            });
+            moving.set(buckets(&self.stocks));
+        }
+    }
+
+    fn tidy(&mut self) {
+        let before = self.stocks.len();
+        self.stocks.retain_mut(|stock| {
+            stock.tidy();
+            stock.is_held() || stock.limits.iter().any(|opening| opening.by_call) || stock.any().len() > 0
+        });
+        if self.stocks.len() != before {
+            self.kin.moving().set(buckets(&self.stocks));
+        }
+    }
+}
+
+fn buckets(stocks: &[Stock]) -> Vec<std::sync::Weak<dyn Ledger>> {
+    let of_buckets = stocks.iter().filter(|stock| stock.shape.is_bucket());
+    of_buckets.map(|stock| Arc::downgrade(stock.any())).collect()
+}
+
+impl Stock {
+    /// Any limit over these nodes.
+    fn any(&self) -> &Arc<dyn Ledger> {
+        &self.limits[0].ledger
+    }
+
+    /// Whether somebody holds a limit over these nodes.
+    fn is_held(&self) -> bool {
+        self.limits.iter().any(Opening::is_held)
+    }
+
+    /// Lets go of limits that nobody holds, but for the last.
+    fn tidy(&mut self) {
+        let mut by_call = self.limits.iter().filter(|opening| opening.by_call).count();
+        let mut left = self.limits.len();
+        self.limits.retain(|opening| {
+            let goes = !opening.is_held() && (!opening.by_call || by_call > MOST_BY_CALL) && left > 1;
+            by_call -= usize::from(goes && opening.by_call);
+            left -= usize::from(goes);
+            !goes
+        });
+        let longest = self.limits.iter().map(|opening| span(&opening.limit)).max();
+        self.nodes.set_span(longest.unwrap_or_default());
+    }
+}
+
+impl Opening {
+    fn is_held(&self) -> bool {
+        Arc::strong_count(&self.ledger) > 1
+    }
+}
+
+impl AnyNodes {
+    fn set_span(&self, span: Micros) {
+        match self {
+            AnyNodes::Narrow(nodes) | AnyNodes::Logs(nodes, _) | AnyNodes::Leases(nodes, _) => {
+                nodes.set_span(span);
+            }
+            AnyNodes::Wide(nodes) => nodes.set_span(span),
+        }
+    }
+}
+
+impl Making {
+    /// Nodes of the shape that a limit's strategy needs.
+    fn nodes(&self, limit: &Limit) -> AnyNodes {
+        match limit {
+            Limit::TokenBucket(bucket) => self.bucket_nodes(bucket),
+            Limit::LeakyBucket(bucket) => self.bucket_nodes(bucket),
+            Limit::FixedWindow(_) | Limit::SlidingWindowCounter(_) => AnyNodes::Wide(self.empty()),
+            Limit::SlidingWindow(_) => AnyNodes::Logs(self.empty(), Arc::new(Kept::new())),
+            Limit::Concurrency(_) => AnyNodes::Leases(self.empty(), Arc::new(Kept::new())),
+        }
+    }
+
+    fn bucket_nodes(&self, bucket: &impl Bucket) -> AnyNodes {
+        match OneWord::new(bucket, self.start) {
+            Some(_) => AnyNodes::Narrow(self.empty()),
+            None => AnyNodes::Wide(self.empty()),
+        }
+    }
+
+    fn empty<const W: usize, const S: usize>(&self) -> Arc<Nodes<W, S>> {
+        Arc::new(Nodes::new(self.contention.clone()))
+    }
+
+    /// A limit's table over its nodes.
+    fn table(&self, limit: Limit, nodes: &AnyNodes, kin: &Arc<Kin>) -> Arc<dyn Ledger> {
+        let (budget, kin, span) = (self.budget.clone(), Some(kin.clone()), span(&limit));
+        match (limit, nodes) {
+            (Limit::TokenBucket(bucket), nodes) => self.bucket_table(bucket, nodes, kin),
+            (Limit::LeakyBucket(bucket), nodes) => self.bucket_table(bucket, nodes, kin),
+            (Limit::FixedWindow(window), AnyNodes::Wide(nodes)) => {
+                self.wide_table(window, 0, span, nodes, None)
+            }
+            (Limit::SlidingWindowCounter(window), AnyNodes::Wide(nodes)) => {
+                self.wide_table(window, 0, span, nodes, None)
+            }
+            (Limit::SlidingWindow(window), AnyNodes::Logs(nodes, kept)) => {
+                let cell = KeptCell::new(window, span, budget.clone(), kept.clone());
+                Arc::new(Table::new(cell, budget, nodes.clone(), None))
+            }
+            (Limit::Concurrency(leases), AnyNodes::Leases(nodes, kept)) => {
+                let cell = KeptCell::new(leases, span, budget.clone(), kept.clone());
+                Arc::new(Table::new(cell, budget, nodes.clone(), None))
+            }
+            (limit, _) => unreachable!("the nodes of another strategy were found for {limit}"),
+        }
+    }
+
+    fn bucket_table<B>(&self, bucket: B, nodes: &AnyNodes, kin: Option<Arc<Kin>>) -> Arc<dyn Ledger>
+    where
+        B: Bucket + Send + Sync + 'static,
+    {
+        let units_per_us = bucket.units_per_us();
+        match (OneWord::new(&bucket, self.start), nodes) {
+            (Some(packing), AnyNodes::Narrow(nodes)) => {
+                let cell = PlainCell { algorithm: bucket, packing, span: Micros::ZERO };
+                Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
+            }
+            (None, AnyNodes::Wide(nodes)) => self.wide_table(bucket, units_per_us, Micros::ZERO, nodes, kin),
+            _ => unreachable!("the nodes of other units were found for a bucket of {units_per_us} a µs"),
+        }
+    }
+
+    fn wide_table<A>(
+        &self,
+        algorithm: A,
+        units_per_us: u64,
+        span: Micros,
+        nodes: &Arc<Nodes<3, 3>>,
+        kin: Option<Arc<Kin>>,
+    ) -> Arc<dyn Ledger>
+    where
+        A: Algorithm<State: InThreeWords> + Send + Sync + 'static,
+    {
+        let cell = PlainCell { algorithm, packing: ThreeWords { units_per_us }, span };
+        Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_kernel::{Cost, Rate};
+
+    use super::*;
+    use crate::{Item, ManualClock, MemoryOptions, MemoryStore, Store};
+
+    fn store(max_keys: usize) -> (MemoryStore, ManualClock) {
+        let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
+        let options =
+            MemoryOptions { clock: hands.clock(), max_keys, sweep_every: None, ..Default::default() };
+        (MemoryStore::new(options), hands)
+    }
+
+    /// A bucket that takes ten hours to fill, at so many an hour: most of these have units of their own.
+    fn hourly(count: u64) -> StoredLimit {
+        let rate = Rate::new(count, Micros::from_secs(3_601)).unwrap();
+        StoredLimit::new("api", Limit::token_bucket(rate, 10 * count).unwrap())
+    }
+
+    fn stocks(store: &MemoryStore) -> usize {
+        store.inner.tables.lock().by_name.values().map(|named| named.stocks.len()).sum()
+    }
+
+    /// A thousand changes, each to units that no other has: few tables are left, and every key is where it is looked for.
+    #[test]
+    fn many_changes_leave_few_tables_and_every_key() {
+        let (store, hands) = store(10_000);
+        let all = Cost::new(10).unwrap();
+        let mut held = store.open(&hourly(1));
+        assert!(held.charge("first", all).allowed);
+        for (count, keys) in (2..1_000).zip(2..) {
+            held = store.open(&hourly(count));
+            assert!(held.charge(&format!("key {count}"), Cost::ONE).allowed);
+            assert!(stocks(&store) <= MOST_IDLE_KIN + 2, "{} tables", stocks(&store));
+            assert_eq!((store.keys(), store.used()), (keys, keys));
+        }
+        assert!(!held.charge("first", Cost::ONE).allowed, "it was emptied a thousand changes ago");
+        for count in 2..1_000 {
+            assert!(held.peek(&format!("key {count}"), Cost::MAX).remaining < 9_990, "key {count}");
+        }
+        assert_eq!((store.keys(), store.used()), (999, 999), "moving takes no room and leaves none behind");
+        hands.advance(Micros::from_secs(36_010));
+        store.sweep();
+        store.sweep();
+        assert_eq!((stocks(&store), store.keys(), store.used()), (1, 0, 0), "what is empty is dropped");
+        drop(held);
+        store.sweep();
+        assert_eq!(stocks(&store), 0, "and so is what nobody holds");
+    }
+
+    /// The same where the limit is named with every charge.
+    #[tokio::test]
+    async fn so_it_is_where_limits_are_named_with_every_charge() {
+        let (store, _) = store(10_000);
+        for count in 1..1_000 {
+            let limit = hourly(count);
+            let cost = Cost::new(10 * count).unwrap();
+            let item = Item { limit: &limit, key: "a", cost, shadow: false };
+            assert_eq!(Store::charge(&store, &[item], None).await.unwrap().allowed, count == 1, "{count}");
+            assert!(stocks(&store) <= MOST_IDLE_KIN + 2, "{} tables", stocks(&store));
+            let windows =
+                StoredLimit::new("log", Limit::sliding_window(1, Micros::from_secs(count)).unwrap());
+            let item = Item { limit: &windows, cost: Cost::ONE, ..item };
+            assert_eq!(Store::charge(&store, &[item], None).await.unwrap().allowed, count == 1);
+        }
+        let tables = store.inner.tables.lock();
+        let limits = tables.by_name["log"].stocks.iter().map(|stock| stock.limits.len()).sum::<usize>();
+        assert!(limits <= MOST_BY_CALL + 1, "{limits} limits");
+    }
+
+    /// A limit that looks back for a minute shares its nodes with one that looks back for a second.
+    #[test]
+    fn what_one_limit_has_done_with_is_kept_for_another() {
+        type Make = fn(u64, Micros) -> Result<Limit, tollgate_kernel::LimitError>;
+        for make in [Limit::sliding_window as Make, Limit::sliding_window_counter as Make] {
+            let (store, hands) = store(2);
+            let of = |secs| StoredLimit::new("api", make(5, Micros::from_secs(secs)).unwrap());
+            let [short, long] = [1, 60].map(|secs| store.open(&of(secs)));
+            assert!(long.charge("a", Cost::new(5).unwrap()).allowed);
+            hands.advance(Micros::from_secs(30));
+            store.sweep();
+            short.charge("b", Cost::ONE);
+            short.charge("c", Cost::ONE);
+            assert!(!long.peek("a", Cost::ONE).allowed, "{}", of(60).limit);
+            drop(long);
+            hands.advance(Micros::from_secs(3));
+            store.sweep();
+            store.sweep();
+            assert_eq!(short.keys(), 0, "nobody looks back that far any more");
+        }
+    }
+
+    /// Newcomers who share a state for lack of room go on from it when the units change.
+    #[test]
+    fn the_state_that_newcomers_share_is_taken_over() {
+        let (store, _) = store(1);
+        let (old, all) = (store.open(&hourly(1)), Cost::new(10).unwrap());
+        assert!(old.charge("a", Cost::ONE).allowed);
+        assert!(old.charge("b", all).allowed, "in the state that newcomers share");
+        let new = store.open(&hourly(7));
+        assert!(!new.charge("c", Cost::ONE).allowed);
+        assert!(!new.charge("b", Cost::ONE).allowed);
+        assert!(new.charge("a", Cost::ONE).allowed);
+        assert_eq!(store.used(), 1);
+    }
+
+    /// Keys that go to and fro between units while they are charged, settled and looked at are never begun twice: all that was
+    /// admitted comes to one bucket.
+    #[test]
+    fn keys_that_move_under_load_are_counted_once() {
+        use crate::{Hold, HoldId, MemoryItem, Settlement};
+        use std::sync::atomic::{AtomicU64, Ordering};
+        const COUNTS: [u64; 3] = [10, 70, 110];
+        let (store, _) = store(10_000);
+        let limits = COUNTS.map(|count| store.open(&hourly(count)));
+        let keys: Vec<(String, [AtomicU64; 3])> =
+            (0..40).map(|key| (format!("key {key}"), Default::default())).collect();
+        let charge = |which: usize, (key, admitted): &(String, [AtomicU64; 3]), by_all: bool| {
+            let item = MemoryItem { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
+            let allowed = match by_all {
+                true => store.charge_all(&[item], None).unwrap().allowed,
+                false => limits[which].charge(key, Cost::ONE).allowed,
+            };
+            admitted[which].fetch_add(u64::from(allowed), Ordering::Relaxed);
+            allowed
+        };
+        let hold = |which: usize, (key, _): &(String, [AtomicU64; 3])| {
+            let id = HoldId::random();
+            let item = MemoryItem { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
+            store.charge_all(&[item], Some(Hold { id, ttl: Micros::from_secs(60) })).unwrap();
+            store.settle(id, &Settlement::Cancel).unwrap();
+            store.release(id);
+        };
+        std::thread::scope(|scope| {
+            for worker in 0..8 {
+                let (limits, keys, charge, hold) = (&limits, &keys, &charge, &hold);
+                scope.spawn(move || {
+                    for round in 0..4_000 {
+                        let key = &keys[(worker * 13 + round) % keys.len()];
+                        let which = (worker + round / 160) % limits.len();
+                        match (worker + round / 40) % 4 {
+                            0 => drop(limits[which].peek(&key.0, Cost::ONE)),
+                            1 => drop(charge(which, key, false)),
+                            2 => drop(charge(which, key, true)),
+                            _ => hold(which, key),
+                        }
+                    }
+                });
+            }
+        });
+        for key in &keys {
+            while charge(2, key, false) {}
+            let parts = key.1.iter().zip(COUNTS).map(|(admitted, count)| {
+                // In parts of ten hours of which a whole bucket has 7,700,000.
+                admitted.load(Ordering::Relaxed) * 770_000 / count
+            });
+            let sum = parts.sum::<u64>();
+            assert!((7_692_900..=7_700_000).contains(&sum), "{}: {sum} of 7,700,000", key.0);
+        }
+        assert_eq!((store.keys(), store.used()), (40, 40));
+    }
+}

@@ -1,0 +1,85 @@
+//! Numbers that tell limits apart in what this process remembers of keys that are counted elsewhere.
+//!
+//! A limit that a registry takes over from the one that it continues, unchanged, keeps its number, and with it what is
+//! known of its keys: denials that are still true, and slices with units left. One whose numbers were changed gets a number that
+//! no limit had before, because what was known of it may no longer hold.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tollgate_store::StoredLimit;
+
+/// By name: the limits of one registry, overrides included, and their numbers.
+type Known = HashMap<String, Vec<(StoredLimit, usize)>>;
+
+/// What lasts from one registry to those that continue it.
+#[derive(Default)]
+pub(crate) struct Numbers {
+    last: AtomicUsize,
+    known: Mutex<Arc<Known>>,
+}
+
+/// The numbers of a registry that is being built.
+pub(crate) struct Numbering<'a> {
+    numbers: &'a Numbers,
+    before: Arc<Known>,
+    now: Known,
+}
+
+impl Numbers {
+    pub(crate) fn begin(&self) -> Numbering<'_> {
+        Numbering { numbers: self, before: self.known.lock().clone(), now: Known::new() }
+    }
+}
+
+impl Numbering<'_> {
+    /// The number of a limit.
+    pub(crate) fn of(&mut self, stored: &StoredLimit) -> usize {
+        let find = |known: &Known| {
+            let limits = known.get(&stored.name)?;
+            limits.iter().find(|(other, _)| other == stored).map(|(_, number)| *number)
+        };
+        if let Some(number) = find(&self.now) {
+            return number;
+        }
+        let next = || self.numbers.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = find(&self.before).unwrap_or_else(next);
+        self.now.entry(stored.name.clone()).or_default().push((stored.clone(), number));
+        number
+    }
+
+    /// The registry is built.
+    pub(crate) fn done(self) {
+        *self.numbers.known.lock() = Arc::new(self.now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_kernel::{Limit, Micros};
+
+    use super::*;
+
+    #[test]
+    fn what_is_unchanged_keeps_its_number_and_no_number_is_given_twice() {
+        let numbers = Numbers::default();
+        let build = |limits: &[(&str, u64)]| -> Vec<usize> {
+            let mut numbering = numbers.begin();
+            let of = |&(name, most): &(&str, u64)| {
+                let limit = Limit::fixed_window(most, Micros::from_secs(60)).unwrap();
+                numbering.of(&StoredLimit::new(name, limit))
+            };
+            let given = limits.iter().map(of).collect();
+            numbering.done();
+            given
+        };
+        assert_eq!(build(&[("a", 5), ("b", 5), ("a", 9), ("a", 5)]), [1, 2, 3, 1]);
+        assert_eq!(build(&[("a", 6), ("b", 5)]), [4, 2]);
+        assert_eq!(build(&[("a", 5), ("b", 5)]), [5, 2], "what was known of it is from before");
+        let refused = StoredLimit::new("c", Limit::fixed_window(1, Micros::from_secs(60)).unwrap());
+        assert_eq!(numbers.begin().of(&refused), 6);
+        assert_eq!(build(&[("a", 5), ("c", 1)]), [5, 7], "a registry that was refused is not continued");
+    }
+}
