@@ -70,7 +70,7 @@ impl Contestant {
         match &self.layer {
             Chosen::None => router,
             Chosen::Empty => router.layer(Identity::new()),
-            Chosen::Tollgate(layer) => router.layer(layer.clone()),
+            Chosen::Tollgate(layer) => router.layer(layer.clone().for_axum()),
             Chosen::Governor(layer) => router.layer(layer.clone()),
             Chosen::GovernorSilent(layer) => router.layer(layer.clone()),
         }
