@@ -64,7 +64,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
         .route("/items/{id}", get(async |Path(id): Path<u64>| format!("item {id}\n")))
         .route("/search", get("found nothing\n"))
         .route("/healthz", get("ok\n"))
-        .layer(limits)
+        .layer(limits.for_axum())
         .layer(from_fn(recognize));
 
     let port = match std::env::var("PORT") {

@@ -52,7 +52,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
         .toll(Route::post("/login"), Toll::new("failures-by-address", Payer::client()).only_if(failed))
         .toll(Route::post("/login"), Toll::new("failures-by-account", account).only_if(failed))
         .build()?;
-    let router = Router::new().route("/login", post(login)).layer(limits);
+    let router = Router::new().route("/login", post(login)).layer(limits.for_axum());
 
     let port = match std::env::var("PORT") {
         Ok(port) => {

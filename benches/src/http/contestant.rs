@@ -43,6 +43,9 @@ const TEXT: &str = "Hello, World!";
 /// So many, and as many a second: what is never denied. Both say it with ten digits.
 const PLENTY: u32 = 1_000_000_000;
 
+/// How much a key may ask for at once: a limit as services have them, so that what is told of it is of the usual length.
+const BURST: u32 = 100;
+
 /// Who takes part.
 pub(crate) struct Contestant {
     pub(crate) name: &'static str,
@@ -67,7 +70,7 @@ impl Contestant {
         match &self.layer {
             Chosen::None => router,
             Chosen::Empty => router.layer(Identity::new()),
-            Chosen::Tollgate(layer) => router.layer(layer.clone()),
+            Chosen::Tollgate(layer) => router.layer(layer.clone().for_axum()),
             Chosen::Governor(layer) => router.layer(layer.clone()),
             Chosen::GovernorSilent(layer) => router.layer(layer.clone()),
         }
@@ -99,7 +102,7 @@ pub(crate) fn all() -> Result<Vec<Contestant>, String> {
         Ok::<_, String>(Contestant { name, about, fields, layer: Chosen::Tollgate(layer) })
     };
     let mut builder = GovernorConfigBuilder::default().key_extractor(ByKey);
-    builder.per_nanosecond(1).burst_size(PLENTY);
+    builder.per_nanosecond(1).burst_size(BURST);
     let unbuilt = || "building `tower_governor`: its settings were refused".to_string();
     let told = builder.use_headers().finish().ok_or_else(unbuilt)?;
     let silent = builder.finish().ok_or_else(unbuilt)?;
@@ -134,7 +137,7 @@ pub(crate) fn all() -> Result<Vec<Contestant>, String> {
 }
 
 fn limits(format: Format, tolls: &[(Route, Toll)]) -> Result<LimitLayer, tollgate::Error> {
-    let limit = Limit::token_bucket(format!("{PLENTY}/s").parse()?, u64::from(PLENTY))?;
+    let limit = Limit::token_bucket(format!("{PLENTY}/s").parse()?, u64::from(BURST))?;
     let gate = ["global", "route", "user"]
         .into_iter()
         .fold(Tollgate::builder(), |gate, name| gate.limit(name, limit));

@@ -10,6 +10,8 @@
 //! future.
 
 mod after;
+#[cfg(feature = "axum")]
+mod axum;
 mod body;
 mod charge;
 mod client;
@@ -24,6 +26,8 @@ mod route;
 mod service;
 mod toll;
 
+#[cfg(feature = "axum")]
+pub use axum::{AxumLimitFuture, AxumLimitLayer, AxumLimitService};
 pub use body::LimitedBody;
 pub use client::{ClientAddress, canonical};
 pub use future::LimitFuture;

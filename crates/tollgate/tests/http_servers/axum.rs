@@ -8,7 +8,7 @@ use axum::Router;
 use axum::http::{Method, StatusCode};
 use axum::routing::{get, post};
 use parking_lot::Mutex;
-use tollgate::http::{LimitLayer, LimitLayerBuilder, Payer, Route, Toll};
+use tollgate::http::{AxumLimitLayer, LimitLayer, LimitLayerBuilder, Payer, Route, Toll};
 use tollgate::{Limit, Micros, Tollgate};
 use tollgate_testkit::http::Connection;
 
@@ -19,8 +19,8 @@ fn hourly(limit: u64) -> Limit {
 }
 
 /// A limit of a hundred under this name, on these requests, paid by all together.
-fn layer(gate: &Tollgate, limit: &str, route: Route) -> LimitLayer {
-    layers(gate).toll(route, Toll::new(limit, Payer::everyone())).build().expect("a layer")
+fn layer(gate: &Tollgate, limit: &str, route: Route) -> AxumLimitLayer {
+    layers(gate).toll(route, Toll::new(limit, Payer::everyone())).build().expect("a layer").for_axum()
 }
 
 fn layers(gate: &Tollgate) -> LimitLayerBuilder {

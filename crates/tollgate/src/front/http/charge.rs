@@ -59,12 +59,12 @@ impl Verdict {
     }
 }
 
-/// What a request owes; nothing, if it is to be let through.
-pub(super) fn dues<B>(inner: &Inner, request: &Request<B>) -> Result<Dues, BadPath> {
+/// Adds what a request owes to `dues`; nothing, if it is to be let through. They are filled where they stand: moving them costs
+/// more than filling them.
+pub(super) fn find_dues<B>(inner: &Inner, request: &Request<B>, dues: &mut Dues) -> Result<(), BadPath> {
     let head = Head::new(request, &inner.identity, inner.separators)?;
-    let mut dues = Dues::new();
     if inner.is_skipped(&head) {
-        return Ok(dues);
+        return Ok(());
     }
     for (index, post) in inner.posts.iter().enumerate() {
         if !post.route.matches(&head) {
@@ -75,7 +75,7 @@ pub(super) fn dues<B>(inner: &Inner, request: &Request<B>) -> Result<Dues, BadPa
         let key = post.source.find(head).map_err(|unpaid| warn(inner, post.entry.rule.name(), &unpaid)).ok();
         dues.push(Due { post: index, key, cost });
     }
-    Ok(dues)
+    Ok(())
 }
 
 /// Says, at most once a second, that a request was denied because nobody pays for it.

@@ -96,16 +96,20 @@ static SMALL: &str = match std::str::from_utf8(&DIGITS) {
 
 static DIGITS: [u8; 3000] = digits();
 
+/// Counted up digit by digit, as an odometer does.
 const fn digits() -> [u8; 3000] {
     let mut digits = [b'0'; 3000];
-    let mut index = 0;
-    let mut number: u16 = 0;
+    let mut number = 1;
     while number < 1000 {
-        let [hundreds, tens, ones] = [number / 100, number / 10 % 10, number % 10];
-        digits[index] += hundreds as u8;
-        digits[index + 1] += tens as u8;
-        digits[index + 2] += ones as u8;
-        index += 3;
+        let (last, this) = (3 * (number - 1), 3 * number);
+        let mut carry = 1;
+        let mut place = 3;
+        while place > 0 {
+            place -= 1;
+            let digit = digits[last + place] + carry;
+            carry = (digit > b'9') as u8;
+            digits[this + place] = if carry == 1 { b'0' } else { digit };
+        }
         number += 1;
     }
     digits

@@ -9,7 +9,7 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::body::LimitedBody;
-use super::charge::{self, Verdict};
+use super::charge::{self, Dues, Verdict};
 use super::future::LimitFuture;
 use super::layer::Inner;
 use super::refusal::{self, Protocol};
@@ -48,11 +48,13 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> LimitFuture<S, B> {
-        let dues = match charge::dues(&self.inner, &request) {
-            Ok(dues) if dues.is_empty() => return self.go(Verdict::free(), request),
-            Ok(dues) => dues,
-            Err(error) => return LimitFuture::stopped(Box::new(refusal::bad_path(&error))),
-        };
+        let mut dues = Dues::new();
+        if let Err(error) = charge::find_dues(&self.inner, &request, &mut dues) {
+            return LimitFuture::stopped(Box::new(refusal::bad_path(&error)));
+        }
+        if dues.is_empty() {
+            return self.go(Verdict::free(), request);
+        }
         if self.inner.gate.is_in_process() {
             let verdict = charge::decide_at_once(&self.inner, &dues, &request);
             return self.go(verdict, request);
