@@ -174,7 +174,7 @@ pub(super) fn read_redis(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<R
         reader.mistake(field, "several addresses are of one cluster; remove this, or name one address");
     }
     let username = section.field("username").and_then(|field| reader.text(field, "tollgate"));
-    let password = section.field("password").and_then(|field| read_password(reader, field));
+    let password = section.field("password").and_then(|field| read_password(reader, field, "REDIS_PASSWORD"));
     let [ca_file, cert_file, key_file] = read_certificates(reader, &section);
     let prefix = section.field("prefix").and_then(|field| read_redis_prefix(reader, field));
     Some(RedisConfig {
@@ -205,7 +205,7 @@ pub(super) fn read_postgres(reader: &mut Reader<'_>, field: &Field<'_>) -> Optio
     let section = reader.section(field)?.showing(&PLAIN);
     reader.only(&section, &POSTGRES);
     let url = read_url(reader, &section, &["postgres", "postgresql"], "postgres://localhost/app");
-    let password = section.field("password").and_then(|field| read_password(reader, field));
+    let password = section.field("password").and_then(|field| read_password(reader, field, "REDIS_PASSWORD"));
     let [ca_file, cert_file, key_file] = read_certificates(reader, &section);
     let connections = section
         .field("connections")
@@ -320,17 +320,17 @@ fn redis_host_fault(scheme: &str, rest: &str) -> Option<&'static str> {
     }
 }
 
-/// Reads a password, or the name of the environment variable that holds it.
-fn read_password(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Password> {
-    let text = reader.text(field, "env:REDIS_PASSWORD")?;
+/// Reads a password, or the name of the environment variable that holds it, such as `example`.
+pub(super) fn read_password(reader: &mut Reader<'_>, field: &Field<'_>, example: &str) -> Option<Password> {
+    let text = reader.text(field, &format!("env:{example}"))?;
     let name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     match text.strip_prefix("env:") {
         _ if text.is_empty() => {
-            reader.mistake(field, "is empty; remove it, or write \"env:REDIS_PASSWORD\"");
+            reader.mistake(field, format!("is empty; remove it, or write \"env:{example}\""));
             None
         }
         Some(variable) if variable.is_empty() || !variable.bytes().all(name) => {
-            reader.mistake(field, "names no environment variable; write it as in \"env:REDIS_PASSWORD\"");
+            reader.mistake(field, format!("names no environment variable; write it as in \"env:{example}\""));
             None
         }
         Some(variable) => Some(Password::Env(variable.to_owned())),

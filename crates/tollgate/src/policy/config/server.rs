@@ -1,12 +1,13 @@
-//! `[server]`: where to listen.
+//! `[server]`: where to listen, and what its operator must show.
 //!
 //! Addresses are checked for their form and kept as text: a host name is looked up when the server binds, not here.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use super::connection::{Password, read_password};
 use super::reader::{Field, Reader, Section};
 
-/// Where the server listens; a face without an address is left to the server's own default.
+/// Where the server listens, and what its operator must show. A face without an address is left to the server's own default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerConfig {
@@ -16,20 +17,25 @@ pub struct ServerConfig {
     pub grpc: Option<String>,
     /// `host:port` of the face that speaks the Redis protocol.
     pub resp: Option<String>,
-    /// stub
-    pub admin_token: Option<super::Password>,
+    /// What whoever changes limits or forgets keys through the API must show; it is not shown by anything here.
+    pub admin_token: Option<Password>,
+    /// Whether the page shows keys as they are, to whoever may look at it. Unless said it shows their hashes.
+    pub show_keys: bool,
 }
 
 impl ServerConfig {
     pub(super) fn read(reader: &mut Reader<'_>, section: Section<'_>) -> ServerConfig {
-        let section = section.showing_all();
-        reader.only(&section, &["http", "grpc", "resp"]);
+        let section = section.showing(&["http", "grpc", "resp", "show_keys"]);
+        reader.only(&section, &["http", "grpc", "resp", "admin_token", "show_keys"]);
+        let admin_token = section.field("admin_token").and_then(|f| read_password(reader, f, "ADMIN_TOKEN"));
+        let show_keys = section.field("show_keys").and_then(|f| reader.truth(f)).unwrap_or_default();
         let mut read = |name, example| read_address(reader, section.field(name)?, example);
         ServerConfig {
             http: read("http", "127.0.0.1:8080"),
             grpc: read("grpc", "127.0.0.1:8081"),
             resp: read("resp", "127.0.0.1:6380"),
-            admin_token: None,
+            admin_token,
+            show_keys,
         }
     }
 }
@@ -79,6 +85,7 @@ pub(super) fn host_fault(host: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{check, parse};
+    use super::super::{Config, Password};
 
     #[test]
     fn addresses_are_checked() {
@@ -103,6 +110,43 @@ mod tests {
         ] {
             check(&format!("[server]\nhttp = {address}"), &[(2, "server.http", address, fix)]);
         }
-        check("[server]\nhtp = 'x'", &[(2, "server.htp", "'x'", "did you mean `http`?")]);
+        check("[server]\nhtp = 'x'", &[(2, "server.htp", "***", "did you mean `http`?")]);
+    }
+    #[test]
+    fn the_admin_token_is_read_as_passwords_are_and_never_shown() {
+        for (text, token) in [
+            ("", None),
+            ("server.admin_token = 'env:OPS'", Some(Password::Env("OPS".to_owned()))),
+            ("server.admin_token = 'open sesame'", Some(Password::Plain("open sesame".to_owned()))),
+        ] {
+            let server = parse(text).server;
+            assert_eq!(server.admin_token, token);
+            assert!(!format!("{server:?}").contains("sesame"));
+        }
+        let by_env = [("TOLLGATE_SERVER_ADMIN_TOKEN".to_owned(), "env:OPS".to_owned())];
+        let config = Config::parse_with_env("server.admin_token = 'other'", by_env).unwrap();
+        assert_eq!(config.server.admin_token, Some(Password::Env("OPS".to_owned())));
+        for (value, fix) in [
+            ("''", "is empty; remove it, or write \"env:ADMIN_TOKEN\""),
+            ("'env:'", "names no environment variable; write it as in \"env:ADMIN_TOKEN\""),
+            ("5", "must be text in quotes, such as \"env:ADMIN_TOKEN\""),
+        ] {
+            check(&format!("[server]\nadmin_token = {value}"), &[(2, "server.admin_token", "***", fix)]);
+        }
+        check(
+            "[server]\nadmin_tokn = 'x'",
+            &[(2, "server.admin_tokn", "***", "did you mean `admin_token`?")],
+        );
+    }
+    #[test]
+    fn keys_are_shown_only_where_that_is_said() {
+        for (text, shows) in
+            [("", false), ("server.show_keys = true", true), ("server.show_keys = false", false)]
+        {
+            assert_eq!(parse(text).server.show_keys, shows, "{text}");
+        }
+        let by_env = [("TOLLGATE_SERVER_SHOW_KEYS".to_owned(), "true".to_owned())];
+        assert!(Config::parse_with_env("", by_env).unwrap().server.show_keys);
+        check("[server]\nshow_keys = 1", &[(2, "server.show_keys", "1", "must be true or false")]);
     }
 }
