@@ -21,7 +21,7 @@ use crate::policy::{Allowance, Fallback, Policy, Rule, Slice};
 use crate::quiet::Quiet;
 use crate::remote::Remote;
 use crate::report::watch::{Meter, Watch};
-use crate::report::{Concluded, Event, LimitTold, Observers, Source, Started, Trouble, Verdict};
+use crate::report::{Concluded, Event, LimitTold, Observers, Payer, Source, Started, Trouble, Verdict};
 use crate::wait::Queues;
 
 /// How many limits one charge may name. A charge compares all of its pairs, so there must be an end to them.
@@ -437,6 +437,7 @@ impl Gate {
                 limiter: entry.rule.name(),
                 strategy: met.and_then(|(_, place)| place.strategy()),
                 namespace: &namespace,
+                payer: Payer::new(counted.key),
                 cost: cost.get(),
                 allowed: outcome.allowed || shadow,
                 shadow,
