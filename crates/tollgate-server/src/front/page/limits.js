@@ -172,7 +172,7 @@ function showOffenders(shown, limit, second) {
     put(denials, rate(one.denials));
     const resetIn = one.last_denied * 1000 + one.reset_after_ms - second * 1000;
     put(left, resetIn > 0 && one.capacity > 0 ? `${rate(one.remaining)} of ${rate(one.capacity)}` : "–");
-    put(resets, one.capacity === 0 ? "never" : resetIn > 0 ? span(Math.ceil(resetIn / 1000) * 1000) : "over");
+    put(resets, one.capacity === 0 ? "never" : resetIn > 0 ? span(Math.ceil(resetIn / 1000) * 1000) : "as new");
   });
 }
 
