@@ -15,7 +15,9 @@ use parking_lot::RwLock;
 use tollgate::config::{Config, StoreMode};
 use tollgate::{Ask, Decision, Error, HoldId, Reserved, Tollgate};
 
+use crate::front::page::Feed;
 use crate::reload::History;
+use crate::stats::Stats;
 use crate::token::Token;
 
 /// What the faces of a server share.
@@ -24,6 +26,8 @@ pub(crate) struct App {
     pub(crate) history: History,
     pub(crate) token: Option<Token>,
     pub(crate) metrics: metrics_exporter_prometheus::PrometheusHandle,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) feed: Feed,
     is_draining: AtomicBool,
 }
 
@@ -72,12 +76,15 @@ impl App {
         config: Config,
         token: Option<Token>,
         metrics: metrics_exporter_prometheus::PrometheusHandle,
+        stats: Arc<Stats>,
     ) -> App {
         App {
             state: RwLock::new(Arc::new(State { gate, config })),
             history: History::default(),
             token,
             metrics,
+            stats,
+            feed: Feed::default(),
             is_draining: AtomicBool::new(false),
         }
     }
@@ -123,6 +130,7 @@ impl App {
     /// From now on the server is not ready, and only finishes what it has begun.
     pub(crate) fn drain(&self) {
         self.is_draining.store(true, Ordering::Relaxed);
+        self.feed.close();
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -135,5 +143,28 @@ pub(crate) fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => Some(outcome),
         Poll::Pending => None,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use tollgate::telemetry::Telemetry;
+
+    use super::*;
+    use crate::stats::Settings;
+
+    /// What the faces share, over an example policy and the memory of this process.
+    pub(crate) fn app() -> App {
+        let policy = "[limits.api]\nstrategy = 'fixed_window'\nlimit = 2\nwindow = '1h'";
+        app_of(policy, tollgate::Clock::system())
+    }
+
+    pub(crate) fn app_of(policy: &str, clock: tollgate::Clock) -> App {
+        let config = Config::parse(policy).expect("a policy");
+        let stats = Stats::new(Telemetry::new(), Settings::of(&config), 1_700_000_000);
+        let gate = Tollgate::builder().config(&config).clock(clock).observer(stats.clone()).build();
+        let metrics = PrometheusBuilder::new().build_recorder().handle();
+        App::new(gate.expect("a registry"), config, None, metrics, stats)
     }
 }

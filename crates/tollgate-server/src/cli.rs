@@ -34,6 +34,11 @@ pub(crate) enum Command {
     /// Without a config it serves an example policy, counting in its own memory. A config that changes is read again, and what
     /// was consumed stays consumed. SIGTERM and ctrl-c finish what has begun and end with exit code 0.
     Serve(ServeArgs),
+    /// Serve an example policy with made-up traffic, so that the page has something to show
+    ///
+    /// Everything is real but the callers: a few tenants, some of them too eager, a burst now and then, and one with a hostile
+    /// name. Keys are shown as they are, because they are nobody's.
+    Demo(DemoArgs),
     /// Check a config file: every mistake with its line, field, value and fix
     ///
     /// A valid file is answered with a table of its limits in words and exit code 0. Otherwise every mistake is told on
@@ -70,6 +75,14 @@ pub(crate) struct ServeArgs {
     /// Listen beyond this machine without an admin token.
     #[arg(long)]
     pub(crate) without_token: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Example:\n  tollgate demo --listen 127.0.0.1:9000")]
+pub(crate) struct DemoArgs {
+    /// Where the API and the page are.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
+    pub(crate) listen: String,
 }
 
 #[derive(Args)]

@@ -8,6 +8,7 @@ mod app;
 mod backtest;
 mod bench;
 mod cli;
+mod demo;
 mod failure;
 mod figures;
 mod front;
@@ -15,6 +16,7 @@ mod reload;
 mod screen;
 mod serve;
 mod source;
+mod stats;
 mod table;
 mod token;
 mod validate;
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     };
     let done = match &command {
         Command::Serve(asked) => serve::run(asked),
+        Command::Demo(asked) => demo::run(asked),
         Command::Validate(asked) => validate::run(asked),
         Command::Backtest(asked) => backtest::run(asked),
         Command::Bench(asked) => bench::run(asked),

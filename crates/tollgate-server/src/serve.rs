@@ -20,17 +20,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
-use tollgate::Tollgate;
 use tollgate::config::Config;
 use tollgate::telemetry::{LogDecisions, Telemetry};
+use tollgate::{Clock, Tollgate};
 
 use self::listen::{Door, Room};
 use self::patience::{Patience, Patient};
 use crate::app::App;
 use crate::cli::ServeArgs;
 use crate::failure::{Failure, tell};
-use crate::front::json;
+use crate::front::{json, page};
 use crate::reload;
+use crate::stats::{Settings, Stats};
 use crate::token::Token;
 use crate::validate;
 
@@ -51,12 +52,21 @@ pub(crate) fn run(asked: &ServeArgs) -> Result<(), Failure> {
         Some(file) => validate::load(file)?,
         None => validate::parse(EXAMPLE).map_err(|mistakes| Failure::new(mistakes.to_string()))?,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
-    runtime.block_on(serve(asked, config))
+    start(asked, config, |_| ())
 }
 
-async fn serve(asked: &ServeArgs, config: Config) -> Result<(), Failure> {
+/// Serves; `beside` is called once, before the first connection is accepted.
+pub(crate) fn start(
+    asked: &ServeArgs,
+    config: Config,
+    beside: impl FnOnce(&Arc<App>),
+) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
+    runtime.block_on(serve(asked, config, beside))
+}
+
+async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)) -> Result<(), Failure> {
     let http =
         bind("http", asked.listen.as_deref().or(config.server.http.as_deref()), "127.0.0.1:8080").await?;
     let address = http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
@@ -67,13 +77,20 @@ async fn serve(asked: &ServeArgs, config: Config) -> Result<(), Failure> {
         .map_err(|error| Failure::new(format!("cannot count: {error}")))?;
     let telemetry = Telemetry::new().metrics().log(LogDecisions::Denials);
     let gate = Tollgate::opening(&config).await.map_err(|error| Failure::new(error.to_string()))?;
-    let gate = gate.telemetry(telemetry).build().map_err(|error| Failure::new(error.to_string()))?;
-    let app = Arc::new(App::new(gate, config, token, metrics));
+    let stats = Stats::new(telemetry.clone(), Settings::of(&config), Clock::system().now().get() / 1_000_000);
+    let gate = gate
+        .telemetry(telemetry)
+        .observer(stats.clone())
+        .build()
+        .map_err(|error| Failure::new(error.to_string()))?;
+    let app = Arc::new(App::new(gate, config, token, metrics, stats));
     announce(asked.config.as_ref(), address, &app);
     if let Some(file) = &asked.config {
         app.history.follow(file.clone());
         tokio::spawn(reload::watch(app.clone(), file.clone()));
     }
+    tokio::spawn(page::feed(app.clone()));
+    beside(&app);
     let (close, closing) = watch::channel(false);
     let tasks = TaskTracker::new();
     let door = Door::new(Room { connections: 10_000, of_one_peer: 10_000 });
@@ -126,6 +143,7 @@ fn announce(file: Option<&PathBuf>, address: SocketAddr, app: &App) {
         None => "an example policy (name your own with --config)".to_owned(),
     };
     tell(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));
+    tell(format_args!("  page   http://{address}/"));
     tell(format_args!("  API    http://{address}/v1/check"));
     tell(format_args!("  docs   http://{address}/openapi.json"));
     let limit = state.gate.rules().first().map_or("api", |rule| rule.name());

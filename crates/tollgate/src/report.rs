@@ -1,8 +1,8 @@
 //! How the operator is told: an event for every limit of every decision, and a word whenever the store goes or comes back.
 //!
-//! An [`Observer`] sees them all, in the thread that decided, after the decision is made: it cannot change it. Events carry no
-//! key, only its namespace; whoever turns them into labels must still bound how many of those there are. How the store fares
-//! is in `health.rs`.
+//! An [`Observer`] sees them all, in the thread that decided, after the decision is made: it cannot change it. Events show a
+//! key's namespace; whoever turns that into labels must still bound how many there are. The key itself is shown only to whoever
+//! asks for it by [`Payer::reveal`]. How the store fares is in `health.rs`.
 //!
 //! With the feature `telemetry` the same is measured, logged and traced here (`watch.rs`): metrics in `meter.rs` and
 //! `store_meter.rs`, the decision log in `log.rs`, spans in `spans.rs`. What the host chooses of it is in `telemetry.rs`.
@@ -19,6 +19,7 @@ mod meter;
 #[cfg(feature = "telemetry")]
 mod metrics;
 mod observers;
+mod payer;
 pub mod problem;
 #[cfg(feature = "telemetry")]
 mod spans;
@@ -45,6 +46,7 @@ pub(crate) use self::key_hash::KeyHasher;
 #[cfg(feature = "telemetry")]
 pub(crate) use self::metrics::Sink;
 pub(crate) use self::observers::Observers;
+pub use self::payer::Payer;
 pub(crate) use self::started::Started;
 #[cfg(feature = "telemetry")]
 pub(crate) use self::store_meter::Reading;
@@ -196,6 +198,8 @@ pub struct Event<'a> {
     pub strategy: Option<Strategy>,
     /// The key's namespace; empty when the key is malformed.
     pub namespace: &'a str,
+    /// Who paid, or was to.
+    pub payer: Payer<'a>,
     /// What was asked for.
     pub cost: u64,
     /// Whether this limit let it pass; a limit that only watches always does.

@@ -122,6 +122,19 @@ impl Telemetry {
         Telemetry { has_spans: true, ..self }
     }
 
+    /// The hash by which logs and traces of this telemetry name a key, from its canonical text: for whoever shows elsewhere
+    /// what is to be found again there.
+    ///
+    /// ```
+    /// use tollgate::telemetry::Telemetry;
+    /// let telemetry = Telemetry::new().salt("kept as a password is");
+    /// assert_eq!(telemetry.key_hash("user:42").len(), 32);
+    /// assert_ne!(telemetry.key_hash("user:42"), telemetry.key_hash("user:43"));
+    /// ```
+    pub fn key_hash(&self, key: &str) -> String {
+        self.hasher.hash(key)
+    }
+
     pub(crate) fn hasher(&self) -> &KeyHasher {
         &self.hasher
     }

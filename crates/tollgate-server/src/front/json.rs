@@ -21,11 +21,12 @@ use hyper::body::Incoming;
 use tollgate::{Ask, HoldId, Settled, Settlement};
 
 use self::ask::{Actual, Batch, OfReservation, Question};
-use self::body::full;
-use self::fault::Fault;
+use super::page;
 use crate::app::{Act, App, State};
 
-pub(crate) use self::body::Body;
+pub(crate) use self::body::{Body, full};
+pub(crate) use self::fault::Fault;
+pub(crate) use self::look::limit as described;
 
 /// How long a reservation can be settled, unless said.
 const TTL: Duration = Duration::from_secs(60);
@@ -59,6 +60,9 @@ async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Bo
         "/v1/reload" => admin::reload(app, request).await,
         _ => {
             only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
+            if let Some(answered) = page::answer(app, &request) {
+                return answered;
+            }
             look::answer(app, path, request.uri().query()).await
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate_kernel::{Cost, Micros, Outcome};
 
-use super::{Concluded, Event, LimitTold, Source, Started, Trouble, Verdict};
+use super::{Concluded, Event, LimitTold, Payer, Source, Started, Trouble, Verdict};
 use crate::decision::Decision;
 use crate::gate::{Backend, Entry, Gate, Place, Resolved};
 use crate::key::Key;
@@ -133,6 +133,7 @@ impl Gate {
                 limiter: entry.rule.name(),
                 strategy: met.and_then(|(_, place)| place.strategy()),
                 namespace: &namespace,
+                payer: Payer::new(counted.key),
                 cost: cost.get(),
                 allowed: outcome.allowed || shadow,
                 shadow,

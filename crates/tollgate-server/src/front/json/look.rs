@@ -46,7 +46,8 @@ pub(super) fn limits(state: &State) -> Value {
     json!({ "limits": limits })
 }
 
-fn limit(state: &State, rule: &Rule) -> Value {
+/// A limit, in words and in numbers.
+pub(crate) fn limit(state: &State, rule: &Rule) -> Value {
     let (strategy, capacity, window_ms) = match rule.allowance() {
         Allowance::Limited(limit) => (
             Some(limit.strategy().name()),

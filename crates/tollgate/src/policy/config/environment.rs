@@ -29,11 +29,12 @@ pub(super) enum Kind {
 }
 
 /// The fields of `[server]` and `[store]`.
-const FIELDS: [(&str, Kind); 28] = [
+const FIELDS: [(&str, Kind); 29] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
     ("server.admin_token", Kind::Text),
+    ("server.show_keys", Kind::Truth),
     ("store.mode", Kind::Text),
     ("store.fallback", Kind::Text),
     ("store.fallback_instances", Kind::Number),

@@ -19,19 +19,23 @@ pub struct ServerConfig {
     pub resp: Option<String>,
     /// What whoever changes limits or forgets keys through the API must show; it is not shown by anything here.
     pub admin_token: Option<Password>,
+    /// Whether the page shows keys as they are, to whoever may look at it. Unless said it shows their hashes.
+    pub show_keys: bool,
 }
 
 impl ServerConfig {
     pub(super) fn read(reader: &mut Reader<'_>, section: Section<'_>) -> ServerConfig {
-        let section = section.showing(&["http", "grpc", "resp"]);
-        reader.only(&section, &["http", "grpc", "resp", "admin_token"]);
+        let section = section.showing(&["http", "grpc", "resp", "show_keys"]);
+        reader.only(&section, &["http", "grpc", "resp", "admin_token", "show_keys"]);
         let admin_token = section.field("admin_token").and_then(|f| read_password(reader, f, "ADMIN_TOKEN"));
+        let show_keys = section.field("show_keys").and_then(|f| reader.truth(f)).unwrap_or_default();
         let mut read = |name, example| read_address(reader, section.field(name)?, example);
         ServerConfig {
             http: read("http", "127.0.0.1:8080"),
             grpc: read("grpc", "127.0.0.1:8081"),
             resp: read("resp", "127.0.0.1:6380"),
             admin_token,
+            show_keys,
         }
     }
 }
@@ -133,5 +137,16 @@ mod tests {
             "[server]\nadmin_tokn = 'x'",
             &[(2, "server.admin_tokn", "***", "did you mean `admin_token`?")],
         );
+    }
+    #[test]
+    fn keys_are_shown_only_where_that_is_said() {
+        for (text, shows) in
+            [("", false), ("server.show_keys = true", true), ("server.show_keys = false", false)]
+        {
+            assert_eq!(parse(text).server.show_keys, shows, "{text}");
+        }
+        let by_env = [("TOLLGATE_SERVER_SHOW_KEYS".to_owned(), "true".to_owned())];
+        assert!(Config::parse_with_env("", by_env).unwrap().server.show_keys);
+        check("[server]\nshow_keys = 1", &[(2, "server.show_keys", "1", "must be true or false")]);
     }
 }

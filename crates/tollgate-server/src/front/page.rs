@@ -1,0 +1,54 @@
+//! The page: what an operator leaves open on a wall, and what feeds it.
+//!
+//! `index.html`, `page.css` and `page.js` are plain files that are part of the binary: no build step, and nothing is loaded
+//! from elsewhere. `feed.rs` sends a snapshot a second to those who look, `snapshot.rs` writes it, `assets.rs` hands the files
+//! out. Looking changes nothing: what the page does, it does through the API as everybody else.
+
+mod assets;
+mod feed;
+mod snapshot;
+
+use std::sync::Arc;
+
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Method, Request, Response};
+use hyper::body::Incoming;
+
+pub(crate) use self::feed::{Feed, feed};
+use super::json::{Body, Fault, full};
+use crate::app::App;
+
+/// Answers, if it is an address of the page.
+pub(crate) fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Option<Result<Response<Body>, Fault>> {
+    let answered = match request.uri().path() {
+        "/v1/events" if request.method() == Method::HEAD => Ok(event_stream(full(""))),
+        "/v1/events" => match app.feed.view(app) {
+            Some(events) => Ok(event_stream(events)),
+            None => Err(Fault::unavailable(
+                "there are as many viewers as there is room for; /v1/snapshot answers still",
+            )),
+        },
+        "/v1/snapshot" => {
+            let mut response = Response::new(full(app.feed.whole(app)));
+            shown(response.headers_mut(), "application/json");
+            Ok(response)
+        }
+        path => return assets::find(path).map(|asset| Ok(asset.answer(request.headers()))),
+    };
+    Some(answered)
+}
+
+fn event_stream(events: Body) -> Response<Body> {
+    let mut response = Response::new(events);
+    shown(response.headers_mut(), "text/event-stream");
+    response
+}
+
+/// What is true of now is kept by nobody, and read as nothing else than it is.
+fn shown(headers: &mut HeaderMap, kind: &'static str) {
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    // Proxies that gather an answer before they pass it on would gather this one for ever.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+}

@@ -1,0 +1,191 @@
+//! A snapshot a second for those who look: written once, sent to all.
+//!
+//! The first message to a viewer has the last five minutes, the later ones only the last seconds, of which the page knows most
+//! already: whoever misses a few misses nothing. A viewer who does not keep up gets the newest when it is ready for it, so
+//! nothing is stored up for anybody. There is room for so many viewers, and all are sent away when the server ends.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Either;
+use http_body_util::combinators::BoxBody;
+use hyper::body::Frame;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tollgate::Clock;
+
+use super::super::json::Body;
+use super::snapshot::snapshot;
+use crate::app::App;
+use crate::stats::ring::SECONDS;
+
+/// How many may look at once.
+const VIEWERS: usize = 100;
+
+/// How many seconds a later message has: some more than one, for those who were late.
+const LATEST: u64 = 10;
+
+/// What is sent, and to how many.
+pub(crate) struct Feed {
+    /// What comes each second; nothing more when the server ends.
+    ticks: Mutex<Option<watch::Sender<Bytes>>>,
+    seats: Arc<Semaphore>,
+    /// The last five minutes, as they were written last, and when.
+    whole: Mutex<(u64, Bytes)>,
+}
+
+impl Default for Feed {
+    fn default() -> Feed {
+        Feed {
+            ticks: Mutex::new(Some(watch::Sender::new(Bytes::new()))),
+            seats: Arc::new(Semaphore::new(VIEWERS)),
+            whole: Mutex::new((0, Bytes::new())),
+        }
+    }
+}
+
+impl Feed {
+    /// All viewers are sent away, and no more come.
+    pub(crate) fn close(&self) {
+        *self.ticks.lock() = None;
+    }
+
+    /// The last five minutes. Written at most once a second, however many ask.
+    pub(crate) fn whole(&self, app: &App) -> Bytes {
+        let second = app.stats.second();
+        let mut whole = self.whole.lock();
+        if whole.0 != second {
+            *whole = (second, snapshot(app, SECONDS));
+        }
+        whole.1.clone()
+    }
+
+    /// What a viewer is sent, if there is room for one more.
+    pub(crate) fn view(&self, app: &Arc<App>) -> Option<Body> {
+        let mut ticks = self.ticks.lock().as_ref()?.subscribe();
+        let seat = self.seats.clone().try_acquire_owned().ok()?;
+        let (sender, frames) = mpsc::channel(1);
+        let first = event(&self.whole(app));
+        tokio::spawn(async move {
+            let mut next = first;
+            while sender.send(next).await.is_ok() {
+                tokio::select! {
+                    changed = ticks.changed() => if changed.is_err() { return },
+                    () = sender.closed() => return,
+                }
+                next = ticks.borrow_and_update().clone();
+            }
+        });
+        Some(Either::Right(BoxBody::new(Events { frames, _seat: seat })))
+    }
+
+    /// Writes and sends what there is to say of the second that has just ended, if anybody looks.
+    fn tick(&self, app: &App) {
+        if let Some(ticks) = &*self.ticks.lock()
+            && ticks.receiver_count() > 0
+        {
+            ticks.send_replace(event(&snapshot(app, LATEST)));
+        }
+    }
+}
+
+fn event(snapshot: &[u8]) -> Bytes {
+    [b"data: ", snapshot, b"\n\n"].concat().into()
+}
+
+/// Tells the seconds, and sends what they brought, until the server ends.
+pub(crate) async fn feed(app: Arc<App>) {
+    let clock = Clock::system();
+    while !app.is_draining() {
+        let into_second = clock.now().get() % 1_000_000;
+        tokio::time::sleep(Duration::from_micros(1_000_000 - into_second)).await;
+        app.stats.tick(clock.now().get() / 1_000_000);
+        app.feed.tick(&app);
+    }
+}
+
+/// A body that goes on until the viewer goes, or the server ends.
+struct Events {
+    frames: mpsc::Receiver<Bytes>,
+    _seat: OwnedSemaphorePermit,
+}
+
+impl hyper::body::Body for Events {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.frames.poll_recv(context).map(|frame| frame.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    async fn next(body: &mut Body) -> Option<serde_json::Value> {
+        let frame = body.frame().await?.expect("no error").into_data().expect("data");
+        let text = std::str::from_utf8(&frame).expect("text");
+        let data = text.strip_prefix("data: ").and_then(|text| text.strip_suffix("\n\n")).expect("an event");
+        Some(serde_json::from_str(data).expect("JSON in one line"))
+    }
+
+    #[tokio::test]
+    async fn a_viewer_gets_five_minutes_and_then_seconds_until_the_server_ends() {
+        let app = Arc::new(crate::app::tests::app());
+        let start = app.stats.second();
+        let mut viewer = app.feed.view(&app).expect("room");
+        let first = next(&mut viewer).await.expect("the whole");
+        assert_eq!(first["limits"][0]["seconds"]["allowed"].as_array().map(Vec::len), Some(300));
+        assert_eq!(first["limits"][0]["limit"], "api");
+        for second in 1..4 {
+            app.stats.tick(start + second);
+            app.feed.tick(&app);
+            let tick = next(&mut viewer).await.expect("a second");
+            assert_eq!(tick["second"].as_u64(), Some(start + second));
+            assert_eq!(tick["limits"][0]["seconds"]["allowed"].as_array().map(Vec::len), Some(10));
+        }
+        app.drain();
+        assert_eq!(next(&mut viewer).await, None);
+        assert!(app.feed.view(&app).is_none(), "nobody is let in at the end");
+    }
+
+    #[tokio::test]
+    async fn there_is_room_for_so_many_viewers() {
+        let app = Arc::new(crate::app::tests::app());
+        let mut viewers: Vec<Body> = (0..VIEWERS).map(|_| app.feed.view(&app).expect("room")).collect();
+        assert!(app.feed.view(&app).is_none());
+        viewers.pop();
+        assert!(app.feed.view(&app).is_some());
+        let whole = app.feed.whole(&app);
+        assert_eq!(whole.as_ptr(), app.feed.whole(&app).as_ptr(), "it is written once a second");
+    }
+
+    #[tokio::test]
+    async fn a_viewer_who_does_not_keep_up_gets_the_newest() {
+        let app = Arc::new(crate::app::tests::app());
+        let start = app.stats.second();
+        let mut viewer = app.feed.view(&app).expect("room");
+        for second in 1..50 {
+            app.stats.tick(start + second);
+            app.feed.tick(&app);
+            tokio::task::yield_now().await;
+        }
+        let mut last = 0;
+        let mut messages = 0;
+        while last < start + 49 {
+            last = next(&mut viewer).await.expect("a message")["second"].as_u64().expect("a number");
+            messages += 1;
+        }
+        assert!(messages <= 4, "{messages} messages were stored up");
+    }
+}

@@ -1,0 +1,176 @@
+// The page's script: takes what the server tells each second, and shows it.
+//
+// Whatever came from elsewhere (keys, names, reasons) is put in as text, never as markup. Nothing is kept but the choice of
+// light or dark. Numbers tick without being announced; states are announced. limits.js draws the cards, try.js is the form.
+
+import { average, dropCards, remember, series, showLimit } from "./limits.js";
+import { $, attribute, make, put } from "./nodes.js";
+import { ask, offer } from "./try.js";
+import { dateTime, latency, number, rate } from "./words.js";
+
+const POLL_MS = 2000;
+const RETRY_MS = 30000;
+
+function notice(key, title, text) {
+  const known = [...$("alerts").children].find((one) => one.dataset.key === key);
+  if (text === null) {
+    known?.remove();
+    return;
+  }
+  const shown = known ?? $("alerts").appendChild(make("section", "alert"));
+  if (!known) {
+    shown.dataset.key = key;
+    shown.append(make("h2"), make("pre"));
+  }
+  put(shown.children[0], title);
+  put(shown.children[1], text);
+}
+
+function showStore({ store, limits, keys }) {
+  put($("store"), `· counting in ${store.mode === "memory" ? "its own memory" : store.mode}`);
+  const isDown = store.state !== "up";
+  const fallbacks = Object.entries(Object.groupBy?.(limits, (limit) => limit.fallback) ?? {});
+  const how = fallbacks.map(([fallback, of]) => `${fallback}: ${of.map((one) => one.limit).join(", ")}`).join("\n");
+  const why = store.last_failure ? ` (${store.last_failure.replaceAll("_", " ")})` : "";
+  notice("store", `The store is ${store.state === "probing" ? "being tried again" : "down"}, and limits fall back`,
+    isDown ? `${store.mode} since ${dateTime(store.since)}${why}\n${how}` : null);
+  const facts = [["kept in", store.mode], ["state", store.state]];
+  if (store.mode === "memory") {
+    facts.push(["keys remembered", number.format(keys ?? 0)]);
+  } else {
+    facts.push([`${store.state} since`, dateTime(store.since)], ["outages", number.format(store.outages)],
+      ["answered without it", number.format(store.fallen_back)], ["charged or not: unknown", number.format(store.ambiguous)]);
+    if (store.last_failure) facts.push(["failed last by", store.last_failure.replaceAll("_", " ")]);
+  }
+  const list = $("store-facts");
+  while (list.children.length > facts.length * 2) list.lastElementChild.remove();
+  facts.forEach(([name, value], index) => {
+    while (list.children.length < index * 2 + 2) list.append(make("dt"), make("dd"));
+    put(list.children[index * 2], name);
+    put(list.children[index * 2 + 1], value);
+  });
+}
+
+let reloadsShown = "";
+
+function showReloads(reloads) {
+  const newest = reloads.at(-1);
+  notice("config", "The changed config was refused; the last good one stays in force",
+    newest?.refused ? newest.refused : null);
+  const text = JSON.stringify(reloads);
+  if (text === reloadsShown) return;
+  reloadsShown = text;
+  $("no-reloads").hidden = reloads.length > 0;
+  $("reloads").hidden = reloads.length === 0;
+  $("reloads").replaceChildren(...reloads.toReversed().map(({ at, refused }) => {
+    const item = make("li");
+    const time = make("time", "", dateTime(at));
+    time.dateTime = new Date(at * 1000).toISOString();
+    item.append(time, make("span", refused ? "refused" : "", refused ? "refused" : "applied"));
+    if (refused) item.append(make("p", "why", refused));
+    return item;
+  }));
+}
+
+function showSums(snapshot) {
+  const sum = (kind) => snapshot.limits.reduce((all, { limit }) => all + average(series.get(limit)[kind]), 0);
+  const denied = sum("denied");
+  put($("sum-allowed"), rate(sum("allowed") + sum("would_deny")));
+  put($("sum-denied"), rate(denied));
+  $("sum-denied").classList.toggle("some", denied > 0);
+  put($("sum-keys"), snapshot.keys === null ? "–" : rate(snapshot.keys));
+  for (const name of ["p50", "p95", "p99"]) put($(name), snapshot.latency ? latency(snapshot.latency[`${name}_ns`]) : "–");
+}
+
+function show(snapshot) {
+  const isWhole = remember(snapshot);
+  put($("version"), snapshot.version);
+  const roots = snapshot.limits.map((limit) => showLimit(limit, snapshot.second));
+  const grid = $("limits");
+  if (roots.length !== grid.children.length || roots.some((root, index) => grid.children[index] !== root)) {
+    grid.replaceChildren(...roots);
+    dropCards();
+  }
+  $("more").hidden = snapshot.more_limits === 0;
+  put($("more"), `and ${number.format(snapshot.more_limits)} limits more, which /v1/limits lists`);
+  showSums(snapshot);
+  showStore(snapshot);
+  showReloads(snapshot.reloads);
+  offer(snapshot);
+  notice("draining", "The server is ending", snapshot.draining ? "It finishes what it has begun and takes nothing new." : null);
+  return isWhole;
+}
+
+// Light and dark.
+
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+
+function kept(theme) {
+  try {
+    if (theme) localStorage.setItem("tollgate-theme", theme);
+    return localStorage.getItem("tollgate-theme");
+  } catch {
+    return theme ?? null; // a browser that keeps nothing
+  }
+}
+
+const isDark = () => (document.documentElement.dataset.theme ?? (prefersDark.matches ? "dark" : "light")) === "dark";
+const showTheme = () => put($("theme"), isDark() ? "Light" : "Dark");
+
+if (["light", "dark"].includes(kept())) document.documentElement.dataset.theme = kept();
+showTheme();
+prefersDark.addEventListener("change", showTheme);
+$("theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+  kept(document.documentElement.dataset.theme);
+  showTheme();
+});
+
+// The line to the server: events, and questions while there are none.
+
+let events = null;
+let polling = null;
+
+function link(state, words) {
+  attribute($("link"), "data-state", state);
+  put($("link"), words);
+}
+
+async function poll() {
+  try {
+    const { isOk, said } = await ask("GET", "/v1/snapshot");
+    if (!isOk) throw new Error("no snapshot");
+    show(said);
+    if (polling !== null) link("polling", "every 2 s");
+  } catch {
+    link("lost", "connection lost, trying again");
+  }
+}
+
+function startPolling() {
+  if (polling !== null) return;
+  polling = setInterval(poll, POLL_MS);
+  poll();
+}
+
+function stopPolling() {
+  clearInterval(polling);
+  polling = null;
+}
+
+function listen() {
+  events?.close();
+  events = new EventSource("/v1/events");
+  events.onmessage = ({ data }) => {
+    stopPolling();
+    link("live", "live");
+    if (!show(JSON.parse(data))) poll();
+  };
+  events.onerror = () => {
+    startPolling();
+    // Turned away: there is no room, or a proxy in between will have none of this.
+    if (events.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
+  };
+}
+
+listen();

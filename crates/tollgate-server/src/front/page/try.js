@@ -1,0 +1,132 @@
+// The form: charge a key, look at it, reset it, and say in words what came of it.
+//
+// The admin token stays in its field, and goes nowhere but to the server.
+
+import { $, copy, make, put } from "./nodes.js";
+import { number, span } from "./words.js";
+
+let needsToken = false;
+
+/** Offers the limits that there are. */
+export function offer({ limits, needs_token }) {
+  needsToken = needs_token;
+  const select = $("try-limit");
+  const names = limits.map(({ limit }) => limit);
+  if ([...select.options].map((option) => option.value).join() === names.join()) return;
+  const chosen = select.value;
+  select.replaceChildren(...names.map((name) => new Option(name, name)));
+  if (names.includes(chosen)) select.value = chosen;
+}
+
+/** A key of the table goes into the form; a hash goes to the clipboard. */
+export function choose(limit, button) {
+  if (!button.dataset.key) {
+    copy(button, button.dataset.hash);
+    return;
+  }
+  $("try-limit").value = limit;
+  $("try-key").value = button.dataset.key;
+  $("try-key").focus();
+  $("try").scrollIntoView({ block: "center" });
+}
+
+/** Asks the API. */
+export async function ask(method, path, body, token) {
+  const headers = body ? { "content-type": "application/json" } : {};
+  if (token) headers.authorization = `Bearer ${token}`;
+  const response = await fetch(path, { method, headers, body: body && JSON.stringify(body), cache: "no-store" });
+  const said = await response.json().catch(() => ({}));
+  return { status: response.status, isOk: response.ok, said };
+}
+
+function answer(kind, first, rest) {
+  $("answer").dataset.said = kind;
+  $("answer").replaceChildren(make("strong", "", first), ` ${rest}`);
+}
+
+const left = (said) => `${number.format(said.remaining)} of ${number.format(said.capacity)} left`;
+const fullAgain = (said) => (said.reset_after_ms > 0 ? `; as new in ${span(said.reset_after_ms)}.` : ", as new.");
+
+function tellDecision(said) {
+  const [of] = said.limits;
+  const without = said.degraded ? " Decided without the store, which fails." : "";
+  if (said.allowed && of.would_deny) {
+    answer("allowed", "Let through:", `${of.limit} only watches. It would have been denied.${without}`);
+  } else if (said.allowed && of.capacity === null) {
+    answer("allowed", "Allowed.", `Nothing is counted here.${without}`);
+  } else if (said.allowed) {
+    const delay = said.delay_ms > 0 ? ` To be started in ${span(said.delay_ms)}, when its turn comes.` : "";
+    answer("allowed", "Allowed.", left(of) + fullAgain(of) + delay + without);
+  } else if (said.retry_after_ms === null) {
+    answer("denied", "Denied, for good.", `Under ${of.limit} so much never passes: ${number.format(of.capacity)} is all there can be.${without}`);
+  } else {
+    answer("denied", "Denied.", `${left(of)}; try again in ${span(said.retry_after_ms)}.${without}`);
+  }
+}
+
+function asked() {
+  return { limit: $("try-limit").value, key: $("try-key").value };
+}
+
+/** Does something with the form's key, and tells what went wrong if it does. */
+async function withForm(work) {
+  if (!$("try").reportValidity()) return;
+  try {
+    await work();
+  } catch {
+    answer("problem", "No answer.", "The server could not be reached.");
+  }
+}
+
+function problem({ status, said }) {
+  answer("problem", `${said.title ?? "Not done"} (${status}).`, said.detail ?? "");
+}
+
+$("try").addEventListener("submit", (event) => {
+  event.preventDefault();
+  withForm(async () => {
+    const answered = await ask("POST", "/v1/check", { ...asked(), cost: Number($("try-cost").value) });
+    if (answered.isOk) tellDecision(answered.said);
+    else problem(answered);
+  });
+});
+
+$("look").addEventListener("click", () => withForm(async () => {
+  const { limit, key } = asked();
+  const answered = await ask("GET", `/v1/status?limit=${encodeURIComponent(limit)}&key=${encodeURIComponent(key)}`);
+  const { said } = answered;
+  if (!answered.isOk) problem(answered);
+  else if (said.capacity === null) answer("allowed", "Nothing is counted here.", "");
+  else answer("allowed", `${number.format(said.used)} used.`, left(said) + fullAgain(said));
+}));
+
+$("reset").addEventListener("click", () => withForm(() => {
+  const { limit, key } = asked();
+  put($("sure-key"), key);
+  put($("sure-limit"), limit);
+  put($("sure-problem"), "");
+  $("sure-token-field").hidden = !needsToken;
+  $("sure-token").required = needsToken;
+  $("sure").showModal();
+  (needsToken ? $("sure-token") : $("sure-no")).focus();
+}));
+
+$("sure-no").addEventListener("click", () => $("sure").close());
+
+$("sure-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  try {
+    const answered = await ask("POST", "/v1/reset", asked(), $("sure-token").value);
+    if (answered.status === 401) {
+      put($("sure-problem"), "That is not the admin token. Nothing was reset.");
+      $("sure-token").select();
+      return;
+    }
+    $("sure").close();
+    if (!answered.isOk) problem(answered);
+    else if (answered.said.reset) answer("allowed", "Reset.", "The key starts afresh.");
+    else answer("allowed", "Nothing to reset:", "nothing is remembered of this key.");
+  } catch {
+    put($("sure-problem"), "The server could not be reached. Nothing was reset, as far as is known.");
+  }
+});

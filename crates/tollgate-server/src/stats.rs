@@ -1,0 +1,288 @@
+//! What the page shows of decisions: how many a second under each limit, who is denied most, how long they take.
+//!
+//! An observer of the registry, so it sees every decision of every face and can change none. What a decision costs here is a
+//! look in a map and one atomic addition; which second it is, is told once a second from outside ([`Stats::tick`]), not read
+//! from a clock. Only a denial does more. Everything is bounded: five minutes of seconds (`ring.rs`), so many keys a limit
+//! (`offenders.rs`), a few histograms (`latency.rs`). The metrics are elsewhere, and are the ones to keep.
+
+pub(crate) mod latency;
+pub(crate) mod offenders;
+pub(crate) mod ring;
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use tollgate::config::{Config, StoreMode};
+use tollgate::telemetry::Telemetry;
+use tollgate::{Event, Observer};
+
+use self::latency::Latency;
+use self::offenders::{Offender, Offenders, Standing, Who};
+use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
+
+/// One decision in so many is timed where the counters are in this process, as in the metrics.
+const TIMED: u32 = 64;
+
+/// Keys longer than this are shown by their hash only.
+const LONGEST_SHOWN: usize = 256;
+
+/// What is counted of all limits.
+pub(crate) struct Stats {
+    /// The second that is being counted, since 1970.
+    second: AtomicU64,
+    limits: RwLock<HashMap<String, OfLimit>>,
+    latency: Mutex<Latency>,
+    telemetry: Telemetry,
+    /// Tells keys apart, not to be guessed by whoever makes them up.
+    marks: RandomState,
+    settings: Settings,
+}
+
+/// How it is counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Whether keys are shown as they are.
+    pub(crate) shows_keys: bool,
+    /// Whether the counters are in this process, where one decision in 64 is timed.
+    pub(crate) is_in_process: bool,
+}
+
+impl Settings {
+    /// As a config has it.
+    pub(crate) fn of(config: &Config) -> Settings {
+        let is_in_process = config.store.mode == StoreMode::Memory;
+        Settings { shows_keys: config.server.show_keys, is_in_process }
+    }
+}
+
+#[derive(Default)]
+struct OfLimit {
+    ring: Ring,
+    offenders: Mutex<Offenders>,
+}
+
+impl Stats {
+    /// Keys are named by the hashes of `telemetry`, so that they are found again in its log.
+    pub(crate) fn new(telemetry: Telemetry, settings: Settings, second: u64) -> Arc<Stats> {
+        Arc::new(Stats {
+            second: AtomicU64::new(second),
+            limits: RwLock::default(),
+            latency: Mutex::new(Latency::new(second)),
+            telemetry,
+            marks: RandomState::new(),
+            settings,
+        })
+    }
+
+    /// The second that is being counted.
+    pub(crate) fn second(&self) -> u64 {
+        self.second.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn shows_keys(&self) -> bool {
+        self.settings.shows_keys
+    }
+
+    /// A new second begins. To be called by one at a time.
+    pub(crate) fn tick(&self, second: u64) {
+        let last = self.second();
+        if second <= last {
+            return;
+        }
+        let fresh = (last + 1).max(second.saturating_sub(PLACES - 1))..=second;
+        {
+            let limits = self.limits.read();
+            for limit in limits.values() {
+                fresh.clone().for_each(|second| limit.ring.clear(second));
+            }
+        }
+        self.latency.lock().turn(second);
+        self.second.store(second, Ordering::Relaxed);
+        // A limit that a reload has taken away is forgotten once there is nothing to show of it.
+        if last / SECONDS != second / SECONDS {
+            self.limits.write().retain(|_, limit| limit.ring.is_in_use());
+        }
+    }
+
+    /// What was counted under a limit in the last seconds, at most so many, that of `second` not among them.
+    pub(crate) fn series(&self, limit: &str, second: u64, count: u64) -> Series {
+        match self.limits.read().get(limit) {
+            Some(limit) => limit.ring.before(second, count),
+            None => Series::zeros(count.min(SECONDS)),
+        }
+    }
+
+    /// Who was denied most under a limit in the last minutes, at most so many.
+    pub(crate) fn offenders(&self, limit: &str, count: usize) -> Vec<Offender> {
+        let limits = self.limits.read();
+        limits.get(limit).map(|limit| limit.offenders.lock().top(self.second(), count)).unwrap_or_default()
+    }
+
+    /// How long decisions took in the last minutes.
+    pub(crate) fn latency(&self) -> Option<latency::Percentiles> {
+        self.latency.lock().percentiles()
+    }
+
+    fn is_timed(&self) -> bool {
+        thread_local! {
+            static COUNT: Cell<u32> = const { Cell::new(0) };
+        }
+        !self.settings.is_in_process
+            || COUNT.with(|count| {
+                let before = count.get();
+                count.set(before.wrapping_add(1));
+                before % TIMED == 0
+            })
+    }
+
+    /// Does something with what is counted of a limit, which is made if there is none.
+    fn with_limit(&self, name: &str, work: impl FnOnce(&OfLimit)) {
+        if let Some(limit) = self.limits.read().get(name) {
+            return work(limit);
+        }
+        let mut limits = self.limits.write();
+        work(limits.entry(name.to_owned()).or_default());
+    }
+
+    fn denied(&self, limit: &OfLimit, event: &Event<'_>, second: u64) {
+        let Some(key) = event.payer.reveal() else { return };
+        let who = || Who {
+            hash: self.telemetry.key_hash(key),
+            key: (self.settings.shows_keys && key.len() <= LONGEST_SHOWN).then(|| key.to_owned()),
+        };
+        let standing = Standing {
+            capacity: event.outcome.capacity,
+            remaining: event.outcome.remaining,
+            reset_after: event.outcome.reset_after,
+            second,
+        };
+        limit.offenders.lock().note(self.marks.hash_one(key), standing, who);
+    }
+}
+
+impl Observer for Stats {
+    fn decided(&self, event: &Event<'_>) {
+        if event.operation == "peek" {
+            return;
+        }
+        let second = self.second();
+        self.with_limit(event.limiter, |limit| {
+            let counted = Counted::of(event.outcome.allowed, event.allowed);
+            limit.ring.count(second, counted);
+            if counted != Counted::Allowed {
+                self.denied(limit, event, second);
+            }
+            if event.source.is_fallback() {
+                limit.ring.count(second, Counted::FellBack);
+            }
+        });
+        if self.is_timed() && !event.duration.is_zero() {
+            self.latency.lock().record(event.duration);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tollgate::{Ask, Limit, Micros, Rule, Tollgate};
+
+    use super::*;
+    use crate::app::at_once;
+
+    const START: u64 = 1_700_000_000;
+
+    fn watched(shows_keys: bool) -> (Tollgate, Arc<Stats>) {
+        let telemetry = Telemetry::new().salt("pepper");
+        let stats = Stats::new(telemetry, Settings { shows_keys, is_in_process: true }, START);
+        let limit = |count| Limit::fixed_window(count, Micros::from_secs(3_600)).expect("a limit");
+        let gate = Tollgate::builder()
+            .limit("api", limit(2))
+            .rule(Rule::new("watching", limit(1)).expect("a rule").shadow())
+            .observer(stats.clone())
+            .build();
+        (gate.expect("a registry"), stats)
+    }
+
+    fn ask(gate: &Tollgate, limit: &str, key: &str, times: usize) {
+        for _ in 0..times {
+            let decided = at_once(gate.charge(&[Ask::new(limit, key)])).expect("in this process");
+            decided.expect("a decision");
+        }
+    }
+
+    #[test]
+    fn each_second_of_each_limit_is_counted_by_what_was_said() {
+        let (gate, stats) = watched(false);
+        ask(&gate, "api", "user:1", 5);
+        ask(&gate, "watching", "user:1", 3);
+        stats.tick(START + 1);
+        ask(&gate, "api", "user:2", 1);
+        at_once(gate.peek(&[Ask::new("api", "user:2")])).expect("in this process").expect("a look");
+        // A second that has not ended is not shown: it would look like a dip.
+        let seen = |limit: &str, second| {
+            let series = stats.series(limit, second, 2);
+            [series.allowed, series.denied, series.would_deny]
+        };
+        assert_eq!(seen("api", START + 1), [vec![0, 2], vec![0, 3], vec![0, 0]]);
+        stats.tick(START + 2);
+        assert_eq!(seen("api", START + 2), [vec![2, 1], vec![3, 0], vec![0, 0]]);
+        assert_eq!(seen("watching", START + 2), [vec![1, 0], vec![0, 0], vec![2, 0]]);
+        assert_eq!(seen("nobody", START + 2), [vec![0, 0], vec![0, 0], vec![0, 0]]);
+    }
+
+    #[test]
+    fn what_is_older_than_five_minutes_is_gone_however_the_seconds_went_by() {
+        for step in [1, 7, 299, 300, 301, 100_000] {
+            let (gate, stats) = watched(false);
+            ask(&gate, "api", "user:1", 2);
+            let mut second = START;
+            while second < START + 2 * SECONDS {
+                second += step;
+                stats.tick(second);
+            }
+            stats.tick(START);
+            assert_eq!(stats.second(), second, "time does not go back");
+            let series = stats.series("api", second, SECONDS);
+            assert_eq!(series.allowed.iter().sum::<u64>(), 0, "steps of {step}");
+            assert_eq!(series.allowed.len(), 300);
+            assert!(stats.limits.read().is_empty(), "steps of {step}: what is idle is not kept");
+        }
+    }
+
+    #[test]
+    fn who_is_denied_is_shown_by_hash_unless_keys_are_to_be_shown() {
+        for shows_keys in [false, true] {
+            let (gate, stats) = watched(shows_keys);
+            ask(&gate, "api", "user:alice", 6);
+            ask(&gate, "api", "user:bob", 3);
+            ask(&gate, "api", "", 3);
+            let top = stats.offenders("api", 10);
+            let hash = Telemetry::new().salt("pepper").key_hash("user:alice");
+            assert_eq!(top.iter().map(|one| one.denials).collect::<Vec<_>>(), [4, 1]);
+            assert_eq!((&top[0].who.hash, top[0].standing.capacity), (&hash, 2));
+            assert_eq!(top[0].who.key.as_deref(), shows_keys.then_some("user:alice"));
+            assert_eq!(stats.offenders("api", 1).len(), 1);
+            assert!(stats.offenders("nobody", 1).is_empty());
+        }
+        let (gate, stats) = watched(true);
+        let long = "k".repeat(LONGEST_SHOWN + 1);
+        ask(&gate, "api", &long, 3);
+        assert_eq!(stats.offenders("api", 1)[0].who.key, None, "a long key is shown by its hash");
+    }
+
+    #[test]
+    fn decisions_are_timed_now_and_then() {
+        let (gate, stats) = watched(false);
+        assert!(stats.latency().is_none());
+        ask(&gate, "api", "user:1", 640);
+        let percentiles = stats.latency().expect("some were timed");
+        assert_eq!(percentiles.samples, 10);
+        assert!(percentiles.p50 <= percentiles.p99 && percentiles.p99 < Duration::from_secs(60));
+    }
+}

@@ -1,0 +1,182 @@
+//! Who is denied most under one limit, in constant memory, whoever comes.
+//!
+//! Space-saving (Metwally, Agrawal and El Abbadi, 2005) for each of the last five minutes: 64 keys have a count of their own,
+//! and a newcomer takes the place of the least and goes on from its count, which it remembers as what it may owe to others.
+//! Whoever has more than a 64th of a minute's denials is among them. What is told is what a key has for certain, so a flood of
+//! names that come once does not look like a crowd of offenders.
+
+use tollgate::Micros;
+
+/// How many keys are counted in a minute.
+const KEYS: usize = 64;
+
+/// How many minutes are remembered, that of now among them.
+const MINUTES: u64 = 5;
+
+/// Who somebody is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Who {
+    /// 32 hexadecimal digits, as in the log.
+    pub(crate) hash: String,
+    /// The key itself, where that is to be shown.
+    pub(crate) key: Option<String>,
+}
+
+/// How a key stood when it was last denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) capacity: u64,
+    pub(crate) remaining: u64,
+    pub(crate) reset_after: Micros,
+    /// When that was, in seconds since 1970.
+    pub(crate) second: u64,
+}
+
+/// Somebody who was denied.
+#[derive(Clone, Debug)]
+pub(crate) struct Offender {
+    pub(crate) who: Who,
+    /// How often, at least.
+    pub(crate) denials: u64,
+    pub(crate) standing: Standing,
+}
+
+/// The keys that one limit denied.
+#[derive(Default)]
+pub(crate) struct Offenders {
+    minutes: Vec<Minute>,
+}
+
+struct Minute {
+    number: u64,
+    counts: Vec<Count>,
+}
+
+struct Count {
+    mark: u64,
+    count: u64,
+    /// How much of that may be others'.
+    inherited: u64,
+    who: Who,
+    standing: Standing,
+}
+
+impl Offenders {
+    /// A key was denied. `mark` tells it apart; who it is, is asked only if it is new.
+    pub(crate) fn note(&mut self, mark: u64, standing: Standing, who: impl FnOnce() -> Who) {
+        self.minute(standing.second / 60).note(mark, standing, who);
+    }
+
+    fn minute(&mut self, number: u64) -> &mut Minute {
+        let at = match self.minutes.iter().position(|minute| minute.number == number) {
+            Some(at) => at,
+            None => {
+                self.minutes.retain(|minute| minute.number + MINUTES > number);
+                self.minutes.push(Minute { number, counts: Vec::new() });
+                self.minutes.len() - 1
+            }
+        };
+        &mut self.minutes[at]
+    }
+
+    /// Those who were denied most in the last minutes, at most so many.
+    pub(crate) fn top(&self, second: u64, count: usize) -> Vec<Offender> {
+        let mut all: Vec<Offender> = Vec::new();
+        for minute in self.minutes.iter().filter(|minute| minute.number + MINUTES > second / 60) {
+            for one in &minute.counts {
+                let denials = one.count - one.inherited;
+                match all.iter_mut().find(|other| other.who.hash == one.who.hash) {
+                    Some(other) => {
+                        other.denials += denials;
+                        if one.standing.second >= other.standing.second {
+                            other.standing = one.standing;
+                        }
+                    }
+                    None => all.push(Offender { who: one.who.clone(), denials, standing: one.standing }),
+                }
+            }
+        }
+        all.sort_by(|one, other| {
+            let by_denials = other.denials.cmp(&one.denials);
+            by_denials.then_with(|| one.who.hash.cmp(&other.who.hash))
+        });
+        all.truncate(count);
+        all
+    }
+}
+
+impl Minute {
+    fn note(&mut self, mark: u64, standing: Standing, who: impl FnOnce() -> Who) {
+        if let Some(known) = self.counts.iter_mut().find(|known| known.mark == mark) {
+            known.count += 1;
+            known.standing = standing;
+            return;
+        }
+        let newcomer = |inherited: u64| Count { mark, count: inherited + 1, inherited, who: who(), standing };
+        if self.counts.len() < KEYS {
+            self.counts.push(newcomer(0));
+        } else if let Some(least) = self.counts.iter_mut().min_by_key(|known| known.count) {
+            *least = newcomer(least.count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_700_000_040;
+
+    fn note(offenders: &mut Offenders, name: u64, second: u64) {
+        let standing = Standing { capacity: 5, remaining: 0, reset_after: Micros::from_secs(9), second };
+        offenders.note(name, standing, || Who { hash: format!("{name:032x}"), key: None });
+    }
+
+    fn check(offenders: &Offenders, second: u64, expected: &[(u64, u64)]) {
+        let top = offenders.top(second, expected.len().max(1));
+        let seen: Vec<(String, u64)> = top.into_iter().map(|one| (one.who.hash, one.denials)).collect();
+        let expected: Vec<(String, u64)> =
+            expected.iter().map(|(name, denials)| (format!("{name:032x}"), *denials)).collect();
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn few_keys_are_counted_exactly() {
+        let mut offenders = Offenders::default();
+        for (name, times) in [(1, 3), (2, 7), (3, 1)] {
+            (0..times).for_each(|_| note(&mut offenders, name, NOW));
+        }
+        check(&offenders, NOW, &[(2, 7), (1, 3), (3, 1)]);
+        check(&offenders, NOW, &[(2, 7)]);
+    }
+
+    #[test]
+    fn minutes_add_up_and_pass() {
+        let mut offenders = Offenders::default();
+        for minute in 0..10 {
+            (0..=minute).for_each(|_| note(&mut offenders, 1, NOW + 60 * minute));
+        }
+        assert_eq!(offenders.minutes.len(), 5);
+        check(&offenders, NOW + 60 * 9, &[(1, 10 + 9 + 8 + 7 + 6)]);
+        check(&offenders, NOW + 60 * 12, &[(1, 10 + 9)]);
+        check(&offenders, NOW + 60 * 14, &[]);
+        assert_eq!(offenders.top(NOW + 60 * 9, 1)[0].standing.second, NOW + 60 * 9);
+    }
+
+    #[test]
+    fn a_flood_of_names_hides_no_offender_and_is_none() {
+        let mut offenders = Offenders::default();
+        for name in 0..100_000 {
+            note(&mut offenders, 1_000_000 + name, NOW);
+            if name % 20 == 0 {
+                note(&mut offenders, 7, NOW);
+            }
+        }
+        assert_eq!(offenders.minutes[0].counts.len(), KEYS);
+        let top = offenders.top(NOW, 3);
+        // One in 21 of all was its own, which is more than one in 64: it has a place, and keeps it from early on.
+        assert_eq!(top[0].who.hash, format!("{:032x}", 7));
+        assert!((4_900..=5_000).contains(&top[0].denials), "{}", top[0].denials);
+        assert_eq!(top[1].denials, 1, "nobody is accused of what others did");
+    }
+}

@@ -1,0 +1,262 @@
+//! The page in a real Chromium, driven through chromedriver, against the real binary.
+//!
+//! Needs the feature `browser`, Debian's `chromium` and `chromium-driver`, and axe-core's script, whose path is in
+//! `TOLLGATE_AXE`; `./test` sees to all of them. Pictures of the page are left under `target/screenshots`.
+
+mod browser;
+mod server;
+
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+
+use self::browser::Browser;
+use self::server::Server;
+
+/// Limits that are soon used up and not soon refilled, and a token.
+const POLICY: &str = r#"
+[server]
+admin_token = "open sesame"
+
+[limits.login]
+strategy = "fixed_window"
+limit = 3
+window = "1h"
+
+[limits.mail]
+strategy = "sliding_window"
+limit = 2
+window = "1h"
+shadow = true
+"#;
+
+const HOSTILE: &str = "<img src=x onerror=alert(1)>";
+
+/// What the console has of answers that the page itself tells of: a wrong token, a malformed key.
+fn is_told(line: &str) -> bool {
+    line.contains("a status of 400") || line.contains("a status of 401")
+}
+
+/// What a visitor would notice of a page that is broken: errors, requests to elsewhere, a sideways scroll bar.
+fn sound(browser: &Browser, what: &str) {
+    let errors: Vec<String> = browser.console().into_iter().filter(|line| !is_told(line)).collect();
+    assert!(errors.is_empty(), "{what}: {errors:#?}");
+    let elsewhere = browser.run(
+        "return performance.getEntriesByType('resource').map(e => e.name).filter(n => !n.startsWith(location.origin) && !n.startsWith('data:'))",
+    );
+    assert_eq!(elsewhere, json!([]), "{what}: it asks elsewhere");
+    let too_wide =
+        browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth");
+    assert_eq!(too_wide, json!(0), "{what}: it scrolls sideways");
+}
+
+/// What axe-core has against the page as it is now.
+fn accessible(browser: &Browser, what: &str) {
+    let path =
+        std::env::var("TOLLGATE_AXE").expect("TOLLGATE_AXE names axe.min.js of axe-core; ./test sets it");
+    let axe = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
+    browser.run(&axe);
+    let violations = browser.wait_for(
+        "const done = arguments[arguments.length - 1];
+         axe.run({ resultTypes: ['violations'] }).then(found => done(found.violations.map(one =>
+           `${one.id}: ${one.help}: ` + one.nodes.map(node => node.target + ' ' + node.failureSummary).join(' | '))));",
+    );
+    assert_eq!(violations, json!([]), "{what}");
+}
+
+fn text(browser: &Browser, selector: &str) -> String {
+    let found =
+        browser.run(&format!("return document.querySelector({})?.textContent ?? ''", json!(selector)));
+    found.as_str().unwrap_or_default().to_owned()
+}
+
+/// Fills the form and presses a button of it.
+fn try_key(browser: &Browser, limit: &str, key: &str, button: &str) {
+    browser.run(&format!(
+        "document.getElementById('answer').textContent = '';
+         document.getElementById('try-limit').value = {};
+         document.getElementById('try-key').value = {};",
+        json!(limit),
+        json!(key)
+    ));
+    browser.click(button);
+}
+
+fn answered(browser: &Browser, words: &str) {
+    browser.until(&format!("document.getElementById('answer').textContent.includes({})", json!(words)));
+}
+
+#[test]
+fn the_demo_lives_by_day_and_by_night_on_a_wall_and_on_a_phone() {
+    let server = Server::start(&["demo", "--listen", "127.0.0.1:0"]);
+    let browser = Browser::start();
+    browser.media("light");
+    browser.size(1440, 1000);
+    browser.open(&server.url);
+    browser.until("document.getElementById('link').dataset.state === 'live'");
+    browser.until("document.querySelectorAll('.limit').length === 6");
+
+    // Numbers move, and more than once.
+    browser.until("Number(document.getElementById('sum-allowed').textContent) > 0");
+    let chart = "document.querySelector('#limit-api .area-allowed').getAttribute('d')";
+    browser.run(&format!("window.seen = {chart}"));
+    browser.until(&format!("{chart} !== window.seen"));
+
+    // Whoever is denied shows up, and a hostile name is a text like any other.
+    browser.until(&format!(
+        "[...document.querySelectorAll('#limit-login td button')].some(one => one.textContent === {})",
+        json!(HOSTILE)
+    ));
+    assert_eq!(browser.run("return document.images.length"), json!(0));
+    browser.until("/µs|ms|ns/.test(document.getElementById('p99').textContent)");
+
+    // The key of a row can be tried.
+    browser.run("document.querySelector('#limit-login td button').click()");
+    assert_eq!(browser.run("return document.getElementById('try-limit').value"), json!("login"));
+    browser.click("#look");
+    answered(&browser, "used.");
+
+    for (scheme, other) in [("light", "dark"), ("dark", "light")] {
+        browser.media(scheme);
+        for (name, width, height) in [("wall", 1440, 1100), ("phone", 360, 780)] {
+            browser.size(width, height);
+            sound(&browser, &format!("{scheme}, {name}"));
+            accessible(&browser, &format!("{scheme}, {name}"));
+            browser.picture(&format!("demo-{name}-{scheme}"));
+        }
+        // The button goes against what the system prefers.
+        let paper = "getComputedStyle(document.body).backgroundColor";
+        browser.run(&format!("window.paper = {paper}; document.getElementById('theme').click()"));
+        browser.until(&format!("{paper} !== window.paper"));
+        assert_eq!(browser.run("return document.documentElement.dataset.theme"), json!(other));
+        browser.run("document.documentElement.removeAttribute('data-theme'); localStorage.clear()");
+    }
+}
+
+#[test]
+fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
+    let server = Server::with_config(POLICY);
+    let browser = Browser::start();
+    browser.media("light");
+    browser.size(1200, 900);
+    browser.open(&server.url);
+    browser.until("document.getElementById('link').dataset.state === 'live'");
+
+    // Nothing was asked yet: the page says how.
+    assert!(text(&browser, "#limit-login .empty code").contains("\"limit\":\"login\""));
+    sound(&browser, "empty");
+    accessible(&browser, "empty");
+    browser.picture("empty");
+
+    for left in ["2 of 3 left", "1 of 3 left", "0 of 3 left"] {
+        try_key(&browser, "login", "user:secretive", "#charge");
+        answered(&browser, left);
+    }
+    try_key(&browser, "login", "user:secretive", "#charge");
+    answered(&browser, "Denied. 0 of 3 left; try again in");
+    for _ in 0..2 {
+        try_key(&browser, "mail", "campaign:spring", "#charge");
+        answered(&browser, "Allowed.");
+    }
+    try_key(&browser, "mail", "campaign:spring", "#charge");
+    answered(&browser, "It would have been denied.");
+    try_key(&browser, "login", "a:b:c:d", "#charge");
+    answered(&browser, "(400)");
+
+    browser.until("document.querySelectorAll('#limit-login tbody tr').length === 1");
+    let shown = text(&browser, "#limit-login tbody tr td");
+    assert!(
+        shown.ends_with('…') && shown.trim_end_matches('…').chars().all(|c| c.is_ascii_hexdigit()),
+        "{shown}"
+    );
+    let snapshot = server.get("/v1/snapshot");
+    assert!(!snapshot.contains("secretive") && !snapshot.contains("sesame"), "{snapshot}");
+    browser.until("document.querySelector('#limit-mail .area-would').getAttribute('d') !== ''");
+
+    // The form still has the key; a wrong token is told, and nothing is reset.
+    let standing = || {
+        try_key(&browser, "login", "user:secretive", "#look");
+        browser.until("document.getElementById('answer').textContent.includes('used')");
+        text(&browser, "#answer")
+    };
+    assert!(standing().starts_with("3 used."), "{}", standing());
+    browser.click("#reset");
+    browser.until("document.getElementById('sure').open");
+    assert_eq!(text(&browser, "#sure-key"), "user:secretive");
+    accessible(&browser, "asking whether it is sure");
+    browser.picture("sure");
+    browser.type_in("#sure-token", "wrong");
+    browser.click("#sure-form button[type=submit]");
+    browser.until("document.getElementById('sure-problem').textContent.includes('not the admin token')");
+    browser.click("#sure-no");
+    assert!(standing().starts_with("3 used."));
+    browser.click("#reset");
+    browser.run("document.getElementById('sure-token').value = ''");
+    browser.type_in("#sure-token", "open sesame");
+    browser.click("#sure-form button[type=submit]");
+    answered(&browser, "The key starts afresh.");
+    assert!(standing().starts_with("0 used."));
+    assert_eq!(browser.run("return JSON.stringify(localStorage) + document.cookie"), json!("{}"));
+    sound(&browser, "after a reset");
+
+    // A config with a mistake is told until a better one comes.
+    server.write_config(&POLICY.replace("limit = 3", "limit = 0"));
+    browser.until(
+        "document.querySelector('.alert[data-key=config]')?.textContent.includes('limits.login.limit')",
+    );
+    browser.until("document.getElementById('reloads').textContent.includes('refused')");
+    accessible(&browser, "with a refused config");
+    browser.picture("refused");
+    server.write_config(&POLICY.replace("limit = 3", "limit = 4"));
+    browser.until("!document.querySelector('.alert[data-key=config]')");
+    browser.until("document.querySelector('#limit-login .policy').textContent.includes('4')");
+
+    // The server ends though somebody looks, and the page says so.
+    assert_eq!(server.stop(), Some(0));
+    browser.until("document.getElementById('link').dataset.state === 'lost'");
+}
+
+#[test]
+fn where_there_is_no_room_for_one_more_viewer_the_page_asks() {
+    let server = Server::with_config(POLICY);
+    let viewers: Vec<TcpStream> = (0..100).map(|_| server.view()).collect();
+    let browser = Browser::start();
+    browser.size(1200, 900);
+    browser.open(&server.url);
+    browser.until("document.getElementById('link').dataset.state === 'polling'");
+    browser.until("document.querySelectorAll('.limit').length === 2");
+    drop(viewers);
+}
+
+#[test]
+fn the_answers_have_the_fields_that_keep_a_page_safe() {
+    let server = Server::with_config(POLICY);
+    for (path, kind) in [
+        ("/", "text/html; charset=utf-8"),
+        ("/page/page.css", "text/css; charset=utf-8"),
+        ("/page/page.js", "text/javascript; charset=utf-8"),
+    ] {
+        let head = server.head(path);
+        for field in [
+            &format!("content-type: {kind}"),
+            "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+             img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+            "x-content-type-options: nosniff",
+            "referrer-policy: no-referrer",
+            "cache-control: no-cache",
+            "etag: \"",
+        ] {
+            assert!(head.contains(field), "{path} lacks {field}: {head}");
+        }
+    }
+    for (path, kind) in [("/v1/events", "text/event-stream"), ("/v1/snapshot", "application/json")] {
+        let head = server.head(path);
+        assert!(
+            head.contains(&format!("content-type: {kind}")) && head.contains("cache-control: no-store"),
+            "{head}"
+        );
+    }
+    let snapshot: Value = serde_json::from_str(&server.get("/v1/snapshot")).expect("JSON");
+    assert_eq!(snapshot["limits"][0]["seconds"]["denied"].as_array().map(Vec::len), Some(300));
+    assert_eq!((&snapshot["needs_token"], &snapshot["shows_keys"]), (&json!(true), &json!(false)));
+}
