@@ -35,6 +35,8 @@ window = "15m"
 
 #[tokio::main]
 async fn main() {
+    // What the limits have to warn of, such as a store that is out of reach, goes to standard error.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     if let Err(error) = run().await {
         eprintln!("{error}");
         std::process::exit(1);
@@ -60,7 +62,8 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
         }
         Err(_) => 3000,
     };
-    let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await?;
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await;
+    let listener = listener.map_err(|error| format!("cannot listen on 127.0.0.1:{port}: {error}"))?;
     let address = listener.local_addr()?;
     println!("listening on http://{address}");
     println!("  curl -i -X POST http://{address}/login -H 'x-account: alice' -d 'open sesame'");

@@ -222,3 +222,75 @@ async fn a_caller_that_goes_away_while_the_store_is_asked_leaves_no_lease() {
     assert_eq!(ask(&service, get("/")).await.status, 200);
     assert_eq!(inside.calls.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
+
+#[tokio::test]
+async fn of_two_tolls_under_one_limit_neither_gives_back_what_the_other_paid() {
+    for on in BOTH {
+        let (gate, _) = gate(on, |gate| gate.limit("both", window(2)));
+        let (service, _) = serve(&gate, |layer| {
+            let failures =
+                Toll::new("both", Payer::header("x-user")).only_if(|answer| answer.status() == 401);
+            layer.toll(Route::any(), Toll::new("both", Payer::client())).toll(Route::any(), failures)
+        });
+        let asked = |user: &str| get("/").with("x-user", user);
+        let five = statuses(&service, ["a", "b", "c", "d", "e"].map(asked)).await;
+        assert_eq!(five, [200, 200, 429, 429, 429], "{on:?}");
+    }
+}
+
+/// A store whose settlements wait until they are told to go on.
+struct SlowToSettle(Slow);
+
+impl Store for SlowToSettle {
+    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Store::charge(&self.0.store, items, hold)
+    }
+    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+        Box::pin(async move {
+            self.0.go.acquire().await.expect("it stays open").forget();
+            Store::settle(&self.0.store, id, settlement).await
+        })
+    }
+    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+        Store::peek(&self.0.store, items)
+    }
+    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+        Store::forget(&self.0.store, limit, key)
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_while_it_is_settled_pays_what_it_cost() {
+    let slow = Slow { store: MemoryStore::new(MemoryOptions::default()), go: Semaphore::new(0) };
+    let slow = Arc::new(SlowToSettle(slow));
+    let gate =
+        Tollgate::builder().limit("units", window(1_000)).store(slow.clone()).build().expect("a registry");
+    let (service, _) = serve(&gate, |layer| {
+        layer.toll(Route::any(), Toll::new("units", Payer::client()).settled_by(|_| Some(500)))
+    });
+    let asked = head_of(&service, get("/"));
+    assert!(tokio::time::timeout(Duration::from_millis(5), asked).await.is_err());
+    slow.0.go.add_permits(1);
+    settle().await;
+    assert_eq!(used(&gate, "units", "ip:192.0.2.1").await, 500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_for_as_long_as_its_request_takes() {
+    for on in BOTH {
+        let at_once = Limit::concurrency(1, Micros::from_secs(3)).expect("a limit");
+        let (gate, hands) = gate(on, |gate| gate.limit("at-once", at_once));
+        let (service, _) =
+            serve(&gate, |layer| layer.toll(Route::any(), Toll::new("at-once", Payer::client())));
+        let first = head_of(&service, get("/")).await;
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            settle().await;
+            hands.advance(Micros::from_secs(1));
+            assert_eq!(ask(&service, get("/")).await.status, 429, "{on:?}: the first is still inside");
+        }
+        drop(first);
+        settle().await;
+        assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
+    }
+}

@@ -13,7 +13,7 @@ use tollgate::{
 };
 use tower::{Layer, ServiceExt};
 
-use crate::scene::{Answer, BOTH, On, ask, gate, get, serve, window};
+use crate::scene::{Answer, BOTH, On, ask, gate, get, post, serve, window};
 
 fn bucket() -> Limit {
     Limit::token_bucket("10/s".parse().expect("a rate"), 2).expect("a limit")
@@ -111,13 +111,25 @@ async fn a_service_writes_refusals_in_its_own_way() {
 async fn a_grpc_call_is_answered_in_its_own_protocol() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("api", window(1)));
     let (service, _) = serve(&gate, |layer| layer.toll(Route::any(), Toll::new("api", Payer::client())));
-    let call = || get("/pkg.Service/Method").with("content-type", "application/grpc+proto");
+    let call = || post("/pkg.Service/Method").over_http2().with("content-type", "application/grpc+proto");
     ask(&service, call()).await;
     let denied = ask(&service, call()).await;
     assert_eq!((denied.status, denied.field("content-type"), &*denied.body), (200, "application/grpc", ""));
     assert_eq!((denied.field("grpc-status"), denied.field("retry-after")), ("8", "60"));
     assert!(denied.field("grpc-message").starts_with("api allows 1 per 1m"), "{denied:?}");
     assert!(!denied.field("grpc-status-details-bin").is_empty());
+    assert_eq!(denied.field("cache-control"), "no-store");
+    // Whoever only says so is answered as everybody else: a refusal must not look like a page.
+    for kind in
+        ["application/grpc", "application/grpc+proto", "application/grpc-web+proto", "application/grpcfoo"]
+    {
+        let pretended = ask(&service, get("/").with("content-type", kind)).await;
+        assert_eq!((pretended.status, pretended.field("cache-control")), (429, "no-store"), "{kind}");
+    }
+    for kind in ["application/grpc-web+proto", "application/grpcfoo"] {
+        let pretended = ask(&service, post("/").over_http2().with("content-type", kind)).await;
+        assert_eq!(pretended.status, 429, "{kind}");
+    }
 }
 
 #[tokio::test]
@@ -138,6 +150,26 @@ async fn two_layers_tell_of_both() {
     let policies: Vec<_> = answer.headers().get_all("ratelimit-policy").iter().collect();
     assert_eq!(policies, [r#""inner";q=9;w=60"#, r#""outer";q=5;w=60"#]);
     assert_eq!(answer.headers()["x-ratelimit-limit"], "5");
+}
+
+#[tokio::test]
+async fn a_refusal_inside_keeps_its_numbers() {
+    let (gate, _) = gate(On::Memory, |gate| gate.limit("outer", window(99)).limit("inner", window(1)));
+    let layer = |limit: &str| {
+        let toll = Toll::new(limit, Payer::everyone());
+        LimitLayer::builder(&gate).toll(Route::any(), toll).build().expect("a layer")
+    };
+    let service = tower::service_fn(|_: http::Request<Full<Bytes>>| async {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
+    });
+    let service = layer("outer").layer(layer("inner").layer(service));
+    for (status, remaining) in [(200, "98"), (429, "0")] {
+        let answer = service.clone().oneshot(http::Request::new(Full::default())).await.expect("an answer");
+        assert_eq!(
+            (answer.status().as_u16(), &answer.headers()["x-ratelimit-remaining"]),
+            (status, &remaining.parse().expect("a value"))
+        );
+    }
 }
 
 #[tokio::test]
@@ -173,8 +205,8 @@ async fn failing(error: fn() -> StoreError, fallback: Fallback, grpc: bool) -> A
     let gate = Tollgate::builder().limit("api", window(5)).fallback(fallback).store(Arc::new(Failing(error)));
     let gate = gate.build().expect("a registry");
     let (service, _) = serve(&gate, |layer| layer.toll(Route::any(), Toll::new("api", Payer::client())));
-    let asked = get("/");
-    ask(&service, if grpc { asked.with("content-type", "application/grpc") } else { asked }).await
+    let call = || post("/").over_http2().with("content-type", "application/grpc");
+    ask(&service, if grpc { call() } else { get("/") }).await
 }
 
 #[tokio::test]

@@ -57,6 +57,8 @@ async fn routes_are_templates_prefixes_and_methods() {
             ("GET", "/./users/x/../7", true),
             ("GET", "/%75sers/7", true),
             ("GET", "/users/7?x=/y", true),
+            ("GET", "/users/..", true),
+            ("GET", "/users/.", true),
             ("GET", "/Users/7", false),
         ],
     )
@@ -78,6 +80,14 @@ async fn routes_are_templates_prefixes_and_methods() {
             ("GET", "/api/health", false),
             ("POST", "/api/health", true),
             ("GET", "/api/docs/a/b", false),
+            // Exceptions are made only for what is written plainly.
+            ("GET", "/api/x/../health", true),
+            ("GET", "/api/health/", true),
+            ("GET", "/api//health", true),
+            ("GET", "/api/docs/../a", true),
+            // And what leads out of it by dots may still be below it to a router.
+            ("GET", "/api/../a", true),
+            ("GET", "/api/%2e%2e/a", true),
             ("GET", "/API/v1", false),
         ],
     )
@@ -91,19 +101,31 @@ async fn what_is_skipped_is_neither_charged_nor_marked() {
         layer
             .toll(Route::any(), Toll::new("api", Payer::client()))
             .skip(Route::get("/healthz"))
-            .skip_from(["10.0.0.0/8".parse().expect("a network")])
+            .skip_from(
+                ["10.0.0.0/8", "::ffff:9.9.9.0/120"].map(|network| network.parse().expect("a network")),
+            )
             .skip_when(|head| head.header("x-internal") == Some("yes"))
     });
     for asked in [
         get("/healthz"),
         get("/").from("10.1.2.3:80"),
         get("/").from("[::ffff:10.1.2.3]:80"),
+        get("/").from("9.9.9.9:80"),
         get("/").with("x-internal", "yes"),
     ] {
         let answer = ask(&service, asked).await;
         assert_eq!((answer.status, answer.field("x-ratelimit-limit")), (200, ""));
     }
     assert_eq!(used(&gate, "api", "ip:192.0.2.1").await, 0);
+    // What a router might take for something else is not let pass.
+    for (number, path) in
+        ["//healthz", "/./healthz", "/x/../healthz", "/%68ealthz", "/healthz/", "/healthz/.", "/../healthz"]
+            .iter()
+            .enumerate()
+    {
+        let asked = || get(path).from(&format!("198.51.100.{number}:1"));
+        assert_eq!(statuses(&service, [asked(), asked()]).await, [200, 429], "{path}");
+    }
     // A header does not make an address.
     let spoofed = || get("/").with("x-forwarded-for", "10.1.2.3");
     assert_eq!(statuses(&service, [spoofed(), spoofed()]).await, [200, 429]);

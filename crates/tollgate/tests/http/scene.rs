@@ -95,6 +95,11 @@ impl Asked {
         self
     }
 
+    pub(crate) fn over_http2(mut self) -> Asked {
+        *self.0.version_mut() = http::Version::HTTP_2;
+        self
+    }
+
     pub(crate) fn with(mut self, name: &'static str, value: &str) -> Asked {
         self.0.headers_mut().append(name, value.parse().expect("a value"));
         self

@@ -72,6 +72,53 @@ fn rules_know_the_route_that_axum_has_matched() {
     );
 }
 
+/// However a path is written: what reaches a handler other than the one that is let pass is charged.
+#[test]
+fn nothing_but_what_is_let_pass_is_let_pass() {
+    let scene = scene();
+    let router = Router::new()
+        .route("/healthz", get("healthy"))
+        .route("/files/{*path}", get("a file"))
+        .route("/{tenant}/{page}", get("a page"))
+        .fallback(async || "whatever is left");
+    let toll = || Toll::new("inner", Payer::everyone());
+    let skipping = layers(&scene.gate).toll(Route::any(), toll()).skip(Route::get("/healthz"));
+    let charged = [
+        "/files/secret",
+        "/files/secret/../../healthz",
+        "/files/%2e%2e/healthz",
+        "/../healthz",
+        "//healthz",
+        "/./healthz",
+        "/%68ealthz",
+        "/healthz/",
+        "/healthz/.",
+        "/healthz;x",
+    ];
+    let mut asked = vec![("GET", "/healthz", 200, false), ("HEAD", "/healthz", 200, false)];
+    asked.extend(charged.map(|path| ("GET", path, 200, true)));
+    check(&scene, router.clone().layer(skipping.build().expect("a layer").for_axum()), &asked);
+    let except = Route::any().except(Route::get("/healthz"));
+    check(&scene, router.layer(layer(&scene.gate, "inner", except)), &asked);
+}
+
+#[test]
+fn dots_lead_nobody_out_of_what_is_below_a_path() {
+    let scene = scene();
+    let inside = Router::new().fallback(async || "inside");
+    let routers = [
+        Router::new().route("/api/{*rest}", get("below")).route("/api", get("at")),
+        Router::new().nest_service("/api", inside),
+    ];
+    for router in routers {
+        for route in [Route::below("/api"), Route::any().except(Route::below("/other"))] {
+            let router = router.clone().layer(layer(&scene.gate, "inner", route));
+            let paths = ["/api/a", "/api/../a", "/api/%2e%2e/a/b", "/api/./a", "/api/x/../../a"];
+            check(&scene, router, &paths.map(|path| ("GET", path, 200, true)));
+        }
+    }
+}
+
 #[test]
 fn a_layer_inside_a_nested_router_sees_the_whole_path() {
     // Axum names the first, and only the path tells the second.

@@ -92,7 +92,9 @@ impl Scene {
 
     /// Serves plain answers behind a layer.
     pub(crate) fn serve(&self, layer: LimitLayer) -> SocketAddr {
-        self.serve_router(Router::new().route("/", get("fine")).fallback(async || "fine").layer(layer.for_axum()))
+        self.serve_router(
+            Router::new().route("/", get("fine")).fallback(async || "fine").layer(layer.for_axum()),
+        )
     }
 
     /// Serves a router, which learns where its callers are.

@@ -2,15 +2,19 @@
 //!
 //! A reservation is settled once. If anything depends on the body of the answer, all of it waits for the body; else it is
 //! settled as soon as the head is there, before the answer goes out, so that the caller's next request finds it done. Whoever
-//! goes away earlier leaves what was reserved, but gives leases back.
+//! goes away earlier leaves what was reserved, but gives leases back. A lease is renewed for as long as its request takes; one that
+//! becomes another protocol (101) is over when it does, and so is its lease.
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate_store::Settlement;
+use tokio::task::AbortHandle;
+use tollgate_kernel::Micros;
+use tollgate_store::{HoldId, Settlement};
 
-use super::charge::{self, Dues};
+use super::charge::{self, Due, Dues};
 use super::layer::Inner;
 use super::toll::{Answer, Post, Settle};
 use crate::reservation::Reservation;
@@ -19,17 +23,29 @@ use crate::reservation::Reservation;
 pub(super) struct After {
     inner: Arc<Inner>,
     reservation: Reservation,
-    /// The tolls that were charged, and what they truly cost if that is known.
-    tolls: SmallVec<[(usize, Option<u64>); 4]>,
+    tolls: SmallVec<[Paid; 4]>,
     bytes: u64,
     is_answered: bool,
     is_done: bool,
+    /// Renews leases, as long as this is there.
+    renewing: Option<AbortHandle>,
+}
+
+/// A toll that was charged.
+struct Paid {
+    post: usize,
+    reserved: u64,
+    /// What the head of the answer says that it truly cost.
+    actual: Option<u64>,
 }
 
 impl After {
     pub(super) fn new(inner: Arc<Inner>, reservation: Reservation, dues: &Dues) -> After {
-        let tolls = dues.iter().map(|due| (due.post, None)).collect();
-        After { inner, reservation, tolls, bytes: 0, is_answered: false, is_done: false }
+        let paid = |due: &Due| Paid { post: due.post, reserved: due.cost.get(), actual: None };
+        let tolls = dues.iter().map(paid).collect();
+        let lease = dues.iter().filter_map(|due| inner.posts[due.post].lease).min();
+        let renewing = lease.and_then(|lease| renew(&inner, reservation.id(), lease));
+        After { inner, reservation, tolls, bytes: 0, is_answered: false, is_done: false, renewing }
     }
 
     /// The head of the answer is there. Returns what settles it, if there is anything to settle and it need not wait for the body.
@@ -37,14 +53,15 @@ impl After {
         &mut self,
         answer: &Answer<'_>,
     ) -> Option<impl Future<Output = ()> + Send + 'static> {
-        self.is_answered = true;
-        for (post, actual) in &mut self.tolls {
-            if let Settle::ByHead(by) = &self.inner.posts[*post].settle {
-                *actual = by(answer);
+        for paid in &mut self.tolls {
+            if let Settle::ByHead(by) = &self.inner.posts[paid.post].settle {
+                paid.actual = by(answer);
             }
         }
-        let waits = |post: &Post| post.is_lease || matches!(post.settle, Settle::ByBytes);
-        if self.tolls.iter().any(|(post, _)| waits(&self.inner.posts[*post])) {
+        // Only now: a function that panics has seen nothing answered.
+        self.is_answered = true;
+        let waits = |post: &Post| post.lease.is_some() || matches!(post.settle, Settle::ByBytes);
+        if self.tolls.iter().any(|paid| waits(&self.inner.posts[paid.post])) {
             return None;
         }
         self.settling()
@@ -71,23 +88,56 @@ impl After {
     }
 
     fn settlement(&self) -> Option<Settlement> {
-        let mut actuals: SmallVec<[(&str, u64); 4]> = SmallVec::new();
-        for (post, actual) in &self.tolls {
-            let post = &self.inner.posts[*post];
-            let actual = match &post.settle {
-                Settle::Nothing => post.is_lease.then_some(0),
-                Settle::ByHead(_) => *actual,
-                Settle::ByBytes => self.is_answered.then_some(self.bytes),
-            };
-            actuals.extend(actual.map(|actual| (post.entry.rule.name(), actual)));
-        }
+        let actuals: SmallVec<[(&str, u64); 4]> = self
+            .tolls
+            .iter()
+            .filter_map(|paid| {
+                let name = self.inner.posts[paid.post].entry.rule.name();
+                // A settlement knows limits by name. Of two tolls under one, neither may give back what the other has paid.
+                let same = || self.tolls.iter().filter(|other| self.name(other) == name);
+                same().any(|other| self.actual(other).is_some()).then(|| {
+                    let dearest = same().map(|other| self.actual(other).unwrap_or(other.reserved)).max();
+                    (name, dearest.unwrap_or_default())
+                })
+            })
+            .collect();
         (!actuals.is_empty()).then(|| self.reservation.each(&actuals))
     }
+
+    fn name(&self, paid: &Paid) -> &str {
+        self.inner.posts[paid.post].entry.rule.name()
+    }
+
+    /// What a toll truly cost, if it is not what was reserved.
+    fn actual(&self, paid: &Paid) -> Option<u64> {
+        let post = &self.inner.posts[paid.post];
+        match &post.settle {
+            Settle::Nothing => post.lease.map(|_| 0),
+            Settle::ByHead(_) => paid.actual,
+            Settle::ByBytes => self.is_answered.then_some(self.bytes),
+        }
+    }
+}
+
+/// Renews leases before they run out, for as long as the request takes.
+fn renew(inner: &Arc<Inner>, id: HoldId, lease: Micros) -> Option<AbortHandle> {
+    let runtime = tokio::runtime::Handle::try_current().ok()?;
+    let (inner, every) = (inner.clone(), Duration::from_micros((lease.get() / 3).max(1)));
+    let renewing = runtime.spawn(async move {
+        loop {
+            tokio::time::sleep(every).await;
+            charge::settle(&inner, id, &Settlement::Renew).await;
+        }
+    });
+    Some(renewing.abort_handle())
 }
 
 impl Drop for After {
     /// The body is out, or somebody has gone away.
     fn drop(&mut self) {
+        if let Some(renewing) = &self.renewing {
+            renewing.abort();
+        }
         let is_in_process = self.is_in_process();
         let Some(settling) = self.settling() else { return };
         if is_in_process {

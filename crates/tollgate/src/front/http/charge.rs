@@ -30,7 +30,7 @@ use crate::reservation::Reservation;
 pub(super) struct Due {
     pub(super) post: usize,
     key: Option<Key<'static>>,
-    cost: Cost,
+    pub(super) cost: Cost,
 }
 
 pub(super) type Dues = SmallVec<[Due; 4]>;
@@ -67,7 +67,7 @@ pub(super) fn find_dues<B>(inner: &Inner, request: &Request<B>, dues: &mut Dues)
         return Ok(());
     }
     for (index, post) in inner.posts.iter().enumerate() {
-        if !post.route.matches(&head) {
+        if !post.route.charges(&head) {
             continue;
         }
         let head = head.on_behalf_of(&post.route);

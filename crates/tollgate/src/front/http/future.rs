@@ -143,8 +143,10 @@ where
                         charge::at_once(settling);
                         return Poll::Ready(Ok(passed(answer, marks, None)));
                     }
+                    // Seen through even if the caller goes away meanwhile.
+                    let settling = tokio::spawn(settling);
                     State::Settling {
-                        settling: Box::pin(settling),
+                        settling: Box::pin(async move { settling.await.unwrap_or_default() }),
                         answer: Some(Box::new(answer)),
                         marks: Some(marks),
                     }

@@ -135,6 +135,16 @@ impl<'a> Head<'a> {
         let _ = self.identity.client.write_group(address, to);
     }
 
+    /// The path as it came.
+    pub(super) fn raw_path(&self) -> &str {
+        full_path(self.uri, self.extensions)
+    }
+
+    /// Whether the path came in its one spelling.
+    pub(super) fn is_plain(&self) -> bool {
+        !matches!(self.path, Some(Cow::Owned(_)))
+    }
+
     /// The template that axum has matched.
     pub(super) fn matched(&self) -> Option<&str> {
         #[cfg(feature = "axum")]

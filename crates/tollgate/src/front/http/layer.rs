@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use tollgate_kernel::Micros;
 use tower_layer::Layer;
 
-use super::client::ClientAddress;
+use super::client::{ClientAddress, canonical_network};
 use super::head::{Head, Identity};
 use super::path::EncodedSeparators;
 use super::refusal::{Refusal, Responder};
@@ -120,7 +120,7 @@ impl Inner {
             let client = head.client();
             client.is_some_and(|client| networks.iter().any(|network| network.contains(&client)))
         };
-        self.skips.iter().any(|route| route.matches(head))
+        self.skips.iter().any(|route| route.frees(head))
             || (!self.skip_networks.is_empty() && is_from(&self.skip_networks))
             || self.skip_when.iter().any(|skip| skip(head))
     }
@@ -143,14 +143,15 @@ pub struct LimitLayerBuilder {
 }
 
 impl LimitLayerBuilder {
-    /// Charges a toll for the requests of a route. All tolls that match are charged together; one that is named twice is
-    /// charged twice.
+    /// Charges a toll for the requests of a route. All tolls that match are charged together; a limit that is named twice is
+    /// charged twice. Where one of the two is settled by the answer, both pay what the dearer of them does.
     pub fn toll(mut self, route: Route, toll: Toll) -> Self {
         self.tolls.push((route, toll));
         self
     }
 
-    /// Lets the requests of a route pass, uncharged: health checks, metrics.
+    /// Lets the requests of a route pass, uncharged: health checks, metrics. Only a path that is written plainly is let pass, and
+    /// only if axum has not matched it to another route.
     pub fn skip(mut self, route: Route) -> Self {
         self.skips.push(route);
         self
@@ -158,7 +159,7 @@ impl LimitLayerBuilder {
 
     /// Lets requests pass, uncharged, whose client's address is in one of these networks.
     pub fn skip_from(mut self, networks: impl IntoIterator<Item = IpNet>) -> Self {
-        self.skip_networks.extend(networks);
+        self.skip_networks.extend(networks.into_iter().map(canonical_network));
         self
     }
 
@@ -196,7 +197,7 @@ impl LimitLayerBuilder {
     }
 
     /// How long a leaky bucket may hold a request back; five seconds, unless said. What would have to wait longer is given back and
-    /// denied, to be tried again when it would wait less.
+    /// denied, to be tried again when it would wait less. Metrics and logs count it as allowed, as the bucket did.
     pub fn most_delay(mut self, most: Duration) -> Self {
         self.most_delay = most;
         self

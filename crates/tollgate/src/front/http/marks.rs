@@ -51,7 +51,7 @@ impl Marks {
     }
 
     /// Writes them on an answer. The lists of the draft are added to those that are there; the other fields have room for one
-    /// limit, and that is the outermost's.
+    /// limit, and that is the outermost's, unless one inside has refused.
     pub(super) fn write(self, headers: &mut HeaderMap) {
         let lists = usize::from(self.policy.is_some()) + usize::from(self.quota.is_some());
         let count = self.numbers.iter().flatten().count() + lists;
@@ -59,7 +59,10 @@ impl Marks {
             return;
         }
         headers.reserve(count);
-        for (name, number) in NAMES.iter().zip(self.numbers) {
+        // Where a layer inside has refused, its numbers say for how long, and ours would contradict them.
+        let is_refused_inside =
+            headers.contains_key(&RETRY_AFTER) && headers.contains_key(&NAMES[Field::Limit as usize]);
+        for (name, number) in NAMES.iter().zip(self.numbers).filter(|_| !is_refused_inside) {
             if let Some(number) = number {
                 headers.insert(name, number_value(number));
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use tollgate_kernel::Micros;
 
 use super::marks::Marks;
@@ -24,9 +24,14 @@ pub(super) enum Protocol {
 }
 
 impl Protocol {
+    /// Only a real gRPC call is answered as one: its refusal is a 200 to whoever knows nothing of gRPC.
     pub(super) fn of<B>(request: &Request<B>) -> Protocol {
-        let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(b"application/grpc");
-        match request.headers().get(CONTENT_TYPE).is_some_and(is_grpc) {
+        let is_grpc = |value: &HeaderValue| {
+            let rest = value.as_bytes().strip_prefix(b"application/grpc");
+            rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+        };
+        let is_call = request.method() == Method::POST && request.version() >= Version::HTTP_2;
+        match is_call && request.headers().get(CONTENT_TYPE).is_some_and(is_grpc) {
             true => Protocol::Grpc,
             false => Protocol::Http,
         }
@@ -90,6 +95,7 @@ impl<'a> Refusal<'a> {
                 let mut answer = Response::new(Bytes::new());
                 let headers = answer.headers_mut();
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+                headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
                 headers.insert(grpc::STATUS, HeaderValue::from(status.code));
                 // Both are visible ASCII.
                 for (name, text) in [(grpc::MESSAGE, status.message), (grpc::DETAILS, status.details)] {

@@ -1,8 +1,9 @@
 //! Which requests a toll is for: by path template, by prefix, by method.
 //!
 //! Every route stands by itself: it matches a request or it does not, whatever other routes say, so that adding one can never
-//! take another's limit away. Paths are compared in the one spelling of `path.rs`, and a trailing slash makes no difference:
-//! where a router would tell two spellings apart, the limit covers both.
+//! take another's limit away. A router may read a path otherwise than we do (`/files/../x` is a file to one and `/x` to another),
+//! so there are two ways to match. What charges does so in doubt: the path fits as it came, in the one spelling of `path.rs`, with
+//! or without a slash at its end, or as axum has matched it. What frees (a skip, an exception) does so only without a doubt.
 
 use http::Method;
 
@@ -89,7 +90,8 @@ impl Route {
         self
     }
 
-    /// The same, without what the other matches.
+    /// The same, without what the other matches. A request is excepted only if its path is written plainly, without escapes that
+    /// need none, dots or doubled slashes, and if axum has not matched it to another route.
     #[must_use]
     pub fn except(mut self, other: Route) -> Route {
         self.except.push(other);
@@ -125,18 +127,44 @@ enum Place {
 }
 
 impl Matcher {
-    pub(super) fn matches(&self, head: &Head<'_>) -> bool {
+    /// Whether a request is meant, for who would charge it: in doubt it is. A router may see another path than we do, so it is
+    /// enough that the path fits as it came, or in its one spelling, or that the router has matched it so.
+    pub(super) fn charges(&self, head: &Head<'_>) -> bool {
         let place = match &self.place {
             Place::Any => true,
             Place::Template(template) => {
-                template.matches(head.path()) || head.matched().is_some_and(|other| template.equals(other))
+                template.matches(head.path())
+                    || (!head.is_plain() && template.matches(head.raw_path()))
+                    || head.matched().is_some_and(|other| template.equals(other))
             }
             Place::Below(prefix) => {
-                let rest = head.path().strip_prefix(prefix.as_str());
-                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+                is_below(prefix, head.path())
+                    || (!head.is_plain() && is_below(prefix, head.raw_path()))
+                    || head.matched().is_some_and(|other| is_below(prefix, other))
             }
         };
-        place && self.is_by_method(head.method()) && !self.except.iter().any(|other| other.matches(head))
+        place && self.is_by_method(head.method()) && !self.except.iter().any(|other| other.frees(head))
+    }
+
+    /// Whether a request is meant, for who would let it pass uncharged: in doubt it is not. The path must be written in its one
+    /// spelling, to the last slash, and the router must not have matched it to anything else.
+    pub(super) fn frees(&self, head: &Head<'_>) -> bool {
+        let place = match &self.place {
+            Place::Any => true,
+            Place::Template(template) => {
+                let is_ended = head.path().len() > 1 && head.path().ends_with('/');
+                head.is_plain()
+                    && template.is_ended == is_ended
+                    && template.matches(head.path())
+                    && head.matched().is_none_or(|other| template.equals(other))
+            }
+            Place::Below(prefix) => {
+                head.is_plain()
+                    && is_below(prefix, head.path())
+                    && head.matched().is_none_or(|other| is_below(prefix, other))
+            }
+        };
+        place && self.is_by_method(head.method()) && !self.except.iter().any(|other| other.charges(head))
     }
 
     fn is_by_method(&self, method: &Method) -> bool {
@@ -162,10 +190,17 @@ impl Matcher {
     }
 }
 
+/// Whether a path is this one, or one below it.
+fn is_below(prefix: &str, path: &str) -> bool {
+    path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// A path with holes.
 #[derive(Debug)]
 struct Template {
     segments: Vec<Segment>,
+    /// Whether it is written with a slash at its end.
+    is_ended: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -208,7 +243,7 @@ impl Template {
             }
             segments.push(segment);
         }
-        Ok(Template { segments })
+        Ok(Template { segments, is_ended: inside.ends_with('/') })
     }
 
     fn matches(&self, path: &str) -> bool {

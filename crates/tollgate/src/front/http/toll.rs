@@ -79,7 +79,7 @@ impl Toll {
         Toll { cost: CostOf::By(Arc::new(cost)), ..self }
     }
 
-    /// Charged only if the answer is such; else it is given back.
+    /// Charged only if the answer is such; else it is given back. The answer's own fields tell how the caller stood before that.
     #[must_use]
     pub fn only_if(self, counts: impl Fn(&Answer<'_>) -> bool + Send + Sync + 'static) -> Toll {
         self.settled_by(move |answer| (!counts(answer)).then_some(0))
@@ -120,7 +120,9 @@ impl Toll {
             })
         };
         let is = |strategy: Strategy| move |limit: &Limit| limit.strategy() == strategy;
-        let is_lease = limits().any(is(Strategy::Concurrency));
+        let leases = limits().filter(|limit| limit.strategy() == Strategy::Concurrency);
+        let lease = leases.map(|limit| limit.window()).min();
+        let is_lease = lease.is_some();
         let may_wait_long =
             limits().any(|limit| limit.strategy() == Strategy::LeakyBucket && limit.window() > most_delay);
         if is_lease && !matches!(self.settle, Settle::Nothing) {
@@ -143,7 +145,7 @@ impl Toll {
             entry,
             cost: self.cost.clone(),
             settle: self.settle.clone(),
-            is_lease,
+            lease,
             is_held,
             straight,
             unit,
@@ -170,8 +172,8 @@ pub(super) struct Post {
     pub(super) entry: Arc<Entry>,
     cost: CostOf,
     pub(super) settle: Settle,
-    /// Given back when the answer is done.
-    pub(super) is_lease: bool,
+    /// How long a lease lasts, where it gives any: it is given back when the answer is done.
+    pub(super) lease: Option<Micros>,
     /// Charged in a way that can be corrected.
     pub(super) is_held: bool,
     /// The short way, where the counters are in this process and a charge need only ask them.

@@ -121,10 +121,14 @@ impl StoreConfig {
         let mode = mode.unwrap_or(default.mode);
         let wants = |wanted, name| mode == wanted && section.field(name).is_none();
         if wants(StoreMode::Redis, "redis") {
-            reader.missing(&section, "redis", "{ url = \"redis://127.0.0.1:6379\" }");
+            reader.missing(&section, "redis", "{ url = \"redis://127.0.0.1:6379\" }, or set REDIS_ADDR");
         }
         if wants(StoreMode::Postgres, "postgres") {
-            reader.missing(&section, "postgres", "{ url = \"postgres://localhost/app\" }");
+            reader.missing(
+                &section,
+                "postgres",
+                "{ url = \"postgres://localhost/app\" }, or set DATABASE_URL",
+            );
         }
         let read = |name| section.field(name);
         StoreConfig {
