@@ -123,7 +123,7 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
         return Err(Fault::malformed(format!("`checks` has {count} entries; a batch has 1 to {most}")));
     }
     // All of them are read before the first is charged: a batch with a mistake in it charges nothing.
-    let asks = batch.checks.iter().map(ask::One::ask).collect::<Result<Vec<Ask<'_>>, Fault>>()?;
+    let asks = batch.checks.iter().map(|one| one.0.ask()).collect::<Result<Vec<Ask<'_>>, Fault>>()?;
     known(&app.state(), &asks)?;
     let mut out = String::with_capacity(32 + 256 * asks.len());
     out.push_str("{\"results\":[");

@@ -9,6 +9,7 @@ use tollgate::http::decoded;
 use tollgate::problem::{self, Reason};
 use tollgate::{Allowance, Ask, Clock, Decision, Key};
 
+use super::ask::key_of_url;
 use super::body::{Body, full};
 use super::fault::Fault;
 use super::undecided;
@@ -20,11 +21,11 @@ pub(super) async fn answer(app: &App, path: &str, query: Option<&str>) -> Result
         return Err(Fault::malformed("write /v1/gate/{limit}/{key}, the key percent-encoded"));
     };
     let (limit, key) = (decoded(limit), decoded(key));
-    let parsed = Key::parse(&key).map_err(|error| Fault::malformed(error.to_string()))?;
-    let Asked { cost, deny } = read_query(query)?;
-    let asks = [Ask::new(&limit, &key).cost(cost)];
+    let Asked { cost, deny, namespace } = read_query(query)?;
+    let key = key_of_url(namespace.as_deref(), &key)?;
+    let asks = [Ask::new(&limit, key.canonical()).cost(cost)];
     app.decide(Act::Charge, &asks, |state, decided| match decided {
-        Ok(decided) => Ok(told(state, &decided.decision, &parsed, cost, deny)),
+        Ok(decided) => Ok(told(state, &decided.decision, &key, cost, deny)),
         Err(error) => Err(undecided(state, &asks, &error)),
     })
     .await
@@ -34,10 +35,12 @@ pub(super) async fn answer(app: &App, path: &str, query: Option<&str>) -> Result
 struct Asked {
     cost: u64,
     deny: StatusCode,
+    /// The key in the path is raw, and in this namespace.
+    namespace: Option<String>,
 }
 
 fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
-    let mut asked = Asked { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS };
+    let mut asked = Asked { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS, namespace: None };
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
             Some(("cost", cost)) => {
@@ -51,7 +54,12 @@ fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
                 asked.deny =
                     status.ok_or_else(|| Fault::malformed("`deny` must be a status from 400 to 599"))?;
             }
-            _ => return Err(Fault::malformed("the query may say `cost` and `deny`, as in ?cost=2&deny=403")),
+            Some(("namespace", namespace)) => asked.namespace = Some(decoded(namespace).into_owned()),
+            _ => {
+                return Err(Fault::malformed(
+                    "the query may say `cost`, `deny` and `namespace`, as in ?cost=2&deny=403&namespace=ip",
+                ));
+            }
         }
     }
     Ok(asked)
