@@ -2,7 +2,7 @@
 #   docker build -t tollgate . && docker run --rm -p 127.0.0.1:8080:8080 tollgate
 FROM rust:1-slim-bookworm AS build
 WORKDIR /source
-COPY Cargo.toml Cargo.lock ./
+COPY Cargo.toml Cargo.lock README.md ./
 COPY crates crates
 COPY benches benches
 COPY examples examples

@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use serde_json::Value;
 
 use super::{number, text};
@@ -61,29 +61,36 @@ pub(crate) fn run(asked: &TopArgs) -> Result<(), Failure> {
 
 fn live(client: &Client, first: Look) -> Result<(), Failure> {
     let ink = Ink::of(&io::stdout());
-    let (mut last, mut before) = (first, None);
+    let (mut last, mut before, mut trouble) = (first, None, None);
     loop {
         let mut page = Vec::new();
         show(&mut page, ink, client, &last, before.as_ref()).map_err(Failure::answering)?;
+        // A server that restarts comes back; until then the last page stands, with what is wrong below it.
+        if let Some(trouble) = &trouble {
+            page.extend_from_slice(format!("\n{}", ink.paint(Tone::Bad, trouble)).as_bytes());
+        }
         draw(&page).map_err(Failure::answering)?;
         if is_told_to_quit(LOOK).map_err(|error| Failure::reading("stdin", &error))? {
             return Ok(());
         }
         match Look::take(client) {
-            Ok(look) => before = Some(std::mem::replace(&mut last, look)),
-            // A server that restarts comes back; until then the last page stands, with what is wrong below it.
-            Err(failure) => draw(format!("{failure}\n").as_bytes()).map_err(Failure::answering)?,
+            Ok(look) => {
+                before = Some(std::mem::replace(&mut last, look));
+                trouble = None;
+            }
+            Err(failure) => trouble = Some(failure.to_string()),
         }
     }
 }
 
-/// Overwrites what is there, line by line, so that nothing flickers.
+/// Overwrites what is there, line by line, so that nothing flickers; lines that do not fit are left out.
 fn draw(page: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
+    let rows = tcgetwinsize(io::stdout()).map_or(24, |size| usize::from(size.ws_row));
     out.write_all(b"\x1b[H")?;
-    for line in page.split(|byte| *byte == b'\n') {
+    for line in page.split(|byte| *byte == b'\n').take(rows.saturating_sub(1).max(1)) {
         out.write_all(line)?;
-        out.write_all(b"\x1b[K\r\n")?;
+        out.write_all(b"\x1b[K\n")?;
     }
     out.write_all(b"\x1b[J")?;
     out.flush()
@@ -216,14 +223,14 @@ impl Screen {
         keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
         tcsetattr(io::stdin(), OptionalActions::Now, &keys)?;
         let screen = Screen { before };
-        write!(io::stdout(), "\x1b[?1049h\x1b[?25l\x1b[2J")?;
+        write!(io::stdout(), "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J")?;
         Ok(screen)
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        let _ = write!(io::stdout(), "\x1b[?25h\x1b[?1049l");
+        let _ = write!(io::stdout(), "\x1b[?7h\x1b[?25h\x1b[?1049l");
         let _ = io::stdout().flush();
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }
