@@ -45,7 +45,7 @@ async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Bo
     let path = request.uri().path();
     if let Some(rest) = path.strip_prefix("/v1/gate/") {
         only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
-        return gate::answer(app, rest, request.uri().query()).await;
+        return gate::answer(app, rest, request.uri().query(), request.headers()).await;
     }
     match path {
         "/v1/check" => decide(app, request, |_| Ok(Act::Charge)).await,

@@ -61,6 +61,31 @@ fn a_key_in_a_path_is_encoded_or_raw_in_a_namespace() {
     assert!(status.contains("\"used\":1"), "{status}");
 }
 
+/// Traefik asks at a fixed address and says in a header for whom.
+#[test]
+fn a_proxy_may_say_in_a_header_who_pays() {
+    let server = Server::start();
+    let path = "/v1/gate/login?header=x-forwarded-for&namespace=ip";
+    for (lines, status) in [
+        (&["x-forwarded-for: 192.0.2.1"] as &[&str], 200),
+        (&["X-Forwarded-For: 192.0.2.1"], 200),
+        // What a client says of itself stands before what the proxy adds, and changes nothing.
+        (&["x-forwarded-for: 10.0.0.1, 192.0.2.1"], 429),
+        (&["x-forwarded-for: 10.0.0.1", "x-forwarded-for: 192.0.2.1"], 429),
+        (&["x-forwarded-for: 2001:db8::1"], 200),
+        (&["x-forwarded-for: a:b:c:d"], 200),
+        (&[], 400),
+        (&["x-forwarded-for:"], 400),
+        (&["x-forwarded-for: 192.0.2.1,"], 400),
+        (&["x-forwarded-for: \u{fc}"], 400),
+    ] {
+        let answer = server.ask("GET", path, lines, "");
+        assert_eq!(answer.status, status, "{lines:?}: {}", answer.body);
+    }
+    let status = server.get("/v1/status?limit=login&key=ip:192.0.2.1").body;
+    assert!(status.contains("\"used\":2"), "{status}");
+}
+
 #[test]
 fn head_asks_too() {
     let server = Server::start();
@@ -87,6 +112,9 @@ fn what_makes_no_sense_is_no_denial() {
         ("/v1/gate/login/k?deny=600", 400),
         ("/v1/gate/login/k?dney=403", 400),
         ("/v1/gate/login/k?namespace=", 400),
+        ("/v1/gate/login?header=host", 400),
+        ("/v1/gate/login?header=%20&namespace=a", 400),
+        ("/v1/gate/login/k?header=host&namespace=a", 400),
     ] {
         let answer = server.get(path);
         assert_eq!(answer.status, status, "{path}: {}", answer.body);
