@@ -39,6 +39,11 @@ fn the_same_answers_from_redis() {
     assert_eq!(other.post("/v1/reset", ask).body, r#"{"reset":true}"#);
     // The other may still know for a moment that it was denied (`denial_cache`).
     assert_eq!(other.get("/v1/gate/login/user:1").status, 200);
+    let batch =
+        r#"{"checks":[{"limit":"free","key":"a"},{"limit":"even","key":"a"},{"limit":"shut","key":"a"}]}"#;
+    let results: serde_json::Value = serde_json::from_str(&one.post("/v1/checks", batch).body).unwrap();
+    let allowed: Vec<_> = results["results"].as_array().unwrap().iter().map(|one| &one["allowed"]).collect();
+    assert_eq!(allowed, [true, true, false]);
     assert!(one.get("/v1/limits").body.contains("\"store\":\"redis\""));
 }
 
