@@ -3,24 +3,26 @@
 //! Only the words of the command line live here; each command's room does the work. A call that clap refuses is told in one
 //! line like every other error, with clap's own tip when it has one.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::failure::Failure;
 
-/// Rate limiting that is exact: check a policy, replay recorded traffic through it, measure it on this machine.
+/// Rate limiting that is exact: serve a policy, ask a running server, replay recorded traffic, measure it on this machine.
 #[derive(Parser)]
 #[command(
     name = "tollgate",
     version,
     arg_required_else_help = true,
     after_help = "Try it on the example:\n  \
-        tollgate validate examples/tollgate.toml\n  \
+        tollgate serve\n  \
+        tollgate check api user:42\n  \
         tollgate backtest --config examples/tollgate.toml examples/traffic.csv\n\n\
-        Exit codes: 0 done, 2 could not (one clear line on stderr says why)."
+        Exit codes: 0 done or allowed, 1 denied, 2 could not (one clear line on stderr says why)."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -39,6 +41,16 @@ pub(crate) enum Command {
     /// Everything is real but the callers: a few tenants, some of them too eager, a burst now and then, and one with a hostile
     /// name. Keys are shown as they are, because they are nobody's.
     Demo(DemoArgs),
+    /// Charge a key on a running server: exit code 0 allowed, 1 denied, 2 could not decide
+    Check(CheckArgs),
+    /// How a key stands on a running server; nothing is charged
+    Status(OfKeyArgs),
+    /// Forget what a key was charged on a running server
+    Reset(ResetArgs),
+    /// The limits of a running server
+    Limits(LimitsArgs),
+    /// Watch a running server: its limits and what they decide, once a second, until q
+    Top(TopArgs),
     /// Check a config file: every mistake with its line, field, value and fix
     ///
     /// A valid file is answered with a table of its limits in words and exit code 0. Otherwise every mistake is told on
@@ -59,6 +71,14 @@ pub(crate) enum Command {
     /// Runs a hot key, 1,000 keys and many keys, one check at a time and in groups of 16, on one thread and on several.
     /// Latency is sampled: one call in many is timed, so that measuring does not dominate what is measured.
     Bench(BenchArgs),
+    /// Print tab completion for a shell
+    ///
+    /// For bash: tollgate completions bash > /etc/bash_completion.d/tollgate
+    Completions(CompletionsArgs),
+    /// Print the manual page, or that of one command
+    ///
+    /// To read it: tollgate man | man -l -
+    Man(ManArgs),
 }
 
 #[derive(Args)]
@@ -75,6 +95,92 @@ pub(crate) struct ServeArgs {
     /// Listen beyond this machine without an admin token.
     #[arg(long)]
     pub(crate) without_token: bool,
+}
+
+/// Where the server is.
+#[derive(Args)]
+pub(crate) struct ServerArgs {
+    /// The running server.
+    #[arg(
+        id = "server",
+        long = "server",
+        value_name = "URL",
+        env = "TOLLGATE_SERVER",
+        default_value = "http://127.0.0.1:8080"
+    )]
+    pub(crate) url: String,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Examples:\n  tollgate check api user:42\n  tollgate check api user:42 --cost 5 && ./send-it"
+)]
+pub(crate) struct CheckArgs {
+    /// The name of the limit.
+    pub(crate) limit: String,
+    /// Who pays, as namespace:key[:version].
+    pub(crate) key: String,
+    /// How much to charge.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) cost: u64,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Print what the server answered.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct OfKeyArgs {
+    /// The name of the limit.
+    pub(crate) limit: String,
+    /// Who pays, as namespace:key[:version].
+    pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Print what the server answered.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ResetArgs {
+    #[command(flatten)]
+    pub(crate) of: OfKeyArgs,
+    /// The admin token, where the server has one; others see arguments, so prefer the variable.
+    #[arg(long, value_name = "TOKEN", env = "TOLLGATE_ADMIN_TOKEN", hide_env_values = true)]
+    pub(crate) token: Option<String>,
+    /// Do not ask first.
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct LimitsArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Print what the server answered.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Args)]
+pub(crate) struct ManArgs {
+    /// The command; without one, all of it.
+    pub(crate) command: Option<String>,
 }
 
 #[derive(Args)]
@@ -171,6 +277,34 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
     })
 }
 
+/// Prints tab completion.
+pub(crate) fn completions(asked: &CompletionsArgs) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    clap_complete::generate(asked.shell, &mut Cli::command(), "tollgate", &mut text);
+    io::stdout().lock().write_all(&text).map_err(Failure::answering)
+}
+
+/// Prints the manual page.
+pub(crate) fn man(asked: &ManArgs) -> Result<(), Failure> {
+    let mut all = Cli::command();
+    // Names the commands as they are called: `tollgate check`.
+    all.build();
+    let page = match &asked.command {
+        None => all,
+        Some(name) => match all.find_subcommand(name) {
+            Some(command) => command.clone(),
+            None => {
+                return Err(Failure::new(format!(
+                    "there is no command {name:?}; `tollgate help` lists them"
+                )));
+            }
+        },
+    };
+    let mut text = Vec::new();
+    let rendered = clap_mangen::Man::new(page).render(&mut text);
+    rendered.and_then(|()| io::stdout().lock().write_all(&text)).map_err(Failure::answering)
+}
+
 /// Clap's message and tips in one line: what stands before the usage, joined.
 fn one_line(rendered: &str) -> String {
     let mut line = String::new();
@@ -193,8 +327,6 @@ fn one_line(rendered: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

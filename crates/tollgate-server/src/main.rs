@@ -1,18 +1,20 @@
 //! The binary `tollgate`: a thin `main` over one room for each command.
 //!
-//! `cli` says what may be asked; `validate`, `backtest` and `bench` answer, each through the library that programs embed, so
-//! that what they tell holds for those programs too. Nothing here counts or decides. What could not be done is a
-//! [`Failure`](failure::Failure): one clear line on stderr and exit code 2.
+//! `cli` says what may be asked; `serve`, `validate`, `backtest` and `bench` answer, each through the library that programs
+//! embed, so that what they tell holds for those programs too; `remote` asks a server that runs. Nothing here counts or
+//! decides. What could not be done is a [`Failure`](failure::Failure): one clear line on stderr and exit code 2.
 
 mod app;
 mod backtest;
 mod bench;
 mod cli;
+mod client;
 mod demo;
 mod failure;
 mod figures;
 mod front;
 mod reload;
+mod remote;
 mod screen;
 mod serve;
 mod source;
@@ -33,9 +35,19 @@ fn main() -> ExitCode {
     let done = match &command {
         Command::Serve(asked) => serve::run(asked),
         Command::Demo(asked) => demo::run(asked),
+        // The one command whose answer is its exit code.
+        Command::Check(asked) => {
+            return remote::check(asked).unwrap_or_else(failure::Failure::report);
+        }
+        Command::Status(asked) => remote::status(asked),
+        Command::Reset(asked) => remote::reset(asked),
+        Command::Limits(asked) => remote::limits(asked),
+        Command::Top(asked) => remote::top::run(asked),
         Command::Validate(asked) => validate::run(asked),
         Command::Backtest(asked) => backtest::run(asked),
         Command::Bench(asked) => bench::run(asked),
+        Command::Completions(asked) => cli::completions(asked),
+        Command::Man(asked) => cli::man(asked),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -16,6 +16,7 @@ use tollgate::Tollgate;
 use tollgate::config::Config;
 
 use crate::app::{App, State};
+use crate::failure::tell;
 use crate::{source, validate};
 
 /// How often the file is looked at.
@@ -70,7 +71,10 @@ pub(crate) fn reload(app: &App) -> Result<(), String> {
     let outcome = try_reload(app, &file);
     match &outcome {
         Ok(()) => tracing::info!("the config was read again"),
-        Err(why) => tracing::error!("the config stays as it was: {why}"),
+        Err(why) => {
+            tracing::error!("the config stays as it was: {why}");
+            tell(format_args!("tollgate: the config stays as it was: {why}"));
+        }
     }
     app.history.note(outcome.as_ref().err().cloned());
     outcome

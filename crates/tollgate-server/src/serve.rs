@@ -17,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tollgate::config::Config;
@@ -67,12 +67,14 @@ pub(crate) fn start(
 }
 
 async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)) -> Result<(), Failure> {
+    // Before anybody can know that it runs: who is told where it is may well tell it to stop.
+    let signals = Signals::listen()?;
     let http =
         bind("http", asked.listen.as_deref().or(config.server.http.as_deref()), "127.0.0.1:8080").await?;
     let address = http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
     let token = token(&config, &[address], asked.without_token)?;
     let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
-        .set_buckets(&[0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0])
+        .set_buckets(&tollgate::telemetry::BUCKETS_MS)
         .and_then(metrics_exporter_prometheus::PrometheusBuilder::install_recorder)
         .map_err(|error| Failure::new(format!("cannot count: {error}")))?;
     let telemetry = Telemetry::new().metrics().log(LogDecisions::Denials);
@@ -99,7 +101,7 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
         move |stream, _peer: SocketAddr| speak_http(app.clone(), stream, closing.clone())
     };
     let accepting = tokio::spawn(listen::accept(http, door, tasks.clone(), closing, face));
-    until_told_to_stop(&app).await?;
+    signals.until_told_to_stop(&app).await;
     app.drain();
     let _ = close.send(true);
     let _ = accepting.await;
@@ -152,17 +154,32 @@ fn announce(file: Option<&PathBuf>, address: SocketAddr, app: &App) {
     ));
 }
 
-/// Waits for a signal to stop; others are followed meanwhile.
-async fn until_told_to_stop(app: &Arc<App>) -> Result<(), Failure> {
-    let listen =
-        |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
-    let [mut term, mut int, mut hup] =
-        [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?, listen(SignalKind::hangup())?];
-    loop {
-        tokio::select! {
-            _ = term.recv() => return Ok(()),
-            _ = int.recv() => return Ok(()),
-            _ = hup.recv() => drop(reload::reload(app)),
+/// The signals that are heeded.
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Signals, Failure> {
+        let listen =
+            |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
+        Ok(Signals {
+            term: listen(SignalKind::terminate())?,
+            int: listen(SignalKind::interrupt())?,
+            hup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for a signal to stop; others are followed meanwhile.
+    async fn until_told_to_stop(mut self, app: &Arc<App>) {
+        loop {
+            tokio::select! {
+                _ = self.term.recv() => return,
+                _ = self.int.recv() => return,
+                _ = self.hup.recv() => drop(reload::reload(app)),
+            }
         }
     }
 }

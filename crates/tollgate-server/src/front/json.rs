@@ -18,11 +18,11 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use tollgate::{Ask, HoldId, Settled, Settlement};
+use tollgate::{Ask, Decision, HoldId, Settled, Settlement};
 
 use self::ask::{Actual, Batch, OfReservation, Question};
 use super::page;
-use crate::app::{Act, App, State};
+use crate::app::{Act, App, Decided, State, at_once};
 
 pub(crate) use self::body::{Body, full};
 pub(crate) use self::fault::Fault;
@@ -46,7 +46,7 @@ async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Bo
     let path = request.uri().path();
     if let Some(rest) = path.strip_prefix("/v1/gate/") {
         only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
-        return gate::answer(app, rest, request.uri().query()).await;
+        return gate::answer(app, rest, request.uri().query(), request.headers()).await;
     }
     match path {
         "/v1/check" => decide(app, request, |_| Ok(Act::Charge)).await,
@@ -127,26 +127,51 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
         return Err(Fault::malformed(format!("`checks` has {count} entries; a batch has 1 to {most}")));
     }
     // All of them are read before the first is charged: a batch with a mistake in it charges nothing.
-    let asks = batch.checks.iter().map(ask::One::ask).collect::<Result<Vec<Ask<'_>>, Fault>>()?;
-    known(&app.state(), &asks)?;
-    let mut out = String::with_capacity(32 + 256 * asks.len());
-    out.push_str("{\"results\":[");
-    for (index, ask) in asks.iter().enumerate() {
-        if index > 0 {
-            out.push(',');
+    let asks = batch.checks.iter().map(|one| one.0.ask()).collect::<Result<Vec<Ask<'_>>, Fault>>()?;
+    // One registry answers the whole batch, so that no reload can take a limit away in the middle of it.
+    let at_once = app.with_state(|state| {
+        known(state, &asks)?;
+        let mut results = Results::with_capacity(asks.len());
+        for one in asks.chunks(1) {
+            let decided = at_once(state.gate.charge(one));
+            results.add(state, one, decided.ok_or_else(|| Fault::unavailable("the counters are busy"))?)?;
         }
-        let asks = std::slice::from_ref(ask);
-        let told = app.decide(Act::Charge, asks, |state, decided| match decided {
-            Ok(decided) => {
-                tell::decision(&mut out, &decided);
-                Ok(())
+        Ok(results)
+    });
+    let results = match at_once {
+        Some(results) => results?,
+        None => {
+            let state = app.state();
+            known(&state, &asks)?;
+            let mut results = Results::with_capacity(asks.len());
+            for one in asks.chunks(1) {
+                results.add(&state, one, state.gate.charge(one).await)?;
             }
-            Err(error) => Err(undecided(state, asks, &error)),
-        });
-        told.await?;
+            results
+        }
+    };
+    Ok(json(results.0 + "]}"))
+}
+
+/// The answer to a batch, as it grows.
+struct Results(String);
+
+impl Results {
+    fn with_capacity(count: usize) -> Results {
+        Results(String::with_capacity(32 + 256 * count))
     }
-    out.push_str("]}");
-    Ok(json(out))
+
+    fn add(
+        &mut self,
+        state: &State,
+        one: &[Ask<'_>],
+        decided: Result<Decision<'_>, tollgate::Error>,
+    ) -> Result<(), Fault> {
+        let decision = decided.map_err(|error| undecided(state, one, &error))?;
+        self.0.push_str(if self.0.is_empty() { "{\"results\":[" } else { "," });
+        tell::decision(&mut self.0, &Decided { decision, reservation: None });
+        Ok(())
+    }
 }
 
 async fn settle(

@@ -13,6 +13,7 @@ use crate::app::App;
 
 /// Forgets what a key was charged. Who asked is noted; the key is not.
 pub(super) async fn reset(app: &App, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
+    super::only(&request, "POST", &[http::Method::POST])?;
     authorize(app, &request)?;
     let body = posted(request).await?;
     let asked: OfKey<'_> = ask::read(&body)?;
@@ -31,8 +32,8 @@ pub(super) async fn reset(app: &App, request: Request<Incoming>) -> Result<Respo
 
 /// Reads the config file again, now.
 pub(super) async fn reload(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
-    authorize(app, &request)?;
     super::only(&request, "POST", &[http::Method::POST])?;
+    authorize(app, &request)?;
     match crate::reload::reload(app) {
         Ok(()) => Ok(json("{\"reloaded\":true}".to_owned())),
         Err(why) => Err(Fault::malformed(why)),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
@@ -18,15 +19,15 @@ pub(crate) const MOST_CHECKS: usize = 1_024;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Question<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     limit: Option<Text<'a>>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     key: Option<KeyText<'a>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "present")]
     cost: Option<u64>,
-    #[serde(borrow, default)]
-    charges: Option<Vec<One<'a>>>,
-    #[serde(default)]
+    #[serde(borrow, default, deserialize_with = "present")]
+    charges: Option<Vec<Object<One<'a>>>>,
+    #[serde(default, deserialize_with = "present")]
     pub(crate) ttl_ms: Option<u64>,
 }
 
@@ -35,7 +36,7 @@ pub(crate) struct Question<'a> {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Batch<'a> {
     #[serde(borrow)]
-    pub(crate) checks: Vec<One<'a>>,
+    pub(crate) checks: Vec<Object<One<'a>>>,
 }
 
 /// One limit of a charge.
@@ -46,7 +47,7 @@ pub(crate) struct One<'a> {
     limit: Text<'a>,
     #[serde(borrow)]
     key: KeyText<'a>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "present")]
     cost: Option<u64>,
 }
 
@@ -66,7 +67,7 @@ pub(crate) struct OfKey<'a> {
 pub(crate) struct OfReservation<'a> {
     #[serde(borrow)]
     pub(crate) reservation: Text<'a>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "present")]
     pub(crate) actual: Option<Actual>,
 }
 
@@ -92,7 +93,7 @@ impl Question<'_> {
                         "`charges` has {count} entries; a charge names 1 to {MOST_CHARGES} limits"
                     )));
                 }
-                charges.iter().map(One::ask).collect()
+                charges.iter().map(|one| one.0.ask()).collect()
             }
             _ => Err(Fault::malformed(
                 "write either {\"limit\":…,\"key\":…,\"cost\":…} or {\"charges\":[{\"limit\":…,\"key\":…},…]}",
@@ -147,13 +148,24 @@ impl KeyText<'_> {
             Ok(text) => text,
             Err(why) => return Err(Fault::malformed(why.clone())),
         };
-        match Key::parse(text) {
-            Ok(_) => Ok(text),
-            Err(error) => {
-                let meant = error.suggestion().map(|text| format!("; did you mean `{text}`?"));
-                Err(Fault::malformed(format!("{error}{}", meant.unwrap_or_default())))
-            }
-        }
+        key(text)?;
+        Ok(text)
+    }
+}
+
+/// A key from its text, or what is wrong with it and what may have been meant.
+pub(crate) fn key(text: &str) -> Result<Key<'_>, Fault> {
+    Key::parse(text).map_err(|error| {
+        let meant = error.suggestion().map(|text| format!("; did you mean `{text}`?"));
+        Fault::malformed(format!("{error}{}", meant.unwrap_or_default()))
+    })
+}
+
+/// A key from a URL: its text, or raw in the namespace that stands beside it, because proxies cannot encode an IPv6 address.
+pub(crate) fn key_of_url<'a>(namespace: Option<&str>, text: &'a str) -> Result<Key<'a>, Fault> {
+    match namespace {
+        None => key(text),
+        Some(namespace) => Key::new(namespace, text).map_err(|error| Fault::malformed(error.to_string())),
     }
 }
 
@@ -162,11 +174,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for KeyText<'a> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Parts<'a> {
-            #[serde(borrow, default)]
+            #[serde(borrow, default, deserialize_with = "present")]
             namespace: Option<Text<'a>>,
             #[serde(borrow)]
             key: Text<'a>,
-            #[serde(borrow, default)]
+            #[serde(borrow, default, deserialize_with = "present")]
             version: Option<Text<'a>>,
         }
         struct TextOrParts;
@@ -198,9 +210,33 @@ impl<'de: 'a, 'a> Deserialize<'de> for KeyText<'a> {
     }
 }
 
+/// What must be an object. Left to itself, serde also takes an array of the values in the order of the fields.
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(de::value::MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData)).map(Object)
+    }
+}
+
+/// A field that may be left out, but not be `null`: what is there is meant.
+fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
 /// Reads a body, or says where it is wrong.
 pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Fault> {
-    serde_json::from_slice(body).map_err(|error| {
+    serde_json::from_slice(body).map(|Object(read)| read).map_err(|error| {
         // What a caller has sent is not repeated: it may hold a key.
         let place = format!("line {} column {}", error.line(), error.column());
         let text = error.to_string();
@@ -218,40 +254,47 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Fault> {
 mod tests {
     use super::*;
 
-    /// The asks of a body, as `limit key` each, or what is said of it.
+    /// The asks of a body, as `limit key cost` each, or what is said of it.
     fn check(body: &str, expected: Result<&[&str], &str>) {
         let asked = read::<Question<'_>>(body.as_bytes());
         let asks = asked.as_ref().map_err(ToString::to_string).and_then(|asked| {
             let asks = asked.asks().map_err(|fault| fault.to_string())?;
-            Ok(asks.iter().map(|ask| format!("{ask:?}")).collect::<Vec<_>>())
+            assert!(asks.iter().map(Ask::limit).eq(parts(asked).map(|(limit, _, _)| &*limit.0)), "{body}");
+            // An ask does not show its key to anybody.
+            let words = |(limit, key, cost): (&Text<'_>, &KeyText<'_>, Option<u64>)| {
+                let key = key.checked().map_err(|fault| fault.to_string())?;
+                Ok(format!("{} {key} {}", limit.0, cost.unwrap_or(1)))
+            };
+            parts(asked).map(words).collect::<Result<Vec<_>, String>>()
         });
         match (asks, expected) {
-            (Ok(asks), Ok(expected)) => {
-                assert_eq!(asks.len(), expected.len(), "{body}");
-                for (ask, words) in asks.iter().zip(expected) {
-                    for word in words.split(' ') {
-                        assert!(ask.contains(word), "{body}: {ask}");
-                    }
-                }
-            }
+            (Ok(asks), Ok(expected)) => assert_eq!(asks, expected, "{body}"),
             (Err(said), Err(expected)) => assert!(said.contains(expected), "{body}: {said}"),
             (found, expected) => panic!("{body}: {found:?} {expected:?}"),
         }
     }
 
+    fn parts<'a>(
+        asked: &'a Question<'_>,
+    ) -> impl Iterator<Item = (&'a Text<'a>, &'a KeyText<'a>, Option<u64>)> {
+        let alone = asked.limit.as_ref().zip(asked.key.as_ref()).map(|(limit, key)| (limit, key, asked.cost));
+        let several = asked.charges.iter().flatten().map(|Object(one)| (&one.limit, &one.key, one.cost));
+        alone.into_iter().chain(several)
+    }
+
     #[test]
     fn a_question_is_one_charge_or_several() {
-        check(r#"{"limit":"api","key":"user:42"}"#, Ok(&["api user:42"]));
+        check(r#"{"limit":"api","key":"user:42"}"#, Ok(&["api user:42 1"]));
         check(r#"{"limit":"api","key":"user:42","cost":3}"#, Ok(&["api user:42 3"]));
         check(
             r#"{"limit":"api","key":{"namespace":"ip","key":"2001:db8::1"}}"#,
-            Ok(&["ip:2001%3Adb8%3A%3A1"]),
+            Ok(&["api ip:2001%3Adb8%3A%3A1 1"]),
         );
-        check(r#"{"limit":"api","key":{"key":"a","version":"v2"}}"#, Ok(&["default:a:v2"]));
-        check(r#"{"limit":"api","key":"\u0061"}"#, Ok(&["api a"]));
+        check(r#"{"limit":"api","key":{"key":"a","version":"v2"}}"#, Ok(&["api default:a:v2 1"]));
+        check(r#"{"limit":"api","key":"\u0061"}"#, Ok(&["api a 1"]));
         check(
             r#"{"charges":[{"limit":"a","key":"x"},{"limit":"b","key":"y","cost":2}]}"#,
-            Ok(&["a x", "b y 2"]),
+            Ok(&["a x 1", "b y 2"]),
         );
     }
 
@@ -259,7 +302,9 @@ mod tests {
     fn what_is_wrong_is_said() {
         check("", Err("EOF"));
         check("{", Err("EOF"));
-        check("[]", Err("invalid"));
+        check("[]", Err("invalid type: sequence, expected an object"));
+        check(r#"["api","k",1]"#, Err("expected an object"));
+        check(r#"{"charges":[["api","k"]]}"#, Err("expected an object"));
         check("{}", Err("write either"));
         check(r#"{"limit":"api"}"#, Err("write either"));
         check(r#"{"limit":"api","key":"k","charges":[]}"#, Err("write either"));
@@ -274,6 +319,8 @@ mod tests {
         check(r#"{"limit":"api","key":"ip:2001:db8::1"}"#, Err("did you mean `ip:2001%3Adb8%3A%3A1`?"));
         check(r#"{"limit":"api","key":{"namespace":"","key":"a"}}"#, Err("the namespace is empty"));
         check(r#"{"limit":"api","key":7}"#, Err("invalid type"));
+        check(r#"{"limit":"api","key":"k","cost":null}"#, Err("invalid type: null"));
+        check(r#"{"limit":"api","key":{"key":"k","version":null}}"#, Err("invalid type: null"));
         let deep = format!("{{\"limit\":{}", "[".repeat(100_000));
         check(&deep, Err("the body"));
     }

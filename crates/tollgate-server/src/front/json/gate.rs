@@ -3,41 +3,65 @@
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use tollgate::headers::{self, Format, Said};
 use tollgate::http::decoded;
 use tollgate::problem::{self, Reason};
 use tollgate::{Allowance, Ask, Clock, Decision, Key};
 
+use super::ask::key_of_url;
 use super::body::{Body, full};
 use super::fault::Fault;
 use super::undecided;
 use crate::app::{Act, App, State};
 
-/// Charges what the path names.
-pub(super) async fn answer(app: &App, path: &str, query: Option<&str>) -> Result<Response<Body>, Fault> {
-    let Some((limit, key)) = path.split_once('/') else {
-        return Err(Fault::malformed("write /v1/gate/{limit}/{key}, the key percent-encoded"));
+/// Charges what the path names, or who the proxy says in a header that it is.
+pub(super) async fn answer(
+    app: &App,
+    path: &str,
+    query: Option<&str>,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, Fault> {
+    let Asked { cost, deny, namespace, header } = read_query(query)?;
+    let (limit, key) = match (path.split_once('/'), header, &namespace) {
+        (Some((limit, key)), None, _) => (decoded(limit), decoded(key)),
+        // What a header says is raw: nobody chooses a namespace by it.
+        (None, Some(header), Some(_)) => (decoded(path), said_by_proxy(headers, &header)?.into()),
+        _ => {
+            return Err(Fault::malformed(
+                "write /v1/gate/{limit}/{key}, the key percent-encoded, or \
+                 /v1/gate/{limit}?header=x-forwarded-for&namespace=ip",
+            ));
+        }
     };
-    let (limit, key) = (decoded(limit), decoded(key));
-    let parsed = Key::parse(&key).map_err(|error| Fault::malformed(error.to_string()))?;
-    let Asked { cost, deny } = read_query(query)?;
-    let asks = [Ask::new(&limit, &key).cost(cost)];
+    let key = key_of_url(namespace.as_deref(), &key)?;
+    let asks = [Ask::new(&limit, key.canonical()).cost(cost)];
     app.decide(Act::Charge, &asks, |state, decided| match decided {
-        Ok(decided) => Ok(told(state, &decided.decision, &parsed, cost, deny)),
+        Ok(decided) => Ok(told(state, &decided.decision, &key, cost, deny)),
         Err(error) => Err(undecided(state, &asks, &error)),
     })
     .await
+}
+
+/// Who it is by a header that the proxy sets: the last of a list, which the proxy itself has added.
+fn said_by_proxy<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, Fault> {
+    let last = headers.get_all(name).iter().next_back().and_then(|value| value.to_str().ok());
+    let last = last.and_then(|list| list.rsplit(',').next()).map(str::trim).filter(|said| !said.is_empty());
+    last.ok_or_else(|| Fault::malformed(format!("no header `{name}` says who pays")))
 }
 
 /// What a query may say.
 struct Asked {
     cost: u64,
     deny: StatusCode,
+    /// The key in the path is raw, and in this namespace.
+    namespace: Option<String>,
+    /// Where the proxy says who pays, if the path does not.
+    header: Option<HeaderName>,
 }
 
 fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
-    let mut asked = Asked { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS };
+    let mut asked = Asked { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS, namespace: None, header: None };
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
             Some(("cost", cost)) => {
@@ -51,7 +75,17 @@ fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
                 asked.deny =
                     status.ok_or_else(|| Fault::malformed("`deny` must be a status from 400 to 599"))?;
             }
-            _ => return Err(Fault::malformed("the query may say `cost` and `deny`, as in ?cost=2&deny=403")),
+            Some(("namespace", namespace)) => asked.namespace = Some(decoded(namespace).into_owned()),
+            Some(("header", name)) => {
+                let name =
+                    name.parse().map_err(|_| Fault::malformed("`header` must be the name of a header"));
+                asked.header = Some(name?);
+            }
+            _ => {
+                return Err(Fault::malformed(
+                    "the query may say `cost`, `deny`, `namespace` and `header`, as in ?cost=2&deny=403&namespace=ip",
+                ));
+            }
         }
     }
     Ok(asked)

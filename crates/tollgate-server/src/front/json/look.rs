@@ -6,12 +6,16 @@ use std::sync::Arc;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tollgate::http::decoded;
-use tollgate::{Allowance, Key, Rule, StoreState};
+use tollgate::{Allowance, Rule, StoreState};
 
+use super::ask::key_of_url;
 use super::body::Body;
 use super::fault::Fault;
 use super::{json as answered, known_limit, tell, text};
 use crate::app::{App, State};
+
+/// What there is to ask, for people and for programs that write clients. Tests hold it to what is answered.
+const OPENAPI: &str = include_str!("openapi.json");
 
 pub(super) async fn answer(app: &Arc<App>, path: &str, query: Option<&str>) -> Result<Response<Body>, Fault> {
     match path {
@@ -22,6 +26,7 @@ pub(super) async fn answer(app: &Arc<App>, path: &str, query: Option<&str>) -> R
             app.metrics.run_upkeep();
             Ok(text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", app.metrics.render()))
         }
+        "/openapi.json" => Ok(answered(OPENAPI.to_owned())),
         "/v1/limits" => Ok(answered(limits(&app.state()).to_string())),
         "/v1/status" => status(app, query).await,
         "/v1/server" => Ok(answered(server(app).to_string())),
@@ -79,11 +84,15 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
     let (Some(limit), Some(key)) = (find("limit"), find("key")) else {
         return Err(Fault::malformed("write /v1/status?limit=…&key=…"));
     };
-    Key::parse(&key).map_err(|error| Fault::malformed(error.to_string()))?;
+    let namespace = find("namespace");
+    let key = key_of_url(namespace.as_deref(), &key)?;
     let state = app.state();
     known_limit(&state, &limit)?;
-    let outcome =
-        state.gate.status(&limit, &key).await.map_err(|error| Fault::unavailable(error.to_string()))?;
+    let outcome = state
+        .gate
+        .status(&limit, key.canonical())
+        .await
+        .map_err(|error| Fault::unavailable(error.to_string()))?;
     let mut out = String::with_capacity(192);
     let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.allowed);
     tell::outcome(&mut out, &outcome);

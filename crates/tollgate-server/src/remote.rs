@@ -1,0 +1,207 @@
+//! The commands that ask a running server: `check`, `status`, `reset`, `limits`, and `top`.
+//!
+//! They speak the server's own JSON (`client.rs`), so `--json` prints what it answered as it came. Without it people get a
+//! sentence or a table. A denial is an answer with an exit code of its own, 1; whatever kept a decision from being made is 2.
+
+pub(crate) mod top;
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+use crate::cli::{CheckArgs, LimitsArgs, OfKeyArgs, ResetArgs};
+use crate::client::{Client, escaped, visible};
+use crate::failure::Failure;
+use crate::figures::grouped;
+use crate::screen::{Ink, Tone};
+use crate::table::{Cell, Side, Table};
+
+/// The exit code of a denial.
+const DENIED: u8 = 1;
+
+/// `tollgate check`: charges, and says what came of it.
+pub(crate) fn check(asked: &CheckArgs) -> Result<ExitCode, Failure> {
+    let client = Client::new(&asked.server.url)?;
+    let body = json!({ "limit": asked.limit, "key": asked.key, "cost": asked.cost });
+    let decision = client.post_json("/v1/check", &body)?;
+    let Some(allowed) = decision["allowed"].as_bool() else { return Err(not_ours()) };
+    let mut out = io::stdout().lock();
+    let printed = if asked.json {
+        writeln!(out, "{decision}")
+    } else {
+        let ink = Ink::of(&io::stdout());
+        let verdict = match allowed {
+            true => ink.paint(Tone::Good, "allowed"),
+            false => ink.paint(Tone::Bad, "denied"),
+        };
+        let degraded = if decision["degraded"] == true { " (without the store)" } else { "" };
+        let limits = decision["limits"].as_array();
+        let said: Vec<String> = limits.into_iter().flatten().map(standing).collect();
+        writeln!(out, "{verdict} by {}{degraded}", said.join("; "))
+    };
+    printed.map_err(Failure::answering)?;
+    Ok(if allowed { ExitCode::SUCCESS } else { ExitCode::from(DENIED) })
+}
+
+/// `tollgate status`: how a key stands.
+pub(crate) fn status(asked: &OfKeyArgs) -> Result<(), Failure> {
+    let client = Client::new(&asked.server.url)?;
+    let path = format!("/v1/status?limit={}&key={}", escaped(&asked.limit), escaped(&asked.key));
+    let status = client.get_json(&path)?;
+    let mut out = io::stdout().lock();
+    let printed = match asked.json {
+        true => writeln!(out, "{status}"),
+        false => writeln!(out, "{}", standing(&status)),
+    };
+    printed.map_err(Failure::answering)
+}
+
+/// `tollgate reset`: forgets what a key was charged, once a person has agreed.
+pub(crate) fn reset(asked: &ResetArgs) -> Result<(), Failure> {
+    let OfKeyArgs { limit, key, server, json } = &asked.of;
+    let client = Client::new(&server.url)?.token(asked.token.as_deref())?;
+    if !asked.yes && io::stdin().is_terminal() {
+        let question = format!("forget what {} was charged under {}?", visible(key), visible(limit));
+        agreed(&question, &mut io::stdin().lock(), &mut io::stderr().lock())?;
+    }
+    let reset = client.post_json("/v1/reset", &json!({ "limit": limit, "key": key }))?;
+    let mut out = io::stdout().lock();
+    let printed = match (json, reset["reset"].as_bool()) {
+        (true, _) => writeln!(out, "{reset}"),
+        (false, Some(true)) => writeln!(out, "forgotten"),
+        (false, _) => writeln!(out, "nothing was known of it"),
+    };
+    printed.map_err(Failure::answering)
+}
+
+/// Asks a person, and fails unless the answer is yes.
+fn agreed(question: &str, from: &mut impl BufRead, to: &mut impl Write) -> Result<(), Failure> {
+    let asked = write!(to, "{question} [y/N] ").and_then(|()| to.flush());
+    asked.map_err(|error| Failure::writing("to stderr", &error))?;
+    let mut answer = String::new();
+    from.read_line(&mut answer).map_err(|error| Failure::reading("stdin", &error))?;
+    match answer.trim() {
+        "y" | "Y" | "yes" => Ok(()),
+        _ => Err(Failure::new("nothing was changed; --yes acts without asking")),
+    }
+}
+
+/// `tollgate limits`: what there is.
+pub(crate) fn limits(asked: &LimitsArgs) -> Result<(), Failure> {
+    let answer = Client::new(&asked.server.url)?.get_json("/v1/limits")?;
+    let mut out = io::stdout().lock();
+    if asked.json {
+        return writeln!(out, "{answer}").map_err(Failure::answering);
+    }
+    let Some(limits) = answer["limits"].as_array() else { return Err(not_ours()) };
+    let mut table = Table::new(&[
+        ("LIMIT", Side::Left),
+        ("STRATEGY", Side::Left),
+        ("RULE", Side::Left),
+        ("OVERRIDES", Side::Right),
+        ("STORE", Side::Left),
+        ("WITHOUT IT", Side::Left),
+    ]);
+    for limit in limits {
+        let shadow = if limit["shadow"] == true { " (shadow)" } else { "" };
+        table.row([
+            Cell::toned(Tone::Strong, text(&limit["limit"])),
+            text(&limit["strategy"]).into(),
+            format!("{}{shadow}", text(&limit["rule"])).into(),
+            number(&limit["overrides"]).into(),
+            text(&limit["store"]).into(),
+            text(&limit["fallback"]).into(),
+        ]);
+    }
+    table.print(&mut out, Ink::of(&io::stdout()), 0).map_err(Failure::answering)
+}
+
+/// What one limit says, in words: `api, 19 of 20 left`.
+fn standing(said: &Value) -> String {
+    let name = text(&said["limit"]);
+    let left = match (&said["remaining"], &said["capacity"]) {
+        (Value::Null, _) => "unlimited".to_owned(),
+        (remaining, capacity) => format!("{} of {} left", number(remaining), number(capacity)),
+    };
+    let wait = match (&said["allowed"], &said["retry_after_ms"]) {
+        (Value::Bool(true), _) => String::new(),
+        (_, Value::Null) => ", never so much at once".to_owned(),
+        (_, wait) => format!(", retry after {}", span(wait.as_u64().unwrap_or_default())),
+    };
+    let watched = if said["would_deny"] == true { ", would deny if it did not only watch" } else { "" };
+    let full = match said["reset_after_ms"].as_u64() {
+        Some(reset @ 1..) => format!(", full again in {}", span(reset)),
+        _ => String::new(),
+    };
+    format!("{name}: {left}{wait}{full}{watched}")
+}
+
+fn not_ours() -> Failure {
+    Failure::new("the server answered with JSON that is not ours; is it a Tollgate?")
+}
+
+/// A text of the server's, or a dash.
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| "-".to_owned(), visible)
+}
+
+fn number(value: &Value) -> String {
+    value.as_u64().map_or_else(|| "-".to_owned(), grouped)
+}
+
+/// A time to wait in the unit that fits it, rounded up so that waiting so long is enough.
+fn span(ms: u64) -> String {
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..120_000 => format!("{} s", ms.div_ceil(1_000)),
+        120_000..7_200_000 => format!("{} min", ms.div_ceil(60_000)),
+        _ => format!("{} h", grouped(ms.div_ceil(3_600_000))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standing_is_a_sentence() {
+        for (said, expected) in [
+            (
+                r#"{"limit":"api","allowed":true,"capacity":20,"remaining":19,"retry_after_ms":0,"reset_after_ms":100}"#,
+                "api: 19 of 20 left, full again in 100 ms",
+            ),
+            (
+                r#"{"limit":"a","allowed":false,"capacity":2000,"remaining":0,"retry_after_ms":1001,"reset_after_ms":7200001}"#,
+                "a: 0 of 2,000 left, retry after 2 s, full again in 3 h",
+            ),
+            (
+                r#"{"limit":"a","allowed":false,"capacity":2,"remaining":2,"retry_after_ms":null,"reset_after_ms":0}"#,
+                "a: 2 of 2 left, never so much at once",
+            ),
+            (
+                r#"{"limit":"a","allowed":true,"capacity":null,"remaining":null,"retry_after_ms":0,"reset_after_ms":0}"#,
+                "a: unlimited",
+            ),
+            (
+                r#"{"limit":"a","allowed":true,"capacity":1,"remaining":0,"retry_after_ms":7,"reset_after_ms":7,"would_deny":true}"#,
+                "a: 0 of 1 left, full again in 7 ms, would deny if it did not only watch",
+            ),
+            ("{}", "-: unlimited, never so much at once"),
+        ] {
+            let said: Value = serde_json::from_str(said).expect("JSON");
+            assert_eq!(standing(&said), expected);
+        }
+    }
+
+    #[test]
+    fn only_yes_is_yes() {
+        for (answer, is_yes) in
+            [("y\n", true), ("yes\n", true), ("Y\n", true), ("\n", false), ("", false), ("yeah\n", false)]
+        {
+            let mut asked = Vec::new();
+            assert_eq!(agreed("sure?", &mut answer.as_bytes(), &mut asked).is_ok(), is_yes, "{answer:?}");
+            assert_eq!(asked, b"sure? [y/N] ");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The commands that ask a server: what they print, where, and how they end.
+
+use std::net::TcpListener;
+
+use crate::server::{POLICY, Server, command, home};
+
+/// A call: its exit code, and what stands on stdout and stderr (`""` where nothing may).
+fn check(server: &Server, args: &str, env: &[(&str, &str)], code: i32, stdout: &str, stderr: &str) {
+    let args: Vec<&str> = args.split(' ').collect();
+    let output = server.tollgate(&args, env);
+    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {out}{err}");
+    for (said, expected) in [(&out, stdout), (&err, stderr)] {
+        assert!(said.contains(expected), "{args:?}: {said}");
+        assert_eq!(said.is_empty(), expected.is_empty(), "{args:?}: {said}");
+    }
+    if code == 2 {
+        assert!(err.starts_with("tollgate: error: ") && err.lines().count() == 1, "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn a_check_ends_as_it_was_decided() {
+    let server = Server::start();
+    check(&server, "check login user:1", &[], 0, "allowed by login: 1 of 2 left, full again in 60 min\n", "");
+    check(&server, "check login user:1 --cost 2", &[], 1, "denied by login: 1 of 2 left, retry after ", "");
+    check(&server, "check login user:1 --cost 3", &[], 1, "never so much at once", "");
+    check(&server, "check login user:1 --json", &[], 0, "\"allowed\":true", "");
+    check(&server, "check login user:1 --json", &[], 1, "\"allowed\":false", "");
+    check(&server, "check free user:1", &[], 0, "allowed by free: unlimited\n", "");
+    check(&server, "check shut user:1", &[], 1, "denied by shut: 0 of 0 left, never so much at once\n", "");
+    check(&server, "check logn user:1", &[], 2, "", "did you mean `login`?");
+    check(&server, "check login a:b:c:d", &[], 2, "", "did you mean `a:b%3Ac%3Ad`?");
+    check(&server, "check login user:1 --cost 0", &[], 2, "", "invalid value '0' for '--cost <N>'");
+    check(&server, "check login user:1 --server https://a", &[], 2, "", "speaks http:// only");
+    // Nobody listens where somebody has just left.
+    let left = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    check(&server, &format!("check login user:1 --server http://{left}"), &[], 2, "", "start one with");
+}
+
+#[test]
+fn a_key_is_looked_at_and_forgotten() {
+    let config = format!("[server]\nadmin_token = \"env:OPS\"\n{POLICY}");
+    let server = Server::with(&config, &[], &[("OPS", "s3cret")]);
+    check(&server, "status login user:1", &[], 0, "login: 2 of 2 left\n", "");
+    check(&server, "check login user:1 --cost 2", &[], 0, "allowed", "");
+    check(&server, "status login user:1", &[], 0, "login: 0 of 2 left, retry after ", "");
+    check(&server, "status login user:1 --json", &[], 0, "\"used\":2}", "");
+    check(&server, "reset login user:1", &[], 2, "", "the server said 401: this call needs the admin token");
+    check(&server, "reset login user:1 --token guess", &[], 2, "", "401");
+    let shown = [("TOLLGATE_ADMIN_TOKEN", "s3cret")];
+    check(&server, "reset login user:1", &shown, 0, "forgotten\n", "");
+    check(&server, "reset login user:1 --token s3cret --yes", &[], 0, "nothing was known of it\n", "");
+    check(&server, "reset login user:1 --json", &shown, 0, "{\"reset\":false}\n", "");
+    check(&server, "status login user:1", &[], 0, "login: 2 of 2 left\n", "");
+}
+
+#[test]
+fn limits_and_top_are_tables() {
+    let server = Server::start();
+    server.post("/v1/check", r#"{"limit":"login","key":"user:1","cost":9}"#);
+    check(&server, "limits", &[], 0, "api      token_bucket  1/h, bursts of 3", "");
+    check(&server, "limits", &[], 0, "watched  fixed_window  1 per 1h window (shadow)", "");
+    check(&server, "limits --json", &[], 0, "{\"limits\":[{", "");
+    check(&server, "top", &[], 0, "store memory up", "");
+    let output = server.tollgate(&["top"], &[]);
+    let page = String::from_utf8(output.stdout).unwrap();
+    let login = page.lines().find(|line| line.starts_with("login")).expect("a row");
+    let words: Vec<&str> = login.split_whitespace().collect();
+    assert_eq!(words, ["login", "2", "per", "1h", "window", "-", "-", "0", "1"]);
+    assert!(!page.contains('\u{1b}'), "no colour where there is no terminal: {page}");
+}
+
+#[test]
+fn completions_and_the_manual_know_every_command() {
+    let home = home();
+    let run = |args: &[&str]| {
+        let output = command(&home, args, &[]).output().unwrap();
+        assert!(output.status.success(), "{args:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let all = ["serve", "check", "status", "reset", "limits", "top", "validate", "backtest", "bench"];
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let text = run(&["completions", shell]);
+        for name in all {
+            assert!(text.contains(name), "{shell} does not know {name}");
+        }
+    }
+    let manual = run(&["man"]);
+    for name in all {
+        assert!(manual.contains(&format!("tollgate\\-{name}(1)")), "the manual does not know {name}");
+        let page = run(&["man", name]);
+        assert!(page.contains(&format!(".TH tollgate-{name} 1")), "{page}");
+    }
+    let unknown = command(&home, &["man", "sreve"], &[]).output().unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+    let _ = std::fs::remove_dir_all(&home);
+}

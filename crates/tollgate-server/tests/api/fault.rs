@@ -1,0 +1,148 @@
+//! What is wrong with a call: the status, and words that help. Nothing is charged, nothing breaks.
+
+use crate::server::Server;
+
+/// A request that is refused: its status, and what the problem says.
+fn check(server: &Server, method: &str, path: &str, lines: &[&str], body: &str, status: u16, said: &str) {
+    let answer = server.ask(method, path, lines, body);
+    let shown = &body[..body.len().min(100)];
+    assert_eq!(answer.status, status, "{method} {path} {shown}: {}", answer.body);
+    assert_eq!(answer.field("content-type"), Some("application/problem+json"), "{method} {path}");
+    let problem: serde_json::Value = serde_json::from_str(&answer.body).expect("JSON");
+    assert_eq!(problem["status"], status, "{method} {path}");
+    let detail = problem["detail"].as_str().expect("a detail");
+    assert!(detail.contains(said), "{method} {path} {shown}: {detail}");
+}
+
+fn malformed(server: &Server, path: &str, body: &str, said: &str) {
+    check(server, "POST", path, &["content-type: application/json"], body, 400, said);
+}
+
+#[test]
+fn a_body_that_makes_no_sense_is_told_what_would() {
+    let server = Server::start();
+    for (body, said) in [
+        ("", "EOF"),
+        ("null", "invalid type"),
+        ("[]", "expected an object"),
+        (r#"["api","k",1]"#, "expected an object"),
+        ("{}", "write either"),
+        (r#"{"limit":"api"}"#, "write either"),
+        (r#"{"limit":"api","key":"k"} x"#, "trailing"),
+        (r#"{"limit":"api","key":"k","kind":1}"#, "unknown field"),
+        (r#"{"limit":"api","limit":"api","key":"k"}"#, "line 1"),
+        (r#"{"limit":"api","key":"k","cost":0}"#, "at least 1"),
+        (r#"{"limit":"api","key":"k","cost":-1}"#, "line 1"),
+        (r#"{"limit":"api","key":"k","cost":1.5}"#, "invalid type"),
+        (r#"{"limit":"api","key":"k","cost":1e3}"#, "invalid type"),
+        (r#"{"limit":"api","key":"k","cost":"1"}"#, "invalid type"),
+        (r#"{"limit":"api","key":"k","cost":18446744073709551616}"#, "line 1"),
+        (r#"{"limit":"api","key":""}"#, "the key is empty"),
+        (r#"{"limit":"api","key":"a:b:c:d"}"#, "did you mean `a:b%3Ac%3Ad`?"),
+        (r#"{"limit":"api","key":"a\u0000b"}"#, "control character"),
+        (r#"{"limit":"api","key":"k","ttl_ms":1}"#, "is for /v1/reserve"),
+        (r#"{"charges":[]}"#, "0 entries"),
+    ] {
+        malformed(&server, "/v1/check", body, said);
+    }
+    let one = r#"{"limit":"api","key":"k"}"#;
+    malformed(&server, "/v1/check", &format!(r#"{{"charges":[{}]}}"#, vec![one; 65].join(",")), "65 entries");
+    let many = vec![one; 1_025].join(",");
+    malformed(&server, "/v1/checks", &format!(r#"{{"checks":[{many}]}}"#), "1025 entries");
+    malformed(&server, "/v1/checks", r#"{"checks":[]}"#, "0 entries");
+    malformed(&server, "/v1/reserve", r#"{"limit":"api","key":"k","ttl_ms":0}"#, "ttl_ms");
+    malformed(&server, "/v1/reserve", r#"{"limit":"api","key":"k","ttl_ms":86400001}"#, "ttl_ms");
+    malformed(&server, "/v1/settle", r#"{"reservation":"x","actual":1}"#, "32 hexadecimal digits");
+    let id = "0123456789abcdef0123456789abcdef";
+    malformed(&server, "/v1/settle", &format!(r#"{{"reservation":"{id}"}}"#), "ask /v1/cancel");
+    malformed(&server, "/v1/cancel", &format!(r#"{{"reservation":"{id}","actual":1}}"#), "is for /v1/settle");
+    malformed(&server, "/v1/check", &format!(r#"{{"limit":{}"#, "[".repeat(60_000)), "the body");
+    let long = format!(r#"{{"limit":"api","key":"{}"}}"#, "k".repeat(1_025));
+    malformed(&server, "/v1/check", &long, "1024");
+    let left = server.get("/v1/status?limit=api&key=k").body;
+    assert!(left.contains("\"used\":0"), "something was charged: {left}");
+}
+
+#[test]
+fn a_question_that_is_cut_off_anywhere_is_no_question() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let whole = r#"{"charges":[{"limit":"api","key":{"namespace":"ip","key":"::1"},"cost":1}]}"#;
+    for end in 0..whole.len() {
+        let body = &whole[..end];
+        let head = format!(
+            "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {end}\r\n\r\n"
+        );
+        connection.send(head.as_bytes()).unwrap();
+        connection.send(body.as_bytes()).unwrap();
+        let answer = connection.receive(false).unwrap();
+        assert_eq!(answer.status, 400, "{body}: {}", answer.body);
+    }
+    let answer = connection.ask_with_body("POST", "/v1/check", &["content-type: application/json"], whole);
+    assert!(answer.body.contains("\"remaining\":2"), "{}", answer.body);
+}
+
+#[test]
+fn wrong_addresses_methods_and_kinds() {
+    let server = Server::start();
+    let json = ["content-type: application/json"];
+    let ask = r#"{"limit":"api","key":"k"}"#;
+    for (method, path, lines, body, status, said) in [
+        ("GET", "/nothing", &[] as &[&str], "", 404, "/openapi.json lists"),
+        ("GET", "/v1/", &[], "", 404, "/openapi.json lists"),
+        ("GET", "/v1/status?limit=apo&key=k", &[], "", 404, "did you mean `api`?"),
+        ("GET", "/v1/status?limit=api", &[], "", 400, "/v1/status?limit=…&key=…"),
+        ("GET", "/v1/status?limit=api&key=a:b:c:d", &[], "", 400, "did you mean `a:b%3Ac%3Ad`?"),
+        (
+            "POST",
+            "/v1/check",
+            &json,
+            r#"{"limit":"nope","key":"k"}"#,
+            404,
+            "unknown limit `nope`; known: api",
+        ),
+        ("POST", "/v1/check", &json, r#"{"limit":"","key":"k"}"#, 404, "unknown limit"),
+        ("POST", "/v1/reset", &json, r#"{"limit":"nope","key":"k"}"#, 404, "unknown limit `nope`"),
+        ("GET", "/v1/check", &[], "", 405, "answers to POST"),
+        ("DELETE", "/v1/reset", &json, ask, 405, "answers to POST"),
+        ("GET", "/v1/reload", &[], "", 405, "answers to POST"),
+        ("POST", "/v1/limits", &json, ask, 405, "answers to GET, HEAD"),
+        ("PUT", "/v1/gate/api/k", &json, ask, 405, "answers to GET, HEAD"),
+        ("POST", "/v1/check", &[], ask, 415, "Content-Type: application/json"),
+        ("POST", "/v1/check", &["content-type: text/plain"], ask, 415, "Content-Type: application/json"),
+        ("POST", "/v1/check", &["content-type: application/jsonx"], ask, 415, "Content-Type"),
+    ] {
+        check(&server, method, path, lines, body, status, said);
+    }
+    let allowed = server.ask("PATCH", "/v1/check", &[], "");
+    assert_eq!(allowed.field("allow"), Some("POST"));
+    let known = server.post("/v1/check", r#"{"limit":"nope","key":"k"}"#).body;
+    let expected = r#""known-limits":["api","login","watched","uploads","even","free","shut"]"#;
+    assert!(known.contains(expected), "{known}");
+    let kind = ["content-type: APPLICATION/json; charset=utf-8"];
+    assert_eq!(server.ask("POST", "/v1/check", &kind, ask).status, 200);
+}
+
+#[test]
+fn a_body_has_a_longest_length() {
+    let server = Server::start();
+    let padded = |length: usize| {
+        let ask = r#"{"limit":"api","key":"k"}"#;
+        format!("{ask}{}", " ".repeat(length - ask.len()))
+    };
+    assert_eq!(server.post("/v1/check", &padded(64 * 1024)).status, 200);
+    let json = ["content-type: application/json"];
+    check(&server, "POST", "/v1/check", &json, &padded(64 * 1024 + 1), 413, "longer than 65536 bytes");
+    // In chunks nobody says how long it will be.
+    let mut connection = server.connect();
+    connection
+        .send(b"POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+        .unwrap();
+    let chunk = format!("8000\r\n{}\r\n", " ".repeat(0x8000));
+    for _ in 0..3 {
+        // It may be refused, and hung up on, before all of it is sent.
+        let _ = connection.send(chunk.as_bytes());
+    }
+    let answer = connection.receive(false).expect("an answer");
+    assert_eq!(answer.status, 413, "{}", answer.body);
+}

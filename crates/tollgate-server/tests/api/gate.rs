@@ -1,0 +1,124 @@
+//! `/v1/gate/{limit}/{key}`, as proxies ask it.
+
+use crate::server::Server;
+
+/// A question, and its answer: status, the lines that tell how the caller stands, and a word of the body.
+fn check(server: &Server, path: &str, status: u16, lines: &[&str], said: &str) {
+    let answer = server.get(path);
+    assert_eq!(answer.status, status, "{path}: {}", answer.body);
+    let names = [
+        "content-type",
+        "cache-control",
+        "x-ratelimit-limit",
+        "x-ratelimit-remaining",
+        "x-ratelimit-reset",
+        "retry-after",
+        "ratelimit-policy",
+        "ratelimit",
+    ];
+    assert_eq!(answer.lines_of(&names), lines, "{path}");
+    assert!(answer.body.contains(said), "{path}: {}", answer.body);
+    assert_eq!(answer.body.is_empty(), status == 200, "{path}: {}", answer.body);
+}
+
+const OPEN: [&str; 6] = [
+    "cache-control: no-store",
+    "x-ratelimit-limit: 2",
+    "x-ratelimit-remaining: 1",
+    "x-ratelimit-reset: 3600",
+    "ratelimit-policy: \"login\";q=2;w=3600",
+    "ratelimit: \"login\";r=1;t=3600",
+];
+
+const SHUT: [&str; 8] = [
+    "content-type: application/problem+json",
+    "cache-control: no-store",
+    "x-ratelimit-limit: 2",
+    "x-ratelimit-remaining: 1",
+    "x-ratelimit-reset: 3600",
+    "retry-after: 3600",
+    "ratelimit-policy: \"login\";q=2;w=3600",
+    "ratelimit: \"login\";r=1;t=3600",
+];
+
+#[test]
+fn a_proxy_is_told_by_a_status() {
+    let server = Server::start();
+    check(&server, "/v1/gate/login/user:1", 200, &OPEN, "");
+    check(&server, "/v1/gate/login/user:1?cost=2", 429, &SHUT, "quota-exceeded");
+    check(&server, "/v1/gate/login/user:1?cost=2&deny=403", 403, &SHUT, "\"violated-policies\":[\"login\"]");
+    check(&server, "/v1/gate/login/user:1?deny=503&cost=2", 503, &SHUT, "login allows 2 per 1h window");
+}
+
+#[test]
+fn a_key_in_a_path_is_encoded_or_raw_in_a_namespace() {
+    let server = Server::start();
+    check(&server, "/v1/gate/login/ip:2001%253Adb8%253A%253A1", 200, &OPEN, "");
+    check(&server, "/v1/gate/login/2001:db8::1?namespace=ip&cost=2", 429, &SHUT, "quota-exceeded");
+    check(&server, "/v1/gate/login/192.0.2.1?namespace=ip", 200, &OPEN, "");
+    check(&server, "/v1/gate/login/a%20b/c", 200, &OPEN, "");
+    let status = server.get("/v1/status?limit=login&key=a%20b/c").body;
+    assert!(status.contains("\"used\":1"), "{status}");
+}
+
+/// Traefik asks at a fixed address and says in a header for whom.
+#[test]
+fn a_proxy_may_say_in_a_header_who_pays() {
+    let server = Server::start();
+    let path = "/v1/gate/login?header=x-forwarded-for&namespace=ip";
+    for (lines, status) in [
+        (&["x-forwarded-for: 192.0.2.1"] as &[&str], 200),
+        (&["X-Forwarded-For: 192.0.2.1"], 200),
+        // What a client says of itself stands before what the proxy adds, and changes nothing.
+        (&["x-forwarded-for: 10.0.0.1, 192.0.2.1"], 429),
+        (&["x-forwarded-for: 10.0.0.1", "x-forwarded-for: 192.0.2.1"], 429),
+        (&["x-forwarded-for: 2001:db8::1"], 200),
+        (&["x-forwarded-for: a:b:c:d"], 200),
+        (&[], 400),
+        (&["x-forwarded-for:"], 400),
+        (&["x-forwarded-for: 192.0.2.1,"], 400),
+        (&["x-forwarded-for: \u{fc}"], 400),
+    ] {
+        let answer = server.ask("GET", path, lines, "");
+        assert_eq!(answer.status, status, "{lines:?}: {}", answer.body);
+    }
+    let status = server.get("/v1/status?limit=login&key=ip:192.0.2.1").body;
+    assert!(status.contains("\"used\":2"), "{status}");
+}
+
+#[test]
+fn head_asks_too() {
+    let server = Server::start();
+    let answer = server.ask("HEAD", "/v1/gate/login/user:1", &[], "");
+    assert_eq!((answer.status, answer.body.as_str()), (200, ""));
+    let answer = server.ask("HEAD", "/v1/gate/login/user:1?cost=2", &[], "");
+    assert_eq!((answer.status, answer.field("retry-after")), (429, Some("3600")));
+}
+
+#[test]
+fn what_makes_no_sense_is_no_denial() {
+    let server = Server::start();
+    for (path, status) in [
+        ("/v1/gate/login", 400),
+        ("/v1/gate/login/", 400),
+        ("/v1/gate//user:1", 404),
+        ("/v1/gate/nope/user:1", 404),
+        ("/v1/gate/login/a:b:c:d", 400),
+        ("/v1/gate/login/a%00b", 400),
+        ("/v1/gate/login/k?cost=0", 400),
+        ("/v1/gate/login/k?cost=-1", 400),
+        ("/v1/gate/login/k?cost=x", 400),
+        ("/v1/gate/login/k?deny=200", 400),
+        ("/v1/gate/login/k?deny=600", 400),
+        ("/v1/gate/login/k?dney=403", 400),
+        ("/v1/gate/login/k?namespace=", 400),
+        ("/v1/gate/login?header=host", 400),
+        ("/v1/gate/login?header=%20&namespace=a", 400),
+        ("/v1/gate/login/k?header=host&namespace=a", 400),
+    ] {
+        let answer = server.get(path);
+        assert_eq!(answer.status, status, "{path}: {}", answer.body);
+        assert_eq!(answer.field("content-type"), Some("application/problem+json"), "{path}");
+        assert_eq!(answer.field("ratelimit"), None, "{path}");
+    }
+}

@@ -1,0 +1,156 @@
+//! A server from its start to its end: a config that changes under it, and signals.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::server::{POLICY, Server};
+
+/// How long a change may take to be noticed on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn about(server: &Server) -> Value {
+    serde_json::from_str(&server.get("/v1/server").body).expect("JSON")
+}
+
+/// Asks until it is so.
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "not so after {PATIENCE:?}: {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn remaining(server: &Server) -> Value {
+    let body = server.get("/v1/status?limit=login&key=user:1").body;
+    serde_json::from_str::<Value>(&body).expect("JSON")["remaining"].clone()
+}
+
+fn rewrite(server: &Server, config: &str) {
+    // Written beside it and put in its place, as editors do, so that nobody reads half of it.
+    std::fs::write(server.home.join("new.toml"), config).unwrap();
+    std::fs::rename(server.home.join("new.toml"), server.home.join("tollgate.toml")).unwrap();
+}
+
+#[test]
+fn a_changed_config_is_followed_and_what_was_consumed_stays_so() {
+    let server = Server::start();
+    server.post("/v1/check", r#"{"limit":"login","key":"user:1"}"#);
+    assert_eq!(remaining(&server), 1);
+    rewrite(&server, &POLICY.replace("limit = 2\nwindow", "limit = 5\nwindow"));
+    wait_for("the file was read", || remaining(&server) == 4);
+    // Once more, at once, by asking for it.
+    rewrite(&server, &POLICY.replace("limit = 2\nwindow", "limit = 9\nwindow"));
+    assert_eq!(server.ask("POST", "/v1/reload", &[], "").body, "{\"reloaded\":true}");
+    assert_eq!(remaining(&server), 8);
+    assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
+}
+
+#[test]
+fn sighup_reads_it_again() {
+    let server = Server::start();
+    assert_eq!(about(&server)["reloads"].as_array().map(Vec::len), Some(0));
+    server.signal(Signal::HUP);
+    wait_for("it was read again", || about(&server)["reloads"].as_array().map(Vec::len) == Some(1));
+    assert_eq!(about(&server)["reloads"][0]["refused"], Value::Null);
+}
+
+#[test]
+fn a_broken_config_changes_nothing_and_is_told() {
+    let server = Server::start();
+    for (broken, said) in [
+        (POLICY.replace("limit = 2", "limit = 0"), "limits.login.limit"),
+        ("[limits".to_owned(), "line 1"),
+        (format!("[server]\nhttp = \"127.0.0.1:1\"\n{POLICY}"), "takes a restart"),
+        (format!("[store]\nmax_keys = 1000\n{POLICY}"), "takes a restart"),
+    ] {
+        rewrite(&server, &broken);
+        let answer = server.ask("POST", "/v1/reload", &[], "");
+        assert_eq!(answer.status, 400, "{said}: {}", answer.body);
+        assert!(answer.body.contains(said), "{said}: {}", answer.body);
+        let about = about(&server);
+        let last = about["reloads"].as_array().and_then(|reloads| reloads.last()).expect("a reload");
+        assert!(last["refused"].as_str().is_some_and(|why| why.contains(said)), "{said}: {about}");
+        let metrics = server.get("/metrics").body;
+        assert!(metrics.contains("tollgate_config_refused 1"), "{metrics}");
+        assert!(metrics.contains("tollgate_reloads_total{outcome=\"refused\"}"), "{metrics}");
+        assert_eq!(remaining(&server), 2, "the last good one stays");
+    }
+    // It comes to itself with the file.
+    rewrite(&server, POLICY);
+    assert_eq!(server.ask("POST", "/v1/reload", &[], "").status, 200);
+    assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
+    server.signal(Signal::TERM);
+    let ended = server.ended();
+    assert!(ended.stderr.contains("the config stays as it was"), "{ended:?}");
+}
+
+/// What has begun is answered, and then the process ends in order.
+#[test]
+fn signals_end_it_in_order() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let server = Server::start();
+        let mut idle = server.connect();
+        assert_eq!(idle.ask("GET", "/healthz", &[]).status, 200);
+        // A request whose body is still to come.
+        let mut busy = server.connect();
+        let body = r#"{"limit":"api","key":"user:1"}"#;
+        let head = format!(
+            "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\nexpect: 100-continue\r\n\r\n",
+            body.len()
+        );
+        busy.send(head.as_bytes()).unwrap();
+        assert_eq!(busy.receive(false).unwrap().status, 100, "it waits for the body");
+        server.signal(signal);
+        // Who is idle is hung up on, which says that the signal has arrived.
+        assert!(idle.receive(false).is_err());
+        busy.send(body.as_bytes()).unwrap();
+        let answer = busy.receive(false).unwrap();
+        assert!(answer.body.contains("\"remaining\":2"), "{answer:?}");
+        let ended = server.ended();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(!ended.stderr.contains("were still busy"), "{ended:?}");
+    }
+}
+
+/// However many ask while it ends: whoever gets an answer gets a whole one.
+#[test]
+fn under_load_it_ends_in_order_too() {
+    let server = Server::start();
+    let address = server.address;
+    let workers: Vec<_> = (0..4)
+        .map(|worker| {
+            std::thread::spawn(move || {
+                let mut connection = tollgate_testkit::http::Connection::open(address);
+                let body = format!(r#"{{"limit":"free","key":"user:{worker}"}}"#);
+                let request = format!(
+                    "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                let mut answered = 0;
+                while connection.send(request.as_bytes()).is_ok() {
+                    match connection.receive(false) {
+                        Ok(answer) => assert_eq!(answer.status, 200),
+                        // Hung up on between two requests; half an answer would be another error.
+                        Err(error) => {
+                            use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+                            let kind = error.kind();
+                            assert!(matches!(kind, UnexpectedEof | ConnectionReset | BrokenPipe), "{error}");
+                            break;
+                        }
+                    }
+                    answered += 1;
+                }
+                answered
+            })
+        })
+        .collect();
+    wait_for("it is busy", || server.get("/metrics").body.contains("limiter=\"free\""));
+    server.signal(Signal::TERM);
+    let answered: usize = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+    assert!(answered > 0);
+    let ended = server.ended();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}

@@ -1,0 +1,122 @@
+//! What can be looked at, and what only admins may do.
+
+use serde_json::{Value, json};
+
+use crate::server::{Ended, POLICY, Server, command, home, steady};
+
+#[test]
+fn limits_and_standings() {
+    let server = Server::start();
+    let limits: Value = serde_json::from_str(&server.get("/v1/limits").body).unwrap();
+    let limits = limits["limits"].as_array().unwrap();
+    let names: Vec<&str> = limits.iter().map(|limit| limit["limit"].as_str().unwrap()).collect();
+    assert_eq!(names, ["api", "login", "watched", "uploads", "even", "free", "shut"]);
+    let expected = json!({
+        "limit": "api", "strategy": "token_bucket", "rule": "1/h, bursts of 3", "capacity": 3, "window_ms": 10_800_000,
+        "shadow": false, "fallback": "open", "overrides": 1, "store": "memory",
+    });
+    assert_eq!(limits[0], expected);
+    assert_eq!((&limits[5]["capacity"], &limits[6]["capacity"]), (&Value::Null, &json!(0)));
+    assert_eq!(limits[2]["shadow"], true);
+    let fresh = r#"{"limit":"api","allowed":true,"capacity":3,"remaining":3,"retry_after_ms":0,"reset_after_ms":0,"used":0}"#;
+    let used = r#"{"limit":"api","allowed":true,"capacity":3,"remaining":1,"retry_after_ms":0,"reset_after_ms":~,"used":2}"#;
+    let free = r#"{"limit":"free","allowed":true,"capacity":null,"remaining":null,"retry_after_ms":0,"reset_after_ms":0}"#;
+    assert_eq!(server.get("/v1/status?limit=api&key=user:1").body, fresh);
+    server.post("/v1/check", r#"{"limit":"api","key":{"namespace":"ip","key":"::1"},"cost":2}"#);
+    for path in [
+        "/v1/status?limit=api&key=ip:%253A%253A1",
+        "/v1/status?key=::1&limit=api&namespace=ip",
+        "/v1/status?limit=api&key=%3a%3a1&namespace=ip",
+    ] {
+        assert_eq!(steady(&server.get(path).body), used, "{path}");
+    }
+    assert_eq!(server.get("/v1/status?limit=free&key=user:1").body, free);
+}
+
+#[test]
+fn health_and_metrics() {
+    let server = Server::start();
+    for (path, kind, body) in [
+        ("/healthz", "text/plain; charset=utf-8", "ok\n"),
+        ("/readyz", "text/plain; charset=utf-8", "ready\n"),
+    ] {
+        let answer = server.get(path);
+        assert_eq!((answer.status, answer.field("content-type"), &*answer.body), (200, Some(kind), body));
+        let head = server.ask("HEAD", path, &[], "");
+        assert_eq!(
+            (head.status, head.field("content-length"), &*head.body),
+            (200, answer.field("content-length"), "")
+        );
+    }
+    for _ in 0..3 {
+        server.post("/v1/check", r#"{"limit":"login","key":"tenant-a:secret-name"}"#);
+    }
+    let answer = server.get("/metrics");
+    assert_eq!(answer.field("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    for (decision, count) in [("allowed", 2), ("denied", 1)] {
+        let line = answer.body.lines().find(|line| {
+            line.starts_with("rate_limiter_decisions_total{")
+                && line.contains("limiter=\"login\"")
+                && line.contains(&format!("decision=\"{decision}\""))
+        });
+        let line = line.unwrap_or_else(|| panic!("no {decision} in {}", answer.body));
+        assert!(line.ends_with(&format!(" {count}")), "{line}");
+    }
+    assert!(!answer.body.contains("secret-name"), "{}", answer.body);
+    let about: Value = serde_json::from_str(&server.get("/v1/server").body).unwrap();
+    assert_eq!(about["store"]["mode"], "memory");
+    assert_eq!((&about["draining"], &about["reloads"]), (&json!(false), &json!([])));
+}
+
+#[test]
+fn resetting_takes_the_token_once_there_is_one() {
+    let body = r#"{"limit":"login","key":"user:1"}"#;
+    let open = Server::start();
+    assert_eq!(open.post("/v1/reset", body).body, r#"{"reset":false}"#);
+    open.post("/v1/check", body);
+    assert_eq!(open.post("/v1/reset", body).body, r#"{"reset":true}"#);
+    assert!(open.get("/v1/status?limit=login&key=user:1").body.contains("\"used\":0"));
+
+    let config = format!("[server]\nadmin_token = \"env:OPS\"\n{POLICY}");
+    let shut = Server::with(&config, &[], &[("OPS", "s3cret")]);
+    shut.post("/v1/check", body);
+    let json = "content-type: application/json";
+    for (line, status) in [
+        ("x: y", 401),
+        ("authorization: s3cret", 401),
+        ("authorization: Bearer", 401),
+        ("authorization: Bearer ", 401),
+        ("authorization: Bearer s3cre", 401),
+        ("authorization: Bearer s3crets", 401),
+        ("authorization: Basic s3cret", 401),
+        ("authorization: Bearer s3cret", 200),
+    ] {
+        let answer = shut.ask("POST", "/v1/reset", &[json, line], body);
+        assert_eq!(answer.status, status, "{line}: {}", answer.body);
+        assert_eq!(answer.field("www-authenticate"), (status == 401).then_some("Bearer"), "{line}");
+    }
+    assert_eq!(shut.ask("POST", "/v1/reload", &[], "").status, 401);
+    // Deciding is for everybody.
+    assert_eq!(shut.post("/v1/check", body).status, 200);
+}
+
+#[test]
+fn listening_beyond_this_machine_takes_a_token_or_a_word() {
+    let home = home();
+    std::fs::write(home.join("tollgate.toml"), POLICY).unwrap();
+    let args = ["serve", "--config", "tollgate.toml", "--listen", "0.0.0.0:0"];
+    let output = command(&home, &args, &[]).output().unwrap();
+    let ended = Ended { code: output.status.code(), stderr: String::from_utf8(output.stderr).unwrap() };
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("set server.admin_token"), "{ended:?}");
+    assert!(ended.stderr.contains("--without-token"), "{ended:?}");
+    let with_token = [("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"), ("OPS", "s3cret")];
+    for (more, env) in [(&["--without-token"] as &[&str], &[] as &[(&str, &str)]), (&[], &with_token)] {
+        let server = Server::spawn(home.clone(), &[&args, more].concat(), env);
+        assert!(server.address.ip().is_unspecified(), "{}", server.address);
+        // It removes the directory when it is dropped.
+        drop(server);
+        std::fs::create_dir_all(&home).unwrap();
+        std::fs::write(home.join("tollgate.toml"), POLICY).unwrap();
+    }
+}

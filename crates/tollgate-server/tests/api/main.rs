@@ -1,0 +1,14 @@
+//! The HTTP API and the commands that ask it, against a real server process.
+
+mod commands;
+mod decide;
+mod document;
+mod fault;
+mod gate;
+mod lifetime;
+mod look;
+mod packaging;
+mod readme;
+mod reserve;
+mod server;
+mod wire;

@@ -1,0 +1,46 @@
+//! Every file that the packaging names is there.
+
+use crate::server::of_repository;
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(of_repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+#[test]
+fn what_the_image_and_the_composition_name_is_there() {
+    let dockerfile = read("Dockerfile");
+    for line in dockerfile.lines().filter(|line| line.starts_with("COPY ") && !line.contains("--from")) {
+        let names: Vec<&str> = line.split_whitespace().skip(1).collect();
+        for name in &names[..names.len() - 1] {
+            assert!(of_repository(name).exists(), "the Dockerfile names {name}");
+        }
+    }
+    assert!(dockerfile.contains("\nUSER ") && dockerfile.contains("\nHEALTHCHECK "));
+    let compose = read("compose.yml");
+    let mounted: Vec<&str> = compose
+        .split_whitespace()
+        .filter_map(|word| word.trim_matches('"').strip_prefix("./"))
+        .map(|word| word.split(':').next().unwrap_or_default())
+        .collect();
+    assert!(mounted.len() >= 3, "{mounted:?}");
+    for path in mounted {
+        assert!(of_repository(path).exists(), "compose.yml names {path}");
+    }
+}
+
+/// Proxies ask what the server answers.
+#[test]
+fn proxies_ask_at_addresses_that_there_are() {
+    for file in [
+        "deploy/nginx/nginx.conf",
+        "deploy/haproxy/tollgate.lua",
+        "deploy/traefik/tollgate.yml",
+        "deploy/caddy/Caddyfile",
+    ] {
+        assert!(read(file).contains("/v1/gate/"), "{file}");
+    }
+    let unit = read("deploy/systemd/tollgate.service");
+    for line in ["ExecReload=/bin/kill -HUP $MAINPID", "NoNewPrivileges=yes", "DynamicUser=yes"] {
+        assert!(unit.lines().any(|found| found == line), "{line}");
+    }
+}

@@ -1,0 +1,12 @@
+//! The server with real neighbours: Redis behind it, nginx before it, and schemathesis, which tries to prove its document wrong.
+//!
+//! `./test` installs them. What is missing fails the test and never skips it.
+
+// The same server process as in the tests of the API, which use more of it.
+#[allow(dead_code)]
+#[path = "../api/server.rs"]
+mod server;
+
+mod document;
+mod nginx;
+mod redis;

@@ -1,0 +1,125 @@
+//! nginx with `auth_request`, as `deploy/nginx/nginx.conf` has it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tollgate_testkit::http::{Answer, Connection};
+
+use crate::server::{Server, home, of_repository};
+
+/// A running nginx. Dropping it ends it.
+struct Nginx {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Nginx {
+    /// With our configuration, its ports and addresses exchanged for those of this test.
+    fn start(home: &Path, tollgate: SocketAddr, service: SocketAddr) -> Nginx {
+        let config = std::fs::read_to_string(of_repository("deploy/nginx/nginx.conf")).unwrap();
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut exchanged = config;
+        let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|kind| format!("{kind}_temp_path {kind};"));
+        for (from, to) in [
+            ("127.0.0.1:8080", tollgate.to_string()),
+            ("127.0.0.1:9000", service.to_string()),
+            ("listen 8000", format!("listen {address}")),
+            ("\nhttp {", format!("\nhttp {{ access_log off; {}", places.concat())),
+            // A loaded machine may be slower than production should be.
+            ("500ms", "20s".to_owned()),
+            ("100ms", "20s".to_owned()),
+        ] {
+            assert_eq!(exchanged.matches(from).count(), 1, "{from}");
+            exchanged = exchanged.replace(from, &to);
+        }
+        std::fs::write(home.join("nginx.conf"), exchanged).unwrap();
+        let mut command = Command::new("nginx");
+        command.arg("-p").arg(home).args(["-c", "nginx.conf", "-e", "stderr"]);
+        command.args(["-g", "daemon off; master_process off; pid nginx.pid;"]);
+        let child = command.stdout(Stdio::null()).spawn();
+        let child = child.unwrap_or_else(|error| panic!("nginx is not installed, ./test does it: {error}"));
+        let mut nginx = Nginx { child, address };
+        let end = Instant::now() + Duration::from_secs(30);
+        while TcpStream::connect(address).is_err() {
+            assert!(nginx.child.try_wait().unwrap().is_none(), "nginx ended");
+            assert!(Instant::now() < end, "nginx does not listen");
+            std::thread::yield_now();
+        }
+        nginx
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        Connection::open(self.address).ask("GET", path, &[])
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A service that says hello to everybody, as long as the test runs.
+fn service() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut head = BufReader::new(stream.try_clone().unwrap());
+            let mut line = String::new();
+            while head.read_line(&mut line).is_ok_and(|length| length > 2) {
+                line.clear();
+            }
+            let _ =
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello");
+        }
+    });
+    address
+}
+
+#[test]
+fn nginx_lets_pass_what_fits_and_tells_how_the_client_stands() {
+    let policy = "[limits.api]\nstrategy = \"fixed_window\"\nlimit = 2\nwindow = \"1h\"\n";
+    let tollgate = Server::with(policy, &[], &[]);
+    let nginx = Nginx::start(&home(), tollgate.address, service());
+    let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "ratelimit-policy", "retry-after"];
+    for remaining in [1, 0] {
+        let answer = nginx.get("/");
+        assert_eq!((answer.status, &*answer.body), (200, "hello"), "{answer:?}");
+        let expected = [
+            "X-RateLimit-Limit: 2".to_owned(),
+            format!("X-RateLimit-Remaining: {remaining}"),
+            "RateLimit-Policy: \"api\";q=2;w=3600".to_owned(),
+        ];
+        assert_eq!(answer.lines_of(&names), expected, "{answer:?}");
+        assert!(
+            answer
+                .field("ratelimit")
+                .is_some_and(|said| said.starts_with(&format!("\"api\";r={remaining};t=")))
+        );
+    }
+    let answer = nginx.get("/");
+    assert_eq!(answer.status, 429, "{answer:?}");
+    assert!(answer.body.contains("quota-exceeded"), "{answer:?}");
+    assert_eq!(answer.field("content-type"), Some("application/problem+json"));
+    assert_eq!(answer.field("x-ratelimit-remaining"), Some("0"));
+    let wait: u64 = answer.field("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
+    assert!((3_000..=3_600).contains(&wait), "{wait}");
+    // The gate itself is not for clients.
+    assert_eq!(nginx.get("/_tollgate").status, 404);
+    // It was the client's address that paid.
+    let status = tollgate.get("/v1/status?limit=api&key=ip:127.0.0.1").body;
+    assert!(status.contains("\"used\":2"), "{status}");
+    // Without Tollgate requests pass.
+    let address = tollgate.address;
+    drop(tollgate);
+    assert!(TcpStream::connect(address).is_err());
+    let answer = nginx.get("/");
+    assert_eq!((answer.status, &*answer.body), (200, "hello"), "{answer:?}");
+}

@@ -1,0 +1,86 @@
+//! The API with its counters in Redis.
+
+use rustix::process::Signal;
+use tollgate_testkit::http::Connection;
+use tollgate_testkit::redis::RedisServer;
+
+use crate::server::{POLICY, Server};
+
+/// A server that counts in this Redis.
+fn over(redis: &RedisServer, policy: &str) -> Server {
+    let config = format!(
+        "[store]\nmode = \"redis\"\nfallback = \"closed\"\ntimeout = \"5s\"\nredis = {{ url = \"{}\" }}\n{policy}",
+        redis.url()
+    );
+    Server::with(&config, &[], &[])
+}
+
+#[test]
+fn the_same_answers_from_redis() {
+    let redis = RedisServer::start();
+    let [one, other] = [over(&redis, POLICY), over(&redis, POLICY)];
+    let ask = r#"{"limit":"login","key":"user:1"}"#;
+    for (server, said) in [
+        (&one, "\"remaining\":1,"),
+        (&other, "\"remaining\":0,"),
+        (&one, "\"allowed\":false,"),
+        (&other, "\"allowed\":false,"),
+    ] {
+        let answer = server.post("/v1/check", ask);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(answer.body.contains(said) && answer.body.contains("\"degraded\":false"), "{}", answer.body);
+    }
+    let held = one.post("/v1/reserve", r#"{"limit":"api","key":"user:1","cost":3}"#).body;
+    let (_, rest) = held.split_once("\"reservation\":\"").expect("a reservation");
+    let settle = format!(r#"{{"reservation":"{}","actual":1}}"#, &rest[..32]);
+    assert_eq!(other.post("/v1/settle", &settle).body, r#"{"settled":"done"}"#);
+    assert!(one.get("/v1/status?limit=api&key=user:1").body.contains("\"remaining\":2,"));
+    assert_eq!(one.get("/v1/gate/login/user:1?deny=403").status, 403);
+    assert_eq!(other.post("/v1/reset", ask).body, r#"{"reset":true}"#);
+    // The other may still know for a moment that it was denied (`denial_cache`).
+    assert_eq!(other.get("/v1/gate/login/user:1").status, 200);
+    let batch =
+        r#"{"checks":[{"limit":"free","key":"a"},{"limit":"even","key":"a"},{"limit":"shut","key":"a"}]}"#;
+    let results: serde_json::Value = serde_json::from_str(&one.post("/v1/checks", batch).body).unwrap();
+    let allowed: Vec<_> = results["results"].as_array().unwrap().iter().map(|one| &one["allowed"]).collect();
+    assert_eq!(allowed, [true, true, false]);
+    assert!(one.get("/v1/limits").body.contains("\"store\":\"redis\""));
+}
+
+/// What was acknowledged is in Redis, and what is in Redis was acknowledged.
+#[test]
+fn ending_under_load_loses_no_decision() {
+    let redis = RedisServer::start();
+    let policy = "[limits.many]\nstrategy = \"fixed_window\"\nlimit = 1000000\nwindow = \"1d\"\n";
+    let server = over(&redis, policy);
+    let address = server.address;
+    let workers: Vec<_> = (0..4)
+        .map(|_| {
+            std::thread::spawn(move || {
+                let mut connection = Connection::open(address);
+                let body = r#"{"limit":"many","key":"user:1"}"#;
+                let request = format!(
+                    "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                let mut acknowledged = 0;
+                while connection.send(request.as_bytes()).is_ok() {
+                    let Ok(answer) = connection.receive(false) else { break };
+                    assert!(answer.body.contains("\"allowed\":true"), "{answer:?}");
+                    acknowledged += 1;
+                }
+                acknowledged
+            })
+        })
+        .collect();
+    while !server.get("/v1/status?limit=many&key=user:1").body.contains("\"used\":1") {
+        std::thread::yield_now();
+    }
+    server.signal(Signal::TERM);
+    let acknowledged: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+    let ended = server.ended();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let after = over(&redis, policy);
+    let status = after.get("/v1/status?limit=many&key=user:1").body;
+    assert!(status.ends_with(&format!("\"used\":{acknowledged}}}")), "{acknowledged} acknowledged: {status}");
+}
