@@ -55,6 +55,7 @@ impl StoreCall {
     pub(crate) fn done<T>(&self, _answer: &Result<T, StoreError>) {}
 }
 
+#[derive(Clone)]
 pub(crate) struct Meter;
 
 impl Meter {

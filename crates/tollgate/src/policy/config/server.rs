@@ -19,19 +19,24 @@ pub struct ServerConfig {
     pub resp: Option<String>,
     /// What whoever changes limits or forgets keys through the API must show; it is not shown by anything here.
     pub admin_token: Option<Password>,
+    /// What whoever speaks the Redis protocol must show; anybody may, unless said.
+    pub resp_password: Option<Password>,
 }
 
 impl ServerConfig {
     pub(super) fn read(reader: &mut Reader<'_>, section: Section<'_>) -> ServerConfig {
         let section = section.showing(&["http", "grpc", "resp"]);
-        reader.only(&section, &["http", "grpc", "resp", "admin_token"]);
+        reader.only(&section, &["http", "grpc", "resp", "admin_token", "resp_password"]);
         let admin_token = section.field("admin_token").and_then(|f| read_password(reader, f, "ADMIN_TOKEN"));
+        let resp_password =
+            section.field("resp_password").and_then(|f| read_password(reader, f, "RESP_PASSWORD"));
         let mut read = |name, example| read_address(reader, section.field(name)?, example);
         ServerConfig {
             http: read("http", "127.0.0.1:8080"),
             grpc: read("grpc", "127.0.0.1:8081"),
             resp: read("resp", "127.0.0.1:6380"),
             admin_token,
+            resp_password,
         }
     }
 }
@@ -119,6 +124,9 @@ mod tests {
             assert_eq!(server.admin_token, token);
             assert!(!format!("{server:?}").contains("sesame"));
         }
+        let password = parse("server.resp_password = 'sesame'").server;
+        assert_eq!(password.resp_password, Some(Password::Plain("sesame".to_owned())));
+        assert!(!format!("{password:?}").contains("sesame"));
         let by_env = [("TOLLGATE_SERVER_ADMIN_TOKEN".to_owned(), "env:OPS".to_owned())];
         let config = Config::parse_with_env("server.admin_token = 'other'", by_env).unwrap();
         assert_eq!(config.server.admin_token, Some(Password::Env("OPS".to_owned())));
