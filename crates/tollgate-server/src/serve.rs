@@ -17,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tollgate::Tollgate;
@@ -75,6 +75,8 @@ async fn serve(asked: &ServeArgs, config: Config) -> Result<(), Failure> {
     let gate = Tollgate::opening(&config).await.map_err(|error| Failure::new(error.to_string()))?;
     let gate = gate.telemetry(telemetry).build().map_err(|error| Failure::new(error.to_string()))?;
     let app = Arc::new(App::new(gate, config, token, metrics));
+    // Before anybody is told where it is: whoever knows may also tell it to stop.
+    let signals = Signals::listen()?;
     announce(asked.config.as_ref(), address, resp_address, &app);
     if let Some(file) = &asked.config {
         app.history.follow(file.clone());
@@ -94,7 +96,7 @@ async fn serve(asked: &ServeArgs, config: Config) -> Result<(), Failure> {
     let accepting_resp =
         tokio::spawn(listen::accept(resp, Door::new(room), tasks.clone(), closing.clone(), speak_resp));
     let accepting = tokio::spawn(listen::accept(http, Door::new(room), tasks.clone(), closing, face));
-    until_told_to_stop(&app).await?;
+    until_told_to_stop(&app, signals).await;
     app.drain();
     let _ = close.send(true);
     let _ = accepting.await;
@@ -157,16 +159,31 @@ fn announce(file: Option<&PathBuf>, address: SocketAddr, resp: SocketAddr, app: 
     ));
 }
 
+/// The signals that are listened for.
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Signals, Failure> {
+        let listen =
+            |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
+        Ok(Signals {
+            term: listen(SignalKind::terminate())?,
+            int: listen(SignalKind::interrupt())?,
+            hup: listen(SignalKind::hangup())?,
+        })
+    }
+}
+
 /// Waits for a signal to stop; others are followed meanwhile.
-async fn until_told_to_stop(app: &Arc<App>) -> Result<(), Failure> {
-    let listen =
-        |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
-    let [mut term, mut int, mut hup] =
-        [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?, listen(SignalKind::hangup())?];
+async fn until_told_to_stop(app: &Arc<App>, Signals { mut term, mut int, mut hup }: Signals) {
     loop {
         tokio::select! {
-            _ = term.recv() => return Ok(()),
-            _ = int.recv() => return Ok(()),
+            _ = term.recv() => return,
+            _ = int.recv() => return,
             _ = hup.recv() => drop(reload::reload(app)),
         }
     }

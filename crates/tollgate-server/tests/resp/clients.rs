@@ -25,8 +25,8 @@ fn redis_cli_speaks_to_it() {
         };
         let key = format!("user{version}");
         assert_eq!(cli(&format!("CL.THROTTLE {key} 15 30 60 1")), "0\n16\n15\n-1\n2\n");
-        assert_eq!(cli(&format!("CL.THROTTLE {key} 15 30 60 15")), "0\n16\n0\n-1\n32\n");
-        assert_eq!(cli(&format!("CL.THROTTLE {key} 15 30 60 1")), "1\n16\n0\n2\n32\n");
+        assert_eq!(cli(&format!("CL.THROTTLE slow{key} 15 30 60000 16")), "0\n16\n0\n-1\n32000\n");
+        assert!(cli(&format!("CL.THROTTLE slow{key} 15 30 60000")).starts_with("1\n16\n0\n"));
         assert_eq!(cli("PING"), "PONG\n");
         assert!(cli("CL.THROTTLE k").starts_with("ERR Usage: cl.throttle"));
     }
@@ -46,10 +46,10 @@ for protocol in (2, 3):
     assert client.execute_command('CL.THROTTLE', key, 15, 30, 60, 1) == [0, 16, 15, -1, 2]
     pipeline = client.pipeline(transaction=False)
     for _ in range(17):
-        pipeline.execute_command('CL.THROTTLE', key, 15, 30, 60)
+        pipeline.execute_command('CL.THROTTLE', 'slow' + key, 15, 30, 60000)
     answers = pipeline.execute()
-    assert [answer[0] for answer in answers] == [0] * 15 + [1] * 2, answers
-    assert client.execute_command('CL.THROTTLE', b'\\xff\\x00', 0, 1, 60) == [int(protocol == 3), 1, 0, 60 if protocol == 3 else -1, 60]
+    assert [answer[0] for answer in answers] == [0] * 16 + [1], answers
+    assert client.execute_command('CL.THROTTLE', b'\\xff\\x00', 0, 1, 100000)[:3] == [protocol - 2, 1, 0]
     try:
         client.execute_command('CL.THROTTLE', key)
         raise SystemExit('it was accepted')
@@ -110,16 +110,19 @@ fn counters_that_are_elsewhere_answer_alike_and_in_order() {
     sent.extend(command(["CL.THROTTLE", "k1", "1", "1", "1000", "0"]));
     sent.extend(command(["CL.THROTTLE", "k1", "4", "1", "1000", "1"]));
     client.send(&sent);
-    let mut answer = |size: usize| (0..size).map(|_| client.line()).collect::<Vec<_>>().join(" ");
+    // Times are left out: some may have passed.
+    let mut answer = |size: usize, told: usize| {
+        let lines: Vec<String> = (0..size).map(|_| client.line()).collect();
+        lines[..told].join(" ")
+    };
     for key in 0..100 {
-        assert_eq!(answer(6), format!("*5 :0 :{} :{key} :-1 :1000", key + 1));
+        assert_eq!(answer(6, 6), format!("*5 :0 :{} :{key} :-1 :1000", key + 1));
     }
-    assert_eq!(answer(1), "+PONG");
-    assert_eq!(answer(6), "*5 :1 :1 :0 :1000 :1000");
-    assert_eq!(answer(8), "*6 :1 :2 :0 :3000000 :0 $3 api");
-    assert_eq!(answer(6), "*5 :1 :1 :0 :1000 :1000");
-    let check = answer(8);
-    assert!(check.starts_with("*6 :0 :2 :") && check.ends_with(" :0 $3 api"), "{check}");
-    assert_eq!(answer(6), "*5 :0 :2 :1 :-1 :1000");
-    assert_eq!(answer(6), "*5 :0 :5 :3 :-1 :2000");
+    assert_eq!(answer(1, 1), "+PONG");
+    for check in ["*6 :1 :2 :0", "*6 :0 :2"] {
+        assert_eq!(answer(6, 4), "*5 :1 :1 :0");
+        assert_eq!(answer(8, check.split(' ').count()), check);
+    }
+    assert_eq!(answer(6, 5), "*5 :0 :2 :1 :-1");
+    assert_eq!(answer(6, 5), "*5 :0 :5 :3 :-1");
 }

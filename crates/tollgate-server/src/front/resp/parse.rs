@@ -213,7 +213,7 @@ mod tests {
             (b"*1\r\n$4\r\nPING\r\n", Ok(Some((14, &[b"PING"])))),
             (b"*1\r\n$4\r\nPING\r\n*1", Ok(Some((14, &[b"PING"])))),
             (b"*2\r\n$4\r\nPING\r\n$0\r\n\r\n", Ok(Some((20, &[b"PING", b""])))),
-            (b"*2\r\n$1\r\na\r\n$2\r\n\r\n\r\n", Ok(Some((17, &[b"a", b"\r\n"])))),
+            (b"*2\r\n$1\r\na\r\n$2\r\n\r\n\r\n", Ok(Some((19, &[b"a", b"\r\n"])))),
             (b"*0\r\n", Ok(Some((4, &[])))),
             (b"*-1\r\n", Ok(Some((5, &[])))),
             (b"PING\r\n", Err(Fault::Inline)),
@@ -276,7 +276,7 @@ mod tests {
         let mut spans = Spans::new();
         let mut found = 0;
         for _ in 0..200_000 {
-            let mut bytes = Vec::new();
+            let mut bytes = if dice.roll(2) == 0 { b"*2\r\n".to_vec() } else { Vec::new() };
             for _ in 0..dice.roll(10) {
                 match dice.roll(8) {
                     0 => bytes.push(u8::try_from(dice.roll(256)).expect("a byte")),
