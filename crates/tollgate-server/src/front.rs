@@ -4,3 +4,4 @@
 
 pub(crate) mod json;
 pub(crate) mod page;
+pub(crate) mod resp;

@@ -20,7 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
-use tollgate::config::Config;
+use tollgate::config::{Config, Password};
 use tollgate::telemetry::{LogDecisions, Telemetry};
 use tollgate::{Clock, Tollgate};
 
@@ -29,7 +29,7 @@ use self::patience::{Patience, Patient};
 use crate::app::App;
 use crate::cli::ServeArgs;
 use crate::failure::{Failure, tell};
-use crate::front::{json, page};
+use crate::front::{json, page, resp};
 use crate::reload;
 use crate::stats::{Settings, Stats};
 use crate::token::Token;
@@ -70,9 +70,15 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
     // Before anybody can know that it runs: who is told where it is may well tell it to stop.
     let signals = Signals::listen()?;
     let http =
-        bind("http", asked.listen.as_deref().or(config.server.http.as_deref()), "127.0.0.1:8080").await?;
+        bind("http", "--listen", asked.listen.as_deref().or(config.server.http.as_deref()), "127.0.0.1:8080")
+            .await?;
+    let resp =
+        bind("resp", "--resp", asked.resp.as_deref().or(config.server.resp.as_deref()), "127.0.0.1:6380")
+            .await?;
     let address = http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
+    let resp_address = resp.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
     let token = token(&config, &[address], asked.without_token)?;
+    let resp_password = secret("server.resp_password", config.server.resp_password.as_ref())?;
     let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
         .set_buckets(&tollgate::telemetry::BUCKETS_MS)
         .and_then(metrics_exporter_prometheus::PrometheusBuilder::install_recorder)
@@ -86,7 +92,7 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
         .build()
         .map_err(|error| Failure::new(error.to_string()))?;
     let app = Arc::new(App::new(gate, config, token, metrics, stats));
-    announce(asked.config.as_ref(), address, &app);
+    announce(asked.config.as_ref(), address, resp_address, &app);
     if let Some(file) = &asked.config {
         app.history.follow(file.clone());
         tokio::spawn(reload::watch(app.clone(), file.clone()));
@@ -95,16 +101,23 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
     beside(&app);
     let (close, closing) = watch::channel(false);
     let tasks = TaskTracker::new();
-    let door = Door::new(Room { connections: 10_000, of_one_peer: 10_000 });
+    let room = Room { connections: 10_000, of_one_peer: 10_000 };
     let face = {
         let (app, closing) = (app.clone(), closing.clone());
         move |stream, _peer: SocketAddr| speak_http(app.clone(), stream, closing.clone())
     };
-    let accepting = tokio::spawn(listen::accept(http, door, tasks.clone(), closing, face));
+    let speak_resp = {
+        let (face, closing) = (resp::Face::new(app.clone(), resp_password), closing.clone());
+        move |stream, _peer: SocketAddr| face.clone().speak(Patient::new(stream, PATIENCE), closing.clone())
+    };
+    let accepting_resp =
+        tokio::spawn(listen::accept(resp, Door::new(room), tasks.clone(), closing.clone(), speak_resp));
+    let accepting = tokio::spawn(listen::accept(http, Door::new(room), tasks.clone(), closing, face));
     signals.until_told_to_stop(&app).await;
     app.drain();
     let _ = close.send(true);
     let _ = accepting.await;
+    let _ = accepting_resp.await;
     tasks.close();
     if tokio::time::timeout(GRACE, tasks.wait()).await.is_err() {
         tell(format_args!(
@@ -115,30 +128,39 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
     Ok(())
 }
 
-async fn bind(face: &str, address: Option<&str>, otherwise: &str) -> Result<TcpListener, Failure> {
+async fn bind(
+    face: &str,
+    option: &str,
+    address: Option<&str>,
+    otherwise: &str,
+) -> Result<TcpListener, Failure> {
     let address = address.unwrap_or(otherwise);
     TcpListener::bind(address).await.map_err(|error| {
         let why = crate::failure::reason(&error);
-        Failure::new(format!("cannot listen on {address} for {face}: {why}; name another with --listen"))
+        Failure::new(format!("cannot listen on {address} for {face}: {why}; name another with {option}"))
     })
 }
 
 /// The admin token. Whoever listens beyond this machine needs one, or has to say that it is meant so.
 fn token(config: &Config, addresses: &[SocketAddr], without: bool) -> Result<Option<Token>, Failure> {
-    let lookup = |name: &str| std::env::var(name).ok();
-    let token = config.server.admin_token.as_ref().map(|token| token.resolve(lookup)).transpose();
-    let token = token.map_err(|why| Failure::new(format!("server.admin_token: {why}")))?;
+    let token = secret("server.admin_token", config.server.admin_token.as_ref())?;
     match addresses.iter().find(|address| !address.ip().is_loopback()) {
         Some(address) if token.is_none() && !without => Err(Failure::new(format!(
             "listening on {address} lets others reset keys: set server.admin_token (or TOLLGATE_SERVER_ADMIN_TOKEN), \
              or say --without-token"
         ))),
-        _ => Ok(token.map(Token::new)),
+        _ => Ok(token),
     }
 }
 
+/// What a field of the config says that callers must show.
+fn secret(field: &str, password: Option<&Password>) -> Result<Option<Token>, Failure> {
+    let resolved = password.map(|password| password.resolve(|name| std::env::var(name).ok())).transpose();
+    Ok(resolved.map_err(|why| Failure::new(format!("{field}: {why}")))?.map(Token::new))
+}
+
 /// Says where it is, for people.
-fn announce(file: Option<&PathBuf>, address: SocketAddr, app: &App) {
+fn announce(file: Option<&PathBuf>, address: SocketAddr, resp: SocketAddr, app: &App) {
     let state = app.state();
     let policy = match file {
         Some(file) => file.display().to_string(),
@@ -147,6 +169,7 @@ fn announce(file: Option<&PathBuf>, address: SocketAddr, app: &App) {
     tell(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));
     tell(format_args!("  page   http://{address}/"));
     tell(format_args!("  API    http://{address}/v1/check"));
+    tell(format_args!("  RESP   redis://{resp}"));
     tell(format_args!("  docs   http://{address}/openapi.json"));
     let limit = state.gate.rules().first().map_or("api", |rule| rule.name());
     tell(format_args!(

@@ -338,6 +338,8 @@ impl TollgateBuilder {
             watch,
             queues,
             malformed: Default::default(),
+            otherwise: self.otherwise,
+            ad_hocs: Default::default(),
         };
         let gate = Arc::new(gate);
         if self.old.is_some() {

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Outcome, Strategy};
 use tollgate_store::{Clock, Item, MemoryItem, MemoryLimit, MemoryStore, StoredLimit};
 
+use crate::ad_hoc::AdHocs;
 use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
 use crate::fallback::share_of;
@@ -77,6 +78,9 @@ pub(crate) struct Gate {
     pub(crate) watch: Arc<Watch>,
     pub(crate) queues: Arc<Queues>,
     pub(crate) malformed: MalformedLog,
+    /// How limits fare that come with a call, and those that came.
+    pub(crate) otherwise: Otherwise,
+    pub(crate) ad_hocs: AdHocs,
 }
 
 /// One limit: its rule, and where its counters and those of its overrides are.

@@ -38,6 +38,7 @@
 //! A charge whose counters are elsewhere goes through `remote.rs`: is it known to be denied (`denials.rs`), was it paid for
 //! already (`slices.rs`), is the store to be asked at all (`breaker.rs`), and what is answered if it cannot (`fallback.rs`).
 
+mod ad_hoc;
 mod batch;
 mod breaker;
 mod builder;
@@ -71,6 +72,7 @@ pub use front::http;
 #[cfg(feature = "config")]
 pub use policy::config;
 
+pub use ad_hoc::AdHoc;
 pub use builder::TollgateBuilder;
 pub use decision::{Decision, LimitOutcome};
 pub use error::Error;

@@ -48,6 +48,8 @@ pub struct Limiter {
     straight: Option<MemoryLimit>,
     /// Whether charges on the straight way are counted.
     is_metered: bool,
+    /// Whether it would be straight if nobody were told of denials: then a charge goes straight unless it is one.
+    tells_denials: bool,
 }
 
 impl Limiter {
@@ -59,13 +61,15 @@ impl Limiter {
     /// A handle on one limit of a registry.
     pub(crate) fn on(gate: Arc<Gate>, entry: Arc<Entry>) -> Limiter {
         let is_watched = !gate.observers.is_empty() || !gate.watch.lets_straight();
-        let is_straight = entry.overrides.is_empty() && !entry.rule.is_shadow() && !is_watched;
+        let is_plain = entry.overrides.is_empty() && !entry.rule.is_shadow();
+        let is_straight = is_plain && !is_watched;
+        let tells_denials = is_plain && gate.observers.is_empty() && gate.watch.tells_denials_alone();
         let straight = match &entry.base {
             Place::Counted { memory: Some(memory), .. } if is_straight => Some(memory.clone()),
             _ => None,
         };
         let is_metered = entry.meter.is_on();
-        Limiter { gate, entry, straight, is_metered }
+        Limiter { gate, entry, straight, is_metered, tells_denials }
     }
 
     /// Whether a charge need only ask the counters.
@@ -97,8 +101,31 @@ impl Limiter {
                 }
                 memory.charge_known_or(text, cost, &|| self.charge_around(text, cost))
             }
+            None if self.tells_denials => self.charge_telling(text, cost),
             _ => self.charge_around(text, cost),
         }
+    }
+
+    /// The straight way where denials are told: they alone cost what telling costs.
+    fn charge_telling(&self, text: &str, cost: Cost) -> Outcome {
+        let memory = match &self.entry.base {
+            Place::Counted { memory: Some(memory), .. } if text.len() <= KNOWN_BYTES => memory,
+            _ => return self.charge_around(text, cost),
+        };
+        let started = Instant::now();
+        let is_told = Cell::new(false);
+        let outcome = memory.charge_known_or(text, cost, &|| {
+            is_told.set(true);
+            self.charge_around(text, cost)
+        });
+        if !is_told.get() {
+            let took = is_sampled().then(|| started.elapsed());
+            self.entry.meter.straight(text, outcome.allowed, took);
+            if !outcome.allowed {
+                self.gate.tell_denial(&self.entry, text, &outcome, started.elapsed());
+            }
+        }
+        outcome
     }
 
     /// The straight way where charges are counted. What goes around is counted there.

@@ -120,6 +120,20 @@ impl Tollgate {
         }
     }
 
+    /// Whether both are one registry: for those who keep what they took out of one that may be replaced.
+    ///
+    /// ```
+    /// use tollgate::Tollgate;
+    ///
+    /// let gate = Tollgate::builder().build()?;
+    /// assert!(gate.is(&gate.clone()));
+    /// assert!(!gate.is(&Tollgate::builder().continuing(&gate).build()?));
+    /// # Ok::<(), tollgate::Error>(())
+    /// ```
+    pub fn is(&self, other: &Tollgate) -> bool {
+        Arc::ptr_eq(&self.gate, &other.gate)
+    }
+
     /// The rules, in the order in which they were registered.
     pub fn rules(&self) -> &[Rule] {
         self.gate.policy.rules()
@@ -193,13 +207,18 @@ impl Tollgate {
 
     /// What a key has used and has left, as it stands. A store elsewhere that fails is an error: nothing is made up.
     pub async fn status(&self, limit: &str, key: &str) -> Result<Outcome, Error> {
+        self.status_of(self.entry(limit)?, key).await
+    }
+
+    /// The same for a limit that is looked up already.
+    pub(crate) async fn status_of(&self, entry: &Arc<Entry>, key: &str) -> Result<Outcome, Error> {
         let Backend::Remote(remote) = &self.gate.backend else {
-            return Ok(self.limiter(limit)?.status(key));
+            return Ok(Limiter::on(self.gate.clone(), entry.clone()).status(key));
         };
         // As in the memory store: a charge of all there could ever be shows the key as it stands.
         let [mut standing, mut one] = [Outcome::BLOCKED; 2];
         for (outcome, cost) in [(&mut standing, u64::MAX), (&mut one, 1)] {
-            let resolved = self.resolve(&[Ask { limit, key, cost }])?;
+            let resolved = [Resolved::new(&self.gate, entry, key, cost)?];
             let answered = Box::pin(remote.peek_store(&resolved)).await?;
             *outcome = gate::conclude(&resolved, answered.answers).binding().outcome;
         }

@@ -182,5 +182,6 @@ impl Tollgate {
         };
         self.gate.watch.publish(&reading, &self.gate.clock);
         self.gate.entries.iter().for_each(|entry| entry.meter.publish());
+        self.gate.ad_hocs.publish();
     }
 }

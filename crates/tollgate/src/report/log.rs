@@ -32,6 +32,11 @@ impl DecisionLog {
         Some(DecisionLog { logs_all, storm: Storm::new(), suppressed })
     }
 
+    /// Whether decisions that let a charge pass are left out, but for the first to meet a failure.
+    pub(crate) fn tells_denials_alone(&self) -> bool {
+        !self.logs_all
+    }
+
     /// Logs a decision, if it is to be logged.
     pub(crate) fn tell(
         &self,

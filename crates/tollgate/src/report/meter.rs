@@ -8,7 +8,7 @@
 //! `stripes.rs`. In this process one decision in 64 is timed, because reading the clock twice costs as much as deciding.
 
 use std::cell::Cell;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use metrics::{Counter, Histogram, Label};
@@ -44,8 +44,9 @@ pub(crate) fn is_sampled() -> bool {
     })
 }
 
-/// The counters of one limit, if anybody counts.
-pub(crate) struct Meter(Option<Box<Counts>>);
+/// The counters of one limit, if anybody counts. Clones count together.
+#[derive(Clone)]
+pub(crate) struct Meter(Option<Arc<Counts>>);
 
 struct Counts {
     base: ByNamespace,
@@ -110,7 +111,7 @@ impl Meter {
                 others.push(table(strategy));
             }
         }
-        Meter(Some(Box::new(Counts { base, others })))
+        Meter(Some(Arc::new(Counts { base, others })))
     }
 
     pub(crate) fn is_on(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tollgate_kernel::{Cost, Micros, Outcome};
+use tracing::Span;
 
 use super::{Concluded, Event, LimitTold, Payer, Source, Started, Trouble, Verdict};
 use crate::decision::Decision;
@@ -102,6 +103,29 @@ impl Gate {
         self.watch.concluded(&concluded, started.span(), &self.clock);
     }
 
+    /// Tells of a denial by counters in this process that is counted already; nobody observes.
+    #[cold]
+    pub(crate) fn tell_denial(&self, entry: &Entry, key: &str, outcome: &Outcome, took: Duration) {
+        let told = LimitTold {
+            key: Some(key),
+            strategy: entry.base.strategy(),
+            verdict: Verdict::Denied,
+            source: Source::Store,
+            failure: None,
+            took: Some(took),
+        };
+        let concluded = Concluded {
+            operation: "charge",
+            limiter: entry.rule.name(),
+            told,
+            retry_after: outcome.retry_after,
+            limits: 1,
+            is_degraded: false,
+            is_first: false,
+        };
+        self.watch.concluded(&concluded, &Span::none(), &self.clock);
+    }
+
     /// Counts one limit of a decision, and tells the observers of it.
     fn tell_limit<'a>(
         &self,
@@ -145,5 +169,59 @@ impl Gate {
             });
         }
         counted
+    }
+}
+
+#[cfg(all(test, feature = "telemetry"))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tollgate_kernel::Limit;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use crate::Tollgate;
+    use crate::telemetry::{LogDecisions, Telemetry};
+
+    /// Counts the lines of the decision log.
+    struct Lines(Arc<AtomicUsize>);
+
+    impl Subscriber for Lines {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() == "tollgate::decision"
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_denial_on_the_straight_way_is_told_and_an_admission_is_not() {
+        let limit = Limit::token_bucket("1/h".parse().unwrap(), 2).unwrap();
+        let telemetry = Telemetry::new().log(LogDecisions::Denials);
+        let gate = Tollgate::builder().limit("api", limit).telemetry(telemetry).build().unwrap();
+        let api = gate.limiter("api").unwrap();
+        let lines = Arc::new(AtomicUsize::new(0));
+        let told = tracing::subscriber::with_default(Lines(lines.clone()), || {
+            ["a", "a", "b", "b", "a", "b"].map(|key| {
+                api.check(key);
+                lines.load(Ordering::Relaxed)
+            })
+        });
+        assert_eq!(told, [0, 0, 0, 0, 1, 2]);
     }
 }

@@ -28,6 +28,10 @@ impl Watch {
         true
     }
 
+    pub(crate) const fn tells_denials_alone(&self) -> bool {
+        false
+    }
+
     pub(crate) const fn wants_time(&self, _is_elsewhere: bool) -> bool {
         false
     }
@@ -55,6 +59,7 @@ impl StoreCall {
     pub(crate) fn done<T>(&self, _answer: &Result<T, StoreError>) {}
 }
 
+#[derive(Clone)]
 pub(crate) struct Meter;
 
 impl Meter {

@@ -54,6 +54,11 @@ impl Watch {
         self.log.is_none() && !self.has_spans
     }
 
+    /// Whether nobody wants more of a decision than its count, unless it is a denial.
+    pub(crate) fn tells_denials_alone(&self) -> bool {
+        self.log.as_ref().is_some_and(DecisionLog::tells_denials_alone) && !self.has_spans
+    }
+
     /// Whether the next decision is to be timed.
     #[inline]
     pub(crate) fn wants_time(&self, is_elsewhere: bool) -> bool {

@@ -29,12 +29,13 @@ pub(super) enum Kind {
 }
 
 /// The fields of `[server]` and `[store]`.
-const FIELDS: [(&str, Kind); 29] = [
+const FIELDS: [(&str, Kind); 30] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
     ("server.admin_token", Kind::Text),
     ("server.show_keys", Kind::Truth),
+    ("server.resp_password", Kind::Text),
     ("store.mode", Kind::Text),
     ("store.fallback", Kind::Text),
     ("store.fallback_instances", Kind::Number),
@@ -468,6 +469,7 @@ lease = "1m"
             ("TOLLGATE_SERVER_GRPC", "0.0.0.0:2"),
             ("TOLLGATE_SERVER_RESP", "0.0.0.0:3"),
             ("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"),
+            ("TOLLGATE_SERVER_RESP_PASSWORD", "env:RESP"),
             ("TOLLGATE_STORE_MODE", "redis"),
             ("TOLLGATE_STORE_FALLBACK", "local"),
             ("TOLLGATE_STORE_FALLBACK_INSTANCES", "3"),
@@ -503,6 +505,7 @@ lease = "1m"
         let faces = [server.http, server.grpc, server.resp].map(Option::unwrap);
         assert_eq!(faces, ["0.0.0.0:1", "0.0.0.0:2", "0.0.0.0:3"]);
         assert_eq!(server.admin_token, Some(Password::Env("OPS".to_owned())));
+        assert_eq!(server.resp_password, Some(Password::Env("RESP".to_owned())));
         assert_eq!(
             (store.mode, store.fallback, store.fallback_instances),
             (StoreMode::Redis, Fallback::Local, 3)

@@ -21,13 +21,17 @@ pub struct ServerConfig {
     pub admin_token: Option<Password>,
     /// Whether the page shows keys as they are, to whoever may look at it. Unless said it shows their hashes.
     pub show_keys: bool,
+    /// What whoever speaks the Redis protocol must show; anybody may, unless said.
+    pub resp_password: Option<Password>,
 }
 
 impl ServerConfig {
     pub(super) fn read(reader: &mut Reader<'_>, section: Section<'_>) -> ServerConfig {
         let section = section.showing(&["http", "grpc", "resp", "show_keys"]);
-        reader.only(&section, &["http", "grpc", "resp", "admin_token", "show_keys"]);
+        reader.only(&section, &["http", "grpc", "resp", "admin_token", "resp_password", "show_keys"]);
         let admin_token = section.field("admin_token").and_then(|f| read_password(reader, f, "ADMIN_TOKEN"));
+        let resp_password =
+            section.field("resp_password").and_then(|f| read_password(reader, f, "RESP_PASSWORD"));
         let show_keys = section.field("show_keys").and_then(|f| reader.truth(f)).unwrap_or_default();
         let mut read = |name, example| read_address(reader, section.field(name)?, example);
         ServerConfig {
@@ -36,6 +40,7 @@ impl ServerConfig {
             resp: read("resp", "127.0.0.1:6380"),
             admin_token,
             show_keys,
+            resp_password,
         }
     }
 }
@@ -123,6 +128,9 @@ mod tests {
             assert_eq!(server.admin_token, token);
             assert!(!format!("{server:?}").contains("sesame"));
         }
+        let password = parse("server.resp_password = 'sesame'").server;
+        assert_eq!(password.resp_password, Some(Password::Plain("sesame".to_owned())));
+        assert!(!format!("{password:?}").contains("sesame"));
         let by_env = [("TOLLGATE_SERVER_ADMIN_TOKEN".to_owned(), "env:OPS".to_owned())];
         let config = Config::parse_with_env("server.admin_token = 'other'", by_env).unwrap();
         assert_eq!(config.server.admin_token, Some(Password::Env("OPS".to_owned())));

@@ -1,0 +1,309 @@
+//! The protocol of Redis, for programs that have a client of it already: `CL.THROTTLE` as redis-cell answers it, and
+//! `TOLLGATE.CHECK` for limits of the policy.
+//!
+//! Everything that one read brought is answered in one write. Where the counters are in this process all of it is decided in one
+//! go, without allocating; where they are elsewhere those that concern different keys are asked for together, and told in order.
+//! `parse.rs` finds commands, `question.rs` reads the two that ask for a decision, `session.rs` answers all others, `reply.rs`
+//! writes. The limits that a connection used last are at hand (`ways.rs`).
+
+mod parse;
+mod question;
+mod reply;
+mod session;
+mod ways;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use futures_util::future::join_all;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+use tollgate::{Ask, Key, Outcome, Tollgate};
+
+use self::parse::Spans;
+use self::question::{Mistake, Question, canonical, tell_check, tell_throttle};
+use self::reply::Reply;
+use self::session::{Session, Then};
+use self::ways::Ways;
+use crate::app::App;
+use crate::token::Token;
+
+/// How much is read at once: at first, and once a read has brought so much.
+const LEAST_READ: usize = 4 * 1024;
+const MOST_READ: usize = 64 * 1024;
+
+/// How many bytes of answers are written together, at least while there are more.
+const FULL: usize = 64 * 1024;
+
+/// How many decisions are asked for together, where counters are elsewhere.
+const TOGETHER: usize = 64;
+
+/// How long a peer may take to notice that the connection has ended.
+const PARTING: Duration = Duration::from_secs(1);
+
+/// The face: what all its connections share.
+pub(crate) struct Face {
+    app: Arc<App>,
+    password: Option<Arc<Token>>,
+    connections: AtomicU64,
+}
+
+/// One connection, without its stream.
+struct Connection {
+    session: Session,
+    reply: Reply,
+    ways: Ways,
+    spans: Spans,
+    /// A key of `CL.THROTTLE`, as text.
+    text: Vec<u8>,
+}
+
+/// Why answering stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// There is no further whole command.
+    Done,
+    /// There may be more, but it is time to write.
+    Full,
+    /// The connection ends.
+    Ended,
+}
+
+impl Face {
+    pub(crate) fn new(app: Arc<App>, password: Option<Token>) -> Arc<Face> {
+        Arc::new(Face { app, password: password.map(Arc::new), connections: AtomicU64::new(0) })
+    }
+
+    /// Serves one connection until its peer is done, or the server is: what was read is answered first.
+    pub(crate) async fn speak<S>(self: Arc<Self>, mut stream: S, mut closing: watch::Receiver<bool>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut connection = Connection::new(id, self.password.clone());
+        let mut input = BytesMut::new();
+        let mut read_size = LEAST_READ;
+        loop {
+            input.reserve(read_size);
+            let read = tokio::select! {
+                biased;
+                _ = closing.wait_for(|closing| *closing) => break,
+                read = stream.read_buf(&mut input) => read,
+            };
+            match read {
+                Ok(0) | Err(_) => return,
+                Ok(size) if size >= read_size => read_size = (2 * read_size).min(MOST_READ),
+                Ok(_) => {}
+            }
+            let stop = loop {
+                let (answered, stop) = match self.app.with_state(|state| connection.here(&state.gate, &input))
+                {
+                    Some(done) => done,
+                    None => connection.elsewhere(&self.app.state().gate, &input).await,
+                };
+                input.advance(answered);
+                if !connection.reply.bytes.is_empty() {
+                    if stream.write_all(&connection.reply.bytes).await.is_err() {
+                        return;
+                    }
+                    connection.reply.bytes.clear();
+                }
+                if stop != Stop::Full {
+                    break stop;
+                }
+            };
+            if stop == Stop::Ended {
+                break;
+            }
+        }
+        part(stream, input).await;
+    }
+}
+
+/// Ends a connection so that what was written last arrives: what the peer still sends is read, because closing on it would make
+/// its machine throw away what it has not read yet.
+async fn part<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, mut input: BytesMut) {
+    let rest = async {
+        if stream.shutdown().await.is_err() {
+            return;
+        }
+        loop {
+            input.clear();
+            input.reserve(LEAST_READ);
+            if !matches!(stream.read_buf(&mut input).await, Ok(1..)) {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(PARTING, rest).await;
+}
+
+impl Connection {
+    fn new(id: u64, password: Option<Arc<Token>>) -> Connection {
+        Connection {
+            session: Session::new(id, password),
+            reply: Reply::new(),
+            ways: Ways::default(),
+            spans: Spans::new(),
+            text: Vec::new(),
+        }
+    }
+
+    /// Answers the whole commands in `bytes`, whose counters are in this process, and says how many bytes they were.
+    fn here(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
+        self.ways.lead_to(gate);
+        let Connection { session, reply, ways, spans, text } = self;
+        let mut at = 0;
+        while reply.bytes.len() < FULL {
+            let rest = &bytes[at..];
+            match spans.find(rest) {
+                Ok(Some(size)) => at += size,
+                Ok(None) => return (at, Stop::Done),
+                Err(fault) => {
+                    reply.error(fault);
+                    return (at, Stop::Ended);
+                }
+            }
+            let Some(command) = spans.command(rest) else { continue };
+            let question = if session.is_known() { Question::read(&command) } else { None };
+            match question {
+                Some(Ok(question)) => {
+                    if let Err(mistake) = decide_here(ways, text, &question, reply) {
+                        reply.error(mistake);
+                    }
+                }
+                Some(Err(mistake)) => reply.error(mistake),
+                None if session.answer(&command, reply) == Then::Ends => return (at, Stop::Ended),
+                None => {}
+            }
+        }
+        (at, Stop::Full)
+    }
+
+    /// The same where the counters are elsewhere.
+    async fn elsewhere(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
+        let mut together: Vec<Question<'_>> = Vec::new();
+        let mut at = 0;
+        while self.reply.bytes.len() < FULL {
+            let rest = &bytes[at..];
+            let found = self.spans.find(rest);
+            let command = match found {
+                Ok(Some(size)) => {
+                    at += size;
+                    self.spans.command(rest)
+                }
+                Ok(None) | Err(_) => {
+                    decide_elsewhere(gate, &mut together, &mut self.reply).await;
+                    let Err(fault) = found else { return (at, Stop::Done) };
+                    self.reply.error(fault);
+                    return (at, Stop::Ended);
+                }
+            };
+            let Some(command) = command else { continue };
+            let question = if self.session.is_known() { Question::read(&command) } else { None };
+            // What is told in order, or charged to one key in order, waits for those before it.
+            let goes_along = match &question {
+                Some(Ok(question)) => {
+                    together.len() < TOGETHER && !together.iter().any(|other| other.is_of_one_key(question))
+                }
+                _ => false,
+            };
+            if !goes_along {
+                decide_elsewhere(gate, &mut together, &mut self.reply).await;
+            }
+            match question {
+                Some(Ok(question)) => together.push(question),
+                Some(Err(mistake)) => self.reply.error(mistake),
+                None if self.session.answer(&command, &mut self.reply) == Then::Ends => {
+                    return (at, Stop::Ended);
+                }
+                None => {}
+            }
+        }
+        decide_elsewhere(gate, &mut together, &mut self.reply).await;
+        (at, Stop::Full)
+    }
+}
+
+#[inline]
+fn decide_here(
+    ways: &mut Ways,
+    text: &mut Vec<u8>,
+    question: &Question<'_>,
+    reply: &mut Reply,
+) -> Result<(), Mistake> {
+    match question {
+        Question::Throttle { key, bucket, quantity } => {
+            let limiter = ways.bucket(bucket)?;
+            let key = canonical(key, text)?;
+            let outcome = match quantity {
+                0 => limiter.status(key),
+                _ => limiter.charge(key, *quantity).map_err(undecided)?,
+            };
+            tell_throttle(reply, &outcome, *quantity);
+        }
+        Question::Check { limit, key, cost } => {
+            let limiter = ways.limit(limit)?;
+            let outcome = limiter.charge(key, *cost).map_err(undecided)?;
+            if outcome == Outcome::BLOCKED {
+                sound(key)?;
+            }
+            tell_check(reply, limit, &outcome);
+        }
+    }
+    Ok(())
+}
+
+/// Decides what was gathered, and tells it in order.
+async fn decide_elsewhere(gate: &Tollgate, together: &mut Vec<Question<'_>>, reply: &mut Reply) {
+    if together.is_empty() {
+        return;
+    }
+    let decided = join_all(together.iter().map(|question| ask(gate, question))).await;
+    for (question, decided) in together.drain(..).zip(decided) {
+        match (question, decided) {
+            (Question::Throttle { quantity, .. }, Ok(outcome)) => tell_throttle(reply, &outcome, quantity),
+            (Question::Check { limit, .. }, Ok(outcome)) => tell_check(reply, limit, &outcome),
+            (_, Err(mistake)) => reply.error(mistake),
+        }
+    }
+}
+
+async fn ask(gate: &Tollgate, question: &Question<'_>) -> Result<Outcome, Mistake> {
+    match question {
+        Question::Throttle { key, bucket, quantity } => {
+            let bucket = ways::open(gate, bucket)?;
+            let mut text = Vec::new();
+            let key = canonical(key, &mut text)?;
+            match quantity {
+                0 => bucket.status(key).await.map_err(undecided),
+                _ => {
+                    let decision = bucket.charge(key, *quantity).await.map_err(undecided)?;
+                    Ok(decision.binding().outcome)
+                }
+            }
+        }
+        Question::Check { limit, key, cost } => {
+            sound(key)?;
+            let decision = gate.charge(&[Ask::new(limit, key).cost(*cost)]).await.map_err(undecided)?;
+            let outcome = decision.binding().outcome;
+            // A limit that only watches lets pass what it would deny.
+            Ok(match decision.allowed() {
+                true => Outcome { allowed: true, retry_after: decision.retry_after(), ..outcome },
+                false => outcome,
+            })
+        }
+    }
+}
+
+/// Refuses a key that makes no sense, as the other faces do. The key itself is not told.
+fn sound(key: &str) -> Result<(), Mistake> {
+    Key::parse(key).map(drop).map_err(|error| format!("ERR malformed key: {error}").into())
+}
+
+fn undecided(error: tollgate::Error) -> Mistake {
+    let kind = if error.is_transient() { "TRYAGAIN" } else { "ERR" };
+    format!("{kind} {error}").into()
+}

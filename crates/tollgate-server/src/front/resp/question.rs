@@ -1,0 +1,242 @@
+//! The two commands that ask for a decision, and how their answers are written.
+//!
+//! `CL.THROTTLE` is redis-cell's: its limit comes with the call, its key is any bytes. Ours is a token bucket of `max_burst + 1`
+//! that gains `count` every `period`, in a namespace of its own (`cl`). `TOLLGATE.CHECK` asks for a limit of the policy, and its
+//! key is written as everywhere else.
+
+use std::borrow::Cow;
+
+use tollgate::{Micros, Outcome, Rate};
+
+use super::parse::{Command, integer};
+use super::reply::{Reply, shown};
+
+/// The name under which all calls of `CL.THROTTLE` are counted, in the store and in metrics.
+pub(super) const THROTTLE: &str = "cl.throttle";
+
+/// How long a key of `CL.THROTTLE` may be once it is text: what one part of a key may have.
+const MOST_TEXT: usize = 1_024;
+
+/// What a decision is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question<'a> {
+    Throttle { key: &'a [u8], bucket: Bucket, quantity: u64 },
+    Check { limit: &'a str, key: &'a str, cost: u64 },
+}
+
+/// The numbers of `CL.THROTTLE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bucket {
+    pub(super) burst: u64,
+    count: u64,
+    period: u64,
+}
+
+/// Why a command asks for nothing.
+pub(super) type Mistake = Cow<'static, str>;
+
+impl Bucket {
+    pub(super) fn rate(&self) -> Result<Rate, tollgate::Error> {
+        Ok(Rate::new(self.count, Micros::new(self.period.saturating_mul(1_000_000)))?)
+    }
+}
+
+impl<'a> Question<'a> {
+    /// Reads a command, if it is one of the two.
+    #[inline]
+    pub(super) fn read(command: &Command<'a, '_>) -> Option<Result<Question<'a>, Mistake>> {
+        let name = command.name();
+        if name.eq_ignore_ascii_case(b"CL.THROTTLE") {
+            Some(throttle(command))
+        } else if name.eq_ignore_ascii_case(b"TOLLGATE.CHECK") {
+            Some(check(command))
+        } else {
+            None
+        }
+    }
+
+    /// Whether both are charged to one key, so that their order matters.
+    pub(super) fn is_of_one_key(&self, other: &Question<'_>) -> bool {
+        match (self, other) {
+            (Question::Throttle { key, .. }, Question::Throttle { key: other, .. }) => key == other,
+            (Question::Check { limit, key, .. }, Question::Check { limit: others, key: other, .. }) => {
+                (limit, key) == (others, other)
+            }
+            _ => false,
+        }
+    }
+}
+
+fn throttle<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
+    let quantity = command.get(4);
+    let (Some(key), Some(burst), Some(count), Some(period), 4..=5) =
+        (command.get(0), command.get(1), command.get(2), command.get(3), command.count())
+    else {
+        return Err(
+            "ERR Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]".into()
+        );
+    };
+    let bucket = Bucket {
+        burst: number("max_burst", burst, 0)?.saturating_add(1),
+        count: number("count", count, 1)?,
+        period: number("period", period, 1)?,
+    };
+    let quantity = quantity.map_or(Ok(1), |quantity| number("quantity", quantity, 0))?;
+    Ok(Question::Throttle { key, bucket, quantity })
+}
+
+fn check<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
+    let (Some(limit), Some(key), 2..=3) = (command.get(0), command.get(1), command.count()) else {
+        return Err("ERR Usage: tollgate.check <limit> <key> [<cost>]".into());
+    };
+    let text = |bytes: &'a [u8], name: &str| {
+        std::str::from_utf8(bytes).map_err(|_| Mistake::from(format!("ERR the {name} is not text (UTF-8)")))
+    };
+    let cost = command.get(2).map_or(Ok(1), |cost| number("cost", cost, 1))?;
+    Ok(Question::Check { limit: text(limit, "name of the limit")?, key: text(key, "key")?, cost })
+}
+
+#[inline]
+fn number(name: &str, text: &[u8], least: i64) -> Result<u64, Mistake> {
+    match integer(text) {
+        Some(number) if number >= least => Ok(number.unsigned_abs()),
+        _ => Err(format!(
+            "ERR {name} must be a whole number from {least} to {}, not '{}'",
+            i64::MAX,
+            shown(text)
+        )
+        .into()),
+    }
+}
+
+/// The canonical text of a key of `CL.THROTTLE`, in the namespace `cl`; two keys never have the same. Printable ASCII stands for
+/// itself; every other byte, and `%`, is `%` with two digits, which like every `%` in a key is written `%25`. The key of no
+/// bytes is a lone `%`.
+pub(super) fn canonical<'t>(key: &[u8], text: &'t mut Vec<u8>) -> Result<&'t str, Mistake> {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    text.clear();
+    text.extend_from_slice(b"cl:");
+    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'%' | b':');
+    let mut size = key.len();
+    if key.iter().all(is_plain) && !key.is_empty() {
+        text.extend_from_slice(key);
+    } else {
+        for byte in key {
+            match byte {
+                b':' => text.extend_from_slice(b"%3A"),
+                plain if is_plain(plain) => text.push(*plain),
+                other => {
+                    let (high, low) = (usize::from(other >> 4), usize::from(other & 15));
+                    text.extend_from_slice(&[b'%', b'2', b'5', DIGITS[high], DIGITS[low]]);
+                    size += 2;
+                }
+            }
+        }
+        if key.is_empty() {
+            text.extend_from_slice(b"%25");
+        }
+    }
+    if size > MOST_TEXT {
+        return Err(format!(
+            "ERR the key is too long: at most {MOST_TEXT} bytes, of which those that are not printable ASCII count three times"
+        )
+        .into());
+    }
+    std::str::from_utf8(text).map_err(|_| "ERR the key cannot be written".into())
+}
+
+/// Limited or not, the limit, what remains, seconds to wait (-1 if there is nothing to wait for, or no wait would help), and
+/// seconds until the key is as new. Parts of a second are whole ones: whoever came back earlier would come in vain.
+#[inline]
+pub(super) fn tell_throttle(reply: &mut Reply, outcome: &Outcome, quantity: u64) {
+    let is_limited = !outcome.allowed && quantity > 0;
+    reply.array(5);
+    reply.integer(i64::from(is_limited));
+    reply.integer(whole(outcome.capacity));
+    reply.integer(whole(outcome.remaining));
+    reply.integer(outcome.retry_after.filter(|_| is_limited).map_or(-1, |wait| rounded_up(wait, 1_000_000)));
+    reply.integer(rounded_up(outcome.reset_after, 1_000_000));
+}
+
+/// Allowed or not, what remains (-1 where there is no limit), milliseconds to wait (-1 if no wait would help), until the key is
+/// as new, to hold an admitted one back, and the name of the limit.
+#[inline]
+pub(super) fn tell_check(reply: &mut Reply, limit: &str, outcome: &Outcome) {
+    let remaining = if *outcome == Outcome::UNLIMITED { -1 } else { whole(outcome.remaining) };
+    reply.array(6);
+    reply.integer(i64::from(outcome.allowed));
+    reply.integer(remaining);
+    reply.integer(outcome.retry_after.map_or(-1, |wait| rounded_up(wait, 1_000)));
+    reply.integer(rounded_up(outcome.reset_after, 1_000));
+    reply.integer(rounded_up(outcome.delay, 1_000));
+    reply.bulk(limit.as_bytes());
+}
+
+fn whole(units: u64) -> i64 {
+    i64::try_from(units).unwrap_or(i64::MAX)
+}
+
+fn rounded_up(span: Micros, unit: u64) -> i64 {
+    whole(span.get().div_ceil(unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use tollgate::Key;
+
+    use super::*;
+
+    #[test]
+    fn every_key_has_a_canonical_text_of_its_own() {
+        let mut keys: Vec<Vec<u8>> = vec![
+            b"".to_vec(),
+            b"user123".to_vec(),
+            b"cl:x".to_vec(),
+            b"%".to_vec(),
+            b"%25".to_vec(),
+            b"%2525".to_vec(),
+            b"%3A".to_vec(),
+            b":".to_vec(),
+            b"%FF".to_vec(),
+            b"default:x".to_vec(),
+            "ключ".as_bytes().to_vec(),
+            vec![b'a'; 1_024],
+            vec![0xff; 341],
+        ];
+        keys.extend((0..=255).map(|byte| vec![byte]));
+        keys.extend((0..=255).map(|byte| vec![b'%', byte]));
+        let mut texts: HashMap<String, Vec<u8>> = HashMap::new();
+        let mut text = Vec::new();
+        for key in keys {
+            let text = canonical(&key, &mut text).expect("it is short enough");
+            let parsed = Key::parse(text).unwrap_or_else(|error| panic!("{}: {error}", key.escape_ascii()));
+            assert_eq!((parsed.canonical(), &*parsed.namespace()), (text, "cl"), "{}", key.escape_ascii());
+            if let Some(other) = texts.insert(text.to_owned(), key.clone()) {
+                assert_eq!(other, key, "{text}");
+            }
+        }
+        for long in [vec![b'a'; 1_025], vec![0xff; 342], vec![b':'; 1_025]] {
+            let mistake = canonical(&long, &mut text).expect_err("it is too long");
+            assert!(mistake.contains("at most 1024 bytes"), "{mistake}");
+        }
+    }
+
+    #[test]
+    fn waits_are_whole_and_never_too_short() {
+        let denied = Outcome { allowed: false, capacity: 16, remaining: 0, ..Outcome::UNLIMITED };
+        let wait =
+            |us| Outcome { retry_after: Some(Micros::new(us)), reset_after: Micros::new(us + 1), ..denied };
+        for (outcome, quantity, expected) in [
+            (wait(2_000_000), 1, r"*5\r\n:1\r\n:16\r\n:0\r\n:2\r\n:3\r\n"),
+            (wait(1), 1, r"*5\r\n:1\r\n:16\r\n:0\r\n:1\r\n:1\r\n"),
+            (wait(1), 0, r"*5\r\n:0\r\n:16\r\n:0\r\n:-1\r\n:1\r\n"),
+            (Outcome { retry_after: None, ..wait(0) }, 99, r"*5\r\n:1\r\n:16\r\n:0\r\n:-1\r\n:1\r\n"),
+        ] {
+            let mut reply = Reply::new();
+            tell_throttle(&mut reply, &outcome, quantity);
+            assert_eq!(reply.bytes.escape_ascii().to_string(), expected);
+        }
+    }
+}

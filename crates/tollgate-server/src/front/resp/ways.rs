@@ -1,0 +1,77 @@
+//! The limits that a connection used last, so that the next command finds them without a lock.
+//!
+//! They belong to one registry: when a reload puts another in its place, all are looked up again.
+
+use tollgate::{AdHoc, Limiter, Tollgate};
+
+use super::question::{Bucket, Mistake, THROTTLE};
+use super::undecided;
+
+/// How many of each kind. Few connections use more, and those pay a look-up for it.
+const MOST: usize = 8;
+
+#[derive(Default)]
+pub(super) struct Ways {
+    gate: Option<Tollgate>,
+    buckets: Vec<(Bucket, AdHoc)>,
+    limits: Vec<Limiter>,
+    next: usize,
+}
+
+impl Ways {
+    /// From here on they lead to this registry.
+    pub(super) fn lead_to(&mut self, gate: &Tollgate) {
+        if !self.gate.as_ref().is_some_and(|known| known.is(gate)) {
+            *self = Ways { gate: Some(gate.clone()), ..Ways::default() };
+        }
+    }
+
+    /// The limiter by the numbers of a `CL.THROTTLE`.
+    #[inline]
+    pub(super) fn bucket(&mut self, bucket: &Bucket) -> Result<&Limiter, Mistake> {
+        let known = self.buckets.iter().position(|(known, _)| known == bucket);
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let opened = open(self.gate()?, bucket)?;
+                put(&mut self.buckets, &mut self.next, (*bucket, opened))
+            }
+        };
+        self.buckets[index].1.limiter().ok_or(Mistake::Borrowed("TRYAGAIN the counters have moved"))
+    }
+
+    /// The limiter of this name.
+    #[inline]
+    pub(super) fn limit(&mut self, name: &str) -> Result<&Limiter, Mistake> {
+        let known = self.limits.iter().position(|known| known.name() == name);
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let limiter = self.gate()?.limiter(name).map_err(undecided)?;
+                put(&mut self.limits, &mut self.next, limiter)
+            }
+        };
+        Ok(&self.limits[index])
+    }
+
+    fn gate(&self) -> Result<&Tollgate, Mistake> {
+        self.gate.as_ref().ok_or(Mistake::Borrowed("TRYAGAIN there is no registry yet"))
+    }
+}
+
+/// Puts one more in, in the place of another if there are enough, and says where.
+fn put<T>(all: &mut Vec<T>, next: &mut usize, one: T) -> usize {
+    if all.len() < MOST {
+        all.push(one);
+        return all.len() - 1;
+    }
+    *next = (*next + 1) % MOST;
+    all[*next] = one;
+    *next
+}
+
+/// The bucket by the numbers of a `CL.THROTTLE`.
+pub(super) fn open(gate: &Tollgate, bucket: &Bucket) -> Result<AdHoc, Mistake> {
+    let opened = bucket.rate().and_then(|rate| gate.ad_hoc(THROTTLE, rate, bucket.burst));
+    opened.map_err(undecided)
+}

@@ -1,0 +1,128 @@
+//! Programs that people have already: redis-cli, redis-py, and a store that is Redis itself.
+//!
+//! Run by `./test`, which installs them: `cargo test -p tollgate-server --test resp -- --ignored`.
+
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use crate::server::{Server, command};
+
+fn said(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; ./test installs it"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+#[ignore = "needs redis-cli: ./test runs it"]
+fn redis_cli_speaks_to_it() {
+    let server = Server::start("");
+    let port = server.address.port().to_string();
+    for version in ["-2", "-3"] {
+        let cli = |arguments: &str| {
+            said(Command::new("redis-cli").args([version, "-p", &port]).args(arguments.split(' ')))
+        };
+        let key = format!("user{version}");
+        assert_eq!(cli(&format!("CL.THROTTLE {key} 15 30 60 1")), "0\n16\n15\n-1\n2\n");
+        assert_eq!(cli(&format!("CL.THROTTLE slow{key} 15 30 60000 16")), "0\n16\n0\n-1\n32000\n");
+        assert!(cli(&format!("CL.THROTTLE slow{key} 15 30 60000")).starts_with("1\n16\n0\n"));
+        assert_eq!(cli("PING"), "PONG\n");
+        assert!(cli("CL.THROTTLE k").starts_with("ERR Usage: cl.throttle"));
+    }
+}
+
+#[test]
+#[ignore = "needs redis-py: ./test runs it"]
+fn redis_py_speaks_to_it() {
+    let server = Server::start("[server]\nresp_password = 'open sesame'\n");
+    let python = std::env::var("TOLLGATE_REDIS_PY").unwrap_or_else(|_| "python3".to_owned());
+    let script = "
+import sys, redis
+for protocol in (2, 3):
+    client = redis.Redis(port=int(sys.argv[1]), password='open sesame', protocol=protocol, client_name='test')
+    key = f'user{protocol}'
+    assert client.ping()
+    assert client.execute_command('CL.THROTTLE', key, 15, 30, 60, 1) == [0, 16, 15, -1, 2]
+    pipeline = client.pipeline(transaction=False)
+    for _ in range(17):
+        pipeline.execute_command('CL.THROTTLE', 'slow' + key, 15, 30, 60000)
+    answers = pipeline.execute()
+    assert [answer[0] for answer in answers] == [0] * 16 + [1], answers
+    assert client.execute_command('CL.THROTTLE', b'\\xff\\x00', 0, 1, 100000)[:3] == [protocol - 2, 1, 0]
+    try:
+        client.execute_command('CL.THROTTLE', key)
+        raise SystemExit('it was accepted')
+    except redis.ResponseError as error:
+        assert str(error).startswith('Usage: cl.throttle'), error
+try:
+    redis.Redis(port=int(sys.argv[1]), password='guess').ping()
+    raise SystemExit('it was accepted')
+except redis.AuthenticationError:
+    print('done')
+";
+    let port = server.address.port().to_string();
+    assert_eq!(said(Command::new(python).args(["-c", script, &port])), "done\n");
+}
+
+/// A Redis that is stopped with the test.
+struct Redis(Child, u16);
+
+impl Redis {
+    fn start() -> Redis {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let arguments = ["--port", &port.to_string(), "--save", "", "--appendonly", "no"].map(str::to_owned);
+        let child = Command::new("redis-server").args(arguments).stdout(Stdio::null()).spawn();
+        let redis = Redis(child.expect("redis-server: ./test installs it"), port);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            std::thread::yield_now();
+        }
+        redis
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+#[ignore = "needs redis-server: ./test runs it"]
+fn counters_that_are_elsewhere_answer_alike_and_in_order() {
+    let redis = Redis::start();
+    let server = Server::start(&format!(
+        "[store]\nmode = 'redis'\ntimeout = '5s'\nfallback = 'closed'\nredis = {{ url = 'redis://127.0.0.1:{}' }}\n\
+         [limits.api]\nstrategy = 'token_bucket'\nrate = '1/1000s'\nburst = 5\n",
+        redis.1
+    ));
+    let mut client = server.client();
+    let mut sent = Vec::new();
+    for key in 0..100 {
+        sent.extend(command(["CL.THROTTLE", &format!("k{key}"), &key.to_string(), "1", "1000"]));
+    }
+    sent.extend(command(["PING"]));
+    for _ in 0..2 {
+        sent.extend(command(["CL.THROTTLE", "k0", "0", "1", "1000"]));
+        sent.extend(command(["TOLLGATE.CHECK", "api", "user:42", "3"]));
+    }
+    sent.extend(command(["CL.THROTTLE", "k1", "1", "1", "1000", "0"]));
+    sent.extend(command(["CL.THROTTLE", "k1", "4", "1", "1000", "1"]));
+    client.send(&sent);
+    // Times are left out: some may have passed.
+    let mut answer = |size: usize, told: usize| {
+        let lines: Vec<String> = (0..size).map(|_| client.line()).collect();
+        lines[..told].join(" ")
+    };
+    for key in 0..100 {
+        assert_eq!(answer(6, 6), format!("*5 :0 :{} :{key} :-1 :1000", key + 1));
+    }
+    assert_eq!(answer(1, 1), "+PONG");
+    for check in ["*6 :1 :2 :0", "*6 :0 :2"] {
+        assert_eq!(answer(6, 4), "*5 :1 :1 :0");
+        assert_eq!(answer(8, check.split(' ').count()), check);
+    }
+    assert_eq!(answer(6, 5), "*5 :0 :2 :1 :-1");
+    assert_eq!(answer(6, 5), "*5 :0 :5 :3 :-1");
+}

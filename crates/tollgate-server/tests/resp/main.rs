@@ -1,0 +1,293 @@
+//! The protocol of Redis as a real server speaks it: bytes in, bytes out.
+//!
+//! `clients.rs` needs redis-cli, redis-py and redis-server, and is run by `./test` alone.
+
+mod clients;
+mod hostile;
+mod server;
+
+use crate::server::{Client, Server, command};
+
+/// What goes in, with `|` between arguments and a space between commands; and what comes out, with `/` for the end of a line. A
+/// number after `~` is a time that may have begun to pass.
+fn check(server: &Server, asked: &str, said: &str) {
+    check_on(&mut server.client(), asked, said);
+}
+
+fn check_on(client: &mut Client, asked: &str, said: &str) {
+    client.send(&asked.split(' ').flat_map(|one| command(one.split('|'))).collect::<Vec<u8>>());
+    check_said(client, said, asked);
+}
+
+fn check_said(client: &mut Client, said: &str, about: &str) {
+    for (index, expected) in said.strip_suffix('/').unwrap_or(said).split('/').enumerate() {
+        let line = client.line();
+        match expected.strip_prefix(":~").map(|most| most.parse::<u64>().unwrap()) {
+            None => assert_eq!(line, expected, "{about}, line {index}"),
+            Some(most) => {
+                let number: u64 = line.strip_prefix(':').unwrap_or_default().parse().unwrap_or_default();
+                assert!((most / 2..=most).contains(&number), "{about}, line {index}: {line}, not {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn throttle_answers_as_redis_cell_does() {
+    let server = Server::start("");
+    for (asked, said) in [
+        // The example of redis-cell's own documentation: 15 and one more, 30 every 60 seconds.
+        ("CL.THROTTLE|user123|15|30|60|1", "*5/:0/:16/:15/:-1/:2/"),
+        // The same a thousand times slower, so that no test sees time pass.
+        ("CL.THROTTLE|slow|15|30|60000|1", "*5/:0/:16/:15/:-1/:2000/"),
+        ("cl.throttle|slow|15|30|60000|0", "*5/:0/:16/:15/:-1/:~2000/"),
+        ("CL.THROTTLE|slow|15|30|60000|15", "*5/:0/:16/:0/:-1/:~32000/"),
+        ("CL.THROTTLE|slow|15|30|60000", "*5/:1/:16/:0/:~2000/:~32000/"),
+        ("CL.THROTTLE|slow|15|30|60000|3", "*5/:1/:16/:0/:~6000/:~32000/"),
+        ("CL.THROTTLE|slow|15|30|60000|17", "*5/:1/:16/:0/:-1/:~32000/"),
+        ("CL.THROTTLE|slow|15|30|60000|0", "*5/:0/:16/:0/:-1/:~32000/"),
+        // Others are not concerned, and a key that was never charged is as new.
+        ("CL.THROTTLE|other|15|30|60|0", "*5/:0/:16/:16/:-1/:0/"),
+        ("CL.THROTTLE||0|1|100000", "*5/:0/:1/:0/:-1/:100000/"),
+        ("CL.THROTTLE||0|1|100000", "*5/:1/:1/:0/:~100000/:~100000/"),
+        ("CL.THROTTLE|%|0|1|100000", "*5/:0/:1/:0/:-1/:100000/"),
+        ("CL.THROTTLE|a:b:c:d:e|0|1|100000", "*5/:0/:1/:0/:-1/:100000/"),
+        // Other numbers, the same key: what was consumed stays consumed.
+        ("CL.THROTTLE|plan|9|1|1000|4", "*5/:0/:10/:6/:-1/:4000/"),
+        ("CL.THROTTLE|plan|19|1|1000|1", "*5/:0/:20/:15/:-1/:~5000/"),
+        ("CL.THROTTLE|plan|4|1|1000|1", "*5/:1/:5/:0/:~1000/:~5000/"),
+        ("CL.THROTTLE|plan|19|7|10000|0", "*5/:0/:20/:16/:-1/:~5000/"),
+        (
+            "CL.THROTTLE",
+            "-ERR Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]/",
+        ),
+        (
+            "CL.THROTTLE|k|1|1",
+            "-ERR Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]/",
+        ),
+        (
+            "CL.THROTTLE|k|1|1|1|1|1",
+            "-ERR Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]/",
+        ),
+        (
+            "CL.THROTTLE|k|x|1|1",
+            "-ERR max_burst must be a whole number from 0 to 9223372036854775807, not 'x'/",
+        ),
+        (
+            "CL.THROTTLE|k|-1|1|1",
+            "-ERR max_burst must be a whole number from 0 to 9223372036854775807, not '-1'/",
+        ),
+        ("CL.THROTTLE|k|1|0|1", "-ERR count must be a whole number from 1 to 9223372036854775807, not '0'/"),
+        ("CL.THROTTLE|k|1|1|0", "-ERR period must be a whole number from 1 to 9223372036854775807, not '0'/"),
+        (
+            "CL.THROTTLE|k|1|1|1|-1",
+            "-ERR quantity must be a whole number from 0 to 9223372036854775807, not '-1'/",
+        ),
+    ] {
+        check(&server, asked, said);
+    }
+    // What cannot be kept exactly is refused, and the connection goes on.
+    let mut client = server.client();
+    for numbers in ["9223372036854775807|1|1", "1|9223372036854775807|1", "1|1|9223372036854775807"] {
+        client.send(&command(format!("CL.THROTTLE|k|{numbers}").split('|')));
+        let line = client.line();
+        assert!(line.starts_with("-ERR burst = ") || line.starts_with("-ERR rate = "), "{line}");
+    }
+    check_on(&mut client, "PING", "+PONG/");
+}
+
+#[test]
+fn checks_are_charged_to_limits_of_the_policy() {
+    let server = Server::start(POLICY);
+    for (asked, said) in [
+        ("TOLLGATE.CHECK|api|user:42", "*6/:1/:4/:0/:100000/:0/$3/api/"),
+        ("tollgate.check|api|user:42|4", "*6/:1/:0/:0/:~500000/:0/$3/api/"),
+        ("TOLLGATE.CHECK|api|user:42", "*6/:0/:0/:~100000/:~500000/:0/$3/api/"),
+        ("TOLLGATE.CHECK|api|user:42|6", "*6/:0/:0/:-1/:~500000/:0/$3/api/"),
+        ("TOLLGATE.CHECK|free|user:42", "*6/:1/:-1/:0/:0/:0/$4/free/"),
+        ("TOLLGATE.CHECK|shut|user:42", "*6/:0/:0/:-1/:0/:0/$4/shut/"),
+        ("TOLLGATE.CHECK|queue|user:42", "*6/:1/:1/:0/:100000/:0/$5/queue/"),
+        ("TOLLGATE.CHECK|queue|user:42", "*6/:1/:0/:0/:~200000/:~100000/$5/queue/"),
+        ("TOLLGATE.CHECK|watch|user:42", "*6/:1/:0/:0/:~100000/:0/$5/watch/"),
+        ("TOLLGATE.CHECK|watch|user:42", "*6/:1/:0/:0/:~100000/:0/$5/watch/"),
+        ("TOLLGATE.CHECK|api", "-ERR Usage: tollgate.check <limit> <key> [<cost>]/"),
+        (
+            "TOLLGATE.CHECK|api|k|0",
+            "-ERR cost must be a whole number from 1 to 9223372036854775807, not '0'/",
+        ),
+    ] {
+        check(&server, asked, said);
+    }
+    for (asked, said) in [
+        (command(["TOLLGATE.CHECK", "apy", "user:42"]), "-ERR unknown limit `apy`; known: api, "),
+        (command(["TOLLGATE.CHECK", "api", "a:b:c:d"]), "-ERR malformed key: "),
+        (command(["TOLLGATE.CHECK", "api", ""]), "-ERR malformed key: "),
+        (command([&b"TOLLGATE.CHECK"[..], b"api", b"\xff"]), "-ERR the key is not text"),
+    ] {
+        let mut client = server.client();
+        client.send(&asked);
+        let line = client.line();
+        assert!(line.starts_with(said), "{line}");
+    }
+}
+
+/// Limits that change so slowly that no test sees it.
+const POLICY: &str = "
+[limits.api]
+strategy = 'token_bucket'
+rate = '1/100s'
+burst = 5
+[limits.free]
+unlimited = true
+[limits.shut]
+blocked = true
+[limits.queue]
+strategy = 'leaky_bucket'
+rate = '1/100s'
+capacity = 2
+[limits.watch]
+strategy = 'token_bucket'
+rate = '1/100s'
+burst = 1
+shadow = true
+";
+
+#[test]
+fn clients_can_connect_and_look_around() {
+    let server = Server::start("");
+    let hello = |proto: &str, map: &str, id: u32| {
+        let version = env!("CARGO_PKG_VERSION");
+        format!(
+            "{map}/$6/server/$8/tollgate/$7/version/${}/{version}/$5/proto/:{proto}/$2/id/:{id}/$4/mode/$10/standalone/$4/role/\
+             $6/master/$7/modules/*0/",
+            version.len()
+        )
+    };
+    for (asked, said) in [
+        ("PING", "+PONG/"),
+        ("ping|hello", "$5/hello/"),
+        ("PING|a|b", "-ERR wrong number of arguments for 'ping' command/"),
+        ("ECHO|x", "$1/x/"),
+        ("SELECT|0", "+OK/"),
+        ("SELECT|1", "-ERR DB index is out of range/"),
+        ("CLIENT|SETINFO|LIB-NAME|x CLIENT|SETNAME|y CLIENT|GETNAME", "+OK/+OK/$-1/"),
+        ("CLIENT|KILL", "-ERR unknown subcommand 'KILL' of 'client'/"),
+        ("COMMAND|COUNT COMMAND|DOCS", ":11/*0/"),
+        ("COMMAND|INFO|cl.throttle|x", "*2/*6/$11/cl.throttle/:-5/*1/+fast/:1/:1/:1/$-1/"),
+        ("FLUSHALL", "-ERR unknown command 'FLUSHALL'/"),
+        (
+            "AUTH|x",
+            "-ERR AUTH <password> called without any password configured for the default user. Are you sure your \
+                    configuration is correct?/",
+        ),
+        ("HELLO|4", "-NOPROTO unsupported protocol version/"),
+        ("HELLO|x", "-ERR Protocol version is not an integer or out of range/"),
+        ("HELLO|3|FOO", "-ERR Syntax error in HELLO option 'FOO'/"),
+        ("QUIT PING", "+OK/"),
+    ] {
+        check(&server, asked, said);
+    }
+    let id = 17;
+    check(&server, "HELLO|3|SETNAME|x CLIENT|GETNAME COMMAND|DOCS", &(hello("3", "%7", id) + "_/%0/"));
+    check(&server, "HELLO HELLO|2", &hello("2", "*14", id + 1).repeat(2));
+    check(
+        &server,
+        "INFO COMMAND|LIST",
+        &format!(
+            "${}/# Server/server_name:tollgate/tollgate_version:{}/redis_mode:standalone//*11/$4/auth/",
+            74 + env!("CARGO_PKG_VERSION").len(),
+            env!("CARGO_PKG_VERSION")
+        ),
+    );
+}
+
+#[test]
+fn whoever_has_not_shown_the_password_gets_no_decision() {
+    let server = Server::start("[server]\nresp_password = 'open sesame'\n");
+    let mut client = server.client();
+    client.send(&command(["CL.THROTTLE", "k", "0", "1", "100000"]));
+    assert_eq!(client.line(), "-NOAUTH Authentication required.");
+    client.send(&command(["HELLO", "3"]));
+    assert!(client.line().starts_with("-NOAUTH HELLO must be called"));
+    client.send(&command(["AUTH", "open"]));
+    assert!(client.line().starts_with("-WRONGPASS"));
+    client.send(&command(["AUTH", "admin", "open sesame"]));
+    assert!(client.line().starts_with("-WRONGPASS"));
+    client.send(&command(["AUTH", "open sesame"]));
+    assert_eq!(client.line(), "+OK");
+    check_on(&mut client, "CL.THROTTLE|k|0|1|100000", "*5/:0/:1/:0/:-1/:100000/");
+    let mut client = server.client();
+    client.send(&command(["HELLO", "3", "AUTH", "default", "open sesame"]));
+    assert_eq!(client.line(), "%7");
+    // Guessing comes to an end.
+    let mut client = server.client();
+    client.send(&command(["AUTH", "x"]).repeat(20));
+    assert_eq!(
+        client.rest().split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"-WRONGPASS")).count(),
+        8
+    );
+}
+
+#[test]
+fn a_pipeline_may_be_cut_anywhere() {
+    let server = Server::start("");
+    let pipeline = |key: usize| {
+        let key = format!("k{key}");
+        [
+            command(["CL.THROTTLE", &key, "1", "1", "100000"]),
+            command([b"CL.THROTTLE".as_slice(), b"\r\n$1\r\n", b"99", b"1", b"1", b"0"]),
+            command(["NOPE", "\r\n+OK"]),
+            command(["CL.THROTTLE", &key, "1", "1", "100000", "2"]),
+            command(["PING", ""]),
+        ]
+        .concat()
+    };
+    let said = "*5/:0/:2/:1/:-1/:100000/*5/:0/:100/:100/:-1/:0/-ERR unknown command 'NOPE'/\
+                *5/:1/:2/:1/:~100000/:~100000/$0//";
+    let mut client = server.client();
+    for cut in 0..=pipeline(100).len() {
+        let whole = pipeline(100 + cut);
+        // The answer to what goes before shows that the first part was read by itself.
+        client.send(&[&command(["PING"])[..], &whole[..cut]].concat());
+        assert_eq!(client.line(), "+PONG");
+        client.send(&whole[cut..]);
+        check_said(&mut client, said, &format!("cut at {cut}"));
+    }
+    // Many at once, more than one read brings and one write takes.
+    client.send(&command(["CL.THROTTLE", "many", "999999", "1", "1000"]).repeat(5_000));
+    for remaining in (995_000..=999_999).rev() {
+        assert_eq!(client.line(), "*5");
+        let line = [(); 5].map(|()| client.line());
+        assert_eq!((&*line[0], &*line[2]), (":0", &*format!(":{remaining}")));
+    }
+}
+
+#[test]
+fn a_connection_follows_a_reload_and_keeps_what_was_consumed() {
+    let server = Server::start(POLICY);
+    let mut client = server.client();
+    check_on(&mut client, "TOLLGATE.CHECK|api|user:42", "*6/:1/:4/:0/:100000/:0/$3/api/");
+    check_on(&mut client, "CL.THROTTLE|k|1|1|1000", "*5/:0/:2/:1/:-1/:1000/");
+    server.reload(&POLICY.replace("burst = 5", "burst = 9"));
+    check_on(&mut client, "TOLLGATE.CHECK|api|user:42", "*6/:1/:7/:0/:~200000/:0/$3/api/");
+    check_on(&mut client, "CL.THROTTLE|k|1|1|1000", "*5/:0/:2/:0/:-1/:~2000/");
+}
+
+#[test]
+fn what_was_read_is_answered_before_the_server_ends() {
+    let server = Server::start("");
+    let mut client = server.client();
+    check_on(&mut client, "PING", "+PONG/");
+    client.send(&command(["CL.THROTTLE", "k", "1", "1", "1000"])[..10]);
+    assert_eq!(server.stop(), Some(0));
+    assert_eq!(client.rest(), b"");
+}
+
+#[test]
+fn a_port_that_is_taken_is_said_to_be() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let said = Server::refused(&["serve", "--listen", "127.0.0.1:0", "--resp", &address]);
+    assert!(said.contains(&format!("cannot listen on {address} for resp: ")), "{said}");
+    assert!(said.contains("name another with --resp"), "{said}");
+}

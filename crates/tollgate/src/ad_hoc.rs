@@ -1,0 +1,247 @@
+//! Limits whose numbers come with the call, as protocols have them that know no config (`CL.THROTTLE`).
+//!
+//! All numbers of one name share their counters: a key that is charged by other numbers than before goes on from what was
+//! consumed, and a key's text means the same under all of them. What a bucket needs in this process (its way to the counters,
+//! or what is known of counters elsewhere) is made when it is first asked for and kept for the next who asks. There are at most
+//! so many; when that is reached those go that nobody holds, which loses no count, because counters are the store's.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tollgate_kernel::{Limit, Outcome, Rate};
+
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::gate::{Backend, Entry, Resolved};
+use crate::limiter::Limiter;
+use crate::policy::Rule;
+use crate::registry::Tollgate;
+use crate::report::watch::Meter;
+
+/// How many there are at most.
+const MOST: usize = 1_024;
+
+/// A token bucket whose numbers came with the call. Cheap to clone, and worth keeping while the same numbers come.
+///
+/// ```
+/// use tollgate::{Rate, Tollgate};
+///
+/// # async fn run() -> Result<(), tollgate::Error> {
+/// let gate = Tollgate::builder().build()?;
+/// let small = gate.ad_hoc("cl.throttle", Rate::per_minute(30)?, 16)?;
+/// assert_eq!(small.charge("user:42", 10).await?.binding().outcome.remaining, 6);
+///
+/// // Other numbers, the same key: what was consumed stays consumed.
+/// let large = gate.ad_hoc("cl.throttle", Rate::per_minute(30)?, 20)?;
+/// assert_eq!(large.charge("user:42", 1).await?.binding().outcome.remaining, 9);
+/// # Ok(())
+/// # }
+/// # use std::future::Future;
+/// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+/// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
+/// ```
+#[derive(Clone)]
+pub struct AdHoc {
+    gate: Tollgate,
+    entry: Arc<Entry>,
+    limiter: Option<Limiter>,
+}
+
+impl Tollgate {
+    /// A token bucket by these numbers, counted under `name`, which no rule of the registry may have. An error if the numbers
+    /// cannot be kept exactly, or if too many others are held at the same time.
+    pub fn ad_hoc(&self, name: &str, rate: Rate, burst: u64) -> Result<AdHoc, Error> {
+        let numbers = Numbers { burst, count: rate.count(), period_us: rate.period().get() };
+        let entry = self.gate.ad_hocs.find(name, numbers, |meter| {
+            if self.gate.by_name.contains_key(name) {
+                return Err(Error::call(format!(
+                    "`{name}` is a limit of the policy; give that another name"
+                )));
+            }
+            let rule = Rule::new(name, Limit::token_bucket(rate, burst)?)?;
+            let mut numbering = match &self.gate.backend {
+                // Never done with: its numbers are its own, and nobody continues it.
+                Backend::Remote(remote) => Some(remote.numbering()),
+                Backend::Memory(_) => None,
+            };
+            let gate = &*self.gate;
+            let entry = Entry::new(rule, &gate.backend, &mut numbering, gate.otherwise, &gate.watch)?;
+            Ok(match meter {
+                Some(meter) => Entry { meter: meter.clone(), ..entry },
+                None => entry,
+            })
+        })?;
+        let limiter = match self.gate.backend {
+            Backend::Memory(_) => Some(Limiter::on(self.gate.clone(), entry.clone())),
+            Backend::Remote(_) => None,
+        };
+        Ok(AdHoc { gate: self.clone(), entry, limiter })
+    }
+}
+
+impl AdHoc {
+    /// Charges a key.
+    pub async fn charge(&self, key: &str, cost: u64) -> Result<Decision<'_>, Error> {
+        let started = self.gate.gate.started("charge");
+        let resolved = [Resolved::new(&self.gate.gate, &self.entry, key, cost)?];
+        self.gate.decide_resolved("charge", &resolved, None, &started).await
+    }
+
+    /// What a key has used and has left, as [`Tollgate::status`] says it.
+    pub async fn status(&self, key: &str) -> Result<Outcome, Error> {
+        self.gate.status_of(&self.entry, key).await
+    }
+
+    /// The short way, where the counters are in this process.
+    pub fn limiter(&self) -> Option<&Limiter> {
+        self.limiter.as_ref()
+    }
+}
+
+impl fmt::Debug for AdHoc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdHoc").field("rule", &self.entry.rule).finish_non_exhaustive()
+    }
+}
+
+/// The numbers of a bucket, as they were written.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Numbers {
+    burst: u64,
+    count: u64,
+    period_us: u64,
+}
+
+/// The buckets that are ready.
+#[derive(Default)]
+pub(crate) struct AdHocs(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    by_name: HashMap<String, Named>,
+    count: usize,
+}
+
+/// The buckets of one name. They are counted together.
+struct Named {
+    meter: Meter,
+    entries: HashMap<Numbers, Arc<Entry>>,
+}
+
+impl AdHocs {
+    fn find(
+        &self,
+        name: &str,
+        numbers: Numbers,
+        make: impl FnOnce(Option<&Meter>) -> Result<Entry, Error>,
+    ) -> Result<Arc<Entry>, Error> {
+        let mut known = self.0.lock();
+        let named = known.by_name.get(name);
+        if let Some(entry) = named.and_then(|named| named.entries.get(&numbers)) {
+            return Ok(entry.clone());
+        }
+        if known.count >= MOST {
+            known.let_go();
+            if known.count >= MOST {
+                return Err(Error::call(format!(
+                    "limits with more than {MOST} different numbers are in use at once; use fewer, or name them in the policy"
+                )));
+            }
+        }
+        let entry = Arc::new(make(known.by_name.get(name).map(|named| &named.meter))?);
+        let first = || Named { meter: entry.meter.clone(), entries: HashMap::new() };
+        let named = known.by_name.entry(name.to_owned()).or_insert_with(first);
+        named.entries.insert(numbers, entry.clone());
+        known.count += 1;
+        Ok(entry)
+    }
+
+    /// Brings the counts of decisions up to date.
+    #[cfg(feature = "telemetry")]
+    pub(crate) fn publish(&self) {
+        self.0.lock().by_name.values().for_each(|named| named.meter.publish());
+    }
+}
+
+impl Known {
+    /// Lets go of what nobody holds. A name stays while anything was counted under it.
+    fn let_go(&mut self) {
+        for named in self.by_name.values_mut() {
+            named.entries.retain(|_, entry| Arc::strong_count(entry) > 1);
+        }
+        self.count = self.by_name.values().map(|named| named.entries.len()).sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_kernel::Micros;
+    use tollgate_store::ManualClock;
+
+    use super::*;
+
+    fn gate() -> (ManualClock, Tollgate) {
+        let hands = ManualClock::at(Micros::from_secs(1_000));
+        let gate = Tollgate::builder().clock(hands.clock()).build().unwrap();
+        (hands, gate)
+    }
+
+    fn charge(gate: &Tollgate, count: u64, burst: u64, cost: u64) -> (bool, u64) {
+        let bucket = gate.ad_hoc("cl", Rate::per_minute(count).unwrap(), burst).unwrap();
+        let outcome = bucket.limiter().unwrap().charge("user:42", cost).unwrap();
+        (outcome.allowed, outcome.remaining)
+    }
+
+    #[test]
+    fn one_key_has_one_state_whatever_numbers_it_is_charged_by() {
+        let (hands, gate) = gate();
+        assert_eq!(charge(&gate, 60, 10, 4), (true, 6));
+        assert_eq!(charge(&gate, 60, 20, 1), (true, 15));
+        assert_eq!(charge(&gate, 60, 5, 1), (false, 0), "five are used already");
+        // What was consumed is an instant: the bucket is full again in five seconds, of which twice the rate makes ten units.
+        assert_eq!(charge(&gate, 120, 10, 1), (false, 0));
+        hands.advance(Micros::from_secs(1));
+        assert_eq!(charge(&gate, 120, 10, 1), (true, 1));
+        assert_eq!(gate.keys(), 1);
+    }
+
+    #[test]
+    fn there_are_only_so_many_and_what_nobody_holds_makes_room() {
+        let (_hands, gate) = gate();
+        let of = |burst: u64| gate.ad_hoc("cl", Rate::per_second(1).unwrap(), burst);
+        let most = MOST as u64;
+        assert_eq!(charge(&gate, 60, 1, 1), (true, 0));
+        let mut held: Vec<AdHoc> = (1..most).map(|burst| of(burst).unwrap()).collect();
+        held.push(of(most).unwrap());
+        let error = of(most + 1).unwrap_err();
+        assert!(error.to_string().contains("more than 1024 different numbers"), "{error}");
+        held.pop();
+        assert!(of(most + 1).is_ok());
+        drop(held);
+        assert!((1..=3 * most).all(|burst| of(burst).is_ok()));
+        assert_eq!(charge(&gate, 60, 1, 1), (false, 0), "counters outlive what was let go");
+    }
+
+    #[test]
+    fn a_name_of_the_policy_and_numbers_that_cannot_be_kept_are_refused() {
+        let limit = Limit::token_bucket(Rate::per_second(1).unwrap(), 1).unwrap();
+        let gate = Tollgate::builder().limit("api", limit).build().unwrap();
+        for (name, burst, said) in [
+            ("api", 1, "`api` is a limit of the policy"),
+            ("No", 1, "limit name `No`"),
+            ("cl", 0, "burst = 0: must be at least 1"),
+        ] {
+            let error = gate.ad_hoc(name, Rate::per_second(1).unwrap(), burst).unwrap_err();
+            assert!(error.to_string().contains(said), "{error}");
+        }
+        assert!(gate.ad_hocs_are_empty());
+    }
+
+    impl Tollgate {
+        fn ad_hocs_are_empty(&self) -> bool {
+            self.gate.ad_hocs.0.lock().count == 0
+        }
+    }
+}
