@@ -467,6 +467,8 @@ lease = "1m"
             ("TOLLGATE_SERVER_HTTP", "0.0.0.0:1"),
             ("TOLLGATE_SERVER_GRPC", "0.0.0.0:2"),
             ("TOLLGATE_SERVER_RESP", "0.0.0.0:3"),
+            ("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"),
+            ("TOLLGATE_SERVER_SHOW_KEYS", "true"),
             ("TOLLGATE_STORE_MODE", "redis"),
             ("TOLLGATE_STORE_FALLBACK", "local"),
             ("TOLLGATE_STORE_FALLBACK_INSTANCES", "3"),
@@ -499,6 +501,7 @@ lease = "1m"
             .collect();
         assert_eq!(variables.iter().map(|(name, _)| (*name).to_owned()).collect::<BTreeSet<_>>(), names);
         let Config { server, store, .. } = sound(&variables);
+        assert!(server.admin_token.is_some() && server.show_keys);
         let faces = [server.http, server.grpc, server.resp].map(Option::unwrap);
         assert_eq!(faces, ["0.0.0.0:1", "0.0.0.0:2", "0.0.0.0:3"]);
         assert_eq!(
