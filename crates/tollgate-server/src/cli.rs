@@ -81,7 +81,7 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
-#[derive(Args)]
+#[derive(Args, Default)]
 #[command(
     after_help = "Examples:\n  tollgate serve\n  tollgate serve --config tollgate.toml --listen 127.0.0.1:9000"
 )]

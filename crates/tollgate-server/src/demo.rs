@@ -58,7 +58,7 @@ const CALLERS: [Caller; 17] = [
 /// Does what was asked.
 pub(crate) fn run(asked: &DemoArgs) -> Result<(), Failure> {
     let config = Config::parse(POLICY).map_err(|mistakes| Failure::new(mistakes.to_string()))?;
-    let serve = ServeArgs { config: None, listen: Some(asked.listen.clone()), without_token: false };
+    let serve = ServeArgs { listen: Some(asked.listen.clone()), ..ServeArgs::default() };
     serve::start(&serve, config, |app| {
         tokio::spawn(traffic(app.clone()));
     })

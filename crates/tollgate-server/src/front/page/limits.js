@@ -142,6 +142,13 @@ function draw(shown, name) {
     `${name}, last five minutes: ${total(counts.allowed)} allowed, ${total(counts.denied)} denied, ${total(counts.would_deny)} would have been denied`);
 }
 
+/** When a key is as new; one that was denied for want of a store never was otherwise. */
+function resetWords({ capacity, reset_after_ms }, resetIn) {
+  if (capacity === 0) return "never";
+  if (reset_after_ms === 0) return "–";
+  return resetIn > 0 ? span(Math.ceil(resetIn / 1000) * 1000) : "as new";
+}
+
 function showOffenders(shown, limit, second) {
   const { offenders } = limit;
   shown.offenders.hidden = offenders.length === 0;
@@ -172,7 +179,7 @@ function showOffenders(shown, limit, second) {
     put(denials, rate(one.denials));
     const resetIn = one.last_denied * 1000 + one.reset_after_ms - second * 1000;
     put(left, resetIn > 0 && one.capacity > 0 ? `${rate(one.remaining)} of ${rate(one.capacity)}` : "–");
-    put(resets, one.capacity === 0 ? "never" : resetIn > 0 ? span(Math.ceil(resetIn / 1000) * 1000) : "as new");
+    put(resets, resetWords(one, resetIn));
   });
 }
 

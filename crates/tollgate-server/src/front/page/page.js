@@ -32,7 +32,8 @@ function showStore({ store, limits, keys }) {
   const fallbacks = Object.entries(Object.groupBy?.(limits, (limit) => limit.fallback) ?? {});
   const how = fallbacks.map(([fallback, of]) => `${fallback}: ${of.map((one) => one.limit).join(", ")}`).join("\n");
   const why = store.last_failure ? ` (${store.last_failure.replaceAll("_", " ")})` : "";
-  notice("store", `The store is ${store.state === "probing" ? "being tried again" : "down"}, and limits fall back`,
+  // The same words while it is tried again now and then: a state is announced when it changes, and this one has not.
+  notice("store", "The store is down, and limits fall back",
     isDown ? `${store.mode} since ${dateTime(store.since)}${why}\n${how}` : null);
   const facts = [["kept in", store.mode], ["state", store.state]];
   if (store.mode === "memory") {

@@ -502,6 +502,7 @@ lease = "1m"
             .collect();
         assert_eq!(variables.iter().map(|(name, _)| (*name).to_owned()).collect::<BTreeSet<_>>(), names);
         let Config { server, store, .. } = sound(&variables);
+        assert!(server.admin_token.is_some() && server.show_keys);
         let faces = [server.http, server.grpc, server.resp].map(Option::unwrap);
         assert_eq!(faces, ["0.0.0.0:1", "0.0.0.0:2", "0.0.0.0:3"]);
         assert_eq!(server.admin_token, Some(Password::Env("OPS".to_owned())));
