@@ -470,6 +470,7 @@ lease = "1m"
             ("TOLLGATE_SERVER_RESP", "0.0.0.0:3"),
             ("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"),
             ("TOLLGATE_SERVER_RESP_PASSWORD", "env:RESP"),
+            ("TOLLGATE_SERVER_SHOW_KEYS", "true"),
             ("TOLLGATE_STORE_MODE", "redis"),
             ("TOLLGATE_STORE_FALLBACK", "local"),
             ("TOLLGATE_STORE_FALLBACK_INSTANCES", "3"),
