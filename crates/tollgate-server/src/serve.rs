@@ -72,11 +72,14 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
     let http =
         bind("http", "--listen", asked.listen.as_deref().or(config.server.http.as_deref()), "127.0.0.1:8080")
             .await?;
-    let resp =
-        bind("resp", "--resp", asked.resp.as_deref().or(config.server.resp.as_deref()), "127.0.0.1:6380")
-            .await?;
+    let resp = bind_unless_taken(
+        "resp",
+        "--resp",
+        asked.resp.as_deref().or(config.server.resp.as_deref()),
+        "127.0.0.1:6380",
+    )
+    .await?;
     let address = http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
-    let resp_address = resp.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
     let token = token(&config, &[address], asked.without_token)?;
     let resp_password = secret("server.resp_password", config.server.resp_password.as_ref())?;
     let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
@@ -92,7 +95,7 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
         .build()
         .map_err(|error| Failure::new(error.to_string()))?;
     let app = Arc::new(App::new(gate, config, token, metrics, stats));
-    announce(asked.config.as_ref(), address, resp_address, &app);
+    announce(asked.config.as_ref(), address, resp.as_ref(), &app);
     if let Some(file) = &asked.config {
         app.history.follow(file.clone());
         tokio::spawn(reload::watch(app.clone(), file.clone()));
@@ -110,14 +113,17 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
         let (face, closing) = (resp::Face::new(app.clone(), resp_password), closing.clone());
         move |stream, _peer: SocketAddr| face.clone().speak(Patient::new(stream, PATIENCE), closing.clone())
     };
-    let accepting_resp =
-        tokio::spawn(listen::accept(resp, Door::new(room), tasks.clone(), closing.clone(), speak_resp));
+    let accepting_resp = resp.map(|resp| {
+        tokio::spawn(listen::accept(resp, Door::new(room), tasks.clone(), closing.clone(), speak_resp))
+    });
     let accepting = tokio::spawn(listen::accept(http, Door::new(room), tasks.clone(), closing, face));
     signals.until_told_to_stop(&app).await;
     app.drain();
     let _ = close.send(true);
     let _ = accepting.await;
-    let _ = accepting_resp.await;
+    if let Some(accepting) = accepting_resp {
+        let _ = accepting.await;
+    }
     tasks.close();
     if tokio::time::timeout(GRACE, tasks.wait()).await.is_err() {
         tell(format_args!(
@@ -141,6 +147,23 @@ async fn bind(
     })
 }
 
+/// The same for a face that nobody has asked for: if its usual port is taken, the rest is served without it.
+async fn bind_unless_taken(
+    face: &str,
+    option: &str,
+    address: Option<&str>,
+    otherwise: &str,
+) -> Result<Option<TcpListener>, Failure> {
+    match bind(face, option, address, otherwise).await {
+        Ok(listener) => Ok(Some(listener)),
+        Err(failure) if address.is_none() => {
+            tell(format_args!("tollgate: {failure}; it is served without {face}"));
+            Ok(None)
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
 /// The admin token. Whoever listens beyond this machine needs one, or has to say that it is meant so.
 fn token(config: &Config, addresses: &[SocketAddr], without: bool) -> Result<Option<Token>, Failure> {
     let token = secret("server.admin_token", config.server.admin_token.as_ref())?;
@@ -160,7 +183,7 @@ fn secret(field: &str, password: Option<&Password>) -> Result<Option<Token>, Fai
 }
 
 /// Says where it is, for people.
-fn announce(file: Option<&PathBuf>, address: SocketAddr, resp: SocketAddr, app: &App) {
+fn announce(file: Option<&PathBuf>, address: SocketAddr, resp: Option<&TcpListener>, app: &App) {
     let state = app.state();
     let policy = match file {
         Some(file) => file.display().to_string(),
@@ -169,7 +192,9 @@ fn announce(file: Option<&PathBuf>, address: SocketAddr, resp: SocketAddr, app: 
     tell(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));
     tell(format_args!("  page   http://{address}/"));
     tell(format_args!("  API    http://{address}/v1/check"));
-    tell(format_args!("  RESP   redis://{resp}"));
+    if let Some(resp) = resp.and_then(|resp| resp.local_addr().ok()) {
+        tell(format_args!("  RESP   redis://{resp}"));
+    }
     tell(format_args!("  docs   http://{address}/openapi.json"));
     let limit = state.gate.rules().first().map_or("api", |rule| rule.name());
     tell(format_args!(
