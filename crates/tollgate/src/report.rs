@@ -153,7 +153,7 @@ impl Verdict {
 }
 
 /// One limit's part in one decision, as it is counted.
-#[cfg_attr(not(feature = "telemetry"), allow(dead_code))]
+#[cfg_attr(not(feature = "telemetry"), allow(dead_code, reason = "without the feature nobody reads it"))]
 pub(crate) struct LimitTold<'a> {
     /// The canonical text of its key, if that makes sense.
     pub(crate) key: Option<&'a str>,
@@ -166,7 +166,7 @@ pub(crate) struct LimitTold<'a> {
 }
 
 /// A whole decision, as it is logged and traced: by the limit that bound.
-#[cfg_attr(not(feature = "telemetry"), allow(dead_code))]
+#[cfg_attr(not(feature = "telemetry"), allow(dead_code, reason = "without the feature nobody reads it"))]
 pub(crate) struct Concluded<'a> {
     pub(crate) operation: &'static str,
     pub(crate) limiter: &'a str,

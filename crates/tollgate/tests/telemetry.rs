@@ -5,10 +5,10 @@
 mod canary;
 #[path = "telemetry/collector.rs"]
 mod collector;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with the tests of the library, which use all of it")]
 #[path = "library/crowd.rs"]
 mod crowd;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with the tests of the library, which use all of it")]
 #[path = "library/elsewhere.rs"]
 mod elsewhere;
 #[path = "telemetry/log.rs"]
@@ -17,7 +17,7 @@ mod log;
 mod metrics;
 #[path = "telemetry/page.rs"]
 mod page;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with the tests of the library, which use all of it")]
 #[path = "library/scene.rs"]
 mod scene;
 #[path = "telemetry/scrape.rs"]

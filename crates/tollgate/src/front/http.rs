@@ -6,8 +6,8 @@
 //! is told how it stands (`marks.rs`).
 //!
 //! This room translates. It counts nothing, and what it tells of a decision is rendered in `report/`, where the other faces
-//! find it too. Where the store is the memory of this process nothing here waits or is boxed; a store elsewhere is one boxed
-//! future.
+//! find it too. Where the store is the memory of this process a plain charge neither waits nor is boxed; what is settled later is one
+//! box, and a store elsewhere one boxed future. `axum.rs` spares axum's answers another.
 
 mod after;
 #[cfg(feature = "axum")]

@@ -9,12 +9,15 @@
 //! its name and a value of visible ASCII.
 
 mod line;
+mod told;
 
 use tollgate_kernel::{Limit, Micros, Outcome, Strategy};
 
 use crate::decision::binds_over;
 pub(crate) use line::Line;
 pub(in crate::report) use line::visible;
+pub(crate) use told::Told;
+use told::write_policy;
 
 /// The largest integer of a structured field (RFC 9651): fifteen digits.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
@@ -223,67 +226,6 @@ pub fn render<'a>(
     }
 }
 
-/// What the fields tell: numbers and, of the draft, lists.
-pub(crate) struct Told<I> {
-    told: I,
-    legacy: Option<[u64; 3]>,
-    retry_after: Option<u64>,
-}
-
-impl<'a, I: Iterator<Item = Said<'a>> + Clone> Told<I> {
-    /// What there is to tell, if there is anything.
-    pub(crate) fn new(
-        format: &Format,
-        said: I,
-        now: Micros,
-    ) -> Option<Told<impl Iterator<Item = Said<'a>> + Clone + use<'a, I>>> {
-        if !format.legacy && !format.draft && !said.clone().any(|limit| limit.denies()) {
-            return None;
-        }
-        let told = said.filter(Said::is_told);
-        let bound = binding(told.clone())?;
-        let denies = bound.denies();
-        let legacy = format.legacy.then(|| {
-            let reset = match format.reset {
-                ResetAs::Seconds => bound.reset_after(),
-                ResetAs::UnixTime => now.saturating_add(bound.reset_after()),
-            };
-            [bound.outcome.capacity, bound.outcome.remaining, reset.as_secs_ceil()]
-        });
-        let retry_after = bound.outcome.retry_after.filter(|_| denies).map(seconds_to_wait);
-        let told = told.map(move |limit| if denies { limit.uncharged() } else { limit });
-        Some(Told { told, legacy, retry_after })
-    }
-
-    /// The fields that are numbers.
-    pub(crate) fn numbers(&self) -> impl Iterator<Item = (Field, u64)> + use<I> {
-        let fields = [Field::Limit, Field::Remaining, Field::Reset];
-        let legacy = self.legacy.into_iter().flat_map(move |numbers| fields.into_iter().zip(numbers));
-        legacy.chain(self.retry_after.map(|wait| (Field::RetryAfter, wait)))
-    }
-
-    pub(crate) fn write_policy(&self, line: &mut Line) {
-        write_list(line, self.told.clone(), write_policy);
-    }
-
-    pub(crate) fn write_quota(&self, line: &mut Line) {
-        write_list(line, self.told.clone(), write_quota);
-    }
-}
-
-fn write_list<'a>(
-    line: &mut Line,
-    told: impl Iterator<Item = Said<'a>>,
-    write: impl Fn(&mut Line, &Said<'_>),
-) {
-    for (index, limit) in told.enumerate() {
-        if index > 0 {
-            line.text(", ");
-        }
-        write(line, &limit);
-    }
-}
-
 /// The item of one limit in `RateLimit-Policy`, for those who work it out beforehand. It depends on the limit, its name and
 /// unit, and the capacity it answered with, and on nothing else of a charge.
 ///
@@ -311,29 +253,6 @@ pub(super) fn binding<'a>(told: impl Iterator<Item = Said<'a>>) -> Option<Said<'
 /// A wait as `Retry-After` has it: never zero, which would ask for another try at once.
 pub(super) fn seconds_to_wait(wait: Micros) -> u64 {
     wait.as_secs_ceil().max(1)
-}
-
-/// `"api";q=20;w=2`.
-fn write_policy(line: &mut Line, said: &Said<'_>) {
-    line.text("\"").text(&visible(said.name)).text("\";q=").number(said.outcome.capacity.min(MAX_INTEGER));
-    let unit = said.unit();
-    if unit != Unit::Requests {
-        line.text(";qu=\"").text(unit.name()).text("\"");
-    }
-    // A lease is given back when its holder is done, so its length is no window; what is blocked opens in none.
-    let windowed = |limit: &&Limit| limit.strategy() != Strategy::Concurrency && said.outcome.capacity > 0;
-    if let Some(limit) = said.limit.filter(windowed) {
-        // At least 1, because no window is empty, and far from the largest integer.
-        line.text(";w=").number(limit.window().as_secs_ceil());
-    }
-}
-
-/// `"api";r=19;t=1`.
-fn write_quota(line: &mut Line, said: &Said<'_>) {
-    line.text("\"").text(&visible(said.name)).text("\";r=").number(said.outcome.remaining.min(MAX_INTEGER));
-    if let Some(more) = said.more_after() {
-        line.text(";t=").number(more.as_secs_ceil());
-    }
 }
 
 #[cfg(test)]

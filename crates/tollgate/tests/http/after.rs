@@ -111,6 +111,24 @@ async fn bytes_are_charged_as_they_are_handed_on() {
 }
 
 #[tokio::test]
+async fn a_function_that_panics_gives_nothing_back() {
+    for on in BOTH {
+        let (gate, _) = gate(on, |gate| gate.limit("units", window(100)).limit("bytes", window(1_000)));
+        let (service, _) = serve(&gate, |layer| {
+            let units = Toll::new("units", Payer::client()).cost(10);
+            layer
+                .toll(Route::any(), Toll::new("bytes", Payer::client()).cost(300).by_bytes_sent())
+                .toll(Route::any(), units.settled_by(|_| panic!("a mistake of the service's own")))
+        });
+        let asked = tokio::spawn(async move { head_of(&service, get("/")).await.status() });
+        assert!(asked.await.expect_err("it panics").is_panic(), "{on:?}");
+        settle().await;
+        assert_eq!(used(&gate, "units", "ip:192.0.2.1").await, 10, "{on:?}");
+        assert_eq!(used(&gate, "bytes", "ip:192.0.2.1").await, 300, "{on:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_lease_lasts_until_the_body_is_out() {
     for on in BOTH {
         let at_once = Limit::concurrency(2, Micros::from_secs(60)).expect("a limit");

@@ -92,7 +92,7 @@ impl After {
             .tolls
             .iter()
             .filter_map(|paid| {
-                let name = self.inner.posts[paid.post].entry.rule.name();
+                let name = self.name(paid);
                 // A settlement knows limits by name. Of two tolls under one, neither may give back what the other has paid.
                 let same = || self.tolls.iter().filter(|other| self.name(other) == name);
                 same().any(|other| self.actual(other).is_some()).then(|| {
@@ -126,7 +126,14 @@ fn renew(inner: &Arc<Inner>, id: HoldId, lease: Micros) -> Option<AbortHandle> {
     let renewing = runtime.spawn(async move {
         loop {
             tokio::time::sleep(every).await;
-            charge::settle(&inner, id, &Settlement::Renew).await;
+            if let Err(error) = inner.gate.settle(id, &Settlement::Renew).await
+                && let Some(count) = inner.unsettled.count()
+            {
+                tracing::warn!(
+                    count,
+                    "a lease could not be renewed, and may run out before its request is done: {error}"
+                );
+            }
         }
     });
     Some(renewing.abort_handle())

@@ -133,11 +133,10 @@ pub(super) fn decide_at_once<B>(inner: &Arc<Inner>, dues: &Dues, request: &Reque
 /// The straight way, which nearly every request takes: limits whose counters need only be asked, and keys that make sense.
 /// `None`, and nothing charged, if it is not open; else whether all was charged.
 fn charge_straight<'a>(inner: &'a Inner, dues: &Dues, said: &mut AllSaid<'a>) -> Option<bool> {
-    let straight = |due: &Due| inner.posts[due.post].straight.as_ref();
     if let [due] = &dues[..] {
-        let (limiter, key) = straight(due).zip(due.key.as_ref())?;
-        let outcome = limiter.charge_cost(key.canonical(), due.cost);
-        said.push(inner.posts[due.post].said(due.cost, outcome));
+        let post = &inner.posts[due.post];
+        let outcome = post.straight.as_ref()?.charge_cost(due.key.as_ref()?.canonical(), due.cost);
+        said.push(post.said(due.cost, outcome));
         return Some(outcome.allowed);
     }
     let mut charges: SmallVec<[Charge<'_, '_>; 4]> = SmallVec::new();

@@ -31,7 +31,6 @@ pin_project! {
 
 pin_project! {
     #[project = Now]
-    #[project_replace = Was]
     // Nearly every request is only ever inside; what the others need is boxed, so that this is not larger for all.
     enum State<S, B, F, R> {
         /// The store is asked.

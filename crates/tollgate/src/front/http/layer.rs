@@ -52,7 +52,8 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(300);
 /// ```
 ///
 /// Every toll whose route matches is charged, all of them at once or none. What is over a limit is answered with 429 and never
-/// reaches the service; every other answer says how the caller stands. Cheap to clone; clones share everything.
+/// reaches the service, and with 503 where it is refused only because a store failed and the limit is closed then; every other
+/// answer says how the caller stands. Cheap to clone; clones share everything.
 #[derive(Clone)]
 pub struct LimitLayer {
     inner: Arc<Inner>,
