@@ -174,6 +174,9 @@ impl Algorithm for Concurrency {
         state.leases.retain(|lease| lease.cost > 0);
     }
 
+    /// Leases belong to their holders and are released, not refunded.
+    fn refund(&self, _state: &mut LeaseState, _amount: u64, _now: Micros) {}
+
     /// Holds `amount` for one lease, whether it fits or not.
     fn debit(&self, state: &mut LeaseState, amount: u64, now: Micros) {
         let held = Concurrency::live(state, self.not_before_newest(state, now)).map(|lease| lease.cost).sum();

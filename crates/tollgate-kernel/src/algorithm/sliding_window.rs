@@ -167,6 +167,15 @@ impl Algorithm for SlidingWindow {
         }
     }
 
+    /// The newest charges are undone first: they would have counted longest.
+    fn refund(&self, state: &mut LogState, amount: u64, now: Micros) {
+        let mut left = amount;
+        while let Some(newest) = state.entries.back().copied().filter(|_| left > 0) {
+            self.give_back(state, left, newest.at, now);
+            left = left.saturating_sub(newest.cost);
+        }
+    }
+
     fn debit(&self, state: &mut LogState, amount: u64, now: Micros) {
         let now = state.not_before_newest(now);
         self.prune(state, now);

@@ -156,6 +156,17 @@ impl Algorithm for SlidingWindowCounter {
         *state = counters;
     }
 
+    /// What this window counts goes first, then what the last one did.
+    fn refund(&self, state: &mut CounterState, amount: u64, now: Micros) {
+        let (counters, _) = self.rolled(state, now);
+        let of_prev = amount.saturating_sub(counters.cur);
+        *state = CounterState {
+            cur: counters.cur.saturating_sub(amount),
+            prev: counters.prev.saturating_sub(of_prev),
+            ..counters
+        };
+    }
+
     fn debit(&self, state: &mut CounterState, amount: u64, now: Micros) {
         let (counters, _) = self.rolled(state, now);
         *state = CounterState { cur: counters.cur.saturating_add(amount).min(MAX_COUNT), ..counters };
