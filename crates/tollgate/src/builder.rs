@@ -7,6 +7,7 @@ use std::time::Duration;
 use tollgate_kernel::{Limit, Micros};
 use tollgate_store::{Clock, MemoryOptions, MemoryStore, Store, WhenFull};
 
+use crate::brought::Brought;
 use crate::error::Error;
 use crate::gate::{Backend, Entry, Gate, Otherwise};
 use crate::policy::{Fallback, Policy, PolicyError, Rule};
@@ -272,6 +273,8 @@ impl TollgateBuilder {
             watch,
             queues,
             malformed: Default::default(),
+            brought: Brought::after(number),
+            otherwise: self.otherwise,
         };
         Ok(Tollgate { gate: Arc::new(gate) })
     }

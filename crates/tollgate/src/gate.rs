@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Outcome, Strategy};
 use tollgate_store::{Clock, Item, MemoryItem, MemoryLimit, MemoryStore, StoredLimit};
 
+use crate::brought::Brought;
 use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
 use crate::fallback::share_of;
@@ -57,6 +58,9 @@ pub(crate) struct Gate {
     pub(crate) watch: Arc<Watch>,
     pub(crate) queues: Queues,
     pub(crate) malformed: MalformedLog,
+    /// Limits that callers brought along.
+    pub(crate) brought: Brought,
+    pub(crate) otherwise: Otherwise,
 }
 
 /// One limit: its rule, and where its counters and those of its overrides are.

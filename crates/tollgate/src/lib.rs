@@ -40,6 +40,7 @@
 
 mod batch;
 mod breaker;
+mod brought;
 mod builder;
 mod decision;
 mod denials;

@@ -145,6 +145,11 @@ impl Rule {
         }
     }
 
+    /// A rule that somebody brings along with a charge.
+    pub(crate) fn brought(name: &str, allowance: Allowance) -> Result<Rule, PolicyError> {
+        Rule::named(name.to_owned(), allowance)
+    }
+
     /// The same rule, only watching: it decides and counts, but never denies.
     #[must_use]
     pub fn shadow(self) -> Rule {

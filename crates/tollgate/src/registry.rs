@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::gate::{self, Answered, Backend, Entry, Gate, Place, Resolved, ResolvedAll};
 use crate::health::StoreHealth;
 use crate::limiter::{self, Limiter};
-use crate::policy::Rule;
+use crate::policy::{Allowance, Rule};
 use crate::report::Started;
 use crate::reservation::{Reservation, Reserved};
 use crate::slices::{Slices, Unused};
@@ -56,12 +56,35 @@ pub struct Ask<'a> {
     limit: &'a str,
     key: &'a str,
     cost: u64,
+    own: Option<Allowance>,
 }
 
 impl<'a> Ask<'a> {
     /// One unit, under `limit`, paid by `key`.
     pub fn new(limit: &'a str, key: &'a str) -> Ask<'a> {
-        Ask { limit, key, cost: 1 }
+        Ask { limit, key, cost: 1, own: None }
+    }
+
+    /// The same under an allowance that the caller brings along, rather than a limit of the registry; its counters are kept
+    /// under the name. A registry takes 1,024 different ones, and more are an error: their number must not be a stranger's
+    /// choice.
+    ///
+    /// ```
+    /// use tollgate::{Ask, Limit, Micros, Tollgate};
+    ///
+    /// # async fn run() -> Result<(), tollgate::Error> {
+    /// let gate = Tollgate::builder().build()?;
+    /// let ask = Ask::new("trial", "user:42").under(Limit::fixed_window(1, Micros::from_secs(60))?);
+    /// assert!(gate.charge(&[ask]).await?.allowed());
+    /// assert!(!gate.charge(&[ask]).await?.allowed());
+    /// # Ok(())
+    /// # }
+    /// # std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    /// # use std::future::Future;
+    /// ```
+    #[must_use]
+    pub fn under(self, allowance: impl Into<Allowance>) -> Ask<'a> {
+        Ask { own: Some(allowance.into()), ..self }
     }
 
     /// The limit's name.
@@ -183,11 +206,42 @@ impl Tollgate {
         // As in the memory store: a charge of all there could ever be shows the key as it stands.
         let [mut standing, mut one] = [Outcome::BLOCKED; 2];
         for (outcome, cost) in [(&mut standing, u64::MAX), (&mut one, 1)] {
-            let resolved = self.resolve(&[Ask { limit, key, cost }])?;
+            let resolved = self.resolve(&[Ask::new(limit, key).cost(cost)])?;
             let answered = Box::pin(remote.peek_store(&resolved)).await?;
             *outcome = gate::conclude(&resolved, answered.answers).binding().outcome;
         }
         Ok(Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing })
+    }
+
+    /// Gives back what was charged and need not have been, such as a request that was answered from a cache: the cost of each
+    /// ask, of what counts now, the newest charge first, and never more than there is. Nothing is given back of leases, nor of
+    /// what others were charged. False if the counters are elsewhere: shared stores cannot do this yet, and nothing changes.
+    ///
+    /// Whoever knows beforehand that a charge may shrink reserves and settles it: that cannot give back too much.
+    ///
+    /// ```
+    /// use tollgate::{Ask, Limit, Micros, Tollgate};
+    ///
+    /// # async fn run() -> Result<(), tollgate::Error> {
+    /// let gate = Tollgate::builder().limit("api", Limit::fixed_window(5, Micros::from_secs(60))?).build()?;
+    /// gate.charge(&[Ask::new("api", "user:42").cost(3)]).await?;
+    /// assert!(gate.refund(&[Ask::new("api", "user:42").cost(2)])?);
+    /// assert_eq!(gate.status("api", "user:42").await?.used(), 1);
+    /// # Ok(())
+    /// # }
+    /// # std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    /// # use std::future::Future;
+    /// ```
+    pub fn refund(&self, asks: &[Ask<'_>]) -> Result<bool, Error> {
+        let resolved = self.resolve(asks)?;
+        if matches!(self.gate.backend, Backend::Remote(_)) {
+            return Ok(false);
+        }
+        for item in gate::memory_items(&resolved) {
+            item.limit.refund(item.key, item.cost);
+        }
+        self.gate.queues.nudge();
+        Ok(true)
     }
 
     /// Forgets what a key was charged; false when nothing was remembered. What this process itself remembers of the key is
@@ -209,6 +263,9 @@ impl Tollgate {
     /// Waits until the charge fits, at most `within`, first come, first served among those who wait for the same key in this
     /// process.
     pub async fn wait(&self, ask: Ask<'_>, within: Duration) -> Result<Outcome, WaitError> {
+        if ask.own.is_some() {
+            return Err(Error::call("a limit that is brought along cannot be waited for; register it").into());
+        }
         let entry = self.entry(ask.limit)?;
         wait::wait(&self.gate, entry, ask.key, ask.cost, within, None).await
     }
@@ -258,7 +315,15 @@ impl Tollgate {
 
     fn resolve<'a, 'k>(&'a self, asks: &[Ask<'k>]) -> Result<ResolvedAll<'a, 'k>, Error> {
         gate::check_count(asks.len())?;
-        asks.iter().map(|ask| Resolved::new(&self.gate, self.entry(ask.limit)?, ask.key, ask.cost)).collect()
+        asks.iter()
+            .map(|ask| {
+                let entry = match ask.own {
+                    None => self.entry(ask.limit)?,
+                    Some(own) => self.gate.brought.entry(&self.gate, ask.limit, own)?,
+                };
+                Resolved::new(&self.gate, entry, ask.key, ask.cost)
+            })
+            .collect()
     }
 
     async fn decide(
