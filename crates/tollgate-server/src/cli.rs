@@ -67,6 +67,9 @@ pub(crate) struct ServeArgs {
     /// Where the API and the page are [default: what the config says, or 127.0.0.1:8080].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
+    /// Where Envoy asks, over gRPC [default: what the config says, or 127.0.0.1:8081].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) grpc: Option<String>,
     /// Listen beyond this machine without an admin token.
     #[arg(long)]
     pub(crate) without_token: bool,

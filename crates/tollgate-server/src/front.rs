@@ -3,3 +3,4 @@
 //! A face reads what came in, asks the registry through `app.rs`, and answers in its own words. It never counts.
 
 pub(crate) mod json;
+pub(crate) mod rls;

@@ -17,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tollgate::Tollgate;
@@ -29,7 +29,7 @@ use self::patience::{Patience, Patient};
 use crate::app::App;
 use crate::cli::ServeArgs;
 use crate::failure::{Failure, tell};
-use crate::front::json;
+use crate::front::{json, rls};
 use crate::reload;
 use crate::token::Token;
 use crate::validate;
@@ -57,8 +57,9 @@ pub(crate) fn run(asked: &ServeArgs) -> Result<(), Failure> {
 }
 
 async fn serve(asked: &ServeArgs, config: Config) -> Result<(), Failure> {
-    let http =
-        bind("http", asked.listen.as_deref().or(config.server.http.as_deref()), "127.0.0.1:8080").await?;
+    let named = asked.listen.as_deref().or(config.server.http.as_deref());
+    let http = bind("http", "--listen", named, "127.0.0.1:8080").await?;
+    let grpc = bind_grpc(asked, &config).await?;
     let address = http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
     let token = token(&config, &[address], asked.without_token)?;
     let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
@@ -69,7 +70,9 @@ async fn serve(asked: &ServeArgs, config: Config) -> Result<(), Failure> {
     let gate = Tollgate::opening(&config).await.map_err(|error| Failure::new(error.to_string()))?;
     let gate = gate.telemetry(telemetry).build().map_err(|error| Failure::new(error.to_string()))?;
     let app = Arc::new(App::new(gate, config, token, metrics));
-    announce(asked.config.as_ref(), address, &app);
+    // Whoever reads where it is may end it at once.
+    let signals = Signals::listen()?;
+    announce(asked.config.as_ref(), address, grpc.as_ref(), &app);
     if let Some(file) = &asked.config {
         app.history.follow(file.clone());
         tokio::spawn(reload::watch(app.clone(), file.clone()));
@@ -81,11 +84,16 @@ async fn serve(asked: &ServeArgs, config: Config) -> Result<(), Failure> {
         let (app, closing) = (app.clone(), closing.clone());
         move |stream, _peer: SocketAddr| speak_http(app.clone(), stream, closing.clone())
     };
+    let envoy = grpc.map(|grpc| rls::serve(grpc, app.clone(), tasks.clone(), closing.clone())).transpose()?;
+    let envoy = envoy.map(tokio::spawn);
     let accepting = tokio::spawn(listen::accept(http, door, tasks.clone(), closing, face));
-    until_told_to_stop(&app).await?;
+    signals.until_told_to_stop(&app).await;
     app.drain();
     let _ = close.send(true);
     let _ = accepting.await;
+    if let Some(envoy) = envoy {
+        let _ = envoy.await;
+    }
     tasks.close();
     if tokio::time::timeout(GRACE, tasks.wait()).await.is_err() {
         tell(format_args!(
@@ -96,12 +104,30 @@ async fn serve(asked: &ServeArgs, config: Config) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn bind(face: &str, address: Option<&str>, otherwise: &str) -> Result<TcpListener, Failure> {
+async fn bind(
+    face: &str,
+    option: &str,
+    address: Option<&str>,
+    otherwise: &str,
+) -> Result<TcpListener, Failure> {
     let address = address.unwrap_or(otherwise);
     TcpListener::bind(address).await.map_err(|error| {
         let why = crate::failure::reason(&error);
-        Failure::new(format!("cannot listen on {address} for {face}: {why}; name another with --listen"))
+        Failure::new(format!("cannot listen on {address} for {face}: {why}; name another with {option}"))
     })
+}
+
+/// Where Envoy asks. Whoever has not asked for it need not do without the rest because its usual port is taken.
+async fn bind_grpc(asked: &ServeArgs, config: &Config) -> Result<Option<TcpListener>, Failure> {
+    let named = asked.grpc.as_deref().or(config.server.grpc.as_deref());
+    match bind("grpc", "--grpc", named, "127.0.0.1:8081").await {
+        Ok(listener) => Ok(Some(listener)),
+        Err(failure) if named.is_none() && config.envoy.rules().is_empty() => {
+            tell(format_args!("tollgate: {failure}; Envoy is not served"));
+            Ok(None)
+        }
+        Err(failure) => Err(failure),
+    }
 }
 
 /// The admin token. Whoever listens beyond this machine needs one, or has to say that it is meant so.
@@ -119,7 +145,7 @@ fn token(config: &Config, addresses: &[SocketAddr], without: bool) -> Result<Opt
 }
 
 /// Says where it is, for people.
-fn announce(file: Option<&PathBuf>, address: SocketAddr, app: &App) {
+fn announce(file: Option<&PathBuf>, address: SocketAddr, grpc: Option<&TcpListener>, app: &App) {
     let state = app.state();
     let policy = match file {
         Some(file) => file.display().to_string(),
@@ -127,6 +153,9 @@ fn announce(file: Option<&PathBuf>, address: SocketAddr, app: &App) {
     };
     tell(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));
     tell(format_args!("  API    http://{address}/v1/check"));
+    if let Some(grpc) = grpc.and_then(|grpc| grpc.local_addr().ok()) {
+        tell(format_args!("  Envoy  grpc://{grpc}"));
+    }
     tell(format_args!("  docs   http://{address}/openapi.json"));
     let limit = state.gate.rules().first().map_or("api", |rule| rule.name());
     tell(format_args!(
@@ -134,17 +163,29 @@ fn announce(file: Option<&PathBuf>, address: SocketAddr, app: &App) {
     ));
 }
 
-/// Waits for a signal to stop; others are followed meanwhile.
-async fn until_told_to_stop(app: &Arc<App>) -> Result<(), Failure> {
-    let listen =
-        |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
-    let [mut term, mut int, mut hup] =
-        [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?, listen(SignalKind::hangup())?];
-    loop {
-        tokio::select! {
-            _ = term.recv() => return Ok(()),
-            _ = int.recv() => return Ok(()),
-            _ = hup.recv() => drop(reload::reload(app)),
+/// The signals that a server follows, from when they are listened to.
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Signals, Failure> {
+        let listen =
+            |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
+        let (term, int) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+        Ok(Signals { term, int, hup: listen(SignalKind::hangup())? })
+    }
+
+    /// Waits for a signal to stop; others are followed meanwhile.
+    async fn until_told_to_stop(mut self, app: &Arc<App>) {
+        loop {
+            tokio::select! {
+                _ = self.term.recv() => return,
+                _ = self.int.recv() => return,
+                _ = self.hup.recv() => drop(reload::reload(app)),
+            }
         }
     }
 }

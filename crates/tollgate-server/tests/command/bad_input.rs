@@ -254,7 +254,7 @@ fn calls_that_cannot_be_answered_are_told_in_one_line() {
             &["validat", "policy.toml"],
             "unrecognized subcommand 'validat'; a similar subcommand exists: 'validate'",
         ),
-        (&["serve"], "unrecognized subcommand 'serve'"),
+        (&["sieve"], "unrecognized subcommand 'sieve'"),
         (&["bench", "--store", "redis"], "cannot measure the store \"redis\": this version has memory only"),
         (&["bench", "--keys", "0"], "invalid value '0' for '--keys <N>'"),
     ] {
