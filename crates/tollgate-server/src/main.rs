@@ -1,6 +1,6 @@
 //! The binary `tollgate`: a thin `main` over one room for each command.
 //!
-//! `cli` says what may be asked; `validate`, `backtest` and `bench` answer, each through the library that programs embed, so
+//! `cli` says what may be asked; `validate`, `backtest`, `bench` and `import` answer, each through the library that programs embed, so
 //! that what they tell holds for those programs too. Nothing here counts or decides. What could not be done is a
 //! [`Failure`](failure::Failure): one clear line on stderr and exit code 2.
 
@@ -11,6 +11,7 @@ mod cli;
 mod failure;
 mod figures;
 mod front;
+mod import;
 mod reload;
 mod screen;
 mod serve;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Validate(asked) => validate::run(asked),
         Command::Backtest(asked) => backtest::run(asked),
         Command::Bench(asked) => bench::run(asked),
+        Command::Import(asked) => import::run(asked),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
