@@ -59,6 +59,12 @@ pub trait Algorithm {
     /// window and never above capacity.
     fn give_back(&self, state: &mut Self::State, amount: u64, charged_at: Micros, now: Micros);
 
+    /// Returns `amount` of what counts now, whoever was charged it and when: the newest first, and never more than there is.
+    fn refund(&self, state: &mut Self::State, amount: u64, now: Micros) {
+        let charged_at = self.charged_at(state, now);
+        self.give_back(state, amount, charged_at, now);
+    }
+
     /// Takes `amount` whether it fits or not; what does not fit is debt that later charges wait out.
     fn debit(&self, state: &mut Self::State, amount: u64, now: Micros);
 
@@ -170,6 +176,11 @@ impl Limit {
         dispatch!(self, state, |algorithm, state| algorithm.give_back(state, amount, charged_at, now));
     }
 
+    /// See [`Algorithm::refund`].
+    pub fn refund(&self, state: &mut State, amount: u64, now: Micros) {
+        dispatch!(self, state, |algorithm, state| algorithm.refund(state, amount, now));
+    }
+
     /// See [`Algorithm::debit`].
     pub fn debit(&self, state: &mut State, amount: u64, now: Micros) {
         dispatch!(self, state, |algorithm, state| algorithm.debit(state, amount, now));
@@ -184,6 +195,49 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Charges of (at, cost), a refund at 2500 ms, and what is then left at that time.
+    fn refunded(limit: Limit, charges: &[(u64, u64)], amount: u64, remaining: u64) {
+        let mut state = limit.fresh();
+        for &(at, cost) in charges {
+            let cost = Cost::new(cost).unwrap();
+            assert!(limit.charge(&mut state, cost, Micros::from_millis(at)).allowed, "{limit}");
+        }
+        let now = Micros::from_millis(2_500);
+        limit.refund(&mut state, amount, now);
+        let left = limit.peek(&state, Cost::MAX, now).remaining;
+        assert_eq!(left, remaining, "{limit}: {charges:?} less {amount}");
+    }
+
+    #[test]
+    fn a_refund_gives_back_the_newest_and_never_more_than_there_is() {
+        let second = Micros::from_secs(1);
+        let bucket = Limit::token_bucket("1/h".parse().unwrap(), 10).unwrap();
+        let leaky = Limit::leaky_bucket("1/h".parse().unwrap(), 10).unwrap();
+        let window = Limit::fixed_window(10, second).unwrap();
+        let clock = Limit::clock_window(10, second).unwrap();
+        let log = Limit::sliding_window(10, second).unwrap();
+        let counter = Limit::sliding_window_counter(10, second).unwrap();
+        let leases = Limit::concurrency(10, second).unwrap();
+        for limit in [bucket, leaky, window, clock, log, counter] {
+            refunded(limit, &[], 5, 10);
+            refunded(limit, &[(2_100, 4)], 0, 6);
+            refunded(limit, &[(2_100, 4)], 3, 9);
+            refunded(limit, &[(2_100, 4)], 4, 10);
+            refunded(limit, &[(2_100, 4)], u64::MAX, 10);
+            refunded(limit, &[(2_100, 4), (2_500, 4)], 5, 7);
+        }
+        // What has run out counts no more, and cannot be given back either.
+        for limit in [window, clock, log] {
+            refunded(limit, &[(1_200, 4)], 3, 10);
+        }
+        refunded(log, &[(1_200, 9), (2_400, 4)], 2, 8);
+        // Half of the last window counts still: 4 of its 8, then 3 of the 6 that are left of it.
+        refunded(counter, &[(1_000, 8)], 0, 6);
+        refunded(counter, &[(1_000, 8), (2_000, 1)], 3, 7);
+        // A lease is its holder's.
+        refunded(leases, &[(2_100, 4)], 4, 6);
+    }
 
     #[test]
     #[should_panic(expected = "a state of another strategy reached")]

@@ -139,7 +139,7 @@ impl fmt::Display for Strategy {
 /// assert_eq!(login.to_string(), "5 per 1m window");
 /// # Ok::<(), tollgate_kernel::LimitError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
     /// See [`TokenBucket`].
     TokenBucket(TokenBucket),

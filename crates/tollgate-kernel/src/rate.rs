@@ -4,6 +4,7 @@
 //! common divisor once, here, and the arithmetic downstream stays in whole numbers.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
 use crate::limit::{LimitError, MAX_COUNT, MAX_SPAN};
@@ -91,6 +92,12 @@ impl PartialEq for Rate {
 }
 
 impl Eq for Rate {}
+
+impl Hash for Rate {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.reduced().hash(state);
+    }
+}
 
 /// Reads `10/s`, `100/m`, `5000/h`, `1000000/d`, `3/250ms`.
 impl FromStr for Rate {

@@ -71,6 +71,11 @@ pub(crate) enum Command {
     /// Runs a hot key, 1,000 keys and many keys, one check at a time and in groups of 16, on one thread and on several.
     /// Latency is sampled: one call in many is timed, so that measuring does not dominate what is measured.
     Bench(BenchArgs),
+    /// Make a config from that of another rate limiter
+    ///
+    /// The config goes to stdout, or to a file, and is one that `tollgate validate` finds sound. What could not be carried
+    /// over is told on stderr, each with its line.
+    Import(ImportArgs),
     /// Print tab completion for a shell
     ///
     /// For bash: tollgate completions bash > /etc/bash_completion.d/tollgate
@@ -83,7 +88,7 @@ pub(crate) enum Command {
 
 #[derive(Args, Default)]
 #[command(
-    after_help = "Examples:\n  tollgate serve\n  tollgate serve --config tollgate.toml --listen 127.0.0.1:9000"
+    after_help = "Examples:\n  tollgate serve\n  tollgate serve --config tollgate.toml --listen 127.0.0.1:9000 --grpc 127.0.0.1:9001"
 )]
 pub(crate) struct ServeArgs {
     /// The policy (TOML); without one, an example is served.
@@ -92,6 +97,9 @@ pub(crate) struct ServeArgs {
     /// Where the API and the page are [default: what the config says, or 127.0.0.1:8080].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
+    /// Where Envoy asks, over gRPC [default: what the config says, or 127.0.0.1:8081].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) grpc: Option<String>,
     /// Where the protocol of Redis is spoken [default: what the config says, or 127.0.0.1:6380].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) resp: Option<String>,
@@ -264,6 +272,29 @@ pub(crate) struct BenchArgs {
     /// Answer with one JSON object on stdout.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ImportArgs {
+    #[command(subcommand)]
+    pub(crate) from: ImportFrom,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum ImportFrom {
+    /// From the YAML of envoyproxy/ratelimit: domain, nested descriptors and their limits
+    Envoy(ImportEnvoyArgs),
+}
+
+#[derive(Args)]
+#[command(after_help = "Example:\n  tollgate import envoy ratelimit.yaml --output tollgate.toml")]
+pub(crate) struct ImportEnvoyArgs {
+    /// The configuration (YAML); - reads stdin.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Where the config goes [default: stdout].
+    #[arg(long, value_name = "OUT.toml")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// The command that was asked for, or the exit code when clap has answered already.

@@ -1,7 +1,7 @@
 //! The binary `tollgate`: a thin `main` over one room for each command.
 //!
-//! `cli` says what may be asked; `serve`, `validate`, `backtest` and `bench` answer, each through the library that programs
-//! embed, so that what they tell holds for those programs too; `remote` asks a server that runs. Nothing here counts or
+//! `cli` says what may be asked; `serve`, `validate`, `backtest`, `bench` and `import` answer, each through the library that
+//! programs embed, so that what they tell holds for those programs too; `remote` asks a server that runs. Nothing here counts or
 //! decides. What could not be done is a [`Failure`](failure::Failure): one clear line on stderr and exit code 2.
 
 mod app;
@@ -13,6 +13,7 @@ mod demo;
 mod failure;
 mod figures;
 mod front;
+mod import;
 mod reload;
 mod remote;
 mod screen;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Validate(asked) => validate::run(asked),
         Command::Backtest(asked) => backtest::run(asked),
         Command::Bench(asked) => bench::run(asked),
+        Command::Import(asked) => import::run(asked),
         Command::Completions(asked) => cli::completions(asked),
         Command::Man(asked) => cli::man(asked),
     };

@@ -19,6 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 use tollgate::config::{Config, Password};
 use tollgate::telemetry::{LogDecisions, Telemetry};
@@ -29,7 +30,7 @@ use self::patience::{Patience, Patient};
 use crate::app::App;
 use crate::cli::ServeArgs;
 use crate::failure::{Failure, tell};
-use crate::front::{json, page, resp};
+use crate::front::{json, page, resp, rls};
 use crate::reload;
 use crate::stats::{Settings, Stats};
 use crate::token::Token;
@@ -69,17 +70,8 @@ pub(crate) fn start(
 async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)) -> Result<(), Failure> {
     // Before anybody can know that it runs: who is told where it is may well tell it to stop.
     let signals = Signals::listen()?;
-    let http =
-        bind("http", "--listen", asked.listen.as_deref().or(config.server.http.as_deref()), "127.0.0.1:8080")
-            .await?;
-    let resp = bind_unless_taken(
-        "resp",
-        "--resp",
-        asked.resp.as_deref().or(config.server.resp.as_deref()),
-        "127.0.0.1:6380",
-    )
-    .await?;
-    let address = http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
+    let doors = Doors::open(asked, &config).await?;
+    let address = doors.http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
     let token = token(&config, &[address], asked.without_token)?;
     let resp_password = secret("server.resp_password", config.server.resp_password.as_ref())?;
     let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
@@ -95,7 +87,7 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
         .build()
         .map_err(|error| Failure::new(error.to_string()))?;
     let app = Arc::new(App::new(gate, config, token, metrics, stats));
-    announce(asked.config.as_ref(), address, resp.as_ref(), &app);
+    announce(asked.config.as_ref(), address, &doors, &app);
     if let Some(file) = &asked.config {
         app.history.follow(file.clone());
         tokio::spawn(reload::watch(app.clone(), file.clone()));
@@ -105,25 +97,26 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
     let (close, closing) = watch::channel(false);
     let tasks = TaskTracker::new();
     let room = Room { connections: 10_000, of_one_peer: 10_000 };
-    let face = {
-        let (app, closing) = (app.clone(), closing.clone());
-        move |stream, _peer: SocketAddr| speak_http(app.clone(), stream, closing.clone())
-    };
-    let speak_resp = {
+    let mut accepting = JoinSet::new();
+    if let Some(grpc) = doors.grpc {
+        accepting.spawn(rls::serve(grpc, app.clone(), tasks.clone(), closing.clone())?);
+    }
+    if let Some(resp) = doors.resp {
         let (face, closing) = (resp::Face::new(app.clone(), resp_password), closing.clone());
-        move |stream, _peer: SocketAddr| face.clone().speak(Patient::new(stream, PATIENCE), closing.clone())
+        let (door, tasks, until) = (Door::new(room), tasks.clone(), closing.clone());
+        let speak =
+            move |stream, _: SocketAddr| face.clone().speak(Patient::new(stream, PATIENCE), closing.clone());
+        accepting.spawn(listen::accept(resp, door, tasks, until, speak));
+    }
+    let speak = {
+        let (app, closing) = (app.clone(), closing.clone());
+        move |stream, _: SocketAddr| speak_http(app.clone(), stream, closing.clone())
     };
-    let accepting_resp = resp.map(|resp| {
-        tokio::spawn(listen::accept(resp, Door::new(room), tasks.clone(), closing.clone(), speak_resp))
-    });
-    let accepting = tokio::spawn(listen::accept(http, Door::new(room), tasks.clone(), closing, face));
+    accepting.spawn(listen::accept(doors.http, Door::new(room), tasks.clone(), closing, speak));
     signals.until_told_to_stop(&app).await;
     app.drain();
     let _ = close.send(true);
-    let _ = accepting.await;
-    if let Some(accepting) = accepting_resp {
-        let _ = accepting.await;
-    }
+    accepting.join_all().await;
     tasks.close();
     if tokio::time::timeout(GRACE, tasks.wait()).await.is_err() {
         tell(format_args!(
@@ -132,6 +125,27 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
         ));
     }
     Ok(())
+}
+
+/// Where the faces are asked.
+struct Doors {
+    http: TcpListener,
+    resp: Option<TcpListener>,
+    grpc: Option<TcpListener>,
+}
+
+impl Doors {
+    async fn open(asked: &ServeArgs, config: &Config) -> Result<Doors, Failure> {
+        let named = asked.listen.as_deref().or(config.server.http.as_deref());
+        let http = bind("http", "--listen", named, "127.0.0.1:8080").await?;
+        let named = asked.resp.as_deref().or(config.server.resp.as_deref());
+        let resp = bind_unless_taken("resp", "--resp", named, "127.0.0.1:6380", true).await?;
+        let named = asked.grpc.as_deref().or(config.server.grpc.as_deref());
+        // Whoever writes rules for Envoy wants it served.
+        let may_lack = config.envoy.rules().is_empty();
+        let grpc = bind_unless_taken("grpc", "--grpc", named, "127.0.0.1:8081", may_lack).await?;
+        Ok(Doors { http, resp, grpc })
+    }
 }
 
 async fn bind(
@@ -147,16 +161,17 @@ async fn bind(
     })
 }
 
-/// The same for a face that nobody has asked for: if its usual port is taken, the rest is served without it.
+/// The same for a face that may be lacking: if nobody has asked for it and its usual port is taken, the rest is served without.
 async fn bind_unless_taken(
     face: &str,
     option: &str,
     address: Option<&str>,
     otherwise: &str,
+    may_lack: bool,
 ) -> Result<Option<TcpListener>, Failure> {
     match bind(face, option, address, otherwise).await {
         Ok(listener) => Ok(Some(listener)),
-        Err(failure) if address.is_none() => {
+        Err(failure) if address.is_none() && may_lack => {
             tell(format_args!("tollgate: {failure}; it is served without {face}"));
             Ok(None)
         }
@@ -183,7 +198,7 @@ fn secret(field: &str, password: Option<&Password>) -> Result<Option<Token>, Fai
 }
 
 /// Says where it is, for people.
-fn announce(file: Option<&PathBuf>, address: SocketAddr, resp: Option<&TcpListener>, app: &App) {
+fn announce(file: Option<&PathBuf>, address: SocketAddr, doors: &Doors, app: &App) {
     let state = app.state();
     let policy = match file {
         Some(file) => file.display().to_string(),
@@ -192,8 +207,12 @@ fn announce(file: Option<&PathBuf>, address: SocketAddr, resp: Option<&TcpListen
     tell(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));
     tell(format_args!("  page   http://{address}/"));
     tell(format_args!("  API    http://{address}/v1/check"));
-    if let Some(resp) = resp.and_then(|resp| resp.local_addr().ok()) {
+    let address_of = |door: &Option<TcpListener>| door.as_ref().and_then(|door| door.local_addr().ok());
+    if let Some(resp) = address_of(&doors.resp) {
         tell(format_args!("  RESP   redis://{resp}"));
+    }
+    if let Some(grpc) = address_of(&doors.grpc) {
+        tell(format_args!("  Envoy  grpc://{grpc}"));
     }
     tell(format_args!("  docs   http://{address}/openapi.json"));
     let limit = state.gate.rules().first().map_or("api", |rule| rule.name());

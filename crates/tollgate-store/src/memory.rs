@@ -29,6 +29,7 @@ use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, Micros, Outcome};
 
 use self::budget::Budget;
+use self::cell::Amendment;
 use self::contention::Contention;
 use self::fingerprint::Seeds;
 use self::holds::Holds;
@@ -309,6 +310,14 @@ impl MemoryLimit {
         let standing = self.peek(key, Cost::MAX);
         let one = self.peek(key, Cost::ONE);
         Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing }
+    }
+
+    /// Gives a key `amount` of what counts now back, the newest first and never more than there is; false when nothing was
+    /// remembered. What it was charged together with other newcomers, for want of room, is not given back.
+    pub fn refund(&self, key: &str, amount: Cost) -> bool {
+        let inner = &*self.store.inner;
+        let amendment = Amendment::Refund { amount: amount.get() };
+        self.ledger.amend(inner.seeds.fingerprint(key), false, amendment, inner.clock.now())
     }
 
     /// Forgets a key; false when nothing was remembered.

@@ -1,40 +1,42 @@
-//! Limits whose numbers come with the call, as protocols have them that know no config (`CL.THROTTLE`).
+//! Limits whose numbers come with the call, as protocols have them that know no config (`CL.THROTTLE`) or let callers bring their
+//! own (Envoy).
 //!
-//! All numbers of one name share their counters: a key that is charged by other numbers than before goes on from what was
-//! consumed, and a key's text means the same under all of them. What a bucket needs in this process (its way to the counters,
-//! or what is known of counters elsewhere) is made when it is first asked for and kept for the next who asks. There are at most
-//! so many; when that is reached those go that nobody holds, which loses no count, because counters are the store's.
+//! All numbers of one name share their counters, as they do when a config changes: a key that is charged by other numbers than
+//! before goes on from what was consumed, and a key's text means the same under all of them. What a limit needs in this process
+//! (its way to the counters, or what is known of counters elsewhere) is made when it is first asked for and kept for the next who
+//! asks. There are at most so many; when that is reached those go that nobody holds, which loses no count, because counters
+//! are the store's.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tollgate_kernel::{Limit, Outcome, Rate};
+use tollgate_kernel::Outcome;
 
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::gate::{Backend, Entry, Resolved};
+use crate::gate::{Backend, Entry};
 use crate::limiter::Limiter;
-use crate::policy::Rule;
-use crate::registry::Tollgate;
+use crate::policy::{Allowance, Rule};
+use crate::registry::{Ask, Tollgate};
 use crate::report::watch::Meter;
 
 /// How many there are at most.
 const MOST: usize = 1_024;
 
-/// A token bucket whose numbers came with the call. Cheap to clone, and worth keeping while the same numbers come.
+/// A limit whose numbers came with the call. Cheap to clone, and worth keeping while the same numbers come.
 ///
 /// ```
-/// use tollgate::{Rate, Tollgate};
+/// use tollgate::{Limit, Rate, Tollgate};
 ///
 /// # async fn run() -> Result<(), tollgate::Error> {
 /// let gate = Tollgate::builder().build()?;
-/// let small = gate.ad_hoc("cl.throttle", Rate::per_minute(30)?, 16)?;
+/// let small = gate.ad_hoc("trial", Limit::token_bucket(Rate::per_minute(30)?, 16)?)?;
 /// assert_eq!(small.charge("user:42", 10).await?.binding().outcome.remaining, 6);
 ///
 /// // Other numbers, the same key: what was consumed stays consumed.
-/// let large = gate.ad_hoc("cl.throttle", Rate::per_minute(30)?, 20)?;
+/// let large = gate.ad_hoc("trial", Limit::token_bucket(Rate::per_minute(30)?, 20)?)?;
 /// assert_eq!(large.charge("user:42", 1).await?.binding().outcome.remaining, 9);
 /// # Ok(())
 /// # }
@@ -44,23 +46,25 @@ const MOST: usize = 1_024;
 /// ```
 #[derive(Clone)]
 pub struct AdHoc {
+    name: &'static str,
     gate: Tollgate,
     entry: Arc<Entry>,
     limiter: Option<Limiter>,
 }
 
 impl Tollgate {
-    /// A token bucket by these numbers, counted under `name`, which no rule of the registry may have. An error if the numbers
-    /// cannot be kept exactly, or if too many others are held at the same time.
-    pub fn ad_hoc(&self, name: &str, rate: Rate, burst: u64) -> Result<AdHoc, Error> {
-        let numbers = Numbers { burst, count: rate.count(), period_us: rate.period().get() };
-        let entry = self.gate.ad_hocs.find(name, numbers, |meter| {
+    /// A limit by these numbers, counted under `name`, which no rule of the registry may have. The name is the program's, and
+    /// the numbers may be a stranger's: an error if too many others are held at the same time. Limits of one name should be of
+    /// one strategy, and windows of one length, as what is counted by one says little under another.
+    pub fn ad_hoc(&self, name: &'static str, allowance: impl Into<Allowance>) -> Result<AdHoc, Error> {
+        let allowance = allowance.into();
+        let entry = self.gate.ad_hocs.find(name, allowance, |meter| {
             if self.gate.by_name.contains_key(name) {
                 return Err(Error::call(format!(
                     "`{name}` is a limit of the policy; give that another name"
                 )));
             }
-            let rule = Rule::new(name, Limit::token_bucket(rate, burst)?)?;
+            let rule = Rule::ad_hoc(name, allowance)?;
             let mut numbering = match &self.gate.backend {
                 // Never done with: its numbers are its own, and nobody continues it.
                 Backend::Remote(remote) => Some(remote.numbering()),
@@ -77,21 +81,42 @@ impl Tollgate {
             Backend::Memory(_) => Some(Limiter::on(self.gate.clone(), entry.clone())),
             Backend::Remote(_) => None,
         };
-        Ok(AdHoc { gate: self.clone(), entry, limiter })
+        Ok(AdHoc { name, gate: self.clone(), entry, limiter })
     }
 }
 
 impl AdHoc {
+    /// The name that it is counted under.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// How much it lets through.
+    pub fn allowance(&self) -> Allowance {
+        *self.entry.rule.allowance()
+    }
+
+    /// One unit, paid by `key`: for a charge together with other limits of the same registry.
+    pub fn ask<'a>(&'a self, key: &'a str) -> Ask<'a> {
+        Ask::ad_hoc(self, key)
+    }
+
     /// Charges a key.
     pub async fn charge(&self, key: &str, cost: u64) -> Result<Decision<'_>, Error> {
-        let started = self.gate.gate.started("charge");
-        let resolved = [Resolved::new(&self.gate.gate, &self.entry, key, cost)?];
-        self.gate.decide_resolved("charge", &resolved, None, &started).await
+        self.gate.charge(&[self.ask(key).cost(cost)]).await
     }
 
     /// What a key has used and has left, as [`Tollgate::status`] says it.
     pub async fn status(&self, key: &str) -> Result<Outcome, Error> {
         self.gate.status_of(&self.entry, key).await
+    }
+
+    /// Its counters, if it is of this registry.
+    pub(crate) fn entry(&self, gate: &Tollgate) -> Result<&Entry, Error> {
+        match self.gate.is(gate) {
+            true => Ok(&self.entry),
+            false => Err(Error::call(format!("`{}` was made by another registry; ask this one", self.name))),
+        }
     }
 
     /// The short way, where the counters are in this process.
@@ -106,15 +131,7 @@ impl fmt::Debug for AdHoc {
     }
 }
 
-/// The numbers of a bucket, as they were written.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Numbers {
-    burst: u64,
-    count: u64,
-    period_us: u64,
-}
-
-/// The buckets that are ready.
+/// The limits that are ready.
 #[derive(Default)]
 pub(crate) struct AdHocs(Mutex<Known>);
 
@@ -124,17 +141,17 @@ struct Known {
     count: usize,
 }
 
-/// The buckets of one name. They are counted together.
+/// The limits of one name. They are counted together.
 struct Named {
     meter: Meter,
-    entries: HashMap<Numbers, Arc<Entry>>,
+    entries: HashMap<Allowance, Arc<Entry>>,
 }
 
 impl AdHocs {
     fn find(
         &self,
         name: &str,
-        numbers: Numbers,
+        numbers: Allowance,
         make: impl FnOnce(Option<&Meter>) -> Result<Entry, Error>,
     ) -> Result<Arc<Entry>, Error> {
         let mut known = self.0.lock();
@@ -177,7 +194,11 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_kernel::Micros;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use tollgate_kernel::{Limit, Micros, Rate};
     use tollgate_store::ManualClock;
 
     use super::*;
@@ -188,8 +209,12 @@ mod tests {
         (hands, gate)
     }
 
+    fn bucket(count: u64, burst: u64) -> Limit {
+        Limit::token_bucket(Rate::per_minute(count).unwrap(), burst).unwrap()
+    }
+
     fn charge(gate: &Tollgate, count: u64, burst: u64, cost: u64) -> (bool, u64) {
-        let bucket = gate.ad_hoc("cl", Rate::per_minute(count).unwrap(), burst).unwrap();
+        let bucket = gate.ad_hoc("cl", bucket(count, burst)).unwrap();
         let outcome = bucket.limiter().unwrap().charge("user:42", cost).unwrap();
         (outcome.allowed, outcome.remaining)
     }
@@ -210,7 +235,7 @@ mod tests {
     #[test]
     fn there_are_only_so_many_and_what_nobody_holds_makes_room() {
         let (_hands, gate) = gate();
-        let of = |burst: u64| gate.ad_hoc("cl", Rate::per_second(1).unwrap(), burst);
+        let of = |burst: u64| gate.ad_hoc("cl", bucket(60, burst));
         let most = MOST as u64;
         assert_eq!(charge(&gate, 60, 1, 1), (true, 0));
         let mut held: Vec<AdHoc> = (1..most).map(|burst| of(burst).unwrap()).collect();
@@ -225,23 +250,32 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_the_policy_and_numbers_that_cannot_be_kept_are_refused() {
-        let limit = Limit::token_bucket(Rate::per_second(1).unwrap(), 1).unwrap();
-        let gate = Tollgate::builder().limit("api", limit).build().unwrap();
-        for (name, burst, said) in [
-            ("api", 1, "`api` is a limit of the policy"),
-            ("No", 1, "limit name `No`"),
-            ("cl", 0, "burst = 0: must be at least 1"),
-        ] {
-            let error = gate.ad_hoc(name, Rate::per_second(1).unwrap(), burst).unwrap_err();
+    fn names_of_the_policy_and_bad_ones_are_refused() {
+        let gate = Tollgate::builder().limit("api", bucket(60, 1)).build().unwrap();
+        for (name, said) in [("api", "`api` is a limit of the policy"), ("No", "limit name `No`")] {
+            let error = gate.ad_hoc(name, bucket(60, 1)).unwrap_err();
             assert!(error.to_string().contains(said), "{error}");
         }
-        assert!(gate.ad_hocs_are_empty());
+        assert_eq!(gate.gate.ad_hocs.0.lock().count, 0);
     }
 
-    impl Tollgate {
-        fn ad_hocs_are_empty(&self) -> bool {
-            self.gate.ad_hocs.0.lock().count == 0
-        }
+    #[test]
+    fn it_is_charged_together_with_limits_of_its_own_registry() {
+        let registry = || Tollgate::builder().limit("api", bucket(60, 1)).build().unwrap();
+        let gate = registry();
+        let own = gate.ad_hoc("own", bucket(60, 5)).unwrap();
+        let blocked = gate.ad_hoc("own", Allowance::Blocked).unwrap();
+        let charge = |asks: &[Ask<'_>]| {
+            let decided = pin!(gate.charge(asks)).poll(&mut Context::from_waker(Waker::noop()));
+            let Poll::Ready(decided) = decided else { panic!("it is in this process") };
+            decided.map(|decision| (decision.allowed(), decision.binding().name))
+        };
+        assert_eq!(charge(&[Ask::new("api", "a"), own.ask("a").cost(2)]).unwrap(), (true, "api"));
+        assert_eq!(charge(&[Ask::new("api", "a"), own.ask("a")]).unwrap(), (false, "api"));
+        assert_eq!(charge(&[Ask::new("api", "b"), blocked.ask("a")]).unwrap(), (false, "own"));
+        assert_eq!(charge(&[own.ask("a").cost(3)]).unwrap(), (true, "own"), "no refusal took anything");
+        let elsewhere = registry().ad_hoc("own", bucket(60, 5)).unwrap();
+        let error = charge(&[elsewhere.ask("a")]).unwrap_err();
+        assert!(error.to_string().contains("`own` was made by another registry"), "{error}");
     }
 }

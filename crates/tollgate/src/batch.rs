@@ -71,7 +71,7 @@ impl Tollgate {
         Ok(limits)
     }
 
-    async fn check_many_there<'a, 'k, K: AsRef<str>>(
+    async fn check_many_there<'a: 'k, 'k, K: AsRef<str>>(
         &'a self,
         remote: &Remote,
         entry: &'a Entry,

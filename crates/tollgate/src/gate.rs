@@ -222,9 +222,12 @@ impl Place {
 }
 
 /// One ask of a charge, resolved: who pays, under which limit, and what is met there. A key that makes no sense meets nothing.
+///
+/// The name outlives the rest, because answers have it: a limit that came with a call may be gone before them.
 pub(crate) struct Resolved<'a, 'k> {
-    pub(crate) entry: &'a Entry,
-    pub(crate) met: Option<(Key<'k>, &'a Place)>,
+    pub(crate) name: &'a str,
+    pub(crate) entry: &'k Entry,
+    pub(crate) met: Option<(Key<'k>, &'k Place)>,
     pub(crate) cost: Cost,
 }
 
@@ -232,7 +235,21 @@ pub(crate) type ResolvedAll<'a, 'k> = SmallVec<[Resolved<'a, 'k>; 4]>;
 
 impl<'a, 'k> Resolved<'a, 'k> {
     /// Looks an ask up; an empty or malformed key is denied further on, and logged here.
-    pub(crate) fn new(gate: &Gate, entry: &'a Entry, key: &'k str, cost: u64) -> Result<Self, Error> {
+    pub(crate) fn new(gate: &Gate, entry: &'a Entry, key: &'k str, cost: u64) -> Result<Self, Error>
+    where
+        'a: 'k,
+    {
+        Resolved::named(gate, entry.rule.name(), entry, key, cost)
+    }
+
+    /// The same under a limit whose name is known for longer than the limit itself.
+    pub(crate) fn named(
+        gate: &Gate,
+        name: &'a str,
+        entry: &'k Entry,
+        key: &'k str,
+        cost: u64,
+    ) -> Result<Self, Error> {
         let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
         let met = match Key::parse(key) {
             Ok(key) => {
@@ -244,11 +261,11 @@ impl<'a, 'k> Resolved<'a, 'k> {
                 None
             }
         };
-        Ok(Resolved { entry, met, cost })
+        Ok(Resolved { name, entry, met, cost })
     }
 
     /// The counters that this ask meets, if it meets any.
-    fn counted(&self) -> Option<(&Key<'k>, &'a StoredLimit, Option<&'a MemoryLimit>)> {
+    fn counted(&self) -> Option<(&Key<'k>, &'k StoredLimit, Option<&'k MemoryLimit>)> {
         match &self.met {
             Some((key, Place::Counted { stored, memory, .. })) => Some((key, stored, memory.as_ref())),
             _ => None,
@@ -256,7 +273,7 @@ impl<'a, 'k> Resolved<'a, 'k> {
     }
 
     /// The counters that this ask meets elsewhere, by the canonical text of its key.
-    pub(crate) fn away(&self) -> Option<(&str, &'a StoredLimit, &'a Away)> {
+    pub(crate) fn away(&self) -> Option<(&str, &'k StoredLimit, &'k Away)> {
         match &self.met {
             Some((key, Place::Counted { stored, away: Some(away), .. })) => {
                 Some((key.canonical(), stored, away))
@@ -339,7 +356,7 @@ pub(crate) fn conclude<'a>(
         };
         // A malformed key is nobody's: not even a watching limit lets it pass.
         let shadow = ask.entry.rule.is_shadow() && ask.met.is_some();
-        LimitOutcome { name: ask.entry.rule.name(), outcome, shadow, source }
+        LimitOutcome { name: ask.name, outcome, shadow, source }
     });
     Decision::new(limits.collect())
 }

@@ -427,7 +427,7 @@ fn one_gate<'a>(charges: &[Charge<'a, '_>]) -> Result<(&'a Gate, &'a MemoryStore
     }
 }
 
-fn resolve<'a, 'k>(gate: &Gate, charges: &[Charge<'a, 'k>]) -> Result<ResolvedAll<'a, 'k>, Error> {
+fn resolve<'a: 'k, 'k>(gate: &Gate, charges: &[Charge<'a, 'k>]) -> Result<ResolvedAll<'a, 'k>, Error> {
     charges.iter().map(|charge| Resolved::new(gate, &charge.limiter.entry, charge.key, charge.cost)).collect()
 }
 

@@ -25,7 +25,7 @@ use self::slice::slice_fault;
 use crate::key::Key;
 
 /// How much a rule lets through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Allowance {
     /// As much as the limit says.
     Limited(Limit),
@@ -143,6 +143,11 @@ impl Rule {
             }),
             Some(fix) => Err(PolicyError(format!("limit name `{}`: {fix}", Excerpt(&name)))),
         }
+    }
+
+    /// A rule that comes with a call.
+    pub(crate) fn ad_hoc(name: &str, allowance: Allowance) -> Result<Rule, PolicyError> {
+        Rule::named(name.to_owned(), allowance)
     }
 
     /// The same rule, only watching: it decides and counts, but never denies.

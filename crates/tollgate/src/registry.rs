@@ -11,6 +11,7 @@ use tollgate_kernel::{Limit, Micros, Outcome};
 use tollgate_store::{Hold, HoldId, Settled, Settlement};
 use tracing::Instrument;
 
+use crate::ad_hoc::AdHoc;
 use crate::builder::TollgateBuilder;
 use crate::decision::Decision;
 use crate::error::Error;
@@ -56,12 +57,17 @@ pub struct Ask<'a> {
     limit: &'a str,
     key: &'a str,
     cost: u64,
+    ad_hoc: Option<&'a AdHoc>,
 }
 
 impl<'a> Ask<'a> {
     /// One unit, under `limit`, paid by `key`.
     pub fn new(limit: &'a str, key: &'a str) -> Ask<'a> {
-        Ask { limit, key, cost: 1 }
+        Ask { limit, key, cost: 1, ad_hoc: None }
+    }
+
+    pub(crate) fn ad_hoc(bucket: &'a AdHoc, key: &'a str) -> Ask<'a> {
+        Ask { limit: bucket.name(), key, cost: 1, ad_hoc: Some(bucket) }
     }
 
     /// The name of the limit.
@@ -225,6 +231,37 @@ impl Tollgate {
         Ok(Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing })
     }
 
+    /// Gives back what was charged and need not have been, such as a request that was answered from a cache: the cost of each
+    /// ask, of what counts now, the newest charge first, and never more than there is. Nothing is given back of leases, nor of
+    /// what others were charged. False if the counters are elsewhere: shared stores cannot do this yet, and nothing changes.
+    ///
+    /// Whoever knows beforehand that a charge may shrink reserves and settles it: that cannot give back too much.
+    ///
+    /// ```
+    /// use tollgate::{Ask, Limit, Micros, Tollgate};
+    ///
+    /// # async fn run() -> Result<(), tollgate::Error> {
+    /// let gate = Tollgate::builder().limit("api", Limit::fixed_window(5, Micros::from_secs(60))?).build()?;
+    /// gate.charge(&[Ask::new("api", "user:42").cost(3)]).await?;
+    /// assert!(gate.refund(&[Ask::new("api", "user:42").cost(2)])?);
+    /// assert_eq!(gate.status("api", "user:42").await?.used(), 1);
+    /// # Ok(())
+    /// # }
+    /// # std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    /// # use std::future::Future;
+    /// ```
+    pub fn refund(&self, asks: &[Ask<'_>]) -> Result<bool, Error> {
+        let resolved = self.resolve(asks)?;
+        if matches!(self.gate.backend, Backend::Remote(_)) {
+            return Ok(false);
+        }
+        for item in gate::memory_items(&resolved) {
+            item.limit.refund(item.key, item.cost);
+        }
+        self.gate.queues.nudge();
+        Ok(true)
+    }
+
     /// Forgets what a key was charged; false when nothing was remembered. What this process itself remembers of the key is
     /// forgotten even if its store, elsewhere, fails; that is then an error.
     pub async fn reset(&self, limit: &str, key: &str) -> Result<bool, Error> {
@@ -244,6 +281,12 @@ impl Tollgate {
     /// Waits until the charge fits, at most `within`, first come, first served among those who wait for the same key in this
     /// process.
     pub async fn wait(&self, ask: Ask<'_>, within: Duration) -> Result<Outcome, WaitError> {
+        if ask.ad_hoc.is_some() {
+            return Err(Error::call(
+                "a limit that comes with a call cannot be waited for; name it in the policy",
+            )
+            .into());
+        }
         let entry = self.entry(ask.limit)?;
         wait::wait(&self.gate, entry, ask.key, ask.cost, within, None).await
     }
@@ -291,9 +334,16 @@ impl Tollgate {
         }
     }
 
-    fn resolve<'a, 'k>(&'a self, asks: &[Ask<'k>]) -> Result<ResolvedAll<'a, 'k>, Error> {
+    fn resolve<'a: 'k, 'k>(&'a self, asks: &[Ask<'k>]) -> Result<ResolvedAll<'a, 'k>, Error> {
         gate::check_count(asks.len())?;
-        asks.iter().map(|ask| Resolved::new(&self.gate, self.entry(ask.limit)?, ask.key, ask.cost)).collect()
+        asks.iter()
+            .map(|ask| match ask.ad_hoc {
+                None => Resolved::new(&self.gate, self.entry(ask.limit)?, ask.key, ask.cost),
+                Some(limit) => {
+                    Resolved::named(&self.gate, limit.name(), limit.entry(self)?, ask.key, ask.cost)
+                }
+            })
+            .collect()
     }
 
     async fn decide(

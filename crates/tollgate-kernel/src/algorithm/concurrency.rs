@@ -28,7 +28,7 @@ use crate::time::Micros;
 /// assert!(workers.acquire(&mut leases, 8, Cost::ONE, s(12)).allowed);
 /// # Ok::<(), tollgate_kernel::LimitError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Concurrency {
     limit: u64,
     lease: Micros,
@@ -173,6 +173,9 @@ impl Algorithm for Concurrency {
         }
         state.leases.retain(|lease| lease.cost > 0);
     }
+
+    /// Leases belong to their holders and are released, not refunded.
+    fn refund(&self, _state: &mut LeaseState, _amount: u64, _now: Micros) {}
 
     /// Holds `amount` for one lease, whether it fits or not.
     fn debit(&self, state: &mut LeaseState, amount: u64, now: Micros) {

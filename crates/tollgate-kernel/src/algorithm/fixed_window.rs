@@ -13,7 +13,7 @@ use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
 /// Where windows begin.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Align {
     /// At the first charge.
     #[default]
@@ -35,7 +35,7 @@ pub enum Align {
 /// assert_eq!(denied.retry_after, Some(Micros::from_secs(30)));
 /// # Ok::<(), tollgate_kernel::LimitError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FixedWindow {
     limit: u64,
     window: Micros,

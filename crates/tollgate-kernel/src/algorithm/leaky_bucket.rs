@@ -28,7 +28,7 @@ use crate::time::Micros;
 /// assert!(!bucket.charge(&mut state, Cost::ONE, now).allowed);
 /// # Ok::<(), tollgate_kernel::LimitError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeakyBucket {
     room: TokenBucket,
 }

@@ -28,7 +28,7 @@ use crate::time::Micros;
 /// assert!(window.charge(&mut log, Cost::ONE, ms(1000)).allowed);
 /// # Ok::<(), tollgate_kernel::LimitError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindow {
     limit: u64,
     window: Micros,
@@ -164,6 +164,15 @@ impl Algorithm for SlidingWindow {
         state.total -= returned;
         if entry.cost == 0 {
             state.entries.remove(index);
+        }
+    }
+
+    /// The newest charges are undone first: they would have counted longest.
+    fn refund(&self, state: &mut LogState, amount: u64, now: Micros) {
+        let mut left = amount;
+        while let Some(newest) = state.entries.back().copied().filter(|_| left > 0) {
+            self.give_back(state, left, newest.at, now);
+            left = left.saturating_sub(newest.cost);
         }
     }
 

@@ -28,7 +28,7 @@ use crate::time::Micros;
 /// assert_eq!(outcome.remaining, 0);
 /// # Ok::<(), tollgate_kernel::LimitError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindowCounter {
     limit: u64,
     window: Micros,
@@ -154,6 +154,17 @@ impl Algorithm for SlidingWindowCounter {
             counters.prev = counters.prev.saturating_sub(amount);
         }
         *state = counters;
+    }
+
+    /// What this window counts goes first, then what the last one did.
+    fn refund(&self, state: &mut CounterState, amount: u64, now: Micros) {
+        let (counters, _) = self.rolled(state, now);
+        let of_prev = amount.saturating_sub(counters.cur);
+        *state = CounterState {
+            cur: counters.cur.saturating_sub(amount),
+            prev: counters.prev.saturating_sub(of_prev),
+            ..counters
+        };
     }
 
     fn debit(&self, state: &mut CounterState, amount: u64, now: Micros) {

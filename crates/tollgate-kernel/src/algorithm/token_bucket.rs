@@ -32,7 +32,7 @@ use crate::time::Micros;
 /// assert_eq!(denied.retry_after, Some(Micros::from_millis(200)));
 /// # Ok::<(), tollgate_kernel::LimitError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TokenBucket {
     rate: Rate,
     burst: u64,

@@ -4,6 +4,7 @@ mod bad_input;
 mod bench;
 mod binary;
 mod golden;
+mod import;
 mod order;
 mod output;
 mod validate;

@@ -21,6 +21,7 @@ use super::kin::Carried;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Amendment {
     GiveBack { amount: u64, charged_at: Micros },
+    Refund { amount: u64 },
     Debit { amount: u64 },
     Release { holder: u128 },
     Renew { holder: u128 },
@@ -279,6 +280,7 @@ where
             Amendment::GiveBack { amount, charged_at } => {
                 self.algorithm.give_back(&mut state, amount, charged_at, now);
             }
+            Amendment::Refund { amount } => self.algorithm.refund(&mut state, amount, now),
             Amendment::Debit { amount } => self.algorithm.debit(&mut state, amount, now),
             Amendment::Release { .. } | Amendment::Renew { .. } => return false,
         }
@@ -469,6 +471,10 @@ where
         self.with_state(words, 0, |state| match amendment {
             Amendment::GiveBack { amount, charged_at } => {
                 self.algorithm.give_back(state, amount, charged_at, now);
+                true
+            }
+            Amendment::Refund { amount } => {
+                self.algorithm.refund(state, amount, now);
                 true
             }
             Amendment::Debit { amount } => {

@@ -7,6 +7,7 @@
 
 mod connection;
 mod environment;
+mod envoy;
 mod limits;
 mod mistake;
 mod reader;
@@ -17,6 +18,7 @@ use toml::de::DeTable;
 
 pub use self::connection::{Password, PostgresConfig, RedisConfig};
 use self::environment::Environment;
+pub use self::envoy::{EnvoyEntry, EnvoyRule, EnvoyRules, EnvoyValue};
 pub use self::mistake::{Mistake, Mistakes};
 use self::reader::{Field, Reader, Section};
 pub use self::server::ServerConfig;
@@ -72,6 +74,8 @@ use crate::policy::Policy;
 /// | `max_keys`, `when_full` | how many keys the memory store holds, and what happens then (`share`, `deny`) | 10,000,000, `share` |
 /// | `redis` | `url` or `urls`, `cluster`, `username`, `password`, `ca_file`, `cert_file`, `key_file`, `prefix` | |
 /// | `postgres` | `url`, `prefix`, `password`, `ca_file`, `cert_file`, `key_file`, `connections` | |
+///
+/// Which requests that Envoy asks about meet which limit is said in `[[envoy]]`: see [`EnvoyRules`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
@@ -81,6 +85,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// `[limits]`: which limits there are.
     pub policy: Policy,
+    /// `[[envoy]]`: which descriptors of Envoy meet which limit.
+    pub envoy: EnvoyRules,
 }
 
 impl Config {
@@ -152,7 +158,7 @@ impl Config {
         environment.lay_over(&mut table, &whole, &places);
         environment.note_strays(&mut reader);
         let root = Section::root(&table);
-        reader.only(&root, &["server", "store", "limits", "jobs", "llm", "rules"]);
+        reader.only(&root, &["server", "store", "limits", "jobs", "llm", "rules", "envoy"]);
         for (name, what) in [("jobs", "job limits"), ("llm", "language-model limits"), ("rules", "rules")] {
             if let Some(field) = root.field(name).filter(|field| field.has_content()) {
                 reader.misnamed(
@@ -166,9 +172,11 @@ impl Config {
         let server = server.map(|section| ServerConfig::read(&mut reader, section)).unwrap_or_default();
         let store = store.map(|section| StoreConfig::read(&mut reader, section)).unwrap_or_default();
         let limits = limits.map(Section::showing_all);
-        let rules = limits.map(|section| limits::read(&mut reader, &section)).unwrap_or_default();
+        let rules = limits.as_ref().map(|section| limits::read(&mut reader, section)).unwrap_or_default();
+        let envoy = root.field("envoy").map(|field| envoy::read(&mut reader, field, limits.as_ref(), &rules));
         // The names are distinct because they are the keys of one table.
-        reader.finish(Config { server, store, policy: Policy { rules } })
+        let policy = Policy { rules };
+        reader.finish(Config { server, store, policy, envoy: envoy.unwrap_or_default() })
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use tollgate::{Micros, Outcome, Rate};
+use tollgate::{Limit, Micros, Outcome, Rate};
 
 use super::parse::{Command, integer};
 use super::reply::{Reply, shown};
@@ -36,8 +36,9 @@ pub(super) struct Bucket {
 pub(super) type Mistake = Cow<'static, str>;
 
 impl Bucket {
-    pub(super) fn rate(&self) -> Result<Rate, tollgate::Error> {
-        Ok(Rate::new(self.count, Micros::new(self.period.saturating_mul(1_000_000)))?)
+    pub(super) fn limit(&self) -> Result<Limit, tollgate::Error> {
+        let rate = Rate::new(self.count, Micros::new(self.period.saturating_mul(1_000_000)))?;
+        Ok(Limit::token_bucket(rate, self.burst)?)
     }
 }
 

@@ -72,6 +72,6 @@ fn put<T>(all: &mut Vec<T>, next: &mut usize, one: T) -> usize {
 
 /// The bucket by the numbers of a `CL.THROTTLE`.
 pub(super) fn open(gate: &Tollgate, bucket: &Bucket) -> Result<AdHoc, Mistake> {
-    let opened = bucket.rate().and_then(|rate| gate.ad_hoc(THROTTLE, rate, bucket.burst));
+    let opened = bucket.limit().and_then(|limit| gate.ad_hoc(THROTTLE, limit));
     opened.map_err(undecided)
 }

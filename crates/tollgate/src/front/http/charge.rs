@@ -172,7 +172,7 @@ pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) 
 fn resolve<'a>(inner: &'a Inner, due: &'a Due) -> Resolved<'a, 'a> {
     let entry = &*inner.posts[due.post].entry;
     let met = due.key.as_ref().map(|key| (key.borrowed(), entry.place(key)));
-    Resolved { entry, met, cost: due.cost }
+    Resolved { name: entry.rule.name(), entry, met, cost: due.cost }
 }
 
 async fn conclude(

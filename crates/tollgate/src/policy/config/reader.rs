@@ -230,6 +230,24 @@ impl<'t> Reader<'t> {
         }
     }
 
+    /// Reads a list of tables; each is named by its place in the list, counted from 1.
+    pub(super) fn sections<'d>(&mut self, field: &Field<'d>) -> Vec<Section<'d>> {
+        let mut sections = Vec::new();
+        for (index, item) in field.value.as_array().into_iter().flatten().enumerate() {
+            let path = format!("{}[{}]", field.path, index + 1);
+            if let DeValue::Table(table) = item.get_ref() {
+                sections.push(Section::new(&path, item.span().start, table, field.hidden));
+            }
+        }
+        if field.value.as_array().is_none_or(|items| items.len() != sections.len()) {
+            self.mistake(
+                field,
+                format!("must be a list of tables: write [[{}]] and its fields below", field.path),
+            );
+        }
+        sections
+    }
+
     /// Reads a text.
     pub(super) fn text<'d>(&mut self, field: &Field<'d>, example: &str) -> Option<&'d str> {
         let text = field.value.as_str();

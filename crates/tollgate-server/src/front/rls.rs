@@ -1,0 +1,131 @@
+//! gRPC: the rate limit service that Envoy asks, with health and reflection.
+//!
+//! `ask.rs` reads which limits the descriptors of a call meet, `payer.rs` who pays, `tell.rs` writes the answer, and
+//! `connection.rs` speaks HTTP/2. All descriptors of a call are one charge: all of them, or none.
+//!
+//! Envoy lets a request pass when it gets no answer that it knows, unless it is told otherwise. So there is always an answer
+//! that says what is meant: OK, OVER_LIMIT, or an error of gRPC, and never the code UNKNOWN.
+
+mod ask;
+mod connection;
+mod payer;
+mod proto;
+mod tell;
+
+use std::sync::Arc;
+
+use tollgate::{Ask, Decision, Error, LimitOutcome, Tollgate};
+use tonic::{Request, Response, Status};
+
+use self::ask::{Hits, Meets};
+use self::proto::service::rate_limit_service_server::RateLimitService;
+use self::proto::service::{RateLimitRequest, RateLimitResponse};
+use crate::app::{App, State, at_once};
+
+pub(crate) use self::connection::serve;
+
+/// The service.
+pub(crate) struct Rls {
+    app: Arc<App>,
+}
+
+#[tonic::async_trait]
+impl RateLimitService for Rls {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let answered = answer(&self.app, request.get_ref()).await;
+        let code = match &answered {
+            Ok(answer) => tell::code_name(answer),
+            Err(_) => "error",
+        };
+        metrics::counter!("tollgate_envoy_calls_total", "code" => code).increment(1);
+        answered.map(Response::new)
+    }
+}
+
+async fn answer(app: &App, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    // Where the counters are in this process nothing changes between reading the rules and charging the limits they name.
+    match app.with_state(|state| at_once(decide(state, request))) {
+        Some(Some(answered)) => answered,
+        _ => decide(&app.state(), request).await,
+    }
+}
+
+async fn decide(state: &State, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    let meets = ask::read(&state.gate, &state.config.envoy, request)?;
+    let answers = charge(&state.gate, &meets).await.map_err(undecided)?;
+    Ok(tell::response(&state.gate, &meets, &answers))
+}
+
+/// Envoy goes by its own failure mode then, as its operator has chosen.
+fn undecided(error: Error) -> Status {
+    Status::unavailable(format!("cannot decide: {error}"))
+}
+
+/// What the limits said to each descriptor that meets one.
+struct Answers<'a> {
+    each: Vec<Option<LimitOutcome<'a>>>,
+    is_denied: bool,
+}
+
+/// Charges what is to be charged, if all of it fits and nothing that is only looked at denies.
+async fn charge<'a>(gate: &'a Tollgate, meets: &[Meets<'_>]) -> Result<Answers<'a>, Error> {
+    let mut answers = Answers { each: vec![None; meets.len()], is_denied: false };
+    // What was charged too much is given back first, and whatever becomes of the rest.
+    let back = Asks::of(meets, |hits| match hits {
+        Hits::GiveBack(hits) => Some(hits),
+        _ => None,
+    });
+    if !back.asks.is_empty() {
+        if !gate.refund(&back.asks)? {
+            metrics::counter!("tollgate_envoy_refunds_dropped_total").increment(back.asks.len() as u64);
+        }
+        let standing: Vec<Ask<'_>> = back.asks.iter().map(|ask| ask.cost(1)).collect();
+        let decision = gate.peek(&standing).await?;
+        answers.note(&back, &decision);
+    }
+    let looks = Asks::of(meets, |hits| (hits == Hits::Look).then_some(1));
+    if !looks.asks.is_empty() {
+        let decision = gate.peek(&looks.asks).await?;
+        answers.note(&looks, &decision);
+        answers.is_denied |= !decision.allowed();
+    }
+    let charges = Asks::of(meets, |hits| match hits {
+        Hits::Charge(hits) => Some(hits),
+        _ => None,
+    });
+    if !charges.asks.is_empty() {
+        let decision = match answers.is_denied {
+            true => gate.peek(&charges.asks).await?,
+            false => gate.charge(&charges.asks).await?,
+        };
+        answers.note(&charges, &decision);
+        answers.is_denied |= !decision.allowed();
+    }
+    Ok(answers)
+}
+
+impl<'a> Answers<'a> {
+    fn note(&mut self, asks: &Asks<'_>, decision: &Decision<'a>) {
+        for (index, limit) in asks.places.iter().zip(decision.limits()) {
+            self.each[*index] = Some(*limit);
+        }
+    }
+}
+
+/// Asks of one kind, and which descriptors they are of.
+struct Asks<'a> {
+    places: Vec<usize>,
+    asks: Vec<Ask<'a>>,
+}
+
+impl<'a> Asks<'a> {
+    fn of(meets: &'a [Meets<'_>], cost: impl Fn(Hits) -> Option<u64>) -> Asks<'a> {
+        let tolls = meets.iter().enumerate().filter_map(|(place, met)| Some((place, met.toll()?)));
+        let (places, asks) =
+            tolls.filter_map(|(place, toll)| Some((place, toll.ask(cost(toll.hits)?)))).unzip();
+        Asks { places, asks }
+    }
+}

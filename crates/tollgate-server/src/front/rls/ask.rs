@@ -1,0 +1,270 @@
+//! What a call asks for: which limit each descriptor meets, who pays, and how much.
+
+use smallvec::SmallVec;
+use tollgate::config::EnvoyRules;
+use tollgate::{AdHoc, Allowance, Ask, Limit, Micros, Tollgate};
+use tonic::Status;
+
+use super::proto::RateLimitUnit;
+use super::proto::common::RateLimitDescriptor;
+use super::proto::common::rate_limit_descriptor::RateLimitOverride;
+use super::proto::service::RateLimitRequest;
+use super::{payer, undecided};
+
+/// How many descriptors a call and entries a descriptor may have.
+const MOST_DESCRIPTORS: usize = 64;
+const MOST_ENTRIES: usize = 16;
+
+/// What a descriptor meets.
+#[derive(Debug)]
+pub(super) enum Meets<'a> {
+    /// No rule: it passes.
+    Nothing,
+    /// A rule that lets everything pass.
+    Unlimited,
+    Limit(Toll<'a>),
+}
+
+/// What is to be paid for a descriptor.
+#[derive(Debug)]
+pub(super) struct Toll<'a> {
+    pub(super) limit: &'a str,
+    /// The limit that came with the call, if it is that one.
+    pub(super) own: Option<AdHoc>,
+    pub(super) key: String,
+    pub(super) hits: Hits,
+    /// Whether the caller is told how it stands.
+    pub(super) is_told: bool,
+}
+
+/// What is done with a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hits {
+    Charge(u64),
+    /// Only asks whether one more would fit.
+    Look,
+    GiveBack(u64),
+}
+
+impl<'a> Meets<'a> {
+    pub(super) fn toll(&self) -> Option<&Toll<'a>> {
+        match self {
+            Meets::Limit(toll) => Some(toll),
+            Meets::Nothing | Meets::Unlimited => None,
+        }
+    }
+}
+
+impl Toll<'_> {
+    pub(super) fn ask(&self, cost: u64) -> Ask<'_> {
+        match &self.own {
+            None => Ask::new(self.limit, &self.key).cost(cost),
+            Some(own) => own.ask(&self.key).cost(cost),
+        }
+    }
+}
+
+/// Reads a call, descriptor by descriptor, or says what is wrong with it.
+pub(super) fn read<'a>(
+    gate: &Tollgate,
+    rules: &'a EnvoyRules,
+    request: &RateLimitRequest,
+) -> Result<Vec<Meets<'a>>, Status> {
+    if request.domain.is_empty() {
+        return Err(Status::invalid_argument("the domain is empty; name it in Envoy's filter"));
+    }
+    match request.descriptors.len() {
+        0 => return Err(Status::invalid_argument("there are no descriptors; a call has at least one")),
+        1..=MOST_DESCRIPTORS => {}
+        count => {
+            let said = format!("there are {count} descriptors; a call has at most {MOST_DESCRIPTORS}");
+            return Err(Status::invalid_argument(said));
+        }
+    }
+    request.descriptors.iter().map(|descriptor| meets(gate, rules, request, descriptor)).collect()
+}
+
+fn meets<'a>(
+    gate: &Tollgate,
+    rules: &'a EnvoyRules,
+    request: &RateLimitRequest,
+    descriptor: &RateLimitDescriptor,
+) -> Result<Meets<'a>, Status> {
+    let count = descriptor.entries.len();
+    if count > MOST_ENTRIES {
+        let said = format!("a descriptor has {count} entries; at most {MOST_ENTRIES}");
+        return Err(Status::invalid_argument(said));
+    }
+    let entries: SmallVec<[(&str, &str); 8]> =
+        descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str())).collect();
+    let rule = rules.find(&request.domain, &entries);
+    let own =
+        descriptor.limit.as_ref().filter(|_| count > 0).map(|limit| brought(gate, limit)).transpose()?;
+    let (limit, shared, is_told) = match (&own, rule) {
+        (Some(own), rule) => (own.name(), &[][..], rule.is_none_or(|rule| rule.headers)),
+        (None, None) => {
+            metrics::counter!("tollgate_envoy_descriptors_unmatched_total").increment(1);
+            return Ok(Meets::Nothing);
+        }
+        (None, Some(rule)) => match &rule.limit {
+            Some(limit) => (limit.as_str(), &rule.entries[..], rule.headers),
+            None => return Ok(Meets::Unlimited),
+        },
+    };
+    // The key is not repeated: others may read what is said here.
+    let key = payer::key(&request.domain, &entries, shared);
+    let key =
+        key.map_err(|_| Status::invalid_argument("the domain has control characters, or is too long"))?;
+    Ok(Meets::Limit(Toll { limit, own, key, hits: hits(request, descriptor), is_told }))
+}
+
+fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Hits {
+    let hits = descriptor.hits_addend.unwrap_or(u64::from(request.hits_addend.max(1)));
+    match (hits, descriptor.is_negative_hits) {
+        (0, _) => Hits::Look,
+        (hits, false) => Hits::Charge(hits),
+        (hits, true) => Hits::GiveBack(hits),
+    }
+}
+
+/// The limit that came with a descriptor: so many in each second, minute, … of the clock.
+fn brought(gate: &Tollgate, limit: &RateLimitOverride) -> Result<AdHoc, Status> {
+    let Some((name, window)) = unit(limit.unit()) else {
+        return Err(Status::invalid_argument("the limit of a descriptor has no unit that is known here"));
+    };
+    let allowance = match u64::from(limit.requests_per_unit) {
+        0 => Allowance::Blocked,
+        count => match Limit::clock_window(count, window) {
+            Ok(limit) => limit.into(),
+            Err(error) => {
+                return Err(Status::invalid_argument(format!("the limit of a descriptor: {error}")));
+            }
+        },
+    };
+    gate.ad_hoc(name, allowance).map_err(undecided)
+}
+
+const DAY: u64 = 24 * 3_600;
+
+/// The units, how long they are, and what limits by them are called that come with a call: counted by each unit for itself, as
+/// in envoyproxy/ratelimit, whose months and years these are.
+pub(super) const UNITS: [(RateLimitUnit, Micros, &str); 7] = [
+    (RateLimitUnit::Second, Micros::from_secs(1), "envoy.per_second"),
+    (RateLimitUnit::Minute, Micros::from_secs(60), "envoy.per_minute"),
+    (RateLimitUnit::Hour, Micros::from_secs(3_600), "envoy.per_hour"),
+    (RateLimitUnit::Day, Micros::from_secs(DAY), "envoy.per_day"),
+    (RateLimitUnit::Week, Micros::from_secs(7 * DAY), "envoy.per_week"),
+    (RateLimitUnit::Month, Micros::from_secs(30 * DAY), "envoy.per_month"),
+    (RateLimitUnit::Year, Micros::from_secs(365 * DAY), "envoy.per_year"),
+];
+
+fn unit(unit: RateLimitUnit) -> Option<(&'static str, Micros)> {
+    UNITS.iter().find(|(other, ..)| *other == unit).map(|(_, window, name)| (*name, *window))
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::config::Config;
+    use tonic::Code;
+
+    use super::super::proto::common::rate_limit_descriptor::Entry;
+    use super::*;
+
+    const RULES: &str = "[limits]\napi = { unlimited = true }\n\
+        [[envoy]]\ndomain = 'edge'\nentries = ['path', 'ip']\nlimit = 'api'\nheaders = false\n\
+        [[envoy]]\ndomain = 'edge'\nentries = ['path=/health']\nunlimited = true\n";
+
+    fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+        let entry =
+            |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+        RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..Default::default() }
+    }
+
+    fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
+        RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 }
+    }
+
+    /// What one descriptor meets, in words, or what is said of it.
+    fn check(request: &RateLimitRequest, expected: Result<&str, &str>) {
+        let config = Config::parse(RULES).expect("sound");
+        let gate = Tollgate::builder().config(&config).build().expect("sound");
+        let read = read(&gate, &config.envoy, request);
+        let told = read.map(|meets| match &meets[0] {
+            Meets::Limit(Toll { limit, own, key, hits, is_told }) => {
+                let own = own.as_ref().map_or_else(String::new, |own| format!(" {}", own.allowance()));
+                format!("{limit}{own} {key} {hits:?} {is_told}")
+            }
+            other => format!("{other:?}"),
+        });
+        match (told, expected) {
+            (Ok(told), Ok(expected)) => assert_eq!(told, expected, "{request:?}"),
+            (Err(status), Err(expected)) => {
+                assert!(status.message().contains(expected), "{request:?}: {status}");
+                assert_eq!(status.code(), Code::InvalidArgument);
+            }
+            (told, expected) => panic!("{request:?}: {told:?} {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn descriptors_meet_rules() {
+        let known = descriptor(&[("path", "/"), ("ip", "::1")]);
+        let one = |descriptor: RateLimitDescriptor| request(vec![descriptor]);
+        check(&one(known.clone()), Ok("api edge:path=/&ip=%3A%3A1 Charge(1) false"));
+        check(&one(descriptor(&[("path", "/health")])), Ok("Unlimited"));
+        check(&one(descriptor(&[("path", "/")])), Ok("Nothing"));
+        check(&one(descriptor(&[])), Ok("Nothing"));
+        let elsewhere = RateLimitRequest { domain: "other".to_owned(), ..one(known.clone()) };
+        check(&elsewhere, Ok("Nothing"));
+        for (of_all, of_one, negative, hits) in [
+            (0, None, false, "Charge(1)"),
+            (7, None, false, "Charge(7)"),
+            (7, Some(3), false, "Charge(3)"),
+            (7, Some(0), false, "Look"),
+            (7, Some(0), true, "Look"),
+            (0, None, true, "GiveBack(1)"),
+            (7, None, true, "GiveBack(7)"),
+            (7, Some(u64::MAX), true, "GiveBack(18446744073709551615)"),
+        ] {
+            let mut asked = one(known.clone());
+            asked.hits_addend = of_all;
+            asked.descriptors[0].hits_addend = of_one;
+            asked.descriptors[0].is_negative_hits = negative;
+            check(&asked, Ok(&format!("api edge:path=/&ip=%3A%3A1 {hits} false")));
+        }
+    }
+
+    #[test]
+    fn a_limit_may_come_with_a_descriptor() {
+        for (count, unit, expected) in [
+            (5, RateLimitUnit::Minute, Ok(("per_minute", "5 per 1m window of the clock"))),
+            (5, RateLimitUnit::Week, Ok(("per_week", "5 per 7d window of the clock"))),
+            (u32::MAX, RateLimitUnit::Year, Ok(("per_year", "4294967295 per 365d window of the clock"))),
+            (0, RateLimitUnit::Day, Ok(("per_day", "blocked"))),
+            (5, RateLimitUnit::Unknown, Err("has no unit")),
+        ] {
+            let mut asked = request(vec![descriptor(&[("a", "b")])]);
+            let unit = i32::from(unit);
+            asked.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: count, unit });
+            let told = expected.map(|(name, words)| format!("envoy.{name} {words} edge:a=b Charge(1) true"));
+            check(&asked, told.as_deref().map_err(|why| *why));
+        }
+        let mut strange = request(vec![descriptor(&[("a", "b")])]);
+        strange.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 99 });
+        check(&strange, Err("has no unit"));
+        strange.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 1 });
+        strange.domain = "a\nb".to_owned();
+        check(&strange, Err("the domain has control characters"));
+    }
+
+    #[test]
+    fn there_is_an_end_to_what_is_read() {
+        let one = descriptor(&[("a", "b")]);
+        check(&request(vec![]), Err("there are no descriptors"));
+        check(&request(vec![one.clone(); 64]), Ok("Nothing"));
+        check(&request(vec![one.clone(); 65]), Err("there are 65 descriptors"));
+        check(&request(vec![descriptor(&[("a", "b"); 16])]), Ok("Nothing"));
+        check(&request(vec![descriptor(&[("a", "b"); 17])]), Err("has 17 entries"));
+        check(&RateLimitRequest { domain: String::new(), ..request(vec![one]) }, Err("the domain is empty"));
+    }
+}

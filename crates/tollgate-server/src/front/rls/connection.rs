@@ -1,0 +1,191 @@
+//! HTTP/2, connection by connection: who is let in, how much one peer may ask at once, and when it has to come again.
+//!
+//! Envoy keeps a connection for as long as it lasts, mostly silent. So silence is no reason to hang up; a peer that does not
+//! answer a ping is, and so is one that connects and does not say what it speaks. After an hour or so a connection is closed
+//! in good order, so that a new instance of the server gets its share of callers.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io::Cursor;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic_health::ServingStatus;
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
+use tonic_reflection::server::Builder as Reflection;
+
+use super::Rls;
+use super::proto::DESCRIPTORS;
+use super::proto::service::rate_limit_service_server::{RateLimitServiceServer, SERVICE_NAME};
+use crate::app::App;
+use crate::failure::Failure;
+use crate::serve::listen::{self, Door, Room};
+
+/// The longest message that is read.
+const MOST_BYTES: usize = 256 * 1024;
+
+/// The longest question to health and reflection.
+const MOST_BYTES_ASIDE: usize = 4 * 1024;
+
+/// How many calls of one connection may be open, and how long their headers may be.
+const MOST_CALLS: u32 = 100;
+const MOST_HEADERS: u32 = 16 * 1024;
+
+/// How long a peer may take to say that it speaks HTTP/2, and a call to arrive and be answered.
+const GREETING_WITHIN: Duration = Duration::from_secs(10);
+const CALL_WITHIN: Duration = Duration::from_secs(10);
+
+/// How often a silent peer is asked whether it is there, and how long it may take to say so.
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PING_WITHIN: Duration = Duration::from_secs(10);
+
+/// How old a connection may become, and how much younger some end, lest all end at once.
+const OLDEST: Duration = Duration::from_secs(3_600);
+const SPREAD: Duration = Duration::from_secs(600);
+
+/// How long open calls may take to finish once a connection is to end.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// What every HTTP/2 connection begins with.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+const ROOM: Room = Room { connections: 10_000, of_one_peer: 10_000 };
+
+/// Serves Envoy until `closing` says so.
+pub(crate) fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    tasks: TaskTracker,
+    closing: watch::Receiver<bool>,
+) -> Result<impl Future<Output = ()> + Send, Failure> {
+    let mut health = HealthReporter::new();
+    let services = services(app, health.clone())?;
+    Ok(async move {
+        tell_health(&health, ServingStatus::Serving).await;
+        let face = {
+            let closing = closing.clone();
+            move |stream, peer| speak(stream, peer, services.clone(), closing.clone())
+        };
+        listen::accept(listener, Door::new(ROOM), tasks, closing, face).await;
+        tell_health(&health, ServingStatus::NotServing).await;
+        // Whoever watches has been told, and would hold the end up.
+        for name in NAMES {
+            health.clear_service_status(name).await;
+        }
+    })
+}
+
+/// The server as a whole, and its service: they are there or not together.
+const NAMES: [&str; 2] = ["", SERVICE_NAME];
+
+async fn tell_health(health: &HealthReporter, status: ServingStatus) {
+    for name in NAMES {
+        health.set_service_status(name, status).await;
+    }
+}
+
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// All services, by the first piece of a call's path.
+fn services(
+    app: Arc<App>,
+    health: HealthReporter,
+) -> Result<impl Fn(Request<Incoming>) -> Answering + Clone + Send + Sync + 'static, Failure> {
+    let reflection = || {
+        Reflection::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let failed = |error| Failure::new(format!("cannot offer reflection: {error}"));
+    let v1 = reflection().build_v1().map_err(failed)?.max_decoding_message_size(MOST_BYTES_ASIDE);
+    let v1alpha = reflection().build_v1alpha().map_err(failed)?.max_decoding_message_size(MOST_BYTES_ASIDE);
+    let health = HealthServer::new(HealthService::from_health_reporter(health))
+        .max_decoding_message_size(MOST_BYTES_ASIDE);
+    let rls = RateLimitServiceServer::new(Rls { app }).max_decoding_message_size(MOST_BYTES);
+    Ok(move |request: Request<Incoming>| -> Answering {
+        let name = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
+        let answering: Answering = match name {
+            SERVICE_NAME => rls.clone().call(request),
+            "grpc.health.v1.Health" => health.clone().call(request),
+            "grpc.reflection.v1.ServerReflection" => v1.clone().call(request),
+            "grpc.reflection.v1alpha.ServerReflection" => v1alpha.clone().call(request),
+            _ => {
+                return Box::pin(async { Ok(Status::unimplemented("there is no such service").into_http()) });
+            }
+        };
+        Box::pin(async {
+            match tokio::time::timeout(CALL_WITHIN, answering).await {
+                Ok(answered) => answered,
+                Err(_) => Ok(Status::deadline_exceeded("the call did not come in time").into_http()),
+            }
+        })
+    })
+}
+
+/// Serves one connection until its peer is done, it is old, or the server ends.
+async fn speak(
+    stream: TcpStream,
+    peer: SocketAddr,
+    services: impl Fn(Request<Incoming>) -> Answering + Clone + Send + Sync + 'static,
+    mut closing: watch::Receiver<bool>,
+) {
+    let Ok(Some(stream)) = tokio::time::timeout(GREETING_WITHIN, greeted(stream)).await else { return };
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MOST_CALLS)
+        .max_header_list_size(MOST_HEADERS)
+        .initial_stream_window_size(64 * 1024)
+        .initial_connection_window_size(1024 * 1024)
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_WITHIN);
+    let connection = builder.serve_connection(TokioIo::new(stream), service_fn(services));
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        _ = closing.wait_for(|closing| *closing) => {}
+        () = tokio::time::sleep(age(peer)) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = tokio::time::timeout(FAREWELL, connection).await;
+}
+
+/// How old the connection of a peer becomes. Ports are as good as drawn by lot.
+fn age(peer: SocketAddr) -> Duration {
+    OLDEST - SPREAD * u32::from(peer.port()) / u32::from(u16::MAX)
+}
+
+/// The stream of a peer that speaks HTTP/2, as if nothing had been read of it.
+async fn greeted(stream: TcpStream) -> Option<impl AsyncRead + AsyncWrite + Unpin + Send> {
+    let (mut reading, writing) = stream.into_split();
+    let mut greeting = [0; PREFACE.len()];
+    reading.read_exact(&mut greeting).await.ok()?;
+    (greeting == *PREFACE).then(|| tokio::io::join(Cursor::new(greeting).chain(reading), writing))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_end_at_different_times() {
+        let ages = [0, 1_000, 40_000, u16::MAX].map(|port| age(SocketAddr::from(([127, 0, 0, 1], port))));
+        assert!(ages.is_sorted_by(|one, other| one > other), "{ages:?}");
+        assert_eq!((ages[0], ages[3]), (OLDEST, OLDEST - SPREAD));
+    }
+}

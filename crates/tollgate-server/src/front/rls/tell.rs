@@ -1,0 +1,153 @@
+//! The answer to a call: one status for each descriptor, in their order, and the headers that tell the caller how it stands.
+
+use prost_types::Duration;
+use tollgate::headers::{self, Format, Said};
+use tollgate::{Allowance, Clock, Key, LimitOutcome, Micros, Outcome, Tollgate};
+
+use super::Answers;
+use super::ask::{Hits, Meets, Toll, UNITS};
+use super::proto::HeaderValue;
+use super::proto::service::RateLimitResponse;
+use super::proto::service::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+
+/// What is answered.
+pub(super) fn response(gate: &Tollgate, meets: &[Meets<'_>], answers: &Answers<'_>) -> RateLimitResponse {
+    let met = meets.iter().zip(&answers.each).map(|(meets, answer)| {
+        let (toll, limit) = (meets.toll()?, answer.as_ref()?);
+        Some(Met { toll, limit, allowance: allowance(gate, toll), is_denied: answers.is_denied })
+    });
+    let met: Vec<Option<Met<'_, '_>>> = met.collect();
+    let statuses = meets.iter().zip(&met).map(|(meets, met)| match (meets, met) {
+        (_, Some(met)) => met.status(),
+        (Meets::Unlimited, None) => DescriptorStatus { limit_remaining: u32::MAX, ..ok() },
+        (_, None) => ok(),
+    });
+    RateLimitResponse {
+        overall_code: i32::from(if answers.is_denied { Code::OverLimit } else { Code::Ok }),
+        statuses: statuses.collect(),
+        response_headers_to_add: headers(&met),
+    }
+}
+
+/// The code as metrics have it.
+pub(super) fn code_name(response: &RateLimitResponse) -> &'static str {
+    match response.overall_code() {
+        Code::OverLimit => "over_limit",
+        Code::Ok | Code::Unknown => "ok",
+    }
+}
+
+fn ok() -> DescriptorStatus {
+    DescriptorStatus { code: i32::from(Code::Ok), ..DescriptorStatus::default() }
+}
+
+/// What a key is allowed under the limit that a descriptor meets.
+fn allowance(gate: &Tollgate, toll: &Toll<'_>) -> Option<Allowance> {
+    match &toll.own {
+        Some(own) => Some(own.allowance()),
+        None => Some(*gate.find(toll.limit).ok()?.allowance_for(&Key::parse(&toll.key).ok()?)),
+    }
+}
+
+/// A descriptor that met a limit, and what that said.
+struct Met<'a, 'l> {
+    toll: &'a Toll<'a>,
+    limit: &'a LimitOutcome<'l>,
+    allowance: Option<Allowance>,
+    /// Whether the whole call is denied, so that nothing was charged.
+    is_denied: bool,
+}
+
+impl Met<'_, '_> {
+    fn status(&self) -> DescriptorStatus {
+        let Met { limit: LimitOutcome { outcome, .. }, allowance, .. } = self;
+        if *outcome == Outcome::UNLIMITED {
+            return DescriptorStatus { limit_remaining: u32::MAX, ..ok() };
+        }
+        let code = if self.denies() { Code::OverLimit } else { Code::Ok };
+        // Where the store failed there is a time to try again, and no reset.
+        let wait = outcome.retry_after.filter(|_| !outcome.allowed).unwrap_or_default();
+        let window = match allowance {
+            Some(Allowance::Limited(limit)) => Some(limit.window()),
+            _ => None,
+        };
+        DescriptorStatus {
+            code: i32::from(code),
+            current_limit: Some(RateLimit {
+                requests_per_unit: saturated(outcome.capacity),
+                unit: window.map(unit_of).unwrap_or_default(),
+                name: self.limit.name.to_owned(),
+            }),
+            limit_remaining: saturated(self.standing().remaining),
+            duration_until_reset: Some(duration(outcome.reset_after.max(wait))),
+        }
+    }
+
+    /// What is given back is always in order.
+    fn denies(&self) -> bool {
+        self.limit.denies() && !matches!(self.toll.hits, Hits::GiveBack(_))
+    }
+
+    /// The limit's answer as it stands after the call.
+    fn standing(&self) -> Outcome {
+        let outcome = self.limit.outcome;
+        let uncharged = match self.toll.hits {
+            Hits::Charge(hits) if self.is_denied => hits,
+            Hits::Charge(_) => 0,
+            Hits::Look | Hits::GiveBack(_) => 1,
+        };
+        if !outcome.allowed {
+            return outcome;
+        }
+        Outcome { remaining: outcome.remaining.saturating_add(uncharged).min(outcome.capacity), ..outcome }
+    }
+
+    fn said(&self, outcome: Outcome) -> Said<'_> {
+        Said {
+            name: self.limit.name,
+            limit: match &self.allowance {
+                Some(Allowance::Limited(limit)) => Some(limit),
+                _ => None,
+            },
+            cost: match self.toll.hits {
+                Hits::Charge(hits) => hits,
+                Hits::Look | Hits::GiveBack(_) => 1,
+            },
+            outcome,
+            shadow: self.limit.shadow,
+            unit: None,
+        }
+    }
+}
+
+/// The fields of the limits that may be told.
+fn headers(met: &[Option<Met<'_, '_>>]) -> Vec<HeaderValue> {
+    let is_told = |met: &&Met<'_, '_>| met.toll.is_told && !matches!(met.toll.hits, Hits::GiveBack(_));
+    let told = || met.iter().flatten().filter(is_told);
+    // Where one of them denies, it is worked out over there what the others would have left.
+    let one_denies = told().any(Met::denies);
+    let said = told().map(|met| met.said(if one_denies { met.limit.outcome } else { met.standing() }));
+    let said: Vec<Said<'_>> = said.collect();
+    let mut headers = Vec::new();
+    headers::render(&Format::default(), said.iter().copied(), Clock::system().now(), |field, value| {
+        headers.push(HeaderValue { key: field.name().to_owned(), value: value.to_owned() });
+    });
+    headers
+}
+
+/// The unit that a window is one of; the two enumerations have the same numbers.
+fn unit_of(window: Micros) -> i32 {
+    UNITS.iter().find(|(_, length, _)| *length == window).map_or(0, |(unit, ..)| i32::from(*unit))
+}
+
+fn saturated(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+fn duration(span: Micros) -> Duration {
+    let (seconds, micros) = (span.get() / 1_000_000, span.get() % 1_000_000);
+    Duration {
+        seconds: i64::try_from(seconds).unwrap_or(i64::MAX),
+        nanos: i32::try_from(micros * 1_000).unwrap_or_default(),
+    }
+}

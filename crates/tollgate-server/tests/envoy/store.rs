@@ -1,0 +1,44 @@
+//! Counters elsewhere: what is answered when they are there, and when they are not.
+
+use tollgate_testkit::redis::RedisServer;
+
+use crate::client::{ask, call, channel, told};
+use crate::get;
+use crate::server::Server;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_fails_is_never_unknown() {
+    let redis = RedisServer::start();
+    let server = Server::start(&format!(
+        "[store]\nmode = 'redis'\ntimeout = '2s'\nredis = {{ url = '{}' }}\n\
+         [limits]\nclosed = {{ strategy = 'fixed_window', limit = 5, window = '1d', fallback = 'closed' }}\n\
+         open = {{ strategy = 'fixed_window', limit = 5, window = '1d', fallback = 'open' }}\n\
+         [[envoy]]\ndomain = 'edge'\nentries = ['closed']\nlimit = 'closed'\n\
+         [[envoy]]\ndomain = 'edge'\nentries = ['open']\nlimit = 'open'\n",
+        redis.url()
+    ));
+    let channel = channel(&server).await;
+    for (descriptors, expected) in [
+        ("closed=1 +2; open=1", "OK: OK 3/5 DAY closed; OK 4/5 DAY open"),
+        ("closed=1 +0", "OK: OK 3/5 DAY closed"),
+        ("closed=1 +4; open=1", "OVER_LIMIT: OVER_LIMIT 3/5 DAY closed; OK 4/5 DAY open"),
+        ("open=2 @1/YEAR", "OK: OK 0/1 YEAR envoy.per_year"),
+        ("open=2 @1/YEAR", "OVER_LIMIT: OVER_LIMIT 0/1 YEAR envoy.per_year"),
+        // Shared stores cannot refund yet: that is in order, counted, and changes nothing.
+        ("open=1 -1", "OK: OK 4/5 DAY open"),
+    ] {
+        let response = ask(&channel, call(descriptors, 0)).await.expect("an answer");
+        assert_eq!(told(&response), expected, "{descriptors}");
+    }
+    let metrics = get(server.http, "/metrics", "").1;
+    assert!(metrics.contains("tollgate_envoy_refunds_dropped_total 1"), "{metrics}");
+    assert!(metrics.contains("tollgate_envoy_calls_total{code=\"over_limit\"} 2"), "{metrics}");
+
+    redis.stop();
+    for (descriptors, code) in
+        [("closed=1", "OVER_LIMIT"), ("open=1", "OK"), ("open=1; closed=1", "OVER_LIMIT")]
+    {
+        let response = ask(&channel, call(descriptors, 0)).await.expect("an answer");
+        assert_eq!(response.overall_code().as_str_name(), code, "{descriptors}");
+    }
+}

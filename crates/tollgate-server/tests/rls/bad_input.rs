@@ -1,0 +1,92 @@
+//! What nobody should send: it is refused, told apart, and the next call is answered.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use tonic::Code;
+use tonic::codegen::http::uri::PathAndQuery;
+
+use crate::client::{RateLimitRequest, RateLimitResponse, ask, call, channel, descriptor, told};
+use crate::server::Server;
+
+const CONFIG: &str = "[limits.api]\nstrategy = 'fixed_window'\nlimit = 1\nwindow = '1d'\n\
+                      [[envoy]]\ndomain = 'edge'\nentries = ['user']\nlimit = 'api'\n";
+
+#[tokio::test]
+async fn calls_that_make_no_sense_are_refused() {
+    let server = Server::start(CONFIG);
+    let channel = channel(&server).await;
+    let many = vec![descriptor("user=a"); 65];
+    let secret = "k".repeat(300 * 1024);
+    for (request, code, said) in [
+        (RateLimitRequest::default(), Code::InvalidArgument, "the domain is empty"),
+        (
+            RateLimitRequest { descriptors: vec![], ..call("user=a", 0) },
+            Code::InvalidArgument,
+            "no descriptors",
+        ),
+        (
+            RateLimitRequest { descriptors: many, ..call("user=a", 0) },
+            Code::InvalidArgument,
+            "65 descriptors",
+        ),
+        (call(&"user=a ".repeat(17), 0), Code::InvalidArgument, "17 entries"),
+        (call(&format!("user={secret}"), 0), Code::OutOfRange, "too large"),
+    ] {
+        let error = ask(&channel, request).await.expect_err("it is refused");
+        assert_eq!(error.code(), code, "{error}");
+        assert!(error.message().contains(said), "{error}");
+        assert!(!error.message().contains("kkkk"));
+    }
+    // Nothing of it was charged; and a long value is as good as any, each by itself.
+    let long = "k".repeat(100 * 1024);
+    for (user, expected) in [
+        ("a".to_owned(), "OK: OK 0/1 DAY api"),
+        ("\0\n\u{202e}:%&=".to_owned(), "OK: OK 0/1 DAY api"),
+        (String::new(), "OK: OK 0/1 DAY api"),
+        (long.clone(), "OK: OK 0/1 DAY api"),
+        (format!("{long}1"), "OK: OK 0/1 DAY api"),
+        (long, "OVER_LIMIT: OVER_LIMIT 0/1 DAY api"),
+    ] {
+        let mut request = call("user=", 0);
+        request.descriptors[0].entries[0].value = user;
+        assert_eq!(told(&ask(&channel, request).await.expect("an answer")), expected);
+    }
+}
+
+#[tokio::test]
+async fn there_is_nothing_at_other_addresses() {
+    let server = Server::start(CONFIG);
+    let channel = channel(&server).await;
+    for path in [
+        "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
+        "/envoy.service.ratelimit.v3.RateLimitService/Other",
+        "/other",
+    ] {
+        let mut client = tonic::client::Grpc::new(channel.clone());
+        client.ready().await.expect("it is there");
+        let codec = tonic_prost::ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
+        let request = tonic::Request::new(call("user=a", 0));
+        let answered = client.unary(request, PathAndQuery::from_static(path), codec).await;
+        assert_eq!(answered.expect_err("there is nothing").code(), Code::Unimplemented, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_does_not_speak_http_2_is_hung_up_on() {
+    let server = Server::start(CONFIG);
+    for bytes in [
+        &b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..],
+        &[0xff; 64 * 1024],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+    ] {
+        let mut stream = TcpStream::connect(server.grpc).expect("it listens");
+        // It may have hung up before all is written.
+        let _ = stream.write_all(bytes);
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(!rest.starts_with(b"HTTP/1"), "{rest:?}");
+    }
+    let response = ask(&channel(&server).await, call("user=a", 0)).await.expect("an answer");
+    assert_eq!(told(&response), "OK: OK 0/1 DAY api");
+}

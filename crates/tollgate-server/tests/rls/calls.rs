@@ -1,0 +1,170 @@
+//! What is answered to calls.
+
+use crate::client::{ask, call, channel, told};
+use crate::server::Server;
+
+const CONFIG: &str = r#"
+[limits]
+api = { strategy = "fixed_window", limit = 5, window = "1d" }
+log = { strategy = "sliding_window", limit = 10, window = "36h" }
+huge = { strategy = "fixed_window", limit = 9_000_000_000, window = "7d" }
+watched = { strategy = "fixed_window", limit = 1, window = "1h", shadow = true }
+wall = { blocked = true }
+
+[[envoy]]
+domain = "edge"
+entries = ["user"]
+limit = "api"
+
+[[envoy]]
+domain = "edge"
+entries = ["user=vip-*"]
+unlimited = true
+
+[[envoy]]
+domain = "edge"
+entries = ["path", "user"]
+limit = "log"
+
+[[envoy]]
+domain = "edge"
+entries = ["path=/quiet"]
+limit = "api"
+headers = false
+
+[[envoy]]
+domain = "edge"
+entries = ["all"]
+shared = ["all"]
+limit = "api"
+
+[[envoy]]
+domain = "edge"
+entries = ["huge"]
+limit = "huge"
+
+[[envoy]]
+domain = "edge"
+entries = ["watched"]
+limit = "watched"
+
+[[envoy]]
+domain = "edge"
+entries = ["wall"]
+limit = "wall"
+"#;
+
+/// Asks a fresh server, call by call: (hits of the call, descriptors, answer in short).
+async fn check(calls: &[(u32, &str, &str)]) {
+    let server = Server::start(CONFIG);
+    let channel = channel(&server).await;
+    for (index, (hits, descriptors, expected)) in calls.iter().enumerate() {
+        let response = ask(&channel, call(descriptors, *hits)).await.expect("an answer");
+        assert_eq!(told(&response), *expected, "call {}, {descriptors}", index + 1);
+    }
+    drop(channel);
+    assert_eq!(server.stop().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn all_descriptors_are_one_charge() {
+    check(&[
+        (0, "user=a", "OK: OK 4/5 DAY api"),
+        (3, "user=a", "OK: OK 1/5 DAY api"),
+        (0, "user=b", "OK: OK 4/5 DAY api"),
+        (0, "user=vip-1", "OK: OK unlimited"),
+        (0, "colour=red", "OK: OK"),
+        (0, "path=/a user=a; user=a", "OK: OK 9/10 log; OK 0/5 DAY api"),
+        // One denies, and nothing is charged: the log has as much left as before.
+        (0, "path=/a user=a; user=a; colour=red", "OVER_LIMIT: OK 9/10 log; OVER_LIMIT 0/5 DAY api; OK"),
+        (0, "path=/a user=a; user=b", "OK: OK 8/10 log; OK 3/5 DAY api"),
+        // The same descriptor twice adds up.
+        (0, "user=c; user=c", "OK: OK 3/5 DAY api; OK 3/5 DAY api"),
+        (0, "user=c +2; user=c +2", "OVER_LIMIT: OVER_LIMIT 3/5 DAY api; OVER_LIMIT 3/5 DAY api"),
+        // More than there ever is.
+        (6, "user=d", "OVER_LIMIT: OVER_LIMIT 5/5 DAY api"),
+        (0, "huge=1", "OK: OK 4294967295/4294967295 WEEK huge"),
+        (0, "wall=1", "OVER_LIMIT: OVER_LIMIT 0/0 wall"),
+        (0, "watched=1", "OK: OK 0/1 HOUR watched"),
+        (0, "watched=1; user=e", "OK: OK 0/1 HOUR watched; OK 4/5 DAY api"),
+        (0, "all=1", "OK: OK 4/5 DAY api"),
+        (0, "all=2", "OK: OK 3/5 DAY api"),
+        // Joined by `_`, these would be one.
+        (5, "path=a_b user=c", "OK: OK 5/10 log"),
+        (5, "path=a user=b_c", "OK: OK 5/10 log"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn each_descriptor_may_say_its_hits() {
+    check(&[
+        (3, "user=a +2; path=/ user=a", "OK: OK 3/5 DAY api; OK 7/10 log"),
+        // Nothing is charged for a look, and it says whether one more would fit.
+        (9, "user=a +0", "OK: OK 3/5 DAY api"),
+        (9, "user=a +0; path=/ user=b +4", "OK: OK 3/5 DAY api; OK 6/10 log"),
+        (0, "user=a +3", "OK: OK 0/5 DAY api"),
+        (0, "user=a +0", "OVER_LIMIT: OVER_LIMIT 0/5 DAY api"),
+        (0, "user=a +0; path=/ user=b +4", "OVER_LIMIT: OVER_LIMIT 0/5 DAY api; OK 6/10 log"),
+        (0, "path=/ user=b +0", "OK: OK 6/10 log"),
+        // What is given back is always in order, and never more than there was.
+        (0, "user=a -2", "OK: OK 2/5 DAY api"),
+        (0, "user=a -", "OK: OK 3/5 DAY api"),
+        (2, "user=a -", "OK: OK 5/5 DAY api"),
+        (0, "user=a -9", "OK: OK 5/5 DAY api"),
+        (0, "user=nobody -9", "OK: OK 5/5 DAY api"),
+        (0, "user=a +5", "OK: OK 0/5 DAY api"),
+        (0, "path=/ user=b -1; user=a", "OVER_LIMIT: OK 7/10 log; OVER_LIMIT 0/5 DAY api"),
+        (0, "wall=1 -1", "OK: OK 0/0 wall"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn a_limit_may_come_with_a_descriptor() {
+    check(&[
+        (0, "user=a @2/YEAR", "OK: OK 1/2 YEAR envoy.per_year"),
+        (0, "user=a @2/YEAR", "OK: OK 0/2 YEAR envoy.per_year"),
+        (0, "user=a @2/YEAR; user=a", "OVER_LIMIT: OVER_LIMIT 0/2 YEAR envoy.per_year; OK 5/5 DAY api"),
+        (0, "user=b @2/YEAR", "OK: OK 1/2 YEAR envoy.per_year"),
+        (0, "user=vip-1 @1/YEAR", "OK: OK 0/1 YEAR envoy.per_year"),
+        (0, "user=vip-1 @1/YEAR", "OVER_LIMIT: OVER_LIMIT 0/1 YEAR envoy.per_year"),
+        (0, "colour=red @0/DAY", "OVER_LIMIT: OVER_LIMIT 0/0 envoy.per_day"),
+        (0, "user=a", "OK: OK 4/5 DAY api"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn headers_say_how_the_caller_stands() {
+    let server = Server::start(CONFIG);
+    let channel = channel(&server).await;
+    for (descriptors, expected) in [
+        (
+            "user=a +4",
+            "x-ratelimit-limit=5 x-ratelimit-remaining=1 x-ratelimit-reset=86400 \
+                       ratelimit-policy=\"api\";q=5;w=86400 ratelimit=\"api\";r=1;t=86400",
+        ),
+        ("user=a +0", "x-ratelimit-limit=5 x-ratelimit-remaining=1"),
+        ("user=a +1", "x-ratelimit-remaining=0"),
+        ("user=a; path=/ user=a", "x-ratelimit-remaining=0"),
+        ("user=a; path=/ user=a", "retry-after=86"),
+        ("user=a; path=/ user=a", "ratelimit=\"api\";r=0;t="),
+        ("user=a; path=/ user=a", ", \"log\";r=10;t="),
+        ("user=b; watched=1", "ratelimit-policy=\"api\";q=5;w=86400 "),
+        ("path=/quiet", ""),
+        ("colour=red", ""),
+        ("user=vip-1", ""),
+        ("watched=1", ""),
+        ("wall=1", "x-ratelimit-limit=0 x-ratelimit-remaining=0"),
+    ] {
+        let response = ask(&channel, call(descriptors, 0)).await.expect("an answer");
+        let headers =
+            response.response_headers_to_add.iter().map(|field| format!("{}={}", field.key, field.value));
+        let headers = headers.collect::<Vec<_>>().join(" ");
+        // The time that is left may be a second less when the machine is slow.
+        let headers = headers.replace("86399", "86400").replace("86398", "86400");
+        assert!(headers.contains(expected), "{descriptors}: {headers}");
+        assert!(!expected.is_empty() || headers.is_empty(), "{descriptors}: {headers}");
+    }
+}

@@ -1,0 +1,86 @@
+//! A client of the service, and calls and answers in short.
+
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::server::Server;
+
+#[allow(clippy::all, dead_code, rust_2018_idioms, unreachable_pub)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/envoy.rs"));
+}
+
+pub(crate) use generated::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use generated::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use generated::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
+pub(crate) use generated::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+pub(crate) use generated::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use generated::envoy::r#type::v3::RateLimitUnit;
+
+pub(crate) async fn channel(server: &Server) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).expect("an address");
+    endpoint.connect().await.expect("it listens")
+}
+
+pub(crate) async fn ask(channel: &Channel, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    let answered = RateLimitServiceClient::new(channel.clone()).should_rate_limit(request).await;
+    answered.map(tonic::Response::into_inner)
+}
+
+/// A call in the domain `edge`: descriptors with `; ` between, of entries with blanks between. After the entries, `+3` and `-3`
+/// are their hits, and `@3/MINUTE` is a limit of their own.
+pub(crate) fn call(text: &str, hits_addend: u32) -> RateLimitRequest {
+    RateLimitRequest {
+        domain: "edge".to_owned(),
+        descriptors: text.split("; ").map(descriptor).collect(),
+        hits_addend,
+    }
+}
+
+pub(crate) fn descriptor(text: &str) -> RateLimitDescriptor {
+    let mut descriptor = RateLimitDescriptor::default();
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let hits = || word[1..].parse().expect("a number");
+        match (&word[..1], word.split_once('=')) {
+            ("+", _) => descriptor.hits_addend = Some(hits()),
+            ("-", _) if word.len() == 1 => descriptor.is_negative_hits = true,
+            ("-", _) => (descriptor.hits_addend, descriptor.is_negative_hits) = (Some(hits()), true),
+            ("@", _) => {
+                let (count, unit) = word[1..].split_once('/').expect("a rate");
+                let unit = RateLimitUnit::from_str_name(unit).expect("a unit");
+                let requests_per_unit = count.parse().expect("a number");
+                descriptor.limit = Some(RateLimitOverride { requests_per_unit, unit: i32::from(unit) });
+            }
+            (_, Some((key, value))) => {
+                descriptor.entries.push(Entry { key: key.to_owned(), value: value.to_owned() });
+            }
+            _ => panic!("{word}"),
+        }
+    }
+    descriptor
+}
+
+/// An answer in short: `OK: OK 4/5 DAY api; OVER_LIMIT 0/3 wall`.
+pub(crate) fn told(response: &RateLimitResponse) -> String {
+    let statuses: Vec<String> = response.statuses.iter().map(status).collect();
+    format!("{}: {}", response.overall_code().as_str_name(), statuses.join("; "))
+}
+
+fn status(status: &DescriptorStatus) -> String {
+    let code = status.code().as_str_name();
+    match &status.current_limit {
+        Some(limit) => {
+            assert!(status.duration_until_reset.is_some(), "{status:?}");
+            let unit = match limit.unit().as_str_name() {
+                "UNKNOWN" => String::new(),
+                unit => format!("{unit} "),
+            };
+            format!("{code} {}/{} {unit}{}", status.limit_remaining, limit.requests_per_unit, limit.name)
+        }
+        None if status.limit_remaining == u32::MAX => format!("{code} unlimited"),
+        None => {
+            assert_eq!((status.limit_remaining, status.duration_until_reset), (0, None));
+            code.to_owned()
+        }
+    }
+}

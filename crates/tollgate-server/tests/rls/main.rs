@@ -1,0 +1,7 @@
+//! The service that Envoy asks, as a gRPC client sees it: a real `tollgate serve`, and calls over the wire.
+
+mod bad_input;
+mod calls;
+mod client;
+mod server;
+mod services;

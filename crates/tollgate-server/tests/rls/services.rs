@@ -1,0 +1,83 @@
+//! Health and reflection, and the end of the server.
+
+use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+use crate::client::{ask, call, channel};
+use crate::server::Server;
+
+const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+
+#[tokio::test]
+async fn health_is_told_until_the_end() {
+    let server = Server::start("");
+    let mut health = HealthClient::new(channel(&server).await);
+    let asked = |service: &str| HealthCheckRequest { service: service.to_owned() };
+    for service in ["", SERVICE] {
+        let answered = health.check(asked(service)).await.expect("an answer").into_inner();
+        assert_eq!(answered.status(), ServingStatus::Serving, "{service}");
+    }
+    assert_eq!(health.check(asked("other")).await.expect_err("not ours").code(), Code::NotFound);
+    // Whoever watches is told of the end, and does not hold it up.
+    let mut watched = health.watch(asked("")).await.expect("an answer").into_inner();
+    let first = watched.message().await.expect("a message").expect("one");
+    assert_eq!(first.status(), ServingStatus::Serving);
+    let stopped = tokio::spawn(server.stop());
+    let last = watched.message().await.expect("a message").expect("one");
+    assert_eq!(last.status(), ServingStatus::NotServing);
+    assert_eq!(watched.message().await.expect("no fault"), None);
+    assert_eq!(stopped.await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn reflection_lists_the_services_and_knows_their_messages() {
+    let server = Server::start("");
+    let channel = channel(&server).await;
+    let mut reflection = ServerReflectionClient::new(channel);
+    let questions = [
+        MessageRequest::ListServices(String::new()),
+        MessageRequest::FileContainingSymbol(SERVICE.to_owned()),
+    ];
+    let questions = questions
+        .map(|question| ServerReflectionRequest { host: String::new(), message_request: Some(question) });
+    let asked = tokio_stream(questions);
+    let mut answers = reflection.server_reflection_info(asked).await.expect("an answer").into_inner();
+    let mut next = async || answers.message().await.expect("a message").expect("one").message_response;
+    let Some(MessageResponse::ListServicesResponse(list)) = next().await else { panic!("no list") };
+    let mut names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
+    names.sort();
+    assert_eq!(names, [SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"]);
+    let Some(MessageResponse::FileDescriptorResponse(files)) = next().await else { panic!("no file") };
+    let text = String::from_utf8_lossy(&files.file_descriptor_proto.concat()).into_owned();
+    assert!(text.contains("ShouldRateLimit") && text.contains("hits_addend"));
+}
+
+/// Questions as a stream that ends with the last.
+fn tokio_stream(
+    questions: [ServerReflectionRequest; 2],
+) -> impl tonic::IntoStreamingRequest<Message = ServerReflectionRequest> {
+    tonic::codegen::tokio_stream::iter(questions)
+}
+
+#[tokio::test]
+async fn calls_in_flight_are_answered_and_then_it_ends() {
+    let server = Server::start("");
+    let channel = channel(&server).await;
+    let calls = (0..50).map(|_| {
+        let channel = channel.clone();
+        tokio::spawn(async move { ask(&channel, call("user=a", 0)).await })
+    });
+    let calls: Vec<_> = calls.collect();
+    for call in calls {
+        call.await.expect("no panic").expect("an answer");
+    }
+    assert_eq!(server.stop().await.code(), Some(0));
+    let error = ask(&channel, call("user=a", 0)).await.expect_err("nobody is there");
+    assert_eq!(error.code(), Code::Unavailable);
+}
