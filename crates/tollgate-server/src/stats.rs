@@ -116,6 +116,11 @@ impl Stats {
         }
     }
 
+    /// Whether anything was counted under a limit lately.
+    pub(crate) fn is_in_use(&self, limit: &str) -> bool {
+        self.limits.read().get(limit).is_some_and(|limit| limit.ring.is_in_use())
+    }
+
     /// Who was denied most under a limit in the last minutes, at most so many.
     pub(crate) fn offenders(&self, limit: &str, count: usize) -> Vec<Offender> {
         let limits = self.limits.read();

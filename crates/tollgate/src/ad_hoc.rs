@@ -83,6 +83,13 @@ impl Tollgate {
         };
         Ok(AdHoc { name, gate: self.clone(), entry, limiter })
     }
+
+    /// The names under which limits have come with calls, sorted.
+    pub fn ad_hoc_names(&self) -> Vec<&'static str> {
+        let mut names: Vec<&'static str> = self.gate.ad_hocs.0.lock().by_name.keys().copied().collect();
+        names.sort_unstable();
+        names
+    }
 }
 
 impl AdHoc {
@@ -137,7 +144,7 @@ pub(crate) struct AdHocs(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    by_name: HashMap<String, Named>,
+    by_name: HashMap<&'static str, Named>,
     count: usize,
 }
 
@@ -150,7 +157,7 @@ struct Named {
 impl AdHocs {
     fn find(
         &self,
-        name: &str,
+        name: &'static str,
         numbers: Allowance,
         make: impl FnOnce(Option<&Meter>) -> Result<Entry, Error>,
     ) -> Result<Arc<Entry>, Error> {
@@ -169,7 +176,7 @@ impl AdHocs {
         }
         let entry = Arc::new(make(known.by_name.get(name).map(|named| &named.meter))?);
         let first = || Named { meter: entry.meter.clone(), entries: HashMap::new() };
-        let named = known.by_name.entry(name.to_owned()).or_insert_with(first);
+        let named = known.by_name.entry(name).or_insert_with(first);
         named.entries.insert(numbers, entry.clone());
         known.count += 1;
         Ok(entry)
@@ -256,7 +263,11 @@ mod tests {
             let error = gate.ad_hoc(name, bucket(60, 1)).unwrap_err();
             assert!(error.to_string().contains(said), "{error}");
         }
-        assert_eq!(gate.gate.ad_hocs.0.lock().count, 0);
+        assert_eq!(gate.ad_hoc_names(), [""; 0]);
+        for name in ["b", "a", "b"] {
+            gate.ad_hoc(name, bucket(60, 1)).unwrap();
+        }
+        assert_eq!(gate.ad_hoc_names(), ["a", "b"]);
     }
 
     #[test]

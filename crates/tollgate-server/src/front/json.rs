@@ -21,12 +21,13 @@ use hyper::body::Incoming;
 use tollgate::{Ask, Decision, HoldId, Settled, Settlement};
 
 use self::ask::{Actual, Batch, OfReservation, Question};
+use self::look::Look;
 use super::page;
 use crate::app::{Act, App, Decided, State, at_once};
 
 pub(crate) use self::body::{Body, full};
 pub(crate) use self::fault::Fault;
-pub(crate) use self::look::limit as described;
+pub(crate) use self::look::{ad_hoc as described_ad_hoc, limit as described};
 
 /// How long a reservation can be settled, unless said.
 const TTL: Duration = Duration::from_secs(60);
@@ -59,11 +60,16 @@ async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Bo
         "/v1/reset" => admin::reset(app, request).await,
         "/v1/reload" => admin::reload(app, request).await,
         _ => {
-            only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
-            if let Some(answered) = page::answer(app, &request) {
-                return answered;
+            let looks = || only(&request, "GET, HEAD", &[Method::GET, Method::HEAD]);
+            if let Some(shown) = page::find(path) {
+                looks()?;
+                shown.answer(app, &request)
+            } else if let Some(look) = Look::find(path) {
+                looks()?;
+                look.answer(app, request.uri().query()).await
+            } else {
+                Err(Fault::not_found("there is nothing at this address; /openapi.json lists what there is"))
             }
-            look::answer(app, path, request.uri().query()).await
         }
     }
 }

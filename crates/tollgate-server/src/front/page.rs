@@ -14,28 +14,46 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, Response};
 use hyper::body::Incoming;
 
+use self::assets::Asset;
 pub(crate) use self::feed::{Feed, feed};
 use super::json::{Body, Fault, full};
 use crate::app::App;
 
-/// Answers, if it is an address of the page.
-pub(crate) fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Option<Result<Response<Body>, Fault>> {
-    let answered = match request.uri().path() {
-        "/v1/events" if request.method() == Method::HEAD => Ok(event_stream(full(""))),
-        "/v1/events" => match app.feed.view(app) {
-            Some(events) => Ok(event_stream(events)),
-            None => Err(Fault::unavailable(
-                "there are as many viewers as there is room for; /v1/snapshot answers still",
-            )),
-        },
-        "/v1/snapshot" => {
-            let mut response = Response::new(full(app.feed.whole(app)));
-            shown(response.headers_mut(), "application/json");
-            Ok(response)
+/// What the page consists of.
+#[derive(Clone, Copy)]
+pub(crate) enum Shown {
+    Events,
+    Snapshot,
+    Asset(&'static Asset),
+}
+
+/// What there is at an address.
+pub(crate) fn find(path: &str) -> Option<Shown> {
+    match path {
+        "/v1/events" => Some(Shown::Events),
+        "/v1/snapshot" => Some(Shown::Snapshot),
+        path => assets::find(path).map(Shown::Asset),
+    }
+}
+
+impl Shown {
+    pub(crate) fn answer(self, app: &Arc<App>, request: &Request<Incoming>) -> Result<Response<Body>, Fault> {
+        match self {
+            Shown::Events if request.method() == Method::HEAD => Ok(event_stream(full(""))),
+            Shown::Events => match app.feed.view(app) {
+                Some(events) => Ok(event_stream(events)),
+                None => Err(Fault::unavailable(
+                    "there are as many viewers as there is room for; /v1/snapshot answers still",
+                )),
+            },
+            Shown::Snapshot => {
+                let mut response = Response::new(full(app.feed.whole(app)));
+                shown(response.headers_mut(), "application/json");
+                Ok(response)
+            }
+            Shown::Asset(asset) => Ok(asset.answer(request.headers())),
         }
-        path => return assets::find(path).map(|asset| Ok(asset.answer(request.headers()))),
-    };
-    Some(answered)
+    }
 }
 
 fn event_stream(events: Body) -> Response<Body> {

@@ -90,6 +90,7 @@ fn wrong_addresses_methods_and_kinds() {
     for (method, path, lines, body, status, said) in [
         ("GET", "/nothing", &[] as &[&str], "", 404, "/openapi.json lists"),
         ("GET", "/v1/", &[], "", 404, "/openapi.json lists"),
+        ("POST", "/v1/chekc", &json, ask, 404, "/openapi.json lists"),
         ("GET", "/v1/status?limit=apo&key=k", &[], "", 404, "did you mean `api`?"),
         ("GET", "/v1/status?limit=api", &[], "", 400, "/v1/status?limit=…&key=…"),
         ("GET", "/v1/status?limit=api&key=a:b:c:d", &[], "", 400, "did you mean `a:b%3Ac%3Ad`?"),

@@ -46,8 +46,9 @@ fn a_proxy_is_told_by_a_status() {
     let server = Server::start();
     check(&server, "/v1/gate/login/user:1", 200, &OPEN, "");
     check(&server, "/v1/gate/login/user:1?cost=2", 429, &SHUT, "quota-exceeded");
-    check(&server, "/v1/gate/login/user:1?cost=2&deny=403", 403, &SHUT, "\"violated-policies\":[\"login\"]");
+    check(&server, "/v1/gate/login/user:1?cost=2&deny=403", 403, &SHUT, "\"status\":403,");
     check(&server, "/v1/gate/login/user:1?deny=503&cost=2", 503, &SHUT, "login allows 2 per 1h window");
+    check(&server, "/v1/gate/login/user:1?cost=2", 429, &SHUT, "\"violated-policies\":[\"login\"]");
 }
 
 #[test]

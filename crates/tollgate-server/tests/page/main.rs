@@ -82,6 +82,13 @@ fn try_key(browser: &Browser, limit: &str, key: &str, button: &str) {
     browser.click(button);
 }
 
+/// Charges a key: asked for, and then said to be meant.
+fn charge(browser: &Browser, limit: &str, key: &str) {
+    try_key(browser, limit, key, "#charge");
+    browser.until("document.getElementById('sure').open");
+    browser.click("#sure-yes");
+}
+
 fn answered(browser: &Browser, words: &str) {
     browser.until(&format!("document.getElementById('answer').textContent.includes({})", json!(words)));
 }
@@ -148,19 +155,28 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     accessible(&browser, "empty");
     browser.picture("empty");
 
+    // A charge counts, so the page asks first, and whoever leaves it has charged nothing.
+    try_key(&browser, "login", "user:secretive", "#charge");
+    browser.until("document.getElementById('sure').open");
+    assert_eq!(
+        text(&browser, "#sure-words"),
+        "1 is charged to user:secretive under login, and counts like any caller's."
+    );
+    browser.click("#sure-no");
+    browser.until("!document.getElementById('sure').open");
     for left in ["2 of 3 left", "1 of 3 left", "0 of 3 left"] {
-        try_key(&browser, "login", "user:secretive", "#charge");
+        charge(&browser, "login", "user:secretive");
         answered(&browser, left);
     }
-    try_key(&browser, "login", "user:secretive", "#charge");
+    charge(&browser, "login", "user:secretive");
     answered(&browser, "Denied. 0 of 3 left; try again in");
     for _ in 0..2 {
-        try_key(&browser, "mail", "campaign:spring", "#charge");
+        charge(&browser, "mail", "campaign:spring");
         answered(&browser, "Allowed.");
     }
-    try_key(&browser, "mail", "campaign:spring", "#charge");
+    charge(&browser, "mail", "campaign:spring");
     answered(&browser, "It would have been denied.");
-    try_key(&browser, "login", "a:b:c:d", "#charge");
+    charge(&browser, "login", "a:b:c:d");
     answered(&browser, "(400)");
 
     browser.until("document.querySelectorAll('#limit-login tbody tr').length === 1");
@@ -182,18 +198,18 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     assert!(standing().starts_with("3 used."), "{}", standing());
     browser.click("#reset");
     browser.until("document.getElementById('sure').open");
-    assert_eq!(text(&browser, "#sure-key"), "user:secretive");
+    assert!(text(&browser, "#sure-words").starts_with("What user:secretive was charged under login"));
     accessible(&browser, "asking whether it is sure");
     browser.picture("sure");
     browser.type_in("#sure-token", "wrong");
-    browser.click("#sure-form button[type=submit]");
+    browser.click("#sure-yes");
     browser.until("document.getElementById('sure-problem').textContent.includes('not the admin token')");
     browser.click("#sure-no");
     assert!(standing().starts_with("3 used."));
     browser.click("#reset");
     browser.run("document.getElementById('sure-token').value = ''");
     browser.type_in("#sure-token", "open sesame");
-    browser.click("#sure-form button[type=submit]");
+    browser.click("#sure-yes");
     answered(&browser, "The key starts afresh.");
     assert!(standing().starts_with("0 used."));
     assert_eq!(browser.run("return JSON.stringify(localStorage) + document.cookie"), json!("{}"));

@@ -6,6 +6,8 @@ mod clients;
 mod hostile;
 mod server;
 
+use serde_json::json;
+
 use crate::server::{Client, Server, command};
 
 /// What goes in, with `|` between arguments and a space between commands; and what comes out, with `/` for the end of a line. A
@@ -151,6 +153,17 @@ rate = '1/100s'
 burst = 1
 shadow = true
 ";
+
+#[test]
+fn the_page_is_told_of_limits_that_come_with_calls() {
+    let server = Server::start("[limits]\n");
+    check(&server, "CL.THROTTLE|user123|0|1|60000", "*5/:0/:1/:0/:-1/:60000/");
+    check(&server, "CL.THROTTLE|user123|0|1|60000", "*5/:1/:1/:0/:~60000/:~60000/");
+    let snapshot = server.snapshot();
+    let told = &snapshot["limits"][0];
+    assert_eq!((&told["limit"], &told["ad_hoc"]), (&json!("cl.throttle"), &json!(true)), "{told}");
+    assert_eq!(told["offenders"][0]["denials"], json!(1), "{told}");
+}
 
 #[test]
 fn clients_can_connect_and_look_around() {

@@ -7,6 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use serde_json::Value;
+use tollgate_testkit::http::Connection;
+
 /// How long anything may take, on a machine that is busy with other tests.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -55,14 +58,13 @@ impl Server {
     /// Changes the config, and comes back when the server has.
     pub(crate) fn reload(&self, config: &str) {
         std::fs::write(&self.config, config).unwrap();
-        let mut stream = TcpStream::connect(self.http).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        stream
-            .write_all(b"POST /v1/reload HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
-            .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 2"), "{answer}");
+        let answer = Connection::open(self.http).ask_with_body("POST", "/v1/reload", &[], "");
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+
+    /// What the page is told.
+    pub(crate) fn snapshot(&self) -> Value {
+        serde_json::from_str(&Connection::open(self.http).ask("GET", "/v1/snapshot", &[]).body).unwrap()
     }
 
     /// Asks it to stop, and gives its exit code.

@@ -112,12 +112,17 @@ impl Reason {
 /// # Ok::<(), tollgate::Error>(())
 /// ```
 pub fn body<'a>(reason: Reason, said: impl Iterator<Item = Said<'a>> + Clone) -> String {
+    body_of(reason.status(), reason, said)
+}
+
+/// The same for an answer with another status than [`Reason::status`].
+pub fn body_of<'a>(status: u16, reason: Reason, said: impl Iterator<Item = Said<'a>> + Clone) -> String {
     let names: Vec<_> = denying(said.clone()).map(|limit| format!("\"{}\"", visible(limit.name))).collect();
     format!(
         r#"{{"type":"{}","title":"{}","status":{},"detail":"{}","violated-policies":[{}]}}"#,
         reason.kind(),
         reason.title(),
-        reason.status(),
+        status,
         detail(reason, said),
         names.join(","),
     )

@@ -116,9 +116,11 @@ fn told(
     let mut response = match Reason::of(decision) {
         None => Response::new(full(Bytes::new())),
         Some(reason) => {
-            let mut response = Response::new(full(problem::body(reason, said.iter().copied())));
             let plain = StatusCode::from_u16(reason.status()).unwrap_or(deny);
-            *response.status_mut() = if deny == StatusCode::TOO_MANY_REQUESTS { plain } else { deny };
+            let status = if deny == StatusCode::TOO_MANY_REQUESTS { plain } else { deny };
+            let body = problem::body_of(status.as_u16(), reason, said.iter().copied());
+            let mut response = Response::new(full(body));
+            *response.status_mut() = status;
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(problem::CONTENT_TYPE));
             response
         }

@@ -17,20 +17,47 @@ use crate::app::{App, State};
 /// What there is to ask, for people and for programs that write clients. Tests hold it to what is answered.
 const OPENAPI: &str = include_str!("openapi.json");
 
-pub(super) async fn answer(app: &Arc<App>, path: &str, query: Option<&str>) -> Result<Response<Body>, Fault> {
-    match path {
-        "/healthz" => Ok(text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n")),
-        "/readyz" => Ok(ready(app)),
-        "/metrics" => {
-            app.state().gate.publish_metrics();
-            app.metrics.run_upkeep();
-            Ok(text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", app.metrics.render()))
+/// What can be looked at.
+#[derive(Clone, Copy)]
+pub(super) enum Look {
+    Health,
+    Readiness,
+    Metrics,
+    Document,
+    Limits,
+    Status,
+    Server,
+}
+
+impl Look {
+    /// What there is at an address.
+    pub(super) fn find(path: &str) -> Option<Look> {
+        Some(match path {
+            "/healthz" => Look::Health,
+            "/readyz" => Look::Readiness,
+            "/metrics" => Look::Metrics,
+            "/openapi.json" => Look::Document,
+            "/v1/limits" => Look::Limits,
+            "/v1/status" => Look::Status,
+            "/v1/server" => Look::Server,
+            _ => return None,
+        })
+    }
+
+    pub(super) async fn answer(self, app: &Arc<App>, query: Option<&str>) -> Result<Response<Body>, Fault> {
+        match self {
+            Look::Health => Ok(text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n")),
+            Look::Readiness => Ok(ready(app)),
+            Look::Metrics => {
+                app.state().gate.publish_metrics();
+                app.metrics.run_upkeep();
+                Ok(text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", app.metrics.render()))
+            }
+            Look::Document => Ok(answered(OPENAPI.to_owned())),
+            Look::Limits => Ok(answered(limits(&app.state()).to_string())),
+            Look::Status => status(app, query).await,
+            Look::Server => Ok(answered(server(app).to_string())),
         }
-        "/openapi.json" => Ok(answered(OPENAPI.to_owned())),
-        "/v1/limits" => Ok(answered(limits(&app.state()).to_string())),
-        "/v1/status" => status(app, query).await,
-        "/v1/server" => Ok(answered(server(app).to_string())),
-        _ => Err(Fault::not_found("there is nothing at this address; /openapi.json lists what there is")),
     }
 }
 
@@ -71,6 +98,21 @@ pub(crate) fn limit(state: &State, rule: &Rule) -> Value {
         "shadow": rule.is_shadow(),
         "fallback": rule.own_fallback().unwrap_or(state.config.store.fallback).name(),
         "overrides": rule.overrides().len(),
+        "store": state.config.store.mode.name(),
+    })
+}
+
+/// Limits whose numbers come with each call, as far as they can be described.
+pub(crate) fn ad_hoc(state: &State, name: &str) -> Value {
+    json!({
+        "limit": name,
+        "strategy": null,
+        "rule": "",
+        "capacity": null,
+        "window_ms": null,
+        "shadow": false,
+        "fallback": state.config.store.fallback.name(),
+        "overrides": 0,
         "store": state.config.store.mode.name(),
     })
 }

@@ -11,7 +11,7 @@ use http::{HeaderMap, Response, StatusCode};
 use super::super::json::{Body, full};
 
 /// A file of the page.
-pub(super) struct Asset {
+pub(crate) struct Asset {
     path: &'static str,
     kind: &'static str,
     text: &'static str,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::super::json::described;
+use super::super::json::{described, described_ad_hoc};
 use crate::app::{App, State};
 use crate::stats::offenders::Offender;
 use crate::stats::ring::Series;
@@ -60,6 +60,8 @@ struct Latency {
 struct Limit {
     #[serde(flatten)]
     described: Value,
+    /// Whether its numbers come with each call, so that the policy does not have it.
+    ad_hoc: bool,
     seconds: Series,
     offenders: Vec<Shown>,
 }
@@ -81,11 +83,15 @@ pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
     let state = app.state();
     let second = app.stats.second();
     let rules = state.gate.rules();
-    let limits = rules.iter().take(LIMITS).map(|rule| Limit {
-        described: described(&state, rule),
-        seconds: app.stats.series(rule.name(), second, seconds),
-        offenders: app.stats.offenders(rule.name(), OFFENDERS).into_iter().map(shown).collect(),
-    });
+    let limit = |name: &str, described, ad_hoc| Limit {
+        described,
+        ad_hoc,
+        seconds: app.stats.series(name, second, seconds),
+        offenders: app.stats.offenders(name, OFFENDERS).into_iter().map(shown).collect(),
+    };
+    let named = rules.iter().take(LIMITS).map(|rule| limit(rule.name(), described(&state, rule), false));
+    let ad_hoc = state.gate.ad_hoc_names().into_iter().filter(|name| app.stats.is_in_use(name));
+    let ad_hoc = ad_hoc.map(|name| limit(name, described_ad_hoc(&state, name), true));
     let latency = app.stats.latency().map(|told| Latency {
         samples: told.samples,
         p50_ns: told.p50.as_nanos(),
@@ -102,7 +108,7 @@ pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
         needs_token: app.token.is_some(),
         shows_keys: app.stats.shows_keys(),
         reloads: app.history.told(),
-        limits: limits.collect(),
+        limits: named.chain(ad_hoc).collect(),
         more_limits: rules.len().saturating_sub(LIMITS),
     };
     // Nothing in it can fail to be written: names are text and numbers are numbers.

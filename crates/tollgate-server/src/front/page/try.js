@@ -11,17 +11,21 @@ let needsToken = false;
 export function offer({ limits, needs_token }) {
   needsToken = needs_token;
   const select = $("try-limit");
-  const names = limits.map(({ limit }) => limit);
+  const names = limits.filter(({ ad_hoc }) => !ad_hoc).map(({ limit }) => limit);
   if ([...select.options].map((option) => option.value).join() === names.join()) return;
   const chosen = select.value;
   select.replaceChildren(...names.map((name) => new Option(name, name)));
   if (names.includes(chosen)) select.value = chosen;
 }
 
-/** A key of the table goes into the form; a hash goes to the clipboard. */
+/** A key of the table goes into the form; a hash, and a key whose limit is not of the policy, goes to the clipboard. */
 export function choose(limit, button) {
   if (!button.dataset.key) {
     copy(button, button.dataset.hash);
+    return;
+  }
+  if (![...$("try-limit").options].some(({ value }) => value === limit)) {
+    copy(button, button.dataset.key);
     return;
   }
   $("try-limit").value = limit;
@@ -82,12 +86,49 @@ function problem({ status, said }) {
   answer("problem", `${said.title ?? "Not done"} (${status}).`, said.detail ?? "");
 }
 
+async function charge() {
+  const answered = await ask("POST", "/v1/check", { ...asked(), cost: Number($("try-cost").value) });
+  $("sure").close();
+  if (answered.isOk) tellDecision(answered.said);
+  else problem(answered);
+}
+
+async function reset() {
+  const answered = await ask("POST", "/v1/reset", asked(), $("sure-token").value);
+  if (answered.status === 401) {
+    put($("sure-problem"), "That is not the admin token. Nothing was reset.");
+    $("sure-token").select();
+    return;
+  }
+  $("sure").close();
+  if (!answered.isOk) problem(answered);
+  else if (answered.said.reset) answer("allowed", "Reset.", "The key starts afresh.");
+  else answer("allowed", "Nothing to reset:", "nothing is remembered of this key.");
+}
+
+let whenSure = null;
+
+/** Asks before it is done; what is done says itself when the dialog may close. */
+function makeSure({ title, words, button, takesToken, work }) {
+  whenSure = work;
+  put($("sure-title"), title);
+  $("sure-words").replaceChildren(...words);
+  put($("sure-yes"), button);
+  put($("sure-problem"), "");
+  $("sure-token-field").hidden = !takesToken;
+  $("sure-token").required = takesToken;
+  $("sure").showModal();
+  (takesToken ? $("sure-token") : $("sure-no")).focus();
+}
+
+const strong = (text) => make("strong", "", text);
+
 $("try").addEventListener("submit", (event) => {
   event.preventDefault();
-  withForm(async () => {
-    const answered = await ask("POST", "/v1/check", { ...asked(), cost: Number($("try-cost").value) });
-    if (answered.isOk) tellDecision(answered.said);
-    else problem(answered);
+  withForm(() => {
+    const { limit, key } = asked();
+    const words = [strong(number.format($("try-cost").value)), " is charged to ", strong(key), " under ", strong(limit), ", and counts like any caller's."];
+    makeSure({ title: "Charge this key?", words, button: "Charge this key", takesToken: false, work: charge });
   });
 });
 
@@ -102,13 +143,8 @@ $("look").addEventListener("click", () => withForm(async () => {
 
 $("reset").addEventListener("click", () => withForm(() => {
   const { limit, key } = asked();
-  put($("sure-key"), key);
-  put($("sure-limit"), limit);
-  put($("sure-problem"), "");
-  $("sure-token-field").hidden = !needsToken;
-  $("sure-token").required = needsToken;
-  $("sure").showModal();
-  (needsToken ? $("sure-token") : $("sure-no")).focus();
+  const words = ["What ", strong(key), " was charged under ", strong(limit), " is forgotten, and it starts afresh at once."];
+  makeSure({ title: "Reset this key?", words, button: "Reset this key", takesToken: needsToken, work: reset });
 }));
 
 $("sure-no").addEventListener("click", () => $("sure").close());
@@ -116,17 +152,8 @@ $("sure-no").addEventListener("click", () => $("sure").close());
 $("sure-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
-    const answered = await ask("POST", "/v1/reset", asked(), $("sure-token").value);
-    if (answered.status === 401) {
-      put($("sure-problem"), "That is not the admin token. Nothing was reset.");
-      $("sure-token").select();
-      return;
-    }
-    $("sure").close();
-    if (!answered.isOk) problem(answered);
-    else if (answered.said.reset) answer("allowed", "Reset.", "The key starts afresh.");
-    else answer("allowed", "Nothing to reset:", "nothing is remembered of this key.");
+    await whenSure();
   } catch {
-    put($("sure-problem"), "The server could not be reached. Nothing was reset, as far as is known.");
+    put($("sure-problem"), "The server could not be reached. Nothing was done, as far as is known.");
   }
 });

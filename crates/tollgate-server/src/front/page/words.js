@@ -51,7 +51,7 @@ const STRATEGIES = {
 };
 
 export function policyWords(limit) {
-  const words = [STRATEGIES[limit.strategy] ?? "No counting", limit.rule];
+  const words = limit.ad_hoc ? ["Numbers come with each call"] : [STRATEGIES[limit.strategy] ?? "No counting", limit.rule];
   if (limit.overrides > 0) words.push(limit.overrides === 1 ? "1 override" : `${limit.overrides} overrides`);
   words.push(limit.store === "memory" ? "in memory" : `in ${limit.store}, falls back ${limit.fallback}`);
   return words.join(" · ");
