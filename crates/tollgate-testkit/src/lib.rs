@@ -1,7 +1,7 @@
 //! What tests of the shared stores need: real servers, broken networks, several processes, and a judge of what happened.
 //!
 //! Nothing here is shipped. [`redis`] and [`postgres`] start real servers on free loopback ports, each in a directory of its
-//! own; [`tls`] makes certificates for them; [`prometheus`] starts a server that scrapes what the test serves. [`proxy`] stands
+//! own; [`tollgate`] does so with the binary under test; [`tls`] makes certificates for them; [`prometheus`] starts a server that scrapes what the test serves. [`proxy`] stands
 //! between a client and a server and breaks the connection in chosen ways, which is the only precise way to make calls whose
 //! fate the client cannot know. [`http`] asks web servers, byte for byte. [`processes`] runs a test in several processes at
 //! once. [`history`] takes the record of many concurrent calls and says whether a limiter kept its promises.
@@ -22,5 +22,6 @@ pub mod prometheus;
 pub mod proxy;
 pub mod redis;
 pub mod tls;
+pub mod tollgate;
 
 pub use random::Random;

@@ -2,10 +2,10 @@
 
 use std::net::TcpListener;
 
-use crate::server::{POLICY, Server, command, home};
+use crate::server::{self, POLICY, Tollgate, command, home};
 
 /// A call: its exit code, and what stands on stdout and stderr (`""` where nothing may).
-fn check(server: &Server, args: &str, env: &[(&str, &str)], code: i32, stdout: &str, stderr: &str) {
+fn check(server: &Tollgate, args: &str, env: &[(&str, &str)], code: i32, stdout: &str, stderr: &str) {
     let args: Vec<&str> = args.split(' ').collect();
     let output = server.tollgate(&args, env);
     let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
@@ -21,7 +21,7 @@ fn check(server: &Server, args: &str, env: &[(&str, &str)], code: i32, stdout: &
 
 #[test]
 fn a_check_ends_as_it_was_decided() {
-    let server = Server::start();
+    let server = server::start();
     check(&server, "check login user:1", &[], 0, "allowed by login: 1 of 2 left, full again in 60 min\n", "");
     check(&server, "check login user:1 --cost 2", &[], 1, "denied by login: 1 of 2 left, retry after ", "");
     check(&server, "check login user:1 --cost 3", &[], 1, "never so much at once", "");
@@ -41,7 +41,7 @@ fn a_check_ends_as_it_was_decided() {
 #[test]
 fn a_key_is_looked_at_and_forgotten() {
     let config = format!("[server]\nadmin_token = \"env:OPS\"\n{POLICY}");
-    let server = Server::with(&config, &[], &[("OPS", "s3cret")]);
+    let server = server::with(&config, &[], &[("OPS", "s3cret")]);
     check(&server, "status login user:1", &[], 0, "login: 2 of 2 left\n", "");
     check(&server, "check login user:1 --cost 2", &[], 0, "allowed", "");
     check(&server, "status login user:1", &[], 0, "login: 0 of 2 left, retry after ", "");
@@ -57,7 +57,7 @@ fn a_key_is_looked_at_and_forgotten() {
 
 #[test]
 fn limits_and_top_are_tables() {
-    let server = Server::start();
+    let server = server::start();
     server.post("/v1/check", r#"{"limit":"login","key":"user:1","cost":9}"#);
     check(&server, "limits", &[], 0, "api      token_bucket  1/h, bursts of 3", "");
     check(&server, "limits", &[], 0, "watched  fixed_window  1 per 1h window (shadow)", "");

@@ -1,9 +1,9 @@
 //! `/v1/check`, `/v1/peek` and `/v1/checks`.
 
-use crate::server::{Server, steady};
+use crate::server::{self, Tollgate, steady};
 
 /// One request and its answer; times other than 0 read `~`.
-fn check(server: &Server, path: &str, body: &str, expected: &str) {
+fn check(server: &Tollgate, path: &str, body: &str, expected: &str) {
     let answer = server.post(path, body);
     assert_eq!(answer.status, 200, "{path} {body}: {}", answer.body);
     assert_eq!(answer.field("content-type"), Some("application/json"));
@@ -30,7 +30,7 @@ fn alone(allowed: bool, capacity: u64, remaining: u64, retry: &str, reset: &str,
 
 #[test]
 fn a_check_charges_and_a_peek_does_not() {
-    let server = Server::start();
+    let server = server::start();
     let first = server.post("/v1/check", r#"{"limit":"api","key":"user:1"}"#);
     let expected = r#"{"allowed":true,"binding":"api","retry_after_ms":0,"delay_ms":0,"degraded":false,"limits":[{"limit":"api","allowed":true,"capacity":3,"remaining":2,"retry_after_ms":0,"reset_after_ms":3600000}]}"#;
     assert_eq!(first.body, expected);
@@ -48,7 +48,7 @@ fn a_check_charges_and_a_peek_does_not() {
 
 #[test]
 fn every_kind_of_limit_says_how_it_stands() {
-    let server = Server::start();
+    let server = server::start();
     let ask = |limit: &str| format!(r#"{{"limit":"{limit}","key":"user:1"}}"#);
     check(&server, "/v1/check", &ask("login"), &alone(true, 2, 1, "0", "~", "login"));
     check(&server, "/v1/check", &ask("uploads"), &alone(true, 2, 1, "0", "~", "uploads"));
@@ -72,7 +72,7 @@ fn watched(remaining: u64, retry: &str, would_deny: bool) -> String {
 
 #[test]
 fn several_limits_are_charged_together_or_not_at_all() {
-    let server = Server::start();
+    let server = server::start();
     let both = r#"{"charges":[{"limit":"api","key":"user:1"},{"limit":"login","key":"user:1","cost":2}]}"#;
     let (api, login) = (said("api", true, 3, 2, "0", "~"), said("login", true, 2, 0, "0", "~"));
     check(&server, "/v1/check", both, &decided(true, "login", "0", &[api, login]));
@@ -85,7 +85,7 @@ fn several_limits_are_charged_together_or_not_at_all() {
 
 #[test]
 fn a_batch_is_as_many_checks() {
-    let server = Server::start();
+    let server = server::start();
     let one = r#"{"limit":"login","key":"user:1"}"#;
     let batch = format!(r#"{{"checks":[{one},{one},{one}]}}"#);
     let results = [
@@ -104,7 +104,7 @@ fn a_batch_is_as_many_checks() {
 /// Whichever way a key is written, it is one key; another one is another.
 #[test]
 fn keys_are_texts_or_parts() {
-    let server = Server::start();
+    let server = server::start();
     let same = [
         r#""ip:2001%3Adb8%3A%3A1""#,
         r#"{"namespace":"ip","key":"2001:db8::1"}"#,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::server::Server;
+use crate::server;
 
 const EXAMPLE: &str = include_str!("../../src/serve/example.toml");
 
@@ -45,7 +45,7 @@ fn every_route_is_in_it_and_nothing_else() {
 
 #[test]
 fn it_is_what_the_server_hands_out() {
-    let server = Server::start();
+    let server = server::start();
     let answer = server.get("/openapi.json");
     assert_eq!(answer.field("content-type"), Some("application/json"));
     assert_eq!(serde_json::from_str::<Value>(&answer.body).expect("JSON"), document());
@@ -54,7 +54,7 @@ fn it_is_what_the_server_hands_out() {
 /// Every example is answered with what the document says that it is.
 #[test]
 fn every_example_is_answered_as_it_says() {
-    let server = Server::with(EXAMPLE, &[], &[]);
+    let server = server::with(EXAMPLE, &[], &[]);
     let document = document();
     let mut asked = 0;
     for (path, method, operation) in operations(&document) {
@@ -88,7 +88,7 @@ fn every_example_is_answered_as_it_says() {
 
 #[test]
 fn other_methods_are_refused_as_it_says() {
-    let server = Server::start();
+    let server = server::start();
     let document = document();
     for (path, method, operation) in operations(&document) {
         assert!(operation["responses"]["405"].is_object(), "{path}");

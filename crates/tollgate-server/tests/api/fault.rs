@@ -1,9 +1,9 @@
 //! What is wrong with a call: the status, and words that help. Nothing is charged, nothing breaks.
 
-use crate::server::Server;
+use crate::server::{self, Tollgate};
 
 /// A request that is refused: its status, and what the problem says.
-fn check(server: &Server, method: &str, path: &str, lines: &[&str], body: &str, status: u16, said: &str) {
+fn check(server: &Tollgate, method: &str, path: &str, lines: &[&str], body: &str, status: u16, said: &str) {
     let answer = server.ask(method, path, lines, body);
     let shown = &body[..body.len().min(100)];
     assert_eq!(answer.status, status, "{method} {path} {shown}: {}", answer.body);
@@ -14,13 +14,13 @@ fn check(server: &Server, method: &str, path: &str, lines: &[&str], body: &str, 
     assert!(detail.contains(said), "{method} {path} {shown}: {detail}");
 }
 
-fn malformed(server: &Server, path: &str, body: &str, said: &str) {
+fn malformed(server: &Tollgate, path: &str, body: &str, said: &str) {
     check(server, "POST", path, &["content-type: application/json"], body, 400, said);
 }
 
 #[test]
 fn a_body_that_makes_no_sense_is_told_what_would() {
-    let server = Server::start();
+    let server = server::start();
     for (body, said) in [
         ("", "EOF"),
         ("null", "invalid type"),
@@ -65,7 +65,7 @@ fn a_body_that_makes_no_sense_is_told_what_would() {
 
 #[test]
 fn a_question_that_is_cut_off_anywhere_is_no_question() {
-    let server = Server::start();
+    let server = server::start();
     let mut connection = server.connect();
     let whole = r#"{"charges":[{"limit":"api","key":{"namespace":"ip","key":"::1"},"cost":1}]}"#;
     for end in 0..whole.len() {
@@ -84,7 +84,7 @@ fn a_question_that_is_cut_off_anywhere_is_no_question() {
 
 #[test]
 fn wrong_addresses_methods_and_kinds() {
-    let server = Server::start();
+    let server = server::start();
     let json = ["content-type: application/json"];
     let ask = r#"{"limit":"api","key":"k"}"#;
     for (method, path, lines, body, status, said) in [
@@ -126,7 +126,7 @@ fn wrong_addresses_methods_and_kinds() {
 
 #[test]
 fn a_body_has_a_longest_length() {
-    let server = Server::start();
+    let server = server::start();
     let padded = |length: usize| {
         let ask = r#"{"limit":"api","key":"k"}"#;
         format!("{ask}{}", " ".repeat(length - ask.len()))

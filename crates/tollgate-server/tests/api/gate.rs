@@ -1,9 +1,9 @@
 //! `/v1/gate/{limit}/{key}`, as proxies ask it.
 
-use crate::server::Server;
+use crate::server::{self, Tollgate};
 
 /// A question, and its answer: status, the lines that tell how the caller stands, and a word of the body.
-fn check(server: &Server, path: &str, status: u16, lines: &[&str], said: &str) {
+fn check(server: &Tollgate, path: &str, status: u16, lines: &[&str], said: &str) {
     let answer = server.get(path);
     assert_eq!(answer.status, status, "{path}: {}", answer.body);
     let names = [
@@ -43,7 +43,7 @@ const SHUT: [&str; 8] = [
 
 #[test]
 fn a_proxy_is_told_by_a_status() {
-    let server = Server::start();
+    let server = server::start();
     check(&server, "/v1/gate/login/user:1", 200, &OPEN, "");
     check(&server, "/v1/gate/login/user:1?cost=2", 429, &SHUT, "quota-exceeded");
     check(&server, "/v1/gate/login/user:1?cost=2&deny=403", 403, &SHUT, "\"status\":403,");
@@ -53,7 +53,7 @@ fn a_proxy_is_told_by_a_status() {
 
 #[test]
 fn a_key_in_a_path_is_encoded_or_raw_in_a_namespace() {
-    let server = Server::start();
+    let server = server::start();
     check(&server, "/v1/gate/login/ip:2001%253Adb8%253A%253A1", 200, &OPEN, "");
     check(&server, "/v1/gate/login/2001:db8::1?namespace=ip&cost=2", 429, &SHUT, "quota-exceeded");
     check(&server, "/v1/gate/login/192.0.2.1?namespace=ip", 200, &OPEN, "");
@@ -65,7 +65,7 @@ fn a_key_in_a_path_is_encoded_or_raw_in_a_namespace() {
 /// Traefik asks at a fixed address and says in a header for whom.
 #[test]
 fn a_proxy_may_say_in_a_header_who_pays() {
-    let server = Server::start();
+    let server = server::start();
     let path = "/v1/gate/login?header=x-forwarded-for&namespace=ip";
     for (lines, status) in [
         (&["x-forwarded-for: 192.0.2.1"] as &[&str], 200),
@@ -89,7 +89,7 @@ fn a_proxy_may_say_in_a_header_who_pays() {
 
 #[test]
 fn head_asks_too() {
-    let server = Server::start();
+    let server = server::start();
     let answer = server.ask("HEAD", "/v1/gate/login/user:1", &[], "");
     assert_eq!((answer.status, answer.body.as_str()), (200, ""));
     let answer = server.ask("HEAD", "/v1/gate/login/user:1?cost=2", &[], "");
@@ -98,7 +98,7 @@ fn head_asks_too() {
 
 #[test]
 fn what_makes_no_sense_is_no_denial() {
-    let server = Server::start();
+    let server = server::start();
     for (path, status) in [
         ("/v1/gate/login", 400),
         ("/v1/gate/login/", 400),

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::server::{POLICY, Server};
+use crate::server::{self, POLICY, Tollgate};
 
 /// How long a change may take to be noticed on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn about(server: &Server) -> Value {
+fn about(server: &Tollgate) -> Value {
     serde_json::from_str(&server.get("/v1/server").body).expect("JSON")
 }
 
@@ -23,26 +23,20 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-fn remaining(server: &Server) -> Value {
+fn remaining(server: &Tollgate) -> Value {
     let body = server.get("/v1/status?limit=login&key=user:1").body;
     serde_json::from_str::<Value>(&body).expect("JSON")["remaining"].clone()
 }
 
-fn rewrite(server: &Server, config: &str) {
-    // Written beside it and put in its place, as editors do, so that nobody reads half of it.
-    std::fs::write(server.home.join("new.toml"), config).unwrap();
-    std::fs::rename(server.home.join("new.toml"), server.home.join("tollgate.toml")).unwrap();
-}
-
 #[test]
 fn a_changed_config_is_followed_and_what_was_consumed_stays_so() {
-    let server = Server::start();
+    let server = server::start();
     server.post("/v1/check", r#"{"limit":"login","key":"user:1"}"#);
     assert_eq!(remaining(&server), 1);
-    rewrite(&server, &POLICY.replace("limit = 2\nwindow", "limit = 5\nwindow"));
+    server.write_config(&POLICY.replace("limit = 2\nwindow", "limit = 5\nwindow"));
     wait_for("the file was read", || remaining(&server) == 4);
     // Once more, at once, by asking for it.
-    rewrite(&server, &POLICY.replace("limit = 2\nwindow", "limit = 9\nwindow"));
+    server.write_config(&POLICY.replace("limit = 2\nwindow", "limit = 9\nwindow"));
     assert_eq!(server.ask("POST", "/v1/reload", &[], "").body, "{\"reloaded\":true}");
     assert_eq!(remaining(&server), 8);
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
@@ -50,7 +44,7 @@ fn a_changed_config_is_followed_and_what_was_consumed_stays_so() {
 
 #[test]
 fn sighup_reads_it_again() {
-    let server = Server::start();
+    let server = server::start();
     assert_eq!(about(&server)["reloads"].as_array().map(Vec::len), Some(0));
     server.signal(Signal::HUP);
     wait_for("it was read again", || about(&server)["reloads"].as_array().map(Vec::len) == Some(1));
@@ -59,14 +53,14 @@ fn sighup_reads_it_again() {
 
 #[test]
 fn a_broken_config_changes_nothing_and_is_told() {
-    let server = Server::start();
+    let server = server::start();
     for (broken, said) in [
         (POLICY.replace("limit = 2", "limit = 0"), "limits.login.limit"),
         ("[limits".to_owned(), "line 1"),
         (format!("[server]\nhttp = \"127.0.0.1:1\"\n{POLICY}"), "takes a restart"),
         (format!("[store]\nmax_keys = 1000\n{POLICY}"), "takes a restart"),
     ] {
-        rewrite(&server, &broken);
+        server.write_config(&broken);
         let answer = server.ask("POST", "/v1/reload", &[], "");
         assert_eq!(answer.status, 400, "{said}: {}", answer.body);
         assert!(answer.body.contains(said), "{said}: {}", answer.body);
@@ -79,7 +73,7 @@ fn a_broken_config_changes_nothing_and_is_told() {
         assert_eq!(remaining(&server), 2, "the last good one stays");
     }
     // It comes to itself with the file.
-    rewrite(&server, POLICY);
+    server.write_config(POLICY);
     assert_eq!(server.ask("POST", "/v1/reload", &[], "").status, 200);
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
     server.signal(Signal::TERM);
@@ -91,7 +85,7 @@ fn a_broken_config_changes_nothing_and_is_told() {
 #[test]
 fn signals_end_it_in_order() {
     for signal in [Signal::TERM, Signal::INT] {
-        let server = Server::start();
+        let server = server::start();
         let mut idle = server.connect();
         assert_eq!(idle.ask("GET", "/healthz", &[]).status, 200);
         // A request whose body is still to come.
@@ -118,8 +112,8 @@ fn signals_end_it_in_order() {
 /// However many ask while it ends: whoever gets an answer gets a whole one.
 #[test]
 fn under_load_it_ends_in_order_too() {
-    let server = Server::start();
-    let address = server.address;
+    let server = server::start();
+    let address = server.http();
     let workers: Vec<_> = (0..4)
         .map(|worker| {
             std::thread::spawn(move || {

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Ended, POLICY, Server, command, home, steady};
+use crate::server::{self, POLICY, command, home, steady};
 
 #[test]
 fn limits_and_standings() {
-    let server = Server::start();
+    let server = server::start();
     let limits: Value = serde_json::from_str(&server.get("/v1/limits").body).unwrap();
     let limits = limits["limits"].as_array().unwrap();
     let names: Vec<&str> = limits.iter().map(|limit| limit["limit"].as_str().unwrap()).collect();
@@ -35,7 +35,7 @@ fn limits_and_standings() {
 
 #[test]
 fn health_and_metrics() {
-    let server = Server::start();
+    let server = server::start();
     for (path, kind, body) in [
         ("/healthz", "text/plain; charset=utf-8", "ok\n"),
         ("/readyz", "text/plain; charset=utf-8", "ready\n"),
@@ -71,14 +71,14 @@ fn health_and_metrics() {
 #[test]
 fn resetting_takes_the_token_once_there_is_one() {
     let body = r#"{"limit":"login","key":"user:1"}"#;
-    let open = Server::start();
+    let open = server::start();
     assert_eq!(open.post("/v1/reset", body).body, r#"{"reset":false}"#);
     open.post("/v1/check", body);
     assert_eq!(open.post("/v1/reset", body).body, r#"{"reset":true}"#);
     assert!(open.get("/v1/status?limit=login&key=user:1").body.contains("\"used\":0"));
 
     let config = format!("[server]\nadmin_token = \"env:OPS\"\n{POLICY}");
-    let shut = Server::with(&config, &[], &[("OPS", "s3cret")]);
+    let shut = server::with(&config, &[], &[("OPS", "s3cret")]);
     shut.post("/v1/check", body);
     let json = "content-type: application/json";
     for (line, status) in [
@@ -106,17 +106,12 @@ fn listening_beyond_this_machine_takes_a_token_or_a_word() {
     std::fs::write(home.join("tollgate.toml"), POLICY).unwrap();
     let args = ["serve", "--config", "tollgate.toml", "--listen", "0.0.0.0:0"];
     let output = command(&home, &args, &[]).output().unwrap();
-    let ended = Ended { code: output.status.code(), stderr: String::from_utf8(output.stderr).unwrap() };
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("set server.admin_token"), "{ended:?}");
-    assert!(ended.stderr.contains("--without-token"), "{ended:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("set server.admin_token") && said.contains("--without-token"), "{said}");
     let with_token = [("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"), ("OPS", "s3cret")];
     for (more, env) in [(&["--without-token"] as &[&str], &[] as &[(&str, &str)]), (&[], &with_token)] {
-        let server = Server::spawn(home.clone(), &[&args, more].concat(), env);
-        assert!(server.address.ip().is_unspecified(), "{}", server.address);
-        // It removes the directory when it is dropped.
-        drop(server);
-        std::fs::create_dir_all(&home).unwrap();
-        std::fs::write(home.join("tollgate.toml"), POLICY).unwrap();
+        let server = server::with(POLICY, &[&["--listen", "0.0.0.0:0"], more].concat(), env);
+        assert!(server.http().ip().is_unspecified(), "{}", server.http());
     }
 }

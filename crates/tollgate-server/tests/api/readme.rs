@@ -1,6 +1,6 @@
 //! What the README shows is what happens.
 
-use crate::server::{Server, command, home, of_repository, steady};
+use crate::server::{self, command, home, of_repository, steady};
 
 /// The blocks between the README's markers, each a command and what it prints.
 fn shown() -> Vec<(String, String)> {
@@ -20,12 +20,11 @@ fn shown() -> Vec<(String, String)> {
 
 #[test]
 fn the_readme_shows_what_happens() {
-    let directory = home();
-    let server = Server::spawn(directory, &["serve", "--listen", "127.0.0.1:0"], &[]);
+    let server = server::builder().start();
     let pairs = shown();
     assert!(pairs.len() >= 3, "{pairs:?}");
     for (asked, expected) in pairs {
-        let asked = asked.replace("127.0.0.1:8080", &server.address.to_string());
+        let asked = asked.replace("127.0.0.1:8080", &server.http().to_string());
         let binary = std::path::Path::new(env!("CARGO_BIN_EXE_tollgate")).parent().unwrap();
         let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap_or_default());
         let mut shell = std::process::Command::new("sh");
@@ -56,6 +55,6 @@ fn its_first_command_serves_without_anything() {
     // A port of our own: the usual one may be taken where tests run.
     let output = command(&directory, &["serve", "--listen", "127.0.0.1:no"], &[]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let server = Server::spawn(directory, &["serve", "--listen", "127.0.0.1:0"], &[]);
+    let server = server::builder().start();
     assert_eq!(server.get("/readyz").body, "ready\n");
 }

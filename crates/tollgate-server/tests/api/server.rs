@@ -1,15 +1,12 @@
 //! A server process of a test's own, on a port of its own.
 
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
-use rustix::process::{Pid, Signal, kill_process};
-use tollgate_testkit::http::{Answer, Connection};
+use tollgate_testkit::tollgate::{TollgateBuilder, program};
+
+pub(crate) use tollgate_testkit::tollgate::Tollgate;
 
 /// Limits that answer slowly enough for a test to know what they say.
 pub(crate) const POLICY: &str = r#"
@@ -47,124 +44,23 @@ unlimited = true
 blocked = true
 "#;
 
-/// A running server. Dropping it kills it.
-pub(crate) struct Server {
-    child: Child,
-    pub(crate) address: SocketAddr,
-    pub(crate) home: PathBuf,
-    stderr: Arc<Mutex<String>>,
-    reader: Option<JoinHandle<()>>,
+/// With the limits above, counting in memory.
+pub(crate) fn start() -> Tollgate {
+    with(POLICY, &[], &[])
 }
 
-/// How a server ended.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) code: Option<i32>,
-    pub(crate) stderr: String,
+pub(crate) fn with(config: &str, args: &[&str], env: &[(&str, &str)]) -> Tollgate {
+    builder().config(config).args(args.iter().copied()).envs(env).start()
 }
 
-impl Server {
-    /// With the limits above, counting in memory.
-    pub(crate) fn start() -> Server {
-        Server::with(POLICY, &[], &[])
-    }
-
-    pub(crate) fn with(config: &str, args: &[&str], env: &[(&str, &str)]) -> Server {
-        let home = home();
-        std::fs::write(home.join("tollgate.toml"), config).unwrap();
-        let args = [&["serve", "--config", "tollgate.toml", "--listen", "127.0.0.1:0"], args].concat();
-        Server::spawn(home, &args, env)
-    }
-
-    /// As it is told to, whatever that is.
-    pub(crate) fn spawn(home: PathBuf, args: &[&str], env: &[(&str, &str)]) -> Server {
-        let mut child = command(&home, args, env).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap());
-        let mut said = String::new();
-        let address = loop {
-            let start = said.len();
-            assert_ne!(lines.read_line(&mut said).unwrap(), 0, "it ended: {said}");
-            let line = &said[start..];
-            if let Some(rest) = line.trim_start().strip_prefix("API ") {
-                let rest = rest.trim().strip_prefix("http://").expect("an address");
-                break rest.split('/').next().unwrap().parse().expect("an address");
-            }
-        };
-        let stderr = Arc::new(Mutex::new(said));
-        let reader = std::thread::spawn({
-            let stderr = stderr.clone();
-            move || {
-                let mut line = String::new();
-                while lines.read_line(&mut line).is_ok_and(|length| length > 0) {
-                    stderr.lock().unwrap().push_str(&line);
-                    line.clear();
-                }
-            }
-        });
-        Server { child, address, home, stderr, reader: Some(reader) }
-    }
-
-    pub(crate) fn connect(&self) -> Connection {
-        Connection::open(self.address)
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-
-    /// One request on a connection of its own.
-    pub(crate) fn ask(&self, method: &str, path: &str, lines: &[&str], body: &str) -> Answer {
-        self.connect().ask_with_body(method, path, lines, body)
-    }
-
-    pub(crate) fn get(&self, path: &str) -> Answer {
-        self.ask("GET", path, &[], "")
-    }
-
-    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
-        self.ask("POST", path, &["content-type: application/json"], body)
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Waits for it to end by itself.
-    pub(crate) fn ended(mut self) -> Ended {
-        let code = self.child.wait().unwrap().code();
-        self.reader.take().unwrap().join().unwrap();
-        let stderr = self.stderr.lock().unwrap().clone();
-        Ended { code, stderr }
-    }
-
-    /// Runs the binary against this server.
-    pub(crate) fn tollgate(&self, args: &[&str], env: &[(&str, &str)]) -> std::process::Output {
-        let url = self.url();
-        let env = [&[("TOLLGATE_SERVER", &*url)], env].concat();
-        command(&self.home, args, &env).output().unwrap()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.home);
-    }
+pub(crate) fn builder() -> TollgateBuilder {
+    Tollgate::builder(env!("CARGO_BIN_EXE_tollgate"))
 }
 
 /// The binary, in this directory and with nothing of the caller's environment that it would heed.
 pub(crate) fn command(home: &Path, args: &[&str], env: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    for (name, _) in std::env::vars_os() {
-        let is_heeded = ["TOLLGATE_", "RL_", "REDIS_"]
-            .iter()
-            .any(|start| name.to_str().is_some_and(|name| name.starts_with(start)));
-        if is_heeded {
-            command.env_remove(name);
-        }
-    }
-    command.current_dir(home).args(args).envs(env.iter().copied()).stdin(Stdio::null());
+    let mut command = program(Path::new(env!("CARGO_BIN_EXE_tollgate")), home);
+    command.args(args).envs(env.iter().copied());
     command
 }
 

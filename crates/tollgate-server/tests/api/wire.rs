@@ -1,10 +1,10 @@
 //! HTTP as it comes over the wire: many requests on a connection, one after another and all at once.
 
-use crate::server::Server;
+use crate::server;
 
 #[test]
 fn requests_in_a_pipeline_are_answered_in_order() {
-    let server = Server::start();
+    let server = server::start();
     let mut connection = server.connect();
     let body = r#"{"limit":"api","key":"user:1"}"#;
     let one = format!(
@@ -23,7 +23,7 @@ fn requests_in_a_pipeline_are_answered_in_order() {
 
 #[test]
 fn a_request_in_pieces_is_one_request() {
-    let server = Server::start();
+    let server = server::start();
     let mut connection = server.connect();
     let body = r#"{"limit":"api","key":"user:1"}"#;
     let request = format!(
@@ -39,7 +39,7 @@ fn a_request_in_pieces_is_one_request() {
 /// Whoever speaks something else is refused, and everybody else is still served.
 #[test]
 fn what_is_no_http_harms_nobody() {
-    let server = Server::start();
+    let server = server::start();
     let many = "x: y\r\n".repeat(100);
     let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(200_000));
     for sent in [
@@ -66,7 +66,7 @@ fn what_is_no_http_harms_nobody() {
 
 #[test]
 fn many_at_once_are_admitted_exactly() {
-    let server = Server::start();
+    let server = server::start();
     let admitted: usize = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..8)
             .map(|_| {

@@ -17,7 +17,6 @@ use std::thread;
 use std::time::Duration;
 
 use crate::envoy::Envoy;
-use crate::server::Server;
 
 const TOLLGATE: &str = include_str!("../../../../deploy/envoy/tollgate.toml");
 
@@ -63,9 +62,9 @@ fn field<'a>(head: &'a str, name: &str) -> &'a str {
 #[tokio::test(flavor = "multi_thread")]
 async fn envoy_lets_through_what_fits_and_refuses_the_rest() {
     let service = hello();
-    let server = Server::start(TOLLGATE);
-    let closed = Envoy::start(service, server.grpc, |config| config);
-    let open = Envoy::start(service, server.grpc, |config| {
+    let server = server::start(TOLLGATE);
+    let closed = Envoy::start(service, server.grpc(), |config| config);
+    let open = Envoy::start(service, server.grpc(), |config| {
         config.replace("failure_mode_deny: true", "failure_mode_deny: false")
     });
 
@@ -94,7 +93,7 @@ async fn envoy_lets_through_what_fits_and_refuses_the_rest() {
         assert_eq!((status, field(&head, "x-ratelimit-limit")), (200, ""), "{head}");
     }
 
-    assert_eq!(server.stop().await.code(), Some(0));
+    assert_eq!(server::stop(server).await.code, Some(0));
     assert_eq!(get(closed.listener, "/", "").0, 500, "nobody answers, and it is told to refuse then");
     assert_eq!(get(open.listener, "/login", "").0, 200, "nobody answers, and it is told to let pass then");
 }

@@ -4,12 +4,12 @@ use tollgate_testkit::redis::RedisServer;
 
 use crate::client::{ask, call, channel, told};
 use crate::get;
-use crate::server::Server;
+use crate::server;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_fails_is_never_unknown() {
     let redis = RedisServer::start();
-    let server = Server::start(&format!(
+    let server = server::start(&format!(
         "[store]\nmode = 'redis'\ntimeout = '2s'\nredis = {{ url = '{}' }}\n\
          [limits]\nclosed = {{ strategy = 'fixed_window', limit = 5, window = '1d', fallback = 'closed' }}\n\
          open = {{ strategy = 'fixed_window', limit = 5, window = '1d', fallback = 'open' }}\n\
@@ -30,7 +30,7 @@ async fn a_store_that_fails_is_never_unknown() {
         let response = ask(&channel, call(descriptors, 0)).await.expect("an answer");
         assert_eq!(told(&response), expected, "{descriptors}");
     }
-    let metrics = get(server.http, "/metrics", "").1;
+    let metrics = get(server.http(), "/metrics", "").1;
     assert!(metrics.contains("tollgate_envoy_refunds_dropped_total 1"), "{metrics}");
     assert!(metrics.contains("tollgate_envoy_calls_total{code=\"over_limit\"} 2"), "{metrics}");
 

@@ -11,7 +11,6 @@ use std::net::TcpStream;
 use serde_json::{Value, json};
 
 use self::browser::Browser;
-use self::server::Server;
 
 /// Limits that are soon used up and not soon refilled, and a token.
 const POLICY: &str = r#"
@@ -95,11 +94,11 @@ fn answered(browser: &Browser, words: &str) {
 
 #[test]
 fn the_demo_lives_by_day_and_by_night_on_a_wall_and_on_a_phone() {
-    let server = Server::start(&["demo", "--listen", "127.0.0.1:0"]);
+    let server = server::demo();
     let browser = Browser::start();
     browser.media("light");
     browser.size(1440, 1000);
-    browser.open(&server.url);
+    browser.open(&format!("{}/", server.url()));
     browser.until("document.getElementById('link').dataset.state === 'live'");
     browser.until("document.querySelectorAll('.limit').length === 6");
 
@@ -142,11 +141,11 @@ fn the_demo_lives_by_day_and_by_night_on_a_wall_and_on_a_phone() {
 
 #[test]
 fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
-    let server = Server::with_config(POLICY);
+    let server = server::with_config(POLICY);
     let browser = Browser::start();
     browser.media("light");
     browser.size(1200, 900);
-    browser.open(&server.url);
+    browser.open(&format!("{}/", server.url()));
     browser.until("document.getElementById('link').dataset.state === 'live'");
 
     // Nothing was asked yet: the page says how.
@@ -185,7 +184,7 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
         shown.ends_with('…') && shown.trim_end_matches('…').chars().all(|c| c.is_ascii_hexdigit()),
         "{shown}"
     );
-    let snapshot = server.get("/v1/snapshot");
+    let snapshot = server.get("/v1/snapshot").body;
     assert!(!snapshot.contains("secretive") && !snapshot.contains("sesame"), "{snapshot}");
     browser.until("document.querySelector('#limit-mail .area-would').getAttribute('d') !== ''");
 
@@ -228,17 +227,17 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     browser.until("document.querySelector('#limit-login .policy').textContent.includes('4')");
 
     // The server ends though somebody looks, and the page says so.
-    assert_eq!(server.stop(), Some(0));
+    assert_eq!(server.stop().code, Some(0));
     browser.until("document.getElementById('link').dataset.state === 'lost'");
 }
 
 #[test]
 fn where_there_is_no_room_for_one_more_viewer_the_page_asks() {
-    let server = Server::with_config(POLICY);
-    let viewers: Vec<TcpStream> = (0..100).map(|_| server.view()).collect();
+    let server = server::with_config(POLICY);
+    let viewers: Vec<TcpStream> = (0..100).map(|_| server::view(&server)).collect();
     let browser = Browser::start();
     browser.size(1200, 900);
-    browser.open(&server.url);
+    browser.open(&format!("{}/", server.url()));
     browser.until("document.getElementById('link').dataset.state === 'polling'");
     browser.until("document.querySelectorAll('.limit').length === 2");
     drop(viewers);
@@ -246,13 +245,13 @@ fn where_there_is_no_room_for_one_more_viewer_the_page_asks() {
 
 #[test]
 fn the_answers_have_the_fields_that_keep_a_page_safe() {
-    let server = Server::with_config(POLICY);
+    let server = server::with_config(POLICY);
     for (path, kind) in [
         ("/", "text/html; charset=utf-8"),
         ("/page/page.css", "text/css; charset=utf-8"),
         ("/page/page.js", "text/javascript; charset=utf-8"),
     ] {
-        let head = server.head(path);
+        let head = server.ask("HEAD", path, &[], "").lines.join("\n");
         for field in [
             &format!("content-type: {kind}"),
             "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
@@ -266,13 +265,13 @@ fn the_answers_have_the_fields_that_keep_a_page_safe() {
         }
     }
     for (path, kind) in [("/v1/events", "text/event-stream"), ("/v1/snapshot", "application/json")] {
-        let head = server.head(path);
+        let head = server.ask("HEAD", path, &[], "").lines.join("\n");
         assert!(
             head.contains(&format!("content-type: {kind}")) && head.contains("cache-control: no-store"),
             "{head}"
         );
     }
-    let snapshot: Value = serde_json::from_str(&server.get("/v1/snapshot")).expect("JSON");
+    let snapshot: Value = serde_json::from_str(&server.get("/v1/snapshot").body).expect("JSON");
     assert_eq!(snapshot["limits"][0]["seconds"]["denied"].as_array().map(Vec::len), Some(300));
     assert_eq!((&snapshot["needs_token"], &snapshot["shows_keys"]), (&json!(true), &json!(false)));
 }

@@ -5,7 +5,7 @@
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
-use crate::server::{Server, command};
+use crate::server::{self, command};
 
 fn said(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; ./test installs it"));
@@ -17,8 +17,8 @@ fn said(command: &mut Command) -> String {
 #[test]
 #[ignore = "needs redis-cli: ./test runs it"]
 fn redis_cli_speaks_to_it() {
-    let server = Server::start("");
-    let port = server.address.port().to_string();
+    let server = server::start("");
+    let port = server.resp().port().to_string();
     for version in ["-2", "-3"] {
         let cli = |arguments: &str| {
             said(Command::new("redis-cli").args([version, "-p", &port]).args(arguments.split(' ')))
@@ -35,7 +35,7 @@ fn redis_cli_speaks_to_it() {
 #[test]
 #[ignore = "needs redis-py: ./test runs it"]
 fn redis_py_speaks_to_it() {
-    let server = Server::start("[server]\nresp_password = 'open sesame'\n");
+    let server = server::start("[server]\nresp_password = 'open sesame'\n");
     let python = std::env::var("TOLLGATE_REDIS_PY").unwrap_or_else(|_| "python3".to_owned());
     let script = "
 import sys, redis
@@ -61,7 +61,7 @@ try:
 except redis.AuthenticationError:
     print('done')
 ";
-    let port = server.address.port().to_string();
+    let port = server.resp().port().to_string();
     assert_eq!(said(Command::new(python).args(["-c", script, &port])), "done\n");
 }
 
@@ -92,12 +92,12 @@ impl Drop for Redis {
 #[ignore = "needs redis-server: ./test runs it"]
 fn counters_that_are_elsewhere_answer_alike_and_in_order() {
     let redis = Redis::start();
-    let server = Server::start(&format!(
+    let server = server::start(&format!(
         "[store]\nmode = 'redis'\ntimeout = '5s'\nfallback = 'closed'\nredis = {{ url = 'redis://127.0.0.1:{}' }}\n\
          [limits.api]\nstrategy = 'token_bucket'\nrate = '1/1000s'\nburst = 5\n",
         redis.1
     ));
-    let mut client = server.client();
+    let mut client = server::client(&server);
     let mut sent = Vec::new();
     for key in 0..100 {
         sent.extend(command(["CL.THROTTLE", &format!("k{key}"), &key.to_string(), "1", "1000"]));

@@ -1,10 +1,10 @@
 //! What no client sends.
 
-use crate::server::{Server, command};
+use crate::server::{self, command};
 
 #[test]
 fn what_is_no_command_is_answered_once_and_hung_up_on() {
-    let server = Server::start("");
+    let server = server::start("");
     let long = |size: usize| command(["PING", &"x".repeat(size)]);
     let cases: &[(&[u8], &str)] = &[
         (b"PING\r\n", "-ERR Protocol error: expected '*'"),
@@ -23,14 +23,14 @@ fn what_is_no_command_is_answered_once_and_hung_up_on() {
         (b"*0\r\n*-1\r\n*1\r\n$4\r\nPING\r\n!", "+PONG\r\n-ERR Protocol error: expected '*'"),
     ];
     for (sent, said) in cases {
-        let mut client = server.client();
+        let mut client = server::client(&server);
         client.try_send(sent);
         let rest = client.rest();
         let shown = sent[..sent.len().min(60)].escape_ascii();
         assert!(rest.starts_with(said.as_bytes()), "{shown}: {}", rest.escape_ascii());
         assert!(rest.ends_with(b"\r\n"), "{shown}: {}", rest.escape_ascii());
     }
-    let mut client = server.client();
+    let mut client = server::client(&server);
     client.send(&long(60_000));
     assert_eq!(client.line(), "$60000");
     assert_eq!(client.line().len(), 60_000);
@@ -43,22 +43,22 @@ fn what_is_no_command_is_answered_once_and_hung_up_on() {
 
 #[test]
 fn half_a_command_and_no_more_costs_nothing() {
-    let server = Server::start("");
+    let server = server::start("");
     let whole = command(["CL.THROTTLE", "half", "0", "1", "100000"]);
     for cut in 0..whole.len() {
-        let mut client = server.client();
+        let mut client = server::client(&server);
         client.send(&whole[..cut]);
         client.finish();
         assert_eq!(client.rest(), b"", "{cut} bytes");
     }
-    let mut client = server.client();
+    let mut client = server::client(&server);
     client.send(&whole);
     assert_eq!(client.take(11), b"*5\r\n:0\r\n:1\r", "nothing was charged");
 }
 
 #[test]
 fn noise_is_no_end_of_it() {
-    let server = Server::start("");
+    let server = server::start("");
     let mut seed: u64 = 0x2545_f491_4f6c_dd1d;
     let mut dice = |sides: u64| {
         seed ^= seed << 13;
@@ -88,13 +88,13 @@ fn noise_is_no_end_of_it() {
                 _ => bytes.extend_from_slice(words[usize::try_from(dice(10)).unwrap()]),
             }
         }
-        let mut client = server.client();
+        let mut client = server::client(&server);
         client.try_send(&bytes);
         client.finish();
         let rest = client.rest();
         assert!(rest.is_empty() || rest.ends_with(b"\r\n"), "round {round}: {}", bytes.escape_ascii());
     }
-    let mut client = server.client();
+    let mut client = server::client(&server);
     client.send(&command(["PING"]));
     assert_eq!(client.line(), "+PONG");
 }

@@ -8,12 +8,12 @@ mod server;
 
 use serde_json::json;
 
-use crate::server::{Client, Server, command};
+use crate::server::{Client, Tollgate, command};
 
 /// What goes in, with `|` between arguments and a space between commands; and what comes out, with `/` for the end of a line. A
 /// number after `~` is a time that may have begun to pass.
-fn check(server: &Server, asked: &str, said: &str) {
-    check_on(&mut server.client(), asked, said);
+fn check(server: &Tollgate, asked: &str, said: &str) {
+    check_on(&mut server::client(&server), asked, said);
 }
 
 fn check_on(client: &mut Client, asked: &str, said: &str) {
@@ -36,7 +36,7 @@ fn check_said(client: &mut Client, said: &str, about: &str) {
 
 #[test]
 fn throttle_answers_as_redis_cell_does() {
-    let server = Server::start("");
+    let server = server::start("");
     for (asked, said) in [
         // The example of redis-cell's own documentation: 15 and one more, 30 every 60 seconds.
         ("CL.THROTTLE|user123|15|30|60|1", "*5/:0/:16/:15/:-1/:2/"),
@@ -89,7 +89,7 @@ fn throttle_answers_as_redis_cell_does() {
         check(&server, asked, said);
     }
     // What cannot be kept exactly is refused, and the connection goes on.
-    let mut client = server.client();
+    let mut client = server::client(&server);
     for numbers in ["9223372036854775807|1|1", "1|9223372036854775807|1", "1|1|9223372036854775807"] {
         client.send(&command(format!("CL.THROTTLE|k|{numbers}").split('|')));
         let line = client.line();
@@ -100,7 +100,7 @@ fn throttle_answers_as_redis_cell_does() {
 
 #[test]
 fn checks_are_charged_to_limits_of_the_policy() {
-    let server = Server::start(POLICY);
+    let server = server::start(POLICY);
     for (asked, said) in [
         ("TOLLGATE.CHECK|api|user:42", "*6/:1/:4/:0/:100000/:0/$3/api/"),
         ("tollgate.check|api|user:42|4", "*6/:1/:0/:0/:~500000/:0/$3/api/"),
@@ -126,7 +126,7 @@ fn checks_are_charged_to_limits_of_the_policy() {
         (command(["TOLLGATE.CHECK", "api", ""]), "-ERR malformed key: "),
         (command([&b"TOLLGATE.CHECK"[..], b"api", b"\xff"]), "-ERR the key is not text"),
     ] {
-        let mut client = server.client();
+        let mut client = server::client(&server);
         client.send(&asked);
         let line = client.line();
         assert!(line.starts_with(said), "{line}");
@@ -156,10 +156,10 @@ shadow = true
 
 #[test]
 fn the_page_is_told_of_limits_that_come_with_calls() {
-    let server = Server::start("[limits]\n");
+    let server = server::start("[limits]\n");
     check(&server, "CL.THROTTLE|user123|0|1|60000", "*5/:0/:1/:0/:-1/:60000/");
     check(&server, "CL.THROTTLE|user123|0|1|60000", "*5/:1/:1/:0/:~60000/:~60000/");
-    let snapshot = server.snapshot();
+    let snapshot = serde_json::from_str::<serde_json::Value>(&server.get("/v1/snapshot").body).expect("JSON");
     let told = &snapshot["limits"][0];
     assert_eq!((&told["limit"], &told["ad_hoc"]), (&json!("cl.throttle"), &json!(true)), "{told}");
     assert_eq!(told["offenders"][0]["denials"], json!(1), "{told}");
@@ -167,7 +167,7 @@ fn the_page_is_told_of_limits_that_come_with_calls() {
 
 #[test]
 fn clients_can_connect_and_look_around() {
-    let server = Server::start("");
+    let server = server::start("");
     let hello = |proto: &str, map: &str, id: u32| {
         let version = env!("CARGO_PKG_VERSION");
         format!(
@@ -216,8 +216,8 @@ fn clients_can_connect_and_look_around() {
 
 #[test]
 fn whoever_has_not_shown_the_password_gets_no_decision() {
-    let server = Server::start("[server]\nresp_password = 'open sesame'\n");
-    let mut client = server.client();
+    let server = server::start("[server]\nresp_password = 'open sesame'\n");
+    let mut client = server::client(&server);
     client.send(&command(["CL.THROTTLE", "k", "0", "1", "100000"]));
     assert_eq!(client.line(), "-NOAUTH Authentication required.");
     client.send(&command(["HELLO", "3"]));
@@ -229,11 +229,11 @@ fn whoever_has_not_shown_the_password_gets_no_decision() {
     client.send(&command(["AUTH", "open sesame"]));
     assert_eq!(client.line(), "+OK");
     check_on(&mut client, "CL.THROTTLE|k|0|1|100000", "*5/:0/:1/:0/:-1/:100000/");
-    let mut client = server.client();
+    let mut client = server::client(&server);
     client.send(&command(["HELLO", "3", "AUTH", "default", "open sesame"]));
     assert_eq!(client.line(), "%7");
     // Guessing comes to an end.
-    let mut client = server.client();
+    let mut client = server::client(&server);
     client.send(&command(["AUTH", "x"]).repeat(20));
     assert_eq!(
         client.rest().split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"-WRONGPASS")).count(),
@@ -243,7 +243,7 @@ fn whoever_has_not_shown_the_password_gets_no_decision() {
 
 #[test]
 fn a_pipeline_may_be_cut_anywhere() {
-    let server = Server::start("");
+    let server = server::start("");
     let pipeline = |key: usize| {
         let key = format!("k{key}");
         [
@@ -257,7 +257,7 @@ fn a_pipeline_may_be_cut_anywhere() {
     };
     let said = "*5/:0/:2/:1/:-1/:100000/*5/:0/:100/:100/:-1/:0/-ERR unknown command 'NOPE'/\
                 *5/:1/:2/:1/:~100000/:~100000/$0//";
-    let mut client = server.client();
+    let mut client = server::client(&server);
     for cut in 0..=pipeline(100).len() {
         let whole = pipeline(100 + cut);
         // The answer to what goes before shows that the first part was read by itself.
@@ -277,8 +277,8 @@ fn a_pipeline_may_be_cut_anywhere() {
 
 #[test]
 fn a_connection_follows_a_reload_and_keeps_what_was_consumed() {
-    let server = Server::start(POLICY);
-    let mut client = server.client();
+    let server = server::start(POLICY);
+    let mut client = server::client(&server);
     check_on(&mut client, "TOLLGATE.CHECK|api|user:42", "*6/:1/:4/:0/:100000/:0/$3/api/");
     check_on(&mut client, "CL.THROTTLE|k|1|1|1000", "*5/:0/:2/:1/:-1/:1000/");
     server.reload(&POLICY.replace("burst = 5", "burst = 9"));
@@ -288,11 +288,11 @@ fn a_connection_follows_a_reload_and_keeps_what_was_consumed() {
 
 #[test]
 fn what_was_read_is_answered_before_the_server_ends() {
-    let server = Server::start("");
-    let mut client = server.client();
+    let server = server::start("");
+    let mut client = server::client(&server);
     check_on(&mut client, "PING", "+PONG/");
     client.send(&command(["CL.THROTTLE", "k", "1", "1", "1000"])[..10]);
-    assert_eq!(server.stop(), Some(0));
+    assert_eq!(server.stop().code, Some(0));
     assert_eq!(client.rest(), b"");
 }
 
@@ -300,7 +300,7 @@ fn what_was_read_is_answered_before_the_server_ends() {
 fn a_port_that_is_taken_is_said_to_be() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let said = Server::refused(&["serve", "--listen", "127.0.0.1:0", "--resp", &address]);
+    let said = server::refused(&["serve", "--listen", "127.0.0.1:0", "--resp", &address]);
     assert!(said.contains(&format!("cannot listen on {address} for resp: ")), "{said}");
     assert!(said.contains("name another with --resp"), "{said}");
 }

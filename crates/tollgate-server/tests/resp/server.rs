@@ -1,95 +1,33 @@
 //! A server of our own process, and a client that shows every byte.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use serde_json::Value;
-use tollgate_testkit::http::Connection;
+pub(crate) use tollgate_testkit::tollgate::Tollgate;
 
 /// How long anything may take, on a machine that is busy with other tests.
 const LIMIT: Duration = Duration::from_secs(30);
 
-pub(crate) struct Server {
-    child: std::cell::RefCell<Child>,
-    pub(crate) address: SocketAddr,
-    http: SocketAddr,
-    config: PathBuf,
+/// Serves a config, on free ports.
+pub(crate) fn start(config: &str) -> Tollgate {
+    Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(config).start()
 }
 
-impl Server {
-    /// Serves a config, on free ports.
-    pub(crate) fn start(config: &str) -> Server {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("resp-{}-{}.toml", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-        std::fs::write(&file, config).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--config"])
-            .arg(&file)
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut after = |mark: &str| -> SocketAddr {
-            let found = lines.by_ref().map(Result::unwrap).find_map(|line| {
-                let rest = line.split_once(mark)?.1;
-                rest.split('/').next().unwrap_or(rest).parse().ok()
-            });
-            found.unwrap_or_else(|| panic!("the server says no {mark}"))
-        };
-        let (http, address) = (after("http://"), after("redis://"));
-        // What else it says is nobody's concern, but must not fill the pipe.
-        std::thread::spawn(move || lines.for_each(drop));
-        Server { child: child.into(), address, http, config: file }
-    }
-
-    pub(crate) fn client(&self) -> Client {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        stream.set_nodelay(true).unwrap();
-        Client(BufReader::new(stream))
-    }
-
-    /// Changes the config, and comes back when the server has.
-    pub(crate) fn reload(&self, config: &str) {
-        std::fs::write(&self.config, config).unwrap();
-        let answer = Connection::open(self.http).ask_with_body("POST", "/v1/reload", &[], "");
-        assert_eq!(answer.status, 200, "{answer:?}");
-    }
-
-    /// What the page is told.
-    pub(crate) fn snapshot(&self) -> Value {
-        serde_json::from_str(&Connection::open(self.http).ask("GET", "/v1/snapshot", &[]).body).unwrap()
-    }
-
-    /// Asks it to stop, and gives its exit code.
-    pub(crate) fn stop(&self) -> Option<i32> {
-        let mut child = self.child.borrow_mut();
-        let id = child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-        child.wait().unwrap().code()
-    }
-
-    /// What a server says that does not start.
-    pub(crate) fn refused(args: &[&str]) -> String {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_tollgate")).args(args).stdin(Stdio::null()).output().unwrap();
-        assert_eq!(output.status.code(), Some(2));
-        String::from_utf8(output.stderr).unwrap()
-    }
+pub(crate) fn client(server: &Tollgate) -> Client {
+    let stream = TcpStream::connect(server.resp()).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    Client(BufReader::new(stream))
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.borrow_mut().kill();
-        let _ = self.child.borrow_mut().wait();
-        let _ = std::fs::remove_file(&self.config);
-    }
+/// What a server says that does not start.
+pub(crate) fn refused(args: &[&str]) -> String {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_tollgate")).args(args).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    String::from_utf8(output.stderr).unwrap()
 }
 
 pub(crate) struct Client(BufReader<TcpStream>);

@@ -7,14 +7,14 @@ use tonic::Code;
 use tonic::codegen::http::uri::PathAndQuery;
 
 use crate::client::{RateLimitRequest, RateLimitResponse, ask, call, channel, descriptor, told};
-use crate::server::Server;
+use crate::server;
 
 const CONFIG: &str = "[limits.api]\nstrategy = 'fixed_window'\nlimit = 1\nwindow = '1d'\n\
                       [[envoy]]\ndomain = 'edge'\nentries = ['user']\nlimit = 'api'\n";
 
 #[tokio::test]
 async fn calls_that_make_no_sense_are_refused() {
-    let server = Server::start(CONFIG);
+    let server = server::start(CONFIG);
     let channel = channel(&server).await;
     let many = vec![descriptor("user=a"); 65];
     let secret = "k".repeat(300 * 1024);
@@ -56,7 +56,7 @@ async fn calls_that_make_no_sense_are_refused() {
 
 #[tokio::test]
 async fn there_is_nothing_at_other_addresses() {
-    let server = Server::start(CONFIG);
+    let server = server::start(CONFIG);
     let channel = channel(&server).await;
     for path in [
         "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
@@ -74,13 +74,13 @@ async fn there_is_nothing_at_other_addresses() {
 
 #[tokio::test]
 async fn whoever_does_not_speak_http_2_is_hung_up_on() {
-    let server = Server::start(CONFIG);
+    let server = server::start(CONFIG);
     for bytes in [
         &b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..],
         &[0xff; 64 * 1024],
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
     ] {
-        let mut stream = TcpStream::connect(server.grpc).expect("it listens");
+        let mut stream = TcpStream::connect(server.grpc()).expect("it listens");
         // It may have hung up before all is written.
         let _ = stream.write_all(bytes);
         let mut rest = Vec::new();

@@ -1,7 +1,7 @@
 //! What is answered to calls.
 
 use crate::client::{ask, call, channel, told};
-use crate::server::Server;
+use crate::server;
 
 const CONFIG: &str = r#"
 [limits]
@@ -56,14 +56,14 @@ limit = "wall"
 
 /// Asks a fresh server, call by call: (hits of the call, descriptors, answer in short).
 async fn check(calls: &[(u32, &str, &str)]) {
-    let server = Server::start(CONFIG);
+    let server = server::start(CONFIG);
     let channel = channel(&server).await;
     for (index, (hits, descriptors, expected)) in calls.iter().enumerate() {
         let response = ask(&channel, call(descriptors, *hits)).await.expect("an answer");
         assert_eq!(told(&response), *expected, "call {}, {descriptors}", index + 1);
     }
     drop(channel);
-    assert_eq!(server.stop().await.code(), Some(0));
+    assert_eq!(server::stop(server).await.code, Some(0));
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn a_limit_may_come_with_a_descriptor() {
 
 #[tokio::test]
 async fn headers_say_how_the_caller_stands() {
-    let server = Server::start(CONFIG);
+    let server = server::start(CONFIG);
     let channel = channel(&server).await;
     for (descriptors, expected) in [
         (

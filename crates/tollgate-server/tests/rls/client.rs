@@ -3,7 +3,7 @@
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::server::Server;
+use crate::server::Tollgate;
 
 #[allow(clippy::all, dead_code, rust_2018_idioms, unreachable_pub)]
 mod generated {
@@ -17,8 +17,8 @@ pub(crate) use generated::envoy::service::ratelimit::v3::rate_limit_service_clie
 pub(crate) use generated::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use generated::envoy::r#type::v3::RateLimitUnit;
 
-pub(crate) async fn channel(server: &Server) -> Channel {
-    let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).expect("an address");
+pub(crate) async fn channel(server: &Tollgate) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc())).expect("an address");
     endpoint.connect().await.expect("it listens")
 }
 

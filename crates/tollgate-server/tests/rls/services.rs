@@ -10,13 +10,13 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
 use crate::client::{ask, call, channel};
-use crate::server::Server;
+use crate::server;
 
 const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 
 #[tokio::test]
 async fn health_is_told_until_the_end() {
-    let server = Server::start("");
+    let server = server::start("");
     let mut health = HealthClient::new(channel(&server).await);
     let asked = |service: &str| HealthCheckRequest { service: service.to_owned() };
     for service in ["", SERVICE] {
@@ -28,16 +28,16 @@ async fn health_is_told_until_the_end() {
     let mut watched = health.watch(asked("")).await.expect("an answer").into_inner();
     let first = watched.message().await.expect("a message").expect("one");
     assert_eq!(first.status(), ServingStatus::Serving);
-    let stopped = tokio::spawn(server.stop());
+    let stopped = tokio::spawn(server::stop(server));
     let last = watched.message().await.expect("a message").expect("one");
     assert_eq!(last.status(), ServingStatus::NotServing);
     assert_eq!(watched.message().await.expect("no fault"), None);
-    assert_eq!(stopped.await.expect("it ends").code(), Some(0));
+    assert_eq!(stopped.await.expect("it ends").code, Some(0));
 }
 
 #[tokio::test]
 async fn reflection_lists_the_services_and_knows_their_messages() {
-    let server = Server::start("");
+    let server = server::start("");
     let channel = channel(&server).await;
     let mut reflection = ServerReflectionClient::new(channel);
     let questions = [
@@ -67,7 +67,7 @@ fn tokio_stream(
 
 #[tokio::test]
 async fn calls_in_flight_are_answered_and_then_it_ends() {
-    let server = Server::start("");
+    let server = server::start("");
     let channel = channel(&server).await;
     let calls = (0..50).map(|_| {
         let channel = channel.clone();
@@ -77,7 +77,7 @@ async fn calls_in_flight_are_answered_and_then_it_ends() {
     for call in calls {
         call.await.expect("no panic").expect("an answer");
     }
-    assert_eq!(server.stop().await.code(), Some(0));
+    assert_eq!(server::stop(server).await.code, Some(0));
     let error = ask(&channel, call("user=a", 0)).await.expect_err("nobody is there");
     assert_eq!(error.code(), Code::Unavailable);
 }

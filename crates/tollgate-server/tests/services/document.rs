@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::server::{Server, of_repository};
+use crate::server::{self, Tollgate, of_repository};
 
 /// A program of the Python environment that `./test` makes.
 fn of_environment(name: &str) -> PathBuf {
@@ -13,16 +13,16 @@ fn of_environment(name: &str) -> PathBuf {
 }
 
 /// Runs schemathesis on a document; the limits of the example policy answer.
-fn check(server: &Server, document: &str) {
-    let file = server.home.join("openapi.json");
+fn check(server: &Tollgate, document: &str) {
+    let file = server.home().join("openapi.json");
     std::fs::write(&file, document).unwrap();
     // What is too long is refused for that before anybody looks at what is in it.
     let settings = "checks.negative_data_rejection.expected-statuses = [400, 404, 405, 413, 415]\n";
-    std::fs::write(server.home.join("schemathesis.toml"), settings).unwrap();
+    std::fs::write(server.home().join("schemathesis.toml"), settings).unwrap();
     let checks = "not_a_server_error,status_code_conformance,content_type_conformance,\
         response_schema_conformance,response_headers_conformance,negative_data_rejection";
     let output = Command::new(of_environment("schemathesis"))
-        .current_dir(&server.home)
+        .current_dir(server.home())
         .args(["run", "openapi.json", "--url", &server.url(), "--checks", checks])
         .args(["--max-examples", "30", "--seed", "1", "--no-color", "--suppress-health-check", "all"])
         .output()
@@ -34,7 +34,7 @@ fn check(server: &Server, document: &str) {
 
 #[test]
 fn no_made_up_request_is_answered_otherwise_than_it_says() {
-    let server = Server::with(include_str!("../../src/serve/example.toml"), &[], &[]);
+    let server = server::with(include_str!("../../src/serve/example.toml"), &[], &[]);
     let document = include_str!("../../src/front/json/openapi.json");
     check(&server, document);
     // Made-up names of limits are unknown ones. With those that there are, requests get to be decided.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tollgate_testkit::http::{Answer, Connection};
 
-use crate::server::{Server, home, of_repository};
+use crate::server::{self, home, of_repository};
 
 /// A running nginx. Dropping it ends it.
 struct Nginx {
@@ -86,8 +86,8 @@ fn service() -> SocketAddr {
 #[test]
 fn nginx_lets_pass_what_fits_and_tells_how_the_client_stands() {
     let policy = "[limits.api]\nstrategy = \"fixed_window\"\nlimit = 2\nwindow = \"1h\"\n";
-    let tollgate = Server::with(policy, &[], &[]);
-    let nginx = Nginx::start(&home(), tollgate.address, service());
+    let tollgate = server::with(policy, &[], &[]);
+    let nginx = Nginx::start(&home(), tollgate.http(), service());
     let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "ratelimit-policy", "retry-after"];
     for remaining in [1, 0] {
         let answer = nginx.get("/");
@@ -117,7 +117,7 @@ fn nginx_lets_pass_what_fits_and_tells_how_the_client_stands() {
     let status = tollgate.get("/v1/status?limit=api&key=ip:127.0.0.1").body;
     assert!(status.contains("\"used\":2"), "{status}");
     // Without Tollgate requests pass.
-    let address = tollgate.address;
+    let address = tollgate.http();
     drop(tollgate);
     assert!(TcpStream::connect(address).is_err());
     let answer = nginx.get("/");

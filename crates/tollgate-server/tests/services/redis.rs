@@ -4,15 +4,15 @@ use rustix::process::Signal;
 use tollgate_testkit::http::Connection;
 use tollgate_testkit::redis::RedisServer;
 
-use crate::server::{POLICY, Server};
+use crate::server::{self, POLICY, Tollgate};
 
 /// A server that counts in this Redis.
-fn over(redis: &RedisServer, policy: &str) -> Server {
+fn over(redis: &RedisServer, policy: &str) -> Tollgate {
     let config = format!(
         "[store]\nmode = \"redis\"\nfallback = \"closed\"\ntimeout = \"5s\"\nredis = {{ url = \"{}\" }}\n{policy}",
         redis.url()
     );
-    Server::with(&config, &[], &[])
+    server::with(&config, &[], &[])
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn ending_under_load_loses_no_decision() {
     let redis = RedisServer::start();
     let policy = "[limits.many]\nstrategy = \"fixed_window\"\nlimit = 1000000\nwindow = \"1d\"\n";
     let server = over(&redis, policy);
-    let address = server.address;
+    let address = server.http();
     let workers: Vec<_> = (0..4)
         .map(|_| {
             std::thread::spawn(move || {
