@@ -13,7 +13,7 @@ use crate::server::{Client, Tollgate, command};
 /// What goes in, with `|` between arguments and a space between commands; and what comes out, with `/` for the end of a line. A
 /// number after `~` is a time that may have begun to pass.
 fn check(server: &Tollgate, asked: &str, said: &str) {
-    check_on(&mut server::client(&server), asked, said);
+    check_on(&mut server::client(server), asked, said);
 }
 
 fn check_on(client: &mut Client, asked: &str, said: &str) {
