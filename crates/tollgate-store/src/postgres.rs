@@ -397,6 +397,19 @@ impl PostgresStore {
         }
     }
 
+    async fn refund_items(&self, items: &[Item<'_>]) -> Result<(), StoreError> {
+        let parts = Parts::to_refund(items);
+        if parts.parts.is_empty() {
+            return Ok(());
+        }
+        let Asked { keys, strategies, parameters, costs, .. } = &Asked::of(&parts);
+        let clock_us = self.inner.clock_us();
+        let values: &[&(dyn ToSql + Sync)] = &[keys, strategies, parameters, costs, &clock_us];
+        let row = self.call_one(Verb::Refund, Resend::Never, values).await?;
+        self.inner.pool.skew.saw(column(&row, 0)?);
+        Ok(())
+    }
+
     async fn forget_key(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
         let key = key_of(limit, key);
         let row = self.call_one(Verb::Forget, Resend::Never, &[&key]).await?;
@@ -454,6 +467,10 @@ impl Store for PostgresStore {
 
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(async move { self.peek_parts(&Parts::of(items)).await })
+    }
+
+    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+        Box::pin(self.refund_items(items))
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
