@@ -23,7 +23,8 @@ pub(super) async fn refunds(make: &impl AsyncFn(ManualClock) -> Subject) {
 
 /// Each key is given back its own, one that is named twice twice, and one that is not remembered nothing.
 async fn several_at_once(make: &impl AsyncFn(ManualClock) -> Subject) {
-    let subject = make(super::clock()).await;
+    let clock = super::clock();
+    let subject = make(clock.clone()).await;
     let store = &*subject.store;
     let limits = limits(10);
     let keys = ["a", "user:b", "user:c:v2", "tenant:d"];
@@ -60,6 +61,8 @@ async fn several_at_once(make: &impl AsyncFn(ManualClock) -> Subject) {
         let expected = if matches!(limit.limit, Limit::Concurrency(_)) { 6 } else { 5 };
         assert_eq!(used(store, limit, keys[3]).await, expected, "{}", limit.name);
     }
+    clock.advance(Micros::from_secs(3 * 3_600));
+    assert_eq!((subject.remembered)().await, 0, "what was refunded goes as if it had not been");
 }
 
 /// What was charged under the old numbers is refunded by the new ones.

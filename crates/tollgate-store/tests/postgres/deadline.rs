@@ -54,6 +54,35 @@ async fn recovers(store: &PostgresStore, limit: &StoredLimit) {
     }
 }
 
+/// There is time enough to send a refund again, and it must not be; and one that waits for a row until it is late changes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_is_made_once_or_not_at_all() {
+    let server = Arc::new(PostgresServer::start());
+    let proxy = FaultProxy::start(server.port());
+    let limit = hourly("api", 1_000);
+    let ten = [Item { cost: Cost::new(10).unwrap(), ..item(&limit, "k") }];
+    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
+    let patient = connect(PostgresOptions { timeout: Duration::from_secs(20), ..options(&url) }).await;
+    patient.charge(&ten, None).await.unwrap();
+    patient.refund(&[item(&limit, "k")]).await.unwrap();
+    assert_eq!(used(&server, &limit, "k").await, 9);
+    proxy.set(Mode::CutReply { after_bytes: 0 });
+    let error = patient.refund(&[item(&limit, "k")]).await.unwrap_err();
+    assert!(error.is_ambiguous(), "{error}");
+    assert_eq!(used(&server, &limit, "k").await, 8);
+    proxy.set(Mode::Refuse);
+    let error = patient.refund(&[item(&limit, "k")]).await.unwrap_err();
+    assert!(!error.is_ambiguous(), "nothing was sent: {error}");
+    proxy.set(Mode::Pass);
+
+    let store = short(server.port()).await;
+    let locked = lock_all(&server).await;
+    timed(store.refund(&[item(&limit, "k")])).await.unwrap_err();
+    locked.await.unwrap();
+    recovers(&store, &limit).await;
+    assert_eq!(used(&server, &limit, "k").await, 8, "by then it was late");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_network_costs_a_deadline_and_nothing_more() {
     let server = PostgresServer::start();
