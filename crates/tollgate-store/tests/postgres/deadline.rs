@@ -66,21 +66,40 @@ async fn a_refund_is_made_once_or_not_at_all() {
     patient.charge(&ten, None).await.unwrap();
     patient.refund(&[item(&limit, "k")]).await.unwrap();
     assert_eq!(used(&server, &limit, "k").await, 9);
-    proxy.set(Mode::CutReply { after_bytes: 0 });
-    let error = patient.refund(&[item(&limit, "k")]).await.unwrap_err();
+    proxy.set(Mode::SwallowReplies);
+    let cut = async {
+        let start = Instant::now();
+        while used(&server, &limit, "k").await == 9 {
+            assert!(start.elapsed() < Duration::from_secs(20), "the request does not arrive");
+        }
+        proxy.set(Mode::Pass);
+        proxy.reset_connections();
+    };
+    let back = [item(&limit, "k")];
+    let (refunded, ()) = tokio::join!(patient.refund(&back), cut);
+    let error = refunded.unwrap_err();
     assert!(error.is_ambiguous(), "{error}");
-    assert_eq!(used(&server, &limit, "k").await, 8);
-    proxy.set(Mode::Refuse);
-    let error = patient.refund(&[item(&limit, "k")]).await.unwrap_err();
-    assert!(!error.is_ambiguous(), "nothing was sent: {error}");
-    proxy.set(Mode::Pass);
+    assert_eq!(used(&server, &limit, "k").await, 8, "{error}");
+    patient.refund(&back).await.unwrap();
+    assert_eq!(used(&server, &limit, "k").await, 7);
 
     let store = short(server.port()).await;
     let locked = lock_all(&server).await;
-    timed(store.refund(&[item(&limit, "k")])).await.unwrap_err();
+    timed(store.refund(&back)).await.unwrap_err();
     locked.await.unwrap();
+    let store = short(server.port()).await;
+    for _ in 0..3 {
+        // What is to be sent is prepared before the server stands still.
+        store.refund(&[item(&limit, "nobody")]).await.unwrap();
+    }
+    server.stop();
+    let error = timed(store.refund(&back)).await.unwrap_err();
+    assert!(error.is_ambiguous(), "it was sent: {error}");
+    tokio::time::sleep(DEADLINE).await;
+    server.resume();
     recovers(&store, &limit).await;
-    assert_eq!(used(&server, &limit, "k").await, 8, "by then it was late");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(used(&server, &limit, "k").await, 7, "by then it was late");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,27 +18,34 @@ fn through(server: &RedisServer, timeout: Duration) -> (FaultProxy, RedisStore, 
     (proxy, store, store_with(RedisOptions::new(server.url()), &names, PATIENCE))
 }
 
-/// There is time enough to send it again, and it must not be.
+/// There is time enough to send it again, and a way to; and it must not be.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refund_whose_answer_is_lost_is_ambiguous_and_made_once() {
     let _turn = beside_others().await;
     let server = RedisServer::start();
     let (proxy, store, aside) = through(&server, PATIENCE);
     let limit = hourly("api", 1_000);
-    for (mode, is_done) in [(Mode::CutReply { after_bytes: 0 }, true), (Mode::Refuse, false)] {
-        store.charge(&[costing(&limit, "k", 10)], None).await.expect("a charge");
-        let before = used(&aside, &limit, "k").await;
-        proxy.set(mode);
-        let error = store.refund(&[costing(&limit, "k", 3)]).await.expect_err("no answer");
-        assert!(error.is_ambiguous() || !is_done, "{mode:?}: {error}");
-        assert_eq!(
-            before - used(&aside, &limit, "k").await,
-            if is_done { 3 } else { 0 },
-            "{mode:?}: {error}"
-        );
+    store.charge(&[costing(&limit, "k", 10)], None).await.expect("a charge");
+    let back = [costing(&limit, "k", 3)];
+    proxy.set(Mode::SwallowReplies);
+    let cut = async {
+        let start = Instant::now();
+        while used(&aside, &limit, "k").await == 10 {
+            assert!(start.elapsed() < PATIENCE, "the request does not arrive");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         proxy.set(Mode::Pass);
-    }
-    store.refund(&[costing(&limit, "k", 3)]).await.expect("the network is back");
+        proxy.reset_connections();
+    };
+    let (refunded, ()) = tokio::join!(store.refund(&back), cut);
+    let error = refunded.expect_err("no answer");
+    assert!(error.is_ambiguous(), "{error}");
+    assert_eq!(used(&aside, &limit, "k").await, 7, "{error}");
+    store.refund(&back).await.expect("the network is back");
+    assert_eq!(used(&aside, &limit, "k").await, 4);
+    proxy.set(Mode::Refuse);
+    let error = store.refund(&back).await.expect_err("nobody is there");
+    assert_eq!(used(&aside, &limit, "k").await, 4, "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
