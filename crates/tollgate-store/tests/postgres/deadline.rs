@@ -87,19 +87,18 @@ async fn a_refund_is_made_once_or_not_at_all() {
     let locked = lock_all(&server).await;
     timed(store.refund(&back)).await.unwrap_err();
     locked.await.unwrap();
-    let store = short(server.port()).await;
-    for _ in 0..3 {
-        // What is to be sent is prepared before the server stands still.
-        store.refund(&[item(&limit, "nobody")]).await.unwrap();
-    }
-    server.stop();
-    let error = timed(store.refund(&back)).await.unwrap_err();
-    assert!(error.is_ambiguous(), "it was sent: {error}");
-    tokio::time::sleep(DEADLINE).await;
-    server.resume();
-    recovers(&store, &limit).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(used(&server, &limit, "k").await, 7, "by then it was late");
+    assert_eq!(used(&server, &limit, "k").await, 7, "it was given up while it waited");
+    let late = |seconds: i32| {
+        format!(
+            "select from tollgate_refund((select array_agg(key) from tollgate_state where limit_name = 'api'), '{{3}}', \
+             '{{1000, 3600000000, 0, 0, 0}}', '{{1}}', null, now() - interval '{seconds} s')"
+        )
+    };
+    let error = server.try_psql(&late(1)).unwrap_err();
+    assert!(error.contains("the call came after its deadline"), "{error}");
+    assert_eq!(used(&server, &limit, "k").await, 7);
+    server.psql(&late(-60));
+    assert_eq!(used(&server, &limit, "k").await, 6, "the same in time");
 }
 
 #[tokio::test(flavor = "multi_thread")]
