@@ -55,6 +55,10 @@ impl<'a> Key<'a> {
                 let (algorithm, leases, id) = self.leases(id);
                 algorithm.acquire(leases, id, *cost, at)
             }
+            Op::Refund(amount) => {
+                self.limit.refund(&mut self.state, amount.get(), at);
+                return None;
+            }
             Op::Reset => {
                 self.state = self.limit.fresh();
                 return None;

@@ -6,3 +6,4 @@ pub(crate) mod json;
 pub(crate) mod page;
 pub(crate) mod resp;
 pub(crate) mod rls;
+mod together;

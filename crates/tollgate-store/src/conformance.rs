@@ -3,9 +3,8 @@
 //! Give [`run`] a function that makes an empty store which goes by the clock it is handed. The suite replays the kernel's
 //! tables of cases, feeds random traces to the store and to a plain model side by side and demands equal answers, races many
 //! callers for one key, checks that charges over several limits are never halved and that quota is conserved through
-//! reservations, that nothing is left of a key that has gone idle, and that a limit whose numbers are changed goes on from what
-//! was consumed. A failure panics with what was asked, what came and
-//! what should have come.
+//! reservations and refunds, that nothing is left of a key that has gone idle, and that a limit whose numbers are changed goes on
+//! from what was consumed. A failure panics with what was asked, what came and what should have come.
 
 pub mod cases;
 mod changes;
@@ -13,6 +12,7 @@ mod holds;
 mod model;
 mod races;
 mod random;
+mod refunds;
 mod replay;
 mod traces;
 
@@ -59,9 +59,11 @@ pub async fn run(effort: Effort, make: impl AsyncFn(ManualClock) -> Subject) {
     holds::holds(&make).await;
     holds::idle_keys_vanish(&make).await;
     changes::changes(&make).await;
+    refunds::refunds(&make).await;
     races::one_key(effort, &make).await;
     races::several_limits(effort, &make).await;
     races::reservations(effort, &make).await;
+    refunds::races(effort, &make).await;
 }
 
 /// A clock that shows the instant from which the tables of cases count.

@@ -1,7 +1,7 @@
 //! What Tollgate remembers: all the I/O of counting, none of its arithmetic.
 //!
 //! A [`Store`] answers the question *what do we remember about this key?* and lets the kernel decide whether a charge fits. It
-//! has four verbs: charge, settle, peek, forget. Every store means the same by them; the suite in `conformance/` (a feature)
+//! has five verbs: charge, settle, peek, refund, forget. Every store means the same by them; the suite in `conformance/` (a feature)
 //! says what that is, and an outsider's store can run it too. The stores here: [`MemoryStore`], in this process; and behind
 //! features of the same names, `RedisStore` for Redis and Redis Cluster, and `PostgresStore`.
 //!
@@ -203,6 +203,17 @@ pub trait Store: Send + Sync + 'static {
 
     /// Answers as `charge` would, and changes nothing.
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged>;
+
+    /// Gives each item's cost back, of what counts now under its limit, whoever was charged it: the newest charge first, never
+    /// more than there is, and nothing of leases or to a key that is not remembered. Items are taken one after the other; it
+    /// makes no difference whether they only watch. Where a store is spread over several servers, some of them may be given
+    /// back and others not: the error then is [ambiguous](StoreError::is_ambiguous).
+    ///
+    /// A refund has no name of its own, so one that may have taken effect is not to be sent again. A store that does not say
+    /// otherwise cannot do this.
+    fn refund<'a>(&'a self, _items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+        Box::pin(async { Err(StoreError::invalid("this store cannot refund; reserve and settle instead")) })
+    }
 
     /// Forgets what a key was charged under a limit; false when nothing was remembered.
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool>;

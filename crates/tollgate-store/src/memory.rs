@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Limit, Micros, Outcome};
+use tollgate_kernel::{Cost, Limit, MAX_COUNT, Micros, Outcome};
 
 use self::budget::Budget;
 use self::cell::Amendment;
@@ -316,7 +316,8 @@ impl MemoryLimit {
     /// remembered. What it was charged together with other newcomers, for want of room, is not given back.
     pub fn refund(&self, key: &str, amount: Cost) -> bool {
         let inner = &*self.store.inner;
-        let amendment = Amendment::Refund { amount: amount.get() };
+        // No limit holds more than the largest count, so more than that says no more.
+        let amendment = Amendment::Refund { amount: amount.get().min(MAX_COUNT) };
         self.ledger.amend(inner.seeds.fingerprint(key), false, amendment, inner.clock.now())
     }
 
@@ -343,6 +344,16 @@ impl Store for MemoryStore {
 
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(async move { Ok(self.with_opened(items, |items| self.peek_all(items))) })
+    }
+
+    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+        let refund = |item: &MemoryItem<'_>| {
+            item.limit.refund(item.key, item.cost);
+        };
+        Box::pin(async move {
+            self.with_opened(items, |items| items.iter().for_each(refund));
+            Ok(())
+        })
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {

@@ -1,11 +1,11 @@
 //! The PostgreSQL store: in a database that many processes share, for as long as it lasts.
 //!
 //! A charge on one limit is one statement (upsert/), decided on the locked row under read committed; everything else is one
-//! call of a function (charge.sql, settle.sql). Both ask the SQL twins of the kernel whether a charge fits, and what they found
-//! comes back as numbers from which the kernel here works out the answer: ask.rs. Every call has a deadline that covers all it
-//! waits for (pool.rs), and carries it to the server, in the server's time (skew.rs), so that a call that comes late changes
-//! nothing there. What went wrong, and whether it may be sent again, is in fault.rs; tables and functions are made by schema.rs,
-//! and what says nothing any more is deleted by sweep.rs.
+//! call of a function (charge.sql, settle.sql, refund.sql). Both ask the SQL twins of the kernel whether a charge fits, and what
+//! they found comes back as numbers from which the kernel here works out the answer: ask.rs. Every call has a deadline that covers
+//! all it waits for (pool.rs), and carries it to the server, in the server's time (skew.rs), so that a call that comes late
+//! changes nothing there. What went wrong, and whether it may be sent again, is in fault.rs; tables and functions are made by
+//! schema.rs, and what says nothing any more is deleted by sweep.rs.
 //!
 //! Durability: a charge is acknowledged before it is on disk, so a crash of the server may forget the last moments (some 0.6 s
 //! at most with PostgreSQL's defaults); held charges and settlements are on disk before they are acknowledged.
@@ -397,6 +397,19 @@ impl PostgresStore {
         }
     }
 
+    async fn refund_items(&self, items: &[Item<'_>]) -> Result<(), StoreError> {
+        let parts = Parts::to_refund(items);
+        if parts.parts.is_empty() {
+            return Ok(());
+        }
+        let Asked { keys, strategies, parameters, costs, .. } = &Asked::of(&parts);
+        let clock_us = self.inner.clock_us();
+        let values: &[&(dyn ToSql + Sync)] = &[keys, strategies, parameters, costs, &clock_us];
+        let row = self.call_one(Verb::Refund, Resend::Never, values).await?;
+        self.inner.pool.skew.saw(column(&row, 0)?);
+        Ok(())
+    }
+
     async fn forget_key(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
         let key = key_of(limit, key);
         let row = self.call_one(Verb::Forget, Resend::Never, &[&key]).await?;
@@ -454,6 +467,10 @@ impl Store for PostgresStore {
 
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(async move { self.peek_parts(&Parts::of(items)).await })
+    }
+
+    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+        Box::pin(self.refund_items(items))
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {

@@ -259,6 +259,27 @@ impl RedisStore {
         self.settle_at(&[self.names.hold(id)], settlement, deadline).await
     }
 
+    async fn refund_all(&self, items: &[Item<'_>]) -> Result<(), StoreError> {
+        let parts = Parts::to_refund(items);
+        let deadline = self.deadline();
+        match parts.parts.is_empty() {
+            true => Ok(()),
+            false if self.route.is_cluster() => self.refund_spread(&parts, deadline).await,
+            false => self.refund_together(&parts.parts, deadline).await,
+        }
+    }
+
+    /// Parts that are on one server: one script. Without a name, so that it is never sent again if it may have been done.
+    async fn refund_together(&self, parts: &[Part<'_>], deadline: Instant) -> Result<(), StoreError> {
+        let keys: Vec<String> = parts.iter().map(|part| self.names.part(part)).collect();
+        let put = |cmd: &mut Cmd| parts.iter().for_each(|part| question::put_refund(cmd, part));
+        let answer = self.call(&script::REFUND, "refund", &keys, Named::No, deadline, &put).await?;
+        match words(&answer).as_deref() {
+            Some([word]) if word == "DONE" => Ok(()),
+            _ => Err(question::no_answer("a refund")),
+        }
+    }
+
     async fn forget_one(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
         let part = Part { limit, key, cost: crate::Cost::ONE, shadow: false };
         let keys = [self.names.part(&part)];
@@ -329,6 +350,10 @@ impl Store for RedisStore {
 
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(self.peek_all(items))
+    }
+
+    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+        Box::pin(self.refund_all(items))
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {

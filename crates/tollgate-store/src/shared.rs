@@ -8,7 +8,7 @@ pub(crate) mod together;
 
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros, Outcome, Reading};
+use tollgate_kernel::{Cost, Limit, MAX_COUNT, Micros, Outcome, Reading};
 
 use crate::{Charged, Failure, Item, Outcomes, StoreError, StoredLimit};
 
@@ -52,6 +52,18 @@ impl<'a> Parts<'a> {
             of_item.push(index);
         }
         Parts { parts, of_item }
+    }
+
+    /// One part for each item that can be refunded, in their order: leases are released by their holders, and not refunded. No
+    /// limit holds more than the largest count, so more than that says no more.
+    pub(crate) fn to_refund(items: &[Item<'a>]) -> Parts<'a> {
+        let is_count = |item: &&Item<'_>| !matches!(item.limit.limit, Limit::Concurrency(_));
+        let part = |&Item { limit, key, cost, shadow }: &Item<'a>| {
+            let cost = Cost::new(cost.get().min(MAX_COUNT)).unwrap_or(cost);
+            Part { limit, key, cost, shadow }
+        };
+        let parts: SmallVec<[Part<'a>; 4]> = items.iter().filter(is_count).map(part).collect();
+        Parts { of_item: (0..parts.len()).collect(), parts }
     }
 
     /// What each part says, from what the twins found.
@@ -103,7 +115,6 @@ pub(crate) fn name_of(texts: &[&str]) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Limit;
 
     fn limit(name: &str) -> StoredLimit {
         StoredLimit::new(name, Limit::fixed_window(5, Micros::from_secs(60)).unwrap())
@@ -122,6 +133,17 @@ mod tests {
         assert_eq!(charged.outcomes.to_vec(), [outcomes[0], outcomes[1], outcomes[0]]);
         let most = item(&api, "a", u64::MAX, false);
         assert_eq!(Parts::of(&[most, most]).parts[0].cost, Cost::MAX);
+    }
+
+    #[test]
+    fn what_is_refunded_twice_is_refunded_twice_and_leases_are_not() {
+        let (api, leases) = (limit("api"), Limit::concurrency(5, Micros::from_secs(60)).unwrap());
+        let leases = StoredLimit::new("leases", leases);
+        let item = |limit, units| Item { limit, key: "a", cost: Cost::new(units).unwrap(), shadow: false };
+        let items = [item(&api, 2), item(&leases, 1), item(&api, u64::MAX)];
+        let parts = Parts::to_refund(&items);
+        let asked: Vec<_> = parts.parts.iter().map(|part| (&*part.limit.name, part.cost.get())).collect();
+        assert_eq!(asked, [("api", 2), ("api", MAX_COUNT)]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::task::{spawn_blocking, yield_now};
 use tollgate_store::conformance::{self, Counting, Effort, Subject, Traces};
 use tollgate_store::{
-    Charged, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Settled, Settlement, Store,
+    Charged, Cost, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Settled, Settlement, Store,
     StoreError, StoreFuture, StoredLimit,
 };
 
@@ -43,9 +43,15 @@ enum Fault {
     ChargesOnPeek,
     /// The first key is remembered for ever.
     KeepsAnIdleKey,
+    /// A refund is answered and not made.
+    NeverRefunds,
+    /// A refund of several is made of the first.
+    RefundsTheFirst,
+    /// A refund of what is more than there is forgets the key, window and all.
+    RefundsByForgetting,
 }
 
-const FAULTS: [Fault; 11] = [
+const FAULTS: [Fault; 14] = [
     Fault::ChargesTheSameNameAgain,
     Fault::HalfCharges,
     Fault::EnforcesWhatOnlyWatches,
@@ -57,6 +63,9 @@ const FAULTS: [Fault; 11] = [
     Fault::NeverForgets,
     Fault::ChargesOnPeek,
     Fault::KeepsAnIdleKey,
+    Fault::NeverRefunds,
+    Fault::RefundsTheFirst,
+    Fault::RefundsByForgetting,
 ];
 
 /// A memory store with a fault.
@@ -135,6 +144,25 @@ impl Faulty {
             _ => Store::peek(&self.inner, items).await,
         }
     }
+
+    async fn refund(&self, items: &[Item<'_>]) -> Result<(), StoreError> {
+        match self.fault {
+            Fault::NeverRefunds => Ok(()),
+            Fault::RefundsTheFirst => Store::refund(&self.inner, &items[..items.len().min(1)]).await,
+            Fault::RefundsByForgetting => {
+                for item in items {
+                    let all = [Item { cost: Cost::MAX, ..*item }];
+                    let used = Store::peek(&self.inner, &all).await?.outcomes[0].used();
+                    match used <= item.cost.get() {
+                        true => drop(Store::forget(&self.inner, item.limit, item.key).await?),
+                        false => Store::refund(&self.inner, &[*item]).await?,
+                    }
+                }
+                Ok(())
+            }
+            _ => Store::refund(&self.inner, items).await,
+        }
+    }
 }
 
 impl Store for Faulty {
@@ -154,6 +182,10 @@ impl Store for Faulty {
 
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(Faulty::peek(self, items))
+    }
+
+    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+        Box::pin(Faulty::refund(self, items))
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {

@@ -7,8 +7,8 @@
 //! be given back at any time), for a cost that can never fit, or for a charge over several limits, whose other limits the
 //! store alone can tell.
 //!
-//! Whatever this process does to a key ends what is believed about it: an admission on the key, and a reset or a settlement on
-//! every key. What *other* processes give back or reset is not seen, so nothing is believed for longer than a cap. Memory is
+//! Whatever this process does to a key ends what is believed about it: an admission or a refund on the key, and a reset or a
+//! settlement on every key. What *other* processes give back or reset is not seen, so nothing is believed for longer than a cap. Memory is
 //! bounded: a fixed number of slots, where a newcomer overwrites whoever is there, at the price of a round trip.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -123,7 +123,7 @@ impl Denials {
         shard.slots[slot] = Some(Denial { fingerprint, epoch, cost, and_above, sent: at, until, outcome });
     }
 
-    /// Ends what is believed about a key: it was charged, or may have been.
+    /// Ends what is believed about a key: it was charged or refunded, or may have been.
     pub(crate) fn changed(&self, fingerprint: u128) {
         let (mut shard, slot) = self.place(fingerprint);
         shard.version += 1;

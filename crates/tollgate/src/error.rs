@@ -38,6 +38,12 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(&self.kind, Kind::Store(error) if error.is_transient())
     }
+
+    /// Whether the call may have taken effect although its answer is missing. A [refund](crate::Tollgate::refund) is then not to
+    /// be sent again; a settlement may be, because a reservation is settled once.
+    pub fn is_ambiguous(&self) -> bool {
+        matches!(&self.kind, Kind::Store(error) if error.is_ambiguous())
+    }
 }
 
 impl fmt::Display for Error {

@@ -232,10 +232,15 @@ impl Tollgate {
     }
 
     /// Gives back what was charged and need not have been, such as a request that was answered from a cache: the cost of each
-    /// ask, of what counts now, the newest charge first, and never more than there is. Nothing is given back of leases, nor of
-    /// what others were charged. False if the counters are elsewhere: shared stores cannot do this yet, and nothing changes.
+    /// ask, of what counts now, the newest charge first, and never more than there is. Nothing is given back of leases, nor to a
+    /// key that is not remembered. Limits that only watch are charged, and refunded, like any other.
     ///
-    /// Whoever knows beforehand that a charge may shrink reserves and settles it: that cannot give back too much.
+    /// While a store elsewhere is down this is an error that may pass, and nothing is given back: not by anybody in its stead,
+    /// either. If the error [is ambiguous](Error::is_ambiguous), it may have been; then it must not be asked for again, because a
+    /// refund has no name under which the store would know it. On a cluster keys of different slots are refunded each for itself.
+    ///
+    /// Whoever knows beforehand that a charge may shrink reserves and settles it: that cannot give back too much, and can be
+    /// sent again.
     ///
     /// ```
     /// use tollgate::{Ask, Limit, Micros, Tollgate};
@@ -243,23 +248,27 @@ impl Tollgate {
     /// # async fn run() -> Result<(), tollgate::Error> {
     /// let gate = Tollgate::builder().limit("api", Limit::fixed_window(5, Micros::from_secs(60))?).build()?;
     /// gate.charge(&[Ask::new("api", "user:42").cost(3)]).await?;
-    /// assert!(gate.refund(&[Ask::new("api", "user:42").cost(2)])?);
+    /// gate.refund(&[Ask::new("api", "user:42").cost(2)]).await?;
     /// assert_eq!(gate.status("api", "user:42").await?.used(), 1);
     /// # Ok(())
     /// # }
     /// # std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
     /// # use std::future::Future;
     /// ```
-    pub fn refund(&self, asks: &[Ask<'_>]) -> Result<bool, Error> {
+    pub async fn refund(&self, asks: &[Ask<'_>]) -> Result<(), Error> {
         let resolved = self.resolve(asks)?;
-        if matches!(self.gate.backend, Backend::Remote(_)) {
-            return Ok(false);
-        }
-        for item in gate::memory_items(&resolved) {
-            item.limit.refund(item.key, item.cost);
-        }
+        let refunded = match &self.gate.backend {
+            Backend::Memory(_) => {
+                for item in gate::memory_items(&resolved) {
+                    item.limit.refund(item.key, item.cost);
+                }
+                Ok(())
+            }
+            Backend::Remote(remote) => Box::pin(remote.refund(&resolved)).await,
+        };
+        // What failed may have been given back, in part or whole.
         self.gate.queues.nudge();
-        Ok(true)
+        refunded
     }
 
     /// Forgets what a key was charged; false when nothing was remembered. What this process itself remembers of the key is

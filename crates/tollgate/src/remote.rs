@@ -6,6 +6,8 @@
 //!
 //! This room asks the store and keeps the books on it; no policy is chosen and nothing is counted here. Nothing is sent twice.
 
+mod refund;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -3,7 +3,7 @@
 //! A rule with a slice of N units and a time to live takes N units for a key with its first charge there and admits the next
 //! N - 1 at no round trip. What the store said of those N is true, only not of when they are used: in any interval t a key is
 //! admitted at most what its limit allows in t + ttl. In return up to N units for each process and key may lie idle; they are
-//! given back by the key's next charge once the slice has ended, or by `Tollgate::give_back_ended_slices`, and are lost (stay
+//! given back by the key's next charge once the slice has ended, by a refund of the key, or by `Tollgate::give_back_ended_slices`, and are lost (stay
 //! charged, as the limit says) if neither comes within ten seconds, or the process ends.
 //!
 //! Only plain charges on one limit are sliced. While a slice is being taken, other charges on the key go to the store one by
@@ -55,6 +55,13 @@ struct Taken {
 pub(crate) struct Unused {
     pub(crate) hold: HoldId,
     pub(crate) used: u64,
+}
+
+/// A slice out of its place, on its way back to the store.
+pub(crate) struct TakenBack {
+    pub(crate) unused: Unused,
+    fingerprint: u128,
+    taken: Taken,
 }
 
 /// The right to take a slice for a key, given up when dropped.
@@ -110,6 +117,23 @@ impl Slices {
     /// Forgets a key's slice: the key is being reset.
     pub(crate) fn forget(&self, fingerprint: u128) {
         self.shard(fingerprint).lock().remove(&fingerprint);
+    }
+
+    /// Takes out what is unused of a key's slice: the key is being refunded, and may have enough for a slice again.
+    pub(crate) fn take_back(&self, fingerprint: u128, now: Micros) -> Option<TakenBack> {
+        let mut shard = self.shard(fingerprint).lock();
+        let kept = shard.get_mut(&fingerprint)?;
+        kept.not_before = Micros::ZERO;
+        let taken = kept.taken.take_if(|taken| taken.unused(now).is_some())?;
+        Some(TakenBack { unused: taken.unused(now)?, fingerprint, taken })
+    }
+
+    /// Puts a slice back that could not be given back: it is still paid for. Not if the key was reset or has another by now.
+    pub(crate) fn put_back(&self, back: TakenBack) {
+        let mut shard = self.shard(back.fingerprint).lock();
+        if let Some(kept) = shard.get_mut(&back.fingerprint).filter(|kept| kept.taken.is_none()) {
+            kept.taken = Some(back.taken);
+        }
     }
 
     /// Takes out what is unused of the slices that have ended at `now`.

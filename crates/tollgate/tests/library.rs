@@ -16,6 +16,8 @@ mod hostile;
 mod observe;
 #[path = "library/outage.rs"]
 mod outage;
+#[path = "library/refund.rs"]
+mod refund;
 #[path = "library/registry.rs"]
 mod registry;
 #[path = "library/reload.rs"]

@@ -51,3 +51,15 @@ local function sliding_window_find(log, charged_at_us)
     if at_us < charged_at_us then low = middle + 1 else high = middle - 1 end
   end
 end
+
+-- The newest charges are undone first. Answers how many entries, counted from the oldest, stay as they are, what is left of the
+-- one after them, and what was returned.
+local function sliding_window_refund(log, amount)
+  local kept, rest, returned = log.length, 0, 0
+  while kept > 0 and returned < amount do
+    local _, cost = log.entry(kept)
+    local part = math.min(amount - returned, cost)
+    kept, rest, returned = kept - 1, cost - part, returned + part
+  end
+  return kept, rest, returned
+end

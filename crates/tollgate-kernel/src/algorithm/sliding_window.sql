@@ -29,3 +29,10 @@ create or replace function {prefix}sliding_window_debit(total bigint, gone bigin
 returns bigint immutable language sql as $$
   select least(amount, 9007199254740991 - (total - gone))
 $$;
+
+-- The newest charges are undone first: what is left of the newest entry, and of the amount for those before it.
+create or replace function {prefix}sliding_window_refund(cost bigint, amount bigint)
+returns table (next_cost bigint, next_amount bigint)
+rows 1 immutable language sql as $$
+  select greatest(cost - amount, 0), greatest(amount - cost, 0)
+$$;

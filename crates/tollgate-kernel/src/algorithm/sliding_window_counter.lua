@@ -39,6 +39,13 @@ local function sliding_window_counter_give_back(start_us, prev, cur, window_us, 
   return start_us, prev, cur
 end
 
+-- What this window counts goes first, then what the last one did.
+local function sliding_window_counter_refund(start_us, prev, cur, window_us, amount, now_us)
+  start_us, prev, cur = sliding_window_counter_rolled(start_us, prev, cur, window_us, now_us)
+  local of_prev = math.max(amount - cur, 0)
+  return start_us, math.max(prev - of_prev, 0), math.max(cur - amount, 0)
+end
+
 local function sliding_window_counter_debit(start_us, prev, cur, window_us, amount, now_us)
   start_us, prev, cur = sliding_window_counter_rolled(start_us, prev, cur, window_us, now_us)
   return start_us, prev, cur + math.min(amount, MOST_COUNT - cur)

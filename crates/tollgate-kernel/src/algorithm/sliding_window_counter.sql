@@ -48,6 +48,15 @@ rows 1 immutable language sql as $$
        (select charged_at_us - charged_at_us % window_us) as charged_in (us)
 $$;
 
+-- What this window counts goes first, then what the last one did.
+create or replace function {prefix}sliding_window_counter_refund(
+    start_us bigint, prev bigint, cur bigint, window_us bigint, amount bigint, now_us bigint)
+returns table (next_start_us bigint, next_prev bigint, next_cur bigint)
+rows 1 immutable language sql as $$
+  select rolled_start_us, greatest(rolled_prev - greatest(amount - rolled_cur, 0), 0), greatest(rolled_cur - amount, 0)
+  from {prefix}sliding_window_counter_rolled(start_us, prev, cur, window_us, now_us)
+$$;
+
 create or replace function {prefix}sliding_window_counter_debit(
     start_us bigint, prev bigint, cur bigint, window_us bigint, amount bigint, now_us bigint)
 returns table (next_start_us bigint, next_prev bigint, next_cur bigint)

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -23,6 +24,7 @@ use tollgate::{Ask, Decision, HoldId, Settled, Settlement};
 use self::ask::{Actual, Batch, OfReservation, Question};
 use self::look::Look;
 use super::page;
+use super::together::first_run;
 use crate::app::{Act, App, Decided, State, at_once};
 
 pub(crate) use self::body::{Body, full};
@@ -146,17 +148,26 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
     });
     let results = match at_once {
         Some(results) => results?,
-        None => {
-            let state = app.state();
-            known(&state, &asks)?;
-            let mut results = Results::with_capacity(asks.len());
-            for one in asks.chunks(1) {
-                results.add(&state, one, state.gate.charge(one).await)?;
-            }
-            results
-        }
+        None => checks_elsewhere(&app.state(), &batch, &asks).await?,
     };
     Ok(json(results.0 + "]}"))
+}
+
+/// The same where the counters are elsewhere: those of different keys are asked for at once.
+async fn checks_elsewhere(state: &State, batch: &Batch<'_>, asks: &[Ask<'_>]) -> Result<Results, Fault> {
+    known(state, asks)?;
+    let names = batch.checks.iter().map(|one| one.0.name()).collect::<Result<Vec<_>, Fault>>()?;
+    let mut results = Results::with_capacity(asks.len());
+    let mut at = 0;
+    while at < asks.len() {
+        let run = &asks[at..at + first_run(&names[at..], |one, other| one == other)];
+        let decided = join_all(run.chunks(1).map(|one| state.gate.charge(one))).await;
+        for (one, decided) in run.chunks(1).zip(decided) {
+            results.add(state, one, decided)?;
+        }
+        at += run.len();
+    }
+    Ok(results)
 }
 
 /// The answer to a batch, as it grows.

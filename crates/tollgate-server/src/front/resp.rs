@@ -27,6 +27,7 @@ use self::question::{Mistake, Question, canonical, tell_check, tell_throttle};
 use self::reply::Reply;
 use self::session::{Session, Then};
 use self::ways::Ways;
+use super::together::goes_along;
 use crate::app::App;
 use crate::token::Token;
 
@@ -36,9 +37,6 @@ const MOST_READ: usize = 64 * 1024;
 
 /// How many bytes of answers are written together, at least while there are more.
 const FULL: usize = 64 * 1024;
-
-/// How many decisions are asked for together, where counters are elsewhere.
-const TOGETHER: usize = 64;
 
 /// How long a peer may take to notice that the connection has ended.
 const PARTING: Duration = Duration::from_secs(1);
@@ -205,9 +203,7 @@ impl Connection {
             let question = if self.session.is_known() { Question::read(&command) } else { None };
             // What is told in order, or charged to one key in order, waits for those before it.
             let goes_along = match &question {
-                Some(Ok(question)) => {
-                    together.len() < TOGETHER && !together.iter().any(|other| other.is_of_one_key(question))
-                }
+                Some(Ok(question)) => goes_along(&together, question, Question::is_of_one_key),
                 _ => false,
             };
             if !goes_along {

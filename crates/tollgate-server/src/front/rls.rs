@@ -79,8 +79,12 @@ async fn charge<'a>(gate: &'a Tollgate, meets: &[Meets<'_>]) -> Result<Answers<'
         _ => None,
     });
     if !back.asks.is_empty() {
-        if !gate.refund(&back.asks)? {
-            metrics::counter!("tollgate_envoy_refunds_dropped_total").increment(back.asks.len() as u64);
+        match gate.refund(&back.asks).await {
+            // The store failed. That holds nobody up: what could not be given back stays charged.
+            Err(error) if error.is_transient() => {
+                metrics::counter!("tollgate_envoy_refunds_dropped_total").increment(back.asks.len() as u64);
+            }
+            refunded => refunded?,
         }
         let standing: Vec<Ask<'_>> = back.asks.iter().map(|ask| ask.cost(1)).collect();
         let decision = gate.peek(&standing).await?;

@@ -1,5 +1,7 @@
 //! Counters elsewhere: what is answered when they are there, and when they are not.
 
+use std::time::{Duration, Instant};
+
 use tollgate_testkit::redis::RedisServer;
 
 use crate::client::{ask, call, channel, told};
@@ -24,21 +26,43 @@ async fn a_store_that_fails_is_never_unknown() {
         ("closed=1 +4; open=1", "OVER_LIMIT: OVER_LIMIT 3/5 DAY closed; OK 4/5 DAY open"),
         ("open=2 @1/YEAR", "OK: OK 0/1 YEAR envoy.per_year"),
         ("open=2 @1/YEAR", "OVER_LIMIT: OVER_LIMIT 0/1 YEAR envoy.per_year"),
-        // Shared stores cannot refund yet: that is in order, counted, and changes nothing.
-        ("open=1 -1", "OK: OK 4/5 DAY open"),
+        // The newest charge first, and never more than there is.
+        ("open=1 -1", "OK: OK 5/5 DAY open"),
+        ("closed=1 -1; open=1 -9", "OK: OK 4/5 DAY closed; OK 5/5 DAY open"),
+        ("open=nobody -9", "OK: OK 5/5 DAY open"),
+        ("open=2 -1 @1/YEAR", "OK: OK 1/1 YEAR envoy.per_year"),
+        // What is given back first can be charged in the same call.
+        ("closed=1 -1; open=1 +5", "OK: OK 5/5 DAY closed; OK 0/5 DAY open"),
+        ("open=1 -5; closed=1", "OK: OK 5/5 DAY open; OK 4/5 DAY closed"),
     ] {
         let response = ask(&channel, call(descriptors, 0)).await.expect("an answer");
         assert_eq!(told(&response), expected, "{descriptors}");
     }
     let metrics = get(server.http(), "/metrics", "").1;
-    assert!(metrics.contains("tollgate_envoy_refunds_dropped_total 1"), "{metrics}");
+    assert!(!metrics.contains("tollgate_envoy_refunds_dropped_total"), "{metrics}");
     assert!(metrics.contains("tollgate_envoy_calls_total{code=\"over_limit\"} 2"), "{metrics}");
 
     redis.stop();
-    for (descriptors, code) in
-        [("closed=1", "OVER_LIMIT"), ("open=1", "OK"), ("open=1; closed=1", "OVER_LIMIT")]
-    {
+    for (descriptors, code) in [
+        ("closed=1", "OVER_LIMIT"),
+        ("open=1", "OK"),
+        ("open=1; closed=1", "OVER_LIMIT"),
+        ("open=1 -1; closed=1 -1", "OK"),
+    ] {
         let response = ask(&channel, call(descriptors, 0)).await.expect("an answer");
         assert_eq!(response.overall_code().as_str_name(), code, "{descriptors}");
+    }
+    let metrics = get(server.http(), "/metrics", "").1;
+    assert!(metrics.contains("tollgate_envoy_refunds_dropped_total 2"), "{metrics}");
+    redis.resume();
+    // Until the store is asked again. What could not be given back stays charged.
+    let start = Instant::now();
+    loop {
+        let response = ask(&channel, call("closed=1 +0", 0)).await.expect("an answer");
+        if told(&response) == "OK: OK 4/5 DAY closed" {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "{}", told(&response));
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

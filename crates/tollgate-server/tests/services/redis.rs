@@ -47,6 +47,38 @@ fn the_same_answers_from_redis() {
     assert!(one.get("/v1/limits").body.contains("\"store\":\"redis\""));
 }
 
+/// A batch is few calls to Redis, and what concerns one key is decided in its order, in whichever way the key is written.
+#[test]
+fn a_batch_is_asked_for_together_and_told_in_order() {
+    let redis = RedisServer::start();
+    let policy = "[limits.api]\nstrategy = \"token_bucket\"\nrate = \"1/d\"\nburst = 3\n";
+    let server = over(&redis, policy);
+    let keys: Vec<String> = (0..200)
+        .map(|number| format!("user:{number}"))
+        .chain((0..6).map(|turn| if turn % 2 == 0 { "default:again".into() } else { "again".into() }))
+        .collect();
+    let checks: Vec<String> =
+        keys.iter().map(|key| format!("{{\"limit\":\"api\",\"key\":\"{key}\"}}")).collect();
+    let batch = format!("{{\"checks\":[{}]}}", checks.join(","));
+    let calls = || {
+        let stat = redis.info("commandstats", "cmdstat_evalsha").unwrap_or_default();
+        let calls = stat.split(',').find_map(|field| field.strip_prefix("calls="));
+        calls.and_then(|calls| calls.parse::<usize>().ok()).unwrap_or(0)
+    };
+    let before = calls();
+    let answer = server.post("/v1/checks", &batch);
+    let made = calls() - before;
+    assert!(made <= 100, "{made} calls for {} checks", keys.len());
+    let results: serde_json::Value = serde_json::from_str(&answer.body).expect("results");
+    let results = results["results"].as_array().expect("a list");
+    let told: Vec<_> = results
+        .iter()
+        .map(|one| (one["allowed"].as_bool().unwrap(), one["limits"][0]["remaining"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(told[..200], [(true, 2); 200]);
+    assert_eq!(told[200..], [(true, 2), (true, 1), (true, 0), (false, 0), (false, 0), (false, 0)]);
+}
+
 /// What was acknowledged is in Redis, and what is in Redis was acknowledged.
 #[test]
 fn ending_under_load_loses_no_decision() {

@@ -74,6 +74,8 @@ pub enum Op {
         /// The reservation.
         id: String,
     },
+    /// `refund N`: give back what counts now, the newest first.
+    Refund(Cost),
     /// `reset`: forget the key.
     Reset,
     /// `hold ID N`: take a lease (concurrency only).
@@ -265,6 +267,7 @@ fn step(words: &mut Words<'_>, line: usize, limit: &Limit) -> Result<Step, Strin
         }
         "settle" => Op::Settle { id: words.id()?, actual: words.number("the true cost")? },
         "cancel" => Op::Cancel { id: words.id()? },
+        "refund" => Op::Refund(words.cost()?),
         "reset" => Op::Reset,
         "hold" => Op::Hold { id: words.id()?, cost: words.cost()? },
         "release" => Op::Release { id: words.id()? },
@@ -277,7 +280,7 @@ fn step(words: &mut Words<'_>, line: usize, limit: &Limit) -> Result<Step, Strin
         return Err(format!("`{name}` needs a concurrency limit"));
     }
     let expect = match op {
-        Op::Reset => Expect::default(),
+        Op::Refund(_) | Op::Reset => Expect::default(),
         Op::Settle { .. } | Op::Cancel { .. } | Op::Release { .. } | Op::Renew { .. } => {
             let done = verdict(words, "done", "gone")?;
             Expect { done: Some(done), ..Expect::default() }
@@ -344,6 +347,7 @@ mod tests {
             at 0s      hold a 1           allow
             at 1s      release a          done
             at 1s      renew a            gone
+            at 1s      refund 2
         ";
         let cases = parse("some.cases", table).unwrap();
         assert_eq!(cases.iter().map(|case| case.line).collect::<Vec<_>>(), [3, 11]);
@@ -377,6 +381,7 @@ mod tests {
             (12, 0, Op::Hold { id: a(), cost: Cost::ONE }, answer(true)),
             (13, 1_000_000, Op::Release { id: a() }, receipt(true)),
             (14, 1_000_000, Op::Renew { id: a() }, receipt(false)),
+            (15, 1_000_000, Op::Refund(cost(2)), Expect::default()),
         ];
         let leases = leases.map(|(line, us, op, expect)| Step { line, at: at(us), op, expect });
         assert_eq!(cases[1].steps, leases);
@@ -433,6 +438,8 @@ mod tests {
             ("\n+\nat 0s reserve 1 as", "x:3: the line ends where an id should be"),
             ("\n+\nat 0s settle a 1 allow", "x:3: expected `done` or `gone`, not `allow`"),
             ("\n+\nat 0s reset done", "x:3: `done` is one word too many"),
+            ("\n+\nat 0s refund", "x:3: the line ends where a cost should be"),
+            ("\n+\nat 0s refund 1 done", "x:3: `done` is one word too many"),
             ("\n+\nat 0s hold a 1 allow", "x:3: `hold` needs a concurrency limit"),
         ] {
             let refused = parse("x", &table.replace('+', bucket)).unwrap_err();

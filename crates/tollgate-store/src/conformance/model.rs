@@ -166,6 +166,14 @@ impl Model {
         Settled::Done
     }
 
+    pub(super) fn refund(&mut self, items: &[Item<'_>], now: Micros) {
+        for item in items {
+            let name = (item.limit.name.clone(), item.key.to_owned());
+            let amount = item.cost.get().min(tollgate_kernel::MAX_COUNT);
+            item.limit.limit.refund(self.state(&name, item.limit.limit), amount, now);
+        }
+    }
+
     pub(super) fn forget(&mut self, limit: &str, key: &str) {
         self.states.remove(&(limit.to_owned(), key.to_owned()));
     }

@@ -9,7 +9,7 @@ use super::{Effort, FOR_LONG, Subject, cost, limit};
 use crate::{Hold, HoldId, Item, ManualClock, Micros, Settled, Settlement, Store, StoredLimit};
 
 /// A limit of every strategy that admits exactly `most` while the clock stands still.
-fn limits(most: u64) -> Vec<StoredLimit> {
+pub(super) fn limits(most: u64) -> Vec<StoredLimit> {
     let rate = "1/m".parse().expect("a rate");
     let hour = Micros::from_secs(3_600);
     vec![
@@ -23,7 +23,11 @@ fn limits(most: u64) -> Vec<StoredLimit> {
 }
 
 /// Has every racer run `race`, and adds up what they return.
-async fn race<F>(effort: Effort, store: &Arc<dyn Store>, race: impl Fn(Arc<dyn Store>, usize) -> F) -> u64
+pub(super) async fn race<F>(
+    effort: Effort,
+    store: &Arc<dyn Store>,
+    race: impl Fn(Arc<dyn Store>, usize) -> F,
+) -> u64
 where
     F: Future<Output = u64> + Send + 'static,
 {

@@ -59,6 +59,10 @@ impl<'a> Player<'a> {
                 let peeked = self.subject.store.peek(&[self.item(*cost)]).await;
                 peeked.unwrap_or_else(|error| panic!("peek: {error}")).outcomes[0]
             }
+            Op::Refund(amount) => {
+                let refunded = self.subject.store.refund(&[self.item(*amount)]).await;
+                return refunded.err().map(|error| error.to_string());
+            }
             Op::Reset => {
                 let forgotten = self.subject.store.forget(&self.limit, KEY).await;
                 return forgotten.err().map(|error| error.to_string());

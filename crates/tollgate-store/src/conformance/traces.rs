@@ -144,11 +144,12 @@ struct Trace<'a> {
 impl Trace<'_> {
     async fn step(&mut self) -> Result<(), String> {
         self.pass_time();
-        match self.random.below(20) {
+        match self.random.below(22) {
             0..10 => self.charge(false).await,
             10..13 => self.charge(true).await,
             13..15 => self.peek().await,
             15..19 => self.settle().await,
+            19..21 => self.refund().await,
             _ => self.forget().await,
         }
     }
@@ -270,6 +271,13 @@ impl Trace<'_> {
             Ok(settled) => Some(settled),
         };
         equal("settle", &(id, settlement), &expected, &got)
+    }
+
+    /// What it comes to, the calls that follow tell.
+    async fn refund(&mut self) -> Result<(), String> {
+        let items = Self::items(&mut self.random, self.limits, self.is_wide);
+        self.model.refund(&items, self.clock.now());
+        self.subject.store.refund(&items).await.map_err(|error| format!("refund {items:?}: {error}"))
     }
 
     async fn forget(&mut self) -> Result<(), String> {

@@ -168,7 +168,7 @@ pub(super) async fn probe(pool: &Pool) -> Result<Vec<String>, StoreError> {
 }
 
 const TABLES: [&str; 6] = ["state", "execution", "lease", "hold", "life", "schema"];
-const FUNCTIONS: [&str; 7] = ["charge", "settle", "peek", "forget", "cleanup", "look", "now_us"];
+const FUNCTIONS: [&str; 8] = ["charge", "settle", "peek", "refund", "forget", "cleanup", "look", "now_us"];
 
 async fn any_table(pool: &Pool, client: &Client) -> Result<bool, StoreError> {
     let failed = |error| Fault::of(error, Stage::Before, "looking for tables", &pool.place).error;

@@ -10,6 +10,7 @@ pub(super) enum Verb {
     Charge,
     Settle,
     Peek,
+    Refund,
     Forget,
 }
 
@@ -58,6 +59,7 @@ impl Verb {
             Verb::Upsert(..) | Verb::Charge => "charging",
             Verb::Settle => "settling",
             Verb::Peek => "peeking",
+            Verb::Refund => "refunding",
             Verb::Forget => "forgetting",
         }
     }
@@ -82,6 +84,7 @@ impl Verb {
             }
             Verb::Settle => "select * from {prefix}settle($1, $2, $3, $4, $5, $6, $7)".into(),
             Verb::Peek => "select * from {prefix}peek($1, $2, $3, $4, $5, $6, $7)".into(),
+            Verb::Refund => "select * from {prefix}refund($1, $2, $3, $4, $5, $6)".into(),
             Verb::Forget => "select * from {prefix}forget($1, $2)".into(),
         };
         with_prefix(&text, prefix)
@@ -106,7 +109,12 @@ pub(super) const MIGRATIONS: [&str; 1] = [include_str!("migrations/1.sql")];
 /// All functions, in an order in which each finds what it calls.
 pub(super) fn functions(prefix: &str) -> String {
     let twins = SQL.iter().map(|(_, text)| *text);
-    let own = [include_str!("charge.sql"), include_str!("settle.sql"), include_str!("cleanup.sql")];
+    let own = [
+        include_str!("charge.sql"),
+        include_str!("settle.sql"),
+        include_str!("refund.sql"),
+        include_str!("cleanup.sql"),
+    ];
     with_prefix(&twins.chain(own).collect::<Vec<_>>().join("\n"), prefix)
 }
 

@@ -77,6 +77,18 @@ pub(super) fn put_part(cmd: &mut Cmd, part: &Part<'_>) {
         Some((price_us, price_rest)) => cmd.arg(part.cost.get()).arg(price_us).arg(price_rest),
         None => cmd.arg(0).arg(-1).arg(0),
     };
+    put_limit(cmd, limit);
+}
+
+/// Puts a part to the script that refunds.
+pub(super) fn put_refund(cmd: &mut Cmd, part: &Part<'_>) {
+    let limit = &part.limit.limit;
+    cmd.arg(number(limit.strategy())).arg(part.cost.get());
+    put_limit(cmd, limit);
+}
+
+/// The limit's five numbers.
+fn put_limit(cmd: &mut Cmd, limit: &Limit) {
     let parameters = limit.parameters();
     for index in 0..5 {
         cmd.arg(parameters.get(index).copied().unwrap_or(0));

@@ -48,11 +48,19 @@ pub(crate) static SETTLE: LazyLock<Script> = LazyLock::new(|| {
     joined(&texts)
 });
 
+/// Refunds. A script of its own, so that no charge is the longer for it.
+pub(crate) static REFUND: LazyLock<Script> = LazyLock::new(|| {
+    let mut texts = vec![twin("whole.lua"), twin("token_bucket.lua")];
+    texts.extend(OTHERS.map(twin));
+    texts.extend([include_str!("clock.lua"), include_str!("state.lua"), include_str!("refund.lua")]);
+    joined(&texts)
+});
+
 /// Remembers where the parts of a hold are, on a cluster.
 pub(crate) static PLACE: LazyLock<Script> =
     LazyLock::new(|| joined(&[include_str!("clock.lua"), include_str!("place.lua")]));
 
 /// All of them, to be loaded into a server that is new to us.
-pub(crate) fn all() -> [&'static Script; 3] {
-    [&CHARGE, &SETTLE, &PLACE]
+pub(crate) fn all() -> [&'static Script; 4] {
+    [&CHARGE, &SETTLE, &REFUND, &PLACE]
 }

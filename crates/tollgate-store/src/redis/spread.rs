@@ -196,6 +196,21 @@ impl RedisStore {
         parts.conclude(&outcomes, true)
     }
 
+    /// Refunds each group for itself: one script each, all at the same time. What one was given back it keeps, whatever becomes
+    /// of the others.
+    pub(super) async fn refund_spread(&self, parts: &Parts<'_>, deadline: Instant) -> Result<(), StoreError> {
+        let groups = self.groups(parts);
+        let refunds = groups.iter().map(|group| self.refund_together(&group.parts, deadline));
+        let refunded = futures_util::future::join_all(refunds).await;
+        let may_be_done = |refunded: &Result<(), StoreError>| match refunded {
+            Ok(()) => true,
+            Err(error) => error.is_ambiguous(),
+        };
+        let is_any = refunded.iter().any(may_be_done);
+        let all: Result<(), StoreError> = refunded.into_iter().collect();
+        all.map_err(|error| if is_any { error.ambiguous() } else { error })
+    }
+
     /// Undoes groups before the answer is given, so that whoever gets it finds them undone.
     async fn undo_now(&self, groups: &[Group<'_>], id: HoldId, deadline: Instant) -> Result<(), StoreError> {
         let undone = groups.iter().map(|group| self.undo_one(self.undo_keys(group, id), deadline));

@@ -54,6 +54,53 @@ async fn recovers(store: &PostgresStore, limit: &StoredLimit) {
     }
 }
 
+/// There is time enough to send a refund again, and it must not be; and one that waits for a row until it is late changes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_is_made_once_or_not_at_all() {
+    let server = Arc::new(PostgresServer::start());
+    let proxy = FaultProxy::start(server.port());
+    let limit = hourly("api", 1_000);
+    let ten = [Item { cost: Cost::new(10).unwrap(), ..item(&limit, "k") }];
+    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
+    let patient = connect(PostgresOptions { timeout: Duration::from_secs(20), ..options(&url) }).await;
+    patient.charge(&ten, None).await.unwrap();
+    patient.refund(&[item(&limit, "k")]).await.unwrap();
+    assert_eq!(used(&server, &limit, "k").await, 9);
+    proxy.set(Mode::SwallowReplies);
+    let cut = async {
+        let start = Instant::now();
+        while used(&server, &limit, "k").await == 9 {
+            assert!(start.elapsed() < Duration::from_secs(20), "the request does not arrive");
+        }
+        proxy.set(Mode::Pass);
+        proxy.reset_connections();
+    };
+    let back = [item(&limit, "k")];
+    let (refunded, ()) = tokio::join!(patient.refund(&back), cut);
+    let error = refunded.unwrap_err();
+    assert!(error.is_ambiguous(), "{error}");
+    assert_eq!(used(&server, &limit, "k").await, 8, "{error}");
+    patient.refund(&back).await.unwrap();
+    assert_eq!(used(&server, &limit, "k").await, 7);
+
+    let store = short(server.port()).await;
+    let locked = lock_all(&server).await;
+    timed(store.refund(&back)).await.unwrap_err();
+    locked.await.unwrap();
+    assert_eq!(used(&server, &limit, "k").await, 7, "it was given up while it waited");
+    let late = |seconds: i32| {
+        format!(
+            "select from tollgate_refund((select array_agg(key) from tollgate_state where limit_name = 'api'), '{{3}}', \
+             '{{1000, 3600000000, 0, 0, 0}}', '{{1}}', null, now() - interval '{seconds} s')"
+        )
+    };
+    let error = server.try_psql(&late(1)).unwrap_err();
+    assert!(error.contains("the call came after its deadline"), "{error}");
+    assert_eq!(used(&server, &limit, "k").await, 7);
+    server.psql(&late(-60));
+    assert_eq!(used(&server, &limit, "k").await, 6, "the same in time");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_network_costs_a_deadline_and_nothing_more() {
     let server = PostgresServer::start();

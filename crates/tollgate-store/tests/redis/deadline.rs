@@ -260,7 +260,7 @@ async fn callers_at_different_costs_do_not_hold_each_other_up() {
 }
 
 /// How often the server has begun one of our scripts.
-fn scripts_run(server: &RedisServer) -> u64 {
+pub(super) fn scripts_run(server: &RedisServer) -> u64 {
     let stat = server.info("commandstats", "cmdstat_evalsha").unwrap_or_default();
     let calls = stat.split(',').find_map(|field| field.strip_prefix("calls="));
     calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)

@@ -10,6 +10,7 @@ mod faults_cluster;
 mod log;
 mod matrix;
 mod races;
+mod refund;
 mod suite;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -12,7 +12,7 @@ use super::metrics::{
 };
 
 /// The calls that a store knows.
-const OPERATIONS: [&str; 4] = ["charge", "settle", "peek", "forget"];
+const OPERATIONS: [&str; 5] = ["charge", "settle", "peek", "refund", "forget"];
 
 /// The counters of one registry's store. Each is made when it first counts.
 pub(crate) struct StoreMeter {

@@ -37,7 +37,8 @@ fn a_cached_answer_is_the_stores_answer_under_every_strategy() {
                 hands.advance(Micros::new(dice.below(200_000)));
                 let (key, cost) = (dice.pick(&["a", "b"]), 1 + dice.below(6).min(dice.below(6)));
                 let asks = [Ask::new("api", key).cost(cost)];
-                match dice.below(40) {
+                match dice.below(41) {
+                    40 => ready(gate.refund(&asks)).unwrap(),
                     0 => drop(ready(gate.reset("api", key)).unwrap()),
                     1 => open.extend(ready(gate.reserve(&asks, HOUR)).unwrap().reservation),
                     2 => {

@@ -114,6 +114,10 @@ impl Store for Elsewhere {
         self.answer(move || Store::peek(&self.store, items))
     }
 
+    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+        self.answer(move || Store::refund(&self.store, items))
+    }
+
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         self.answer(move || Store::forget(&self.store, limit, key))
     }

@@ -106,6 +106,12 @@ impl One<'_> {
     pub(crate) fn ask(&self) -> Result<Ask<'_>, Fault> {
         ask(&self.limit, &self.key, self.cost)
     }
+
+    /// The limit, and the key as it is kept: a key may be written in several ways.
+    pub(crate) fn name(&self) -> Result<(&str, String), Fault> {
+        let key = Key::parse(self.key.checked()?).map_err(|error| Fault::malformed(error.to_string()))?;
+        Ok((&self.limit.0, key.canonical().to_owned()))
+    }
 }
 
 fn ask<'a>(limit: &'a Text<'_>, key: &'a KeyText<'_>, cost: Option<u64>) -> Result<Ask<'a>, Fault> {

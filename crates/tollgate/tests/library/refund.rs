@@ -1,0 +1,185 @@
+//! Refunds: what they give back wherever the counters are, what they end, and what is said when they fail.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::{
+    Ask, Charged, Failure, Fallback, Hold, HoldId, Item, Limit, Micros, Rule, Settled, Settlement, Source,
+    Store, StoreFuture, StoreState, StoredLimit, Tollgate,
+};
+
+use crate::crowd::{Crowd, ready};
+use crate::elsewhere::{Elsewhere, Fault};
+use crate::scene::{a_minute, every_strategy, hands, on};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn used(gate: &Tollgate, limit: &str, key: &str) -> u64 {
+    ready(gate.status(limit, key)).unwrap().used()
+}
+
+fn source(gate: &Tollgate, key: &str) -> (bool, Source) {
+    let decision = ready(gate.charge(&[Ask::new("api", key)])).unwrap();
+    (decision.allowed(), decision.limits()[0].source)
+}
+
+#[test]
+fn a_refund_is_the_same_wherever_the_counters_are() {
+    for limit in every_strategy(10) {
+        let hands = hands();
+        let gates = [on(&hands), on(&hands).store(Elsewhere::new(&hands))].map(|builder| {
+            let watching = Rule::new("watching", limit).unwrap().shadow();
+            let builder = builder.limit("api", limit).rule(watching);
+            builder.rule(Rule::unlimited("free").unwrap()).build().unwrap()
+        });
+        let [here, elsewhere] = gates.map(|gate| {
+            let ask = |limit, key, cost| Ask::new(limit, key).cost(cost);
+            ready(gate.charge(&[ask("api", "a", 6), ask("watching", "a", 6), ask("free", "a", 6)])).unwrap();
+            ready(gate.charge(&[ask("api", "b", 2)])).unwrap();
+            let back = [ask("api", "a", 2), ask("watching", "a", 5), ask("free", "a", 5), ask("api", "b", 9)];
+            ready(gate.refund(&back)).unwrap();
+            ready(gate.refund(&[ask("api", "nobody", 3)])).unwrap();
+            ready(gate.refund(&[])).unwrap_err();
+            assert!(ready(gate.refund(&[ask("apis", "a", 1)])).unwrap_err().to_string().contains("`api`"));
+            ["a", "b", "nobody"].map(|key| (used(&gate, "api", key), used(&gate, "watching", key)))
+        });
+        let is_leased = matches!(limit, Limit::Concurrency(_));
+        let expected = if is_leased { [(6, 6), (2, 0), (0, 0)] } else { [(4, 1), (0, 0), (0, 0)] };
+        assert_eq!(here, expected, "{limit}");
+        assert_eq!(elsewhere, expected, "{limit}");
+    }
+}
+
+#[test]
+fn a_refund_ends_what_is_believed_of_its_keys_and_of_no_other() {
+    let hands = hands();
+    let elsewhere = Elsewhere::new(&hands);
+    let gate =
+        on(&hands).limit("api", a_minute(2)).store(elsewhere.clone()).denial_cache(HOUR).build().unwrap();
+    let exhaust = |key: &str| {
+        while source(&gate, key).0 {}
+        assert_eq!(source(&gate, key), (false, Source::DenialCache));
+    };
+    for key in ["a", "b"] {
+        exhaust(key);
+    }
+    let back = [Ask::new("api", "a")];
+    ready(gate.refund(&back)).unwrap();
+    assert_eq!(source(&gate, "a"), (true, Source::Store));
+    assert_eq!(source(&gate, "b"), (false, Source::DenialCache));
+
+    // Done, and the answer lost: it may have been, so the store is asked.
+    exhaust("a");
+    elsewhere.fault(Fault::Loses(Failure::Timeout));
+    let error = ready(gate.refund(&back)).unwrap_err();
+    assert!(error.is_transient() && error.is_ambiguous(), "{error}");
+    elsewhere.fault(Fault::None);
+    assert_eq!(source(&gate, "a"), (true, Source::Store));
+
+    // The caller gave up on it.
+    exhaust("a");
+    elsewhere.fault(Fault::Hangs);
+    let mut crowd = Crowd::new();
+    let quitter = crowd.join(gate.refund(&back));
+    crowd.leave(quitter);
+    elsewhere.fault(Fault::None);
+    assert_eq!(source(&gate, "a"), (true, Source::Store));
+}
+
+#[test]
+fn whoever_waits_is_told_of_a_refund() {
+    let hands = hands();
+    for gate in [on(&hands), on(&hands).store(Elsewhere::new(&hands))] {
+        let gate = gate.limit("api", a_minute(2)).denial_cache(HOUR).build().unwrap();
+        ready(gate.charge(&[Ask::new("api", "a").cost(2)])).unwrap();
+        let mut crowd = Crowd::new();
+        crowd.join(gate.wait(Ask::new("api", "a"), HOUR));
+        assert!(crowd.run().is_empty());
+        ready(gate.refund(&[Ask::new("api", "a")])).unwrap();
+        assert_eq!(crowd.run_to_see_who_is_done(), [0]);
+    }
+}
+
+/// Nobody stands in for the store: whatever limits fall back to, nothing is given back, and a call costs nothing.
+#[test]
+fn while_the_store_is_down_nothing_is_refunded_and_that_is_said() {
+    for fallback in [Fallback::Open, Fallback::Closed, Fallback::Local] {
+        let hands = hands();
+        let elsewhere = Elsewhere::new(&hands);
+        let rule = Rule::new("api", a_minute(10)).unwrap().fallback(fallback);
+        let gate = on(&hands).rule(rule).store(elsewhere.clone()).build().unwrap();
+        let back = [Ask::new("api", "a").cost(3)];
+        ready(gate.charge(&back)).unwrap();
+        elsewhere.fault(Fault::Fails(Failure::Connection));
+        for _ in 0..10 {
+            let error = ready(gate.refund(&back)).unwrap_err();
+            assert!(error.is_transient() && !error.is_ambiguous(), "{error}");
+        }
+        assert_eq!(gate.store_health().state, StoreState::Down);
+        assert_eq!(elsewhere.calls(), 6, "a charge and five failures");
+        elsewhere.fault(Fault::None);
+        hands.advance(Micros::from_secs(6));
+        assert_eq!(used(&gate, "api", "a"), 3);
+        ready(gate.refund(&back)).unwrap();
+        assert_eq!(used(&gate, "api", "a"), 0);
+        elsewhere.fault(Fault::Invalid);
+        assert!(!ready(gate.refund(&back)).unwrap_err().is_transient(), "that is the caller's error");
+    }
+}
+
+/// A store of somebody's own that does not know refunds says so.
+#[test]
+fn a_store_that_cannot_refund_says_so() {
+    struct Plain(Arc<Elsewhere>);
+    impl Store for Plain {
+        fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+            self.0.charge(items, hold)
+        }
+        fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+            self.0.settle(id, settlement)
+        }
+        fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+            self.0.peek(items)
+        }
+        fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+            self.0.forget(limit, key)
+        }
+    }
+    let hands = hands();
+    let store = Arc::new(Plain(Elsewhere::new(&hands)));
+    let gate = on(&hands).limit("api", a_minute(10)).store(store).build().unwrap();
+    let error = ready(gate.refund(&[Ask::new("api", "a")])).unwrap_err();
+    assert!(error.to_string().contains("cannot refund") && !error.is_transient(), "{error}");
+}
+
+#[test]
+fn a_slice_is_given_back_before_its_key_is_refunded() {
+    let hands = hands();
+    let elsewhere = Elsewhere::new(&hands);
+    let rule = Rule::new("api", a_minute(20)).unwrap().slice(10, Duration::from_secs(1)).unwrap();
+    let gate = on(&hands).rule(rule.fallback(Fallback::Closed)).store(elsewhere.clone()).build().unwrap();
+    for expected in [Source::Store, Source::Slice, Source::Slice] {
+        assert_eq!(source(&gate, "a"), (true, expected));
+    }
+    assert_eq!(used(&gate, "api", "a"), 10);
+    ready(gate.refund(&[Ask::new("api", "a")])).unwrap();
+    assert_eq!(used(&gate, "api", "a"), 2, "three were used, and one of them given back");
+    // More than was used, from a slice of which one is used: what lay idle is not refunded a second time.
+    assert_eq!(source(&gate, "a"), (true, Source::Store));
+    ready(gate.refund(&[Ask::new("api", "a").cost(15)])).unwrap();
+    assert_eq!(used(&gate, "api", "a"), 0);
+    assert_eq!(ready(gate.give_back_slices()).unwrap(), 0, "the slice is gone");
+
+    // A slice that cannot be given back is still paid for.
+    assert_eq!(source(&gate, "a"), (true, Source::Store));
+    elsewhere.fault(Fault::Fails(Failure::Connection));
+    ready(gate.refund(&[Ask::new("api", "a")])).unwrap_err();
+    assert_eq!(source(&gate, "a"), (true, Source::Slice));
+    // One that may have been given back is not.
+    elsewhere.fault(Fault::Loses(Failure::Connection));
+    ready(gate.refund(&[Ask::new("api", "a")])).unwrap_err();
+    elsewhere.fault(Fault::Fails(Failure::Connection));
+    assert_eq!(source(&gate, "a").1, Source::FallbackClosed);
+    elsewhere.fault(Fault::None);
+    assert_eq!(used(&gate, "api", "a"), 2);
+}
