@@ -22,7 +22,7 @@ use tollgate::{Ask, Decision, HoldId, Settled, Settlement};
 
 use self::ask::{Actual, Batch, OfReservation, Question};
 use super::page;
-use crate::app::{Act, App, Decided, State, at_once};
+use crate::app::{Act, App, Decided, State};
 
 pub(crate) use self::body::{Body, full};
 pub(crate) use self::fault::Fault;
@@ -46,24 +46,27 @@ async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Bo
     let path = request.uri().path();
     if let Some(rest) = path.strip_prefix("/v1/gate/") {
         only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
-        return gate::answer(app, rest, request.uri().query(), request.headers()).await;
+        return Box::pin(gate::answer(app, rest, request.uri().query(), request.headers())).await;
     }
+    if path == "/v1/check" {
+        return decide(app, request, |_| Ok(Act::Charge)).await;
+    }
+    // Boxed, all of them: what any could become would be carried along by every check.
     match path {
-        "/v1/check" => decide(app, request, |_| Ok(Act::Charge)).await,
-        "/v1/peek" => decide(app, request, |_| Ok(Act::Peek)).await,
-        "/v1/reserve" => decide(app, request, |asked| Ok(Act::Reserve(ttl(asked.ttl_ms)?))).await,
-        "/v1/checks" => checks(app, request).await,
-        "/v1/settle" => settle(app, request, settlement).await,
-        "/v1/cancel" => settle(app, request, |asked| no_amount(asked, Settlement::Cancel)).await,
-        "/v1/renew" => settle(app, request, |asked| no_amount(asked, Settlement::Renew)).await,
-        "/v1/reset" => admin::reset(app, request).await,
-        "/v1/reload" => admin::reload(app, request).await,
+        "/v1/peek" => Box::pin(decide(app, request, |_| Ok(Act::Peek))).await,
+        "/v1/reserve" => Box::pin(decide(app, request, |asked| Ok(Act::Reserve(ttl(asked.ttl_ms)?)))).await,
+        "/v1/checks" => Box::pin(checks(app, request)).await,
+        "/v1/settle" => Box::pin(settle(app, request, settlement)).await,
+        "/v1/cancel" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Cancel))).await,
+        "/v1/renew" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Renew))).await,
+        "/v1/reset" => Box::pin(admin::reset(app, request)).await,
+        "/v1/reload" => Box::pin(admin::reload(app, request)).await,
         _ => {
             only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
             if let Some(answered) = page::answer(app, &request) {
                 return answered;
             }
-            look::answer(app, path, request.uri().query()).await
+            Box::pin(look::answer(app, path, request.uri().query())).await
         }
     }
 }
@@ -133,7 +136,7 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
         known(state, &asks)?;
         let mut results = Results::with_capacity(asks.len());
         for one in asks.chunks(1) {
-            let decided = at_once(state.gate.charge(one));
+            let decided = state.gate.charge_at_once(one);
             results.add(state, one, decided.ok_or_else(|| Fault::unavailable("the counters are busy"))?)?;
         }
         Ok(results)
@@ -145,7 +148,7 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
             known(&state, &asks)?;
             let mut results = Results::with_capacity(asks.len());
             for one in asks.chunks(1) {
-                results.add(&state, one, state.gate.charge(one).await)?;
+                results.add(&state, one, Box::pin(state.gate.charge(one)).await)?;
             }
             results
         }
