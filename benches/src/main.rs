@@ -4,7 +4,7 @@
 //! and how much memory a key takes. The walk: `scene.rs` says what is measured, `workload.rs` draws the keys,
 //! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. `-- stores`
 //! measures the shared stores, on servers that it starts: `stores.rs`. `-- http` measures what a layer costs an HTTP service:
-//! `http.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
+//! `http.rs`. `-- server` measures the server beside others: `server.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
 
 mod contestant;
 mod goals;
@@ -14,6 +14,7 @@ mod machine;
 mod memory;
 mod report;
 mod scene;
+mod server;
 mod stores;
 mod workload;
 
@@ -46,6 +47,10 @@ enum Command {
     Stores(stores::Options),
     /// What a layer costs an axum service, over loopback and by itself
     Http(http::Options),
+    /// The server under load, beside Redis, throttlecrab-server and servers that answer always the same
+    Server(server::Options),
+    #[command(name = server::constant::COMMAND, hide = true)]
+    Constant(server::constant::Options),
     #[command(name = memory::COMMAND, hide = true)]
     GrowByKeys { contestant: String, keys: u32 },
 }
@@ -74,6 +79,8 @@ fn main() -> ExitCode {
         Command::InProcess(options) => in_process(&options),
         Command::Stores(options) => stores::run(&options),
         Command::Http(options) => http::run(&options),
+        Command::Server(options) => server::run(&options),
+        Command::Constant(options) => server::constant::run(&options),
         Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {
             println!("{}", memory::growth(entrant, KeySet { count: keys }));
         }),

@@ -105,7 +105,7 @@ fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Strin
 }
 
 /// The server that the test kit starts, which would panic without it.
-fn find_redis() -> Result<(), String> {
+pub(crate) fn find_redis() -> Result<(), String> {
     let server = std::env::var_os("TOLLGATE_REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
     let asked = Command::new(server).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     match asked {

@@ -65,6 +65,16 @@ impl State {
         Ok(Decided { decision, reservation: None })
     }
 
+    /// The same where it can be done at once.
+    fn act_at_once<'a>(&'a self, act: Act, asks: &[Ask<'_>]) -> Option<Result<Decided<'a>, Error>> {
+        let decided = match act {
+            Act::Charge => self.gate.charge_at_once(asks)?,
+            Act::Peek => self.gate.peek_at_once(asks)?,
+            Act::Reserve(_) => return at_once(self.act(act, asks)),
+        };
+        Some(decided.map(|decision| Decided { decision, reservation: None }))
+    }
+
     fn is_in_process(&self) -> bool {
         self.config.store.mode == StoreMode::Memory
     }
@@ -104,13 +114,14 @@ impl App {
         let state = {
             let state = self.state.read();
             if state.is_in_process()
-                && let Some(decided) = at_once(state.act(act, asks))
+                && let Some(decided) = state.act_at_once(act, asks)
             {
                 return tell(&state, decided);
             }
             state.clone()
         };
-        let decided = state.act(act, asks).await;
+        // Boxed, because it is large, and whoever is answered at once need not carry it.
+        let decided = Box::pin(state.act(act, asks)).await;
         tell(&state, decided)
     }
 

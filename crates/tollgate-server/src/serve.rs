@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -44,9 +44,6 @@ const GRACE: Duration = Duration::from_secs(10);
 
 const PATIENCE: Patience = Patience { idle: Duration::from_secs(60), busy: Duration::from_secs(15) };
 
-/// How long the head of a request may take to come.
-const HEAD: Duration = Duration::from_secs(60);
-
 /// Does what was asked.
 pub(crate) fn run(asked: &ServeArgs) -> Result<(), Failure> {
     let config = match &asked.config {
@@ -62,7 +59,12 @@ pub(crate) fn start(
     config: Config,
     beside: impl FnOnce(&Arc<App>),
 ) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    // On one core a second thread would only be woken in vain.
+    let mut runtime = match std::thread::available_parallelism() {
+        Ok(cores) if cores.get() == 1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = runtime.enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(serve(asked, config, beside))
 }
@@ -259,7 +261,8 @@ async fn speak_http(app: Arc<App>, stream: TcpStream, mut closing: watch::Receiv
         async move { Ok::<_, Infallible>(json::answer(app, request).await) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_headers(64).max_buf_size(64 * 1024);
+    // Without a timer of its own: whoever is slow to write a head is given up by the stream.
+    builder.header_read_timeout(None).max_headers(64).max_buf_size(64 * 1024);
     let mut connection = std::pin::pin!(builder.serve_connection(stream, service));
     tokio::select! {
         _ = connection.as_mut() => return,

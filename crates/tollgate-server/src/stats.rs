@@ -1,31 +1,28 @@
 //! What the page shows of decisions: how many a second under each limit, who is denied most, how long they take.
 //!
-//! An observer of the registry, so it sees every decision of every face and can change none. What a decision costs here is a
-//! look in a map and one atomic addition; which second it is, is told once a second from outside ([`Stats::tick`]), not read
-//! from a clock. Only a denial does more. Everything is bounded: five minutes of seconds (`ring.rs`), so many keys a limit
+//! An observer of the registry, so it sees every decision of every face and can change none. Admissions by counters in this
+//! process are told to it as numbers, 64 at a time, so that a check costs what it does without a page; a denial costs a look in
+//! a map and a look through 64 numbers. Which second it is, is told once a second from outside ([`Stats::tick`]), not read from a
+//! clock, after the registry was asked to hand over what it had counted. Everything is bounded: five minutes of seconds (`ring.rs`), so many keys a limit
 //! (`offenders.rs`), a few histograms (`latency.rs`). The metrics are elsewhere, and are the ones to keep.
 
 pub(crate) mod latency;
 pub(crate) mod offenders;
 pub(crate) mod ring;
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use tollgate::config::{Config, StoreMode};
+use tollgate::config::Config;
 use tollgate::telemetry::Telemetry;
-use tollgate::{Event, Observer};
+use tollgate::{Admissions, Event, Observer};
 
 use self::latency::Latency;
 use self::offenders::{Offender, Offenders, Standing, Who};
 use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
-
-/// One decision in so many is timed where the counters are in this process, as in the metrics.
-const TIMED: u32 = 64;
 
 /// Keys longer than this are shown by their hash only.
 const LONGEST_SHOWN: usize = 256;
@@ -47,15 +44,12 @@ pub(crate) struct Stats {
 pub(crate) struct Settings {
     /// Whether keys are shown as they are.
     pub(crate) shows_keys: bool,
-    /// Whether the counters are in this process, where one decision in 64 is timed.
-    pub(crate) is_in_process: bool,
 }
 
 impl Settings {
     /// As a config has it.
     pub(crate) fn of(config: &Config) -> Settings {
-        let is_in_process = config.store.mode == StoreMode::Memory;
-        Settings { shows_keys: config.server.show_keys, is_in_process }
+        Settings { shows_keys: config.server.show_keys }
     }
 }
 
@@ -124,24 +118,17 @@ impl Stats {
     /// Who was denied most under a limit in the last minutes, at most so many.
     pub(crate) fn offenders(&self, limit: &str, count: usize) -> Vec<Offender> {
         let limits = self.limits.read();
-        limits.get(limit).map(|limit| limit.offenders.lock().top(self.second(), count)).unwrap_or_default()
+        let Some(limit) = limits.get(limit) else { return Vec::new() };
+        // Who they are is worked out when it is asked: most who are denied once are gone before.
+        limit.offenders.lock().top(self.second(), count, |key| Who {
+            hash: self.telemetry.key_hash(key),
+            key: (self.settings.shows_keys && key.len() <= LONGEST_SHOWN).then(|| key.to_owned()),
+        })
     }
 
     /// How long decisions took in the last minutes.
     pub(crate) fn latency(&self) -> Option<latency::Percentiles> {
         self.latency.lock().percentiles()
-    }
-
-    fn is_timed(&self) -> bool {
-        thread_local! {
-            static COUNT: Cell<u32> = const { Cell::new(0) };
-        }
-        !self.settings.is_in_process
-            || COUNT.with(|count| {
-                let before = count.get();
-                count.set(before.wrapping_add(1));
-                before % TIMED == 0
-            })
     }
 
     /// Does something with what is counted of a limit, which is made if there is none.
@@ -155,17 +142,13 @@ impl Stats {
 
     fn denied(&self, limit: &OfLimit, event: &Event<'_>, second: u64) {
         let Some(key) = event.payer.reveal() else { return };
-        let who = || Who {
-            hash: self.telemetry.key_hash(key),
-            key: (self.settings.shows_keys && key.len() <= LONGEST_SHOWN).then(|| key.to_owned()),
-        };
         let standing = Standing {
             capacity: event.outcome.capacity,
             remaining: event.outcome.remaining,
             reset_after: event.outcome.reset_after,
             second,
         };
-        limit.offenders.lock().note(self.marks.hash_one(key), standing, who);
+        limit.offenders.lock().note(self.marks.hash_one(key), key, standing);
     }
 }
 
@@ -185,8 +168,24 @@ impl Observer for Stats {
                 limit.ring.count(second, Counted::FellBack);
             }
         });
-        if self.is_timed() && !event.duration.is_zero() {
+        if !event.duration.is_zero() {
             self.latency.lock().record(event.duration);
+        }
+    }
+
+    fn takes_counts(&self) -> bool {
+        true
+    }
+
+    fn admitted(&self, admissions: &Admissions<'_>) {
+        if admissions.count > 0 {
+            let second = self.second();
+            self.with_limit(admissions.limiter, |limit| {
+                limit.ring.add(second, Counted::Allowed, admissions.count);
+            });
+        }
+        if let Some(took) = admissions.duration {
+            self.latency.lock().record(took);
         }
     }
 }
@@ -204,7 +203,7 @@ mod tests {
 
     fn watched(shows_keys: bool) -> (Tollgate, Arc<Stats>) {
         let telemetry = Telemetry::new().salt("pepper");
-        let stats = Stats::new(telemetry, Settings { shows_keys, is_in_process: true }, START);
+        let stats = Stats::new(telemetry, Settings { shows_keys }, START);
         let limit = |count| Limit::fixed_window(count, Micros::from_secs(3_600)).expect("a limit");
         let gate = Tollgate::builder()
             .limit("api", limit(2))

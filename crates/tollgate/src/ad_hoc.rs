@@ -71,7 +71,8 @@ impl Tollgate {
                 Backend::Memory(_) => None,
             };
             let gate = &*self.gate;
-            let entry = Entry::new(rule, &gate.backend, &mut numbering, gate.otherwise, &gate.watch)?;
+            let (otherwise, watch, observers) = (gate.otherwise, &gate.watch, &gate.observers);
+            let entry = Entry::new(rule, &gate.backend, &mut numbering, otherwise, watch, observers)?;
             Ok(match meter {
                 Some(meter) => Entry { meter: meter.clone(), ..entry },
                 None => entry,

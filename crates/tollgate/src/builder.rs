@@ -314,7 +314,8 @@ impl TollgateBuilder {
             .rules()
             .iter()
             .map(|rule| {
-                let entry = Entry::new(rule.clone(), &backend, &mut numbering, self.otherwise, &watch)?;
+                let (rule, otherwise) = (rule.clone(), self.otherwise);
+                let entry = Entry::new(rule, &backend, &mut numbering, otherwise, &watch, &observers)?;
                 Ok(Arc::new(entry))
             })
             .collect::<Result<Vec<Arc<Entry>>, Error>>()?;

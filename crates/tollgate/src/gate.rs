@@ -146,6 +146,7 @@ impl Entry {
         numbering: &mut Option<Numbering<'_>>,
         otherwise: Otherwise,
         watch: &Watch,
+        observers: &Arc<Observers>,
     ) -> Result<Entry, Error> {
         let mut place = |allowance: &Allowance| -> Result<Place, Error> {
             Ok(match allowance {
@@ -172,7 +173,7 @@ impl Entry {
             .map(|(key, allowance)| Ok((key.canonical().to_owned(), place(allowance)?)))
             .collect::<Result<HashMap<String, Place>, Error>>()?;
         let strategies = std::iter::once(&base).chain(overrides.values()).map(Place::strategy);
-        let meter = Meter::new(watch, rule.name(), strategies);
+        let meter = Meter::new(watch, observers, rule.name(), strategies);
         Ok(Entry { rule, base, overrides, meter })
     }
 

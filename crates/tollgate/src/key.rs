@@ -88,10 +88,12 @@ impl<'a> Key<'a> {
     pub fn new(namespace: &str, key: &str) -> Result<Key<'static>, KeyError> {
         check_raw(Part::Namespace, namespace)?;
         check_raw(Part::Key, key)?;
-        let canonical = match namespace {
-            DEFAULT => encode(key),
-            _ => [encode(namespace), encode(key)].join(":"),
-        };
+        let mut canonical = String::with_capacity(namespace.len() + 1 + key.len());
+        if namespace != DEFAULT {
+            encode_into(&mut canonical, namespace);
+            canonical.push(':');
+        }
+        encode_into(&mut canonical, key);
         Ok(Key { canonical: canonical.into() })
     }
 
@@ -149,6 +151,16 @@ impl<'a> Key<'a> {
     #[inline]
     pub fn canonical(&self) -> &str {
         &self.canonical
+    }
+
+    /// The same, kept.
+    pub fn into_canonical(self) -> String {
+        self.canonical.into_owned()
+    }
+
+    /// The namespace of a canonical text, decoded.
+    pub(crate) fn namespace_of(canonical: &str) -> Cow<'_, str> {
+        canonical.split_once(':').map_or(DEFAULT.into(), |(namespace, _)| decode(namespace))
     }
 
     /// The namespace, decoded.
@@ -405,7 +417,19 @@ fn is_escape(text: &str) -> bool {
 }
 
 fn encode(raw: &str) -> String {
-    raw.replace('%', "%25").replace(':', "%3A")
+    let mut encoded = String::with_capacity(raw.len());
+    encode_into(&mut encoded, raw);
+    encoded
+}
+
+fn encode_into(out: &mut String, raw: &str) {
+    let mut rest = raw;
+    while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'%' | b':')) {
+        out.push_str(&rest[..at]);
+        out.push_str(if rest.as_bytes()[at] == b'%' { "%25" } else { "%3A" });
+        rest = &rest[at + 1..];
+    }
+    out.push_str(rest);
 }
 
 fn decode(encoded: &str) -> Cow<'_, str> {

@@ -81,7 +81,7 @@ pub use key::{Key, KeyError};
 pub use limiter::{Charge, Limiter, charge, peek, reserve};
 pub use policy::{Allowance, Fallback, Policy, PolicyError, Rule, Slice};
 pub use registry::{Ask, Tollgate};
-pub use report::{Event, Observer, Payer, Source};
+pub use report::{Admissions, Event, Observer, Payer, Source};
 pub use report::{grpc, headers, problem};
 pub use reservation::{Permit, Reservation, Reserved};
 pub use tollgate_kernel::{

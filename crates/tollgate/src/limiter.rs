@@ -60,10 +60,8 @@ impl Limiter {
 
     /// A handle on one limit of a registry.
     pub(crate) fn on(gate: Arc<Gate>, entry: Arc<Entry>) -> Limiter {
-        let is_watched = !gate.observers.is_empty() || !gate.watch.lets_straight();
-        let is_plain = entry.overrides.is_empty() && !entry.rule.is_shadow();
-        let is_straight = is_plain && !is_watched;
-        let tells_denials = is_plain && gate.observers.is_empty() && gate.watch.tells_denials_alone();
+        let is_straight = is_plain(&entry) && gate.observers.is_empty() && gate.watch.lets_straight();
+        let tells_denials = !is_straight && tells_denials_alone(&gate, &entry);
         let straight = match &entry.base {
             Place::Counted { memory: Some(memory), .. } if is_straight => Some(memory.clone()),
             _ => None,
@@ -108,24 +106,7 @@ impl Limiter {
 
     /// The straight way where denials are told: they alone cost what telling costs.
     fn charge_telling(&self, text: &str, cost: Cost) -> Outcome {
-        let memory = match &self.entry.base {
-            Place::Counted { memory: Some(memory), .. } if text.len() <= KNOWN_BYTES => memory,
-            _ => return self.charge_around(text, cost),
-        };
-        let started = Instant::now();
-        let is_told = Cell::new(false);
-        let outcome = memory.charge_known_or(text, cost, &|| {
-            is_told.set(true);
-            self.charge_around(text, cost)
-        });
-        if !is_told.get() {
-            let took = is_sampled().then(|| started.elapsed());
-            self.entry.meter.straight(text, outcome.allowed, took);
-            if !outcome.allowed {
-                self.gate.tell_denial(&self.entry, text, &outcome, started.elapsed());
-            }
-        }
-        outcome
+        charge_telling(&self.gate, &self.entry, text, cost).unwrap_or_else(|| self.charge_around(text, cost))
     }
 
     /// The straight way where charges are counted. What goes around is counted there.
@@ -281,6 +262,45 @@ impl Limiter {
             _ => 0,
         }
     }
+}
+
+/// Whether all keys meet the same counters, and what those say is how it is.
+fn is_plain(entry: &Entry) -> bool {
+    entry.overrides.is_empty() && !entry.rule.is_shadow()
+}
+
+/// Whether a charge of this limit may go straight unless it is denied.
+#[inline]
+pub(crate) fn tells_denials_alone(gate: &Gate, entry: &Entry) -> bool {
+    let counts_are_enough =
+        gate.observers.is_empty() || (gate.observers.take_counts() && entry.meter.is_on());
+    let watch_is_content = gate.watch.lets_straight() || gate.watch.tells_denials_alone();
+    is_plain(entry) && counts_are_enough && watch_is_content
+}
+
+/// A charge that goes straight unless it is denied; `None` if the counters do not know the text.
+#[inline]
+pub(crate) fn charge_telling(gate: &Gate, entry: &Entry, text: &str, cost: Cost) -> Option<Outcome> {
+    let Place::Counted { memory: Some(memory), .. } = &entry.base else { return None };
+    if text.len() > KNOWN_BYTES {
+        return None;
+    }
+    let is_sampled = is_sampled();
+    let started = (is_sampled || gate.watch.times_all(false)).then(Instant::now);
+    let is_known = Cell::new(true);
+    let outcome = memory.charge_known_or(text, cost, &|| {
+        is_known.set(false);
+        Outcome::BLOCKED
+    });
+    if !is_known.get() {
+        return None;
+    }
+    let took = started.map(|started| started.elapsed());
+    entry.meter.straight(text, outcome.allowed, took.filter(|_| is_sampled));
+    if !outcome.allowed {
+        gate.tell_denial(entry, text, cost, &outcome, took);
+    }
+    Some(outcome)
 }
 
 impl std::fmt::Debug for Limiter {

@@ -7,19 +7,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate_kernel::{Limit, Micros, Outcome};
-use tollgate_store::{Hold, HoldId, Settled, Settlement};
+use tollgate_kernel::{Cost, Limit, Micros, Outcome};
+use tollgate_store::{Hold, HoldId, MemoryStore, Settled, Settlement};
 use tracing::Instrument;
 
 use crate::ad_hoc::AdHoc;
 use crate::builder::TollgateBuilder;
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
 use crate::gate::{self, Answered, Backend, Entry, Gate, Place, Resolved, ResolvedAll};
 use crate::health::StoreHealth;
 use crate::limiter::{self, Limiter};
 use crate::policy::Rule;
-use crate::report::Started;
+use crate::report::{Source, Started};
 use crate::reservation::{Reservation, Reserved};
 use crate::slices::{Slices, Unused};
 use crate::wait::{self, WaitError};
@@ -169,21 +169,63 @@ impl Tollgate {
         self.decide("charge", asks, None).await
     }
 
+    /// What [`charge`](Self::charge) does, where it can be done at once because the counters are in this process; `None` where
+    /// they are elsewhere. A future that may have to wait is large, and whoever need not wait need not carry it.
+    ///
+    /// ```
+    /// use tollgate::{Ask, Limit, Tollgate};
+    ///
+    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h".parse()?, 1)?).build()?;
+    /// let allowed = |gate: &Tollgate| {
+    ///     let charged = gate.charge_at_once(&[Ask::new("api", "user:42")]).expect("in this process");
+    ///     charged.map(|decision| decision.allowed())
+    /// };
+    /// assert_eq!((allowed(&gate)?, allowed(&gate)?), (true, false));
+    /// # Ok::<(), tollgate::Error>(())
+    /// ```
+    pub fn charge_at_once(&self, asks: &[Ask<'_>]) -> Option<Result<Decision<'_>, Error>> {
+        let Backend::Memory(store) = &self.gate.backend else { return None };
+        if let [Ask { limit, key, cost, ad_hoc: None }] = asks
+            && let (Ok(entry), Some(cost)) = (self.entry(limit), Cost::new(*cost))
+            && limiter::tells_denials_alone(&self.gate, entry)
+            && let Some(outcome) = limiter::charge_telling(&self.gate, entry, key, cost)
+        {
+            let mut decision = Decision::open();
+            let (name, source) = (entry.rule.name(), Source::Store);
+            decision.add(LimitOutcome { name, outcome, shadow: false, source });
+            decision.close();
+            return Some(Ok(decision));
+        }
+        let started = self.gate.started("charge");
+        let resolved = match self.resolve(asks) {
+            Ok(resolved) => resolved,
+            Err(error) => return Some(Err(error)),
+        };
+        Some(self.decide_here(store, "charge", &resolved, None, &started))
+    }
+
+    /// What [`peek`](Self::peek) does, where it can be done at once.
+    pub fn peek_at_once(&self, asks: &[Ask<'_>]) -> Option<Result<Decision<'_>, Error>> {
+        let Backend::Memory(store) = &self.gate.backend else { return None };
+        let started = self.gate.started("peek");
+        let _within = started.enter();
+        let peeked = self.resolve(asks).map(|resolved| {
+            let counted = store.peek_all(&gate::memory_items(&resolved));
+            limiter::told(&self.gate, "peek", &resolved, &counted, &started)
+        });
+        Some(peeked)
+    }
+
     /// Answers as [`charge`](Self::charge) would, and changes nothing.
     pub async fn peek(&self, asks: &[Ask<'_>]) -> Result<Decision<'_>, Error> {
+        if let Some(peeked) = self.peek_at_once(asks) {
+            return peeked;
+        }
         let started = self.gate.started("peek");
         let resolved = self.resolve(asks)?;
-        match &self.gate.backend {
-            Backend::Memory(store) => {
-                let _within = started.enter();
-                let counted = store.peek_all(&gate::memory_items(&resolved));
-                Ok(limiter::told(&self.gate, "peek", &resolved, &counted, &started))
-            }
-            Backend::Remote(remote) => {
-                let answered = Box::pin(remote.peek(&resolved).instrument(started.span().clone())).await?;
-                Ok(self.told("peek", &resolved, answered, &started))
-            }
-        }
+        let Backend::Remote(remote) = &self.gate.backend else { unreachable!("that was answered at once") };
+        let answered = Box::pin(remote.peek(&resolved).instrument(started.span().clone())).await?;
+        Ok(self.told("peek", &resolved, answered, &started))
     }
 
     /// Charges an estimate, to be settled with the true amount within `ttl`.
@@ -374,24 +416,34 @@ impl Tollgate {
         hold: Option<Hold>,
         started: &Started,
     ) -> Result<Decision<'a>, Error> {
-        let is_denied = gate::is_denied_outright(resolved);
         match &self.gate.backend {
-            Backend::Memory(store) => {
-                let _within = started.enter();
-                let items = gate::memory_items(resolved);
-                let counted =
-                    if is_denied { store.peek_all(&items) } else { store.charge_all(&items, hold)? };
-                Ok(limiter::told(&self.gate, operation, resolved, &counted, started))
-            }
+            Backend::Memory(store) => self.decide_here(store, operation, resolved, hold, started),
             Backend::Remote(remote) => {
                 let span = started.span().clone();
-                let answered = match is_denied {
+                let answered = match gate::is_denied_outright(resolved) {
                     true => Box::pin(remote.peek(resolved).instrument(span)).await?,
                     false => remote.charge(resolved, hold).instrument(span).await?,
                 };
                 Ok(self.told(operation, resolved, answered, started))
             }
         }
+    }
+
+    fn decide_here<'a>(
+        &self,
+        store: &MemoryStore,
+        operation: &'static str,
+        resolved: &[Resolved<'a, '_>],
+        hold: Option<Hold>,
+        started: &Started,
+    ) -> Result<Decision<'a>, Error> {
+        let _within = started.enter();
+        let items = gate::memory_items(resolved);
+        let counted = match gate::is_denied_outright(resolved) {
+            true => store.peek_all(&items),
+            false => store.charge_all(&items, hold)?,
+        };
+        Ok(limiter::told(&self.gate, operation, resolved, &counted, started))
     }
 
     /// Whether the counters are in this process, so that every call is ready at once.

@@ -218,6 +218,17 @@ pub struct Event<'a> {
     pub duration: Duration,
 }
 
+/// Admissions of one limit, told together: see [`Observer::takes_counts`].
+#[derive(Clone, Copy, Debug)]
+pub struct Admissions<'a> {
+    /// The limit's name.
+    pub limiter: &'a str,
+    /// How many there were.
+    pub count: u64,
+    /// How long one of them took, if it was timed.
+    pub duration: Option<Duration>,
+}
+
 /// Sees every decision.
 ///
 /// ```
@@ -246,6 +257,19 @@ pub struct Event<'a> {
 pub trait Observer: Send + Sync + 'static {
     /// Called once for each limit of each decision.
     fn decided(&self, event: &Event<'_>);
+
+    /// Whether it is content with numbers for what is nearly always all there is to tell: that counters in this process let a
+    /// charge pass. Where decisions are counted for metrics, those are then told by [`admitted`](Self::admitted), many at once,
+    /// and a check costs what it costs without an observer. Everything else still has an event. Events of decisions that were
+    /// not timed, of which there is one in 64, have no duration then. All observers of a registry must agree, or nothing changes.
+    fn takes_counts(&self) -> bool {
+        false
+    }
+
+    /// Called now and then, and by [`Tollgate::hand_over_counts`](crate::Tollgate::hand_over_counts), if it takes counts.
+    fn admitted(&self, admissions: &Admissions<'_>) {
+        let _ = admissions;
+    }
 
     /// Called once whenever the store is taken to be down, and once when it is back. Does nothing unless written.
     fn store_changed(&self, change: &StoreChange) {

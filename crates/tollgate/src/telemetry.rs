@@ -181,6 +181,12 @@ impl Tollgate {
             }
         };
         self.gate.watch.publish(&reading, &self.gate.clock);
+        self.hand_over_counts();
+    }
+
+    /// Makes the count of decisions exact, in metrics and for observers that take counts: over the memory store it is handed on
+    /// 64 at a time by each thread. Costs little; [`publish_metrics`](Self::publish_metrics) does it as well.
+    pub fn hand_over_counts(&self) {
         self.gate.entries.iter().for_each(|entry| entry.meter.publish());
         self.gate.ad_hocs.publish();
     }

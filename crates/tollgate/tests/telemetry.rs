@@ -5,6 +5,8 @@
 mod canary;
 #[path = "telemetry/collector.rs"]
 mod collector;
+#[path = "telemetry/counts.rs"]
+mod counts;
 #[allow(dead_code, reason = "shared with the tests of the library, which use all of it")]
 #[path = "library/crowd.rs"]
 mod crowd;

@@ -25,7 +25,7 @@ use self::ask::{Actual, Batch, OfReservation, Question};
 use self::look::Look;
 use super::page;
 use super::together::first_run;
-use crate::app::{Act, App, Decided, State, at_once};
+use crate::app::{Act, App, Decided, State};
 
 pub(crate) use self::body::{Body, full};
 pub(crate) use self::fault::Fault;
@@ -49,18 +49,21 @@ async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Bo
     let path = request.uri().path();
     if let Some(rest) = path.strip_prefix("/v1/gate/") {
         only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
-        return gate::answer(app, rest, request.uri().query(), request.headers()).await;
+        return Box::pin(gate::answer(app, rest, request.uri().query(), request.headers())).await;
     }
+    if path == "/v1/check" {
+        return decide(app, request, |_| Ok(Act::Charge)).await;
+    }
+    // Boxed, all of them: what any could become would be carried along by every check.
     match path {
-        "/v1/check" => decide(app, request, |_| Ok(Act::Charge)).await,
-        "/v1/peek" => decide(app, request, |_| Ok(Act::Peek)).await,
-        "/v1/reserve" => decide(app, request, |asked| Ok(Act::Reserve(ttl(asked.ttl_ms)?))).await,
-        "/v1/checks" => checks(app, request).await,
-        "/v1/settle" => settle(app, request, settlement).await,
-        "/v1/cancel" => settle(app, request, |asked| no_amount(asked, Settlement::Cancel)).await,
-        "/v1/renew" => settle(app, request, |asked| no_amount(asked, Settlement::Renew)).await,
-        "/v1/reset" => admin::reset(app, request).await,
-        "/v1/reload" => admin::reload(app, request).await,
+        "/v1/peek" => Box::pin(decide(app, request, |_| Ok(Act::Peek))).await,
+        "/v1/reserve" => Box::pin(decide(app, request, |asked| Ok(Act::Reserve(ttl(asked.ttl_ms)?)))).await,
+        "/v1/checks" => Box::pin(checks(app, request)).await,
+        "/v1/settle" => Box::pin(settle(app, request, settlement)).await,
+        "/v1/cancel" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Cancel))).await,
+        "/v1/renew" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Renew))).await,
+        "/v1/reset" => Box::pin(admin::reset(app, request)).await,
+        "/v1/reload" => Box::pin(admin::reload(app, request)).await,
         _ => {
             let looks = || only(&request, "GET, HEAD", &[Method::GET, Method::HEAD]);
             if let Some(shown) = page::find(path) {
@@ -68,7 +71,7 @@ async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Bo
                 shown.answer(app, &request)
             } else if let Some(look) = Look::find(path) {
                 looks()?;
-                look.answer(app, request.uri().query()).await
+                Box::pin(look.answer(app, request.uri().query())).await
             } else {
                 Err(Fault::not_found("there is nothing at this address; /openapi.json lists what there is"))
             }
@@ -141,14 +144,14 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
         known(state, &asks)?;
         let mut results = Results::with_capacity(asks.len());
         for one in asks.chunks(1) {
-            let decided = at_once(state.gate.charge(one));
+            let decided = state.gate.charge_at_once(one);
             results.add(state, one, decided.ok_or_else(|| Fault::unavailable("the counters are busy"))?)?;
         }
         Ok(results)
     });
     let results = match at_once {
         Some(results) => results?,
-        None => checks_elsewhere(&app.state(), &batch, &asks).await?,
+        None => Box::pin(checks_elsewhere(&app.state(), &batch, &asks)).await?,
     };
     Ok(json(results.0 + "]}"))
 }

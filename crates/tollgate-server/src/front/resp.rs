@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use tollgate::{Ask, Key, Outcome, Tollgate};
 
 use self::parse::Spans;
-use self::question::{Mistake, Question, canonical, tell_check, tell_throttle};
+use self::question::{LastNumbers, Mistake, Question, canonical, tell_check, tell_throttle};
 use self::reply::Reply;
 use self::session::{Session, Then};
 use self::ways::Ways;
@@ -54,6 +54,7 @@ struct Connection {
     reply: Reply,
     ways: Ways,
     spans: Spans,
+    last: LastNumbers,
     /// A key of `CL.THROTTLE`, as text.
     text: Vec<u8>,
 }
@@ -145,6 +146,7 @@ impl Connection {
             reply: Reply::new(),
             ways: Ways::default(),
             spans: Spans::new(),
+            last: LastNumbers::default(),
             text: Vec::new(),
         }
     }
@@ -152,7 +154,7 @@ impl Connection {
     /// Answers the whole commands in `bytes`, whose counters are in this process, and says how many bytes they were.
     fn here(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
         self.ways.lead_to(gate);
-        let Connection { session, reply, ways, spans, text } = self;
+        let Connection { session, reply, ways, spans, last, text } = self;
         let mut at = 0;
         while reply.bytes.len() < FULL {
             let rest = &bytes[at..];
@@ -165,7 +167,7 @@ impl Connection {
                 }
             }
             let Some(command) = spans.command(rest) else { continue };
-            let question = if session.is_known() { Question::read(&command) } else { None };
+            let question = if session.is_known() { Question::read(&command, last) } else { None };
             match question {
                 Some(Ok(question)) => {
                     if let Err(mistake) = decide_here(ways, text, &question, reply) {
@@ -200,7 +202,8 @@ impl Connection {
                 }
             };
             let Some(command) = command else { continue };
-            let question = if self.session.is_known() { Question::read(&command) } else { None };
+            let question =
+                if self.session.is_known() { Question::read(&command, &mut self.last) } else { None };
             // What is told in order, or charged to one key in order, waits for those before it.
             let goes_along = match &question {
                 Some(Ok(question)) => goes_along(&together, question, Question::is_of_one_key),

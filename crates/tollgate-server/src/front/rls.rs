@@ -14,6 +14,7 @@ mod tell;
 
 use std::sync::Arc;
 
+use metrics::Counter;
 use tollgate::{Ask, Decision, Error, LimitOutcome, Tollgate};
 use tonic::{Request, Response, Status};
 
@@ -27,6 +28,21 @@ pub(crate) use self::connection::serve;
 /// The service.
 pub(crate) struct Rls {
     app: Arc<App>,
+    calls: Calls,
+}
+
+/// How many calls were answered how. Looked up once, because looking up costs more than counting.
+struct Calls {
+    ok: Counter,
+    over_limit: Counter,
+    error: Counter,
+}
+
+impl Rls {
+    pub(crate) fn new(app: Arc<App>) -> Rls {
+        let calls = |code| metrics::counter!("tollgate_envoy_calls_total", "code" => code);
+        Rls { app, calls: Calls { ok: calls("ok"), over_limit: calls("over_limit"), error: calls("error") } }
+    }
 }
 
 #[tonic::async_trait]
@@ -36,11 +52,12 @@ impl RateLimitService for Rls {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let answered = answer(&self.app, request.get_ref()).await;
-        let code = match &answered {
-            Ok(answer) => tell::code_name(answer),
-            Err(_) => "error",
+        let calls = match &answered {
+            Ok(answer) if tell::is_over_limit(answer) => &self.calls.over_limit,
+            Ok(_) => &self.calls.ok,
+            Err(_) => &self.calls.error,
         };
-        metrics::counter!("tollgate_envoy_calls_total", "code" => code).increment(1);
+        calls.increment(1);
         answered.map(Response::new)
     }
 }
@@ -87,12 +104,12 @@ async fn charge<'a>(gate: &'a Tollgate, meets: &[Meets<'_>]) -> Result<Answers<'
             refunded => refunded?,
         }
         let standing: Vec<Ask<'_>> = back.asks.iter().map(|ask| ask.cost(1)).collect();
-        let decision = gate.peek(&standing).await?;
+        let decision = peek(gate, &standing).await?;
         answers.note(&back, &decision);
     }
     let looks = Asks::of(meets, |hits| (hits == Hits::Look).then_some(1));
     if !looks.asks.is_empty() {
-        let decision = gate.peek(&looks.asks).await?;
+        let decision = peek(gate, &looks.asks).await?;
         answers.note(&looks, &decision);
         answers.is_denied |= !decision.allowed();
     }
@@ -102,13 +119,24 @@ async fn charge<'a>(gate: &'a Tollgate, meets: &[Meets<'_>]) -> Result<Answers<'
     });
     if !charges.asks.is_empty() {
         let decision = match answers.is_denied {
-            true => gate.peek(&charges.asks).await?,
-            false => gate.charge(&charges.asks).await?,
+            true => peek(gate, &charges.asks).await?,
+            false => match gate.charge_at_once(&charges.asks) {
+                Some(charged) => charged?,
+                None => Box::pin(gate.charge(&charges.asks)).await?,
+            },
         };
         answers.note(&charges, &decision);
         answers.is_denied |= !decision.allowed();
     }
     Ok(answers)
+}
+
+/// A look. What has to wait is boxed, because it is large, and whoever is answered at once need not carry it.
+async fn peek<'a>(gate: &'a Tollgate, asks: &[Ask<'_>]) -> Result<Decision<'a>, Error> {
+    match gate.peek_at_once(asks) {
+        Some(peeked) => peeked,
+        None => Box::pin(gate.peek(asks)).await,
+    }
 }
 
 impl<'a> Answers<'a> {

@@ -47,24 +47,31 @@ pub(crate) struct Offenders {
     minutes: Vec<Minute>,
 }
 
+/// The marks and the counts of all are by themselves, because a denial looks through all of them.
 struct Minute {
     number: u64,
-    counts: Vec<Count>,
+    marks: Vec<u64>,
+    counts: Vec<u64>,
+    known: Vec<Known>,
+    /// No count is below this, and none before that place is as low: counts only rise.
+    least: u64,
+    place: usize,
 }
 
-struct Count {
-    mark: u64,
-    count: u64,
-    /// How much of that may be others'.
+/// A key that is counted. It has no `Debug`: it holds the key's text.
+struct Known {
+    key: String,
+    /// How much of its count may be others'.
     inherited: u64,
-    who: Who,
     standing: Standing,
+    /// Once somebody has asked.
+    who: Option<Who>,
 }
 
 impl Offenders {
-    /// A key was denied. `mark` tells it apart; who it is, is asked only if it is new.
-    pub(crate) fn note(&mut self, mark: u64, standing: Standing, who: impl FnOnce() -> Who) {
-        self.minute(standing.second / 60).note(mark, standing, who);
+    /// A key was denied. `mark` tells it apart.
+    pub(crate) fn note(&mut self, mark: u64, key: &str, standing: Standing) {
+        self.minute(standing.second / 60).note(mark, key, standing);
     }
 
     fn minute(&mut self, number: u64) -> &mut Minute {
@@ -72,7 +79,7 @@ impl Offenders {
             Some(at) => at,
             None => {
                 self.minutes.retain(|minute| minute.number + MINUTES > number);
-                self.minutes.push(Minute { number, counts: Vec::new() });
+                self.minutes.push(Minute::new(number));
                 self.minutes.len() - 1
             }
         };
@@ -80,19 +87,21 @@ impl Offenders {
     }
 
     /// Those who were denied most in the last minutes, at most so many.
-    pub(crate) fn top(&self, second: u64, count: usize) -> Vec<Offender> {
+    pub(crate) fn top(&mut self, second: u64, count: usize, who: impl Fn(&str) -> Who) -> Vec<Offender> {
         let mut all: Vec<Offender> = Vec::new();
-        for minute in self.minutes.iter().filter(|minute| minute.number + MINUTES > second / 60) {
-            for one in &minute.counts {
-                let denials = one.count - one.inherited;
-                match all.iter_mut().find(|other| other.who.hash == one.who.hash) {
+        for minute in self.minutes.iter_mut().filter(|minute| minute.number + MINUTES > second / 60) {
+            for (one, of_one) in minute.known.iter_mut().zip(&minute.counts) {
+                let denials = of_one - one.inherited;
+                let Known { key, standing, .. } = one;
+                let who = one.who.get_or_insert_with(|| who(key));
+                match all.iter_mut().find(|other| other.who.hash == who.hash) {
                     Some(other) => {
                         other.denials += denials;
-                        if one.standing.second >= other.standing.second {
-                            other.standing = one.standing;
+                        if standing.second >= other.standing.second {
+                            other.standing = *standing;
                         }
                     }
-                    None => all.push(Offender { who: one.who.clone(), denials, standing: one.standing }),
+                    None => all.push(Offender { who: who.clone(), denials, standing: *standing }),
                 }
             }
         }
@@ -106,19 +115,51 @@ impl Offenders {
 }
 
 impl Minute {
-    fn note(&mut self, mark: u64, standing: Standing, who: impl FnOnce() -> Who) {
-        if let Some(known) = self.counts.iter_mut().find(|known| known.mark == mark) {
-            known.count += 1;
-            known.standing = standing;
+    fn new(number: u64) -> Minute {
+        let room = || Vec::with_capacity(KEYS);
+        Minute { number, marks: room(), counts: room(), known: Vec::with_capacity(KEYS), least: 1, place: 0 }
+    }
+
+    fn note(&mut self, mark: u64, key: &str, standing: Standing) {
+        if let Some(at) = place_of(&self.marks, mark) {
+            self.counts[at] += 1;
+            self.known[at].standing = standing;
             return;
         }
-        let newcomer = |inherited: u64| Count { mark, count: inherited + 1, inherited, who: who(), standing };
-        if self.counts.len() < KEYS {
-            self.counts.push(newcomer(0));
-        } else if let Some(least) = self.counts.iter_mut().min_by_key(|known| known.count) {
-            *least = newcomer(least.count);
+        if self.known.len() < KEYS {
+            self.marks.push(mark);
+            self.counts.push(1);
+            self.known.push(Known { key: key.to_owned(), inherited: 0, standing, who: None });
+            return;
         }
+        let at = self.place_of_least();
+        let least = self.counts[at];
+        self.marks[at] = mark;
+        self.counts[at] = least + 1;
+        let known = &mut self.known[at];
+        // Into the same memory: whoever makes names up makes many.
+        known.key.clear();
+        known.key.push_str(key);
+        (known.inherited, known.standing, known.who) = (least, standing, None);
     }
+
+    /// Where the count is lowest, when there are as many as there may be.
+    fn place_of_least(&mut self) -> usize {
+        if let Some(after) = self.counts[self.place..].iter().position(|count| *count == self.least) {
+            self.place += after;
+        } else {
+            self.least = self.counts.iter().copied().min().unwrap_or_default();
+            self.place = self.counts.iter().position(|count| *count == self.least).unwrap_or_default();
+        }
+        self.place
+    }
+}
+
+/// Eight at a time, which processors compare at once.
+fn place_of(marks: &[u64], mark: u64) -> Option<usize> {
+    let has = |eight: &[u64]| eight.iter().fold(false, |found, known| found | (*known == mark));
+    let eight = marks.chunks(8).position(has)?;
+    marks[8 * eight..].iter().position(|known| *known == mark).map(|after| 8 * eight + after)
 }
 
 #[cfg(test)]
@@ -129,11 +170,15 @@ mod tests {
 
     fn note(offenders: &mut Offenders, name: u64, second: u64) {
         let standing = Standing { capacity: 5, remaining: 0, reset_after: Micros::from_secs(9), second };
-        offenders.note(name, standing, || Who { hash: format!("{name:032x}"), key: None });
+        offenders.note(name, &format!("{name:032x}"), standing);
     }
 
-    fn check(offenders: &Offenders, second: u64, expected: &[(u64, u64)]) {
-        let top = offenders.top(second, expected.len().max(1));
+    fn who(key: &str) -> Who {
+        Who { hash: key.to_owned(), key: None }
+    }
+
+    fn check(offenders: &mut Offenders, second: u64, expected: &[(u64, u64)]) {
+        let top = offenders.top(second, expected.len().max(1), who);
         let seen: Vec<(String, u64)> = top.into_iter().map(|one| (one.who.hash, one.denials)).collect();
         let expected: Vec<(String, u64)> =
             expected.iter().map(|(name, denials)| (format!("{name:032x}"), *denials)).collect();
@@ -146,8 +191,8 @@ mod tests {
         for (name, times) in [(1, 3), (2, 7), (3, 1)] {
             (0..times).for_each(|_| note(&mut offenders, name, NOW));
         }
-        check(&offenders, NOW, &[(2, 7), (1, 3), (3, 1)]);
-        check(&offenders, NOW, &[(2, 7)]);
+        check(&mut offenders, NOW, &[(2, 7), (1, 3), (3, 1)]);
+        check(&mut offenders, NOW, &[(2, 7)]);
     }
 
     #[test]
@@ -157,10 +202,10 @@ mod tests {
             (0..=minute).for_each(|_| note(&mut offenders, 1, NOW + 60 * minute));
         }
         assert_eq!(offenders.minutes.len(), 5);
-        check(&offenders, NOW + 60 * 9, &[(1, 10 + 9 + 8 + 7 + 6)]);
-        check(&offenders, NOW + 60 * 12, &[(1, 10 + 9)]);
-        check(&offenders, NOW + 60 * 14, &[]);
-        assert_eq!(offenders.top(NOW + 60 * 9, 1)[0].standing.second, NOW + 60 * 9);
+        check(&mut offenders, NOW + 60 * 9, &[(1, 10 + 9 + 8 + 7 + 6)]);
+        check(&mut offenders, NOW + 60 * 12, &[(1, 10 + 9)]);
+        check(&mut offenders, NOW + 60 * 14, &[]);
+        assert_eq!(offenders.top(NOW + 60 * 9, 1, who)[0].standing.second, NOW + 60 * 9);
     }
 
     #[test]
@@ -173,7 +218,7 @@ mod tests {
             }
         }
         assert_eq!(offenders.minutes[0].counts.len(), KEYS);
-        let top = offenders.top(NOW, 3);
+        let top = offenders.top(NOW, 3, who);
         // One in 21 of all was its own, which is more than one in 64: it has a place, and keeps it from early on.
         assert_eq!(top[0].who.hash, format!("{:032x}", 7));
         assert!((4_900..=5_000).contains(&top[0].denials), "{}", top[0].denials);

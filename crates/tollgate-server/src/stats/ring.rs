@@ -68,7 +68,12 @@ impl Ring {
 
     #[inline]
     pub(crate) fn count(&self, second: u64, what: Counted) {
-        self.at(second).0[what as usize].fetch_add(1, Ordering::Relaxed);
+        self.add(second, what, 1);
+    }
+
+    #[inline]
+    pub(crate) fn add(&self, second: u64, what: Counted, count: u64) {
+        self.at(second).0[what as usize].fetch_add(count, Ordering::Relaxed);
     }
 
     /// Makes the place of a second ready for it.

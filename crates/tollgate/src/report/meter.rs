@@ -18,7 +18,7 @@ use tollgate_store::Failure;
 use super::metrics::{DECISIONS, FALLBACKS, LATENCY, Sink};
 use super::stripes::Stripes;
 use super::watch::Watch;
-use super::{LimitTold, Source, Verdict, strategy_name};
+use super::{Admissions, LimitTold, Observers, Source, Verdict, strategy_name};
 use crate::key::Key;
 use crate::policy::Fallback;
 
@@ -67,6 +67,8 @@ struct ByNamespace {
 struct SeriesSource {
     sink: Sink,
     labels: [Label; 3],
+    /// Who is told of admissions as numbers, if anybody is.
+    observers: Option<Arc<Observers>>,
 }
 
 /// A namespace, as the text of its keys begins, and its series. Boxed, so that looking through all names touches little.
@@ -91,6 +93,7 @@ impl Meter {
     /// Of a limit that is known by this name and counts in these strategies, its own first.
     pub(crate) fn new(
         watch: &Watch,
+        observers: &Arc<Observers>,
         limiter: &str,
         strategies: impl IntoIterator<Item = Option<Strategy>>,
     ) -> Meter {
@@ -101,7 +104,8 @@ impl Meter {
                 Label::from_static_parts("strategy", strategy_name(strategy)),
                 Label::from_static_parts("storage_mode", watch.mode()),
             ];
-            ByNamespace::new(strategy, SeriesSource { sink: sink.clone(), labels })
+            let observers = Some(observers).filter(|observers| observers.take_counts()).cloned();
+            ByNamespace::new(strategy, SeriesSource { sink: sink.clone(), labels, observers })
         };
         let mut strategies = strategies.into_iter();
         let base = table(strategies.next().flatten());
@@ -126,6 +130,9 @@ impl Meter {
         series.count_straight(allowed, 1);
         if let Some(took) = took {
             series.time(took);
+            if allowed {
+                series.source.tell_admissions(0, Some(took));
+            }
         }
     }
 
@@ -258,6 +265,13 @@ impl Named {
 }
 
 impl SeriesSource {
+    fn tell_admissions(&self, count: u64, duration: Option<Duration>) {
+        if let Some(observers) = &self.observers {
+            let limiter = self.labels[0].value();
+            observers.admitted(&Admissions { limiter, count, duration });
+        }
+    }
+
     fn series(&self, namespace: impl Into<metrics::SharedString>) -> Series {
         Series {
             source: self.clone(),
@@ -279,16 +293,22 @@ impl Series {
     /// Counters in this process answered.
     #[inline]
     fn count_straight(&self, allowed: bool, count: u64) {
-        self.straight.add(usize::from(allowed), count, |count| {
-            self.count(Verdict::of(allowed, false), Source::Store, count);
-        });
+        self.straight.add(usize::from(allowed), count, |count| self.counted_straight(allowed, count));
+    }
+
+    #[cold]
+    fn counted_straight(&self, allowed: bool, count: u64) {
+        self.count(Verdict::of(allowed, false), Source::Store, count);
+        if allowed {
+            self.source.tell_admissions(count, None);
+        }
     }
 
     fn hand_over(&self) {
         for allowed in [false, true] {
             let count = self.straight.hand_over(usize::from(allowed));
             if count > 0 {
-                self.count(Verdict::of(allowed, false), Source::Store, count);
+                self.counted_straight(allowed, count);
             }
         }
     }
@@ -330,7 +350,7 @@ mod tests {
 
     fn table() -> ByNamespace {
         let labels = ["limiter", "strategy", "storage_mode"].map(|name| Label::new(name, "x"));
-        ByNamespace::new(None, SeriesSource { sink: Sink::Facade, labels })
+        ByNamespace::new(None, SeriesSource { sink: Sink::Facade, labels, observers: None })
     }
 
     #[test]

@@ -7,24 +7,37 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Event, Observer};
+use super::{Admissions, Event, Observer};
 use crate::health::StoreChange;
 
 /// The observers of one registry.
 #[derive(Default)]
 pub(crate) struct Observers {
     all: Vec<Arc<dyn Observer>>,
+    take_counts: bool,
     has_panicked: AtomicBool,
 }
 
 impl Observers {
     pub(crate) fn add(&mut self, observer: Arc<dyn Observer>) {
+        self.take_counts = observer.takes_counts() && (self.all.is_empty() || self.take_counts);
         self.all.push(observer);
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+
+    /// Whether there are some, and admissions may be told to them as numbers.
+    #[inline]
+    pub(crate) fn take_counts(&self) -> bool {
+        self.take_counts
+    }
+
+    #[cfg_attr(not(feature = "telemetry"), allow(dead_code, reason = "without the feature nobody counts"))]
+    pub(crate) fn admitted(&self, admissions: &Admissions<'_>) {
+        self.each(|observer| observer.admitted(admissions));
     }
 
     pub(crate) fn decided(&self, event: &Event<'_>) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tollgate_kernel::{Cost, Micros, Outcome};
 use tracing::Span;
 
+use super::watch::is_sampled;
 use super::{Concluded, Event, LimitTold, Payer, Source, Started, Trouble, Verdict};
 use crate::decision::Decision;
 use crate::gate::{Backend, Entry, Gate, Place, Resolved};
@@ -31,8 +32,12 @@ impl Gate {
     #[inline]
     pub(crate) fn started(&self, operation: &'static str) -> Started {
         let is_elsewhere = matches!(self.backend, Backend::Remote(_));
-        let wants_time = !self.observers.is_empty() || self.watch.wants_time(is_elsewhere);
-        Started::new(wants_time, self.watch.check_span(operation))
+        let observed = !self.observers.is_empty();
+        let all = observed && (is_elsewhere || !self.observers.take_counts());
+        let is_timed = all
+            || self.watch.times_all(is_elsewhere)
+            || ((observed || self.watch.times_some()) && is_sampled());
+        Started::new(is_timed, self.watch.check_span(operation))
     }
 
     fn has_nobody_to_tell(&self) -> bool {
@@ -103,16 +108,41 @@ impl Gate {
         self.watch.concluded(&concluded, started.span(), &self.clock);
     }
 
-    /// Tells of a denial by counters in this process that is counted already; nobody observes.
+    /// Tells of a denial by counters in this process that is counted already.
     #[cold]
-    pub(crate) fn tell_denial(&self, entry: &Entry, key: &str, outcome: &Outcome, took: Duration) {
+    pub(crate) fn tell_denial(
+        &self,
+        entry: &Entry,
+        key: &str,
+        cost: Cost,
+        outcome: &Outcome,
+        took: Option<Duration>,
+    ) {
+        if !self.observers.is_empty() {
+            let namespace = Key::namespace_of(key);
+            self.observers.decided(&Event {
+                operation: "charge",
+                limiter: entry.rule.name(),
+                strategy: entry.base.strategy(),
+                namespace: &namespace,
+                payer: Payer::new(Some(key)),
+                cost: cost.get(),
+                allowed: false,
+                shadow: false,
+                outcome: *outcome,
+                source: Source::Store,
+                failure: None,
+                is_ambiguous: false,
+                duration: took.unwrap_or_default(),
+            });
+        }
         let told = LimitTold {
             key: Some(key),
             strategy: entry.base.strategy(),
             verdict: Verdict::Denied,
             source: Source::Store,
             failure: None,
-            took: Some(took),
+            took,
         };
         let concluded = Concluded {
             operation: "charge",
@@ -124,6 +154,18 @@ impl Gate {
             is_first: false,
         };
         self.watch.concluded(&concluded, &Span::none(), &self.clock);
+    }
+
+    /// The key of a decision that is told as a number, if it is one.
+    #[inline]
+    fn admission<'a>(&self, operation: &str, entry: &Entry, told: &LimitTold<'a>) -> Option<&'a str> {
+        let is_one = entry.meter.is_on()
+            && told.verdict == Verdict::Allowed
+            && told.source == Source::Store
+            && told.strategy == entry.base.strategy()
+            && matches!(self.backend, Backend::Memory(_))
+            && operation != "peek";
+        told.key.filter(|_| is_one)
     }
 
     /// Counts one limit of a decision, and tells the observers of it.
@@ -147,6 +189,12 @@ impl Gate {
             failure: trouble.failure.filter(|_| source.is_fallback()),
             took,
         };
+        if self.observers.take_counts()
+            && let Some(key) = self.admission(operation, entry, &counted)
+        {
+            entry.meter.straight(key, true, took);
+            return counted;
+        }
         if operation != "peek" {
             entry.meter.decided(&counted);
         }

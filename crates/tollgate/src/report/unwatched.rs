@@ -1,13 +1,14 @@
 //! Without the feature `telemetry` nobody measures, logs or traces decisions: the questions of `watch.rs` and `meter.rs`,
 //! answered with nothing, so that what asks them is the same text in either case and costs nothing here.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_kernel::Strategy;
 use tollgate_store::{Clock, StoreError};
 use tracing::Span;
 
-use super::{Concluded, LimitTold};
+use super::{Concluded, LimitTold, Observers};
 use crate::health::StoreChange;
 
 /// There is none.
@@ -32,7 +33,11 @@ impl Watch {
         false
     }
 
-    pub(crate) const fn wants_time(&self, _is_elsewhere: bool) -> bool {
+    pub(crate) const fn times_all(&self, _is_elsewhere: bool) -> bool {
+        false
+    }
+
+    pub(crate) const fn times_some(&self) -> bool {
         false
     }
 
@@ -63,7 +68,12 @@ impl StoreCall {
 pub(crate) struct Meter;
 
 impl Meter {
-    pub(crate) fn new(_: &Watch, _limiter: &str, _: impl IntoIterator<Item = Option<Strategy>>) -> Meter {
+    pub(crate) fn new(
+        _: &Watch,
+        _: &Arc<Observers>,
+        _limiter: &str,
+        _: impl IntoIterator<Item = Option<Strategy>>,
+    ) -> Meter {
         Meter
     }
 

@@ -9,10 +9,16 @@ use crate::app::Decided;
 /// `{"allowed":true,"binding":"api",…,"limits":[…]}`. Names of limits need no escaping: they are `[a-z0-9_.-]`.
 pub(crate) fn decision(out: &mut String, decided: &Decided<'_>) {
     let Decided { decision, reservation } = decided;
-    let _ = write!(out, "{{\"allowed\":{},\"binding\":\"{}\",", decision.allowed(), decision.binding().name);
-    out.push_str("\"retry_after_ms\":");
+    out.push_str("{\"allowed\":");
+    out.push_str(word(decision.allowed()));
+    out.push_str(",\"binding\":\"");
+    out.push_str(decision.binding().name);
+    out.push_str("\",\"retry_after_ms\":");
     wait(out, decision.retry_after());
-    let _ = write!(out, ",\"delay_ms\":{},\"degraded\":{}", ms(decision.delay()), decision.degraded());
+    out.push_str(",\"delay_ms\":");
+    number(out, ms(decision.delay()));
+    out.push_str(",\"degraded\":");
+    out.push_str(word(decision.degraded()));
     if let Some(id) = reservation {
         let _ = write!(out, ",\"reservation\":\"{id}\"");
     }
@@ -32,7 +38,11 @@ fn limits(out: &mut String, decision: &Decision<'_>) {
 }
 
 fn limit(out: &mut String, said: &LimitOutcome<'_>) {
-    let _ = write!(out, "{{\"limit\":\"{}\",\"allowed\":{},", said.name, !said.denies());
+    out.push_str("{\"limit\":\"");
+    out.push_str(said.name);
+    out.push_str("\",\"allowed\":");
+    out.push_str(word(!said.denies()));
+    out.push(',');
     outcome(out, &said.outcome);
     if said.shadow {
         let _ = write!(out, ",\"shadow\":true,\"would_deny\":{}", !said.outcome.allowed);
@@ -45,22 +55,58 @@ pub(crate) fn outcome(out: &mut String, said: &Outcome) {
     if *said == Outcome::UNLIMITED {
         out.push_str("\"capacity\":null,\"remaining\":null,");
     } else {
-        let _ = write!(out, "\"capacity\":{},\"remaining\":{},", said.capacity, said.remaining);
+        out.push_str("\"capacity\":");
+        number(out, said.capacity);
+        out.push_str(",\"remaining\":");
+        number(out, said.remaining);
+        out.push(',');
     }
     out.push_str("\"retry_after_ms\":");
     wait(out, said.retry_after);
-    let _ = write!(out, ",\"reset_after_ms\":{}", ms(said.reset_after));
+    out.push_str(",\"reset_after_ms\":");
+    number(out, ms(said.reset_after));
 }
 
 fn wait(out: &mut String, wait: Option<Micros>) {
     match wait {
-        Some(wait) => {
-            let _ = write!(out, "{}", ms(wait));
-        }
+        Some(wait) => number(out, ms(wait)),
         None => out.push_str("null"),
     }
 }
 
+const fn word(is_so: bool) -> &'static str {
+    if is_so { "true" } else { "false" }
+}
+
+/// By hand, because there are six in every answer.
+fn number(out: &mut String, mut number: u64) {
+    let mut digits = [0; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + u8::try_from(number % 10).unwrap_or_default();
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    out.push_str(std::str::from_utf8(&digits[at..]).unwrap_or_default());
+}
+
 fn ms(span: Micros) -> u64 {
     span.get().div_ceil(1_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_whole() {
+        for value in [0, 9, 10, 1_000, 18_446_744_073_709_551_615] {
+            let mut out = String::new();
+            number(&mut out, value);
+            assert_eq!(out, value.to_string());
+        }
+    }
 }

@@ -29,6 +29,9 @@ const VIEWERS: usize = 100;
 /// How many seconds a later message has: some more than one, for those who were late.
 const LATEST: u64 = 10;
 
+/// How often what was timed is put into its histograms, in seconds: until then it takes memory, and nobody may ever scrape.
+const UPKEEP: u64 = 5;
+
 /// What is sent, and to how many.
 pub(crate) struct Feed {
     /// What comes each second; nothing more when the server ends.
@@ -103,8 +106,14 @@ pub(crate) async fn feed(app: Arc<App>) {
     while !app.is_draining() {
         let into_second = clock.now().get() % 1_000_000;
         tokio::time::sleep(Duration::from_micros(1_000_000 - into_second)).await;
-        app.stats.tick(clock.now().get() / 1_000_000);
+        // What was counted until now belongs to the second that ends.
+        app.state().gate.hand_over_counts();
+        let second = clock.now().get() / 1_000_000;
+        app.stats.tick(second);
         app.feed.tick(&app);
+        if second % UPKEEP == 0 {
+            app.metrics.run_upkeep();
+        }
     }
 }
 

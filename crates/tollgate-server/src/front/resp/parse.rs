@@ -128,6 +128,15 @@ impl<'a> Command<'a, '_> {
         self.spans.get(index + 1).map(|span| self.part(*span))
     }
 
+    /// All from an argument on, with the lengths between them: two commands whose bytes are the same here say the same.
+    #[inline]
+    pub(super) fn from(&self, index: usize) -> &'a [u8] {
+        match (self.spans.get(index + 1), self.spans.last()) {
+            (Some((start, _)), Some((_, end))) => self.part((*start, *end)),
+            _ => &[],
+        }
+    }
+
     #[inline]
     fn part(&self, (start, end): (u32, u32)) -> &'a [u8] {
         &self.bytes[start as usize..end as usize]

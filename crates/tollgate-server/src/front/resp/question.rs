@@ -17,6 +17,9 @@ pub(super) const THROTTLE: &str = "cl.throttle";
 /// How long a key of `CL.THROTTLE` may be once it is text: what one part of a key may have.
 const MOST_TEXT: usize = 1_024;
 
+/// How long numbers are that are worth remembering.
+const MOST_REMEMBERED: usize = 128;
+
 /// What a decision is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Question<'a> {
@@ -45,10 +48,13 @@ impl Bucket {
 impl<'a> Question<'a> {
     /// Reads a command, if it is one of the two.
     #[inline]
-    pub(super) fn read(command: &Command<'a, '_>) -> Option<Result<Question<'a>, Mistake>> {
+    pub(super) fn read(
+        command: &Command<'a, '_>,
+        last: &mut LastNumbers,
+    ) -> Option<Result<Question<'a>, Mistake>> {
         let name = command.name();
         if name.eq_ignore_ascii_case(b"CL.THROTTLE") {
-            Some(throttle(command))
+            Some(throttle(command, last))
         } else if name.eq_ignore_ascii_case(b"TOLLGATE.CHECK") {
             Some(check(command))
         } else {
@@ -68,7 +74,33 @@ impl<'a> Question<'a> {
     }
 }
 
-fn throttle<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
+/// The numbers that a connection sent last, as it wrote them: most send the same with every command, and to compare is faster
+/// than to read.
+#[derive(Default)]
+pub(super) struct LastNumbers {
+    text: Vec<u8>,
+    numbers: Option<(Bucket, u64)>,
+}
+
+fn throttle<'a>(command: &Command<'a, '_>, last: &mut LastNumbers) -> Result<Question<'a>, Mistake> {
+    let text = command.from(1);
+    if let (Some(key), Some((bucket, quantity))) = (command.get(0), last.numbers)
+        && text == last.text
+    {
+        return Ok(Question::Throttle { key, bucket, quantity });
+    }
+    let question = read_throttle(command)?;
+    if let Question::Throttle { bucket, quantity, .. } = question
+        && text.len() <= MOST_REMEMBERED
+    {
+        last.text.clear();
+        last.text.extend_from_slice(text);
+        last.numbers = Some((bucket, quantity));
+    }
+    Ok(question)
+}
+
+fn read_throttle<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
     let quantity = command.get(4);
     let (Some(key), Some(burst), Some(count), Some(period), 4..=5) =
         (command.get(0), command.get(1), command.get(2), command.get(3), command.count())
@@ -110,6 +142,17 @@ fn number(name: &str, text: &[u8], least: i64) -> Result<u64, Mistake> {
     }
 }
 
+/// The bytes that stand for themselves.
+const IS_PLAIN: [bool; 256] = {
+    let mut is_plain = [false; 256];
+    let mut byte = b' ';
+    while byte <= b'~' {
+        is_plain[byte as usize] = byte != b'%' && byte != b':';
+        byte += 1;
+    }
+    is_plain
+};
+
 /// The canonical text of a key of `CL.THROTTLE`, in the namespace `cl`; two keys never have the same. Printable ASCII stands for
 /// itself; every other byte, and `%`, is `%` with two digits, which like every `%` in a key is written `%25`. The key of no
 /// bytes is a lone `%`.
@@ -117,25 +160,23 @@ pub(super) fn canonical<'t>(key: &[u8], text: &'t mut Vec<u8>) -> Result<&'t str
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     text.clear();
     text.extend_from_slice(b"cl:");
-    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'%' | b':');
     let mut size = key.len();
-    if key.iter().all(is_plain) && !key.is_empty() {
-        text.extend_from_slice(key);
-    } else {
-        for byte in key {
-            match byte {
-                b':' => text.extend_from_slice(b"%3A"),
-                plain if is_plain(plain) => text.push(*plain),
-                other => {
-                    let (high, low) = (usize::from(other >> 4), usize::from(other & 15));
-                    text.extend_from_slice(&[b'%', b'2', b'5', DIGITS[high], DIGITS[low]]);
-                    size += 2;
-                }
+    let mut rest = key;
+    while let Some(at) = rest.iter().position(|byte| !IS_PLAIN[usize::from(*byte)]) {
+        text.extend_from_slice(&rest[..at]);
+        match rest[at] {
+            b':' => text.extend_from_slice(b"%3A"),
+            other => {
+                let (high, low) = (usize::from(other >> 4), usize::from(other & 15));
+                text.extend_from_slice(&[b'%', b'2', b'5', DIGITS[high], DIGITS[low]]);
+                size += 2;
             }
         }
-        if key.is_empty() {
-            text.extend_from_slice(b"%25");
-        }
+        rest = &rest[at + 1..];
+    }
+    text.extend_from_slice(rest);
+    if key.is_empty() {
+        text.extend_from_slice(b"%25");
     }
     if size > MOST_TEXT {
         return Err(format!(
@@ -151,12 +192,13 @@ pub(super) fn canonical<'t>(key: &[u8], text: &'t mut Vec<u8>) -> Result<&'t str
 #[inline]
 pub(super) fn tell_throttle(reply: &mut Reply, outcome: &Outcome, quantity: u64) {
     let is_limited = !outcome.allowed && quantity > 0;
-    reply.array(5);
-    reply.integer(i64::from(is_limited));
-    reply.integer(whole(outcome.capacity));
-    reply.integer(whole(outcome.remaining));
-    reply.integer(outcome.retry_after.filter(|_| is_limited).map_or(-1, |wait| rounded_up(wait, 1_000_000)));
-    reply.integer(rounded_up(outcome.reset_after, 1_000_000));
+    reply.integers(&[
+        i64::from(is_limited),
+        whole(outcome.capacity),
+        whole(outcome.remaining),
+        outcome.retry_after.filter(|_| is_limited).map_or(-1, |wait| rounded_up(wait, 1_000_000)),
+        rounded_up(outcome.reset_after, 1_000_000),
+    ]);
 }
 
 /// Allowed or not, what remains (-1 where there is no limit), milliseconds to wait (-1 if no wait would help), until the key is

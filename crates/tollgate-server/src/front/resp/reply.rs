@@ -43,6 +43,21 @@ impl Reply {
         self.head(b':', number);
     }
 
+    /// An array of a few, written backwards and added in one go.
+    #[inline]
+    pub(super) fn integers<const N: usize>(&mut self, numbers: &[i64; N]) {
+        const { assert!(N <= 9, "one digit says how many, and there is room for so many") };
+        let mut line = [0; 256];
+        let mut at = line.len();
+        for number in numbers.iter().rev() {
+            at = number_before(&mut line, at, b':', *number);
+        }
+        at -= 4;
+        let count = b'0' + u8::try_from(N).unwrap_or_default();
+        line[at..at + 4].copy_from_slice(&[b'*', count, b'\r', b'\n']);
+        self.bytes.extend_from_slice(&line[at..]);
+    }
+
     pub(super) fn bulk(&mut self, bytes: &[u8]) {
         self.count(b'$', bytes.len());
         self.bytes.extend_from_slice(bytes);
@@ -77,29 +92,53 @@ impl Reply {
             return self.bytes.extend_from_slice(&[kind, digit, b'\r', b'\n']);
         }
         let mut line = [0; 24];
-        let mut at = line.len() - 2;
-        line[at..].copy_from_slice(b"\r\n");
-        let mut rest = number.unsigned_abs();
-        loop {
-            at -= 1;
-            line[at] = b'0' + u8::try_from(rest % 10).unwrap_or_default();
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        if number < 0 {
-            at -= 1;
-            line[at] = b'-';
-        }
-        at -= 1;
-        line[at] = kind;
+        let end = line.len();
+        let at = number_before(&mut line, end, kind, number);
         self.bytes.extend_from_slice(&line[at..]);
     }
 
     fn end(&mut self) {
         self.bytes.extend_from_slice(b"\r\n");
     }
+}
+
+/// Writes a number and the end of its line so that they end before `end`, and says where they begin. There is room for them.
+#[inline]
+fn number_before(line: &mut [u8], end: usize, kind: u8, number: i64) -> usize {
+    const PAIRS: [[u8; 2]; 100] = {
+        let mut pairs = [[b'0'; 2]; 100];
+        let mut pair = 0;
+        while pair < 100 {
+            pairs[pair as usize] = [b'0' + pair / 10, b'0' + pair % 10];
+            pair += 1;
+        }
+        pairs
+    };
+    let mut at = end - 2;
+    line[at..end].copy_from_slice(b"\r\n");
+    let mut rest = number.unsigned_abs();
+    while rest >= 100 {
+        at -= 2;
+        // Less than a hundred.
+        #[allow(clippy::cast_possible_truncation)]
+        line[at..at + 2].copy_from_slice(&PAIRS[(rest % 100) as usize]);
+        rest /= 100;
+    }
+    #[allow(clippy::cast_possible_truncation)]
+    let [tens, ones] = PAIRS[rest as usize];
+    at -= 1;
+    line[at] = ones;
+    if tens != b'0' {
+        at -= 1;
+        line[at] = tens;
+    }
+    if number < 0 {
+        at -= 1;
+        line[at] = b'-';
+    }
+    at -= 1;
+    line[at] = kind;
+    at
 }
 
 /// What a stranger sent, for an error: its beginning, with nothing in it that could break a line or a terminal.
@@ -134,7 +173,11 @@ mod tests {
         for number in [0, 9, 10, -1, 60, 123_456, i64::MAX, i64::MIN] {
             let expected = format!(r":{number}\r\n");
             check(|reply| reply.integer(number), &expected, &expected);
+            let expected = format!(r"*2\r\n:{number}\r\n:7\r\n");
+            check(|reply| reply.integers(&[number, 7]), &expected, &expected);
         }
+        let longest = format!(r"*9\r\n{}", format!(r":{}\r\n", i64::MIN).repeat(9));
+        check(|reply| reply.integers(&[i64::MIN; 9]), &longest, &longest);
     }
 
     #[test]

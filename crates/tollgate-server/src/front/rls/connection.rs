@@ -116,7 +116,7 @@ fn services(
     let v1alpha = reflection().build_v1alpha().map_err(failed)?.max_decoding_message_size(MOST_BYTES_ASIDE);
     let health = HealthServer::new(HealthService::from_health_reporter(health))
         .max_decoding_message_size(MOST_BYTES_ASIDE);
-    let rls = RateLimitServiceServer::new(Rls { app }).max_decoding_message_size(MOST_BYTES);
+    let rls = RateLimitServiceServer::new(Rls::new(app)).max_decoding_message_size(MOST_BYTES);
     Ok(move |request: Request<Incoming>| -> Answering {
         let name = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
         let answering: Answering = match name {

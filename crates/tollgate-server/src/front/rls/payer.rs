@@ -43,11 +43,15 @@ pub(super) fn key(domain: &str, entries: &[(&str, &str)], rule: &[EnvoyEntry]) -
             let _ = write!(text, "{byte:02x}");
         }
     }
-    Ok(Key::new(domain, &text)?.canonical().to_owned())
+    Ok(Key::new(domain, &text)?.into_canonical())
 }
 
 /// Adds a text, with these characters and all control characters percent-encoded.
 fn escape(out: &mut String, text: &str, special: &[char]) {
+    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !special.contains(&char::from(*byte));
+    if text.as_bytes().iter().all(is_plain) {
+        return out.push_str(text);
+    }
     for character in text.chars() {
         if special.contains(&character) || character.is_control() {
             for byte in character.encode_utf8(&mut [0; 4]).bytes() {

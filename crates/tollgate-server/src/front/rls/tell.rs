@@ -29,12 +29,8 @@ pub(super) fn response(gate: &Tollgate, meets: &[Meets<'_>], answers: &Answers<'
     }
 }
 
-/// The code as metrics have it.
-pub(super) fn code_name(response: &RateLimitResponse) -> &'static str {
-    match response.overall_code() {
-        Code::OverLimit => "over_limit",
-        Code::Ok | Code::Unknown => "ok",
-    }
+pub(super) fn is_over_limit(response: &RateLimitResponse) -> bool {
+    response.overall_code() == Code::OverLimit
 }
 
 fn ok() -> DescriptorStatus {
@@ -45,7 +41,14 @@ fn ok() -> DescriptorStatus {
 fn allowance(gate: &Tollgate, toll: &Toll<'_>) -> Option<Allowance> {
     match &toll.own {
         Some(own) => Some(own.allowance()),
-        None => Some(*gate.find(toll.limit).ok()?.allowance_for(&Key::parse(&toll.key).ok()?)),
+        None => {
+            let rule = gate.find(toll.limit).ok()?;
+            // Most have no keys that are treated otherwise.
+            match rule.overrides() {
+                [] => Some(*rule.allowance()),
+                _ => Some(*rule.allowance_for(&Key::parse(&toll.key).ok()?)),
+            }
+        }
     }
 }
 

@@ -1,0 +1,83 @@
+//! Observers that take counts: admissions come as numbers, all else as events, and nothing is told twice or not at all.
+
+use std::sync::{Arc, Mutex};
+
+use tollgate::{Admissions, Allowance, Ask, Event, Key, Observer, Rule, Tollgate};
+
+use crate::crowd::ready;
+use crate::scene::{bucket, hands, on};
+use crate::scrape::Scrape;
+
+/// What was told under each limit: admissions as numbers, and events that were allowed and denied.
+#[derive(Default)]
+struct Tallies {
+    told: Mutex<Vec<(String, [u64; 3])>>,
+    takes_counts: bool,
+}
+
+impl Tallies {
+    fn add(&self, limiter: &str, kind: usize, count: u64) {
+        let mut told = self.told.lock().unwrap();
+        let at = told.iter().position(|(name, _)| name == limiter).unwrap_or_else(|| {
+            told.push((limiter.to_owned(), [0; 3]));
+            told.len() - 1
+        });
+        told[at].1[kind] += count;
+    }
+
+    fn of(&self, limiter: &str) -> [u64; 3] {
+        let told = self.told.lock().unwrap();
+        told.iter().find(|(name, _)| name == limiter).map(|(_, told)| *told).unwrap_or_default()
+    }
+}
+
+impl Observer for Tallies {
+    fn decided(&self, event: &Event<'_>) {
+        self.add(event.limiter, if event.allowed { 1 } else { 2 }, 1);
+    }
+
+    fn takes_counts(&self) -> bool {
+        self.takes_counts
+    }
+
+    fn admitted(&self, admissions: &Admissions<'_>) {
+        self.add(admissions.limiter, 0, admissions.count);
+    }
+}
+
+/// Charges 200 times by each road, of which the bucket of `api` has room for 150 in all.
+fn check(takes_counts: bool, is_counted: bool, expected: [u64; 3]) {
+    let (hands, scrape) = (hands(), Scrape::new());
+    let tallies = Arc::new(Tallies { takes_counts, ..Tallies::default() });
+    let watching = Rule::new("watching", bucket("1/s", 1)).unwrap().shadow();
+    let vip = Rule::new("vip", bucket("1/s", 1_000)).unwrap();
+    let vip = vip.with_override(Key::parse("user:1").unwrap(), Allowance::Unlimited).unwrap();
+    let builder = on(&hands).limit("api", bucket("1/s", 150)).rule(watching).rule(vip);
+    let builder = builder.observer(tallies.clone());
+    let builder = if is_counted { builder.telemetry(scrape.telemetry()) } else { builder };
+    let gate: Tollgate = builder.build().unwrap();
+    let api = gate.limiter("api").unwrap();
+    for _ in 0..100 {
+        api.check("user:1");
+        ready(gate.charge(&[Ask::new("api", "user:1")])).unwrap();
+    }
+    for _ in 0..3 {
+        ready(gate.charge(&[Ask::new("watching", "user:1"), Ask::new("vip", "user:1")])).unwrap();
+    }
+    ready(gate.peek(&[Ask::new("api", "user:2")])).unwrap();
+    gate.hand_over_counts();
+    let told = tallies.of("api");
+    assert_eq!(told, expected, "takes counts: {takes_counts}, counted: {is_counted}");
+    assert_eq!(told.iter().sum::<u64>(), 201, "every decision and the look are told once");
+    // What only watches, and what no counters had a part in, is told one by one.
+    let counts = u64::from(takes_counts && is_counted);
+    assert_eq!(tallies.of("watching"), [counts, 3 - counts, 0]);
+    assert_eq!(tallies.of("vip"), [0, 3, 0]);
+}
+
+#[test]
+fn admissions_are_numbers_only_for_whoever_takes_them_and_where_they_are_counted() {
+    check(true, true, [150, 1, 50]);
+    check(true, false, [0, 151, 50]);
+    check(false, true, [0, 151, 50]);
+}
