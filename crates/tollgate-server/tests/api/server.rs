@@ -51,6 +51,10 @@ blocked = true
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
+    #[allow(dead_code)] // Not asked by every test, as some of what follows.
+    pub(crate) resp: Option<SocketAddr>,
+    #[allow(dead_code)]
+    pub(crate) grpc: Option<SocketAddr>,
     pub(crate) home: PathBuf,
     stderr: Arc<Mutex<String>>,
     reader: Option<JoinHandle<()>>,
@@ -72,7 +76,8 @@ impl Server {
     pub(crate) fn with(config: &str, args: &[&str], env: &[(&str, &str)]) -> Server {
         let home = home();
         std::fs::write(home.join("tollgate.toml"), config).unwrap();
-        let args = [&["serve", "--config", "tollgate.toml", "--listen", "127.0.0.1:0"], args].concat();
+        let serve = ["serve", "--config", "tollgate.toml", "--listen", "127.0.0.1:0"];
+        let args = [&serve[..], &["--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], args].concat();
         Server::spawn(home, &args, env)
     }
 
@@ -81,15 +86,22 @@ impl Server {
         let mut child = command(&home, args, env).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
-        let address = loop {
+        let mut faces = [("API    http://", None), ("RESP   redis://", None), ("Envoy  grpc://", None)];
+        loop {
             let start = said.len();
             assert_ne!(lines.read_line(&mut said).unwrap(), 0, "it ended: {said}");
-            let line = &said[start..];
-            if let Some(rest) = line.trim_start().strip_prefix("API ") {
-                let rest = rest.trim().strip_prefix("http://").expect("an address");
-                break rest.split('/').next().unwrap().parse().expect("an address");
+            let line = said[start..].trim();
+            for (mark, address) in &mut faces {
+                if let Some(rest) = line.strip_prefix(*mark) {
+                    *address = Some(rest.split('/').next().unwrap().parse().expect("an address"));
+                }
             }
-        };
+            if line.starts_with("try ") {
+                break;
+            }
+        }
+        let [address, resp, grpc] = faces.map(|(_, address)| address);
+        let address = address.expect("it says where it is");
         let stderr = Arc::new(Mutex::new(said));
         let reader = std::thread::spawn({
             let stderr = stderr.clone();
@@ -101,7 +113,7 @@ impl Server {
                 }
             }
         });
-        Server { child, address, home, stderr, reader: Some(reader) }
+        Server { child, address, resp, grpc, home, stderr, reader: Some(reader) }
     }
 
     pub(crate) fn connect(&self) -> Connection {
@@ -127,6 +139,17 @@ impl Server {
 
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// What it has said on stderr so far.
+    #[allow(dead_code)]
+    pub(crate) fn said(&self) -> String {
+        self.stderr.lock().unwrap().clone()
+    }
+
+    #[allow(dead_code)]
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Waits for it to end by itself.
@@ -157,7 +180,7 @@ impl Drop for Server {
 pub(crate) fn command(home: &Path, args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     for (name, _) in std::env::vars_os() {
-        let is_heeded = ["TOLLGATE_", "RL_", "REDIS_"]
+        let is_heeded = ["TOLLGATE_", "RL_", "REDIS_", "OTEL_"]
             .iter()
             .any(|start| name.to_str().is_some_and(|name| name.starts_with(start)));
         if is_heeded {

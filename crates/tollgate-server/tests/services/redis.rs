@@ -7,7 +7,7 @@ use tollgate_testkit::redis::RedisServer;
 use crate::server::{POLICY, Server};
 
 /// A server that counts in this Redis.
-fn over(redis: &RedisServer, policy: &str) -> Server {
+pub(crate) fn over(redis: &RedisServer, policy: &str) -> Server {
     let config = format!(
         "[store]\nmode = \"redis\"\nfallback = \"closed\"\ntimeout = \"5s\"\nredis = {{ url = \"{}\" }}\n{policy}",
         redis.url()
