@@ -78,9 +78,10 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A line on stderr. When stderr is closed there is nobody left to tell, and no reason to panic.
+/// A line on stderr, in one write: the log writes there too, and neither is to end up in the middle of the other. When stderr is
+/// closed there is nobody left to tell, and no reason to panic.
 pub(crate) fn tell(line: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// What the system said, without the number of its error code.

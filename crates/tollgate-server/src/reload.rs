@@ -2,8 +2,8 @@
 //!
 //! The file is looked at once a second, and read when it has changed; `SIGHUP` and `POST /v1/reload` read it at once. What was
 //! consumed stays consumed: the new registry stands on the same store. A file with a mistake in it changes nothing, and is told
-//! in the log, in a metric and on the page until a better one comes. Where to listen, and which store, are settled at start; a
-//! file that changes them is refused with that reason.
+//! in the log, in a metric and on the page until a better one comes. `[server]` and `[store]` are settled at start; a file that
+//! changes them is refused with that reason.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,6 @@ use tollgate::Tollgate;
 use tollgate::config::Config;
 
 use crate::app::{App, State};
-use crate::failure::tell;
 use crate::{source, validate};
 
 /// How often the file is looked at.
@@ -65,16 +64,15 @@ impl History {
 
 /// Reads the config again and puts it in place; the error says why not.
 pub(crate) fn reload(app: &App) -> Result<(), String> {
-    let Some(file) = app.history.file.lock().clone() else {
+    // One after the other: of two that read the file at once, the one that read it first must not have the last word.
+    let file = app.history.file.lock();
+    let Some(file) = &*file else {
         return Err("the server was started without a config file".to_owned());
     };
-    let outcome = try_reload(app, &file);
+    let outcome = try_reload(app, file);
     match &outcome {
         Ok(()) => tracing::info!("the config was read again"),
-        Err(why) => {
-            tracing::error!("the config stays as it was: {why}");
-            tell(format_args!("tollgate: the config stays as it was: {why}"));
-        }
+        Err(why) => tracing::error!("the config stays as it was: {why}"),
     }
     app.history.note(outcome.as_ref().err().cloned());
     outcome
@@ -93,7 +91,7 @@ fn try_reload(app: &App, file: &Path) -> Result<(), String> {
 /// What only a restart changes.
 fn fixed(old: &Config, new: &Config) -> Result<(), String> {
     if old.server != new.server {
-        return Err("[server] has changed: where to listen takes a restart".to_owned());
+        return Err("[server] has changed: that takes a restart".to_owned());
     }
     if old.store != new.store {
         return Err("[store] has changed: another store takes a restart".to_owned());

@@ -1,10 +1,11 @@
 //! `tollgate serve`: the server, from its config to its last answer.
 //!
-//! `listen.rs` accepts, `patience.rs` gives slow peers up, `front/` answers, `reload.rs` follows the config. Here it is put
-//! together, told where it is, and brought to an end: on SIGTERM or ctrl-c nothing more is accepted, what has begun is finished,
+//! `listen.rs` accepts, `patience.rs` gives slow peers up, `front/` answers, `reload.rs` follows the config, `log.rs` has the last word
+//! on stderr. Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c nothing more is accepted, what has begun is finished,
 //! and the process exits with 0.
 
 pub(crate) mod listen;
+mod log;
 pub(crate) mod patience;
 
 use std::convert::Infallible;
@@ -13,6 +14,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Request;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -21,8 +24,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
-use tollgate::config::{Config, Password};
-use tollgate::telemetry::{LogDecisions, Telemetry};
+use tollgate::config::{Config, Password, ServerConfig};
+use tollgate::telemetry::Telemetry;
 use tollgate::{Clock, Tollgate};
 
 use self::listen::{Door, Room};
@@ -42,7 +45,20 @@ const EXAMPLE: &str = include_str!("serve/example.toml");
 /// How long what has begun may take to finish.
 const GRACE: Duration = Duration::from_secs(10);
 
-const PATIENCE: Patience = Patience { idle: Duration::from_secs(60), busy: Duration::from_secs(15) };
+/// How long a peer may be silent between two requests.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// How long a peer is waited for that speaks HTTP. Bodies have a time of their own (`front/json/body.rs`), which is over first.
+const PATIENCE: Patience = Patience {
+    greeting: Duration::from_secs(5),
+    head: Duration::from_secs(5),
+    busy: Duration::from_secs(20),
+    idle: IDLE,
+};
+
+/// The same for RESP. Its clients keep connections that they have not used yet, and a command has no head.
+const RESP_PATIENCE: Patience =
+    Patience { greeting: IDLE, head: Duration::from_secs(10), busy: Duration::from_secs(10), idle: IDLE };
 
 /// Does what was asked.
 pub(crate) fn run(asked: &ServeArgs) -> Result<(), Failure> {
@@ -59,6 +75,8 @@ pub(crate) fn start(
     config: Config,
     beside: impl FnOnce(&Arc<App>),
 ) -> Result<(), Failure> {
+    // Before the runtime, and dropped after it: what is told last is written too.
+    let (_log, telemetry) = log::start(config.server.log)?;
     // On one core a second thread would only be woken in vain.
     let mut runtime = match std::thread::available_parallelism() {
         Ok(cores) if cores.get() == 1 => tokio::runtime::Builder::new_current_thread(),
@@ -66,10 +84,15 @@ pub(crate) fn start(
     };
     let runtime = runtime.enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
-    runtime.block_on(serve(asked, config, beside))
+    runtime.block_on(serve(asked, config, telemetry, beside))
 }
 
-async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)) -> Result<(), Failure> {
+async fn serve(
+    asked: &ServeArgs,
+    config: Config,
+    telemetry: Telemetry,
+    beside: impl FnOnce(&Arc<App>),
+) -> Result<(), Failure> {
     // Before anybody can know that it runs: who is told where it is may well tell it to stop.
     let signals = Signals::listen()?;
     let doors = Doors::open(asked, &config).await?;
@@ -80,7 +103,6 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
         .set_buckets(&tollgate::telemetry::BUCKETS_MS)
         .and_then(metrics_exporter_prometheus::PrometheusBuilder::install_recorder)
         .map_err(|error| Failure::new(format!("cannot count: {error}")))?;
-    let telemetry = Telemetry::new().metrics().log(LogDecisions::Denials);
     let gate = Tollgate::opening(&config).await.map_err(|error| Failure::new(error.to_string()))?;
     let stats = Stats::new(telemetry.clone(), Settings::of(&config), Clock::system().now().get() / 1_000_000);
     let gate = gate
@@ -88,8 +110,10 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
         .observer(stats.clone())
         .build()
         .map_err(|error| Failure::new(error.to_string()))?;
+    let settings = config.server.clone();
     let app = Arc::new(App::new(gate, config, token, metrics, stats));
     announce(asked.config.as_ref(), address, &doors, &app);
+    let room = doors.room(&settings);
     if let Some(file) = &asked.config {
         app.history.follow(file.clone());
         tokio::spawn(reload::watch(app.clone(), file.clone()));
@@ -98,33 +122,36 @@ async fn serve(asked: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)
     beside(&app);
     let (close, closing) = watch::channel(false);
     let tasks = TaskTracker::new();
-    let room = Room { connections: 10_000, of_one_peer: 10_000 };
     let mut accepting = JoinSet::new();
     if let Some(grpc) = doors.grpc {
-        accepting.spawn(rls::serve(grpc, app.clone(), tasks.clone(), closing.clone())?);
+        accepting.spawn(rls::serve(
+            grpc,
+            Door::new("grpc", room),
+            app.clone(),
+            tasks.clone(),
+            closing.clone(),
+        )?);
     }
     if let Some(resp) = doors.resp {
         let (face, closing) = (resp::Face::new(app.clone(), resp_password), closing.clone());
-        let (door, tasks, until) = (Door::new(room), tasks.clone(), closing.clone());
-        let speak =
-            move |stream, _: SocketAddr| face.clone().speak(Patient::new(stream, PATIENCE), closing.clone());
+        let (door, tasks, until) = (Door::new("resp", room), tasks.clone(), closing.clone());
+        let speak = move |stream, _: SocketAddr| {
+            face.clone().speak(Patient::new(stream, RESP_PATIENCE), closing.clone())
+        };
         accepting.spawn(listen::accept(resp, door, tasks, until, speak));
     }
     let speak = {
         let (app, closing) = (app.clone(), closing.clone());
         move |stream, _: SocketAddr| speak_http(app.clone(), stream, closing.clone())
     };
-    accepting.spawn(listen::accept(doors.http, Door::new(room), tasks.clone(), closing, speak));
+    accepting.spawn(listen::accept(doors.http, Door::new("http", room), tasks.clone(), closing, speak));
     signals.until_told_to_stop(&app).await;
     app.drain();
     let _ = close.send(true);
     accepting.join_all().await;
     tasks.close();
     if tokio::time::timeout(GRACE, tasks.wait()).await.is_err() {
-        tell(format_args!(
-            "tollgate: some connections were still busy after {} s and are cut",
-            GRACE.as_secs()
-        ));
+        tracing::warn!("some connections were still busy after {} s and are cut", GRACE.as_secs());
     }
     Ok(())
 }
@@ -147,6 +174,25 @@ impl Doors {
         let may_lack = config.envoy.rules().is_empty();
         let grpc = bind_unless_taken("grpc", "--grpc", named, "127.0.0.1:8081", may_lack).await?;
         Ok(Doors { http, resp, grpc })
+    }
+
+    /// How many connections each of them has room for.
+    fn room(&self, settings: &ServerConfig) -> Room {
+        let wanted = Room::of(settings);
+        let Some(files) = listen::files() else { return wanted };
+        let faces = 1 + usize::from(self.resp.is_some()) + usize::from(self.grpc.is_some());
+        let room = wanted.within(files, faces);
+        if room.connections < wanted.connections {
+            let (has, asked) = (room.connections, wanted.connections);
+            let words = "each face has fewer connections than meant, as so few files may be open: raise `ulimit -n` \
+                         (LimitNOFILE), or lower server.max_connections";
+            // Who has not asked for so many need not be warned.
+            match settings.max_connections {
+                Some(_) => tracing::warn!(files, has, asked, "{words}"),
+                None => tracing::info!(files, has, asked, "{words}"),
+            }
+        }
+        room
     }
 }
 
@@ -255,15 +301,24 @@ impl Signals {
 
 /// Serves one connection until its peer is done, or the server is.
 async fn speak_http(app: Arc<App>, stream: TcpStream, mut closing: watch::Receiver<bool>) {
-    let stream = TokioIo::new(Patient::new(stream, PATIENCE));
-    let service = service_fn(|request| {
-        let app = app.clone();
-        async move { Ok::<_, Infallible>(json::answer(app, request).await) }
+    let stream = Patient::new(stream, PATIENCE);
+    let progress = stream.progress();
+    let service = service_fn(|request: Request<Incoming>| {
+        let (app, progress) = (app.clone(), progress.clone());
+        progress.head_is_in();
+        async move {
+            let has_body = !request.body().is_end_stream();
+            let response = json::answer(app, request).await;
+            if has_body && response.status().is_client_error() {
+                progress.leaves_unread();
+            }
+            Ok::<_, Infallible>(response)
+        }
     });
     let mut builder = http1::Builder::new();
-    // Without a timer of its own: whoever is slow to write a head is given up by the stream.
+    // Heads are timed by `Patient`: the timer for them here would cut connections that are only kept.
     builder.header_read_timeout(None).max_headers(64).max_buf_size(64 * 1024);
-    let mut connection = std::pin::pin!(builder.serve_connection(stream, service));
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     tokio::select! {
         _ = connection.as_mut() => return,
         _ = closing.wait_for(|closing| *closing) => connection.as_mut().graceful_shutdown(),

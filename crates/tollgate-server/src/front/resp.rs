@@ -38,8 +38,9 @@ const MOST_READ: usize = 64 * 1024;
 /// How many bytes of answers are written together, at least while there are more.
 const FULL: usize = 64 * 1024;
 
-/// How long a peer may take to notice that the connection has ended.
+/// How long a peer may take to notice that the connection has ended, and how much it may send meanwhile.
 const PARTING: Duration = Duration::from_secs(1);
+const PARTING_BYTES: usize = 1024 * 1024;
 
 /// The face: what all its connections share.
 pub(crate) struct Face {
@@ -128,11 +129,13 @@ async fn part<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, mut input: Bytes
         if stream.shutdown().await.is_err() {
             return;
         }
-        loop {
+        let mut read = 0;
+        while read < PARTING_BYTES {
             input.clear();
             input.reserve(LEAST_READ);
-            if !matches!(stream.read_buf(&mut input).await, Ok(1..)) {
-                return;
+            match stream.read_buf(&mut input).await {
+                Ok(size @ 1..) => read += size,
+                _ => return,
             }
         }
     };

@@ -1,16 +1,28 @@
 //! Accepting connections: no more than there is room for, no more of one peer than its share, and none after the last.
+//!
+//! Each face has a door of its own, so that a crowd before one of them does not keep anybody from the others: health and metrics
+//! are answered while RESP is full. Whoever is turned away is counted (`tollgate_connections_refused_total`).
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::{Counter, Gauge};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
+use tollgate::config::ServerConfig;
+
+/// How many connections a face has, and one peer of them, unless the config says.
+const CONNECTIONS: usize = 10_000;
+const OF_ONE_PEER: usize = 1_000;
+
+/// How many files the process needs beside its connections: logs, stores, the policy.
+const OTHER_FILES: usize = 128;
 
 /// How many connections there may be.
 #[derive(Clone, Copy, Debug)]
@@ -19,10 +31,43 @@ pub(crate) struct Room {
     pub(crate) of_one_peer: usize,
 }
 
+impl Room {
+    /// As a config has it.
+    pub(crate) fn of(config: &ServerConfig) -> Room {
+        let connections = config.max_connections.unwrap_or(CONNECTIONS);
+        Room {
+            connections,
+            of_one_peer: config.max_connections_per_peer.unwrap_or(OF_ONE_PEER).min(connections),
+        }
+    }
+
+    /// No more than the system lets the process open for so many faces. A connection that is refused at the door costs
+    /// nobody anything; a process without files to open keeps everybody waiting.
+    pub(crate) fn within(self, files: usize, faces: usize) -> Room {
+        let connections = self.connections.min((files.saturating_sub(OTHER_FILES) / faces.max(1)).max(1));
+        Room { connections, of_one_peer: self.of_one_peer.min(connections) }
+    }
+}
+
+/// How many files this process may have open, where that is known.
+pub(crate) fn files() -> Option<usize> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
+}
+
 /// The connections that there are.
 pub(crate) struct Door {
     room: Room,
     inside: Mutex<Inside>,
+    connections: Gauge,
+    full: Counter,
+    of_peer: Counter,
 }
 
 #[derive(Default)]
@@ -38,24 +83,43 @@ pub(crate) struct Entry {
 }
 
 impl Door {
-    pub(crate) fn new(room: Room) -> Arc<Door> {
-        Arc::new(Door { room, inside: Mutex::default() })
+    pub(crate) fn new(face: &'static str, room: Room) -> Arc<Door> {
+        let refused =
+            |why| metrics::counter!("tollgate_connections_refused_total", "face" => face, "reason" => why);
+        Arc::new(Door {
+            room,
+            inside: Mutex::default(),
+            connections: metrics::gauge!("tollgate_connections", "face" => face),
+            full: refused("full"),
+            of_peer: refused("peer"),
+        })
     }
 
     /// Lets a peer in, if there is room.
     pub(crate) fn enter(self: &Arc<Self>, peer: IpAddr) -> Option<Entry> {
-        let peer = peer.to_canonical();
+        let peer = household(peer);
         let mut inside = self.inside.lock();
         if inside.all >= self.room.connections {
+            self.full.increment(1);
             return None;
         }
         let of_peer = inside.by_peer.entry(peer).or_default();
         if *of_peer >= self.room.of_one_peer {
+            self.of_peer.increment(1);
             return None;
         }
         *of_peer += 1;
         inside.all += 1;
+        self.connections.increment(1.0);
         Some(Entry { door: self.clone(), peer })
+    }
+}
+
+/// Who counts as one peer: an address of IPv4, and of IPv6 the 64 bits that a household or a machine is given.
+fn household(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(peer) => IpAddr::V6(Ipv6Addr::from_bits(peer.to_bits() >> 64 << 64)),
+        peer => peer,
     }
 }
 
@@ -63,6 +127,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let mut inside = self.door.inside.lock();
         inside.all -= 1;
+        self.door.connections.decrement(1.0);
         if let Some(of_peer) = inside.by_peer.get_mut(&self.peer) {
             *of_peer -= 1;
             if *of_peer == 0 {
@@ -118,10 +183,13 @@ fn is_of_the_peer(error: &io::Error) -> bool {
 mod tests {
     use super::*;
 
+    fn peer(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
     #[test]
     fn there_is_room_for_so_many_and_for_so_many_of_one_peer() {
-        let door = Door::new(Room { connections: 3, of_one_peer: 2 });
-        let peer = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let door = Door::new("test", Room { connections: 3, of_one_peer: 2 });
         let [one, other] = [peer("192.0.2.1"), peer("2001:db8::1")];
         let first = door.enter(one).expect("room");
         let _second = door.enter(peer("::ffff:192.0.2.1")).expect("room");
@@ -133,5 +201,33 @@ mod tests {
         drop(third);
         drop(_second);
         assert!(door.inside.lock().by_peer.is_empty());
+    }
+
+    #[test]
+    fn all_addresses_of_a_household_are_one_peer() {
+        for (one, other, are_one) in [
+            ("192.0.2.1", "192.0.2.1", true),
+            ("192.0.2.1", "192.0.2.2", false),
+            ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", true),
+            ("2001:db8:0:1::1", "2001:db8:0:2::1", false),
+        ] {
+            assert_eq!(household(peer(one)) == household(peer(other)), are_one, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn room_is_what_the_config_says_and_the_system_has() {
+        let room = Room { connections: 10_000, of_one_peer: 1_000 };
+        for (files, faces, expected) in [
+            (65_536, 3, (10_000, 1_000)),
+            (1_024, 3, (298, 298)),
+            (1_024, 1, (896, 896)),
+            (20_000, 3, (6_624, 1_000)),
+            (64, 3, (1, 1)),
+        ] {
+            let Room { connections, of_one_peer } = room.within(files, faces);
+            assert_eq!((connections, of_one_peer), expected, "{files} files, {faces} faces");
+        }
+        assert!(files().is_none_or(|files| files > 0));
     }
 }

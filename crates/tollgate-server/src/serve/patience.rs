@@ -1,52 +1,114 @@
 //! A connection that is given up when nothing comes of it.
 //!
 //! A peer that is silent between two requests may stay a while; one that has begun a request must finish it soon, however
-//! slowly its bytes come, and one that does not read its answer is not waited for either. There is one timer for a connection,
-//! set again only when it fires: a request costs two readings of the clock and nothing else.
+//! slowly its bytes come: first its head, then all of it. One that does not read its answer is not waited for either. Where a head
+//! ends only who reads requests knows, and says so ([`Progress`]). HTTP's own timer for heads would not do: it also runs between
+//! two requests, and cuts connections that are only kept. There is one timer for a connection, set again when it
+//! fires, and brought forward every few seconds at most: a request costs two readings of the clock and little else.
+//!
+//! A request that is refused before all of it has come is parted with slowly: closing on bytes that nobody has read would make
+//! the peer's machine throw the answer away.
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
+/// How long, and for how many bytes, a refused peer is listened to so that it gets to read why.
+const PARTING: Duration = Duration::from_secs(1);
+const PARTING_BYTES: usize = 1024 * 1024;
+
 /// How long a peer is waited for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// Between requests.
-    pub(crate) idle: Duration,
-    /// From the first byte of a request to the first byte of its answer, and for each byte of the answer to be taken.
+    /// For the first byte of all.
+    pub(crate) greeting: Duration,
+    /// From the first byte of a request to the end of its head.
+    pub(crate) head: Duration,
+    /// From the first byte of a request to the first byte of its answer.
     pub(crate) busy: Duration,
+    /// Between requests, and for each byte of an answer to be taken.
+    pub(crate) idle: Duration,
+}
+
+/// How far a request has come, as only its reader knows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress(Arc<AtomicU8>);
+
+const HEAD_IS_IN: u8 = 1;
+const UNREAD: u8 = 2;
+
+impl Progress {
+    /// The head of a request has come.
+    pub(crate) fn head_is_in(&self) {
+        self.0.store(HEAD_IS_IN, Ordering::Relaxed);
+    }
+
+    /// It is answered though there is more of it.
+    pub(crate) fn leaves_unread(&self) {
+        self.0.store(UNREAD, Ordering::Relaxed);
+    }
+
+    fn is(&self, state: u8) -> bool {
+        self.0.load(Ordering::Relaxed) == state
+    }
+
+    fn answered(&self) {
+        if self.is(HEAD_IS_IN) {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A stream that ends with an error when its peer is too slow.
 pub(crate) struct Patient<S> {
     stream: S,
     patience: Patience,
+    progress: Progress,
     deadline: Instant,
+    /// When the request began that is not answered yet, if its head has still to come.
+    head_since: Option<Instant>,
     is_busy: bool,
+    /// How many bytes more are read of a peer that was refused.
+    parting: Option<usize>,
     timer: Pin<Box<Sleep>>,
 }
 
 impl<S> Patient<S> {
     pub(crate) fn new(stream: S, patience: Patience) -> Patient<S> {
-        // Whoever connects and says nothing has not begun a request, and has not been served either.
-        let deadline = Instant::now() + patience.busy;
+        let deadline = Instant::now() + patience.greeting;
         Patient {
             stream,
             patience,
+            progress: Progress::default(),
             deadline,
+            head_since: None,
             is_busy: false,
+            parting: None,
             timer: Box::pin(tokio::time::sleep_until(deadline)),
         }
+    }
+
+    /// Where to say how far a request has come.
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress.clone()
     }
 
     /// Whether the peer's time is over.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
         while self.timer.as_mut().poll(context).is_ready() {
+            if let Some(began) = self.head_since
+                && self.progress.is(HEAD_IS_IN)
+            {
+                self.head_since = None;
+                self.deadline = began + self.patience.busy;
+            }
             if Instant::now() >= self.deadline {
                 return true;
             }
@@ -56,8 +118,22 @@ impl<S> Patient<S> {
         false
     }
 
+    /// A request begins. The timer is brought forward if it is set for later: an idle peer has had longer.
+    fn begins(&mut self) {
+        let now = Instant::now();
+        self.is_busy = true;
+        self.head_since = Some(now);
+        self.deadline = now + self.patience.head;
+        if self.timer.deadline() > self.deadline {
+            let deadline = self.deadline;
+            self.timer.as_mut().reset(deadline);
+        }
+    }
+
     fn wrote(&mut self) {
         self.is_busy = false;
+        self.head_since = None;
+        self.progress.answered();
         self.deadline = Instant::now() + self.patience.idle;
     }
 }
@@ -77,8 +153,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
         match Pin::new(&mut this.stream).poll_read(context, buffer) {
             Poll::Ready(read) => {
                 if !this.is_busy && buffer.filled().len() > before {
-                    this.is_busy = true;
-                    this.deadline = Instant::now() + this.patience.busy;
+                    this.begins();
                 }
                 Poll::Ready(read)
             }
@@ -88,7 +163,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         match Pin::new(&mut this.stream).poll_write(context, bytes) {
@@ -126,46 +201,108 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+        let this = self.get_mut();
+        if this.parting.is_none() {
+            ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;
+            if !this.progress.is(UNREAD) {
+                return Poll::Ready(Ok(()));
+            }
+            this.parting = Some(PARTING_BYTES);
+            this.timer.as_mut().reset(Instant::now() + PARTING);
+        }
+        let mut bytes = [0; 4 * 1024];
+        while let Some(left @ 1..) = this.parting {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            match Pin::new(&mut this.stream).poll_read(context, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
+                    this.parting = Some(left.saturating_sub(buffer.filled().len()));
+                }
+                Poll::Pending if this.timer.as_mut().poll(context).is_pending() => return Poll::Pending,
+                _ => break,
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
     use super::*;
 
-    const PATIENCE: Patience = Patience { idle: Duration::from_secs(60), busy: Duration::from_secs(10) };
+    const PATIENCE: Patience = Patience {
+        greeting: Duration::from_secs(7),
+        head: Duration::from_secs(5),
+        busy: Duration::from_secs(15),
+        idle: Duration::from_secs(60),
+    };
 
-    #[tokio::test(start_paused = true)]
-    async fn a_peer_that_drips_is_given_up_in_time() {
-        let (mut peer, stream) = tokio::io::duplex(64);
-        let mut stream = Patient::new(stream, PATIENCE);
+    fn pair() -> (DuplexStream, Patient<DuplexStream>) {
+        let (peer, stream) = tokio::io::duplex(64);
+        (peer, Patient::new(stream, PATIENCE))
+    }
+
+    /// A request of three bytes and its answer, after which the connection is idle.
+    async fn exchange(peer: &mut DuplexStream, stream: &mut Patient<DuplexStream>) {
+        peer.write_all(b"ask").await.expect("room");
+        stream.read_exact(&mut [0; 3]).await.expect("a request");
+        stream.progress().head_is_in();
+        stream.write_all(b"answer").await.expect("room");
+        peer.read_exact(&mut [0; 6]).await.expect("an answer");
+    }
+
+    /// After how many seconds a peer is given up that drips a byte a second, from when it begins; its head is whole after so many
+    /// bytes, if ever.
+    async fn given_up_after(mut peer: DuplexStream, mut stream: Patient<DuplexStream>, head: usize) -> u64 {
         let dripping = tokio::spawn(async move {
             while peer.write_all(b"x").await.is_ok() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         });
         let started = Instant::now();
-        let mut all = Vec::new();
-        let error = stream.read_to_end(&mut all).await.expect_err("it is never finished");
-        assert_eq!((error.kind(), started.elapsed().as_secs()), (io::ErrorKind::TimedOut, 10));
+        let mut count = 0;
+        let error = loop {
+            match stream.read_u8().await {
+                Ok(_) => count += 1,
+                Err(error) => break error,
+            }
+            if count == head {
+                stream.progress().head_is_in();
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         drop(stream);
         dripping.await.expect("it notices");
+        started.elapsed().as_secs()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_drips_is_given_up_in_time() {
+        for (head, expected) in [(usize::MAX, 5), (3, 15), (5, 15), (6, 5)] {
+            let (peer, stream) = pair();
+            assert_eq!(given_up_after(peer, stream, head).await, expected, "a head of {head}");
+        }
+    }
+
+    /// The timer was set for the end of its silence, and must not let it drip that long.
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_drips_after_a_silence_is_given_up_as_soon() {
+        for (silence, head, expected) in [(30, usize::MAX, 5), (59, usize::MAX, 5), (59, 3, 15), (0, 3, 15)] {
+            let (mut peer, mut stream) = pair();
+            exchange(&mut peer, &mut stream).await;
+            let silent = tokio::time::timeout(Duration::from_secs(silence), stream.read_u8()).await;
+            assert!(silent.is_err(), "it is waited for");
+            let after = given_up_after(peer, stream, head).await;
+            assert_eq!(after, expected, "{silence} s of silence, a head of {head}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_was_answered_may_be_silent_for_a_while() {
-        let (mut peer, stream) = tokio::io::duplex(64);
-        let mut stream = Patient::new(stream, PATIENCE);
+        let (mut peer, mut stream) = pair();
         for _ in 0..3 {
-            peer.write_all(b"ask").await.expect("room");
-            let mut asked = [0; 3];
-            stream.read_exact(&mut asked).await.expect("a request");
-            tokio::time::sleep(Duration::from_secs(5)).await;
-            stream.write_all(b"answer").await.expect("room");
-            peer.read_exact(&mut [0; 6]).await.expect("an answer");
+            exchange(&mut peer, &mut stream).await;
             tokio::time::sleep(Duration::from_secs(50)).await;
         }
         let started = Instant::now();
@@ -175,17 +312,52 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_does_not_read_is_given_up() {
-        let (_peer, stream) = tokio::io::duplex(64);
-        let mut stream = Patient::new(stream, PATIENCE);
+        let (_peer, mut stream) = pair();
+        let started = Instant::now();
         let error = stream.write_all(&[0; 1_000]).await.expect_err("nobody reads");
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!((error.kind(), started.elapsed().as_secs()), (io::ErrorKind::TimedOut, 60));
     }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_connects_and_says_nothing_is_not_waited_for_long() {
-        let (_peer, stream) = tokio::io::duplex(64);
+        let (_peer, mut stream) = pair();
         let started = Instant::now();
-        let error = Patient::new(stream, PATIENCE).read_u8().await.expect_err("silence");
-        assert_eq!((error.kind(), started.elapsed().as_secs()), (io::ErrorKind::TimedOut, 10));
+        let error = stream.read_u8().await.expect_err("silence");
+        assert_eq!((error.kind(), started.elapsed().as_secs()), (io::ErrorKind::TimedOut, 7));
+    }
+
+    /// How many bytes are read of a peer that was refused and sends so many more, if it then stays.
+    async fn parted_after(is_refused: bool, more: usize) -> (usize, Duration) {
+        let (mut peer, mut stream) = pair();
+        peer.write_all(b"ask").await.expect("room");
+        stream.read_exact(&mut [0; 3]).await.expect("a request");
+        if is_refused {
+            stream.progress().leaves_unread();
+        }
+        stream.write_all(b"no").await.expect("room");
+        let sending = tokio::spawn(async move {
+            let mut sent = 0;
+            while sent < more && peer.write_all(&[0; 16]).await.is_ok() {
+                sent += 16;
+            }
+            // It stays: it is not dropped before the end.
+            (sent, peer)
+        });
+        let started = Instant::now();
+        stream.shutdown().await.expect("an end");
+        let took = started.elapsed();
+        drop(stream);
+        let (sent, _peer) = sending.await.expect("it ends");
+        (sent, took)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_peer_gets_to_read_why_but_is_not_listened_to_for_long() {
+        assert_eq!(parted_after(false, 0).await, (0, Duration::ZERO));
+        let (sent, took) = parted_after(true, 10_000).await;
+        assert_eq!((sent, took.as_secs()), (10_000, 1));
+        let (sent, took) = parted_after(true, 10 * PARTING_BYTES).await;
+        assert!((PARTING_BYTES..2 * PARTING_BYTES).contains(&sent), "{sent}");
+        assert_eq!(took, Duration::ZERO);
     }
 }

@@ -7,7 +7,7 @@ use tollgate_testkit::redis::RedisServer;
 use crate::server::{self, POLICY, Tollgate};
 
 /// A server that counts in this Redis.
-fn over(redis: &RedisServer, policy: &str) -> Tollgate {
+pub(crate) fn over(redis: &RedisServer, policy: &str) -> Tollgate {
     let config = format!(
         "[store]\nmode = \"redis\"\nfallback = \"closed\"\ntimeout = \"5s\"\nredis = {{ url = \"{}\" }}\n{policy}",
         redis.url()

@@ -21,7 +21,7 @@ use self::environment::Environment;
 pub use self::envoy::{EnvoyEntry, EnvoyRule, EnvoyRules, EnvoyValue};
 pub use self::mistake::{Mistake, Mistakes};
 use self::reader::{Field, Reader, Section};
-pub use self::server::ServerConfig;
+pub use self::server::{LogLevel, ServerConfig};
 pub use self::store::{StoreConfig, StoreMode};
 use crate::policy::Policy;
 

@@ -3,10 +3,10 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Either, Full};
+use hyper::body::{Body as _, Incoming};
 
 use super::fault::Fault;
 
@@ -25,11 +25,30 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A whole body, if it is short and comes in time.
 pub(crate) async fn read(body: Incoming) -> Result<Bytes, Fault> {
-    let whole = Limited::new(body, MOST_BYTES).collect();
-    match tokio::time::timeout(PATIENCE, whole).await {
-        Ok(Ok(whole)) => Ok(whole.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Fault::too_large(MOST_BYTES)),
-        Ok(Err(_)) => Err(Fault::malformed("the body ended early")),
+    // Who says that it is too long need not send it.
+    if body.size_hint().lower() > MOST_BYTES as u64 {
+        return Err(Fault::too_large(MOST_BYTES));
+    }
+    match tokio::time::timeout(PATIENCE, gather(body)).await {
+        Ok(gathered) => gathered,
         Err(_) => Err(Fault::too_slow()),
     }
+}
+
+/// The pieces of a body, copied together unless there is only one. A piece that is kept keeps the whole buffer that it was read
+/// into, so whoever sends a byte at a time would have us keep some KiB for each.
+async fn gather(mut body: Incoming) -> Result<Bytes, Fault> {
+    let mut whole = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Fault::malformed("the body ended early"))?;
+        let Ok(piece) = frame.into_data() else { continue };
+        if whole.len() + piece.len() > MOST_BYTES {
+            return Err(Fault::too_large(MOST_BYTES));
+        }
+        if whole.is_empty() && body.is_end_stream() {
+            return Ok(piece);
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.freeze())
 }

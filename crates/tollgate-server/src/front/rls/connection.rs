@@ -34,7 +34,7 @@ use super::proto::DESCRIPTORS;
 use super::proto::service::rate_limit_service_server::{RateLimitServiceServer, SERVICE_NAME};
 use crate::app::App;
 use crate::failure::Failure;
-use crate::serve::listen::{self, Door, Room};
+use crate::serve::listen::{self, Door};
 
 /// The longest message that is read.
 const MOST_BYTES: usize = 256 * 1024;
@@ -47,7 +47,7 @@ const MOST_CALLS: u32 = 100;
 const MOST_HEADERS: u32 = 16 * 1024;
 
 /// How long a peer may take to say that it speaks HTTP/2, and a call to arrive and be answered.
-const GREETING_WITHIN: Duration = Duration::from_secs(10);
+const GREETING_WITHIN: Duration = Duration::from_secs(5);
 const CALL_WITHIN: Duration = Duration::from_secs(10);
 
 /// How often a silent peer is asked whether it is there, and how long it may take to say so.
@@ -64,11 +64,10 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// What every HTTP/2 connection begins with.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-const ROOM: Room = Room { connections: 10_000, of_one_peer: 10_000 };
-
 /// Serves Envoy until `closing` says so.
 pub(crate) fn serve(
     listener: TcpListener,
+    door: Arc<Door>,
     app: Arc<App>,
     tasks: TaskTracker,
     closing: watch::Receiver<bool>,
@@ -81,7 +80,7 @@ pub(crate) fn serve(
             let closing = closing.clone();
             move |stream, peer| speak(stream, peer, services.clone(), closing.clone())
         };
-        listen::accept(listener, Door::new(ROOM), tasks, closing, face).await;
+        listen::accept(listener, door, tasks, closing, face).await;
         tell_health(&health, ServingStatus::NotServing).await;
         // Whoever watches has been told, and would hold the end up.
         for name in NAMES {

@@ -29,13 +29,16 @@ pub(super) enum Kind {
 }
 
 /// The fields of `[server]` and `[store]`.
-const FIELDS: [(&str, Kind); 30] = [
+const FIELDS: [(&str, Kind); 33] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
     ("server.admin_token", Kind::Text),
     ("server.show_keys", Kind::Truth),
     ("server.resp_password", Kind::Text),
+    ("server.max_connections", Kind::Number),
+    ("server.max_connections_per_peer", Kind::Number),
+    ("server.log", Kind::Text),
     ("store.mode", Kind::Text),
     ("store.fallback", Kind::Text),
     ("store.fallback_instances", Kind::Number),
@@ -355,7 +358,7 @@ mod tests {
     use tollgate_kernel::Micros;
     use tollgate_store::{Subject, WhenFull};
 
-    use super::super::{Config, Mistakes, Password, StoreMode};
+    use super::super::{Config, LogLevel, Mistakes, Password, StoreMode};
     use super::*;
     use crate::policy::Fallback;
 
@@ -471,6 +474,9 @@ lease = "1m"
             ("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"),
             ("TOLLGATE_SERVER_RESP_PASSWORD", "env:RESP"),
             ("TOLLGATE_SERVER_SHOW_KEYS", "true"),
+            ("TOLLGATE_SERVER_MAX_CONNECTIONS", "500"),
+            ("TOLLGATE_SERVER_MAX_CONNECTIONS_PER_PEER", "50"),
+            ("TOLLGATE_SERVER_LOG", "debug"),
             ("TOLLGATE_STORE_MODE", "redis"),
             ("TOLLGATE_STORE_FALLBACK", "local"),
             ("TOLLGATE_STORE_FALLBACK_INSTANCES", "3"),
@@ -508,6 +514,8 @@ lease = "1m"
         assert_eq!(faces, ["0.0.0.0:1", "0.0.0.0:2", "0.0.0.0:3"]);
         assert_eq!(server.admin_token, Some(Password::Env("OPS".to_owned())));
         assert_eq!(server.resp_password, Some(Password::Env("RESP".to_owned())));
+        assert_eq!((server.max_connections, server.max_connections_per_peer), (Some(500), Some(50)));
+        assert_eq!(server.log, LogLevel::Debug);
         assert_eq!(
             (store.mode, store.fallback, store.fallback_instances),
             (StoreMode::Redis, Fallback::Local, 3)

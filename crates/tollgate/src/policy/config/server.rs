@@ -1,10 +1,10 @@
-//! `[server]`: where to listen, and what its operator must show.
+//! `[server]`: where to listen, how many to listen to, what is logged, and what its operator must show.
 //!
 //! Addresses are checked for their form and kept as text: a host name is looked up when the server binds, not here.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::connection::{Password, read_password};
+use super::connection::{Password, read_connections, read_password};
 use super::reader::{Field, Reader, Section};
 
 /// Where the server listens, and what its operator must show. A face without an address is left to the server's own default.
@@ -23,16 +23,57 @@ pub struct ServerConfig {
     pub show_keys: bool,
     /// What whoever speaks the Redis protocol must show; anybody may, unless said.
     pub resp_password: Option<Password>,
+    /// How many connections each face has at once; the server's own default unless said.
+    pub max_connections: Option<usize>,
+    /// How many of them one peer may have: an IPv4 address, or a /64 of IPv6.
+    pub max_connections_per_peer: Option<usize>,
+    /// What the server writes to its log.
+    pub log: LogLevel,
 }
+
+/// What the server writes to its log: everything up to a level.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// What failed.
+    Error,
+    /// And what may need a look.
+    Warn,
+    /// And denials, reloads and resets.
+    #[default]
+    Info,
+    /// And every decision.
+    Debug,
+}
+
+/// The most connections that can be asked for: as many as there are ports, which is where one address ends.
+const MOST_CONNECTIONS: usize = 65_535;
+
+const LOG_LEVELS: [(&str, LogLevel); 5] = [
+    ("info", LogLevel::Info),
+    ("off", LogLevel::Off),
+    ("error", LogLevel::Error),
+    ("warn", LogLevel::Warn),
+    ("debug", LogLevel::Debug),
+];
 
 impl ServerConfig {
     pub(super) fn read(reader: &mut Reader<'_>, section: Section<'_>) -> ServerConfig {
-        let section = section.showing(&["http", "grpc", "resp", "show_keys"]);
-        reader.only(&section, &["http", "grpc", "resp", "admin_token", "resp_password", "show_keys"]);
+        let harmless =
+            ["http", "grpc", "resp", "show_keys", "max_connections", "max_connections_per_peer", "log"];
+        let section = section.showing(&harmless);
+        reader.only(&section, &[&harmless[..], &["admin_token", "resp_password"]].concat());
         let admin_token = section.field("admin_token").and_then(|f| read_password(reader, f, "ADMIN_TOKEN"));
         let resp_password =
             section.field("resp_password").and_then(|f| read_password(reader, f, "RESP_PASSWORD"));
         let show_keys = section.field("show_keys").and_then(|f| reader.truth(f)).unwrap_or_default();
+        let mut connections =
+            |name| section.field(name).and_then(|f| read_connections(reader, f, MOST_CONNECTIONS));
+        let [max_connections, max_connections_per_peer] =
+            ["max_connections", "max_connections_per_peer"].map(&mut connections);
+        let log = section.field("log").and_then(|f| reader.choice(f, &LOG_LEVELS)).unwrap_or_default();
         let mut read = |name, example| read_address(reader, section.field(name)?, example);
         ServerConfig {
             http: read("http", "127.0.0.1:8080"),
@@ -41,6 +82,9 @@ impl ServerConfig {
             admin_token,
             show_keys,
             resp_password,
+            max_connections,
+            max_connections_per_peer,
+            log,
         }
     }
 }
@@ -91,6 +135,7 @@ pub(super) fn host_fault(host: &str) -> Option<&'static str> {
 mod tests {
     use super::super::tests::{check, parse};
     use super::super::{Config, Password};
+    use super::LogLevel;
 
     #[test]
     fn addresses_are_checked() {
@@ -156,5 +201,36 @@ mod tests {
         let by_env = [("TOLLGATE_SERVER_SHOW_KEYS".to_owned(), "true".to_owned())];
         assert!(Config::parse_with_env("", by_env).unwrap().server.show_keys);
         check("[server]\nshow_keys = 1", &[(2, "server.show_keys", "1", "must be true or false")]);
+    }
+
+    #[test]
+    fn connections_are_counted_from_one() {
+        let server = parse("server.max_connections = 500\nserver.max_connections_per_peer = 50").server;
+        assert_eq!((server.max_connections, server.max_connections_per_peer), (Some(500), Some(50)));
+        assert_eq!(parse("").server.max_connections, None);
+        for (field, value, fix) in [
+            ("max_connections", "0", "must be at least 1"),
+            ("max_connections", "65_536", "must be at most 65535"),
+            ("max_connections_per_peer", "-1", "must be at least 1"),
+            ("max_connections_per_peer", "'many'", "must be a whole number"),
+        ] {
+            check(&format!("[server]\n{field} = {value}"), &[(2, &format!("server.{field}"), value, fix)]);
+        }
+    }
+
+    #[test]
+    fn the_log_has_levels() {
+        for (text, level) in [
+            ("", LogLevel::Info),
+            ("server.log = 'off'", LogLevel::Off),
+            ("server.log = 'error'", LogLevel::Error),
+            ("server.log = 'warn'", LogLevel::Warn),
+            ("server.log = 'info'", LogLevel::Info),
+            ("server.log = 'debug'", LogLevel::Debug),
+        ] {
+            assert_eq!(parse(text).server.log, level, "{text}");
+        }
+        let fix = "must be one of info, off, error, warn, debug; did you mean \"warn\"?";
+        check("[server]\nlog = 'warm'", &[(2, "server.log", "'warm'", fix)]);
     }
 }

@@ -1,0 +1,117 @@
+//! The log of the server: JSON lines on stderr and, where a collector is named, spans to it.
+//!
+//! Lines are written by a thread of their own and dropped rather than waited for, so a terminal that is stopped, a pipe that
+//! is full and a reader that went away hold nobody up. What other crates tell is only logged from WARN on. After the start nothing
+//! else writes to stderr: whoever did would wait where the log does not.
+
+use std::os::fd::AsFd;
+
+use tollgate::config::LogLevel;
+use tollgate::telemetry::{JsonLinesGuard, LogDecisions, OtlpGuard, Telemetry, json_lines_to, otlp};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+
+use crate::failure::Failure;
+
+/// Keeps lines and spans flowing. Dropped at the end, it waits a moment for the last of them.
+pub(crate) struct Log {
+    _lines: Option<JsonLinesGuard>,
+    _spans: Option<OtlpGuard>,
+}
+
+/// Starts the log of this process, and says what a registry is to tell it.
+pub(crate) fn start(level: LogLevel) -> Result<(Log, Telemetry), Failure> {
+    let decisions = match level {
+        LogLevel::Off => LogDecisions::Off,
+        LogLevel::Debug => LogDecisions::All,
+        _ => LogDecisions::Denials,
+    };
+    let telemetry = Telemetry::new().metrics().log(decisions);
+    let (lines, lines_guard) = match level {
+        LogLevel::Off => (None, None),
+        _ => {
+            // A handle of its own: the lock of the process's stderr is not held while a line waits to be taken.
+            let stderr = std::io::stderr().as_fd().try_clone_to_owned();
+            let stderr = stderr.map_err(|error| Failure::new(format!("cannot log to stderr: {error}")))?;
+            let (lines, guard) = json_lines_to(std::fs::File::from(stderr));
+            (Some(lines.with_filter(wanted(level))), Some(guard))
+        }
+    };
+    let (spans, spans_guard) = match names_collector(|name| std::env::var(name).ok()) {
+        true => {
+            let sender = match std::env::var_os("OTEL_SERVICE_NAME") {
+                Some(_) => otlp(),
+                None => otlp().service_name("tollgate"),
+            };
+            let (spans, guard) = sender.start().map_err(|error| Failure::new(error.to_string()))?;
+            let ours = Targets::new().with_target("tollgate", LevelFilter::INFO);
+            (Some(spans.with_filter(ours)), Some(guard))
+        }
+        false => (None, None),
+    };
+    let telemetry = if spans.is_some() { telemetry.spans() } else { telemetry };
+    let subscriber = tracing_subscriber::registry().with(lines).with(spans);
+    tracing::subscriber::set_global_default(subscriber)
+        .map_err(|error| Failure::new(format!("cannot log: {error}")))?;
+    Ok((Log { _lines: lines_guard, _spans: spans_guard }, telemetry))
+}
+
+/// What is written at a level.
+fn wanted(level: LogLevel) -> Targets {
+    let level = match level {
+        LogLevel::Off => LevelFilter::OFF,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        _ => LevelFilter::INFO,
+    };
+    Targets::new().with_default(level.min(LevelFilter::WARN)).with_target("tollgate", level)
+}
+
+/// Whether the environment names a collector for spans.
+fn names_collector(variable: impl Fn(&str) -> Option<String>) -> bool {
+    ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"]
+        .iter()
+        .any(|name| variable(name).is_some_and(|value| !value.trim().is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn a_level_lets_pass_what_it_names_and_of_others_what_may_need_a_look() {
+        for (level, target, passes) in [
+            (LogLevel::Off, "tollgate::reload", None),
+            (LogLevel::Error, "tollgate::reload", Some(Level::ERROR)),
+            (LogLevel::Warn, "tollgate_store::redis", Some(Level::WARN)),
+            (LogLevel::Info, "tollgate::decision", Some(Level::INFO)),
+            (LogLevel::Info, "h2::proto", Some(Level::WARN)),
+            (LogLevel::Debug, "tollgate::decision", Some(Level::DEBUG)),
+            (LogLevel::Debug, "h2::proto", Some(Level::WARN)),
+            (LogLevel::Error, "h2::proto", Some(Level::ERROR)),
+        ] {
+            let wanted = wanted(level);
+            for told in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
+                let is_expected = passes.is_some_and(|most| told <= most);
+                assert_eq!(wanted.would_enable(target, &told), is_expected, "{level:?} {target} {told}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_collector_is_named_by_either_variable() {
+        for (set, value, names) in [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4317", true),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://localhost:4317", true),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", " ", false),
+            ("OTEL_SERVICE_NAME", "tollgate", false),
+        ] {
+            let variable = |name: &str| (name == set).then(|| value.to_owned());
+            assert_eq!(names_collector(variable), names, "{set}={value}");
+        }
+    }
+}

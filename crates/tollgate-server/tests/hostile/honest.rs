@@ -1,0 +1,208 @@
+//! Clients of good will, one for each face. They ask one thing after another on one connection, and tell half an answer from none.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use crate::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, GO_AWAY, HEADERS, PING, RESET, SETTINGS};
+
+/// How long an answer may take on a loaded machine before a test is told.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where a server is asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Faces {
+    pub(crate) http: SocketAddr,
+    pub(crate) resp: SocketAddr,
+    pub(crate) grpc: SocketAddr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    Allowed,
+    Denied,
+    /// Nothing: the server hung up, before the first byte of an answer.
+    HungUp,
+}
+
+/// Charges one to a key, again and again. An error is half an answer, or a wrong one.
+pub(crate) trait Client: Send {
+    fn charge(&mut self) -> io::Result<Said>;
+}
+
+/// How clients are made: from a server, the name of a limit (for gRPC an entry `limit=…` that meets it) and a key.
+pub(crate) type Make = fn(&Faces, &str, &str) -> Box<dyn Client>;
+
+/// One client of each face, by its name.
+pub(crate) const CLIENTS: [(&str, Make); 3] = [
+    ("HTTP", |faces, limit, key| Box::new(Http::new(faces, limit, key))),
+    ("RESP", |faces, limit, key| Box::new(Resp::new(faces, limit, key))),
+    ("gRPC", |faces, limit, key| Box::new(Grpc::new(faces, limit, key))),
+];
+
+fn dial(address: SocketAddr) -> BufReader<TcpStream> {
+    let stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("an option");
+    stream.set_nodelay(true).expect("an option");
+    BufReader::new(stream)
+}
+
+fn wrong(said: impl AsRef<[u8]>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("`{}`", said.as_ref().escape_ascii()))
+}
+
+/// Sends a question; true if an answer begins.
+fn ask(stream: &mut BufReader<TcpStream>, question: &[u8]) -> io::Result<bool> {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    let began =
+        stream.get_mut().write_all(question).and_then(|()| stream.fill_buf().map(|bytes| !bytes.is_empty()));
+    match began {
+        Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => Ok(false),
+        began => began,
+    }
+}
+
+fn line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    line.strip_suffix("\r\n").map(str::to_owned).ok_or_else(|| wrong(&line))
+}
+
+struct Http {
+    stream: BufReader<TcpStream>,
+    question: Vec<u8>,
+}
+
+impl Http {
+    fn new(faces: &Faces, limit: &str, key: &str) -> Http {
+        let body = format!(r#"{{"limit":"{limit}","key":"{key}"}}"#);
+        let question = format!(
+            "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        Http { stream: dial(faces.http), question: question.into_bytes() }
+    }
+}
+
+impl Client for Http {
+    fn charge(&mut self) -> io::Result<Said> {
+        if !ask(&mut self.stream, &self.question)? {
+            return Ok(Said::HungUp);
+        }
+        let status = line(&mut self.stream)?;
+        let mut length = 0;
+        loop {
+            let line = line(&mut self.stream)?;
+            match line.strip_prefix("content-length: ") {
+                Some(text) => length = text.parse().map_err(|_| wrong(&line))?,
+                None if line.is_empty() => break,
+                None => {}
+            }
+        }
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body).map_err(|error| wrong(error.to_string()))?;
+        if status.starts_with("HTTP/1.1 200 ") && body.starts_with(b"{\"allowed\":true,") {
+            Ok(Said::Allowed)
+        } else if status.starts_with("HTTP/1.1 200 ") && body.starts_with(b"{\"allowed\":false,") {
+            Ok(Said::Denied)
+        } else {
+            Err(wrong([status.as_bytes(), &body].concat()))
+        }
+    }
+}
+
+struct Resp {
+    stream: BufReader<TcpStream>,
+    question: Vec<u8>,
+}
+
+impl Resp {
+    fn new(faces: &Faces, limit: &str, key: &str) -> Resp {
+        let words = ["TOLLGATE.CHECK", limit, key].map(|word| format!("${}\r\n{word}\r\n", word.len()));
+        Resp { stream: dial(faces.resp), question: format!("*3\r\n{}", words.concat()).into_bytes() }
+    }
+}
+
+impl Client for Resp {
+    fn charge(&mut self) -> io::Result<Said> {
+        if !ask(&mut self.stream, &self.question)? {
+            return Ok(Said::HungUp);
+        }
+        let mut lines = Vec::new();
+        // Six values, of which the last has two lines, after a line that says so.
+        for _ in 0..8 {
+            lines.push(line(&mut self.stream)?);
+            if lines[0] != "*6" {
+                return Err(wrong(&lines[0]));
+            }
+        }
+        match &*lines[1] {
+            ":1" => Ok(Said::Allowed),
+            ":0" => Ok(Said::Denied),
+            other => Err(wrong(other)),
+        }
+    }
+}
+
+struct Grpc {
+    stream: BufReader<TcpStream>,
+    call: Vec<u8>,
+    next: u32,
+}
+
+impl Grpc {
+    fn new(faces: &Faces, limit: &str, key: &str) -> Grpc {
+        let call = frames::call(limit, key);
+        let mut stream = dial(faces.grpc);
+        stream.get_mut().write_all(&frames::greeting()).expect("room");
+        Grpc { stream, call: frames::message(call.len(), &call), next: 1 }
+    }
+}
+
+impl Client for Grpc {
+    fn charge(&mut self) -> io::Result<Said> {
+        let id = self.next;
+        self.next += 2;
+        let question = [
+            frames::frame(HEADERS, END_HEADERS, id, &frames::head()),
+            frames::frame(DATA, END_STREAM, id, &self.call),
+        ];
+        if !ask(&mut self.stream, &question.concat())? {
+            return Ok(Said::HungUp);
+        }
+        let mut data = Vec::new();
+        loop {
+            let frame = match frames::read(&mut self.stream) {
+                Ok(frame) => frame,
+                Err(_) if data.is_empty() => return Ok(Said::HungUp),
+                Err(error) => return Err(error),
+            };
+            let answer = match (frame.kind, frame.flags & ACK) {
+                (SETTINGS, 0) => frames::frame(SETTINGS, ACK, 0, &[]),
+                (PING, 0) => frames::frame(PING, ACK, 0, &frame.payload),
+                (DATA, _) if frame.stream == id => {
+                    data.extend_from_slice(&frame.payload);
+                    let length = u32::try_from(frame.payload.len()).expect("a short frame").to_be_bytes();
+                    frames::frame(frames::WINDOW_UPDATE, 0, 0, &length)
+                }
+                (HEADERS, END_STREAM) if frame.stream == id => break,
+                // The call was not looked at, or will not be: the server goes.
+                (RESET, _) if data.is_empty() && frame.payload == 7_u32.to_be_bytes() => {
+                    return Ok(Said::HungUp);
+                }
+                (RESET, _) => return Err(wrong(&frame.payload)),
+                (GO_AWAY, _) if frame.payload[4..8] != [0; 4] => return Err(wrong(&frame.payload)),
+                (GO_AWAY, _) if frame.payload[..4] < id.to_be_bytes()[..] => return Ok(Said::HungUp),
+                _ => continue,
+            };
+            // Whoever goes may not be there any more to be told.
+            let _ = self.stream.get_mut().write_all(&answer);
+        }
+        // The first field of the message: OK is 1, OVER_LIMIT 2.
+        match data.get(5..7) {
+            Some([8, 1]) => Ok(Said::Allowed),
+            Some([8, 2]) => Ok(Said::Denied),
+            _ => Err(wrong(&data)),
+        }
+    }
+}

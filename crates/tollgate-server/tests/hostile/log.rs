@@ -1,0 +1,172 @@
+//! What the process writes to its log, and that nobody waits for it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStderr, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tollgate_testkit::http::Connection;
+
+use crate::collector::Collector;
+use crate::server::{self, POLICY, Tollgate, command, home};
+
+/// How long a line may take to be written on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const LOGIN: &str = r#"{"limit":"login","key":"user:mallory"}"#;
+
+/// The lines of the log so far; what is told at the start is for people.
+fn lines(server: &Tollgate) -> Vec<Value> {
+    let said = server.stderr();
+    let lines = said.lines().filter(|line| line.starts_with('{'));
+    lines.map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// A line of this kind, as soon as it is there.
+pub(crate) fn wait_for_line(server: &Tollgate, is_it: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(line) = lines(server).into_iter().find(|line| is_it(line)) {
+            return line;
+        }
+        assert!(Instant::now() < end, "there is no such line: {}", server.stderr());
+        std::thread::yield_now();
+    }
+}
+
+fn is_decision(line: &Value) -> bool {
+    line["target"] == "tollgate::decision"
+}
+
+/// Three checks, of which the last is denied, and the lines about decisions that are written of them by the end.
+fn decisions(level: &str) -> Vec<Value> {
+    let server = server::with(&format!("{level}{POLICY}"), &[], &[("RL_LOG_SALT", "salt")]);
+    for _ in 0..3 {
+        assert_eq!(server.post("/v1/check", LOGIN).status, 200);
+    }
+    server.signal(Signal::TERM);
+    let ended = server.ended();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(!ended.stderr.contains("mallory"), "a key is shown: {ended:?}");
+    let lines = ended.stderr.lines().filter(|line| line.starts_with('{'));
+    lines.map(|line| serde_json::from_str(line).expect("JSON")).filter(is_decision).collect()
+}
+
+#[test]
+fn a_denial_is_one_line_without_the_key() {
+    let told = decisions("");
+    assert_eq!(told.len(), 1, "{told:?}");
+    let line = &told[0];
+    for (field, value) in
+        [("level", "INFO"), ("decision", "denied"), ("limiter", "login"), ("storage_mode", "memory")]
+    {
+        assert_eq!(line[field], value, "{line}");
+    }
+    let hash = line["key_hash"].as_str().expect("a hash");
+    assert!(hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{hash}");
+}
+
+#[test]
+fn the_level_says_which_decisions_are_told() {
+    for (level, expected) in [("off", 0), ("error", 0), ("warn", 0), ("info", 1), ("debug", 3)] {
+        let told = decisions(&format!("[server]\nlog = \"{level}\"\n"));
+        assert_eq!(told.len(), expected, "{level}: {told:?}");
+    }
+}
+
+#[test]
+fn who_reads_the_config_again_and_who_resets_a_key_is_told() {
+    let server = server::start();
+    server.ask("POST", "/v1/reload", &[], "");
+    wait_for_line(&server, |line| line["message"] == "the config was read again");
+    server.post("/v1/reset", LOGIN);
+    let line = wait_for_line(&server, |line| line["message"] == "a key was reset");
+    assert_eq!((&line["limiter"], &line["level"]), (&"login".into(), &"INFO".into()));
+    assert!(!server.stderr().contains("mallory"));
+}
+
+/// A server whose stderr nobody need read, and where it is.
+fn start(config: &str) -> (Child, BufReader<ChildStderr>, SocketAddr, std::path::PathBuf) {
+    let home = home();
+    std::fs::write(home.join("tollgate.toml"), config).unwrap();
+    let listen = ["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
+    let args = [&["serve", "--config", "tollgate.toml"], &listen[..]].concat();
+    let mut child = command(&home, &args, &[]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut address = None;
+    for line in stderr.by_ref().lines().map(Result::unwrap) {
+        if let Some((_, rest)) = line.split_once("API    http://") {
+            address = rest.split('/').next().and_then(|address| address.parse().ok());
+        }
+        if line.trim_start().starts_with("try ") {
+            break;
+        }
+    }
+    (child, stderr, address.expect("an address"), home)
+}
+
+/// Whoever reads the log is gone, or reads no more: checks are answered, reloads are refused, and it ends in order.
+#[test]
+fn a_log_that_nobody_takes_holds_nobody_up() {
+    for is_closed in [true, false] {
+        let (mut child, stderr, address, home) = start(POLICY);
+        let stderr = (!is_closed).then_some(stderr);
+        let mut connection = Connection::open(address);
+        for _ in 0..3 {
+            connection.ask_with_body("POST", "/v1/check", &["content-type: application/json"], LOGIN);
+        }
+        // More than a pipe has room for: a thousand mistakes a time, and each is told.
+        let mistakes: String = (0..1_000).map(|number| format!("mistake{number} = 1\n")).collect();
+        std::fs::write(home.join("tollgate.toml"), mistakes).unwrap();
+        for _ in 0..20 {
+            let answer = connection.ask("POST", "/v1/reload", &[]);
+            assert_eq!(answer.status, 400, "closed: {is_closed}");
+        }
+        for _ in 0..100 {
+            let answer =
+                connection.ask_with_body("POST", "/v1/check", &["content-type: application/json"], LOGIN);
+            assert!(answer.body.contains("\"allowed\":false"), "{answer:?}");
+        }
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0), "closed: {is_closed}");
+        drop(stderr);
+        let _ = std::fs::remove_dir_all(home);
+    }
+}
+
+#[test]
+fn spans_arrive_at_the_collector_that_the_environment_names() {
+    let collector = Collector::start();
+    let environment = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint())];
+    let server = server::with(POLICY, &[], &environment);
+    for _ in 0..3 {
+        server.post("/v1/check", LOGIN);
+    }
+    server.signal(Signal::TERM);
+    let ended = server.ended();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let spans = collector.spans();
+    let told: Vec<String> = spans
+        .iter()
+        .map(|span| format!("{} {} {}", span.service, span.name, span.brief(&["limiter", "decision"])))
+        .collect();
+    let [allowed, denied] =
+        ["allowed", "denied"].map(|verdict| format!("tollgate rate_limit.check login {verdict}"));
+    assert_eq!(told, [allowed.clone(), allowed, denied]);
+    assert!(spans.iter().all(|span| span.get("key_hash").len() == 32));
+    // The line about the denial names the span.
+    let line = ended.stderr.lines().find(|line| line.contains("\"decision\":\"denied\"")).expect("a line");
+    let line: Value = serde_json::from_str(line).expect("JSON");
+    assert_eq!(line["trace_id"], spans[2].trace_id.as_str(), "{line}");
+}
+
+#[test]
+fn a_collector_that_is_away_is_no_reason_not_to_serve() {
+    let environment = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")];
+    let server = server::with(POLICY, &[], &environment);
+    assert_eq!(server.post("/v1/check", LOGIN).status, 200);
+    server.signal(Signal::TERM);
+    assert_eq!(server.ended().code, Some(0));
+}

@@ -1,0 +1,160 @@
+//! A config that changes a thousand times while its limits are charged over all faces, and one that is broken.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::honest::{CLIENTS, Said};
+use crate::peers::faces;
+use crate::server::{self, Tollgate};
+
+/// How long a change may take to be shown on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const RELOADS: u64 = 1_000;
+
+/// What both limits allow in the end, and never more before.
+const CAPACITY: u64 = 10_000;
+
+/// The config at a step. What is allowed goes up and down, always near what was consumed so far; other limits come, go and
+/// change around it.
+fn config(step: u64) -> String {
+    let so_far = CAPACITY * (step + 1) / RELOADS;
+    let capacity = if step % 3 == 1 { so_far.div_ceil(2) } else { so_far };
+    let extra = if step % 2 == 0 {
+        "[limits.extra]\nstrategy = \"sliding_window\"\nlimit = 3\nwindow = \"1m\"\n"
+    } else {
+        ""
+    };
+    format!(
+        r#"
+[limits.window]
+strategy = "fixed_window"
+limit = {capacity}
+window = "1d"
+
+{extra}
+[limits.other]
+strategy = "leaky_bucket"
+rate = "{}/s"
+capacity = 5
+shadow = {}
+
+[limits.bucket]
+strategy = "token_bucket"
+rate = "1/d"
+burst = {capacity}
+
+[[envoy]]
+domain = "edge"
+entries = ["window"]
+shared = ["window"]
+limit = "window"
+
+[[envoy]]
+domain = "edge"
+entries = ["bucket"]
+shared = ["bucket"]
+limit = "bucket"
+"#,
+        step % 7 + 1,
+        step % 5 == 0,
+    )
+}
+
+fn rewrite(server: &Tollgate, config: &str) {
+    // Written beside it and put in its place, as editors do, so that nobody reads half of it.
+    std::fs::write(server.home().join("new.toml"), config).unwrap();
+    std::fs::rename(server.home().join("new.toml"), server.home().join("tollgate.toml")).unwrap();
+}
+
+/// Envoy's key is made from its entries; the others are told it, so that all charge one state.
+fn key_of(limit: &str) -> String {
+    format!("edge:{limit}*=")
+}
+
+#[test]
+fn a_thousand_reloads_lose_no_quota_and_make_none() {
+    let server = server::with(&config(0), &[], &[]);
+    let faces = faces(&server);
+    let is_last = AtomicBool::new(false);
+    let is_last = &is_last;
+    let allowed = std::thread::scope(|scope| {
+        let mut clients = Vec::new();
+        for limit in ["window", "bucket"] {
+            for (face, make) in CLIENTS {
+                let mut client = make(&faces, limit, &key_of(limit));
+                let charge = move || {
+                    let mut allowed = 0;
+                    loop {
+                        // Looked at before the answer: what is denied under the last config stays so.
+                        let is_last = is_last.load(Ordering::Acquire);
+                        match client.charge() {
+                            Ok(Said::Allowed) => allowed += 1,
+                            Ok(Said::Denied) if is_last => return allowed,
+                            Ok(Said::Denied) => {}
+                            other => panic!("{face}: {other:?}"),
+                        }
+                    }
+                };
+                clients.push((limit, scope.spawn(charge)));
+            }
+        }
+        let mut connection = server.connect();
+        for step in 1..RELOADS {
+            rewrite(&server, &config(step));
+            let answer = connection.ask("POST", "/v1/reload", &[]);
+            assert_eq!((answer.status, &*answer.body), (200, "{\"reloaded\":true}"), "step {step}");
+        }
+        assert!(config(RELOADS - 1).contains(&format!("limit = {CAPACITY}\n")));
+        is_last.store(true, Ordering::Release);
+        let mut allowed = [0, 0];
+        for (limit, client) in clients {
+            allowed[usize::from(limit == "bucket")] += client.join().expect("no failure");
+        }
+        allowed
+    });
+    assert_eq!(allowed, [CAPACITY; 2], "of window and bucket");
+    for limit in ["window", "bucket"] {
+        let status = server.get(&format!("/v1/status?limit={limit}&key={}", key_of(limit))).body;
+        assert!(status.contains("\"remaining\":0,"), "{limit}: {status}");
+    }
+    let metrics = server.get("/metrics").body;
+    assert!(!metrics.contains("tollgate_reloads_total{outcome=\"refused\"}"), "{metrics}");
+}
+
+/// Waits until the last reload is told so, here and on the page, which looks once a second.
+fn wait_for_last(server: &Tollgate, is_so: impl Fn(&Value) -> bool) {
+    let end = Instant::now() + PATIENCE;
+    for path in ["/v1/server", "/v1/snapshot"] {
+        loop {
+            let told: Value = serde_json::from_str(&server.get(path).body).expect("JSON");
+            let last = told["reloads"].as_array().and_then(|reloads| reloads.last()).cloned();
+            if last.as_ref().is_some_and(|last| is_so(&last["refused"])) {
+                break;
+            }
+            assert!(Instant::now() < end, "{path}: {last:?}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_broken_config_is_told_everywhere_until_a_better_one_comes() {
+    let server = server::with(&config(0), &[], &[]);
+    let mut client = CLIENTS[0].1(&faces(&server), "window", "user:1");
+    rewrite(&server, &config(0).replace("window = \"1d\"", "window = \"1 fortnight\""));
+    let said = "limits.window.window";
+    assert_eq!(server.ask("POST", "/v1/reload", &[], "").status, 400);
+    wait_for_last(&server, |refused| refused.as_str().is_some_and(|why| why.contains(said)));
+    assert!(server.get("/metrics").body.contains("tollgate_config_refused 1"));
+    assert_eq!(client.charge().expect("an answer"), Said::Allowed, "the last good one serves");
+    let line = crate::log::wait_for_line(&server, |line| line["target"] == "tollgate::reload");
+    assert_eq!(line["level"], "ERROR");
+    assert!(line["message"].as_str().is_some_and(|message| message.contains(said)), "{line}");
+    rewrite(&server, &config(RELOADS - 1));
+    assert_eq!(server.ask("POST", "/v1/reload", &[], "").status, 200);
+    wait_for_last(&server, Value::is_null);
+    assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
+}
