@@ -240,6 +240,29 @@ mod tests {
         assert_eq!(seen("nobody", START + 2), [vec![0, 0], vec![0, 0], vec![0, 0]]);
     }
 
+    /// As the server runs it: metrics are on, so admissions come as numbers, by whichever road they were made.
+    #[test]
+    fn admissions_that_come_as_numbers_are_counted_in_their_second() {
+        let recorder = Arc::new(metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder());
+        let telemetry = Telemetry::new().metrics_to(recorder);
+        let stats = Stats::new(telemetry.clone(), Settings { shows_keys: false }, START);
+        let limit = Limit::token_bucket("1/h".parse().expect("a rate"), 150).expect("a bucket");
+        let gate = Tollgate::builder().limit("api", limit).telemetry(telemetry).observer(stats.clone());
+        let gate = gate.build().expect("a registry");
+        let api = gate.limiter("api").expect("a limit");
+        for _ in 0..100 {
+            api.check("user:1");
+            let decided = gate.charge_at_once(&[Ask::new("api", "user:1")]).expect("in this process");
+            decided.expect("a decision");
+        }
+        gate.hand_over_counts();
+        stats.tick(START + 1);
+        let series = stats.series("api", START + 1, 1);
+        assert_eq!((series.allowed, series.denied), (vec![150], vec![50]));
+        assert_eq!(stats.offenders("api", 1)[0].denials, 50);
+        assert!(stats.latency().is_some(), "one in 64 was timed");
+    }
+
     #[test]
     fn what_is_older_than_five_minutes_is_gone_however_the_seconds_went_by() {
         for step in [1, 7, 299, 300, 301, 100_000] {

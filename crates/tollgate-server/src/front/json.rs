@@ -51,11 +51,9 @@ async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Bo
         only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
         return Box::pin(gate::answer(app, rest, request.uri().query(), request.headers())).await;
     }
-    if path == "/v1/check" {
-        return decide(app, request, |_| Ok(Act::Charge)).await;
-    }
-    // Boxed, all of them: what any could become would be carried along by every check.
+    // All but the first are boxed: what any of them could become would be carried along by every check.
     match path {
+        "/v1/check" => decide(app, request, |_| Ok(Act::Charge)).await,
         "/v1/peek" => Box::pin(decide(app, request, |_| Ok(Act::Peek))).await,
         "/v1/reserve" => Box::pin(decide(app, request, |asked| Ok(Act::Reserve(ttl(asked.ttl_ms)?)))).await,
         "/v1/checks" => Box::pin(checks(app, request)).await,

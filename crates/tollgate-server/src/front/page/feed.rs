@@ -111,7 +111,7 @@ pub(crate) async fn feed(app: Arc<App>) {
         let second = clock.now().get() / 1_000_000;
         app.stats.tick(second);
         app.feed.tick(&app);
-        if second % UPKEEP == 0 {
+        if second.is_multiple_of(UPKEEP) {
             app.metrics.run_upkeep();
         }
     }

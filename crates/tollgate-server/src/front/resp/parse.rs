@@ -128,7 +128,7 @@ impl<'a> Command<'a, '_> {
         self.spans.get(index + 1).map(|span| self.part(*span))
     }
 
-    /// All from an argument on, with the lengths between them: two commands whose bytes are the same here say the same.
+    /// All from an argument on, with the lengths between them.
     #[inline]
     pub(super) fn from(&self, index: usize) -> &'a [u8] {
         match (self.spans.get(index + 1), self.spans.last()) {

@@ -79,12 +79,15 @@ impl<'a> Question<'a> {
 #[derive(Default)]
 pub(super) struct LastNumbers {
     text: Vec<u8>,
+    /// How many arguments there were: one long argument may hold what looks like several.
+    count: usize,
     numbers: Option<(Bucket, u64)>,
 }
 
 fn throttle<'a>(command: &Command<'a, '_>, last: &mut LastNumbers) -> Result<Question<'a>, Mistake> {
     let text = command.from(1);
     if let (Some(key), Some((bucket, quantity))) = (command.get(0), last.numbers)
+        && command.count() == last.count
         && text == last.text
     {
         return Ok(Question::Throttle { key, bucket, quantity });
@@ -95,7 +98,7 @@ fn throttle<'a>(command: &Command<'a, '_>, last: &mut LastNumbers) -> Result<Que
     {
         last.text.clear();
         last.text.extend_from_slice(text);
-        last.numbers = Some((bucket, quantity));
+        (last.count, last.numbers) = (command.count(), Some((bucket, quantity)));
     }
     Ok(question)
 }
@@ -229,6 +232,7 @@ mod tests {
 
     use tollgate::Key;
 
+    use super::super::parse::Spans;
     use super::*;
 
     #[test]
@@ -263,6 +267,44 @@ mod tests {
         for long in [vec![b'a'; 1_025], vec![0xff; 342], vec![b':'; 1_025]] {
             let mistake = canonical(&long, &mut text).expect_err("it is too long");
             assert!(mistake.contains("at most 1024 bytes"), "{mistake}");
+        }
+    }
+
+    /// The question of a command after another, through what a connection remembers.
+    fn check_after(first: &[u8], then: &[u8], expected: Result<(u64, u64), &str>) {
+        let mut last = LastNumbers::default();
+        let mut read = |bytes: &[u8]| {
+            let mut spans = Spans::new();
+            assert_eq!(spans.find(bytes), Ok(Some(bytes.len())));
+            let command = spans.command(bytes).expect("a command");
+            match Question::read(&command, &mut last).expect("it asks for a decision") {
+                Ok(Question::Throttle { bucket, quantity, .. }) => Ok((bucket.burst, quantity)),
+                Ok(other) => panic!("{other:?}"),
+                Err(mistake) => Err(mistake.into_owned()),
+            }
+        };
+        read(first).expect("a question");
+        match (read(then), expected) {
+            (Err(said), Err(expected)) => assert!(said.contains(expected), "{said}"),
+            (read, expected) => assert_eq!(read, expected.map_err(str::to_owned)),
+        }
+    }
+
+    #[test]
+    fn numbers_are_remembered_only_where_they_are_the_same() {
+        let first = b"*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\na\r\n$1\r\n9\r\n$1\r\n5\r\n$1\r\n1\r\n";
+        let of = |arguments: &str| format!("*{arguments}\r\n").into_bytes();
+        let name = "$11\r\nCL.THROTTLE\r\n$1\r\nb";
+        for (then, expected) in [
+            (of(&format!("5\r\n{name}\r\n$1\r\n9\r\n$1\r\n5\r\n$1\r\n1")), Ok((10, 1))),
+            (of(&format!("5\r\n{name}\r\n$1\r\n8\r\n$1\r\n5\r\n$1\r\n1")), Ok((9, 1))),
+            (of(&format!("6\r\n{name}\r\n$1\r\n9\r\n$1\r\n5\r\n$1\r\n1\r\n$1\r\n2")), Ok((10, 2))),
+            (of(&format!("5\r\n{name}\r\n$1\r\nx\r\n$1\r\n5\r\n$1\r\n1")), Err("max_burst")),
+            // One argument whose bytes are those of the three.
+            (of(&format!("3\r\n{name}\r\n$15\r\n9\r\n$1\r\n5\r\n$1\r\n1")), Err("Usage")),
+            (of(&format!("2\r\n{name}")), Err("Usage")),
+        ] {
+            check_after(first, &then, expected);
         }
     }
 
