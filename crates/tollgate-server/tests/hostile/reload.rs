@@ -22,7 +22,7 @@ const CAPACITY: u64 = 10_000;
 fn config(step: u64) -> String {
     let so_far = CAPACITY * (step + 1) / RELOADS;
     let capacity = if step % 3 == 1 { so_far.div_ceil(2) } else { so_far };
-    let extra = if step % 2 == 0 {
+    let extra = if step.is_multiple_of(2) {
         "[limits.extra]\nstrategy = \"sliding_window\"\nlimit = 3\nwindow = \"1m\"\n"
     } else {
         ""
@@ -59,7 +59,7 @@ shared = ["bucket"]
 limit = "bucket"
 "#,
         step % 7 + 1,
-        step % 5 == 0,
+        step.is_multiple_of(5),
     )
 }
 
