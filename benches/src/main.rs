@@ -4,11 +4,13 @@
 //! and how much memory a key takes. The walk: `scene.rs` says what is measured, `workload.rs` draws the keys,
 //! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. `-- stores`
 //! measures the shared stores, on servers that it starts: `stores.rs`. `-- http` measures what a layer costs an HTTP service:
-//! `http.rs`. `-- server` measures the server beside others: `server.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
+//! `http.rs`. `-- server` measures the server beside others: `server.rs`; `-- hostile` how honest clients of it fare among attackers:
+//! `hostile.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
 
 mod contestant;
 mod goals;
 mod harness;
+mod hostile;
 mod http;
 mod machine;
 mod memory;
@@ -51,6 +53,8 @@ enum Command {
     Server(server::Options),
     #[command(name = server::constant::COMMAND, hide = true)]
     Constant(server::constant::Options),
+    /// How long honest clients of `tollgate serve` wait while others attack it
+    Hostile(hostile::Options),
     #[command(name = memory::COMMAND, hide = true)]
     GrowByKeys { contestant: String, keys: u32 },
 }
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
         Command::Http(options) => http::run(&options),
         Command::Server(options) => server::run(&options),
         Command::Constant(options) => server::constant::run(&options),
+        Command::Hostile(options) => hostile::run(&options),
         Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {
             println!("{}", memory::growth(entrant, KeySet { count: keys }));
         }),

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+pub(crate) use self::process::build_tollgate;
 use self::rounds::{Cell, Plan};
 use crate::machine::{self, Core, Facts};
 

@@ -9,9 +9,12 @@ use crate::goals::{Goal, Wanted};
 use crate::harness::Quartiles;
 use crate::report::spell_ratio;
 
+/// What is read from a sample.
+type Figure = fn(&Sample) -> f64;
+
 /// Every goal of the protocols that were asked for.
 pub(crate) fn judge(cells: &[Cell]) -> Vec<Goal> {
-    let goal = |what: &str, wanted, of: fn(&Sample) -> f64, (name, over), beside: &[(&str, &str, &str)]| {
+    let goal = |what: &str, wanted, of: Figure, (name, over), beside: &[(&str, &str, &str)]| {
         let ratio = ratio(cells, name, over, of);
         let spread = ratio.map(|ratio| format!("Q1–Q3 {:.2}–{:.2}", ratio.q1, ratio.q3));
         let others = beside.iter().map(|(word, name, over)| {
@@ -24,7 +27,7 @@ pub(crate) fn judge(cells: &[Cell]) -> Vec<Goal> {
             beside: spread.into_iter().chain(others).collect::<Vec<_>>().join(", "),
         }
     };
-    let (rate, cpu): (fn(&Sample) -> f64, fn(&Sample) -> f64) = (rate, cpu);
+    let (rate, cpu) = (rate as Figure, cpu as Figure);
     let of_incr = [("denied", DENIED, INCR), ("TOLLGATE.CHECK", CHECK, INCR)];
     let of_crab = [("denied", DENIED, CRAB_RESP), ("TOLLGATE.CHECK", CHECK, CRAB_RESP)];
     let has = |name: &str| find(cells, name).is_some();

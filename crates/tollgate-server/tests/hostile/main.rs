@@ -1,11 +1,8 @@
 //! The server among peers of ill will, under reloads, and its log: a real process, asked over all of its faces.
 
-mod attack;
 #[path = "../../../tollgate/tests/telemetry/collector.rs"]
 #[allow(dead_code)] // Not all that is received is looked at here.
 mod collector;
-mod frames;
-mod honest;
 mod log;
 mod peers;
 mod reload;

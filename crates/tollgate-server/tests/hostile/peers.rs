@@ -7,9 +7,8 @@ use std::thread::JoinHandle;
 
 use rustix::process::Signal;
 
-use crate::attack::ATTACKS;
-use crate::honest::{CLIENTS, Faces, Said};
 use crate::server::{self, Tollgate};
+use tollgate_testkit::hostile::{ATTACKS, CLIENTS, Faces, Said};
 
 /// The most memory that the server may ever have resident, in KiB. It starts with some 20 MiB; 200 peers that have each sent
 /// 64 KB of something unfinished take 13 MiB, 2,700 silent ones about as much.

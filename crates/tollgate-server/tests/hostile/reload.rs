@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::honest::{CLIENTS, Said};
 use crate::peers::faces;
 use crate::server::{self, Tollgate};
+use tollgate_testkit::hostile::{CLIENTS, Said};
 
 /// How long a change may take to be shown on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);

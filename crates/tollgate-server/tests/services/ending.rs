@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::Signal;
 use tollgate_testkit::redis::RedisServer;
 
-use crate::honest::{CLIENTS, Faces, Said};
 use crate::redis::over;
+use tollgate_testkit::hostile::{CLIENTS, Faces, Said};
 
 const POLICY: &str = r#"
 [limits.many]

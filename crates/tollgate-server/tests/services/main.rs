@@ -7,13 +7,6 @@
 #[path = "../api/server.rs"]
 mod server;
 
-// Clients of all three faces, as they are among hostile peers.
-#[allow(dead_code)]
-#[path = "../hostile/frames.rs"]
-mod frames;
-#[path = "../hostile/honest.rs"]
-mod honest;
-
 mod document;
 mod ending;
 mod nginx;

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::frames::{
+use super::frames::{
     self, CONTINUATION, DATA, END_HEADERS, END_STREAM, GO_AWAY, HEADERS, PING, RESET, SETTINGS,
 };
-use crate::honest::Faces;
+use super::honest::Faces;
 
 /// Whom all attacks come from.
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 66));
@@ -25,12 +25,16 @@ const HANGS: Duration = Duration::from_secs(120);
 
 const HEAD: &str = "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
 
-pub(crate) struct Attack {
-    pub(crate) name: &'static str,
-    pub(crate) run: fn(&Faces),
+/// Something that is done to a server.
+pub struct Attack {
+    /// What it is called.
+    pub name: &'static str,
+    /// Does it once.
+    pub run: fn(&Faces),
 }
 
-pub(crate) const ATTACKS: [Attack; 16] = [
+/// All of them.
+pub const ATTACKS: [Attack; 16] = [
     Attack { name: "heads, a byte at a time", run: slow_heads },
     Attack { name: "bodies, a byte at a time", run: slow_bodies },
     Attack { name: "bodies of 64 MiB", run: long_bodies },

@@ -4,37 +4,44 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, GO_AWAY, HEADERS, PING, RESET, SETTINGS};
+use super::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, GO_AWAY, HEADERS, PING, RESET, SETTINGS};
 
 /// How long an answer may take on a loaded machine before a test is told.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where a server is asked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Faces {
-    pub(crate) http: SocketAddr,
-    pub(crate) resp: SocketAddr,
-    pub(crate) grpc: SocketAddr,
+pub struct Faces {
+    /// The JSON API.
+    pub http: SocketAddr,
+    /// The protocol of Redis.
+    pub resp: SocketAddr,
+    /// Envoy's service.
+    pub grpc: SocketAddr,
 }
 
+/// What a server answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub enum Said {
+    /// It passes.
     Allowed,
+    /// It does not.
     Denied,
     /// Nothing: the server hung up, before the first byte of an answer.
     HungUp,
 }
 
 /// Charges one to a key, again and again. An error is half an answer, or a wrong one.
-pub(crate) trait Client: Send {
+pub trait Client: Send {
+    /// Charges, and reads the answer.
     fn charge(&mut self) -> io::Result<Said>;
 }
 
 /// How clients are made: from a server, the name of a limit (for gRPC an entry `limit=…` that meets it) and a key.
-pub(crate) type Make = fn(&Faces, &str, &str) -> Box<dyn Client>;
+pub type Make = fn(&Faces, &str, &str) -> Box<dyn Client>;
 
 /// One client of each face, by its name.
-pub(crate) const CLIENTS: [(&str, Make); 3] = [
+pub const CLIENTS: [(&str, Make); 3] = [
     ("HTTP", |faces, limit, key| Box::new(Http::new(faces, limit, key))),
     ("RESP", |faces, limit, key| Box::new(Resp::new(faces, limit, key))),
     ("gRPC", |faces, limit, key| Box::new(Grpc::new(faces, limit, key))),

@@ -1,0 +1,116 @@
+//! `hostile`: how long honest clients wait while others attack.
+//!
+//! A real `tollgate serve` for each attack, and beside it one client of each face that asks a thousand
+//! times a second at most. The attackers run on the same cores, so what is told is the server's share and theirs.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hdrhistogram::Histogram;
+
+use tollgate_testkit::hostile::{ATTACKS, CLIENTS, Client, Faces, Said};
+use tollgate_testkit::tollgate::Tollgate;
+
+use crate::machine::Facts;
+use crate::server;
+
+/// What nobody honest should wait for longer, but one in a hundred times.
+const GOAL: Duration = Duration::from_millis(50);
+
+/// How long an honest client rests between two questions.
+const REST: Duration = Duration::from_millis(1);
+
+const POLICY: &str = "[server]\nlog = 'off'\n\
+    [limits.free]\nstrategy = 'fixed_window'\nlimit = 1_000_000_000\nwindow = '1d'\n\
+    [[envoy]]\ndomain = 'edge'\nentries = ['free']\nlimit = 'free'\n";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// How long each attack is kept up, at least, in seconds
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// Attacks whose names have this in them
+    #[arg(long, value_name = "WORD")]
+    only: Option<String>,
+}
+
+/// The most memory that a server ever had resident, in MiB.
+fn peak(server: &Tollgate) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? / 1024)
+}
+
+/// Does what was asked.
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    let program = server::build_tollgate()?;
+    let Facts { processor, cores, kernel, load, .. } = Facts::read();
+    println!("{processor}, {cores} cores, Linux {kernel}, load {load}\n");
+    println!(
+        "Honest clients beside attackers on the same cores: p99 of each face in ms, goal {} ms.\n",
+        GOAL.as_millis()
+    );
+    println!("| attack | HTTP | RESP | gRPC | asked | peak MiB | goal |");
+    println!("|---|---|---|---|---|---|---|");
+    let time = Duration::from_secs(options.seconds);
+    let nobody: (&str, fn(&Faces)) = ("nobody attacks", |_| std::thread::sleep(Duration::from_secs(1)));
+    for (name, attack) in
+        std::iter::once(nobody).chain(ATTACKS.iter().map(|attack| (attack.name, attack.run)))
+    {
+        if options.only.as_ref().is_none_or(|word| name.contains(word.as_str())) {
+            measure(&program, name, attack, time)?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(program: &Path, name: &str, attack: fn(&Faces), time: Duration) -> Result<(), String> {
+    let server = Tollgate::builder(program).config(POLICY).start();
+    let faces = Faces { http: server.http(), resp: server.resp(), grpc: server.grpc() };
+    let is_over = AtomicBool::new(false);
+    let waits = std::thread::scope(|scope| {
+        let honest = CLIENTS.map(|(face, make)| {
+            let (faces, is_over) = (&faces, &is_over);
+            scope.spawn(move || honest(make(faces, "free", "user:honest").as_mut(), is_over, face))
+        });
+        let start = Instant::now();
+        while start.elapsed() < time {
+            attack(&faces);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        honest.map(|client| client.join().map_err(|_| "a client failed".to_owned()).and_then(|waits| waits))
+    });
+    let mut waited = Vec::new();
+    for waits in waits {
+        waited.push(waits?);
+    }
+    let p99 = |waits: &Histogram<u64>| Duration::from_micros(waits.value_at_quantile(0.99));
+    let shown: Vec<String> =
+        waited.iter().map(|waits| format!("{:.1}", p99(waits).as_secs_f64() * 1e3)).collect();
+    let asked: u64 = waited.iter().map(Histogram::len).sum();
+    let is_met = waited.iter().all(|waits| p99(waits) <= GOAL);
+    println!(
+        "| {name} | {} | {asked} | {} | {} |",
+        shown.join(" | "),
+        peak(&server).map_or_else(|| "?".to_owned(), |peak| peak.to_string()),
+        if is_met { "met" } else { "missed" }
+    );
+    Ok(())
+}
+
+/// Asks until it is over; how long each answer took, in microseconds.
+fn honest(client: &mut dyn Client, is_over: &AtomicBool, face: &str) -> Result<Histogram<u64>, String> {
+    let mut waits = Histogram::new(3).map_err(|error| error.to_string())?;
+    while !is_over.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        match client.charge() {
+            Ok(Said::Allowed) => {}
+            other => return Err(format!("{face}: {other:?} after {} answers", waits.len())),
+        }
+        waits.saturating_record(u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX));
+        std::thread::sleep(REST);
+    }
+    Ok(waits)
+}
