@@ -1,194 +1,68 @@
-//! `tollgate bench`: throughput, latency and memory of the in-process check on this machine.
+//! `tollgate bench`: throughput and latency on this machine, of the store that is named, and what memory costs.
 //!
-//! `load` makes keys and has threads check them for a while; `memory` asks the system how much the process holds. The limit
-//! that is measured always allows, so each check does all its work and writes what it decided. Latency is sampled: reading
-//! the clock twice costs as much as a check, so one call in many is timed and the rest run free.
+//! `target.rs` says which store is meant. The memory store is measured by `in_process.rs`, as threads use it; one elsewhere by
+//! `shared.rs`, through the registry, as the tasks of a service use it. `load.rs` has what both need: keys, and which of them
+//! comes next.
 
+mod callers;
+mod in_process;
 mod load;
 mod memory;
+mod shared;
+mod target;
 
 use std::io::{self, Write};
-use std::time::Duration;
 
 use serde::Serialize;
-use tollgate::Tollgate;
-use tollgate::config::Config;
+use tollgate::config::StoreMode;
 
-use self::load::{Keys, Latency, Load};
 use crate::cli::BenchArgs;
 use crate::failure::Failure;
-use crate::figures::grouped;
-use crate::screen::{Ink, Progress, Tone};
-use crate::table::{Cell, Side, Table};
-
-/// How many keys the middle runs have.
-const SOME_KEYS: u32 = 1_000;
+use crate::screen::Ink;
 
 /// How many checks a group has.
 const GROUP: usize = 16;
 
-/// A limit that never runs out: a day of fifty million checks a second would not empty it.
-const ENDLESS: &str =
-    "[limits.bench]\nstrategy = \"token_bucket\"\nrate = \"1/ms\"\nburst = 4_000_000_000_000\n";
-
-/// How many keys there is room for beyond those that are measured.
-const ROOM: usize = 1024;
-
-/// What was measured.
-#[derive(Debug, Serialize)]
-struct Report {
-    store: &'static str,
-    keys: u32,
-    threads: u16,
-    group: usize,
-    memory: Memory,
-    runs: Vec<Run>,
-}
-
-/// What the keys cost.
-#[derive(Debug, Serialize)]
-struct Memory {
-    keys: u32,
-    /// `null` where the system does not tell.
-    bytes: Option<u64>,
-    bytes_per_key: Option<u64>,
-}
-
-/// One line of the table.
-#[derive(Debug, Serialize)]
-struct Run {
-    keys: u32,
-    call: &'static str,
-    threads: u16,
-    checks: u64,
-    /// Of all threads together; what one thread spends on one check is its own line.
-    checks_per_second: u64,
-    ns_per_check: f64,
-    /// One call in so many is timed.
-    sampled_every: u32,
-    /// Of one call, which in groups is many checks.
-    latency_ns: Latency,
-}
-
 /// Does what was asked.
 pub(crate) fn run(asked: &BenchArgs) -> Result<(), Failure> {
-    if asked.store != "memory" {
-        return Err(Failure::new(format!(
-            "cannot measure the store {:?}: this version has memory only",
-            asked.store
-        )));
+    let config = target::config(asked)?;
+    match config.store.mode {
+        StoreMode::Memory => in_process::run(asked),
+        StoreMode::Redis | StoreMode::Postgres => shared::run(asked, config),
     }
+}
+
+/// How many threads are at work.
+fn threads(asked: &BenchArgs) -> u16 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = asked.threads.unwrap_or(u16::try_from(cores).unwrap_or(u16::MAX));
-    let report = measure(asked.keys, threads, Duration::from_secs(u64::from(asked.seconds)))?;
+    asked.threads.unwrap_or(u16::try_from(cores).unwrap_or(u16::MAX))
+}
+
+/// What is measured in turn: neighbours that are the same are one.
+fn distinct<T: PartialEq, const N: usize>(all: [T; N]) -> Vec<T> {
+    let mut distinct = Vec::from(all);
+    distinct.dedup();
+    distinct
+}
+
+/// A call, for the table.
+fn of_group(call: &str) -> String {
+    if call == "check" { call.to_string() } else { format!("{call} of {GROUP}") }
+}
+
+/// Answers a program or a person.
+fn answer<R: Serialize>(
+    asked: &BenchArgs,
+    report: &R,
+    print: impl FnOnce(&R, &mut io::BufWriter<io::StdoutLock<'static>>, Ink) -> io::Result<()>,
+) -> Result<(), Failure> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let told = if asked.json {
-        serde_json::to_writer(&mut out, &report).map_err(io::Error::from).and_then(|()| writeln!(out))
+        serde_json::to_writer(&mut out, report).map_err(io::Error::from).and_then(|()| writeln!(out))
     } else {
-        print(&report, &mut out, Ink::of(&io::stdout()))
+        print(report, &mut out, Ink::of(&io::stdout()))
     };
     told.and_then(|()| out.flush()).map_err(Failure::answering)
-}
-
-/// All runs, which together take about `time`.
-fn measure(most: u32, threads: u16, time: Duration) -> Result<Report, Failure> {
-    let failed = |error: tollgate::Error| Failure::new(error.to_string());
-    let config = Config::parse(ENDLESS).map_err(|mistakes| Failure::new(mistakes.to_string()))?;
-    // Nothing is swept: keys that were forgotten meanwhile would make the many look like few.
-    let builder = Tollgate::builder().policy(config.policy).max_keys(most as usize + ROOM).sweep_every(None);
-    let limiter = builder.build().and_then(|gate| gate.limiter("bench")).map_err(failed)?;
-    let mut progress = Progress::new();
-
-    let mut sizes = vec![1, SOME_KEYS.min(most), most];
-    sizes.dedup();
-    let crews = if threads == 1 { vec![1] } else { vec![1, threads] };
-    let shapes = sizes.len() * crews.len() * 2;
-    let each = time / u32::try_from(shapes).unwrap_or(1);
-
-    let keys = Keys::new(most);
-    progress.step("filling the store …");
-    let before = memory::resident_bytes();
-    keys.each(|key| {
-        std::hint::black_box(limiter.check(key));
-    });
-    let after = memory::resident_bytes();
-    let bytes = before.zip(after).map(|(before, after)| after.saturating_sub(before));
-
-    let mut runs = Vec::new();
-    for &size in &sizes {
-        for (call, group) in [("check", 1), ("check_many", GROUP)] {
-            for &crew in &crews {
-                progress.step(&format!("measuring {call}, {} keys, {crew} threads …", grouped(size.into())));
-                let load = Load { limiter: &limiter, keys: &keys, size, group };
-                let measured = load.run(crew, each);
-                runs.push(Run {
-                    keys: size,
-                    call,
-                    threads: crew,
-                    checks: measured.checks,
-                    checks_per_second: measured.checks_per_second,
-                    ns_per_check: measured.busy.as_secs_f64() * 1e9 / (measured.checks.max(1) as f64),
-                    sampled_every: load::sampled_every(group),
-                    latency_ns: measured.latency,
-                });
-            }
-        }
-    }
-    Ok(Report {
-        store: "memory",
-        keys: most,
-        threads,
-        group: GROUP,
-        memory: Memory { keys: most, bytes, bytes_per_key: bytes.map(|bytes| bytes / u64::from(most)) },
-        runs,
-    })
-}
-
-fn print(report: &Report, out: &mut impl Write, ink: Ink) -> io::Result<()> {
-    let mut table = Table::new(&[
-        ("KEYS", Side::Right),
-        ("CALL", Side::Left),
-        ("THREADS", Side::Right),
-        ("CHECKS/S", Side::Right),
-        ("NS/CHECK", Side::Right),
-        ("P50", Side::Right),
-        ("P95", Side::Right),
-        ("P99", Side::Right),
-        ("P99.9", Side::Right),
-        ("MAX", Side::Right),
-    ]);
-    for run in &report.runs {
-        let call =
-            if run.call == "check" { run.call.to_string() } else { format!("{} of {GROUP}", run.call) };
-        let latency = &run.latency_ns;
-        table.row(
-            [grouped(run.keys.into()), call, run.threads.to_string()]
-                .into_iter()
-                .map(Cell::from)
-                .chain([
-                    Cell::toned(Tone::Strong, grouped(run.checks_per_second)),
-                    format!("{:.1}", run.ns_per_check).into(),
-                ])
-                .chain(
-                    [latency.p50, latency.p95, latency.p99, latency.p999, latency.max]
-                        .map(|ns| nanos(ns).into()),
-                ),
-        );
-    }
-    table.print(out, ink, 0)?;
-    let note = format!(
-        "NS/CHECK is what one thread spends on one check. Latency is that of one call, and a group is one call. It is\n\
-         sampled: one check in {} and one group in {} are timed, the clock's own cost included.",
-        load::sampled_every(1),
-        load::sampled_every(GROUP),
-    );
-    writeln!(out, "\n{}", ink.paint(Tone::Faint, note))?;
-    match report.memory.bytes_per_key {
-        Some(bytes) => {
-            writeln!(out, "Memory: {bytes} bytes a key with {} keys.", grouped(report.memory.keys.into()))
-        }
-        None => writeln!(out, "Memory: this system does not tell."),
-    }
 }
 
 /// `85ns`, `1.2us`, `3.4ms`: three digits say enough.

@@ -66,10 +66,14 @@ pub(crate) enum Command {
     /// the same names. A time is RFC 3339 (2024-05-01T12:00:00.5+02:00) or UNIX seconds with up to six decimals
     /// (1714557600.5).
     Backtest(BacktestArgs),
-    /// Measure throughput, latency and memory of the in-process check on this machine
+    /// Measure throughput and latency of a store, and the memory of keys, on this machine
     ///
-    /// Runs a hot key, 1,000 keys and many keys, one check at a time and in groups of 16, on one thread and on several.
+    /// In memory: a hot key, 1,000 keys and many keys, one check at a time and in groups of 16, on one thread and on several.
     /// Latency is sampled: one call in many is timed, so that measuring does not dominate what is measured.
+    ///
+    /// On Redis or PostgreSQL: a hot key and many keys, one check at a time and in groups of 16, from one caller and from many
+    /// at once, through the library as a service would. The keys stand under a limit of a random name that nobody else has, and
+    /// are removed at the end. If the store fails meanwhile, the exit code is 2.
     Bench(BenchArgs),
     /// Make a config from that of another rate limiter
     ///
@@ -253,18 +257,29 @@ pub(crate) enum Format {
 }
 
 #[derive(Args)]
-#[command(after_help = "Example:\n  tollgate bench --keys 100000 --seconds 5")]
+#[command(after_help = "Examples:\n  \
+    tollgate bench --keys 100000 --seconds 5\n  \
+    tollgate bench --store redis://127.0.0.1:6379\n  \
+    tollgate bench --store postgres://127.0.0.1/app --callers 16\n  \
+    tollgate bench --config tollgate.toml\n\n\
+    Others on this machine see arguments: a password is better in a config or in REDIS_PASSWORD,\n\
+    TOLLGATE_STORE_REDIS_PASSWORD or TOLLGATE_STORE_POSTGRES_PASSWORD.")]
 pub(crate) struct BenchArgs {
-    /// The store to measure; this version has memory only.
-    #[arg(long, value_name = "STORE", default_value = "memory")]
-    pub(crate) store: String,
-    /// How many distinct keys the largest run has.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000,
-          value_parser = clap::value_parser!(u32).range(1..=50_000_000))]
-    pub(crate) keys: u32,
-    /// How many threads the parallel runs have [default: the cores of this machine].
+    /// The store to measure: memory, or redis://…, rediss://…, postgres://… [default: memory].
+    #[arg(long, value_name = "STORE", conflicts_with = "config")]
+    pub(crate) store: Option<String>,
+    /// A config whose [store] is measured, as `serve` would use it: a cluster, certificates, passwords; - reads stdin.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// How many distinct keys the largest run has [default: 1000000 in memory, else 10000].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=50_000_000))]
+    pub(crate) keys: Option<u32>,
+    /// How many threads the parallel runs have, or serve the callers [default: the cores of this machine].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    /// How many callers a shared store has at once [default: 64].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub(crate) callers: Option<u16>,
     /// How long to measure, all runs together.
     #[arg(long, value_name = "S", default_value_t = 9,
           value_parser = clap::value_parser!(u32).range(1..=86_400))]

@@ -1,4 +1,4 @@
-//! The load: keys, and threads that check them for a while.
+//! The load: keys, and threads that check them for a while. `callers.rs` takes its keys and its way to tell latency from here.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ impl Keys {
         Keys { text }
     }
 
-    fn get(&self, number: u32) -> &str {
+    pub(super) fn get(&self, number: u32) -> &str {
         let start = number as usize * KEY_BYTES;
         &self.text[start..start + KEY_BYTES]
     }
@@ -56,6 +56,19 @@ pub(super) struct Latency {
     pub(super) p99: u64,
     pub(super) p999: u64,
     pub(super) max: u64,
+}
+
+impl Latency {
+    pub(super) fn of(all: &Histogram<u64>) -> Latency {
+        Latency {
+            samples: all.len(),
+            p50: all.value_at_quantile(0.5),
+            p95: all.value_at_quantile(0.95),
+            p99: all.value_at_quantile(0.99),
+            p999: all.value_at_quantile(0.999),
+            max: all.max(),
+        }
+    }
 }
 
 /// What to do: check keys below `size`, `group` at a time.
@@ -107,14 +120,7 @@ impl Load<'_> {
             checks: parts.iter().map(|part| part.checks).sum(),
             busy: parts.iter().map(|part| part.busy).sum(),
             checks_per_second: parts.iter().map(|part| per_second(part.checks, part.busy)).sum(),
-            latency: Latency {
-                samples: all.len(),
-                p50: all.value_at_quantile(0.5),
-                p95: all.value_at_quantile(0.95),
-                p99: all.value_at_quantile(0.99),
-                p999: all.value_at_quantile(0.999),
-                max: all.max(),
-            },
+            latency: Latency::of(&all),
         }
     }
 
@@ -140,8 +146,7 @@ impl Load<'_> {
             let before = Instant::now();
             self.call(timed, &mut outcomes);
             let after = Instant::now();
-            let took = u64::try_from((after - before).as_nanos()).unwrap_or(u64::MAX);
-            part.latencies.saturating_record(took.max(1));
+            record(&mut part.latencies, after - before);
             part.checks += keys.len() as u64;
             part.busy += after - first;
         }
@@ -162,28 +167,33 @@ impl Load<'_> {
     }
 }
 
-fn per_second(checks: u64, busy: Duration) -> u64 {
+/// Notes how long a call took.
+pub(super) fn record(latencies: &mut Histogram<u64>, took: Duration) {
+    latencies.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1));
+}
+
+pub(super) fn per_second(checks: u64, busy: Duration) -> u64 {
     let nanos = busy.as_nanos().max(1);
     u64::try_from(u128::from(checks) * 1_000_000_000 / nanos).unwrap_or(u64::MAX)
 }
 
-fn empty() -> Histogram<u64> {
+pub(super) fn empty() -> Histogram<u64> {
     // Constants that the crate accepts: from 1 ns to a minute, two digits exact.
     Histogram::new_with_bounds(1, LONGEST_NS, 2).expect("the bounds of the histogram are sound")
 }
 
-/// Which key comes next: uniform, the same on every run, different on every thread (xorshift64*).
-struct Picks {
+/// Which key comes next: uniform, the same on every run, different for every thread or caller (xorshift64*).
+pub(super) struct Picks {
     state: u64,
     size: u64,
 }
 
 impl Picks {
-    fn new(thread: u16, size: u32) -> Picks {
-        Picks { state: 0x9e37_79b9_7f4a_7c15 ^ (u64::from(thread) + 1) << 32, size: u64::from(size) }
+    pub(super) fn new(worker: u16, size: u32) -> Picks {
+        Picks { state: 0x9e37_79b9_7f4a_7c15 ^ (u64::from(worker) + 1) << 32, size: u64::from(size) }
     }
 
-    fn next(&mut self) -> u32 {
+    pub(super) fn next(&mut self) -> u32 {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;
         self.state ^= self.state >> 27;

@@ -255,13 +255,45 @@ fn calls_that_cannot_be_answered_are_told_in_one_line() {
             "unrecognized subcommand 'validat'; a similar subcommand exists: 'validate'",
         ),
         (&["sreve"], "unrecognized subcommand 'sreve'; "),
-        (&["bench", "--store", "redis"], "cannot measure the store \"redis\": this version has memory only"),
+        (
+            &["bench", "--store", "redis"],
+            "cannot measure the store \"redis\": write --store memory, redis://…, rediss://… or postgres://…, or name",
+        ),
+        (
+            &["bench", "--store", "http://me:hunter2@there"],
+            "cannot measure that store: write --store memory,",
+        ),
+        (&["bench", "--store", "redis://:hunter2@there:port"], "cannot measure redis: 1 mistake"),
+        (
+            &["bench", "--store", "redis://:hunter2@127.0.0.1:1"],
+            "cannot measure redis: could not connect to Redis at 127.0.0.1:1",
+        ),
+        (
+            &["bench", "--store", "postgres://me:hunter2@:x/app"],
+            "cannot measure postgres: store.postgres.url: not a PostgreSQL URL",
+        ),
+        (
+            &["bench", "--store", "postgres://me:hunter2@127.0.0.1:1/app"],
+            "cannot measure postgres: PostgreSQL at 127.0.0.1:1/app",
+        ),
+        (
+            &["bench", "--store", "memory", "--config", "policy.toml"],
+            "the argument '--store <STORE>' cannot be used",
+        ),
+        (&["bench", "--config", "none.toml"], "cannot read none.toml: No such file or directory"),
+        (&["bench", "--config", "broken.toml"], "1 mistake in broken.toml"),
+        (
+            &["bench", "--callers", "3"],
+            "--callers is for a shared store; the memory store is measured with --threads",
+        ),
+        (&["bench", "--store", "redis://there", "--callers", "0"], "invalid value '0' for '--callers <N>'"),
         (&["bench", "--keys", "0"], "invalid value '0' for '--keys <N>'"),
     ] {
         let ended = scratch.run(args);
         ended.could_not(&args.join(" "));
         let last = ended.stderr.lines().last().unwrap();
         assert!(last.starts_with(&format!("tollgate: error: {told}")), "{args:?}: {last}");
+        assert!(!ended.stderr.contains("hunter2"), "{args:?}: {}", ended.stderr);
         assert_eq!(scratch.files(), before, "{args:?}: a file was left behind");
     }
     assert_eq!(scratch.read("log.csv"), "time,limit,key\n1,api,a\n");

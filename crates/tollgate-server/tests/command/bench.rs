@@ -33,6 +33,20 @@ fn every_shape_is_measured() {
     assert_eq!(report["memory"]["keys"], 2000);
 }
 
+/// A config that counts in memory is measured as memory is.
+#[test]
+fn the_store_of_a_config_is_measured() {
+    let scratch = Scratch::new("bench-config");
+    scratch.write("policy.toml", "[store]\nmode = \"memory\"\n[limits.api]\nunlimited = true\n");
+    for args in [&["--config", "policy.toml"][..], &["--store", "memory"]] {
+        let few = ["bench", "--keys", "10", "--threads", "1", "--seconds", "1", "--json"];
+        let ended = scratch.run(&[&few, args].concat());
+        ended.done("bench");
+        let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!((&report["store"], &report["keys"]), (&"memory".into(), &10.into()), "{args:?}");
+    }
+}
+
 #[test]
 fn people_are_told_how_it_was_measured() {
     let scratch = Scratch::new("bench-people");

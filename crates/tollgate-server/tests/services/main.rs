@@ -7,6 +7,7 @@
 #[path = "../api/server.rs"]
 mod server;
 
+mod bench;
 mod document;
 mod ending;
 mod nginx;
