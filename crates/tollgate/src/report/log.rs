@@ -5,7 +5,6 @@
 
 use metrics::Counter;
 use tollgate_kernel::Micros;
-use tracing::level_filters::LevelFilter;
 
 use super::spans::millis;
 use super::storm::Storm;
@@ -21,12 +20,6 @@ pub(crate) struct DecisionLog {
 /// The target of all lines, for whoever filters.
 macro_rules! line {
     ($level:ident, $($fields:tt)*) => { tracing::$level!(target: "tollgate::decision", $($fields)*) };
-}
-
-/// Whether anybody reads lines at all: a process without a subscriber need not think of any.
-#[inline]
-pub(crate) fn is_read() -> bool {
-    LevelFilter::current() != LevelFilter::OFF
 }
 
 impl DecisionLog {
@@ -52,9 +45,6 @@ impl DecisionLog {
         hasher: &KeyHasher,
         now: Micros,
     ) {
-        if !is_read() {
-            return;
-        }
         let told = &concluded.told;
         let is_denial = told.verdict != Verdict::Allowed;
         let is_wanted = self.logs_all || is_denial || concluded.is_first;

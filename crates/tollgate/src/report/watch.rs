@@ -10,7 +10,7 @@ use tollgate_store::{Clock, StoreError};
 use tracing::Span;
 
 use super::key_hash::KeyHasher;
-use super::log::{self, DecisionLog};
+use super::log::DecisionLog;
 use super::metrics::Sink;
 use super::store_meter::{Reading, StoreMeter};
 use super::{Concluded, spans};
@@ -62,10 +62,7 @@ impl Watch {
     /// Whether every decision is to be timed: where a clock costs nothing beside the store, and where lines say how long it took.
     #[inline]
     pub(crate) fn times_all(&self, is_elsewhere: bool) -> bool {
-        match &self.log {
-            Some(_) if log::is_read() => true,
-            _ => is_elsewhere && (self.meter.is_some() || self.log.is_some()),
-        }
+        self.log.is_some() || (is_elsewhere && self.meter.is_some())
     }
 
     /// Whether one decision in 64 is to be timed at least.
