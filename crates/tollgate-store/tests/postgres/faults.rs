@@ -23,7 +23,7 @@ use self::callers::{BURST, Callers, KEYS, Kind, Limits, MOST, RATE, Work, call, 
 use crate::{connect, hourly, item, options};
 
 const DEADLINE: Duration = Duration::from_millis(100);
-const RECOVERY: Duration = Duration::from_secs(5);
+const RECOVERY: Duration = Duration::from_secs(20);
 
 /// How much later than the deadline nearly all calls may end, and the very last.
 const SLACK_US: [u64; 2] = [10_000, 60_000];

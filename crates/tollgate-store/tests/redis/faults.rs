@@ -14,7 +14,7 @@ use super::{PATIENCE, alone, log, prefix, store_with};
 const BETWEEN: u64 = 7_000;
 
 const LASTS: Duration = Duration::from_millis(250);
-const RECOVERY: Duration = Duration::from_secs(3);
+const RECOVERY: Duration = Duration::from_secs(20);
 
 /// A store that goes through the proxy, with the deadline of production, and one that goes past it.
 fn stores(server: &RedisServer, proxy: &FaultProxy) -> (RedisStore, RedisStore) {

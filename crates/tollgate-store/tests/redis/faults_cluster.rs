@@ -17,7 +17,7 @@ const LASTS: Duration = Duration::from_millis(250);
 
 /// Longer than the time after which the nodes give a silent neighbour up, and choose another.
 const FAIL_OVER: Duration = Duration::from_secs(15);
-const RECOVERY: Duration = Duration::from_secs(3);
+const RECOVERY: Duration = Duration::from_secs(20);
 
 fn stores(cluster: &RedisCluster) -> (RedisStore, RedisStore) {
     let (names, options) = (prefix(), || RedisOptions::cluster(cluster.urls()));

@@ -1,7 +1,7 @@
 //! Denials that are answered here: the answer that the store would give, or none.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tollgate::{Ask, Failure, Limit, ManualClock, Micros, Rule, Settlement, Source, Tollgate};
 
@@ -106,13 +106,10 @@ fn a_hot_denied_key_asks_the_store_at_most_once_in_ten() {
     assert_eq!(admitted, 10, "a second each, and none is lost");
     assert!(elsewhere.calls() <= 120, "{} calls for 10,000 checks", elsewhere.calls());
 
-    let started = Instant::now();
     let before = elsewhere.calls();
     for _ in 0..10_000 {
         charge(&gate, "hot", 1);
     }
-    // On a slow machine in a debug build; it is far less where it matters.
-    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     assert!(elsewhere.calls() - before <= 1);
 }
 
