@@ -94,7 +94,7 @@ async fn serve(
     beside: impl FnOnce(&Arc<App>),
 ) -> Result<(), Failure> {
     // Before anybody can know that it runs: who is told where it is may well tell it to stop.
-    let signals = Signals::listen()?;
+    let mut signals = Signals::listen()?;
     let doors = Doors::open(asked, &config).await?;
     let address = doors.http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
     let token = token(&config, &[address], asked.without_token)?;
@@ -150,8 +150,13 @@ async fn serve(
     let _ = close.send(true);
     accepting.join_all().await;
     tasks.close();
-    if tokio::time::timeout(GRACE, tasks.wait()).await.is_err() {
-        tracing::warn!("some connections were still busy after {} s and are cut", GRACE.as_secs());
+    tokio::select! {
+        () = tasks.wait() => {}
+        () = tokio::time::sleep(GRACE) => {
+            tracing::warn!("some connections were still busy after {} s and are cut", GRACE.as_secs());
+        }
+        // Whoever asks twice does not want to wait.
+        () = signals.until_told_to_stop(&app) => tracing::warn!("told to stop again: busy connections are cut"),
     }
     Ok(())
 }
@@ -288,7 +293,7 @@ impl Signals {
     }
 
     /// Waits for a signal to stop; others are followed meanwhile.
-    async fn until_told_to_stop(mut self, app: &Arc<App>) {
+    async fn until_told_to_stop(&mut self, app: &Arc<App>) {
         loop {
             tokio::select! {
                 _ = self.term.recv() => return,

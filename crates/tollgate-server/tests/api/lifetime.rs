@@ -109,6 +109,24 @@ fn signals_end_it_in_order() {
     }
 }
 
+/// A request that never comes to its end holds the end up, unless it is asked for twice.
+#[test]
+fn whoever_says_it_twice_need_not_wait() {
+    let server = server::start();
+    let mut idle = server.connect();
+    assert_eq!(idle.ask("GET", "/healthz", &[]).status, 200);
+    let mut busy = server.connect();
+    busy.send(b"POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n")
+        .unwrap();
+    assert_eq!(busy.receive(false).unwrap().status, 100, "it waits for the body");
+    server.signal(Signal::TERM);
+    assert!(idle.receive(false).is_err(), "the first signal has arrived");
+    server.signal(Signal::TERM);
+    let ended = server.ended();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("told to stop again"), "{ended:?}");
+}
+
 /// However many ask while it ends: whoever gets an answer gets a whole one.
 #[test]
 fn under_load_it_ends_in_order_too() {
