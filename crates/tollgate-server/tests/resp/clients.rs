@@ -1,6 +1,6 @@
 //! Programs that people have already: redis-cli, redis-py, and a store that is Redis itself.
 //!
-//! Run by `./test`, which installs them: `cargo test -p tollgate-server --test resp -- --ignored`.
+//! `./test` installs them; `cargo test -p tollgate-server --features services --test resp` runs them.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +15,6 @@ fn said(command: &mut Command) -> String {
 }
 
 #[test]
-#[ignore = "needs redis-cli: ./test runs it"]
 fn redis_cli_speaks_to_it() {
     let server = server::start("");
     let port = server.resp().port().to_string();
@@ -33,7 +32,6 @@ fn redis_cli_speaks_to_it() {
 }
 
 #[test]
-#[ignore = "needs redis-py: ./test runs it"]
 fn redis_py_speaks_to_it() {
     let server = server::start("[server]\nresp_password = 'open sesame'\n");
     let python = std::env::var("TOLLGATE_REDIS_PY").unwrap_or_else(|_| "python3".to_owned());
@@ -89,7 +87,6 @@ impl Drop for Redis {
 }
 
 #[test]
-#[ignore = "needs redis-server: ./test runs it"]
 fn counters_that_are_elsewhere_answer_alike_and_in_order() {
     let redis = Redis::start();
     let server = server::start(&format!(

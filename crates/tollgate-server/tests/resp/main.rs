@@ -2,6 +2,7 @@
 //!
 //! `clients.rs` needs redis-cli, redis-py and redis-server, and is run by `./test` alone.
 
+#[cfg(feature = "services")]
 mod clients;
 mod hostile;
 mod server;
