@@ -82,7 +82,7 @@ impl Tollgate {
         Ok(AdHoc { name, gate: self.clone(), entry, limiter })
     }
 
-    /// The names under which limits have come with calls, sorted.
+    /// The names under which limits have come with calls, to this registry or to those that it continues, sorted.
     pub fn ad_hoc_names(&self) -> Vec<&'static str> {
         let mut names: Vec<&'static str> = self.gate.ad_hocs.0.lock().keys().copied().collect();
         names.sort_unstable();
@@ -161,6 +161,14 @@ impl AdHocs {
         }
         let entry = make()?;
         Ok(names.entry(name).or_default().take_in(numbers, entry))
+    }
+
+    /// For a registry that continues this one: the names alone, as limits are found again by whoever asks for them. Names that
+    /// its policy has now are the policy's.
+    pub(crate) fn continued(&self, is_of_policy: impl Fn(&str) -> bool) -> AdHocs {
+        let names = self.0.lock();
+        let names = names.keys().filter(|name| !is_of_policy(name));
+        AdHocs(Mutex::new(names.map(|name| (*name, Named::default())).collect()))
     }
 
     /// Brings the counts of decisions up to date.
@@ -270,6 +278,19 @@ mod tests {
             gate.ad_hoc(name, bucket(60, 1)).unwrap();
         }
         assert_eq!(gate.ad_hoc_names(), ["a", "b"]);
+    }
+
+    /// The page had lost them after a reload until the next call.
+    #[test]
+    fn names_last_when_a_registry_is_continued() {
+        let (_hands, gate) = gate();
+        for name in ["b", "a", "c"] {
+            gate.ad_hoc(name, bucket(60, 1)).unwrap();
+        }
+        let next = Tollgate::builder().continuing(&gate).limit("a", bucket(60, 1)).build().unwrap();
+        assert_eq!(next.ad_hoc_names(), ["b", "c"], "`a` is the policy's now");
+        let last = Tollgate::builder().continuing(&next).build().unwrap();
+        assert_eq!(last.ad_hoc_names(), ["b", "c"]);
     }
 
     #[test]
