@@ -102,7 +102,10 @@ async fn charge<'a>(gate: &'a Tollgate, meets: &[Meets<'_>]) -> Result<Answers<'
             Err(error) if error.is_transient() => {
                 metrics::counter!("tollgate_envoy_refunds_dropped_total").increment(back.asks.len() as u64);
             }
-            refunded => refunded?,
+            refunded => {
+                refunded?;
+                metrics::counter!("tollgate_envoy_refunds_total").increment(back.asks.len() as u64);
+            }
         }
         let standing: Vec<Ask<'_>> = back.asks.iter().map(|ask| ask.cost(1)).collect();
         let decision = peek(gate, &standing).await?;
