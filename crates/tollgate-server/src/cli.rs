@@ -107,7 +107,7 @@ pub(crate) struct ServeArgs {
     /// Where the protocol of Redis is spoken [default: what the config says, or 127.0.0.1:6380].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) resp: Option<String>,
-    /// Listen beyond this machine without an admin token.
+    /// Listen beyond this machine where callers show no secret: HTTP without an admin token, RESP without a password, gRPC.
     #[arg(long)]
     pub(crate) without_token: bool,
 }

@@ -97,8 +97,11 @@ async fn serve(
     let mut signals = Signals::listen()?;
     let doors = Doors::open(asked, &config).await?;
     let address = doors.http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
-    let token = token(&config, &[address], asked.without_token)?;
+    let token = secret("server.admin_token", config.server.admin_token.as_ref())?;
     let resp_password = secret("server.resp_password", config.server.resp_password.as_ref())?;
+    if !asked.without_token {
+        doors.check_reach(token.is_some(), resp_password.is_some())?;
+    }
     let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
         .set_buckets(&tollgate::telemetry::BUCKETS_MS)
         .and_then(metrics_exporter_prometheus::PrometheusBuilder::install_recorder)
@@ -181,6 +184,33 @@ impl Doors {
         Ok(Doors { http, resp, grpc })
     }
 
+    /// Refuses to be reached from beyond this machine through a door at which callers show nothing.
+    fn check_reach(&self, has_token: bool, has_password: bool) -> Result<(), Failure> {
+        let doors = [
+            (
+                Some(&self.http).filter(|_| !has_token),
+                "reset keys: set server.admin_token (or TOLLGATE_SERVER_ADMIN_TOKEN), or say --without-token",
+            ),
+            (
+                self.resp.as_ref().filter(|_| !has_password),
+                "charge any key over RESP: set server.resp_password (or TOLLGATE_SERVER_RESP_PASSWORD), \
+                 or say --without-token",
+            ),
+            (
+                self.grpc.as_ref(),
+                "give back what was charged, as gRPC asks nobody for a secret: let only your proxies reach it, \
+                 and say --without-token",
+            ),
+        ];
+        for (door, what) in doors {
+            let address = door.and_then(|door| door.local_addr().ok());
+            if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
+                return Err(Failure::new(format!("listening on {address} lets others {what}")));
+            }
+        }
+        Ok(())
+    }
+
     /// How many connections each of them has room for.
     fn room(&self, settings: &ServerConfig) -> Room {
         let wanted = Room::of(settings);
@@ -229,18 +259,6 @@ async fn bind_unless_taken(
             Ok(None)
         }
         Err(failure) => Err(failure),
-    }
-}
-
-/// The admin token. Whoever listens beyond this machine needs one, or has to say that it is meant so.
-fn token(config: &Config, addresses: &[SocketAddr], without: bool) -> Result<Option<Token>, Failure> {
-    let token = secret("server.admin_token", config.server.admin_token.as_ref())?;
-    match addresses.iter().find(|address| !address.ip().is_loopback()) {
-        Some(address) if token.is_none() && !without => Err(Failure::new(format!(
-            "listening on {address} lets others reset keys: set server.admin_token (or TOLLGATE_SERVER_ADMIN_TOKEN), \
-             or say --without-token"
-        ))),
-        _ => Ok(token),
     }
 }
 

@@ -4,15 +4,16 @@
 //! All numbers of one name share their counters, as they do when a config changes: a key that is charged by other numbers than
 //! before goes on from what was consumed, and a key's text means the same under all of them. What a limit needs in this process
 //! (its way to the counters, or what is known of counters elsewhere) is made when it is first asked for and kept for the next who
-//! asks. There are at most so many; when that is reached those go that nobody holds, which loses no count, because counters
-//! are the store's.
+//! asks. Of each name at most so many are kept; when that is reached those go that nobody holds, which loses no count, because
+//! counters are the store's. If all are held, another is made for whoever asks and goes with its holder: numbers are a stranger's,
+//! and nobody may take a name from others by holding many.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tollgate_kernel::Outcome;
+use tollgate_kernel::{Outcome, Strategy};
 
 use crate::decision::Decision;
 use crate::error::Error;
@@ -22,7 +23,7 @@ use crate::policy::{Allowance, Rule};
 use crate::registry::{Ask, Tollgate};
 use crate::report::watch::Meter;
 
-/// How many there are at most.
+/// How many of one name are kept at most.
 const MOST: usize = 1_024;
 
 /// A limit whose numbers came with the call. Cheap to clone, and worth keeping while the same numbers come.
@@ -54,11 +55,11 @@ pub struct AdHoc {
 
 impl Tollgate {
     /// A limit by these numbers, counted under `name`, which no rule of the registry may have. The name is the program's, and
-    /// the numbers may be a stranger's: an error if too many others are held at the same time. Limits of one name should be of
-    /// one strategy, and windows of one length, as what is counted by one says little under another.
+    /// the numbers may be a stranger's: however many others there are, these are served. Limits of one name should be of one
+    /// strategy, and windows of one length, as what is counted by one says little under another.
     pub fn ad_hoc(&self, name: &'static str, allowance: impl Into<Allowance>) -> Result<AdHoc, Error> {
         let allowance = allowance.into();
-        let entry = self.gate.ad_hocs.find(name, allowance, |meter| {
+        let entry = self.gate.ad_hocs.find(name, allowance, || {
             if self.gate.by_name.contains_key(name) {
                 return Err(Error::call(format!(
                     "`{name}` is a limit of the policy; give that another name"
@@ -72,11 +73,7 @@ impl Tollgate {
             };
             let gate = &*self.gate;
             let (otherwise, watch, observers) = (gate.otherwise, &gate.watch, &gate.observers);
-            let entry = Entry::new(rule, &gate.backend, &mut numbering, otherwise, watch, observers)?;
-            Ok(match meter {
-                Some(meter) => Entry { meter: meter.clone(), ..entry },
-                None => entry,
-            })
+            Entry::new(rule, &gate.backend, &mut numbering, otherwise, watch, observers)
         })?;
         let limiter = match self.gate.backend {
             Backend::Memory(_) => Some(Limiter::on(self.gate.clone(), entry.clone())),
@@ -85,9 +82,9 @@ impl Tollgate {
         Ok(AdHoc { name, gate: self.clone(), entry, limiter })
     }
 
-    /// The names under which limits have come with calls, sorted.
+    /// The names under which limits have come with calls, to this registry or to those that it continues, sorted.
     pub fn ad_hoc_names(&self) -> Vec<&'static str> {
-        let mut names: Vec<&'static str> = self.gate.ad_hocs.0.lock().by_name.keys().copied().collect();
+        let mut names: Vec<&'static str> = self.gate.ad_hocs.0.lock().keys().copied().collect();
         names.sort_unstable();
         names
     }
@@ -139,19 +136,15 @@ impl fmt::Debug for AdHoc {
     }
 }
 
-/// The limits that are ready.
+/// The limits that are ready, by name.
 #[derive(Default)]
-pub(crate) struct AdHocs(Mutex<Known>);
+pub(crate) struct AdHocs(Mutex<HashMap<&'static str, Named>>);
 
+/// The limits of one name.
 #[derive(Default)]
-struct Known {
-    by_name: HashMap<&'static str, Named>,
-    count: usize,
-}
-
-/// The limits of one name. They are counted together.
 struct Named {
-    meter: Meter,
+    /// Limits of one strategy are counted together.
+    meters: Vec<(Option<Strategy>, Meter)>,
     entries: HashMap<Allowance, Arc<Entry>>,
 }
 
@@ -160,43 +153,48 @@ impl AdHocs {
         &self,
         name: &'static str,
         numbers: Allowance,
-        make: impl FnOnce(Option<&Meter>) -> Result<Entry, Error>,
+        make: impl FnOnce() -> Result<Entry, Error>,
     ) -> Result<Arc<Entry>, Error> {
-        let mut known = self.0.lock();
-        let named = known.by_name.get(name);
-        if let Some(entry) = named.and_then(|named| named.entries.get(&numbers)) {
+        let mut names = self.0.lock();
+        if let Some(entry) = names.get(name).and_then(|named| named.entries.get(&numbers)) {
             return Ok(entry.clone());
         }
-        if known.count >= MOST {
-            known.let_go();
-            if known.count >= MOST {
-                return Err(Error::call(format!(
-                    "limits with more than {MOST} different numbers are in use at once; use fewer, or name them in the policy"
-                )));
-            }
-        }
-        let entry = Arc::new(make(known.by_name.get(name).map(|named| &named.meter))?);
-        let first = || Named { meter: entry.meter.clone(), entries: HashMap::new() };
-        let named = known.by_name.entry(name).or_insert_with(first);
-        named.entries.insert(numbers, entry.clone());
-        known.count += 1;
-        Ok(entry)
+        let entry = make()?;
+        Ok(names.entry(name).or_default().take_in(numbers, entry))
+    }
+
+    /// For a registry that continues this one: the names alone, as limits are found again by whoever asks for them. Names that
+    /// its policy has now are the policy's.
+    pub(crate) fn continued(&self, is_of_policy: impl Fn(&str) -> bool) -> AdHocs {
+        let names = self.0.lock();
+        let names = names.keys().filter(|name| !is_of_policy(name));
+        AdHocs(Mutex::new(names.map(|name| (*name, Named::default())).collect()))
     }
 
     /// Brings the counts of decisions up to date.
     #[cfg(feature = "telemetry")]
     pub(crate) fn publish(&self) {
-        self.0.lock().by_name.values().for_each(|named| named.meter.publish());
+        let names = self.0.lock();
+        names.values().flat_map(|named| &named.meters).for_each(|(_, meter)| meter.publish());
     }
 }
 
-impl Known {
-    /// Lets go of what nobody holds. A name stays while anything was counted under it.
-    fn let_go(&mut self) {
-        for named in self.by_name.values_mut() {
-            named.entries.retain(|_, entry| Arc::strong_count(entry) > 1);
+impl Named {
+    /// One more, which is kept if there is room for it.
+    fn take_in(&mut self, numbers: Allowance, mut entry: Entry) -> Arc<Entry> {
+        let strategy = entry.base.strategy();
+        match self.meters.iter().find(|(of, _)| *of == strategy) {
+            Some((_, meter)) => entry.meter = meter.clone(),
+            None => self.meters.push((strategy, entry.meter.clone())),
         }
-        self.count = self.by_name.values().map(|named| named.entries.len()).sum();
+        let entry = Arc::new(entry);
+        if self.entries.len() >= MOST {
+            self.entries.retain(|_, entry| Arc::strong_count(entry) > 1);
+        }
+        if self.entries.len() < MOST {
+            self.entries.insert(numbers, entry.clone());
+        }
+        entry
     }
 }
 
@@ -240,21 +238,32 @@ mod tests {
         assert_eq!(gate.keys(), 1);
     }
 
+    /// One peer that held many took the limits of all others: they were told that too many were in use.
     #[test]
-    fn there_are_only_so_many_and_what_nobody_holds_makes_room() {
+    fn only_so_many_of_a_name_are_kept_and_nobody_is_refused() {
         let (_hands, gate) = gate();
-        let of = |burst: u64| gate.ad_hoc("cl", bucket(60, burst));
+        let of = |name, burst: u64| gate.ad_hoc(name, bucket(60, burst)).unwrap();
+        let kept = |name| gate.gate.ad_hocs.0.lock()[name].entries.len();
         let most = MOST as u64;
-        assert_eq!(charge(&gate, 60, 1, 1), (true, 0));
-        let mut held: Vec<AdHoc> = (1..most).map(|burst| of(burst).unwrap()).collect();
-        held.push(of(most).unwrap());
-        let error = of(most + 1).unwrap_err();
-        assert!(error.to_string().contains("more than 1024 different numbers"), "{error}");
+        let mut held: Vec<AdHoc> = (1..=most).map(|burst| of("cl", burst)).collect();
+        // Held by others, all of them: what comes now is counted as ever, and gone with its holder.
+        assert_eq!(charge(&gate, 60, most + 1, 1), (true, most));
+        assert_eq!(charge(&gate, 60, most + 1, 1), (true, most - 1));
+        assert_eq!(charge(&gate, 60, 2, 1), (false, 0), "kept and unkept share their counters");
+        let unkept = of("cl", most + 2);
+        let gone = Arc::downgrade(&unkept.entry);
+        drop(unkept);
+        assert!(gone.upgrade().is_none());
+        assert_eq!((kept("cl"), gate.keys()), (MOST, 1));
+        // Another name has room of its own.
+        assert!(Arc::ptr_eq(&of("envoy", 1).entry, &of("envoy", 1).entry));
+        // What nobody holds makes room.
         held.pop();
-        assert!(of(most + 1).is_ok());
+        assert!(Arc::ptr_eq(&of("cl", most + 1).entry, &of("cl", most + 1).entry));
         drop(held);
-        assert!((1..=3 * most).all(|burst| of(burst).is_ok()));
-        assert_eq!(charge(&gate, 60, 1, 1), (false, 0), "counters outlive what was let go");
+        (1..=3 * most).for_each(|burst| drop(of("cl", burst)));
+        assert!(kept("cl") <= MOST);
+        assert_eq!(charge(&gate, 60, 2, 1), (false, 0), "counters outlive what was let go");
     }
 
     #[test]
@@ -269,6 +278,19 @@ mod tests {
             gate.ad_hoc(name, bucket(60, 1)).unwrap();
         }
         assert_eq!(gate.ad_hoc_names(), ["a", "b"]);
+    }
+
+    /// The page had lost them after a reload until the next call.
+    #[test]
+    fn names_last_when_a_registry_is_continued() {
+        let (_hands, gate) = gate();
+        for name in ["b", "a", "c"] {
+            gate.ad_hoc(name, bucket(60, 1)).unwrap();
+        }
+        let next = Tollgate::builder().continuing(&gate).limit("a", bucket(60, 1)).build().unwrap();
+        assert_eq!(next.ad_hoc_names(), ["b", "c"], "`a` is the policy's now");
+        let last = Tollgate::builder().continuing(&next).build().unwrap();
+        assert_eq!(last.ad_hoc_names(), ["b", "c"]);
     }
 
     #[test]

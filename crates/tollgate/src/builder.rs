@@ -329,6 +329,8 @@ impl TollgateBuilder {
             remote.set_denial_cache(self.denial_cache);
         }
         let queues = old.map_or_else(Arc::<Queues>::default, |old| old.queues.clone());
+        let is_of_policy = |name: &str| by_name.contains_key(name);
+        let ad_hocs = old.map(|old| old.ad_hocs.continued(is_of_policy)).unwrap_or_default();
         let gate = Gate {
             entries,
             by_name,
@@ -340,7 +342,7 @@ impl TollgateBuilder {
             queues,
             malformed: Default::default(),
             otherwise: self.otherwise,
-            ad_hocs: Default::default(),
+            ad_hocs,
         };
         let gate = Arc::new(gate);
         if self.old.is_some() {

@@ -1,12 +1,13 @@
 //! gRPC: the rate limit service that Envoy asks, with health and reflection.
 //!
 //! `ask.rs` reads which limits the descriptors of a call meet, `payer.rs` who pays, `tell.rs` writes the answer, and
-//! `connection.rs` speaks HTTP/2. All descriptors of a call are one charge: all of them, or none.
+//! `connection.rs` speaks HTTP/2, with `budget.rs` on how much of it is held. All descriptors of a call are one charge: all of them, or none.
 //!
 //! Envoy lets a request pass when it gets no answer that it knows, unless it is told otherwise. So there is always an answer
 //! that says what is meant: OK, OVER_LIMIT, or an error of gRPC, and never the code UNKNOWN.
 
 mod ask;
+mod budget;
 mod connection;
 mod payer;
 mod proto;
@@ -101,7 +102,10 @@ async fn charge<'a>(gate: &'a Tollgate, meets: &[Meets<'_>]) -> Result<Answers<'
             Err(error) if error.is_transient() => {
                 metrics::counter!("tollgate_envoy_refunds_dropped_total").increment(back.asks.len() as u64);
             }
-            refunded => refunded?,
+            refunded => {
+                refunded?;
+                metrics::counter!("tollgate_envoy_refunds_total").increment(back.asks.len() as u64);
+            }
         }
         let standing: Vec<Ask<'_>> = back.asks.iter().map(|ask| ask.cost(1)).collect();
         let decision = peek(gate, &standing).await?;

@@ -1,5 +1,8 @@
 //! What can be looked at, and what only admins may do.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use serde_json::{Value, json};
 
 use crate::server::{self, POLICY, command, home, steady};
@@ -100,18 +103,47 @@ fn resetting_takes_the_token_once_there_is_one() {
     assert_eq!(shut.post("/v1/check", body).status, 200);
 }
 
+/// Each door by itself: RESP and gRPC once listened to anybody, with nothing said.
 #[test]
-fn listening_beyond_this_machine_takes_a_token_or_a_word() {
+fn listening_beyond_this_machine_takes_a_secret_or_a_word() {
     let home = home();
     std::fs::write(home.join("tollgate.toml"), POLICY).unwrap();
-    let args = ["serve", "--config", "tollgate.toml", "--listen", "0.0.0.0:0"];
-    let output = command(&home, &args, &[]).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("set server.admin_token") && said.contains("--without-token"), "{said}");
-    let with_token = [("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"), ("OPS", "s3cret")];
-    for (more, env) in [(&["--without-token"] as &[&str], &[] as &[(&str, &str)]), (&[], &with_token)] {
-        let server = server::with(POLICY, &[&["--listen", "0.0.0.0:0"], more].concat(), env);
-        assert!(server.http().ip().is_unspecified(), "{}", server.http());
+    let token = [("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"), ("OPS", "s3cret")];
+    let password = [("TOLLGATE_SERVER_RESP_PASSWORD", "env:OPS"), ("OPS", "s3cret")];
+    let none: &[(&str, &str)] = &[];
+    for (door, secret, said) in [
+        ("--listen", none, Some("set server.admin_token")),
+        ("--listen", &password, Some("set server.admin_token")),
+        ("--listen", &token, None),
+        ("--resp", none, Some("set server.resp_password")),
+        ("--resp", &token, Some("set server.resp_password")),
+        ("--resp", &password, None),
+        ("--grpc", none, Some("gRPC asks nobody for a secret")),
+        ("--grpc", &[token, password].concat(), Some("gRPC asks nobody for a secret")),
+    ] {
+        let reached = |server: &server::Tollgate| match door {
+            "--listen" => server.http(),
+            "--resp" => server.resp(),
+            _ => server.grpc(),
+        };
+        let far = [door, "0.0.0.0:0"];
+        if let Some(said) = said {
+            let near = ["--listen", "--resp", "--grpc"].into_iter().filter(|near| *near != door);
+            let near = near.flat_map(|near| [near, "127.0.0.1:0"]);
+            let args = ["serve", "--config", "tollgate.toml"].into_iter().chain(far).chain(near);
+            let mut refused = command(&home, &args.collect::<Vec<_>>(), secret);
+            let mut refused = refused.stderr(Stdio::piped()).spawn().unwrap();
+            let mut told = String::new();
+            // A line, not all until the end: one that serves after all has none.
+            BufReader::new(refused.stderr.take().unwrap()).read_line(&mut told).unwrap();
+            if !told.contains(said) {
+                refused.kill().unwrap();
+            }
+            assert_eq!(refused.wait().unwrap().code(), Some(2), "{door}: {told}");
+            assert!(told.contains(said) && told.contains("--without-token"), "{door}: {told}");
+        }
+        let word = said.map(|_| "--without-token");
+        let server = server::with(POLICY, &far.into_iter().chain(word).collect::<Vec<_>>(), secret);
+        assert!(reached(&server).ip().is_unspecified(), "{door}: {}", reached(&server));
     }
 }

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 
 use tonic::Code;
 use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::tokio_stream::{self, StreamExt};
 
 use crate::client::{RateLimitRequest, RateLimitResponse, ask, call, channel, descriptor, told};
 use crate::server;
@@ -89,4 +90,47 @@ async fn whoever_does_not_speak_http_2_is_hung_up_on() {
     }
     let response = ask(&channel(&server).await, call("user=a", 0)).await.expect("an answer");
     assert_eq!(told(&response), "OK: OK 0/1 DAY api");
+}
+
+/// Calls that are never finished were held whole, a hundred for each connection.
+#[tokio::test]
+async fn unfinished_long_calls_end_where_the_memory_for_them_does_and_short_ones_go_on() {
+    let server = server::start(CONFIG);
+    let long = |user: usize| {
+        let mut request = call("user=", 0);
+        request.descriptors[0].entries[0].value = format!("{user}{}", "k".repeat(250 * 1024));
+        request
+    };
+    let mut calls = tokio::task::JoinSet::new();
+    for connection in 0..3 {
+        let channel = channel(&server).await;
+        for user in 0..100 {
+            let (channel, request) = (channel.clone(), long(connection * 100 + user));
+            calls.spawn(async move {
+                let mut client = tonic::client::Grpc::new(channel);
+                client.ready().await.expect("it is there");
+                let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+                let codec = tonic_prost::ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
+                let endless = tokio_stream::once(request).chain(tokio_stream::pending());
+                let request = tonic::Request::new(endless);
+                client.client_streaming(request, PathAndQuery::from_static(path), codec).await.map(|_| ())
+            });
+        }
+    }
+    let first = calls.join_next().await.expect("one").expect("no panic").expect_err("it is not finished");
+    assert_eq!(first.code(), Code::ResourceExhausted, "{first}");
+    let other = channel(&server).await;
+    let response = ask(&other, call("user=a", 0)).await.expect("an answer");
+    assert_eq!(told(&response), "OK: OK 0/1 DAY api");
+    // Whoever gives up gives back.
+    calls.shutdown().await;
+    let mut answered = ask(&other, long(1_000)).await;
+    for _ in 0..100 {
+        if answered.is_ok() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        answered = ask(&other, long(1_000)).await;
+    }
+    assert_eq!(told(&answered.expect("there is room again")), "OK: OK 0/1 DAY api");
 }

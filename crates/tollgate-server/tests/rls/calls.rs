@@ -135,6 +135,27 @@ async fn a_limit_may_come_with_a_descriptor() {
     .await;
 }
 
+/// A limit of 0 that came first once gave its label, `none`, to all that came after it.
+#[tokio::test]
+async fn decisions_are_counted_by_the_strategy_that_made_them_and_so_are_refunds() {
+    let server = server::start(CONFIG);
+    let channel = channel(&server).await;
+    for descriptors in ["a=1 @0/YEAR", "a=1 @2/YEAR", "a=1 @3/YEAR", "user=a -2", "user=a -1; user=b -1"] {
+        ask(&channel, call(descriptors, 0)).await.expect("an answer");
+    }
+    let metrics = server.get("/metrics").body;
+    let count = |labels: &[&str]| -> f64 {
+        let lines = metrics.lines().filter(|line| labels.iter().all(|label| line.contains(label)));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    let decisions = ["rate_limiter_decisions_total{", "limiter=\"envoy.per_year\""];
+    for (strategy, expected) in [("none", 1.0), ("fixed_window", 2.0)] {
+        let label = format!("strategy=\"{strategy}\"");
+        assert_eq!(count(&[&decisions[..], &[&label]].concat()), expected, "{strategy}: {metrics}");
+    }
+    assert_eq!(count(&["tollgate_envoy_refunds_total "]), 3.0, "{metrics}");
+}
+
 #[tokio::test]
 async fn headers_say_how_the_caller_stands() {
     let server = server::start(CONFIG);

@@ -30,6 +30,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 use tonic_reflection::server::Builder as Reflection;
 
 use super::Rls;
+use super::budget::{Budget, Gathered};
 use super::proto::DESCRIPTORS;
 use super::proto::service::rate_limit_service_server::{RateLimitServiceServer, SERVICE_NAME};
 use crate::app::App;
@@ -39,7 +40,7 @@ use crate::serve::listen::{self, Door};
 /// The longest message that is read.
 const MOST_BYTES: usize = 256 * 1024;
 
-/// The longest question to health and reflection.
+/// The longest question to health and reflection; as short as what every call may gather (`budget.rs`).
 const MOST_BYTES_ASIDE: usize = 4 * 1024;
 
 /// How many calls of one connection may be open, and how long their headers may be.
@@ -116,10 +117,14 @@ fn services(
     let health = HealthServer::new(HealthService::from_health_reporter(health))
         .max_decoding_message_size(MOST_BYTES_ASIDE);
     let rls = RateLimitServiceServer::new(Rls::new(app)).max_decoding_message_size(MOST_BYTES);
+    let budget = Budget::new();
     Ok(move |request: Request<Incoming>| -> Answering {
+        let drawn = budget.begin();
         let name = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
         let answering: Answering = match name {
-            SERVICE_NAME => rls.clone().call(request),
+            SERVICE_NAME => {
+                rls.clone().call(request.map(|body| Gathered::new(body, drawn.clone(), MOST_BYTES)))
+            }
             "grpc.health.v1.Health" => health.clone().call(request),
             "grpc.reflection.v1.ServerReflection" => v1.clone().call(request),
             "grpc.reflection.v1alpha.ServerReflection" => v1alpha.clone().call(request),
@@ -127,7 +132,8 @@ fn services(
                 return Box::pin(async { Ok(Status::unimplemented("there is no such service").into_http()) });
             }
         };
-        Box::pin(async {
+        Box::pin(async move {
+            let _until_answered = drawn;
             match tokio::time::timeout(CALL_WITHIN, answering).await {
                 Ok(answered) => answered,
                 Err(_) => Ok(Status::deadline_exceeded("the call did not come in time").into_http()),
