@@ -1,9 +1,9 @@
 //! A config that changes while the server runs: read again, checked whole, and put in the place of the old one, or not at all.
 //!
-//! The file is looked at once a second, and read when it has changed; `SIGHUP` and `POST /v1/reload` read it at once. What was
-//! consumed stays consumed: the new registry stands on the same store. A file with a mistake in it changes nothing, and is told
-//! in the log, in a metric and on the page until a better one comes. `[server]` and `[store]` are settled at start; a file that
-//! changes them is refused with that reason.
+//! The file is looked at once a second, and read when it has changed and rests; `SIGHUP` and `POST /v1/reload` read it at once.
+//! What was consumed stays consumed: the new registry stands on the same store. A file with a mistake in it changes nothing, and
+//! is told in the log, in a metric and on the page until a better one comes. `[server]` and `[store]` are settled at start; a file
+//! that changes them is refused with that reason, and so is one without limits: most likely somebody is still writing it.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,20 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::Tollgate;
 use tollgate::config::Config;
+use tollgate::{Rule, Tollgate};
 
 use crate::app::{App, State};
 use crate::{source, validate};
 
-/// How often the file is looked at.
+/// How often the file is looked at; it has to rest for as long before it is read.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How many reloads are remembered.
 const REMEMBERED: usize = 20;
+
+/// How many limits that went away are named.
+const NAMED: usize = 10;
 
 /// What became of the reloads, newest last.
 #[derive(Default)]
@@ -71,21 +74,42 @@ pub(crate) fn reload(app: &App) -> Result<(), String> {
     };
     let outcome = try_reload(app, file);
     match &outcome {
-        Ok(()) => tracing::info!("the config was read again"),
+        Ok(gone) => {
+            tracing::info!("the config was read again");
+            if !gone.is_empty() {
+                tracing::warn!(limits = named(gone), "limits went away with the config that was read again");
+            }
+        }
         Err(why) => tracing::error!("the config stays as it was: {why}"),
     }
     app.history.note(outcome.as_ref().err().cloned());
-    outcome
+    outcome.map(drop)
 }
 
-fn try_reload(app: &App, file: &Path) -> Result<(), String> {
+/// The names of the limits that went away, if it worked.
+fn try_reload(app: &App, file: &Path) -> Result<Vec<String>, String> {
     let text = source::read_text(file).map_err(|failure| failure.to_string())?;
     let config = validate::parse(&text).map_err(|mistakes| mistakes.to_string())?;
+    let mut gone = Vec::new();
     app.change(|state| {
         fixed(&state.config, &config)?;
+        has_limits(&state.config, &config)?;
         let gate = Tollgate::builder().config(&config).continuing(&state.gate).build();
-        Ok(State { gate: gate.map_err(|error| error.to_string())?, config })
+        let gate = gate.map_err(|error| error.to_string())?;
+        let is_gone = |name: &&str| gate.rules().iter().all(|rule| rule.name() != *name);
+        gone = state.gate.rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
+        Ok(State { gate, config })
     })
+    .map(|()| gone)
+}
+
+/// The first few names, and how many there are besides.
+fn named(names: &[String]) -> String {
+    let more = match names.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    names[..names.len().min(NAMED)].join(", ") + &more
 }
 
 /// What only a restart changes.
@@ -99,22 +123,123 @@ fn fixed(old: &Config, new: &Config) -> Result<(), String> {
     Ok(())
 }
 
+/// An empty file is what an editor leaves for a moment before it writes, and would let everything through.
+fn has_limits(old: &Config, new: &Config) -> Result<(), String> {
+    let is_empty = new.policy.rules().is_empty() && new.envoy.rules().is_empty();
+    match old.policy.rules().len() {
+        had @ 1.. if is_empty => Err(format!(
+            "it has no limits; the one in force has {had}: write at least one, or restart to serve none"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Looks at the file now and then, and reads it when it has changed.
 pub(crate) async fn watch(app: Arc<App>, file: PathBuf) {
-    let mut last = stamp(&file);
+    let mut looks = Looks::before_reading(&file);
     loop {
         tokio::time::sleep(LOOK).await;
-        let now = stamp(&file);
-        if now != last && now.is_some() {
-            last = now;
+        if looks.look(stamp(&file)) {
             let _ = reload(&app);
         }
     }
 }
 
 /// What changes when a file does: when it was written, its length, and which file it is.
-fn stamp(file: &Path) -> Option<(SystemTime, u64, u64)> {
+type Stamp = (SystemTime, u64, u64);
+
+fn stamp(file: &Path) -> Option<Stamp> {
     use std::os::unix::fs::MetadataExt;
     let about = std::fs::metadata(file).ok()?;
     Some((about.modified().ok()?, about.len(), about.ino()))
+}
+
+/// How the file was when it was looked at.
+pub(crate) struct Looks {
+    /// When it was read.
+    read: Option<Stamp>,
+    /// The last time.
+    seen: Option<Stamp>,
+}
+
+impl Looks {
+    pub(crate) fn before_reading(file: &Path) -> Looks {
+        Looks::starting(stamp(file))
+    }
+
+    fn starting(now: Option<Stamp>) -> Looks {
+        Looks { read: now, seen: now }
+    }
+
+    /// Whether it is to be read. One that is not as it was a look ago may be half written, and is left alone until it rests.
+    fn look(&mut self, now: Option<Stamp>) -> bool {
+        let rests = std::mem::replace(&mut self.seen, now) == now;
+        if !rests || now.is_none() || now == self.read {
+            return false;
+        }
+        self.read = now;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A letter is how the file is at a look, `-` that there is none, and a capital that it is read then. The first is as it was
+    /// read at start.
+    #[test]
+    fn a_file_is_read_when_it_has_changed_and_rests() {
+        fn check(looks: &str) {
+            let stamp = |letter: char| {
+                letter
+                    .is_alphabetic()
+                    .then(|| (SystemTime::UNIX_EPOCH, u64::from(letter.to_ascii_lowercase()), 0))
+            };
+            let mut file = Looks::starting(looks.chars().next().and_then(stamp));
+            for (at, letter) in looks.char_indices().skip(1) {
+                assert_eq!(file.look(stamp(letter)), letter.is_uppercase(), "{looks} at {at}");
+            }
+        }
+        check("aaa");
+        check("abBbb");
+        check("abcdDd");
+        // Half of it, and then as it was: nothing has changed.
+        check("abaa");
+        check("a-a-bBaA");
+        check("-aA");
+    }
+
+    #[test]
+    fn a_file_without_limits_is_refused_where_there_are_some() {
+        let limit = "limits.a.blocked = true\nlimits.b.blocked = true\n";
+        let envoy = "[[envoy]]\ndomain = 'edge'\nentries = ['x']\nunlimited = true\n";
+        let refused =
+            "it has no limits; the one in force has 2: write at least one, or restart to serve none";
+        for (old, new, expected) in [
+            (limit, "", Err(refused)),
+            (limit, "[limits]", Err(refused)),
+            (limit, envoy, Ok(())),
+            (limit, "limits.c.blocked = true", Ok(())),
+            ("", "", Ok(())),
+            (envoy, "", Ok(())),
+            ("", limit, Ok(())),
+        ] {
+            let parsed = |text| Config::parse(text).expect("a config");
+            let told = has_limits(&parsed(old), &parsed(new));
+            assert_eq!(
+                told.as_ref().map_err(|why| &**why),
+                expected.as_ref().map_err(|why| *why),
+                "{old} -> {new}"
+            );
+        }
+    }
+
+    #[test]
+    fn limits_that_went_away_are_named_up_to_ten() {
+        let names = |count| (1..=count).map(|name: u32| name.to_string()).collect::<Vec<_>>();
+        assert_eq!(named(&names(1)), "1");
+        assert_eq!(named(&names(10)), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10");
+        assert_eq!(named(&names(12)), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more");
+    }
 }

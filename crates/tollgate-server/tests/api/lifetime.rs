@@ -43,6 +43,17 @@ fn a_changed_config_is_followed_and_what_was_consumed_stays_so() {
 }
 
 #[test]
+fn limits_that_went_away_are_told() {
+    let server = server::start();
+    server.reload("limits.login.blocked = true");
+    let told = server.stop().stderr;
+    let line = told.lines().find(|line| line.contains("limits went away")).expect("a line");
+    let line: Value = serde_json::from_str(line).expect("JSON");
+    assert_eq!(line["level"], "WARN", "{line}");
+    assert_eq!(line["limits"], "api, watched, uploads, even, free, shut", "{line}");
+}
+
+#[test]
 fn sighup_reads_it_again() {
     let server = server::start();
     assert_eq!(about(&server)["reloads"].as_array().map(Vec::len), Some(0));
@@ -59,6 +70,8 @@ fn a_broken_config_changes_nothing_and_is_told() {
         ("[limits".to_owned(), "line 1"),
         (format!("[server]\nhttp = \"127.0.0.1:1\"\n{POLICY}"), "takes a restart"),
         (format!("[store]\nmax_keys = 1000\n{POLICY}"), "takes a restart"),
+        // As an editor leaves it for a moment.
+        (String::new(), "it has no limits; the one in force has 7"),
     ] {
         server.write_config(&broken);
         let answer = server.ask("POST", "/v1/reload", &[], "");
