@@ -6,6 +6,7 @@
 //! that changes them is refused with that reason, and so is one without limits: most likely somebody is still writing it.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -72,6 +73,12 @@ pub(crate) fn reload(app: &App) -> Result<(), String> {
     let Some(file) = &*file else {
         return Err("the server was started without a config file".to_owned());
     };
+    // No fault of a config, and nothing that another one mends: so it is not noted as a refusal.
+    if !source::can_be_read_again(file) {
+        let why = "the config was read from a pipe, and cannot be read again";
+        tracing::error!("the config stays as it was: {why}");
+        return Err(why.to_owned());
+    }
     let outcome = try_reload(app, file);
     match &outcome {
         Ok(gone) => {
@@ -135,11 +142,10 @@ fn has_limits(old: &Config, new: &Config) -> Result<(), String> {
 }
 
 /// Looks at the file now and then, and reads it when it has changed.
-pub(crate) async fn watch(app: Arc<App>, file: PathBuf) {
-    let mut looks = Looks::before_reading(&file);
+pub(crate) async fn watch(app: Arc<App>, file: PathBuf, mut looks: Looks) {
     loop {
         tokio::time::sleep(LOOK).await;
-        if looks.look(stamp(&file)) {
+        if looks.look(stamp(&file), || File::open(&file).is_ok()) {
             let _ = reload(&app);
         }
     }
@@ -148,8 +154,12 @@ pub(crate) async fn watch(app: Arc<App>, file: PathBuf) {
 /// What changes when a file does: when it was written, its length, and which file it is.
 type Stamp = (SystemTime, u64, u64);
 
+/// Of a file that can be read again: stdin and other pipes are not followed.
 fn stamp(file: &Path) -> Option<Stamp> {
     use std::os::unix::fs::MetadataExt;
+    if !source::can_be_read_again(file) {
+        return None;
+    }
     let about = std::fs::metadata(file).ok()?;
     Some((about.modified().ok()?, about.len(), about.ino()))
 }
@@ -160,25 +170,33 @@ pub(crate) struct Looks {
     read: Option<Stamp>,
     /// The last time.
     seen: Option<Stamp>,
+    /// When it was told that it cannot be read.
+    unread: Option<Stamp>,
 }
 
 impl Looks {
+    /// The first look. To be taken before the file is read for the start: what changes after that is seen at a later one.
     pub(crate) fn before_reading(file: &Path) -> Looks {
         Looks::starting(stamp(file))
     }
 
     fn starting(now: Option<Stamp>) -> Looks {
-        Looks { read: now, seen: now }
+        Looks { read: now, seen: now, unread: None }
     }
 
     /// Whether it is to be read. One that is not as it was a look ago may be half written, and is left alone until it rests.
-    fn look(&mut self, now: Option<Stamp>) -> bool {
+    ///
+    /// One that nobody lets us read is told once and tried again at every look: it can be let without a change of the file.
+    fn look(&mut self, now: Option<Stamp>, can_be_read: impl FnOnce() -> bool) -> bool {
         let rests = std::mem::replace(&mut self.seen, now) == now;
         if !rests || now.is_none() || now == self.read {
             return false;
         }
-        self.read = now;
-        true
+        if can_be_read() {
+            self.read = now;
+            return true;
+        }
+        std::mem::replace(&mut self.unread, now) != now
     }
 }
 
@@ -186,8 +204,8 @@ impl Looks {
 mod tests {
     use super::*;
 
-    /// A letter is how the file is at a look, `-` that there is none, and a capital that it is read then. The first is as it was
-    /// read at start.
+    /// A letter is how the file is at a look, `-` that there is none, and a capital that it is read then; after `!` it cannot be.
+    /// The first is as it was before it was read at start.
     #[test]
     fn a_file_is_read_when_it_has_changed_and_rests() {
         fn check(looks: &str) {
@@ -196,9 +214,15 @@ mod tests {
                     .is_alphabetic()
                     .then(|| (SystemTime::UNIX_EPOCH, u64::from(letter.to_ascii_lowercase()), 0))
             };
-            let mut file = Looks::starting(looks.chars().next().and_then(stamp));
-            for (at, letter) in looks.char_indices().skip(1) {
-                assert_eq!(file.look(stamp(letter)), letter.is_uppercase(), "{looks} at {at}");
+            let mut letters = looks.chars();
+            let mut file = Looks::starting(letters.next().and_then(stamp));
+            while let Some(letter) = letters.next() {
+                let (can_be_read, letter) = match letter {
+                    '!' => (false, letters.next().expect("a letter")),
+                    _ => (true, letter),
+                };
+                let is_read = file.look(stamp(letter), || can_be_read);
+                assert_eq!(is_read, letter.is_uppercase(), "{looks} before {:?}", letters.as_str());
             }
         }
         check("aaa");
@@ -208,6 +232,31 @@ mod tests {
         check("abaa");
         check("a-a-bBaA");
         check("-aA");
+        // Told once, and tried until it can be read; another one is told again.
+        check("a!b!B!b!bBb");
+        check("a!b!B!b!c!C!c");
+        check("a!a!aa");
+    }
+
+    /// The server used to look for the first time only after its store was open, and took what was there by then for read.
+    #[test]
+    fn a_file_that_changes_while_the_server_starts_is_read() {
+        let file = std::env::temp_dir().join(format!("tollgate-reload-{}.toml", std::process::id()));
+        std::fs::write(&file, "limits.a.blocked = true").expect("written");
+        let mut looks = Looks::before_reading(&file);
+        std::fs::write(&file, "limits.another.blocked = true").expect("written");
+        let looked: Vec<bool> = (0..3).map(|_| looks.look(stamp(&file), || true)).collect();
+        std::fs::remove_file(&file).expect("removed");
+        assert_eq!(looked, [false, true, false]);
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_followed() {
+        for path in ["-", "/dev/null", "/dev/zero", "no such file"] {
+            assert_eq!(stamp(Path::new(path)), None, "{path}");
+        }
+        assert!(stamp(Path::new("Cargo.toml")).is_some());
+        assert!(!source::can_be_read_again(Path::new("-")));
     }
 
     #[test]

@@ -62,6 +62,27 @@ fn sighup_reads_it_again() {
     assert_eq!(about(&server)["reloads"][0]["refused"], Value::Null);
 }
 
+/// A pipe is empty after the start, and would be a policy without limits; one that is open for writing would be waited for.
+#[test]
+fn a_config_from_a_pipe_is_not_read_again() {
+    let pipe = server::home().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    let writer = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::write(pipe, POLICY).expect("it is read")
+    });
+    let server = server::builder().args(["--config".to_owned(), pipe.display().to_string()]).start();
+    writer.join().expect("written");
+    let answer = server.ask("POST", "/v1/reload", &[], "");
+    assert_eq!(answer.status, 400, "{}", answer.body);
+    assert!(answer.body.contains("was read from a pipe, and cannot be read again"), "{}", answer.body);
+    server.signal(Signal::HUP);
+    wait_for("the signal is answered", || server.stderr().matches("cannot be read again").count() == 2);
+    assert_eq!(remaining(&server), 2);
+    assert!(!server.get("/metrics").body.contains("tollgate_config_refused 1"));
+}
+
 #[test]
 fn a_broken_config_changes_nothing_and_is_told() {
     let server = server::start();
