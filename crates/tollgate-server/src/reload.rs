@@ -5,6 +5,8 @@
 //! is told in the log, in a metric and on the page until a better one comes. `[server]` and `[store]` are settled at start; a file
 //! that changes them is refused with that reason, and so is one without limits: most likely somebody is still writing it.
 
+mod masked;
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,7 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::config::Config;
+use tollgate::config::{Config, Mistakes};
 use tollgate::{Rule, Tollgate};
 
 use crate::app::{App, State};
@@ -66,7 +68,27 @@ impl History {
     }
 }
 
-/// Reads the config again and puts it in place; the error says why not.
+/// Why a config is refused.
+struct Refusal {
+    /// For who asked, and may change the config.
+    why: String,
+    /// For everybody who may look.
+    shown: String,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Refusal {
+        Refusal { shown: why.clone(), why }
+    }
+}
+
+impl From<Mistakes> for Refusal {
+    fn from(mistakes: Mistakes) -> Refusal {
+        Refusal { why: mistakes.to_string(), shown: masked::masked(&mistakes) }
+    }
+}
+
+/// Reads the config again and puts it in place; the error says why not, to who asked for it.
 pub(crate) fn reload(app: &App) -> Result<(), String> {
     // One after the other: of two that read the file at once, the one that read it first must not have the last word.
     let file = app.history.file.lock();
@@ -87,16 +109,16 @@ pub(crate) fn reload(app: &App) -> Result<(), String> {
                 tracing::warn!(limits = named(gone), "limits went away with the config that was read again");
             }
         }
-        Err(why) => tracing::error!("the config stays as it was: {why}"),
+        Err(Refusal { shown, .. }) => tracing::error!("the config stays as it was: {shown}"),
     }
-    app.history.note(outcome.as_ref().err().cloned());
-    outcome.map(drop)
+    app.history.note(outcome.as_ref().err().map(|refusal| refusal.shown.clone()));
+    outcome.map(drop).map_err(|refusal| refusal.why)
 }
 
 /// The names of the limits that went away, if it worked.
-fn try_reload(app: &App, file: &Path) -> Result<Vec<String>, String> {
+fn try_reload(app: &App, file: &Path) -> Result<Vec<String>, Refusal> {
     let text = source::read_text(file).map_err(|failure| failure.to_string())?;
-    let config = validate::parse(&text).map_err(|mistakes| mistakes.to_string())?;
+    let config = validate::parse(&text)?;
     let mut gone = Vec::new();
     app.change(|state| {
         fixed(&state.config, &config)?;
@@ -105,9 +127,9 @@ fn try_reload(app: &App, file: &Path) -> Result<Vec<String>, String> {
         let gate = gate.map_err(|error| error.to_string())?;
         let is_gone = |name: &&str| gate.rules().iter().all(|rule| rule.name() != *name);
         gone = state.gate.rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
-        Ok(State { gate, config })
-    })
-    .map(|()| gone)
+        Ok::<_, String>(State { gate, config })
+    })?;
+    Ok(gone)
 }
 
 /// The first few names, and how many there are besides.

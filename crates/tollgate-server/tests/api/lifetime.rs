@@ -62,6 +62,26 @@ fn sighup_reads_it_again() {
     assert_eq!(about(&server)["reloads"][0]["refused"], Value::Null);
 }
 
+/// Who asks for a reload is told all of it, everybody else no key.
+#[test]
+fn a_refused_config_is_told_without_the_keys_of_its_overrides() {
+    let server = server::start();
+    server
+        .write_config(&POLICY.replace(r#""user:vip" = { burst = 30 }"#, r#""alice@x.com" = { burst = 0 }"#));
+    let answer = server.ask("POST", "/v1/reload", &[], "").body;
+    assert!(answer.contains(r#"limits.api.overrides.\"alice@x.com\".burst = 0"#), "{answer}");
+    for path in ["/v1/server", "/v1/snapshot"] {
+        let shown = server.get(path).body;
+        assert!(
+            shown.contains(r#"limits.api.overrides.\"…\".burst = 0: must be at least 1"#),
+            "{path}: {shown}"
+        );
+        assert!(!shown.contains("alice"), "{path}: {shown}");
+    }
+    let told = server.stop().stderr;
+    assert!(told.contains("the config stays as it was") && !told.contains("alice"), "{told}");
+}
+
 /// A pipe is empty after the start, and would be a policy without limits; one that is open for writing would be waited for.
 #[test]
 fn a_config_from_a_pipe_is_not_read_again() {
