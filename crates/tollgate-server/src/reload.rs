@@ -127,6 +127,9 @@ fn try_reload(app: &App, file: &Path) -> Result<Vec<String>, Refusal> {
         let gate = gate.map_err(|error| error.to_string())?;
         let is_gone = |name: &&str| gate.rules().iter().all(|rule| rule.name() != *name);
         gone = state.gate.rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
+        // Under the lock nobody counts any more in the old registry, and from here on only the new one is asked for its counts. An
+        // idle connection may keep the old one for as long as it likes, and with it what was not handed over.
+        state.gate.hand_over_counts();
         Ok::<_, String>(State { gate, config })
     })?;
     Ok(gone)
