@@ -62,6 +62,31 @@ fn sighup_reads_it_again() {
     assert_eq!(about(&server)["reloads"][0]["refused"], Value::Null);
 }
 
+/// The server used to look at the file for the first time when its store was open, and took what was there by then for read.
+#[test]
+fn a_config_that_changes_while_the_server_starts_is_followed() {
+    let store = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = store.local_addr().expect("an address");
+    let config = |limit: &str| {
+        format!(
+            "store = {{ mode = 'redis', redis = {{ url = 'redis://{url}' }} }}\nlimits.{limit}.blocked = true\n"
+        )
+    };
+    let file = server::home().join("policy.toml");
+    std::fs::write(&file, config("before")).expect("written");
+    let args = ["--config".to_owned(), file.display().to_string()];
+    let after = config("after");
+    // The config has been read when the store is first asked, and the start goes on when this store hangs up.
+    let change = std::thread::spawn(move || {
+        let asked = store.accept().expect("asked");
+        std::fs::write(file, after).expect("written");
+        drop(asked);
+    });
+    let server = server::builder().args(args).start();
+    change.join().expect("changed");
+    wait_for("the change was read", || server.get("/v1/limits").body.contains("\"after\""));
+}
+
 /// Who asks for a reload is told all of it, everybody else no key.
 #[test]
 fn a_refused_config_is_told_without_the_keys_of_its_overrides() {
