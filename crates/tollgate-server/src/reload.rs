@@ -1,28 +1,34 @@
 //! A config that changes while the server runs: read again, checked whole, and put in the place of the old one, or not at all.
 //!
-//! The file is looked at once a second, and read when it has changed; `SIGHUP` and `POST /v1/reload` read it at once. What was
-//! consumed stays consumed: the new registry stands on the same store. A file with a mistake in it changes nothing, and is told
-//! in the log, in a metric and on the page until a better one comes. `[server]` and `[store]` are settled at start; a file that
-//! changes them is refused with that reason.
+//! The file is looked at once a second, and read when it has changed and rests; `SIGHUP` and `POST /v1/reload` read it at once.
+//! What was consumed stays consumed: the new registry stands on the same store. A file with a mistake in it changes nothing, and
+//! is told in the log, in a metric and on the page until a better one comes. `[server]` and `[store]` are settled at start; a file
+//! that changes them is refused with that reason, and so is one without limits: most likely somebody is still writing it.
+
+mod masked;
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::Tollgate;
-use tollgate::config::Config;
+use tollgate::config::{Config, Mistakes};
+use tollgate::{Rule, Tollgate};
 
 use crate::app::{App, State};
 use crate::{source, validate};
 
-/// How often the file is looked at.
+/// How often the file is looked at; it has to rest for as long before it is read.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How many reloads are remembered.
 const REMEMBERED: usize = 20;
+
+/// How many limits that went away are named.
+const NAMED: usize = 10;
 
 /// What became of the reloads, newest last.
 #[derive(Default)]
@@ -62,30 +68,80 @@ impl History {
     }
 }
 
-/// Reads the config again and puts it in place; the error says why not.
+/// Why a config is refused.
+struct Refusal {
+    /// For who asked, and may change the config.
+    why: String,
+    /// For everybody who may look.
+    shown: String,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Refusal {
+        Refusal { shown: why.clone(), why }
+    }
+}
+
+impl From<Mistakes> for Refusal {
+    fn from(mistakes: Mistakes) -> Refusal {
+        Refusal { why: mistakes.to_string(), shown: masked::masked(&mistakes) }
+    }
+}
+
+/// Reads the config again and puts it in place; the error says why not, to who asked for it.
 pub(crate) fn reload(app: &App) -> Result<(), String> {
     // One after the other: of two that read the file at once, the one that read it first must not have the last word.
     let file = app.history.file.lock();
     let Some(file) = &*file else {
         return Err("the server was started without a config file".to_owned());
     };
+    // No fault of a config, and nothing that another one mends: so it is not noted as a refusal.
+    if !source::can_be_read_again(file) {
+        let why = "the config was read from a pipe, and cannot be read again";
+        tracing::error!("the config stays as it was: {why}");
+        return Err(why.to_owned());
+    }
     let outcome = try_reload(app, file);
     match &outcome {
-        Ok(()) => tracing::info!("the config was read again"),
-        Err(why) => tracing::error!("the config stays as it was: {why}"),
+        Ok(gone) => {
+            tracing::info!("the config was read again");
+            if !gone.is_empty() {
+                tracing::warn!(limits = named(gone), "limits went away with the config that was read again");
+            }
+        }
+        Err(Refusal { shown, .. }) => tracing::error!("the config stays as it was: {shown}"),
     }
-    app.history.note(outcome.as_ref().err().cloned());
-    outcome
+    app.history.note(outcome.as_ref().err().map(|refusal| refusal.shown.clone()));
+    outcome.map(drop).map_err(|refusal| refusal.why)
 }
 
-fn try_reload(app: &App, file: &Path) -> Result<(), String> {
+/// The names of the limits that went away, if it worked.
+fn try_reload(app: &App, file: &Path) -> Result<Vec<String>, Refusal> {
     let text = source::read_text(file).map_err(|failure| failure.to_string())?;
-    let config = validate::parse(&text).map_err(|mistakes| mistakes.to_string())?;
+    let config = validate::parse(&text)?;
+    let mut gone = Vec::new();
     app.change(|state| {
         fixed(&state.config, &config)?;
+        has_limits(&state.config, &config)?;
         let gate = Tollgate::builder().config(&config).continuing(&state.gate).build();
-        Ok(State { gate: gate.map_err(|error| error.to_string())?, config })
-    })
+        let gate = gate.map_err(|error| error.to_string())?;
+        let is_gone = |name: &&str| gate.rules().iter().all(|rule| rule.name() != *name);
+        gone = state.gate.rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
+        // Under the lock nobody counts any more in the old registry, and from here on only the new one is asked for its counts. An
+        // idle connection may keep the old one for as long as it likes, and with it what was not handed over.
+        state.gate.hand_over_counts();
+        Ok::<_, String>(State { gate, config })
+    })?;
+    Ok(gone)
+}
+
+/// The first few names, and how many there are besides.
+fn named(names: &[String]) -> String {
+    let more = match names.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    names[..names.len().min(NAMED)].join(", ") + &more
 }
 
 /// What only a restart changes.
@@ -99,22 +155,165 @@ fn fixed(old: &Config, new: &Config) -> Result<(), String> {
     Ok(())
 }
 
+/// An empty file is what an editor leaves for a moment before it writes, and would let everything through.
+fn has_limits(old: &Config, new: &Config) -> Result<(), String> {
+    let is_empty = new.policy.rules().is_empty() && new.envoy.rules().is_empty();
+    match old.policy.rules().len() {
+        had @ 1.. if is_empty => Err(format!(
+            "it has no limits; the one in force has {had}: write at least one, or restart to serve none"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Looks at the file now and then, and reads it when it has changed.
-pub(crate) async fn watch(app: Arc<App>, file: PathBuf) {
-    let mut last = stamp(&file);
+pub(crate) async fn watch(app: Arc<App>, file: PathBuf, mut looks: Looks) {
     loop {
         tokio::time::sleep(LOOK).await;
-        let now = stamp(&file);
-        if now != last && now.is_some() {
-            last = now;
+        if looks.look(stamp(&file), || File::open(&file).is_ok()) {
             let _ = reload(&app);
         }
     }
 }
 
 /// What changes when a file does: when it was written, its length, and which file it is.
-fn stamp(file: &Path) -> Option<(SystemTime, u64, u64)> {
+type Stamp = (SystemTime, u64, u64);
+
+/// Of a file that can be read again: stdin and other pipes are not followed.
+fn stamp(file: &Path) -> Option<Stamp> {
     use std::os::unix::fs::MetadataExt;
+    if !source::can_be_read_again(file) {
+        return None;
+    }
     let about = std::fs::metadata(file).ok()?;
     Some((about.modified().ok()?, about.len(), about.ino()))
+}
+
+/// How the file was when it was looked at.
+pub(crate) struct Looks {
+    /// When it was read.
+    read: Option<Stamp>,
+    /// The last time.
+    seen: Option<Stamp>,
+    /// When it was told that it cannot be read.
+    unread: Option<Stamp>,
+}
+
+impl Looks {
+    /// The first look. To be taken before the file is read for the start: what changes after that is seen at a later one.
+    pub(crate) fn before_reading(file: &Path) -> Looks {
+        Looks::starting(stamp(file))
+    }
+
+    fn starting(now: Option<Stamp>) -> Looks {
+        Looks { read: now, seen: now, unread: None }
+    }
+
+    /// Whether it is to be read. One that is not as it was a look ago may be half written, and is left alone until it rests.
+    ///
+    /// One that nobody lets us read is told once and tried again at every look: it can be let without a change of the file.
+    fn look(&mut self, now: Option<Stamp>, can_be_read: impl FnOnce() -> bool) -> bool {
+        let rests = std::mem::replace(&mut self.seen, now) == now;
+        if !rests || now.is_none() || now == self.read {
+            return false;
+        }
+        if can_be_read() {
+            self.read = now;
+            return true;
+        }
+        std::mem::replace(&mut self.unread, now) != now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A letter is how the file is at a look, `-` that there is none, and a capital that it is read then; after `!` it cannot be.
+    /// The first is as it was before it was read at start.
+    #[test]
+    fn a_file_is_read_when_it_has_changed_and_rests() {
+        fn check(looks: &str) {
+            let stamp = |letter: char| {
+                letter
+                    .is_alphabetic()
+                    .then(|| (SystemTime::UNIX_EPOCH, u64::from(letter.to_ascii_lowercase()), 0))
+            };
+            let mut letters = looks.chars();
+            let mut file = Looks::starting(letters.next().and_then(stamp));
+            while let Some(letter) = letters.next() {
+                let (can_be_read, letter) = match letter {
+                    '!' => (false, letters.next().expect("a letter")),
+                    _ => (true, letter),
+                };
+                let is_read = file.look(stamp(letter), || can_be_read);
+                assert_eq!(is_read, letter.is_uppercase(), "{looks} before {:?}", letters.as_str());
+            }
+        }
+        check("aaa");
+        check("abBbb");
+        check("abcdDd");
+        // Half of it, and then as it was: nothing has changed.
+        check("abaa");
+        check("a-a-bBaA");
+        check("-aA");
+        // Told once, and tried until it can be read; another one is told again.
+        check("a!b!B!b!bBb");
+        check("a!b!B!b!c!C!c");
+        check("a!a!aa");
+    }
+
+    /// The server used to look for the first time only after its store was open, and took what was there by then for read.
+    #[test]
+    fn a_file_that_changes_while_the_server_starts_is_read() {
+        let file = std::env::temp_dir().join(format!("tollgate-reload-{}.toml", std::process::id()));
+        std::fs::write(&file, "limits.a.blocked = true").expect("written");
+        let mut looks = Looks::before_reading(&file);
+        std::fs::write(&file, "limits.another.blocked = true").expect("written");
+        let looked: Vec<bool> = (0..3).map(|_| looks.look(stamp(&file), || true)).collect();
+        std::fs::remove_file(&file).expect("removed");
+        assert_eq!(looked, [false, true, false]);
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_followed() {
+        for path in ["-", "/dev/null", "/dev/zero", "no such file"] {
+            assert_eq!(stamp(Path::new(path)), None, "{path}");
+        }
+        assert!(stamp(Path::new("Cargo.toml")).is_some());
+        assert!(!source::can_be_read_again(Path::new("-")));
+    }
+
+    #[test]
+    fn a_file_without_limits_is_refused_where_there_are_some() {
+        let limit = "limits.a.blocked = true\nlimits.b.blocked = true\n";
+        let envoy = "[[envoy]]\ndomain = 'edge'\nentries = ['x']\nunlimited = true\n";
+        let refused =
+            "it has no limits; the one in force has 2: write at least one, or restart to serve none";
+        for (old, new, expected) in [
+            (limit, "", Err(refused)),
+            (limit, "[limits]", Err(refused)),
+            (limit, envoy, Ok(())),
+            (limit, "limits.c.blocked = true", Ok(())),
+            ("", "", Ok(())),
+            (envoy, "", Ok(())),
+            ("", limit, Ok(())),
+        ] {
+            let parsed = |text| Config::parse(text).expect("a config");
+            let told = has_limits(&parsed(old), &parsed(new));
+            assert_eq!(
+                told.as_ref().map_err(|why| &**why),
+                expected.as_ref().map_err(|why| *why),
+                "{old} -> {new}"
+            );
+        }
+    }
+
+    #[test]
+    fn limits_that_went_away_are_named_up_to_ten() {
+        let names = |count| (1..=count).map(|name: u32| name.to_string()).collect::<Vec<_>>();
+        assert_eq!(named(&names(1)), "1");
+        assert_eq!(named(&names(10)), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10");
+        assert_eq!(named(&names(12)), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more");
+    }
 }

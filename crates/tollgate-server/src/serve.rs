@@ -34,7 +34,7 @@ use crate::app::App;
 use crate::cli::ServeArgs;
 use crate::failure::{Failure, tell};
 use crate::front::{json, page, resp, rls};
-use crate::reload;
+use crate::reload::{self, Looks};
 use crate::stats::{Settings, Stats};
 use crate::token::Token;
 use crate::validate;
@@ -62,11 +62,17 @@ const RESP_PATIENCE: Patience =
 
 /// Does what was asked.
 pub(crate) fn run(asked: &ServeArgs) -> Result<(), Failure> {
-    let config = match &asked.config {
-        Some(file) => validate::load(file)?,
-        None => validate::parse(EXAMPLE).map_err(|mistakes| Failure::new(mistakes.to_string()))?,
+    let Some(file) = &asked.config else {
+        let config = validate::parse(EXAMPLE).map_err(|mistakes| Failure::new(mistakes.to_string()))?;
+        return start(asked, config, |_| ());
     };
-    start(asked, config, |_| ())
+    // Before it is read, and long before it is watched: opening the store takes a while, and the file may change meanwhile.
+    let looks = Looks::before_reading(file);
+    let config = validate::load(file)?;
+    start(asked, config, |app| {
+        app.history.follow(file.clone());
+        tokio::spawn(reload::watch(app.clone(), file.clone(), looks));
+    })
 }
 
 /// Serves; `beside` is called once, before the first connection is accepted.
@@ -117,10 +123,6 @@ async fn serve(
     let app = Arc::new(App::new(gate, config, token, metrics, stats));
     announce(asked.config.as_ref(), address, &doors, &app);
     let room = doors.room(&settings);
-    if let Some(file) = &asked.config {
-        app.history.follow(file.clone());
-        tokio::spawn(reload::watch(app.clone(), file.clone()));
-    }
     tokio::spawn(page::feed(app.clone()));
     beside(&app);
     let (close, closing) = watch::channel(false);

@@ -19,6 +19,12 @@ pub(crate) fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
+/// Whether what was read once is there for a second time, as with a pipe it is not. A file that is missing may come back.
+pub(crate) fn can_be_read_again(path: &Path) -> bool {
+    let is_pipe = |about: std::fs::Metadata| !about.is_file() && !about.is_dir();
+    !is_stdin(path) && !std::fs::metadata(path).is_ok_and(is_pipe)
+}
+
 /// The name that messages use.
 pub(crate) fn name(path: &Path) -> String {
     if is_stdin(path) { "stdin".to_string() } else { path.display().to_string() }

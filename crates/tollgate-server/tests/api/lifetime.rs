@@ -43,12 +43,89 @@ fn a_changed_config_is_followed_and_what_was_consumed_stays_so() {
 }
 
 #[test]
+fn limits_that_went_away_are_told() {
+    let server = server::start();
+    server.reload("limits.login.blocked = true");
+    let told = server.stop().stderr;
+    let line = told.lines().find(|line| line.contains("limits went away")).expect("a line");
+    let line: Value = serde_json::from_str(line).expect("JSON");
+    assert_eq!(line["level"], "WARN", "{line}");
+    assert_eq!(line["limits"], "api, watched, uploads, even, free, shut", "{line}");
+}
+
+#[test]
 fn sighup_reads_it_again() {
     let server = server::start();
     assert_eq!(about(&server)["reloads"].as_array().map(Vec::len), Some(0));
     server.signal(Signal::HUP);
     wait_for("it was read again", || about(&server)["reloads"].as_array().map(Vec::len) == Some(1));
     assert_eq!(about(&server)["reloads"][0]["refused"], Value::Null);
+}
+
+/// The server used to look at the file for the first time when its store was open, and took what was there by then for read.
+#[test]
+fn a_config_that_changes_while_the_server_starts_is_followed() {
+    let store = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = store.local_addr().expect("an address");
+    let config = |limit: &str| {
+        format!(
+            "store = {{ mode = 'redis', redis = {{ url = 'redis://{url}' }} }}\nlimits.{limit}.blocked = true\n"
+        )
+    };
+    let file = server::home().join("policy.toml");
+    std::fs::write(&file, config("before")).expect("written");
+    let args = ["--config".to_owned(), file.display().to_string()];
+    let after = config("after");
+    // The config has been read when the store is first asked, and the start goes on when this store hangs up.
+    let change = std::thread::spawn(move || {
+        let asked = store.accept().expect("asked");
+        std::fs::write(file, after).expect("written");
+        drop(asked);
+    });
+    let server = server::builder().args(args).start();
+    change.join().expect("changed");
+    wait_for("the change was read", || server.get("/v1/limits").body.contains("\"after\""));
+}
+
+/// Who asks for a reload is told all of it, everybody else no key.
+#[test]
+fn a_refused_config_is_told_without_the_keys_of_its_overrides() {
+    let server = server::start();
+    server
+        .write_config(&POLICY.replace(r#""user:vip" = { burst = 30 }"#, r#""alice@x.com" = { burst = 0 }"#));
+    let answer = server.ask("POST", "/v1/reload", &[], "").body;
+    assert!(answer.contains(r#"limits.api.overrides.\"alice@x.com\".burst = 0"#), "{answer}");
+    for path in ["/v1/server", "/v1/snapshot"] {
+        let shown = server.get(path).body;
+        assert!(
+            shown.contains(r#"limits.api.overrides.\"…\".burst = 0: must be at least 1"#),
+            "{path}: {shown}"
+        );
+        assert!(!shown.contains("alice"), "{path}: {shown}");
+    }
+    let told = server.stop().stderr;
+    assert!(told.contains("the config stays as it was") && !told.contains("alice"), "{told}");
+}
+
+/// A pipe is empty after the start, and would be a policy without limits; one that is open for writing would be waited for.
+#[test]
+fn a_config_from_a_pipe_is_not_read_again() {
+    let pipe = server::home().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    let writer = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::write(pipe, POLICY).expect("it is read")
+    });
+    let server = server::builder().args(["--config".to_owned(), pipe.display().to_string()]).start();
+    writer.join().expect("written");
+    let answer = server.ask("POST", "/v1/reload", &[], "");
+    assert_eq!(answer.status, 400, "{}", answer.body);
+    assert!(answer.body.contains("was read from a pipe, and cannot be read again"), "{}", answer.body);
+    server.signal(Signal::HUP);
+    wait_for("the signal is answered", || server.stderr().matches("cannot be read again").count() == 2);
+    assert_eq!(remaining(&server), 2);
+    assert!(!server.get("/metrics").body.contains("tollgate_config_refused 1"));
 }
 
 #[test]
@@ -59,6 +136,8 @@ fn a_broken_config_changes_nothing_and_is_told() {
         ("[limits".to_owned(), "line 1"),
         (format!("[server]\nhttp = \"127.0.0.1:1\"\n{POLICY}"), "takes a restart"),
         (format!("[store]\nmax_keys = 1000\n{POLICY}"), "takes a restart"),
+        // As an editor leaves it for a moment.
+        (String::new(), "it has no limits; the one in force has 7"),
     ] {
         server.write_config(&broken);
         let answer = server.ask("POST", "/v1/reload", &[], "");

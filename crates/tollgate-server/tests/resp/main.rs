@@ -287,6 +287,29 @@ fn a_connection_follows_a_reload_and_keeps_what_was_consumed() {
     check_on(&mut client, "CL.THROTTLE|k|1|1|1000", "*5/:0/:2/:0/:-1/:~2000/");
 }
 
+/// A connection that is idle keeps the registry that it asked last, and used to keep its counts with it.
+#[test]
+fn counts_do_not_wait_for_an_idle_connection_after_a_reload() {
+    let server = server::start(POLICY);
+    let mut client = server::client(&server);
+    check_on(&mut client, "TOLLGATE.CHECK|api|user:42", "*6/:1/:4/:0/:100000/:0/$3/api/");
+    check_on(&mut client, "CL.THROTTLE|k|1|1|1000", "*5/:0/:2/:1/:-1/:1000/");
+    server.reload(&POLICY.replace("burst = 5", "burst = 9"));
+    let metrics = server.get("/metrics").body;
+    let decided = |limiter: &str| {
+        let name = format!("limiter=\"{limiter}\"");
+        let is_count =
+            |line: &&str| line.starts_with("rate_limiter_decisions_total{") && line.contains(&name);
+        metrics
+            .lines()
+            .filter(is_count)
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+            .sum::<u64>()
+    };
+    assert_eq!((decided("api"), decided("cl.throttle")), (1, 1), "{metrics}");
+    drop(client);
+}
+
 #[test]
 fn what_was_read_is_answered_before_the_server_ends() {
     let server = server::start("");
