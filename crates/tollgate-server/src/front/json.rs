@@ -98,8 +98,9 @@ async fn posted(request: Request<Incoming>) -> Result<Bytes, Fault> {
 fn authorize(app: &App, request: &Request<Incoming>) -> Result<(), Fault> {
     let Some(token) = &app.token else { return Ok(()) };
     let shown = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
-    match shown.strip_prefix(b"Bearer ") {
-        Some(shown) if token.is(shown) => Ok(()),
+    match shown.split_at_checked("Bearer ".len()) {
+        // Schemes are written in any case.
+        Some((scheme, shown)) if scheme.eq_ignore_ascii_case(b"Bearer ") && token.is(shown) => Ok(()),
         _ => Err(Fault::no_token()),
     }
 }

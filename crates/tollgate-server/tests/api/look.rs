@@ -90,6 +90,8 @@ fn resetting_takes_the_token_once_there_is_one() {
         ("authorization: Bearer s3crets", 401),
         ("authorization: Basic s3cret", 401),
         ("authorization: Bearer s3cret", 200),
+        ("authorization: bearer s3cret", 200),
+        ("authorization: BEARER s3cret", 200),
     ] {
         let answer = shut.ask("POST", "/v1/reset", &[json, line], body);
         assert_eq!(answer.status, status, "{line}: {}", answer.body);
