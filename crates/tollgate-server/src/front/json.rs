@@ -207,8 +207,7 @@ async fn settle(
         Ok(Settled::Done) => "done",
         Ok(Settled::Already) => "already",
         Ok(Settled::Unknown) => "unknown",
-        Err(error) if error.is_transient() => return Err(Fault::unavailable(error.to_string())),
-        Err(error) => return Err(Fault::malformed(error.to_string())),
+        Err(error) => return Err(Fault::undecided(&error)),
     };
     Ok(json(format!("{{\"settled\":\"{word}\"}}")))
 }
@@ -251,11 +250,7 @@ fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
 
 /// Why a question could not be decided: it was wrong, or nobody was there to answer.
 fn undecided(state: &State, asks: &[Ask<'_>], error: &tollgate::Error) -> Fault {
-    match known(state, asks) {
-        Err(fault) => fault,
-        Ok(()) if error.is_transient() => Fault::unavailable(error.to_string()),
-        Ok(()) => Fault::malformed(error.to_string()),
-    }
+    known(state, asks).err().unwrap_or_else(|| Fault::undecided(error))
 }
 
 fn json(text: String) -> Response<Body> {

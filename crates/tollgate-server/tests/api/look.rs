@@ -102,6 +102,28 @@ fn resetting_takes_the_token_once_there_is_one() {
     assert_eq!(shut.post("/v1/check", body).status, 200);
 }
 
+/// Nobody answers there. Who asks is told that, and the log where it is.
+#[test]
+fn a_fault_does_not_tell_where_the_store_is() {
+    let config = format!(
+        "[store]\nmode = \"redis\"\nfallback = \"closed\"\nredis = {{ url = \"redis://127.0.0.1:9\" }}\n{POLICY}"
+    );
+    let server = server::with(&config, &[], &[]);
+    let json = ["content-type: application/json"];
+    let key = r#"{"limit":"login","key":"user:1"}"#;
+    let settle = r#"{"reservation":"0123456789abcdef0123456789abcdef","actual":1}"#;
+    for (method, path, body) in [
+        ("GET", "/v1/status?limit=login&key=user:1", ""),
+        ("POST", "/v1/reset", key),
+        ("POST", "/v1/settle", settle),
+    ] {
+        let answer = server.ask(method, path, &json, body);
+        assert_eq!(answer.status, 503, "{path}: {}", answer.body);
+        assert!(answer.body.contains("the store could not answer (connection)"), "{path}: {}", answer.body);
+        assert!(!answer.body.contains("127.0.0.1"), "{path}: {}", answer.body);
+    }
+}
+
 #[test]
 fn listening_beyond_this_machine_takes_a_token_or_a_word() {
     let home = home();

@@ -25,8 +25,7 @@ pub(super) async fn reset(app: &App, request: Request<Incoming>) -> Result<Respo
             tracing::info!(limiter = &*asked.limit.0, forgotten, "a key was reset");
             Ok(json(format!("{{\"reset\":{forgotten}}}")))
         }
-        Err(error) if error.is_transient() => Err(Fault::unavailable(error.to_string())),
-        Err(error) => Err(Fault::malformed(error.to_string())),
+        Err(error) => Err(Fault::undecided(&error)),
     }
 }
 

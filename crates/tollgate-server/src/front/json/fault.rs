@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde_json::json;
+use tollgate::{Error, Failure};
 
 use super::body::{Body, full};
 
@@ -58,6 +59,21 @@ impl Fault {
     pub(crate) fn no_token() -> Fault {
         let detail = "this call needs the admin token: Authorization: Bearer …";
         Fault::new(StatusCode::UNAUTHORIZED, detail)
+    }
+
+    /// Why a question could not be decided: it was wrong, or the store failed. Then callers are told how, and not with which
+    /// words: those say where the store is, which is for the log.
+    pub(crate) fn undecided(error: &Error) -> Fault {
+        match error.failure() {
+            None => Fault::malformed(error.to_string()),
+            Some(Failure::Full) => Fault::unavailable(
+                "the store has no room to remember more (full); settle open reservations, shorten their time to live \
+                 or give it more room",
+            ),
+            Some(failure) => {
+                Fault::unavailable(format!("the store could not answer ({failure}); ask again later"))
+            }
+        }
     }
 
     pub(crate) fn unavailable(detail: impl Into<String>) -> Fault {
