@@ -96,7 +96,7 @@ async fn posted(request: Request<Incoming>) -> Result<Bytes, Fault> {
 
 /// Whether the caller may do what admins do.
 fn authorize(app: &App, request: &Request<Incoming>) -> Result<(), Fault> {
-    let Some(token) = &app.token else { return Ok(()) };
+    let Some(token) = &app.token else { return admin::from_here(request.headers()) };
     let shown = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
     match shown.split_at_checked("Bearer ".len()) {
         // Schemes are written in any case.

@@ -61,6 +61,10 @@ impl Fault {
         Fault::new(StatusCode::UNAUTHORIZED, detail)
     }
 
+    pub(crate) fn forbidden(detail: impl Into<String>) -> Fault {
+        Fault::new(StatusCode::FORBIDDEN, detail)
+    }
+
     /// Why a question could not be decided: it was wrong, or the store failed. Then callers are told how, and not with which
     /// words: those say where the store is, which is for the log.
     pub(crate) fn undecided(error: &Error) -> Fault {
