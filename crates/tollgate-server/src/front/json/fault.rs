@@ -84,6 +84,11 @@ impl Fault {
         Fault::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     }
 
+    /// What stands in a list of results where one has a fault.
+    pub(crate) fn in_place(&self) -> String {
+        json!({ "error": { "status": self.status.as_u16(), "detail": self.detail } }).to_string()
+    }
+
     pub(crate) fn into_response(self) -> Response<Body> {
         let title = self.status.canonical_reason().unwrap_or("Error");
         let mut problem = json!({
