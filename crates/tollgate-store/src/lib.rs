@@ -161,9 +161,14 @@ impl FromStr for HoldId {
     fn from_str(text: &str) -> Result<HoldId, StoreError> {
         let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
         let id = if digits { u128::from_str_radix(text, 16).ok() } else { None };
-        id.and_then(HoldId::new).ok_or_else(|| {
+        let id = id.ok_or_else(|| {
             StoreError::invalid(
                 "a reservation is named by 32 hexadecimal digits, as the reserve call returned it",
+            )
+        })?;
+        HoldId::new(id).ok_or_else(|| {
+            StoreError::invalid(
+                "no reservation is named by zeros alone; send the name that the reserve call returned",
             )
         })
     }
@@ -238,7 +243,11 @@ mod tests {
         let id = HoldId::new(0xabc).unwrap();
         assert_eq!(id.to_string(), "00000000000000000000000000000abc");
         assert_eq!(id.to_string().parse::<HoldId>().unwrap(), id);
-        for text in ["", "abc", &"0".repeat(32), &"g".repeat(32), &"+".repeat(32), &"a".repeat(33)] {
+        let zeros = "0".repeat(32).parse::<HoldId>().unwrap_err();
+        assert!(
+            zeros.is_invalid() && zeros.to_string().starts_with("no reservation is named by zeros alone")
+        );
+        for text in ["", "abc", &"g".repeat(32), &"+".repeat(32), &"a".repeat(33)] {
             let error = text.parse::<HoldId>().unwrap_err();
             assert!(error.to_string().contains("32 hexadecimal digits"), "{text}");
             assert!(error.is_invalid());

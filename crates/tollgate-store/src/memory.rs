@@ -205,7 +205,7 @@ impl MemoryStore {
             });
         };
         let now = self.inner.clock.now();
-        self.inner.holds.hold(hold, now, &self.inner.budget, |keep| {
+        self.inner.holds.hold(hold, items.len(), now, &self.inner.budget, |keep| {
             self.inner.charge_all(items, now, hold.id.get(), keep)
         })
     }

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use tollgate_kernel::LimitError;
-use tollgate_store::StoreError;
+use tollgate_store::{Failure, StoreError};
 
 use crate::key::KeyError;
 use crate::policy::PolicyError;
@@ -37,6 +37,14 @@ impl Error {
     /// Whether the same call may succeed later without being changed.
     pub fn is_transient(&self) -> bool {
         matches!(&self.kind, Kind::Store(error) if error.is_transient())
+    }
+
+    /// In which way the store failed; `None` if it was not the store.
+    pub fn failure(&self) -> Option<Failure> {
+        match &self.kind {
+            Kind::Store(error) => error.failure(),
+            _ => None,
+        }
     }
 
     /// Whether the call may have taken effect although its answer is missing. A [refund](crate::Tollgate::refund) is then not to

@@ -96,10 +96,11 @@ async fn posted(request: Request<Incoming>) -> Result<Bytes, Fault> {
 
 /// Whether the caller may do what admins do.
 fn authorize(app: &App, request: &Request<Incoming>) -> Result<(), Fault> {
-    let Some(token) = &app.token else { return Ok(()) };
+    let Some(token) = &app.token else { return admin::from_here(request.headers()) };
     let shown = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
-    match shown.strip_prefix(b"Bearer ") {
-        Some(shown) if token.is(shown) => Ok(()),
+    match shown.split_at_checked("Bearer ".len()) {
+        // Schemes are written in any case.
+        Some((scheme, shown)) if scheme.eq_ignore_ascii_case(b"Bearer ") && token.is(shown) => Ok(()),
         _ => Err(Fault::no_token()),
     }
 }
@@ -143,7 +144,8 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
         let mut results = Results::with_capacity(asks.len());
         for one in asks.chunks(1) {
             let decided = state.gate.charge_at_once(one);
-            results.add(state, one, decided.ok_or_else(|| Fault::unavailable("the counters are busy"))?)?;
+            let decided = decided.ok_or_else(|| Fault::unavailable("the counters are busy"));
+            results.add(decided.and_then(|decided| decided.map_err(|error| undecided(state, one, &error))));
         }
         Ok(results)
     });
@@ -151,7 +153,7 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
         Some(results) => results?,
         None => Box::pin(checks_elsewhere(&app.state(), &batch, &asks)).await?,
     };
-    Ok(json(results.0 + "]}"))
+    Ok(json(results.told()?))
 }
 
 /// The same where the counters are elsewhere: those of different keys are asked for at once.
@@ -164,31 +166,47 @@ async fn checks_elsewhere(state: &State, batch: &Batch<'_>, asks: &[Ask<'_>]) ->
         let run = &asks[at..at + first_run(&names[at..], |one, other| one == other)];
         let decided = join_all(run.chunks(1).map(|one| state.gate.charge(one))).await;
         for (one, decided) in run.chunks(1).zip(decided) {
-            results.add(state, one, decided)?;
+            results.add(decided.map_err(|error| undecided(state, one, &error)));
         }
         at += run.len();
     }
     Ok(results)
 }
 
-/// The answer to a batch, as it grows.
-struct Results(String);
+/// The answer to a batch, as it grows: for each check the decision, or why there is none.
+struct Results {
+    told: String,
+    is_any_decided: bool,
+    first_fault: Option<Fault>,
+}
 
 impl Results {
     fn with_capacity(count: usize) -> Results {
-        Results(String::with_capacity(32 + 256 * count))
+        let told = String::with_capacity(32 + 256 * count);
+        Results { told, is_any_decided: false, first_fault: None }
     }
 
-    fn add(
-        &mut self,
-        state: &State,
-        one: &[Ask<'_>],
-        decided: Result<Decision<'_>, tollgate::Error>,
-    ) -> Result<(), Fault> {
-        let decision = decided.map_err(|error| undecided(state, one, &error))?;
-        self.0.push_str(if self.0.is_empty() { "{\"results\":[" } else { "," });
-        tell::decision(&mut self.0, &Decided { decision, reservation: None });
-        Ok(())
+    fn add(&mut self, decided: Result<Decision<'_>, Fault>) {
+        self.told.push_str(if self.told.is_empty() { "{\"results\":[" } else { "," });
+        match decided {
+            Ok(decision) => {
+                self.is_any_decided = true;
+                tell::decision(&mut self.told, &Decided { decision, reservation: None });
+            }
+            Err(fault) => {
+                self.told.push_str(&fault.in_place());
+                self.first_fault.get_or_insert(fault);
+            }
+        }
+    }
+
+    /// A fault says that nothing was charged. So it is that of the whole call only where nothing was decided, and stands in the
+    /// place of its check where others were.
+    fn told(self) -> Result<String, Fault> {
+        match self.first_fault {
+            Some(fault) if !self.is_any_decided => Err(fault),
+            _ => Ok(self.told + "]}"),
+        }
     }
 }
 
@@ -206,8 +224,7 @@ async fn settle(
         Ok(Settled::Done) => "done",
         Ok(Settled::Already) => "already",
         Ok(Settled::Unknown) => "unknown",
-        Err(error) if error.is_transient() => return Err(Fault::unavailable(error.to_string())),
-        Err(error) => return Err(Fault::malformed(error.to_string())),
+        Err(error) => return Err(Fault::undecided(&error)),
     };
     Ok(json(format!("{{\"settled\":\"{word}\"}}")))
 }
@@ -250,11 +267,7 @@ fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
 
 /// Why a question could not be decided: it was wrong, or nobody was there to answer.
 fn undecided(state: &State, asks: &[Ask<'_>], error: &tollgate::Error) -> Fault {
-    match known(state, asks) {
-        Err(fault) => fault,
-        Ok(()) if error.is_transient() => Fault::unavailable(error.to_string()),
-        Ok(()) => Fault::malformed(error.to_string()),
-    }
+    known(state, asks).err().unwrap_or_else(|| Fault::undecided(error))
 }
 
 fn json(text: String) -> Response<Body> {
@@ -268,4 +281,49 @@ fn text(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Respo
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::config::Config;
+    use tollgate::{Ask, Tollgate};
+
+    use super::*;
+
+    /// One check that failed made the whole answer a fault, and nobody was told what had been charged.
+    #[tokio::test]
+    async fn a_batch_tells_a_fault_where_others_were_charged() {
+        let config = Config::parse("[limits.free]\nunlimited = true\n").unwrap();
+        let gate = Tollgate::builder().config(&config).build().unwrap();
+        let asks = [Ask::new("free", "k")];
+        let check = async |pattern: &str, expected: Result<&[&str], &str>| {
+            let mut results = Results::with_capacity(pattern.len());
+            for kind in pattern.chars() {
+                results.add(match kind {
+                    'd' => Ok(gate.charge(&asks).await.unwrap()),
+                    _ => Err(Fault::unavailable("gone")),
+                });
+            }
+            let told = results.told();
+            match (told, expected) {
+                (Err(fault), Err(detail)) => assert_eq!(fault.to_string(), detail, "{pattern}"),
+                (Ok(told), Ok(expected)) => {
+                    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+                    let told = told["results"].as_array().unwrap();
+                    let short = |one: &serde_json::Value| match &one["error"] {
+                        serde_json::Value::Null => format!("allowed {}", one["allowed"]),
+                        error => error.to_string(),
+                    };
+                    assert_eq!(told.iter().map(short).collect::<Vec<_>>(), expected, "{pattern}");
+                }
+                (told, _) => panic!("{pattern}: {told:?}"),
+            }
+        };
+        let gone = r#"{"detail":"gone","status":503}"#;
+        check("d", Ok(&["allowed true"])).await;
+        check("dfd", Ok(&["allowed true", gone, "allowed true"])).await;
+        check("fd", Ok(&[gone, "allowed true"])).await;
+        check("f", Err("gone")).await;
+        check("ff", Err("gone")).await;
+    }
 }

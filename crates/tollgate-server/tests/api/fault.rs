@@ -53,6 +53,8 @@ fn a_body_that_makes_no_sense_is_told_what_would() {
     malformed(&server, "/v1/reserve", r#"{"limit":"api","key":"k","ttl_ms":0}"#, "ttl_ms");
     malformed(&server, "/v1/reserve", r#"{"limit":"api","key":"k","ttl_ms":86400001}"#, "ttl_ms");
     malformed(&server, "/v1/settle", r#"{"reservation":"x","actual":1}"#, "32 hexadecimal digits");
+    let zeros = format!(r#"{{"reservation":"{}","actual":1}}"#, "0".repeat(32));
+    malformed(&server, "/v1/settle", &zeros, "no reservation is named by zeros alone");
     let id = "0123456789abcdef0123456789abcdef";
     malformed(&server, "/v1/settle", &format!(r#"{{"reservation":"{id}"}}"#), "ask /v1/cancel");
     malformed(&server, "/v1/cancel", &format!(r#"{{"reservation":"{id}","actual":1}}"#), "is for /v1/settle");

@@ -62,6 +62,39 @@ fn a_key_in_a_path_is_encoded_or_raw_in_a_namespace() {
     assert!(status.contains("\"used\":1"), "{status}");
 }
 
+/// Whoever has an address of IPv6 has 2^64 of them, and each had a quota of its own.
+#[test]
+fn a_client_is_one_key_however_its_address_is_written() {
+    let server = server::start();
+    for (text, status) in [
+        ("2001:db8::1", 200),
+        ("2001:DB8:0:0::2", 200),
+        ("[2001:db8::3]:443", 429),
+        ("2001:db8:0:1::1", 200),
+        ("1.2.3.4", 200),
+        ("::ffff:1.2.3.4", 200),
+        ("1.2.3.4:555", 429),
+        ("1.2.3.5", 200),
+        ("user", 400),
+        ("1.2.3.4:port", 400),
+    ] {
+        let said = server.get(&format!("/v1/gate/login/{text}?as=ip"));
+        assert_eq!(said.status, status, "{text}: {}", said.body);
+    }
+    let path = "/v1/gate/login?header=x-forwarded-for&as=ip";
+    for (line, status) in [
+        ("x-forwarded-for: 9.9.9.9, 2001:db8::9", 429),
+        ("x-forwarded-for: ::ffff:102:304", 429),
+        ("x-forwarded-for: unknown", 400),
+    ] {
+        let said = server.ask("GET", path, &[line], "");
+        assert_eq!(said.status, status, "{line}: {}", said.body);
+    }
+    // The key is that of the middleware.
+    let status = server.get("/v1/status?limit=login&namespace=ip&key=2001:db8::/64").body;
+    assert!(status.contains("\"used\":2"), "{status}");
+}
+
 /// Traefik asks at a fixed address and says in a header for whom.
 #[test]
 fn a_proxy_may_say_in_a_header_who_pays() {
@@ -113,6 +146,9 @@ fn what_makes_no_sense_is_no_denial() {
         ("/v1/gate/login/k?deny=600", 400),
         ("/v1/gate/login/k?dney=403", 400),
         ("/v1/gate/login/k?namespace=", 400),
+        ("/v1/gate/login/1.2.3.4?as=address", 400),
+        ("/v1/gate/login/1.2.3.4?as=ip&namespace=ip", 400),
+        ("/v1/gate/login?as=ip", 400),
         ("/v1/gate/login?header=host", 400),
         ("/v1/gate/login?header=%20&namespace=a", 400),
         ("/v1/gate/login/k?header=host&namespace=a", 400),

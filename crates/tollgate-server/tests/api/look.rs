@@ -93,6 +93,8 @@ fn resetting_takes_the_token_once_there_is_one() {
         ("authorization: Bearer s3crets", 401),
         ("authorization: Basic s3cret", 401),
         ("authorization: Bearer s3cret", 200),
+        ("authorization: bearer s3cret", 200),
+        ("authorization: BEARER s3cret", 200),
     ] {
         let answer = shut.ask("POST", "/v1/reset", &[json, line], body);
         assert_eq!(answer.status, status, "{line}: {}", answer.body);
@@ -103,7 +105,68 @@ fn resetting_takes_the_token_once_there_is_one() {
     assert_eq!(shut.post("/v1/check", body).status, 200);
 }
 
-/// Each door by itself: RESP and gRPC once listened to anybody, with nothing said.
+/// A page that a browser shows may ask this machine, and a name of its own may come to mean this address.
+#[test]
+fn without_a_token_no_page_from_elsewhere_is_an_admin() {
+    let server = server::start();
+    let body = r#"{"limit":"login","key":"user:1"}"#;
+    let here = server.http();
+    for (host, origin, status) in [
+        (here.to_string(), None, 200),
+        (here.to_string(), Some(format!("http://{here}")), 200),
+        ("localhost:8080".into(), None, 200),
+        ("LocalHost".into(), Some("http://localhost".into()), 200),
+        ("[::1]:8080".into(), Some("http://[::1]:8080".into()), 200),
+        (here.to_string(), Some("http://evil.example".into()), 403),
+        (here.to_string(), Some("http://localhost:1".into()), 403),
+        (here.to_string(), Some("null".into()), 403),
+        ("evil.example".into(), Some("http://evil.example".into()), 403),
+        ("evil.example:8080".into(), None, 403),
+        ("localhost.evil.example".into(), None, 403),
+        ("127.0.0.1.evil.example".into(), None, 403),
+    ] {
+        let origin_line = origin.as_ref().map(|origin| format!("origin: {origin}\r\n")).unwrap_or_default();
+        for (path, body) in [("/v1/reset", body), ("/v1/check", body)] {
+            let mut connection = server.connect();
+            let length = body.len();
+            let request = format!(
+                "POST {path} HTTP/1.1\r\nhost: {host}\r\n{origin_line}content-type: application/json\r\n\
+                 content-length: {length}\r\n\r\n{body}"
+            );
+            connection.send(request.as_bytes()).unwrap();
+            let answer = connection.receive(false).unwrap();
+            let expected = if path == "/v1/reset" { status } else { 200 };
+            assert_eq!(answer.status, expected, "{path} {host} {origin:?}: {}", answer.body);
+        }
+    }
+    let answer = server.ask("POST", "/v1/reload", &["origin: http://evil.example"], "");
+    assert_eq!(answer.status, 403, "{}", answer.body);
+    assert!(answer.body.contains("server.admin_token"), "{}", answer.body);
+}
+
+/// Nobody answers there. Who asks is told that, and the log where it is.
+#[test]
+fn a_fault_does_not_tell_where_the_store_is() {
+    let config = format!(
+        "[store]\nmode = \"redis\"\nfallback = \"closed\"\nredis = {{ url = \"redis://127.0.0.1:9\" }}\n{POLICY}"
+    );
+    let server = server::with(&config, &[], &[]);
+    let json = ["content-type: application/json"];
+    let key = r#"{"limit":"login","key":"user:1"}"#;
+    let settle = r#"{"reservation":"0123456789abcdef0123456789abcdef","actual":1}"#;
+    for (method, path, body) in [
+        ("GET", "/v1/status?limit=login&key=user:1", ""),
+        ("POST", "/v1/reset", key),
+        ("POST", "/v1/settle", settle),
+    ] {
+        let answer = server.ask(method, path, &json, body);
+        assert_eq!(answer.status, 503, "{path}: {}", answer.body);
+        assert!(answer.body.contains("the store could not answer (connection)"), "{path}: {}", answer.body);
+        assert!(!answer.body.contains("127.0.0.1"), "{path}: {}", answer.body);
+    }
+}
+
+/// Each door by itself.
 #[test]
 fn listening_beyond_this_machine_takes_a_secret_or_a_word() {
     let home = home();

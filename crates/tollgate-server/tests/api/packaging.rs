@@ -37,7 +37,10 @@ fn proxies_ask_at_addresses_that_there_are() {
         "deploy/traefik/tollgate.yml",
         "deploy/caddy/Caddyfile",
     ] {
-        assert!(read(file).contains("/v1/gate/"), "{file}");
+        let read = read(file);
+        assert!(read.contains("/v1/gate/"), "{file}");
+        // With the bare text of an address, a client of IPv6 would have a quota for each of its 2^64.
+        assert!(read.contains("as=ip") && !read.contains("namespace="), "{file}");
     }
     let unit = read("deploy/systemd/tollgate.service");
     for line in ["ExecReload=/bin/kill -HUP $MAINPID", "NoNewPrivileges=yes", "DynamicUser=yes"] {

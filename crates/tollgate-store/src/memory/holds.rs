@@ -5,6 +5,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::mem;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -32,11 +33,15 @@ pub(crate) struct HeldPart {
 }
 
 struct Held {
+    /// None once it is settled.
     parts: SmallVec<[HeldPart; 2]>,
+    /// Stays to the end, for a charge that is sent again.
     answer: Charged,
     ttl: Micros,
     end: Micros,
     is_settled: bool,
+    /// What it takes of the budget: one for each limit that was asked, because the parts and the answer are as long.
+    room: usize,
 }
 
 #[derive(Default)]
@@ -50,10 +55,11 @@ impl Holds {
         &self.shards[usize::try_from(shard).unwrap_or(0)]
     }
 
-    /// Carries out a charge and holds what it charged, unless it is held already.
+    /// Carries out a charge of so many limits and holds what it charged, unless it is held already.
     pub(crate) fn hold(
         &self,
         hold: Hold,
+        limits: usize,
         now: Micros,
         budget: &Budget,
         charge: impl FnOnce(&mut dyn FnMut(HeldPart)) -> Charged,
@@ -62,7 +68,8 @@ impl Holds {
         if let Some(held) = shard.get(&hold.id.get()).filter(|held| now < held.end) {
             return Ok(held.answer.clone());
         }
-        if !budget.take(1) {
+        let room = limits.max(1);
+        if !budget.take(room) {
             return Err(StoreError::full(
                 "no room to remember another reservation; settle open ones, shorten their time to live or raise max_keys",
             ));
@@ -70,16 +77,16 @@ impl Holds {
         let mut parts = SmallVec::new();
         let answer = charge(&mut |part| parts.push(part));
         if !answer.allowed {
-            budget.give_back(1);
+            budget.give_back(room);
             return Ok(answer);
         }
         let longest_lease = parts.iter().filter_map(|part: &HeldPart| part.lease).max();
         let ttl = hold.ttl.max(longest_lease.unwrap_or_default());
         let end = now.saturating_add(ttl);
-        let held = Held { parts, answer: answer.clone(), ttl, end, is_settled: false };
-        if shard.insert(hold.id.get(), held).is_some() {
+        let held = Held { parts, answer: answer.clone(), ttl, end, is_settled: false, room };
+        if let Some(ended) = shard.insert(hold.id.get(), held) {
             // A hold of the same name had run out and was not yet swept.
-            budget.give_back(1);
+            budget.give_back(ended.room);
         }
         Ok(answer)
     }
@@ -120,22 +127,26 @@ impl Holds {
         if now < held.end && !held.is_settled {
             held.settle(id, now, |_| None);
         }
-        budget.give_back(1);
+        budget.give_back(held.room);
     }
 
     /// Forgets the holds whose time has run out. Returns how many.
     pub(crate) fn sweep(&self, now: Micros, budget: &Budget) -> usize {
-        let mut forgotten = 0;
+        let (mut forgotten, mut room) = (0, 0);
         for shard in &self.shards {
             let mut shard = shard.lock();
             let before = shard.len();
-            shard.retain(|_, held| now < held.end);
+            shard.retain(|_, held| {
+                let is_open = now < held.end;
+                room += if is_open { 0 } else { held.room };
+                is_open
+            });
             forgotten += before - shard.len();
             if shard.len() < shard.capacity() / 4 {
                 shard.shrink_to_fit();
             }
         }
-        budget.give_back(forgotten);
+        budget.give_back(room);
         forgotten
     }
 }
@@ -173,7 +184,7 @@ impl Held {
     /// Corrects every part. A charge of nothing but leases that are all gone (their key was reset) is not known any more.
     fn settle(&mut self, id: HoldId, now: Micros, actual_of: impl Fn(&str) -> Option<u64>) -> Settled {
         let mut found = self.parts.is_empty();
-        for part in &self.parts {
+        for part in mem::take(&mut self.parts) {
             let charged_at = part.charged_at;
             let amend = |amendment| part.ledger.amend(part.key, part.in_shared, amendment, now);
             if part.lease.is_some() {
@@ -203,5 +214,60 @@ impl Held {
         }
         self.end = now.saturating_add(self.ttl);
         Settled::Done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_kernel::{Cost, Limit};
+
+    use super::*;
+    use crate::{ManualClock, MemoryItem, MemoryOptions, MemoryStore, StoredLimit, WhenFull};
+
+    /// A reservation of 64 limits took as little of the budget as one of one, and kept all of it after it was settled.
+    #[test]
+    fn a_reservation_takes_room_for_each_of_its_limits() {
+        let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
+        let hour = Micros::from_secs(3_600);
+        let store = MemoryStore::new(MemoryOptions {
+            clock: hands.clock(),
+            // One for the key, and ten for reservations.
+            max_keys: 11,
+            sweep_every: None,
+            when_full: WhenFull::Share,
+        });
+        let api = store.open(&StoredLimit::new("api", Limit::fixed_window(100, hour).unwrap()));
+        assert!(api.charge("k", Cost::ONE).allowed);
+        let reserve = |id: u128, limits: usize| {
+            let hold = Hold { id: HoldId::new(id).unwrap(), ttl: Micros::from_secs(60) };
+            let items = vec![MemoryItem { limit: &api, key: "k", cost: Cost::ONE, shadow: false }; limits];
+            store.charge_all(&items, Some(hold)).map(|charged| charged.allowed).ok()
+        };
+        // The name of a reservation, its limits, whether it is made, and the room that is taken then.
+        for (id, limits, expected, used) in [
+            (1, 6, Some(true), 7),
+            (1, 6, Some(true), 7),
+            (2, 5, None, 7),
+            (2, 4, Some(true), 11),
+            (3, 1, None, 11),
+            (3, 0, None, 11),
+        ] {
+            assert_eq!((reserve(id, limits), store.used()), (expected, used), "{id}: {limits}");
+        }
+        let id = HoldId::new(1).unwrap();
+        let parts = || store.inner.holds.shard(id).lock()[&1].parts.len();
+        assert_eq!(parts(), 1, "those on one key of one limit are one part");
+        assert_eq!(store.settle(id, &Settlement::Cancel).unwrap(), Settled::Done);
+        assert_eq!(parts(), 0);
+        assert_eq!(store.settle(id, &Settlement::Cancel).unwrap(), Settled::Already);
+        assert_eq!(reserve(1, 6), Some(true), "it is answered as before, and not charged again");
+        assert_eq!(api.peek("k", Cost::ONE).remaining, 94, "1 and 4 are charged, and 1 would be");
+        store.release(HoldId::new(2).unwrap());
+        assert_eq!(store.used(), 7);
+        hands.advance(Micros::from_secs(60));
+        assert_eq!(reserve(1, 2), Some(true), "in the place of one that had run out");
+        assert_eq!(store.used(), 3);
+        hands.advance(Micros::from_secs(60));
+        assert_eq!((store.sweep(), store.used()), (1, 1));
     }
 }

@@ -29,7 +29,7 @@ mod toll;
 #[cfg(feature = "axum")]
 pub use axum::{AxumLimitFuture, AxumLimitLayer, AxumLimitService};
 pub use body::LimitedBody;
-pub use client::{ClientAddress, canonical};
+pub use client::{ClientAddress, address, canonical};
 pub use future::LimitFuture;
 pub use head::{Head, PeerAddress};
 pub use ipnet::IpNet;

@@ -1,7 +1,10 @@
 //! What only admins do: forget a key, read the config again.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use http::header::{HOST, HeaderMap, HeaderValue, ORIGIN};
+use http::uri::Authority;
 use http::{Request, Response};
 use hyper::body::Incoming;
 
@@ -25,8 +28,7 @@ pub(super) async fn reset(app: &App, request: Request<Incoming>) -> Result<Respo
             tracing::info!(limiter = &*asked.limit.0, forgotten, "a key was reset");
             Ok(json(format!("{{\"reset\":{forgotten}}}")))
         }
-        Err(error) if error.is_transient() => Err(Fault::unavailable(error.to_string())),
-        Err(error) => Err(Fault::malformed(error.to_string())),
+        Err(error) => Err(Fault::undecided(&error)),
     }
 }
 
@@ -38,4 +40,33 @@ pub(super) async fn reload(app: &Arc<App>, request: Request<Incoming>) -> Result
         Ok(()) => Ok(json("{\"reloaded\":true}".to_owned())),
         Err(why) => Err(Fault::malformed(why)),
     }
+}
+
+/// Where there is no token, whoever reaches the server is an admin, but for pages that a browser on such a machine shows: neither
+/// one from elsewhere (`Origin`), nor one whose own name was made to mean this address (`Host`) may act for whoever looks at it.
+pub(super) fn from_here(headers: &HeaderMap) -> Result<(), Fault> {
+    let host = headers.get(HOST).map(HeaderValue::as_bytes);
+    if host.is_some_and(|host| !is_address(host)) {
+        return Err(Fault::forbidden(
+            "without a token, admin calls are answered at an IP address or at localhost, not at another name; \
+             set server.admin_token",
+        ));
+    }
+    let asked_for = |origin: &HeaderValue| {
+        let (_, place) = origin.to_str().ok()?.split_once("://")?;
+        host.filter(|host| host.eq_ignore_ascii_case(place.as_bytes()))
+    };
+    if headers.get_all(ORIGIN).iter().any(|origin| asked_for(origin).is_none()) {
+        return Err(Fault::forbidden(
+            "without a token, admin calls are not answered to pages from elsewhere; set server.admin_token",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a `Host` is one that nobody can make mean another address.
+fn is_address(host: &[u8]) -> bool {
+    let Ok(host) = Authority::try_from(host) else { return false };
+    let name = host.host();
+    name.eq_ignore_ascii_case("localhost") || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
 }

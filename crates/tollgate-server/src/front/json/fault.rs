@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde_json::json;
+use tollgate::{Error, Failure};
 
 use super::body::{Body, full};
 
@@ -60,8 +61,32 @@ impl Fault {
         Fault::new(StatusCode::UNAUTHORIZED, detail)
     }
 
+    pub(crate) fn forbidden(detail: impl Into<String>) -> Fault {
+        Fault::new(StatusCode::FORBIDDEN, detail)
+    }
+
+    /// Why a question could not be decided: it was wrong, or the store failed. Then callers are told how, and not with which
+    /// words: those say where the store is, which is for the log.
+    pub(crate) fn undecided(error: &Error) -> Fault {
+        match error.failure() {
+            None => Fault::malformed(error.to_string()),
+            Some(Failure::Full) => Fault::unavailable(
+                "the store has no room to remember more (full); settle open reservations, shorten their time to live \
+                 or give it more room",
+            ),
+            Some(failure) => {
+                Fault::unavailable(format!("the store could not answer ({failure}); ask again later"))
+            }
+        }
+    }
+
     pub(crate) fn unavailable(detail: impl Into<String>) -> Fault {
         Fault::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    }
+
+    /// What stands in a list of results where one has a fault.
+    pub(crate) fn in_place(&self) -> String {
+        json!({ "error": { "status": self.status.as_u16(), "detail": self.detail } }).to_string()
     }
 
     pub(crate) fn into_response(self) -> Response<Body> {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use tollgate::headers::{self, Format, Said};
-use tollgate::http::decoded;
+use tollgate::http::{ClientAddress, address, decoded};
 use tollgate::problem::{self, Reason};
 use tollgate::{Allowance, Ask, Clock, Decision, Key};
 
@@ -22,19 +22,25 @@ pub(super) async fn answer(
     query: Option<&str>,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Fault> {
-    let Asked { cost, deny, namespace, header } = read_query(query)?;
-    let (limit, key) = match (path.split_once('/'), header, &namespace) {
+    let Asked { cost, deny, kind, header } = read_query(query)?;
+    let (limit, key) = match (path.split_once('/'), header, &kind) {
         (Some((limit, key)), None, _) => (decoded(limit), decoded(key)),
         // What a header says is raw: nobody chooses a namespace by it.
-        (None, Some(header), Some(_)) => (decoded(path), said_by_proxy(headers, &header)?.into()),
+        (None, Some(header), Kind::Raw(_) | Kind::Address) => {
+            (decoded(path), said_by_proxy(headers, &header)?.into())
+        }
         _ => {
             return Err(Fault::malformed(
                 "write /v1/gate/{limit}/{key}, the key percent-encoded, or \
-                 /v1/gate/{limit}?header=x-forwarded-for&namespace=ip",
+                 /v1/gate/{limit}?header=x-forwarded-for&as=ip",
             ));
         }
     };
-    let key = key_of_url(namespace.as_deref(), &key)?;
+    let key = match &kind {
+        Kind::Whole => key_of_url(None, &key)?,
+        Kind::Raw(namespace) => key_of_url(Some(namespace), &key)?,
+        Kind::Address => key_of_client(&key)?,
+    };
     let asks = [Ask::new(&limit, key.canonical()).cost(cost)];
     app.decide(Act::Charge, &asks, |state, decided| match decided {
         Ok(decided) => Ok(told(state, &decided.decision, &key, cost, deny)),
@@ -50,18 +56,45 @@ fn said_by_proxy<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a st
     last.ok_or_else(|| Fault::malformed(format!("no header `{name}` says who pays")))
 }
 
+/// The key of a client by its address: one for all of its spellings, and for all of its /64, as before services.
+fn key_of_client(text: &str) -> Result<Key<'static>, Fault> {
+    let address = address(text.as_bytes());
+    let address =
+        address.ok_or_else(|| Fault::malformed("who pays `as=ip` must be an IPv4 or IPv6 address"))?;
+    let group = ClientAddress::peer().group(address);
+    Key::new("ip", &group).map_err(|error| Fault::malformed(error.to_string()))
+}
+
+/// How the text is read that says who pays.
+enum Kind {
+    /// A whole key.
+    Whole,
+    /// Raw, in this namespace.
+    Raw(String),
+    /// The address of a client.
+    Address,
+}
+
 /// What a query may say.
 struct Asked {
     cost: u64,
     deny: StatusCode,
-    /// The key in the path is raw, and in this namespace.
-    namespace: Option<String>,
+    kind: Kind,
     /// Where the proxy says who pays, if the path does not.
     header: Option<HeaderName>,
 }
 
+impl Kind {
+    fn once(&self, said: Kind) -> Result<Kind, Fault> {
+        match self {
+            Kind::Whole => Ok(said),
+            _ => Err(Fault::malformed("say once how the key is read: `as=ip` or `namespace=…`")),
+        }
+    }
+}
+
 fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
-    let mut asked = Asked { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS, namespace: None, header: None };
+    let mut asked = Asked { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS, kind: Kind::Whole, header: None };
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
             Some(("cost", cost)) => {
@@ -75,7 +108,11 @@ fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
                 asked.deny =
                     status.ok_or_else(|| Fault::malformed("`deny` must be a status from 400 to 599"))?;
             }
-            Some(("namespace", namespace)) => asked.namespace = Some(decoded(namespace).into_owned()),
+            Some(("namespace", namespace)) => {
+                asked.kind = asked.kind.once(Kind::Raw(decoded(namespace).into_owned()))?
+            }
+            Some(("as", "ip")) => asked.kind = asked.kind.once(Kind::Address)?,
+            Some(("as", _)) => return Err(Fault::malformed("`as` must be `ip`")),
             Some(("header", name)) => {
                 let name =
                     name.parse().map_err(|_| Fault::malformed("`header` must be the name of a header"));
@@ -83,7 +120,7 @@ fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
             }
             _ => {
                 return Err(Fault::malformed(
-                    "the query may say `cost`, `deny`, `namespace` and `header`, as in ?cost=2&deny=403&namespace=ip",
+                    "the query may say `cost`, `deny`, `as`, `namespace` and `header`, as in ?cost=2&deny=403&as=ip",
                 ));
             }
         }

@@ -130,11 +130,8 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
     let key = key_of_url(namespace.as_deref(), &key)?;
     let state = app.state();
     known_limit(&state, &limit)?;
-    let outcome = state
-        .gate
-        .status(&limit, key.canonical())
-        .await
-        .map_err(|error| Fault::unavailable(error.to_string()))?;
+    let outcome =
+        state.gate.status(&limit, key.canonical()).await.map_err(|error| Fault::undecided(&error))?;
     let mut out = String::with_capacity(192);
     let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.allowed);
     tell::outcome(&mut out, &outcome);

@@ -271,8 +271,16 @@ fn past(proxies: &[IpNet], entries: impl Iterator<Item = Option<IpAddr>>) -> Opt
     leftmost
 }
 
-/// Reads one entry: an address, with or without a port, brackets and a zone. Canonical.
-fn address(entry: &[u8]) -> Option<IpAddr> {
+/// Reads an address as proxies write it: with or without a port, brackets and a zone. It is [canonical].
+///
+/// ```
+/// use tollgate::http::address;
+/// assert_eq!(address(b"[2001:DB8::1]:443"), Some("2001:db8::1".parse()?));
+/// assert_eq!(address(b"::ffff:203.0.113.7"), Some("203.0.113.7".parse()?));
+/// assert_eq!(address(b"unknown"), None);
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+pub fn address(entry: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(entry).ok()?.trim_matches([' ', '\t']);
     let address = if let Some(inside) = text.strip_prefix('[') {
         let (inside, after) = inside.split_once(']')?;
