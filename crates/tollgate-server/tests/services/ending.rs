@@ -4,10 +4,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
+use tollgate_testkit::hostile::{CLIENTS, Faces, Said};
 use tollgate_testkit::redis::RedisServer;
 
 use crate::redis::over;
-use tollgate_testkit::hostile::{CLIENTS, Faces, Said};
 
 const POLICY: &str = r#"
 [limits.many]
