@@ -9,9 +9,11 @@ mod log;
 pub(crate) mod patience;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use http::Request;
@@ -342,11 +344,25 @@ async fn speak_http(app: Arc<App>, stream: TcpStream, mut closing: watch::Receiv
     });
     let mut builder = http1::Builder::new();
     // Heads are timed by `Patient`: the timer for them here would cut connections that are only kept.
-    builder.header_read_timeout(None).max_headers(64).max_buf_size(64 * 1024);
+    // Answers are small: head and body are copied together and written as one piece.
+    builder.header_read_timeout(None).max_headers(64).max_buf_size(64 * 1024).writev(false);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    tokio::select! {
-        _ = connection.as_mut() => return,
-        _ = closing.wait_for(|closing| *closing) => connection.as_mut().graceful_shutdown(),
+    // The end is waited for once, and then only looked at: to wait for it again with every request would take a lock.
+    let signs = closing.clone();
+    let mut end = std::pin::pin!(closing.wait_for(|closing| *closing));
+    let mut is_awaited = false;
+    let is_over = poll_fn(|context| {
+        if connection.as_mut().poll(context).is_ready() {
+            return Poll::Ready(true);
+        }
+        if is_awaited && matches!(signs.has_changed(), Ok(false)) {
+            return Poll::Pending;
+        }
+        is_awaited = true;
+        end.as_mut().poll(context).map(|_| false)
+    });
+    if !is_over.await {
+        connection.as_mut().graceful_shutdown();
+        let _ = connection.await;
     }
-    let _ = connection.await;
 }

@@ -25,4 +25,5 @@ pub mod redis;
 pub mod tls;
 pub mod tollgate;
 
+pub use port::free_port;
 pub use random::Random;

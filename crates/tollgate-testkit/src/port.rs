@@ -18,7 +18,7 @@ pub(crate) const BUS_OFFSET: u16 = 10_000;
 
 /// A port that nobody listens on, and whose bus port nobody listens on. Another process can still take it before the caller
 /// does, so the caller tries again then.
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     for _ in 0..COUNT {
         let port = candidate();
         if is_free(port) && is_free(port + BUS_OFFSET) {

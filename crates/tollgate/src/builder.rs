@@ -1,6 +1,5 @@
 //! Building a registry: its rules, its store, and what it does when the store cannot answer.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use tollgate_kernel::{Limit, Micros};
 use tollgate_store::{Clock, MemoryOptions, MemoryStore, Store, WhenFull};
 
 use crate::error::Error;
-use crate::gate::{Backend, Entry, Gate, Otherwise};
+use crate::gate::{Backend, ByName, Entry, Gate, Otherwise};
 use crate::policy::{Fallback, Policy, PolicyError, Rule};
 use crate::registry::Tollgate;
 use crate::remote::Remote;
@@ -319,7 +318,7 @@ impl TollgateBuilder {
                 Ok(Arc::new(entry))
             })
             .collect::<Result<Vec<Arc<Entry>>, Error>>()?;
-        let by_name: HashMap<String, usize> =
+        let by_name: ByName =
             policy.rules().iter().enumerate().map(|(index, rule)| (rule.name().to_owned(), index)).collect();
         // From here on nothing can be refused, so nothing that lasts was changed for a policy that is.
         if let Some(numbering) = numbering {

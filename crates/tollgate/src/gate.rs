@@ -66,10 +66,13 @@ impl Backend {
     }
 }
 
+/// Where limits are, by name.
+pub(crate) type ByName = HashMap<String, usize, foldhash::fast::RandomState>;
+
 /// All limits of a registry, on their store.
 pub(crate) struct Gate {
     pub(crate) entries: Vec<Arc<Entry>>,
-    pub(crate) by_name: HashMap<String, usize>,
+    pub(crate) by_name: ByName,
     pub(crate) policy: Policy,
     pub(crate) backend: Backend,
     /// The clock that waiting goes by: the memory store's own.

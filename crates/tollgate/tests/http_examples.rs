@@ -124,9 +124,7 @@ fn login_counts_failures_alone() {
 
 #[test]
 fn a_login_that_nobody_counts_is_closed() {
-    // Nothing listens on a port that was free a moment ago.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let address = free.expect("a free port").to_string();
+    let address = format!("127.0.0.1:{}", tollgate_testkit::free_port());
     let service = Running::start("login", &[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", &address)]);
     let answer = Connection::open(service.address).ask_with_body(
         "POST",

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use tollgate::{Ask, Key, Outcome, Tollgate};
 
 use self::parse::Spans;
-use self::question::{LastNumbers, Mistake, Question, canonical, tell_check, tell_throttle};
+use self::question::{LastThrottle, Mistake, Question, canonical, tell_check, tell_throttle};
 use self::reply::Reply;
 use self::session::{Session, Then};
 use self::ways::Ways;
@@ -55,7 +55,7 @@ struct Connection {
     reply: Reply,
     ways: Ways,
     spans: Spans,
-    last: LastNumbers,
+    last: LastThrottle,
     /// A key of `CL.THROTTLE`, as text.
     text: Vec<u8>,
 }
@@ -149,7 +149,7 @@ impl Connection {
             reply: Reply::new(),
             ways: Ways::default(),
             spans: Spans::new(),
-            last: LastNumbers::default(),
+            last: LastThrottle::default(),
             text: Vec::new(),
         }
     }
@@ -161,6 +161,13 @@ impl Connection {
         let mut at = 0;
         while reply.bytes.len() < FULL {
             let rest = &bytes[at..];
+            if session.is_known()
+                && let Some((question, size)) = last.again(rest)
+            {
+                at += size;
+                tell_here(ways, text, &question, reply);
+                continue;
+            }
             match spans.find(rest) {
                 Ok(Some(size)) => at += size,
                 Ok(None) => return (at, Stop::Done),
@@ -172,11 +179,7 @@ impl Connection {
             let Some(command) = spans.command(rest) else { continue };
             let question = if session.is_known() { Question::read(&command, last) } else { None };
             match question {
-                Some(Ok(question)) => {
-                    if let Err(mistake) = decide_here(ways, text, &question, reply) {
-                        reply.error(mistake);
-                    }
-                }
+                Some(Ok(question)) => tell_here(ways, text, &question, reply),
                 Some(Err(mistake)) => reply.error(mistake),
                 None if session.answer(&command, reply) == Then::Ends => return (at, Stop::Ended),
                 None => {}
@@ -226,6 +229,13 @@ impl Connection {
         }
         decide_elsewhere(gate, &mut together, &mut self.reply).await;
         (at, Stop::Full)
+    }
+}
+
+#[inline]
+fn tell_here(ways: &mut Ways, text: &mut Vec<u8>, question: &Question<'_>, reply: &mut Reply) {
+    if let Err(mistake) = decide_here(ways, text, question, reply) {
+        reply.error(mistake);
     }
 }
 

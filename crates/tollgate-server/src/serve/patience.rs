@@ -78,6 +78,8 @@ pub(crate) struct Patient<S> {
     /// How many bytes more are read of a peer that was refused.
     parting: Option<usize>,
     timer: Pin<Box<Sleep>>,
+    /// Whether the timer knows whom to wake.
+    is_awaited: bool,
 }
 
 impl<S> Patient<S> {
@@ -92,6 +94,7 @@ impl<S> Patient<S> {
             is_busy: false,
             parting: None,
             timer: Box::pin(tokio::time::sleep_until(deadline)),
+            is_awaited: false,
         }
     }
 
@@ -100,8 +103,11 @@ impl<S> Patient<S> {
         self.progress.clone()
     }
 
-    /// Whether the peer's time is over.
+    /// Whether the peer's time is over. A connection stays with the task that it began in, so the timer is told once whom to wake.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
+        if self.is_awaited && !self.timer.is_elapsed() {
+            return false;
+        }
         while self.timer.as_mut().poll(context).is_ready() {
             if let Some(began) = self.head_since
                 && self.progress.is(HEAD_IS_IN)
@@ -115,6 +121,7 @@ impl<S> Patient<S> {
             let deadline = self.deadline;
             self.timer.as_mut().reset(deadline);
         }
+        self.is_awaited = true;
         false
     }
 
@@ -127,6 +134,7 @@ impl<S> Patient<S> {
         if self.timer.deadline() > self.deadline {
             let deadline = self.deadline;
             self.timer.as_mut().reset(deadline);
+            self.is_awaited = false;
         }
     }
 

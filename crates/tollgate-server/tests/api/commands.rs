@@ -1,6 +1,6 @@
 //! The commands that ask a server: what they print, where, and how they end.
 
-use std::net::TcpListener;
+use tollgate_testkit::free_port;
 
 use crate::server::{self, POLICY, Tollgate, command, home};
 
@@ -33,8 +33,7 @@ fn a_check_ends_as_it_was_decided() {
     check(&server, "check login a:b:c:d", &[], 2, "", "did you mean `a:b%3Ac%3Ad`?");
     check(&server, "check login user:1 --cost 0", &[], 2, "", "invalid value '0' for '--cost <N>'");
     check(&server, "check login user:1 --server https://a", &[], 2, "", "speaks http:// only");
-    // Nobody listens where somebody has just left.
-    let left = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let left = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
     check(&server, &format!("check login user:1 --server http://{left}"), &[], 2, "", "start one with");
 }
 

@@ -2,8 +2,9 @@
 //!
 //! `./test` installs them; `cargo test -p tollgate-server --features services --test resp` runs them.
 
-use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
+
+use tollgate_testkit::redis::RedisServer;
 
 use crate::server::{self, command};
 
@@ -63,36 +64,13 @@ except redis.AuthenticationError:
     assert_eq!(said(Command::new(python).args(["-c", script, &port])), "done\n");
 }
 
-/// A Redis that is stopped with the test.
-struct Redis(Child, u16);
-
-impl Redis {
-    fn start() -> Redis {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let arguments = ["--port", &port.to_string(), "--save", "", "--appendonly", "no"].map(str::to_owned);
-        let child = Command::new("redis-server").args(arguments).stdout(Stdio::null()).spawn();
-        let redis = Redis(child.expect("redis-server: ./test installs it"), port);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            std::thread::yield_now();
-        }
-        redis
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn counters_that_are_elsewhere_answer_alike_and_in_order() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let server = server::start(&format!(
-        "[store]\nmode = 'redis'\ntimeout = '5s'\nfallback = 'closed'\nredis = {{ url = 'redis://127.0.0.1:{}' }}\n\
+        "[store]\nmode = 'redis'\ntimeout = '5s'\nfallback = 'closed'\nredis = {{ url = '{}' }}\n\
          [limits.api]\nstrategy = 'token_bucket'\nrate = '1/1000s'\nburst = 5\n",
-        redis.1
+        redis.url()
     ));
     let mut client = server::client(&server);
     let mut sent = Vec::new();

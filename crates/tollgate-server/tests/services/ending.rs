@@ -56,6 +56,7 @@ fn what_was_acknowledged_over_any_face_is_counted() {
         let mut idle = server.connect();
         assert_eq!(idle.ask("GET", "/readyz", &[]).body, "ready\n");
         while !is_busy.iter().all(|is_busy| is_busy.load(Ordering::Relaxed)) {
+            assert!(!clients.iter().any(|(_, client)| client.is_finished()), "a client was not served");
             std::thread::yield_now();
         }
         server.signal(Signal::TERM);

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tollgate_testkit::free_port;
 use tollgate_testkit::http::{Answer, Connection};
 
 use crate::server::{self, home, of_repository};
@@ -20,7 +21,7 @@ impl Nginx {
     /// With our configuration, its ports and addresses exchanged for those of this test.
     fn start(home: &Path, tollgate: SocketAddr, service: SocketAddr) -> Nginx {
         let config = std::fs::read_to_string(of_repository("deploy/nginx/nginx.conf")).unwrap();
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut exchanged = config;
         let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|kind| format!("{kind}_temp_path {kind};"));

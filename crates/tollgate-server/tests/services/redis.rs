@@ -106,6 +106,7 @@ fn ending_under_load_loses_no_decision() {
         })
         .collect();
     while !server.get("/v1/status?limit=many&key=user:1").body.contains("\"used\":1") {
+        assert!(!workers.iter().any(|worker| worker.is_finished()), "the server hung up");
         std::thread::yield_now();
     }
     server.signal(Signal::TERM);

@@ -35,7 +35,7 @@ async fn a_wrong_place_or_password_is_named() {
     check(refused(with_password("wrong-password")).await, Failure::Refused, &["connecting", "password"]);
     check(refused(options(&bare)).await, Failure::Refused, &["password"]);
     check(refused(options(&server.url("nowhere"))).await, Failure::Refused, &["nowhere"]);
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let free = tollgate_testkit::free_port();
     let nobody = format!("postgres://postgres:toll-gate@127.0.0.1:{free}/postgres");
     check(refused(options(&nobody)).await, Failure::Connection, &["connecting", &free.to_string()]);
     let unknown = options("postgres://postgres@no-such-host.invalid/postgres");

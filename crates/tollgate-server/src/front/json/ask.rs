@@ -242,7 +242,12 @@ fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
 
 /// Reads a body, or says where it is wrong.
 pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Fault> {
-    serde_json::from_slice(body).map(|Object(read)| read).map_err(|error| {
+    // Looked through once as text, and not again string by string.
+    let read = match std::str::from_utf8(body) {
+        Ok(text) => serde_json::from_str(text),
+        Err(_) => serde_json::from_slice(body),
+    };
+    read.map(|Object(read)| read).map_err(|error| {
         // What a caller has sent is not repeated: it may hold a key.
         let place = format!("line {} column {}", error.line(), error.column());
         let text = error.to_string();
@@ -327,6 +332,9 @@ mod tests {
         check(r#"{"limit":"api","key":7}"#, Err("invalid type"));
         check(r#"{"limit":"api","key":"k","cost":null}"#, Err("invalid type: null"));
         check(r#"{"limit":"api","key":{"key":"k","version":null}}"#, Err("invalid type: null"));
+        let not_text =
+            read::<Question<'_>>(b"{\"limit\":\"\xff\"}").map(drop).expect_err("not text").to_string();
+        assert!(not_text.contains("the body, line 1 column"), "{not_text}");
         let deep = format!("{{\"limit\":{}", "[".repeat(100_000));
         check(&deep, Err("the body"));
     }

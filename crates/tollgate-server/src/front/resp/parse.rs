@@ -78,13 +78,7 @@ impl Spans {
             return Err(Fault::Arguments);
         }
         for span in &mut self.spans[..count] {
-            match bytes.get(at) {
-                None => return Ok(None),
-                Some(b'$') => {}
-                Some(_) => return Err(Fault::NotBulk),
-            }
-            let Some((size, start)) = length(bytes, at + 1, Fault::Length)? else { return Ok(None) };
-            let end = start + size;
+            let Some((start, end)) = bulk(bytes, at)? else { return Ok(None) };
             if end + 2 > MOST_BYTES {
                 return Err(Fault::TooLong);
             }
@@ -128,19 +122,32 @@ impl<'a> Command<'a, '_> {
         self.spans.get(index + 1).map(|span| self.part(*span))
     }
 
-    /// All from an argument on, with the lengths between them.
-    #[inline]
-    pub(super) fn from(&self, index: usize) -> &'a [u8] {
-        match (self.spans.get(index + 1), self.spans.last()) {
-            (Some((start, _)), Some((_, end))) => self.part((*start, *end)),
-            _ => &[],
-        }
+    /// What is written before an argument and its length, and what after it.
+    pub(super) fn around(&self, index: usize) -> Option<(&'a [u8], &'a [u8])> {
+        let (_, before) = *self.spans.get(index)?;
+        let (_, after) = *self.spans.get(index + 1)?;
+        let (_, end) = *self.spans.last()?;
+        // Lines end with two bytes.
+        Some((self.part((0, before + 2)), self.part((after, end + 2))))
     }
 
     #[inline]
     fn part(&self, (start, end): (u32, u32)) -> &'a [u8] {
         &self.bytes[start as usize..end as usize]
     }
+}
+
+/// Where the bulk string begins and ends whose head stands at `at`, before all of it has come or its end is looked at; `None` if
+/// there is more of its head to come.
+#[inline]
+pub(super) fn bulk(bytes: &[u8], at: usize) -> Result<Option<(usize, usize)>, Fault> {
+    match bytes.get(at) {
+        None => return Ok(None),
+        Some(b'$') => {}
+        Some(_) => return Err(Fault::NotBulk),
+    }
+    let found = length(bytes, at + 1, Fault::Length)?;
+    Ok(found.map(|(size, start)| (start, start + size)))
 }
 
 /// The length that stands at `at`, and where its line ends; `None` if there is more of it to come.
