@@ -2,12 +2,12 @@
 //!
 //! A request is 32 bytes: its key and its limit are numbers into tables that hold each text once. Two texts may name the same
 //! key (`42` is `default:42`); the table knows, so that keys are counted as the limiter sees them and shown as they were
-//! written.
+//! written. A line of an access log that meets several limits is as many requests, one after the other.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// One line of a log.
+/// One line of a log, or what it owes under one of its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) time_us: u64,
@@ -19,6 +19,13 @@ pub(super) struct Request {
     pub(super) limit: u16,
     /// An index into the files of the call.
     pub(super) file: u16,
+}
+
+impl Request {
+    /// Whether another is of the same line, and so of the same charge.
+    pub(super) fn is_of_one_line(&self, other: &Request) -> bool {
+        self.line == other.line && self.file == other.file
+    }
 }
 
 /// A text that names a key: an index into [`Keys`].

@@ -3,6 +3,7 @@
 mod bad_input;
 mod bench;
 mod binary;
+mod combined;
 mod golden;
 mod import;
 mod order;

@@ -232,7 +232,8 @@ fn read_route(reader: &mut Reader<'_>, section: &Section<'_>, words: &mut Vec<St
                 }
             }
         }
-        words.push(format!("except {}", texts.join(", ")));
+        let every = if section.field("path").is_none() { "every path " } else { "" };
+        words.push(format!("{every}except {}", texts.join(", ")));
     }
     route = methods.into_iter().fold(route, Route::method);
     is_sound.then(|| route.compile().ok()).flatten()
@@ -386,6 +387,7 @@ mod tests {
     fn rules_are_read_and_said_in_words() {
         for (rule, words) in [
             ("", "every request, by ip"),
+            ("except = ['/static/*']", "every path except /static/*, by ip"),
             (
                 "path = '/api/*'\nexcept = ['/api/health', '/api/v1/*']",
                 "/api/* except /api/health, /api/v1/*, by ip",
