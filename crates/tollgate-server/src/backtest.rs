@@ -3,12 +3,13 @@
 //! The walk: `log` opens each file and finds out its format; `from_csv`, `from_jsonl` and `from_combined` split it into fields, with
 //! `lines` counting physical lines; `intake` makes requests of them, or says what is wrong with a line; `traffic` holds them in
 //! order; `replay` charges them on a virtual clock through the library; `decisions` writes what was said to each; `summary` and
-//! `timeline` count; `report` prints. Files are written through `output`. Nothing in here decides.
+//! `timeline` count; `report` prints and `html` draws. Files are written through `output`. Nothing in here decides.
 
 mod decisions;
 mod from_combined;
 mod from_csv;
 mod from_jsonl;
+mod html;
 mod instant;
 mod intake;
 mod lines;
@@ -26,6 +27,7 @@ use std::path::PathBuf;
 use tollgate::config::Config;
 
 use self::decisions::Decisions;
+use self::html::Sources;
 use self::intake::{BadLines, Intake};
 use self::output::Output;
 use self::replay::Gate;
@@ -41,11 +43,23 @@ pub(crate) fn run(asked: &BacktestArgs) -> Result<(), Failure> {
     if inputs.filter(|path| source::is_stdin(path)).count() > 1 {
         return Err(Failure::new("stdin can be read once; name - for one input only"));
     }
+    if let (Some(decisions), Some(report)) = (&asked.decisions, &asked.report)
+        && output::is_same(decisions, report)
+    {
+        let name = if source::is_stdin(report) { "stdout".to_string() } else { source::name(report) };
+        return Err(Failure::new(format!("--decisions and --report both name {name}; name two files")));
+    }
     let config = validate::load(&asked.config)?;
     let open = |path: &PathBuf| Output::open(path, &asked.config, &asked.logs);
     let decisions = Decisions::to(asked.decisions.as_ref().map(open).transpose()?);
-    let summary_to_stderr = decisions.fill_stdout();
+    let page = asked.report.as_ref().map(open).transpose()?;
+    let summary_to_stderr = decisions.fill_stdout() || page.as_ref().is_some_and(Output::fills_stdout);
+    let sources = Sources::of(asked, &config);
     let summary = replayed(asked, config, decisions)?;
+    if let Some(mut page) = page {
+        page.write(|out| out.write_all(html::page(&summary, &sources).as_bytes()))?;
+        page.finish()?;
+    }
     let told = if summary_to_stderr {
         print(&summary, asked.json, &mut io::stderr().lock(), Ink::of(&io::stderr()))
     } else {

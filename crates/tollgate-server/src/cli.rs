@@ -225,7 +225,7 @@ pub(crate) struct ValidateArgs {
 #[command(after_help = "Examples:\n  \
     tollgate backtest --config tollgate.toml traffic.csv\n  \
     tollgate backtest --config tollgate.toml --decisions out.jsonl monday.jsonl tuesday.jsonl\n  \
-    tollgate backtest --config tollgate.toml /var/log/nginx/access.log\n  \
+    tollgate backtest --config tollgate.toml --report out.html /var/log/nginx/access.log\n  \
     zcat traffic.csv.gz | tollgate backtest --config tollgate.toml -")]
 pub(crate) struct BacktestArgs {
     /// The policy (TOML); - reads stdin.
@@ -240,6 +240,9 @@ pub(crate) struct BacktestArgs {
     /// Write one JSON object for each limit that a request meets, in the order of replay; - writes to stdout (and the summary to stderr).
     #[arg(long, value_name = "OUT.jsonl")]
     pub(crate) decisions: Option<PathBuf>,
+    /// Write the summary as one HTML file with pictures; - writes to stdout (and the summary to stderr).
+    #[arg(long, value_name = "OUT.html")]
+    pub(crate) report: Option<PathBuf>,
     /// Count the lines that cannot be read and go on, instead of stopping.
     #[arg(long)]
     pub(crate) skip_bad: bool,

@@ -105,6 +105,25 @@ impl Output {
     }
 }
 
+/// Whether two names are one plain file, there or not there yet, or both stdout.
+pub(super) fn is_same(one: &Path, other: &Path) -> bool {
+    let is_special = |path: &Path| fs::metadata(path).is_ok_and(|found| !found.is_file());
+    !is_special(one) && place(one) == place(other)
+}
+
+/// A path with its directory as the system names it, though the file may not be there.
+fn place(path: &Path) -> PathBuf {
+    let path = followed(path);
+    let directory = match path.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => directory,
+        _ => Path::new("."),
+    };
+    match (fs::canonicalize(directory), path.file_name()) {
+        (Ok(directory), Some(name)) => directory.join(name),
+        _ => path,
+    }
+}
+
 /// A link is followed, so that it still stands afterwards and its file is the one that changes.
 fn followed(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())

@@ -1,4 +1,4 @@
-//! The summary on a terminal: a sentence, a table of limits, who was denied most, and a picture over time.
+//! The summary on a terminal (`html.rs` is the same as a page): a sentence, a table of limits, who was denied most, and a picture over time.
 
 use std::io::{self, Write};
 

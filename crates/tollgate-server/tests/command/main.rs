@@ -8,4 +8,5 @@ mod golden;
 mod import;
 mod order;
 mod output;
+mod page;
 mod validate;
