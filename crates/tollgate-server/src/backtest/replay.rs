@@ -60,10 +60,8 @@ impl Gate {
         let mut tally = Tally::new(words, requests);
         let mut progress = Progress::new();
         let mut answers = Vec::new();
-        let mut count = 0;
-        for request in requests.chunk_by(Request::is_of_one_line) {
+        for (count, request) in (0u64..).zip(requests.chunk_by(Request::is_of_one_line)) {
             progress.at("replaying", count);
-            count += 1;
             self.clock.set(Micros::new(request[0].time_us));
             answers.clear();
             self.charge(request, keys, &mut answers)?;
