@@ -20,6 +20,7 @@ const SHAPE: &str = "write host ident user [10/Oct/2000:13:55:36 -0700] \"GET /p
 
 /// Reads a whole file into `intake`.
 pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Intake) -> Result<(), Failure> {
+    intake.begin_access_log();
     // Many requests come in the same second, and a calendar is slower than a comparison.
     let mut last = (Vec::new(), 0);
     while let Some((line, bytes)) = lines.next_line().map_err(|error| Failure::reading(name, &error))? {

@@ -173,6 +173,11 @@ impl Intake {
         self.rules.is_empty()
     }
 
+    /// Says that each line of the file is one charge: it is an access log.
+    pub(super) fn begin_access_log(&mut self) {
+        self.traffic.whole_lines.insert(self.file);
+    }
+
     /// Takes in one request of an access log: a charge for each rule that it meets.
     pub(super) fn take_request(
         &mut self,

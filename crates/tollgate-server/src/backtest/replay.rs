@@ -60,7 +60,7 @@ impl Gate {
         let mut tally = Tally::new(words, requests);
         let mut progress = Progress::new();
         let mut answers = Vec::new();
-        for (count, request) in (0u64..).zip(requests.chunk_by(Request::is_of_one_line)) {
+        for (count, request) in (0u64..).zip(harvest.traffic.charges()) {
             progress.at("replaying", count);
             self.clock.set(Micros::new(request[0].time_us));
             answers.clear();

@@ -346,7 +346,7 @@ mod tests {
             };
             tally.count(request, &keys, &ends.iter().map(answer).collect::<Vec<_>>());
         }
-        let traffic = Traffic { requests: parts.concat(), keys };
+        let traffic = Traffic { requests: parts.concat(), keys, ..Traffic::default() };
         tally.finish(&Harvest { traffic, skipped: 0, first_skipped: None, unmet: 0 })
     }
 

@@ -302,24 +302,35 @@ fn read_said(
         words.push(format!("of user {}", texts.join(", ")));
         all.push((Said::User, texts.iter().map(|text| Texts::of(text)).collect()));
     }
-    if let Some(headers) = section.field("headers").map(|field| reader.section(field)) {
-        is_sound &= headers.is_some();
-        let headers = headers.into_iter().collect::<Vec<_>>();
-        for headers in &headers {
-            reader.only(headers, &HEADERS.map(|(name, _)| name));
-            for (name, said) in HEADERS {
-                let Some(field) = headers.field(name) else { continue };
-                match reader.text(field, "curl/*") {
-                    Some(text) => {
-                        words.push(format!("with {name} {text}"));
-                        all.push((said, vec![Texts::of(text)]));
-                    }
-                    None => is_sound = false,
-                }
-            }
+    if let Some(field) = section.field("headers") {
+        match reader.section(field) {
+            Some(headers) => is_sound &= read_headers(reader, &headers, &mut all, words),
+            None => is_sound = false,
         }
     }
     is_sound.then_some(all)
+}
+
+/// Reads what header fields must be, and says whether all of it could be read.
+fn read_headers(
+    reader: &mut Reader<'_>,
+    headers: &Section<'_>,
+    all: &mut Vec<(Said, Vec<Texts>)>,
+    words: &mut Vec<String>,
+) -> bool {
+    reader.only(headers, &HEADERS.map(|(name, _)| name));
+    let mut is_sound = true;
+    for (name, said) in HEADERS {
+        let Some(field) = headers.field(name) else { continue };
+        match reader.text(field, "curl/*") {
+            Some(text) => {
+                words.push(format!("with {name} {text}"));
+                all.push((said, vec![Texts::of(text)]));
+            }
+            None => is_sound = false,
+        }
+    }
+    is_sound
 }
 
 /// Reads `key` and `otherwise`.
