@@ -65,6 +65,10 @@ pub(crate) enum Command {
     /// CSV has a header with the columns time, limit, key and optionally cost, in any order; JSONL has one object a line with
     /// the same names. A time is RFC 3339 (2024-05-01T12:00:00.5+02:00) or UNIX seconds with up to six decimals
     /// (1714557600.5).
+    ///
+    /// Access logs of Apache and nginx, common or combined, are read as they are. The config's [[rules]] say which requests meet
+    /// which limit, by path, method, client, user and header, and who pays; limits that one request meets are charged together,
+    /// all or none.
     Backtest(BacktestArgs),
     /// Measure throughput and latency of a store, and the memory of keys, on this machine
     ///
@@ -221,6 +225,7 @@ pub(crate) struct ValidateArgs {
 #[command(after_help = "Examples:\n  \
     tollgate backtest --config tollgate.toml traffic.csv\n  \
     tollgate backtest --config tollgate.toml --decisions out.jsonl monday.jsonl tuesday.jsonl\n  \
+    tollgate backtest --config tollgate.toml --report out.html /var/log/nginx/access.log\n  \
     zcat traffic.csv.gz | tollgate backtest --config tollgate.toml -")]
 pub(crate) struct BacktestArgs {
     /// The policy (TOML); - reads stdin.
@@ -232,9 +237,12 @@ pub(crate) struct BacktestArgs {
     /// How the logs are written; auto goes by the file's name, then by its first line.
     #[arg(long, value_enum, default_value_t = Format::Auto)]
     pub(crate) format: Format,
-    /// Write one JSON object for each charge, in the order of replay; - writes to stdout (and the summary to stderr).
+    /// Write one JSON object for each limit that a request meets, in the order of replay; - writes to stdout (and the summary to stderr).
     #[arg(long, value_name = "OUT.jsonl")]
     pub(crate) decisions: Option<PathBuf>,
+    /// Write the summary as one HTML file with pictures; - writes to stdout (and the summary to stderr).
+    #[arg(long, value_name = "OUT.html")]
+    pub(crate) report: Option<PathBuf>,
     /// Count the lines that cannot be read and go on, instead of stopping.
     #[arg(long)]
     pub(crate) skip_bad: bool,
@@ -252,7 +260,7 @@ pub(crate) enum Format {
     Csv,
     /// A JSON object for each charge.
     Jsonl,
-    /// Access logs of web servers (not read by this version yet).
+    /// Access logs of web servers, common or combined; the config's [[rules]] say which requests meet which limit.
     Combined,
 }
 

@@ -160,7 +160,11 @@ const KEY: usize = 48;
 fn print(config: &Config, name: &str) -> io::Result<()> {
     let (mut out, ink) = (io::BufWriter::new(io::stdout().lock()), Ink::of(&io::stdout()));
     let rules = config.policy.rules();
-    writeln!(out, "{name} is {}: {}", ink.paint(Tone::Good, "valid"), counted(rules.len() as u64, "limit"))?;
+    write!(out, "{name} is {}: {}", ink.paint(Tone::Good, "valid"), counted(rules.len() as u64, "limit"))?;
+    match config.rules.iter().len() as u64 {
+        0 => writeln!(out)?,
+        rules => writeln!(out, ", and {} for access logs", counted(rules, "rule"))?,
+    }
     let mut table = Table::new(&[("LIMIT", Side::Left), ("STRATEGY", Side::Left), ("RULE", Side::Left)]);
     for rule in rules {
         let strategy = strategy(rule.allowance()).unwrap_or("-");

@@ -1,10 +1,12 @@
-//! The `time` of a request: RFC 3339 or UNIX seconds, as whole microseconds.
+//! The `time` of a request: RFC 3339 or UNIX seconds, or as access logs have it, as whole microseconds.
 //!
 //! Digits are read as digits: nothing passes through a float, so 1700000000.123456 is exactly that. Tollgate counts in
 //! microseconds; a time that says more than it can keep is refused, because rounding it could move a request across the edge
 //! of a window. A leap second (…:60) counts as the second before it, as on most clocks.
 
 use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::Offset;
 
 /// What to write instead of a time that cannot be read.
 type Fix = &'static str;
@@ -16,6 +18,7 @@ const TOO_LATE: Fix = "write UNIX seconds; a number this large looks like millis
 const TOO_FAR: Fix = "write a time before the end of the year 9999";
 const NO_OFFSET: Fix = "end it with Z or an offset such as +02:00, so that it says which hour it means";
 const NO_EXPONENT: Fix = "write the digits out, without an exponent";
+const ACCESS: Fix = "write a time such as 10/Oct/2000:13:55:36 -0700";
 const NO_SUCH: Fix = "write a day and an hour that exist";
 
 /// The instant that `text` says, in microseconds since 1970, or what to write instead.
@@ -96,6 +99,38 @@ fn parse_rfc3339(text: &str) -> Result<u64, Fix> {
     u64::try_from(instant.as_microsecond()).map_err(|_| TOO_EARLY)
 }
 
+/// The instant that an access log says, such as `10/Oct/2000:13:55:36 -0700`.
+pub(super) fn parse_access_time(text: &[u8]) -> Result<u64, Fix> {
+    const SHAPE: &[u8; 26] = b"00/Mmm/0000:00:00:00 +0000";
+    let fits = |(&found, shape): (&u8, &u8)| match shape {
+        b'0' => found.is_ascii_digit(),
+        b'M' | b'm' => found.is_ascii_alphabetic(),
+        b'+' => matches!(found, b'+' | b'-'),
+        _ => found == *shape,
+    };
+    if text.len() != SHAPE.len() || !text.iter().zip(SHAPE).all(fits) {
+        return Err(ACCESS);
+    }
+    // Four digits at most.
+    let number = |place: std::ops::Range<usize>| {
+        text[place].iter().fold(0, |sum: i16, digit| sum * 10 + i16::from(digit - b'0'))
+    };
+    let small = |place| i8::try_from(number(place)).map_err(|_| NO_SUCH);
+    const MONTHS: [&[u8]; 12] =
+        [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
+    let month = (1i8..).zip(MONTHS).find(|(_, name)| *name == &text[3..6]).ok_or(ACCESS)?.0;
+    // The leap second is the one before it.
+    let second = small(18..20)?;
+    let second = if second == 60 { 59 } else { second };
+    let local = DateTime::new(number(7..11), month, small(0..2)?, small(12..14)?, small(15..17)?, second, 0)
+        .map_err(|_| NO_SUCH)?;
+    let ahead = i32::from(number(22..24)) * 3600 + i32::from(number(24..26)) * 60;
+    let ahead = if text[21] == b'-' { -ahead } else { ahead };
+    let offset = Offset::from_seconds(ahead).map_err(|_| NO_SUCH)?;
+    let instant = offset.to_timestamp(local).map_err(|_| TOO_FAR)?;
+    u64::try_from(instant.as_microsecond()).map_err(|_| TOO_EARLY)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,6 +198,35 @@ mod tests {
             ("2024-05-01T25:00:00Z", NO_SUCH),
         ] {
             assert_eq!(parse(text), Err(fix), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn times_of_access_logs_are_read_with_their_offset() {
+        for (text, expected) in [
+            ("10/Oct/2000:13:55:36 -0700", Ok(971_211_336)),
+            ("10/Oct/2000:20:55:36 +0000", Ok(971_211_336)),
+            ("11/Oct/2000:02:25:36 +0530", Ok(971_211_336)),
+            ("01/Jan/1970:00:00:00 +0000", Ok(0)),
+            ("29/Feb/2024:00:00:00 +0000", Ok(1_709_164_800)),
+            ("31/Dec/2016:23:59:60 +0000", Ok(1_483_228_799)),
+            ("31/Dec/1969:23:59:59 +0000", Err(TOO_EARLY)),
+            ("01/Jan/1970:00:00:00 +0100", Err(TOO_EARLY)),
+            ("30/Feb/2024:00:00:00 +0000", Err(NO_SUCH)),
+            ("10/Oct/2000:24:00:00 +0000", Err(NO_SUCH)),
+            ("10/Oct/2000:00:00:61 +0000", Err(NO_SUCH)),
+            ("10/Oct/2000:00:00:00 +9900", Err(NO_SUCH)),
+            ("31/Dec/9999:23:59:59 -0700", Err(TOO_FAR)),
+            ("10/oct/2000:13:55:36 -0700", Err(ACCESS)),
+            ("10/Okt/2000:13:55:36 -0700", Err(ACCESS)),
+            ("1/Oct/2000:13:55:36 -0700", Err(ACCESS)),
+            ("10/Oct/2000:13:55:36", Err(ACCESS)),
+            ("10/Oct/2000:13:55:36 GMT  ", Err(ACCESS)),
+            ("2000-10-10T13:55:36Z", Err(ACCESS)),
+            ("", Err(ACCESS)),
+        ] {
+            let expected = expected.map(|seconds: u64| seconds * 1_000_000);
+            assert_eq!(parse_access_time(text.as_bytes()), expected, "{text}");
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Where lines become requests, or are refused with their file, line, field, value and fix.
 //!
 //! The readers (`from_csv.rs`, `from_jsonl.rs`) hand over the texts of a line's fields; what they mean is decided here, once,
-//! so that both formats give the same answers. A line that cannot be read is never guessed at: by default all of them are
+//! so that both formats give the same answers. `from_combined.rs` hands over whole requests, and which limits those meet is said by
+//! the config's rules: one line becomes a request for each. A line that cannot be read is never guessed at: by default all of them are
 //! told (the first twenty, if there are more) and nothing is replayed; with `--skip-bad` they are counted.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
+use tollgate::config::{RecordedRequest, RequestRule, RequestRules};
 use tollgate::{Key, KeyError};
 
 use super::instant;
@@ -91,12 +93,15 @@ pub(super) struct Intake {
     limits: HashMap<String, u16>,
     /// The names of all limits, for messages.
     known: String,
+    /// The rules of access logs, each with its limit.
+    rules: Vec<(RequestRule, u16)>,
     bad_lines: BadLines,
     file: u16,
     file_name: String,
     traffic: Traffic,
     told: Vec<String>,
     bad: u64,
+    unmet: u64,
     ignored: BTreeSet<String>,
     progress: Progress,
     seen: u64,
@@ -108,19 +113,28 @@ pub(super) struct Harvest {
     /// How many lines were skipped, and the first of them.
     pub(super) skipped: u64,
     pub(super) first_skipped: Option<String>,
+    /// How many requests of access logs met no rule.
+    pub(super) unmet: u64,
 }
 
 impl Intake {
-    /// For a policy with these limits, in this order.
-    pub(super) fn new(limits: &[String], bad_lines: BadLines) -> Result<Intake, Failure> {
+    /// For a policy with these limits, in this order, and these rules for access logs.
+    pub(super) fn new(
+        limits: &[String],
+        rules: &RequestRules,
+        bad_lines: BadLines,
+    ) -> Result<Intake, Failure> {
         let mut ids = HashMap::new();
         for (index, name) in limits.iter().enumerate() {
             let index = u16::try_from(index)
                 .map_err(|_| Failure::new("a backtest takes at most 65,536 limits; split the config"))?;
             ids.insert(name.clone(), index);
         }
+        // A rule names a limit of its config, so none is left out.
+        let rules = rules.iter().filter_map(|rule| Some((rule.clone(), *ids.get(rule.limit())?))).collect();
         Ok(Intake {
             limits: ids,
+            rules,
             known: if limits.is_empty() { "none".to_string() } else { limits.join(", ") },
             bad_lines,
             file: 0,
@@ -128,6 +142,7 @@ impl Intake {
             traffic: Traffic::default(),
             told: Vec::new(),
             bad: 0,
+            unmet: 0,
             ignored: BTreeSet::new(),
             progress: Progress::new(),
             seen: 0,
@@ -153,6 +168,46 @@ impl Intake {
         }
     }
 
+    /// Whether nothing says which limits a request of an access log meets.
+    pub(super) fn has_no_rules(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Says that each line of the file is one charge: it is an access log.
+    pub(super) fn begin_access_log(&mut self) {
+        self.traffic.whole_lines.insert(self.file);
+    }
+
+    /// Takes in one request of an access log: a charge for each rule that it meets.
+    pub(super) fn take_request(
+        &mut self,
+        line: u64,
+        time_us: u64,
+        request: &RecordedRequest<'_>,
+    ) -> Result<(), Failure> {
+        self.seen += 1;
+        self.progress.at("reading", self.seen);
+        let before = self.traffic.requests.len();
+        for (rule, limit) in &self.rules {
+            let Some(due) = rule.due(request) else { continue };
+            let text = due.key.canonical();
+            let keys = &mut self.traffic.keys;
+            let Some(key) = keys.find(text).or_else(|| keys.enter(text, text)) else {
+                return Err(Failure::new("the log has more than 2^32 keys; split it"));
+            };
+            let (limit, file) = (*limit, self.file);
+            self.traffic.requests.push(Request { time_us, cost: due.cost, line, key, limit, file });
+        }
+        self.unmet += u64::from(self.traffic.requests.len() == before);
+        Ok(())
+    }
+
+    /// Refuses a line of an access log. An `Err` ends the reading.
+    pub(super) fn refuse_request(&mut self, line: u64, mistake: &Mistake) -> Result<(), Failure> {
+        self.seen += 1;
+        self.refuse(mistake, line)
+    }
+
     /// Notes a column or a field that a backtest does not read.
     pub(super) fn ignore(&mut self, name: &str) {
         if self.ignored.len() <= MOST_IGNORED && !self.ignored.contains(name) {
@@ -173,7 +228,12 @@ impl Intake {
             let names = names.join(", ").escape_debug().to_string();
             tell(format_args!("tollgate: note: ignored what a backtest does not read: {names}{more}"));
         }
-        Ok(Harvest { traffic: self.traffic, skipped: self.bad, first_skipped: self.told.into_iter().next() })
+        Ok(Harvest {
+            traffic: self.traffic,
+            skipped: self.bad,
+            first_skipped: self.told.into_iter().next(),
+            unmet: self.unmet,
+        })
     }
 
     fn refuse(&mut self, mistake: &Mistake, line: u64) -> Result<(), Failure> {
@@ -242,7 +302,9 @@ mod tests {
     use super::*;
 
     fn intake(bad_lines: BadLines) -> Intake {
-        let mut intake = Intake::new(&["api".to_string(), "login".to_string()], bad_lines).unwrap();
+        let mut intake =
+            Intake::new(&["api".to_string(), "login".to_string()], &RequestRules::default(), bad_lines)
+                .unwrap();
         intake.begin_file(0, "log.csv");
         intake
     }

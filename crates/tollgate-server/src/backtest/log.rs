@@ -5,13 +5,13 @@ use std::path::Path;
 
 use super::intake::Intake;
 use super::lines::Lines;
-use super::{from_csv, from_jsonl};
+use super::{from_combined, from_csv, from_jsonl};
 use crate::cli::Format;
 use crate::failure::Failure;
 use crate::source;
 
-/// Reads one file into `intake`.
-pub(super) fn read(path: &Path, format: Format, intake: &mut Intake) -> Result<(), Failure> {
+/// Reads one file into `intake`. An access log needs rules in the config.
+pub(super) fn read(path: &Path, format: Format, config: &Path, intake: &mut Intake) -> Result<(), Failure> {
     let name = source::name(path);
     let mut input = source::open(path)?;
     let format = match format {
@@ -21,16 +21,27 @@ pub(super) fn read(path: &Path, format: Format, intake: &mut Intake) -> Result<(
     let lines = Lines::new(input).map_err(|error| Failure::reading(&name, &error))?;
     match format {
         Format::Jsonl => from_jsonl::read(lines, &name, intake),
-        Format::Combined => Err(unread(&name)),
+        Format::Combined if intake.has_no_rules() => Err(without_rules(&name, &source::name(config))),
+        Format::Combined => from_combined::read(lines, &name, intake),
         Format::Csv | Format::Auto => from_csv::read(lines, &name, intake),
     }
 }
 
-/// Access logs are not read yet.
-pub(super) fn unread(name: &str) -> Failure {
-    Failure::new(format!(
-        "cannot read {name}: this version does not read combined access logs yet; give CSV or JSONL with time, limit, key, cost"
-    ))
+/// An access log says nothing of limits.
+fn without_rules(name: &str, config: &str) -> Failure {
+    let example = [
+        "[[rules]]",
+        "path = \"/api/*\"        # any, unless said",
+        "limit = \"api\"",
+        "key = \"ip\"             # who pays",
+    ];
+    Failure::with_details(
+        example.map(str::to_string).to_vec(),
+        format!(
+            "cannot replay {name}: an access log does not say which limits its requests meet, and {config} has no rules for that; \
+             add some, such as the one above"
+        ),
+    )
 }
 
 /// The format by the file's name, or else by how it begins.
@@ -45,17 +56,11 @@ fn guess(path: &Path, beginning: &[u8]) -> Format {
     let first = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
     if first.starts_with(b"{") {
         Format::Jsonl
-    } else if looks_like_access_log(first) {
+    } else if from_combined::is_access(first) {
         Format::Combined
     } else {
         Format::Csv
     }
-}
-
-/// `127.0.0.1 - - [10/Oct/2000:13:55:36 -0700] "GET / HTTP/1.0" 200 2326`
-fn looks_like_access_log(line: &[u8]) -> bool {
-    let parts: Vec<&[u8]> = line.splitn(4, |&byte| byte == b' ').collect();
-    matches!(parts[..], [_, _, _, rest] if rest.starts_with(b"[") && rest.windows(3).any(|w| w == b"] \""))
 }
 
 #[cfg(test)]
@@ -75,6 +80,8 @@ mod tests {
             ("a.log", "time,limit,key\n", Format::Csv),
             ("-", "", Format::Csv),
             ("access.log", combined, Format::Combined),
+            ("-", "\n::1 - a b [10/Oct/2000:13:55:36 -0700] \"-\" 408 0\r\n", Format::Combined),
+            ("a.log", "::1 - - [10/Okt/2000:13:55:36 -0700] \"GET / HTTP/1.0\" 200 2326\n", Format::Csv),
         ] {
             assert_eq!(guess(Path::new(name), beginning.as_bytes()), format, "{name} {beginning:?}");
         }

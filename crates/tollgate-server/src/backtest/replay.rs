@@ -1,15 +1,18 @@
 //! The replay: each request charged at its own time, through the library, on the memory store.
 //!
+//! A request that meets several limits is one charge over all of them, as the HTTP layer makes it: all are charged, or none.
+//!
 //! The clock is moved by hand and never looks at the day it is, so the same traffic always gets the same answers. The store
 //! has room for every key of the traffic, so that none is ever met by the overflow rules of a full one.
 
+use smallvec::SmallVec;
 use tollgate::config::Config;
-use tollgate::{Limiter, ManualClock, Micros, Outcome, Tollgate};
+use tollgate::{Charge, Limiter, ManualClock, Micros, Tollgate};
 
 use super::decisions::{Decision, Decisions};
 use super::intake::Harvest;
-use super::summary::{Ending, Summary, Tally};
-use super::traffic::Request;
+use super::summary::{Answer, Ending, Summary, Tally};
+use super::traffic::{Keys, Request};
 use crate::failure::Failure;
 use crate::screen::Progress;
 use crate::validate;
@@ -56,44 +59,71 @@ impl Gate {
             self.limiters.iter().map(|(name, limiter)| (name.clone(), validate::words(limiter.rule())));
         let mut tally = Tally::new(words, requests);
         let mut progress = Progress::new();
-        for (count, request) in (0u64..).zip(requests) {
+        let mut answers = Vec::new();
+        for (count, request) in (0u64..).zip(harvest.traffic.charges()) {
             progress.at("replaying", count);
-            self.clock.set(Micros::new(request.time_us));
-            let (name, limiter) = &self.limiters[usize::from(request.limit)];
-            let key = keys.text(request.key);
-            let (outcome, ending) = charge(limiter, key, request.cost)?;
-            tally.count(request, keys, ending);
+            self.clock.set(Micros::new(request[0].time_us));
+            answers.clear();
+            self.charge(request, keys, &mut answers)?;
+            tally.count(request, keys, &answers);
             if decisions.unwanted() {
                 continue;
             }
-            decisions.write(&Decision {
-                line: request.line,
-                time_us: request.time_us,
-                limit: name,
-                key,
-                cost: request.cost,
-                allowed: ending != Ending::Denied,
-                remaining: (outcome.capacity != u64::MAX).then_some(outcome.remaining),
-                retry_after_us: outcome.retry_after.map(Micros::get),
-                reset_after_us: outcome.reset_after.get(),
-                delay_us: outcome.delay.get(),
-                would_deny: (ending == Ending::WouldDeny).then_some(true),
-                file: (files.len() > 1).then(|| files[usize::from(request.file)].as_str()),
-            })?;
+            for (part, answer) in request.iter().zip(&answers) {
+                let outcome = &answer.outcome;
+                let allowed = matches!(answer.ending, Ending::Allowed | Ending::WouldDeny);
+                decisions.write(&Decision {
+                    line: part.line,
+                    time_us: part.time_us,
+                    limit: &self.limiters[usize::from(part.limit)].0,
+                    key: keys.text(part.key),
+                    cost: part.cost,
+                    allowed,
+                    remaining: (outcome.capacity != u64::MAX).then_some(outcome.remaining),
+                    retry_after_us: outcome.retry_after.map(Micros::get),
+                    reset_after_us: outcome.reset_after.get(),
+                    delay_us: if allowed { outcome.delay.get() } else { 0 },
+                    would_deny: (answer.shadow && !outcome.allowed).then_some(true),
+                    file: (files.len() > 1).then(|| files[usize::from(part.file)].as_str()),
+                })?;
+            }
         }
         decisions.finish()?;
         drop(progress);
-        Ok(tally.finish(keys, harvest.skipped, harvest.first_skipped.clone()))
+        Ok(tally.finish(harvest))
     }
-}
 
-/// Charges one request. A shadow limit lets everything through, and the answer is the one that it would have given.
-fn charge(limiter: &Limiter, key: &str, cost: u64) -> Result<(Outcome, Ending), Failure> {
-    let failed = |error: tollgate::Error| Failure::new(error.to_string());
-    if !limiter.rule().is_shadow() {
-        let outcome = limiter.charge(key, cost).map_err(failed)?;
-        return Ok((outcome, if outcome.allowed { Ending::Allowed } else { Ending::Denied }));
+    /// Charges what one request owes, all of it or nothing. A shadow limit lets everything through, and its answer is the one that
+    /// it would have given.
+    fn charge(&self, request: &[Request], keys: &Keys, answers: &mut Vec<Answer>) -> Result<(), Failure> {
+        let failed = |error: tollgate::Error| Failure::new(error.to_string());
+        let limiter = |part: &Request| &self.limiters[usize::from(part.limit)].1;
+        if let [only] = request
+            && !limiter(only).rule().is_shadow()
+        {
+            let outcome = limiter(only).charge(keys.text(only.key), only.cost).map_err(failed)?;
+            let ending = if outcome.allowed { Ending::Allowed } else { Ending::Denied };
+            answers.push(Answer { outcome, ending, shadow: false });
+            return Ok(());
+        }
+        let charges: SmallVec<[Charge<'_, '_>; 8]> =
+            request.iter().map(|part| limiter(part).of(keys.text(part.key)).cost(part.cost)).collect();
+        let decision = tollgate::charge(&charges).map_err(failed)?;
+        for (part, limit) in request.iter().zip(decision.limits()) {
+            let mut outcome = limit.outcome;
+            let ending = match (decision.allowed(), outcome.allowed) {
+                (true, true) => Ending::Allowed,
+                (true, false) => Ending::WouldDeny,
+                (false, false) if !limit.shadow => Ending::Denied,
+                (false, _) => Ending::DeniedElsewhere,
+            };
+            if ending == Ending::DeniedElsewhere && outcome.allowed {
+                // It answered as if charged, and was not.
+                let stands = limiter(part).status(keys.text(part.key));
+                (outcome.remaining, outcome.reset_after) = (stands.remaining, stands.reset_after);
+            }
+            answers.push(Answer { outcome, ending, shadow: limit.shadow });
+        }
+        Ok(())
     }
-    let outcome = tollgate::charge(&[limiter.of(key).cost(cost)]).map_err(failed)?.binding().outcome;
-    Ok((outcome, if outcome.allowed { Ending::Allowed } else { Ending::WouldDeny }))
 }

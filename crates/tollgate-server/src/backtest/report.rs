@@ -1,4 +1,4 @@
-//! The summary on a terminal: a sentence, a table of limits, who was denied most, and a picture over time.
+//! The summary on a terminal (`html.rs` is the same as a page): a sentence, a table of limits, who was denied most, and a picture over time.
 
 use std::io::{self, Write};
 
@@ -15,7 +15,7 @@ use crate::table::{Cell, Side, Table};
 const BAR: u64 = 40;
 
 /// How much of a key is shown.
-const KEY: usize = 48;
+pub(super) const KEY: usize = 48;
 
 /// Prints all of it.
 pub(super) fn print(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
@@ -45,7 +45,13 @@ fn sentence(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()>
         if summary.would_deny > 0 {
             write!(out, "; shadow limits would have denied {} more", grouped(summary.would_deny))?;
         }
+        if summary.delayed > 0 {
+            write!(out, "; {} of those allowed had to wait", grouped(summary.delayed))?;
+        }
         writeln!(out)?;
+    }
+    if summary.unmet > 0 {
+        writeln!(out, "{} met no rule", counted(summary.unmet, "request"))?;
     }
     if summary.skipped_lines > 0 {
         let first = summary.first_skipped.as_deref().unwrap_or_default();
@@ -154,7 +160,7 @@ fn over_time(line: &Timeline, out: &mut impl Write, ink: Ink) -> io::Result<()> 
 }
 
 /// How to write the start of a bucket: as short as it can be told from the others.
-fn label(line: &Timeline) -> &'static str {
+pub(super) fn label(line: &Timeline) -> &'static str {
     const SECOND: u64 = 1_000_000;
     const DAY: u64 = 86_400 * SECOND;
     let first = line.buckets.first().map_or(0, |bucket| bucket.start_us / DAY);
@@ -169,18 +175,18 @@ fn label(line: &Timeline) -> &'static str {
 }
 
 /// With as many decimals as it needs.
-fn stamp(instant_us: u64) -> String {
+pub(super) fn stamp(instant_us: u64) -> String {
     formatted(instant_us, "%Y-%m-%dT%H:%M:%S%.fZ")
 }
 
 /// A span in words; beyond a minute nobody asks for its microseconds.
-fn span(us: u64) -> Micros {
+pub(super) fn span(us: u64) -> Micros {
     const MINUTE: u64 = 60_000_000;
     Micros::new(if us < MINUTE { us } else { us - us % 1_000_000 })
 }
 
 /// Every time that was read fits; the number is the answer to one that would not.
-fn formatted(instant_us: u64, format: &str) -> String {
+pub(super) fn formatted(instant_us: u64, format: &str) -> String {
     i64::try_from(instant_us)
         .ok()
         .and_then(|us| Timestamp::from_microsecond(us).ok())
@@ -196,7 +202,12 @@ mod tests {
         let start = 1_700_000_000_000_000;
         let buckets = (0..)
             .zip(buckets)
-            .map(|(n, &(allowed, denied))| Bucket { start_us: start + n * bucket_us, allowed, denied })
+            .map(|(n, &(allowed, denied))| Bucket {
+                start_us: start + n * bucket_us,
+                allowed,
+                denied,
+                would_deny: 0,
+            })
             .collect();
         let mut out = Vec::new();
         over_time(&Timeline { bucket_us, buckets }, &mut out, Ink::Plain).unwrap();

@@ -1,12 +1,15 @@
 //! What the policy would have done, counted: in all, for each limit, for each key, over time.
 //!
-//! Each charge leaves a mark of eight bytes (its key, its limit, whether it was denied). Sorted once at the end, the marks
-//! tell how many keys there were and who was denied most, without a table that grows with the keys.
+//! Each charge leaves a mark of eight bytes for each of its limits (the key, the limit, whether that denied). Sorted once at the
+//! end, the marks tell how many keys there were and who was denied most, without a table that grows with the keys. A request
+//! that meets several limits is one request, of each of its keys; it is denied by those of its limits that had no room.
 
 use std::cmp::Reverse;
 
 use serde::Serialize;
+use tollgate::Outcome;
 
+use super::intake::Harvest;
 use super::timeline::Timeline;
 use super::traffic::{Keys, Request};
 
@@ -23,6 +26,10 @@ pub(super) struct Summary {
     pub(super) denied_share: f64,
     /// What shadow limits let through and would have denied; part of `allowed`.
     pub(super) would_deny: u64,
+    /// What was let through and told to wait; part of `allowed`.
+    pub(super) delayed: u64,
+    /// Requests of access logs that met no rule, and so no limit; not among `requests`.
+    pub(super) unmet: u64,
     pub(super) skipped_lines: u64,
     #[serde(skip)]
     pub(super) first_skipped: Option<String>,
@@ -46,6 +53,12 @@ pub(super) struct LimitTally {
     pub(super) denied: u64,
     pub(super) denied_share: f64,
     pub(super) would_deny: u64,
+    pub(super) delayed: u64,
+    /// What this limit had room for and another denied. With `allowed` and `denied` it makes up `requests`.
+    pub(super) denied_by_others: u64,
+    /// What it allowed and denied itself, for pictures.
+    #[serde(skip)]
+    pub(super) over_time: Option<Timeline>,
 }
 
 /// A key that was denied, and by which limits.
@@ -64,42 +77,71 @@ pub(super) struct DeniedBy {
     pub(super) denied: u64,
 }
 
-/// How a charge ended.
+/// What one limit of a charge said.
+pub(super) struct Answer {
+    pub(super) outcome: Outcome,
+    pub(super) ending: Ending,
+    /// Whether the limit only watches.
+    pub(super) shadow: bool,
+}
+
+/// How a charge ended for one of its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Allowed,
     /// Allowed by a shadow limit that would have denied it.
     WouldDeny,
+    /// Denied by this limit, and perhaps by others.
     Denied,
+    /// Denied, though not by this limit.
+    DeniedElsewhere,
 }
 
 /// Counts while the replay goes on.
 pub(super) struct Tally {
     limits: Vec<LimitTally>,
     marks: Vec<Mark>,
+    sums: Sums,
     span: Option<(u64, u64)>,
     over_time: Option<Timeline>,
 }
 
-/// A charge in eight bytes that sort by key, then by limit: 32 bits, 16 bits, and one for a denial.
+/// Requests, however many limits each meets.
+#[derive(Default)]
+struct Sums {
+    requests: u64,
+    allowed: u64,
+    denied: u64,
+    would_deny: u64,
+    delayed: u64,
+}
+
+/// One limit of a charge in eight bytes that sort by key, then by limit: 32 bits, 16 bits, and three that count.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Mark(u64);
 
+/// The limit denied.
+const DENIED: u64 = 1;
+/// The first mark of its request with this key: it counts the request.
+const FIRST: u64 = 1 << 1;
+/// The first of its request with this key whose limit denied: it counts the denial.
+const FIRST_DENIED: u64 = 1 << 2;
+
 impl Mark {
-    fn new(key: u32, limit: u16, denied: bool) -> Mark {
-        Mark(u64::from(key) << 17 | u64::from(limit) << 1 | u64::from(denied))
+    fn new(key: u32, limit: u16, counts: u64) -> Mark {
+        Mark(u64::from(key) << 19 | u64::from(limit) << 3 | counts)
     }
 
     fn key(self) -> u32 {
-        u32::try_from(self.0 >> 17).unwrap_or(u32::MAX)
+        u32::try_from(self.0 >> 19).unwrap_or(u32::MAX)
     }
 
     fn limit(self) -> usize {
-        usize::from(u16::try_from(self.0 >> 1 & 0xffff).unwrap_or(u16::MAX))
+        usize::from(u16::try_from(self.0 >> 3 & 0xffff).unwrap_or(u16::MAX))
     }
 
-    fn denied(self) -> u64 {
-        self.0 & 1
+    fn counts(self, what: u64) -> u64 {
+        u64::from(self.0 & what != 0)
     }
 }
 
@@ -107,6 +149,7 @@ impl Tally {
     /// For limits given as (name, words), and requests in the order of replay.
     pub(super) fn new(limits: impl IntoIterator<Item = (String, String)>, requests: &[Request]) -> Tally {
         let span = requests.first().zip(requests.last()).map(|(first, last)| (first.time_us, last.time_us));
+        let over_time = span.map(|(first, last)| Timeline::over(first, last));
         let empty = |(limit, rule)| LimitTally {
             limit,
             rule,
@@ -116,33 +159,69 @@ impl Tally {
             denied: 0,
             denied_share: 0.0,
             would_deny: 0,
+            delayed: 0,
+            denied_by_others: 0,
+            over_time: over_time.clone(),
         };
         Tally {
             limits: limits.into_iter().map(empty).collect(),
             marks: Vec::with_capacity(requests.len()),
+            sums: Sums::default(),
             span,
-            over_time: span.map(|(first, last)| Timeline::over(first, last)),
+            over_time,
         }
     }
 
-    /// Counts one charge.
-    pub(super) fn count(&mut self, request: &Request, keys: &Keys, ending: Ending) {
-        let denied = ending == Ending::Denied;
-        let tally = &mut self.limits[usize::from(request.limit)];
-        tally.requests += 1;
-        tally.allowed += u64::from(!denied);
-        tally.denied += u64::from(denied);
-        tally.would_deny += u64::from(ending == Ending::WouldDeny);
-        if let Some(line) = &mut self.over_time {
-            let bucket = line.at(request.time_us);
+    /// Counts one request: what it owed under each of its limits, and what that limit said.
+    pub(super) fn count(&mut self, request: &[Request], keys: &Keys, answers: &[Answer]) {
+        let marked = self.marks.len();
+        let (mut denied, mut would_deny, mut delayed) = (false, false, false);
+        for (part, answer) in request.iter().zip(answers) {
+            let is_denied = answer.ending == Ending::Denied;
+            let is_through = matches!(answer.ending, Ending::Allowed | Ending::WouldDeny);
+            let is_delayed = is_through && !answer.shadow && answer.outcome.delay.get() > 0;
+            denied |= !is_through;
+            would_deny |= answer.ending == Ending::WouldDeny;
+            delayed |= is_delayed;
+            let tally = &mut self.limits[usize::from(part.limit)];
+            tally.requests += 1;
+            tally.allowed += u64::from(is_through);
+            tally.denied += u64::from(is_denied);
+            tally.would_deny += u64::from(answer.ending == Ending::WouldDeny);
+            tally.delayed += u64::from(is_delayed);
+            tally.denied_by_others += u64::from(answer.ending == Ending::DeniedElsewhere);
+            if let Some(line) = &mut tally.over_time {
+                let bucket = line.at(part.time_us);
+                bucket.allowed += u64::from(is_through);
+                bucket.denied += u64::from(is_denied);
+                bucket.would_deny += u64::from(answer.ending == Ending::WouldDeny);
+            }
+            let key = keys.normal(part.key).index();
+            let mut counts = if is_denied { DENIED | FIRST_DENIED } else { 0 } | FIRST;
+            for mark in self.marks[marked..].iter().filter(|mark| mark.key() == key) {
+                counts &= !FIRST;
+                if mark.counts(FIRST_DENIED) > 0 {
+                    counts &= !FIRST_DENIED;
+                }
+            }
+            self.marks.push(Mark::new(key, part.limit, counts));
+        }
+        self.sums.requests += 1;
+        self.sums.allowed += u64::from(!denied);
+        self.sums.denied += u64::from(denied);
+        self.sums.would_deny += u64::from(would_deny);
+        self.sums.delayed += u64::from(delayed);
+        if let (Some(line), [part, ..]) = (&mut self.over_time, request) {
+            let bucket = line.at(part.time_us);
             bucket.allowed += u64::from(!denied);
             bucket.denied += u64::from(denied);
+            bucket.would_deny += u64::from(would_deny);
         }
-        self.marks.push(Mark::new(keys.normal(request.key).index(), request.limit, denied));
     }
 
-    /// The answer, once the last charge is counted.
-    pub(super) fn finish(mut self, keys: &Keys, skipped: u64, first_skipped: Option<String>) -> Summary {
+    /// The answer, once the last request is counted.
+    pub(super) fn finish(mut self, harvest: &Harvest) -> Summary {
+        let keys = &harvest.traffic.keys;
         self.marks.sort_unstable();
         let mut distinct = 0;
         // (times denied, marks of the key), cut back to the foremost now and then, so that it stays short.
@@ -157,7 +236,7 @@ impl Tally {
             for of_limit in of_key.chunk_by(|one, next| one.limit() == next.limit()) {
                 self.limits[of_limit[0].limit()].keys += 1;
             }
-            let denied: u64 = of_key.iter().map(|mark| mark.denied()).sum();
+            let denied = counted(of_key, FIRST_DENIED);
             if denied > 0 {
                 denied_keys.push((denied, of_key));
             }
@@ -170,7 +249,7 @@ impl Tally {
             .into_iter()
             .map(|(denied, marks)| DeniedKey {
                 key: name(marks).to_string(),
-                requests: marks.len() as u64,
+                requests: counted(marks, FIRST),
                 denied,
                 by: denied_by(marks, &self.limits),
             })
@@ -178,17 +257,18 @@ impl Tally {
         for tally in &mut self.limits {
             tally.denied_share = fraction(tally.denied, tally.requests);
         }
-        let sum = |part: fn(&LimitTally) -> u64| self.limits.iter().map(part).sum();
-        let (requests, denied) = (sum(|tally| tally.requests), sum(|tally| tally.denied));
+        let Sums { requests, allowed, denied, would_deny, delayed } = self.sums;
         Summary {
             requests,
             keys: distinct,
-            allowed: sum(|tally| tally.allowed),
+            allowed,
             denied,
             denied_share: fraction(denied, requests),
-            would_deny: sum(|tally| tally.would_deny),
-            skipped_lines: skipped,
-            first_skipped,
+            would_deny,
+            delayed,
+            unmet: harvest.unmet,
+            skipped_lines: harvest.skipped,
+            first_skipped: harvest.first_skipped.clone(),
             from_us: self.span.map(|(first, _)| first),
             to_us: self.span.map(|(_, last)| last),
             most_denied,
@@ -198,13 +278,17 @@ impl Tally {
     }
 }
 
+fn counted(marks: &[Mark], what: u64) -> u64 {
+    marks.iter().map(|mark| mark.counts(what)).sum()
+}
+
 /// Which limits denied a key, the one that did so most first.
 fn denied_by(marks: &[Mark], limits: &[LimitTally]) -> Vec<DeniedBy> {
     let mut by: Vec<DeniedBy> = marks
         .chunk_by(|one, next| one.limit() == next.limit())
         .map(|marks| DeniedBy {
             limit: limits[marks[0].limit()].limit.clone(),
-            denied: marks.iter().map(|mark| mark.denied()).sum(),
+            denied: counted(marks, DENIED),
         })
         .filter(|by| by.denied > 0)
         .collect();
@@ -219,66 +303,106 @@ fn fraction(part: u64, whole: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::traffic::Traffic;
     use super::*;
 
     #[test]
     fn marks_keep_what_they_are_given() {
-        for (key, limit, denied) in [(0, 0, false), (u32::MAX, u16::MAX, true), (7, 3, true)] {
-            let mark = Mark::new(key, limit, denied);
-            assert_eq!(
-                (mark.key(), mark.limit(), mark.denied()),
-                (key, usize::from(limit), u64::from(denied))
-            );
+        for (key, limit, counts) in [(0, 0, 0), (u32::MAX, u16::MAX, DENIED), (7, 3, FIRST | FIRST_DENIED)] {
+            let mark = Mark::new(key, limit, counts);
+            assert_eq!((mark.key(), mark.limit()), (key, usize::from(limit)));
+            for what in [DENIED, FIRST, FIRST_DENIED] {
+                assert_eq!(mark.counts(what), u64::from(counts & what != 0));
+            }
         }
+    }
+
+    /// The summary of requests given as a list of (key, limit, ending) each.
+    fn tallied(traffic: &[&[(usize, u16, Ending)]]) -> Summary {
+        let mut keys = Keys::default();
+        let ids = [("b", "default:b"), ("default:b", "default:b"), ("a:1", "a:1"), ("c:1", "c:1")]
+            .map(|(text, normal)| keys.enter(text, normal).unwrap());
+        let parts: Vec<Vec<Request>> = (0u64..)
+            .zip(traffic)
+            .map(|(n, parts)| {
+                let part = |&(key, limit, _): &(usize, u16, Ending)| Request {
+                    time_us: n,
+                    cost: 1,
+                    line: n,
+                    key: ids[key],
+                    limit,
+                    file: 0,
+                };
+                parts.iter().map(part).collect()
+            })
+            .collect();
+        let limits = ["api", "login"].map(|name| (name.to_string(), String::new()));
+        let mut tally = Tally::new(limits, &parts.concat());
+        for (request, ends) in parts.iter().zip(traffic) {
+            let answer = |&(_, _, ending): &(usize, u16, Ending)| Answer {
+                outcome: Outcome::UNLIMITED,
+                ending,
+                shadow: ending == Ending::WouldDeny,
+            };
+            tally.count(request, &keys, &ends.iter().map(answer).collect::<Vec<_>>());
+        }
+        let traffic = Traffic { requests: parts.concat(), keys, ..Traffic::default() };
+        tally.finish(&Harvest { traffic, skipped: 0, first_skipped: None, unmet: 0 })
+    }
+
+    fn denied_key(key: &str, requests: u64, denied: u64, by: &[(&str, u64)]) -> DeniedKey {
+        let by = by.iter().map(|&(limit, denied)| DeniedBy { limit: limit.to_string(), denied }).collect();
+        DeniedKey { key: key.to_string(), requests, denied, by }
     }
 
     #[test]
     fn keys_are_counted_once_and_the_most_denied_come_first() {
-        let mut keys = Keys::default();
-        let ids = [("b", "default:b"), ("default:b", "default:b"), ("a:1", "a:1"), ("c:1", "c:1")]
-            .map(|(text, normal)| keys.enter(text, normal).unwrap());
-        let traffic = [
-            (0, 0, Ending::Denied),
-            (1, 1, Ending::Denied),
-            (1, 1, Ending::Denied),
-            (2, 0, Ending::Denied),
-            (2, 0, Ending::Allowed),
-            (3, 1, Ending::WouldDeny),
-        ];
-        let requests: Vec<Request> = (0u64..)
-            .zip(traffic)
-            .map(|(n, (key, limit, _))| Request {
-                time_us: n,
-                cost: 1,
-                line: n,
-                key: ids[key],
-                limit,
-                file: 0,
-            })
-            .collect();
-        let limits = ["api", "login"].map(|name| (name.to_string(), String::new()));
-        let mut tally = Tally::new(limits, &requests);
-        for (request, (_, _, ending)) in requests.iter().zip(traffic) {
-            tally.count(request, &keys, ending);
-        }
-        let summary = tally.finish(&keys, 0, None);
+        let summary = tallied(&[
+            &[(0, 0, Ending::Denied)],
+            &[(1, 1, Ending::Denied)],
+            &[(1, 1, Ending::Denied)],
+            &[(2, 0, Ending::Denied)],
+            &[(2, 0, Ending::Allowed)],
+            &[(3, 1, Ending::WouldDeny)],
+        ]);
         assert_eq!((summary.requests, summary.keys, summary.allowed, summary.denied), (6, 3, 2, 4));
         assert_eq!(summary.would_deny, 1);
         assert_eq!(summary.limits.iter().map(|limit| limit.keys).collect::<Vec<_>>(), [2, 2]);
-        let by = |limit: &str, denied| DeniedBy { limit: limit.to_string(), denied };
         assert_eq!(
             summary.most_denied,
             [
-                DeniedKey {
-                    key: "default:b".to_string(),
-                    requests: 3,
-                    denied: 3,
-                    by: vec![by("login", 2), by("api", 1)]
-                },
-                DeniedKey { key: "a:1".to_string(), requests: 2, denied: 1, by: vec![by("api", 1)] },
+                denied_key("default:b", 3, 3, &[("login", 2), ("api", 1)]),
+                denied_key("a:1", 2, 1, &[("api", 1)])
             ]
         );
         let line = summary.over_time.unwrap();
         assert_eq!(line.buckets.iter().map(|b| (b.allowed, b.denied)).collect::<Vec<_>>(), [(2, 4)]);
+    }
+
+    #[test]
+    fn a_request_of_several_limits_is_one_request() {
+        let summary = tallied(&[
+            // One key under both limits, denied by both, then by one.
+            &[(0, 0, Ending::Denied), (0, 1, Ending::Denied)],
+            &[(0, 0, Ending::DeniedElsewhere), (0, 1, Ending::Denied)],
+            // Two keys; only the one whose limit denies is denied.
+            &[(2, 0, Ending::Denied), (3, 1, Ending::DeniedElsewhere)],
+            &[(2, 0, Ending::Allowed), (3, 1, Ending::WouldDeny)],
+        ]);
+        assert_eq!((summary.requests, summary.keys, summary.allowed, summary.denied), (4, 3, 1, 3));
+        assert_eq!(summary.would_deny, 1);
+        let limits: Vec<_> = summary
+            .limits
+            .iter()
+            .map(|limit| (limit.requests, limit.allowed, limit.denied, limit.denied_by_others))
+            .collect();
+        assert_eq!(limits, [(4, 1, 2, 1), (4, 1, 2, 1)]);
+        assert_eq!(
+            summary.most_denied,
+            [
+                denied_key("default:b", 2, 2, &[("login", 2), ("api", 1)]),
+                denied_key("a:1", 2, 1, &[("api", 1)])
+            ]
+        );
     }
 }

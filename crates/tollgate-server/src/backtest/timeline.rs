@@ -53,6 +53,8 @@ pub(super) struct Bucket {
     pub(super) start_us: u64,
     pub(super) allowed: u64,
     pub(super) denied: u64,
+    /// What shadow limits would have denied; part of `allowed`.
+    pub(super) would_deny: u64,
 }
 
 /// Stretches of equal length, one after the other; they start at multiples of their length since 1970.

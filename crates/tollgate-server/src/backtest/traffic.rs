@@ -2,12 +2,12 @@
 //!
 //! A request is 32 bytes: its key and its limit are numbers into tables that hold each text once. Two texts may name the same
 //! key (`42` is `default:42`); the table knows, so that keys are counted as the limiter sees them and shown as they were
-//! written.
+//! written. A line of an access log that meets several limits is as many requests, one after the other.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
-/// One line of a log.
+/// One line of a log, or what it owes under one of its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) time_us: u64,
@@ -92,9 +92,19 @@ impl Keys {
 pub(super) struct Traffic {
     pub(super) requests: Vec<Request>,
     pub(super) keys: Keys,
+    /// The files whose lines are one charge each, however many limits it meets. In others every request is a charge of its own,
+    /// and several may stand on one physical line.
+    pub(super) whole_lines: BTreeSet<u16>,
 }
 
 impl Traffic {
+    /// The charges, in the order of replay.
+    pub(super) fn charges(&self) -> impl Iterator<Item = &[Request]> {
+        self.requests.chunk_by(|one, next| {
+            one.line == next.line && one.file == next.file && self.whole_lines.contains(&one.file)
+        })
+    }
+
     /// Puts the requests into the order of replay: by time, and those of the same instant as they came, file by file and line
     /// by line.
     pub(super) fn order(&mut self) {
@@ -133,8 +143,15 @@ mod tests {
         let at = |time_us, line| Request { time_us, cost: 1, line, key, limit: 0, file: 0 };
         let mut traffic =
             Traffic { requests: vec![at(5, 1), at(3, 2), at(5, 3), at(3, 4)], ..Traffic::default() };
+        let charges = |traffic: &Traffic| traffic.charges().map(<[Request]>::len).collect::<Vec<_>>();
         traffic.order();
         let lines: Vec<u64> = traffic.requests.iter().map(|request| request.line).collect();
         assert_eq!(lines, [2, 4, 1, 3]);
+        assert_eq!(charges(&traffic), [1; 4]);
+        // What stands on one line is one charge only where lines are.
+        traffic.requests = vec![at(5, 1), at(5, 1), at(6, 2)];
+        assert_eq!(charges(&traffic), [1; 3]);
+        traffic.whole_lines.insert(0);
+        assert_eq!(charges(&traffic), [2, 1]);
     }
 }

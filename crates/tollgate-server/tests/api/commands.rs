@@ -54,6 +54,14 @@ fn a_key_is_looked_at_and_forgotten() {
     check(&server, "status login user:1", &[], 0, "login: 2 of 2 left\n", "");
 }
 
+/// The rules of a backtest are in the config that is served, and change nothing there.
+#[test]
+fn rules_for_access_logs_are_let_stand() {
+    let rules = "[[rules]]\npath = \"/login\"\nlimit = \"login\"\n";
+    let server = server::with(&format!("{POLICY}\n{rules}"), &[], &[]);
+    check(&server, "check login user:1", &[], 0, "allowed by login: 1 of 2 left", "");
+}
+
 #[test]
 fn limits_and_top_are_tables() {
     let server = server::start();

@@ -175,11 +175,6 @@ fn files_that_are_no_logs_are_refused_in_one_line() {
         ("log.csv", b"1700000000,api,user:1\n", "log.csv:1: no column time; name the columns"),
         ("log.csv", b"time,limit,key,key\n", "log.csv:1: the column key stands twice"),
         ("log.bin", &[0u8; 2_000_000], "cannot read log.bin: line 1 is longer than 1 MiB"),
-        (
-            "access.log",
-            b"127.0.0.1 - - [10/Oct/2000:13:55:36 -0700] \"GET / HTTP/1.0\" 200 2326\n",
-            "cannot read access.log: this version does not read combined access logs yet; give CSV or JSONL",
-        ),
     ] {
         let stderr = refused(told, file, log);
         assert!(stderr.starts_with(&format!("tollgate: error: {told}")), "{told}: {stderr}");
@@ -216,7 +211,7 @@ fn calls_that_cannot_be_answered_are_told_in_one_line() {
         (&["backtest", "--config", "-", "-"], "stdin can be read once; name - for one input only"),
         (
             &["backtest", "--config", "policy.toml", "log.csv", "--format", "combined"],
-            "cannot read combined logs: this version does not read combined access logs yet",
+            "cannot replay log.csv: an access log does not say which limits its requests meet, and policy.toml has no",
         ),
         (
             &["backtest", "--config", "policy.toml", "log.csv", "--decisions", "none/out.jsonl"],

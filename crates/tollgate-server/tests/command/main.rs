@@ -3,8 +3,10 @@
 mod bad_input;
 mod bench;
 mod binary;
+mod combined;
 mod golden;
 mod import;
 mod order;
 mod output;
+mod page;
 mod validate;

@@ -76,6 +76,18 @@ fn spellings_of_a_key_share_its_state_and_are_shown_as_written() {
     assert!(ended.stdout.contains("\"requests\":4,\"keys\":2,"), "{}", ended.stdout);
 }
 
+/// Where lines end with a carriage return alone, a file is one physical line. Taken for one charge its records would cost two
+/// together, and both be denied.
+#[test]
+fn records_on_one_physical_line_are_charged_by_themselves() {
+    let scratch = Scratch::new("returns");
+    scratch.write("policy.toml", POLICY);
+    scratch.write("log.csv", "time,limit,key\r1,api,a\r1,api,a\r");
+    let found: Vec<bool> =
+        replayed(&scratch, &["log.csv"]).into_iter().map(|(_, allowed, _)| allowed).collect();
+    assert_eq!(found, [true, false]);
+}
+
 #[test]
 fn several_files_are_one_stream() {
     let scratch = Scratch::new("files");

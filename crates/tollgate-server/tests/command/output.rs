@@ -179,6 +179,12 @@ fn the_examples_run() {
         assert_eq!(ended.stderr, "");
         assert!(ended.stdout.contains("user:7"), "{}", ended.stdout);
     }
+    let ended = scratch.run(&["backtest", "--config", &policy, &example("access.log")]);
+    ended.done("access.log");
+    // A scraper, and what asks for files alone.
+    for said in ["ip:198.51.100.23", "42 requests met no rule", "shadow limits would have denied 15 more"] {
+        assert!(ended.stdout.contains(said), "{said}: {}", ended.stdout);
+    }
     let ended = scratch.run(&["backtest", "--config", &policy, &csv, "--json"]);
     let summary: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
     assert!(summary["denied"].as_u64().unwrap() > 0 && summary["would_deny"].as_u64().unwrap() > 0);

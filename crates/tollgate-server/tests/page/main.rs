@@ -1,9 +1,10 @@
-//! The page in a real Chromium, driven through chromedriver, against the real binary.
+//! The page in a real Chromium, driven through chromedriver, against the real binary; and the report of a backtest, which is a file.
 //!
 //! Needs the feature `browser`, Debian's `chromium` and `chromium-driver`, and axe-core's script, whose path is in
 //! `TOLLGATE_AXE`; `./test` sees to all of them. Pictures of the page are left under `target/screenshots`.
 
 mod browser;
+mod report;
 mod server;
 
 use std::net::TcpStream;

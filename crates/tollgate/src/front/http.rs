@@ -29,6 +29,8 @@ mod toll;
 #[cfg(feature = "axum")]
 pub use axum::{AxumLimitFuture, AxumLimitLayer, AxumLimitService};
 pub use body::LimitedBody;
+#[cfg(feature = "config")]
+pub(crate) use client::canonical_network;
 pub use client::{ClientAddress, address, canonical};
 pub use future::LimitFuture;
 pub use head::{Head, PeerAddress};
@@ -38,5 +40,7 @@ pub use path::{BadPath, EncodedSeparators, decoded, normalized};
 pub use payer::{Missing, Payer};
 pub use refusal::Refusal;
 pub use route::Route;
+#[cfg(feature = "config")]
+pub(crate) use route::{Asked, Matcher};
 pub use service::LimitService;
 pub use toll::{Answer, Toll};

@@ -10,7 +10,10 @@ mod environment;
 mod envoy;
 mod limits;
 mod mistake;
+mod named;
 mod reader;
+#[cfg_attr(not(feature = "http"), path = "config/rules/unread.rs")]
+mod rules;
 mod server;
 mod store;
 
@@ -21,6 +24,9 @@ use self::environment::Environment;
 pub use self::envoy::{EnvoyEntry, EnvoyRule, EnvoyRules, EnvoyValue};
 pub use self::mistake::{Mistake, Mistakes};
 use self::reader::{Field, Reader, Section};
+pub use self::rules::RequestRules;
+#[cfg(feature = "http")]
+pub use self::rules::{RecordedDue, RecordedRequest, RequestRule};
 pub use self::server::{LogLevel, ServerConfig};
 pub use self::store::{StoreConfig, StoreMode};
 use crate::policy::Policy;
@@ -75,7 +81,8 @@ use crate::policy::Policy;
 /// | `redis` | `url` or `urls`, `cluster`, `username`, `password`, `ca_file`, `cert_file`, `key_file`, `prefix` | |
 /// | `postgres` | `url`, `prefix`, `password`, `ca_file`, `cert_file`, `key_file`, `connections` | |
 ///
-/// Which requests that Envoy asks about meet which limit is said in `[[envoy]]`: see [`EnvoyRules`].
+/// Which requests that Envoy asks about meet which limit is said in `[[envoy]]`: see [`EnvoyRules`]; and which requests of a log
+/// that is replayed in `[[rules]]`: see [`RequestRules`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
@@ -87,6 +94,8 @@ pub struct Config {
     pub policy: Policy,
     /// `[[envoy]]`: which descriptors of Envoy meet which limit.
     pub envoy: EnvoyRules,
+    /// `[[rules]]`: which requests of a log meet which limit.
+    pub rules: RequestRules,
 }
 
 impl Config {
@@ -159,7 +168,7 @@ impl Config {
         environment.note_strays(&mut reader);
         let root = Section::root(&table);
         reader.only(&root, &["server", "store", "limits", "jobs", "llm", "rules", "envoy"]);
-        for (name, what) in [("jobs", "job limits"), ("llm", "language-model limits"), ("rules", "rules")] {
+        for (name, what) in [("jobs", "job limits"), ("llm", "language-model limits")] {
             if let Some(field) = root.field(name).filter(|field| field.has_content()) {
                 reader.misnamed(
                     field,
@@ -174,9 +183,12 @@ impl Config {
         let limits = limits.map(Section::showing_all);
         let rules = limits.as_ref().map(|section| limits::read(&mut reader, section)).unwrap_or_default();
         let envoy = root.field("envoy").map(|field| envoy::read(&mut reader, field, limits.as_ref(), &rules));
+        let recorded =
+            root.field("rules").map(|field| rules::read(&mut reader, field, limits.as_ref(), &rules));
         // The names are distinct because they are the keys of one table.
         let policy = Policy { rules };
-        reader.finish(Config { server, store, policy, envoy: envoy.unwrap_or_default() })
+        let (envoy, rules) = (envoy.unwrap_or_default(), recorded.unwrap_or_default());
+        reader.finish(Config { server, store, policy, envoy, rules })
     }
 }
 
@@ -266,8 +278,7 @@ overrides = { "user:42" = { limit = 1000 } }
     #[test]
     fn what_is_left_out_has_a_default() {
         assert_eq!(parse(""), Config::default());
-        assert_eq!(parse("[jobs]\n[llm]\n[[rules]]\n[limits]\n[store]\n[server]"), Config::default());
-        assert_eq!(parse("rules = []").policy.rules().len(), 0);
+        assert_eq!(parse("rules = []\n[jobs]\n[llm]\n[limits]\n[store]\n[server]"), Config::default());
         let store = StoreConfig::default();
         assert_eq!((store.mode, store.fallback), (StoreMode::Memory, Fallback::Open));
         assert_eq!((store.when_full, store.max_keys), (WhenFull::Share, 10_000_000));
@@ -442,14 +453,13 @@ overrides = { "user:42" = { limit = 1000 } }
     #[test]
     fn what_comes_later_is_told_apart_from_what_is_wrong() {
         check(
-            "jobs.global.limit = 5\n[[rules]]\npath = '/'\n[llm.models.a]\nrpm = 5",
+            "jobs.global.limit = 5\n[llm.models.a]\nrpm = 5",
             &[
                 (1, "jobs", "", "this version does not have job limits yet; leave it empty or remove it"),
-                (2, "rules", "", "this version does not have rules yet"),
-                (4, "llm", "", "this version does not have language-model limits yet"),
+                (2, "llm", "", "this version does not have language-model limits yet"),
             ],
         );
-        check("jobs = 1\nrules = 'x'", &[(1, "jobs", "", "does not have job limits"), (2, "rules", "", "")]);
+        check("jobs = 1\nllm = 'x'", &[(1, "jobs", "", "does not have job limits"), (2, "llm", "", "")]);
     }
 
     #[test]

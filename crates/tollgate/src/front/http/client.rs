@@ -240,7 +240,7 @@ pub fn canonical(address: IpAddr) -> IpAddr {
 }
 
 /// A network as its canonical addresses see it.
-pub(super) fn canonical_network(network: IpNet) -> IpNet {
+pub(crate) fn canonical_network(network: IpNet) -> IpNet {
     match (network, canonical(network.addr())) {
         // Where the prefix reaches into the disguised part, all of the network is IPv4.
         (IpNet::V6(six), address @ IpAddr::V4(_)) if six.prefix_len() >= 96 => {

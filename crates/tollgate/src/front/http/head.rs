@@ -8,7 +8,7 @@ use http::{Extensions, HeaderMap, HeaderName, Method, Request, Uri};
 
 use super::client::{ClientAddress, Group};
 use super::path::{self, BadPath, EncodedSeparators};
-use super::route::Matcher;
+use super::route::{Asked, Matcher};
 
 /// The address at the other end of the connection, for services that are not axum's: put it into the extensions of each
 /// request, or say [where it is](super::LimitLayerBuilder::peer_from).
@@ -135,24 +135,6 @@ impl<'a> Head<'a> {
         let _ = self.identity.client.write_group(address, to);
     }
 
-    /// The path as it came.
-    pub(super) fn raw_path(&self) -> &str {
-        full_path(self.uri, self.extensions)
-    }
-
-    /// Whether the path came in its one spelling.
-    pub(super) fn is_plain(&self) -> bool {
-        !matches!(self.path, Some(Cow::Owned(_)))
-    }
-
-    /// The template that axum has matched.
-    pub(super) fn matched(&self) -> Option<&str> {
-        #[cfg(feature = "axum")]
-        return self.extensions.get::<axum::extract::MatchedPath>().map(|matched| matched.as_str());
-        #[cfg(not(feature = "axum"))]
-        None
-    }
-
     pub(super) fn field(&self, name: &HeaderName) -> Field<'_> {
         let mut values = self.headers.get_all(name).iter();
         match (values.next(), values.next()) {
@@ -164,6 +146,31 @@ impl<'a> Head<'a> {
                 Err(_) => Field::Malformed,
             },
         }
+    }
+}
+
+impl Asked for Head<'_> {
+    fn method(&self) -> Option<&Method> {
+        Some(self.method)
+    }
+
+    fn path(&self) -> &str {
+        Head::path(self)
+    }
+
+    fn raw_path(&self) -> &str {
+        full_path(self.uri, self.extensions)
+    }
+
+    fn is_plain(&self) -> bool {
+        !matches!(self.path, Some(Cow::Owned(_)))
+    }
+
+    fn matched(&self) -> Option<&str> {
+        #[cfg(feature = "axum")]
+        return self.extensions.get::<axum::extract::MatchedPath>().map(|matched| matched.as_str());
+        #[cfg(not(feature = "axum"))]
+        None
     }
 }
 

@@ -7,7 +7,6 @@
 
 use http::Method;
 
-use super::head::Head;
 use super::path::{self, EncodedSeparators};
 use crate::error::Error;
 
@@ -99,7 +98,7 @@ impl Route {
     }
 
     /// Made ready to be compared with requests; the error says which template will not do, and why.
-    pub(super) fn compile(&self) -> Result<Matcher, Error> {
+    pub(crate) fn compile(&self) -> Result<Matcher, Error> {
         let place = match &self.at {
             At::Any => Place::Any,
             At::Template(template) => Place::Template(Template::parse(template)?),
@@ -110,15 +109,29 @@ impl Route {
     }
 }
 
+/// What a route looks at in a request: one on its way, or one that somebody has recorded.
+pub(crate) trait Asked {
+    /// The method; `None` where a log does not say.
+    fn method(&self) -> Option<&Method>;
+    /// The path in its one spelling.
+    fn path(&self) -> &str;
+    /// The path as it came.
+    fn raw_path(&self) -> &str;
+    /// Whether the two are the same.
+    fn is_plain(&self) -> bool;
+    /// The template that a router has matched, if that is known.
+    fn matched(&self) -> Option<&str>;
+}
+
 /// A route that is ready to be compared with requests.
-#[derive(Debug)]
-pub(super) struct Matcher {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Matcher {
     place: Place,
     methods: Vec<Method>,
     except: Vec<Matcher>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     Any,
     Template(Template),
@@ -129,7 +142,7 @@ enum Place {
 impl Matcher {
     /// Whether a request is meant, for who would charge it: in doubt it is. A router may see another path than we do, so it is
     /// enough that the path fits as it came, or in its one spelling, or that the router has matched it so.
-    pub(super) fn charges(&self, head: &Head<'_>) -> bool {
+    pub(crate) fn charges(&self, head: &impl Asked) -> bool {
         let place = match &self.place {
             Place::Any => true,
             Place::Template(template) => {
@@ -148,7 +161,7 @@ impl Matcher {
 
     /// Whether a request is meant, for who would let it pass uncharged: in doubt it is not. The path must be written in its one
     /// spelling, to the last slash, and the router must not have matched it to anything else.
-    pub(super) fn frees(&self, head: &Head<'_>) -> bool {
+    pub(super) fn frees(&self, head: &impl Asked) -> bool {
         let place = match &self.place {
             Place::Any => true,
             Place::Template(template) => {
@@ -167,7 +180,8 @@ impl Matcher {
         place && self.is_by_method(head.method()) && !self.except.iter().any(|other| other.charges(head))
     }
 
-    fn is_by_method(&self, method: &Method) -> bool {
+    fn is_by_method(&self, method: Option<&Method>) -> bool {
+        let Some(method) = method else { return self.methods.is_empty() };
         let is = |wanted: &Method| wanted == method || (wanted == Method::GET && method == Method::HEAD);
         self.methods.is_empty() || self.methods.iter().any(is)
     }
@@ -178,14 +192,14 @@ impl Matcher {
     }
 
     /// A parameter of its template.
-    pub(super) fn parameter<'p>(&self, path: &'p str, name: &str) -> Option<&'p str> {
+    pub(crate) fn parameter<'p>(&self, path: &'p str, name: &str) -> Option<&'p str> {
         match &self.place {
             Place::Template(template) => template.parameter(path, name),
             Place::Any | Place::Below(_) => None,
         }
     }
 
-    pub(super) fn has_parameter(&self, name: &str) -> bool {
+    pub(crate) fn has_parameter(&self, name: &str) -> bool {
         matches!(&self.place, Place::Template(template) if template.has_parameter(name))
     }
 }
@@ -196,14 +210,14 @@ fn is_below(prefix: &str, path: &str) -> bool {
 }
 
 /// A path with holes.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Template {
     segments: Vec<Segment>,
     /// Whether it is written with a slash at its end.
     is_ended: bool,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Segment {
     Text(String),
     One(String),

@@ -9,11 +9,10 @@ mod tree;
 use std::collections::BTreeMap;
 
 use self::tree::Node;
+use super::named;
 use super::reader::{Field, Reader, Section};
 use crate::key::Key;
-use crate::policy::nearest::nearest;
-use crate::policy::{Allowance, Rule};
-use tollgate_kernel::Strategy;
+use crate::policy::Rule;
 
 /// How many entries a rule may have: more than anybody nests, and few enough to walk.
 const MOST_ENTRIES: usize = 16;
@@ -242,29 +241,7 @@ fn read_limit(
         reader.mistake(field, "does not go with unlimited = true; remove one of the two");
         return None;
     }
-    let name = reader.text(field, names.first().copied().unwrap_or("api"))?;
-    if !names.contains(&name) {
-        match nearest(name, names.iter().copied()) {
-            Some(guess) => {
-                reader.mistake(field, format!("there is no such limit; did you mean \"{guess}\"?"))
-            }
-            None if names.is_empty() => {
-                reader.mistake(field, format!("there are no limits; write [limits.{name}]"))
-            }
-            None => reader.mistake(field, format!("there is no such limit; known: {}", names.join(", "))),
-        }
-        return None;
-    }
-    let allowance = rules.iter().find(|rule| rule.name() == name).map(Rule::allowance);
-    if let Some(Allowance::Limited(limit)) = allowance
-        && limit.strategy() == Strategy::Concurrency
-    {
-        let fix = "counts those who are there at once, and Envoy does not say when a request is done; name a limit of \
-                   another strategy";
-        reader.mistake(field, fix);
-        return None;
-    }
-    Some(Some(name.to_owned()))
+    named::read(reader, field, names, rules, "Envoy does not say when a request is done").map(Some)
 }
 
 /// Reads which entries do not tell payers apart.

@@ -108,6 +108,12 @@ impl<'d> Field<'d> {
         self.value.is_table()
     }
 
+    /// The value, if it is a text.
+    #[cfg(feature = "http")]
+    pub(super) fn as_text(&self) -> Option<&'d str> {
+        self.value.as_str()
+    }
+
     /// Whether the value is a table or an array with anything in it, or a plain value.
     pub(super) fn has_content(&self) -> bool {
         match self.value {

@@ -1,0 +1,376 @@
+//! `--report`: the summary as one HTML file that needs nothing else.
+//!
+//! It looks like the live page, whose colours and shapes it has from the same style sheet. There is no script in it, and its own
+//! policy lets none run and nothing be fetched: only the style that it was written with, by its hash. Pictures are drawn in
+//! `chart.rs`, each with its numbers in words and in a table below. Every text from outside passes through [`Escaped`].
+
+mod chart;
+
+use std::fmt::{self, Write};
+
+use sha2::{Digest, Sha256};
+use tollgate::Micros;
+use tollgate::config::Config;
+
+use super::report::{KEY, span, stamp};
+use super::summary::{LimitTally, Summary};
+use crate::cli::BacktestArgs;
+use crate::figures::{counted, grouped, share, shortened};
+use crate::source;
+
+/// That of the live page, and what only a report has.
+const STYLE: &str = concat!(include_str!("../front/page/page.css"), include_str!("html/report.css"));
+
+/// What was replayed, for people.
+pub(super) struct Sources {
+    /// The config's name without its directory, for headings.
+    title: String,
+    config: String,
+    logs: Vec<String>,
+    /// (limit, words) of each rule for access logs.
+    rules: Vec<(String, String)>,
+    /// (limit, key, words) of each override.
+    overrides: Vec<(String, String, String)>,
+}
+
+/// How many overrides are told.
+const MOST_OVERRIDES: usize = 100;
+
+/// How many logs are named.
+const MOST_LOGS: usize = 100;
+
+impl Sources {
+    pub(super) fn of(asked: &BacktestArgs, config: &Config) -> Sources {
+        let rule = |rule: &tollgate::config::RequestRule| (rule.limit().to_string(), rule.to_string());
+        let overrides = config.policy.rules().iter().flat_map(|rule| {
+            let told = |(key, other): &(tollgate::Key<'_>, tollgate::Allowance)| {
+                (rule.name().to_string(), key.to_string(), other.to_string())
+            };
+            rule.overrides().iter().map(told)
+        });
+        let title = asked.config.file_name().filter(|_| !source::is_stdin(&asked.config));
+        let title = title.map(|name| name.to_string_lossy().into_owned());
+        Sources {
+            title: title.unwrap_or_else(|| source::name(&asked.config)),
+            config: source::name(&asked.config),
+            logs: asked.logs.iter().map(|path| source::name(path)).collect(),
+            rules: config.rules.iter().map(rule).collect(),
+            overrides: overrides.collect(),
+        }
+    }
+}
+
+/// The whole file.
+pub(super) fn page(summary: &Summary, sources: &Sources) -> String {
+    let mut out = String::with_capacity(64 * 1024);
+    // Writing to a string cannot fail.
+    let _ = write_page(&mut out, summary, sources);
+    out
+}
+
+fn write_page(out: &mut String, summary: &Summary, sources: &Sources) -> fmt::Result {
+    let title = Escaped(&sources.title);
+    write!(
+        out,
+        r#"<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>Backtest of {title}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header class="top">
+<p class="brand"><svg viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d="M5 21V8h4v13zM9 10h13v3H9z"/></svg><span>Tollgate</span></p>
+<p class="about">backtest, version {}</p>
+</header>
+<main>
+<h1>What {title} would have done</h1>
+"#,
+        base64(&Sha256::digest(STYLE.as_bytes())),
+        env!("CARGO_PKG_VERSION"),
+    )?;
+    sums(out, summary)?;
+    if let Some(line) = &summary.over_time {
+        out.push_str("<section class=\"limit all\" aria-labelledby=\"over-time\">\n<h2 id=\"over-time\">Over time</h2>\n");
+        chart::figure(out, line, "All requests")?;
+        out.push_str("</section>\n");
+    }
+    limits(out, summary)?;
+    denied_most(out, summary)?;
+    policy(out, sources)?;
+    read(out, summary, sources)?;
+    out.push_str("</main>\n<footer class=\"foot\"><p>Times are UTC. Keys are shown as the log has them.</p></footer>\n</body>\n</html>\n");
+    Ok(())
+}
+
+/// The numbers that everybody asks for first.
+fn sums(out: &mut String, summary: &Summary) -> fmt::Result {
+    out.push_str("<section class=\"sums\" aria-label=\"In all\">\n<p>");
+    match (summary.from_us, summary.to_us) {
+        (Some(from), Some(to)) => write!(out, "{} to {} ({})", stamp(from), stamp(to), span(to - from))?,
+        _ => out.push_str("Nothing in the log met a limit."),
+    }
+    out.push_str("</p>\n<dl>\n");
+    let of_all = |part: u64| format!("{} ({})", grouped(part), share(part, summary.requests));
+    sum(out, "", "requests", &grouped(summary.requests))?;
+    sum(out, "", "keys", &grouped(summary.keys))?;
+    sum(out, "", "allowed", &of_all(summary.allowed))?;
+    sum(out, if summary.denied > 0 { "some" } else { "" }, "denied", &of_all(summary.denied))?;
+    for (word, count) in [
+        ("of those allowed, had to wait", summary.delayed),
+        ("of those allowed, a shadow limit would have denied", summary.would_deny),
+        ("met no rule, and so no limit", summary.unmet),
+        (
+            if summary.skipped_lines == 1 { "bad line skipped" } else { "bad lines skipped" },
+            summary.skipped_lines,
+        ),
+    ] {
+        if count > 0 {
+            sum(out, "", word, &grouped(count))?;
+        }
+    }
+    out.push_str("</dl>\n</section>\n");
+    Ok(())
+}
+
+fn sum(out: &mut String, class: &str, word: &str, number: &str) -> fmt::Result {
+    let of = if class.is_empty() { "" } else { " class=\"is-denied\"" };
+    let (figure, rest) = number.split_once(' ').unwrap_or((number, ""));
+    write!(out, "<div{of}><dt>{word}</dt><dd class=\"{class}\">{}", Escaped(figure))?;
+    if !rest.is_empty() {
+        write!(out, " <small>{}</small>", Escaped(rest))?;
+    }
+    out.push_str("</dd></div>\n");
+    Ok(())
+}
+
+fn limits(out: &mut String, summary: &Summary) -> fmt::Result {
+    let (met, unmet): (Vec<&LimitTally>, Vec<&LimitTally>) =
+        summary.limits.iter().partition(|limit| limit.requests > 0);
+    out.push_str("<section aria-labelledby=\"limits\">\n<h2 id=\"limits\">Limits</h2>\n");
+    if !met.is_empty() {
+        out.push_str("<div class=\"limits\">\n");
+        for limit in met {
+            card(out, limit)?;
+        }
+        out.push_str("</div>\n");
+    }
+    if !unmet.is_empty() {
+        out.push_str("<p class=\"faint\">Not met by this traffic:</p>\n<ul class=\"plain\">\n");
+        for limit in unmet {
+            writeln!(out, "<li><code>{}</code>: {}</li>", Escaped(&limit.limit), Escaped(&limit.rule))?;
+        }
+        out.push_str("</ul>\n");
+    }
+    out.push_str("</section>\n");
+    Ok(())
+}
+
+fn card(out: &mut String, limit: &LimitTally) -> fmt::Result {
+    write!(
+        out,
+        "<article class=\"limit\">\n<header><h3>{}</h3><p class=\"policy\">{}</p></header>\n<dl class=\"rates\">\n",
+        Escaped(&limit.limit),
+        Escaped(&limit.rule)
+    )?;
+    let denied = if limit.denied > 0 { " class=\"some\"" } else { "" };
+    let mut rate = |word: &str, count: u64, class: &str| {
+        writeln!(out, "<div{}><dt>{word}</dt><dd{class}>{}</dd></div>", is_denied(class), grouped(count))
+    };
+    rate("allowed", limit.allowed, "")?;
+    rate("denied", limit.denied, denied)?;
+    rate(if limit.keys == 1 { "key" } else { "keys" }, limit.keys, "")?;
+    for (word, count) in [
+        ("would have been denied", limit.would_deny),
+        ("had to wait", limit.delayed),
+        ("denied by other limits", limit.denied_by_others),
+    ] {
+        if count > 0 {
+            rate(word, count, "")?;
+        }
+    }
+    out.push_str("</dl>\n");
+    if let Some(line) = &limit.over_time {
+        chart::figure(out, line, &limit.limit)?;
+    }
+    out.push_str("</article>\n");
+    Ok(())
+}
+
+fn is_denied(class: &str) -> &'static str {
+    if class.is_empty() { "" } else { " class=\"is-denied\"" }
+}
+
+fn denied_most(out: &mut String, summary: &Summary) -> fmt::Result {
+    out.push_str("<section class=\"panel\" aria-labelledby=\"denied-most\">\n<h2 id=\"denied-most\">Denied most</h2>\n");
+    if summary.most_denied.is_empty() {
+        out.push_str("<p>Nobody was denied.</p>\n</section>\n");
+        return Ok(());
+    }
+    begin_table(out, "offenders", &["key", "denied", "of", "share", "by"])?;
+    for key in &summary.most_denied {
+        let by: Vec<String> = match &key.by[..] {
+            [only] => vec![only.limit.clone()],
+            several => several.iter().map(|by| format!("{} {}", by.limit, grouped(by.denied))).collect(),
+        };
+        writeln!(
+            out,
+            "<tr><td><bdi>{}</bdi></td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            Escaped(&shortened(&key.key, KEY)),
+            grouped(key.denied),
+            grouped(key.requests),
+            Escaped(&share(key.denied, key.requests)),
+            Escaped(&by.join(", "))
+        )?;
+    }
+    out.push_str("</tbody></table></div>\n</section>\n");
+    Ok(())
+}
+
+/// The rules for access logs and the overrides, where there are any.
+fn policy(out: &mut String, sources: &Sources) -> fmt::Result {
+    if !sources.rules.is_empty() {
+        out.push_str("<section class=\"panel\" aria-labelledby=\"rules\">\n<h2 id=\"rules\">Which requests of access logs meet which limit</h2>\n");
+        begin_table(out, "words", &["limit", "requests"])?;
+        for (limit, words) in &sources.rules {
+            writeln!(out, "<tr><td>{}</td><td><bdi>{}</bdi></td></tr>", Escaped(limit), Escaped(words))?;
+        }
+        out.push_str("</tbody></table></div>\n</section>\n");
+    }
+    if !sources.overrides.is_empty() {
+        out.push_str("<section class=\"panel\" aria-labelledby=\"overrides\">\n<h2 id=\"overrides\">Keys with a limit of their own</h2>\n");
+        begin_table(out, "words", &["limit", "key", "instead"])?;
+        for (limit, key, words) in sources.overrides.iter().take(MOST_OVERRIDES) {
+            writeln!(
+                out,
+                "<tr><td>{}</td><td><bdi>{}</bdi></td><td>{}</td></tr>",
+                Escaped(limit),
+                Escaped(&shortened(key, KEY)),
+                Escaped(words)
+            )?;
+        }
+        out.push_str("</tbody></table></div>\n");
+        more(out, sources.overrides.len(), MOST_OVERRIDES)?;
+        out.push_str("</section>\n");
+    }
+    Ok(())
+}
+
+fn more(out: &mut String, all: usize, told: usize) -> fmt::Result {
+    match all.saturating_sub(told) {
+        0 => Ok(()),
+        left => writeln!(out, "<p class=\"faint\">And {} more.</p>", grouped(left as u64)),
+    }
+}
+
+/// What was read.
+fn read(out: &mut String, summary: &Summary, sources: &Sources) -> fmt::Result {
+    out.push_str("<section class=\"panel\" aria-labelledby=\"read\">\n<h2 id=\"read\">What was read</h2>\n<dl class=\"sources\">\n");
+    writeln!(out, "<div><dt>config</dt><dd><bdi>{}</bdi></dd></div>", Escaped(&sources.config))?;
+    writeln!(out, "<div><dt>{}</dt>", if sources.logs.len() == 1 { "log" } else { "logs" })?;
+    for log in sources.logs.iter().take(MOST_LOGS) {
+        writeln!(out, "<dd><bdi>{}</bdi></dd>", Escaped(log))?;
+    }
+    out.push_str("</div>\n");
+    if summary.skipped_lines > 0 {
+        let first = summary.first_skipped.as_deref().unwrap_or_default();
+        let bad = counted(summary.skipped_lines, "bad line");
+        writeln!(
+            out,
+            "<div><dt>{bad} skipped, the first being</dt><dd><bdi>{}</bdi></dd></div>",
+            Escaped(first)
+        )?;
+    }
+    out.push_str("</dl>\n");
+    more(out, sources.logs.len(), MOST_LOGS)?;
+    out.push_str("</section>\n");
+    Ok(())
+}
+
+/// A table up to its first row; on a narrow screen it scrolls by itself, with the keyboard too.
+fn begin_table(out: &mut String, class: &str, columns: &[&str]) -> fmt::Result {
+    let label = columns.join(", ");
+    write!(
+        out,
+        "<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"Table: {label}\"><table class=\"{class}\"><thead><tr>"
+    )?;
+    for column in columns {
+        write!(out, "<th scope=\"col\">{column}</th>")?;
+    }
+    out.push_str("</tr></thead><tbody>\n");
+    Ok(())
+}
+
+/// A length of time in words.
+fn a_bar(bucket_us: u64) -> String {
+    Micros::new(bucket_us).to_string()
+}
+
+/// A text that is only a text, wherever it stands in the page.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for character in self.0.chars() {
+            match character {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '"' => f.write_str("&quot;")?,
+                '\'' => f.write_str("&#39;")?,
+                // No page may have them, and a file's name can.
+                _ if character.is_control() => f.write_char('\u{fffd}')?,
+                _ => f.write_char(character)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As hashes are written in a content security policy.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let bits =
+            group.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+        for place in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * place) & 63) as usize];
+            text.push(if place > group.len() { '=' } else { char::from(digit) });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_written_as_browsers_read_them() {
+        for (bytes, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+        assert_eq!(base64(&[0xfb, 0xff, 0xbf]), "+/+/");
+    }
+
+    #[test]
+    fn a_text_is_only_a_text() {
+        let text = "<a href=\"x\">'&amp;'\0\u{1b}[31m\n</a>";
+        let escaped = "&lt;a href=&quot;x&quot;&gt;&#39;&amp;amp;&#39;\u{fffd}\u{fffd}[31m\u{fffd}&lt;/a&gt;";
+        assert_eq!(Escaped(text).to_string(), escaped);
+    }
+
+    /// The style ends where it should, so that what follows is the page.
+    #[test]
+    fn the_style_does_not_end_itself() {
+        assert!(!STYLE.contains('<'));
+    }
+}

@@ -1,0 +1,41 @@
+//! A limit that another section names.
+
+use tollgate_kernel::Strategy;
+
+use super::reader::{Field, Reader};
+use crate::policy::nearest::nearest;
+use crate::policy::{Allowance, Rule};
+
+/// Reads the name of a limit. `names` are all that the file has, `rules` those that could be read. `untold` says why the length
+/// of a request is not known there, so that those who are there at once cannot be counted.
+pub(super) fn read(
+    reader: &mut Reader<'_>,
+    field: &Field<'_>,
+    names: &[&str],
+    rules: &[Rule],
+    untold: &str,
+) -> Option<String> {
+    let name = reader.text(field, names.first().copied().unwrap_or("api"))?;
+    if !names.contains(&name) {
+        match nearest(name, names.iter().copied()) {
+            Some(guess) => {
+                reader.mistake(field, format!("there is no such limit; did you mean \"{guess}\"?"))
+            }
+            None if names.is_empty() => {
+                reader.mistake(field, format!("there are no limits; write [limits.{name}]"))
+            }
+            None => reader.mistake(field, format!("there is no such limit; known: {}", names.join(", "))),
+        }
+        return None;
+    }
+    let allowance = rules.iter().find(|rule| rule.name() == name).map(Rule::allowance);
+    if let Some(Allowance::Limited(limit)) = allowance
+        && limit.strategy() == Strategy::Concurrency
+    {
+        let fix =
+            format!("counts those who are there at once, and {untold}; name a limit of another strategy");
+        reader.mistake(field, fix);
+        return None;
+    }
+    Some(name.to_owned())
+}
