@@ -23,6 +23,7 @@ use self::ask::{Hits, Meets};
 use self::proto::service::rate_limit_service_server::RateLimitService;
 use self::proto::service::{RateLimitRequest, RateLimitResponse};
 use crate::app::{App, State, at_once};
+use super::undecided::words;
 
 pub(crate) use self::connection::serve;
 
@@ -79,7 +80,7 @@ async fn decide(state: &State, request: &RateLimitRequest) -> Result<RateLimitRe
 
 /// Envoy goes by its own failure mode then, as its operator has chosen.
 fn undecided(error: Error) -> Status {
-    Status::unavailable(format!("cannot decide: {error}"))
+    Status::unavailable(format!("cannot decide: {}", words(&error)))
 }
 
 /// What the limits said to each descriptor that meets one.
@@ -163,5 +164,21 @@ impl<'a> Asks<'a> {
         let (places, asks) =
             tolls.filter_map(|(place, toll)| Some((place, toll.ask(cost(toll.hits)?)))).unzip();
         Asks { places, asks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Failure, StoreError};
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn a_proxy_is_not_told_where_the_store_is() {
+        let error = StoreError::failed(Failure::Refused, "PostgreSQL at 10.0.0.5:5432 does not let app in");
+        let status = undecided(error.into());
+        assert_eq!(status.code(), Code::Unavailable);
+        assert_eq!(status.message(), "cannot decide: the store could not answer (refused); ask again later");
     }
 }
