@@ -221,7 +221,7 @@ impl Doors {
         let room = wanted.within(files, faces);
         if room.connections < wanted.connections {
             let (has, asked) = (room.connections, wanted.connections);
-            let words = "each face has fewer connections than meant, as so few files may be open: raise `ulimit -n` \
+            let words = "each face has fewer connections than meant, as so few files may be open: raise `ulimit -Hn` \
                          (LimitNOFILE), or lower server.max_connections";
             // Who has not asked for so many need not be warned.
             match settings.max_connections {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge};
 use parking_lot::Mutex;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
@@ -49,16 +50,15 @@ impl Room {
     }
 }
 
-/// How many files this process may have open, where that is known.
+/// How many files this process may have open, if there is a limit. What the system grants and only waits to be asked for is asked
+/// for: the usual 1,024 are for programs that could not count further.
 pub(crate) fn files() -> Option<usize> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    limits
-        .lines()
-        .find_map(|line| line.strip_prefix("Max open files"))?
-        .split_whitespace()
-        .next()?
-        .parse()
-        .ok()
+    let granted = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: granted.maximum, ..granted };
+    // Where there is nothing to ask for nothing is asked: some sandboxes end who does.
+    let is_raised = granted.current != granted.maximum && setrlimit(Resource::Nofile, raised).is_ok();
+    let files = if is_raised { granted.maximum } else { granted.current };
+    files.map(|files| usize::try_from(files).unwrap_or(usize::MAX))
 }
 
 /// The connections that there are.
