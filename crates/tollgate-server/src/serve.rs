@@ -1,8 +1,8 @@
 //! `tollgate serve`: the server, from its config to its last answer.
 //!
 //! `listen.rs` accepts, `patience.rs` gives slow peers up, `front/` answers, `reload.rs` follows the config, `log.rs` has the last word
-//! on stderr. Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c nothing more is accepted, what has begun is finished,
-//! and the process exits with 0.
+//! on stderr. Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c it is not ready any more, after
+//! `drain_delay` nothing more is accepted, what has begun is finished, and the process exits with 0.
 
 pub(crate) mod listen;
 mod log;
@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 use tollgate::config::{Config, Password, ServerConfig};
 use tollgate::telemetry::Telemetry;
-use tollgate::{Clock, Tollgate};
+use tollgate::{Clock, Micros, Tollgate};
 
 use self::listen::{Door, Room};
 use self::patience::{Patience, Patient};
@@ -152,9 +152,15 @@ async fn serve(
     accepting.spawn(listen::accept(doors.http, Door::new("http", room), tasks.clone(), closing, speak));
     signals.until_told_to_stop(&app).await;
     app.drain();
+    let is_patient = signals.none_for(settings.drain_delay, &app).await;
+    app.end();
     let _ = close.send(true);
     accepting.join_all().await;
     tasks.close();
+    if !is_patient {
+        tracing::warn!("told to stop again: busy connections are cut");
+        return Ok(());
+    }
     tokio::select! {
         () = tasks.wait() => {}
         () = tokio::time::sleep(GRACE) => {
@@ -310,6 +316,18 @@ impl Signals {
             int: listen(SignalKind::interrupt())?,
             hup: listen(SignalKind::hangup())?,
         })
+    }
+
+    /// Waits for so long, unless a signal to stop comes first, and says whether none did.
+    async fn none_for(&mut self, delay: Micros, app: &Arc<App>) -> bool {
+        if delay == Micros::ZERO {
+            return true;
+        }
+        tracing::info!(%delay, "told to stop: not ready any more, and still answering");
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_micros(delay.get())) => true,
+            () = self.until_told_to_stop(app) => false,
+        }
     }
 
     /// Waits for a signal to stop; others are followed meanwhile.

@@ -74,15 +74,23 @@ pub(crate) fn serve(
     closing: watch::Receiver<bool>,
 ) -> Result<impl Future<Output = ()> + Send, Failure> {
     let mut health = HealthReporter::new();
-    let services = services(app, health.clone())?;
+    let services = services(app.clone(), health.clone())?;
     Ok(async move {
         tell_health(&health, ServingStatus::Serving).await;
         let face = {
             let closing = closing.clone();
             move |stream, peer| speak(stream, peer, services.clone(), closing.clone())
         };
-        listen::accept(listener, door, tasks, closing, face).await;
+        let mut accepting = std::pin::pin!(listen::accept(listener, door, tasks, closing, face));
+        // Who asks before it ends is told so, and answered all the same.
+        let has_ended = tokio::select! {
+            () = accepting.as_mut() => true,
+            () = app.until_draining() => false,
+        };
         tell_health(&health, ServingStatus::NotServing).await;
+        if !has_ended {
+            accepting.await;
+        }
         // Whoever watches has been told, and would hold the end up.
         for name in NAMES {
             health.clear_service_status(name).await;
