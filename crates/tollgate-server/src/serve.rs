@@ -131,7 +131,7 @@ async fn serve(
     if let Some(grpc) = doors.grpc {
         accepting.spawn(rls::serve(
             grpc,
-            Door::new("grpc", room),
+            Door::new("grpc", room.manifold(&settings)),
             app.clone(),
             tasks.clone(),
             closing.clone(),

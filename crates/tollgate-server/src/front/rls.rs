@@ -1,7 +1,7 @@
 //! gRPC: the rate limit service that Envoy asks, with health and reflection.
 //!
 //! `ask.rs` reads which limits the descriptors of a call meet, `payer.rs` who pays, `tell.rs` writes the answer, and
-//! `connection.rs` speaks HTTP/2, with `budget.rs` on how much of it is held. All descriptors of a call are one charge: all of them, or none.
+//! `connection.rs` speaks HTTP/2, with `budget.rs` on how much of it is held and `seats.rs` on how many are waited for. All descriptors of a call are one charge: all of them, or none.
 //!
 //! Envoy lets a request pass when it gets no answer that it knows, unless it is told otherwise. So there is always an answer
 //! that says what is meant: OK, OVER_LIMIT, or an error of gRPC, and never the code UNKNOWN.
@@ -11,6 +11,7 @@ mod budget;
 mod connection;
 mod payer;
 mod proto;
+mod seats;
 mod tell;
 
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use tonic::{Request, Response, Status};
 use self::ask::{Hits, Meets};
 use self::proto::service::rate_limit_service_server::RateLimitService;
 use self::proto::service::{RateLimitRequest, RateLimitResponse};
-use crate::app::{App, State, at_once};
 use super::undecided::words;
+use crate::app::{App, State, at_once};
 
 pub(crate) use self::connection::serve;
 

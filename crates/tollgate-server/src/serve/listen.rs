@@ -18,9 +18,11 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tollgate::config::ServerConfig;
 
-/// How many connections a face has, and one peer of them, unless the config says.
+/// How many connections a face has, and one peer of them, unless the config says. Where each may carry a hundred calls at once, as
+/// over gRPC, one peer needs fewer of them, and would have the server hold much with as many.
 const CONNECTIONS: usize = 10_000;
 const OF_ONE_PEER: usize = 1_000;
+const OF_ONE_PEER_MANIFOLD: usize = 100;
 
 /// How many files the process needs beside its connections: logs, stores, the policy.
 const OTHER_FILES: usize = 128;
@@ -35,11 +37,19 @@ pub(crate) struct Room {
 impl Room {
     /// As a config has it.
     pub(crate) fn of(config: &ServerConfig) -> Room {
+        Room::with(config, OF_ONE_PEER)
+    }
+
+    /// The same where a connection carries many calls at once.
+    pub(crate) fn manifold(self, config: &ServerConfig) -> Room {
+        let of_one_peer = Room::with(config, OF_ONE_PEER_MANIFOLD).of_one_peer.min(self.of_one_peer);
+        Room { of_one_peer, ..self }
+    }
+
+    fn with(config: &ServerConfig, of_one_peer: usize) -> Room {
         let connections = config.max_connections.unwrap_or(CONNECTIONS);
-        Room {
-            connections,
-            of_one_peer: config.max_connections_per_peer.unwrap_or(OF_ONE_PEER).min(connections),
-        }
+        let of_one_peer = config.max_connections_per_peer.unwrap_or(of_one_peer).min(connections);
+        Room { connections, of_one_peer }
     }
 
     /// No more than the system lets the process open for so many faces. A connection that is refused at the door costs
@@ -229,5 +239,10 @@ mod tests {
             assert_eq!((connections, of_one_peer), expected, "{files} files, {faces} faces");
         }
         assert!(files().is_none_or(|files| files > 0));
+        let mut config = ServerConfig::default();
+        assert_eq!(room.manifold(&config).of_one_peer, 100);
+        assert_eq!(room.within(64, 3).manifold(&config).of_one_peer, 1, "never more than there are");
+        config.max_connections_per_peer = Some(700);
+        assert_eq!(Room::of(&config).manifold(&config).of_one_peer, 700, "what is said holds for all faces");
     }
 }
