@@ -13,6 +13,7 @@ mod fingerprint;
 mod holds;
 mod kin;
 mod ledger;
+mod mixed;
 mod node;
 mod nodes;
 mod sweep;
