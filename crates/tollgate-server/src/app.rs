@@ -7,11 +7,11 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use tokio::sync::watch;
 use tollgate::config::{Config, StoreMode};
 use tollgate::{Ask, Decision, Error, HoldId, Reserved, Tollgate};
 
@@ -28,7 +28,7 @@ pub(crate) struct App {
     pub(crate) metrics: metrics_exporter_prometheus::PrometheusHandle,
     pub(crate) stats: Arc<Stats>,
     pub(crate) feed: Feed,
-    is_draining: AtomicBool,
+    is_draining: watch::Sender<bool>,
 }
 
 /// The registry, and the config that it was made from.
@@ -95,7 +95,7 @@ impl App {
             metrics,
             stats,
             feed: Feed::default(),
-            is_draining: AtomicBool::new(false),
+            is_draining: watch::Sender::new(false),
         }
     }
 
@@ -138,14 +138,26 @@ impl App {
         Ok(())
     }
 
-    /// From now on the server is not ready, and only finishes what it has begun.
+    /// From now on the server says that it is not ready. It answers all the same: whoever sends it requests may take a while to
+    /// notice.
     pub(crate) fn drain(&self) {
-        self.is_draining.store(true, Ordering::Relaxed);
+        self.is_draining.send_replace(true);
+    }
+
+    /// From now on it only finishes what it has begun.
+    pub(crate) fn end(&self) {
+        self.drain();
         self.feed.close();
     }
 
     pub(crate) fn is_draining(&self) -> bool {
-        self.is_draining.load(Ordering::Relaxed)
+        *self.is_draining.borrow()
+    }
+
+    /// Waits until it is not ready any more.
+    pub(crate) async fn until_draining(&self) {
+        // There is a sender for as long as there is somebody who waits.
+        let _ = self.is_draining.subscribe().wait_for(|is_draining| *is_draining).await;
     }
 }
 

@@ -82,7 +82,8 @@ pub(crate) enum Command {
     /// Make a config from that of another rate limiter
     ///
     /// The config goes to stdout, or to a file, and is one that `tollgate validate` finds sound. What could not be carried
-    /// over is told on stderr, each with its line.
+    /// over is told on stderr, each with its line; the config is written all the same, and the exit code is 2 unless that was
+    /// said to be in order (--partial).
     Import(ImportArgs),
     /// Print tab completion for a shell
     ///
@@ -318,6 +319,9 @@ pub(crate) struct ImportEnvoyArgs {
     /// Where the config goes [default: stdout].
     #[arg(long, value_name = "OUT.toml")]
     pub(crate) output: Option<PathBuf>,
+    /// Exit with 0 though something could not be carried over.
+    #[arg(long)]
+    pub(crate) partial: bool,
 }
 
 /// The command that was asked for, or the exit code when clap has answered already.

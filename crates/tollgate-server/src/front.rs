@@ -7,3 +7,4 @@ pub(crate) mod page;
 pub(crate) mod resp;
 pub(crate) mod rls;
 mod together;
+mod undecided;

@@ -39,14 +39,21 @@ fn from_envoy(asked: &ImportEnvoyArgs) -> Result<(), Failure> {
             out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::answering)?;
         }
     }
-    for note in &imported.notes {
-        tell(format_args!("{name}:{note}"));
-    }
-    tell(format_args!(
+    let notes: Vec<String> = imported.notes.iter().map(|note| format!("{name}:{note}")).collect();
+    let summary = format!(
         "{} and {}; {} could not be carried over",
         counted(imported.limits as u64, "limit"),
         counted(imported.rules as u64, "rule"),
-        counted(imported.notes.len() as u64, "thing"),
-    ));
+        counted(notes.len() as u64, "thing"),
+    );
+    // A script that goes on as if all of it were there would let pass what was limited before.
+    if !notes.is_empty() && !asked.partial {
+        let message = format!("{summary}: look at the config, and say --partial once that is as you want it");
+        return Err(Failure::with_details(notes, message));
+    }
+    for note in &notes {
+        tell(format_args!("{note}"));
+    }
+    tell(format_args!("{summary}"));
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! `tollgate serve`: the server, from its config to its last answer.
 //!
 //! `listen.rs` accepts, `patience.rs` gives slow peers up, `front/` answers, `reload.rs` follows the config, `log.rs` has the last word
-//! on stderr. Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c nothing more is accepted, what has begun is finished,
-//! and the process exits with 0.
+//! on stderr. Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c it is not ready any more, after
+//! `drain_delay` nothing more is accepted, what has begun is finished, and the process exits with 0.
 
 pub(crate) mod listen;
 mod log;
@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 use tollgate::config::{Config, Password, ServerConfig};
 use tollgate::telemetry::Telemetry;
-use tollgate::{Clock, Tollgate};
+use tollgate::{Clock, Micros, Tollgate};
 
 use self::listen::{Door, Room};
 use self::patience::{Patience, Patient};
@@ -133,7 +133,7 @@ async fn serve(
     if let Some(grpc) = doors.grpc {
         accepting.spawn(rls::serve(
             grpc,
-            Door::new("grpc", room),
+            Door::new("grpc", room.manifold(&settings)),
             app.clone(),
             tasks.clone(),
             closing.clone(),
@@ -154,9 +154,15 @@ async fn serve(
     accepting.spawn(listen::accept(doors.http, Door::new("http", room), tasks.clone(), closing, speak));
     signals.until_told_to_stop(&app).await;
     app.drain();
+    let is_patient = signals.none_for(settings.drain_delay, &app).await;
+    app.end();
     let _ = close.send(true);
     accepting.join_all().await;
     tasks.close();
+    if !is_patient {
+        tracing::warn!("told to stop again: busy connections are cut");
+        return Ok(());
+    }
     tokio::select! {
         () = tasks.wait() => {}
         () = tokio::time::sleep(GRACE) => {
@@ -223,7 +229,7 @@ impl Doors {
         let room = wanted.within(files, faces);
         if room.connections < wanted.connections {
             let (has, asked) = (room.connections, wanted.connections);
-            let words = "each face has fewer connections than meant, as so few files may be open: raise `ulimit -n` \
+            let words = "each face has fewer connections than meant, as so few files may be open: raise `ulimit -Hn` \
                          (LimitNOFILE), or lower server.max_connections";
             // Who has not asked for so many need not be warned.
             match settings.max_connections {
@@ -312,6 +318,18 @@ impl Signals {
             int: listen(SignalKind::interrupt())?,
             hup: listen(SignalKind::hangup())?,
         })
+    }
+
+    /// Waits for so long, unless a signal to stop comes first, and says whether none did.
+    async fn none_for(&mut self, delay: Micros, app: &Arc<App>) -> bool {
+        if delay == Micros::ZERO {
+            return true;
+        }
+        tracing::info!(%delay, "told to stop: not ready any more, and still answering");
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_micros(delay.get())) => true,
+            () = self.until_told_to_stop(app) => false,
+        }
     }
 
     /// Waits for a signal to stop; others are followed meanwhile.

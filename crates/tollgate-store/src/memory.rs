@@ -11,10 +11,13 @@ mod chunks;
 mod contention;
 mod fingerprint;
 mod holds;
+mod kept;
 mod kin;
 mod ledger;
+mod mixed;
 mod node;
 mod nodes;
+mod shape;
 mod sweep;
 mod sync;
 mod table;
@@ -35,7 +38,8 @@ use self::fingerprint::Seeds;
 use self::holds::Holds;
 use self::ledger::Ledger;
 use self::node::Fingerprint;
-use self::tables::{Making, Opened, Tables};
+use self::shape::Making;
+use self::tables::{Opened, Tables};
 use crate::clock::Clock;
 use crate::{
     Charged, Hold, HoldId, Item, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,

@@ -291,7 +291,11 @@ impl TollgateBuilder {
             Some(old) if self.telemetry.is_none() => old.watch.clone(),
             _ => {
                 let mode = old.map_or_else(store_mode, |old| old.backend.mode());
-                Arc::new(Watch::new(self.telemetry.as_ref(), mode))
+                let watch = Watch::new(self.telemetry.as_ref(), mode);
+                Arc::new(match old {
+                    Some(old) => watch.continuing(&old.watch),
+                    None => watch,
+                })
             }
         };
         let backend = match (old, self.store) {

@@ -18,6 +18,8 @@ mod log;
 mod meter;
 #[cfg(feature = "telemetry")]
 mod metrics;
+#[cfg(feature = "telemetry")]
+mod namespaces;
 mod observers;
 mod payer;
 pub mod problem;

@@ -96,7 +96,7 @@ impl Telemetry {
     /// the registry is built. docs/operations.md has a table of all metrics.
     ///
     /// Labels are the names of limits and words of ours; of namespaces, the first sixteen of each limit, and `other` for all
-    /// after them. Over the memory store one decision in 64 is timed; all are counted.
+    /// after them, also in registries that [continue](crate::TollgateBuilder::continuing) this one. Over the memory store one decision in 64 is timed; all are counted.
     #[must_use]
     pub fn metrics(self) -> Telemetry {
         Telemetry { sink: Some(Sink::Facade), ..self }

@@ -28,6 +28,7 @@ use self::reply::Reply;
 use self::session::{Session, Then};
 use self::ways::Ways;
 use super::together::goes_along;
+use super::undecided::words;
 use crate::app::App;
 use crate::token::Token;
 
@@ -317,5 +318,5 @@ fn sound(key: &str) -> Result<(), Mistake> {
 
 fn undecided(error: tollgate::Error) -> Mistake {
     let kind = if error.is_transient() { "TRYAGAIN" } else { "ERR" };
-    format!("{kind} {error}").into()
+    format!("{kind} {}", words(&error)).into()
 }

@@ -1,7 +1,7 @@
 //! gRPC: the rate limit service that Envoy asks, with health and reflection.
 //!
 //! `ask.rs` reads which limits the descriptors of a call meet, `payer.rs` who pays, `tell.rs` writes the answer, and
-//! `connection.rs` speaks HTTP/2, with `budget.rs` on how much of it is held. All descriptors of a call are one charge: all of them, or none.
+//! `connection.rs` speaks HTTP/2, with `budget.rs` on how much of it is held and `seats.rs` on how many are waited for. All descriptors of a call are one charge: all of them, or none.
 //!
 //! Envoy lets a request pass when it gets no answer that it knows, unless it is told otherwise. So there is always an answer
 //! that says what is meant: OK, OVER_LIMIT, or an error of gRPC, and never the code UNKNOWN.
@@ -11,6 +11,7 @@ mod budget;
 mod connection;
 mod payer;
 mod proto;
+mod seats;
 mod tell;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use tonic::{Request, Response, Status};
 use self::ask::{Hits, Meets};
 use self::proto::service::rate_limit_service_server::RateLimitService;
 use self::proto::service::{RateLimitRequest, RateLimitResponse};
+use super::undecided::words;
 use crate::app::{App, State, at_once};
 
 pub(crate) use self::connection::serve;
@@ -79,7 +81,7 @@ async fn decide(state: &State, request: &RateLimitRequest) -> Result<RateLimitRe
 
 /// Envoy goes by its own failure mode then, as its operator has chosen.
 fn undecided(error: Error) -> Status {
-    Status::unavailable(format!("cannot decide: {error}"))
+    Status::unavailable(format!("cannot decide: {}", words(&error)))
 }
 
 /// What the limits said to each descriptor that meets one.
@@ -163,5 +165,21 @@ impl<'a> Asks<'a> {
         let (places, asks) =
             tolls.filter_map(|(place, toll)| Some((place, toll.ask(cost(toll.hits)?)))).unzip();
         Asks { places, asks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Failure, StoreError};
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn a_proxy_is_not_told_where_the_store_is() {
+        let error = StoreError::failed(Failure::Refused, "PostgreSQL at 10.0.0.5:5432 does not let app in");
+        let status = undecided(error.into());
+        assert_eq!(status.code(), Code::Unavailable);
+        assert_eq!(status.message(), "cannot decide: the store could not answer (refused); ask again later");
     }
 }

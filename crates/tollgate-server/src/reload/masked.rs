@@ -8,6 +8,9 @@ use tollgate::config::{Mistake, Mistakes};
 /// What comes before a key in the name of a field.
 const BEFORE: &str = ".overrides.";
 
+/// What names them all.
+const AT_THE_END: &str = ".overrides";
+
 /// The fields of an override. Others may be the second half of a key that somebody forgot to put in quotes.
 const FIELDS: [&str; 15] = [
     "strategy",
@@ -42,6 +45,10 @@ fn mask(mistake: &Mistake) -> String {
         // A fix may name the field once more, or end with another spelling of the key.
         let fix = mistake.fix.replace(&mistake.field, &shown.field);
         shown.fix = fix.split("; did you mean \"").next().unwrap_or_default().to_owned();
+    }
+    // A key alone in the place of all of them.
+    if mistake.field.ends_with(AT_THE_END) && !mistake.value.is_empty() {
+        shown.value = "…".to_owned();
     }
     shown.to_string()
 }
@@ -83,8 +90,10 @@ mod tests {
         check("limits.a.overrides.'alice", "line 4, column");
         check(
             "limits.b.overrides = 7",
-            "limits.b.overrides = 7: must be a table: write [limits.b.overrides]",
+            "limits.b.overrides = …: must be a table: write [limits.b.overrides]",
         );
+        check("limits.a.overrides = 'alice'", "limits.a.overrides = …: must be a table");
+        check("limits.a.overrides = ['alice', 'smith']", "limits.a.overrides = …: must be a table");
         check("limits.a.burst = 0\nlimits.a.lmit = 3", "did you mean `limit`?");
     }
 }

@@ -12,14 +12,17 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge};
 use parking_lot::Mutex;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tollgate::config::ServerConfig;
 
-/// How many connections a face has, and one peer of them, unless the config says.
+/// How many connections a face has, and one peer of them, unless the config says. Where each may carry a hundred calls at once, as
+/// over gRPC, one peer needs fewer of them, and would have the server hold much with as many.
 const CONNECTIONS: usize = 10_000;
 const OF_ONE_PEER: usize = 1_000;
+const OF_ONE_PEER_MANIFOLD: usize = 100;
 
 /// How many files the process needs beside its connections: logs, stores, the policy.
 const OTHER_FILES: usize = 128;
@@ -34,11 +37,19 @@ pub(crate) struct Room {
 impl Room {
     /// As a config has it.
     pub(crate) fn of(config: &ServerConfig) -> Room {
+        Room::with(config, OF_ONE_PEER)
+    }
+
+    /// The same where a connection carries many calls at once.
+    pub(crate) fn manifold(self, config: &ServerConfig) -> Room {
+        let of_one_peer = Room::with(config, OF_ONE_PEER_MANIFOLD).of_one_peer.min(self.of_one_peer);
+        Room { of_one_peer, ..self }
+    }
+
+    fn with(config: &ServerConfig, of_one_peer: usize) -> Room {
         let connections = config.max_connections.unwrap_or(CONNECTIONS);
-        Room {
-            connections,
-            of_one_peer: config.max_connections_per_peer.unwrap_or(OF_ONE_PEER).min(connections),
-        }
+        let of_one_peer = config.max_connections_per_peer.unwrap_or(of_one_peer).min(connections);
+        Room { connections, of_one_peer }
     }
 
     /// No more than the system lets the process open for so many faces. A connection that is refused at the door costs
@@ -49,16 +60,15 @@ impl Room {
     }
 }
 
-/// How many files this process may have open, where that is known.
+/// How many files this process may have open, if there is a limit. What the system grants and only waits to be asked for is asked
+/// for: the usual 1,024 are for programs that could not count further.
 pub(crate) fn files() -> Option<usize> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    limits
-        .lines()
-        .find_map(|line| line.strip_prefix("Max open files"))?
-        .split_whitespace()
-        .next()?
-        .parse()
-        .ok()
+    let granted = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: granted.maximum, ..granted };
+    // Where there is nothing to ask for nothing is asked: some sandboxes end who does.
+    let is_raised = granted.current != granted.maximum && setrlimit(Resource::Nofile, raised).is_ok();
+    let files = if is_raised { granted.maximum } else { granted.current };
+    files.map(|files| usize::try_from(files).unwrap_or(usize::MAX))
 }
 
 /// The connections that there are.
@@ -229,5 +239,10 @@ mod tests {
             assert_eq!((connections, of_one_peer), expected, "{files} files, {faces} faces");
         }
         assert!(files().is_none_or(|files| files > 0));
+        let mut config = ServerConfig::default();
+        assert_eq!(room.manifold(&config).of_one_peer, 100);
+        assert_eq!(room.within(64, 3).manifold(&config).of_one_peer, 1, "never more than there are");
+        config.max_connections_per_peer = Some(700);
+        assert_eq!(Room::of(&config).manifold(&config).of_one_peer, 700, "what is said holds for all faces");
     }
 }

@@ -206,6 +206,39 @@ fn whoever_says_it_twice_need_not_wait() {
     assert!(ended.stderr.contains("told to stop again"), "{ended:?}");
 }
 
+/// The listener closed with the first signal, so that a balancer met closed doors before it could learn that they would be.
+#[test]
+fn with_a_delay_it_says_that_it_is_not_ready_and_answers_until_then() {
+    let server = server::with(&format!("[server]\ndrain_delay = \"10m\"\n{POLICY}"), &[], &[]);
+    assert_eq!(server.get("/readyz").body, "ready\n");
+    let mut kept = server.connect();
+    assert_eq!(kept.ask("GET", "/healthz", &[]).status, 200);
+    server.signal(Signal::TERM);
+    wait_for("a new connection is told", || server.get("/readyz").status == 503);
+    assert_eq!(server.get("/readyz").body, "draining\n");
+    assert_eq!(about(&server)["draining"], true);
+    let check = server.post("/v1/check", r#"{"limit":"api","key":"user:1"}"#);
+    assert!(check.status == 200 && check.body.contains("\"remaining\":2"), "{check:?}");
+    assert_eq!(kept.ask("GET", "/healthz", &[]).status, 200, "who is inside stays");
+    // Over the other faces as well, to who comes anew.
+    let mut resp = std::net::TcpStream::connect(server.resp()).expect("it listens");
+    std::io::Write::write_all(&mut resp, b"*1\r\n$4\r\nPING\r\n").expect("room");
+    let mut pong = [0; 7];
+    std::io::Read::read_exact(&mut resp, &mut pong).expect("an answer");
+    assert_eq!(&pong, b"+PONG\r\n");
+    // What it was told twice it does at once.
+    server.signal(Signal::TERM);
+    let ended = server.ended();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("not ready any more, and still answering"), "{ended:?}");
+    assert!(ended.stderr.contains("told to stop again"), "{ended:?}");
+    // And when the time is over it ends by itself.
+    let server = server::with(&format!("[server]\ndrain_delay = \"100ms\"\n{POLICY}"), &[], &[]);
+    let ended = server.stop();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(!ended.stderr.contains("told to stop again"), "{ended:?}");
+}
+
 /// However many ask while it ends: whoever gets an answer gets a whole one.
 #[test]
 fn under_load_it_ends_in_order_too() {

@@ -39,7 +39,8 @@ descriptors:
 fn an_imported_config_is_valid() {
     let scratch = Scratch::new("import");
     scratch.write("ratelimit.yaml", YAML);
-    let imported = scratch.run(&["import", "envoy", "ratelimit.yaml", "--output", "tollgate.toml"]);
+    let import = ["import", "envoy", "ratelimit.yaml", "--output", "tollgate.toml", "--partial"];
+    let imported = scratch.run(&import);
     imported.done("import");
     assert_eq!(imported.stdout, "");
     assert_eq!(
@@ -68,6 +69,28 @@ fn an_imported_config_is_valid() {
     told.done("stdin");
     assert!(told.stdout.starts_with("# Made from \"stdin\" of envoyproxy/ratelimit.\n"), "{told:?}");
     assert_eq!(told.stderr, "0 limits and 0 rules; 0 things could not be carried over\n");
+}
+
+/// It ended with 0, and a script that imports and serves went on without some of the limits.
+#[test]
+fn a_script_can_tell_whether_all_was_carried_over() {
+    let scratch = Scratch::new("import_partly");
+    let whole = "domain: a\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]\n";
+    let partly = whole.replace("key: b", "key: b, detailed_metric: true");
+    let note = "ratelimit.yaml:2: `detailed_metric` was left out";
+    for (yaml, is_whole) in [(whole, true), (&*partly, false)] {
+        scratch.write("ratelimit.yaml", yaml);
+        for (option, code) in [(None, if is_whole { 0 } else { 2 }), (Some("--partial"), 0)] {
+            let mut call = vec!["import", "envoy", "ratelimit.yaml"];
+            call.extend(option);
+            let ended = scratch.run(&call);
+            assert_eq!(ended.code, Some(code), "{yaml} {option:?}: {ended:?}");
+            assert!(ended.stdout.contains("[[envoy]]"), "the config is written in any case: {ended:?}");
+            assert_eq!(ended.stderr.contains(note), !is_whole, "{ended:?}");
+            let last = ended.stderr.lines().last().unwrap_or_default();
+            assert_eq!(last.starts_with("tollgate: error: 1 limit and 1 rule; 1 thing"), code == 2, "{last}");
+        }
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #[path = "../../../tollgate/tests/telemetry/collector.rs"]
 #[allow(dead_code)] // Not all that is received is looked at here.
 mod collector;
+mod files;
 mod log;
 mod peers;
 mod reload;

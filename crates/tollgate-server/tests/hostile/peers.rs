@@ -99,6 +99,7 @@ fn floods_of_http_2() {
         &[
             "HTTP/2: streams opened and reset",
             "HTTP/2: streams and no end of them",
+            "HTTP/2: calls that do not come whole",
             "HTTP/2: headers and no end of them",
             "HTTP/2: a header list of 1 MiB",
             "HTTP/2: pings and settings",

@@ -320,6 +320,27 @@ fn what_was_read_is_answered_before_the_server_ends() {
     assert_eq!(client.rest(), b"");
 }
 
+/// Nobody answers there. Who asks was told where that is; it is the log that is.
+#[test]
+fn a_fault_does_not_tell_where_the_store_is() {
+    let server = server::start(
+        "[store]\nmode = 'redis'\nfallback = 'closed'\nredis = { url = 'redis://127.0.0.1:9' }\n[limits.api]\nblocked = true\n",
+    );
+    let mut client = server::client(&server);
+    // A look has nobody to stand in for the store. The first are sent there, the last are not any more.
+    for turn in 0..20 {
+        client.send(&command(["CL.THROTTLE", "k", "1", "1", "1000", "0"]));
+        let said = client.line();
+        assert!(said.starts_with("-TRYAGAIN the store could not answer ("), "turn {turn}: {said}");
+        assert!(!said.contains("127.0.0.1"), "turn {turn}: {said}");
+    }
+    let ended = server.stop();
+    assert!(
+        ended.stderr.lines().any(|line| line.starts_with('{') && line.contains("127.0.0.1:9")),
+        "{ended:?}"
+    );
+}
+
 #[test]
 fn a_port_that_is_taken_is_said_to_be() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

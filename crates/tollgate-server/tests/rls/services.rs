@@ -36,6 +36,24 @@ async fn health_is_told_until_the_end() {
 }
 
 #[tokio::test]
+async fn with_a_delay_health_is_told_first_and_calls_are_answered_until_then() {
+    let server = server::start("server.drain_delay = '10m'");
+    let mut health = HealthClient::new(channel(&server).await);
+    let mut watched = health.watch(HealthCheckRequest::default()).await.expect("an answer").into_inner();
+    let first = watched.message().await.expect("a message").expect("one");
+    assert_eq!(first.status(), ServingStatus::Serving);
+    server.signal(rustix::process::Signal::TERM);
+    let next = watched.message().await.expect("a message").expect("one");
+    assert_eq!(next.status(), ServingStatus::NotServing);
+    let anew = channel(&server).await;
+    ask(&anew, call("user=a", 0)).await.expect("an answer");
+    let asked = HealthCheckRequest { service: SERVICE.to_owned() };
+    let answered = HealthClient::new(anew).check(asked).await.expect("an answer").into_inner();
+    assert_eq!(answered.status(), ServingStatus::NotServing);
+    assert_eq!(server::stop(server).await.code, Some(0), "told twice, it ends at once");
+}
+
+#[tokio::test]
 async fn reflection_lists_the_services_and_knows_their_messages() {
     let server = server::start("");
     let channel = channel(&server).await;

@@ -5,24 +5,24 @@
 //! and a limit of another strategy begins afresh. So it is with the stores elsewhere, too.
 //!
 //! What nobody holds a limit of any more, and is empty, is dropped when another is opened or the store is swept; kin that
-//! nobody charges any more are merged when there are too many of them to ask.
+//! nobody charges any more are merged when there are too many of them to ask, and where many are held, all further ones share one
+//! set of nodes (mixed.rs). So whoever is new asks few, however many limits of one name there are.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_kernel::{Algorithm, Bucket, LeaseState, Limit, LogState, Micros};
+use tollgate_kernel::Limit;
 
-use super::budget::Budget;
-use super::cell::{InThreeWords, Kept, KeptCell, OneWord, PlainCell, ThreeWords};
-use super::contention::Contention;
 use super::kin::Kin;
 use super::ledger::Ledger;
-use super::nodes::Nodes;
-use super::table::Table;
+use super::shape::{AnyNodes, Making, Shape, span};
 use crate::StoredLimit;
 
 /// How many tables of a limit that nobody holds are asked before they are merged.
 const MOST_IDLE_KIN: usize = 8;
+
+/// How many kinds of unit have a table of their own at once, of those that somebody holds.
+const MOST_HELD_KIN: usize = 8;
 
 /// How many limits are kept ready for callers who name them with every charge.
 const MOST_BY_CALL: usize = 64;
@@ -34,14 +34,6 @@ pub(super) enum Opened {
     ToHold,
     /// One who names it again with every charge.
     ByCall,
-}
-
-/// What every table of a store is made with.
-pub(super) struct Making {
-    /// When the store was made: buckets count from here.
-    pub(super) start: Micros,
-    pub(super) budget: Arc<Budget>,
-    pub(super) contention: Arc<Contention>,
 }
 
 #[derive(Default)]
@@ -56,65 +48,20 @@ pub(super) struct Tables {
 struct Named {
     stocks: Vec<Stock>,
     kin: Arc<Kin>,
+    /// With how many limits those are looked for next that nobody holds.
+    tidy_at: usize,
 }
 
 /// One set of nodes, and the limits over it. There is always at least one.
 struct Stock {
     shape: Shape,
     nodes: AnyNodes,
-    limits: Vec<Opening>,
+    limits: HashMap<Limit, Opening>,
 }
 
 struct Opening {
-    limit: Limit,
     ledger: Arc<dyn Ledger>,
     by_call: bool,
-}
-
-/// Limits of the same shape write their states alike.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Shape {
-    Bucket { units_per_us: u64 },
-    Window,
-    Log,
-    Counter,
-    Leases,
-}
-
-#[derive(Clone)]
-enum AnyNodes {
-    Narrow(Arc<Nodes<1, 5>>),
-    Wide(Arc<Nodes<3, 3>>),
-    Logs(Arc<Nodes<1, 5>>, Arc<Kept<LogState>>),
-    Leases(Arc<Nodes<1, 5>>, Arc<Kept<LeaseState>>),
-}
-
-impl Shape {
-    fn of(limit: &Limit) -> Shape {
-        match limit {
-            Limit::TokenBucket(bucket) => Shape::Bucket { units_per_us: bucket.units_per_us() },
-            Limit::LeakyBucket(bucket) => Shape::Bucket { units_per_us: bucket.units_per_us() },
-            Limit::FixedWindow(_) => Shape::Window,
-            Limit::SlidingWindow(_) => Shape::Log,
-            Limit::SlidingWindowCounter(_) => Shape::Counter,
-            Limit::Concurrency(_) => Shape::Leases,
-        }
-    }
-
-    fn is_bucket(self) -> bool {
-        matches!(self, Shape::Bucket { .. })
-    }
-}
-
-/// How far a limit looks back, where the state alone does not tell when it has run out.
-fn span(limit: &Limit) -> Micros {
-    match limit {
-        Limit::SlidingWindow(window) => window.window(),
-        Limit::SlidingWindowCounter(window) => window.window(),
-        Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::FixedWindow(_) | Limit::Concurrency(_) => {
-            Micros::ZERO
-        }
-    }
 }
 
 impl Tables {
@@ -162,27 +109,57 @@ impl Tables {
 impl Named {
     fn known(&mut self, limit: &Limit) -> Option<&mut Opening> {
         let shape = Shape::of(limit);
-        let stock = self.stocks.iter_mut().find(|stock| stock.shape == shape)?;
-        stock.limits.iter_mut().find(|opening| opening.limit == *limit)
+        let may_know = |stock: &&mut Stock| stock.shape == shape || stock.shape.is_mixed_of(shape);
+        self.stocks.iter_mut().filter(may_know).find_map(|stock| stock.limits.get_mut(limit))
     }
 
     /// A limit with numbers that are not known here yet.
     fn add(&mut self, limit: Limit, by_call: bool, making: &Making) -> Arc<dyn Ledger> {
-        let shape = Shape::of(&limit);
+        let shape = self.shape_for(&limit);
         let known = self.stocks.iter().find(|stock| stock.shape == shape).map(|stock| stock.nodes.clone());
         let is_new = known.is_none();
-        let nodes = known.unwrap_or_else(|| making.nodes(&limit));
+        let nodes = known.unwrap_or_else(|| making.nodes(shape, &limit));
         let ledger = making.table(limit, &nodes, &self.kin);
-        let opening = Opening { limit, ledger: ledger.clone(), by_call };
+        let opening = Opening { ledger: ledger.clone(), by_call };
         match self.stocks.iter_mut().find(|stock| stock.shape == shape) {
-            Some(stock) => stock.limits.push(opening),
-            None => self.stocks.push(Stock { shape, nodes, limits: vec![opening] }),
+            Some(stock) => {
+                stock.limits.insert(limit, opening);
+                nodes.raise_span(span(&limit));
+            }
+            None => {
+                nodes.raise_span(span(&limit));
+                self.stocks.push(Stock { shape, nodes, limits: HashMap::from([(limit, opening)]) });
+            }
         }
         if is_new && shape.is_bucket() {
             self.welcome(&*ledger);
         }
-        self.tidy();
+        // Looking through all of them whenever one is added would take the longer the more there are.
+        if self.limits() >= self.tidy_at {
+            self.tidy();
+            let left = self.limits();
+            self.tidy_at = left + left / 64 + 1;
+        }
         ledger
+    }
+
+    /// How the states of a limit will be written that is not known here yet.
+    fn shape_for(&self, limit: &Limit) -> Shape {
+        let own = Shape::of(limit);
+        let is_own = |stock: &&Stock| matches!(stock.shape, Shape::Bucket { .. }) && stock.is_held();
+        let has_own = self.stocks.iter().any(|stock| stock.shape == own);
+        match own {
+            Shape::Bucket { .. }
+                if !has_own && self.stocks.iter().filter(is_own).count() >= MOST_HELD_KIN =>
+            {
+                Shape::Mixed
+            }
+            own => own,
+        }
+    }
+
+    fn limits(&self) -> usize {
+        self.stocks.iter().map(|stock| stock.limits.len()).sum()
     }
 
     /// Makes a new table known to its kin. Its newcomers start from what theirs share, and kin that nobody holds are merged into
@@ -214,12 +191,13 @@ impl Named {
     }
 
     fn tidy(&mut self) {
-        let before = self.stocks.len();
+        let before = self.limits();
         self.stocks.retain_mut(|stock| {
             stock.tidy();
-            stock.is_held() || stock.limits.iter().any(|opening| opening.by_call) || stock.any().len() > 0
+            stock.is_held() || stock.limits.values().any(|opening| opening.by_call) || stock.any().len() > 0
         });
-        if self.stocks.len() != before {
+        // A table is known to its kin by one of its limits, which may have gone while others stay.
+        if self.limits() != before {
             self.kin.moving().set(buckets(&self.stocks));
         }
     }
@@ -233,25 +211,29 @@ fn buckets(stocks: &[Stock]) -> Vec<std::sync::Weak<dyn Ledger>> {
 impl Stock {
     /// Any limit over these nodes.
     fn any(&self) -> &Arc<dyn Ledger> {
-        &self.limits[0].ledger
+        &self.limits.values().next().expect("the last limit stays").ledger
     }
 
     /// Whether somebody holds a limit over these nodes.
     fn is_held(&self) -> bool {
-        self.limits.iter().any(Opening::is_held)
+        self.limits.values().any(Opening::is_held)
     }
 
     /// Lets go of limits that nobody holds, but for the last.
     fn tidy(&mut self) {
-        let mut by_call = self.limits.iter().filter(|opening| opening.by_call).count();
+        let mut by_call = self.limits.values().filter(|opening| opening.by_call).count();
         let mut left = self.limits.len();
-        self.limits.retain(|opening| {
+        self.limits.retain(|_, opening| {
             let goes = !opening.is_held() && (!opening.by_call || by_call > MOST_BY_CALL) && left > 1;
             by_call -= usize::from(goes && opening.by_call);
             left -= usize::from(goes);
             !goes
         });
-        let longest = self.limits.iter().map(|opening| span(&opening.limit)).max();
+        // Any of them is looked for from the first place on.
+        if self.limits.capacity() > 4 * self.limits.len() + 64 {
+            self.limits.shrink_to_fit();
+        }
+        let longest = self.limits.keys().map(span).max();
         self.nodes.set_span(longest.unwrap_or_default());
     }
 }
@@ -262,98 +244,9 @@ impl Opening {
     }
 }
 
-impl AnyNodes {
-    fn set_span(&self, span: Micros) {
-        match self {
-            AnyNodes::Narrow(nodes) | AnyNodes::Logs(nodes, _) | AnyNodes::Leases(nodes, _) => {
-                nodes.set_span(span);
-            }
-            AnyNodes::Wide(nodes) => nodes.set_span(span),
-        }
-    }
-}
-
-impl Making {
-    /// Nodes of the shape that a limit's strategy needs.
-    fn nodes(&self, limit: &Limit) -> AnyNodes {
-        match limit {
-            Limit::TokenBucket(bucket) => self.bucket_nodes(bucket),
-            Limit::LeakyBucket(bucket) => self.bucket_nodes(bucket),
-            Limit::FixedWindow(_) | Limit::SlidingWindowCounter(_) => AnyNodes::Wide(self.empty()),
-            Limit::SlidingWindow(_) => AnyNodes::Logs(self.empty(), Arc::new(Kept::new())),
-            Limit::Concurrency(_) => AnyNodes::Leases(self.empty(), Arc::new(Kept::new())),
-        }
-    }
-
-    fn bucket_nodes(&self, bucket: &impl Bucket) -> AnyNodes {
-        match OneWord::new(bucket, self.start) {
-            Some(_) => AnyNodes::Narrow(self.empty()),
-            None => AnyNodes::Wide(self.empty()),
-        }
-    }
-
-    fn empty<const W: usize, const S: usize>(&self) -> Arc<Nodes<W, S>> {
-        Arc::new(Nodes::new(self.contention.clone()))
-    }
-
-    /// A limit's table over its nodes.
-    fn table(&self, limit: Limit, nodes: &AnyNodes, kin: &Arc<Kin>) -> Arc<dyn Ledger> {
-        let (budget, kin, span) = (self.budget.clone(), Some(kin.clone()), span(&limit));
-        match (limit, nodes) {
-            (Limit::TokenBucket(bucket), nodes) => self.bucket_table(bucket, nodes, kin),
-            (Limit::LeakyBucket(bucket), nodes) => self.bucket_table(bucket, nodes, kin),
-            (Limit::FixedWindow(window), AnyNodes::Wide(nodes)) => {
-                self.wide_table(window, 0, span, nodes, None)
-            }
-            (Limit::SlidingWindowCounter(window), AnyNodes::Wide(nodes)) => {
-                self.wide_table(window, 0, span, nodes, None)
-            }
-            (Limit::SlidingWindow(window), AnyNodes::Logs(nodes, kept)) => {
-                let cell = KeptCell::new(window, span, budget.clone(), kept.clone());
-                Arc::new(Table::new(cell, budget, nodes.clone(), None))
-            }
-            (Limit::Concurrency(leases), AnyNodes::Leases(nodes, kept)) => {
-                let cell = KeptCell::new(leases, span, budget.clone(), kept.clone());
-                Arc::new(Table::new(cell, budget, nodes.clone(), None))
-            }
-            (limit, _) => unreachable!("the nodes of another strategy were found for {limit}"),
-        }
-    }
-
-    fn bucket_table<B>(&self, bucket: B, nodes: &AnyNodes, kin: Option<Arc<Kin>>) -> Arc<dyn Ledger>
-    where
-        B: Bucket + Send + Sync + 'static,
-    {
-        let units_per_us = bucket.units_per_us();
-        match (OneWord::new(&bucket, self.start), nodes) {
-            (Some(packing), AnyNodes::Narrow(nodes)) => {
-                let cell = PlainCell { algorithm: bucket, packing, span: Micros::ZERO };
-                Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
-            }
-            (None, AnyNodes::Wide(nodes)) => self.wide_table(bucket, units_per_us, Micros::ZERO, nodes, kin),
-            _ => unreachable!("the nodes of other units were found for a bucket of {units_per_us} a µs"),
-        }
-    }
-
-    fn wide_table<A>(
-        &self,
-        algorithm: A,
-        units_per_us: u64,
-        span: Micros,
-        nodes: &Arc<Nodes<3, 3>>,
-        kin: Option<Arc<Kin>>,
-    ) -> Arc<dyn Ledger>
-    where
-        A: Algorithm<State: InThreeWords> + Send + Sync + 'static,
-    {
-        let cell = PlainCell { algorithm, packing: ThreeWords { units_per_us }, span };
-        Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use tollgate_kernel::{Cost, Rate};
+    use tollgate_kernel::{Cost, Micros, Rate};
 
     use super::*;
     use crate::{Item, ManualClock, MemoryOptions, MemoryStore, Store};
@@ -400,6 +293,58 @@ mod tests {
         drop(held);
         store.sweep();
         assert_eq!(stocks(&store), 0, "and so is what nobody holds");
+    }
+
+    /// The same where all of them are held, as limits are whose numbers come with calls: each had a table, and whoever was new was
+    /// looked for in all of them, one by one and under one lock.
+    #[test]
+    fn many_held_limits_leave_few_tables_and_every_key() {
+        let (store, hands) = store(10_000);
+        let held: Vec<_> = (1..2_000).map(|count| store.open(&hourly(count))).collect();
+        assert!(held[0].charge("first", Cost::new(10).unwrap()).allowed);
+        for (limit, count) in held.iter().zip(1..) {
+            assert!(limit.charge(&format!("key {count}"), Cost::new(5 * count).unwrap()).allowed, "{count}");
+            assert!(!limit.charge("first", Cost::ONE).allowed, "it was emptied by other numbers");
+        }
+        assert!(stocks(&store) <= MOST_HELD_KIN + MOST_IDLE_KIN + 1, "{} tables", stocks(&store));
+        assert_eq!((store.keys(), store.used()), (2_000, 2_000));
+        // Half of ten hours is used up, by whichever numbers one looks, and whole again after five.
+        for (limit, count) in held.iter().rev().zip((1..2_000).rev()) {
+            for key in [1, 7, 8, 9, 10, 1_000, 1_999] {
+                let left = limit.peek(&format!("key {key}"), Cost::MAX).remaining;
+                assert!((5 * count - 1..=5 * count).contains(&left), "key {key} by {count}: {left}");
+            }
+        }
+        hands.advance(Micros::from_secs(18_006));
+        store.sweep();
+        store.sweep();
+        assert_eq!((store.keys(), store.used()), (1, 1), "all but the first");
+        drop(held);
+        hands.advance(Micros::from_secs(18_006));
+        store.sweep();
+        store.sweep();
+        assert_eq!(stocks(&store), 0);
+    }
+
+    /// A table was known to its kin by the first of its limits, and lost to them when that went and another stayed: a key in it was
+    /// begun a second time by the others.
+    #[test]
+    fn a_table_is_found_by_its_kin_though_the_limit_that_it_was_known_by_goes() {
+        // By which of its limits a table is known is drawn by lot.
+        for _ in 0..20 {
+            let (store, _) = store(10);
+            let of = |count: u64, hours: u64| {
+                let rate = Rate::new(count, Micros::from_secs(3_601)).unwrap();
+                store.open(&StoredLimit::new("api", Limit::token_bucket(rate, hours * count).unwrap()))
+            };
+            let [first, second, other] = [of(10, 10), of(10, 20), of(7, 10)];
+            drop(first);
+            let third = of(7, 20);
+            assert!(second.charge("a", Cost::new(200).unwrap()).allowed);
+            for limit in [other, third] {
+                assert!(!limit.charge("a", Cost::ONE).allowed, "it was emptied by other numbers");
+            }
+        }
     }
 
     /// The same where the limit is named with every charge.
@@ -462,10 +407,16 @@ mod tests {
     /// admitted comes to one bucket.
     #[test]
     fn keys_that_move_under_load_are_counted_once() {
+        // Between tables of their own, between one of their own and that of all others, and within that one.
+        [0, MOST_HELD_KIN - 1, MOST_HELD_KIN].into_iter().for_each(keys_that_move);
+    }
+
+    fn keys_that_move(others: usize) {
         use crate::{Hold, HoldId, MemoryItem, Settlement};
         use std::sync::atomic::{AtomicU64, Ordering};
         const COUNTS: [u64; 3] = [10, 70, 110];
         let (store, _) = store(10_000);
+        let _others: Vec<_> = (201..).take(others).map(|count| store.open(&hourly(count))).collect();
         let limits = COUNTS.map(|count| store.open(&hourly(count)));
         let keys: Vec<(String, [AtomicU64; 3])> =
             (0..40).map(|key| (format!("key {key}"), Default::default())).collect();
@@ -511,6 +462,6 @@ mod tests {
             let sum = parts.sum::<u64>();
             assert!((7_692_900..=7_700_000).contains(&sum), "{}: {sum} of 7,700,000", key.0);
         }
-        assert_eq!((store.keys(), store.used()), (40, 40));
+        assert_eq!((store.keys(), store.used()), (40, 40), "beside {others}");
     }
 }

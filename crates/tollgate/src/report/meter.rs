@@ -2,7 +2,8 @@
 //!
 //! A limit keeps the namespaces it met first, sixteen of them, in the order in which it met them, and a key's text is compared
 //! with each in turn: nearly always the first is it. All later ones are counted as `other`, so that nobody who can make up
-//! namespaces can make up series; keys that are malformed are counted under `none`. A counter is made when it first counts.
+//! namespaces can make up series, not even after a reload (`namespaces.rs`); keys that are malformed are counted under `none`. A
+//! counter is made when it first counts.
 //!
 //! Decisions on the straight way are added up in stripes, one for each thread, and handed to the counter 64 at a time: see
 //! `stripes.rs`. In this process one decision in 64 is timed, because reading the clock twice costs as much as deciding.
@@ -16,14 +17,12 @@ use tollgate_kernel::Strategy;
 use tollgate_store::Failure;
 
 use super::metrics::{DECISIONS, FALLBACKS, LATENCY, Sink};
+use super::namespaces::{Met, NAMESPACES};
 use super::stripes::Stripes;
 use super::watch::Watch;
 use super::{Admissions, LimitTold, Observers, Source, Verdict, strategy_name};
 use crate::key::Key;
 use crate::policy::Fallback;
-
-/// How many namespaces of a limit have series of their own.
-pub(crate) const NAMESPACES: usize = 16;
 
 /// Longer namespaces are `other`: a label is no place for a kilobyte.
 const LONGEST: usize = 64;
@@ -57,6 +56,8 @@ struct Counts {
 struct ByNamespace {
     strategy: Option<Strategy>,
     source: SeriesSource,
+    /// Those that may have series, as far as known; what was met before this registry has its place there.
+    met: Arc<Met>,
     known: [OnceLock<Named>; NAMESPACES],
     other: OnceLock<Series>,
     none: OnceLock<Series>,
@@ -98,6 +99,7 @@ impl Meter {
         strategies: impl IntoIterator<Item = Option<Strategy>>,
     ) -> Meter {
         let Some(sink) = watch.sink() else { return Meter(None) };
+        let met = watch.namespaces().of(limiter);
         let table = |strategy: Option<Strategy>| {
             let labels = [
                 Label::new("limiter", limiter.to_owned()),
@@ -105,7 +107,7 @@ impl Meter {
                 Label::from_static_parts("storage_mode", watch.mode()),
             ];
             let observers = Some(observers).filter(|observers| observers.take_counts()).cloned();
-            ByNamespace::new(strategy, SeriesSource { sink: sink.clone(), labels, observers })
+            ByNamespace::new(strategy, met.clone(), SeriesSource { sink: sink.clone(), labels, observers })
         };
         let mut strategies = strategies.into_iter();
         let base = table(strategies.next().flatten());
@@ -202,9 +204,9 @@ impl Meter {
 }
 
 impl ByNamespace {
-    fn new(strategy: Option<Strategy>, source: SeriesSource) -> ByNamespace {
+    fn new(strategy: Option<Strategy>, met: Arc<Met>, source: SeriesSource) -> ByNamespace {
         let known = [const { OnceLock::new() }; NAMESPACES];
-        ByNamespace { strategy, source, known, other: OnceLock::new(), none: OnceLock::new() }
+        ByNamespace { strategy, source, met, known, other: OnceLock::new(), none: OnceLock::new() }
     }
 
     /// The series of a key, by its canonical text.
@@ -235,7 +237,7 @@ impl ByNamespace {
     #[cold]
     fn newcomer(&self, key: &str) -> &Series {
         let name = key.split_once(':').map_or(DEFAULT, |(name, _)| name);
-        if name.len() > LONGEST {
+        if name.len() > LONGEST || !self.met.takes_in(name) {
             return self.other();
         }
         let make = || {
@@ -350,7 +352,7 @@ mod tests {
 
     fn table() -> ByNamespace {
         let labels = ["limiter", "strategy", "storage_mode"].map(|name| Label::new(name, "x"));
-        ByNamespace::new(None, SeriesSource { sink: Sink::Facade, labels, observers: None })
+        ByNamespace::new(None, Arc::default(), SeriesSource { sink: Sink::Facade, labels, observers: None })
     }
 
     #[test]

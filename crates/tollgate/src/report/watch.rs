@@ -4,6 +4,7 @@
 //! is caught, as an observer's is.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
 use tollgate_store::{Clock, StoreError};
@@ -12,6 +13,7 @@ use tracing::Span;
 use super::key_hash::KeyHasher;
 use super::log::DecisionLog;
 use super::metrics::Sink;
+use super::namespaces::Namespaces;
 use super::store_meter::{Reading, StoreMeter};
 use super::{Concluded, spans};
 use crate::health::StoreChange;
@@ -27,6 +29,7 @@ pub(crate) struct Watch {
     meter: Option<StoreMeter>,
     log: Option<DecisionLog>,
     has_spans: bool,
+    namespaces: Arc<Namespaces>,
 }
 
 impl Watch {
@@ -41,7 +44,18 @@ impl Watch {
             log: DecisionLog::new(telemetry.log_decisions(), suppressed),
             has_spans: telemetry.has_spans(),
             meter,
+            namespaces: Arc::default(),
         }
+    }
+
+    /// Of a registry that continues another: what that one met keeps its places.
+    pub(crate) fn continuing(self, old: &Watch) -> Watch {
+        Watch { namespaces: old.namespaces.clone(), ..self }
+    }
+
+    /// Which namespaces have series of their own.
+    pub(crate) fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
     }
 
     /// Whether there is nobody to tell.

@@ -344,6 +344,44 @@ fn ten_thousand_namespaces_are_seventeen_series() {
     }
 }
 
+/// Each registry knew sixteen of its own, so that every reload made room for as many more, and nothing ever takes one back.
+#[test]
+fn a_thousand_reloads_make_no_room_for_more_namespaces() {
+    for is_told_anew in [false, true] {
+        let (hands, scrape) = (hands(), Scrape::new());
+        let mut gate =
+            on(&hands).limit("api", bucket("1/h", 9)).telemetry(scrape.telemetry()).build().unwrap();
+        for step in 0..1_000 {
+            for number in 0..20 {
+                let key = format!("n{step}-{number}:k");
+                ready(gate.acquire(&key, "api")).unwrap();
+                let own = gate.ad_hoc("own", bucket("1/h", 1 + step)).unwrap();
+                ready(own.charge(&key, 1)).unwrap();
+            }
+            // Who was met first keeps its place.
+            ready(gate.acquire("n0-0:k", "api")).unwrap();
+            let mut next = Tollgate::builder().continuing(&gate).limit("api", bucket("1/h", 9));
+            if is_told_anew {
+                next = next.telemetry(scrape.telemetry());
+            }
+            gate.hand_over_counts();
+            gate = next.build().unwrap();
+        }
+        gate.publish_metrics();
+        let samples = scrape.samples(DECISIONS);
+        assert_eq!(samples.len(), 2 * 17 + 1, "{samples:?}");
+        for line in [
+            "allowed store api token_bucket memory n0-0 9",
+            "denied store api token_bucket memory n0-0 992",
+            "allowed store api token_bucket memory n0-15 1",
+            "allowed store api token_bucket memory other 19984",
+            "allowed store own token_bucket memory other 19984",
+        ] {
+            assert!(samples.iter().any(|sample| sample == line), "{line}: {samples:?}");
+        }
+    }
+}
+
 /// The labels add up to what was asked, whatever was asked of whomever and whatever became of it.
 #[test]
 fn sums_are_the_callers_own_count() {

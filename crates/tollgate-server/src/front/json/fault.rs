@@ -6,9 +6,10 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde_json::json;
-use tollgate::{Error, Failure};
+use tollgate::Error;
 
 use super::body::{Body, full};
+use crate::front::undecided::words;
 
 /// What is wrong with a call.
 #[derive(Debug)]
@@ -65,18 +66,11 @@ impl Fault {
         Fault::new(StatusCode::FORBIDDEN, detail)
     }
 
-    /// Why a question could not be decided: it was wrong, or the store failed. Then callers are told how, and not with which
-    /// words: those say where the store is, which is for the log.
+    /// Why a question could not be decided: it was wrong, or the store failed.
     pub(crate) fn undecided(error: &Error) -> Fault {
         match error.failure() {
-            None => Fault::malformed(error.to_string()),
-            Some(Failure::Full) => Fault::unavailable(
-                "the store has no room to remember more (full); settle open reservations, shorten their time to live \
-                 or give it more room",
-            ),
-            Some(failure) => {
-                Fault::unavailable(format!("the store could not answer ({failure}); ask again later"))
-            }
+            None => Fault::malformed(words(error)),
+            Some(_) => Fault::unavailable(words(error)),
         }
     }
 

@@ -57,6 +57,10 @@ impl Feed {
         *self.ticks.lock() = None;
     }
 
+    fn is_open(&self) -> bool {
+        self.ticks.lock().is_some()
+    }
+
     /// The last five minutes. Written at most once a second, however many ask.
     pub(crate) fn whole(&self, app: &App) -> Bytes {
         let second = app.stats.second();
@@ -103,7 +107,7 @@ fn event(snapshot: &[u8]) -> Bytes {
 /// Tells the seconds, and sends what they brought, until the server ends.
 pub(crate) async fn feed(app: Arc<App>) {
     let clock = Clock::system();
-    while !app.is_draining() {
+    while app.feed.is_open() {
         let into_second = clock.now().get() % 1_000_000;
         tokio::time::sleep(Duration::from_micros(1_000_000 - into_second)).await;
         // What was counted until now belongs to the second that ends.
@@ -164,6 +168,8 @@ mod tests {
             assert_eq!(tick["limits"][0]["seconds"]["allowed"].as_array().map(Vec::len), Some(10));
         }
         app.drain();
+        assert!(app.feed.view(&app).is_some(), "who asks while it drains is answered");
+        app.end();
         assert_eq!(next(&mut viewer).await, None);
         assert!(app.feed.view(&app).is_none(), "nobody is let in at the end");
     }

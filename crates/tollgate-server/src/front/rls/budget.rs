@@ -3,16 +3,19 @@
 //! A call is gathered until it has come whole, and windows of HTTP/2 are given back as it is: without an end to it a peer could
 //! have us hold a hundred long calls for each of its connections. So what a call gathers beyond its first 4 KiB comes out of one
 //! budget, and goes back when the call is answered or given up; where it is spent, the call ends with RESOURCE_EXHAUSTED. Nearly all
-//! calls are shorter than that, and nobody can take the budget from those. What a call has only announced costs no memory yet.
+//! calls are shorter than that, and nobody can take the budget from those; how many of them there are is for `seats.rs`. What a call
+//! has only announced costs no memory yet.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use hyper::body::{Body, Buf, Frame, SizeHint};
 use tokio::sync::Semaphore;
 use tonic::Status;
+
+use super::seats::{Row, Seat, refused};
 
 /// What is counted as one.
 const UNIT: usize = 4 * 1024;
@@ -69,11 +72,14 @@ pub(super) struct Gathered<B> {
     bytes: usize,
     /// No call is gathered beyond this; what comes after it was read and let go of.
     longest: usize,
+    row: Arc<Row>,
+    /// Its own, while it is waited for.
+    seat: Option<Seat>,
 }
 
 impl<B> Gathered<B> {
-    pub(super) fn new(body: B, drawn: Arc<Drawn>, longest: usize) -> Gathered<B> {
-        Gathered { body, drawn, bytes: 0, longest }
+    pub(super) fn new(body: B, drawn: Arc<Drawn>, longest: usize, row: Arc<Row>) -> Gathered<B> {
+        Gathered { body, drawn, bytes: 0, longest, row, seat: None }
     }
 }
 
@@ -89,19 +95,31 @@ where
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, Status>>> {
-        let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-            None => return Poll::Ready(None),
-            Some(Err(error)) => return Poll::Ready(Some(Err(Status::from_error(Box::new(error))))),
-            Some(Ok(frame)) => frame,
+        let frame = match Pin::new(&mut self.body).poll_frame(context) {
+            Poll::Pending if self.seat.is_some() => return Poll::Pending,
+            Poll::Pending => match self.row.take() {
+                Ok(seat) => {
+                    self.seat = Some(seat);
+                    return Poll::Pending;
+                }
+                Err(status) => return Poll::Ready(Some(Err(status))),
+            },
+            Poll::Ready(None) => {
+                self.seat = None;
+                return Poll::Ready(None);
+            }
+            Poll::Ready(Some(Err(error))) => {
+                return Poll::Ready(Some(Err(Status::from_error(Box::new(error)))));
+            }
+            Poll::Ready(Some(Ok(frame))) => frame,
         };
         let more = frame.data_ref().map_or(0, Buf::remaining);
         self.bytes = self.bytes.saturating_add(more).min(self.longest);
         if self.drawn.reach(self.bytes) {
             return Poll::Ready(Some(Ok(frame)));
         }
-        metrics::counter!("tollgate_envoy_calls_total", "code" => "error").increment(1);
         let said = "too many long calls are being sent at once; try again, or send shorter ones";
-        Poll::Ready(Some(Err(Status::resource_exhausted(said))))
+        Poll::Ready(Some(Err(refused(said))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -119,6 +137,7 @@ mod tests {
     use http_body_util::{BodyExt, Full};
     use tonic::Code;
 
+    use super::super::seats::Seats;
     use super::*;
     use crate::app::at_once;
 
@@ -127,7 +146,8 @@ mod tests {
     /// A call of so many bytes, once its body was read.
     fn call(budget: &Budget, bytes: usize) -> Result<Arc<Drawn>, Status> {
         let drawn = budget.begin();
-        let mut body = Gathered::new(Full::new(Bytes::from(vec![0; bytes])), drawn.clone(), LONGEST);
+        let row = Arc::new(Seats::default()).row();
+        let mut body = Gathered::new(Full::new(Bytes::from(vec![0; bytes])), drawn.clone(), LONGEST, row);
         at_once(body.frame()).expect("it is all there").expect("a frame").map(|_| drawn)
     }
 

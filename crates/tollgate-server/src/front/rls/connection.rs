@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderName, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -33,6 +33,7 @@ use super::Rls;
 use super::budget::{Budget, Gathered};
 use super::proto::DESCRIPTORS;
 use super::proto::service::rate_limit_service_server::{RateLimitServiceServer, SERVICE_NAME};
+use super::seats::{Row, Seated, Seats};
 use crate::app::App;
 use crate::failure::Failure;
 use crate::serve::listen::{self, Door};
@@ -46,6 +47,9 @@ const MOST_BYTES_ASIDE: usize = 4 * 1024;
 /// How many calls of one connection may be open, and how long their headers may be.
 const MOST_CALLS: u32 = 100;
 const MOST_HEADERS: u32 = 16 * 1024;
+
+/// How much of the calls of one connection, and of one of them, may be on its way and not looked at yet: who sends more is hung up on.
+const MOST_BYTES_UNREAD: u32 = 64 * 1024;
 
 /// How long a peer may take to say that it speaks HTTP/2, and a call to arrive and be answered.
 const GREETING_WITHIN: Duration = Duration::from_secs(5);
@@ -74,15 +78,23 @@ pub(crate) fn serve(
     closing: watch::Receiver<bool>,
 ) -> Result<impl Future<Output = ()> + Send, Failure> {
     let mut health = HealthReporter::new();
-    let services = services(app, health.clone())?;
+    let services = services(app.clone(), health.clone())?;
     Ok(async move {
         tell_health(&health, ServingStatus::Serving).await;
         let face = {
-            let closing = closing.clone();
-            move |stream, peer| speak(stream, peer, services.clone(), closing.clone())
+            let (closing, seats) = (closing.clone(), Arc::new(Seats::default()));
+            move |stream, peer| speak(stream, peer, seats.row(), services.clone(), closing.clone())
         };
-        listen::accept(listener, door, tasks, closing, face).await;
+        let mut accepting = std::pin::pin!(listen::accept(listener, door, tasks, closing, face));
+        // Who asks before it ends is told so, and answered all the same.
+        let has_ended = tokio::select! {
+            () = accepting.as_mut() => true,
+            () = app.until_draining() => false,
+        };
         tell_health(&health, ServingStatus::NotServing).await;
+        if !has_ended {
+            accepting.await;
+        }
         // Whoever watches has been told, and would hold the end up.
         for name in NAMES {
             health.clear_service_status(name).await;
@@ -101,11 +113,11 @@ async fn tell_health(health: &HealthReporter, status: ServingStatus) {
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-/// All services, by the first piece of a call's path.
+/// All services, by the first piece of a call's path, for calls of a connection that has these seats.
 fn services(
     app: Arc<App>,
     health: HealthReporter,
-) -> Result<impl Fn(Request<Incoming>) -> Answering + Clone + Send + Sync + 'static, Failure> {
+) -> Result<impl Fn(Request<Incoming>, &Arc<Row>) -> Answering + Clone + Send + Sync + 'static, Failure> {
     let reflection = || {
         Reflection::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -118,13 +130,19 @@ fn services(
         .max_decoding_message_size(MOST_BYTES_ASIDE);
     let rls = RateLimitServiceServer::new(Rls::new(app)).max_decoding_message_size(MOST_BYTES);
     let budget = Budget::new();
-    Ok(move |request: Request<Incoming>| -> Answering {
-        let drawn = budget.begin();
+    Ok(move |mut request: Request<Incoming>, row: &Arc<Row>| -> Answering {
         let name = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
+        if name == SERVICE_NAME {
+            forget_headers(&mut request);
+            let (drawn, row) = (budget.begin(), row.clone());
+            let body = |body| Gathered::new(body, drawn.clone(), MOST_BYTES, row);
+            let answering = in_time(rls.clone().call(request.map(body)));
+            return Box::pin(async move {
+                let _until_answered = drawn;
+                answering.await
+            });
+        }
         let answering: Answering = match name {
-            SERVICE_NAME => {
-                rls.clone().call(request.map(|body| Gathered::new(body, drawn.clone(), MOST_BYTES)))
-            }
             "grpc.health.v1.Health" => health.clone().call(request),
             "grpc.reflection.v1.ServerReflection" => v1.clone().call(request),
             "grpc.reflection.v1alpha.ServerReflection" => v1alpha.clone().call(request),
@@ -132,21 +150,38 @@ fn services(
                 return Box::pin(async { Ok(Status::unimplemented("there is no such service").into_http()) });
             }
         };
-        Box::pin(async move {
-            let _until_answered = drawn;
-            match tokio::time::timeout(CALL_WITHIN, answering).await {
-                Ok(answered) => answered,
-                Err(_) => Ok(Status::deadline_exceeded("the call did not come in time").into_http()),
-            }
-        })
+        match row.take() {
+            Ok(_seat) => Box::pin(async move {
+                let answered = in_time(answering).await?;
+                Ok(answered.map(|body| Body::new(Seated { body, _seat })))
+            }),
+            Err(status) => Box::pin(async move { Ok(status.into_http()) }),
+        }
     })
+}
+
+/// Lets go of the headers of a call, but for the one that says how its message is written: a peer may send many, and then be
+/// waited for.
+fn forget_headers(request: &mut Request<Incoming>) {
+    const ENCODING: &str = "grpc-encoding";
+    let encoding = request.headers_mut().remove(ENCODING);
+    *request.headers_mut() =
+        encoding.map(|encoding| (HeaderName::from_static(ENCODING), encoding)).into_iter().collect();
+}
+
+async fn in_time(answering: Answering) -> Result<Response<Body>, Infallible> {
+    match tokio::time::timeout(CALL_WITHIN, answering).await {
+        Ok(answered) => answered,
+        Err(_) => Ok(Status::deadline_exceeded("the call did not come in time").into_http()),
+    }
 }
 
 /// Serves one connection until its peer is done, it is old, or the server ends.
 async fn speak(
     stream: TcpStream,
     peer: SocketAddr,
-    services: impl Fn(Request<Incoming>) -> Answering + Clone + Send + Sync + 'static,
+    row: Arc<Row>,
+    services: impl Fn(Request<Incoming>, &Arc<Row>) -> Answering + Clone + Send + Sync + 'static,
     mut closing: watch::Receiver<bool>,
 ) {
     let Ok(Some(stream)) = tokio::time::timeout(GREETING_WITHIN, greeted(stream)).await else { return };
@@ -155,11 +190,12 @@ async fn speak(
         .timer(TokioTimer::new())
         .max_concurrent_streams(MOST_CALLS)
         .max_header_list_size(MOST_HEADERS)
-        .initial_stream_window_size(64 * 1024)
-        .initial_connection_window_size(1024 * 1024)
+        .initial_stream_window_size(MOST_BYTES_UNREAD)
+        .initial_connection_window_size(MOST_BYTES_UNREAD)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WITHIN);
-    let connection = builder.serve_connection(TokioIo::new(stream), service_fn(services));
+    let services = service_fn(|request| services(request, &row));
+    let connection = builder.serve_connection(TokioIo::new(stream), services);
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         _ = connection.as_mut() => return,

@@ -29,7 +29,7 @@ pub(super) enum Kind {
 }
 
 /// The fields of `[server]` and `[store]`.
-const FIELDS: [(&str, Kind); 33] = [
+const FIELDS: [(&str, Kind); 34] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
@@ -39,6 +39,7 @@ const FIELDS: [(&str, Kind); 33] = [
     ("server.max_connections", Kind::Number),
     ("server.max_connections_per_peer", Kind::Number),
     ("server.log", Kind::Text),
+    ("server.drain_delay", Kind::Text),
     ("store.mode", Kind::Text),
     ("store.fallback", Kind::Text),
     ("store.fallback_instances", Kind::Number),
@@ -477,6 +478,7 @@ lease = "1m"
             ("TOLLGATE_SERVER_MAX_CONNECTIONS", "500"),
             ("TOLLGATE_SERVER_MAX_CONNECTIONS_PER_PEER", "50"),
             ("TOLLGATE_SERVER_LOG", "debug"),
+            ("TOLLGATE_SERVER_DRAIN_DELAY", "5s"),
             ("TOLLGATE_STORE_MODE", "redis"),
             ("TOLLGATE_STORE_FALLBACK", "local"),
             ("TOLLGATE_STORE_FALLBACK_INSTANCES", "3"),
@@ -515,7 +517,7 @@ lease = "1m"
         assert_eq!(server.admin_token, Some(Password::Env("OPS".to_owned())));
         assert_eq!(server.resp_password, Some(Password::Env("RESP".to_owned())));
         assert_eq!((server.max_connections, server.max_connections_per_peer), (Some(500), Some(50)));
-        assert_eq!(server.log, LogLevel::Debug);
+        assert_eq!((server.log, server.drain_delay), (LogLevel::Debug, Micros::from_secs(5)));
         assert_eq!(
             (store.mode, store.fallback, store.fallback_instances),
             (StoreMode::Redis, Fallback::Local, 3)

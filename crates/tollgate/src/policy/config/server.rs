@@ -4,6 +4,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use tollgate_kernel::Micros;
+
 use super::connection::{Password, read_connections, read_password};
 use super::reader::{Field, Reader, Section};
 
@@ -29,6 +31,8 @@ pub struct ServerConfig {
     pub max_connections_per_peer: Option<usize>,
     /// What the server writes to its log.
     pub log: LogLevel,
+    /// How long the server goes on accepting after it was told to stop, while it says that it is not ready. None unless said.
+    pub drain_delay: Micros,
 }
 
 /// What the server writes to its log: everything up to a level.
@@ -51,6 +55,9 @@ pub enum LogLevel {
 /// The most connections that can be asked for: as many as there are ports, which is where one address ends.
 const MOST_CONNECTIONS: usize = 65_535;
 
+/// The longest that it may go on accepting: whoever runs it would have killed it by then.
+const LONGEST_DRAIN: Micros = Micros::from_secs(600);
+
 const LOG_LEVELS: [(&str, LogLevel); 5] = [
     ("info", LogLevel::Info),
     ("off", LogLevel::Off),
@@ -61,8 +68,16 @@ const LOG_LEVELS: [(&str, LogLevel); 5] = [
 
 impl ServerConfig {
     pub(super) fn read(reader: &mut Reader<'_>, section: Section<'_>) -> ServerConfig {
-        let harmless =
-            ["http", "grpc", "resp", "show_keys", "max_connections", "max_connections_per_peer", "log"];
+        let harmless = [
+            "http",
+            "grpc",
+            "resp",
+            "show_keys",
+            "max_connections",
+            "max_connections_per_peer",
+            "log",
+            "drain_delay",
+        ];
         let section = section.showing(&harmless);
         reader.only(&section, &[&harmless[..], &["admin_token", "resp_password"]].concat());
         let admin_token = section.field("admin_token").and_then(|f| read_password(reader, f, "ADMIN_TOKEN"));
@@ -74,6 +89,7 @@ impl ServerConfig {
         let [max_connections, max_connections_per_peer] =
             ["max_connections", "max_connections_per_peer"].map(&mut connections);
         let log = section.field("log").and_then(|f| reader.choice(f, &LOG_LEVELS)).unwrap_or_default();
+        let drain_delay = section.field("drain_delay").and_then(|f| read_drain_delay(reader, f));
         let mut read = |name, example| read_address(reader, section.field(name)?, example);
         ServerConfig {
             http: read("http", "127.0.0.1:8080"),
@@ -85,8 +101,18 @@ impl ServerConfig {
             max_connections,
             max_connections_per_peer,
             log,
+            drain_delay: drain_delay.unwrap_or_default(),
         }
     }
+}
+
+fn read_drain_delay(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Micros> {
+    let span = reader.span_or_zero(field, "5s")?;
+    if span > LONGEST_DRAIN {
+        reader.mistake(field, format!("must be at most {LONGEST_DRAIN}: a balancer notices sooner"));
+        return None;
+    }
+    Some(span)
 }
 
 fn read_address(reader: &mut Reader<'_>, field: &Field<'_>, example: &str) -> Option<String> {
@@ -135,7 +161,7 @@ pub(super) fn host_fault(host: &str) -> Option<&'static str> {
 mod tests {
     use super::super::tests::{check, parse};
     use super::super::{Config, Password};
-    use super::LogLevel;
+    use super::{LogLevel, Micros};
 
     #[test]
     fn addresses_are_checked() {
@@ -232,5 +258,24 @@ mod tests {
         }
         let fix = "must be one of info, off, error, warn, debug; did you mean \"warn\"?";
         check("[server]\nlog = 'warm'", &[(2, "server.log", "'warm'", fix)]);
+    }
+
+    #[test]
+    fn an_end_may_be_put_off_for_a_while() {
+        for (text, secs) in [
+            ("", 0),
+            ("server.drain_delay = '0s'", 0),
+            ("server.drain_delay = '5s'", 5),
+            ("server.drain_delay = '10m'", 600),
+        ] {
+            assert_eq!(parse(text).server.drain_delay, Micros::from_secs(secs), "{text}");
+        }
+        for (value, fix) in [
+            ("'601s'", "must be at most 10m"),
+            ("5", "must be a duration in quotes"),
+            ("'soon'", "write a whole number and a unit"),
+        ] {
+            check(&format!("[server]\ndrain_delay = {value}"), &[(2, "server.drain_delay", value, fix)]);
+        }
     }
 }

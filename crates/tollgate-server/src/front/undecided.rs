@@ -1,0 +1,39 @@
+//! Why a question could not be decided, as callers of every face are told.
+//!
+//! If it was the question, they are told what is wrong with it. If it was the store, they are told in which way it failed, and
+//! not with which words: those say where it is and as whom it is asked, which is for the log, and the log has them.
+
+use tollgate::{Error, Failure};
+
+/// What callers are told.
+pub(crate) fn words(error: &Error) -> String {
+    match error.failure() {
+        None => error.to_string(),
+        Some(Failure::Full) => {
+            "the store has no room to remember more (full); settle open reservations, shorten their time \
+                                to live or give it more room"
+                .to_owned()
+        }
+        Some(failure) => format!("the store could not answer ({failure}); ask again later"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::StoreError;
+
+    use super::*;
+
+    #[test]
+    fn callers_are_told_how_the_store_failed_and_not_where_it_is() {
+        for failure in Failure::ALL {
+            let error =
+                StoreError::failed(failure, "PostgreSQL at 10.0.0.5:5432 does not let tollgate_app in");
+            let words = words(&error.into());
+            assert!(words.starts_with("the store ") && words.contains(&format!("({failure})")), "{words}");
+            assert!(!words.contains("10.0.0.5") && !words.contains("tollgate_app"), "{words}");
+        }
+        let wrong = StoreError::invalid("a cost of 0");
+        assert_eq!(words(&wrong.into()), "a cost of 0");
+    }
+}

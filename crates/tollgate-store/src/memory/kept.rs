@@ -1,0 +1,217 @@
+//! Strategies whose states have no fixed size, logs and leases: the state is kept aside, and a slot has one word that says where.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use tollgate_kernel::{Algorithm, Concurrency, Cost, LeaseState, LogState, Micros, Outcome, SlidingWindow};
+
+use super::budget::Budget;
+use super::cell::{Amendment, Cell};
+use super::chunks::Chunks;
+use super::kin::Carried;
+
+/// A strategy whose state has no fixed size.
+pub(crate) trait Holding: Algorithm + Send + Sync {
+    /// How many entries a state keeps: each counts against the budget.
+    fn weight(state: &Self::State) -> usize;
+
+    fn charge_for(&self, state: &mut Self::State, holder: u128, cost: Cost, now: Micros) -> Outcome;
+
+    fn release(&self, state: &mut Self::State, holder: u128, now: Micros) -> bool;
+
+    fn renew(&self, state: &mut Self::State, holder: u128, now: Micros) -> bool;
+}
+
+impl Holding for SlidingWindow {
+    fn weight(state: &LogState) -> usize {
+        state.len()
+    }
+
+    fn charge_for(&self, state: &mut LogState, _holder: u128, cost: Cost, now: Micros) -> Outcome {
+        self.charge(state, cost, now)
+    }
+
+    fn release(&self, _state: &mut LogState, _holder: u128, _now: Micros) -> bool {
+        false
+    }
+
+    fn renew(&self, _state: &mut LogState, _holder: u128, _now: Micros) -> bool {
+        false
+    }
+}
+
+impl Holding for Concurrency {
+    fn weight(state: &LeaseState) -> usize {
+        state.len()
+    }
+
+    fn charge_for(&self, state: &mut LeaseState, holder: u128, cost: Cost, now: Micros) -> Outcome {
+        self.acquire(state, holder, cost, now)
+    }
+
+    fn release(&self, state: &mut LeaseState, holder: u128, now: Micros) -> bool {
+        Concurrency::release(self, state, holder, now)
+    }
+
+    fn renew(&self, state: &mut LeaseState, holder: u128, now: Micros) -> bool {
+        Concurrency::renew(self, state, holder, now)
+    }
+}
+
+/// A strategy whose states are kept aside; the word is their place plus one. The lock of the key's node is held around every
+/// use but a reader's, and readers are not let in (`PLAIN` is false), so the locks here are never waited for long.
+pub(crate) struct KeptCell<A: Algorithm> {
+    algorithm: A,
+    budget: Arc<Budget>,
+    kept: Arc<Kept<A::State>>,
+    span: Micros,
+}
+
+/// States that are kept aside. Limits that share their nodes share these.
+pub(crate) struct Kept<T> {
+    states: Chunks<Mutex<T>>,
+    free: Mutex<Vec<u32>>,
+    next: AtomicU32,
+}
+
+impl<T: Default> Kept<T> {
+    pub(crate) fn new() -> Self {
+        Kept { states: Chunks::new(), free: Mutex::new(Vec::new()), next: AtomicU32::new(0) }
+    }
+
+    /// A place for a new state, as a word.
+    fn keep(&self, state: T) -> u64 {
+        let place = self.free.lock().pop().unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed));
+        *self.states.ensure(place as usize).lock() = state;
+        u64::from(place) + 1
+    }
+}
+
+impl<A: Holding> KeptCell<A> {
+    pub(crate) fn new(algorithm: A, span: Micros, budget: Arc<Budget>, kept: Arc<Kept<A::State>>) -> Self {
+        KeptCell { algorithm, budget, kept, span }
+    }
+
+    fn state(&self, words: [u64; 1]) -> Option<&Mutex<A::State>> {
+        let place = usize::try_from(words[0].checked_sub(1)?).ok()?;
+        Some(self.kept.states.get(place))
+    }
+
+    /// Runs `use_state` on the state that the words refer to, or on a fresh one; keeps a fresh one only if it was changed.
+    /// Room for so many entries has been `taken`.
+    fn with_state<R>(
+        &self,
+        words: &mut [u64; 1],
+        taken: usize,
+        use_state: impl FnOnce(&mut A::State) -> R,
+    ) -> R {
+        if let Some(state) = self.state(*words) {
+            let mut state = state.lock();
+            let before = A::weight(&state);
+            let answer = use_state(&mut state);
+            self.account(before + taken, A::weight(&state));
+            return answer;
+        }
+        let mut state = A::State::default();
+        let answer = use_state(&mut state);
+        self.account(taken, A::weight(&state));
+        if state != A::State::default() {
+            *words = [self.kept.keep(state)];
+        }
+        answer
+    }
+
+    fn account(&self, before: usize, after: usize) {
+        if after > before {
+            self.budget.take_anyway(after - before);
+        } else {
+            self.budget.give_back(before - after);
+        }
+    }
+}
+
+impl<A: Holding> Cell<1> for KeptCell<A>
+where
+    A::State: Send,
+{
+    const PLAIN: bool = false;
+
+    fn take_room(&self) -> bool {
+        self.budget.take(1)
+    }
+
+    fn leave_room(&self) {
+        self.budget.give_back(1);
+    }
+
+    type Decided = Outcome;
+
+    fn decide(&self, words: &mut [u64; 1], cost: Cost, now: Micros) -> (bool, Outcome) {
+        let outcome = match self.state(*words) {
+            Some(state) => self.algorithm.peek(&state.lock(), cost, now),
+            None => self.algorithm.peek(&A::State::default(), cost, now),
+        };
+        (outcome.allowed, outcome)
+    }
+
+    fn outcome(&self, outcome: Outcome, _cost: Cost) -> Outcome {
+        outcome
+    }
+
+    fn charge(&self, words: &mut [u64; 1], holder: u128, cost: Cost, now: Micros) -> Outcome {
+        self.with_state(words, 1, |state| self.algorithm.charge_for(state, holder, cost, now))
+    }
+
+    fn charged_at(&self, words: [u64; 1], now: Micros) -> Micros {
+        self.state(words).map_or(now, |state| self.algorithm.charged_at(&state.lock(), now))
+    }
+
+    fn amend(&self, words: &mut [u64; 1], amendment: Amendment, now: Micros) -> bool {
+        self.with_state(words, 0, |state| match amendment {
+            Amendment::GiveBack { amount, charged_at } => {
+                self.algorithm.give_back(state, amount, charged_at, now);
+                true
+            }
+            Amendment::Refund { amount } => {
+                self.algorithm.refund(state, amount, now);
+                true
+            }
+            Amendment::Debit { amount } => {
+                self.algorithm.debit(state, amount, now);
+                true
+            }
+            Amendment::Release { holder } => self.algorithm.release(state, holder, now),
+            Amendment::Renew { holder } => self.algorithm.renew(state, holder, now),
+        })
+    }
+
+    fn is_fresh(&self, words: [u64; 1], now: Micros) -> bool {
+        self.state(words).is_none_or(|state| self.algorithm.is_fresh(&state.lock(), now))
+    }
+
+    fn joined(&self, words: [u64; 1], _now: Micros) -> [u64; 1] {
+        // Nobody joins: without room for an entry there is nothing to join for.
+        words
+    }
+
+    fn discard(&self, words: [u64; 1]) {
+        if let (Some(state), Ok(place)) = (self.state(words), u32::try_from(words[0].saturating_sub(1))) {
+            let state = std::mem::take(&mut *state.lock());
+            self.account(A::weight(&state), 0);
+            self.kept.free.lock().push(place);
+        }
+    }
+
+    fn span(&self) -> Micros {
+        self.span
+    }
+
+    fn carry(&self, _words: [u64; 1]) -> Option<Carried> {
+        None
+    }
+
+    fn receive(&self, _carried: Carried) -> [u64; 1] {
+        [0]
+    }
+}
