@@ -18,6 +18,8 @@ pub(crate) use line::Line;
 pub(in crate::report) use line::visible;
 pub(crate) use told::Told;
 use told::write_policy;
+#[cfg(feature = "http")]
+pub(crate) use told::{Standing, quota_start};
 
 /// The largest integer of a structured field (RFC 9651): fifteen digits.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
@@ -70,10 +72,11 @@ impl Said<'_> {
     }
 
     /// What `X-RateLimit-Reset` counts down to: in a bucket the next token that makes a difference, else the reset.
-    fn reset_after(&self) -> Micros {
+    /// `more_after` is [`Said::more_after`], which whoever asks has worked out already.
+    fn reset_after(&self, more_after: Option<Micros>) -> Micros {
         let Outcome { reset_after, retry_after, .. } = self.outcome;
         match self.limit {
-            Some(Limit::TokenBucket(_) | Limit::LeakyBucket(_)) => self.more_after().unwrap_or(reset_after),
+            Some(Limit::TokenBucket(_) | Limit::LeakyBucket(_)) => more_after.unwrap_or(reset_after),
             // Where the store failed there is a time to try again and no reset.
             _ => reset_after.max(retry_after.unwrap_or_default()),
         }
