@@ -132,13 +132,15 @@ pub(super) fn decide_at_once<B>(inner: &Arc<Inner>, dues: &Dues, request: &Reque
 fn decide_one<B>(inner: &Inner, due: &Due, request: &Request<B>) -> Option<Verdict> {
     let post = &inner.posts[due.post];
     let outcome = post.straight.as_ref()?.charge_cost(due.key.as_ref()?.canonical(), due.cost);
-    let said = post.said(due.cost, outcome);
+    // What was said is not put together unless it is needed: it was written only now, and copying it would wait for that.
+    let said = || [post.said(due.cost, outcome)];
     if !outcome.allowed {
-        return Some(refuse(inner, Protocol::of(request), &[said], Reason::QuotaExceeded));
+        return Some(refuse(inner, Protocol::of(request), &said(), Reason::QuotaExceeded));
     }
     let marks = match &post.sheet {
-        Some(sheet) if sheet.fits(&outcome) => sheet.filled(&said, now(inner)),
-        _ => marks(inner, &[said]),
+        Some(sheet) if sheet.fits(&outcome) => sheet.filled(&outcome, due.cost, now(inner)),
+        None if !inner.format.legacy && !inner.format.draft => Marks::default(),
+        _ => marks(inner, &said()),
     };
     Some(Verdict::Pass { delay: Micros::ZERO, marks, after: None })
 }

@@ -6,7 +6,7 @@
 use std::mem;
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use tollgate_kernel::{Micros, Outcome};
+use tollgate_kernel::{Cost, Limit, Micros, Outcome};
 
 use crate::headers::{Field, Format, Line, ResetAs, Said, Standing, Told, policy_item, quota_start};
 
@@ -95,7 +95,7 @@ pub(super) struct Sheet {
     /// Which of ours they are, as the map and all its copies have them.
     order: Vec<Option<Field>>,
     quota_start: String,
-    capacity: u64,
+    limit: Limit,
     reset: ResetAs,
 }
 
@@ -105,11 +105,11 @@ impl Sheet {
         if !format.legacy && !format.draft {
             return None;
         }
-        let capacity = fresh.outcome.capacity;
+        let limit = *fresh.limit?;
         let empty = || HeaderValue::from_static("");
         let mut fields = HeaderMap::with_capacity(Field::ALL.len() + USUAL.len());
         if format.legacy {
-            fields.insert(&NAMES[Field::Limit as usize], number_value(capacity));
+            fields.insert(&NAMES[Field::Limit as usize], number_value(limit.capacity()));
             fields.insert(&NAMES[Field::Remaining as usize], empty());
             fields.insert(&NAMES[Field::Reset as usize], empty());
         }
@@ -121,17 +121,17 @@ impl Sheet {
         fields.extend(USUAL.iter().map(|usual| (usual.clone(), empty())));
         let field = |name: &HeaderName| Field::ALL.into_iter().find(|field| NAMES[*field as usize] == name);
         let order = fields.keys().map(field).collect();
-        Some(Sheet { fields, order, quota_start: quota_start(fresh.name), capacity, reset: format.reset })
+        Some(Sheet { fields, order, quota_start: quota_start(fresh.name), limit, reset: format.reset })
     }
 
     /// Whether it tells the truth of such an answer.
     pub(super) fn fits(&self, outcome: &Outcome) -> bool {
-        outcome.allowed && outcome.capacity == self.capacity
+        outcome.allowed && outcome.capacity == self.limit.capacity()
     }
 
     /// The fields for an answer that it fits.
-    pub(super) fn filled(&self, said: &Said<'_>, now: Micros) -> Marks {
-        let standing = Standing::new(self.reset, said, now);
+    pub(super) fn filled(&self, outcome: &Outcome, cost: Cost, now: Micros) -> Marks {
+        let standing = Standing::new(&self.limit, outcome, cost, self.reset, now);
         let mut fields = self.fields.clone();
         for (field, value) in self.order.iter().zip(fields.values_mut()) {
             match field {
@@ -196,8 +196,6 @@ const fn digits() -> [u8; 3000] {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_kernel::Limit;
-
     use super::*;
 
     /// Header fields from lines of text.
@@ -236,7 +234,7 @@ mod tests {
         let now = Micros::from_secs(1_000);
         let sheet = Sheet::new(&format, said).expect("something to tell");
         assert!(sheet.fits(&said.outcome));
-        for marks in [sheet.filled(said, now), Marks::new(&format, &[*said], now)] {
+        for marks in [sheet.filled(&said.outcome, Cost::ONE, now), Marks::new(&format, &[*said], now)] {
             let mut headers = fields(before);
             marks.write(&mut headers);
             assert_eq!(lines(&headers), after, "{format:?} {before:?}");

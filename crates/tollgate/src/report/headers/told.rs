@@ -1,9 +1,11 @@
 //! What the fields of an answer tell: worked out once, written by each face in its own way.
 
+#[cfg(feature = "http")]
+use tollgate_kernel::{Cost, Outcome};
 use tollgate_kernel::{Limit, Micros, Strategy};
 
 use super::line::{Line, visible};
-use super::{Field, Format, MAX_INTEGER, ResetAs, Said, Unit, binding, seconds_to_wait};
+use super::{Field, Format, MAX_INTEGER, ResetAs, Said, Unit, binding, reset_after, seconds_to_wait};
 
 /// What the fields tell: numbers and, of the draft, lists.
 pub(crate) struct Told<I> {
@@ -26,7 +28,8 @@ impl<'a, I: Iterator<Item = Said<'a>> + Clone> Told<I> {
         let bound = binding(told.clone())?;
         let denies = bound.denies();
         let legacy = format.legacy.then(|| {
-            let reset = reset_as(format.reset, bound.reset_after(bound.more_after()), now);
+            let reset_after = reset_after(bound.limit, &bound.outcome, bound.more_after());
+            let reset = reset_as(format.reset, reset_after, now);
             [bound.outcome.capacity, bound.outcome.remaining, reset]
         });
         let retry_after = bound.outcome.retry_after.filter(|_| denies).map(seconds_to_wait);
@@ -105,10 +108,10 @@ pub(crate) struct Standing {
 #[cfg(feature = "http")]
 impl Standing {
     #[inline]
-    pub(crate) fn new(reset: ResetAs, said: &Said<'_>, now: Micros) -> Standing {
-        let more_after = said.more_after();
-        let reset_after = said.reset_after(more_after);
-        Standing { remaining: said.outcome.remaining, reset: reset_as(reset, reset_after, now), more_after }
+    pub(crate) fn new(limit: &Limit, outcome: &Outcome, cost: Cost, reset: ResetAs, now: Micros) -> Standing {
+        let more_after = super::more_after(Some(limit), outcome, cost.get());
+        let reset_after = reset_after(Some(limit), outcome, more_after);
+        Standing { remaining: outcome.remaining, reset: reset_as(reset, reset_after, now), more_after }
     }
 
     /// The rest of an item in `RateLimit`, after [`quota_start`].
