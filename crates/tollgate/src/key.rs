@@ -115,7 +115,7 @@ impl<'a> Key<'a> {
     #[cfg(feature = "http")]
     pub(crate) fn after_prefix(prefix: &str, raw: &str) -> Result<Key<'static>, KeyError> {
         // Nearly every key is plain, and one part.
-        if Key::plain(raw).is_some() && !raw.as_bytes().contains(&b':') {
+        if Plain::is_one_part(raw.as_bytes()) {
             let mut canonical = String::with_capacity(prefix.len() + raw.len());
             canonical.push_str(prefix);
             canonical.push_str(raw);

@@ -33,10 +33,7 @@ impl Plain {
         if bytes.len() > MAX_PART || *first == b':' || *last == b':' {
             return Plain::No;
         }
-        let seen = match (bytes.len(), bytes.first_chunk(), bytes.last_chunk()) {
-            (17..=32, Some(start), Some(end)) => Seen::two_pairs(*start, *end, bytes.len()),
-            _ => Seen::words(bytes),
-        };
+        let seen = Seen::of(bytes);
         // Four separators in one lane are too many anyway; without them the sum below fits its byte.
         if (seen.odd & TOP) | (seen.separators & (0xfc * EACH)) != 0 {
             return Plain::No;
@@ -52,6 +49,17 @@ impl Plain {
             _ => Plain::No,
         }
     }
+
+    /// Whether this is plain, and one part: canonical after any prefix.
+    #[cfg(feature = "http")]
+    #[inline]
+    pub(super) fn is_one_part(bytes: &[u8]) -> bool {
+        if bytes.is_empty() || bytes.len() > MAX_PART {
+            return false;
+        }
+        let seen = Seen::of(bytes);
+        (seen.odd & TOP) | seen.separators == 0
+    }
 }
 
 /// What was seen of a text.
@@ -64,6 +72,14 @@ struct Seen {
 }
 
 impl Seen {
+    #[inline(always)]
+    fn of(bytes: &[u8]) -> Seen {
+        match (bytes.len(), bytes.first_chunk(), bytes.last_chunk()) {
+            (17..=32, Some(start), Some(end)) => Seen::two_pairs(*start, *end, bytes.len()),
+            _ => Seen::words(bytes),
+        }
+    }
+
     /// The common case, without a loop: seventeen to thirty-two bytes are two reads of sixteen that overlap. A byte may be
     /// found odd twice, but a separator must be counted once: those that `start` has are shifted out of `end`.
     #[inline(always)]
@@ -141,9 +157,26 @@ fn short_word(bytes: &[u8]) -> u64 {
 mod tests {
     use crate::key::{Key, read};
 
-    /// The fast look must agree with the slow road on every text: each character at each place, and each length.
+    /// The fast look must agree with the slow road on every text.
     #[test]
     fn the_fast_look_agrees_with_the_slow_road() {
+        for text in &texts() {
+            assert_eq!(Key::parse(text).ok(), read(text).ok(), "{text:?}");
+        }
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn one_part_is_plain_text_without_a_separator() {
+        let is_plain = |byte| matches!(byte, b' '..=b'~') && !matches!(byte, b':' | b'%');
+        for text in &texts() {
+            let is_one_part = (1..=1024).contains(&text.len()) && text.bytes().all(is_plain);
+            assert_eq!(super::Plain::is_one_part(text.as_bytes()), is_one_part, "{text:?}");
+        }
+    }
+
+    /// Each character at each place, and each length.
+    fn texts() -> Vec<String> {
         let mut texts = vec![String::new()];
         for size in 1..=34 {
             for at in 0..size {
@@ -164,8 +197,6 @@ mod tests {
             texts.push(format!("default:{}", "y".repeat(size)));
             texts.push(":y".repeat(size / 2)[1..].to_owned());
         }
-        for text in &texts {
-            assert_eq!(Key::parse(text).ok(), read(text).ok(), "{text:?}");
-        }
+        texts
     }
 }

@@ -18,6 +18,8 @@ pub(crate) use line::Line;
 pub(in crate::report) use line::visible;
 pub(crate) use told::Told;
 use told::write_policy;
+#[cfg(feature = "http")]
+pub(crate) use told::{Standing, quota_start};
 
 /// The largest integer of a structured field (RFC 9651): fifteen digits.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
@@ -61,22 +63,7 @@ impl Said<'_> {
 
     /// How long until more may be charged than now.
     fn more_after(&self) -> Option<Micros> {
-        match self.limit.filter(|_| self.outcome.capacity > 0) {
-            Some(limit) => limit.more_after(&self.outcome, self.cost),
-            None if self.outcome.allowed => Some(self.outcome.reset_after),
-            // Blocked, or a key that nobody could read: no reset brings more.
-            None => self.outcome.retry_after,
-        }
-    }
-
-    /// What `X-RateLimit-Reset` counts down to: in a bucket the next token that makes a difference, else the reset.
-    fn reset_after(&self) -> Micros {
-        let Outcome { reset_after, retry_after, .. } = self.outcome;
-        match self.limit {
-            Some(Limit::TokenBucket(_) | Limit::LeakyBucket(_)) => self.more_after().unwrap_or(reset_after),
-            // Where the store failed there is a time to try again and no reset.
-            _ => reset_after.max(retry_after.unwrap_or_default()),
-        }
+        more_after(self.limit, &self.outcome, self.cost)
     }
 
     fn unit(&self) -> Unit {
@@ -85,6 +72,26 @@ impl Said<'_> {
             (None, Some(Strategy::Concurrency)) => Unit::ConcurrentRequests,
             (None, _) => Unit::Requests,
         }
+    }
+}
+
+/// How long until more may be charged than now.
+fn more_after(limit: Option<&Limit>, outcome: &Outcome, cost: u64) -> Option<Micros> {
+    match limit.filter(|_| outcome.capacity > 0) {
+        Some(limit) => limit.more_after(outcome, cost),
+        None if outcome.allowed => Some(outcome.reset_after),
+        // Blocked, or a key that nobody could read: no reset brings more.
+        None => outcome.retry_after,
+    }
+}
+
+/// What `X-RateLimit-Reset` counts down to: in a bucket the next token that makes a difference, which is `more_after`, else the
+/// reset.
+fn reset_after(limit: Option<&Limit>, outcome: &Outcome, more_after: Option<Micros>) -> Micros {
+    match limit {
+        Some(Limit::TokenBucket(_) | Limit::LeakyBucket(_)) => more_after.unwrap_or(outcome.reset_after),
+        // Where the store failed there is a time to try again and no reset.
+        _ => outcome.reset_after.max(outcome.retry_after.unwrap_or_default()),
     }
 }
 

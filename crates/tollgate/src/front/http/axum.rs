@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::body::LimitedBody;
-use super::future::LimitFuture;
+use super::future::{Answered, LimitFuture};
 use super::layer::LimitLayer;
 use super::service::LimitService;
 
@@ -86,7 +86,10 @@ where
     type Output = Result<Response<Body>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = ready!(self.project().answer.poll(context))?;
-        Poll::Ready(Ok(answer.map(LimitedBody::into_axum)))
+        Poll::Ready(Ok(match ready!(self.project().answer.poll_answer(context))? {
+            Answered::Inside(answer, None) => answer,
+            Answered::Inside(answer, after) => answer.map(|body| Body::new(LimitedBody::passed(body, after))),
+            Answered::Here(answer) => answer.map(Body::from),
+        }))
     }
 }

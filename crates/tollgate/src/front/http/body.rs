@@ -36,18 +36,6 @@ impl<B> LimitedBody<B> {
     }
 }
 
-#[cfg(feature = "axum")]
-impl LimitedBody<axum::body::Body> {
-    /// As axum has bodies: the service's own as it came, unless something is still to be done when it ends.
-    pub(super) fn into_axum(self) -> axum::body::Body {
-        match self.part {
-            Part::Passed { body, after: None } => body,
-            Part::Own { bytes } => bytes.into(),
-            part @ Part::Passed { after: Some(_), .. } => axum::body::Body::new(LimitedBody { part }),
-        }
-    }
-}
-
 impl<B: Body> Body for LimitedBody<B>
 where
     B::Data: From<Bytes>,

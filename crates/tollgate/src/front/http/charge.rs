@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, Micros};
 use tollgate_store::{Hold, HoldId, Settlement};
@@ -113,42 +113,54 @@ fn is_held(inner: &Inner, dues: &Dues) -> bool {
 type AllSaid<'a> = SmallVec<[Said<'a>; 4]>;
 
 /// Charges what is due where the counters are in this process, and says what that means.
+///
+/// The straight way, which nearly every request takes, is open to limits whose counters need only be asked, and to keys that
+/// make sense.
 pub(super) fn decide_at_once<B>(inner: &Arc<Inner>, dues: &Dues, request: &Request<B>) -> Verdict {
-    let mut said = AllSaid::new();
-    match charge_straight(inner, dues, &mut said) {
-        Some(true) => Verdict::Pass {
-            delay: Micros::ZERO,
-            marks: marks(inner, &said, policy(inner, dues)),
-            after: None,
-        },
-        Some(false) => refuse(inner, Protocol::of(request), &said, Reason::QuotaExceeded),
-        None => {
-            let protocol = Protocol::of(request);
-            let verdict = at_once(decide(inner, dues, protocol));
-            verdict.unwrap_or_else(|| Verdict::undecided(inner, protocol))
-        }
-    }
+    let straight = match &dues[..] {
+        [due] => decide_one(inner, due, request),
+        _ => decide_several(inner, dues, request),
+    };
+    straight.unwrap_or_else(|| {
+        let protocol = Protocol::of(request);
+        let verdict = at_once(decide(inner, dues, protocol));
+        verdict.unwrap_or_else(|| Verdict::undecided(inner, protocol))
+    })
 }
 
-/// The straight way, which nearly every request takes: limits whose counters need only be asked, and keys that make sense.
-/// `None`, and nothing charged, if it is not open; else whether all was charged.
-fn charge_straight<'a>(inner: &'a Inner, dues: &Dues, said: &mut AllSaid<'a>) -> Option<bool> {
-    if let [due] = &dues[..] {
-        let post = &inner.posts[due.post];
-        let outcome = post.straight.as_ref()?.charge_cost(due.key.as_ref()?.canonical(), due.cost);
-        said.push(post.said(due.cost, outcome));
-        return Some(outcome.allowed);
+/// The straight way of one limit. `None`, and nothing charged, if it is not open.
+fn decide_one<B>(inner: &Inner, due: &Due, request: &Request<B>) -> Option<Verdict> {
+    let post = &inner.posts[due.post];
+    let outcome = post.straight.as_ref()?.charge_cost(due.key.as_ref()?.canonical(), due.cost);
+    // What was said is not put together unless it is needed: it was written only now, and copying it would wait for that.
+    let said = || [post.said(due.cost, outcome)];
+    if !outcome.allowed {
+        return Some(refuse(inner, Protocol::of(request), &said(), Reason::QuotaExceeded));
     }
+    let marks = match &post.sheet {
+        Some(sheet) if sheet.fits(&outcome) => sheet.filled(&outcome, due.cost, now(inner)),
+        None if !inner.format.legacy && !inner.format.draft => Marks::default(),
+        _ => marks(inner, &said()),
+    };
+    Some(Verdict::Pass { delay: Micros::ZERO, marks, after: None })
+}
+
+/// The straight way of several limits. `None`, and nothing charged, if it is not open.
+fn decide_several<B>(inner: &Inner, dues: &Dues, request: &Request<B>) -> Option<Verdict> {
     let mut charges: SmallVec<[Charge<'_, '_>; 4]> = SmallVec::new();
     for due in dues {
         let limiter = inner.posts[due.post].straight.as_ref()?;
         charges.push(limiter.of(due.key.as_ref()?.canonical()).cost(due.cost.get()));
     }
     let decision = limiter::charge(&charges).ok()?;
+    let mut said = AllSaid::new();
     for (due, limit) in dues.iter().zip(decision.limits()) {
         said.push(inner.posts[due.post].said(due.cost, limit.outcome));
     }
-    Some(decision.allowed())
+    Some(match decision.allowed() {
+        true => Verdict::Pass { delay: Micros::ZERO, marks: marks(inner, &said), after: None },
+        false => refuse(inner, Protocol::of(request), &said, Reason::QuotaExceeded),
+    })
 }
 
 /// Charges what is due, and says what that means.
@@ -211,7 +223,7 @@ async fn conclude(
         return refuse(inner, protocol, &said, reason);
     }
     let after = reservation.map(|reservation| Box::new(After::new(inner.clone(), reservation, dues)));
-    Verdict::Pass { delay: decision.delay(), marks: marks(inner, &said, None), after }
+    Verdict::Pass { delay: decision.delay(), marks: marks(inner, &said), after }
 }
 
 /// Makes a refusal of what a leaky bucket would hold back for longer than `most`, and says whether it is one. Whoever was
@@ -241,25 +253,20 @@ fn refuse_long_wait(said: &mut Said<'_>, most: Micros) -> bool {
 #[cold]
 fn refuse(inner: &Inner, protocol: Protocol, said: &[Said<'_>], reason: Reason) -> Verdict {
     let refusal = Refusal::new(protocol, said, reason);
-    Verdict::stop(refusal.answer(inner.responder.as_ref(), marks(inner, said, None)))
-}
-
-/// The policy of the only limit, which on the straight way is always the same.
-fn policy<'a>(inner: &'a Inner, dues: &Dues) -> Option<&'a HeaderValue> {
-    match &dues[..] {
-        [due] => inner.posts[due.post].policy.as_ref(),
-        _ => None,
-    }
+    Verdict::stop(refusal.answer(inner.responder.as_ref(), marks(inner, said)))
 }
 
 /// The fields that tell how the caller stands.
-fn marks(inner: &Inner, said: &[Said<'_>], policy: Option<&HeaderValue>) -> Marks {
-    // The time is told only where the reset is one; reading it takes a good part of a charge.
-    let now = match inner.format.reset {
+fn marks(inner: &Inner, said: &[Said<'_>]) -> Marks {
+    Marks::new(&inner.format, said, now(inner))
+}
+
+/// The time, where it is told: only where the reset is one, as reading it takes a good part of a charge.
+fn now(inner: &Inner) -> Micros {
+    match inner.format.reset {
         ResetAs::Seconds => Micros::ZERO,
         ResetAs::UnixTime => inner.gate.gate.clock.now(),
-    };
-    Marks::new(&inner.format, said, now, policy)
+    }
 }
 
 /// Settles a charge; what cannot be settled stays charged as it was reserved, and is warned of.

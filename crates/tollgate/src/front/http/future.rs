@@ -103,6 +103,31 @@ where
     type Output = Result<Response<LimitedBody<R>>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(Ok(match ready!(self.poll_answer(context))? {
+            Answered::Inside(answer, after) => answer.map(|body| LimitedBody::passed(body, after)),
+            Answered::Here(answer) => answer.map(LimitedBody::own),
+        }))
+    }
+}
+
+/// Who has answered.
+pub(super) enum Answered<R> {
+    /// The service inside; something may be left to do when its body ends.
+    Inside(Response<R>, Option<Box<After>>),
+    /// We have.
+    Here(Box<Response<Bytes>>),
+}
+
+impl<S, B, R> LimitFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+{
+    /// The answer, before its body is put into one of ours.
+    #[inline]
+    pub(super) fn poll_answer(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Answered<R>, S::Error>> {
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
@@ -157,7 +182,7 @@ where
                 }
                 Now::Stopped { answer } => {
                     let answer = answer.take().expect(POLLED_AGAIN);
-                    return Poll::Ready(Ok(answer.map(LimitedBody::own)));
+                    return Poll::Ready(Ok(Answered::Here(answer)));
                 }
             };
             state.set(next);
@@ -169,7 +194,7 @@ where
 const POLLED_AGAIN: &str = "a future is not polled again after it was ready";
 
 /// The answer of the service inside, with the fields that tell the caller how it stands.
-fn passed<R>(mut answer: Response<R>, marks: Marks, after: Option<Box<After>>) -> Response<LimitedBody<R>> {
+fn passed<R>(mut answer: Response<R>, marks: Marks, after: Option<Box<After>>) -> Answered<R> {
     marks.write(answer.headers_mut());
-    answer.map(|body| LimitedBody::passed(body, after))
+    Answered::Inside(answer, after)
 }

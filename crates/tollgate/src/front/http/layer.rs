@@ -248,7 +248,8 @@ impl LimitLayerBuilder {
             )));
         }
         let most_delay = Micros::from(self.most_delay);
-        let posts = self.tolls.iter().map(|(route, toll)| toll.compile(route, &self.gate, most_delay));
+        let posts =
+            self.tolls.iter().map(|(route, toll)| toll.compile(route, &self.gate, most_delay, &self.format));
         let posts = posts.collect::<Result<Vec<Post>, Error>>()?;
         let skips = self.skips.iter().map(Route::compile).collect::<Result<Vec<Matcher>, Error>>()?;
         let needs_path = posts.iter().map(|post| &post.route).chain(&skips).any(Matcher::needs_path);

@@ -1,9 +1,14 @@
 //! The header fields of an answer, rendered when the decision is made and written when the answer is there.
+//!
+//! Most of what a field costs is finding its place in a map, which hashes its name byte by byte. So the fields of a limit that is
+//! charged alone stand in a map already ([`Sheet`]): a copy of it has all the places, and only values are put into it.
 
-use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use tollgate_kernel::Micros;
+use std::mem;
 
-use crate::headers::{Field, Format, Line, Said, Told};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use tollgate_kernel::{Cost, Limit, Micros, Outcome};
+
+use crate::headers::{Field, Format, Line, ResetAs, Said, Standing, Told, policy_item, quota_start};
 
 /// The names of [`Field::ALL`], worked out when this is compiled.
 static NAMES: [HeaderName; Field::ALL.len()] = [
@@ -15,69 +20,140 @@ static NAMES: [HeaderName; Field::ALL.len()] = [
     HeaderName::from_static(Field::Quota.name()),
 ];
 
-/// The fields that tell a caller how it stands. A request carries this all the way, so it is small.
+/// What nearly every answer has by itself. Named on a [`Sheet`], so that a copy of it has room for them.
+static USUAL: [HeaderName; 2] = [CONTENT_TYPE, CONTENT_LENGTH];
+
+/// The fields that tell a caller how it stands.
 #[derive(Default)]
 pub(super) struct Marks {
-    /// By [`Field`], as far as it is a number.
-    numbers: [Option<u64>; 4],
-    policy: Option<HeaderValue>,
-    quota: Option<HeaderValue>,
+    /// Each once; none, if nothing is told.
+    fields: Option<HeaderMap>,
+    /// Which of [`USUAL`] stand among them with nothing in them.
+    is_empty: [bool; USUAL.len()],
 }
 
 impl Marks {
-    /// From what each limit said; `policy` is the value of its field where that is known already.
-    pub(super) fn new(
-        format: &Format,
-        said: &[Said<'_>],
-        now: Micros,
-        policy: Option<&HeaderValue>,
-    ) -> Marks {
+    /// From what each limit said.
+    pub(super) fn new(format: &Format, said: &[Said<'_>], now: Micros) -> Marks {
         let Some(told) = Told::new(format, said.iter().copied(), now) else { return Marks::default() };
-        let mut marks = Marks::default();
+        let mut fields = HeaderMap::with_capacity(Field::ALL.len() + USUAL.len());
         for (field, number) in told.numbers() {
-            marks.numbers[field as usize] = Some(number);
+            fields.insert(&NAMES[field as usize], number_value(number));
         }
         if format.draft {
-            let mut line = Line::default();
-            told.write_quota(&mut line);
-            marks.quota = value(&line);
-            marks.policy = policy.cloned().or_else(|| {
-                line = Line::default();
-                told.write_policy(&mut line);
-                value(&line)
-            });
+            let mut policy = Line::default();
+            told.write_policy(&mut policy);
+            let mut quota = Line::default();
+            told.write_quota(&mut quota);
+            for (field, line) in [(Field::Policy, policy), (Field::Quota, quota)] {
+                fields.insert(&NAMES[field as usize], value(&line));
+            }
         }
-        marks
+        Marks { fields: Some(fields), is_empty: [false; USUAL.len()] }
     }
 
     /// Writes them on an answer. The lists of the draft are added to those that are there; the other fields have room for one
     /// limit, and that is the outermost's, unless one inside has refused.
-    pub(super) fn write(self, headers: &mut HeaderMap) {
-        let lists = usize::from(self.policy.is_some()) + usize::from(self.quota.is_some());
-        let count = self.numbers.iter().flatten().count() + lists;
-        if count == 0 {
+    pub(super) fn write(mut self, headers: &mut HeaderMap) {
+        let Some(mut fields) = self.fields.take() else { return };
+        // Nearly every answer has few fields, each once and none of them ours. Then they are sooner put to ours than ours to them.
+        let is_ours = |name: &HeaderName| !USUAL.contains(name) && NAMES.contains(name);
+        let is_each_once = headers.len() == headers.keys_len();
+        if is_each_once && headers.len() <= fields.len() && !headers.keys().any(is_ours) {
+            for (name, value) in mem::take(headers) {
+                let Some(name) = name else { continue };
+                if let Some(usual) = USUAL.iter().position(|usual| name == usual) {
+                    self.is_empty[usual] = false;
+                }
+                fields.insert(name, value);
+            }
+            for (usual, _) in USUAL.iter().zip(self.is_empty).filter(|(_, is_empty)| *is_empty) {
+                fields.remove(usual);
+            }
+            *headers = fields;
             return;
         }
-        headers.reserve(count);
+        headers.reserve(fields.len());
         // Where a layer inside has refused, its numbers say for how long, and ours would contradict them.
         let is_refused_inside =
             headers.contains_key(&RETRY_AFTER) && headers.contains_key(&NAMES[Field::Limit as usize]);
-        for (name, number) in NAMES.iter().zip(self.numbers).filter(|_| !is_refused_inside) {
-            if let Some(number) = number {
-                headers.insert(name, number_value(number));
-            }
-        }
-        for (field, value) in [(Field::Policy, self.policy), (Field::Quota, self.quota)] {
-            if let Some(value) = value {
-                headers.append(&NAMES[field as usize], value);
+        for (name, value) in fields {
+            let Some(name) = name else { continue };
+            if name == NAMES[Field::Policy as usize] || name == NAMES[Field::Quota as usize] {
+                headers.append(name, value);
+            } else if !is_refused_inside && !USUAL.contains(&name) {
+                headers.insert(name, value);
             }
         }
     }
 }
 
+/// The fields of a limit that is charged alone and lets a charge through, written but for what changes from charge to charge.
+pub(super) struct Sheet {
+    /// Ours, and those that nearly every answer has: a copy has room for what it holds and no more.
+    fields: HeaderMap,
+    /// Which of ours they are, as the map and all its copies have them.
+    order: Vec<Option<Field>>,
+    quota_start: String,
+    limit: Limit,
+    reset: ResetAs,
+}
+
+impl Sheet {
+    /// From what the limit says before anything was charged; `None` if it tells nothing.
+    pub(super) fn new(format: &Format, fresh: &Said<'_>) -> Option<Sheet> {
+        if !format.legacy && !format.draft {
+            return None;
+        }
+        let limit = *fresh.limit?;
+        let empty = || HeaderValue::from_static("");
+        let mut fields = HeaderMap::with_capacity(Field::ALL.len() + USUAL.len());
+        if format.legacy {
+            fields.insert(&NAMES[Field::Limit as usize], number_value(limit.capacity()));
+            fields.insert(&NAMES[Field::Remaining as usize], empty());
+            fields.insert(&NAMES[Field::Reset as usize], empty());
+        }
+        if format.draft {
+            let policy = HeaderValue::try_from(policy_item(fresh)).ok()?;
+            fields.insert(&NAMES[Field::Policy as usize], policy);
+            fields.insert(&NAMES[Field::Quota as usize], empty());
+        }
+        fields.extend(USUAL.iter().map(|usual| (usual.clone(), empty())));
+        let field = |name: &HeaderName| Field::ALL.into_iter().find(|field| NAMES[*field as usize] == name);
+        let order = fields.keys().map(field).collect();
+        Some(Sheet { fields, order, quota_start: quota_start(fresh.name), limit, reset: format.reset })
+    }
+
+    /// Whether it tells the truth of such an answer.
+    pub(super) fn fits(&self, outcome: &Outcome) -> bool {
+        outcome.allowed && outcome.capacity == self.limit.capacity()
+    }
+
+    /// The fields for an answer that it fits.
+    pub(super) fn filled(&self, outcome: &Outcome, cost: Cost, now: Micros) -> Marks {
+        let standing = Standing::new(&self.limit, outcome, cost, self.reset, now);
+        let mut fields = self.fields.clone();
+        for (field, value) in self.order.iter().zip(fields.values_mut()) {
+            match field {
+                Some(Field::Remaining) => *value = number_value(standing.remaining),
+                Some(Field::Reset) => *value = number_value(standing.reset),
+                Some(Field::Quota) => *value = self.quota(&standing),
+                _ => {}
+            }
+        }
+        Marks { fields: Some(fields), is_empty: [true; USUAL.len()] }
+    }
+
+    fn quota(&self, standing: &Standing) -> HeaderValue {
+        let mut line = Line::default();
+        standing.write_quota(line.text(&self.quota_start));
+        value(&line)
+    }
+}
+
 /// A text that was rendered, which is visible ASCII.
-pub(super) fn value(line: &Line) -> Option<HeaderValue> {
-    HeaderValue::from_bytes(line.as_bytes()).ok()
+fn value(line: &Line) -> HeaderValue {
+    HeaderValue::from_bytes(line.as_bytes()).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// A number; nearly all are small, and those need no allocation.
@@ -121,6 +197,132 @@ const fn digits() -> [u8; 3000] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Header fields from lines of text.
+    fn fields(lines: &[&str]) -> HeaderMap {
+        let mut fields = HeaderMap::new();
+        for line in lines {
+            let (name, value) = line.split_once(": ").expect("a name and a value");
+            let name = HeaderName::try_from(name).expect("a name");
+            fields.append(name, HeaderValue::try_from(value).expect("a value"));
+        }
+        fields
+    }
+
+    /// And back, in an order of their own: those of one name as they stand, names as the alphabet has them.
+    fn lines(fields: &HeaderMap) -> Vec<String> {
+        let line =
+            |(name, value): (&HeaderName, &HeaderValue)| format!("{name}: {}", value.to_str().unwrap());
+        let mut lines: Vec<String> = fields.iter().map(line).collect();
+        lines.sort_by(|one, other| one.split(':').next().cmp(&other.split(':').next()));
+        lines
+    }
+
+    /// A limit of ten in a minute that has let one charge through, and what is left.
+    fn said(limit: &Limit, remaining: u64) -> Said<'_> {
+        let outcome = Outcome {
+            capacity: limit.capacity(),
+            remaining,
+            reset_after: Micros::from_millis(41_001),
+            ..Outcome::UNLIMITED
+        };
+        Said { name: "api", limit: Some(limit), cost: 1, outcome, shadow: false, unit: None }
+    }
+
+    /// What an answer has at last; the sheet must say the same as what is worked out afresh.
+    fn check(format: Format, said: &Said<'_>, before: &[&str], after: &[&str]) {
+        let now = Micros::from_secs(1_000);
+        let sheet = Sheet::new(&format, said).expect("something to tell");
+        assert!(sheet.fits(&said.outcome));
+        for marks in [sheet.filled(&said.outcome, Cost::ONE, now), Marks::new(&format, &[*said], now)] {
+            let mut headers = fields(before);
+            marks.write(&mut headers);
+            assert_eq!(lines(&headers), after, "{format:?} {before:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_keeps_its_fields_and_has_ours() {
+        let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
+        let said = said(&window, 9);
+        let policy = "ratelimit-policy: \"api\";q=10;w=60";
+        let quota = "ratelimit: \"api\";r=9;t=42";
+        let ours =
+            [quota, policy, "x-ratelimit-limit: 10", "x-ratelimit-remaining: 9", "x-ratelimit-reset: 42"];
+        let with = |theirs: &[&'static str]| {
+            let mut all = lines(&fields(theirs));
+            all.extend(ours.map(str::to_owned));
+            all.sort_by(|one, other| one.split(':').next().cmp(&other.split(':').next()));
+            all
+        };
+        for theirs in [
+            &[][..],
+            &["content-type: text/plain"],
+            &["content-length: 5"],
+            &["content-type: text/plain", "content-length: 5"],
+            &["etag: 7", "content-type: a/b", "vary: *", "x-key: 1", "age: 2"],
+            &["a: 1", "b: 2", "c: 3", "d: 4", "e: 5", "f: 6", "g: 7", "h: 8", "content-type: a/b"],
+            // One name twice, in the order of the service.
+            &["set-cookie: b", "set-cookie: a"],
+            &["retry-after: 7"],
+        ] {
+            let all = with(theirs);
+            let all: Vec<&str> = all.iter().map(String::as_str).collect();
+            check(Format::default(), &said, theirs, &all);
+        }
+    }
+
+    #[test]
+    fn what_a_layer_inside_tells_is_added_to_or_replaced_and_its_refusal_kept() {
+        let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
+        let said = said(&window, 9);
+        let old = Format { draft: false, ..Format::default() };
+        let draft = Format { legacy: false, ..Format::default() };
+        let told = ["x-ratelimit-limit: 10", "x-ratelimit-remaining: 9", "x-ratelimit-reset: 42"];
+        check(old, &said, &["x-ratelimit-limit: 3"], &told);
+        let refused = ["retry-after: 5", "x-ratelimit-limit: 3"];
+        check(old, &said, &refused, &refused);
+        let inside = "ratelimit: \"in\";r=1";
+        let quota = "ratelimit: \"api\";r=9;t=42";
+        check(draft, &said, &[inside], &[inside, quota, "ratelimit-policy: \"api\";q=10;w=60"]);
+    }
+
+    #[test]
+    fn a_sheet_says_what_is_worked_out_afresh() {
+        for limit in [
+            Limit::fixed_window(2_000, Micros::from_secs(60)),
+            Limit::sliding_window_counter(1_000, Micros::from_secs(60)),
+            Limit::token_bucket("1/s".parse().unwrap(), 100),
+            Limit::token_bucket("7/m".parse().unwrap(), 500_000_000),
+        ] {
+            let limit = limit.unwrap();
+            for format in
+                [(true, true), (true, false), (false, true)].into_iter().flat_map(|(legacy, draft)| {
+                    [ResetAs::Seconds, ResetAs::UnixTime].map(|reset| Format { legacy, draft, reset })
+                })
+            {
+                for remaining in [0, 1, 9, 10, 99, 100, 999, 1_000, limit.capacity() - 1, limit.capacity()] {
+                    let said = said(&limit, remaining.min(limit.capacity()));
+                    let mut fresh = HeaderMap::new();
+                    Marks::new(&format, &[said], Micros::from_secs(1_000)).write(&mut fresh);
+                    let fresh = lines(&fresh);
+                    let fresh: Vec<&str> = fresh.iter().map(String::as_str).collect();
+                    check(format, &said, &[], &fresh);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_sheet_is_not_for_other_answers() {
+        let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
+        let said = said(&window, 9);
+        assert!(Sheet::new(&Format::none(), &said).is_none());
+        let sheet = Sheet::new(&Format::default(), &said).unwrap();
+        assert!(!sheet.fits(&Outcome { allowed: false, ..said.outcome }));
+        assert!(!sheet.fits(&Outcome { capacity: 11, ..said.outcome }));
+        assert!(!sheet.fits(&Outcome::UNLIMITED));
+    }
 
     #[test]
     fn numbers_are_written_as_they_are() {

@@ -3,15 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{Extensions, HeaderMap, HeaderName, StatusCode};
 use tollgate_kernel::{Cost, Limit, Micros, Outcome, Strategy};
 
 use super::head::Head;
+use super::marks::Sheet;
 use super::payer::{Payer, Source};
 use super::route::{Matcher, Route};
 use crate::error::Error;
 use crate::gate::{Entry, Place};
-use crate::headers::{self, Said, Unit};
+use crate::headers::{Format, Said, Unit};
 use crate::limiter::Limiter;
 use crate::policy::Allowance;
 use crate::registry::Tollgate;
@@ -104,7 +105,13 @@ impl Toll {
     }
 
     /// Made ready for the requests of a route.
-    pub(super) fn compile(&self, route: &Route, gate: &Tollgate, most_delay: Micros) -> Result<Post, Error> {
+    pub(super) fn compile(
+        &self,
+        route: &Route,
+        gate: &Tollgate,
+        most_delay: Micros,
+        format: &Format,
+    ) -> Result<Post, Error> {
         let entry = gate.entry(&self.limit)?.clone();
         let wrong = |why: String| Error::call(format!("the toll on `{}`: {why}", self.limit));
         if let CostOf::Fixed(0) = self.cost {
@@ -149,11 +156,11 @@ impl Toll {
             is_held,
             straight,
             unit,
-            policy: None,
+            sheet: None,
         };
         if let (Some(_), Allowance::Limited(limit)) = (&post.straight, post.entry.rule.allowance()) {
             let fresh = Outcome { capacity: limit.capacity(), ..Outcome::UNLIMITED };
-            post.policy = HeaderValue::try_from(headers::policy_item(&post.said(Cost::ONE, fresh))).ok();
+            post.sheet = Sheet::new(format, &post.said(Cost::ONE, fresh));
         }
         Ok(post)
     }
@@ -179,8 +186,8 @@ pub(super) struct Post {
     /// The short way, where the counters are in this process and a charge need only ask them.
     pub(super) straight: Option<Limiter>,
     pub(super) unit: Option<Unit>,
-    /// What is told of its policy on the straight way.
-    pub(super) policy: Option<HeaderValue>,
+    /// What is told of it on the straight way.
+    pub(super) sheet: Option<Sheet>,
 }
 
 impl Post {

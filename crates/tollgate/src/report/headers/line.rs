@@ -4,8 +4,6 @@
 
 use std::borrow::Cow;
 
-use smallvec::SmallVec;
-
 /// Room for the list of some five limits.
 const ROOM: usize = 128;
 
@@ -15,33 +13,71 @@ const PAIRS: &[u8; 200] = b"0001020304050607080910111213141516171819202122232425
 90919293949596979899";
 
 /// The text, as far as it is written.
-#[derive(Default)]
 pub(crate) struct Line {
-    bytes: SmallVec<[u8; ROOM]>,
+    room: [u8; ROOM],
+    filled: usize,
+    /// All of it, once there is no more room.
+    long: Vec<u8>,
+}
+
+impl Default for Line {
+    #[inline]
+    fn default() -> Line {
+        Line { room: [0; ROOM], filled: 0, long: Vec::new() }
+    }
 }
 
 impl Line {
     pub(super) fn clear(&mut self) {
-        self.bytes.clear();
+        self.filled = 0;
+        self.long.clear();
     }
 
     /// What is written so far.
-    #[cfg(feature = "http")]
+    #[inline]
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.bytes
+        if self.long.is_empty() { &self.room[..self.filled] } else { &self.long }
     }
 
     pub(super) fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.bytes).unwrap_or_default()
+        std::str::from_utf8(self.as_bytes()).unwrap_or_default()
     }
 
     #[inline]
-    pub(super) fn text(&mut self, text: &str) -> &mut Line {
-        self.bytes.extend_from_slice(text.as_bytes());
+    pub(crate) fn text(&mut self, text: &str) -> &mut Line {
+        self.bytes(text.as_bytes());
         self
     }
 
-    pub(super) fn number(&mut self, mut number: u64) -> &mut Line {
+    #[inline]
+    fn bytes(&mut self, more: &[u8]) {
+        match self.room.get_mut(self.filled..self.filled + more.len()) {
+            Some(room) if self.long.is_empty() => {
+                room.copy_from_slice(more);
+                self.filled += more.len();
+            }
+            _ => self.bytes_on_the_heap(more),
+        }
+    }
+
+    #[cold]
+    fn bytes_on_the_heap(&mut self, more: &[u8]) {
+        if self.long.is_empty() {
+            self.long.extend_from_slice(&self.room[..self.filled]);
+        }
+        self.long.extend_from_slice(more);
+    }
+
+    #[inline]
+    pub(crate) fn number(&mut self, number: u64) -> &mut Line {
+        if number < 10 {
+            self.bytes(&[b'0' + (number % 10) as u8]);
+            return self;
+        }
+        self.long_number(number)
+    }
+
+    fn long_number(&mut self, mut number: u64) -> &mut Line {
         // Two digits at a time from the right: dividing is what takes the time.
         let mut digits = [0; 20];
         let mut first = digits.len();
@@ -51,12 +87,12 @@ impl Line {
             first -= 2;
             digits[first..first + 2].copy_from_slice(&PAIRS[pair..pair + 2]);
         }
-        // A last digit alone; after whole pairs only if there was nothing else.
-        if number > 0 || first == digits.len() {
+        // A last digit alone.
+        if number > 0 {
             first -= 1;
             digits[first] = b'0' + (number % 10) as u8;
         }
-        self.bytes.extend_from_slice(&digits[first..]);
+        self.bytes(&digits[first..]);
         self
     }
 }

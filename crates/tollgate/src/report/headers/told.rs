@@ -1,9 +1,11 @@
 //! What the fields of an answer tell: worked out once, written by each face in its own way.
 
+#[cfg(feature = "http")]
+use tollgate_kernel::{Cost, Outcome};
 use tollgate_kernel::{Limit, Micros, Strategy};
 
 use super::line::{Line, visible};
-use super::{Field, Format, MAX_INTEGER, ResetAs, Said, Unit, binding, seconds_to_wait};
+use super::{Field, Format, MAX_INTEGER, ResetAs, Said, Unit, binding, reset_after, seconds_to_wait};
 
 /// What the fields tell: numbers and, of the draft, lists.
 pub(crate) struct Told<I> {
@@ -26,11 +28,9 @@ impl<'a, I: Iterator<Item = Said<'a>> + Clone> Told<I> {
         let bound = binding(told.clone())?;
         let denies = bound.denies();
         let legacy = format.legacy.then(|| {
-            let reset = match format.reset {
-                ResetAs::Seconds => bound.reset_after(),
-                ResetAs::UnixTime => now.saturating_add(bound.reset_after()),
-            };
-            [bound.outcome.capacity, bound.outcome.remaining, reset.as_secs_ceil()]
+            let reset_after = reset_after(bound.limit, &bound.outcome, bound.more_after());
+            let reset = reset_as(format.reset, reset_after, now);
+            [bound.outcome.capacity, bound.outcome.remaining, reset]
         });
         let retry_after = bound.outcome.retry_after.filter(|_| denies).map(seconds_to_wait);
         let told = told.map(move |limit| if denies { limit.uncharged() } else { limit });
@@ -83,8 +83,52 @@ pub(super) fn write_policy(line: &mut Line, said: &Said<'_>) {
 
 /// `"api";r=19;t=1`.
 fn write_quota(line: &mut Line, said: &Said<'_>) {
-    line.text("\"").text(&visible(said.name)).text("\";r=").number(said.outcome.remaining.min(MAX_INTEGER));
-    if let Some(more) = said.more_after() {
+    line.text("\"").text(&visible(said.name)).text("\";r=");
+    write_left(line, said.outcome.remaining, said.more_after());
+}
+
+/// `19;t=1`.
+fn write_left(line: &mut Line, remaining: u64, more_after: Option<Micros>) {
+    line.number(remaining.min(MAX_INTEGER));
+    if let Some(more) = more_after {
         line.text(";t=").number(more.as_secs_ceil());
+    }
+}
+
+/// What changes from charge to charge, where one limit alone was charged and has let it through: for those who have the rest
+/// written already.
+#[cfg(feature = "http")]
+pub(crate) struct Standing {
+    pub(crate) remaining: u64,
+    /// As `X-RateLimit-Reset` has it.
+    pub(crate) reset: u64,
+    more_after: Option<Micros>,
+}
+
+#[cfg(feature = "http")]
+impl Standing {
+    #[inline]
+    pub(crate) fn new(limit: &Limit, outcome: &Outcome, cost: Cost, reset: ResetAs, now: Micros) -> Standing {
+        let more_after = super::more_after(Some(limit), outcome, cost.get());
+        let reset_after = reset_after(Some(limit), outcome, more_after);
+        Standing { remaining: outcome.remaining, reset: reset_as(reset, reset_after, now), more_after }
+    }
+
+    /// The rest of an item in `RateLimit`, after [`quota_start`].
+    pub(crate) fn write_quota(&self, line: &mut Line) {
+        write_left(line, self.remaining, self.more_after);
+    }
+}
+
+/// How an item in `RateLimit` begins: `"api";r=`.
+#[cfg(feature = "http")]
+pub(crate) fn quota_start(name: &str) -> String {
+    format!("\"{}\";r=", visible(name))
+}
+
+fn reset_as(reset: ResetAs, reset_after: Micros, now: Micros) -> u64 {
+    match reset {
+        ResetAs::Seconds => reset_after.as_secs_ceil(),
+        ResetAs::UnixTime => now.saturating_add(reset_after).as_secs_ceil(),
     }
 }
