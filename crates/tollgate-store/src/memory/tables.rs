@@ -162,8 +162,8 @@ impl Named {
         self.stocks.iter().map(|stock| stock.limits.len()).sum()
     }
 
-    /// Makes a new table known to its kin. Its newcomers start from what theirs share, and kin that nobody holds are merged into
-    /// it if they have become too many.
+    /// Makes a new table known to its kin. Its newcomers start from what theirs share, and kin that nobody holds are merged if they
+    /// have become too many: into the one that has most keys, so that no key is moved again and again by whoever makes numbers up.
     fn welcome(&mut self, ledger: &dyn Ledger) {
         let is_other = |stock: &&Stock| stock.shape.is_bucket() && stock.any().address() != ledger.address();
         let mut moving = self.kin.moving();
@@ -171,34 +171,37 @@ impl Named {
             moving.share(&**stock.any(), ledger);
         }
         moving.set(buckets(&self.stocks));
-        let idle: Vec<usize> = self
-            .stocks
-            .iter()
-            .filter(is_other)
-            .filter(|stock| !stock.is_held())
-            .map(|stock| stock.any().address())
-            .collect();
-        if idle.len() > MOST_IDLE_KIN {
+        let idle = self.stocks.iter().filter(is_other).filter(|stock| !stock.is_held());
+        let idle: Vec<Arc<dyn Ledger>> = idle.map(|stock| stock.any().clone()).collect();
+        if idle.len() > MOST_IDLE_KIN
+            && let Some(largest) = idle.iter().max_by_key(|table| table.len())
+        {
+            let goes = |stock: &Stock| {
+                let address = stock.any().address();
+                address != largest.address() && idle.iter().any(|table| table.address() == address)
+            };
             self.stocks.retain(|stock| {
-                let is_idle = idle.contains(&stock.any().address());
-                if is_idle {
-                    moving.merge(&**stock.any(), ledger);
+                let goes = goes(stock);
+                if goes {
+                    moving.merge(&**stock.any(), &**largest);
                 }
-                !is_idle
+                !goes
             });
             moving.set(buckets(&self.stocks));
         }
     }
 
+    /// Nobody may begin a key meanwhile: a table is known to its kin by one of its limits, and while that is gone and no other named,
+    /// it would look as if the table were.
     fn tidy(&mut self) {
+        let mut moving = self.kin.moving();
         let before = self.limits();
         self.stocks.retain_mut(|stock| {
             stock.tidy();
             stock.is_held() || stock.limits.values().any(|opening| opening.by_call) || stock.any().len() > 0
         });
-        // A table is known to its kin by one of its limits, which may have gone while others stay.
         if self.limits() != before {
-            self.kin.moving().set(buckets(&self.stocks));
+            moving.set(buckets(&self.stocks));
         }
     }
 }
@@ -345,6 +348,61 @@ mod tests {
                 assert!(!limit.charge("a", Cost::ONE).allowed, "it was emptied by other numbers");
             }
         }
+    }
+
+    /// The same while limits go: a sweep that let go of the one that a table was known by, and then said by which it is known now, let
+    /// keys of that table be begun anew in between.
+    #[test]
+    fn a_table_is_found_by_its_kin_while_limits_go() {
+        let (store, _) = store(1_000_000);
+        let of = |count: u64, tokens: u64| {
+            let rate = Rate::new(count, Micros::from_secs(3_601)).unwrap();
+            store.open(&StoredLimit::new("api", Limit::token_bucket(rate, tokens).unwrap()))
+        };
+        let (one, other) = (of(10, 100), of(7, 70));
+        for round in 0..50 {
+            let keys: Vec<String> = (0..2_000).map(|key| format!("{round}/{key}")).collect();
+            for key in &keys {
+                assert!(one.charge(key, Cost::new(100).unwrap()).allowed);
+            }
+            std::thread::scope(|scope| {
+                let charging = scope.spawn(|| {
+                    keys.iter().filter(|key| other.charge(key, Cost::new(70).unwrap()).allowed).count()
+                });
+                while !charging.is_finished() {
+                    // The first sweep makes one of many known, and the second lets go of it.
+                    let many: Vec<_> = (101..400).map(|tokens| of(10, tokens)).collect();
+                    drop(of(10, 400));
+                    store.sweep();
+                    drop(many);
+                    store.sweep();
+                }
+                assert_eq!(charging.join().unwrap(), 0, "keys that were empty were begun anew");
+            });
+        }
+    }
+
+    /// Whoever makes numbers up, and lets them go, moves few keys: a table with many is not emptied into a new one again and again.
+    #[test]
+    fn the_largest_table_stays_where_it_is() {
+        let (store, _) = store(10_000);
+        let held = store.open(&hourly(1));
+        for key in 0..100 {
+            assert!(held.charge(&format!("key {key}"), Cost::ONE).allowed);
+        }
+        drop(held);
+        let largest = || {
+            let tables = store.inner.tables.lock();
+            let stocks = tables.by_name.values().flat_map(|named| &named.stocks);
+            stocks.map(|stock| stock.any()).max_by_key(|table| table.len()).map(|table| table.address())
+        };
+        let before = largest();
+        for count in 2..200 {
+            assert!(store.open(&hourly(count)).charge(&format!("other {count}"), Cost::ONE).allowed);
+        }
+        assert_eq!(largest(), before);
+        assert!(stocks(&store) <= MOST_IDLE_KIN + 2, "{} tables", stocks(&store));
+        assert_eq!((store.keys(), store.used()), (298, 298));
     }
 
     /// The same where the limit is named with every charge.
