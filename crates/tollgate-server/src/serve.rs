@@ -24,7 +24,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, unconstrained};
 use tokio_util::task::TaskTracker;
 use tollgate::config::{Config, Password, ServerConfig};
 use tollgate::telemetry::Telemetry;
@@ -367,7 +367,7 @@ async fn speak_http(app: Arc<App>, stream: TcpStream, mut closing: watch::Receiv
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     // The end is waited for once, and then only looked at: to wait for it again with every request would take a lock.
     let signs = closing.clone();
-    let mut end = std::pin::pin!(closing.wait_for(|closing| *closing));
+    let mut end = std::pin::pin!(unconstrained(closing.wait_for(|closing| *closing)));
     let mut is_awaited = false;
     let is_over = poll_fn(|context| {
         if connection.as_mut().poll(context).is_ready() {

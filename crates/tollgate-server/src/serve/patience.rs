@@ -18,6 +18,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep};
 
 /// How long, and for how many bytes, a refused peer is listened to so that it gets to read why.
@@ -108,7 +109,8 @@ impl<S> Patient<S> {
         if self.is_awaited && !self.timer.is_elapsed() {
             return false;
         }
-        while self.timer.as_mut().poll(context).is_ready() {
+        // Not held to what a task may do in one go: who has done that is put off without being told when the time is over.
+        while Pin::new(&mut unconstrained(self.timer.as_mut())).poll(context).is_ready() {
             if let Some(began) = self.head_since
                 && self.progress.is(HEAD_IS_IN)
             {
@@ -324,6 +326,25 @@ mod tests {
         let started = Instant::now();
         let error = stream.write_all(&[0; 1_000]).await.expect_err("nobody reads");
         assert_eq!((error.kind(), started.elapsed().as_secs()), (io::ErrorKind::TimedOut, 60));
+    }
+
+    /// A task that has done as much as it may in one go is put off by timers, which then do not know whom to wake.
+    #[tokio::test(start_paused = true)]
+    async fn a_busy_task_does_not_miss_that_a_peer_is_too_slow() {
+        let (_peer, mut stream) = pair();
+        let waiting = tokio::spawn(async move {
+            std::future::poll_fn(|context| {
+                while Box::pin(tokio::task::coop::consume_budget()).as_mut().poll(context).is_ready() {}
+                let mut byte = [0];
+                let read = Pin::new(&mut stream).poll_read(context, &mut ReadBuf::new(&mut byte));
+                assert!(read.is_pending());
+                Poll::Ready(())
+            })
+            .await;
+            stream.read_u8().await.expect_err("silence").kind()
+        });
+        let ended = tokio::time::timeout(Duration::from_secs(3_600), waiting).await;
+        assert_eq!(ended.expect("it ends").expect("it does not panic"), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test(start_paused = true)]
