@@ -21,8 +21,8 @@ const CONFIG: &str = "[limits.api]\nstrategy = 'fixed_window'\nlimit = 1\nwindow
 const GREEDY: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// As many connections as would hold all seats that there are, with a hundred calls each.
-const CONNECTIONS: usize = 11;
+/// More connections than it takes to hold all seats that there are, with a hundred calls each.
+const CONNECTIONS: usize = 20;
 const CALLS: usize = 100;
 
 /// Beside a peer that does this with its connections, those of honest ones are served.
