@@ -126,7 +126,7 @@ impl Door {
 }
 
 /// Who counts as one peer: an address of IPv4, and of IPv6 the 64 bits that a household or a machine is given.
-fn household(peer: IpAddr) -> IpAddr {
+pub(crate) fn household(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(peer) => IpAddr::V6(Ipv6Addr::from_bits(peer.to_bits() >> 64 << 64)),
         peer => peer,

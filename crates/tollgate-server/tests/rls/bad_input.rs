@@ -1,13 +1,15 @@
 //! What nobody should send: it is refused, told apart, and the next call is answered.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 
 use tonic::Code;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::tokio_stream::{self, StreamExt};
 
-use crate::client::{RateLimitRequest, RateLimitResponse, ask, call, channel, descriptor, told};
+use crate::client::{
+    RateLimitRequest, RateLimitResponse, ask, ask_slowly, call, channel, channel_from, descriptor, told,
+};
 use crate::server;
 
 const CONFIG: &str = "[limits.api]\nstrategy = 'fixed_window'\nlimit = 1\nwindow = '1d'\n\
@@ -103,22 +105,18 @@ async fn unfinished_long_calls_end_where_the_memory_for_them_does_and_short_ones
     };
     let mut calls = tokio::task::JoinSet::new();
     for connection in 0..3 {
-        let channel = channel(&server).await;
+        // Each is a peer of its own: one alone may not have so many unfinished.
+        let peer = IpAddr::from([127, 0, 0, 2 + connection]);
+        let (channel, connection) = (channel_from(&server, Some(peer)).await, usize::from(connection));
         for user in 0..100 {
             let (channel, request) = (channel.clone(), long(connection * 100 + user));
-            calls.spawn(async move {
-                let mut client = tonic::client::Grpc::new(channel);
-                client.ready().await.expect("it is there");
-                let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-                let codec = tonic_prost::ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
-                let endless = tokio_stream::once(request).chain(tokio_stream::pending());
-                let request = tonic::Request::new(endless);
-                client.client_streaming(request, PathAndQuery::from_static(path), codec).await.map(|_| ())
-            });
+            let endless = tokio_stream::once(request).chain(tokio_stream::pending());
+            calls.spawn(ask_slowly(channel, endless));
         }
     }
     let first = calls.join_next().await.expect("one").expect("no panic").expect_err("it is not finished");
     assert_eq!(first.code(), Code::ResourceExhausted, "{first}");
+    assert!(first.message().contains("too many long calls"), "{first}");
     let other = channel(&server).await;
     let response = ask(&other, call("user=a", 0)).await.expect("an answer");
     assert_eq!(told(&response), "OK: OK 0/1 DAY api");

@@ -1,7 +1,11 @@
 //! A client of the service, and calls and answers in short.
 
-use tonic::Status;
+use std::net::IpAddr;
+
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::tokio_stream::Stream;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
 
 use crate::server::Tollgate;
 
@@ -18,12 +22,30 @@ pub(crate) use generated::envoy::service::ratelimit::v3::{RateLimitRequest, Rate
 use generated::envoy::r#type::v3::RateLimitUnit;
 
 pub(crate) async fn channel(server: &Tollgate) -> Channel {
+    channel_from(server, None).await
+}
+
+/// The same from an address of one's own.
+pub(crate) async fn channel_from(server: &Tollgate, address: Option<IpAddr>) -> Channel {
     let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc())).expect("an address");
-    endpoint.connect().await.expect("it listens")
+    endpoint.local_address(address).connect().await.expect("it listens")
 }
 
 pub(crate) async fn ask(channel: &Channel, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
     let answered = RateLimitServiceClient::new(channel.clone()).should_rate_limit(request).await;
+    answered.map(tonic::Response::into_inner)
+}
+
+/// A call whose message comes when it likes, and whose end does: its headers are sent before.
+pub(crate) async fn ask_slowly(
+    channel: Channel,
+    message: impl Stream<Item = RateLimitRequest> + Send + 'static,
+) -> Result<RateLimitResponse, Status> {
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.expect("it is there");
+    let path = PathAndQuery::from_static("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+    let codec = tonic_prost::ProstCodec::default();
+    let answered = client.client_streaming(Request::new(message), path, codec).await;
     answered.map(tonic::Response::into_inner)
 }
 

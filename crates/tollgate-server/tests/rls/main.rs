@@ -3,5 +3,6 @@
 mod bad_input;
 mod calls;
 mod client;
+mod seats;
 mod server;
 mod services;

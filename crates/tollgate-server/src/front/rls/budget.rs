@@ -133,6 +133,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use bytes::Bytes;
     use http_body_util::{BodyExt, Full};
     use tonic::Code;
@@ -146,7 +148,7 @@ mod tests {
     /// A call of so many bytes, once its body was read.
     fn call(budget: &Budget, bytes: usize) -> Result<Arc<Drawn>, Status> {
         let drawn = budget.begin();
-        let row = Arc::new(Seats::default()).row();
+        let row = Seats::of_calls().row(SocketAddr::from(([127, 0, 0, 1], 1)));
         let mut body = Gathered::new(Full::new(Bytes::from(vec![0; bytes])), drawn.clone(), LONGEST, row);
         at_once(body.frame()).expect("it is all there").expect("a frame").map(|_| drawn)
     }

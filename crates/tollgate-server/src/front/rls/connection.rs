@@ -82,8 +82,11 @@ pub(crate) fn serve(
     Ok(async move {
         tell_health(&health, ServingStatus::Serving).await;
         let face = {
-            let (closing, seats) = (closing.clone(), Arc::new(Seats::default()));
-            move |stream, peer| speak(stream, peer, seats.row(), services.clone(), closing.clone())
+            let (closing, calls, aside) = (closing.clone(), Seats::of_calls(), Seats::aside());
+            move |stream, peer| {
+                let rows = Rows { calls: calls.row(peer), aside: aside.row(peer) };
+                speak(stream, peer, rows, services.clone(), closing.clone())
+            }
         };
         let mut accepting = std::pin::pin!(listen::accept(listener, door, tasks, closing, face));
         // Who asks before it ends is told so, and answered all the same.
@@ -111,13 +114,19 @@ async fn tell_health(health: &HealthReporter, status: ServingStatus) {
     }
 }
 
+/// The seats of a connection: for its calls, and for those who ask for health or reflection.
+struct Rows {
+    calls: Arc<Row>,
+    aside: Arc<Row>,
+}
+
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 /// All services, by the first piece of a call's path, for calls of a connection that has these seats.
 fn services(
     app: Arc<App>,
     health: HealthReporter,
-) -> Result<impl Fn(Request<Incoming>, &Arc<Row>) -> Answering + Clone + Send + Sync + 'static, Failure> {
+) -> Result<impl Fn(Request<Incoming>, &Rows) -> Answering + Clone + Send + Sync + 'static, Failure> {
     let reflection = || {
         Reflection::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -130,11 +139,11 @@ fn services(
         .max_decoding_message_size(MOST_BYTES_ASIDE);
     let rls = RateLimitServiceServer::new(Rls::new(app)).max_decoding_message_size(MOST_BYTES);
     let budget = Budget::new();
-    Ok(move |mut request: Request<Incoming>, row: &Arc<Row>| -> Answering {
+    Ok(move |mut request: Request<Incoming>, rows: &Rows| -> Answering {
         let name = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
         if name == SERVICE_NAME {
             forget_headers(&mut request);
-            let (drawn, row) = (budget.begin(), row.clone());
+            let (drawn, row) = (budget.begin(), rows.calls.clone());
             let body = |body| Gathered::new(body, drawn.clone(), MOST_BYTES, row);
             let answering = in_time(rls.clone().call(request.map(body)));
             return Box::pin(async move {
@@ -150,7 +159,7 @@ fn services(
                 return Box::pin(async { Ok(Status::unimplemented("there is no such service").into_http()) });
             }
         };
-        match row.take() {
+        match rows.aside.take() {
             Ok(_seat) => Box::pin(async move {
                 let answered = in_time(answering).await?;
                 Ok(answered.map(|body| Body::new(Seated { body, _seat })))
@@ -180,8 +189,8 @@ async fn in_time(answering: Answering) -> Result<Response<Body>, Infallible> {
 async fn speak(
     stream: TcpStream,
     peer: SocketAddr,
-    row: Arc<Row>,
-    services: impl Fn(Request<Incoming>, &Arc<Row>) -> Answering + Clone + Send + Sync + 'static,
+    rows: Rows,
+    services: impl Fn(Request<Incoming>, &Rows) -> Answering + Clone + Send + Sync + 'static,
     mut closing: watch::Receiver<bool>,
 ) {
     let Ok(Some(stream)) = tokio::time::timeout(GREETING_WITHIN, greeted(stream)).await else { return };
@@ -194,7 +203,7 @@ async fn speak(
         .initial_connection_window_size(MOST_BYTES_UNREAD)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WITHIN);
-    let services = service_fn(|request| services(request, &row));
+    let services = service_fn(|request| services(request, &rows));
     let connection = builder.serve_connection(TokioIo::new(stream), services);
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
