@@ -9,4 +9,5 @@ mod import;
 mod order;
 mod output;
 mod page;
+mod targets;
 mod validate;
