@@ -77,7 +77,7 @@ fn replayed(asked: &BacktestArgs, config: Config, decisions: Decisions) -> Resul
     for (index, (path, name)) in asked.logs.iter().zip(&files).enumerate() {
         let index = u16::try_from(index).map_err(|_| Failure::new("a backtest takes at most 65,536 logs"))?;
         intake.begin_file(index, name);
-        log::read(path, asked.format, &asked.config, &mut intake)?;
+        log::read(path, asked, &mut intake)?;
     }
     let mut harvest = intake.finish()?;
     harvest.traffic.order();

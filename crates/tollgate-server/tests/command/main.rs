@@ -4,6 +4,7 @@ mod bad_input;
 mod bench;
 mod binary;
 mod combined;
+mod formats;
 mod golden;
 mod import;
 mod order;
