@@ -7,9 +7,10 @@
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use super::draft::Draft;
 use crate::failure::Failure;
 use crate::source;
 
@@ -25,19 +26,6 @@ enum To {
     Stream(Box<dyn Write>),
     /// To a plain file, which is not there yet.
     File(BufWriter<File>, Draft),
-}
-
-/// A file under another name. Unless it is published, it is removed.
-struct Draft {
-    path: PathBuf,
-    target: PathBuf,
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        // After publishing there is nothing left here, and that is as it should be.
-        let _ = fs::remove_file(&self.path);
-    }
 }
 
 impl Output {
@@ -106,7 +94,7 @@ impl Output {
                 .into_inner()
                 .map_err(io::IntoInnerError::into_error)
                 .and_then(|file| file.sync_all())
-                .and_then(|()| fs::rename(&draft.path, &draft.target)),
+                .and_then(|()| draft.publish()),
         };
         finished.map_err(|error| Failure::writing(&self.name, &error))
     }
@@ -173,23 +161,5 @@ fn place(path: &Path) -> io::Result<PathBuf> {
             let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
             Ok(fs::canonicalize(directory)?.join(name))
         }
-    }
-}
-
-impl Draft {
-    /// With the mode of what it will replace, from before its first word on.
-    fn create(target: PathBuf, replaced: Option<&Metadata>) -> io::Result<(Draft, File)> {
-        let file_name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut name = std::ffi::OsString::from(".");
-        name.push(file_name);
-        name.push(format!(".{}.part", std::process::id()));
-        let path = target.with_file_name(name);
-        let mode = if replaced.is_some() { 0o600 } else { 0o666 };
-        let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
-        let draft = Draft { path, target };
-        if let Some(replaced) = replaced {
-            file.set_permissions(replaced.permissions())?;
-        }
-        Ok((draft, file))
     }
 }

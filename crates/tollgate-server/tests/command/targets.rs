@@ -2,7 +2,11 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::binary::{Ended, Scratch};
 
@@ -162,4 +166,30 @@ fn stdout_is_stdout_by_any_name() {
     let mut command = scratch.command(&[&args("/dev/null")[..], &["--report", "/dev/null"]].concat());
     let output = command.stdout(Stdio::null()).output().unwrap();
     assert_eq!((output.status.code(), output.stderr), (Some(0), Vec::new()));
+}
+
+/// What was half written lay about, one more file for each run that somebody ended.
+#[test]
+fn signals_leave_nothing_behind() {
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let scratch = scratch("signals");
+        scratch.write("out.jsonl", "before\n");
+        let before = scratch.files();
+        let args =
+            ["backtest", "--config", "policy.toml", "-", "--decisions", "out.jsonl", "--report", "out.html"];
+        // Its stdin stays open, so that it waits for the rest of the log.
+        let mut child = scratch.command(&args).stdin(Stdio::piped()).spawn().unwrap();
+        let stdin = child.stdin.take();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while scratch.files().len() < before.len() + 2 {
+            assert!(Instant::now() < deadline, "no drafts: {:?}", scratch.files());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let status = child.wait().unwrap();
+        drop(stdin);
+        assert_eq!(scratch.files(), before, "{signal:?}");
+        assert_eq!(scratch.read("out.jsonl"), "before\n");
+        assert_eq!((status.code(), status.signal()), (Some(code), None));
+    }
 }
