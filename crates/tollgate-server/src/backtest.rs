@@ -3,9 +3,10 @@
 //! The walk: `log` opens each file and finds out its format; `from_csv`, `from_jsonl` and `from_combined` split it into fields, with
 //! `lines` counting physical lines; `intake` makes requests of them, or says what is wrong with a line; `traffic` holds them in
 //! order; `replay` charges them on a virtual clock through the library; `decisions` writes what was said to each; `summary` and
-//! `timeline` count; `report` prints and `html` draws. Files are written through `output`. Nothing in here decides.
+//! `timeline` count; `report` prints and `html` draws. Files are written through `output`, each as a `draft` until it is whole. Nothing in here decides.
 
 mod decisions;
+mod draft;
 mod from_combined;
 mod from_csv;
 mod from_jsonl;
@@ -77,7 +78,7 @@ fn replayed(asked: &BacktestArgs, config: Config, decisions: Decisions) -> Resul
     for (index, (path, name)) in asked.logs.iter().zip(&files).enumerate() {
         let index = u16::try_from(index).map_err(|_| Failure::new("a backtest takes at most 65,536 logs"))?;
         intake.begin_file(index, name);
-        log::read(path, asked.format, &asked.config, &mut intake)?;
+        log::read(path, asked, &mut intake)?;
     }
     let mut harvest = intake.finish()?;
     harvest.traffic.order();

@@ -235,7 +235,7 @@ pub(crate) struct BacktestArgs {
     /// The recorded traffic; several files are one stream; - reads stdin.
     #[arg(value_name = "LOG", required = true)]
     pub(crate) logs: Vec<PathBuf>,
-    /// How the logs are written; auto goes by the file's name, then by its first line.
+    /// How the logs are written; auto goes by the file's name, then by its first lines.
     #[arg(long, value_enum, default_value_t = Format::Auto)]
     pub(crate) format: Format,
     /// Write one JSON object for each limit that a request meets, in the order of replay; - writes to stdout (and the summary to stderr).
@@ -255,7 +255,7 @@ pub(crate) struct BacktestArgs {
 /// How a log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// By the file's name, then by its first line.
+    /// By the file's name, then by its first lines.
     Auto,
     /// A header, then a line for each charge.
     Csv,

@@ -78,7 +78,9 @@ impl<'a> Access<'a> {
         else {
             return Err(wrong(SHAPE));
         };
-        if tollgate::http::address(ident).is_some() {
+        // A client has no blank in it, so of `name:port client ident user` the last two look like one user.
+        let one_too_many = is_name_and_port(client) && ident != b"-" && user.contains(&b' ');
+        if one_too_many || tollgate::http::address(ident).is_some() {
             return Err(wrong("has a field before the client's address, as vhost_combined does; cut it off"));
         }
         let open = || wrong("has a quote that is never closed; is the line cut off?");
@@ -124,6 +126,14 @@ impl<'a> Access<'a> {
             None => request,
         }
     }
+}
+
+/// Whether a field reads `name:port`, which an IPv6 address does not.
+fn is_name_and_port(field: &[u8]) -> bool {
+    let Some(colon) = field.iter().rposition(|&byte| byte == b':') else { return false };
+    let (name, port) = (&field[..colon], &field[colon + 1..]);
+    let is_name = name.starts_with(b"[") || !name.is_empty() && !name.contains(&b':');
+    is_name && !port.is_empty() && port.iter().all(u8::is_ascii_digit)
 }
 
 /// The method and the target of a request line; `None` if it is none. A target may have blanks in it, as some clients send.
@@ -305,6 +315,22 @@ mod tests {
                 r#""GET / HTTP/1.1" 401 99999999999999999999999"#,
                 ["10.0.0.1", "John [x] Smith\"] \"GET", "GET", "/", "18446744073709551615", "-", "-"],
             ),
+            // What has a port is a client all the same, where no field is too many.
+            (
+                "client.example.net:5000 - John Smith",
+                r#""GET / HTTP/1.1" 200 1"#,
+                ["client.example.net:5000", "John Smith", "GET", "/", "1", "-", "-"],
+            ),
+            (
+                "client.example.net:5000 bob bob",
+                r#""GET / HTTP/1.1" 200 1"#,
+                ["client.example.net:5000", "bob", "GET", "/", "1", "-", "-"],
+            ),
+            (
+                "2001:db8::7 bob John Smith",
+                r#""GET / HTTP/1.1" 200 1"#,
+                ["2001:db8::7", "John Smith", "GET", "/", "1", "-", "-"],
+            ),
             ("unix: - -", r#""GET / HTTP/1.1" 200 1"#, ["unix:", "-", "GET", "/", "1", "-", "-"]),
             ("- - -", r#""GET / HTTP/1.1" 200 1 referer"#, ["-", "-", "GET", "/", "1", "-", "-"]),
             (
@@ -332,6 +358,15 @@ mod tests {
             (format!("{HEAD} \"GET /\" OK 1"), "write a whole number"),
             (format!("{HEAD} \"GET /\" 200 1.5"), "write a whole number"),
             (format!("{HEAD} \"GET /\" 200"), "write a whole number"),
+            (
+                "www.example.com:443 client.example.net - - [10/Oct/2000:13:55:36 -0700] \"GET /\" 200 1"
+                    .to_string(),
+                "vhost_combined does; cut it off",
+            ),
+            (
+                "[::1]:80 localhost - John Smith [10/Oct/2000:13:55:36 -0700] \"GET /\" 200 1".to_string(),
+                "vhost_combined does; cut it off",
+            ),
             (
                 "example.com:443 ::1 - - [10/Oct/2000:13:55:36 -0700] \"GET /\" 200 1".to_string(),
                 "vhost_combined does; cut it off",

@@ -57,6 +57,13 @@ pub(super) fn read<R: BufRead>(lines: Lines<R>, name: &str, intake: &mut Intake)
     Ok(())
 }
 
+/// Whether a line reads as a header.
+pub(super) fn is_header(line: &[u8]) -> bool {
+    let name = |column: &str| column.trim().trim_matches('"').to_string();
+    let header: Vec<String> = String::from_utf8_lossy(line).split(',').map(name).collect();
+    Columns::of(&header).is_ok()
+}
+
 /// The next record; false at the end.
 fn next<R: BufRead>(
     reader: &mut Reader<Records<R>>,
@@ -79,8 +86,14 @@ impl Columns {
         };
         let need = |name: &str| {
             find(name)?.ok_or_else(|| {
+                // What names none of them is perhaps no header at all.
+                let is_ours = |column: &String| ["time", "limit", "key", "cost"].contains(&column.as_str());
+                let hint = match header.iter().any(is_ours) {
+                    true => "",
+                    false => "; if it is no CSV, say which with --format combined or --format jsonl",
+                };
                 format!(
-                    "no column {name}; name the columns time, limit, key and, if there are costs, cost; {}",
+                    "no column {name}; name the columns time, limit, key and, if there are costs, cost; {}{hint}",
                     shown()
                 )
             })

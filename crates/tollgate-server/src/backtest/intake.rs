@@ -103,6 +103,8 @@ pub(super) struct Intake {
     bad: u64,
     unmet: u64,
     ignored: BTreeSet<String>,
+    /// The files that had nothing in them.
+    empty: Vec<String>,
     progress: Progress,
     seen: u64,
 }
@@ -144,6 +146,7 @@ impl Intake {
             bad: 0,
             unmet: 0,
             ignored: BTreeSet::new(),
+            empty: Vec::new(),
             progress: Progress::new(),
             seen: 0,
         })
@@ -153,6 +156,11 @@ impl Intake {
     pub(super) fn begin_file(&mut self, index: u16, name: &str) {
         self.file = index;
         self.file_name = name.to_string();
+    }
+
+    /// Says that the file has nothing in it.
+    pub(super) fn pass_over_file(&mut self) {
+        self.empty.push(self.file_name.clone());
     }
 
     /// Takes in one line, or refuses it. An `Err` ends the reading.
@@ -221,6 +229,14 @@ impl Intake {
             return Err(self.verdict(""));
         }
         drop(self.progress);
+        if !self.empty.is_empty() {
+            if self.empty.len() == usize::from(self.file) + 1 {
+                let logs = counted(self.empty.len() as u64, "log");
+                return Err(Failure::new(format!("all {logs} are empty; there is nothing to replay")));
+            }
+            let (logs, names) = (counted(self.empty.len() as u64, "empty log"), self.empty.join(", "));
+            tell(format_args!("tollgate: note: passed over {logs}: {}", names.escape_debug()));
+        }
         if !self.ignored.is_empty() {
             let more = if self.ignored.len() > MOST_IGNORED { " and more" } else { "" };
             let names: Vec<String> =

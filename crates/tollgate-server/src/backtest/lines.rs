@@ -7,7 +7,7 @@
 use std::io::{self, BufRead, Read};
 
 /// The longest line, and the longest record: no log has one, but a file that is no log may, and so does a quote left open.
-const MAX_LINE: usize = 1024 * 1024;
+pub(super) const MAX_LINE: usize = 1024 * 1024;
 
 /// The lines of an input, with their numbers.
 pub(super) struct Lines<R> {

@@ -1,27 +1,44 @@
 //! A log file of the command line: opened, its format found out, read.
 
-use std::io::BufRead;
+use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use super::intake::Intake;
-use super::lines::Lines;
+use super::lines::{Lines, MAX_LINE};
 use super::{from_combined, from_csv, from_jsonl};
-use crate::cli::Format;
+use crate::cli::{BacktestArgs, Format};
 use crate::failure::Failure;
 use crate::source;
 
-/// Reads one file into `intake`. An access log needs rules in the config.
-pub(super) fn read(path: &Path, format: Format, config: &Path, intake: &mut Intake) -> Result<(), Failure> {
+/// How many lines are looked at: the first of a log that was cut may be half a line.
+const LOOKED_AT: usize = 5;
+
+/// Reads one of the logs into `intake`. An access log needs rules in the config. An empty log among several, as there is after
+/// a rotation, is passed over, unless it was said how the logs are written.
+pub(super) fn read(path: &Path, asked: &BacktestArgs, intake: &mut Intake) -> Result<(), Failure> {
     let name = source::name(path);
+    let failed = |error: io::Error| Failure::reading(&name, &error);
     let mut input = source::open(path)?;
-    let format = match format {
-        Format::Auto => guess(path, input.fill_buf().map_err(|error| Failure::reading(&name, &error))?),
+    let beginning = match asked.format {
+        Format::Auto => beginning(&mut input).map_err(failed)?,
+        _ => Vec::new(),
+    };
+    let format = match asked.format {
+        Format::Auto
+            if asked.logs.len() > 1
+                && texts(&beginning).next().is_none()
+                && is_at_end(&mut input).map_err(failed)? =>
+        {
+            intake.pass_over_file();
+            return Ok(());
+        }
+        Format::Auto => guess(path, &beginning),
         chosen => chosen,
     };
-    let lines = Lines::new(input).map_err(|error| Failure::reading(&name, &error))?;
+    let lines = Lines::new(beginning.as_slice().chain(input)).map_err(failed)?;
     match format {
         Format::Jsonl => from_jsonl::read(lines, &name, intake),
-        Format::Combined if intake.has_no_rules() => Err(without_rules(&name, &source::name(config))),
+        Format::Combined if intake.has_no_rules() => Err(without_rules(&name, &source::name(&asked.config))),
         Format::Combined => from_combined::read(lines, &name, intake),
         Format::Csv | Format::Auto => from_csv::read(lines, &name, intake),
     }
@@ -44,7 +61,29 @@ fn without_rules(name: &str, config: &str) -> Failure {
     )
 }
 
-/// The format by the file's name, or else by how it begins.
+/// The first lines, whole, however few bytes each read brings; no more than the longest line may have.
+fn beginning(input: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut input = input.take(MAX_LINE as u64);
+    let (mut seen, mut line) = (0, 0);
+    while seen < LOOKED_AT && input.read_until(b'\n', &mut bytes)? > 0 {
+        seen += texts(&bytes[line..]).count();
+        line = bytes.len();
+    }
+    Ok(bytes)
+}
+
+fn is_at_end(input: &mut impl BufRead) -> io::Result<bool> {
+    Ok(input.fill_buf()?.is_empty())
+}
+
+/// The lines that are not blank.
+fn texts(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    bytes.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty())
+}
+
+/// The format by the file's name, or else by the first line that reads as one of them.
 fn guess(path: &Path, beginning: &[u8]) -> Format {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
     match extension.to_ascii_lowercase().as_str() {
@@ -52,15 +91,17 @@ fn guess(path: &Path, beginning: &[u8]) -> Format {
         "jsonl" | "ndjson" => return Format::Jsonl,
         _ => {}
     }
-    let text = beginning.strip_prefix(b"\xef\xbb\xbf").unwrap_or(beginning).trim_ascii_start();
-    let first = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
-    if first.starts_with(b"{") {
-        Format::Jsonl
-    } else if from_combined::is_access(first) {
-        Format::Combined
-    } else {
-        Format::Csv
-    }
+    let format = |line: &[u8]| {
+        if line.starts_with(b"{") {
+            Some(Format::Jsonl)
+        } else if from_combined::is_access(line) {
+            Some(Format::Combined)
+        } else {
+            from_csv::is_header(line).then_some(Format::Csv)
+        }
+    };
+    // Of what is none of them, the header that is missing is told.
+    texts(beginning).take(LOOKED_AT).find_map(format).unwrap_or(Format::Csv)
 }
 
 #[cfg(test)]
@@ -81,9 +122,38 @@ mod tests {
             ("-", "", Format::Csv),
             ("access.log", combined, Format::Combined),
             ("-", "\n::1 - a b [10/Oct/2000:13:55:36 -0700] \"-\" 408 0\r\n", Format::Combined),
+            ("a.log", "half a line\n\n{\"time\":1}\n", Format::Jsonl),
+            ("a.log", "key, \"limit\",time\n{\"time\":1}\n", Format::Csv),
+            ("a.log", "1\n2\n\n3\n4\n{\"time\":1}\n", Format::Jsonl),
+            ("a.log", "1\n2\n\n3\n4\n5\n{\"time\":1}\n", Format::Csv),
             ("a.log", "::1 - - [10/Okt/2000:13:55:36 -0700] \"GET / HTTP/1.0\" 200 2326\n", Format::Csv),
         ] {
             assert_eq!(guess(Path::new(name), beginning.as_bytes()), format, "{name} {beginning:?}");
         }
+    }
+
+    /// A pipe may bring a line in pieces, and only the first piece was looked at.
+    #[test]
+    fn a_line_may_come_in_pieces() {
+        let lines =
+            "\u{feff}\r\n::1 - - [10/Oct/2000:13:55:36 -0700] \"GET / HTTP/1.0\" 200 2326\n2\n3\n4\n5\n6\n";
+        let endless = "x".repeat(MAX_LINE + 1);
+        // Each of them is looked at once: all of them for each would be a million times a million.
+        let blank = "\n".repeat(MAX_LINE + 1);
+        for (text, taken) in [
+            (lines, &lines[..lines.len() - 2]),
+            ("1\n\n2", "1\n\n2"),
+            ("\n \n", "\n \n"),
+            ("", ""),
+            (&endless, &endless[1..]),
+            (&blank, &blank[1..]),
+        ] {
+            for piece in [1, 7, 8192] {
+                let mut input = io::BufReader::with_capacity(piece, text.as_bytes());
+                let found = beginning(&mut input).unwrap();
+                assert!(found == taken.as_bytes(), "{text:.40?} by {piece}: {} bytes", found.len());
+            }
+        }
+        assert_eq!(guess(Path::new("-"), lines.as_bytes()), Format::Combined);
     }
 }

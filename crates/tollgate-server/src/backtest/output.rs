@@ -1,21 +1,24 @@
 //! A file that an answer is written to: it appears whole or not at all.
 //!
-//! It is written beside its place under another name and moved there when the last word of it is written. What is not a plain
-//! file (a pipe, a device) is written to directly, and `-` is stdout. What the replay reads from is never overwritten.
+//! It is written beside its place under another name and moved there when the last word of it is written, with the mode of what
+//! stood there. A link is followed, also where its file is not there yet. What is not a plain file (a pipe, a device) is written
+//! to directly, and `-` is stdout, as is whatever else names the same file. What the replay reads from is never overwritten.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use super::draft::Draft;
 use crate::failure::Failure;
-
-/// What messages call stdout; no path reads so.
-const STDOUT: &str = "to stdout";
+use crate::source;
 
 /// Where an answer goes.
 pub(super) struct Output {
     name: String,
     to: To,
+    fills_stdout: bool,
 }
 
 enum To {
@@ -25,30 +28,16 @@ enum To {
     File(BufWriter<File>, Draft),
 }
 
-/// A file under another name. Unless it is published, it is removed.
-struct Draft {
-    path: PathBuf,
-    target: PathBuf,
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        // After publishing there is nothing left here, and that is as it should be.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
 impl Output {
     /// Opens the place, before any work is done: a place that cannot be written to should cost nobody a long replay.
     pub(super) fn open(path: &Path, config: &Path, logs: &[PathBuf]) -> Result<Output, Failure> {
-        if path.as_os_str() == "-" {
-            let to = To::Stream(Box::new(BufWriter::new(io::stdout())));
-            return Ok(Output { name: STDOUT.to_string(), to });
+        if source::is_stdin(path) {
+            return Ok(Output::stdout("to stdout".to_string()));
         }
         let name = path.display().to_string();
         let failed = |error: io::Error| Failure::writing(&name, &error);
-        let target = followed(path);
-        let is_target = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == target);
+        let found = fs::metadata(path).ok();
+        let is_target = |input: &Path| found.as_ref().is_some_and(|found| is_read_from(found, input));
         let input = match logs.iter().any(|log| is_target(log)) {
             true => Some("one of the logs"),
             false => is_target(config).then_some("the config"),
@@ -56,27 +45,33 @@ impl Output {
         if let Some(input) = input {
             return Err(Failure::new(format!("cannot write {name}: it is {input}; name another file")));
         }
-        let to = match fs::metadata(&target) {
-            Ok(found) if found.is_dir() => {
+        let to = match found {
+            _ if is_stdout(path) => return Ok(Output::stdout(name)),
+            Some(found) if !found.is_file() && !found.is_dir() => {
+                let out = OpenOptions::new().write(true).open(path).map_err(failed)?;
+                To::Stream(Box::new(BufWriter::new(out)))
+            }
+            found if found.as_ref().is_some_and(Metadata::is_dir) || ends_in_slash(path) => {
                 return Err(Failure::new(format!(
                     "cannot write {name}: it is a directory; name a file in it"
                 )));
             }
-            Ok(found) if !found.is_file() => {
-                let out = OpenOptions::new().write(true).open(&target).map_err(failed)?;
-                To::Stream(Box::new(BufWriter::new(out)))
-            }
-            _ => {
-                let (draft, file) = Draft::create(target).map_err(failed)?;
+            found => {
+                let created = place(path).and_then(|target| Draft::create(target, found.as_ref()));
+                let (draft, file) = created.map_err(failed)?;
                 To::File(BufWriter::new(file), draft)
             }
         };
-        Ok(Output { name, to })
+        Ok(Output { name, to, fills_stdout: false })
+    }
+
+    fn stdout(name: String) -> Output {
+        Output { name, to: To::Stream(Box::new(BufWriter::new(io::stdout()))), fills_stdout: true }
     }
 
     /// Whether it is stdout, so that nothing else may go there.
     pub(super) fn fills_stdout(&self) -> bool {
-        self.name == STDOUT
+        self.fills_stdout
     }
 
     /// Writes a part.
@@ -99,7 +94,7 @@ impl Output {
                 .into_inner()
                 .map_err(io::IntoInnerError::into_error)
                 .and_then(|file| file.sync_all())
-                .and_then(|()| fs::rename(&draft.path, &draft.target)),
+                .and_then(|()| draft.publish()),
         };
         finished.map_err(|error| Failure::writing(&self.name, &error))
     }
@@ -108,35 +103,63 @@ impl Output {
 /// Whether two names are one plain file, there or not there yet, or both stdout.
 pub(super) fn is_same(one: &Path, other: &Path) -> bool {
     let is_special = |path: &Path| fs::metadata(path).is_ok_and(|found| !found.is_file());
-    !is_special(one) && place(one) == place(other)
+    match (is_stdout(one), is_stdout(other)) {
+        (false, false) => {
+            !is_special(one) && place(one).is_ok_and(|one| place(other).is_ok_and(|other| one == other))
+        }
+        (one, other) => one && other,
+    }
 }
 
-/// A path with its directory as the system names it, though the file may not be there.
-fn place(path: &Path) -> PathBuf {
-    let path = followed(path);
+/// Whether a name means stdout. A device such as /dev/null is nobody's: what goes there twice disturbs nothing.
+fn is_stdout(path: &Path) -> bool {
+    let is_open_there = |named: Metadata| {
+        opened(io::stdout()).is_ok_and(|stdout| {
+            is_one(&stdout, &named) && (!stdout.file_type().is_char_device() || io::stdout().is_terminal())
+        })
+    };
+    source::is_stdin(path) || fs::metadata(path).is_ok_and(is_open_there)
+}
+
+/// Whether an input is the file that was found. A terminal or a pipe at stdin loses nothing by being written to.
+fn is_read_from(found: &Metadata, input: &Path) -> bool {
+    if source::is_stdin(input) {
+        found.is_file() && opened(io::stdin()).is_ok_and(|stdin| is_one(&stdin, found))
+    } else {
+        fs::metadata(input).is_ok_and(|input| is_one(&input, found))
+    }
+}
+
+/// Whether both are one file, by whatever names.
+fn is_one(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+/// What is known of a file that is open already.
+fn opened(stream: impl AsFd) -> io::Result<Metadata> {
+    File::from(stream.as_fd().try_clone_to_owned()?).metadata()
+}
+
+fn ends_in_slash(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().ends_with(b"/")
+}
+
+/// Where a file stands or will stand. A link is followed, so that it still stands afterwards and its file is the one that changes.
+fn place(path: &Path) -> io::Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        found => return found,
+    }
     let directory = match path.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),
     };
-    match (fs::canonicalize(directory), path.file_name()) {
-        (Ok(directory), Some(name)) => directory.join(name),
-        _ => path,
-    }
-}
-
-/// A link is followed, so that it still stands afterwards and its file is the one that changes.
-fn followed(path: &Path) -> PathBuf {
-    fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
-}
-
-impl Draft {
-    fn create(target: PathBuf) -> io::Result<(Draft, File)> {
-        let file_name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut name = std::ffi::OsString::from(".");
-        name.push(file_name);
-        name.push(format!(".{}.part", std::process::id()));
-        let path = target.with_file_name(name);
-        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok((Draft { path, target }, file))
+    match fs::read_link(path) {
+        // Links in a ring are an error of another kind, so this ends.
+        Ok(next) => place(&directory.join(next)),
+        Err(_) => {
+            let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+            Ok(fs::canonicalize(directory)?.join(name))
+        }
     }
 }
