@@ -142,8 +142,9 @@ fn ending_under_load_loses_no_decision() {
     let address = server.http();
     let workers: Vec<_> = (0..4)
         .map(|_| {
+            // Before anybody is served: who came after the end would be turned away.
+            let mut connection = Connection::open(address);
             std::thread::spawn(move || {
-                let mut connection = Connection::open(address);
                 let body = r#"{"limit":"many","key":"user:1"}"#;
                 let request = format!(
                     "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
