@@ -1,7 +1,7 @@
 //! What tests of the shared stores need: real servers, broken networks, several processes, and a judge of what happened.
 //!
 //! Nothing here is shipped. [`redis`] and [`postgres`] start real servers on free loopback ports, each in a directory of its
-//! own; [`tollgate`] does so with the binary under test; [`tls`] makes certificates for them; [`prometheus`] starts a server that scrapes what the test serves. [`proxy`] stands
+//! own; [`pgbouncer`] stands in front of the latter; [`tollgate`] does so with the binary under test; [`tls`] makes certificates for them; [`prometheus`] starts a server that scrapes what the test serves. [`proxy`] stands
 //! between a client and a server and breaks the connection in chosen ways, which is the only precise way to make calls whose
 //! fate the client cannot know. [`http`] asks web servers, byte for byte. [`processes`] runs a test in several processes at
 //! once. [`hostile`] has clients of good and of ill will. [`history`] takes the record of many concurrent calls and says whether a limiter kept its promises.
@@ -17,6 +17,7 @@ mod random;
 pub mod history;
 pub mod hostile;
 pub mod http;
+pub mod pgbouncer;
 pub mod postgres;
 pub mod processes;
 pub mod prometheus;

@@ -242,6 +242,11 @@ impl PostgresServer {
         }
     }
 
+    /// As whom the server runs: user and group, if we are root.
+    pub(crate) fn user(&self) -> Option<(u32, u32)> {
+        self.programs.user
+    }
+
     /// The port.
     pub fn port(&self) -> u16 {
         self.port
