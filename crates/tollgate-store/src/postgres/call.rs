@@ -2,16 +2,21 @@
 //!
 //! What certainly changed nothing is tried again while there is time. What was sent and not answered may have taken effect, and
 //! is sent again only if it carries a name of its own, by which the server knows it again.
+//!
+//! Behind a pooler a statement is not prepared but sent whole, in a transaction that has the settings
+//! which otherwise the session has; that is one round trip, too.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::time::{sleep, timeout_at};
-use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Row, Statement};
 
 use super::PostgresStore;
 use super::ask::nonsense;
 use super::fault::{Fault, Stage};
+use super::pool::in_transaction;
 use super::statement::Verb;
 use crate::{Failure, StoreError};
 
@@ -29,6 +34,14 @@ pub(super) enum Resend {
 pub(super) struct Until<'a> {
     pub(super) deadline: Instant,
     pub(super) sent: &'a (dyn Fn() + Send + Sync),
+}
+
+/// How a statement is sent.
+enum Prepared {
+    /// By the name that it was prepared under on this connection.
+    Named(Statement),
+    /// With its text, the types of its parameters being known.
+    Whole(Arc<[Type]>),
 }
 
 /// The values of a statement, but for the last of those that change something: the instant after which they may not.
@@ -64,7 +77,10 @@ impl PostgresStore {
         let mut may_have_changed = false;
         for attempt in 1.. {
             let fault = match self.attempt(verb, values, until).await {
-                Ok(rows) => return Ok(rows),
+                Ok(rows) => {
+                    self.inner.pool.look_now_and_then();
+                    return Ok(rows);
+                }
                 Err(fault) => fault,
             };
             let again =
@@ -101,14 +117,28 @@ impl PostgresStore {
             }
         };
         let late = |stage| Fault::timeout(stage, doing, &pool.place);
-        let failed = |stage| move |error| Fault::of(error, stage, doing, &pool.place);
+        let failed = |stage| {
+            move |error| {
+                let is_poolers = pool.is_poolers(&error);
+                let mut fault = Fault::of(error, stage, doing, &pool.place);
+                // It goes without prepared statements from now on.
+                fault.again |= is_poolers && stage == Stage::Before;
+                fault
+            }
+        };
         // Until the answer is here, the connection is good for nothing else: who stops waiting leaves it spent.
         borrowed.is_spent = true;
         let result = async {
             let gone = || Fault::new(Failure::Connection, "the connection is gone");
             let link = borrowed.link().ok_or_else(gone)?;
-            let prepared = timeout_at(until, link.statement(verb, &pool.prefix)).await;
-            let statement = prepared.map_err(|_| late(Stage::Before))?.map_err(failed(Stage::Before))?;
+            let prepared = async {
+                Ok(match pool.is_pooled() {
+                    true => Prepared::Whole(pool.types(verb, &link.client).await?),
+                    false => Prepared::Named(link.statement(verb, &pool.prefix).await?),
+                })
+            };
+            let prepared = timeout_at(until, prepared).await;
+            let prepared = prepared.map_err(|_| late(Stage::Before))?.map_err(failed(Stage::Before))?;
             let not_after: SystemTime = pool.skew.server_time(deadline);
             let mut values = values.to_vec();
             if verb != Verb::Peek {
@@ -116,7 +146,15 @@ impl PostgresStore {
             }
             let stage = if verb == Verb::Peek { Stage::Looking } else { Stage::Changing };
             sent();
-            let answer = timeout_at(until, link.client.query(&statement, &values)).await;
+            let answer = match prepared {
+                Prepared::Named(statement) => timeout_at(until, link.client.query(&statement, &values)).await,
+                Prepared::Whole(types) => {
+                    let types = types.iter().cloned();
+                    let values: Vec<(&(dyn ToSql + Sync), Type)> = values.into_iter().zip(types).collect();
+                    let (begin, text) = (pool.begin(), verb.text(&pool.prefix));
+                    timeout_at(until, in_transaction(&link.client, &begin, &text, &values)).await
+                }
+            };
             answer.map_err(|_| late(stage))?.map_err(failed(stage))
         }
         .await;

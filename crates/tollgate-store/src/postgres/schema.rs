@@ -2,16 +2,18 @@
 //!
 //! Tables change by numbered migration; functions are created afresh whenever their text has changed. All of it is one
 //! transaction under a lock of its own, so that two processes that start at once do not collide, and nothing is ever half done.
+//! Nothing is prepared and nothing is set for longer than a transaction, so that it works through a pooler, too.
 
 use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::ask::column;
 use super::fault::{Fault, Stage};
-use super::pool::{Pool, Session};
+use super::pool::{BEGIN_CHORE, Pool, Session};
 use super::statement::{MIGRATIONS, functions, with_prefix};
 use crate::{Failure, StoreError};
 
@@ -41,10 +43,11 @@ async fn migrate_on(pool: &Pool, client: &Client) -> Result<(), StoreError> {
     if found(pool, client).await? == Some((VERSION, fingerprint.clone())) {
         return Ok(());
     }
-    let begin = "begin; select pg_advisory_xact_lock(hashtextextended('tollgate migrate {prefix}', 0));
+    let begin = "{begin}; set local synchronous_commit = on; select pg_advisory_xact_lock(hashtextextended('tollgate migrate {prefix}', 0));
         create table if not exists {prefix}schema (
           one boolean primary key default true check (one), version integer not null, functions text not null)";
-    client.batch_execute(&with_prefix(begin, prefix)).await.map_err(failed)?;
+    let begin = with_prefix(begin, prefix).replace("{begin}", BEGIN_CHORE);
+    client.batch_execute(&begin).await.map_err(failed)?;
     // Another process may have been first.
     let (from, made) = found(pool, client).await?.unwrap_or((0, String::new()));
     for (version, text) in (1..).zip(MIGRATIONS).filter(|(version, _)| *version > from) {
@@ -61,7 +64,8 @@ async fn migrate_on(pool: &Pool, client: &Client) -> Result<(), StoreError> {
     }
     let note = "insert into {prefix}schema (version, functions) values ($1, $2)
         on conflict (one) do update set version = excluded.version, functions = excluded.functions";
-    client.execute(&with_prefix(note, prefix), &[&VERSION, &fingerprint]).await.map_err(failed)?;
+    let values: [(&(dyn ToSql + Sync), Type); 2] = [(&VERSION, Type::INT4), (&fingerprint, Type::TEXT)];
+    client.execute_typed(&with_prefix(note, prefix), &values).await.map_err(failed)?;
     client.batch_execute("commit").await.map_err(failed)?;
     tracing::info!(place = %pool.place, version = VERSION, from, "PostgreSQL schema is up to date");
     Ok(())
@@ -84,12 +88,12 @@ fn half_migrated(pool: &Pool, what: &str) -> StoreError {
 async fn found(pool: &Pool, client: &Client) -> Result<Option<(i32, String)>, StoreError> {
     let failed = |error| Fault::of(error, Stage::Before, "reading the schema's version", &pool.place).error;
     let exists = "select to_regclass('{prefix}schema') is not null";
-    let row = client.query_one(&with_prefix(exists, &pool.prefix), &[]).await.map_err(failed)?;
+    let row = client.query_typed_one(&with_prefix(exists, &pool.prefix), &[]).await.map_err(failed)?;
     if !column::<bool>(&row, 0)? {
         return Ok(None);
     }
     let text = with_prefix("select version, functions from {prefix}schema", &pool.prefix);
-    let Some(row) = client.query_opt(&text, &[]).await.map_err(failed)? else { return Ok(None) };
+    let Some(row) = client.query_typed_opt(&text, &[]).await.map_err(failed)? else { return Ok(None) };
     let version: i32 = column(&row, 0)?;
     if version > VERSION {
         return Err(StoreError::failed(
@@ -117,7 +121,7 @@ async fn check_server(pool: &Pool, client: &Client) -> Result<(), StoreError> {
         |error| Fault::of(error, Stage::Before, "asking for the server's version", &pool.place).error;
     let text = "select current_setting('server_version_num')::integer, current_setting('server_version'), \
                 pg_is_in_recovery(), current_setting('transaction_read_only')::boolean";
-    let row = client.query_one(text, &[]).await.map_err(failed)?;
+    let row = client.query_typed_one(text, &[]).await.map_err(failed)?;
     let (number, name): (i32, String) = (column(&row, 0)?, column(&row, 1)?);
     if number / 10_000 < OLDEST_SERVER {
         return Err(StoreError::failed(
@@ -175,7 +179,7 @@ async fn any_table(pool: &Pool, client: &Client) -> Result<bool, StoreError> {
     let names: Vec<String> = TABLES.iter().map(|table| format!("{}{table}", pool.prefix)).collect();
     let text =
         "select coalesce(bool_or(to_regclass(name) is not null), false) from unnest($1::text[]) as name";
-    column(&client.query_one(text, &[&names]).await.map_err(failed)?, 0)
+    column(&client.query_typed_one(text, &[(&names, Type::TEXT_ARRAY)]).await.map_err(failed)?, 0)
 }
 
 /// That everything is there, and that we may use it.
@@ -193,13 +197,15 @@ async fn check_objects(pool: &Pool, client: &Client) -> Result<(), StoreError> {
         select 'function ' || name, to_regproc(name) is not null,
           case when has_function_privilege(to_regproc(name), 'EXECUTE') then null else 'EXECUTE' end
         from unnest($2::text[]) as name";
-    for row in client.query(text, &[&tables, &functions]).await.map_err(failed)? {
+    let values: [(&(dyn ToSql + Sync), Type); 2] =
+        [(&tables, Type::TEXT_ARRAY), (&functions, Type::TEXT_ARRAY)];
+    for row in client.query_typed(text, &values).await.map_err(failed)? {
         let object: String = column(&row, 0)?;
         if !column::<bool>(&row, 1)? {
             return Err(half_migrated(pool, &format!("{object} is missing")));
         }
         if let Some(rights) = column::<Option<String>>(&row, 2)? {
-            let user = client.query_one("select current_user::text", &[]).await.map_err(failed)?;
+            let user = client.query_typed_one("select current_user::text", &[]).await.map_err(failed)?;
             let user: String = column(&user, 0)?;
             return Err(StoreError::failed(
                 Failure::Refused,
@@ -226,7 +232,14 @@ async fn warnings(pool: &Pool, client: &Client) -> Result<Vec<String>, StoreErro
         .chain(["default_transaction_isolation", "deadlock_timeout"])
         .collect();
     let mut warnings = Vec::new();
-    for row in client.query(text, &[&names]).await.map_err(failed)? {
+    if pool.is_pooled() {
+        warnings.push(format!(
+            "PostgreSQL at {} is reached through a pooler: every call is a transaction of its own there and is not prepared, \
+             which takes the server longer; let Tollgate connect to the server itself if it may",
+            pool.place
+        ));
+    }
+    for row in client.query_typed(text, &[(&names, Type::TEXT_ARRAY)]).await.map_err(failed)? {
         let (name, setting, reset): (String, String, String) =
             (column(&row, 0)?, column(&row, 1)?, column(&row, 2)?);
         if let Some((_, value, why)) = bad.iter().find(|(bad, value, _)| name == *bad && setting == *value) {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::Inner;
-use super::ask::column;
+use super::ask::{column, nonsense};
 use super::fault::{Fault, Stage};
-use super::pool::Session;
+use super::pool::{BEGIN_CHORE, Session, in_transaction};
 use super::statement::with_prefix;
 use crate::StoreError;
 
@@ -81,17 +81,18 @@ pub(super) async fn cleanup(inner: &Inner) -> Result<Cleaned, StoreError> {
     let pool = &inner.pool;
     let failed = |error| Fault::of(error, Stage::Looking, "cleaning up", &pool.place).error;
     let link = pool.open(Session::Chores).await.map_err(|fault| fault.error)?;
-    link.client.batch_execute("set synchronous_commit = off").await.map_err(failed)?;
     let text = with_prefix("select * from {prefix}cleanup($1, $2)", &pool.prefix);
-    let statement = link.client.prepare(&text).await.map_err(failed)?;
+    let begin = format!("{BEGIN_CHORE}; set local synchronous_commit = off");
     let mut cleaned = Cleaned::default();
     loop {
         let clock_us = inner.clock_us();
-        let values: [&(dyn ToSql + Sync); 2] = [&BATCH, &clock_us];
-        let answer = tokio::time::timeout(PATIENCE, link.client.query_one(&statement, &values)).await;
-        let row = answer
+        let values: [(&(dyn ToSql + Sync), Type); 2] = [(&BATCH, Type::INT4), (&clock_us, Type::INT8)];
+        let asked = in_transaction(&link.client, &begin, &text, &values);
+        let answer = tokio::time::timeout(PATIENCE, asked).await;
+        let mut rows = answer
             .map_err(|_| Fault::timeout(Stage::Looking, "cleaning up", &pool.place).error)?
             .map_err(failed)?;
+        let row = rows.pop().ok_or_else(|| nonsense("no row"))?;
         let count = |index| column::<i64>(&row, index).map(|count| u64::try_from(count).unwrap_or(0));
         let looked = count(0)?;
         let batch = Cleaned { states: count(1)?, executions: count(2)?, leases: count(3)?, holds: count(4)? };

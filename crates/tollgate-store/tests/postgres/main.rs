@@ -3,6 +3,7 @@
 
 mod deadline;
 mod faults;
+mod pooler;
 mod refusal;
 mod rows;
 mod suite;
