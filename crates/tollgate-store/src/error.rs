@@ -88,6 +88,13 @@ impl StoreError {
         StoreError::failed(Failure::Full, message)
     }
 
+    /// The calls of this one's own key or limit use up their share of the store. Nothing was sent, and nothing is wrong with
+    /// the store.
+    #[cfg(any(feature = "redis", feature = "postgres"))]
+    pub(crate) fn own_share(message: impl Into<String>) -> StoreError {
+        StoreError::failed(Failure::Overloaded, message)
+    }
+
     /// The store failed, and nothing was charged.
     pub fn failed(failure: Failure, message: impl Into<String>) -> StoreError {
         let (kind, message) = (Kind::Failed(failure), message.into());

@@ -42,7 +42,8 @@ use self::call::{Resend, Until};
 use self::pool::Pool;
 use self::statement::{Keys, Plain, Verb};
 use self::sweep::Totals;
-use crate::shared::together::{self, Queue};
+use crate::shared::shares::{Claim, Shares};
+use crate::shared::together::{self, Check, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
     Charged, Clock, Failure, Hold, HoldId, Item, Micros, Outcomes, Settled, Settlement, Store, StoreError,
@@ -80,6 +81,7 @@ struct Inner {
     cleanup_every: Option<Duration>,
     cleaned: Totals,
     queue: Queue<PostgresStore>,
+    shares: Arc<Shares>,
 }
 
 impl Inner {
@@ -107,6 +109,7 @@ impl PostgresStore {
             cleanup_every,
             cleaned: Totals::default(),
             queue: Queue::default(),
+            shares: Shares::new(batch::caps(connections)),
         };
         Ok(PostgresStore { inner: Arc::new(inner) })
     }
@@ -204,7 +207,11 @@ impl PostgresStore {
             }
             let mut batch: Vec<Uuid> = places.keys().copied().collect();
             batch.sort_unstable();
-            let answers = self.upsert(plain, limit, cost, &batch, &self.until()).await?;
+            let until = self.until();
+            let parts =
+                places.values().map(|&place| Part { limit, key: keys[place].as_ref(), cost, shadow: true });
+            let _share = self.share(&parts.collect::<Vec<_>>(), &until).await?;
+            let answers = self.upsert(plain, limit, cost, &batch, &until).await?;
             if answers.len() < batch.len() {
                 let late = self.late(batch.len() - answers.len());
                 return Err(if answers.is_empty() { late } else { late.ambiguous() });
@@ -227,8 +234,9 @@ impl PostgresStore {
             Some((plain, part)) => {
                 let key = key_of(part.limit, part.key);
                 let alike = Alike { plain, limit: part.limit.clone(), cost: part.cost };
-                let deadline = self.until().deadline.into();
-                let answered = together::charge(self, alike, key, deadline).await?;
+                let (of_key, of_limit) = (self.key_claim(part.limit, part.key), self.limit_claim(part.limit));
+                let check = Check { alike, key, of_key, of_limit, of_server: Claim::Server(0) };
+                let answered = together::charge(self, check, self.until().deadline.into()).await?;
                 parts.conclude(&[answered.outcome], answered.admitted || part.shadow)
             }
             None => match apart(&parts, hold) {
@@ -319,7 +327,9 @@ impl PostgresStore {
             &kept,
             &clock_us,
         ];
-        let row = self.call_one(Verb::Charge, resend, values).await?;
+        let until = self.until();
+        let _share = self.share(&parts.parts, &until).await?;
+        let row = self.call_one(Verb::Charge, resend, values, &until).await?;
         self.inner.pool.skew.saw(column(&row, 2)?);
         let at = instant(column(&row, 1)?)?;
         let numbers: Vec<i64> = column(&row, 3)?;
@@ -335,7 +345,9 @@ impl PostgresStore {
         let Asked { keys, strategies, parameters, prices_us, prices_rest, shadows, .. } = &asked;
         let values: &[&(dyn ToSql + Sync)] =
             &[keys, strategies, parameters, prices_us, prices_rest, shadows, &clock_us];
-        let row = self.call_one(Verb::Peek, Resend::Once, values).await?;
+        let until = self.until();
+        let _share = self.share(&parts.parts, &until).await?;
+        let row = self.call_one(Verb::Peek, Resend::Once, values, &until).await?;
         self.inner.pool.skew.saw(column(&row, 2)?);
         self.conclude(parts, &row, &column::<Vec<i64>>(&row, 3)?, instant(column(&row, 1)?)?)
     }
@@ -360,6 +372,8 @@ impl PostgresStore {
             Settlement::Cancel => ("cancel", None, &[]),
             Settlement::Renew => ("renew", None, &[]),
         };
+        let until = self.until();
+        let _share = self.settlement_share(id, &until).await?;
         let id = Uuid::from_u128(id.get());
         let bounded = |actual: u64| whole(actual.min(MAX_COUNT));
         let actual = actual.map(bounded);
@@ -367,7 +381,7 @@ impl PostgresStore {
         let actuals: Vec<i64> = each.iter().map(|(_, actual)| bounded(*actual)).collect();
         let clock_us = self.inner.clock_us();
         let values: &[&(dyn ToSql + Sync)] = &[&id, &kind, &actual, &names, &actuals, &clock_us];
-        let row = self.call_one(Verb::Settle, Resend::Once, values).await?;
+        let row = self.call_one(Verb::Settle, Resend::Once, values, &until).await?;
         self.inner.pool.skew.saw(column(&row, 1)?);
         let held = || -> Result<Vec<(String, i64)>, StoreError> {
             let (names, costs) = (column::<Vec<String>>(&row, 2)?, column::<Vec<i64>>(&row, 3)?);
@@ -405,14 +419,18 @@ impl PostgresStore {
         let Asked { keys, strategies, parameters, costs, .. } = &Asked::of(&parts);
         let clock_us = self.inner.clock_us();
         let values: &[&(dyn ToSql + Sync)] = &[keys, strategies, parameters, costs, &clock_us];
-        let row = self.call_one(Verb::Refund, Resend::Never, values).await?;
+        let until = self.until();
+        let _share = self.share(&parts.parts, &until).await?;
+        let row = self.call_one(Verb::Refund, Resend::Never, values, &until).await?;
         self.inner.pool.skew.saw(column(&row, 0)?);
         Ok(())
     }
 
     async fn forget_key(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
+        let until = self.until();
+        let _share = self.share(&[Part { limit, key, cost: Cost::ONE, shadow: false }], &until).await?;
         let key = key_of(limit, key);
-        let row = self.call_one(Verb::Forget, Resend::Never, &[&key]).await?;
+        let row = self.call_one(Verb::Forget, Resend::Never, &[&key], &until).await?;
         self.inner.pool.skew.saw(column(&row, 1)?);
         column(&row, 0)
     }

@@ -29,6 +29,7 @@ use self::question::Short;
 use self::route::{Named, Route};
 use self::script::Script;
 use self::slot::{Names, slot};
+use crate::shared::shares::Shares;
 use crate::shared::together::{self, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
@@ -56,13 +57,15 @@ pub struct RedisStore {
     route: Arc<Route>,
     names: Names,
     queue: Arc<Queue<RedisStore>>,
+    shares: Arc<Shares>,
 }
 
 impl RedisStore {
     /// A store that goes by these options, or what is wrong with them.
     pub fn new(options: RedisOptions) -> Result<RedisStore, StoreError> {
         let names = Names::new(&options.prefix);
-        Ok(RedisStore { route: Route::new(options)?, names, queue: Arc::default() })
+        let shares = Shares::new(batch::CAPS);
+        Ok(RedisStore { route: Route::new(options)?, names, queue: Arc::default(), shares })
     }
 
     /// What the names of all our keys begin with.
@@ -114,12 +117,14 @@ impl RedisStore {
         if is_cluster && keys.iter().any(|key| slot(key) != slot(&keys[0])) {
             return None;
         }
+        let deadline = self.deadline();
         let found = match <[String; 1]>::try_from(keys) {
             Ok([key]) if !is_cluster => {
-                together::charge(self, short, key, self.deadline()).await.map(|found| vec![found])
+                let check = self.check(first, short, key);
+                together::charge(self, check, deadline).await.map(|found| vec![found])
             }
-            Ok(keys) => self.charge_each(&keys, &short).await,
-            Err(keys) => self.charge_each(&keys, &short).await,
+            Ok(keys) => self.charge_each(&parts.parts, &keys, &short, deadline).await,
+            Err(keys) => self.charge_each(&parts.parts, &keys, &short, deadline).await,
         };
         Some(found.and_then(|found| {
             let read: Vec<_> = found.iter().map(|found| Short::read(*found)).collect();
@@ -136,9 +141,16 @@ impl RedisStore {
     }
 
     /// Keys that are each charged for themselves and alike, in one call.
-    async fn charge_each(&self, keys: &[String], short: &Short) -> Result<Vec<i64>, StoreError> {
+    async fn charge_each(
+        &self,
+        parts: &[Part<'_>],
+        keys: &[String],
+        short: &Short,
+        deadline: Instant,
+    ) -> Result<Vec<i64>, StoreError> {
+        let _share = self.share(parts, deadline).await?;
         let put = |cmd: &mut Cmd| short.put(cmd);
-        let answer = self.call(&script::CHARGE, "each", keys, Named::No, self.deadline(), &put).await?;
+        let answer = self.call(&script::CHARGE, "each", keys, Named::No, deadline, &put).await?;
         let found = batch::read_each(&answer, keys.len()).ok_or_else(|| question::no_answer("a charge"))?;
         // The others are charged for themselves all the same.
         let is_charged = found.iter().flatten().any(|found| *found >= 0);
@@ -187,6 +199,7 @@ impl RedisStore {
             return charged;
         }
         let deadline = self.deadline();
+        let _share = self.share(&parts.parts, deadline).await?;
         if self.route.is_cluster() {
             return self.charge_spread(items, &parts, hold, deadline).await;
         }
@@ -206,6 +219,7 @@ impl RedisStore {
     async fn peek_all(&self, items: &[Item<'_>]) -> Result<Charged, StoreError> {
         let parts = Parts::of(items);
         let deadline = self.deadline();
+        let _share = self.share(&parts.parts, deadline).await?;
         if self.route.is_cluster() {
             return self.peek_spread(&parts, deadline).await;
         }
@@ -253,6 +267,7 @@ impl RedisStore {
 
     async fn settle_one(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
         let deadline = self.deadline();
+        let _share = self.settlement_share(id, deadline).await?;
         if self.route.is_cluster() {
             return self.settle_spread(id, settlement, deadline).await;
         }
@@ -262,6 +277,7 @@ impl RedisStore {
     async fn refund_all(&self, items: &[Item<'_>]) -> Result<(), StoreError> {
         let parts = Parts::to_refund(items);
         let deadline = self.deadline();
+        let _share = self.share(&parts.parts, deadline).await?;
         match parts.parts.is_empty() {
             true => Ok(()),
             false if self.route.is_cluster() => self.refund_spread(&parts, deadline).await,
@@ -282,10 +298,10 @@ impl RedisStore {
 
     async fn forget_one(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
         let part = Part { limit, key, cost: crate::Cost::ONE, shadow: false };
-        let keys = [self.names.part(&part)];
-        let answer = self
-            .call(&script::SETTLE, "forget", &keys, Named::Yes, self.deadline(), &|_: &mut Cmd| {})
-            .await?;
+        let (keys, deadline) = ([self.names.part(&part)], self.deadline());
+        let _share = self.share(&[part], deadline).await?;
+        let answer =
+            self.call(&script::SETTLE, "forget", &keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await?;
         match answer {
             Value::Int(forgotten) => Ok(forgotten > 0),
             _ => Err(question::no_answer("a reset")),

@@ -1,9 +1,10 @@
 //! Plain checks that come at the same time, in one statement: what `shared/together.rs` is told about PostgreSQL.
 //!
 //! A row that somebody else has locked holds up the keys that go with it. Nobody locks a row for longer than one statement of
-//! ours takes, so few keys go together, and several statements may be on their way: one for each connection.
+//! ours takes, so few keys go together, and several statements may be in flight, each on a connection of its own.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use tokio::time::Instant;
 use tollgate_kernel::Cost;
@@ -11,8 +12,18 @@ use uuid::Uuid;
 
 use super::statement::Plain;
 use super::{Answered, PostgresStore};
+use crate::shared::shares::{Caps, Shares};
 use crate::shared::together::{Carrier, Queue};
 use crate::{StoreError, StoredLimit};
+
+/// How many calls may wait for the share of one key, or of one limit.
+const WAITING: usize = 1_024;
+
+/// Of the connections, one key has a quarter and one limit three quarters, and each at least one.
+pub(super) fn caps(connections: usize) -> Caps {
+    let key = (connections / 4).max(1);
+    Caps { key, batched_key: key, limit: (connections * 3 / 4).max(1), server: connections, waiting: WAITING }
+}
 
 /// What checks have in common that go in one statement.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,15 +44,17 @@ impl Carrier for PostgresStore {
     /// A statement cannot touch a row twice.
     const ONCE: bool = true;
 
-    /// A connection carries one call.
-    const APART: bool = false;
-
     fn queue(&self) -> &Queue<PostgresStore> {
         &self.inner.queue
     }
 
+    fn shares(&self) -> &Arc<Shares> {
+        &self.inner.shares
+    }
+
+    /// A connection carries one call, and a limit has a part of the connections.
     fn ways(&self) -> usize {
-        self.inner.pool.most_links()
+        caps(self.inner.pool.most_links()).limit
     }
 
     async fn carry(

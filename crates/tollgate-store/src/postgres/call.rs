@@ -3,12 +3,14 @@
 //! What certainly changed nothing is tried again while there is time. What was sent and not answered may have taken effect, and
 //! is sent again only if it carries a name of its own, by which the server knows it again.
 //!
-//! Behind a pooler a statement is not prepared but sent whole, in a transaction that has the settings
+//! A call first takes its share of the store (`shared/shares.rs`), so that it waits for calls of its own key and limit before it
+//! waits for a connection. Behind a pooler a statement is not prepared but sent whole, in a transaction that has the settings
 //! which otherwise the session has; that is one round trip, too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use smallvec::smallvec;
 use tokio::time::{sleep, timeout_at};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
@@ -18,7 +20,9 @@ use super::ask::nonsense;
 use super::fault::{Fault, Stage};
 use super::pool::in_transaction;
 use super::statement::Verb;
-use crate::{Failure, StoreError};
+use crate::shared::Part;
+use crate::shared::shares::{Claim, Claims, Share, latest_start};
+use crate::{Failure, HoldId, StoreError, StoredLimit};
 
 /// How often a call that changed nothing is tried.
 const TRIES: u32 = 3;
@@ -53,13 +57,42 @@ impl PostgresStore {
         Until { deadline: Instant::now() + self.inner.timeout, sent: &|| {} }
     }
 
+    /// The share of a key under a limit.
+    pub(super) fn key_claim(&self, limit: &StoredLimit, key: &str) -> Claim {
+        Claim::Key(self.inner.shares.hash((&limit.name, key)))
+    }
+
+    pub(super) fn limit_claim(&self, limit: &StoredLimit) -> Claim {
+        Claim::Limit(self.inner.shares.hash(&limit.name))
+    }
+
+    /// The shares of a call of these parts, waited for until the call would be late.
+    pub(super) async fn share(&self, parts: &[Part<'_>], until: &Until<'_>) -> Result<Share, StoreError> {
+        let mut claims: Claims = smallvec![Claim::Server(0)];
+        for part in parts {
+            claims.push(self.key_claim(part.limit, part.key));
+            claims.push(self.limit_claim(part.limit));
+        }
+        self.inner.shares.claim(claims, latest_start(until.deadline.into())).await
+    }
+
+    /// The shares of a settlement. Which keys it is about is known to the server alone; all settlements are to others like those
+    /// of one limit.
+    pub(super) async fn settlement_share(&self, id: HoldId, until: &Until<'_>) -> Result<Share, StoreError> {
+        let shares = &self.inner.shares;
+        let (id, all) = (shares.hash(id), shares.hash(("settle", "")));
+        let claims = smallvec![Claim::Key(id), Claim::Limit(all), Claim::Server(0)];
+        shares.claim(claims, latest_start(until.deadline.into())).await
+    }
+
     pub(super) async fn call_one(
         &self,
         verb: Verb,
         resend: Resend,
         values: &Values<'_>,
+        until: &Until<'_>,
     ) -> Result<Row, StoreError> {
-        let mut rows = self.call(verb, resend, values, &self.until()).await?;
+        let mut rows = self.call(verb, resend, values, until).await?;
         rows.pop().ok_or_else(|| nonsense("no row"))
     }
 

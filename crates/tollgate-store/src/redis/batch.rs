@@ -2,14 +2,64 @@
 //!
 //! Single buckets of one server only: on a cluster keys are in different slots, and each goes alone.
 
+use std::sync::Arc;
+
 use redis::{Cmd, Value};
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::question::{Short, no_answer};
 use super::route::Named;
+use super::slot::slot;
 use super::{RedisStore, not_ours, script};
-use crate::StoreError;
-use crate::shared::together::{Carrier, Queue};
+use crate::shared::Part;
+use crate::shared::shares::{Caps, Claim, Claims, Share, Shares, latest_start};
+use crate::shared::together::{Carrier, Check, Queue};
+use crate::{HoldId, StoreError};
+
+/// How many calls may be in flight to each server: one connection carries many calls, and the server works on one at a time.
+/// What waits in its line is to be done well within a deadline, also where each takes it a tenth of a millisecond.
+pub(super) const CAPS: Caps = Caps { key: 64, batched_key: 256, limit: 256, server: 1_024, waiting: 4_096 };
+
+impl RedisStore {
+    /// The shares of a call of these parts, waited for until the call would be late. On a cluster every server has shares of its
+    /// own, so that one that hangs holds up nobody else.
+    pub(super) async fn share(&self, parts: &[Part<'_>], deadline: Instant) -> Result<Share, StoreError> {
+        let mut claims = Claims::new();
+        for part in parts {
+            let server = self.server_of(&self.names.part(part));
+            claims.push(Claim::Key(self.key_hash(part)));
+            claims.push(Claim::Limit(self.shares.hash((server, &part.limit.name))));
+            claims.push(Claim::Server(server));
+        }
+        self.shares.claim(claims, latest_start(deadline)).await
+    }
+
+    /// The shares of a settlement. Which keys it is about is known to the server alone; all settlements are to others like those
+    /// of one limit.
+    pub(super) async fn settlement_share(&self, id: HoldId, deadline: Instant) -> Result<Share, StoreError> {
+        let server = self.server_of(&self.names.hold(id));
+        let (id, all) = (self.shares.hash(id), self.shares.hash((server, "settle", "")));
+        let claims = smallvec![Claim::Key(id), Claim::Limit(all), Claim::Server(server)];
+        self.shares.claim(claims, latest_start(deadline)).await
+    }
+
+    /// A check that may go together with others; not on a cluster.
+    pub(super) fn check(&self, part: &Part<'_>, alike: Short, key: String) -> Check<RedisStore> {
+        let (of_key, of_server) = (Claim::BatchedKey(self.key_hash(part)), Claim::Server(0));
+        let of_limit = Claim::Limit(self.shares.hash((0_u64, &part.limit.name)));
+        Check { alike, key, of_key, of_limit, of_server }
+    }
+
+    fn key_hash(&self, part: &Part<'_>) -> u64 {
+        self.shares.hash((&part.limit.name, part.key))
+    }
+
+    /// The server that has a key, as a number.
+    fn server_of(&self, key: &str) -> u64 {
+        if self.route.is_cluster() { self.route.server_of(slot(key)) } else { 0 }
+    }
+}
 
 impl Carrier for RedisStore {
     type Alike = Short;
@@ -22,11 +72,12 @@ impl Carrier for RedisStore {
     /// The script charges one key after the other, so it may be the same.
     const ONCE: bool = false;
 
-    /// A connection carries any number of calls.
-    const APART: bool = true;
-
     fn queue(&self) -> &Queue<RedisStore> {
         &self.queue
+    }
+
+    fn shares(&self) -> &Arc<Shares> {
+        &self.shares
     }
 
     /// Enough that the server is never idle while answers are read and the next questions written.

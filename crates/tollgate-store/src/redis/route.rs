@@ -106,6 +106,12 @@ impl Route {
         primaries
     }
 
+    /// A number for the server that has a slot, as far as that is known.
+    pub(crate) fn server_of(&self, slot: u16) -> u64 {
+        let owners = self.owners.read();
+        owners.get(usize::from(slot)).map_or(0, |owner| Arc::as_ptr(owner).addr() as u64)
+    }
+
     /// The server at an address, with its connections; one for each address.
     fn node_at(&self, addr: ConnectionAddr) -> Result<Arc<Node>, StoreError> {
         let address = addr.to_string();

@@ -1,21 +1,29 @@
-//! Single checks that come at the same time, sent as one.
+//! Single checks that come at the same time, sent as one batch.
 //!
 //! A call costs a server, and the way to it, several times what a decision does: many in one call cost little more than one. So
-//! while calls are on their way, the checks that come meanwhile wait for them, and then go together, each still decided for
+//! while calls are in flight, the checks that come meanwhile wait for them, and then go together, each still decided for
 //! itself; a check that finds a way free goes at once and alone. Nobody waits for company.
 //!
-//! What goes together is charged alike (the same limit at the same cost), in the order in which it came. How it is sent, and
-//! what comes back, the store knows ([`Carrier`]); who waits for what, and until when, is known here.
+//! What goes together is charged alike (the same limit at the same cost). Checks wait in lanes, one for each limit, and each
+//! batch takes a share of the store like any other call (`shares.rs`): a lane has at most so many batches in flight, lanes are
+//! served in turn, and a key may have only so many checks in a lane. A lane is as long as what can be served in time; what is
+//! beyond that fails at once, for its own caller only. So a flood under one limit is no other limit's timeout, and a flood of
+//! one key no other key's.
+//!
+//! How a batch is sent, and what comes back, the store knows ([`Carrier`]); who waits for what, and until when, is known here.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use smallvec::smallvec;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
+use super::shares::{Claim, Share, Shares, latest_start};
 use crate::{Failure, StoreError};
 
 /// A store that can carry many checks in one call.
@@ -30,16 +38,16 @@ pub(crate) trait Carrier: Clone + Send + Sync + 'static {
     /// How many go together at most.
     const TOGETHER: usize;
 
-    /// Whether a key may be in one call only once.
+    /// Whether a key may be in one call only once. A key that has another call in flight then also goes alone: it may have to
+    /// wait for that one, and nobody else is to wait with it.
     const ONCE: bool;
-
-    /// Whether those that are not alike have ways of their own. Otherwise they wait for each other, although they cannot go
-    /// together: right where ways are few and dear, and wrong where they only keep a server from being asked one by one.
-    const APART: bool;
 
     fn queue(&self) -> &Queue<Self>;
 
-    /// How many calls may be on their way before checks wait for each other.
+    /// The shares of all calls to the store.
+    fn shares(&self) -> &Arc<Shares>;
+
+    /// How many batches of one limit may be in flight before its checks wait for each other.
     fn ways(&self) -> usize;
 
     /// Sends one call, and answers for each key, in their order. `sent` is called once it may have left.
@@ -52,91 +60,117 @@ pub(crate) trait Carrier: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<Result<Self::Answer, StoreError>>, StoreError>> + Send;
 }
 
+/// A check: what it charges, and the shares that it needs.
+pub(crate) struct Check<C: Carrier> {
+    pub(crate) alike: C::Alike,
+    pub(crate) key: C::Key,
+    /// The share of its key.
+    pub(crate) of_key: Claim,
+    /// The share of its limit, which is also its lane.
+    pub(crate) of_limit: Claim,
+    /// The share of the server that is asked.
+    pub(crate) of_server: Claim,
+}
+
 /// Those who wait to be sent.
 pub(crate) struct Queue<C: Carrier> {
-    state: Mutex<State<C>>,
+    lanes: Mutex<HashMap<Claim, Lane<C>>>,
+    /// How long a batch has taken of late, in us.
+    carry_us: AtomicU64,
 }
 
-struct State<C: Carrier> {
-    lanes: Vec<Lane<C>>,
-    /// How many lanes there have been.
-    count: u64,
-}
-
-/// Those who wait for each other. There is a lane while a call of it is on its way.
+/// The checks of one limit that wait. There is a lane while a batch of it is in flight, or about to be.
 struct Lane<C: Carrier> {
-    number: u64,
-    /// What they have in common, if lanes are apart.
-    alike: Option<C::Alike>,
     waiting: VecDeque<Waiting<C>>,
-    on_the_way: usize,
+    senders: usize,
 }
 
 /// A check that waits to be sent, or for its answer.
 struct Waiting<C: Carrier> {
-    alike: C::Alike,
-    key: C::Key,
+    check: Check<C>,
     deadline: Instant,
-    /// Whether it may have left.
-    is_sent: Arc<AtomicBool>,
+    /// After this there is too little time left to be answered.
+    latest: Instant,
+    stage: Arc<AtomicU8>,
     answer: oneshot::Sender<Result<C::Answer, StoreError>>,
+    _share: Share,
 }
+
+/// How far a check has come: it waits in its lane; it is part of a batch; it may have left.
+const WAITS: u8 = 0;
+const TAKEN: u8 = 1;
+const SENT: u8 = 2;
+
+/// How many checks of a lane are looked at for those that are alike, in batches.
+const LOOK_AHEAD: usize = 4;
+
+/// How long a lane may always be, in batches, and how long never.
+const SHORTEST_LANE: usize = 4;
+const LONGEST_LANE: usize = 65_536;
 
 impl<C: Carrier> Default for Queue<C> {
     fn default() -> Queue<C> {
-        Queue { state: Mutex::new(State { lanes: Vec::new(), count: 0 }) }
+        Queue { lanes: Mutex::default(), carry_us: AtomicU64::new(0) }
     }
 }
 
 /// A check, which may go together with others.
 pub(crate) async fn charge<C: Carrier>(
     carrier: &C,
-    alike: C::Alike,
-    key: C::Key,
+    check: Check<C>,
     deadline: Instant,
 ) -> Result<C::Answer, StoreError> {
+    let latest = carrier.queue().latest_start(deadline);
+    let share = carrier.shares().claim(smallvec![check.of_key], latest).await?;
     let (answer, answered) = oneshot::channel();
-    let is_sent = Arc::new(AtomicBool::new(false));
-    let waiting = Waiting { alike, key, deadline, is_sent: is_sent.clone(), answer };
-    let batch = carrier.queue().state.lock().add(waiting, carrier.ways());
-    if let Some((lane, batch)) = batch {
+    let stage = Arc::new(AtomicU8::new(WAITS));
+    let (of_limit, of_server) = (check.of_limit, check.of_server);
+    let waiting = Waiting { check, deadline, latest, stage: stage.clone(), answer, _share: share };
+    if carrier.queue().add(waiting, carrier.ways())? {
         let carrier = carrier.clone();
-        tokio::spawn(async move { send_all(&carrier, lane, batch).await });
+        tokio::spawn(async move { send_all(&carrier, of_limit, of_server).await });
     }
     match timeout_at(deadline, answered).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(_)) => {
             Err(StoreError::failed(Failure::Reply, "the task that asked the store is gone").ambiguous())
         }
-        Err(_) if is_sent.load(Ordering::Relaxed) => {
-            Err(StoreError::failed(Failure::Timeout, "the store did not answer in time").ambiguous())
-        }
-        Err(_) => Err(StoreError::failed(
-            Failure::Timeout,
-            "the call did not get to the store in time, and was not sent",
-        )),
+        Err(_) => Err(match stage.load(Ordering::Relaxed) {
+            WAITS => not_in_time(),
+            TAKEN => StoreError::failed(
+                Failure::Timeout,
+                "the call did not get to the store in time, and was not sent",
+            ),
+            _ => StoreError::failed(Failure::Timeout, "the store did not answer in time").ambiguous(),
+        }),
     }
 }
 
-/// Sends a batch, and what has come meanwhile in its lane, until nothing has.
-async fn send_all<C: Carrier>(carrier: &C, lane: u64, mut batch: Vec<Waiting<C>>) {
+fn not_in_time() -> StoreError {
+    StoreError::own_share("more checks of this limit wait than can be served in time; this one was not sent")
+}
+
+/// Sends batches of a lane until nothing waits in it.
+async fn send_all<C: Carrier>(carrier: &C, of_limit: Claim, of_server: Claim) {
     loop {
-        send(carrier, batch).await;
-        match carrier.queue().state.lock().next(lane) {
-            Some(next) => batch = next,
+        let share = carrier.shares().claim_patiently(smallvec![of_limit, of_server]).await;
+        // What is in the batch is chosen once it can be sent, so that those who came meanwhile go with it.
+        match carrier.queue().take(of_limit, carrier.shares()) {
+            Some(batch) => send(carrier, batch).await,
             None => return,
         }
+        drop(share);
     }
 }
 
 async fn send<C: Carrier>(carrier: &C, batch: Vec<Waiting<C>>) {
-    // Who is not waiting any more is not asked for.
-    let batch: Vec<Waiting<C>> = batch.into_iter().filter(|waiting| !waiting.answer.is_closed()).collect();
     let Some(first) = batch.first() else { return };
     let deadline = batch.iter().map(|waiting| waiting.deadline).min().unwrap_or(first.deadline);
-    let keys: Vec<C::Key> = batch.iter().map(|waiting| waiting.key.clone()).collect();
-    let sent = || batch.iter().for_each(|waiting| waiting.is_sent.store(true, Ordering::Relaxed));
-    let answers = carrier.carry(&first.alike, &keys, deadline, &sent).await;
+    let keys: Vec<C::Key> = batch.iter().map(|waiting| waiting.check.key.clone()).collect();
+    let sent = || batch.iter().for_each(|waiting| waiting.stage.store(SENT, Ordering::Relaxed));
+    let start = Instant::now();
+    let answers = carrier.carry(&first.check.alike, &keys, deadline, &sent).await;
+    carrier.queue().took(start.elapsed());
     let answers = answers.and_then(|answers| match answers.len() == batch.len() {
         true => Ok(answers),
         false => {
@@ -158,50 +192,105 @@ async fn send<C: Carrier>(carrier: &C, batch: Vec<Waiting<C>>) {
     }
 }
 
-impl<C: Carrier> State<C> {
-    /// Adds a check; answers what is to go now, and in which lane, if it need not wait.
-    fn add(&mut self, waiting: Waiting<C>, ways: usize) -> Option<(u64, Vec<Waiting<C>>)> {
-        let is_its = |lane: &Lane<C>| !C::APART || lane.alike.as_ref() == Some(&waiting.alike);
-        let index = self.lanes.iter().position(is_its).unwrap_or_else(|| {
-            self.count += 1;
-            let (number, alike) = (self.count, C::APART.then(|| waiting.alike.clone()));
-            self.lanes.push(Lane { number, alike, waiting: VecDeque::new(), on_the_way: 0 });
-            self.lanes.len() - 1
-        });
-        let lane = &mut self.lanes[index];
-        lane.waiting.push_back(waiting);
-        if lane.on_the_way >= ways {
-            return None;
+impl<C: Carrier> Queue<C> {
+    /// Adds a check to its lane; true if the lane is to have another sender. A lane that is too long takes no more.
+    fn add(&self, waiting: Waiting<C>, ways: usize) -> Result<bool, StoreError> {
+        let mut lanes = self.lanes.lock();
+        let lane = lanes
+            .entry(waiting.check.of_limit)
+            .or_insert_with(|| Lane { waiting: VecDeque::new(), senders: 0 });
+        if lane.waiting.len() >= self.longest(ways, waiting.latest) {
+            lane.waiting.retain(|waiting| !waiting.answer.is_closed());
+            if lane.waiting.len() >= self.longest(ways, waiting.latest) {
+                // Its share is given back after the lock.
+                drop(lanes);
+                return Err(not_in_time());
+            }
         }
-        lane.on_the_way += 1;
-        Some((lane.number, lane.take()))
+        lane.waiting.push_back(waiting);
+        let is_free = lane.senders < ways;
+        lane.senders += usize::from(is_free);
+        Ok(is_free)
     }
 
-    /// What is to go next in a lane, a call of which has come back.
-    fn next(&mut self, number: u64) -> Option<Vec<Waiting<C>>> {
-        let index = self.lanes.iter().position(|lane| lane.number == number)?;
-        let lane = &mut self.lanes[index];
-        if !lane.waiting.is_empty() {
-            return Some(lane.take());
+    /// Until when a check may wait to be sent: so that a batch that takes as long as of late is back before its deadline, if it
+    /// can be at all.
+    fn latest_start(&self, deadline: Instant) -> Instant {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let carry = Duration::from_micros(self.carry_us.load(Ordering::Relaxed));
+        let needed = (carry + carry / 4).min(left / 2);
+        deadline.checked_sub(needed).unwrap_or(deadline).min(latest_start(deadline))
+    }
+
+    /// How many checks of one lane can be served before an instant.
+    fn longest(&self, ways: usize, latest: Instant) -> usize {
+        let left_us = latest.saturating_duration_since(Instant::now()).as_micros();
+        let carry_us = u128::from(self.carry_us.load(Ordering::Relaxed).max(1));
+        let batches = usize::try_from(left_us / carry_us).unwrap_or(usize::MAX).saturating_mul(ways);
+        batches.saturating_mul(C::TOGETHER).clamp(SHORTEST_LANE * C::TOGETHER, LONGEST_LANE)
+    }
+
+    /// Notes how long a batch took: an average in which the last counts an eighth.
+    fn took(&self, took: Duration) {
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX / 8);
+        let before_us = self.carry_us.load(Ordering::Relaxed);
+        let after_us = if before_us == 0 { took_us } else { before_us - before_us / 8 + took_us / 8 };
+        self.carry_us.store(after_us, Ordering::Relaxed);
+    }
+
+    /// The next batch of a lane, the lane having one sender fewer if there is none.
+    fn take(&self, of_limit: Claim, shares: &Shares) -> Option<Vec<Waiting<C>>> {
+        // What is dropped gives its share back, which is not to happen under the lock.
+        let mut late = Vec::new();
+        let mut lanes = self.lanes.lock();
+        let lane = lanes.get_mut(&of_limit)?;
+        let batch = lane.take(shares, &mut late);
+        if batch.is_empty() {
+            lane.senders -= 1;
+            if lane.senders == 0 {
+                lanes.remove(&of_limit);
+            }
         }
-        lane.on_the_way -= 1;
-        if lane.on_the_way == 0 {
-            self.lanes.swap_remove(index);
+        drop(lanes);
+        for waiting in late {
+            let _ = waiting.answer.send(Err(not_in_time()));
         }
-        None
+        (!batch.is_empty()).then_some(batch)
     }
 }
 
 impl<C: Carrier> Lane<C> {
-    /// The next checks to go together: from the first, those that are charged alike, up to one that must go by itself.
-    fn take(&mut self) -> Vec<Waiting<C>> {
+    /// The next checks to go together: the first, and of those that follow the ones that are charged alike. Who has stopped
+    /// waiting, or has too little time left, is not asked for.
+    fn take(&mut self, shares: &Shares, late: &mut Vec<Waiting<C>>) -> Vec<Waiting<C>> {
         let mut batch: Vec<Waiting<C>> = Vec::new();
+        let mut passed_over = VecDeque::new();
+        let now = Instant::now();
         while batch.len() < C::TOGETHER
-            && let Some(next) = self.waiting.front()
-            && batch.first().is_none_or(|first| first.alike == next.alike)
-            && !(C::ONCE && batch.iter().any(|waiting| waiting.key == next.key))
+            && passed_over.len() < LOOK_AHEAD * C::TOGETHER
+            && let Some(next) = self.waiting.pop_front()
         {
-            batch.extend(self.waiting.pop_front());
+            if next.answer.is_closed() || now > next.latest {
+                late.push(next);
+                continue;
+            }
+            // A key that has another call in flight may have to wait for it.
+            let is_alone = C::ONCE && shares.in_flight(next.check.of_key) > 1;
+            let fits = batch.first().is_none_or(|first| first.check.alike == next.check.alike)
+                && !(C::ONCE && batch.iter().any(|waiting| waiting.check.key == next.check.key))
+                && (!is_alone || batch.is_empty());
+            if !fits {
+                passed_over.push_back(next);
+                continue;
+            }
+            next.stage.store(TAKEN, Ordering::Relaxed);
+            batch.push(next);
+            if is_alone {
+                break;
+            }
+        }
+        while let Some(waiting) = passed_over.pop_back() {
+            self.waiting.push_front(waiting);
         }
         batch
     }
@@ -209,44 +298,67 @@ impl<C: Carrier> Lane<C> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shares::Caps;
     use super::*;
 
     /// What was alike, and the keys.
     type Call = (u64, Vec<u64>);
 
-    /// Keeps what it was asked, and answers a key with itself.
+    /// Keeps what it was asked, and answers a key with itself, as soon as it is let through or after a while.
     #[derive(Clone)]
-    struct Notes<const ONCE: bool, const APART: bool = false> {
-        queue: Arc<Queue<Notes<ONCE, APART>>>,
+    struct Notes<const ONCE: bool> {
+        queue: Arc<Queue<Notes<ONCE>>>,
+        shares: Arc<Shares>,
         calls: Arc<Mutex<Vec<Call>>>,
         gate: Arc<tokio::sync::Semaphore>,
+        takes: Duration,
+        ways: usize,
     }
 
-    impl<const ONCE: bool, const APART: bool> Notes<ONCE, APART> {
-        /// Lets nothing through yet.
-        fn closed() -> Notes<ONCE, APART> {
+    const CAPS: Caps = Caps { key: 2, batched_key: 2, limit: 6, server: 8, waiting: 1_024 };
+
+    impl<const ONCE: bool> Notes<ONCE> {
+        /// Lets nothing through yet, and then one call of a limit at a time.
+        fn closed() -> Notes<ONCE> {
             Notes {
                 queue: Arc::default(),
+                shares: Shares::new(Caps { key: 100, ..CAPS }),
                 calls: Arc::default(),
                 gate: Arc::new(tokio::sync::Semaphore::new(0)),
+                takes: Duration::ZERO,
+                ways: 1,
             }
+        }
+
+        /// A store whose every call takes a while.
+        fn slow(takes: Duration) -> Notes<ONCE> {
+            let gate = Arc::new(tokio::sync::Semaphore::new(usize::MAX >> 4));
+            Notes { shares: Shares::new(CAPS), takes, gate, ways: CAPS.limit, ..Notes::closed() }
+        }
+
+        async fn ask(&self, limit: u64, alike: u64, key: u64, deadline: Instant) -> Result<u64, StoreError> {
+            let (of_key, of_limit) = (Claim::Key(key), Claim::Limit(limit));
+            charge(self, Check { alike, key, of_key, of_limit, of_server: Claim::Server(0) }, deadline).await
         }
     }
 
-    impl<const IS_ONCE: bool, const IS_APART: bool> Carrier for Notes<IS_ONCE, IS_APART> {
+    impl<const IS_ONCE: bool> Carrier for Notes<IS_ONCE> {
         type Alike = u64;
         type Key = u64;
         type Answer = u64;
         const TOGETHER: usize = 4;
         const ONCE: bool = IS_ONCE;
-        const APART: bool = IS_APART;
 
         fn queue(&self) -> &Queue<Self> {
             &self.queue
         }
 
+        fn shares(&self) -> &Arc<Shares> {
+            &self.shares
+        }
+
         fn ways(&self) -> usize {
-            1
+            self.ways
         }
 
         async fn carry(
@@ -258,6 +370,7 @@ mod tests {
         ) -> Result<Vec<Result<u64, StoreError>>, StoreError> {
             self.gate.acquire().await.expect("open").forget();
             sent();
+            tokio::time::sleep(self.takes).await;
             self.calls.lock().push((*alike, keys.to_vec()));
             match alike {
                 9 => Err(StoreError::failed(Failure::Connection, "broken").ambiguous()),
@@ -268,27 +381,19 @@ mod tests {
     }
 
     async fn run<const ONCE: bool>(checks: &[(u64, u64)]) -> (Vec<Call>, Vec<Result<u64, StoreError>>) {
-        run_apart::<ONCE, false>(checks).await
-    }
-
-    async fn run_apart<const ONCE: bool, const APART: bool>(
-        checks: &[(u64, u64)],
-    ) -> (Vec<Call>, Vec<Result<u64, StoreError>>) {
-        let notes = Notes::<ONCE, APART>::closed();
-        let deadline = Instant::now() + std::time::Duration::from_secs(60);
+        let notes = Notes::<ONCE>::closed();
+        let deadline = Instant::now() + Duration::from_secs(60);
         let mut asked: Vec<_> =
-            checks.iter().map(|(alike, key)| Box::pin(charge(&notes, *alike, *key, deadline))).collect();
+            checks.iter().map(|(alike, key)| Box::pin(notes.ask(0, *alike, *key, deadline))).collect();
         // All of them are in line before the first is let through.
         for check in &mut asked {
-            let polled = std::future::poll_fn(|context| {
-                std::task::Poll::Ready(check.as_mut().poll(context).is_pending())
-            });
-            assert!(polled.await);
+            assert!(futures_util::poll!(check.as_mut()).is_pending());
+            tokio::task::yield_now().await;
         }
         notes.gate.add_permits(checks.len());
         let answers = futures_util::future::join_all(asked).await;
         // The task that brought the last answer has yet to find that there is nothing more.
-        while !notes.queue.state.lock().lanes.is_empty() {
+        while !notes.queue.lanes.lock().is_empty() {
             tokio::task::yield_now().await;
         }
         let calls = notes.calls.lock().clone();
@@ -296,30 +401,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waits_goes_together_if_it_is_alike_and_in_order() {
+    async fn what_waits_goes_together_if_it_is_alike() {
         let checks =
             [(1, 10), (1, 11), (1, 12), (2, 13), (1, 14), (1, 14), (1, 15), (1, 16), (1, 17), (1, 18)];
         let (calls, answers) = run::<false>(&checks).await;
-        let expected =
-            [(1, vec![10]), (1, vec![11, 12]), (2, vec![13]), (1, vec![14, 14, 15, 16]), (1, vec![17, 18])];
+        let expected = [(1, vec![10]), (1, vec![11, 12, 14, 14]), (2, vec![13]), (1, vec![15, 16, 17, 18])];
         assert_eq!(calls, expected);
         let answers: Vec<u64> = answers.into_iter().map(|answer| answer.expect("answered")).collect();
         assert_eq!(answers, checks.map(|(_, key)| key));
         let (calls, _) = run::<true>(&checks).await;
-        assert_eq!(
-            calls[3..],
-            [(1, vec![14]), (1, vec![14, 15, 16, 17]), (1, vec![18])],
-            "no key twice in one"
-        );
-    }
-
-    #[tokio::test]
-    async fn who_is_not_alike_does_not_wait_where_there_are_ways_enough() {
-        let checks = [(1, 10), (1, 11), (2, 12), (3, 13), (1, 14), (2, 15)];
-        let (mut calls, _) = run_apart::<false, true>(&checks).await;
-        calls.sort_unstable();
-        let expected = [(1, vec![10]), (1, vec![11, 14]), (2, vec![12]), (2, vec![15]), (3, vec![13])];
-        assert_eq!(calls, expected, "each finds a way free, and waits for its like alone");
+        let expected =
+            [(1, vec![10]), (1, vec![11, 12, 15, 16]), (2, vec![13]), (1, vec![14]), (1, vec![14, 17, 18])];
+        assert_eq!(calls, expected, "no key twice in one, and none with others while it has another call");
     }
 
     #[tokio::test]
@@ -333,8 +426,91 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_was_not_sent_in_time_was_not_sent_at_all() {
         let notes = Notes::<false>::closed();
-        let soon = Instant::now() + std::time::Duration::from_millis(100);
-        let error = charge(&notes, 1, 1, soon).await.unwrap_err();
-        assert!(error.failure() == Some(Failure::Timeout) && !error.is_ambiguous(), "{error}");
+        let soon = Instant::now() + Duration::from_millis(100);
+        let first = tokio::spawn({
+            let notes = notes.clone();
+            async move { notes.ask(1, 1, 1, soon).await }
+        });
+        // The first is on its way.
+        while !notes.queue.lanes.lock().values().any(|lane| lane.senders == 1 && lane.waiting.is_empty()) {
+            tokio::task::yield_now().await;
+        }
+        let second = notes.ask(1, 1, 2, soon).await.unwrap_err();
+        let first = first.await.unwrap().unwrap_err();
+        assert!(first.failure() == Some(Failure::Timeout) && !first.is_ambiguous(), "{first}");
+        assert_eq!(second.failure(), Some(Failure::Overloaded), "it waited for its own limit: {second}");
+        assert!(!second.is_ambiguous());
+    }
+
+    /// How many of a flood's and of a bystander's checks were answered, and with what the others failed.
+    async fn flood<const ONCE: bool>(
+        limits: u64,
+        key_of: fn(u64, u64) -> u64,
+        bystander: (u64, u64),
+    ) -> (u64, Vec<StoreError>) {
+        const TIMEOUT: Duration = Duration::from_millis(100);
+        // Six calls of four in 30 ms are 800 checks a second. 256 callers ask for more than three times as much.
+        let notes = Notes::<ONCE>::slow(Duration::from_millis(30));
+        let end = Instant::now() + Duration::from_secs(5);
+        let mut attack = tokio::task::JoinSet::new();
+        for caller in 0..256_u64 {
+            let notes = notes.clone();
+            attack.spawn(async move {
+                let (mut served, mut failed) = (0, Vec::new());
+                for round in 0.. {
+                    if Instant::now() >= end {
+                        break;
+                    }
+                    let key = 1_000 + key_of(caller, round);
+                    match notes.ask(1 + caller % limits, 1 + caller % 3, key, Instant::now() + TIMEOUT).await
+                    {
+                        Ok(_) => served += 1,
+                        Err(error) => failed.push(error),
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                (served, failed)
+            });
+        }
+        let (limit, key) = bystander;
+        while Instant::now() < end {
+            let answer = notes.ask(limit, 1, key, Instant::now() + TIMEOUT).await;
+            answer.unwrap_or_else(|error| panic!("the bystander was not answered: {error}"));
+            tokio::time::sleep(Duration::from_millis(7)).await;
+        }
+        let (mut served, mut failed) = (0, Vec::new());
+        for (its_served, its_failed) in attack.join_all().await {
+            served += its_served;
+            failed.extend(its_failed);
+        }
+        while !notes.queue.lanes.lock().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(notes.shares.in_flight(Claim::Server(0)), 0);
+        (served, failed)
+    }
+
+    /// What a flood fails with is its own doing, and says nothing about the store.
+    fn assert_own(failed: &[StoreError]) {
+        assert!(!failed.is_empty(), "there was more than could be served");
+        for error in failed {
+            assert!(error.failure() == Some(Failure::Overloaded) && !error.is_ambiguous(), "{error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_fresh_keys_under_one_limit_is_no_other_limits_timeout() {
+        let (served, failed) = flood::<true>(1, |caller, round| caller * 100_000 + round, (99, 7)).await;
+        assert_own(&failed);
+        assert!(served > 2_000, "{served} were served: what can be served still is");
+        let (served, failed) = flood::<false>(1, |caller, round| caller * 100_000 + round, (99, 7)).await;
+        assert_own(&failed);
+        assert!(served > 2_000, "{served}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_one_key_is_no_other_keys_timeout_under_its_limit() {
+        let (_, failed) = flood::<true>(1, |_, _| 1, (1, 7)).await;
+        assert_own(&failed);
     }
 }

@@ -236,7 +236,8 @@ impl Matrix {
     /// Calls that are made while the server cannot answer, and whose deadline has passed before it can again, change nothing.
     fn nothing_happens_late(&mut self, name: &str, port: u16, hold_up: impl Fn(&Matrix, bool)) {
         const CALLS: usize = 12;
-        let store = self.runtime.block_on(store_at(port, CALLS));
+        // One key has a quarter of the connections, so that all calls are sent at once.
+        let store = self.runtime.block_on(store_at(port, 4 * CALLS));
         let window = hourly(&format!("late-{name}-window"), 1_000);
         let log =
             StoredLimit { name: format!("late-{name}-log"), ..self.gentle.limits.get(Kind::Log).clone() };

@@ -6,6 +6,7 @@ mod faults;
 mod pooler;
 mod refusal;
 mod rows;
+mod shares;
 mod suite;
 
 use std::time::Duration;
