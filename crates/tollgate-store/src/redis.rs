@@ -17,6 +17,7 @@ mod route;
 mod script;
 mod slot;
 mod spread;
+mod watch;
 
 use std::sync::Arc;
 
@@ -73,10 +74,17 @@ impl RedisStore {
         &self.route.options().prefix
     }
 
-    /// How often what was counted may have been lost, as far as it was noticed: a server was started anew, or another one took
-    /// slots over. After f losses a limit may have admitted f + 1 times as much.
+    /// How often what was counted may have been lost, as far as it was noticed: a server was started anew, was flushed, evicted
+    /// keys or took over older data, or another one took slots over. Servers are looked at about once a second while there is
+    /// traffic. After f losses a limit may have admitted f + 1 times as much.
     pub fn losses_possible(&self) -> u64 {
         self.route.losses()
+    }
+
+    /// Whether all servers have room for keys that they do not know yet: each uses at most 80 % of its `maxmemory` and has fewer
+    /// than [`RedisOptions::max_keys`] keys, as far as that was seen in the last second of traffic.
+    pub fn takes_new_keys(&self) -> bool {
+        self.route.known_nodes().iter().all(|node| node.takes_new_keys())
     }
 
     fn deadline(&self) -> Instant {

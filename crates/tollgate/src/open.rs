@@ -83,6 +83,7 @@ async fn redis(config: &Config) -> Result<Arc<dyn Store>, Error> {
     options.username = redis.username.clone();
     options.password = resolved(redis.password.as_ref())?;
     options.timeout = config.store.timeout.into();
+    options.max_keys = u64::try_from(config.store.max_keys).ok();
     options.ca_file = redis.ca_file.clone();
     options.cert_file = redis.cert_file.clone();
     options.key_file = redis.key_file.clone();

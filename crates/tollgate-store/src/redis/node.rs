@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::failure::{self, Remedy, Verdict};
 use super::script::{self, Script};
+use super::watch::Watch;
 use crate::{Clock, Failure, ManualClock, StoreError};
 
 /// How long a connection may take to be made, however short the deadlines of those who wait for it.
@@ -47,6 +48,7 @@ pub(crate) struct Node {
     next: AtomicUsize,
     run: Mutex<Option<String>>,
     losses: Arc<AtomicU64>,
+    watch: Watch,
 }
 
 /// Where a connection is, or will be.
@@ -107,10 +109,16 @@ impl Node {
         connections: usize,
         clock: Option<ManualClock>,
         losses: Arc<AtomicU64>,
+        watch: Watch,
     ) -> Arc<Node> {
         let places = (0..connections).map(|_| Place::default()).collect();
         let (next, run) = (AtomicUsize::new(0), Mutex::new(None));
-        Arc::new(Node { address, client, timeout, clock, places, next, run, losses })
+        Arc::new(Node { address, client, timeout, clock, places, next, run, losses, watch })
+    }
+
+    /// Whether the server has room for keys that it does not know yet, as far as it was seen.
+    pub(crate) fn takes_new_keys(&self) -> bool {
+        self.watch.takes_new_keys()
     }
 
     /// Asks the server, before `deadline`. The question is built once there is a connection, from the deadline by the server's
@@ -145,6 +153,9 @@ impl Node {
                 connection.answered_us.store(now_us, Ordering::Relaxed);
                 if now_us > connection.measured_us.load(Ordering::Relaxed) + MEASURE_EVERY_US {
                     self.measure_soon(place, &connection);
+                }
+                if self.watch.is_due(now_us) {
+                    self.watch_soon(&connection);
                 }
                 Ok(value)
             }
@@ -260,11 +271,13 @@ impl Node {
         let mut info = redis::cmd("INFO");
         info.arg("server");
         // A user that may not ask is served all the same.
+        self.watch.look_soon();
         let Ok(text) = info.query_async::<String>(multiplexed).await else { return };
         let Some(run) = text.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
         let before = self.run.lock().replace(run.trim().to_owned());
         if before.is_some_and(|before| before != run.trim()) {
             self.losses.fetch_add(1, Ordering::Relaxed);
+            self.watch.forget();
             tracing::warn!(server = self.address, "Redis was started anew; what was counted may be lost");
         }
     }
@@ -286,6 +299,19 @@ impl Node {
                 Err(_) => {}
             }
             connection.is_measuring.store(false, Ordering::Relaxed);
+        });
+    }
+
+    /// Looks whether the server lost anything, beside the calls.
+    fn watch_soon(self: &Arc<Node>, connection: &Arc<Connection>) {
+        let (node, connection) = (self.clone(), connection.clone());
+        tokio::spawn(async move {
+            let within = node.timeout.max(CONNECT_AT_LEAST);
+            if let Some(what) = node.watch.look(&mut connection.multiplexed.clone(), within).await {
+                node.losses.fetch_add(1, Ordering::Relaxed);
+                let server = &node.address;
+                tracing::warn!(server, "Redis lost state ({what}); what was counted may be lost");
+            }
         });
     }
 

@@ -32,6 +32,9 @@ pub struct RedisOptions {
     pub timeout: Duration,
     /// How many connections to each server. Calls share them, many at a time, so one is enough for one core.
     pub connections: usize,
+    /// From how many keys on each server new ones are no longer welcome
+    /// ([`takes_new_keys`](crate::RedisStore::takes_new_keys)); `None` goes by the server's memory alone.
+    pub max_keys: Option<u64>,
     /// The authority to trust instead of the system's, as PEM.
     pub ca_file: Option<PathBuf>,
     /// Our own certificate, as PEM, where the server asks for one.
@@ -53,6 +56,7 @@ impl RedisOptions {
             prefix: "tollgate:".to_owned(),
             timeout: Duration::from_millis(100),
             connections: 1,
+            max_keys: None,
             ca_file: None,
             cert_file: None,
             key_file: None,
@@ -156,6 +160,7 @@ impl fmt::Debug for RedisOptions {
             .field("prefix", &self.prefix)
             .field("timeout", &self.timeout)
             .field("connections", &self.connections)
+            .field("max_keys", &self.max_keys)
             .field("ca_file", &self.ca_file)
             .field("cert_file", &self.cert_file)
             .finish_non_exhaustive()

@@ -20,6 +20,7 @@ use super::failure::{Elsewhere, Remedy, Verdict};
 use super::node::Node;
 use super::options::RedisOptions;
 use super::slot::SLOTS;
+use super::watch::Watch;
 use crate::{Failure, StoreError};
 
 /// How often a call is asked at most, redirections included.
@@ -121,8 +122,8 @@ impl Route {
         }
         let RedisOptions { timeout, connections, clock, .. } = &self.options;
         let client = self.options.client(addr, &self.seeds[0])?;
-        let node =
-            Node::new(address.clone(), client, *timeout, *connections, clock.clone(), self.losses.clone());
+        let (losses, watch) = (self.losses.clone(), Watch::new(&self.options));
+        let node = Node::new(address.clone(), client, *timeout, *connections, clock.clone(), losses, watch);
         nodes.insert(address, node.clone());
         Ok(node)
     }

@@ -8,6 +8,7 @@ mod expiry;
 mod faults;
 mod faults_cluster;
 mod log;
+mod losses;
 mod matrix;
 mod races;
 mod refund;
@@ -103,8 +104,8 @@ async fn used(store: &RedisStore, limit: &StoredLimit, key: &str) -> u64 {
     store.peek(&[most]).await.unwrap_or_else(|error| panic!("a peek: {error}")).outcomes[0].used()
 }
 
-/// The names of all keys of a server that begin like this, or of all.
+/// The names of all keys of a server that begin like this, or of all; without the marks by which servers are known again.
 fn keys(server: &RedisServer, prefix: &str) -> Vec<String> {
     let keys = server.command(&["KEYS", &format!("{prefix}*")]).expect("keys");
-    keys.items().iter().map(Value::text).collect()
+    keys.items().iter().map(Value::text).filter(|key| !key.contains(":mark:")).collect()
 }

@@ -1,0 +1,257 @@
+//! A look at a server, about once a second while there is traffic, beside the calls: has it lost what was counted, and has it
+//! room for more?
+//!
+//! A server that was started anew is known by its `run_id` (`node.rs`). It may also lose state without that: by FLUSHALL, by
+//! eviction, and by taking over the data of a peer that is behind. So each process leaves a mark on each server: a key of its own
+//! with a number that grows with every look. A mark that is gone, or has an older number, means that other keys may be gone or
+//! older, too; and so does a count of evicted keys that has grown. A mark runs out by itself soon after its process has ended.
+//!
+//! On a cluster a mark must be in a slot of the server that it marks: names are tried until the server has one.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{ErrorKind, RedisResult, ServerErrorKind};
+use tokio::time::timeout;
+
+use super::options::RedisOptions;
+use super::slot::FORMAT;
+use crate::{Clock, HoldId};
+
+/// How often a server is looked at, in us.
+const LOOK_EVERY_US: u64 = 1_000_000;
+
+/// How long a mark stays, in ms.
+const MARK_STAYS_MS: u64 = 60_000;
+
+/// How old a mark may be, in us, to be compared: well before it runs out.
+const MARK_COUNTS_US: u64 = 30_000_000;
+
+/// How many names are tried for a mark, in one look.
+const NAMES: u32 = 32;
+
+/// New keys are no longer welcome above so much of `maxmemory`, in percent, and welcome again below so much.
+const HIGH_PERCENT: u64 = 80;
+const LOW_PERCENT: u64 = 75;
+
+pub(crate) struct Watch {
+    /// What the name of the mark begins with.
+    start: String,
+    id: HoldId,
+    max_keys: Option<u64>,
+    due_us: AtomicU64,
+    is_looking: AtomicBool,
+    seen: Mutex<Seen>,
+    takes_new_keys: AtomicBool,
+}
+
+/// What the last look found.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Which name the mark has.
+    name: u32,
+    /// The number of the mark, and when it was written.
+    mark: Option<(u64, u64)>,
+    evicted_keys: Option<u64>,
+}
+
+/// What a server says of itself.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Said {
+    evicted_keys: Option<u64>,
+    used_memory: u64,
+    max_memory: u64,
+    keys: u64,
+}
+
+impl Watch {
+    pub(crate) fn new(options: &RedisOptions) -> Watch {
+        Watch {
+            start: format!("{}{FORMAT}:mark:", options.prefix),
+            id: HoldId::random(),
+            max_keys: options.max_keys,
+            due_us: AtomicU64::new(now_us() + LOOK_EVERY_US),
+            is_looking: AtomicBool::new(false),
+            seen: Mutex::default(),
+            takes_new_keys: AtomicBool::new(true),
+        }
+    }
+
+    /// Whether the server has room for keys that it does not know yet.
+    pub(crate) fn takes_new_keys(&self) -> bool {
+        self.takes_new_keys.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is time to look, and nobody does.
+    pub(crate) fn is_due(&self, now_us: u64) -> bool {
+        now_us >= self.due_us.load(Ordering::Relaxed) && !self.is_looking.swap(true, Ordering::Relaxed)
+    }
+
+    /// Has the next call look: a connection is new.
+    pub(crate) fn look_soon(&self) {
+        if self.seen.lock().mark.is_some() {
+            self.due_us.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Another server is at the address, or the same has begun anew; that has been counted.
+    pub(crate) fn forget(&self) {
+        let mut seen = self.seen.lock();
+        (seen.mark, seen.evicted_keys) = (None, None);
+    }
+
+    /// Looks at the server. What it may have lost is said in a word.
+    pub(crate) async fn look(
+        &self,
+        multiplexed: &mut MultiplexedConnection,
+        within: Duration,
+    ) -> Option<&'static str> {
+        let looked = timeout(within, async {
+            let evicted = self.look_at_room(multiplexed).await;
+            self.look_at_mark(multiplexed).await.or(evicted)
+        });
+        let lost = looked.await.ok().flatten();
+        self.due_us.store(now_us() + LOOK_EVERY_US, Ordering::Relaxed);
+        self.is_looking.store(false, Ordering::Relaxed);
+        lost
+    }
+
+    /// Whether keys were evicted, and whether there is room for more. A user that may not ask is served all the same.
+    async fn look_at_room(&self, multiplexed: &mut MultiplexedConnection) -> Option<&'static str> {
+        let text = redis::cmd("INFO").query_async::<String>(multiplexed).await.ok()?;
+        let said = Said::read(&text);
+        let before = self.takes_new_keys();
+        let after = said.takes_new_keys(before, self.max_keys);
+        self.takes_new_keys.store(after, Ordering::Relaxed);
+        match (before, after) {
+            (true, false) => tracing::warn!(
+                used_memory = said.used_memory,
+                maxmemory = said.max_memory,
+                keys = said.keys,
+                "Redis is nearly full; keys that callers invent are refused until there is room"
+            ),
+            (false, true) => tracing::info!("Redis has room again"),
+            _ => {}
+        }
+        let before = std::mem::replace(&mut self.seen.lock().evicted_keys, said.evicted_keys);
+        let is_more = before.is_some() && said.evicted_keys > before;
+        is_more.then_some("keys were evicted")
+    }
+
+    /// Whether the mark is there and as new as it was; it is renewed.
+    async fn look_at_mark(&self, multiplexed: &mut MultiplexedConnection) -> Option<&'static str> {
+        let mut name = self.seen.lock().name;
+        let mut found: Option<Vec<u8>> = None;
+        for tried in 0..NAMES {
+            let get: RedisResult<Option<Vec<u8>>> =
+                redis::cmd("GET").arg(self.name(name)).query_async(multiplexed).await;
+            match get {
+                Ok(value) => {
+                    found = value;
+                    break;
+                }
+                // Another server has the slot.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask)
+                    ) && tried + 1 < NAMES =>
+                {
+                    name = name.wrapping_add(1);
+                    let mut seen = self.seen.lock();
+                    (seen.name, seen.mark) = (name, None);
+                }
+                Err(_) => return None,
+            }
+        }
+        let found: Option<u64> = found.and_then(|text| String::from_utf8(text).ok()?.parse().ok());
+        let now_us = now_us();
+        let mark = self.seen.lock().mark.filter(|(_, written_us)| now_us < written_us + MARK_COUNTS_US);
+        let number = mark.map_or(0, |(number, _)| number).max(found.unwrap_or(0)) + 1;
+        let mut set = redis::cmd("SET");
+        set.arg(self.name(name)).arg(number).arg("PX").arg(MARK_STAYS_MS);
+        let is_set = set.query_async::<()>(multiplexed).await.is_ok();
+        let is_lost = mark.is_some_and(|(number, _)| found.is_none_or(|found| found < number));
+        let mut seen = self.seen.lock();
+        match is_set {
+            true => seen.mark = Some((number, now_us)),
+            // What was found to be gone is found so once.
+            false if is_lost => seen.mark = None,
+            false => {}
+        }
+        is_lost.then_some(match found {
+            Some(_) => "the data are older than they were",
+            None => "our keys are gone",
+        })
+    }
+
+    fn name(&self, name: u32) -> String {
+        format!("{}{{{}.{name}}}", self.start, self.id)
+    }
+}
+
+impl Said {
+    /// The fields of `INFO` that matter here.
+    fn read(text: &str) -> Said {
+        let mut said = Said::default();
+        for line in text.lines() {
+            let Some((field, value)) = line.trim_end().split_once(':') else { continue };
+            match field {
+                "evicted_keys" => said.evicted_keys = value.parse().ok(),
+                "used_memory" => said.used_memory = value.parse().unwrap_or(0),
+                "maxmemory" => said.max_memory = value.parse().unwrap_or(0),
+                // db0:keys=12,expires=3,avg_ttl=0
+                field if field.strip_prefix("db").is_some_and(|db| db.parse::<u32>().is_ok()) => {
+                    let keys = value.strip_prefix("keys=").and_then(|rest| rest.split(',').next());
+                    said.keys += keys.and_then(|keys| keys.parse::<u64>().ok()).unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
+        said
+    }
+
+    fn takes_new_keys(&self, takes: bool, max_keys: Option<u64>) -> bool {
+        let percent = u128::from(if takes { HIGH_PERCENT } else { LOW_PERCENT });
+        let memory = self.max_memory == 0
+            || u128::from(self.used_memory) * 100 <= u128::from(self.max_memory) * percent;
+        memory && max_keys.is_none_or(|max_keys| self.keys < max_keys)
+    }
+}
+
+fn now_us() -> u64 {
+    Clock::system().now().get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_says_is_read() {
+        let text = "# Memory\r\nused_memory:900\r\nmaxmemory:1000\r\n# Stats\r\nevicted_keys:7\r\n# Keyspace\r\n\
+                    db0:keys=12,expires=3,avg_ttl=0\r\ndb15:keys=5,expires=0,avg_ttl=0\r\ndbx:keys=9\r\n";
+        let said = Said::read(text);
+        assert_eq!(said, Said { evicted_keys: Some(7), used_memory: 900, max_memory: 1_000, keys: 17 });
+        assert_eq!(Said::read("nonsense"), Said::default());
+    }
+
+    #[test]
+    fn new_keys_are_refused_above_the_high_mark_until_below_the_low_one() {
+        let with = |used_memory, max_memory, keys| Said { evicted_keys: None, used_memory, max_memory, keys };
+        for (said, takes, max_keys, expected) in [
+            (with(800, 1_000, 0), true, None, true),
+            (with(801, 1_000, 0), true, None, false),
+            (with(751, 1_000, 0), false, None, false),
+            (with(750, 1_000, 0), false, None, true),
+            (with(u64::MAX, 0, 0), true, None, true),
+            (with(0, 0, 9), true, Some(10), true),
+            (with(0, 0, 10), true, Some(10), false),
+            (with(0, 0, u64::MAX), true, None, true),
+        ] {
+            assert_eq!(said.takes_new_keys(takes, max_keys), expected, "{said:?}, {max_keys:?}");
+        }
+    }
+}
