@@ -15,6 +15,7 @@ mod batch;
 mod call;
 mod fault;
 mod options;
+mod ping;
 mod pool;
 mod schema;
 mod skew;
@@ -27,6 +28,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio_postgres::Row;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::types::ToSql;
@@ -39,14 +41,15 @@ use self::ask::{
 };
 use self::batch::Alike;
 use self::call::{Resend, Until};
+use self::ping::PingLink;
 use self::pool::Pool;
 use self::statement::{Keys, Plain, Verb};
 use self::sweep::Totals;
 use crate::shared::together::{self, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
-    Charged, Clock, Failure, Hold, HoldId, Item, Micros, Outcomes, Settled, Settlement, Store, StoreError,
-    StoreFuture, StoredLimit,
+    Charged, Clock, Failure, Hold, HoldId, Item, Micros, NodeId, Outcomes, Settled, Settlement, Store,
+    StoreError, StoreFuture, StoreTask, StoredLimit,
 };
 
 pub use self::options::{PostgresOptions, PostgresTls};
@@ -80,6 +83,8 @@ struct Inner {
     cleanup_every: Option<Duration>,
     cleaned: Totals,
     queue: Queue<PostgresStore>,
+    /// The connection that pings go over, once there was a reason to ping.
+    ping: Mutex<Option<PingLink>>,
 }
 
 impl Inner {
@@ -107,6 +112,7 @@ impl PostgresStore {
             cleanup_every,
             cleaned: Totals::default(),
             queue: Queue::default(),
+            ping: Mutex::default(),
         };
         Ok(PostgresStore { inner: Arc::new(inner) })
     }
@@ -479,6 +485,14 @@ impl Store for PostgresStore {
 
     fn mode(&self) -> &'static str {
         "postgres"
+    }
+
+    fn ping(&self, _node: NodeId) -> StoreFuture<'_, ()> {
+        Box::pin(self.ping_server())
+    }
+
+    fn spawn(&self, task: StoreTask) -> Option<StoreTask> {
+        crate::spawn_on_tokio(task)
     }
 
     fn losses_possible(&self) -> u64 {

@@ -223,7 +223,18 @@ impl Pool {
     }
 
     async fn open_now(&self, session: Session) -> Result<Link, tokio_postgres::Error> {
-        let (client, driver) = match &self.tls {
+        let (client, driver) = self.open_apart().await?;
+        self.open.fetch_add(1, Ordering::Relaxed);
+        let (open, linger) = (self.open.clone(), self.timeout.min(LINGER));
+        let link = Link { client, statements: BTreeMap::new(), open, driver, linger };
+        let said = link.client.simple_query(&hello(session, &self.prefix)).await?;
+        self.greeted(&said);
+        Ok(link)
+    }
+
+    /// Opens a connection that is none of the pool's, for pings. Whoever calls this sets the deadline.
+    pub(super) async fn open_apart(&self) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
+        Ok(match &self.tls {
             Some(tls) => {
                 let (client, connection) = self.config.connect(tls.clone()).await?;
                 (client, drive(connection))
@@ -232,13 +243,7 @@ impl Pool {
                 let (client, connection) = self.config.connect(NoTls).await?;
                 (client, drive(connection))
             }
-        };
-        self.open.fetch_add(1, Ordering::Relaxed);
-        let (open, linger) = (self.open.clone(), self.timeout.min(LINGER));
-        let link = Link { client, statements: BTreeMap::new(), open, driver, linger };
-        let said = link.client.simple_query(&hello(session, &self.prefix)).await?;
-        self.greeted(&said);
-        Ok(link)
+        })
     }
 
     /// Asks for the server's time, unless somebody does already. For when a call was late by the server's clock: perhaps all

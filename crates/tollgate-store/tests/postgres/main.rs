@@ -3,6 +3,7 @@
 
 mod deadline;
 mod faults;
+mod ping;
 mod refusal;
 mod rows;
 mod suite;

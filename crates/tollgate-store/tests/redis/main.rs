@@ -9,6 +9,7 @@ mod faults;
 mod faults_cluster;
 mod log;
 mod matrix;
+mod ping;
 mod races;
 mod refund;
 mod suite;
