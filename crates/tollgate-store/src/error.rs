@@ -8,6 +8,8 @@ use std::fmt;
 pub struct StoreError {
     kind: Kind,
     is_ambiguous: bool,
+    /// Whether it says nothing about the store, whatever its kind.
+    is_of_call: bool,
     message: String,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -16,6 +18,16 @@ pub struct StoreError {
 enum Kind {
     Invalid,
     Failed(Failure),
+}
+
+/// What a failure is evidence of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// This call alone: its key, its limit, its strategy or its share. Another call may succeed.
+    Call,
+    /// The node that was asked, perhaps: it, or the way to it, may be ill. One call cannot tell, so whoever sees this pings the
+    /// node ([`Store::ping`](crate::Store::ping)) before it concludes anything about other calls.
+    Node,
 }
 
 /// In which way a store failed. Never an input: what failed is the store, the way to it, or how it is set up.
@@ -69,6 +81,20 @@ impl Failure {
             Failure::Reply => "reply",
         }
     }
+
+    /// What a failure of this kind is evidence of, if nothing else is known.
+    pub const fn scope(self) -> Scope {
+        match self {
+            // The node answered: a key cannot be kept or read, or the call came too late.
+            Failure::Full | Failure::State | Failure::Late => Scope::Call,
+            Failure::Timeout
+            | Failure::Connection
+            | Failure::NotReady
+            | Failure::Overloaded
+            | Failure::Refused
+            | Failure::Reply => Scope::Node,
+        }
+    }
 }
 
 impl fmt::Display for Failure {
@@ -80,7 +106,13 @@ impl fmt::Display for Failure {
 impl StoreError {
     /// The call itself was wrong; sending it again does not help.
     pub fn invalid(message: impl Into<String>) -> StoreError {
-        StoreError { kind: Kind::Invalid, is_ambiguous: false, message: message.into(), source: None }
+        StoreError {
+            kind: Kind::Invalid,
+            is_ambiguous: false,
+            is_of_call: true,
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// There is no room to remember it; nothing was charged.
@@ -98,7 +130,7 @@ impl StoreError {
     /// The store failed, and nothing was charged.
     pub fn failed(failure: Failure, message: impl Into<String>) -> StoreError {
         let (kind, message) = (Kind::Failed(failure), message.into());
-        StoreError { kind, is_ambiguous: false, message, source: None }
+        StoreError { kind, is_ambiguous: false, is_of_call: false, message, source: None }
     }
 
     /// The store could not be asked, or did not answer.
@@ -121,11 +153,17 @@ impl StoreError {
         StoreError { is_ambiguous: true, ..self }
     }
 
+    /// The same error as evidence of this call alone: the caller used up its own share, for example.
+    #[must_use]
+    pub fn of_this_call(self) -> StoreError {
+        StoreError { is_of_call: true, ..self }
+    }
+
     /// The same error for another call that failed with this one. It has no cause: that stays with the first.
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn for_another(&self) -> StoreError {
-        let (kind, is_ambiguous, message) = (self.kind, self.is_ambiguous, self.message.clone());
-        StoreError { kind, is_ambiguous, message, source: None }
+        let StoreError { kind, is_ambiguous, is_of_call, .. } = *self;
+        StoreError { kind, is_ambiguous, is_of_call, message: self.message.clone(), source: None }
     }
 
     /// Whether the call itself was wrong.
@@ -142,6 +180,14 @@ impl StoreError {
     /// it carries a name of its own (a [`Hold`](crate::Hold)).
     pub fn is_ambiguous(&self) -> bool {
         self.is_ambiguous
+    }
+
+    /// What this error is evidence of: a call that was wrong says nothing about the store.
+    pub fn scope(&self) -> Scope {
+        match self.kind {
+            Kind::Failed(failure) if !self.is_of_call => failure.scope(),
+            Kind::Failed(_) | Kind::Invalid => Scope::Call,
+        }
     }
 
     /// In which way the store failed; `None` if it was the call that was wrong.
@@ -181,6 +227,17 @@ mod tests {
         assert!(StoreError::failed(Failure::Timeout, "late").ambiguous().is_ambiguous());
         let invalid = StoreError::invalid("wrong");
         assert!(!invalid.is_transient() && invalid.failure().is_none());
+    }
+
+    #[test]
+    fn a_failure_is_evidence_of_the_node_only_if_the_node_may_be_ill() {
+        for failure in Failure::ALL {
+            let error = StoreError::failed(failure, "failed");
+            let is_of_call = matches!(failure, Failure::Full | Failure::State | Failure::Late);
+            assert_eq!(error.scope() == Scope::Call, is_of_call, "{failure}");
+            assert_eq!(error.of_this_call().scope(), Scope::Call, "{failure}");
+        }
+        assert_eq!(StoreError::invalid("wrong").scope(), Scope::Call);
     }
 
     #[test]

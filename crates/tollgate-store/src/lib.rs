@@ -28,7 +28,7 @@ use std::str::FromStr;
 use smallvec::SmallVec;
 
 pub use clock::{Alarm, Clock, ManualClock};
-pub use error::{Failure, StoreError};
+pub use error::{Failure, Scope, StoreError};
 pub use memory::{MemoryItem, MemoryLimit, MemoryOptions, MemoryStore, WhenFull};
 #[cfg(feature = "postgres")]
 pub use postgres::{Cleaned, PostgresOptions, PostgresStore, PostgresTls};
@@ -41,6 +41,37 @@ pub type Outcomes = SmallVec<[Outcome; 4]>;
 
 /// What a store's method returns: boxed, so that a store can be chosen at start.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// Work that a store runs beside its callers: see [`Store::spawn`].
+pub type StoreTask = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The nodes of a store, few of them.
+pub type Nodes = SmallVec<[NodeId; 4]>;
+
+/// One node of a store: a server that can be ill while others are well. A store on one server has the only node,
+/// [`NodeId::ONLY`]; a cluster has one for each primary. Small numbers, so that whoever keeps something for each node can index
+/// by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(u16);
+
+impl NodeId {
+    /// The node of a store that has one.
+    pub const ONLY: NodeId = NodeId(0);
+
+    /// How many nodes can be told apart.
+    pub const COUNT: usize = 1_024;
+
+    /// The node of this number; above [`COUNT`](Self::COUNT), numbers are shared.
+    pub const fn new(number: usize) -> NodeId {
+        // Below 1,024.
+        NodeId((number % NodeId::COUNT) as u16)
+    }
+
+    /// Its number, below [`COUNT`](Self::COUNT).
+    pub const fn number(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// A limit as stores know it: its name says where the counters live, its parameters how they count.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,9 +259,52 @@ pub trait Store: Send + Sync + 'static {
         "custom"
     }
 
+    /// Which node keeps the counters of an item. Called for every item of every charge: no I/O.
+    fn node_of(&self, _item: &Item<'_>) -> NodeId {
+        NodeId::ONLY
+    }
+
+    /// Which node keeps a held charge, or says where its parts are.
+    fn node_of_hold(&self, _id: HoldId) -> NodeId {
+        NodeId::ONLY
+    }
+
+    /// The nodes that there are now.
+    fn nodes(&self) -> Nodes {
+        Nodes::from_slice(&[NodeId::ONLY])
+    }
+
+    /// Asks a node whether it can serve anybody at all: a cheap round trip within a deadline of its own, on a connection of its
+    /// own, so that no caller can hold it up. An error means that no call to this node can succeed now. What is wrong with one
+    /// key, one limit or one right is no error here, and neither is a store that has no room for new keys. A node that is no
+    /// longer one of the store's answers.
+    ///
+    /// A store that does not say otherwise peeks at nothing.
+    fn ping(&self, _node: NodeId) -> StoreFuture<'_, ()> {
+        Box::pin(async move { self.peek(&[]).await.map(drop) })
+    }
+
+    /// Runs a task beside the callers, or hands it back if this store has nothing to run it on. A task that is handed back is
+    /// run by a caller, which waits for it.
+    fn spawn(&self, task: StoreTask) -> Option<StoreTask> {
+        Some(task)
+    }
+
     /// How often what was counted may have been lost, as far as the store notices such things.
     fn losses_possible(&self) -> u64 {
         0
+    }
+}
+
+/// Spawns a task on the tokio runtime of the caller; hands it back where there is none.
+#[cfg(any(feature = "redis", feature = "postgres"))]
+fn spawn_on_tokio(task: StoreTask) -> Option<StoreTask> {
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => {
+            runtime.spawn(task);
+            None
+        }
+        Err(_) => Some(task),
     }
 }
 

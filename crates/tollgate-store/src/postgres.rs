@@ -15,6 +15,7 @@ mod batch;
 mod call;
 mod fault;
 mod options;
+mod ping;
 mod pool;
 mod schema;
 mod skew;
@@ -27,6 +28,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio_postgres::Row;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::types::ToSql;
@@ -39,6 +41,7 @@ use self::ask::{
 };
 use self::batch::Alike;
 use self::call::{Resend, Until};
+use self::ping::PingLink;
 use self::pool::Pool;
 use self::statement::{Keys, Plain, Verb};
 use self::sweep::Totals;
@@ -46,8 +49,8 @@ use crate::shared::shares::{Claim, Shares};
 use crate::shared::together::{self, Check, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
-    Charged, Clock, Failure, Hold, HoldId, Item, Micros, Outcomes, Settled, Settlement, Store, StoreError,
-    StoreFuture, StoredLimit,
+    Charged, Clock, Failure, Hold, HoldId, Item, Micros, NodeId, Outcomes, Settled, Settlement, Store,
+    StoreError, StoreFuture, StoreTask, StoredLimit,
 };
 
 pub use self::options::{PostgresOptions, PostgresTls};
@@ -82,6 +85,8 @@ struct Inner {
     cleaned: Totals,
     queue: Queue<PostgresStore>,
     shares: Arc<Shares>,
+    /// The connection that pings go over, once there was a reason to ping.
+    ping: Mutex<Option<PingLink>>,
 }
 
 impl Inner {
@@ -110,6 +115,7 @@ impl PostgresStore {
             cleaned: Totals::default(),
             queue: Queue::default(),
             shares: Shares::new(batch::caps(connections)),
+            ping: Mutex::default(),
         };
         Ok(PostgresStore { inner: Arc::new(inner) })
     }
@@ -497,6 +503,14 @@ impl Store for PostgresStore {
 
     fn mode(&self) -> &'static str {
         "postgres"
+    }
+
+    fn ping(&self, _node: NodeId) -> StoreFuture<'_, ()> {
+        Box::pin(self.ping_server())
+    }
+
+    fn spawn(&self, task: StoreTask) -> Option<StoreTask> {
+        crate::spawn_on_tokio(task)
     }
 
     fn losses_possible(&self) -> u64 {

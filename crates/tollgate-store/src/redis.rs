@@ -11,6 +11,7 @@ mod batch;
 mod failure;
 mod node;
 mod options;
+mod ping;
 mod probe;
 mod question;
 mod route;
@@ -34,7 +35,8 @@ use crate::shared::shares::Shares;
 use crate::shared::together::{self, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
-    Charged, Failure, Hold, HoldId, Item, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
+    Charged, Hold, HoldId, Item, NodeId, Nodes, Settled, Settlement, Store, StoreError, StoreFuture,
+    StoreTask, StoredLimit,
 };
 use tollgate_kernel::MAX_COUNT;
 
@@ -162,8 +164,8 @@ impl RedisStore {
         let found = batch::read_each(&answer, keys.len()).ok_or_else(|| question::no_answer("a charge"))?;
         // The others are charged for themselves all the same.
         let is_charged = found.iter().flatten().any(|found| *found >= 0);
-        let error = || if is_charged { not_ours().ambiguous() } else { not_ours() };
-        found.iter().copied().collect::<Option<Vec<i64>>>().ok_or_else(error)
+        let all: Result<Vec<i64>, batch::Unkept> = found.into_iter().collect();
+        all.map_err(|unkept| if is_charged { unkept.error().ambiguous() } else { unkept.error() })
     }
 
     /// Parts that are on one server: one script.
@@ -317,13 +319,6 @@ impl RedisStore {
     }
 }
 
-fn not_ours() -> StoreError {
-    StoreError::failed(
-        Failure::State,
-        "what Redis keeps under one of our keys is not ours; give Tollgate a prefix of its own, or remove what is there",
-    )
-}
-
 /// What the charging script says.
 enum Answer {
     Found(question::Found),
@@ -386,6 +381,33 @@ impl Store for RedisStore {
 
     fn mode(&self) -> &'static str {
         "redis"
+    }
+
+    fn node_of(&self, item: &Item<'_>) -> NodeId {
+        if !self.route.is_cluster() {
+            return NodeId::ONLY;
+        }
+        let Item { limit, key, cost, shadow } = *item;
+        self.route.node_of(slot(&self.names.part(&Part { limit, key, cost, shadow })))
+    }
+
+    fn node_of_hold(&self, id: HoldId) -> NodeId {
+        match self.route.is_cluster() {
+            true => self.route.node_of(slot(&self.names.place(id))),
+            false => NodeId::ONLY,
+        }
+    }
+
+    fn nodes(&self) -> Nodes {
+        self.route.node_ids()
+    }
+
+    fn ping(&self, node: NodeId) -> StoreFuture<'_, ()> {
+        Box::pin(self.ping_node(node))
+    }
+
+    fn spawn(&self, task: StoreTask) -> Option<StoreTask> {
+        crate::spawn_on_tokio(task)
     }
 
     fn losses_possible(&self) -> u64 {

@@ -126,7 +126,7 @@ impl TollgateBuilder {
 
     /// Counts in another store than the memory store.
     ///
-    /// A store that fails time and again is left alone for a while, and limits fall back: see [`fallback`](Self::fallback) and
+    /// A store that does not answer is left alone for a while, and limits fall back: see [`fallback`](Self::fallback) and
     /// [`Tollgate::store_health`]. The options of the memory store are then those of the local fallback.
     #[must_use]
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
@@ -174,7 +174,7 @@ impl TollgateBuilder {
         self
     }
 
-    /// What to answer when a store elsewhere cannot, for rules that do not say themselves; open, unless said.
+    /// What to answer when a store elsewhere cannot, for rules that do not say themselves; local by default.
     ///
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {

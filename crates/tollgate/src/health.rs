@@ -1,15 +1,16 @@
-//! How the store fares: whether it answers, since when, and what was done without it.
+//! How the store fares, node by node: whether it answers, since when, and what was done without it.
 //!
 //! [`StoreHealth`] is a reading for dashboards and metrics, [`StoreChange`] the news of going and coming back. What is counted
 //! here changes no decision: whether the store is asked is decided in `breaker.rs`, and what is answered without it in
 //! `fallback.rs`.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tollgate_kernel::Micros;
 use tollgate_store::Failure;
 
+use crate::breaker::NodeReading;
 use crate::policy::Fallback;
 use crate::report::Source;
 
@@ -18,9 +19,11 @@ use crate::report::Source;
 pub enum StoreState {
     /// It is.
     Up,
-    /// It failed too often and is left alone for a while; every call falls back.
+    /// Some of its nodes are, and some are down: the keys of those fall back, and the others are decided as ever.
+    Partial,
+    /// It does not answer and is left alone for a while; every call falls back.
     Down,
-    /// It failed too often, and one call at a time tries whether it is back.
+    /// It does not answer, and a ping is on its way to see whether it is back.
     Probing,
 }
 
@@ -29,6 +32,7 @@ impl StoreState {
     pub const fn name(self) -> &'static str {
         match self {
             StoreState::Up => "up",
+            StoreState::Partial => "partial",
             StoreState::Down => "down",
             StoreState::Probing => "probing",
         }
@@ -41,12 +45,12 @@ impl fmt::Display for StoreState {
     }
 }
 
-/// The store went, or came back.
+/// A node of the store went, or came back. A store on one server is one node; a Redis Cluster has one for each primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreChange {
-    /// It failed too often. From now on calls fall back without asking it.
+    /// It does not answer. From now on the calls of its keys fall back without asking it.
     Down {
-        /// How it failed last.
+        /// How its ping failed.
         failure: Failure,
     },
     /// It answers again.
@@ -73,7 +77,11 @@ pub enum StoreChange {
 pub struct StoreHealth {
     /// Whether the store is asked.
     pub state: StoreState,
-    /// Since when it is up, or down: the time of the registry's clock.
+    /// How many of its nodes are up.
+    pub nodes_up: usize,
+    /// How many nodes it has: one, or the primaries of a cluster.
+    pub nodes: usize,
+    /// Since when that is so: the time of the registry's clock.
     pub since: Micros,
     /// How it failed last, if it ever did.
     pub last_failure: Option<Failure>,
@@ -81,7 +89,7 @@ pub struct StoreHealth {
     pub calls: u64,
     /// How many of them may have been charged though no answer came.
     pub ambiguous: u64,
-    /// How often it was taken to be down.
+    /// How often a node of it was taken to be down.
     pub outages: u64,
     /// How many calls were answered without it because it failed or was down.
     pub fallen_back: u64,
@@ -96,8 +104,7 @@ pub struct StoreHealth {
 impl StoreHealth {
     /// Of a store that cannot fail.
     pub(crate) fn always_up(since: Micros) -> StoreHealth {
-        let tally = Tally::default();
-        tally.health(StoreState::Up, since, None, 0)
+        Tally::default().health(&[NodeReading { state: StoreState::Up, since }], 0)
     }
 
     /// How many calls failed in this way.
@@ -123,6 +130,8 @@ pub(crate) struct Tally {
     fallen_back: AtomicU64,
     denial_cache_hits: AtomicU64,
     slice_hits: AtomicU64,
+    /// The place of the last failure among all, from 1; 0 if there was none.
+    last_failure: AtomicUsize,
     failures: [AtomicU64; Failure::ALL.len()],
     answers: [AtomicU64; Fallback::ALL.len()],
 }
@@ -138,10 +147,16 @@ impl Tally {
     }
 
     pub(crate) fn failed(&self, failure: Failure, is_ambiguous: bool) {
+        self.ping_failed(failure);
         add(&self.failures[place_of(&Failure::ALL, failure)]);
         if is_ambiguous {
             add(&self.ambiguous);
         }
+    }
+
+    /// A ping failed, which is nobody's call.
+    pub(crate) fn ping_failed(&self, failure: Failure) {
+        self.last_failure.store(place_of(&Failure::ALL, failure) + 1, Ordering::Relaxed);
     }
 
     /// A call is answered without the store.
@@ -166,18 +181,26 @@ impl Tally {
         }
     }
 
-    pub(crate) fn health(
-        &self,
-        state: StoreState,
-        since: Micros,
-        last_failure: Option<Failure>,
-        outages: u64,
-    ) -> StoreHealth {
+    /// How the store fares whose nodes say this of themselves, and that had so many outages.
+    pub(crate) fn health(&self, nodes: &[NodeReading], outages: u64) -> StoreHealth {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let nodes_up = nodes.iter().filter(|node| node.state == StoreState::Up).count();
+        let state = match nodes_up {
+            up if up == nodes.len() => StoreState::Up,
+            0 if nodes.iter().any(|node| node.state == StoreState::Probing) => StoreState::Probing,
+            0 => StoreState::Down,
+            _ => StoreState::Partial,
+        };
         StoreHealth {
             state,
-            since,
-            last_failure,
+            nodes_up,
+            nodes: nodes.len(),
+            since: nodes.iter().map(|node| node.since).max().unwrap_or_default(),
+            last_failure: self
+                .last_failure
+                .load(Ordering::Relaxed)
+                .checked_sub(1)
+                .map(|place| Failure::ALL[place]),
             calls: read(&self.calls),
             ambiguous: read(&self.ambiguous),
             outages,

@@ -89,8 +89,9 @@ pub use tollgate_kernel::{
     SlidingWindowCounter, Strategy, TokenBucket,
 };
 pub use tollgate_store::{
-    Charged, Clock, Cost, Failure, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Outcomes,
-    Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit, Subject, WhenFull,
+    Charged, Clock, Cost, Failure, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, NodeId,
+    Nodes, Outcomes, Scope, Settled, Settlement, Store, StoreError, StoreFuture, StoreTask, StoredLimit,
+    Subject, WhenFull,
 };
 #[cfg(feature = "postgres")]
 pub use tollgate_store::{PostgresOptions, PostgresStore, PostgresTls};

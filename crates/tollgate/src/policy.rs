@@ -60,12 +60,13 @@ impl fmt::Display for Allowance {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Fallback {
     /// Allow, and charge nothing. The answer shows the key as unused.
-    #[default]
     Open,
     /// Deny, until the store is tried next.
     Closed,
     /// Count in this process's memory until the store is back: afresh, so leases and charges of before are not known here,
-    /// and what is counted here is not known to the store afterwards.
+    /// and what is counted here is not known to the store afterwards. This is the default: services stay available, as if
+    /// open, and abuse stays bounded, by each process for itself.
+    #[default]
     Local,
 }
 

@@ -1,37 +1,39 @@
 //! The walk of a charge whose counters are elsewhere.
 //!
-//! Is it known to be denied (`denials.rs`), or was it paid for already (`slices.rs`)? Then it is answered at once. Is the store
-//! to be asked at all (`breaker.rs`)? If it answers, that is the answer. If it fails, in whichever way, or is not to be asked,
-//! `fallback.rs` answers. A call that was wrong is the caller's error and nobody's failure.
+//! Is it known to be denied (`denials.rs`), or was it paid for already (`slices.rs`)? Then it is answered at once. Are the nodes
+//! that hold its keys to be asked at all (`breaker.rs`)? If they answer, that is the answer. If they fail, in whichever way, or
+//! are not to be asked, `fallback.rs` answers. A call that was wrong is the caller's error and nobody's failure.
 //!
 //! This room asks the store and keeps the books on it; no policy is chosen and nothing is counted here. Nothing is sent twice.
 
+mod ping;
 mod refund;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
-use tollgate_kernel::{Micros, Outcome};
+use tollgate_kernel::{Cost, Micros, Outcome};
 use tollgate_store::{
-    Charged, Clock, Failure, Hold, HoldId, Item, MemoryOptions, Settled, Settlement, Store, StoreError,
-    StoreFuture, StoredLimit,
+    Charged, Clock, Failure, Hold, HoldId, Item, MemoryOptions, Nodes, Settled, Settlement, Store,
+    StoreError, StoreFuture, StoredLimit,
 };
 use tracing::Instrument;
 
-use crate::breaker::{Breaker, Notice, Pass, TurnedAway};
+use crate::breaker::{Breakers, NodeReading, Notice, TurnedAway};
 use crate::denials::{Denials, Sent};
 use crate::error::Error;
 use crate::fallback::{Act, Stead};
 use crate::fingerprint::Seeds;
 use crate::gate::{self, Answered, Away, Resolved};
-use crate::health::{StoreChange, StoreHealth, Tally};
+use crate::health::{StoreChange, StoreHealth, StoreState, Tally};
 use crate::numbers::{Numbering, Numbers};
 use crate::report::watch::Watch;
 use crate::report::{Observers, Source, Trouble};
 use crate::slices::{Slices, Taking, Unused};
 
 /// A store elsewhere, and who is told of it.
+#[derive(Clone)]
 pub(crate) struct Remote {
     observers: Arc<Observers>,
     watch: Arc<Watch>,
@@ -44,7 +46,7 @@ struct Kept {
     clock: Clock,
     seeds: Seeds,
     numbers: Numbers,
-    breaker: Breaker,
+    breakers: Breakers,
     denials: Denials,
     slices: Slices,
     stead: Stead,
@@ -134,7 +136,7 @@ impl Remote {
             store,
             seeds: Seeds::random(),
             numbers: Numbers::default(),
-            breaker: Breaker::new(clock.clone()),
+            breakers: Breakers::new(clock.clone()),
             denials: Denials::new(denial_cache),
             slices: Slices::new(),
             stead: Stead::new(memory),
@@ -167,8 +169,10 @@ impl Remote {
 
     /// How the store fares.
     pub(crate) fn health(&self) -> StoreHealth {
-        let (state, since, failure, outages) = self.kept.breaker.reading();
-        self.kept.tally.health(state, since, failure, outages)
+        let nodes = self.kept.store.nodes();
+        let nodes: SmallVec<[NodeReading; 4]> =
+            nodes.iter().map(|node| self.kept.breakers.of(*node).reading()).collect();
+        self.kept.tally.health(&nodes, self.kept.breakers.outages())
     }
 
     /// How often the store may have lost what it counted.
@@ -262,7 +266,8 @@ impl Remote {
         hold: Option<Hold>,
     ) -> Result<Charged, Missed> {
         let mut on_its_way = OnItsWay { remote: self, asks: Some(asks) };
-        let answer = self.call("charge", |store| store.charge(items, hold)).await;
+        let nodes = self.nodes_of(items, hold);
+        let answer = self.call("charge", nodes, |store| store.charge(items, hold)).await;
         // An answer that was lost on the way is as good as none.
         if !matches!(&answer, Err(Missed::Failed { error, .. }) if error.is_ambiguous()) {
             on_its_way.asks = None;
@@ -288,7 +293,8 @@ impl Remote {
         if items.is_empty() {
             return Ok(Answered::default());
         }
-        let charged = self.call("peek", |store| store.peek(&items)).await?;
+        let nodes = self.nodes_of(&items, None);
+        let charged = self.call("peek", nodes, |store| store.peek(&items)).await?;
         Ok(Answered::by_store(&charged.outcomes))
     }
 
@@ -353,7 +359,8 @@ impl Remote {
             return Ok(settled?);
         }
         let _ended = (*settlement != Settlement::Renew).then(|| self.kept.denials.end_all());
-        self.call("settle", |store| store.settle(id, settlement)).await.map_err(Missed::into_error)
+        let nodes = self.node_of_hold(id);
+        self.call("settle", nodes, |store| store.settle(id, settlement)).await.map_err(Missed::into_error)
     }
 
     /// Forgets a key, here and in the store.
@@ -361,7 +368,9 @@ impl Remote {
         let was_here = self.kept.stead.forget(away, key);
         self.kept.slices.forget(self.kept.seeds.fingerprint(away.number, key));
         let _ended = self.kept.denials.end_all();
-        let forgotten = self.call("forget", |store| store.forget(stored, key)).await;
+        let item = Item { limit: stored, key, cost: Cost::ONE, shadow: false };
+        let nodes = self.nodes_of(&[item], None);
+        let forgotten = self.call("forget", nodes, |store| store.forget(stored, key)).await;
         Ok(forgotten.map_err(Missed::into_error)? || was_here)
     }
 
@@ -379,7 +388,8 @@ impl Remote {
 
     async fn give_back_one(&self, unused: Unused) -> Result<Settled, Missed> {
         let _ended = self.kept.denials.end_all();
-        self.call("settle", |store| {
+        let nodes = self.node_of_hold(unused.hold);
+        self.call("settle", nodes, |store| {
             Box::pin(async move { store.settle(unused.hold, &Settlement::Actual(unused.used)).await })
         })
         .await
@@ -411,41 +421,74 @@ impl Remote {
         })
     }
 
-    /// Sends a call to the store, unless it is down, and notes how that went.
+    /// The nodes that a charge asks: those of its keys, and that of its hold.
+    fn nodes_of(&self, items: &[Item<'_>], hold: Option<Hold>) -> Nodes {
+        let of_items = items.iter().map(|item| self.kept.store.node_of(item));
+        let of_hold = hold.map(|hold| self.kept.store.node_of_hold(hold.id));
+        let mut nodes = Nodes::new();
+        for node in of_items.chain(of_hold) {
+            if !nodes.contains(&node) {
+                nodes.push(node);
+            }
+        }
+        nodes
+    }
+
+    fn node_of_hold(&self, id: HoldId) -> Nodes {
+        Nodes::from_slice(&[self.kept.store.node_of_hold(id)])
+    }
+
+    /// Sends a call to the store, unless one of the nodes that it asks is down, and notes how that went.
     async fn call<'a, T>(
         &'a self,
         operation: &'static str,
+        nodes: Nodes,
         ask: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
     ) -> Result<T, Missed> {
-        let pass = self.kept.breaker.admit().map_err(Missed::TurnedAway)?;
+        for node in &nodes {
+            // Where the store cannot run a ping beside its callers, one of them waits for it.
+            if let Some(ping) = self.ping_if_due(*node) {
+                ping.await;
+            }
+        }
+        for node in &nodes {
+            self.kept.breakers.of(*node).admit().map_err(Missed::TurnedAway)?;
+        }
         self.kept.tally.asked();
         let call = self.watch.store_call(operation);
         let answer = ask(&*self.kept.store).instrument(call.span()).await;
         call.done(&answer);
         match answer {
             Ok(answer) => {
-                self.succeeded(pass);
+                self.succeeded(&nodes);
                 Ok(answer)
             }
-            Err(error) => Err(self.failed(pass, error)),
+            Err(error) => Err(self.failed(&nodes, error)),
         }
     }
 
-    fn succeeded(&self, pass: Pass<'_>) {
+    fn succeeded(&self, nodes: &Nodes) {
         if self.kept.is_failing.load(Ordering::Relaxed) {
             self.kept.is_failing.store(false, Ordering::Relaxed);
         }
-        if let Some(notice) = pass.succeeded(self.kept.tally.fallen_back()) {
-            self.tell(&notice, None);
-        }
+        nodes.iter().for_each(|node| self.kept.breakers.of(*node).answered());
+        self.look_after_nodes();
     }
 
     #[cold]
-    fn failed(&self, pass: Pass<'_>, error: StoreError) -> Missed {
-        let Some(failure) = error.failure() else { return Missed::Wrong(error) };
+    fn failed(&self, nodes: &Nodes, error: StoreError) -> Missed {
+        let Some(failure) = error.failure() else {
+            // It took an answer to say so.
+            nodes.iter().for_each(|node| self.kept.breakers.of(*node).answered());
+            return Missed::Wrong(error);
+        };
         self.kept.tally.failed(failure, error.is_ambiguous());
-        if let Some(notice) = pass.failed(failure, self.kept.tally.fallen_back()) {
-            self.tell(&notice, Some(&error));
+        for node in nodes {
+            if let Some(notice) = self.kept.breakers.of(*node).failed(failure, error.scope()) {
+                self.tell(&notice, Some(&error));
+            }
+            // Where the store cannot run it beside its callers, the next one waits for it: this one has waited enough.
+            drop(self.ping_if_due(*node));
         }
         let is_first = !self.kept.is_failing.swap(true, Ordering::Relaxed);
         Missed::Failed { failure, error, is_first }
@@ -455,7 +498,10 @@ impl Remote {
     #[cold]
     fn tell(&self, notice: &Notice, error: Option<&StoreError>) {
         let error = error.map(ToString::to_string).unwrap_or_default();
-        let ambiguous = self.health().ambiguous;
+        if let Notice::Changed(change) = notice {
+            self.kept.breakers.changed(change);
+        }
+        let StoreHealth { ambiguous, nodes_up, nodes, state, .. } = self.health();
         let change = match notice {
             Notice::Strays { failures, last } => {
                 tracing::warn!(failures, %last, ambiguous, error, "the store fails now and then; those calls fell back");
@@ -464,14 +510,26 @@ impl Remote {
             Notice::Changed(change) => change,
         };
         match change {
-            StoreChange::Down { failure } => {
+            StoreChange::Down { failure } if nodes == 1 => {
                 tracing::warn!(%failure, ambiguous, error, "the store is down; limits fall back until it answers again");
             }
-            StoreChange::Up { down_for, fallen_back } => {
+            StoreChange::Down { failure } => {
+                tracing::warn!(
+                    %failure, ambiguous, error, nodes_up, nodes,
+                    "a node of the store is down; its keys fall back until it answers again"
+                );
+            }
+            StoreChange::Up { down_for, fallen_back } if nodes == 1 => {
                 tracing::info!(%down_for, fallen_back, ambiguous, "the store answers again");
             }
+            StoreChange::Up { down_for, fallen_back } => {
+                tracing::info!(
+                    %down_for, fallen_back, ambiguous, nodes_up, nodes,
+                    "a node of the store answers again, or another has taken its place"
+                );
+            }
         }
-        self.watch.store_changed(change);
+        self.watch.store_changed(state == StoreState::Up);
         self.observers.store_changed(change);
     }
 

@@ -70,13 +70,19 @@ impl Fault {
             None => error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}")),
         };
         let hint = match failure {
-            Failure::State => "; the tables are not as this version left them: see docs/storage.md",
+            Failure::State if !error.code().is_some_and(is_of_the_caller) => {
+                "; the tables are not as this version left them: see docs/storage.md"
+            }
             _ if is_schema(error.code()) => "; the schema is missing or incomplete: run migrate",
             _ => "",
         };
         let message = format!("PostgreSQL at {place}, {doing}: {said}{hint}");
         let is_ambiguous = stage == Stage::Changing && !knows;
-        let stored = StoreError::failed(failure, message).caused_by(error);
+        let stored = match error.code().is_some_and(is_of_the_caller) {
+            true => StoreError::invalid(message),
+            false => StoreError::failed(failure, message),
+        };
+        let stored = stored.caused_by(error);
         Fault {
             error: if is_ambiguous { stored.ambiguous() } else { stored },
             // A connection that broke before anything was sent over it cost nothing but time.
@@ -84,6 +90,18 @@ impl Fault {
             broken: !knows,
         }
     }
+}
+
+/// Whether the server refuses a value that no column could hold: text with a byte of zero or of another encoding, or longer than
+/// any. Only a caller's value can be so, since what is kept was taken before.
+fn is_of_the_caller(code: &SqlState) -> bool {
+    [
+        SqlState::CHARACTER_NOT_IN_REPERTOIRE,
+        SqlState::UNTRANSLATABLE_CHARACTER,
+        SqlState::INVALID_TEXT_REPRESENTATION,
+        SqlState::STRING_DATA_RIGHT_TRUNCATION,
+    ]
+    .contains(code)
 }
 
 /// Whether the server misses something that migrate would have made.
@@ -118,7 +136,9 @@ fn of_state(code: &SqlState) -> (Failure, bool) {
         code => match &code.code()[..2] {
             "08" | "57" => (Failure::Connection, false),
             "28" => (Failure::Refused, false),
-            "53" | "54" => (Failure::Overloaded, false),
+            "53" => (Failure::Overloaded, false),
+            // A value or a row that is too large, or that breaks a rule of its table: of this call and its keys alone.
+            "54" => (Failure::Full, false),
             "22" | "23" => (Failure::State, false),
             _ => (Failure::Reply, false),
         },
@@ -170,10 +190,26 @@ mod tests {
             ("57P01", Failure::Connection, false),
             ("08006", Failure::Connection, false),
             ("22003", Failure::State, false),
+            ("23505", Failure::State, false),
+            ("54000", Failure::Full, false),
             ("TG001", Failure::Late, false),
             ("XX000", Failure::Reply, false),
         ] {
             assert_eq!(of_state(&SqlState::from_code(code)), (failure, again), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_no_column_holds_is_the_callers() {
+        for (code, is_its) in [
+            ("22021", true),
+            ("22P05", true),
+            ("22P02", true),
+            ("22001", true),
+            ("22003", false),
+            ("23505", false),
+        ] {
+            assert_eq!(is_of_the_caller(&SqlState::from_code(code)), is_its, "{code}");
         }
     }
 }

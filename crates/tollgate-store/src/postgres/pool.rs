@@ -382,6 +382,11 @@ impl Pool {
         Ok(link)
     }
 
+    /// Opens a connection that is none of the pool's, for pings. Whoever calls this sets the deadline.
+    pub(super) async fn open_apart(&self) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
+        self.connect(&self.config).await
+    }
+
     async fn connect(&self, config: &Config) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
         Ok(match &self.tls {
             Some(tls) => {

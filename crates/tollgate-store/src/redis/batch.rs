@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::question::{Short, no_answer};
 use super::route::Named;
 use super::slot::slot;
-use super::{RedisStore, not_ours, script};
+use super::{RedisStore, failure, script};
 use crate::shared::Part;
 use crate::shared::shares::{Caps, Claim, Claims, Share, Shares, latest_start};
 use crate::shared::together::{Carrier, Check, Queue};
@@ -99,16 +99,35 @@ impl Carrier for RedisStore {
         };
         let answer = self.call(&script::CHARGE, "each", keys, Named::No, deadline, &put).await?;
         let found = read_each(&answer, keys.len()).ok_or_else(|| no_answer("a charge"))?;
-        Ok(found.into_iter().map(|found| found.ok_or_else(not_ours)).collect())
+        Ok(found.into_iter().map(|found| found.map_err(Unkept::error)).collect())
     }
 }
 
-/// What was found under each key; `None` where what is kept there is not ours.
-pub(super) fn read_each(answer: &Value, keys: usize) -> Option<Vec<Option<i64>>> {
+/// Why one key of several could not be charged; nothing was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unkept {
+    /// What is kept under it is not ours.
+    Foreign,
+    /// It is new, and the server has no room.
+    Full,
+}
+
+impl Unkept {
+    pub(super) fn error(self) -> StoreError {
+        match self {
+            Unkept::Foreign => failure::not_ours(),
+            Unkept::Full => failure::no_room(),
+        }
+    }
+}
+
+/// What was found under each key, or why that one could not be charged.
+pub(super) fn read_each(answer: &Value, keys: usize) -> Option<Vec<Result<i64, Unkept>>> {
     let Value::Array(answers) = answer else { return None };
     let read = |answer: &Value| match answer {
-        Value::Int(found) => Some(Some(*found)),
-        Value::SimpleString(status) if status == "STATE" => Some(None),
+        Value::Int(found) => Some(Ok(*found)),
+        Value::SimpleString(status) if status == "STATE" => Some(Err(Unkept::Foreign)),
+        Value::SimpleString(status) if status == "FULL" => Some(Err(Unkept::Full)),
         _ => None,
     };
     (answers.len() == keys).then(|| answers.iter().map(read).collect())?
@@ -121,8 +140,10 @@ mod tests {
     #[test]
     fn answers_are_read_one_for_each_key() {
         let state = Value::SimpleString("STATE".to_owned());
-        let answer = Value::Array(vec![Value::Int(5), state, Value::Int(-1)]);
-        assert_eq!(read_each(&answer, 3), Some(vec![Some(5), None, Some(-1)]));
+        let full = Value::SimpleString("FULL".to_owned());
+        let answer = Value::Array(vec![Value::Int(5), state, Value::Int(-1), full]);
+        let expected = vec![Ok(5), Err(Unkept::Foreign), Ok(-1), Err(Unkept::Full)];
+        assert_eq!(read_each(&answer, 4), Some(expected));
         assert_eq!(read_each(&answer, 2), None);
         assert_eq!(read_each(&Value::Array(vec![Value::Nil]), 1), None);
         assert_eq!(read_each(&Value::Nil, 0), None);

@@ -92,25 +92,48 @@ for index, part in ipairs(parts) do
 end
 if operation == 'peek' then return answer end
 
-local charged = {}
-for _, part in ipairs(parts) do
-  if passed == 1 and part.allowed then
-    part.write()
-    ttl_us = math.max(ttl_us, part.lease_us or 0)
-    charged[#charged + 1] = {
-      key = part.key, strategy = part[1] + 0, name = part[3], cost = part[4] + 0, at_us = part.at_us,
-      part[7], part[8], part[9], part[10], part[11]
+-- Whether all the states that a charge writes are there already.
+local function all_known()
+  for _, part in ipairs(parts) do
+    if passed == 1 and part.allowed and call('PTTL', part.key) == -2 then return false end
+  end
+  return not hold_key
+end
+
+local function write_all()
+  local charged = {}
+  for _, part in ipairs(parts) do
+    if passed == 1 and part.allowed then
+      part.write()
+      ttl_us = math.max(ttl_us, part.lease_us or 0)
+      charged[#charged + 1] = {
+        key = part.key, strategy = part[1] + 0, name = part[3], cost = part[4] + 0, at_us = part.at_us,
+        part[7], part[8], part[9], part[10], part[11]
+      }
+    elseif call('PTTL', part.key) == -1 then
+      -- A key that lost its expiry gets it back, even from a charge that is refused.
+      expire(part.key, part.fresh_at_us, part.slack_us)
+    end
+  end
+  if hold_key and passed == 1 then
+    local hold = {
+      question = question, answer = answer, parts = charged, holder = holder,
+      ttl_us = ttl_us, end_us = now_us + ttl_us, settled = 0
     }
-  elseif call('PTTL', part.key) == -1 then
-    -- A key that lost its expiry gets it back, even from a charge that is refused.
-    expire(part.key, part.fresh_at_us, part.slack_us)
+    set(hold_key, cmsgpack.pack(hold), hold.end_us, 0)
   end
 end
-if hold_key and passed == 1 then
-  local hold = {
-    question = question, answer = answer, parts = charged, holder = holder,
-    ttl_us = ttl_us, end_us = now_us + ttl_us, settled = 0
-  }
-  set(hold_key, cmsgpack.pack(hold), hold.end_us, 0)
+
+local is_written, failed = pcall(write_all)
+if not is_written then
+  -- A server without memory has refused the first write, so nothing was written yet.
+  if not is_full(failed) or not all_known() then error(failed, 0) end
+  for _, part in ipairs(parts) do
+    if part.allowed then
+      begin_writing(part.key, expire_ms(math.max(part.fresh_at_us, now_us), 1000000) - shift_ms)
+      break
+    end
+  end
+  write_all()
 end
 return answer

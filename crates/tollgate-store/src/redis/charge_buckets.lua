@@ -5,8 +5,8 @@
 -- and is worked out instead; in tests PXAT and an instant.
 --
 -- The answer is a list of an integer for each key: what was missing before an admitted charge in us, or -1 less that for a
--- refused one, or STATE where what is kept under the key is something else. A refusal writes nothing but an expiry, should
--- there be none.
+-- refused one, or STATE where what is kept under the key is something else, or FULL for a new key that the server has no memory
+-- for. A refusal writes nothing but an expiry, should there be none.
 
 if operation == 'each' then
   local get, format = redis.pcall, string.format
@@ -29,8 +29,18 @@ if operation == 'each' then
         local stay = stay_ms
         if stay == '' then stay = format('%d', (after_us - now_us) / 1000 + 1001) end
         -- Written out here, because Redis would write it as a fraction that happens to be whole, which takes it far longer.
-        call('SET', key, format('%d', after_us), how, stay)
+        local value = format('%d', after_us)
+        local kept = get('SET', key, value, how, stay)
         answers[index] = missing_us
+        if kept.err then
+          if not is_full(kept) then return kept end
+          if state == 0 then
+            answers[index] = {ok = 'FULL'}
+          else
+            begin_writing(key, after_us / 1000 + 1001)
+            call('SET', key, value, how, stay)
+          end
+        end
       else
         if call('PTTL', key) == -1 then call('PEXPIREAT', key, format('%d', full_us / 1000 + 1001 + shift_ms)) end
         answers[index] = -1 - missing_us

@@ -41,7 +41,10 @@ pub(crate) struct Elsewhere {
 
 impl Verdict {
     fn new(remedy: Remedy, failure: Failure, message: impl Into<String>) -> Verdict {
-        let error = StoreError::failed(failure, message);
+        Verdict::of(remedy, StoreError::failed(failure, message))
+    }
+
+    fn of(remedy: Remedy, error: StoreError) -> Verdict {
         let error = if remedy == Remedy::Ambiguous { error.ambiguous() } else { error };
         Verdict { remedy, is_broken: false, elsewhere: None, error }
     }
@@ -65,7 +68,7 @@ impl Verdict {
 
 /// What an error reply, or a connection that broke under a call, means.
 pub(crate) fn of_call(error: RedisError) -> Verdict {
-    use Failure::{Connection, Full, NotReady, Overloaded, Refused, Reply};
+    use Failure::{Connection, NotReady, Overloaded, Refused, Reply};
     use Remedy::{Ambiguous, AskAgain, GiveUp, LoadScripts, Redirect};
     let detail = error.detail().unwrap_or_default();
     let verdict = match (error.kind(), error.code().unwrap_or_default()) {
@@ -93,7 +96,7 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
         (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => {
             Verdict::new(GiveUp, Refused, "Redis refused the user or the password").broken()
         }
-        (_, "OOM") => Verdict::new(GiveUp, Full, "Redis is out of memory (maxmemory)"),
+        (_, "OOM") => Verdict::of(GiveUp, no_room()),
         (_, "BUSY") => Verdict::new(GiveUp, Overloaded, "Redis is busy with a script"),
         (_, "NOREPLICAS") => {
             Verdict::new(GiveUp, NotReady, "Redis has too few replicas to write (min-replicas-to-write)")
@@ -101,7 +104,7 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
         (_, "MISCONF") => {
             Verdict::new(GiveUp, NotReady, "Redis does not accept writes: its snapshots fail (MISCONF)")
         }
-        (_, "WRONGTYPE") => not_ours(),
+        (_, "WRONGTYPE") => foreign(),
         (ErrorKind::Server(ServerErrorKind::CrossSlot), _) => Verdict::new(
             GiveUp,
             Reply,
@@ -110,7 +113,7 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
         (ErrorKind::Server(_) | ErrorKind::Extension, code) => {
             let said = format!("{code} {detail}");
             if said.contains("TOLLGATE_STATE") || said.contains("WRONGTYPE") {
-                not_ours()
+                foreign()
             } else if said.contains("cluster support disabled") {
                 Verdict::new(
                     GiveUp,
@@ -120,7 +123,7 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
             } else if said.contains("max number of clients") {
                 Verdict::new(GiveUp, Overloaded, "Redis has no connection left for us (maxclients)").broken()
             } else if said.contains("OOM ") {
-                Verdict::new(GiveUp, Full, "Redis is out of memory (maxmemory)")
+                Verdict::of(GiveUp, no_room())
             } else if said.contains("READONLY") {
                 Verdict::new(AskAgain, NotReady, "this Redis server is a replica and cannot write").broken()
             } else if said.contains("NOREPLICAS") {
@@ -147,19 +150,29 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
     Verdict { elsewhere, error: verdict.error.caused_by(Shown::of(&error)), ..verdict }
 }
 
+/// A right that one command needs. The user itself was let in, so calls that need other commands may succeed.
 fn lacks_a_right(detail: &str) -> Verdict {
     // What follows is where in the script it was.
     let said = detail.split(" script: ").next().unwrap_or_default().lines().next().unwrap_or_default();
     let message = format!("the Redis user lacks a right ({said}); docs/operations.md has the ACL rule");
-    Verdict::new(Remedy::GiveUp, Failure::Refused, message)
+    Verdict::of(Remedy::GiveUp, StoreError::failed(Failure::Refused, message).of_this_call())
 }
 
-fn not_ours() -> Verdict {
-    Verdict::new(
-        Remedy::GiveUp,
+fn foreign() -> Verdict {
+    Verdict::of(Remedy::GiveUp, not_ours())
+}
+
+/// What is kept under one of our names is not ours.
+pub(super) fn not_ours() -> StoreError {
+    StoreError::failed(
         Failure::State,
         "what Redis keeps under one of our keys is not ours; give Tollgate a prefix of its own, or remove what is there",
     )
+}
+
+/// A key that is new, and no room for it. Keys that are known need no more room, and are charged as ever.
+pub(super) fn no_room() -> StoreError {
+    StoreError::failed(Failure::Full, "Redis is out of memory (maxmemory) and takes no new keys")
 }
 
 /// What an error on the way to a connection means: nothing was sent yet.

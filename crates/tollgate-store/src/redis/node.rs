@@ -266,6 +266,13 @@ impl Node {
         })
     }
 
+    /// Makes a connection that carries no calls, for pings. Whoever calls this sets the deadline.
+    pub(crate) async fn connect_apart(&self) -> Result<MultiplexedConnection, Verdict> {
+        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let made = self.client.get_multiplexed_async_connection_with_config(&config).await;
+        made.map_err(|error| failure::of_connect(error, &self.address))
+    }
+
     /// Whether this is the server that it was: one that was started anew may have forgotten what was counted.
     async fn recognise(&self, multiplexed: &mut MultiplexedConnection) {
         let mut info = redis::cmd("INFO");

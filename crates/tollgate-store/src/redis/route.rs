@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
+use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -21,7 +22,7 @@ use super::node::Node;
 use super::options::RedisOptions;
 use super::slot::SLOTS;
 use super::watch::Watch;
-use crate::{Failure, StoreError};
+use crate::{Failure, NodeId, Nodes, StoreError};
 
 /// How often a call is asked at most, redirections included.
 const TRIES: usize = 5;
@@ -51,6 +52,10 @@ pub(crate) struct Route {
     /// Why nobody said where the slots are, if nobody did.
     untold: Mutex<Option<StoreError>>,
     losses: Arc<AtomicU64>,
+    /// The addresses of a cluster's servers by number, from 1: see [`NodeId`].
+    numbers: RwLock<Vec<String>>,
+    /// For each server that was pinged, the connection that nothing but pings goes over.
+    pub(super) pings: Mutex<HashMap<String, MultiplexedConnection>>,
 }
 
 impl Route {
@@ -66,6 +71,8 @@ impl Route {
             last_learned: Mutex::new(None),
             untold: Mutex::new(None),
             losses: Arc::default(),
+            numbers: RwLock::default(),
+            pings: Mutex::default(),
             options,
         };
         // Builds a client for each seed, so that what is wrong with one is said now.
@@ -111,6 +118,52 @@ impl Route {
     pub(crate) fn server_of(&self, slot: u16) -> u64 {
         let owners = self.owners.read();
         owners.get(usize::from(slot)).map_or(0, |owner| Arc::as_ptr(owner).addr() as u64)
+    }
+
+    /// The node that has a slot. While it is not known where the slots are, a cluster is the one node that does not answer.
+    pub(crate) fn node_of(&self, slot: u16) -> NodeId {
+        match self.owners.read().get(usize::from(slot)) {
+            Some(owner) if self.is_cluster() => self.number_of(&owner.address),
+            _ => NodeId::ONLY,
+        }
+    }
+
+    /// The nodes that have slots.
+    pub(crate) fn node_ids(&self) -> Nodes {
+        let primaries = if self.is_cluster() { self.primaries() } else { Vec::new() };
+        match primaries.is_empty() {
+            true => Nodes::from_slice(&[NodeId::ONLY]),
+            false => primaries.iter().map(|node| self.number_of(&node.address)).collect(),
+        }
+    }
+
+    /// The number of a cluster's server. The numbers of servers that are gone are given to others, so that they stay few.
+    fn number_of(&self, address: &str) -> NodeId {
+        let place = |numbers: &[String]| numbers.iter().position(|known| known == address);
+        if let Some(place) = place(&self.numbers.read()) {
+            return NodeId::new(place + 1);
+        }
+        let nodes = self.nodes.lock();
+        let mut numbers = self.numbers.write();
+        let known = place(&numbers).or_else(|| numbers.iter().position(|known| !nodes.contains_key(known)));
+        match known {
+            Some(place) => address.clone_into(&mut numbers[place]),
+            None => numbers.push(address.to_owned()),
+        }
+        NodeId::new(known.unwrap_or(numbers.len() - 1) + 1)
+    }
+
+    /// The server of a number, if it has slots.
+    pub(super) fn primary(&self, node: NodeId) -> Option<Arc<Node>> {
+        self.primaries()
+            .into_iter()
+            .find(|primary| !self.is_cluster() || self.number_of(&primary.address) == node)
+    }
+
+    /// Whether a server has a slot.
+    pub(super) fn has(&self, node: &Arc<Node>, slot: u16) -> bool {
+        !self.is_cluster()
+            || self.owners.read().get(usize::from(slot)).is_some_and(|owner| Arc::ptr_eq(owner, node))
     }
 
     /// The server at an address, with its connections; one for each address.
@@ -240,7 +293,11 @@ impl Route {
     }
 
     /// The server that has a slot, waiting for that to be known if need be.
-    async fn owner(self: &Arc<Route>, slot: u16, deadline: Instant) -> Result<Arc<Node>, StoreError> {
+    pub(super) async fn owner(
+        self: &Arc<Route>,
+        slot: u16,
+        deadline: Instant,
+    ) -> Result<Arc<Node>, StoreError> {
         if !self.is_cluster() {
             return self.node_at(self.seeds[0].addr().clone());
         }
@@ -358,6 +415,7 @@ impl Route {
         let seeds: Vec<String> = self.seeds.iter().map(|seed| seed.addr().to_string()).collect();
         let is_named = |address: &String| named.iter().any(|(_, _, node)| node.address == *address);
         self.nodes.lock().retain(|address, _| is_named(address) || seeds.contains(address));
+        self.pings.lock().retain(|address, _| is_named(address));
     }
 }
 

@@ -28,6 +28,9 @@ end
 
 if hold.settled == 1 then return {'ALREADY'} end
 
+-- A server without memory is told to go on, since nothing here is new.
+expire(KEYS[1], hold.end_us, 0)
+
 local function keep()
   set(KEYS[1], cmsgpack.pack(hold), hold.end_us, 0)
 end

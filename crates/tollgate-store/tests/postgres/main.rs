@@ -4,6 +4,7 @@
 mod deadline;
 mod faults;
 mod pooler;
+mod ping;
 mod refusal;
 mod rows;
 mod shares;

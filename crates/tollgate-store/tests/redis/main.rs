@@ -10,6 +10,7 @@ mod faults_cluster;
 mod log;
 mod losses;
 mod matrix;
+mod ping;
 mod races;
 mod refund;
 mod suite;

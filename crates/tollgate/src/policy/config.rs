@@ -39,7 +39,7 @@ use crate::policy::Policy;
 /// let config = Config::parse(r#"
 ///     [store]
 ///     mode = "memory"          # memory | redis | postgres
-///     fallback = "open"        # open | closed | local, when the store fails; a limit may have its own
+///     fallback = "local"       # open | closed | local, when the store fails; a limit may have its own
 ///
 ///     [limits.api]
 ///     strategy = "token_bucket"
@@ -72,7 +72,7 @@ use crate::policy::Policy;
 /// | of `[store]` | says | unless said |
 /// |---|---|---|
 /// | `mode` | `memory`, `redis` or `postgres` | `memory` |
-/// | `fallback` | `open`, `closed` or `local`, when the store fails | `open` |
+/// | `fallback` | `open`, `closed` or `local`, when the store fails | `local` |
 /// | `fallback_instances` | among how many a limit is divided while each counts locally | 1 |
 /// | `timeout` | the deadline of one call, up to `10s` | `100ms` |
 /// | `denial_cache` | how long a denial is believed without asking again; `0s` for never | `100ms` |
@@ -211,7 +211,7 @@ resp = "127.0.0.1:6380"
 
 [store]
 mode = "memory"                  # memory | redis | postgres
-fallback = "open"                # open | closed | local; a limit may override it
+fallback = "local"               # open | closed | local; a limit may override it
 timeout = "100ms"
 max_keys = 10_000_000
 redis = { url = "redis://127.0.0.1:6379", cluster = false }   # rediss:// for TLS; password = "env:REDIS_PASSWORD"
@@ -248,7 +248,7 @@ overrides = { "user:42" = { limit = 1000 } }
         assert_eq!(config.server.http.as_deref(), Some("127.0.0.1:8080"));
         assert_eq!(config.server.grpc.as_deref(), Some("127.0.0.1:8081"));
         assert_eq!(config.server.resp.as_deref(), Some("127.0.0.1:6380"));
-        assert_eq!((config.store.mode, config.store.fallback), (StoreMode::Memory, Fallback::Open));
+        assert_eq!((config.store.mode, config.store.fallback), (StoreMode::Memory, Fallback::Local));
         assert_eq!((config.store.timeout, config.store.max_keys), (Micros::from_millis(100), 10_000_000));
         let redis = config.store.redis.as_ref().unwrap();
         assert_eq!(
@@ -280,7 +280,7 @@ overrides = { "user:42" = { limit = 1000 } }
         assert_eq!(parse(""), Config::default());
         assert_eq!(parse("rules = []\n[jobs]\n[llm]\n[limits]\n[store]\n[server]"), Config::default());
         let store = StoreConfig::default();
-        assert_eq!((store.mode, store.fallback), (StoreMode::Memory, Fallback::Open));
+        assert_eq!((store.mode, store.fallback), (StoreMode::Memory, Fallback::Local));
         assert_eq!((store.when_full, store.max_keys), (WhenFull::Share, 10_000_000));
         assert_eq!(store.timeout, Micros::from_millis(100));
         let memory = MemoryOptions::default();

@@ -21,7 +21,8 @@ impl Remote {
         // However this ends, the keys may have more left than is believed.
         let _on_its_way = OnItsWay { remote: self, asks: Some(asks) };
         self.give_back_slices_of(asks).await.map_err(Missed::into_error)?;
-        self.call("refund", |store| store.refund(&items)).await.map_err(Missed::into_error)
+        let nodes = self.nodes_of(&items, None);
+        self.call("refund", nodes, |store| store.refund(&items)).await.map_err(Missed::into_error)
     }
 
     /// Gives back what this process has of the keys in slices; what surely did not get there goes on being used.

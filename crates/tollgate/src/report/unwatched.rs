@@ -9,7 +9,6 @@ use tollgate_store::{Clock, StoreError};
 use tracing::Span;
 
 use super::{Concluded, LimitTold, Observers};
-use crate::health::StoreChange;
 
 /// There is none.
 pub(crate) type Telemetry = std::convert::Infallible;
@@ -55,7 +54,7 @@ impl Watch {
 
     pub(crate) fn concluded(&self, _concluded: &Concluded<'_>, _span: &Span, _clock: &Clock) {}
 
-    pub(crate) fn store_changed(&self, _change: &StoreChange) {}
+    pub(crate) fn store_changed(&self, _is_up: bool) {}
 }
 
 pub(crate) struct StoreCall;

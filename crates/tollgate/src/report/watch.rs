@@ -16,7 +16,6 @@ use super::metrics::Sink;
 use super::namespaces::Namespaces;
 use super::store_meter::{Reading, StoreMeter};
 use super::{Concluded, spans};
-use crate::health::StoreChange;
 
 pub(crate) use super::meter::{Meter, is_sampled};
 pub(crate) use crate::telemetry::Telemetry;
@@ -117,10 +116,10 @@ impl Watch {
         StoreCall { operation, span, meter }
     }
 
-    /// The store went, or came back.
-    pub(crate) fn store_changed(&self, change: &StoreChange) {
+    /// A node of the store went, or came back.
+    pub(crate) fn store_changed(&self, is_up: bool) {
         if let Some(meter) = &self.meter {
-            meter.set_up(matches!(change, StoreChange::Up { .. }));
+            meter.set_up(is_up);
         }
     }
 

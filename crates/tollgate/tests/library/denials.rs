@@ -221,17 +221,18 @@ fn a_waiter_is_admitted_to_the_microsecond_all_the_same() {
 fn a_denial_outlives_the_stores_failure_and_a_lost_answer_ends_it() {
     let hands = hands();
     let (gate, elsewhere) = gate(&hands, bucket("1/h", 2), HOUR);
+    elsewhere.answers_pings(true);
     charge(&gate, "a", 2);
     charge(&gate, "a", 1);
     elsewhere.fault(Fault::Fails(Failure::Timeout));
     assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache);
-    assert_eq!(charge(&gate, "a", 2).1, Source::FallbackOpen);
+    assert_eq!(charge(&gate, "a", 2).1, Source::FallbackLocal);
     assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache);
     elsewhere.fault(Fault::Loses(Failure::Timeout));
-    assert_eq!(charge(&gate, "a", 2).1, Source::FallbackOpen);
+    assert_eq!(charge(&gate, "a", 2).1, Source::FallbackLocal);
     assert_eq!(
         charge(&gate, "a", 1).1,
-        Source::FallbackOpen,
+        Source::FallbackLocal,
         "what the store remembers is not known any more"
     );
 }

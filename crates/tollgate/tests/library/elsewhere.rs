@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use tollgate::{
-    Charged, Failure, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Micros, Settled,
+    Charged, Failure, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Micros, NodeId, Settled,
     Settlement, Store, StoreError, StoreFuture, StoredLimit,
 };
 
@@ -32,6 +32,9 @@ pub(crate) struct Elsewhere {
     /// How long a call takes to get there, and as long back.
     latency: Mutex<Micros>,
     calls: AtomicUsize,
+    pings: AtomicUsize,
+    /// Whether pings are answered whatever is wrong with calls.
+    is_alive: AtomicBool,
     is_let_go: AtomicBool,
     hanging: Mutex<Vec<Waker>>,
 }
@@ -45,6 +48,8 @@ impl Elsewhere {
             fault: Mutex::new(Fault::None),
             latency: Mutex::new(Micros::ZERO),
             calls: 0.into(),
+            pings: 0.into(),
+            is_alive: false.into(),
             is_let_go: false.into(),
             hanging: Mutex::default(),
         })
@@ -62,6 +67,15 @@ impl Elsewhere {
         self.calls.load(Ordering::SeqCst)
     }
 
+    pub(crate) fn pings(&self) -> usize {
+        self.pings.load(Ordering::SeqCst)
+    }
+
+    /// Whether pings are answered from now on, so that what is wrong with calls is theirs alone; else they fare as calls do.
+    pub(crate) fn answers_pings(&self, is_alive: bool) {
+        self.is_alive.store(is_alive, Ordering::SeqCst);
+    }
+
     /// Answers those who hang.
     pub(crate) fn let_go(&self) {
         self.is_let_go.store(true, Ordering::SeqCst);
@@ -73,6 +87,13 @@ impl Elsewhere {
         work: impl FnOnce() -> StoreFuture<'a, T> + Send + 'a,
     ) -> StoreFuture<'a, T> {
         self.calls.fetch_add(1, Ordering::SeqCst);
+        self.carry(work)
+    }
+
+    fn carry<'a, T: Send + 'a>(
+        &'a self,
+        work: impl FnOnce() -> StoreFuture<'a, T> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
         let (fault, latency) = (*self.fault.lock().unwrap(), *self.latency.lock().unwrap());
         let fails = |failure| StoreError::failed(failure, "could not ask the store").caused_by("on purpose");
         Box::pin(async move {
@@ -120,5 +141,13 @@ impl Store for Elsewhere {
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         self.answer(move || Store::forget(&self.store, limit, key))
+    }
+
+    fn ping(&self, _: NodeId) -> StoreFuture<'_, ()> {
+        self.pings.fetch_add(1, Ordering::SeqCst);
+        match self.is_alive.load(Ordering::SeqCst) {
+            true => Box::pin(async { Ok(()) }),
+            false => self.carry(|| Box::pin(async { Ok(()) })),
+        }
     }
 }

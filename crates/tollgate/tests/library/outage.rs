@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tollgate::{
-    Ask, Event, Failure, Fallback, ManualClock, Micros, Observer, Source, StoreChange, StoreState, Tollgate,
-    WhenFull,
+    Ask, Event, Failure, Fallback, ManualClock, Micros, Observer, Scope, Source, StoreChange, StoreState,
+    Tollgate, WhenFull,
 };
 
 use crate::crowd::{Crowd, ready};
@@ -52,21 +52,28 @@ fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
         let started = hands.now();
         elsewhere.fault(Fault::Fails(Failure::Timeout));
         for _ in 0..10_000 {
-            assert_eq!(source(&gate), Source::FallbackOpen);
+            assert_eq!(source(&gate), Source::FallbackLocal);
         }
-        assert_eq!(elsewhere.calls(), 105, "five failures, and it is left alone");
+        assert_eq!(
+            (elsewhere.calls(), elsewhere.pings()),
+            (101, 1),
+            "a failure, a ping, and it is left alone"
+        );
         let health = gate.store_health();
         assert_eq!((health.state, health.since), (StoreState::Down, started));
-        assert_eq!((health.calls, health.fallen_back, health.outages), (105, 10_000, 1));
-        assert_eq!((health.failures(Failure::Timeout), health.last_failure), (5, Some(Failure::Timeout)));
+        assert_eq!((health.calls, health.fallen_back, health.outages), (101, 10_000, 1));
+        assert_eq!((health.failures(Failure::Timeout), health.last_failure), (1, Some(Failure::Timeout)));
 
-        // Half a minute more, with a call every millisecond: few of them ask, the rest cost nothing.
+        assert_eq!((health.nodes_up, health.nodes), (0, 1));
+
+        // Half a minute more, with a call every millisecond: few of them ping, the rest cost nothing.
         for _ in 0..30_000 {
             hands.advance(Micros::from_millis(1));
-            assert_eq!(source(&gate), Source::FallbackOpen);
+            assert_eq!(source(&gate), Source::FallbackLocal);
         }
-        let probes = elsewhere.calls() - 105;
-        assert!((7..=12).contains(&probes), "{probes} probes in half a minute");
+        let pings = elsewhere.pings() - 1;
+        assert!((7..=12).contains(&pings), "{pings} pings in half a minute");
+        assert_eq!(elsewhere.calls(), 101, "and no caller's own call is one");
         assert_eq!(gate.store_health().state, StoreState::Down);
 
         elsewhere.fault(Fault::None);
@@ -75,14 +82,13 @@ fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
             source(&gate) == Source::Store
         });
         assert!(back <= Some(6_000), "the longest wait is five seconds and a fifth");
-        assert_eq!(gate.store_health().state, StoreState::Probing);
         for _ in 0..100 {
             assert_eq!(source(&gate), Source::Store);
         }
         let health = gate.store_health();
         assert_eq!((health.state, health.since, health.outages), (StoreState::Up, hands.now(), 1));
         let down_for = hands.now().saturating_sub(started);
-        let fallen_back = health.fallen_back - 4;
+        let fallen_back = health.fallen_back - 1;
         let expected =
             [StoreChange::Down { failure: Failure::Timeout }, StoreChange::Up { down_for, fallen_back }];
         assert_eq!(*news.0.lock().unwrap(), expected);
@@ -102,6 +108,7 @@ fn a_second_outage_is_told_again() {
     let (hands, gate, elsewhere, news) = scene();
     let lines = logged(|| {
         for _ in 0..3 {
+            hands.advance(secs(1));
             elsewhere.fault(Fault::Fails(Failure::Refused));
             for _ in 0..20 {
                 source(&gate);
@@ -115,55 +122,78 @@ fn a_second_outage_is_told_again() {
     assert_eq!((lines.len(), news.0.lock().unwrap().len(), gate.store_health().outages), (6, 6, 3));
 }
 
+/// Callers can make calls fail, but not pings: then it is their calls that are ill, and only those fall back.
 #[test]
-fn one_probe_at_a_time_however_many_ask() {
+fn calls_that_fail_are_no_outage_while_pings_are_answered() {
+    for failure in Failure::ALL {
+        let (hands, gate, elsewhere, news) = scene();
+        elsewhere.answers_pings(true);
+        for call in 0..1_000 {
+            hands.advance(Micros::from_millis(1));
+            let fails = call % 8 != 0;
+            elsewhere.fault(if fails { Fault::Fails(failure) } else { Fault::None });
+            let expected = if fails { Source::FallbackLocal } else { Source::Store };
+            assert_eq!(source(&gate), expected, "{failure}: the store is asked by each of them");
+        }
+        let health = gate.store_health();
+        assert_eq!((health.state, health.outages, news.0.lock().unwrap().len()), (StoreState::Up, 0, 0));
+        let pings = match failure.scope() {
+            Scope::Call => 0,
+            Scope::Node => 10,
+        };
+        assert_eq!(elsewhere.pings(), pings, "{failure}: one every 100 ms at most");
+    }
+}
+
+#[test]
+fn one_ping_at_a_time_however_many_ask() {
     let (hands, gate, elsewhere, _) = scene();
     elsewhere.fault(Fault::Fails(Failure::Connection));
-    for _ in 0..5 {
+    for _ in 0..2 {
         source(&gate);
     }
     elsewhere.fault(Fault::Hangs);
     hands.advance(secs(1));
-    let before = elsewhere.calls();
+    let (calls, pings) = (elsewhere.calls(), elsewhere.pings());
     let asks = [Ask::new("api", "alice")];
     let mut crowd = Crowd::new();
-    let probe = crowd.join(gate.charge(&asks));
+    // This store has nothing to run a ping on, so one caller waits for it.
+    let waiter = crowd.join(gate.charge(&asks));
     for _ in 0..1_000 {
-        assert_eq!(source(&gate), Source::FallbackOpen, "nobody waits for the probe");
+        assert_eq!(source(&gate), Source::FallbackLocal, "nobody else waits for the ping");
     }
-    assert_eq!(elsewhere.calls() - before, 1);
+    assert_eq!((elsewhere.calls() - calls, elsewhere.pings() - pings), (0, 1));
     assert_eq!(gate.store_health().state, StoreState::Probing);
 
-    // Its caller gives up: the next probe is due after as long a wait, and not before.
-    crowd.leave(probe);
-    assert_eq!(source(&gate), Source::FallbackOpen);
+    // Its caller gives up: the next ping is due after as long a wait, and not before.
+    crowd.leave(waiter);
+    assert_eq!(source(&gate), Source::FallbackLocal);
     hands.advance(Micros::from_millis(300));
-    let probe = crowd.join(gate.charge(&asks));
-    assert_eq!(elsewhere.calls() - before, 2);
+    let waiter = crowd.join(gate.charge(&asks));
+    assert_eq!(elsewhere.pings() - pings, 2);
     elsewhere.let_go();
     let done = crowd.run();
-    assert_eq!((done.len(), done[0].0), (1, probe));
-    assert_eq!(done[0].1.as_ref().unwrap().limits()[0].source, Source::Store, "a probe is a real call");
-    assert_eq!(source(&gate), Source::Store);
+    assert_eq!((done.len(), done[0].0), (1, waiter));
+    assert_eq!(done[0].1.as_ref().unwrap().limits()[0].source, Source::Store, "it finds the store back");
     assert_eq!(gate.store_health().state, StoreState::Up);
 }
 
 #[test]
-fn one_probe_at_a_time_among_threads() {
+fn one_ping_at_a_time_among_threads() {
     let (hands, gate, elsewhere, _) = scene();
     elsewhere.fault(Fault::Fails(Failure::Connection));
-    for _ in 0..5 {
+    for _ in 0..2 {
         source(&gate);
     }
     for round in 0..50 {
         hands.advance(secs(7));
-        let before = elsewhere.calls();
+        let before = (elsewhere.calls(), elsewhere.pings());
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| (0..50).for_each(|_| assert_eq!(source(&gate), Source::FallbackOpen)));
+                scope.spawn(|| (0..50).for_each(|_| assert_eq!(source(&gate), Source::FallbackLocal)));
             }
         });
-        assert_eq!(elsewhere.calls() - before, 1, "round {round}");
+        assert_eq!((elsewhere.calls(), elsewhere.pings()), (before.0, before.1 + 1), "round {round}");
     }
 }
 
@@ -172,9 +202,10 @@ fn calls_whose_answer_was_lost_are_counted_apart_and_not_sent_again() {
     let hands = hands();
     let elsewhere = Elsewhere::new(&hands);
     let gate = on(&hands).limit("api", a_minute(100)).store(elsewhere.clone()).build().unwrap();
+    elsewhere.answers_pings(true);
     elsewhere.fault(Fault::Loses(Failure::Timeout));
     for _ in 0..3 {
-        assert_eq!(source(&gate), Source::FallbackOpen);
+        assert_eq!(source(&gate), Source::FallbackLocal);
     }
     elsewhere.fault(Fault::Fails(Failure::Timeout));
     source(&gate);
@@ -192,7 +223,7 @@ fn failures_now_and_then_fall_back_without_an_outage_and_are_told_once_a_minute(
             hands.advance(Micros::from_millis(100));
             let fails = call % 10 == 0;
             elsewhere.fault(if fails { Fault::Fails(Failure::Overloaded) } else { Fault::None });
-            assert_eq!(source(&gate), if fails { Source::FallbackOpen } else { Source::Store });
+            assert_eq!(source(&gate), if fails { Source::FallbackLocal } else { Source::Store });
         }
     });
     assert_eq!((lines.len(), news.0.lock().unwrap().len()), (2, 0), "{lines:?}");

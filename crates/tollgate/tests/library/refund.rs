@@ -116,7 +116,11 @@ fn while_the_store_is_down_nothing_is_refunded_and_that_is_said() {
             assert!(error.is_transient() && !error.is_ambiguous(), "{error}");
         }
         assert_eq!(gate.store_health().state, StoreState::Down);
-        assert_eq!(elsewhere.calls(), 6, "a charge and five failures");
+        assert_eq!(
+            (elsewhere.calls(), elsewhere.pings()),
+            (2, 1),
+            "a charge, a failure, and a ping that failed"
+        );
         elsewhere.fault(Fault::None);
         hands.advance(Micros::from_secs(6));
         assert_eq!(used(&gate, "api", "a"), 3);
@@ -171,6 +175,7 @@ fn a_slice_is_given_back_before_its_key_is_refunded() {
     assert_eq!(ready(gate.give_back_slices()).unwrap(), 0, "the slice is gone");
 
     // A slice that cannot be given back is still paid for.
+    elsewhere.answers_pings(true);
     assert_eq!(source(&gate, "a"), (true, Source::Store));
     elsewhere.fault(Fault::Fails(Failure::Connection));
     ready(gate.refund(&[Ask::new("api", "a")])).unwrap_err();

@@ -243,6 +243,7 @@ fn every_failure_is_a_label_of_errors_and_of_fallbacks() {
         for (fault, ambiguous) in [(Fault::Fails(failure), 0), (Fault::Loses(failure), 3)] {
             let (hands, scrape) = (hands(), Scrape::new());
             let (gate, store) = elsewhere(&hands, &scrape);
+            store.answers_pings(true);
             store.fault(fault);
             for fallback in Fallback::ALL {
                 drop(ready(gate.acquire("k", fallback.name())).unwrap());

@@ -74,7 +74,7 @@ fn a_check_is_a_span_and_the_call_to_the_store_one_within_it() {
         "peek other token_bucket custom HASH allowed store 0 1",
         "reserve other token_bucket custom HASH allowed store 0 1",
         "wait other token_bucket custom HASH allowed store 0 1",
-        "charge other token_bucket custom HASH allowed fallback_open 0 1",
+        "charge other token_bucket custom HASH allowed fallback_local 0 1",
     ]
     .map(|line| line.replace("HASH", HASH));
     assert_eq!(briefs, expected);

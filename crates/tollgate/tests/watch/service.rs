@@ -82,6 +82,8 @@ impl Service {
             if self.shared.store_health().state == StoreState::Up {
                 return;
             }
+            // The ping goes over a real connection, beside this loop.
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
         panic!("Redis is back and nobody asks it");
     }

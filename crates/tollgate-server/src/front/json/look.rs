@@ -67,8 +67,11 @@ fn ready(app: &App) -> Response<Body> {
         return text(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "draining\n");
     }
     let store = app.state().gate.store_health().state;
-    let words =
-        if store == StoreState::Up { "ready\n" } else { "ready, without the store: limits fall back\n" };
+    let words = match store {
+        StoreState::Up => "ready\n",
+        StoreState::Partial => "ready, without a node of the store: limits of its keys fall back\n",
+        StoreState::Down | StoreState::Probing => "ready, without the store: limits fall back\n",
+    };
     text(StatusCode::OK, "text/plain; charset=utf-8", words)
 }
 
@@ -152,6 +155,8 @@ fn server(app: &App) -> Value {
         "store": {
             "mode": state.config.store.mode.name(),
             "state": health.state.name(),
+            "nodes": health.nodes,
+            "nodes_up": health.nodes_up,
             "last_failure": health.last_failure.map(|failure| failure.name()),
             "calls": health.calls,
             "outages": health.outages,

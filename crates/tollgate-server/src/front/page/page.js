@@ -33,7 +33,9 @@ function showStore({ store, limits, keys }) {
   const how = fallbacks.map(([fallback, of]) => `${fallback}: ${of.map((one) => one.limit).join(", ")}`).join("\n");
   const why = store.last_failure ? ` (${store.last_failure.replaceAll("_", " ")})` : "";
   // The same words while it is tried again now and then: a state is announced when it changes, and this one has not.
-  notice("store", "The store is down, and limits fall back",
+  const title = store.state === "partial" ? "A node of the store is down, and the limits of its keys fall back"
+    : "The store is down, and limits fall back";
+  notice("store", title,
     isDown ? `${store.mode} since ${dateTime(store.since)}${why}\n${how}` : null);
   const facts = [["kept in", store.mode], ["state", store.state]];
   if (store.mode === "memory") {
