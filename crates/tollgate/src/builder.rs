@@ -330,6 +330,7 @@ impl TollgateBuilder {
         }
         if let Backend::Remote(remote) = &backend {
             remote.set_denial_cache(self.denial_cache);
+            remote.renumbered();
         }
         let queues = old.map_or_else(Arc::<Queues>::default, |old| old.queues.clone());
         let is_of_policy = |name: &str| by_name.contains_key(name);

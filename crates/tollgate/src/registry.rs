@@ -241,6 +241,12 @@ impl Tollgate {
     /// While a store elsewhere is down this is an error that may pass, and the reservation stays as it is. What was reserved
     /// while it was down is settled in this process, whatever has become of the store: limits that count locally are
     /// corrected, and the others, which charged nothing, have nothing to correct.
+    ///
+    /// If the reply to the reserve call was lost, what it reserved is settled in this process as well, and the store's copy is
+    /// cancelled as soon as the store answers. Until then the answer is [`Settled::Pending`] instead of `Done`.
+    ///
+    /// A renewal that answers `Unknown` means that the lease is gone, and another holder may run beside this one. For a
+    /// reservation of this registry that is logged and counted as well.
     pub async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
         let settled = match &self.gate.backend {
             Backend::Memory(store) => store.settle(id, settlement)?,
@@ -313,8 +319,8 @@ impl Tollgate {
         refunded
     }
 
-    /// Forgets what a key was charged; false when nothing was remembered. What this process itself remembers of the key is
-    /// forgotten even if its store, elsewhere, fails; that is then an error.
+    /// Forgets what a key was charged; false when nothing was remembered. If a remote store fails, that is an error and nothing is
+    /// forgotten in this process either; the same call can be sent again.
     pub async fn reset(&self, limit: &str, key: &str) -> Result<bool, Error> {
         let entry = self.entry(limit)?;
         let key = crate::key::Key::parse(key)?;
@@ -330,7 +336,8 @@ impl Tollgate {
     }
 
     /// Waits until the charge fits, at most `within`, first come, first served among those who wait for the same key in this
-    /// process.
+    /// process. What another process gives back is seen within 250 ms. Dropping the future gives the place in the queue back; a
+    /// charge that is on its way to the store then is cancelled there.
     pub async fn wait(&self, ask: Ask<'_>, within: Duration) -> Result<Outcome, WaitError> {
         if ask.ad_hoc.is_some() {
             return Err(Error::call(

@@ -18,6 +18,8 @@ pub(crate) enum Fault {
     Fails(Failure),
     /// It is done, and the answer is lost.
     Loses(Failure),
+    /// It is not done, or not yet, and nobody can tell.
+    Vanishes(Failure),
     /// The call is refused as wrong.
     Invalid,
     /// It is done, and the answer comes once the store is let go.
@@ -32,6 +34,8 @@ pub(crate) struct Elsewhere {
     /// How long a call takes to get there, and as long back.
     latency: Mutex<Micros>,
     calls: AtomicUsize,
+    /// The hold of the last charge.
+    last_hold: Mutex<Option<Hold>>,
     is_let_go: AtomicBool,
     hanging: Mutex<Vec<Waker>>,
 }
@@ -45,6 +49,7 @@ impl Elsewhere {
             fault: Mutex::new(Fault::None),
             latency: Mutex::new(Micros::ZERO),
             calls: 0.into(),
+            last_hold: Mutex::default(),
             is_let_go: false.into(),
             hanging: Mutex::default(),
         })
@@ -60,6 +65,11 @@ impl Elsewhere {
 
     pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
+    }
+
+    /// The hold of the last charge, if it had one.
+    pub(crate) fn last_hold(&self) -> Option<Hold> {
+        *self.last_hold.lock().unwrap()
     }
 
     /// Answers those who hang.
@@ -80,6 +90,7 @@ impl Elsewhere {
             let answer = match fault {
                 Fault::Fails(failure) => Err(fails(failure)),
                 Fault::Invalid => Err(StoreError::invalid("the call is wrong")),
+                Fault::Vanishes(failure) => Err(fails(failure).ambiguous()),
                 Fault::Loses(failure) => work().await.and(Err(fails(failure).ambiguous())),
                 Fault::None => work().await,
                 Fault::Hangs => {
@@ -103,6 +114,7 @@ impl Elsewhere {
 
 impl Store for Elsewhere {
     fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        *self.last_hold.lock().unwrap() = hold;
         self.answer(move || Store::charge(&self.store, items, hold))
     }
 
