@@ -345,6 +345,7 @@ impl TollgateBuilder {
             watch,
             queues,
             malformed: Default::default(),
+            lost_leases: old.map(|old| old.lost_leases.clone()).unwrap_or_default(),
             otherwise: self.otherwise,
             ad_hocs,
         };

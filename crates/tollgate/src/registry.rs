@@ -248,6 +248,37 @@ impl Tollgate {
     /// A renewal that answers `Unknown` means that the lease is gone, and another holder may run beside this one. For a
     /// reservation of this registry that is logged and counted as well.
     pub async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
+        let is_lease = match &self.gate.backend {
+            Backend::Remote(remote) if *settlement == Settlement::Renew => remote.is_lease(id),
+            _ => false,
+        };
+        let settled = self.settle_unreported(id, settlement).await?;
+        if is_lease && settled == Settled::Unknown {
+            self.gate.lost_leases.report();
+        }
+        Ok(settled)
+    }
+
+    /// Renews the lease of a holder in this process; false, logged and counted, if it is gone.
+    #[cfg(feature = "http")]
+    pub(crate) async fn renew_lease(&self, id: HoldId) -> Result<bool, Error> {
+        let settled = self.settle_unreported(id, &Settlement::Renew).await?;
+        let is_renewed = matches!(settled, Settled::Done | Settled::Pending);
+        if !is_renewed {
+            self.gate.lost_leases.report();
+        }
+        Ok(is_renewed)
+    }
+
+    /// Forgets a reservation that nobody will ask for again, where it is held in this process: its leases end, and its charges stay.
+    #[cfg(feature = "http")]
+    pub(crate) fn forget_hold(&self, id: HoldId) {
+        if let Backend::Memory(store) = &self.gate.backend {
+            store.release(id);
+        }
+    }
+
+    async fn settle_unreported(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
         let settled = match &self.gate.backend {
             Backend::Memory(store) => store.settle(id, settlement)?,
             Backend::Remote(remote) => {
@@ -351,10 +382,12 @@ impl Tollgate {
 
     /// How the store fares: whether it answers, how it failed, and what was answered without it.
     pub fn store_health(&self) -> StoreHealth {
-        match &self.gate.backend {
+        let mut health = match &self.gate.backend {
             Backend::Memory(_) => StoreHealth::always_up(self.gate.clock.now()),
             Backend::Remote(remote) => remote.health(),
-        }
+        };
+        health.leases_lost = self.gate.lost_leases.count();
+        health
     }
 
     /// Gives back what is unused of slices whose time is up, and returns of how many: see [`Rule::slice`]. A key's next charge

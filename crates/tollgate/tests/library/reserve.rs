@@ -277,12 +277,18 @@ fn a_lease_dies_by_itself_and_its_permit_then_means_nothing() {
 }
 
 #[test]
-fn a_permit_outlived_by_a_reset_gives_nothing_back() {
-    let workers = limiter(&hands(), at_once(1));
+fn a_permit_outlived_by_a_reset_gives_nothing_back_and_says_that_it_is_lost() {
+    let gate = on(&hands()).limit("workers", at_once(1)).build().unwrap();
+    let workers = gate.default_limiter().unwrap();
     let before = workers.acquire("pool").unwrap();
+    assert!(before.renew() && !before.is_lost());
     assert!(workers.reset("pool"));
     let after = workers.acquire("pool").unwrap();
-    assert!(!before.renew());
+    for _ in 0..3 {
+        assert!(!before.renew() && before.is_lost());
+    }
+    assert!(after.renew() && !after.is_lost());
+    assert_eq!(gate.store_health().leases_lost, 1, "counted once for each holder");
     drop(before);
     assert!(workers.acquire("pool").is_err());
     drop(after);
