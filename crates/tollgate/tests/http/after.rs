@@ -357,3 +357,27 @@ async fn a_lease_that_is_gone_when_it_is_renewed_is_logged_and_counted_once() {
     settle().await;
     assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0);
 }
+
+/// The request that holds it is in the same process as the counters, and gives it back however it ends.
+#[tokio::test(start_paused = true)]
+async fn in_one_process_a_lease_does_not_end_while_its_request_is_inside() {
+    let at_once = Limit::concurrency(1, Micros::from_secs(3)).expect("a limit");
+    let (gate, hands) =
+        gate(On::Memory, |gate| gate.limit("at-once", at_once).limit("units", window(10)).max_keys(20));
+    let (service, _) = serve(&gate, |layer| {
+        let units = Toll::new("units", Payer::client()).only_if(|answer| answer.status() == 500);
+        layer.toll(Route::any(), Toll::new("at-once", Payer::client())).toll(Route::any(), units)
+    });
+    let first = head_of(&service, get("/")).await;
+    hands.advance(Micros::from_secs(1_000));
+    assert_eq!(ask(&service, get("/")).await.status, 429, "no time for a renewal, and still inside");
+    assert_eq!(gate.store_health().leases_lost, 0);
+    drop(first);
+    settle().await;
+    assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0);
+    // Nothing is left of the reservations either, whose time to live had no end: there is room for only a few.
+    for _ in 0..1_000 {
+        assert_eq!(ask(&service, get("/")).await.status, 200);
+        settle().await;
+    }
+}
