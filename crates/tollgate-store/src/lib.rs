@@ -143,6 +143,12 @@ pub struct Hold {
     pub ttl: Micros,
 }
 
+impl Hold {
+    /// A time to live without an end: the charge is held until it is settled or released, and so are its leases. For a holder
+    /// that lives in the same process as the counters, and so cannot die without them.
+    pub const UNTIL_RELEASED: Micros = Micros::new(u64::MAX);
+}
+
 /// The name of a held charge: 128 bits, written as 32 hexadecimal digits.
 ///
 /// ```
@@ -227,6 +233,9 @@ pub enum Settled {
     Already,
     /// No such charge, or its time has run out; nothing changed.
     Unknown,
+    /// The charge, corrected, released or renewed where it counts, in this process. The store may hold a copy of it, because the
+    /// reply to the charge was lost; that copy is cancelled as soon as the store answers. No store answers this: the library does.
+    Pending,
 }
 
 /// Remembers what was charged. Works as `dyn Store`, because a server picks its store at start.

@@ -330,6 +330,7 @@ impl TollgateBuilder {
         }
         if let Backend::Remote(remote) = &backend {
             remote.set_denial_cache(self.denial_cache);
+            remote.renumbered();
         }
         let queues = old.map_or_else(Arc::<Queues>::default, |old| old.queues.clone());
         let is_of_policy = |name: &str| by_name.contains_key(name);
@@ -344,6 +345,7 @@ impl TollgateBuilder {
             watch,
             queues,
             malformed: Default::default(),
+            lost_leases: old.map(|old| old.lost_leases.clone()).unwrap_or_default(),
             otherwise: self.otherwise,
             ad_hocs,
         };

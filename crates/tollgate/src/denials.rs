@@ -7,13 +7,15 @@
 //! be given back at any time), for a cost that can never fit, or for a charge over several limits, whose other limits the
 //! store alone can tell.
 //!
-//! Whatever this process does to a key ends what is believed about it: an admission or a refund on the key, and a reset or a
-//! settlement on every key. What *other* processes give back or reset is not seen, so nothing is believed for longer than a cap. Memory is
+//! Whatever this process does to a key ends what is believed about it: an admission, a refund or a settlement. A reset, and the
+//! settlement of a reservation that another process made, end what is believed about every key, but only once the store has
+//! carried them out: nobody empties the cache with ids that they made up. What *other* processes give back or reset is not seen, so nothing is believed for longer than a cap. Memory is
 //! bounded: a fixed number of slots, where a newcomer overwrites whoever is there, at the price of a round trip.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, Micros, Outcome, Strategy};
 
 use crate::fingerprint::shard_of;
@@ -25,7 +27,7 @@ const SLOTS_IN_A_SHARD: usize = 64;
 pub(crate) struct Denials {
     /// How long one is believed at most, in µs; zero believes none.
     cap_us: AtomicU64,
-    /// Counts what may have ended any denial: settlements and resets.
+    /// Counts what may have ended any denial: resets, and settlements of other processes' reservations.
     epoch: AtomicU64,
     shards: Box<[Mutex<Shard>]>,
 }
@@ -98,6 +100,12 @@ impl Denials {
         })
     }
 
+    /// What to remember of a call that is sent whatever is believed.
+    pub(crate) fn sent(&self, fingerprint: u128, now: Micros) -> Sent {
+        let (shard, _) = self.place(fingerprint);
+        Sent { fingerprint, version: shard.version, epoch: self.epoch.load(Ordering::Acquire), at: now }
+    }
+
     /// Remembers what the store said of a charge on one key: a denial is kept if it is worth keeping, an admission ends one.
     pub(crate) fn learn(&self, sent: Sent, limit: &Limit, cost: Cost, outcome: &Outcome) {
         if outcome.allowed {
@@ -132,6 +140,11 @@ impl Denials {
         }
     }
 
+    /// Ends what is believed about these keys, once the guard is dropped: something is being given back to them.
+    pub(crate) fn end(&self, keys: SmallVec<[u128; 2]>) -> End<'_> {
+        End { denials: self, keys }
+    }
+
     /// Ends all that is believed, once the guard is dropped: something is being given back, and nobody knows to whom.
     pub(crate) fn end_all(&self) -> EndAll<'_> {
         EndAll(self)
@@ -149,6 +162,18 @@ pub(crate) struct EndAll<'a>(&'a Denials);
 impl Drop for EndAll<'_> {
     fn drop(&mut self) {
         self.0.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Ends what is believed about some keys when dropped, so that it happens however the call in between ends.
+pub(crate) struct End<'a> {
+    denials: &'a Denials,
+    keys: SmallVec<[u128; 2]>,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.keys.iter().for_each(|key| self.denials.changed(*key));
     }
 }
 

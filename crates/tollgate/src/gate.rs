@@ -23,6 +23,7 @@ use crate::quiet::Quiet;
 use crate::remote::Remote;
 use crate::report::watch::{Meter, Watch};
 use crate::report::{Observers, Source, Trouble};
+use crate::reservation::LostLeases;
 use crate::wait::Queues;
 
 /// How many limits one charge may name. A charge compares all of its pairs, so there must be an end to them.
@@ -81,6 +82,7 @@ pub(crate) struct Gate {
     pub(crate) watch: Arc<Watch>,
     pub(crate) queues: Arc<Queues>,
     pub(crate) malformed: MalformedLog,
+    pub(crate) lost_leases: Arc<LostLeases>,
     /// How limits fare that come with a call, and those that came.
     pub(crate) otherwise: Otherwise,
     pub(crate) ad_hocs: AdHocs,

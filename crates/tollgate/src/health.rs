@@ -97,6 +97,13 @@ pub struct StoreHealth {
     pub denial_cache_hits: u64,
     /// How many charges were admitted from slices.
     pub slice_hits: u64,
+    /// How many charges the store may hold though nobody counts on them, and are still to be cancelled there.
+    pub pending_cancels: u64,
+    /// How many such charges were given up: there was no room to remember them, or their time was up before the store answered.
+    /// They stay charged.
+    pub abandoned_cancels: u64,
+    /// How many leases were gone when their holder renewed them.
+    pub leases_lost: u64,
     failures: [u64; Failure::ALL.len()],
     answers: [u64; Fallback::ALL.len()],
 }
@@ -207,6 +214,9 @@ impl Tally {
             fallen_back: read(&self.fallen_back),
             denial_cache_hits: read(&self.denial_cache_hits),
             slice_hits: read(&self.slice_hits),
+            pending_cancels: 0,
+            abandoned_cancels: 0,
+            leases_lost: 0,
             failures: self.failures.each_ref().map(read),
             answers: self.answers.each_ref().map(read),
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Limit, Micros, Outcome};
+use tollgate_kernel::{Cost, Limit, Micros, Outcome, Strategy};
 use tollgate_store::{Charged, Hold, HoldId, MemoryItem, MemoryLimit, MemoryStore};
 
 use crate::decision::{Decision, LimitOutcome};
@@ -211,13 +211,12 @@ impl Limiter {
         reserve(&[self.of(key).cost(cost)], DEFAULT_TTL)
     }
 
-    /// Takes one unit and, under a concurrency limit, holds it until the permit is dropped or its lease runs out. `Err` is the
-    /// refusal.
+    /// Takes one unit and, under a concurrency limit, holds it until the permit is dropped. `Err` is the refusal.
     pub fn acquire(&self, key: &str) -> Result<Permit, Outcome> {
         let asks = [self.of(key)];
         // The only error left is a store that has no room to remember one more; that passes.
         let no_room = Outcome { retry_after: Some(Micros::from_secs(1)), ..Outcome::BLOCKED };
-        let reserved = reserve(&asks, Duration::ZERO).map_err(|_| no_room)?;
+        let reserved = reserve_for(&asks, self.permit_ttl(key)).map_err(|_| no_room)?;
         let outcome = reserved.decision.binding().outcome;
         match reserved.reservation {
             Some(reservation) => Ok(Permit::new(reservation, self.entry.as_counted(outcome))),
@@ -235,9 +234,19 @@ impl Limiter {
     /// Waits for what [`acquire`](Self::acquire) takes, at most `within`, in the same line as [`wait`](Self::wait): the way to
     /// wait under a concurrency limit, where what was waited for is given back when the permit is dropped.
     pub async fn acquire_within(&self, key: &str, within: Duration) -> Result<Permit, WaitError> {
-        let hold = Hold { id: HoldId::random(), ttl: Micros::ZERO };
+        let hold = Hold { id: HoldId::random(), ttl: self.permit_ttl(key) };
         let outcome = wait::wait(&self.gate, &self.entry, key, 1, within, Some(hold)).await?;
         Ok(Permit::new(Reservation::unnamed(self.gate.clone(), hold.id), outcome))
+    }
+
+    /// How long the hold of a permit is kept. A lease has no end: its holder is in this process, and releases it when it goes.
+    /// Any other charge stays as it is, so there is nothing to hold.
+    fn permit_ttl(&self, key: &str) -> Micros {
+        let of_key = || Key::parse(key).ok().and_then(|key| self.entry.place(&key).strategy());
+        match if self.entry.overrides.is_empty() { self.entry.base.strategy() } else { of_key() } {
+            Some(Strategy::Concurrency) => Hold::UNTIL_RELEASED,
+            _ => Micros::ZERO,
+        }
     }
 
     /// This limit and a key, as part of a charge over several limits.
@@ -414,11 +423,15 @@ pub fn peek<'a>(charges: &[Charge<'a, '_>]) -> Result<Decision<'a>, Error> {
 /// Charges an estimate under one or more limits, to be settled with the true amount within `ttl`. A reservation that nobody
 /// settles stays charged as it is; leases end by themselves.
 pub fn reserve<'a>(charges: &[Charge<'a, '_>], ttl: Duration) -> Result<Reserved<'a>, Error> {
+    reserve_for(charges, Micros::from(ttl))
+}
+
+fn reserve_for<'a>(charges: &[Charge<'a, '_>], ttl: Micros) -> Result<Reserved<'a>, Error> {
     let (gate, store) = one_gate(charges)?;
     let started = gate.started("reserve");
     let _within = started.enter();
     let asks = resolve(gate, charges)?;
-    let hold = Hold { id: HoldId::random(), ttl: Micros::from(ttl) };
+    let hold = Hold { id: HoldId::random(), ttl };
     let counted = if gate::is_denied_outright(&asks) {
         store.peek_all(&gate::memory_items(&asks))
     } else {

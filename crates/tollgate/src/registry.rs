@@ -241,7 +241,44 @@ impl Tollgate {
     /// While a store elsewhere is down this is an error that may pass, and the reservation stays as it is. What was reserved
     /// while it was down is settled in this process, whatever has become of the store: limits that count locally are
     /// corrected, and the others, which charged nothing, have nothing to correct.
+    ///
+    /// If the reply to the reserve call was lost, what it reserved is settled in this process as well, and the store's copy is
+    /// cancelled as soon as the store answers. Until then the answer is [`Settled::Pending`] instead of `Done`.
+    ///
+    /// A renewal that answers `Unknown` means that the lease is gone, and another holder may run beside this one. For a
+    /// reservation of this registry that is logged and counted as well.
     pub async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
+        let is_lease = match &self.gate.backend {
+            Backend::Remote(remote) if *settlement == Settlement::Renew => remote.is_lease(id),
+            _ => false,
+        };
+        let settled = self.settle_unreported(id, settlement).await?;
+        if is_lease && settled == Settled::Unknown {
+            self.gate.lost_leases.report();
+        }
+        Ok(settled)
+    }
+
+    /// Renews the lease of a holder in this process; false, logged and counted, if it is gone.
+    #[cfg(feature = "http")]
+    pub(crate) async fn renew_lease(&self, id: HoldId) -> Result<bool, Error> {
+        let settled = self.settle_unreported(id, &Settlement::Renew).await?;
+        let is_renewed = matches!(settled, Settled::Done | Settled::Pending);
+        if !is_renewed {
+            self.gate.lost_leases.report();
+        }
+        Ok(is_renewed)
+    }
+
+    /// Forgets a reservation that nobody will ask for again, where it is held in this process: its leases end, and its charges stay.
+    #[cfg(feature = "http")]
+    pub(crate) fn forget_hold(&self, id: HoldId) {
+        if let Backend::Memory(store) = &self.gate.backend {
+            store.release(id);
+        }
+    }
+
+    async fn settle_unreported(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
         let settled = match &self.gate.backend {
             Backend::Memory(store) => store.settle(id, settlement)?,
             Backend::Remote(remote) => {
@@ -313,8 +350,8 @@ impl Tollgate {
         refunded
     }
 
-    /// Forgets what a key was charged; false when nothing was remembered. What this process itself remembers of the key is
-    /// forgotten even if its store, elsewhere, fails; that is then an error.
+    /// Forgets what a key was charged; false when nothing was remembered. If a remote store fails, that is an error and nothing is
+    /// forgotten in this process either; the same call can be sent again.
     pub async fn reset(&self, limit: &str, key: &str) -> Result<bool, Error> {
         let entry = self.entry(limit)?;
         let key = crate::key::Key::parse(key)?;
@@ -330,7 +367,8 @@ impl Tollgate {
     }
 
     /// Waits until the charge fits, at most `within`, first come, first served among those who wait for the same key in this
-    /// process.
+    /// process. What another process gives back is seen within 250 ms. Dropping the future gives the place in the queue back; a
+    /// charge that is on its way to the store then is cancelled there.
     pub async fn wait(&self, ask: Ask<'_>, within: Duration) -> Result<Outcome, WaitError> {
         if ask.ad_hoc.is_some() {
             return Err(Error::call(
@@ -344,10 +382,12 @@ impl Tollgate {
 
     /// How the store fares: whether it answers, how it failed, and what was answered without it.
     pub fn store_health(&self) -> StoreHealth {
-        match &self.gate.backend {
+        let mut health = match &self.gate.backend {
             Backend::Memory(_) => StoreHealth::always_up(self.gate.clock.now()),
             Backend::Remote(remote) => remote.health(),
-        }
+        };
+        health.leases_lost = self.gate.lost_leases.count();
+        health
     }
 
     /// Gives back what is unused of slices whose time is up, and returns of how many: see [`Rule::slice`]. A key's next charge

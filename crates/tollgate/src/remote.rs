@@ -4,10 +4,15 @@
 //! that hold its keys to be asked at all (`breaker.rs`)? If they answer, that is the answer. If they fail, in whichever way, or
 //! are not to be asked, `fallback.rs` answers. A call that was wrong is the caller's error and nobody's failure.
 //!
-//! This room asks the store and keeps the books on it; no policy is chosen and nothing is counted here. Nothing is sent twice.
+//! This room asks the store and keeps the books on it; no policy is chosen and nothing is counted here. Nothing is sent twice,
+//! but for what carries an id: a charge whose answer never came is cancelled by its id (`remote/in_flight.rs`).
 
+mod background;
+mod cancels;
+mod in_flight;
 mod ping;
 mod refund;
+mod reservations;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +37,21 @@ use crate::report::watch::Watch;
 use crate::report::{Observers, Source, Trouble};
 use crate::slices::{Slices, Taking, Unused};
 
+use cancels::Cancels;
+use in_flight::InFlight;
+use reservations::Reservations;
+
+/// How long the id of a charge that was waited for is remembered, to cancel it if its answer never comes.
+const WAIT_TTL: Micros = Micros::from_secs(10);
+
+/// Whether a charge may be answered by the denial cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DenialCache {
+    Use,
+    /// The store is asked, because other processes may have given something back.
+    Bypass,
+}
+
 /// A store elsewhere, and who is told of it.
 #[derive(Clone)]
 pub(crate) struct Remote {
@@ -50,6 +70,8 @@ struct Kept {
     denials: Denials,
     slices: Slices,
     stead: Stead,
+    cancels: Cancels,
+    reservations: Reservations,
     tally: Tally,
     /// Whether the last call failed.
     is_failing: AtomicBool,
@@ -96,20 +118,6 @@ impl Missed {
     }
 }
 
-/// A charge that is on its way: dropped before its answer came, it may have been charged, and nothing is believed of its keys.
-struct OnItsWay<'a, 'b> {
-    remote: &'a Remote,
-    asks: Option<&'a [Resolved<'b, 'b>]>,
-}
-
-impl Drop for OnItsWay<'_, '_> {
-    fn drop(&mut self) {
-        if let Some(asks) = self.asks {
-            self.remote.changed(asks);
-        }
-    }
-}
-
 /// How a charge goes on.
 enum Way<'a> {
     Answered(Answered),
@@ -140,6 +148,8 @@ impl Remote {
             denials: Denials::new(denial_cache),
             slices: Slices::new(),
             stead: Stead::new(memory),
+            cancels: Cancels::default(),
+            reservations: Reservations::new(),
             tally: Tally::default(),
             is_failing: AtomicBool::new(false),
             clock,
@@ -167,12 +177,20 @@ impl Remote {
         self.kept.denials.set_cap(at_most);
     }
 
+    /// Another registry was built on this store, and limits may have other numbers from now on.
+    pub(crate) fn renumbered(&self) {
+        self.kept.reservations.renumbered();
+    }
+
     /// How the store fares.
     pub(crate) fn health(&self) -> StoreHealth {
         let nodes = self.kept.store.nodes();
         let nodes: SmallVec<[NodeReading; 4]> =
             nodes.iter().map(|node| self.kept.breakers.of(*node).reading()).collect();
-        self.kept.tally.health(&nodes, self.kept.breakers.outages())
+        let mut health = self.kept.tally.health(&nodes, self.kept.breakers.outages());
+        health.pending_cancels = self.kept.cancels.count() as u64;
+        health.abandoned_cancels = self.kept.cancels.abandoned();
+        health
     }
 
     /// How often the store may have lost what it counted.
@@ -188,14 +206,30 @@ impl Remote {
         asks: &[Resolved<'_, '_>],
         hold: Option<Hold>,
     ) -> Result<Answered, Error> {
-        match self.at_once(asks, hold) {
+        match self.at_once(asks, hold, DenialCache::Use) {
             Way::Answered(answered) => Ok(answered),
-            Way::Ask(plan) => Box::pin(self.ask(asks, hold, plan)).await,
+            Way::Ask(plan) => Box::pin(self.ask(asks, hold, hold, plan)).await,
+        }
+    }
+
+    /// Charges one ask that is waited for. In the store it carries an id, so that it can be cancelled if the waiter leaves before
+    /// the answer or the reply is lost. Every attempt has another id: one that was cancelled stays cancelled.
+    pub(crate) async fn charge_waited(
+        &self,
+        asks: &[Resolved<'_, '_>],
+        cache: DenialCache,
+    ) -> Result<Answered, Error> {
+        match self.at_once(asks, None, cache) {
+            Way::Answered(answered) => Ok(answered),
+            Way::Ask(plan) => {
+                let hold = Hold { id: HoldId::random(), ttl: WAIT_TTL };
+                Box::pin(self.ask(asks, None, Some(hold), plan)).await
+            }
         }
     }
 
     /// Answers a charge without asking the store, if that can be done.
-    fn at_once(&self, asks: &[Resolved<'_, '_>], hold: Option<Hold>) -> Way<'_> {
+    fn at_once(&self, asks: &[Resolved<'_, '_>], hold: Option<Hold>, cache: DenialCache) -> Way<'_> {
         let mut plan = Plan { sent: None, slice: None };
         let mut counted = asks.iter().filter(|ask| ask.away().is_some());
         let (ask, next) = (counted.next(), counted.next());
@@ -215,7 +249,9 @@ impl Remote {
         if let Some(outcome) = slice.and_then(|_| self.kept.slices.admit(fingerprint, ask.cost, now)) {
             return Way::Answered(self.here(outcome, Source::Slice));
         }
-        if is_covered {
+        if is_covered && cache == DenialCache::Bypass {
+            plan.sent = Some(self.kept.denials.sent(fingerprint, now));
+        } else if is_covered {
             match self.kept.denials.find(fingerprint, ask.cost, now) {
                 Ok(outcome) => return Way::Answered(self.here(outcome, Source::DenialCache)),
                 Err(sent) => plan.sent = Some(sent),
@@ -230,11 +266,12 @@ impl Remote {
         Answered { answers: [(outcome, source)].into_iter().collect(), trouble: Trouble::default() }
     }
 
-    /// Asks the store to charge.
+    /// Asks the store to charge. `hold` is the reservation that the caller gets, `sent_as` what the charge is held as in the store.
     async fn ask(
         &self,
         asks: &[Resolved<'_, '_>],
         hold: Option<Hold>,
+        sent_as: Option<Hold>,
         plan: Plan<'_>,
     ) -> Result<Answered, Error> {
         let items = gate::store_items(asks);
@@ -250,13 +287,36 @@ impl Remote {
                 Err(missed) => return self.fall_back(asks, Act::Charge(hold), missed),
             }
         }
-        match self.charge_store(asks, &items, hold).await {
+        match self.charge_store(asks, &items, sent_as).await {
             Ok(charged) => {
                 self.learn(asks, plan.sent, &charged);
+                self.remember(asks, hold.filter(|_| charged.allowed));
                 Ok(Answered::by_store(&charged.outcomes))
             }
-            Err(missed) => self.fall_back(asks, Act::Charge(hold), missed),
+            Err(missed) => {
+                let answered = self.fall_back(asks, Act::Charge(hold), missed)?;
+                let is_admitted = answered.answers.iter().all(|(outcome, _)| outcome.allowed);
+                self.remember(asks, hold.filter(|_| is_admitted));
+                Ok(answered)
+            }
         }
+    }
+
+    /// Remembers which keys a reservation charged.
+    fn remember(&self, asks: &[Resolved<'_, '_>], hold: Option<Hold>) {
+        let Some(hold) = hold else { return };
+        let (keys, lease) = (self.fingerprints(asks), in_flight::longest_lease(asks));
+        self.kept.reservations.add(hold, keys, lease, self.kept.clock.now());
+    }
+
+    /// Whether a reservation of this process is a lease.
+    pub(crate) fn is_lease(&self, id: HoldId) -> bool {
+        self.kept.reservations.find(id).is_some_and(|known| known.is_lease)
+    }
+
+    /// The key of an ask, as the denial cache and the slices know it.
+    fn fingerprint(&self, ask: &Resolved<'_, '_>) -> Option<u128> {
+        ask.away().map(|(key, _, away)| self.kept.seeds.fingerprint(away.number, key))
     }
 
     async fn charge_store(
@@ -265,12 +325,16 @@ impl Remote {
         items: &[Item<'_>],
         hold: Option<Hold>,
     ) -> Result<Charged, Missed> {
-        let mut on_its_way = OnItsWay { remote: self, asks: Some(asks) };
+        let in_flight = InFlight::new(self, asks, hold);
         let nodes = self.nodes_of(items, hold);
         let answer = self.call("charge", nodes, |store| store.charge(items, hold)).await;
+        if answer.is_ok() {
+            // Still in flight: the caller has not seen the answer.
+            self.answered().await;
+        }
         // An answer that was lost on the way is as good as none.
         if !matches!(&answer, Err(Missed::Failed { error, .. }) if error.is_ambiguous()) {
-            on_its_way.asks = None;
+            in_flight.answered();
         }
         answer
     }
@@ -295,6 +359,7 @@ impl Remote {
         }
         let nodes = self.nodes_of(&items, None);
         let charged = self.call("peek", nodes, |store| store.peek(&items)).await?;
+        self.answered().await;
         Ok(Answered::by_store(&charged.outcomes))
     }
 
@@ -349,6 +414,9 @@ impl Remote {
     }
 
     /// Settles a held charge, where it was held.
+    ///
+    /// A charge whose reply was lost may be held twice: here, by the fallback, whose answer counts, and in the store, where it is
+    /// cancelled as soon as the store answers. Until then it is settled here and [pending](Settled::Pending).
     pub(crate) async fn settle(
         &self,
         id: HoldId,
@@ -356,22 +424,47 @@ impl Remote {
         counts_locally: impl Fn(&str) -> bool,
     ) -> Result<Settled, Error> {
         if let Some(settled) = self.kept.stead.settle(id, settlement, counts_locally) {
-            return Ok(settled?);
+            return Ok(match settled? {
+                Settled::Done if self.kept.cancels.contains(id) => {
+                    self.start_cancelling();
+                    Settled::Pending
+                }
+                settled => settled,
+            });
         }
-        let _ended = (*settlement != Settlement::Renew).then(|| self.kept.denials.end_all());
+        let is_renewal = *settlement == Settlement::Renew;
+        let known = self.kept.reservations.find(id).and_then(|known| known.keys);
+        // However the call ends, the keys of a reservation may have got something back. Ids that this process did not make
+        // end nothing unless the store knows them: anybody can make ids up.
+        let ended = known.filter(|_| !is_renewal).map(|keys| self.kept.denials.end(keys));
         let nodes = self.node_of_hold(id);
-        self.call("settle", nodes, |store| store.settle(id, settlement)).await.map_err(Missed::into_error)
+        let settled = self.call("settle", nodes, |store| store.settle(id, settlement)).await;
+        let settled = settled.map_err(Missed::into_error)?;
+        match settled {
+            Settled::Done if is_renewal => self.kept.reservations.renewed(id, self.kept.clock.now()),
+            Settled::Done if ended.is_none() => drop(self.kept.denials.end_all()),
+            _ => {}
+        }
+        if !is_renewal || settled != Settled::Done {
+            self.kept.reservations.remove(id);
+        }
+        self.answered().await;
+        Ok(settled)
     }
 
-    /// Forgets a key, here and in the store.
+    /// Forgets a key in the store and, once that has answered, here. If it fails, nothing is forgotten here.
     pub(crate) async fn forget(&self, stored: &StoredLimit, away: &Away, key: &str) -> Result<bool, Error> {
-        let was_here = self.kept.stead.forget(away, key);
-        self.kept.slices.forget(self.kept.seeds.fingerprint(away.number, key));
-        let _ended = self.kept.denials.end_all();
+        let fingerprint = self.kept.seeds.fingerprint(away.number, key);
+        let _ended = self.kept.denials.end([fingerprint].into_iter().collect());
         let item = Item { limit: stored, key, cost: Cost::ONE, shadow: false };
         let nodes = self.nodes_of(&[item], None);
         let forgotten = self.call("forget", nodes, |store| store.forget(stored, key)).await;
-        Ok(forgotten.map_err(Missed::into_error)? || was_here)
+        let forgotten = forgotten.map_err(Missed::into_error)?;
+        let was_here = self.kept.stead.forget(away, key);
+        self.kept.slices.forget(fingerprint);
+        drop(self.kept.denials.end_all());
+        self.answered().await;
+        Ok(forgotten || was_here)
     }
 
     /// Gives the unused units of slices back: of those that have ended, or of all. Returns how many slices.
@@ -387,7 +480,7 @@ impl Remote {
     }
 
     async fn give_back_one(&self, unused: Unused) -> Result<Settled, Missed> {
-        let _ended = self.kept.denials.end_all();
+        let _ended = self.kept.denials.end([unused.fingerprint].into_iter().collect());
         let nodes = self.node_of_hold(unused.hold);
         self.call("settle", nodes, |store| {
             Box::pin(async move { store.settle(unused.hold, &Settlement::Actual(unused.used)).await })

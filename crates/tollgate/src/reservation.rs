@@ -1,6 +1,7 @@
 //! Charges that are not the last word: reservations to be settled, and permits to be given back.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tollgate_kernel::Outcome;
 use tollgate_store::{HoldId, Settled, Settlement};
@@ -8,6 +9,7 @@ use tollgate_store::{HoldId, Settled, Settlement};
 use crate::decision::{Decision, LimitOutcome};
 use crate::error::Error;
 use crate::gate::{Backend, Gate};
+use crate::quiet::Quiet;
 
 /// What a reserve call found.
 #[derive(Debug)]
@@ -124,15 +126,19 @@ impl std::fmt::Debug for Reservation {
 /// assert!(workers.acquire("pool").is_ok());
 /// # Ok::<(), tollgate::Error>(())
 /// ```
+///
+/// In one process a lease does not end while its permit lives, however long the process stands still. It is gone only if its key
+/// is reset.
 #[derive(Debug)]
 pub struct Permit {
     reservation: Reservation,
     outcome: Outcome,
+    is_lost: AtomicBool,
 }
 
 impl Permit {
     pub(crate) fn new(reservation: Reservation, outcome: Outcome) -> Permit {
-        Permit { reservation, outcome }
+        Permit { reservation, outcome, is_lost: AtomicBool::new(false) }
     }
 
     /// What the limit said.
@@ -140,9 +146,28 @@ impl Permit {
         &self.outcome
     }
 
-    /// Renews the lease; false when it has run out, and somebody else may hold it.
+    /// Renews the lease; false when it is gone, and somebody else may hold it. That is logged and counted once.
     pub fn renew(&self) -> bool {
-        matches!(self.reservation.renew(), Ok(Settled::Done))
+        let is_renewed = matches!(self.reservation.renew(), Ok(Settled::Done));
+        if !is_renewed && !self.is_lost.swap(true, Ordering::Relaxed) {
+            self.reservation.gate.lost_leases.report();
+        }
+        is_renewed
+    }
+
+    /// Whether a renewal has found the lease gone.
+    ///
+    /// ```
+    /// use tollgate::{Limit, Limiter, Micros};
+    ///
+    /// let workers = Limiter::new(Limit::concurrency(1, Micros::from_secs(30))?);
+    /// let permit = workers.acquire("pool").expect("nobody is at work");
+    /// workers.reset("pool");
+    /// assert!(!permit.renew() && permit.is_lost());
+    /// # Ok::<(), tollgate::Error>(())
+    /// ```
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
     }
 }
 
@@ -154,5 +179,31 @@ impl Drop for Permit {
             store.release(*id);
             gate.queues.nudge();
         }
+    }
+}
+
+/// Leases that were gone when their holder renewed them: counted, and logged at most once a second.
+#[derive(Default)]
+pub(crate) struct LostLeases {
+    count: AtomicU64,
+    log: Quiet,
+}
+
+impl LostLeases {
+    /// One more. Omits the key, which must not appear in logs.
+    #[cold]
+    pub(crate) fn report(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = self.log.count() {
+            tracing::warn!(
+                count,
+                "a lease was gone when it was renewed: its holder stood still for longer than the lease, or its key was reset; \
+                 another may run beside it"
+            );
+        }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 }

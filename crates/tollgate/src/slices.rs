@@ -53,6 +53,8 @@ struct Taken {
 /// Units to be given back: the charge that took them, and how many of them were used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unused {
+    /// Of the key that they were taken from.
+    pub(crate) fingerprint: u128,
     pub(crate) hold: HoldId,
     pub(crate) used: u64,
 }
@@ -110,7 +112,7 @@ impl Slices {
             return None;
         }
         kept.is_being_taken = true;
-        let unused = kept.taken.take().and_then(|taken| taken.unused(now));
+        let unused = kept.taken.take().and_then(|taken| taken.unused(fingerprint, now));
         Some((Taking { slices: self, fingerprint, slice }, unused))
     }
 
@@ -124,8 +126,8 @@ impl Slices {
         let mut shard = self.shard(fingerprint).lock();
         let kept = shard.get_mut(&fingerprint)?;
         kept.not_before = Micros::ZERO;
-        let taken = kept.taken.take_if(|taken| taken.unused(now).is_some())?;
-        Some(TakenBack { unused: taken.unused(now)?, fingerprint, taken })
+        let taken = kept.taken.take_if(|taken| taken.unused(fingerprint, now).is_some())?;
+        Some(TakenBack { unused: taken.unused(fingerprint, now)?, fingerprint, taken })
     }
 
     /// Puts a slice back that could not be given back: it is still paid for. Not if the key was reset or has another by now.
@@ -150,8 +152,9 @@ impl Slices {
         let mut unused = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
-            for kept in shard.values_mut() {
-                unused.extend(kept.taken.take_if(|taken| which(taken)).and_then(|taken| taken.unused(now)));
+            for (fingerprint, kept) in shard.iter_mut() {
+                let taken = kept.taken.take_if(|taken| which(taken));
+                unused.extend(taken.and_then(|taken| taken.unused(*fingerprint, now)));
             }
             shard.retain(|_, kept| kept.is_of_use(now));
         }
@@ -174,9 +177,9 @@ impl Taken {
         Outcome { remaining, reset_after: self.said.reset_after.saturating_sub(passed), ..self.said }
     }
 
-    fn unused(&self, now: Micros) -> Option<Unused> {
+    fn unused(&self, fingerprint: u128, now: Micros) -> Option<Unused> {
         let can_be_given_back = self.left > 0 && now < self.end.saturating_add(GRACE);
-        can_be_given_back.then_some(Unused { hold: self.hold, used: self.used })
+        can_be_given_back.then_some(Unused { fingerprint, hold: self.hold, used: self.used })
     }
 }
 

@@ -168,17 +168,25 @@ impl Tollgate {
     /// often charges got in each other's way. It also makes the count of decisions exact, which over the memory store is handed
     /// on 64 at a time by each thread. To be called before each scrape, or every few seconds.
     pub fn publish_metrics(&self) {
-        let is_up = self.store_health().state == StoreState::Up;
+        let health = self.store_health();
+        let (is_up, leases_lost) = (health.state == StoreState::Up, health.leases_lost);
         let reading = match &self.gate.backend {
             Backend::Memory(store) => Reading {
                 is_up,
                 keys: Some(store.keys()),
                 contention: Some(store.contention()),
                 losses: None,
+                leases_lost,
+                cancels: None,
             },
-            Backend::Remote(remote) => {
-                Reading { is_up, keys: None, contention: None, losses: Some(remote.losses_possible()) }
-            }
+            Backend::Remote(remote) => Reading {
+                is_up,
+                keys: None,
+                contention: None,
+                losses: Some(remote.losses_possible()),
+                leases_lost,
+                cancels: Some((health.pending_cancels, health.abandoned_cancels)),
+            },
         };
         self.gate.watch.publish(&reading, &self.gate.clock);
         self.hand_over_counts();

@@ -2,8 +2,10 @@
 //!
 //! Those who wait for the same key under the same limit stand in a line. Only the first in line asks the counters; refused, it
 //! sleeps for as long as they say and asks again; admitted, it leaves and the next one steps up. A waiter that is dropped
-//! leaves the line wherever it stands. Nothing is charged before a waiter is ready, so there is nothing to give back. What is
-//! given back elsewhere in this process (a settled reservation, a dropped permit, a reset key) wakes the first of every line.
+//! leaves the line wherever it stands. Nothing is charged before a waiter is ready, so there is nothing to give back; a charge that
+//! is on its way to a remote store when its waiter leaves is cancelled there. What is given back elsewhere in this process (a
+//! settled reservation, a dropped permit, a reset key) wakes the first of every line. What another process gives back is seen
+//! because the first in line looks again at least every 250 ms.
 //!
 //! Callers who do not wait are not in line and may be admitted between two waiters; limits that must be fair to all are
 //! waited for by all.
@@ -19,12 +21,17 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tollgate_kernel::{Cost, Micros, Outcome};
-use tollgate_store::{Alarm, Hold, MemoryItem};
+use tollgate_store::{Alarm, Hold, HoldId, MemoryItem};
 use tracing::Instrument;
 
 use crate::error::Error;
 use crate::gate::{Answered, Backend, Entry, Gate, Place, Resolved};
+use crate::remote::DenialCache;
 use crate::report::{Source, Told, Trouble};
+
+/// How long the first in line waits at most before it looks at a remote store again, in µs. Jitter takes up to two fifths of it
+/// off, so that waiters do not ask in step.
+const LOOK_AGAIN_US: u64 = 250_000;
 
 /// Why waiting came to nothing. Nothing was charged.
 #[derive(Debug)]
@@ -182,7 +189,7 @@ async fn look_or_ring(turn: &Turn<'_>, seen: Option<u64>, alarm: Alarm) -> Optio
     .await
 }
 
-/// Waits until `cost` fits, at most `within`. With a `hold` the charge can be settled or released later.
+/// Waits until `cost` fits, at most `within`. With a `hold` the charge can be settled or released later, on the memory store.
 pub(crate) async fn wait(
     gate: &Gate,
     entry: &Entry,
@@ -228,7 +235,7 @@ async fn wait_for(ask: &mut Ask<'_>, key: &str, within: Duration) -> Result<Outc
     let (gate, entry) = (ask.gate, ask.resolved.entry);
     // What passes whatever the counters say, or never can, has nothing to stand in line for.
     if entry.rule.is_shadow() || ask.place.is_hopeless_for(ask.resolved.cost) {
-        let outcome = ask.once().await?;
+        let outcome = ask.once(DenialCache::Use).await?;
         let passes = outcome.allowed || entry.rule.is_shadow();
         return if passes { Ok(outcome) } else { Err(WaitError::Never(outcome)) };
     }
@@ -238,8 +245,9 @@ async fn wait_for(ask: &mut Ask<'_>, key: &str, within: Duration) -> Result<Outc
     let Some(mut nudges) = look_or_ring(&turn, None, clock.alarm(deadline)).await else {
         return Err(WaitError::TooLate(None));
     };
+    let mut cache = DenialCache::Use;
     loop {
-        let outcome = ask.once().await?;
+        let outcome = ask.once(cache).await?;
         let Some(wait) = outcome.retry_after else { return Err(WaitError::Never(outcome)) };
         let now = clock.now();
         if outcome.allowed {
@@ -248,7 +256,8 @@ async fn wait_for(ask: &mut Ask<'_>, key: &str, within: Duration) -> Result<Outc
         if now >= deadline {
             return Err(WaitError::TooLate(Some(outcome)));
         }
-        let next = now.saturating_add(wait).min(deadline);
+        let next = now.saturating_add(wait.min(ask.look_again())).min(deadline);
+        cache = DenialCache::Bypass;
         if let Some(again) = look_or_ring(&turn, Some(nudges), clock.alarm(next)).await {
             nudges = again;
         }
@@ -256,32 +265,43 @@ async fn wait_for(ask: &mut Ask<'_>, key: &str, within: Duration) -> Result<Outc
 }
 
 impl Ask<'_> {
-    /// Asks the counters once: by the limits of today, if others were put in the place of those that were asked first.
-    async fn once(&mut self) -> Result<Outcome, Error> {
-        let newest = self.gate.queues.newest.lock().upgrade();
-        match newest.filter(|newest| !std::ptr::eq(&**newest, self.gate)) {
-            Some(newest) => Box::pin(self.once_today(&newest)).await,
-            None => self.once_here().await,
+    /// After how long to look again at the latest: on a remote store other processes may give something back at any time.
+    fn look_again(&self) -> Micros {
+        match self.gate.backend {
+            Backend::Memory(_) => Micros::new(u64::MAX),
+            Backend::Remote(_) => {
+                let jitter = HoldId::random().get() % u128::from(LOOK_AGAIN_US * 2 / 5);
+                Micros::new(LOOK_AGAIN_US - u64::try_from(jitter).unwrap_or_default())
+            }
         }
     }
 
-    async fn once_today(&mut self, gate: &Gate) -> Result<Outcome, Error> {
+    /// Asks the counters once: by the limits of today, if others were put in the place of those that were asked first.
+    async fn once(&mut self, cache: DenialCache) -> Result<Outcome, Error> {
+        let newest = self.gate.queues.newest.lock().upgrade();
+        match newest.filter(|newest| !std::ptr::eq(&**newest, self.gate)) {
+            Some(newest) => Box::pin(self.once_today(&newest, cache)).await,
+            None => self.once_here(cache).await,
+        }
+    }
+
+    async fn once_today(&mut self, gate: &Gate, cache: DenialCache) -> Result<Outcome, Error> {
         let Resolved { entry, cost, .. } = *self.resolved;
         let today = gate.by_name.get(entry.rule.name()).map(|index| &gate.entries[*index]);
         let (Some(entry), Some(key)) = (today, self.resolved.canonical()) else {
-            return self.once_here().await;
+            return self.once_here(cache).await;
         };
         let resolved = Resolved::new(gate, entry, key, cost.get())?;
         let Some((_, place)) = &resolved.met else { return Ok(Outcome::BLOCKED) };
         let source = place.source();
         let mut ask =
             Ask { gate, resolved: &resolved, place, hold: self.hold, source, trouble: self.trouble };
-        let outcome = ask.once_here().await?;
+        let outcome = ask.once_here(cache).await?;
         (self.source, self.trouble) = (ask.source, ask.trouble);
         Ok(entry.as_counted(outcome))
     }
 
-    async fn once_here(&mut self) -> Result<Outcome, Error> {
+    async fn once_here(&mut self, cache: DenialCache) -> Result<Outcome, Error> {
         let Resolved { entry, cost, .. } = *self.resolved;
         let (key, shadow) = (self.resolved.canonical().unwrap_or_default(), entry.rule.is_shadow());
         match (self.place, &self.gate.backend) {
@@ -292,7 +312,7 @@ impl Ask<'_> {
             }
             (Place::Counted { .. }, Backend::Remote(remote)) => {
                 let asks = std::slice::from_ref(self.resolved);
-                let Answered { answers, trouble } = remote.charge(asks, self.hold).await?;
+                let Answered { answers, trouble } = remote.charge_waited(asks, cache).await?;
                 let (outcome, source) = answers.first().copied().unwrap_or((Outcome::BLOCKED, Source::Store));
                 (self.source, self.trouble) = (source, trouble);
                 Ok(outcome)

@@ -12,6 +12,8 @@ mod elsewhere;
 mod fallback;
 #[path = "library/hostile.rs"]
 mod hostile;
+#[path = "library/in_flight.rs"]
+mod in_flight;
 #[path = "library/observe.rs"]
 mod observe;
 #[path = "library/outage.rs"]

@@ -203,6 +203,74 @@ async fn postgres_goes_and_comes_back() {
     through_an_outage(&[("RL_STORAGE_MODE", "postgres"), ("DATABASE_URL", &url)], &proxy).await;
 }
 
+/// The store charges a reservation and its reply is lost. The fallback answers, the caller cancels, and once the network heals
+/// the store holds nothing of it, without another call. So it is with a wait and a reserve that are dropped in flight.
+async fn through_lost_replies(variables: &[(&str, &str)], proxy: &FaultProxy) {
+    let gate = open(variables).await.expect("opened");
+    for limit in ["open", "local"] {
+        // The connection has prepared what a reservation needs, so that the next one is sent in one go.
+        let ttl = Duration::from_secs(600);
+        let first = gate.reserve(&[Ask::new(limit, "user:0")], ttl).await.expect("decided");
+        assert!(first.decision.allowed() && !first.decision.degraded(), "{limit}");
+        proxy.set(Mode::SwallowReplies);
+        let reserved = gate.reserve(&[Ask::new(limit, "user:1").cost(2)], ttl).await.expect("decided");
+        assert!(reserved.decision.degraded(), "{limit}");
+        let id = reserved.reservation.expect("the fallback admits it").id();
+        let settled = gate.settle(id, &tollgate::Settlement::Cancel).await.expect("settled here");
+        assert_eq!(settled, tollgate::Settled::Pending, "{limit}");
+        // Dropped once the call has been sent, long before its deadline.
+        let key = format!("user:{limit}");
+        for round in 0..2 {
+            let sent = proxy.swallowed();
+            let wait = gate.wait(Ask::new("closed", &key), ttl);
+            let asks = [Ask::new("closed", &*key)];
+            let call = async {
+                match round {
+                    0 => drop(wait.await),
+                    _ => drop(gate.reserve(&asks, ttl).await),
+                }
+            };
+            tokio::select! {
+                () = call => {}
+                () = async { while proxy.swallowed() == sent { tokio::task::yield_now().await } } => {}
+                () = tokio::time::sleep(Duration::from_secs(2)) => {}
+            }
+        }
+        assert!(gate.store_health().pending_cancels > 0, "{limit}");
+        proxy.set(Mode::Reset);
+        proxy.set(Mode::Pass);
+        let started = Instant::now();
+        while gate.store_health().pending_cancels > 0 {
+            assert!(
+                started.elapsed() < Duration::from_secs(30),
+                "the store is back and nothing is cancelled"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(gate.store_health().abandoned_cancels, 0);
+        for (limit, key) in [(limit, "user:1"), ("closed", &*key)] {
+            let used = gate.status(limit, key).await.expect("status").used();
+            assert_eq!(used, 0, "{limit} {key}: the store holds nothing of it");
+        }
+    }
+}
+
+#[tokio::test]
+async fn redis_holds_nothing_of_what_was_cancelled_after_a_lost_reply() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let address = format!("127.0.0.1:{}", proxy.port());
+    through_lost_replies(&[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", &address)], &proxy).await;
+}
+
+#[tokio::test]
+async fn postgres_holds_nothing_of_what_was_cancelled_after_a_lost_reply() {
+    let server = PostgresServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let url = server.url("postgres").replace(&server.port().to_string(), &proxy.port().to_string());
+    through_lost_replies(&[("RL_STORAGE_MODE", "postgres"), ("DATABASE_URL", &url)], &proxy).await;
+}
+
 /// A service starts although its store is not there, and uses it once it is.
 #[tokio::test]
 async fn a_store_may_come_later() {

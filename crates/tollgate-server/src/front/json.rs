@@ -224,6 +224,7 @@ async fn settle(
         Ok(Settled::Done) => "done",
         Ok(Settled::Already) => "already",
         Ok(Settled::Unknown) => "unknown",
+        Ok(Settled::Pending) => "pending",
         Err(error) => return Err(Fault::undecided(&error)),
     };
     Ok(json(format!("{{\"settled\":\"{word}\"}}")))

@@ -392,7 +392,7 @@ impl RedisStore {
                 // What nothing was charged in was found, and says nothing about the rest.
                 Settled::Done => found |= !names.is_empty() || parts.is_empty(),
                 Settled::Unknown if *settlement == Settlement::Renew => return Ok(Settled::Unknown),
-                Settled::Already | Settled::Unknown => {}
+                Settled::Already | Settled::Unknown | Settled::Pending => {}
             }
         }
         Ok(if found { Settled::Done } else { Settled::Unknown })

@@ -6,7 +6,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Missed, OnItsWay, Remote};
+use super::{InFlight, Missed, Remote};
 use crate::error::Error;
 use crate::gate::{self, Away, Resolved};
 use crate::slices::TakenBack;
@@ -19,7 +19,7 @@ impl Remote {
             return Ok(());
         }
         // However this ends, the keys may have more left than is believed.
-        let _on_its_way = OnItsWay { remote: self, asks: Some(asks) };
+        let _in_flight = InFlight::new(self, asks, None);
         self.give_back_slices_of(asks).await.map_err(Missed::into_error)?;
         let nodes = self.nodes_of(&items, None);
         self.call("refund", nodes, |store| store.refund(&items)).await.map_err(Missed::into_error)

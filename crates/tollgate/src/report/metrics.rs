@@ -17,21 +17,30 @@ pub(crate) const STORE_UP: &str = "rate_limiter_store_up";
 pub(crate) const KEYS: &str = "rate_limiter_keys";
 pub(crate) const AMBIGUOUS: &str = "rate_limiter_ambiguous_total";
 pub(crate) const LOSSES: &str = "rate_limiter_state_losses_total";
+pub(crate) const LEASES_LOST: &str = "rate_limiter_leases_lost_total";
+pub(crate) const PENDING_CANCELS: &str = "rate_limiter_pending_cancels";
+pub(crate) const ABANDONED_CANCELS: &str = "rate_limiter_abandoned_cancels_total";
 pub(crate) const SUPPRESSED: &str = "rate_limiter_log_suppressed_total";
 
 /// What each counter, gauge and histogram means, in the words that an exporter shows.
-const COUNTERS: [(&str, &str); 7] = [
+const COUNTERS: [(&str, &str); 9] = [
     (DECISIONS, "What each limit of each decision said, by where the answer came from"),
     (BACKEND_ERRORS, "Calls to the store that failed, by how"),
     (FALLBACKS, "Answers of single limits given without the store, by what was done instead and why"),
     (CONTENTION, "How often a charge found counters locked or changed under it"),
     (AMBIGUOUS, "Failed calls that may have been charged all the same"),
     (LOSSES, "How often what was counted may have been lost, as far as it was noticed"),
+    (LEASES_LOST, "Leases that were gone when their holder renewed them"),
+    (ABANDONED_CANCELS, "Charges that nobody counts on and that could not be cancelled in the store"),
     (SUPPRESSED, "Lines left out of the decision log"),
 ];
-const GAUGES: [(&str, &str); 2] = [
+const GAUGES: [(&str, &str); 3] = [
     (STORE_UP, "1 while the store is asked, 0 while it is taken to be down"),
     (KEYS, "Keys that the memory store remembers"),
+    (
+        PENDING_CANCELS,
+        "Charges that the store may hold though nobody counts on them, still to be cancelled there",
+    ),
 ];
 const HISTOGRAMS: [(&str, &str); 2] = [
     (LATENCY, "How long decisions took; in memory, of one in 64"),

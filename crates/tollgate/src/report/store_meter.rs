@@ -8,7 +8,8 @@ use metrics::{Counter, Gauge, Histogram, Label};
 use tollgate_store::{Failure, StoreError};
 
 use super::metrics::{
-    AMBIGUOUS, BACKEND_ERRORS, CONTENTION, KEYS, LOSSES, STORE_CALLS, STORE_UP, SUPPRESSED, Sink,
+    ABANDONED_CANCELS, AMBIGUOUS, BACKEND_ERRORS, CONTENTION, KEYS, LEASES_LOST, LOSSES, PENDING_CANCELS,
+    STORE_CALLS, STORE_UP, SUPPRESSED, Sink,
 };
 
 /// The calls that a store knows.
@@ -25,6 +26,9 @@ pub(crate) struct StoreMeter {
     keys: OnceLock<Gauge>,
     contention: Published,
     losses: Published,
+    leases_lost: Published,
+    pending_cancels: OnceLock<Gauge>,
+    abandoned_cancels: Published,
 }
 
 /// What `Tollgate::publish_metrics` reads.
@@ -35,6 +39,9 @@ pub(crate) struct Reading {
     pub(crate) contention: Option<u64>,
     /// Of a store elsewhere; what is in this process is lost with it.
     pub(crate) losses: Option<u64>,
+    pub(crate) leases_lost: u64,
+    /// Charges to be cancelled in a store elsewhere: how many are pending, and how many were given up.
+    pub(crate) cancels: Option<(u64, u64)>,
 }
 
 /// A count that is kept elsewhere, and how much of it the counter has been told.
@@ -65,6 +72,9 @@ impl StoreMeter {
             keys: OnceLock::new(),
             contention: Published::default(),
             losses: Published::default(),
+            leases_lost: Published::default(),
+            pending_cancels: OnceLock::new(),
+            abandoned_cancels: Published::default(),
         }
     }
 
@@ -120,6 +130,13 @@ impl StoreMeter {
         }
         if let Some(count) = reading.losses {
             self.losses.tell(count, || self.counter(LOSSES));
+        }
+        self.leases_lost.tell(reading.leases_lost, || self.counter(LEASES_LOST));
+        if let Some((pending, abandoned)) = reading.cancels {
+            let gauge =
+                self.pending_cancels.get_or_init(|| self.sink.gauge(PENDING_CANCELS, self.labels(None)));
+            gauge.set(pending as f64);
+            self.abandoned_cancels.tell(abandoned, || self.counter(ABANDONED_CANCELS));
         }
     }
 }

@@ -312,3 +312,72 @@ async fn a_lease_is_renewed_for_as_long_as_its_request_takes() {
         assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
     }
 }
+
+/// What is logged, as text.
+#[derive(Clone, Default)]
+struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("a lock").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A process that stood still for longer than its lease went on beside its successor, and nobody was told.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_gone_when_it_is_renewed_is_logged_and_counted_once() {
+    let log = Log::default();
+    let lines = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let at_once = Limit::concurrency(1, Micros::from_secs(3)).expect("a limit");
+    let (gate, hands) = gate(On::Elsewhere, |gate| gate.limit("at-once", at_once));
+    let (service, _) = serve(&gate, |layer| layer.toll(Route::any(), Toll::new("at-once", Payer::client())));
+    let first = head_of(&service, get("/")).await;
+    hands.advance(Micros::from_secs(5));
+    let second = head_of(&service, get("/")).await;
+    assert_eq!(second.status(), 200, "the lease has run out, and the place is taken by another");
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        settle().await;
+    }
+    assert_eq!(gate.store_health().leases_lost, 1);
+    let text = String::from_utf8(log.0.lock().expect("a lock").clone()).expect("text");
+    let lost: Vec<&str> = text.lines().filter(|line| line.contains("lease was gone")).collect();
+    assert!(lost.len() == 1 && lost[0].contains("WARN") && !lost[0].contains("192.0.2.1"), "{text}");
+    drop(first);
+    settle().await;
+    assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 1, "the successor's place is its own");
+    drop(second);
+    settle().await;
+    assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0);
+}
+
+/// The request that holds it is in the same process as the counters, and gives it back however it ends.
+#[tokio::test(start_paused = true)]
+async fn in_one_process_a_lease_does_not_end_while_its_request_is_inside() {
+    let at_once = Limit::concurrency(1, Micros::from_secs(3)).expect("a limit");
+    let (gate, hands) =
+        gate(On::Memory, |gate| gate.limit("at-once", at_once).limit("units", window(10)).max_keys(20));
+    let (service, _) = serve(&gate, |layer| {
+        let units = Toll::new("units", Payer::client()).only_if(|answer| answer.status() == 500);
+        layer.toll(Route::any(), Toll::new("at-once", Payer::client())).toll(Route::any(), units)
+    });
+    let first = head_of(&service, get("/")).await;
+    hands.advance(Micros::from_secs(1_000));
+    assert_eq!(ask(&service, get("/")).await.status, 429, "no time for a renewal, and still inside");
+    assert_eq!(gate.store_health().leases_lost, 0);
+    drop(first);
+    settle().await;
+    assert_eq!(used(&gate, "at-once", "ip:192.0.2.1").await, 0);
+    // Nothing is left of the reservations either, whose time to live had no end: there is room for only a few.
+    for _ in 0..1_000 {
+        assert_eq!(ask(&service, get("/")).await.status, 200);
+        settle().await;
+    }
+}

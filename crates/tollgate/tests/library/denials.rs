@@ -140,6 +140,84 @@ fn what_happens_in_this_process_ends_a_denial_at_once() {
     assert!(charge(&gate, "a", 2).0.allowed);
 }
 
+/// Any settlement, even of an id that somebody made up, emptied the whole cache.
+#[test]
+fn a_settlement_ends_only_what_is_believed_about_its_own_keys() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, a_minute(3), HOUR);
+    let reserve = |key| {
+        let reserved = ready(gate.reserve(&[Ask::new("api", key).cost(3)], HOUR)).unwrap();
+        reserved.reservation.unwrap().id()
+    };
+    let [own, other] = [reserve("a"), reserve("b")];
+    let source = |key| charge(&gate, key, 1).1;
+    assert_eq!([source("a"), source("b")], [Source::Store; 2]);
+    assert_eq!([source("a"), source("b")], [Source::DenialCache; 2]);
+    for number in 1..50 {
+        let made_up = tollgate::HoldId::new(number).unwrap();
+        for settlement in [Settlement::Cancel, Settlement::Actual(0), Settlement::Renew] {
+            assert_eq!(ready(gate.settle(made_up, &settlement)).unwrap(), tollgate::Settled::Unknown);
+        }
+    }
+    assert_eq!([source("a"), source("b")], [Source::DenialCache; 2], "nobody's ids end nothing");
+    elsewhere.fault(Fault::Loses(Failure::Timeout));
+    assert!(ready(gate.settle(tollgate::HoldId::new(7).unwrap(), &Settlement::Cancel)).is_err());
+    elsewhere.fault(Fault::None);
+    assert_eq!([source("a"), source("b")], [Source::DenialCache; 2], "nor do they when the store fails");
+
+    ready(gate.settle(other, &Settlement::Actual(2))).unwrap();
+    assert_eq!([source("a"), source("b")], [Source::DenialCache, Source::Store]);
+    assert_eq!(ready(gate.settle(other, &Settlement::Cancel)).unwrap(), tollgate::Settled::Already);
+    assert_eq!(source("a"), Source::DenialCache);
+    // A settlement whose reply is lost may have given something back.
+    elsewhere.fault(Fault::Loses(Failure::Timeout));
+    assert!(ready(gate.settle(own, &Settlement::Cancel)).is_err());
+    elsewhere.fault(Fault::None);
+    assert_eq!(source("a"), Source::Store);
+}
+
+/// Which keys a reservation of another process charged is not known here, but that something was given back is.
+#[test]
+fn what_another_process_reserved_and_this_one_settles_is_seen_at_once() {
+    let hands = hands();
+    let (ours, elsewhere) = gate(&hands, a_minute(3), HOUR);
+    let theirs = on(&hands).limit("api", a_minute(3)).store(elsewhere).build().unwrap();
+    let reserved = ready(theirs.reserve(&[Ask::new("api", "a").cost(3)], HOUR)).unwrap();
+    let id = reserved.reservation.unwrap().id();
+    assert_eq!([charge(&ours, "a", 1).1, charge(&ours, "a", 1).1], [Source::Store, Source::DenialCache]);
+    assert_eq!(ready(ours.settle(id, &Settlement::Cancel)).unwrap(), tollgate::Settled::Done);
+    assert!(charge(&ours, "a", 1).0.allowed);
+}
+
+/// A reservation that was made before a reload is known by numbers that no limit has any more.
+#[test]
+fn a_settlement_after_a_reload_is_seen_at_once() {
+    let hands = hands();
+    let (old, _elsewhere) = gate(&hands, a_minute(3), HOUR);
+    let reserved = ready(old.reserve(&[Ask::new("api", "a").cost(3)], HOUR)).unwrap();
+    let id = reserved.reservation.unwrap().id();
+    let new = Tollgate::builder().continuing(&old).limit("api", a_minute(2)).denial_cache(HOUR);
+    let new = new.build().unwrap();
+    assert_eq!([charge(&new, "a", 1).1, charge(&new, "a", 1).1], [Source::Store, Source::DenialCache]);
+    assert_eq!(ready(new.settle(id, &Settlement::Cancel)).unwrap(), tollgate::Settled::Done);
+    assert!(charge(&new, "a", 1).0.allowed);
+}
+
+/// Slices that end are given back for their own keys.
+#[test]
+fn a_slice_that_is_given_back_ends_only_what_is_believed_about_its_key() {
+    let hands = hands();
+    let elsewhere = Elsewhere::new(&hands);
+    let sliced = Rule::new("sliced", a_minute(100)).unwrap().slice(10, Duration::from_secs(1)).unwrap();
+    let builder = on(&hands).rule(sliced).limit("api", a_minute(1)).store(elsewhere).denial_cache(HOUR);
+    let gate = builder.build().unwrap();
+    ready(gate.charge(&[Ask::new("sliced", "b")])).unwrap();
+    charge(&gate, "a", 1);
+    assert_eq!([charge(&gate, "a", 1).1, charge(&gate, "a", 1).1], [Source::Store, Source::DenialCache]);
+    assert_eq!(ready(gate.give_back_slices()).unwrap(), 1);
+    assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache);
+}
+
 #[test]
 fn what_another_process_gives_back_is_seen_after_the_cap() {
     let hands = hands();
@@ -214,7 +292,7 @@ fn a_waiter_is_admitted_to_the_microsecond_all_the_same() {
     assert!(crowd.run().is_empty());
     hands.advance(Micros::new(1));
     assert_eq!(crowd.run_to_see_who_is_done(), [0]);
-    assert_eq!(elsewhere.calls(), 3, "the waiter did not ask before it was time");
+    assert_eq!(elsewhere.calls(), 4, "the waiter asked once in between, for what others give back");
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub(crate) enum Fault {
     Fails(Failure),
     /// It is done, and the answer is lost.
     Loses(Failure),
+    /// It is not done, or not yet, and nobody can tell.
+    Vanishes(Failure),
     /// The call is refused as wrong.
     Invalid,
     /// It is done, and the answer comes once the store is let go.
@@ -35,6 +37,8 @@ pub(crate) struct Elsewhere {
     pings: AtomicUsize,
     /// Whether pings are answered whatever is wrong with calls.
     is_alive: AtomicBool,
+    /// The hold of the last charge.
+    last_hold: Mutex<Option<Hold>>,
     is_let_go: AtomicBool,
     hanging: Mutex<Vec<Waker>>,
 }
@@ -50,6 +54,7 @@ impl Elsewhere {
             calls: 0.into(),
             pings: 0.into(),
             is_alive: false.into(),
+            last_hold: Mutex::default(),
             is_let_go: false.into(),
             hanging: Mutex::default(),
         })
@@ -74,6 +79,11 @@ impl Elsewhere {
     /// Whether pings are answered from now on, so that what is wrong with calls is theirs alone; else they fare as calls do.
     pub(crate) fn answers_pings(&self, is_alive: bool) {
         self.is_alive.store(is_alive, Ordering::SeqCst);
+    }
+
+    /// The hold of the last charge, if it had one.
+    pub(crate) fn last_hold(&self) -> Option<Hold> {
+        *self.last_hold.lock().unwrap()
     }
 
     /// Answers those who hang.
@@ -101,6 +111,7 @@ impl Elsewhere {
             let answer = match fault {
                 Fault::Fails(failure) => Err(fails(failure)),
                 Fault::Invalid => Err(StoreError::invalid("the call is wrong")),
+                Fault::Vanishes(failure) => Err(fails(failure).ambiguous()),
                 Fault::Loses(failure) => work().await.and(Err(fails(failure).ambiguous())),
                 Fault::None => work().await,
                 Fault::Hangs => {
@@ -124,6 +135,7 @@ impl Elsewhere {
 
 impl Store for Elsewhere {
     fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        *self.last_hold.lock().unwrap() = hold;
         self.answer(move || Store::charge(&self.store, items, hold))
     }
 

@@ -198,17 +198,28 @@ fn what_was_reserved_without_the_store_is_settled_without_it() {
     assert_eq!(ready(gate.status("local", "a")).unwrap().used(), 0);
 }
 
+/// A reset that answered with an error had forgotten the local counter all the same.
 #[test]
-fn a_reset_forgets_what_is_counted_here_even_if_the_store_fails() {
-    let hands = hands();
-    let (gate, elsewhere) = gate(&hands, Fallback::Open);
-    elsewhere.fault(DOWN);
-    for _ in 0..6 {
-        charged(&gate, &["local"]);
+fn a_reset_that_fails_forgets_nothing() {
+    for lost in [DOWN, Fault::Loses(Failure::Timeout)] {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, Fallback::Open);
+        elsewhere.fault(DOWN);
+        for _ in 0..6 {
+            charged(&gate, &["local"]);
+        }
+        assert!(!charged(&gate, &["local"]).0);
+        elsewhere.fault(lost);
+        assert!(ready(gate.reset("local", "a")).unwrap_err().is_transient());
+        elsewhere.fault(DOWN);
+        assert!(!charged(&gate, &["local"]).0, "{lost:?}");
+
+        elsewhere.fault(Fault::None);
+        hands.advance(secs(10));
+        assert!(ready(gate.reset("local", "a")).unwrap(), "{lost:?}: it was counted here");
+        elsewhere.fault(DOWN);
+        assert!(charged(&gate, &["local"]).0, "{lost:?}");
     }
-    assert!(!charged(&gate, &["local"]).0);
-    assert!(ready(gate.reset("local", "a")).unwrap_err().is_transient());
-    assert!(charged(&gate, &["local"]).0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tollgate::{
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
-use crate::scene::{Dice, a_minute, at_once, bucket, hands, on, secs};
+use crate::scene::{Dice, a_minute, at_once, bucket, every_strategy, hands, is_by_the_clock, on, secs};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -147,7 +147,7 @@ fn waiting_works_over_any_store() {
         assert!(done.iter().all(|(who, answer)| *who == 2 || answer.is_ok()));
     }
     let asked = elsewhere.calls() - before;
-    assert!(asked <= 6, "nobody asks the store over and over: {asked} calls");
+    assert!(asked <= 6, "the clock moved five times, and only the first in line asks: {asked} calls");
 
     assert!(ready(far.wait(Ask::new("free", "a"), HOUR)).unwrap().allowed);
     assert!(ready(far.wait(Ask::new("watching", "a").cost(9), HOUR)).unwrap().allowed);
@@ -167,6 +167,54 @@ fn waiting_works_over_any_store() {
     assert_eq!(crowd.run_to_see_who_is_done(), [0]);
     assert!(ready(far.reset("workers", "pool")).unwrap());
     assert_eq!(crowd.run_to_see_who_is_done(), [1]);
+}
+
+/// What another process gave back was seen only when the refusal that was told first had run out.
+#[test]
+fn a_waiter_looks_again_within_a_quarter_of_a_second() {
+    for limit in every_strategy(1).into_iter().filter(|limit| !is_by_the_clock(limit)) {
+        let hands = hands();
+        let elsewhere = Elsewhere::new(&hands);
+        let process = || on(&hands).limit("api", limit).denial_cache(HOUR).store(elsewhere.clone()).build();
+        let (ours, theirs) = (process().unwrap(), process().unwrap());
+        let reserved = ready(theirs.reserve(&[Ask::new("api", "a")], HOUR)).unwrap();
+        let mut crowd = Crowd::new();
+        for _ in 0..3 {
+            crowd.join(ours.wait(Ask::new("api", "a"), HOUR));
+        }
+        let id = reserved.reservation.unwrap().id();
+        assert_eq!(ready(theirs.settle(id, &Settlement::Cancel)).unwrap(), Settled::Done);
+        hands.advance(Micros::from_millis(100));
+        assert!(crowd.run().is_empty(), "{limit}: it does not ask all the time");
+        hands.advance(Micros::from_millis(150));
+        assert_eq!(crowd.run_to_see_who_is_done(), [0], "{limit}");
+    }
+}
+
+#[test]
+fn only_the_first_in_line_looks_again_and_not_in_step_with_others() {
+    let hands = hands();
+    let elsewhere = Elsewhere::new(&hands);
+    let gate = on(&hands).limit("api", at_once(1)).store(elsewhere.clone()).build().unwrap();
+    let mut crowd = Crowd::new();
+    for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        assert!(ready(gate.acquire(key, "api")).unwrap().allowed());
+        for _ in 0..5 {
+            crowd.join(gate.wait(Ask::new("api", key), HOUR));
+        }
+    }
+    let before = elsewhere.calls();
+    let mut at_once = Vec::new();
+    for _ in 0..5_000 {
+        let asked = elsewhere.calls();
+        hands.advance(Micros::from_millis(1));
+        assert!(crowd.run().is_empty());
+        at_once.push(elsewhere.calls() - asked);
+    }
+    let asked = elsewhere.calls() - before;
+    assert!((8 * 20..=8 * 34).contains(&asked), "{asked} calls of eight waiters in five seconds");
+    let in_step = at_once.iter().filter(|calls| **calls >= 7).count();
+    assert!(in_step < 3, "all of them asked in the same millisecond {in_step} times");
 }
 
 #[test]

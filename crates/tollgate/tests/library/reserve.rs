@@ -252,37 +252,62 @@ fn a_permit_is_given_back_when_it_is_dropped() {
     assert_eq!((workers.status("pool").used(), workers.status("other").used()), (0, 0));
 }
 
+/// A process that was stopped for longer than its leases gave each place away again while its first holder was still at work.
 #[test]
-fn a_lease_dies_by_itself_and_its_permit_then_means_nothing() {
+fn a_lease_does_not_end_while_its_permit_lives() {
+    let hands = hands();
+    let workers = limiter(&hands, at_once(2));
+    let permits = [workers.acquire("pool").unwrap(), ready(workers.acquire_within("pool", MINUTE)).unwrap()];
+    for _ in 0..5 {
+        hands.advance(secs(1_000));
+        let refusal = workers.acquire("pool").unwrap_err();
+        assert_eq!(
+            refusal.retry_after,
+            Some(secs(10)),
+            "it may be given back at any time; a lease is a fair guess"
+        );
+        assert!(permits.iter().all(|permit| permit.renew() && !permit.is_lost()));
+    }
+    let [first, second] = permits;
+    drop(first);
+    assert_eq!(workers.status("pool").used(), 1);
+    drop(second);
+    assert_eq!(workers.status("pool").used(), 0);
+}
+
+/// Whoever reserved it may be another process: its lease ends unless it is renewed.
+#[test]
+fn a_reserved_lease_dies_by_itself_and_its_reservation_then_means_nothing() {
     let hands = hands();
     let workers = limiter(&hands, at_once(1));
-    let crashed = workers.acquire("pool").unwrap();
+    let reserve = || tollgate::reserve(&[workers.of("pool")], Duration::ZERO).unwrap().reservation;
+    let crashed = reserve().unwrap();
     hands.advance(secs(9));
-    assert!(crashed.renew(), "renewed in time, it lasts ten seconds more");
+    assert_eq!(crashed.renew().unwrap(), Settled::Done, "renewed in time, it lasts ten seconds more");
     hands.advance(secs(9));
-    assert!(workers.acquire("pool").is_err());
+    assert!(reserve().is_none());
     hands.advance(secs(1));
-    let successor = workers.acquire("pool").expect("the lease has run out");
-    assert!(!crashed.renew());
-    drop(crashed);
-    assert!(workers.acquire("pool").is_err(), "a permit that has run out gives nobody else's lease back");
-    drop(successor);
-
-    // A holder that never comes back at all.
-    std::mem::forget(workers.acquire("pool").unwrap());
-    hands.advance(secs(10).saturating_sub(Micros::new(1)));
-    assert!(workers.acquire("pool").is_err());
-    hands.advance(Micros::new(1));
-    assert!(workers.acquire("pool").is_ok());
+    let successor = reserve().expect("the lease has run out");
+    assert_eq!(crashed.renew().unwrap(), Settled::Unknown);
+    assert_eq!(crashed.cancel().unwrap(), Settled::Unknown);
+    assert!(reserve().is_none(), "a reservation that has run out gives nobody else's lease back");
+    assert_eq!(successor.cancel().unwrap(), Settled::Done);
+    assert!(reserve().is_some());
 }
 
 #[test]
-fn a_permit_outlived_by_a_reset_gives_nothing_back() {
-    let workers = limiter(&hands(), at_once(1));
+fn a_permit_outlived_by_a_reset_gives_nothing_back_and_says_that_it_is_lost() {
+    let gate = on(&hands()).limit("workers", at_once(1)).build().unwrap();
+    let workers = gate.default_limiter().unwrap();
     let before = workers.acquire("pool").unwrap();
+    assert!(before.renew() && !before.is_lost());
     assert!(workers.reset("pool"));
     let after = workers.acquire("pool").unwrap();
-    assert!(!before.renew());
+    for _ in 0..3 {
+        assert!(!before.renew() && before.is_lost());
+    }
+    assert!(after.renew() && !after.is_lost());
+    assert_eq!(gate.store_health().leases_lost, 1, "counted once for each holder");
     drop(before);
     assert!(workers.acquire("pool").is_err());
     drop(after);

@@ -307,3 +307,19 @@ fn threads_share_slices_and_lose_no_unit() {
     assert_eq!(admitted, 1_000, "neither more nor less than the limit");
     assert!(elsewhere.calls() < 600, "{} calls", elsewhere.calls());
 }
+
+/// A reset that answered with an error had thrown the slice away, and its units with it.
+#[test]
+fn a_reset_that_fails_keeps_the_slice() {
+    let hands = hands();
+    let elsewhere = Elsewhere::new(&hands);
+    let gate = process(&hands, &elsewhere, bucket("10/s", 100), 10);
+    charge(&gate, "a", 1);
+    assert_eq!(charge(&gate, "a", 1), (true, Source::Slice));
+    elsewhere.fault(Fault::Fails(Failure::Connection));
+    assert!(ready(gate.reset("api", "a")).is_err());
+    assert_eq!(charge(&gate, "a", 1), (true, Source::Slice));
+    elsewhere.fault(Fault::None);
+    assert!(ready(gate.reset("api", "a")).unwrap());
+    assert_eq!(charge(&gate, "a", 1), (true, Source::Store));
+}

@@ -304,6 +304,9 @@ fn an_outage_is_seen_from_its_beginning_to_its_end() {
     assert_eq!(up(), ["custom 1"]);
     gate.publish_metrics();
     assert_eq!(scrape.samples("rate_limiter_state_losses_total"), ["custom 0"]);
+    assert_eq!(scrape.samples("rate_limiter_leases_lost_total"), ["custom 0"]);
+    assert_eq!(scrape.samples("rate_limiter_pending_cancels"), ["custom 0"]);
+    assert_eq!(scrape.samples("rate_limiter_abandoned_cancels_total"), ["custom 0"]);
     assert!(scrape.samples("rate_limiter_keys").is_empty(), "nobody counts the keys of a store elsewhere");
 }
 

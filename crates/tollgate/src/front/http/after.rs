@@ -2,7 +2,8 @@
 //!
 //! A reservation is settled once. If anything depends on the body of the answer, all of it waits for the body; else it is
 //! settled as soon as the head is there, before the answer goes out, so that the caller's next request finds it done. Whoever
-//! goes away earlier leaves what was reserved, but gives leases back. A lease is renewed for as long as its request takes; one that
+//! goes away earlier leaves what was reserved, but gives leases back. A lease is renewed for as long as its request takes; if it is
+//! gone by then, because the process stood still for longer, that is logged and counted. One that
 //! becomes another protocol (101) is over when it does, and so is its lease.
 
 use std::future::Future;
@@ -126,13 +127,18 @@ fn renew(inner: &Arc<Inner>, id: HoldId, lease: Micros) -> Option<AbortHandle> {
     let renewing = runtime.spawn(async move {
         loop {
             tokio::time::sleep(every).await;
-            if let Err(error) = inner.gate.settle(id, &Settlement::Renew).await
-                && let Some(count) = inner.unsettled.count()
-            {
-                tracing::warn!(
-                    count,
-                    "a lease could not be renewed, and may run out before its request is done: {error}"
-                );
+            match inner.gate.renew_lease(id).await {
+                Ok(true) => {}
+                // Reported. Nothing brings it back.
+                Ok(false) => return,
+                Err(error) => {
+                    if let Some(count) = inner.unsettled.count() {
+                        tracing::warn!(
+                            count,
+                            "a lease could not be renewed, and may run out before its request is done: {error}"
+                        );
+                    }
+                }
             }
         }
     });

@@ -109,6 +109,13 @@ fn is_held(inner: &Inner, dues: &Dues) -> bool {
     dues.iter().any(|due| inner.posts[due.post].is_held)
 }
 
+/// How long what is to be corrected is held. Where the counters are in this process a lease has no end: the request that holds it
+/// is in this process too, and gives it back however it ends.
+fn hold_ttl(inner: &Inner, dues: &Dues) -> Micros {
+    let is_leased = dues.iter().any(|due| inner.posts[due.post].lease.is_some());
+    if is_leased && inner.gate.is_in_process() { Hold::UNTIL_RELEASED } else { inner.settle_within }
+}
+
 /// What each limit of a charge said, in the order of the dues.
 type AllSaid<'a> = SmallVec<[Said<'a>; 4]>;
 
@@ -166,7 +173,7 @@ fn decide_several<B>(inner: &Inner, dues: &Dues, request: &Request<B>) -> Option
 /// Charges what is due, and says what that means.
 pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) -> Verdict {
     let is_held = is_held(inner, dues);
-    let hold = is_held.then(|| Hold { id: HoldId::random(), ttl: inner.settle_within });
+    let hold = is_held.then(|| Hold { id: HoldId::random(), ttl: hold_ttl(inner, dues) });
     let operation = if is_held { "reserve" } else { "charge" };
     let started = inner.gate.gate.started(operation);
     let resolved: ResolvedAll<'_, '_> = dues.iter().map(|due| resolve(inner, due)).collect();
@@ -276,6 +283,7 @@ pub(super) async fn settle(inner: &Inner, id: HoldId, settlement: &Settlement) {
     {
         tracing::warn!(count, "a charge stays as it was reserved, because it could not be settled: {error}");
     }
+    inner.gate.forget_hold(id);
 }
 
 /// The outcome of what is ready at once, as everything is whose counters are in this process.

@@ -1,0 +1,267 @@
+//! Charges whose answer never came: the reply was lost, or the caller left. The store must not go on holding them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::{
+    Ask, Cost, Failure, Fallback, HoldId, Item, Limit, ManualClock, Micros, Rule, Settled, Settlement, Store,
+    StoredLimit, Tollgate,
+};
+
+use crate::crowd::{Crowd, ready};
+use crate::elsewhere::{Elsewhere, Fault};
+use crate::scene::{a_minute, at_once, every_strategy, hands, on, secs};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const DOWN: Fault = Fault::Fails(Failure::Connection);
+const LOST: Fault = Fault::Loses(Failure::Timeout);
+
+fn gate(hands: &ManualClock, limit: Limit, fallback: Fallback) -> (Tollgate, Arc<Elsewhere>) {
+    let elsewhere = Elsewhere::new(hands);
+    let builder = on(hands).limit("api", limit).limit("other", a_minute(100)).fallback(fallback);
+    (builder.store(elsewhere.clone()).build().unwrap(), elsewhere)
+}
+
+/// What the store itself counts for the key `a`, asked past the library.
+fn stored(elsewhere: &Elsewhere, limit: Limit) -> u64 {
+    let limit = StoredLimit::new("api", limit);
+    let item = Item { limit: &limit, key: "a", cost: Cost::new(u64::MAX).unwrap(), shadow: false };
+    let outcome = ready(Store::peek(&elsewhere.store, &[item])).unwrap().outcomes[0];
+    outcome.capacity - outcome.remaining
+}
+
+/// The store answers again, and a call of another key reaches it.
+fn heal(gate: &Tollgate, elsewhere: &Elsewhere, hands: &ManualClock) {
+    elsewhere.fault(Fault::None);
+    hands.advance(secs(30));
+    assert!(ready(gate.status("other", "b")).is_ok(), "the store is asked again");
+}
+
+fn settle(gate: &Tollgate, id: HoldId, settlement: &Settlement) -> Settled {
+    ready(gate.settle(id, settlement)).unwrap()
+}
+
+/// The cancel was answered `Done` while the store held the charge for as long as the reservation lasted.
+#[test]
+fn a_reservation_whose_reply_was_lost_is_pending_until_the_store_has_cancelled_its_copy() {
+    for fallback in [Fallback::Open, Fallback::Local] {
+        let hands = hands();
+        let limit = Limit::fixed_window(5, secs(3_600)).unwrap();
+        let (gate, elsewhere) = gate(&hands, limit, fallback);
+        let reserve = || {
+            elsewhere.fault(LOST);
+            let reserved = ready(gate.reserve(&[Ask::new("api", "a").cost(2)], HOUR)).unwrap();
+            elsewhere.fault(DOWN);
+            reserved.reservation.expect("the fallback admits it").id()
+        };
+        let [cancelled, renewed] = [reserve(), reserve()];
+        assert_eq!((stored(&elsewhere, limit), gate.store_health().pending_cancels), (4, 2), "{fallback}");
+
+        assert_eq!(settle(&gate, cancelled, &Settlement::Cancel), Settled::Pending, "{fallback}");
+        assert_eq!(settle(&gate, cancelled, &Settlement::Cancel), Settled::Already, "{fallback}");
+        assert_eq!(settle(&gate, renewed, &Settlement::Renew), Settled::Pending, "{fallback}");
+        assert_eq!(stored(&elsewhere, limit), 4, "{fallback}: the store was not asked");
+
+        heal(&gate, &elsewhere, &hands);
+        assert_eq!(stored(&elsewhere, limit), 0, "{fallback}");
+        assert_eq!(gate.store_health().pending_cancels, 0, "{fallback}");
+        assert_eq!(settle(&gate, renewed, &Settlement::Renew), Settled::Done, "{fallback}");
+        assert_eq!(settle(&gate, renewed, &Settlement::Actual(1)), Settled::Done, "{fallback}");
+        assert_eq!(settle(&gate, renewed, &Settlement::Actual(1)), Settled::Already, "{fallback}");
+        assert_eq!(stored(&elsewhere, limit), 0, "{fallback}: what was settled here is not in the store");
+    }
+}
+
+#[test]
+fn what_the_fallback_denied_is_cancelled_in_the_store_too() {
+    for limit in every_strategy(5) {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, limit, Fallback::Closed);
+        elsewhere.fault(LOST);
+        assert!(ready(gate.reserve(&[Ask::new("api", "a").cost(2)], HOUR)).unwrap().reservation.is_none());
+        assert_eq!(stored(&elsewhere, limit), 2, "{limit}");
+        elsewhere.fault(Fault::None);
+        ready(gate.status("other", "b")).unwrap();
+        assert_eq!(stored(&elsewhere, limit), 0, "{limit}");
+    }
+}
+
+/// The cancel may overtake the charge. It is repeated for as long as the charge may still arrive.
+#[test]
+fn a_charge_that_arrives_after_its_cancel_is_cancelled_all_the_same() {
+    let hands = hands();
+    let limit = Limit::fixed_window(5, secs(3_600)).unwrap();
+    let (gate, elsewhere) = gate(&hands, limit, Fallback::Open);
+    elsewhere.fault(Fault::Vanishes(Failure::Connection));
+    ready(gate.reserve(&[Ask::new("api", "a").cost(2)], HOUR)).unwrap();
+    let hold = elsewhere.last_hold().expect("a reservation carries an id");
+    elsewhere.fault(Fault::None);
+    ready(gate.status("other", "b")).unwrap();
+    assert_eq!(gate.store_health().pending_cancels, 1, "the store knows nothing of it yet");
+
+    hands.advance(secs(1));
+    let stored_limit = StoredLimit::new("api", limit);
+    let item = Item { limit: &stored_limit, key: "a", cost: Cost::new(2).unwrap(), shadow: false };
+    assert!(ready(Store::charge(&elsewhere.store, &[item], Some(hold))).unwrap().allowed);
+    assert_eq!(stored(&elsewhere, limit), 2);
+    hands.advance(secs(1));
+    ready(gate.status("other", "b")).unwrap();
+    assert_eq!((stored(&elsewhere, limit), gate.store_health().pending_cancels), (0, 0));
+}
+
+#[test]
+fn a_charge_that_never_arrived_is_not_cancelled_for_ever() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, a_minute(5), Fallback::Open);
+    elsewhere.fault(Fault::Vanishes(Failure::Connection));
+    ready(gate.reserve(&[Ask::new("api", "a").cost(2)], HOUR)).unwrap();
+    elsewhere.fault(Fault::None);
+    let before = elsewhere.calls();
+    let mut looks = 0;
+    while gate.store_health().pending_cancels > 0 {
+        hands.advance(Micros::from_millis(10));
+        ready(gate.peek(&[Ask::new("other", "b")])).unwrap();
+        looks += 1;
+        assert!(looks < 2_000, "still being cancelled after 20 s");
+    }
+    let cancels = elsewhere.calls() - before - looks;
+    assert!((2..=12).contains(&cancels), "{cancels} calls for one id");
+    assert_eq!(gate.store_health().abandoned_cancels, 0);
+}
+
+/// Polls a call once, so that it reaches the store, and drops it before its answer.
+fn leave_in_flight<T>(elsewhere: &Elsewhere, call: impl Future<Output = T>) {
+    elsewhere.fault(Fault::Hangs);
+    let mut crowd = Crowd::new();
+    let caller = crowd.join(call);
+    crowd.leave(caller);
+    elsewhere.fault(Fault::None);
+}
+
+#[test]
+fn a_wait_that_is_dropped_in_flight_leaves_nothing_in_the_store() {
+    for limit in every_strategy(5) {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, limit, Fallback::Closed);
+        leave_in_flight(&elsewhere, gate.wait(Ask::new("api", "a").cost(3), HOUR));
+        assert_eq!(stored(&elsewhere, limit), 3, "{limit}: it was charged");
+        assert_eq!(gate.store_health().pending_cancels, 1, "{limit}");
+        ready(gate.status("other", "b")).unwrap();
+        assert_eq!(stored(&elsewhere, limit), 0, "{limit}");
+        assert_eq!(gate.store_health().pending_cancels, 0, "{limit}");
+    }
+}
+
+#[test]
+fn a_reserve_that_is_dropped_in_flight_leaves_nothing_in_the_store() {
+    for limit in every_strategy(5) {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, limit, Fallback::Closed);
+        let asks = [Ask::new("api", "a").cost(3), Ask::new("other", "a")];
+        leave_in_flight(&elsewhere, gate.reserve(&asks, HOUR));
+        assert_eq!(stored(&elsewhere, limit), 3, "{limit}: it was charged");
+        ready(gate.status("other", "b")).unwrap();
+        assert_eq!(stored(&elsewhere, limit), 0, "{limit}");
+        assert_eq!(ready(gate.status("other", "a")).unwrap().used(), 0, "{limit}");
+    }
+}
+
+#[test]
+fn a_slice_that_was_lost_on_the_way_is_given_back() {
+    let hands = hands();
+    let elsewhere = Elsewhere::new(&hands);
+    let limit = Limit::fixed_window(20, secs(3_600)).unwrap();
+    let rule = Rule::new("api", limit).unwrap().slice(10, Duration::from_secs(1)).unwrap();
+    let gate = on(&hands).rule(rule).limit("other", a_minute(5)).store(elsewhere.clone()).build().unwrap();
+    leave_in_flight(&elsewhere, gate.wait(Ask::new("api", "a"), HOUR));
+    leave_in_flight(&elsewhere, gate.charge(&[Ask::new("api", "a")]));
+    assert_eq!(stored(&elsewhere, limit), 20);
+    ready(gate.status("other", "b")).unwrap();
+    assert_eq!(stored(&elsewhere, limit), 0);
+    assert!(ready(gate.charge(&[Ask::new("api", "a")])).unwrap().allowed());
+}
+
+#[test]
+fn a_wait_whose_reply_was_lost_is_answered_by_the_fallback_and_cancelled_in_the_store() {
+    for (fallback, is_admitted) in
+        [(Fallback::Open, true), (Fallback::Local, true), (Fallback::Closed, false)]
+    {
+        let hands = hands();
+        let limit = Limit::fixed_window(5, secs(3_600)).unwrap();
+        let (gate, elsewhere) = gate(&hands, limit, fallback);
+        elsewhere.fault(LOST);
+        let waited = ready(gate.wait(Ask::new("api", "a").cost(3), Duration::ZERO));
+        assert_eq!(waited.is_ok(), is_admitted, "{fallback}");
+        assert_eq!(stored(&elsewhere, limit), 3, "{fallback}");
+        elsewhere.fault(Fault::None);
+        ready(gate.status("other", "b")).unwrap();
+        assert_eq!(stored(&elsewhere, limit), 0, "{fallback}");
+    }
+}
+
+/// Each attempt has an id of its own: a retry under the same one would find it cancelled.
+#[test]
+fn a_waiter_is_charged_once_though_its_first_reply_was_lost() {
+    let hands = hands();
+    let limit = Limit::fixed_window(5, secs(3_600)).unwrap();
+    let (gate, elsewhere) = gate(&hands, limit, Fallback::Closed);
+    elsewhere.fault(LOST);
+    let mut crowd = Crowd::new();
+    crowd.join(gate.wait(Ask::new("api", "a").cost(3), HOUR));
+    elsewhere.fault(Fault::None);
+    let admitted = (0..100).find(|_| {
+        hands.advance(Micros::from_millis(100));
+        !crowd.run().is_empty()
+    });
+    assert!(admitted.is_some());
+    ready(gate.status("other", "b")).unwrap();
+    assert_eq!(stored(&elsewhere, limit), 3);
+}
+
+#[test]
+fn only_so_many_charges_are_remembered_to_be_cancelled() {
+    let hands = hands();
+    let limit = Limit::fixed_window(1_000_000, secs(3_600)).unwrap();
+    let (gate, elsewhere) = gate(&hands, limit, Fallback::Open);
+    for _ in 0..12_000 {
+        leave_in_flight(&elsewhere, gate.wait(Ask::new("api", "a"), HOUR));
+    }
+    let health = gate.store_health();
+    assert_eq!((health.pending_cancels, health.abandoned_cancels), (10_000, 2_000));
+    for _ in 0..10_000 {
+        ready(gate.peek(&[Ask::new("other", "b")])).unwrap();
+    }
+    assert_eq!((stored(&elsewhere, limit), gate.store_health().pending_cancels), (2_000, 0));
+}
+
+/// After that the store holds it no longer, and the charge stays as it is.
+#[test]
+fn a_cancel_ends_with_the_time_to_live() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, a_minute(5), Fallback::Open);
+    elsewhere.fault(LOST);
+    let asks = [Ask::new("api", "a").cost(2)];
+    let reserved = ready(gate.reserve(&asks, Duration::from_secs(20))).unwrap();
+    let id = reserved.reservation.unwrap().id();
+    elsewhere.fault(DOWN);
+    hands.advance(secs(21));
+    elsewhere.fault(Fault::None);
+    ready(gate.status("other", "b")).unwrap();
+    let health = gate.store_health();
+    assert_eq!((health.pending_cancels, health.abandoned_cancels), (0, 1));
+    assert_eq!(settle(&gate, id, &Settlement::Cancel), Settled::Unknown);
+    assert_eq!(stored(&elsewhere, a_minute(5)), 2);
+}
+
+/// A lease that was taken for nobody would have been held to its end.
+#[test]
+fn a_cancelled_lease_lets_the_next_waiter_in() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, at_once(1), Fallback::Closed);
+    leave_in_flight(&elsewhere, gate.wait(Ask::new("api", "a"), HOUR));
+    let mut crowd = Crowd::new();
+    elsewhere.fault(Fault::None);
+    crowd.join(gate.wait(Ask::new("api", "a"), HOUR));
+    hands.advance(Micros::from_millis(250));
+    assert_eq!(crowd.run_to_see_who_is_done(), [0]);
+}
