@@ -52,7 +52,7 @@ pub type Nodes = SmallVec<[NodeId; 4]>;
 /// [`NodeId::ONLY`]; a cluster has one for each primary. Small numbers, so that whoever keeps something for each node can index
 /// by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(u16);
+pub struct NodeId(usize);
 
 impl NodeId {
     /// The node of a store that has one.
@@ -63,13 +63,12 @@ impl NodeId {
 
     /// The node of this number; above [`COUNT`](Self::COUNT), numbers are shared.
     pub const fn new(number: usize) -> NodeId {
-        // Below 1,024.
-        NodeId((number % NodeId::COUNT) as u16)
+        NodeId(number % NodeId::COUNT)
     }
 
     /// Its number, below [`COUNT`](Self::COUNT).
     pub const fn number(self) -> usize {
-        self.0 as usize
+        self.0
     }
 }
 

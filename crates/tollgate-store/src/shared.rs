@@ -4,6 +4,7 @@
 //! comes back as readings, one for each part, and [`Parts::conclude`] has the kernel work out the answers. A store that says
 //! other than the kernel whether the charge passes has a twin that is wrong, and that is an error and never an admission.
 
+pub(crate) mod punctual;
 pub(crate) mod shares;
 pub(crate) mod together;
 

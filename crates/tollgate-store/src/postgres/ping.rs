@@ -2,15 +2,16 @@
 //!
 //! It asks whether the server takes writes, because one that follows another, or was set to read only, refuses every charge. A
 //! connection that was idle for long may be dead without anybody having said so. So the kept one is given half of the time, and
-//! a new one the other half; together that is twice a call's deadline, so that a process that is merely busy does not take its
-//! own lateness for the server's.
+//! a new one the other half; together that is twice a call's deadline. A process that is merely busy does not take its own
+//! lateness for the server's (`shared/punctual.rs`).
 
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::PostgresStore;
 use super::fault::{Fault, Stage};
+use crate::shared::punctual;
 use crate::{Failure, StoreError};
 
 /// A connection that nothing but pings goes over. Dropped, it is closed, whatever it waits for.
@@ -27,17 +28,18 @@ impl Drop for PingLink {
 
 impl PostgresStore {
     pub(super) async fn ping_server(&self) -> Result<(), StoreError> {
-        let half = Instant::now() + self.inner.timeout;
-        let deadline = half + self.inner.timeout;
+        let timeout = self.inner.timeout;
+        let half = Instant::now() + timeout;
+        let deadline = half + timeout;
         let kept = self.inner.ping.lock().take();
         if let Some(kept) = kept
-            && let Ok(Ok(())) = timeout_at(half, self.ask(&kept)).await
+            && let Some(Ok(())) = punctual::by(half, timeout, self.ask(&kept)).await
         {
             *self.inner.ping.lock() = Some(kept);
             return Ok(());
         }
         let pool = &self.inner.pool;
-        let asked = timeout_at(deadline, async {
+        let asked = punctual::by(deadline.max(Instant::now() + timeout), timeout, async {
             let opened = pool.open_apart().await;
             let (client, driver) =
                 opened.map_err(|error| Fault::of(error, Stage::Before, "connecting", &pool.place).error)?;
@@ -46,12 +48,12 @@ impl PostgresStore {
             Ok(link)
         });
         match asked.await {
-            Ok(Ok(link)) => {
+            Some(Ok(link)) => {
                 *self.inner.ping.lock() = Some(link);
                 Ok(())
             }
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(Fault::timeout(Stage::Looking, "a ping", &pool.place).error),
+            Some(Err(error)) => Err(error),
+            None => Err(Fault::timeout(Stage::Looking, "a ping", &pool.place).error),
         }
     }
 

@@ -5,18 +5,19 @@
 //! memory takes it, and so does one whose user misses a right that charges need: those are told key by key, and call by call.
 //!
 //! A connection that was idle for long may be dead without anybody having said so. So the kept one is given half of the time,
-//! and a new one the other half; together that is twice a call's deadline, so that a process that is merely busy does not take
-//! its own lateness for the server's.
+//! and a new one the other half; together that is twice a call's deadline. A process that is merely busy does not take its own
+//! lateness for the server's (`shared/punctual.rs`).
 
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::RedisStore;
 use super::failure::{self, Remedy, Verdict};
 use super::node::Node;
 use super::slot::slot;
+use crate::shared::punctual;
 use crate::{NodeId, Scope, StoreError};
 
 /// How many names are tried until one falls into a slot of the server; a server with few slots is asked for another's key
@@ -26,8 +27,9 @@ const NAMES_TRIED: usize = 1_000;
 impl RedisStore {
     pub(super) async fn ping_node(&self, node: NodeId) -> Result<(), StoreError> {
         let route = &self.route;
-        let half = Instant::now() + route.options().timeout;
-        let deadline = half + route.options().timeout;
+        let timeout = route.options().timeout;
+        let half = Instant::now() + timeout;
+        let deadline = half + timeout;
         if route.is_cluster() && node == NodeId::ONLY {
             // Nobody has said yet where the slots are: whoever does so now answers for the cluster.
             return route.owner(0, deadline).await.map(drop);
@@ -37,23 +39,23 @@ impl RedisStore {
         let key = self.key_on(&node);
         let kept = route.pings.lock().remove(&node.address);
         if let Some(mut kept) = kept
-            && let Ok(Ok(())) = timeout_at(half, ask(&mut kept, &key)).await
+            && let Some(Ok(())) = punctual::by(half, timeout, ask(&mut kept, &key)).await
         {
             route.pings.lock().insert(node.address.clone(), kept);
             return Ok(());
         }
-        let asked = timeout_at(deadline, async {
+        let asked = punctual::by(deadline.max(Instant::now() + timeout), timeout, async {
             let mut connection = node.connect_apart().await?;
             ask(&mut connection, &key).await?;
             Ok(connection)
         });
         let verdict = match asked.await {
-            Ok(Ok(connection)) => {
+            Some(Ok(connection)) => {
                 route.pings.lock().insert(node.address.clone(), connection);
                 return Ok(());
             }
-            Ok(Err(verdict)) => verdict,
-            Err(_) => Verdict::timeout(false),
+            Some(Err(verdict)) => verdict,
+            None => Verdict::timeout(false),
         };
         // While it is taken to be down no call goes there, and none would learn who has taken its place.
         route.learn_soon();

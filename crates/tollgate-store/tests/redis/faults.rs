@@ -94,7 +94,8 @@ async fn one_server_keeps_its_promises_through_faults_without_loss() {
     })
     .await;
     judged.assert_clean();
-    judged.assert_seen(&["timeout", "connection", "not_ready", "overloaded", "full"]);
+    // Not `full`: the keys of this test are known by the time the memory is used up, and are charged as ever.
+    judged.assert_seen(&["timeout", "connection", "not_ready", "overloaded"]);
     assert!(judged.sum(|report| report.ambiguous) > 0 && judged.sum(|report| report.gaps) > 0);
     assert!(judged.sum(|report| report.ambiguous) > judged.sum(|report| report.gaps), "some came too late");
     assert_eq!(judged.sum(|report| report.losses_seen), 0);
