@@ -223,7 +223,7 @@ async fn through_lost_replies(variables: &[(&str, &str)], proxy: &FaultProxy) {
         for round in 0..2 {
             let sent = proxy.swallowed();
             let wait = gate.wait(Ask::new("closed", &key), ttl);
-            let asks = [Ask::new("closed", &*key)];
+            let asks = [Ask::new("closed", &key)];
             let call = async {
                 match round {
                     0 => drop(wait.await),

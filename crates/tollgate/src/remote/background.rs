@@ -74,7 +74,6 @@ impl Remote {
 
     #[cold]
     async fn cancel_some(&self) {
-        self.kept.cancels.resume();
         self.start_cancelling();
         // Where no task runs, this call is the place for it.
         if !self.kept.cancels.start() {
@@ -93,7 +92,7 @@ impl Remote {
         let answer = match call.await {
             Ok(settled) => Answer::Settled(settled),
             Err(Missed::Wrong(_)) => Answer::Refused,
-            Err(missed) => Answer::Failed(missed.retry_after()),
+            Err(Missed::Failed { .. } | Missed::TurnedAway(_)) => Answer::Failed,
         };
         for fingerprint in self.kept.cancels.answered(id, &answer, self.kept.clock.now()) {
             self.kept.denials.changed(fingerprint);

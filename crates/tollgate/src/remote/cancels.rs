@@ -43,9 +43,6 @@ struct List {
     by_id: HashMap<u128, Pending>,
     /// When each id is due.
     due: BTreeSet<(Micros, u128)>,
-    /// The store failed: no attempt before this time, unless another call is answered first.
-    resume_at: Micros,
-    failures: u32,
     is_running: bool,
     /// The background task, while it sleeps.
     sleeping: Option<Waker>,
@@ -71,8 +68,8 @@ pub(super) enum Next {
 /// What the store answered to a cancel.
 pub(super) enum Answer {
     Settled(Settled),
-    /// It could not be asked; it is tried next after this time, if that is known.
-    Failed(Option<Micros>),
+    /// It could not be asked, or its node could not. Others may be able to, so only this id waits.
+    Failed,
     /// The call itself was refused, and always will be.
     Refused,
 }
@@ -116,7 +113,6 @@ impl Cancels {
         let mut list = self.list.lock();
         loop {
             let Some((due, id)) = list.due.first().copied() else { return Next::Nothing };
-            let at = due.max(list.resume_at);
             let Some(pending) = list.by_id.get_mut(&id) else {
                 list.due.remove(&(due, id));
                 continue;
@@ -126,8 +122,8 @@ impl Cancels {
                 self.abandoned.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            if now < at {
-                return Next::WaitUntil(at.min(pending.end));
+            if now < due {
+                return Next::WaitUntil(due);
             }
             pending.due = now.saturating_add(pause(pending.attempts)).min(pending.end);
             pending.attempts += 1;
@@ -153,28 +149,15 @@ impl Cancels {
                 self.abandoned.fetch_add(1, Ordering::Relaxed);
                 true
             }
-            Answer::Failed(retry_after) => {
-                list.put_off(id, retry_after.unwrap_or_default(), now);
-                return Fingerprints::new();
-            }
+            Answer::Failed => false,
         };
-        (list.failures, list.resume_at) = (0, Micros::ZERO);
         match is_over {
             true => self.remove(&mut list, id.get()).unwrap_or_default(),
             false => Fingerprints::new(),
         }
     }
 
-    /// The store answered some call: it can be asked again.
-    pub(super) fn resume(&self) {
-        let mut list = self.list.lock();
-        if list.resume_at > Micros::ZERO {
-            (list.failures, list.resume_at) = (0, Micros::ZERO);
-            list.wake();
-        }
-    }
-
-    /// Takes the place of the one background task; `None` if it runs, or there is nothing to do.
+    /// Takes the place of the one background task; false if it runs, or there is nothing to do.
     pub(super) fn start(&self) -> bool {
         let mut list = self.list.lock();
         !list.by_id.is_empty() && !std::mem::replace(&mut list.is_running, true)
@@ -199,7 +182,7 @@ impl Cancels {
         let mut alarm = pin!(clock.alarm(at));
         poll_fn(|context| {
             let mut list = self.list.lock();
-            let is_sooner = list.due.first().is_none_or(|(due, _)| (*due).max(list.resume_at) < at);
+            let is_sooner = list.due.first().is_none_or(|(due, _)| *due < at);
             if is_sooner {
                 return Poll::Ready(());
             }
@@ -222,19 +205,6 @@ impl List {
     fn wake(&mut self) {
         if let Some(waker) = self.sleeping.take() {
             waker.wake();
-        }
-    }
-
-    /// The store failed. The id stays due, and nothing is tried for a while.
-    fn put_off(&mut self, id: HoldId, retry_after: Micros, now: Micros) {
-        let wait = pause(self.failures).max(retry_after.min(LONGEST_PAUSE));
-        self.failures = self.failures.saturating_add(1);
-        self.resume_at = now.saturating_add(wait);
-        if let Some(pending) = self.by_id.get_mut(&id.get()) {
-            let before = std::mem::replace(&mut pending.due, now);
-            pending.attempts = pending.attempts.saturating_sub(1);
-            self.due.remove(&(before, id.get()));
-            self.due.insert((now, id.get()));
         }
     }
 }
@@ -277,18 +247,18 @@ mod tests {
         assert_eq!(asked, [0, 50, 150, 350, 750, 1_550, 2_550, 3_550, 4_550, 5_550]);
     }
 
+    /// One node of the store may be down while the others answer.
     #[test]
-    fn a_store_that_fails_puts_all_off_until_any_call_is_answered() {
+    fn an_id_whose_node_fails_waits_and_holds_up_no_other() {
         let cancels = added(&[7, 8]);
         assert_eq!(cancels.next(at(0)), Next::Cancel(id(7)));
-        cancels.answered(id(7), &Answer::Failed(Some(Micros::from_millis(200))), at(0));
-        assert_eq!(cancels.next(at(0)), Next::WaitUntil(at(200)));
-        cancels.resume();
-        for number in [7, 8] {
-            assert_eq!(cancels.next(at(1)), Next::Cancel(id(number)));
-            cancels.answered(id(number), &Answer::Settled(Settled::Done), at(1));
-        }
-        assert_eq!((cancels.next(at(1)), cancels.count()), (Next::Nothing, 0));
+        cancels.answered(id(7), &Answer::Failed, at(0));
+        assert_eq!(cancels.next(at(0)), Next::Cancel(id(8)));
+        cancels.answered(id(8), &Answer::Settled(Settled::Done), at(0));
+        assert_eq!((cancels.next(at(0)), cancels.count()), (Next::WaitUntil(at(50)), 1));
+        assert_eq!(cancels.next(at(50)), Next::Cancel(id(7)));
+        cancels.answered(id(7), &Answer::Settled(Settled::Done), at(50));
+        assert_eq!((cancels.next(at(50)), cancels.count()), (Next::Nothing, 0));
     }
 
     #[test]

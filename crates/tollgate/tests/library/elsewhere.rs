@@ -24,6 +24,8 @@ pub(crate) enum Fault {
     Invalid,
     /// It is done, and the answer comes once the store is let go.
     Hangs,
+    /// It takes one poll to get there and one back.
+    Pauses,
 }
 
 /// A memory store that passes for one elsewhere.
@@ -41,6 +43,19 @@ pub(crate) struct Elsewhere {
     last_hold: Mutex<Option<Hold>>,
     is_let_go: AtomicBool,
     hanging: Mutex<Vec<Waker>>,
+}
+
+/// Is ready when it is polled a second time.
+async fn pause() {
+    let mut is_polled = false;
+    poll_fn(|context| match std::mem::replace(&mut is_polled, true) {
+        true => Poll::Ready(()),
+        false => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
 }
 
 impl Elsewhere {
@@ -114,6 +129,12 @@ impl Elsewhere {
                 Fault::Vanishes(failure) => Err(fails(failure).ambiguous()),
                 Fault::Loses(failure) => work().await.and(Err(fails(failure).ambiguous())),
                 Fault::None => work().await,
+                Fault::Pauses => {
+                    pause().await;
+                    let answer = work().await;
+                    pause().await;
+                    answer
+                }
                 Fault::Hangs => {
                     let answer = work().await;
                     poll_fn(|context| match self.is_let_go.load(Ordering::SeqCst) {

@@ -1,6 +1,8 @@
 //! Charges whose answer never came: the reply was lost, or the caller left. The store must not go on holding them.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tollgate::{
@@ -264,4 +266,91 @@ fn a_cancelled_lease_lets_the_next_waiter_in() {
     crowd.join(gate.wait(Ask::new("api", "a"), HOUR));
     hands.advance(Micros::from_millis(250));
     assert_eq!(crowd.run_to_see_who_is_done(), [0]);
+}
+
+/// Polls a call so often and then drops it. Returns its answer, if it had one by then.
+fn polled<T>(times: usize, call: impl Future<Output = T>) -> Option<T> {
+    let mut call = pin!(call);
+    (0..times).find_map(|_| match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => Some(answer),
+        Poll::Pending => None,
+    })
+}
+
+/// Wherever a call is left, the store holds what was answered and nothing else.
+#[test]
+fn a_call_can_be_dropped_at_every_point() {
+    let mut answered = 0;
+    for (limit, times) in
+        every_strategy(20).into_iter().flat_map(|limit| (0..10).map(move |times| (limit, times)))
+    {
+        let hands = hands();
+        let elsewhere = Elsewhere::new(&hands);
+        let builder = on(&hands).limit("api", limit).limit("other", a_minute(100));
+        let gate = builder.fallback(Fallback::Closed).store(elsewhere.clone()).build().unwrap();
+        let mut held = 0;
+        elsewhere.fault(Fault::Pauses);
+        held += polled(times, gate.wait(Ask::new("api", "a").cost(2), HOUR)).map_or(0, |_| 2);
+        let asks = [Ask::new("api", "a").cost(3), Ask::new("other", "a").cost(3)];
+        let reserved = polled(times, gate.reserve(&asks, HOUR));
+        held += reserved.as_ref().map_or(0, |_| 3);
+        // A settlement that is left may or may not have been carried out, and can be sent again.
+        if let Some(reservation) = reserved.and_then(|reserved| reserved.unwrap().reservation) {
+            polled(times % 3, gate.settle(reservation.id(), &Settlement::Cancel));
+            elsewhere.fault(Fault::None);
+            assert_ne!(settle(&gate, reservation.id(), &Settlement::Cancel), Settled::Unknown);
+            held -= 3;
+        }
+        answered += held;
+        elsewhere.fault(Fault::None);
+        hands.advance(Micros::new(1));
+        for _ in 0..14 {
+            ready(gate.peek(&[Ask::new("other", "b")])).unwrap();
+            hands.advance(Micros::from_millis(600));
+        }
+        assert_eq!(gate.store_health().pending_cancels, 0, "{limit}, {times} polls");
+        let limit_holds_still = !matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_));
+        if limit_holds_still {
+            assert_eq!(stored(&elsewhere, limit), held, "{limit}, {times} polls");
+        } else {
+            assert!(stored(&elsewhere, limit) <= held, "{limit}, {times} polls");
+        }
+    }
+    assert!(answered > 0, "some were answered");
+}
+
+/// Inside a runtime nobody has to call again, and a task that died with its runtime is replaced.
+#[cfg(any(feature = "http", feature = "otlp", feature = "postgres", feature = "redis"))]
+#[test]
+fn a_task_of_its_own_cancels_where_there_is_a_runtime() {
+    async fn others_run() {
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, a_minute(5), Fallback::Closed);
+    let pending = || gate.store_health().pending_cancels;
+    runtime().block_on(async {
+        for _ in 0..3 {
+            leave_in_flight(&elsewhere, gate.wait(Ask::new("api", "a"), HOUR));
+            assert_eq!(pending(), 1);
+            others_run().await;
+            assert_eq!((pending(), stored(&elsewhere, a_minute(5))), (0, 0));
+        }
+        leave_in_flight(&elsewhere, gate.wait(Ask::new("api", "a"), HOUR));
+        elsewhere.fault(DOWN);
+        others_run().await;
+        assert_eq!(pending(), 1, "the store is away");
+    });
+    elsewhere.fault(Fault::None);
+    hands.advance(secs(1));
+    runtime().block_on(async {
+        others_run().await;
+        assert_eq!(pending(), 1, "its task is gone");
+        assert!(gate.status("other", "b").await.is_ok());
+        others_run().await;
+        assert_eq!((pending(), stored(&elsewhere, a_minute(5))), (0, 0));
+    });
 }
