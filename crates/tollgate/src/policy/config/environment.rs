@@ -29,7 +29,7 @@ pub(super) enum Kind {
 }
 
 /// The fields of `[server]` and `[store]`.
-const FIELDS: [(&str, Kind); 34] = [
+const FIELDS: [(&str, Kind); 37] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
@@ -40,6 +40,9 @@ const FIELDS: [(&str, Kind); 34] = [
     ("server.max_connections_per_peer", Kind::Number),
     ("server.log", Kind::Text),
     ("server.drain_delay", Kind::Text),
+    ("server.max_ttl", Kind::Text),
+    ("server.max_period", Kind::Text),
+    ("server.namespaces", Kind::Texts),
     ("store.mode", Kind::Text),
     ("store.fallback", Kind::Text),
     ("store.fallback_instances", Kind::Number),
