@@ -1,4 +1,4 @@
-//! The server with real neighbours: Redis behind it, nginx before it, and schemathesis, which tries to prove its document wrong.
+//! The server with real neighbours: Redis behind it, nginx and HAProxy before it, and schemathesis, which tries to prove its document wrong.
 //!
 //! `./test` installs them. What is missing fails the test and never skips it.
 
@@ -10,5 +10,6 @@ mod server;
 mod bench;
 mod document;
 mod ending;
+mod haproxy;
 mod nginx;
 mod redis;
