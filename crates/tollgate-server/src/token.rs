@@ -78,7 +78,8 @@ impl Guesses {
         let (now, mut peers) = (self.clock.now(), self.peers.lock());
         let mut peer = household(peer);
         if peers.len() >= MOST_PEERS && !peers.contains_key(&peer) {
-            peers.retain(|_, state| limit.peek(state, Cost::ONE, now).reset_after > Micros::ZERO);
+            // Who may show as many as a newcomer is no different from one.
+            peers.retain(|_, state| limit.peek(state, Cost::ONE, now).remaining + 1 < MOST_GUESSES);
             if peers.len() >= MOST_PEERS {
                 peer = ALL_OTHERS;
             }
