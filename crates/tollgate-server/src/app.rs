@@ -12,24 +12,57 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
-use tollgate::config::{Config, StoreMode};
-use tollgate::{Ask, Decision, Error, HoldId, Reserved, Tollgate};
+use tollgate::config::{Config, ServerConfig, StoreMode};
+use tollgate::{Ask, Decision, Error, HoldId, Limit, Micros, Reserved, Tollgate};
 
 use crate::front::page::Feed;
 use crate::reload::History;
 use crate::stats::Stats;
-use crate::token::Token;
+use crate::token::{Guesses, Token};
 
 /// What the faces of a server share.
 pub(crate) struct App {
     state: RwLock<Arc<State>>,
     pub(crate) history: History,
     pub(crate) token: Option<Token>,
+    pub(crate) guesses: Guesses,
+    pub(crate) bounds: Bounds,
     pub(crate) metrics: metrics_exporter_prometheus::PrometheusHandle,
     pub(crate) stats: Arc<Stats>,
     pub(crate) feed: Feed,
     is_draining: watch::Sender<bool>,
 }
+
+/// How long what a caller chooses may last in the store. Like all of `[server]` it is settled at start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// The longest time to live of a reservation.
+    pub(crate) max_ttl: Micros,
+    /// The longest window of a limit that comes with a call, and the longest time in which an empty bucket of one fills.
+    pub(crate) max_period: Micros,
+}
+
+impl Bounds {
+    pub(crate) fn of(config: &ServerConfig) -> Bounds {
+        Bounds {
+            max_ttl: config.max_ttl.unwrap_or(DAY),
+            max_period: config.max_period.unwrap_or(Micros::new(7 * DAY.get())),
+        }
+    }
+
+    /// Refuses a limit that comes with a call and whose keys would be kept for too long.
+    pub(crate) fn check_period(&self, limit: &Limit) -> Result<(), String> {
+        let (most, lasts) = (self.max_period, limit.window());
+        match lasts > most {
+            true => Err(format!(
+                "its keys would be kept for {lasts}, and a limit that comes with a call may last {most} (server.max_period)"
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+const DAY: Micros = Micros::from_secs(24 * 3_600);
 
 /// The registry, and the config that it was made from.
 pub(crate) struct State {
@@ -89,9 +122,11 @@ impl App {
         stats: Arc<Stats>,
     ) -> App {
         App {
+            bounds: Bounds::of(&config.server),
             state: RwLock::new(Arc::new(State { gate, config })),
             history: History::default(),
             token,
+            guesses: Guesses::new(),
             metrics,
             stats,
             feed: Feed::default(),

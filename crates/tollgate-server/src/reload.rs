@@ -2,8 +2,9 @@
 //!
 //! The file is looked at once a second, and read when it has changed and rests; `SIGHUP` and `POST /v1/reload` read it at once.
 //! What was consumed stays consumed: the new registry stands on the same store. A file with a mistake in it changes nothing, and
-//! is told in the log, in a metric and on the page until a better one comes. `[server]` and `[store]` are settled at start; a file
-//! that changes them is refused with that reason, and so is one without limits: most likely somebody is still writing it.
+//! is told in the log, in a metric and on the page until a better one comes, and so is a file that is gone: the last good config
+//! stays, and the file is read when it is back. `[server]` and `[store]` are settled at start; a file that changes them is refused
+//! with that reason, and so is one without limits: most likely somebody is still writing it.
 
 mod masked;
 
@@ -170,10 +171,19 @@ fn has_limits(old: &Config, new: &Config) -> Result<(), String> {
 pub(crate) async fn watch(app: Arc<App>, file: PathBuf, mut looks: Looks) {
     loop {
         tokio::time::sleep(LOOK).await;
-        if looks.look(stamp(&file), || File::open(&file).is_ok()) {
-            let _ = reload(&app);
+        match looks.look(stamp(&file), || File::open(&file).is_ok()) {
+            Look::Same => {}
+            Look::Read => drop(reload(&app)),
+            Look::Gone => gone(&app),
         }
     }
+}
+
+/// The file is not there any more. A restart would fail now, so whoever looks is told until it is back.
+fn gone(app: &App) {
+    let why = "the config file is gone; put it back, as a restart would not find it";
+    tracing::warn!("the config stays as it was: {why}");
+    app.history.note(Some(why.to_owned()));
 }
 
 /// What changes when a file does: when it was written, its length, and which file it is.
@@ -187,6 +197,17 @@ fn stamp(file: &Path) -> Option<Stamp> {
     }
     let about = std::fs::metadata(file).ok()?;
     Some((about.modified().ok()?, about.len(), about.ino()))
+}
+
+/// What a look at the file has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// There is nothing to do.
+    Same,
+    /// It is to be read.
+    Read,
+    /// It is not there any more.
+    Gone,
 }
 
 /// How the file was when it was looked at.
@@ -209,19 +230,28 @@ impl Looks {
         Looks { read: now, seen: now, unread: None }
     }
 
-    /// Whether it is to be read. One that is not as it was a look ago may be half written, and is left alone until it rests.
+    /// What is to be done. A file that is not as it was a look ago may be half written, or about to be put in its place, and is
+    /// left alone until it rests.
     ///
-    /// One that nobody lets us read is told once and tried again at every look: it can be let without a change of the file.
-    fn look(&mut self, now: Option<Stamp>, can_be_read: impl FnOnce() -> bool) -> bool {
+    /// One that nobody lets us read is told once and tried again at every look: it can be let without a change of the file. One
+    /// that is gone is told once, and read when it is back, even if it is the same.
+    fn look(&mut self, now: Option<Stamp>, can_be_read: impl FnOnce() -> bool) -> Look {
         let rests = std::mem::replace(&mut self.seen, now) == now;
-        if !rests || now.is_none() || now == self.read {
-            return false;
+        if !rests || now == self.read {
+            return Look::Same;
+        }
+        if now.is_none() {
+            (self.read, self.unread) = (None, None);
+            return Look::Gone;
         }
         if can_be_read() {
             self.read = now;
-            return true;
+            return Look::Read;
         }
-        std::mem::replace(&mut self.unread, now) != now
+        match std::mem::replace(&mut self.unread, now) == now {
+            true => Look::Same,
+            false => Look::Read,
+        }
     }
 }
 
@@ -229,7 +259,8 @@ impl Looks {
 mod tests {
     use super::*;
 
-    /// A letter is how the file is at a look, `-` that there is none, and a capital that it is read then; after `!` it cannot be.
+    /// A letter is how the file is at a look, `-` that there is none, a capital that it is read then and `=` that it is told that
+    /// it is gone; after `!` it cannot be read.
     /// The first is as it was before it was read at start.
     #[test]
     fn a_file_is_read_when_it_has_changed_and_rests() {
@@ -246,8 +277,13 @@ mod tests {
                     '!' => (false, letters.next().expect("a letter")),
                     _ => (true, letter),
                 };
-                let is_read = file.look(stamp(letter), || can_be_read);
-                assert_eq!(is_read, letter.is_uppercase(), "{looks} before {:?}", letters.as_str());
+                let expected = match letter {
+                    '=' => Look::Gone,
+                    _ if letter.is_uppercase() => Look::Read,
+                    _ => Look::Same,
+                };
+                let look = file.look(stamp(letter), || can_be_read);
+                assert_eq!(look, expected, "{looks} before {:?}", letters.as_str());
             }
         }
         check("aaa");
@@ -261,6 +297,12 @@ mod tests {
         check("a!b!B!b!bBb");
         check("a!b!B!b!c!C!c");
         check("a!a!aa");
+        // Gone for one look, it is being replaced; gone for two, it is told once, and read when it is back.
+        check("a-aa");
+        check("a-=--aAa");
+        check("a-=-bBb-=-bBb");
+        check("---");
+        check("a!b!B-=!b!B!bBb");
     }
 
     /// The server used to look for the first time only after its store was open, and took what was there by then for read.
@@ -270,9 +312,9 @@ mod tests {
         std::fs::write(&file, "limits.a.blocked = true").expect("written");
         let mut looks = Looks::before_reading(&file);
         std::fs::write(&file, "limits.another.blocked = true").expect("written");
-        let looked: Vec<bool> = (0..3).map(|_| looks.look(stamp(&file), || true)).collect();
+        let looked: Vec<Look> = (0..3).map(|_| looks.look(stamp(&file), || true)).collect();
         std::fs::remove_file(&file).expect("removed");
-        assert_eq!(looked, [false, true, false]);
+        assert_eq!(looked, [Look::Same, Look::Read, Look::Same]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(crate) mod patience;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::Poll;
@@ -149,7 +149,7 @@ async fn serve(
     }
     let speak = {
         let (app, closing) = (app.clone(), closing.clone());
-        move |stream, _: SocketAddr| speak_http(app.clone(), stream, closing.clone())
+        move |stream, peer: SocketAddr| speak_http(app.clone(), stream, peer.ip(), closing.clone())
     };
     accepting.spawn(listen::accept(doors.http, Door::new("http", room), tasks.clone(), closing, speak));
     signals.until_told_to_stop(&app).await;
@@ -345,7 +345,7 @@ impl Signals {
 }
 
 /// Serves one connection until its peer is done, or the server is.
-async fn speak_http(app: Arc<App>, stream: TcpStream, mut closing: watch::Receiver<bool>) {
+async fn speak_http(app: Arc<App>, stream: TcpStream, peer: IpAddr, mut closing: watch::Receiver<bool>) {
     let stream = Patient::new(stream, PATIENCE);
     let progress = stream.progress();
     let service = service_fn(|request: Request<Incoming>| {
@@ -353,7 +353,7 @@ async fn speak_http(app: Arc<App>, stream: TcpStream, mut closing: watch::Receiv
         progress.head_is_in();
         async move {
             let has_body = !request.body().is_end_stream();
-            let response = json::answer(app, request).await;
+            let response = json::answer(app, peer, request).await;
             if has_body && response.status().is_client_error() {
                 progress.leaves_unread();
             }

@@ -126,6 +126,11 @@ impl Stats {
         })
     }
 
+    /// The hash under which the log has a key, by its canonical text.
+    pub(crate) fn key_hash(&self, key: &str) -> String {
+        self.telemetry.key_hash(key)
+    }
+
     /// How long decisions took in the last minutes.
     pub(crate) fn latency(&self) -> Option<latency::Percentiles> {
         self.latency.lock().percentiles()

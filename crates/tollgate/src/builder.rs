@@ -30,6 +30,8 @@ pub struct TollgateBuilder {
     telemetry: Option<Telemetry>,
     otherwise: Otherwise,
     denial_cache: Micros,
+    /// Namespaces that metrics show by name.
+    namespaces: Vec<String>,
 }
 
 impl Default for TollgateBuilder {
@@ -44,6 +46,7 @@ impl Default for TollgateBuilder {
             telemetry: None,
             otherwise: Otherwise { fallback: Fallback::default(), instances: 1 },
             denial_cache: DENIAL_CACHE,
+            namespaces: Vec::new(),
         }
     }
 }
@@ -84,8 +87,10 @@ impl TollgateBuilder {
     /// ```
     #[cfg(feature = "config")]
     #[must_use]
-    pub fn config(self, config: &crate::config::Config) -> Self {
+    pub fn config(mut self, config: &crate::config::Config) -> Self {
         let store = &config.store;
+        let domains = config.envoy.rules().iter().map(|rule| &rule.domain);
+        self.namespaces.extend(config.server.namespaces.iter().chain(domains).cloned());
         self.policy(config.policy.clone())
             .max_keys(store.max_keys)
             .when_full(store.when_full)
@@ -293,11 +298,15 @@ impl TollgateBuilder {
                 let mode = old.map_or_else(store_mode, |old| old.backend.mode());
                 let watch = Watch::new(self.telemetry.as_ref(), mode);
                 Arc::new(match old {
-                    Some(old) => watch.continuing(&old.watch),
+                    Some(old) => watch.continuing(self.telemetry.as_ref(), &old.watch),
                     None => watch,
                 })
             }
         };
+        // Before any limit counts: which namespaces are labels is settled when a key of them is first counted.
+        self.namespaces.iter().for_each(|namespace| watch.declare(namespace));
+        let overrides = policy.rules().iter().flat_map(Rule::overrides);
+        overrides.for_each(|(key, _)| watch.declare(&key.namespace()));
         let backend = match (old, self.store) {
             (Some(old), _) => old.backend.continued(&observers, &watch),
             (None, Some(store)) => Backend::Remote(Box::new(Remote::new(

@@ -141,7 +141,7 @@ impl<'a> Key<'a> {
     }
 
     /// What stands before the keys of a namespace in their canonical text.
-    #[cfg(feature = "http")]
+    #[cfg(any(feature = "http", feature = "telemetry"))]
     pub(crate) fn prefix(namespace: &str) -> Result<String, KeyError> {
         check_raw(Part::Namespace, namespace)?;
         Ok(if namespace == DEFAULT { String::new() } else { encode(namespace) + ":" })

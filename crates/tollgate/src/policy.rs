@@ -131,6 +131,17 @@ impl Rule {
         Rule::named(name.into(), Allowance::Blocked)
     }
 
+    /// What is wrong with a name that no limit can have, as the rule to follow; `None` for one that a limit could have.
+    ///
+    /// ```
+    /// use tollgate::Rule;
+    /// assert_eq!(Rule::name_fault("api"), None);
+    /// assert_eq!(Rule::name_fault("a b"), Some("a name has only the characters a-z, 0-9, `_`, `.` and `-`"));
+    /// ```
+    pub fn name_fault(name: &str) -> Option<&'static str> {
+        name_fault(name)
+    }
+
     fn named(name: String, allowance: Allowance) -> Result<Rule, PolicyError> {
         match name_fault(&name) {
             None => Ok(Rule {

@@ -70,11 +70,19 @@ pub struct Telemetry {
     sink: Option<Sink>,
     log: LogDecisions,
     has_spans: bool,
+    /// Namespaces that are labels.
+    namespaces: Vec<String>,
 }
 
 impl Default for Telemetry {
     fn default() -> Telemetry {
-        Telemetry { hasher: KeyHasher::from_env(), sink: None, log: LogDecisions::Off, has_spans: false }
+        Telemetry {
+            hasher: KeyHasher::from_env(),
+            sink: None,
+            log: LogDecisions::Off,
+            has_spans: false,
+            namespaces: Vec::new(),
+        }
     }
 }
 
@@ -95,11 +103,26 @@ impl Telemetry {
     /// Counts through the `metrics` facade, in whichever recorder the host has installed; it must be installed before
     /// the registry is built. docs/operations.md has a table of all metrics.
     ///
-    /// Labels are the names of limits and words of ours; of namespaces, the first sixteen of each limit, and `other` for all
-    /// after them, also in registries that [continue](crate::TollgateBuilder::continuing) this one. Over the memory store one decision in 64 is timed; all are counted.
+    /// Labels are the names of limits and words of ours; of namespaces, those that are [declared](Self::namespaces), the first
+    /// sixteen that each limit meets, and `other` for all others, also in registries that
+    /// [continue](crate::TollgateBuilder::continuing) this one. Over the memory store one decision in 64 is timed; all are counted.
     #[must_use]
     pub fn metrics(self) -> Telemetry {
         Telemetry { sink: Some(Sink::Facade), ..self }
+    }
+
+    /// Namespaces of keys that metrics may show by name, beside `default`, the namespaces of overrides, and those of a
+    /// configuration and of the HTTP layer's payers. Keys of other namespaces are counted together as `other`: a name that a
+    /// caller may choose can be personal data. At most 64 are shown in one process.
+    ///
+    /// ```
+    /// use tollgate::telemetry::Telemetry;
+    /// let telemetry = Telemetry::new().metrics().namespaces(["user", "tenant"]);
+    /// ```
+    #[must_use]
+    pub fn namespaces<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Telemetry {
+        self.namespaces.extend(names.into_iter().map(Into::into));
+        self
     }
 
     /// Counts in this recorder.
@@ -149,6 +172,10 @@ impl Telemetry {
 
     pub(crate) fn has_spans(&self) -> bool {
         self.has_spans
+    }
+
+    pub(crate) fn declared(&self) -> &[String] {
+        &self.namespaces
     }
 }
 

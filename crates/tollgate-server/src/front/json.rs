@@ -11,15 +11,16 @@ mod gate;
 mod look;
 mod tell;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use tollgate::{Ask, Decision, HoldId, Settled, Settlement};
+use tollgate::{Ask, Decision, HoldId, Micros, Rule, Settled, Settlement};
 
 use self::ask::{Actual, Batch, OfReservation, Question};
 use self::look::Look;
@@ -34,18 +35,15 @@ pub(crate) use self::look::{ad_hoc as described_ad_hoc, limit as described};
 /// How long a reservation can be settled, unless said.
 const TTL: Duration = Duration::from_secs(60);
 
-/// The longest that can be asked for.
-const MOST_TTL_MS: u64 = 24 * 3_600 * 1_000;
-
-/// Answers one request. A fault is an answer too.
-pub(crate) async fn answer(app: Arc<App>, request: Request<Incoming>) -> Response<Body> {
-    match route(&app, request).await {
+/// Answers one request of a peer. A fault is an answer too.
+pub(crate) async fn answer(app: Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Response<Body> {
+    match route(&app, peer, request).await {
         Ok(response) => response,
         Err(fault) => fault.into_response(),
     }
 }
 
-async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
+async fn route(app: &Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
     let path = request.uri().path();
     if let Some(rest) = path.strip_prefix("/v1/gate/") {
         only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
@@ -55,13 +53,16 @@ async fn route(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Bo
     match path {
         "/v1/check" => decide(app, request, |_| Ok(Act::Charge)).await,
         "/v1/peek" => Box::pin(decide(app, request, |_| Ok(Act::Peek))).await,
-        "/v1/reserve" => Box::pin(decide(app, request, |asked| Ok(Act::Reserve(ttl(asked.ttl_ms)?)))).await,
+        "/v1/reserve" => {
+            Box::pin(decide(app, request, |asked| Ok(Act::Reserve(ttl(app.bounds.max_ttl, asked.ttl_ms)?))))
+                .await
+        }
         "/v1/checks" => Box::pin(checks(app, request)).await,
         "/v1/settle" => Box::pin(settle(app, request, settlement)).await,
         "/v1/cancel" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Cancel))).await,
         "/v1/renew" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Renew))).await,
-        "/v1/reset" => Box::pin(admin::reset(app, request)).await,
-        "/v1/reload" => Box::pin(admin::reload(app, request)).await,
+        "/v1/reset" => Box::pin(admin::reset(app, peer, request)).await,
+        "/v1/reload" => Box::pin(admin::reload(app, peer, request)).await,
         _ => {
             let looks = || only(&request, "GET, HEAD", &[Method::GET, Method::HEAD]);
             if let Some(shown) = page::find(path) {
@@ -92,17 +93,6 @@ async fn posted(request: Request<Incoming>) -> Result<Bytes, Fault> {
         return Err(Fault::not_json());
     }
     body::read(request.into_body()).await
-}
-
-/// Whether the caller may do what admins do.
-fn authorize(app: &App, request: &Request<Incoming>) -> Result<(), Fault> {
-    let Some(token) = &app.token else { return admin::from_here(request.headers()) };
-    let shown = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
-    match shown.split_at_checked("Bearer ".len()) {
-        // Schemes are written in any case.
-        Some((scheme, shown)) if scheme.eq_ignore_ascii_case(b"Bearer ") && token.is(shown) => Ok(()),
-        _ => Err(Fault::no_token()),
-    }
 }
 
 async fn decide(
@@ -218,6 +208,7 @@ async fn settle(
     let body = posted(request).await?;
     let asked: OfReservation<'_> = ask::read(&body)?;
     let id: HoldId = asked.reservation.0.parse().map_err(|error| Fault::malformed(format!("{error}")))?;
+    // All that the caller chose is checked before the store sees any of it.
     let settlement = settlement(&asked)?;
     let settled = app.state().gate.settle(id, &settlement).await;
     let word = match settled {
@@ -234,6 +225,13 @@ fn settlement(asked: &OfReservation<'_>) -> Result<Settlement, Fault> {
     match &asked.actual {
         Some(Actual::All(actual)) => Ok(Settlement::Actual(*actual)),
         Some(Actual::Each(each)) => {
+            if each.len() > ask::MOST_CHARGES {
+                let (count, most) = (each.len(), ask::MOST_CHARGES);
+                return Err(Fault::malformed(format!(
+                    "`actual` names {count} limits; a charge has at most {most}"
+                )));
+            }
+            each.keys().try_for_each(|name| sound_name(name))?;
             Ok(Settlement::Each(each.iter().map(|(name, actual)| (name.clone(), *actual)).collect()))
         }
         None => Err(Fault::malformed("`actual` says what it cost; to give all of it back, ask /v1/cancel")),
@@ -247,21 +245,34 @@ fn no_amount(asked: &OfReservation<'_>, settlement: Settlement) -> Result<Settle
     }
 }
 
-fn ttl(ttl_ms: Option<u64>) -> Result<Duration, Fault> {
+/// How long a reservation can be settled: what was asked for, up to the bound of the config.
+fn ttl(most: Micros, ttl_ms: Option<u64>) -> Result<Duration, Fault> {
+    let most_ms = most.get() / 1_000;
     match ttl_ms {
-        None => Ok(TTL),
-        Some(ms @ 1..=MOST_TTL_MS) => Ok(Duration::from_millis(ms)),
-        Some(_) => Err(Fault::malformed(format!("`ttl_ms` must be from 1 to {MOST_TTL_MS}, a day"))),
+        None => Ok(TTL.min(most.into())),
+        Some(ms) if (1..=most_ms).contains(&ms) => Ok(Duration::from_millis(ms)),
+        Some(_) => {
+            Err(Fault::malformed(format!("`ttl_ms` must be from 1 to {most_ms} ({most}, server.max_ttl)")))
+        }
     }
 }
 
-/// Refuses a question about a limit that there is not.
+/// Refuses a name that no limit can have. The name is not repeated: it is any text that a caller likes.
+fn sound_name(name: &str) -> Result<(), Fault> {
+    match Rule::name_fault(name) {
+        None => Ok(()),
+        Some(fix) => Err(Fault::malformed(format!("there can be no limit of this name: {fix}"))),
+    }
+}
+
+/// Refuses a question about a limit that there is not, or that there cannot be.
 fn known(state: &State, asks: &[Ask<'_>]) -> Result<(), Fault> {
     asks.iter().try_for_each(|ask| known_limit(state, ask.limit()))
 }
 
 fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
     let Err(error) = state.gate.find(name) else { return Ok(()) };
+    sound_name(name)?;
     let names = state.gate.rules().iter().map(|rule| rule.name().to_owned()).collect();
     Err(Fault::unknown_limit(error.to_string(), names))
 }

@@ -2,12 +2,13 @@
 //! `TOLLGATE.CHECK` for limits of the policy.
 //!
 //! Everything that one read brought is answered in one write. Where the counters are in this process all of it is decided in one
-//! go, without allocating; where they are elsewhere those that concern different keys are asked for together, and told in order.
-//! `parse.rs` finds commands, `question.rs` reads the two that ask for a decision, `session.rs` answers all others, `reply.rs`
-//! writes. The limits that a connection used last are at hand (`ways.rs`).
+//! go, without allocating; where they are elsewhere those that concern different keys are asked for together, a few at a time, and
+//! told in order. `parse.rs` finds commands, `question.rs` reads the two that ask for a decision, `session.rs` answers all others,
+//! `queue.rs` keeps those of a transaction, `reply.rs` writes. The limits that a connection used last are at hand (`ways.rs`).
 
 mod parse;
 mod question;
+mod queue;
 mod reply;
 mod session;
 mod ways;
@@ -29,7 +30,7 @@ use self::session::{Session, Then};
 use self::ways::Ways;
 use super::together::goes_along;
 use super::undecided::words;
-use crate::app::App;
+use crate::app::{App, Bounds};
 use crate::token::Token;
 
 /// How much is read at once: at first, and once a read has brought so much.
@@ -68,6 +69,8 @@ enum Stop {
     Done,
     /// There may be more, but it is time to write.
     Full,
+    /// What was queued comes next.
+    Executes,
     /// The connection ends.
     Ended,
 }
@@ -83,7 +86,7 @@ impl Face {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut connection = Connection::new(id, self.password.clone());
+        let mut connection = Connection::new(id, self.password.clone(), self.app.bounds);
         let mut input = BytesMut::new();
         let mut read_size = LEAST_READ;
         loop {
@@ -105,13 +108,19 @@ impl Face {
                     None => connection.elsewhere(&self.app.state().gate, &input).await,
                 };
                 input.advance(answered);
+                if stop == Stop::Executes {
+                    // As if they came only now, and in one piece.
+                    let rest = input.split();
+                    input.extend_from_slice(&connection.session.take_queue());
+                    input.extend_from_slice(&rest);
+                }
                 if !connection.reply.bytes.is_empty() {
                     if stream.write_all(&connection.reply.bytes).await.is_err() {
                         return;
                     }
                     connection.reply.bytes.clear();
                 }
-                if stop != Stop::Full {
+                if !matches!(stop, Stop::Full | Stop::Executes) {
                     break stop;
                 }
             };
@@ -144,11 +153,11 @@ async fn part<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, mut input: Bytes
 }
 
 impl Connection {
-    fn new(id: u64, password: Option<Arc<Token>>) -> Connection {
+    fn new(id: u64, password: Option<Arc<Token>>, bounds: Bounds) -> Connection {
         Connection {
             session: Session::new(id, password),
             reply: Reply::new(),
-            ways: Ways::default(),
+            ways: Ways::new(bounds),
             spans: Spans::new(),
             last: LastThrottle::default(),
             text: Vec::new(),
@@ -162,7 +171,7 @@ impl Connection {
         let mut at = 0;
         while reply.bytes.len() < FULL {
             let rest = &bytes[at..];
-            if session.is_known()
+            if session.decides()
                 && let Some((question, size)) = last.again(rest)
             {
                 at += size;
@@ -178,12 +187,15 @@ impl Connection {
                 }
             }
             let Some(command) = spans.command(rest) else { continue };
-            let question = if session.is_known() { Question::read(&command, last) } else { None };
+            let question = if session.decides() { Question::read(&command, last) } else { None };
             match question {
                 Some(Ok(question)) => tell_here(ways, text, &question, reply),
                 Some(Err(mistake)) => reply.error(mistake),
-                None if session.answer(&command, reply) == Then::Ends => return (at, Stop::Ended),
-                None => {}
+                None => match session.answer(&command, reply) {
+                    Then::GoesOn => {}
+                    Then::Ends => return (at, Stop::Ended),
+                    Then::Executes => return (at, Stop::Executes),
+                },
             }
         }
         (at, Stop::Full)
@@ -191,6 +203,7 @@ impl Connection {
 
     /// The same where the counters are elsewhere.
     async fn elsewhere(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
+        let bounds = self.ways.bounds();
         let mut together: Vec<Question<'_>> = Vec::new();
         let mut at = 0;
         while self.reply.bytes.len() < FULL {
@@ -202,7 +215,7 @@ impl Connection {
                     self.spans.command(rest)
                 }
                 Ok(None) | Err(_) => {
-                    decide_elsewhere(gate, &mut together, &mut self.reply).await;
+                    decide_elsewhere(gate, bounds, &mut together, &mut self.reply).await;
                     let Err(fault) = found else { return (at, Stop::Done) };
                     self.reply.error(fault);
                     return (at, Stop::Ended);
@@ -210,25 +223,26 @@ impl Connection {
             };
             let Some(command) = command else { continue };
             let question =
-                if self.session.is_known() { Question::read(&command, &mut self.last) } else { None };
+                if self.session.decides() { Question::read(&command, &mut self.last) } else { None };
             // What is told in order, or charged to one key in order, waits for those before it.
             let goes_along = match &question {
                 Some(Ok(question)) => goes_along(&together, question, Question::is_of_one_key),
                 _ => false,
             };
             if !goes_along {
-                decide_elsewhere(gate, &mut together, &mut self.reply).await;
+                decide_elsewhere(gate, bounds, &mut together, &mut self.reply).await;
             }
             match question {
                 Some(Ok(question)) => together.push(question),
                 Some(Err(mistake)) => self.reply.error(mistake),
-                None if self.session.answer(&command, &mut self.reply) == Then::Ends => {
-                    return (at, Stop::Ended);
-                }
-                None => {}
+                None => match self.session.answer(&command, &mut self.reply) {
+                    Then::GoesOn => {}
+                    Then::Ends => return (at, Stop::Ended),
+                    Then::Executes => return (at, Stop::Executes),
+                },
             }
         }
-        decide_elsewhere(gate, &mut together, &mut self.reply).await;
+        decide_elsewhere(gate, bounds, &mut together, &mut self.reply).await;
         (at, Stop::Full)
     }
 }
@@ -270,11 +284,16 @@ fn decide_here(
 }
 
 /// Decides what was gathered, and tells it in order.
-async fn decide_elsewhere(gate: &Tollgate, together: &mut Vec<Question<'_>>, reply: &mut Reply) {
+async fn decide_elsewhere(
+    gate: &Tollgate,
+    bounds: Bounds,
+    together: &mut Vec<Question<'_>>,
+    reply: &mut Reply,
+) {
     if together.is_empty() {
         return;
     }
-    let decided = join_all(together.iter().map(|question| ask(gate, question))).await;
+    let decided = join_all(together.iter().map(|question| ask(gate, bounds, question))).await;
     for (question, decided) in together.drain(..).zip(decided) {
         match (question, decided) {
             (Question::Throttle { quantity, .. }, Ok(outcome)) => tell_throttle(reply, &outcome, quantity),
@@ -284,10 +303,10 @@ async fn decide_elsewhere(gate: &Tollgate, together: &mut Vec<Question<'_>>, rep
     }
 }
 
-async fn ask(gate: &Tollgate, question: &Question<'_>) -> Result<Outcome, Mistake> {
+async fn ask(gate: &Tollgate, bounds: Bounds, question: &Question<'_>) -> Result<Outcome, Mistake> {
     match question {
         Question::Throttle { key, bucket, quantity } => {
-            let bucket = ways::open(gate, bucket)?;
+            let bucket = ways::open(gate, bounds, bucket)?;
             let mut text = Vec::new();
             let key = canonical(key, &mut text)?;
             match quantity {

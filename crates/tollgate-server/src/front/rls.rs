@@ -24,7 +24,7 @@ use self::ask::{Hits, Meets};
 use self::proto::service::rate_limit_service_server::RateLimitService;
 use self::proto::service::{RateLimitRequest, RateLimitResponse};
 use super::undecided::words;
-use crate::app::{App, State, at_once};
+use crate::app::{App, Bounds, State, at_once};
 
 pub(crate) use self::connection::serve;
 
@@ -67,14 +67,18 @@ impl RateLimitService for Rls {
 
 async fn answer(app: &App, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
     // Where the counters are in this process nothing changes between reading the rules and charging the limits they name.
-    match app.with_state(|state| at_once(decide(state, request))) {
+    match app.with_state(|state| at_once(decide(state, app.bounds, request))) {
         Some(Some(answered)) => answered,
-        _ => decide(&app.state(), request).await,
+        _ => decide(&app.state(), app.bounds, request).await,
     }
 }
 
-async fn decide(state: &State, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
-    let meets = ask::read(&state.gate, &state.config.envoy, request)?;
+async fn decide(
+    state: &State,
+    bounds: Bounds,
+    request: &RateLimitRequest,
+) -> Result<RateLimitResponse, Status> {
+    let meets = ask::read(&state.gate, bounds, &state.config.envoy, request)?;
     let answers = charge(&state.gate, &meets).await.map_err(undecided)?;
     Ok(tell::response(&state.gate, &meets, &answers))
 }

@@ -3,8 +3,8 @@
 //!
 //! A store that sends checks together which come at the same time then makes few calls of them.
 
-/// How many are asked at once.
-const MOST: usize = 64;
+/// How many are asked at once: so many calls to the store one connection has under way, however much it has sent.
+const MOST: usize = 16;
 
 /// Whether a question may be asked along with those before it.
 pub(crate) fn goes_along<T>(before: &[T], next: &T, is_of_one_key: impl Fn(&T, &T) -> bool) -> bool {

@@ -27,7 +27,8 @@ pub(crate) fn start(level: LogLevel) -> Result<(Log, Telemetry), Failure> {
         LogLevel::Debug => LogDecisions::All,
         _ => LogDecisions::Denials,
     };
-    let telemetry = Telemetry::new().metrics().log(decisions);
+    // Namespaces of our own: clients at the gate, and keys of `CL.THROTTLE`.
+    let telemetry = Telemetry::new().metrics().namespaces(["ip", "cl"]).log(decisions);
     let (lines, lines_guard) = match level {
         LogLevel::Off => (None, None),
         _ => {

@@ -65,6 +65,49 @@ fn a_body_that_makes_no_sense_is_told_what_would() {
     assert!(left.contains("\"used\":0"), "something was charged: {left}");
 }
 
+/// A name that no limit can have reached the store with a settlement, where PostgreSQL took the zero in it for a fault of its own.
+#[test]
+fn a_name_that_no_limit_can_have_is_refused_everywhere() {
+    let server = server::start();
+    let id = "0123456789abcdef0123456789abcdef";
+    let long = "a".repeat(65);
+    for name in ["a\\u0000b", "A", "a b", "a/b", "\\u00e4", "", &long, "'; drop table x; --"] {
+        let said = "there can be no limit of this name";
+        let key = format!(r#"{{"limit":"{name}","key":"k"}}"#);
+        malformed(&server, "/v1/check", &key, said);
+        malformed(&server, "/v1/peek", &key, said);
+        malformed(&server, "/v1/reserve", &key, said);
+        malformed(&server, "/v1/reset", &key, said);
+        malformed(&server, "/v1/checks", &format!(r#"{{"checks":[{key}]}}"#), said);
+        let settle = format!(r#"{{"reservation":"{id}","actual":{{"api":1,"{name}":1}}}}"#);
+        malformed(&server, "/v1/settle", &settle, said);
+    }
+    for name in ["a%00b", "A", "a%20b", "%ff", "%c3%a4"] {
+        let said = "there can be no limit of this name";
+        check(&server, "GET", &format!("/v1/gate/{name}/k"), &[], "", 400, said);
+        check(&server, "GET", &format!("/v1/status?limit={name}&key=k"), &[], "", 400, said);
+    }
+    let many: Vec<String> = (0..65).map(|number| format!("\"l{number}\":1")).collect();
+    let settle = format!(r#"{{"reservation":"{id}","actual":{{{}}}}}"#, many.join(","));
+    malformed(&server, "/v1/settle", &settle, "names 65 limits; a charge has at most 64");
+    for actual in ["-1", "1.5", "\"1\"", "null", "{\"api\":-1}", "{\"api\":1.5}", "18446744073709551616"] {
+        let settle = format!(r#"{{"reservation":"{id}","actual":{actual}}}"#);
+        malformed(&server, "/v1/settle", &settle, "the body");
+    }
+}
+
+#[test]
+fn a_time_to_live_has_a_bound_that_the_config_says() {
+    let server = server::with(&format!("[server]\nmax_ttl = \"30s\"\n{}", server::POLICY), &[], &[]);
+    let reserve = |ttl: &str| format!(r#"{{"limit":"api","key":"k"{ttl}}}"#);
+    for ttl in ["", r#","ttl_ms":1"#, r#","ttl_ms":30000"#] {
+        assert_eq!(server.post("/v1/reserve", &reserve(ttl)).status, 200, "{ttl}");
+    }
+    for ttl in [r#","ttl_ms":30001"#, r#","ttl_ms":18446744073709551615"#] {
+        malformed(&server, "/v1/reserve", &reserve(ttl), "must be from 1 to 30000 (30s, server.max_ttl)");
+    }
+}
+
 #[test]
 fn a_question_that_is_cut_off_anywhere_is_no_question() {
     let server = server::start();
@@ -104,7 +147,7 @@ fn wrong_addresses_methods_and_kinds() {
             404,
             "unknown limit `nope`; known: api",
         ),
-        ("POST", "/v1/check", &json, r#"{"limit":"","key":"k"}"#, 404, "unknown limit"),
+        ("POST", "/v1/check", &json, r#"{"limit":"","key":"k"}"#, 400, "1 to 64 characters"),
         ("POST", "/v1/reset", &json, r#"{"limit":"nope","key":"k"}"#, 404, "unknown limit `nope`"),
         ("GET", "/v1/check", &[], "", 405, "answers to POST"),
         ("DELETE", "/v1/reset", &json, ask, 405, "answers to POST"),

@@ -135,7 +135,7 @@ fn what_makes_no_sense_is_no_denial() {
     for (path, status) in [
         ("/v1/gate/login", 400),
         ("/v1/gate/login/", 400),
-        ("/v1/gate//user:1", 404),
+        ("/v1/gate//user:1", 400),
         ("/v1/gate/nope/user:1", 404),
         ("/v1/gate/login/a:b:c:d", 400),
         ("/v1/gate/login/a%00b", 400),

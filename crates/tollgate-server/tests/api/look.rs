@@ -210,3 +210,31 @@ fn listening_beyond_this_machine_takes_a_secret_or_a_word() {
         assert!(reached(&server).ip().is_unspecified(), "{door}: {}", reached(&server));
     }
 }
+
+/// A namespace that a caller chose was a label that whoever may scrape could read.
+#[test]
+fn metrics_name_only_namespaces_that_the_config_does() {
+    let config = format!("[server]\nnamespaces = [\"tenant\"]\n{POLICY}");
+    let server = server::with(&config, &[], &[]);
+    let check = |key: &str| {
+        let answer = server.post("/v1/check", &format!(r#"{{"limit":"api","key":"{key}"}}"#));
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    };
+    for key in ["alice@example.com:1", "tenant:1", "user:1", "1", "bob:1"] {
+        check(key);
+    }
+    assert_eq!(server.get("/v1/gate/api/192.0.2.1?as=ip").status, 200);
+    let metrics = server.get("/metrics").body;
+    let mut named: Vec<String> = metrics
+        .lines()
+        .filter(|line| line.starts_with("rate_limiter_decisions_total{") && line.contains("limiter=\"api\""))
+        .filter_map(|line| {
+            let namespace = line.split("namespace=\"").nth(1)?.split('"').next()?;
+            Some(format!("{namespace} {}", line.rsplit(' ').next()?))
+        })
+        .collect();
+    named.sort();
+    // The policy has an override for `user:vip`.
+    assert_eq!(named, ["default 1", "ip 1", "other 2", "tenant 1", "user 1"], "{metrics}");
+    assert!(!metrics.contains("alice") && !metrics.contains("bob"), "{metrics}");
+}

@@ -43,10 +43,16 @@ fn greet(mut stream: TcpStream) {
 
 /// What is answered to a GET: its status, and its head in lower case.
 pub(crate) fn get(address: SocketAddr, path: &str, header: &str) -> (u16, String) {
+    get_bytes(address, path, header.as_bytes())
+}
+
+/// The same with a header that need not be text.
+fn get_bytes(address: SocketAddr, path: &str, header: &[u8]) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
-    let request = format!("GET {path} HTTP/1.1\r\nhost: edge\r\n{header}connection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).expect("it reads");
+    let start = format!("GET {path} HTTP/1.1\r\nhost: edge\r\n");
+    let request = [start.as_bytes(), header, b"connection: close\r\n\r\n"].concat();
+    stream.write_all(&request).expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers");
     let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
@@ -91,6 +97,12 @@ async fn envoy_lets_through_what_fits_and_refuses_the_rest() {
     for header in ["", "x-user: probe-1\r\n"] {
         let (status, head) = get(closed.listener, "/", header);
         assert_eq!((status, field(&head, "x-ratelimit-limit")), (200, ""), "{head}");
+    }
+
+    // A header that is no text is a user like any other, for an Envoy that lets pass what is not answered, too.
+    for (envoy, left) in [(&open, "99"), (&open, "98"), (&closed, "97")] {
+        let (status, head) = get_bytes(envoy.listener, "/", b"x-user: \xff\r\n");
+        assert_eq!((status, field(&head, "x-ratelimit-remaining")), (200, left), "{head}");
     }
 
     assert_eq!(server::stop(server).await.code, Some(0));

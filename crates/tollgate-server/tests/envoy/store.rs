@@ -24,13 +24,13 @@ async fn a_store_that_fails_is_never_unknown() {
         ("closed=1 +2; open=1", "OK: OK 3/5 DAY closed; OK 4/5 DAY open"),
         ("closed=1 +0", "OK: OK 3/5 DAY closed"),
         ("closed=1 +4; open=1", "OVER_LIMIT: OVER_LIMIT 3/5 DAY closed; OK 4/5 DAY open"),
-        ("open=2 @1/YEAR", "OK: OK 0/1 YEAR envoy.per_year"),
-        ("open=2 @1/YEAR", "OVER_LIMIT: OVER_LIMIT 0/1 YEAR envoy.per_year"),
+        ("open=2 @1/WEEK", "OK: OK 0/1 WEEK envoy.per_week"),
+        ("open=2 @1/WEEK", "OVER_LIMIT: OVER_LIMIT 0/1 WEEK envoy.per_week"),
         // The newest charge first, and never more than there is.
         ("open=1 -1", "OK: OK 5/5 DAY open"),
         ("closed=1 -1; open=1 -9", "OK: OK 4/5 DAY closed; OK 5/5 DAY open"),
         ("open=nobody -9", "OK: OK 5/5 DAY open"),
-        ("open=2 -1 @1/YEAR", "OK: OK 1/1 YEAR envoy.per_year"),
+        ("open=2 -1 @1/WEEK", "OK: OK 1/1 WEEK envoy.per_week"),
         // What is given back first can be charged in the same call.
         ("closed=1 -1; open=1 +5", "OK: OK 5/5 DAY closed; OK 0/5 DAY open"),
         ("open=1 -5; closed=1", "OK: OK 5/5 DAY open; OK 4/5 DAY closed"),

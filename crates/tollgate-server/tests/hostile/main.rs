@@ -1,5 +1,6 @@
 //! The server among peers of ill will, under reloads, and its log: a real process, asked over all of its faces.
 
+mod admin;
 #[path = "../../../tollgate/tests/telemetry/collector.rs"]
 #[allow(dead_code)] // Not all that is received is looked at here.
 mod collector;

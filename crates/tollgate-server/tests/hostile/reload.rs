@@ -152,3 +152,25 @@ fn a_broken_config_is_told_everywhere_until_a_better_one_comes() {
     wait_for_last(&server, Value::is_null);
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
 }
+
+/// Somebody deletes the file, and nobody would notice before the next restart, which fails.
+#[test]
+fn a_config_that_is_gone_is_told_until_it_is_back() {
+    let server = server::with(&config(0), &[], &[]);
+    let mut client = CLIENTS[0].1(&faces(&server), "window", "user:1");
+    std::fs::remove_file(server.home().join("tollgate.toml")).expect("removed");
+    wait_for_last(&server, |refused| {
+        refused.as_str().is_some_and(|why| why.contains("the config file is gone"))
+    });
+    let line = crate::log::wait_for_line(&server, |line| line["target"] == "tollgate::reload");
+    assert_eq!(line["level"], "WARN", "{line}");
+    assert!(server.get("/metrics").body.contains("tollgate_config_refused 1"));
+    assert_eq!(client.charge().expect("an answer"), Said::Allowed, "the last good one serves");
+    // Told once, and read when it is back.
+    server.write_config(&config(RELOADS));
+    wait_for_last(&server, Value::is_null);
+    assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
+    let status = server.get("/v1/limits").body;
+    assert!(status.contains(&format!("\"capacity\":{CAPACITY}")), "{status}");
+    assert_eq!(server.stderr().matches("the config file is gone").count(), 1, "{}", server.stderr());
+}

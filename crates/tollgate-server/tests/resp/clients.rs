@@ -2,7 +2,8 @@
 //!
 //! `./test` installs them; `cargo test -p tollgate-server --features services --test resp` runs them.
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use tollgate_testkit::redis::RedisServer;
 
@@ -32,6 +33,34 @@ fn redis_cli_speaks_to_it() {
     }
 }
 
+/// Commands out of a file, as people load many.
+#[test]
+fn redis_cli_pipes_to_it() {
+    let redis = RedisServer::start();
+    let elsewhere =
+        format!("[store]\nmode = 'redis'\ntimeout = '5s'\nredis = {{ url = '{}' }}\n", redis.url());
+    for config in ["", &elsewhere] {
+        let server = server::start(config);
+        let port = server.resp().port().to_string();
+        let mut cli = Command::new("redis-cli");
+        cli.args(["-p", &port, "--pipe"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut cli = cli.spawn().unwrap_or_else(|error| panic!("redis-cli: {error}; ./test installs it"));
+        let mut commands = Vec::new();
+        for number in 0..500 {
+            commands.extend(command(["CL.THROTTLE", &format!("k{}", number % 100), "9", "1", "1000"]));
+        }
+        commands.extend(command(["CL.THROTTLE", "k0"]));
+        cli.stdin.take().unwrap().write_all(&commands).unwrap();
+        let output = cli.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("errors: 1, replies: 501"), "{said}");
+        let mut client = server::client(&server);
+        client.send(&command(["CL.THROTTLE", "k7", "9", "1", "1000", "0"]));
+        let lines = [(); 6].map(|()| client.line());
+        assert_eq!(lines[3], ":5", "{lines:?}");
+    }
+}
+
 #[test]
 fn redis_py_speaks_to_it() {
     let server = server::start("[server]\nresp_password = 'open sesame'\n");
@@ -43,11 +72,21 @@ for protocol in (2, 3):
     key = f'user{protocol}'
     assert client.ping()
     assert client.execute_command('CL.THROTTLE', key, 15, 30, 60, 1) == [0, 16, 15, -1, 2]
-    pipeline = client.pipeline(transaction=False)
-    for _ in range(17):
-        pipeline.execute_command('CL.THROTTLE', 'slow' + key, 15, 30, 60000)
-    answers = pipeline.execute()
-    assert [answer[0] for answer in answers] == [0] * 16 + [1], answers
+    for transaction in (False, True):
+        pipeline = client.pipeline(transaction=transaction)
+        for _ in range(17):
+            pipeline.execute_command('CL.THROTTLE', f'slow{transaction}' + key, 15, 30, 60000)
+        answers = pipeline.execute()
+        assert [answer[0] for answer in answers] == [0] * 16 + [1], answers
+    pipeline = client.pipeline()
+    pipeline.execute_command('CL.THROTTLE', 'none' + key, 15, 30, 60000)
+    pipeline.execute_command('FLUSHALL')
+    try:
+        pipeline.execute()
+        raise SystemExit('it was accepted')
+    except redis.ResponseError as error:
+        assert 'unknown command' in str(error), error
+    assert client.execute_command('CL.THROTTLE', 'none' + key, 15, 30, 60000, 0)[2] == 16
     assert client.execute_command('CL.THROTTLE', b'\\xff\\x00', 0, 1, 100000)[:3] == [protocol - 2, 1, 0]
     try:
         client.execute_command('CL.THROTTLE', key)

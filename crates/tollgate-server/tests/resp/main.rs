@@ -186,7 +186,7 @@ fn clients_can_connect_and_look_around() {
         ("SELECT|1", "-ERR DB index is out of range/"),
         ("CLIENT|SETINFO|LIB-NAME|x CLIENT|SETNAME|y CLIENT|GETNAME", "+OK/+OK/$-1/"),
         ("CLIENT|KILL", "-ERR unknown subcommand 'KILL' of 'client'/"),
-        ("COMMAND|COUNT COMMAND|DOCS", ":11/*0/"),
+        ("COMMAND|COUNT COMMAND|DOCS", ":16/*0/"),
         ("COMMAND|INFO|cl.throttle|x", "*2/*6/$11/cl.throttle/:-5/*1/+fast/:1/:1/:1/$-1/"),
         ("FLUSHALL", "-ERR unknown command 'FLUSHALL'/"),
         (
@@ -208,7 +208,7 @@ fn clients_can_connect_and_look_around() {
         &server,
         "INFO COMMAND|LIST",
         &format!(
-            "${}/# Server/server_name:tollgate/tollgate_version:{}/redis_mode:standalone//*11/$4/auth/",
+            "${}/# Server/server_name:tollgate/tollgate_version:{}/redis_mode:standalone//*16/$4/auth/",
             74 + env!("CARGO_PKG_VERSION").len(),
             env!("CARGO_PKG_VERSION")
         ),
@@ -244,7 +244,7 @@ fn whoever_has_not_shown_the_password_gets_no_decision() {
 
 #[test]
 fn a_pipeline_may_be_cut_anywhere() {
-    let server = server::start("");
+    let server = server::start("[server]\nmax_period = '365d'\n");
     let pipeline = |key: usize| {
         let key = format!("k{key}");
         [
@@ -268,12 +268,126 @@ fn a_pipeline_may_be_cut_anywhere() {
         check_said(&mut client, said, &format!("cut at {cut}"));
     }
     // Many at once, more than one read brings and one write takes.
-    client.send(&command(["CL.THROTTLE", "many", "999999", "1", "1000"]).repeat(5_000));
-    for remaining in (995_000..=999_999).rev() {
+    client.send(&command(["CL.THROTTLE", "many", "9999", "1", "1000"]).repeat(5_000));
+    for remaining in (5_000..=9_999).rev() {
         assert_eq!(client.line(), "*5");
         let line = [(); 5].map(|()| client.line());
         assert_eq!((&*line[0], &*line[2]), (":0", &*format!(":{remaining}")));
     }
+}
+
+/// What redis-py sends by default where a program asks for a pipeline.
+#[test]
+fn a_transaction_is_answered_in_one_piece() {
+    let server = server::start(POLICY);
+    for (asked, said) in [
+        (
+            "MULTI CL.THROTTLE|t|9|1|1000 CL.THROTTLE|t|9|1|1000|2 TOLLGATE.CHECK|api|user:7 PING|x EXEC PING",
+            "+OK/+QUEUED/+QUEUED/+QUEUED/+QUEUED/*4/*5/:0/:10/:9/:-1/:1000/*5/:0/:10/:7/:-1/:~3000/\
+             *6/:1/:4/:0/:100000/:0/$3/api/$1/x/+PONG/",
+        ),
+        ("MULTI EXEC", "+OK/*0/"),
+        ("multi ping exec", "+OK/+QUEUED/*1/+PONG/"),
+        (
+            "MULTI CL.THROTTLE|u|9|1|1000 DISCARD CL.THROTTLE|u|9|1|1000|0",
+            "+OK/+QUEUED/+OK/*5/:0/:10/:10/:-1/:0/",
+        ),
+        ("EXEC DISCARD", "-ERR EXEC without MULTI/-ERR DISCARD without MULTI/"),
+        ("MULTI MULTI EXEC", "+OK/-ERR MULTI calls can not be nested/*0/"),
+        ("MULTI WATCH|a EXEC", "+OK/-ERR WATCH inside MULTI is not allowed/*0/"),
+        ("WATCH|a|b UNWATCH MULTI UNWATCH EXEC", "+OK/+OK/+OK/+QUEUED/*1/+OK/"),
+        // What fails when it is answered has its error in its place, and takes nothing back of the others.
+        ("MULTI SELECT|1 PING EXEC", "+OK/+QUEUED/+QUEUED/*2/-ERR DB index is out of range/+PONG/"),
+        // What cannot be answered is refused at once, and then nothing is.
+        (
+            "MULTI CL.THROTTLE|v|9|1|1000 FLUSHALL CL.THROTTLE|v|9|1|1000 EXEC CL.THROTTLE|v|9|1|1000|0",
+            "+OK/+QUEUED/-ERR unknown command 'FLUSHALL'/+QUEUED/\
+             -EXECABORT Transaction discarded because of previous errors./*5/:0/:10/:10/:-1/:0/",
+        ),
+        (
+            "MULTI CL.THROTTLE|v|x|1|1000 EXEC PING",
+            "+OK/-ERR max_burst must be a whole number from 0 to 9223372036854775807, not 'x'/\
+             -EXECABORT Transaction discarded because of previous errors./+PONG/",
+        ),
+        (
+            "MULTI ECHO EXEC",
+            "+OK/-ERR wrong number of arguments for 'echo' command/\
+             -EXECABORT Transaction discarded because of previous errors./",
+        ),
+        (
+            "MULTI HELLO|3 EXEC",
+            "+OK/-ERR Command not allowed inside a transaction/\
+             -EXECABORT Transaction discarded because of previous errors./",
+        ),
+        ("MULTI PING QUIT", "+OK/+QUEUED/+OK/"),
+    ] {
+        check(&server, asked, said);
+    }
+    // A transaction may be cut anywhere, and its queue has an end.
+    let whole: Vec<u8> =
+        ["MULTI", "PING", "EXEC"].iter().flat_map(|name| command([*name])).collect::<Vec<u8>>();
+    let mut client = server::client(&server);
+    for cut in 0..=whole.len() {
+        client.send(&whole[..cut]);
+        client.send(&whole[cut..]);
+        check_said(&mut client, "+OK/+QUEUED/*1/+PONG/", &format!("cut at {cut}"));
+    }
+    client.send(&[command(["MULTI"]), command(["PING"]).repeat(1_025), command(["EXEC"])].concat());
+    check_said(&mut client, &format!("+OK/{}", "+QUEUED/".repeat(1_024)), "as many as there may be");
+    check_said(
+        &mut client,
+        "-ERR a transaction has at most 1024 commands and 131072 bytes/\
+         -EXECABORT Transaction discarded because of previous errors./",
+        "one more",
+    );
+    client.send(&[command(["MULTI"]), command(["ECHO", &"x".repeat(60_000)]).repeat(3)].concat());
+    check_said(
+        &mut client,
+        "+OK/+QUEUED/+QUEUED/-ERR a transaction has at most 1024 commands and 131072 bytes/",
+        "long",
+    );
+    check_on(&mut client, "DISCARD PING", "+OK/+PONG/");
+}
+
+/// What `redis-cli --pipe` sends at the end: an empty line, and an echo by which it knows that all was answered.
+#[test]
+fn empty_lines_between_commands_are_passed_over() {
+    let server = server::start("");
+    let mut client = server::client(&server);
+    client.send(b"\r\n\r\n*1\r\n$4\r\nPING\r\n\r\n*2\r\n$4\r\nECHO\r\n$20\r\n01234567890123456789\r\n\r");
+    check_said(&mut client, "+PONG/$20/01234567890123456789/", "with empty lines");
+    client.send(b"\n*1\r\n$4\r\nPING\r\n");
+    check_said(&mut client, "+PONG/", "after half a line");
+    client.send(b"\rPING\r\n");
+    assert!(client.line().starts_with("-ERR Protocol error"), "a line is no command");
+}
+
+/// Keys that a caller made up, with a period of a year, filled the store for a year.
+#[test]
+fn a_period_has_a_bound_that_the_config_says() {
+    let server = server::start("");
+    let refused = |client: &mut Client, numbers: &str, lasts: &str, most: &str| {
+        client.send(&command(format!("CL.THROTTLE|k|{numbers}").split('|')));
+        let expected = format!(
+            "-ERR the period is too long: its keys would be kept for {lasts}, and a limit that comes with a call may last \
+             {most} (server.max_period)"
+        );
+        assert_eq!(client.line(), expected, "{numbers}");
+    };
+    let mut client = server::client(&server);
+    // What people write: so many an hour, so many a day.
+    check_on(&mut client, "CL.THROTTLE|hour|99|100|3600", "*5/:0/:100/:99/:-1/:36/");
+    check_on(&mut client, "CL.THROTTLE|day|1000|1000|86400", "*5/:0/:1001/:1000/:-1/:87/");
+    check_on(&mut client, "CL.THROTTLE|week|0|1|604800", "*5/:0/:1/:0/:-1/:604800/");
+    refused(&mut client, "0|1|31536000", "365d", "7d");
+    refused(&mut client, "0|1|604801", "7d1s", "7d");
+    // A short period is no shorter life where the bucket takes long to fill.
+    refused(&mut client, "864000|1|1", "10d1s", "7d");
+    refused(&mut client, "0|1|31536000|0", "365d", "7d");
+    let server = server::start("[server]\nmax_period = '1h'\n");
+    let mut client = server::client(&server);
+    check_on(&mut client, "CL.THROTTLE|hour|0|1|3600", "*5/:0/:1/:0/:-1/:3600/");
+    refused(&mut client, "0|1|3601", "1h1s", "1h");
 }
 
 #[test]

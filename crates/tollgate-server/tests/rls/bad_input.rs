@@ -52,9 +52,53 @@ async fn calls_that_make_no_sense_are_refused() {
         (long, "OVER_LIMIT: OVER_LIMIT 0/1 DAY api"),
     ] {
         let mut request = call("user=", 0);
-        request.descriptors[0].entries[0].value = user;
+        request.descriptors[0].entries[0].value = user.into_bytes();
         assert_eq!(told(&ask(&channel, request).await.expect("an answer")), expected);
     }
+}
+
+/// Envoy copies the bytes of a header into a descriptor. Such a call ended inside the decoder (INTERNAL), and Envoy lets pass what
+/// is not answered, so whoever sent `x-user: \xff` had no limit.
+#[tokio::test]
+async fn what_is_not_text_is_decided_and_counted() {
+    let server = server::start(CONFIG);
+    let channel = channel(&server).await;
+    let of = |key: &[u8], value: &[u8]| {
+        let mut request = call("user=", 0);
+        let entry = &mut request.descriptors[0].entries[0];
+        (entry.key, entry.value) = (key.to_vec(), value.to_vec());
+        request
+    };
+    let long = [&[0xff; 5_000][..], b"1"].concat();
+    // Each has a counter of its own: none is another's, and no text is any of theirs.
+    let values: [&[u8]; 9] =
+        [b"\xff", b"\xfe", b"%FF", b"\xc3\xbf", b"\xff\xff", b"\xff\0", b"a\xff", &long, &long[1..]];
+    for value in values {
+        let answer = told(&ask(&channel, of(b"user", value)).await.expect("an answer"));
+        assert_eq!(answer, "OK: OK 0/1 DAY api", "{}", value.escape_ascii());
+    }
+    for value in values {
+        let answer = told(&ask(&channel, of(b"user", value)).await.expect("an answer"));
+        assert_eq!(answer, "OVER_LIMIT: OVER_LIMIT 0/1 DAY api", "{}", value.escape_ascii());
+    }
+    // A key that is not text meets no rule, as any key that is in none.
+    let answer = told(&ask(&channel, of(b"user\xff", b"a")).await.expect("an answer"));
+    assert_eq!(answer, "OK: OK");
+    let mut elsewhere = call("user=a", 0);
+    elsewhere.domain = b"edge\xff".to_vec();
+    let error = ask(&channel, elsewhere).await.expect_err("it is refused");
+    assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+    let metrics = server.get("/metrics").body;
+    for line in [
+        "tollgate_envoy_calls_total{code=\"ok\"} 10",
+        "tollgate_envoy_calls_total{code=\"over_limit\"} 9",
+        "tollgate_envoy_calls_total{code=\"error\"} 1",
+    ] {
+        assert!(metrics.lines().any(|other| other == line), "{line}: {metrics}");
+    }
+    // It is found under the key that the docs say.
+    let status = server.get("/v1/status?limit=api&key=edge:user=%2525FF").body;
+    assert!(status.contains("\"used\":1"), "{status}");
 }
 
 #[tokio::test]
@@ -100,7 +144,7 @@ async fn unfinished_long_calls_end_where_the_memory_for_them_does_and_short_ones
     let server = server::start(CONFIG);
     let long = |user: usize| {
         let mut request = call("user=", 0);
-        request.descriptors[0].entries[0].value = format!("{user}{}", "k".repeat(250 * 1024));
+        request.descriptors[0].entries[0].value = format!("{user}{}", "k".repeat(250 * 1024)).into_bytes();
         request
     };
     let mut calls = tokio::task::JoinSet::new();

@@ -123,12 +123,12 @@ async fn each_descriptor_may_say_its_hits() {
 #[tokio::test]
 async fn a_limit_may_come_with_a_descriptor() {
     check(&[
-        (0, "user=a @2/YEAR", "OK: OK 1/2 YEAR envoy.per_year"),
-        (0, "user=a @2/YEAR", "OK: OK 0/2 YEAR envoy.per_year"),
-        (0, "user=a @2/YEAR; user=a", "OVER_LIMIT: OVER_LIMIT 0/2 YEAR envoy.per_year; OK 5/5 DAY api"),
-        (0, "user=b @2/YEAR", "OK: OK 1/2 YEAR envoy.per_year"),
-        (0, "user=vip-1 @1/YEAR", "OK: OK 0/1 YEAR envoy.per_year"),
-        (0, "user=vip-1 @1/YEAR", "OVER_LIMIT: OVER_LIMIT 0/1 YEAR envoy.per_year"),
+        (0, "user=a @2/WEEK", "OK: OK 1/2 WEEK envoy.per_week"),
+        (0, "user=a @2/WEEK", "OK: OK 0/2 WEEK envoy.per_week"),
+        (0, "user=a @2/WEEK; user=a", "OVER_LIMIT: OVER_LIMIT 0/2 WEEK envoy.per_week; OK 5/5 DAY api"),
+        (0, "user=b @2/WEEK", "OK: OK 1/2 WEEK envoy.per_week"),
+        (0, "user=vip-1 @1/WEEK", "OK: OK 0/1 WEEK envoy.per_week"),
+        (0, "user=vip-1 @1/WEEK", "OVER_LIMIT: OVER_LIMIT 0/1 WEEK envoy.per_week"),
         (0, "colour=red @0/DAY", "OVER_LIMIT: OVER_LIMIT 0/0 envoy.per_day"),
         (0, "user=a", "OK: OK 4/5 DAY api"),
     ])
@@ -140,7 +140,7 @@ async fn a_limit_may_come_with_a_descriptor() {
 async fn decisions_are_counted_by_the_strategy_that_made_them_and_so_are_refunds() {
     let server = server::start(CONFIG);
     let channel = channel(&server).await;
-    for descriptors in ["a=1 @0/YEAR", "a=1 @2/YEAR", "a=1 @3/YEAR", "user=a -2", "user=a -1; user=b -1"] {
+    for descriptors in ["a=1 @0/WEEK", "a=1 @2/WEEK", "a=1 @3/WEEK", "user=a -2", "user=a -1; user=b -1"] {
         ask(&channel, call(descriptors, 0)).await.expect("an answer");
     }
     let metrics = server.get("/metrics").body;
@@ -148,7 +148,7 @@ async fn decisions_are_counted_by_the_strategy_that_made_them_and_so_are_refunds
         let lines = metrics.lines().filter(|line| labels.iter().all(|label| line.contains(label)));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     };
-    let decisions = ["rate_limiter_decisions_total{", "limiter=\"envoy.per_year\""];
+    let decisions = ["rate_limiter_decisions_total{", "limiter=\"envoy.per_week\""];
     for (strategy, expected) in [("none", 1.0), ("fixed_window", 2.0)] {
         let label = format!("strategy=\"{strategy}\"");
         assert_eq!(count(&[&decisions[..], &[&label]].concat()), expected, "{strategy}: {metrics}");

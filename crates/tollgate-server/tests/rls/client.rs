@@ -15,7 +15,9 @@ mod generated {
 }
 
 pub(crate) use generated::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use generated::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+pub(crate) use generated::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+    Entry, RateLimitOverride,
+};
 use generated::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
 pub(crate) use generated::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 pub(crate) use generated::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
@@ -53,7 +55,7 @@ pub(crate) async fn ask_slowly(
 /// are their hits, and `@3/MINUTE` is a limit of their own.
 pub(crate) fn call(text: &str, hits_addend: u32) -> RateLimitRequest {
     RateLimitRequest {
-        domain: "edge".to_owned(),
+        domain: "edge".into(),
         descriptors: text.split("; ").map(descriptor).collect(),
         hits_addend,
     }
@@ -74,7 +76,7 @@ pub(crate) fn descriptor(text: &str) -> RateLimitDescriptor {
                 descriptor.limit = Some(RateLimitOverride { requests_per_unit, unit: i32::from(unit) });
             }
             (_, Some((key, value))) => {
-                descriptor.entries.push(Entry { key: key.to_owned(), value: value.to_owned() });
+                descriptor.entries.push(Entry { key: key.into(), value: value.into() });
             }
             _ => panic!("{word}"),
         }

@@ -1,9 +1,9 @@
 //! Counting decisions: the counters of one limit, found without hashing and without allocating.
 //!
-//! A limit keeps the namespaces it met first, sixteen of them, in the order in which it met them, and a key's text is compared
-//! with each in turn: nearly always the first is it. All later ones are counted as `other`, so that nobody who can make up
-//! namespaces can make up series, not even after a reload (`namespaces.rs`); keys that are malformed are counted under `none`. A
-//! counter is made when it first counts.
+//! A limit keeps the declared namespaces it met first, sixteen of them, in the order in which it met them, and a key's text is
+//! compared with each in turn: nearly always the first is it. All others are counted as `other`, so that nobody who can make up
+//! namespaces can make up series or names in them, not even after a reload (`namespaces.rs`); keys that are malformed are counted
+//! under `none`. A counter is made when it first counts.
 //!
 //! Decisions on the straight way are added up in stripes, one for each thread, and handed to the counter 64 at a time: see
 //! `stripes.rs`. In this process one decision in 64 is timed, because reading the clock twice costs as much as deciding.
@@ -17,7 +17,7 @@ use tollgate_kernel::Strategy;
 use tollgate_store::Failure;
 
 use super::metrics::{DECISIONS, FALLBACKS, LATENCY, Sink};
-use super::namespaces::{Met, NAMESPACES};
+use super::namespaces::{DEFAULT, Met, NAMESPACES};
 use super::stripes::Stripes;
 use super::watch::Watch;
 use super::{Admissions, LimitTold, Observers, Source, Verdict, strategy_name};
@@ -233,7 +233,7 @@ impl ByNamespace {
         self.other.get_or_init(|| self.source.series("other"))
     }
 
-    /// Gives a namespace that was not met before a place of its own, if there is one.
+    /// Gives a namespace that was not met before a place of its own, if it is declared and there is one.
     #[cold]
     fn newcomer(&self, key: &str) -> &Series {
         let name = key.split_once(':').map_or(DEFAULT, |(name, _)| name);
@@ -251,9 +251,6 @@ impl ByNamespace {
         own.map_or_else(|| self.other(), |named| &named.series)
     }
 }
-
-/// The namespace of keys whose text names none.
-const DEFAULT: &str = "default";
 
 impl Named {
     /// Whether the text of a key begins with this namespace. What ends alike is looked at first: names that a program makes
@@ -348,16 +345,24 @@ impl Drop for Series {
 
 #[cfg(test)]
 mod tests {
+    use super::super::namespaces::Namespaces;
     use super::*;
 
-    fn table() -> ByNamespace {
+    fn table(declared: &[&str]) -> ByNamespace {
         let labels = ["limiter", "strategy", "storage_mode"].map(|name| Label::new(name, "x"));
-        ByNamespace::new(None, Arc::default(), SeriesSource { sink: Sink::Facade, labels, observers: None })
+        let namespaces = Namespaces::default();
+        declared.iter().for_each(|name| namespaces.declare(name));
+        ByNamespace::new(
+            None,
+            namespaces.of("x"),
+            SeriesSource { sink: Sink::Facade, labels, observers: None },
+        )
     }
 
     #[test]
     fn a_key_is_counted_in_the_namespace_that_it_has() {
         let long = "n".repeat(LONGEST + 1);
+        let declared = ["user", "use", "users", "defaults", "a:b", "ü", "a", "b", &long];
         for (key, namespace) in [
             ("user:42", "user"),
             ("user:42:v2", "user"),
@@ -371,13 +376,16 @@ mod tests {
             ("a%3Ab:42", "a:b"),
             ("ü:42", "ü"),
             (&format!("{long}:42"), "other"),
+            // A caller's own choice is nobody's to read.
+            ("alice@example.com:42", "other"),
+            ("userx:42", "other"),
         ] {
-            let table = table();
+            let table = table(&declared);
             for _ in 0..2 {
                 assert_eq!(table.series(key).namespace.value(), namespace, "{key}, alone");
             }
             // And whichever namespaces were met before.
-            let table = self::table();
+            let table = self::table(&declared);
             for known in ["user:1", "use:1", "1", "users:1", "defaults:1", "a:1", "b:1"] {
                 table.series(known);
             }
@@ -387,7 +395,8 @@ mod tests {
 
     #[test]
     fn the_seventeenth_namespace_and_all_after_it_are_others() {
-        let table = table();
+        let names: Vec<String> = (0..20).map(|number| format!("tenant-{number}")).collect();
+        let table = table(&names.iter().map(String::as_str).collect::<Vec<_>>());
         for round in 0..2 {
             for number in 0..10_000 {
                 let key = format!("tenant-{number}:x");

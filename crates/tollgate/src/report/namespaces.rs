@@ -1,4 +1,8 @@
-//! Which namespaces have series of their own: the first sixteen that each limit met.
+//! Which namespaces of keys have series of their own: declared ones, and of those the first sixteen that each limit met.
+//!
+//! A namespace may be a caller's choice, and then its name is personal data that anybody who may scrape would read. So only
+//! names that the operator or the program has written down are labels: in the config (`server.namespaces`, overrides, domains of
+//! Envoy), in `Telemetry::namespaces`, or as the namespace of a payer of the HTTP layer. All others are counted as `other`.
 //!
 //! A recorder keeps a series for as long as the process lives. So these names outlive a registry: one that continues another
 //! (`TollgateBuilder::continuing`) has the places that are left, and a config that is read again makes no new ones. Limits are told
@@ -9,27 +13,66 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
+use crate::key::Key;
+
 /// How many namespaces of a limit have series of their own.
 pub(crate) const NAMESPACES: usize = 16;
 
-/// What each limit has met, by its name.
+/// How many namespaces can be declared in one process. A key of another namespace is compared with all of them.
+const DECLARED: usize = 64;
+
+/// The namespace of keys whose text names none.
+pub(crate) const DEFAULT: &str = "default";
+
+/// What is declared, and what each limit has met, by its name.
 #[derive(Default)]
-pub(crate) struct Namespaces(Mutex<HashMap<Box<str>, Arc<Met>>>);
+pub(crate) struct Namespaces {
+    declared: Arc<Declared>,
+    met: Mutex<HashMap<Box<str>, Arc<Met>>>,
+}
+
+/// The namespaces that may be labels, as the canonical text of their keys begins. Names are only ever added, so they are read
+/// without a lock.
+pub(crate) struct Declared([OnceLock<Box<str>>; DECLARED]);
 
 /// The namespaces that a limit has met, in the order in which it met them.
-#[derive(Default)]
-pub(crate) struct Met([OnceLock<Box<str>>; NAMESPACES]);
+pub(crate) struct Met {
+    declared: Arc<Declared>,
+    places: [OnceLock<Box<str>>; NAMESPACES],
+}
 
 impl Namespaces {
     pub(crate) fn of(&self, limiter: &str) -> Arc<Met> {
-        self.0.lock().entry(limiter.into()).or_default().clone()
+        let new = || Arc::new(Met { declared: self.declared.clone(), places: Default::default() });
+        self.met.lock().entry(limiter.into()).or_insert_with(new).clone()
+    }
+
+    /// Lets this namespace be a label from now on. What is no namespace, or above the number of them, stays `other`.
+    pub(crate) fn declare(&self, namespace: &str) {
+        let Ok(prefix) = Key::prefix(namespace) else { return };
+        let name = prefix.strip_suffix(':').unwrap_or(DEFAULT);
+        self.declared.0.iter().any(|place| **place.get_or_init(|| name.into()) == *name);
+    }
+}
+
+impl Default for Declared {
+    fn default() -> Declared {
+        Declared([const { OnceLock::new() }; DECLARED])
+    }
+}
+
+impl Declared {
+    fn has(&self, name: &str) -> bool {
+        name == DEFAULT || self.0.iter().map_while(OnceLock::get).any(|declared| **declared == *name)
     }
 }
 
 impl Met {
-    /// Whether a namespace has a place: one of old, or one that was left. Another may take that at the same moment.
+    /// Whether a namespace has a place, as the canonical text of its keys begins: one that is declared, and met before or met
+    /// while a place is left. Another may take that at the same moment.
     pub(crate) fn takes_in(&self, name: &str) -> bool {
-        self.0.iter().any(|place| **place.get_or_init(|| name.into()) == *name)
+        self.declared.has(name)
+            && self.places.iter().any(|place| **place.get_or_init(|| name.into()) == *name)
     }
 }
 
@@ -38,13 +81,44 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_declared_namespaces_have_a_place() {
+        let namespaces = Namespaces::default();
+        let met = namespaces.of("api");
+        for declared in ["user", "a:b", "user", ""] {
+            namespaces.declare(declared);
+        }
+        for (name, has_place) in [
+            ("default", true),
+            ("user", true),
+            ("a%3Ab", true),
+            ("a:b", false),
+            ("users", false),
+            ("", false),
+            ("alice@example.com", false),
+        ] {
+            assert_eq!(met.takes_in(name), has_place, "{name}");
+        }
+        namespaces.declare("later");
+        assert!(met.takes_in("later"), "a config that is read again may declare more");
+    }
+
+    #[test]
     fn places_are_taken_once_and_by_each_limit_for_itself() {
         let namespaces = Namespaces::default();
+        (0..30).for_each(|number| namespaces.declare(&format!("tenant-{number}")));
         for (limit, first) in [("api", 0), ("login", 5), ("api", 0), ("login", 5)] {
-            for number in first..first + 100 {
+            for number in first..30 {
                 let has_place = namespaces.of(limit).takes_in(&format!("tenant-{number}"));
                 assert_eq!(has_place, number < first + NAMESPACES, "{limit}, tenant-{number}");
             }
         }
+    }
+
+    #[test]
+    fn declaring_ends_where_there_is_no_room() {
+        let namespaces = Namespaces::default();
+        (0..1_000).for_each(|number| namespaces.declare(&format!("n{number}")));
+        let met = namespaces.of("api");
+        assert!(!met.takes_in("n64") && met.takes_in("n63"));
     }
 }

@@ -20,9 +20,11 @@ impl Watch {
         Watch
     }
 
-    pub(crate) fn continuing(self, _old: &Watch) -> Watch {
+    pub(crate) fn continuing(self, _telemetry: Option<&Telemetry>, _old: &Watch) -> Watch {
         self
     }
+
+    pub(crate) fn declare(&self, _namespace: &str) {}
 
     pub(crate) const fn is_off(&self) -> bool {
         true

@@ -37,19 +37,28 @@ impl Watch {
         let Some(telemetry) = telemetry else { return Watch::default() };
         let meter = telemetry.sink().map(|sink| StoreMeter::new(sink.clone(), mode));
         let suppressed = meter.as_ref().map(StoreMeter::log_suppressed);
-        Watch {
+        let watch = Watch {
             mode,
             hasher: Some(telemetry.hasher().clone()),
             log: DecisionLog::new(telemetry.log_decisions(), suppressed),
             has_spans: telemetry.has_spans(),
             meter,
             namespaces: Arc::default(),
-        }
+        };
+        telemetry.declared().iter().for_each(|name| watch.declare(name));
+        watch
     }
 
     /// Of a registry that continues another: what that one met keeps its places.
-    pub(crate) fn continuing(self, old: &Watch) -> Watch {
-        Watch { namespaces: old.namespaces.clone(), ..self }
+    pub(crate) fn continuing(self, telemetry: Option<&Telemetry>, old: &Watch) -> Watch {
+        let watch = Watch { namespaces: old.namespaces.clone(), ..self };
+        telemetry.into_iter().flat_map(Telemetry::declared).for_each(|name| watch.declare(name));
+        watch
+    }
+
+    /// Lets a namespace of keys be a label of metrics.
+    pub(crate) fn declare(&self, namespace: &str) {
+        self.namespaces.declare(namespace);
     }
 
     /// Which namespaces have series of their own.

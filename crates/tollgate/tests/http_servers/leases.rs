@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
 use axum::routing::get;
+use axum::{Extension, Router};
 use tokio::sync::Semaphore;
 use tollgate::headers::ResetAs;
-use tollgate::http::{LimitLayer, Payer, Route, Toll};
+use tollgate::http::{Lease, LimitLayer, Payer, Route, Toll};
 use tollgate::{Limit, Micros};
 use tollgate_testkit::http::{Answer, Connection};
 
@@ -134,5 +136,53 @@ fn a_place_is_given_back_whatever_becomes_of_the_request() {
         assert!(broken.receive(false).is_err(), "{on:?}: the connection ends where a handler panics");
         is_free();
         assert_eq!(Connection::open(address).ask("GET", "/", &[]).status, 200, "{on:?}");
+    }
+}
+
+/// A connection that becomes another protocol is busy for as long as it lives. Its lease used to end with the head of the answer, so
+/// a limit on concurrent connections admitted any number of WebSockets.
+#[test]
+fn an_upgraded_connection_keeps_its_place_for_as_long_as_its_handler_does() {
+    for on in ALL {
+        let busy = Limit::concurrency(1, Micros::from_secs(60)).expect("a limit");
+        let scene = Scene::new(on, |gate| gate.limit("busy", busy));
+        let toll = Toll::new("busy", Payer::everyone());
+        let layer = LimitLayer::builder(&scene.gate).toll(Route::any(), toll).build().expect("a layer");
+        let let_go = Arc::new(Semaphore::new(0));
+        let upgraded = || Response::builder().status(101).header("upgrade", "chat").body(Body::empty());
+        let kept = {
+            let let_go = let_go.clone();
+            get(async move |lease: Extension<Lease>| {
+                tokio::spawn(async move {
+                    let _served = lease;
+                    let_go.acquire().await.expect("it is never closed").forget();
+                });
+                upgraded().expect("an answer")
+            })
+        };
+        let left = get(async move |_: Extension<Lease>| upgraded().expect("an answer"));
+        let router = Router::new().route("/kept", kept).route("/left", left).fallback(async || "fine");
+        for router in [router.clone().layer(layer.clone()), router.layer(layer.for_axum())] {
+            let address = scene.serve_router(router);
+            let upgrade = |path: &str| {
+                let mut connection = Connection::open(address);
+                let lines = ["connection: upgrade", "upgrade: chat"];
+                assert_eq!(connection.ask("GET", path, &lines).status, 101, "{on:?} {path}");
+                connection
+            };
+            let ask = || Connection::open(address).ask("GET", "/", &[]).status;
+            let is_free = || until("the place is free", || scene.used("busy", "all:all") == 0);
+
+            let _connection = upgrade("/kept");
+            assert_eq!(scene.used("busy", "all:all"), 1, "{on:?}: it holds its place");
+            assert_eq!(ask(), 429, "{on:?}");
+            let_go.add_permits(1);
+            is_free();
+            assert_eq!(ask(), 200, "{on:?}");
+            is_free();
+            // Where the handler keeps nothing, it is over with its answer.
+            let _connection = upgrade("/left");
+            is_free();
+        }
     }
 }

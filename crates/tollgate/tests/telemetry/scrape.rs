@@ -18,7 +18,9 @@ impl Scrape {
     }
 
     pub(crate) fn telemetry(&self) -> Telemetry {
-        Telemetry::new().salt("salt").metrics_to(self.recorder.clone())
+        let numbered = (0..20).flat_map(|number| [format!("n{number}"), format!("n0-{number}")]);
+        let names = ["user", "a", "b", "x"].map(str::to_owned).into_iter().chain(numbered);
+        Telemetry::new().salt("salt").metrics_to(self.recorder.clone()).namespaces(names)
     }
 
     /// All that is scraped.

@@ -32,7 +32,7 @@ impl Service {
             .expect("buckets")
             .build_recorder();
         let page = recorder.handle();
-        let telemetry = Telemetry::new().metrics_to(Arc::new(recorder));
+        let telemetry = Telemetry::new().metrics_to(Arc::new(recorder)).namespaces(["user"]);
         let (redis, hands) = (RedisServer::start(), ManualClock::at(Micros::from_secs(1_000)));
         let builder = || Tollgate::builder().clock(hands.clock());
         let memory = in_memory(builder().telemetry(telemetry.clone().log(LogDecisions::Denials)));

@@ -1,9 +1,10 @@
-//! What only admins do: forget a key, read the config again.
+//! What only admins do: forget a key, read the config again. Each such call is in the log with who made it (`audit`), and so is
+//! each that was refused for lack of the token.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::header::{HOST, HeaderMap, HeaderValue, ORIGIN};
+use http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN};
 use http::uri::Authority;
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -11,40 +12,78 @@ use hyper::body::Incoming;
 use super::ask::{self, OfKey};
 use super::body::Body;
 use super::fault::Fault;
-use super::{authorize, json, known_limit, posted};
+use super::{json, known_limit, posted};
 use crate::app::App;
 
-/// Forgets what a key was charged. Who asked is noted; the key is not.
-pub(super) async fn reset(app: &App, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
+/// Forgets what a key was charged. The log has who asked, and the hash of the key.
+pub(super) async fn reset(
+    app: &App,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Fault> {
     super::only(&request, "POST", &[http::Method::POST])?;
-    authorize(app, &request)?;
+    authorize(app, peer, "reset", &request)?;
     let body = posted(request).await?;
     let asked: OfKey<'_> = ask::read(&body)?;
-    let key = asked.key.checked()?;
+    let key = asked.key.parsed()?;
     let state = app.state();
     known_limit(&state, &asked.limit.0)?;
-    match state.gate.reset(&asked.limit.0, key).await {
+    let reset = state.gate.reset(&asked.limit.0, key.canonical()).await;
+    let (limiter, key_hash) = (&*asked.limit.0, app.stats.key_hash(key.canonical()));
+    match reset {
         Ok(forgotten) => {
-            tracing::info!(limiter = &*asked.limit.0, forgotten, "a key was reset");
+            tracing::info!(audit = "reset", %peer, limiter, key_hash, forgotten, "a key was reset");
             Ok(json(format!("{{\"reset\":{forgotten}}}")))
         }
-        Err(error) => Err(Fault::undecided(&error)),
+        Err(error) => {
+            tracing::warn!(audit = "reset", %peer, limiter, key_hash, "a key could not be reset: {error}");
+            Err(Fault::undecided(&error))
+        }
     }
 }
 
-/// Reads the config file again, now.
-pub(super) async fn reload(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
+/// Reads the config file again, now. What became of it is a line of its own (`reload.rs`).
+pub(super) async fn reload(
+    app: &Arc<App>,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Fault> {
     super::only(&request, "POST", &[http::Method::POST])?;
-    authorize(app, &request)?;
-    match crate::reload::reload(app) {
+    authorize(app, peer, "reload", &request)?;
+    let reloaded = crate::reload::reload(app);
+    tracing::info!(audit = "reload", %peer, applied = reloaded.is_ok(), "a reload was asked for");
+    match reloaded {
         Ok(()) => Ok(json("{\"reloaded\":true}".to_owned())),
         Err(why) => Err(Fault::malformed(why)),
     }
 }
 
+/// Whether the caller may do what admins do. A peer that has shown too many wrong tokens is not listened to for a while.
+fn authorize(app: &App, peer: IpAddr, call: &'static str, request: &Request<Incoming>) -> Result<(), Fault> {
+    let Some(token) = &app.token else { return from_here(request.headers()) };
+    if let Some(wait) = app.guesses.wait(peer) {
+        metrics::counter!("tollgate_admin_refused_total", "reason" => "slowed").increment(1);
+        return Err(Fault::too_many_guesses(wait));
+    }
+    let shown = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    match shown.split_at_checked("Bearer ".len()) {
+        // Schemes are written in any case.
+        Some((scheme, shown)) if scheme.eq_ignore_ascii_case(b"Bearer ") && token.is(shown) => Ok(()),
+        _ => {
+            metrics::counter!("tollgate_admin_refused_total", "reason" => "token").increment(1);
+            // Whoever shows nothing has forgotten to, and guesses nothing. At most so many lines as there are guesses.
+            if !shown.is_empty() {
+                let more = app.guesses.wrong(peer);
+                tracing::warn!(audit = call, %peer, more, "an admin call showed a wrong token");
+            }
+            Err(Fault::no_token())
+        }
+    }
+}
+
 /// Where there is no token, whoever reaches the server is an admin, but for pages that a browser on such a machine shows: neither
 /// one from elsewhere (`Origin`), nor one whose own name was made to mean this address (`Host`) may act for whoever looks at it.
-pub(super) fn from_here(headers: &HeaderMap) -> Result<(), Fault> {
+fn from_here(headers: &HeaderMap) -> Result<(), Fault> {
     let host = headers.get(HOST).map(HeaderValue::as_bytes);
     if host.is_some_and(|host| !is_address(host)) {
         return Err(Fault::forbidden(

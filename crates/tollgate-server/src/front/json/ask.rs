@@ -157,6 +157,14 @@ impl KeyText<'_> {
         key(text)?;
         Ok(text)
     }
+
+    /// The key, if it is one.
+    pub(crate) fn parsed(&self) -> Result<Key<'_>, Fault> {
+        match &self.0 {
+            Ok(text) => key(text),
+            Err(why) => Err(Fault::malformed(why.clone())),
+        }
+    }
 }
 
 /// A key from its text, or what is wrong with it and what may have been meant.

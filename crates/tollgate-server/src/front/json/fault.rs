@@ -3,10 +3,10 @@
 use std::fmt;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde_json::json;
-use tollgate::Error;
+use tollgate::{Error, Micros};
 
 use super::body::{Body, full};
 use crate::front::undecided::words;
@@ -20,11 +20,13 @@ pub(crate) struct Fault {
     known: Option<Vec<String>>,
     /// The methods that there are, where another was tried.
     allow: Option<&'static str>,
+    /// When to come again, where it is too early.
+    retry_after: Option<Micros>,
 }
 
 impl Fault {
     fn new(status: StatusCode, detail: impl Into<String>) -> Fault {
-        Fault { status, detail: detail.into(), known: None, allow: None }
+        Fault { status, detail: detail.into(), known: None, allow: None, retry_after: None }
     }
 
     pub(crate) fn malformed(detail: impl Into<String>) -> Fault {
@@ -62,6 +64,11 @@ impl Fault {
         Fault::new(StatusCode::UNAUTHORIZED, detail)
     }
 
+    pub(crate) fn too_many_guesses(wait: Micros) -> Fault {
+        let detail = "too many wrong tokens came from this address; try again later";
+        Fault { retry_after: Some(wait), ..Fault::new(StatusCode::TOO_MANY_REQUESTS, detail) }
+    }
+
     pub(crate) fn forbidden(detail: impl Into<String>) -> Fault {
         Fault::new(StatusCode::FORBIDDEN, detail)
     }
@@ -97,6 +104,9 @@ impl Fault {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(tollgate::problem::CONTENT_TYPE));
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if let Some(wait) = self.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(wait.get().div_ceil(1_000_000)));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -1,4 +1,5 @@
-//! Commands out of bytes: an array of bulk strings, and nothing else.
+//! Commands out of bytes: an array of bulk strings, and nothing else. Empty lines between commands are passed over, as Redis does;
+//! `redis-cli --pipe` sends one before its last command.
 //!
 //! Nothing is copied and nothing allocated: a command is where its arguments are in what was read. Every length is held to its
 //! bound before anything waits for that many bytes. What came so far of a command is looked through again when more comes, but
@@ -61,13 +62,14 @@ impl Spans {
     }
 
     /// Finds the command that `bytes` begin with, and says how long it is; `None` if there is more of it to come. An empty
-    /// array is a command without a name, which is passed over, as Redis does.
+    /// array, or an empty line, is a command without a name, which is passed over, as Redis does.
     #[inline]
     pub(super) fn find(&mut self, bytes: &[u8]) -> Result<Option<usize>, Fault> {
         self.count = 0;
         match bytes.first() {
             None => return Ok(None),
             Some(b'*') => {}
+            Some(b'\r') => return empty_line(bytes),
             Some(_) => return Err(Fault::Inline),
         }
         if bytes.starts_with(b"*-1\r\n") {
@@ -106,6 +108,13 @@ impl Spans {
 }
 
 impl<'a> Command<'a, '_> {
+    /// All of it, as it was sent.
+    pub(super) fn bytes(&self) -> &'a [u8] {
+        let (_, end) = self.spans[self.spans.len() - 1];
+        // The last line ends with two bytes.
+        self.part((0, end + 2))
+    }
+
     pub(super) fn name(&self) -> &'a [u8] {
         self.part(self.spans[0])
     }
@@ -134,6 +143,16 @@ impl<'a> Command<'a, '_> {
     #[inline]
     fn part(&self, (start, end): (u32, u32)) -> &'a [u8] {
         &self.bytes[start as usize..end as usize]
+    }
+}
+
+/// A line that begins with CR: nothing else may be in it.
+#[cold]
+fn empty_line(bytes: &[u8]) -> Result<Option<usize>, Fault> {
+    match bytes.get(1) {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some(2)),
+        Some(_) => Err(Fault::Inline),
     }
 }
 
@@ -233,7 +252,11 @@ mod tests {
             (b"*0\r\n", Ok(Some((4, &[])))),
             (b"*-1\r\n", Ok(Some((5, &[])))),
             (b"PING\r\n", Err(Fault::Inline)),
-            (b"\r\n", Err(Fault::Inline)),
+            (b"\r\n", Ok(Some((2, &[])))),
+            (b"\r\n*1\r\n$4\r\nPING\r\n", Ok(Some((2, &[])))),
+            (b"\r", Ok(None)),
+            (b"\rPING\r\n", Err(Fault::Inline)),
+            (b"\n", Err(Fault::Inline)),
             (b"POST / HTTP/1.1\r\n", Err(Fault::Inline)),
             (b"*-2\r\n", Err(Fault::Arguments)),
             (b"*33\r\n", Err(Fault::Arguments)),

@@ -1,9 +1,10 @@
 //! What a connection has said of itself, and the commands that ask for no decision: enough for clients to connect, to show a
-//! password, and to look around.
+//! password, to look around, and to send a transaction (`queue.rs`).
 
 use std::sync::Arc;
 
 use super::parse::{Command, integer};
+use super::queue::Queue;
 use super::reply::{Reply, shown};
 use crate::token::Token;
 
@@ -11,18 +12,23 @@ use crate::token::Token;
 const MOST_WRONG: u32 = 8;
 
 /// The commands there are: name, how many arguments with the name (at least, if negative), and where their key is.
-const COMMANDS: [(&str, i64, i64); 11] = [
+const COMMANDS: [(&str, i64, i64); 16] = [
     ("auth", -2, 0),
     ("cl.throttle", -5, 1),
     ("client", -2, 0),
     ("command", -1, 0),
+    ("discard", 1, 0),
     ("echo", 2, 0),
+    ("exec", 1, 0),
     ("hello", -1, 0),
     ("info", -1, 0),
+    ("multi", 1, 0),
     ("ping", -1, 0),
     ("quit", -1, 0),
     ("select", 2, 0),
     ("tollgate.check", -3, 2),
+    ("unwatch", 1, 0),
+    ("watch", -2, 1),
 ];
 
 /// One connection.
@@ -31,6 +37,10 @@ pub(super) struct Session {
     password: Option<Arc<Token>>,
     is_known: bool,
     wrong: u32,
+    /// The commands since `MULTI`, if there was one.
+    queue: Option<Box<Queue>>,
+    /// Whether a command that asks for a decision is answered with one, and not refused or queued.
+    decides: bool,
 }
 
 /// What becomes of the connection.
@@ -38,22 +48,75 @@ pub(super) struct Session {
 pub(super) enum Then {
     GoesOn,
     Ends,
+    /// The queued commands are answered next.
+    Executes,
 }
 
 impl Session {
     pub(super) fn new(id: u64, password: Option<Arc<Token>>) -> Session {
         let is_known = password.is_none();
-        Session { id, password, is_known, wrong: 0 }
+        Session { id, password, is_known, wrong: 0, queue: None, decides: is_known }
     }
 
-    /// Whether decisions may be asked for.
+    /// Whether decisions may be asked for, now.
     #[inline]
-    pub(super) fn is_known(&self) -> bool {
-        self.is_known
+    pub(super) fn decides(&self) -> bool {
+        self.decides
     }
 
-    /// Answers a command that asks for no decision. Whoever has not shown the password gets no further than that.
+    /// The commands of a transaction that is to be answered, in their bytes.
+    pub(super) fn take_queue(&mut self) -> Vec<u8> {
+        self.decides = self.is_known;
+        self.queue.take().map(|queue| queue.into_bytes()).unwrap_or_default()
+    }
+
+    /// Answers a command that asks for no decision, or queues any. Whoever has not shown the password gets no further than that.
     pub(super) fn answer(&mut self, command: &Command<'_, '_>, reply: &mut Reply) -> Then {
+        let then = match self.queue.is_some() {
+            true => self.queued(command, reply),
+            false => self.answer_now(command, reply),
+        };
+        self.decides = self.is_known && self.queue.is_none();
+        then
+    }
+
+    /// Within a transaction: what is no part of it is answered, all else is checked and kept.
+    fn queued(&mut self, command: &Command<'_, '_>, reply: &mut Reply) -> Then {
+        let Some(queue) = &mut self.queue else { return Then::GoesOn };
+        let is = |name: &[u8]| command.name().eq_ignore_ascii_case(name);
+        if is(b"EXEC") && command.count() == 0 {
+            return match queue.count() {
+                Ok(count) => {
+                    reply.array(count);
+                    Then::Executes
+                }
+                Err(()) => {
+                    self.queue = None;
+                    reply.error("EXECABORT Transaction discarded because of previous errors.");
+                    Then::GoesOn
+                }
+            };
+        }
+        match (is(b"DISCARD"), command.count()) {
+            (true, 0) => {
+                self.queue = None;
+                reply.simple("OK");
+            }
+            _ if is(b"QUIT") => {
+                reply.simple("OK");
+                return Then::Ends;
+            }
+            _ if is(b"MULTI") => reply.error("ERR MULTI calls can not be nested"),
+            _ if is(b"WATCH") => reply.error("ERR WATCH inside MULTI is not allowed"),
+            _ => match queue.add(command) {
+                Ok(()) => reply.simple("QUEUED"),
+                Err(mistake) => reply.error(mistake),
+            },
+        }
+        Then::GoesOn
+    }
+
+    fn answer_now(&mut self, command: &Command<'_, '_>, reply: &mut Reply) -> Then {
         let mut name = [0; 8];
         let name = match name.get_mut(..command.name().len()) {
             Some(lower) => {
@@ -80,6 +143,14 @@ impl Session {
                 None => reply.error("ERR value is not an integer or out of range"),
             },
             (b"client", 1..) => self.client(command, reply),
+            (b"multi", 0) => {
+                self.queue = Some(Box::default());
+                reply.simple("OK");
+            }
+            (b"exec", 0) => reply.error("ERR EXEC without MULTI"),
+            (b"discard", 0) => reply.error("ERR DISCARD without MULTI"),
+            // Nothing here is kept that could change between a look and a charge.
+            (b"watch", 1..) | (b"unwatch", 0) => reply.simple("OK"),
             (b"command", _) => describe(command, reply),
             (b"info", _) => reply.bulk(
                 concat!(
@@ -89,10 +160,7 @@ impl Session {
                 )
                 .as_bytes(),
             ),
-            (b"auth" | b"ping" | b"echo" | b"select" | b"client", _) => {
-                let name = shown(command.name()).to_lowercase();
-                reply.error(format_args!("ERR wrong number of arguments for '{name}' command"));
-            }
+            _ if is_command(name) => reply.error(wrong_count(command)),
             _ => reply.error(format_args!("ERR unknown command '{}'", shown(command.name()))),
         }
         if self.wrong >= MOST_WRONG { Then::Ends } else { Then::GoesOn }
@@ -180,6 +248,27 @@ impl Session {
             _ => reply.error(format_args!("ERR unknown subcommand '{}' of 'client'", shown(word))),
         }
     }
+}
+
+/// Whether there is a command of this name, which is in small letters.
+fn is_command(name: &[u8]) -> bool {
+    COMMANDS.iter().any(|(known, ..)| name == known.as_bytes())
+}
+
+fn wrong_count(command: &Command<'_, '_>) -> String {
+    let name = shown(command.name()).to_lowercase();
+    format!("ERR wrong number of arguments for '{name}' command")
+}
+
+/// What is wrong with a command that is to be queued: there is none of its name, or with so many arguments.
+pub(super) fn fault(command: &Command<'_, '_>) -> Option<String> {
+    let name = command.name().to_ascii_lowercase();
+    let Some((_, arity, _)) = COMMANDS.iter().find(|(known, ..)| name == known.as_bytes()) else {
+        return Some(format!("ERR unknown command '{}'", shown(command.name())));
+    };
+    let count = i64::try_from(command.count() + 1).unwrap_or(i64::MAX);
+    let fits = if *arity < 0 { count >= -arity } else { count == *arity };
+    (!fits).then(|| wrong_count(command))
 }
 
 /// `COMMAND` and what stands below it.

@@ -6,12 +6,13 @@ use tollgate::{AdHoc, Limiter, Tollgate};
 
 use super::question::{Bucket, Mistake, THROTTLE};
 use super::undecided;
+use crate::app::Bounds;
 
 /// How many of each kind. Few connections use more, and those pay a look-up for it.
 const MOST: usize = 8;
 
-#[derive(Default)]
 pub(super) struct Ways {
+    bounds: Bounds,
     gate: Option<Tollgate>,
     buckets: Vec<(Bucket, AdHoc)>,
     limits: Vec<Limiter>,
@@ -19,10 +20,19 @@ pub(super) struct Ways {
 }
 
 impl Ways {
+    pub(super) fn new(bounds: Bounds) -> Ways {
+        Ways { bounds, gate: None, buckets: Vec::new(), limits: Vec::new(), next: 0 }
+    }
+
+    /// How long what callers choose may last.
+    pub(super) fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
     /// From here on they lead to this registry.
     pub(super) fn lead_to(&mut self, gate: &Tollgate) {
         if !self.gate.as_ref().is_some_and(|known| known.is(gate)) {
-            *self = Ways { gate: Some(gate.clone()), ..Ways::default() };
+            *self = Ways { gate: Some(gate.clone()), ..Ways::new(self.bounds) };
         }
     }
 
@@ -33,7 +43,7 @@ impl Ways {
         let index = match known {
             Some(index) => index,
             None => {
-                let opened = open(self.gate()?, bucket)?;
+                let opened = open(self.gate()?, self.bounds, bucket)?;
                 put(&mut self.buckets, &mut self.next, (*bucket, opened))
             }
         };
@@ -71,7 +81,8 @@ fn put<T>(all: &mut Vec<T>, next: &mut usize, one: T) -> usize {
 }
 
 /// The bucket by the numbers of a `CL.THROTTLE`.
-pub(super) fn open(gate: &Tollgate, bucket: &Bucket) -> Result<AdHoc, Mistake> {
-    let opened = bucket.limit().and_then(|limit| gate.ad_hoc(THROTTLE, limit));
-    opened.map_err(undecided)
+pub(super) fn open(gate: &Tollgate, bounds: Bounds, bucket: &Bucket) -> Result<AdHoc, Mistake> {
+    let limit = bucket.limit().map_err(undecided)?;
+    bounds.check_period(&limit).map_err(|why| Mistake::from(format!("ERR the period is too long: {why}")))?;
+    gate.ad_hoc(THROTTLE, limit).map_err(undecided)
 }

@@ -10,6 +10,7 @@ use super::proto::common::RateLimitDescriptor;
 use super::proto::common::rate_limit_descriptor::RateLimitOverride;
 use super::proto::service::RateLimitRequest;
 use super::{payer, undecided};
+use crate::app::Bounds;
 
 /// How many descriptors a call and entries a descriptor may have.
 const MOST_DESCRIPTORS: usize = 64;
@@ -67,12 +68,15 @@ impl Toll<'_> {
 /// Reads a call, descriptor by descriptor, or says what is wrong with it.
 pub(super) fn read<'a>(
     gate: &Tollgate,
+    bounds: Bounds,
     rules: &'a EnvoyRules,
     request: &RateLimitRequest,
 ) -> Result<Vec<Meets<'a>>, Status> {
-    if request.domain.is_empty() {
-        return Err(Status::invalid_argument("the domain is empty; name it in Envoy's filter"));
-    }
+    let domain = match std::str::from_utf8(&request.domain) {
+        Ok("") => return Err(Status::invalid_argument("the domain is empty; name it in Envoy's filter")),
+        Ok(domain) => domain,
+        Err(_) => return Err(Status::invalid_argument("the domain is not text (UTF-8)")),
+    };
     match request.descriptors.len() {
         0 => return Err(Status::invalid_argument("there are no descriptors; a call has at least one")),
         1..=MOST_DESCRIPTORS => {}
@@ -81,13 +85,21 @@ pub(super) fn read<'a>(
             return Err(Status::invalid_argument(said));
         }
     }
-    request.descriptors.iter().map(|descriptor| meets(gate, rules, request, descriptor)).collect()
+    let asked = Asked { gate, bounds, domain, request };
+    request.descriptors.iter().map(|descriptor| meets(&asked, rules, descriptor)).collect()
+}
+
+/// A call, and what it is read by.
+struct Asked<'r> {
+    gate: &'r Tollgate,
+    bounds: Bounds,
+    domain: &'r str,
+    request: &'r RateLimitRequest,
 }
 
 fn meets<'a>(
-    gate: &Tollgate,
+    asked: &Asked<'_>,
     rules: &'a EnvoyRules,
-    request: &RateLimitRequest,
     descriptor: &RateLimitDescriptor,
 ) -> Result<Meets<'a>, Status> {
     let count = descriptor.entries.len();
@@ -95,11 +107,11 @@ fn meets<'a>(
         let said = format!("a descriptor has {count} entries; at most {MOST_ENTRIES}");
         return Err(Status::invalid_argument(said));
     }
-    let entries: SmallVec<[(&str, &str); 8]> =
-        descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str())).collect();
-    let rule = rules.find(&request.domain, &entries);
+    let entries: SmallVec<[(&[u8], &[u8]); 8]> =
+        descriptor.entries.iter().map(|entry| (entry.key.as_slice(), entry.value.as_slice())).collect();
+    let rule = rules.find_bytes(asked.domain, &entries);
     let own =
-        descriptor.limit.as_ref().filter(|_| count > 0).map(|limit| brought(gate, limit)).transpose()?;
+        descriptor.limit.as_ref().filter(|_| count > 0).map(|limit| brought(asked, limit)).transpose()?;
     let (limit, shared, is_told) = match (&own, rule) {
         (Some(own), rule) => (own.name(), &[][..], rule.is_none_or(|rule| rule.headers)),
         (None, None) => {
@@ -112,10 +124,10 @@ fn meets<'a>(
         },
     };
     // The key is not repeated: others may read what is said here.
-    let key = payer::key(&request.domain, &entries, shared);
+    let key = payer::key(asked.domain, &entries, shared);
     let key =
         key.map_err(|_| Status::invalid_argument("the domain has control characters, or is too long"))?;
-    Ok(Meets::Limit(Toll { limit, own, key, hits: hits(request, descriptor), is_told }))
+    Ok(Meets::Limit(Toll { limit, own, key, hits: hits(asked.request, descriptor), is_told }))
 }
 
 fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Hits {
@@ -128,20 +140,25 @@ fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Hits {
 }
 
 /// The limit that came with a descriptor: so many in each second, minute, … of the clock.
-fn brought(gate: &Tollgate, limit: &RateLimitOverride) -> Result<AdHoc, Status> {
+fn brought(asked: &Asked<'_>, limit: &RateLimitOverride) -> Result<AdHoc, Status> {
     let Some((name, window)) = unit(limit.unit()) else {
         return Err(Status::invalid_argument("the limit of a descriptor has no unit that is known here"));
     };
     let allowance = match u64::from(limit.requests_per_unit) {
         0 => Allowance::Blocked,
         count => match Limit::clock_window(count, window) {
-            Ok(limit) => limit.into(),
+            Ok(limit) => {
+                let checked = asked.bounds.check_period(&limit);
+                checked
+                    .map_err(|why| Status::invalid_argument(format!("the limit of a descriptor: {why}")))?;
+                limit.into()
+            }
             Err(error) => {
                 return Err(Status::invalid_argument(format!("the limit of a descriptor: {error}")));
             }
         },
     };
-    gate.ad_hoc(name, allowance).map_err(undecided)
+    asked.gate.ad_hoc(name, allowance).map_err(undecided)
 }
 
 const DAY: u64 = 24 * 3_600;
@@ -170,25 +187,24 @@ mod tests {
     use super::super::proto::common::rate_limit_descriptor::Entry;
     use super::*;
 
-    const RULES: &str = "[limits]\napi = { unlimited = true }\n\
+    const RULES: &str = "server.max_period = '365d'\n[limits]\napi = { unlimited = true }\n\
         [[envoy]]\ndomain = 'edge'\nentries = ['path', 'ip']\nlimit = 'api'\nheaders = false\n\
         [[envoy]]\ndomain = 'edge'\nentries = ['path=/health']\nunlimited = true\n";
 
     fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
-        let entry =
-            |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+        let entry = |(key, value): &(&str, &str)| Entry { key: (*key).into(), value: (*value).into() };
         RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..Default::default() }
     }
 
     fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
-        RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 }
+        RateLimitRequest { domain: "edge".into(), descriptors, hits_addend: 0 }
     }
 
     /// What one descriptor meets, in words, or what is said of it.
     fn check(request: &RateLimitRequest, expected: Result<&str, &str>) {
         let config = Config::parse(RULES).expect("sound");
         let gate = Tollgate::builder().config(&config).build().expect("sound");
-        let read = read(&gate, &config.envoy, request);
+        let read = read(&gate, Bounds::of(&config.server), &config.envoy, request);
         let told = read.map(|meets| match &meets[0] {
             Meets::Limit(Toll { limit, own, key, hits, is_told }) => {
                 let own = own.as_ref().map_or_else(String::new, |own| format!(" {}", own.allowance()));
@@ -214,7 +230,7 @@ mod tests {
         check(&one(descriptor(&[("path", "/health")])), Ok("Unlimited"));
         check(&one(descriptor(&[("path", "/")])), Ok("Nothing"));
         check(&one(descriptor(&[])), Ok("Nothing"));
-        let elsewhere = RateLimitRequest { domain: "other".to_owned(), ..one(known.clone()) };
+        let elsewhere = RateLimitRequest { domain: "other".into(), ..one(known.clone()) };
         check(&elsewhere, Ok("Nothing"));
         for (of_all, of_one, negative, hits) in [
             (0, None, false, "Charge(1)"),
@@ -253,8 +269,38 @@ mod tests {
         strange.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 99 });
         check(&strange, Err("has no unit"));
         strange.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 1 });
-        strange.domain = "a\nb".to_owned();
+        strange.domain = "a\nb".into();
         check(&strange, Err("the domain has control characters"));
+        strange.domain = b"a\xff".to_vec();
+        check(&strange, Err("the domain is not text"));
+    }
+
+    /// A limit of a year kept the key of every descriptor that anybody made up for a year.
+    #[test]
+    fn a_limit_that_comes_with_a_descriptor_may_last_a_week() {
+        let gate = Tollgate::builder().build().expect("sound");
+        let bounds = Bounds::of(&tollgate::config::ServerConfig::default());
+        for (unit, lasts) in [
+            (RateLimitUnit::Second, None),
+            (RateLimitUnit::Week, None),
+            (RateLimitUnit::Month, Some("30d")),
+            (RateLimitUnit::Year, Some("365d")),
+        ] {
+            let mut asked = request(vec![descriptor(&[("a", "b")])]);
+            asked.descriptors[0].limit =
+                Some(RateLimitOverride { requests_per_unit: 1, unit: i32::from(unit) });
+            let told = read(&gate, bounds, &EnvoyRules::default(), &asked).err().map(|status| {
+                assert_eq!(status.code(), Code::InvalidArgument);
+                status.message().to_owned()
+            });
+            let expected = lasts.map(|lasts| {
+                format!(
+                    "the limit of a descriptor: its keys would be kept for {lasts}, and a limit that comes with a call may \
+                     last 7d (server.max_period)"
+                )
+            });
+            assert_eq!(told, expected, "{unit:?}");
+        }
     }
 
     #[test]
@@ -265,6 +311,6 @@ mod tests {
         check(&request(vec![one.clone(); 65]), Err("there are 65 descriptors"));
         check(&request(vec![descriptor(&[("a", "b"); 16])]), Ok("Nothing"));
         check(&request(vec![descriptor(&[("a", "b"); 17])]), Err("has 17 entries"));
-        check(&RateLimitRequest { domain: String::new(), ..request(vec![one]) }, Err("the domain is empty"));
+        check(&RateLimitRequest { domain: Vec::new(), ..request(vec![one]) }, Err("the domain is empty"));
     }
 }

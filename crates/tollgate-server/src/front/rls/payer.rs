@@ -1,8 +1,8 @@
 //! Who pays for a descriptor: a key in the namespace of its domain.
 //!
 //! The key is the descriptor's text, `path=/login&remote_address=192.0.2.1`, so that operators can read it and ask for it.
-//! What could be taken for a separator is percent-encoded, so no two descriptors have the same text; one that is too long
-//! for a key is known by its SHA-256 instead, which no text of a descriptor can be.
+//! What could be taken for a separator is percent-encoded, and so is every byte that is not text (UTF-8), so no two descriptors have
+//! the same text; one that is too long for a key is known by its SHA-256 instead, which no text of a descriptor can be.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use tollgate::{Key, KeyError};
 const LONGEST: usize = 1_024;
 
 /// The key of a descriptor. Entries that a rule counts together are known by what the rule says of them.
-pub(super) fn key(domain: &str, entries: &[(&str, &str)], rule: &[EnvoyEntry]) -> Result<String, KeyError> {
+pub(super) fn key(domain: &str, entries: &[(&[u8], &[u8])], rule: &[EnvoyEntry]) -> Result<String, KeyError> {
     let mut text =
         String::with_capacity(entries.iter().map(|(key, value)| key.len() + value.len() + 2).sum());
     for (index, (key, value)) in entries.iter().enumerate() {
@@ -25,7 +25,7 @@ pub(super) fn key(domain: &str, entries: &[(&str, &str)], rule: &[EnvoyEntry]) -
         match rule.get(index).filter(|entry| entry.shared).map(|entry| &entry.value) {
             Some(EnvoyValue::Prefix(prefix)) => {
                 text.push_str("*=");
-                escape(&mut text, prefix, &['%', '&']);
+                escape(&mut text, prefix.as_bytes(), &['%', '&']);
             }
             Some(_) => text.push_str("*="),
             None => {
@@ -46,20 +46,29 @@ pub(super) fn key(domain: &str, entries: &[(&str, &str)], rule: &[EnvoyEntry]) -
     Ok(Key::new(domain, &text)?.into_canonical())
 }
 
-/// Adds a text, with these characters and all control characters percent-encoded.
-fn escape(out: &mut String, text: &str, special: &[char]) {
+/// Adds a text, with these characters, all control characters and what is not text percent-encoded. `%` is always among the
+/// characters, so the bytes can be told from it again.
+fn escape(out: &mut String, text: &[u8], special: &[char]) {
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !special.contains(&char::from(*byte));
-    if text.as_bytes().iter().all(is_plain) {
-        return out.push_str(text);
-    }
-    for character in text.chars() {
-        if special.contains(&character) || character.is_control() {
-            for byte in character.encode_utf8(&mut [0; 4]).bytes() {
-                let _ = write!(out, "%{byte:02X}");
-            }
-        } else {
-            out.push(character);
+    let encode = |out: &mut String, bytes: &[u8]| {
+        for byte in bytes {
+            let _ = write!(out, "%{byte:02X}");
         }
+    };
+    for chunk in text.utf8_chunks() {
+        match chunk.valid().bytes().all(|byte| is_plain(&byte)) {
+            true => out.push_str(chunk.valid()),
+            false => {
+                for character in chunk.valid().chars() {
+                    if special.contains(&character) || character.is_control() {
+                        encode(out, character.encode_utf8(&mut [0; 4]).as_bytes());
+                    } else {
+                        out.push(character);
+                    }
+                }
+            }
+        }
+        encode(out, chunk.invalid());
     }
 }
 
@@ -71,8 +80,15 @@ mod tests {
 
     use super::*;
 
+    /// A key of entries that are text.
+    fn key_of(entries: &[(&str, &str)], rule: &[EnvoyEntry]) -> String {
+        let entries: Vec<(&[u8], &[u8])> =
+            entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
+        key("edge", &entries, rule).expect("a key")
+    }
+
     fn check(entries: &[(&str, &str)], expected: &str) {
-        let found = key("edge", entries, &[]).expect("a key");
+        let found = key_of(entries, &[]);
         let (namespace, text) = {
             let parsed = Key::parse(&found).expect("it can be read");
             (parsed.namespace().into_owned(), parsed.key().into_owned())
@@ -112,12 +128,46 @@ mod tests {
             vec![("sha256-", "")],
             vec![("a*", "")],
         ] {
-            let key = key("edge", &entries, &[]).expect("a key");
+            let key = key_of(&entries, &[]);
             if let Some(other) = known.insert(key, entries.clone()) {
                 panic!("{other:?} and {entries:?} share a key");
             }
         }
         assert!(known.keys().all(|key| key.len() <= 3 * LONGEST + 10));
+    }
+
+    /// Every byte string has a key of its own, and can be told from it again.
+    #[test]
+    fn what_is_not_text_has_a_key_of_its_own() {
+        let mut values: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+        values.extend((0..=255).map(|byte| vec![b'%', byte]));
+        for text in ["%FF", "%ff", "%25FF", "\u{ff}", "\u{fffd}", "\u{85}", "é", "a\u{301}"] {
+            values.push(text.as_bytes().to_vec());
+        }
+        for bytes in [
+            &b"\xff\xff"[..],
+            b"\xc3",
+            b"\xc3\x28",
+            b"\xed\xa0\x80",
+            b"a\xffb",
+            b"\xf0\x9f\x92",
+            b"\xff%FF",
+            b"%FF\xff",
+        ] {
+            values.push(bytes.to_vec());
+        }
+        let mut known: HashMap<String, Vec<u8>> = HashMap::new();
+        for value in values {
+            let key = key("edge", &[(b"x-user", &value)], &[]).expect("a key");
+            assert!(Key::parse(&key).is_ok_and(|parsed| parsed.canonical() == key), "{key}");
+            if let Some(other) = known.insert(key, value.clone()) {
+                assert_eq!(other, value, "two values share a key");
+            }
+        }
+        let of = |key: &[u8], value: &[u8]| super::key("edge", &[(key, value)], &[]).expect("a key");
+        assert_eq!(of(b"x-user", b"\xff"), "edge:x-user=%25FF");
+        assert_ne!(of(b"a\xff", b""), of(b"a", b"\xff"));
+        assert_ne!(of(b"a", &[0xff; 2_000]), of(b"a", &[0xff; 2_001]));
     }
 
     #[test]
@@ -126,19 +176,16 @@ mod tests {
             "[[envoy]]\ndomain = 'edge'\nentries = ['a', 'b=c*', 'd']\nunlimited = true\nshared = ['a', 'b']";
         let config = Config::parse(rules).expect("sound");
         let rule = &config.envoy.rules()[0].entries;
-        let of = |a, b, d| key("edge", &[("a", a), ("b", b), ("d", d)], rule).expect("a key");
+        let of = |a, b, d| key_of(&[("a", a), ("b", b), ("d", d)], rule);
         assert_eq!(of("1", "c2", "3"), "edge:a*=&b*=c&d=3");
         assert_eq!(of("1", "c2", "3"), of("9", "c9", "3"));
         assert_ne!(of("1", "c2", "3"), of("1", "c2", "4"));
-        assert_ne!(
-            of("1", "c2", "3"),
-            key("edge", &[("a*", ""), ("b*", "c"), ("d", "3")], &[]).expect("a key")
-        );
+        assert_ne!(of("1", "c2", "3"), key_of(&[("a*", ""), ("b*", "c"), ("d", "3")], &[]));
     }
 
     #[test]
     fn a_domain_must_be_fit_for_a_key() {
-        assert!(key("", &[("a", "b")], &[]).is_err());
-        assert!(key("a\0", &[("a", "b")], &[]).is_err());
+        assert!(key("", &[(b"a", b"b")], &[]).is_err());
+        assert!(key("a\0", &[(b"a", b"b")], &[]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What the proto files say, as Rust.
+//! What the proto files say, as Rust. The texts of a call are bytes: see `build.rs`.
 
 /// The generated code, and its lints.
 #[allow(
@@ -42,13 +42,13 @@ mod tests {
     #[test]
     fn fields_have_their_published_numbers() {
         let descriptor = RateLimitDescriptor {
-            entries: vec![Entry { key: "k".to_owned(), value: "v".to_owned() }],
+            entries: vec![Entry { key: "k".into(), value: "v".into() }],
             limit: Some(RateLimitOverride { requests_per_unit: 5, unit: i32::from(RateLimitUnit::Minute) }),
             hits_addend: Some(0),
             is_negative_hits: true,
         };
         check(
-            &RateLimitRequest { domain: "d".to_owned(), descriptors: vec![descriptor], hits_addend: 7 },
+            &RateLimitRequest { domain: "d".into(), descriptors: vec![descriptor], hits_addend: 7 },
             "0a 01 64 12 12 0a 06 0a 01 6b 12 01 76 12 04 08 05 10 02 1a 00 20 01 18 07",
         );
         let limit =

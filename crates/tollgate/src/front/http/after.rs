@@ -3,8 +3,8 @@
 //! A reservation is settled once. If anything depends on the body of the answer, all of it waits for the body; else it is
 //! settled as soon as the head is there, before the answer goes out, so that the caller's next request finds it done. Whoever
 //! goes away earlier leaves what was reserved, but gives leases back. A lease is renewed for as long as its request takes; if it is
-//! gone by then, because the process stood still for longer, that is logged and counted. One that
-//! becomes another protocol (101) is over when it does, and so is its lease.
+//! gone by then, because the process stood still for longer, that is logged and counted. A request that becomes another protocol
+//! (101) keeps its lease for as long as its handler keeps the [`Lease`](super::Lease).
 
 use std::future::Future;
 use std::sync::Arc;
@@ -66,6 +66,11 @@ impl After {
             return None;
         }
         self.settling()
+    }
+
+    /// Whether it holds a lease, which ends when this is dropped.
+    pub(super) fn has_lease(&self) -> bool {
+        self.tolls.iter().any(|paid| self.inner.posts[paid.post].lease.is_some())
     }
 
     /// So much of the body went out.

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
 use tollgate_kernel::Micros;
 use tower_service::Service;
@@ -13,6 +13,7 @@ use tower_service::Service;
 use super::after::After;
 use super::body::LimitedBody;
 use super::charge::{self, Asked, Verdict};
+use super::lease::Lease;
 use super::marks::Marks;
 use super::toll::Answer;
 
@@ -53,9 +54,22 @@ struct Waiting<S, B> {
 }
 
 /// What is done once the answer is there.
-struct OnAnswer {
+pub(super) struct OnAnswer {
     marks: Marks,
     after: Option<Box<After>>,
+    /// What the service inside was handed of it, if it holds a lease.
+    lease: Option<Lease>,
+}
+
+impl OnAnswer {
+    /// Of a request that is let through. One that holds a lease is told so in its extensions.
+    pub(super) fn of<B>(request: &mut Request<B>, marks: Marks, after: Option<Box<After>>) -> OnAnswer {
+        let lease = after.as_ref().filter(|after| after.has_lease()).map(|_| Lease::new());
+        if let Some(lease) = &lease {
+            request.extensions_mut().insert(lease.clone());
+        }
+        OnAnswer { marks, after, lease }
+    }
 }
 
 impl<S, B> LimitFuture<S, B>
@@ -70,19 +84,13 @@ where
         LimitFuture::new(State::Asking { asked, waiting: Some(Box::new(Waiting { service, request })) })
     }
 
-    pub(super) fn delayed(
-        delay: Micros,
-        service: S,
-        request: Request<B>,
-        marks: Marks,
-        after: Option<Box<After>>,
-    ) -> Self {
+    pub(super) fn delayed(delay: Micros, service: S, request: Request<B>, on: OnAnswer) -> Self {
         let waiting = Some(Box::new(Waiting { service, request }));
-        LimitFuture::new(State::Delayed { sleep: sleep(delay), waiting, on: Some(OnAnswer { marks, after }) })
+        LimitFuture::new(State::Delayed { sleep: sleep(delay), waiting, on: Some(on) })
     }
 
-    pub(super) fn inside(answer: S::Future, marks: Marks, after: Option<Box<After>>) -> Self {
-        LimitFuture::new(State::Inside { answer, on: Some(OnAnswer { marks, after }) })
+    pub(super) fn inside(answer: S::Future, on: OnAnswer) -> Self {
+        LimitFuture::new(State::Inside { answer, on: Some(on) })
     }
 
     pub(super) fn stopped(answer: Box<Response<Bytes>>) -> Self {
@@ -136,7 +144,7 @@ where
                     match (verdict, waiting.take()) {
                         (Verdict::Stop(answer), _) => State::Stopped { answer: Some(answer) },
                         (Verdict::Pass { delay, marks, after }, Some(mut waiting)) => {
-                            let on = Some(OnAnswer { marks, after });
+                            let on = Some(OnAnswer::of(&mut waiting.request, marks, after));
                             if delay.get() == 0 {
                                 State::Inside { answer: waiting.service.call(waiting.request), on }
                             } else {
@@ -153,15 +161,24 @@ where
                 }
                 Now::Inside { answer, on } => {
                     let answer = ready!(answer.poll(context))?;
-                    let OnAnswer { marks, after } = on.take().expect(POLLED_AGAIN);
+                    let OnAnswer { marks, after, lease } = on.take().expect(POLLED_AGAIN);
                     let Some(mut after) = after else { return Poll::Ready(Ok(passed(answer, marks, None))) };
                     let head = Answer {
                         status: answer.status(),
                         headers: answer.headers(),
                         extensions: answer.extensions(),
                     };
+                    let is_upgraded = head.status == StatusCode::SWITCHING_PROTOCOLS;
                     let Some(settling) = after.answered(&head) else {
-                        return Poll::Ready(Ok(passed(answer, marks, Some(after))));
+                        let after = match lease.filter(|_| is_upgraded) {
+                            // The body is over at once, and the connection is not.
+                            Some(lease) => {
+                                lease.hold(after);
+                                None
+                            }
+                            None => Some(after),
+                        };
+                        return Poll::Ready(Ok(passed(answer, marks, after)));
                     };
                     if after.is_in_process() {
                         charge::at_once(settling);

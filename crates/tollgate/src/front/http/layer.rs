@@ -251,6 +251,9 @@ impl LimitLayerBuilder {
         let posts =
             self.tolls.iter().map(|(route, toll)| toll.compile(route, &self.gate, most_delay, &self.format));
         let posts = posts.collect::<Result<Vec<Post>, Error>>()?;
+        // The program has named them, so metrics may show them.
+        let watch = &self.gate.gate.watch;
+        self.tolls.iter().flat_map(|(_, toll)| toll.namespaces()).for_each(|name| watch.declare(name));
         let skips = self.skips.iter().map(Route::compile).collect::<Result<Vec<Matcher>, Error>>()?;
         let needs_path = posts.iter().map(|post| &post.route).chain(&skips).any(Matcher::needs_path);
         Ok(LimitLayer {

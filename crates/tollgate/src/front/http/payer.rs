@@ -144,6 +144,12 @@ impl Payer {
         Payer { is_folded: true, ..self }
     }
 
+    /// The namespaces of the keys that it finds.
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = &str> {
+        let of_client = (self.missing == Missing::Client).then_some("ip");
+        std::iter::once(self.namespace.as_str()).chain(of_client)
+    }
+
     /// Made ready for requests of a route.
     pub(super) fn compile(&self, route: &Matcher) -> Result<Source, Error> {
         let from = match &self.from {

@@ -10,7 +10,7 @@ use tower_service::Service;
 
 use super::body::LimitedBody;
 use super::charge::{self, Dues, Verdict};
-use super::future::LimitFuture;
+use super::future::{LimitFuture, OnAnswer};
 use super::layer::Inner;
 use super::refusal::{self, Protocol};
 
@@ -71,17 +71,19 @@ impl<S: Clone> LimitService<S> {
         mem::replace(&mut self.service, clone)
     }
 
-    fn go<B, R>(&mut self, verdict: Verdict, request: Request<B>) -> LimitFuture<S, B>
+    fn go<B, R>(&mut self, verdict: Verdict, mut request: Request<B>) -> LimitFuture<S, B>
     where
         S: Service<Request<B>, Response = Response<R>>,
     {
         match verdict {
             Verdict::Stop(answer) => LimitFuture::stopped(answer),
-            Verdict::Pass { delay, marks, after } if delay.get() == 0 => {
-                LimitFuture::inside(self.service.call(request), marks, after)
-            }
             Verdict::Pass { delay, marks, after } => {
-                LimitFuture::delayed(delay, self.ready_service(), request, marks, after)
+                let on = OnAnswer::of(&mut request, marks, after);
+                if delay.get() == 0 {
+                    LimitFuture::inside(self.service.call(request), on)
+                } else {
+                    LimitFuture::delayed(delay, self.ready_service(), request, on)
+                }
             }
         }
     }

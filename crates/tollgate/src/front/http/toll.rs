@@ -68,6 +68,11 @@ impl Toll {
         Toll { limit: limit.into(), payer, cost: CostOf::Fixed(1), settle: Settle::Nothing }
     }
 
+    /// The namespaces of the keys that it charges.
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = &str> {
+        self.payer.namespaces()
+    }
+
     /// So much for each request.
     #[must_use]
     pub fn cost(self, cost: u64) -> Toll {

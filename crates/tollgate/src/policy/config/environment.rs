@@ -29,7 +29,7 @@ pub(super) enum Kind {
 }
 
 /// The fields of `[server]` and `[store]`.
-const FIELDS: [(&str, Kind); 34] = [
+const FIELDS: [(&str, Kind); 37] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
@@ -40,6 +40,9 @@ const FIELDS: [(&str, Kind); 34] = [
     ("server.max_connections_per_peer", Kind::Number),
     ("server.log", Kind::Text),
     ("server.drain_delay", Kind::Text),
+    ("server.max_ttl", Kind::Text),
+    ("server.max_period", Kind::Text),
+    ("server.namespaces", Kind::Texts),
     ("store.mode", Kind::Text),
     ("store.fallback", Kind::Text),
     ("store.fallback_instances", Kind::Number),
@@ -479,6 +482,9 @@ lease = "1m"
             ("TOLLGATE_SERVER_MAX_CONNECTIONS_PER_PEER", "50"),
             ("TOLLGATE_SERVER_LOG", "debug"),
             ("TOLLGATE_SERVER_DRAIN_DELAY", "5s"),
+            ("TOLLGATE_SERVER_MAX_TTL", "1h"),
+            ("TOLLGATE_SERVER_MAX_PERIOD", "1d"),
+            ("TOLLGATE_SERVER_NAMESPACES", "user,tenant"),
             ("TOLLGATE_STORE_MODE", "redis"),
             ("TOLLGATE_STORE_FALLBACK", "local"),
             ("TOLLGATE_STORE_FALLBACK_INSTANCES", "3"),

@@ -109,6 +109,14 @@ impl EnvoyRules {
 
     /// The most specific rule that matches a descriptor of these entries.
     pub fn find(&self, domain: &str, entries: &[(&str, &str)]) -> Option<&EnvoyRule> {
+        let entries: Vec<(&[u8], &[u8])> =
+            entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
+        self.find_bytes(domain, &entries)
+    }
+
+    /// The same for entries in bytes, as Envoy sends what clients put into headers. What is not text matches a rule that takes any
+    /// value, or a prefix that it begins with.
+    pub fn find_bytes(&self, domain: &str, entries: &[(&[u8], &[u8])]) -> Option<&EnvoyRule> {
         self.domains.get(domain)?.find(entries).map(|index| &self.rules[index])
     }
 

@@ -8,6 +8,7 @@ use tollgate_kernel::Micros;
 
 use super::connection::{Password, read_connections, read_password};
 use super::reader::{Field, Reader, Section};
+use crate::key::Key;
 
 /// Where the server listens, and what its operator must show. A face without an address is left to the server's own default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +34,13 @@ pub struct ServerConfig {
     pub log: LogLevel,
     /// How long the server goes on accepting after it was told to stop, while it says that it is not ready. None unless said.
     pub drain_delay: Micros,
+    /// The longest time to live that a caller may ask for a reservation; the server's own default unless said.
+    pub max_ttl: Option<Micros>,
+    /// How long at most a key stays in the store whose limit came with the call (`CL.THROTTLE`, Envoy): the window, or the time in
+    /// which an empty bucket fills; the server's own default unless said.
+    pub max_period: Option<Micros>,
+    /// Namespaces of keys that metrics show by name, beside those that the file names anyway: in overrides and as domains of Envoy.
+    pub namespaces: Vec<String>,
 }
 
 /// What the server writes to its log: everything up to a level.
@@ -58,6 +66,10 @@ const MOST_CONNECTIONS: usize = 65_535;
 /// The longest that it may go on accepting: whoever runs it would have killed it by then.
 const LONGEST_DRAIN: Micros = Micros::from_secs(600);
 
+/// How many namespaces metrics show by name, and how long such a name may be: a label is no place for a kilobyte.
+const MOST_NAMESPACES: usize = 32;
+const LONGEST_NAMESPACE: usize = 64;
+
 const LOG_LEVELS: [(&str, LogLevel); 5] = [
     ("info", LogLevel::Info),
     ("off", LogLevel::Off),
@@ -77,6 +89,9 @@ impl ServerConfig {
             "max_connections_per_peer",
             "log",
             "drain_delay",
+            "max_ttl",
+            "max_period",
+            "namespaces",
         ];
         let section = section.showing(&harmless);
         reader.only(&section, &[&harmless[..], &["admin_token", "resp_password"]].concat());
@@ -90,6 +105,9 @@ impl ServerConfig {
             ["max_connections", "max_connections_per_peer"].map(&mut connections);
         let log = section.field("log").and_then(|f| reader.choice(f, &LOG_LEVELS)).unwrap_or_default();
         let drain_delay = section.field("drain_delay").and_then(|f| read_drain_delay(reader, f));
+        let max_ttl = section.field("max_ttl").and_then(|f| read_max_ttl(reader, f));
+        let max_period = section.field("max_period").and_then(|f| reader.span(f, "7d"));
+        let namespaces = section.field("namespaces").and_then(|f| read_namespaces(reader, f));
         let mut read = |name, example| read_address(reader, section.field(name)?, example);
         ServerConfig {
             http: read("http", "127.0.0.1:8080"),
@@ -102,8 +120,35 @@ impl ServerConfig {
             max_connections_per_peer,
             log,
             drain_delay: drain_delay.unwrap_or_default(),
+            max_ttl,
+            max_period,
+            namespaces: namespaces.unwrap_or_default(),
         }
     }
+}
+
+/// A time to live is written in milliseconds, so the bound of it is at least one.
+fn read_max_ttl(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Micros> {
+    let span = reader.span(field, "1d")?;
+    if span < Micros::from_millis(1) {
+        reader.mistake(field, "must be at least 1ms");
+        return None;
+    }
+    Some(span)
+}
+
+fn read_namespaces(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Vec<String>> {
+    let names = reader.texts(field, "[\"user\", \"tenant\"]")?;
+    if names.len() > MOST_NAMESPACES {
+        reader.mistake(field, format!("has {} names; at most {MOST_NAMESPACES}", names.len()));
+        return None;
+    }
+    if names.iter().any(|name| name.len() > LONGEST_NAMESPACE || Key::new(name, "any").is_err()) {
+        let fix = format!("each must have 1 to {LONGEST_NAMESPACE} bytes and no control characters");
+        reader.mistake(field, fix);
+        return None;
+    }
+    Some(names)
 }
 
 fn read_drain_delay(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Micros> {
@@ -276,6 +321,42 @@ mod tests {
             ("'soon'", "write a whole number and a unit"),
         ] {
             check(&format!("[server]\ndrain_delay = {value}"), &[(2, "server.drain_delay", value, fix)]);
+        }
+    }
+
+    #[test]
+    fn what_callers_choose_has_bounds() {
+        let server = parse("server.max_ttl = '90s'\nserver.max_period = '30d'").server;
+        assert_eq!(server.max_ttl, Some(Micros::from_secs(90)));
+        assert_eq!(server.max_period, Some(Micros::from_secs(30 * 86_400)));
+        assert_eq!((parse("").server.max_ttl, parse("").server.max_period), (None, None));
+        let by_env = [("TOLLGATE_SERVER_MAX_PERIOD".to_owned(), "1h".to_owned())];
+        let config = Config::parse_with_env("", by_env).unwrap();
+        assert_eq!(config.server.max_period, Some(Micros::from_secs(3_600)));
+        for (field, value, fix) in [
+            ("max_ttl", "'0s'", "must be"),
+            ("max_ttl", "'999us'", "must be at least 1ms"),
+            ("max_ttl", "60", "must be a duration in quotes, such as \"1d\""),
+            ("max_period", "'0s'", "must be"),
+            ("max_period", "'soon'", "write a whole number and a unit"),
+        ] {
+            check(&format!("[server]\n{field} = {value}"), &[(2, &format!("server.{field}"), value, fix)]);
+        }
+    }
+
+    #[test]
+    fn namespaces_of_metrics_are_named() {
+        assert_eq!(parse("server.namespaces = ['user', 'a:b']").server.namespaces, ["user", "a:b"]);
+        assert!(parse("").server.namespaces.is_empty());
+        let by_env = [("TOLLGATE_SERVER_NAMESPACES".to_owned(), "user,tenant".to_owned())];
+        assert_eq!(Config::parse_with_env("", by_env).unwrap().server.namespaces, ["user", "tenant"]);
+        let many = format!("{:?}", vec!["x"; 33]);
+        for (value, shown, fix) in [
+            ("'user'", "'user'", "must be a list of texts, such as [\"user\", \"tenant\"]"),
+            ("['']", "[…]", "each must have 1 to 64 bytes and no control characters"),
+            (&*many, "[…]", "has 33 names; at most 32"),
+        ] {
+            check(&format!("[server]\nnamespaces = {value}"), &[(2, "server.namespaces", shown, fix)]);
         }
     }
 }

@@ -11,13 +11,13 @@ use super::{EnvoyEntry, EnvoyValue};
 pub(super) struct Node {
     /// The rule that ends here.
     rule: Option<usize>,
-    by_key: HashMap<String, Values>,
+    by_key: HashMap<Vec<u8>, Values>,
 }
 
 /// What may follow after a key, by which values match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Values {
-    exact: HashMap<String, Node>,
+    exact: HashMap<Vec<u8>, Node>,
     /// The longest first.
     prefixes: Vec<(String, Node)>,
     any: Option<Box<Node>>,
@@ -35,11 +35,11 @@ impl Node {
                 }
             };
         };
-        self.by_key.entry(entry.key.clone()).or_default().for_value(&entry.value).add(rest, rule)
+        self.by_key.entry(entry.key.clone().into_bytes()).or_default().for_value(&entry.value).add(rest, rule)
     }
 
     /// The most specific rule for these entries.
-    pub(super) fn find(&self, entries: &[(&str, &str)]) -> Option<usize> {
+    pub(super) fn find(&self, entries: &[(&[u8], &[u8])]) -> Option<usize> {
         let Some(((key, value), rest)) = entries.split_first() else { return self.rule };
         self.by_key.get(*key)?.matching(value).find_map(|node| node.find(rest))
     }
@@ -50,7 +50,7 @@ impl Values {
     fn for_value(&mut self, value: &EnvoyValue) -> &mut Node {
         match value {
             EnvoyValue::Any => self.any.get_or_insert_default(),
-            EnvoyValue::Exact(value) => self.exact.entry(value.clone()).or_default(),
+            EnvoyValue::Exact(value) => self.exact.entry(value.clone().into_bytes()).or_default(),
             EnvoyValue::Prefix(prefix) => {
                 let is_before = |other: &String| (other.len(), prefix) > (prefix.len(), other);
                 let place = self.prefixes.partition_point(|(other, _)| is_before(other));
@@ -63,8 +63,8 @@ impl Values {
     }
 
     /// The nodes that a value leads to, the most specific first.
-    fn matching(&self, value: &str) -> impl Iterator<Item = &Node> {
-        let prefixes = self.prefixes.iter().filter(move |(prefix, _)| value.starts_with(prefix.as_str()));
+    fn matching(&self, value: &[u8]) -> impl Iterator<Item = &Node> {
+        let prefixes = self.prefixes.iter().filter(move |(prefix, _)| value.starts_with(prefix.as_bytes()));
         self.exact.get(value).into_iter().chain(prefixes.map(|(_, node)| node)).chain(self.any.as_deref())
     }
 }
@@ -85,8 +85,9 @@ mod tests {
                 assert_eq!(tree.add(&entries, 99), Err(index), "{rule}");
             }
             for (descriptor, rule) in expected {
+                let entries = descriptor.split(' ').filter_map(|entry| entry.split_once('='));
                 let entries: Vec<_> =
-                    descriptor.split(' ').filter_map(|entry| entry.split_once('=')).collect();
+                    entries.map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
                 assert_eq!(tree.find(&entries).map(|index| order[index]), *rule, "{descriptor} in {order:?}");
             }
         }
