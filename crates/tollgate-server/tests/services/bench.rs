@@ -114,7 +114,7 @@ fn a_cluster_is_measured_by_its_config() {
     check("redis", &config, &["--config", "tollgate.toml"], &[]);
     // Replicas follow a moment later.
     let is_primary = |node: &&RedisServer| node.info("replication", "role").as_deref() == Some("master");
-    assert_eq!(cluster.nodes().iter().filter(is_primary).map(keys_in).sum::<i64>(), 0);
+    assert_eq!(cluster.nodes().iter().filter(is_primary).map(keys_in).sum::<usize>(), 0);
 }
 
 #[test]

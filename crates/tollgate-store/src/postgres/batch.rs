@@ -57,6 +57,10 @@ impl Carrier for PostgresStore {
         caps(self.inner.pool.most_links()).limit
     }
 
+    fn lane_ways(&self) -> usize {
+        caps(self.inner.pool.most_links()).limit
+    }
+
     async fn carry(
         &self,
         alike: &Alike,

@@ -85,6 +85,10 @@ impl Carrier for RedisStore {
         4
     }
 
+    fn lane_ways(&self) -> usize {
+        CAPS.limit
+    }
+
     async fn carry(
         &self,
         short: &Short,

@@ -47,8 +47,11 @@ pub(crate) trait Carrier: Clone + Send + Sync + 'static {
     /// The shares of all calls to the store.
     fn shares(&self) -> &Arc<Shares>;
 
-    /// How many batches of one limit may be in flight before its checks wait for each other.
+    /// How many batches of checks that are alike may be in flight before others of them wait.
     fn ways(&self) -> usize;
+
+    /// How many batches of one limit may be in flight in all.
+    fn lane_ways(&self) -> usize;
 
     /// Sends one call, and answers for each key, in their order. `sent` is called once it may have left.
     fn carry(
@@ -82,7 +85,10 @@ pub(crate) struct Queue<C: Carrier> {
 /// The checks of one limit that wait. There is a lane while a batch of it is in flight, or about to be.
 struct Lane<C: Carrier> {
     waiting: VecDeque<Waiting<C>>,
+    /// How many tasks send what waits.
     senders: usize,
+    /// How many batches are in flight of each kind of check.
+    in_flight: Vec<(C::Alike, usize)>,
 }
 
 /// A check that waits to be sent, or for its answer.
@@ -100,6 +106,9 @@ struct Waiting<C: Carrier> {
 const WAITS: u8 = 0;
 const TAKEN: u8 = 1;
 const SENT: u8 = 2;
+
+/// How long after its deadline a check waits to be told what became of its batch.
+const GRACE: Duration = Duration::from_millis(10);
 
 /// How many checks of a lane are looked at for those that are alike, in batches.
 const LOOK_AHEAD: usize = 4;
@@ -126,11 +135,16 @@ pub(crate) async fn charge<C: Carrier>(
     let stage = Arc::new(AtomicU8::new(WAITS));
     let (of_limit, of_server) = (check.of_limit, check.of_server);
     let waiting = Waiting { check, deadline, latest, stage: stage.clone(), answer, _share: share };
-    if carrier.queue().add(waiting, carrier.ways())? {
-        let carrier = carrier.clone();
-        tokio::spawn(async move { send_all(&carrier, of_limit, of_server).await });
+    if carrier.queue().add(carrier, waiting)? {
+        start_sender(carrier.clone(), of_limit, of_server);
     }
-    match timeout_at(deadline, answered).await {
+    let mut answered = answered;
+    let mut answer = timeout_at(deadline, &mut answered).await;
+    if answer.is_err() && stage.load(Ordering::Relaxed) != WAITS {
+        // The batch has the same deadline or an earlier one, so it ends now, and knows better what became of it.
+        answer = timeout_at(deadline + GRACE, answered).await;
+    }
+    match answer {
         Ok(Ok(answer)) => answer,
         Ok(Err(_)) => {
             Err(StoreError::failed(Failure::Reply, "the task that asked the store is gone").ambiguous())
@@ -150,17 +164,31 @@ fn not_in_time() -> StoreError {
     StoreError::own_share("more checks of this limit wait than can be served in time; this one was not sent")
 }
 
-/// Sends batches of a lane until nothing waits in it.
+fn start_sender<C: Carrier>(carrier: C, of_limit: Claim, of_server: Claim) {
+    tokio::spawn(async move { send_all(&carrier, of_limit, of_server).await });
+}
+
+/// Sends batches of a lane until nothing waits in it that others do not send.
 async fn send_all<C: Carrier>(carrier: &C, of_limit: Claim, of_server: Claim) {
     loop {
         let share = carrier.shares().claim_patiently(smallvec![of_limit, of_server]).await;
         // What is in the batch is chosen once it can be sent, so that those who came meanwhile go with it.
-        match carrier.queue().take(of_limit, carrier.shares()) {
-            Some(batch) => send(carrier, batch).await,
-            None => return,
+        let Some(Batch { checks, alike, is_more }) = carrier.queue().take(carrier, of_limit) else { return };
+        if is_more {
+            start_sender(carrier.clone(), of_limit, of_server);
         }
+        send(carrier, checks).await;
         drop(share);
+        carrier.queue().is_back(of_limit, &alike);
     }
+}
+
+/// Checks that go together.
+struct Batch<C: Carrier> {
+    checks: Vec<Waiting<C>>,
+    alike: C::Alike,
+    /// Whether others wait that another sender can send meanwhile.
+    is_more: bool,
 }
 
 async fn send<C: Carrier>(carrier: &C, batch: Vec<Waiting<C>>) {
@@ -194,21 +222,24 @@ async fn send<C: Carrier>(carrier: &C, batch: Vec<Waiting<C>>) {
 
 impl<C: Carrier> Queue<C> {
     /// Adds a check to its lane; true if the lane is to have another sender. A lane that is too long takes no more.
-    fn add(&self, waiting: Waiting<C>, ways: usize) -> Result<bool, StoreError> {
+    fn add(&self, carrier: &C, waiting: Waiting<C>) -> Result<bool, StoreError> {
+        let longest = self.longest(carrier.ways(), waiting.latest);
         let mut lanes = self.lanes.lock();
-        let lane = lanes
-            .entry(waiting.check.of_limit)
-            .or_insert_with(|| Lane { waiting: VecDeque::new(), senders: 0 });
-        if lane.waiting.len() >= self.longest(ways, waiting.latest) {
+        let empty = || Lane { waiting: VecDeque::new(), senders: 0, in_flight: Vec::new() };
+        let lane = lanes.entry(waiting.check.of_limit).or_insert_with(empty);
+        if lane.waiting.len() >= longest {
             lane.waiting.retain(|waiting| !waiting.answer.is_closed());
-            if lane.waiting.len() >= self.longest(ways, waiting.latest) {
+            if lane.waiting.len() >= longest {
                 // Its share is given back after the lock.
                 drop(lanes);
                 return Err(not_in_time());
             }
         }
+        // Those who have yet to take a batch may take this one.
+        let about_to = lane.senders.saturating_sub(lane.in_flight.iter().map(|(_, batches)| batches).sum());
+        let of_its = lane.in_flight_of(&waiting.check.alike) + about_to;
         lane.waiting.push_back(waiting);
-        let is_free = lane.senders < ways;
+        let is_free = of_its < carrier.ways() && lane.senders < carrier.lane_ways();
         lane.senders += usize::from(is_free);
         Ok(is_free)
     }
@@ -238,33 +269,66 @@ impl<C: Carrier> Queue<C> {
         self.carry_us.store(after_us, Ordering::Relaxed);
     }
 
-    /// The next batch of a lane, the lane having one sender fewer if there is none.
-    fn take(&self, of_limit: Claim, shares: &Shares) -> Option<Vec<Waiting<C>>> {
-        // What is dropped gives its share back, which is not to happen under the lock.
+    /// The next batch of a lane, which has one sender fewer if there is none.
+    fn take(&self, carrier: &C, of_limit: Claim) -> Option<Batch<C>> {
+        // Those who are too late are told so after the lock.
         let mut late = Vec::new();
         let mut lanes = self.lanes.lock();
         let lane = lanes.get_mut(&of_limit)?;
-        let batch = lane.take(shares, &mut late);
-        if batch.is_empty() {
-            lane.senders -= 1;
-            if lane.senders == 0 {
-                lanes.remove(&of_limit);
+        let checks = lane.take(carrier, &mut late);
+        let batch = match checks.first().map(|first| first.check.alike.clone()) {
+            Some(alike) => {
+                lane.goes(&alike);
+                let is_free = |waiting: &Waiting<C>| lane.in_flight_of(&waiting.check.alike) < carrier.ways();
+                let is_more = lane.senders < carrier.lane_ways() && lane.waiting.front().is_some_and(is_free);
+                lane.senders += usize::from(is_more);
+                Some(Batch { checks, alike, is_more })
             }
-        }
+            None => {
+                lane.senders -= 1;
+                if lane.senders == 0 {
+                    lanes.remove(&of_limit);
+                }
+                None
+            }
+        };
         drop(lanes);
         for waiting in late {
             let _ = waiting.answer.send(Err(not_in_time()));
         }
-        (!batch.is_empty()).then_some(batch)
+        batch
+    }
+
+    /// A batch has come back.
+    fn is_back(&self, of_limit: Claim, alike: &C::Alike) {
+        if let Some(lane) = self.lanes.lock().get_mut(&of_limit)
+            && let Some(index) = lane.in_flight.iter().position(|(of, _)| of == alike)
+        {
+            lane.in_flight[index].1 -= 1;
+            if lane.in_flight[index].1 == 0 {
+                lane.in_flight.swap_remove(index);
+            }
+        }
     }
 }
 
 impl<C: Carrier> Lane<C> {
-    /// The next checks to go together: the first, and of those that follow the ones that are charged alike. Who has stopped
-    /// waiting, or has too little time left, is not asked for.
-    fn take(&mut self, shares: &Shares, late: &mut Vec<Waiting<C>>) -> Vec<Waiting<C>> {
+    fn in_flight_of(&self, alike: &C::Alike) -> usize {
+        self.in_flight.iter().find(|(of, _)| of == alike).map_or(0, |(_, batches)| *batches)
+    }
+
+    fn goes(&mut self, alike: &C::Alike) {
+        match self.in_flight.iter_mut().find(|(of, _)| of == alike) {
+            Some((_, batches)) => *batches += 1,
+            None => self.in_flight.push((alike.clone(), 1)),
+        }
+    }
+
+    /// The next checks to go together: the first that is not sent by others already, and of those that follow the ones that
+    /// are charged alike. Who has stopped waiting, or has too little time left, is not asked for.
+    fn take(&mut self, carrier: &C, late: &mut Vec<Waiting<C>>) -> Vec<Waiting<C>> {
         let mut batch: Vec<Waiting<C>> = Vec::new();
-        let mut passed_over = VecDeque::new();
+        let mut passed_over = Vec::new();
         let now = Instant::now();
         while batch.len() < C::TOGETHER
             && passed_over.len() < LOOK_AHEAD * C::TOGETHER
@@ -275,12 +339,16 @@ impl<C: Carrier> Lane<C> {
                 continue;
             }
             // A key that has another call in flight may have to wait for it.
-            let is_alone = C::ONCE && shares.in_flight(next.check.of_key) > 1;
-            let fits = batch.first().is_none_or(|first| first.check.alike == next.check.alike)
-                && !(C::ONCE && batch.iter().any(|waiting| waiting.check.key == next.check.key))
-                && (!is_alone || batch.is_empty());
+            let is_alone = C::ONCE && carrier.shares().in_flight(next.check.of_key) > 1;
+            let fits = match batch.first() {
+                None => self.in_flight_of(&next.check.alike) < carrier.ways(),
+                Some(first) => {
+                    let is_twice = C::ONCE && batch.iter().any(|waiting| waiting.check.key == next.check.key);
+                    first.check.alike == next.check.alike && !is_twice && !is_alone
+                }
+            };
             if !fits {
-                passed_over.push_back(next);
+                passed_over.push(next);
                 continue;
             }
             next.stage.store(TAKEN, Ordering::Relaxed);
@@ -289,7 +357,8 @@ impl<C: Carrier> Lane<C> {
                 break;
             }
         }
-        while let Some(waiting) = passed_over.pop_back() {
+        // They keep their places.
+        while let Some(waiting) = passed_over.pop() {
             self.waiting.push_front(waiting);
         }
         batch
@@ -313,6 +382,7 @@ mod tests {
         gate: Arc<tokio::sync::Semaphore>,
         takes: Duration,
         ways: usize,
+        lane_ways: usize,
     }
 
     const CAPS: Caps = Caps { key: 2, batched_key: 2, limit: 6, server: 8, waiting: 1_024 };
@@ -327,13 +397,21 @@ mod tests {
                 gate: Arc::new(tokio::sync::Semaphore::new(0)),
                 takes: Duration::ZERO,
                 ways: 1,
+                lane_ways: 1,
             }
         }
 
         /// A store whose every call takes a while.
         fn slow(takes: Duration) -> Notes<ONCE> {
             let gate = Arc::new(tokio::sync::Semaphore::new(usize::MAX >> 4));
-            Notes { shares: Shares::new(CAPS), takes, gate, ways: CAPS.limit, ..Notes::closed() }
+            Notes {
+                shares: Shares::new(CAPS),
+                takes,
+                gate,
+                ways: 4,
+                lane_ways: CAPS.limit,
+                ..Notes::closed()
+            }
         }
 
         async fn ask(&self, limit: u64, alike: u64, key: u64, deadline: Instant) -> Result<u64, StoreError> {
@@ -359,6 +437,10 @@ mod tests {
 
         fn ways(&self) -> usize {
             self.ways
+        }
+
+        fn lane_ways(&self) -> usize {
+            self.lane_ways
         }
 
         async fn carry(
@@ -440,6 +522,31 @@ mod tests {
         assert!(first.failure() == Some(Failure::Timeout) && !first.is_ambiguous(), "{first}");
         assert_eq!(second.failure(), Some(Failure::Overloaded), "it waited for its own limit: {second}");
         assert!(!second.is_ambiguous());
+    }
+
+    #[tokio::test]
+    async fn who_is_not_alike_does_not_wait_where_there_are_ways_enough() {
+        let notes = Notes::<false> { lane_ways: 6, ..Notes::closed() };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let checks = [(1, 10), (1, 11), (2, 12), (3, 13), (1, 14), (2, 15)];
+        let asked = checks.map(|(alike, key)| {
+            let notes = notes.clone();
+            tokio::spawn(async move { notes.ask(0, alike, key, deadline).await })
+        });
+        // One batch of each kind goes at once.
+        let kinds = || notes.queue.lanes.lock().values().map(|lane| lane.in_flight.len()).sum::<usize>();
+        while kinds() < 3 {
+            tokio::task::yield_now().await;
+        }
+        notes.gate.add_permits(checks.len());
+        for asked in asked {
+            asked.await.unwrap().unwrap();
+        }
+        let mut calls = notes.calls.lock().clone();
+        calls.sort_unstable();
+        let keys: Vec<u64> = calls.iter().flat_map(|(_, keys)| keys.clone()).collect();
+        assert_eq!(keys.len(), checks.len(), "{calls:?}");
+        assert!(calls.len() < checks.len(), "those that are alike went together: {calls:?}");
     }
 
     /// How many of a flood's and of a bystander's checks were answered, and with what the others failed.

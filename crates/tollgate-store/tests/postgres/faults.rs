@@ -236,20 +236,22 @@ impl Matrix {
     /// Calls that are made while the server cannot answer, and whose deadline has passed before it can again, change nothing.
     fn nothing_happens_late(&mut self, name: &str, port: u16, hold_up: impl Fn(&Matrix, bool)) {
         const CALLS: usize = 12;
-        // One key has a quarter of the connections, so that all calls are sent at once.
-        let store = self.runtime.block_on(store_at(port, 4 * CALLS));
+        // One key has a quarter of the connections: with four keys all calls are sent at once.
+        const KEYS: [&str; 4] = ["k0", "k1", "k2", "k3"];
+        let store = self.runtime.block_on(store_at(port, CALLS));
         let window = hourly(&format!("late-{name}-window"), 1_000);
         let log =
             StoredLimit { name: format!("late-{name}-log"), ..self.gentle.limits.get(Kind::Log).clone() };
         let patient = self.runtime.block_on(connect(options(&self.server.url("postgres"))));
-        for limit in [&window, &log] {
-            assert!(self.runtime.block_on(patient.charge(&[item(limit, "k")], None)).unwrap().allowed);
+        for (limit, key) in KEYS.into_iter().flat_map(|key| [(&window, key), (&log, key)]) {
+            assert!(self.runtime.block_on(patient.charge(&[item(limit, key)], None)).unwrap().allowed);
         }
         let stored = format!(
             "select (select string_agg(b::text, ' ') from tollgate_state where limit_name like 'late-{name}-%') || ' ' || \
              (select count(*) from tollgate_hold where 'late-{name}-window' = any (limit_names))"
         );
-        assert_eq!(self.server.psql(&stored), "1 1 0");
+        let before = "1 1 1 1 1 1 1 1 0";
+        assert_eq!(self.server.psql(&stored), before);
         hold_up(self, true);
         let (sent, not_sent) = self.runtime.block_on(async {
             let mut tasks = JoinSet::new();
@@ -257,7 +259,8 @@ impl Matrix {
                 let limit = if number % 3 == 0 { log.clone() } else { window.clone() };
                 let hold = (number % 3 == 1).then(new_hold);
                 let store = store.clone();
-                tasks.spawn(async move { store.charge(&[item(&limit, "k")], hold).await.unwrap_err() });
+                let key = KEYS[number % KEYS.len()];
+                tasks.spawn(async move { store.charge(&[item(&limit, key)], hold).await.unwrap_err() });
             }
             let errors = tasks.join_all().await;
             errors.into_iter().partition::<Vec<_>, _>(|error| {
@@ -269,7 +272,7 @@ impl Matrix {
         pause(900);
         hold_up(self, false);
         pause(300);
-        assert_eq!(self.server.psql(&stored), "1 1 0", "{name}: a call took effect after its deadline");
+        assert_eq!(self.server.psql(&stored), before, "{name}: a call took effect after its deadline");
         self.turned_away |= self.server.log().contains("the call came after its deadline");
     }
 

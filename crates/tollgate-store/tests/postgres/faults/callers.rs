@@ -90,8 +90,9 @@ impl Work {
 pub(super) async fn store_at(port: u16, connections: usize) -> PostgresStore {
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
     let store = connect(PostgresOptions { timeout: DEADLINE, connections, ..options(&url) }).await;
-    // One limit has only a part of the connections.
-    let warm: Vec<StoredLimit> = (0..4).map(|limit| hourly(&format!("warm-{limit}"), 1_000_000)).collect();
+    // One limit has only a part of the connections, and its checks would share statements.
+    let warm: Vec<StoredLimit> =
+        (0..connections).map(|limit| hourly(&format!("warm-{limit}"), 1_000_000)).collect();
     // Often enough that each connection has prepared both kinds of statement.
     for round in 0..50 {
         if round >= 6 && store.connections() == connections {
@@ -99,7 +100,7 @@ pub(super) async fn store_at(port: u16, connections: usize) -> PostgresStore {
         }
         let mut tasks = JoinSet::new();
         for number in 0..2 * connections {
-            let (store, warm) = (store.clone(), warm[number / 2 % warm.len()].clone());
+            let (store, warm) = (store.clone(), warm[number / 2].clone());
             let hold = number.is_multiple_of(2).then(new_hold);
             tasks.spawn(async move { store.charge(&[item(&warm, &number.to_string())], hold).await.is_ok() });
         }
