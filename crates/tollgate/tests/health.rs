@@ -229,7 +229,7 @@ async fn a_full_redis_takes_no_new_keys_and_knows_the_old_ones() {
         assert_eq!(charge(&gate, limit, "user:half").await, (true, Source::Store), "{limit}");
         bystanders.push((limit, "user:1".to_owned()));
     }
-    server.command(&["CONFIG", "SET", "maxmemory", "1mb"]).expect("full");
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]).expect("full");
     let attacker = gate.clone();
     let attack = Attack::on(move |call| {
         let gate = attacker.clone();

@@ -16,7 +16,7 @@ fn limits_and_standings() {
     assert_eq!(names, ["api", "login", "watched", "uploads", "even", "free", "shut"]);
     let expected = json!({
         "limit": "api", "strategy": "token_bucket", "rule": "1/h, bursts of 3", "capacity": 3, "window_ms": 10_800_000,
-        "shadow": false, "fallback": "open", "overrides": 1, "store": "memory",
+        "shadow": false, "fallback": "local", "overrides": 1, "store": "memory",
     });
     assert_eq!(limits[0], expected);
     assert_eq!((&limits[5]["capacity"], &limits[6]["capacity"]), (&Value::Null, &json!(0)));

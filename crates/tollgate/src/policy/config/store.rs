@@ -28,7 +28,7 @@ const MOST_CONNECTIONS: usize = 64;
 pub struct StoreConfig {
     /// Which store; memory unless said otherwise.
     pub mode: StoreMode,
-    /// What to answer when the store cannot, for limits that do not say; open unless said otherwise.
+    /// What to answer when the store cannot, for limits that do not say; local by default.
     pub fallback: Fallback,
     /// Among how many instances a limit is divided while each counts locally; one unless said otherwise.
     pub fallback_instances: u64,
