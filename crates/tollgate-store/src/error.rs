@@ -124,7 +124,7 @@ impl StoreError {
     /// the store.
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn own_share(message: impl Into<String>) -> StoreError {
-        StoreError::failed(Failure::Overloaded, message)
+        StoreError::failed(Failure::Overloaded, message).of_this_call()
     }
 
     /// The store failed, and nothing was charged.
