@@ -28,7 +28,7 @@ pub use fixed_window::{Align, FixedWindow, WindowState};
 pub use leaky_bucket::LeakyBucket;
 pub use sliding_window::{LogEntry, LogState, SlidingWindow};
 pub use sliding_window_counter::{CounterState, Counts, SlidingWindowCounter};
-pub use token_bucket::{Bucket, BucketNumbers, BucketState, Fit, TokenBucket};
+pub use token_bucket::{Bucket, BucketNumbers, BucketState, Changed, Fit, TokenBucket};
 
 /// The tables of expected answers, one for each strategy: (file name, text). The conformance suite replays them through
 /// every store.

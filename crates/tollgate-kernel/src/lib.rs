@@ -27,8 +27,8 @@ mod time;
 mod twin;
 
 pub use algorithm::{
-    Algorithm, Align, Bucket, BucketNumbers, BucketState, CASES, Concurrency, CounterState, Counts, Fit,
-    FixedWindow, LeakyBucket, Lease, LeaseState, LogEntry, LogState, Look, SlidingWindow,
+    Algorithm, Align, Bucket, BucketNumbers, BucketState, CASES, Changed, Concurrency, CounterState, Counts,
+    Fit, FixedWindow, LeakyBucket, Lease, LeaseState, LogEntry, LogState, Look, SlidingWindow,
     SlidingWindowCounter, State, Taken, TokenBucket, WindowState,
 };
 pub use limit::{

@@ -11,7 +11,9 @@
 //! was charged. A bucket that keeps its instant ([`keeping_instant`](TokenBucket::keeping_instant)) keeps F instead, as redis-cell does.
 //!
 //! Settlement: a give-back returns at most what has not refilled since the charge, `reserved*p - elapsed*c`, so it cannot be
-//! spent twice. A debt takes at most `max_debt` of refill to pay, one day by default.
+//! spent twice. What was charged before a change may have refilled faster in between: for as long as a full bucket takes to fill
+//! the state keeps when it last changed and the fastest rate before that, and an older charge is reckoned by the fastest of
+//! all. A debt takes at most `max_debt` of refill to pay, one day by default.
 //!
 //! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, an empty bucket is full within 142 years and a debt paid within ten years and within 2^62
 //! units, so F fits 128 bits for any clock and the distance from now to F fits 64. The twins keep F as whole µs and a rest below c,
@@ -99,6 +101,26 @@ pub struct BucketState {
     pub wider_full_at: u128,
     /// The numbers that both instants are written under; `None` for those of whoever reads the state.
     pub under: Option<BucketNumbers>,
+    /// The last change of numbers, as long as a charge from before it may still be given back.
+    pub changed: Option<Changed>,
+}
+
+/// A change of a bucket's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// When a charge under other numbers rewrote the state.
+    pub at: Micros,
+    /// c of the fastest rate that the state had before, since changes were last forgotten.
+    pub tokens: u64,
+    /// p of the same rate.
+    pub period_us: u64,
+}
+
+impl Changed {
+    /// Whether all that was charged before the change has refilled by the numbers that the state is written under.
+    fn is_over(&self, under: BucketNumbers, now: Micros) -> bool {
+        u128::from(now.saturating_sub(self.at).get()) * u128::from(under.tokens) >= under.full()
+    }
 }
 
 impl BucketState {
@@ -117,12 +139,14 @@ impl BucketState {
         let (from, to) = (u128::from(from.max(1)), u128::from(to));
         let (us, rest) = (self.full_at / from, self.full_at % from);
         let full_at = us.saturating_mul(to).saturating_add((rest * to).div_ceil(from));
-        BucketState { full_at, wider_full_at: 0, under: None }
+        BucketState { full_at, ..BucketState::default() }
     }
 
-    /// Whether a single instant under these numbers says all that this state says.
-    pub fn is_plain_under(&self, numbers: BucketNumbers) -> bool {
-        self.wider_full_at == 0 && self.under.is_none_or(|under| under == numbers)
+    /// Whether a single instant under these numbers says all that this state says from `now` on.
+    pub fn is_plain_under(&self, numbers: BucketNumbers, now: Micros) -> bool {
+        self.wider_full_at <= numbers.instant(now)
+            && self.under.is_none_or(|under| under == numbers)
+            && self.changed.is_none_or(|changed| changed.is_over(numbers, now))
     }
 }
 
@@ -225,11 +249,20 @@ impl TokenBucket {
     fn adopted(&self, state: &BucketState, now: Micros) -> BucketState {
         let own = self.numbers();
         let Some(under) = state.under.filter(|under| *under != own) else {
-            return BucketState { under: Some(own), ..*state };
+            let changed = state.changed.filter(|changed| !changed.is_over(own, now));
+            return BucketState { under: Some(own), changed, ..*state };
         };
         if self.keeps_instant {
             return BucketState { under: Some(own), ..state.in_units(under.tokens, own.tokens) };
         }
+        let before = state.changed.filter(|changed| !changed.is_over(under, now));
+        let is_faster = |other: &Changed| {
+            u128::from(other.tokens) * u128::from(under.period_us)
+                > u128::from(under.tokens) * u128::from(other.period_us)
+        };
+        let (tokens, period_us) = before
+            .filter(is_faster)
+            .map_or((under.tokens, under.period_us), |before| (before.tokens, before.period_us));
         let then = under.instant(now);
         let missing = state.full_at.saturating_sub(then);
         let total = missing.max(state.wider_full_at.saturating_sub(then));
@@ -237,9 +270,10 @@ impl TokenBucket {
         let carried = |units| carried(units, under, own, Rounding::Up);
         let counted = carried(if own.burst > under.burst { total } else { missing });
         let kept = counted.min(own.full() + carried(debt));
-        let (now, total) = (own.instant(now), carried(total));
+        let (at, now, total) = (now, own.instant(now), carried(total));
         let wider_full_at = if total > kept { now + total } else { 0 };
-        BucketState { full_at: now + kept, wider_full_at, under: Some(own) }
+        let changed = Some(Changed { at, tokens, period_us });
+        BucketState { full_at: now + kept, wider_full_at, under: Some(own), changed }
     }
 
     /// How far the bucket is from full: what was taken and has not come back, in units; above `full` when in debt.
@@ -422,9 +456,16 @@ impl Algorithm for TokenBucket {
         }
         let under = state.under.unwrap_or(own);
         let elapsed = now.saturating_sub(taken.at);
-        let not_refilled = |by: BucketNumbers| by.units(taken.cost).saturating_sub(by.instant(elapsed));
-        let by_charge = carried(not_refilled(own), own, under, Rounding::Down);
-        let returned = under.units(amount).min(not_refilled(under)).min(by_charge);
+        let cost = taken.cost.min(under.burst);
+        let not_refilled = |by: BucketNumbers| {
+            let left = by.units(cost).saturating_sub(by.instant(elapsed));
+            carried(left, by, under, Rounding::Down)
+        };
+        let before = state.changed.filter(|changed| taken.at < changed.at);
+        let by_fastest = before.map_or(u128::MAX, |Changed { tokens, period_us, .. }| {
+            not_refilled(BucketNumbers { tokens, period_us, ..under })
+        });
+        let returned = under.units(amount).min(not_refilled(under)).min(not_refilled(own)).min(by_fastest);
         let then = under.instant(now);
         state.full_at = state.full_at.saturating_sub(returned).max(then).min(state.full_at);
         state.move_wider(then, |wider| wider.saturating_sub(returned));
@@ -452,7 +493,9 @@ impl Algorithm for TokenBucket {
     }
 
     fn is_fresh(&self, state: &BucketState, now: Micros) -> bool {
-        state.full_at.max(state.wider_full_at) <= state.under.unwrap_or(self.numbers()).instant(now)
+        let under = state.under.unwrap_or(self.numbers());
+        state.full_at.max(state.wider_full_at) <= under.instant(now)
+            && state.changed.is_none_or(|changed| changed.is_over(under, now))
     }
 }
 
@@ -594,10 +637,29 @@ mod tests {
             assert!(small.charge(&mut state, Cost::ONE, now).allowed, "the smaller burst refills at once");
             assert!(!large.charge(&mut state, Cost::ONE, now).allowed, "the larger counts every charge");
         }
-        // Ten seconds later the larger would be full as well.
+        // Ten seconds later the larger would be full as well, and what was charged before the change has refilled.
         let later = now.saturating_add(Micros::from_secs(10));
         assert_eq!(large.peek(&state, Cost::MAX, later).remaining, 100);
         assert!(large.is_fresh(&state, later) && small.is_fresh(&state, later));
+    }
+
+    /// Between a reservation and its cancellation a faster version had refilled the bucket, and the slower gave it back again.
+    #[test]
+    fn what_a_faster_version_refilled_is_not_given_back_by_a_slower() {
+        let (slow, fast) = (bucket("1/s", 4), bucket("1000/s", 4));
+        let ms = Micros::from_millis;
+        let four = Cost::new(4).unwrap();
+        let mut state = BucketState::default();
+        assert!(slow.charge(&mut state, four, ms(1_000)).allowed);
+        assert!(!fast.charge(&mut state, Cost::ONE, ms(1_000)).allowed);
+        assert!(slow.charge(&mut state, four, ms(1_010)).allowed);
+        assert!(!slow.is_fresh(&state, ms(1_020)), "what it was is of use until all would have refilled");
+        slow.give_back(&mut state, Taken { cost: 4, at: ms(1_000) }, 4, ms(1_020));
+        assert!(!slow.charge(&mut state, Cost::ONE, ms(1_020)).allowed);
+        slow.give_back(&mut state, Taken { cost: 4, at: ms(1_010) }, 4, ms(1_020));
+        assert_eq!(slow.peek(&state, Cost::MAX, ms(1_020)).remaining, 4, "what was charged since comes back");
+        assert!(state.changed.is_some() && !state.is_plain_under(slow.numbers(), ms(5_009)));
+        assert!(state.is_plain_under(slow.numbers(), ms(5_010)) && slow.is_fresh(&state, ms(5_010)));
     }
 
     #[test]
@@ -609,8 +671,9 @@ mod tests {
         assert_eq!(to.peek(&state, Cost::ONE, now).retry_after, Some(Micros::from_secs(21)));
         // A settlement under the old numbers corrects the state as it is now.
         assert!(!to.charge(&mut state, Cost::ONE, now).allowed);
-        from.give_back(&mut state, Taken { cost: 120, at: now }, 15, now);
-        assert_eq!(to.peek(&state, Cost::ONE, now).retry_after, Some(Micros::from_secs(6)));
+        from.give_back(&mut state, Taken { cost: 100, at: now }, 15, now);
+        let left = to.peek(&state, Cost::ONE, now).retry_after;
+        assert_eq!(left, Some(Micros::from_secs(11)), "at most the new burst was carried over, and comes back");
     }
 
     #[test]
