@@ -252,7 +252,10 @@ fn has_use_for(strategy: Strategy, name: &str) -> bool {
 /// Notes the parameters that the strategy requires and the section does not have.
 fn note_missing(reader: &mut Reader<'_>, section: &Section<'_>, strategy: Strategy) {
     for (name, example) in PARAMETERS {
-        if !OPTIONAL.contains(&name) && parameters_of(strategy).contains(&name) && section.field(name).is_none() {
+        if !OPTIONAL.contains(&name)
+            && parameters_of(strategy).contains(&name)
+            && section.field(name).is_none()
+        {
             reader.missing(section, name, example);
         }
     }
