@@ -673,7 +673,11 @@ mod tests {
         assert!(!to.charge(&mut state, Cost::ONE, now).allowed);
         from.give_back(&mut state, Taken { cost: 100, at: now }, 15, now);
         let left = to.peek(&state, Cost::ONE, now).retry_after;
-        assert_eq!(left, Some(Micros::from_secs(11)), "at most the new burst was carried over, and comes back");
+        assert_eq!(
+            left,
+            Some(Micros::from_secs(11)),
+            "at most the new burst was carried over, and comes back"
+        );
     }
 
     #[test]
