@@ -8,7 +8,8 @@ use crate::{Charged, Cost, Hold, HoldId, Item, Micros, Outcomes, Settled, Settle
 
 #[derive(Default)]
 pub(super) struct Model {
-    states: HashMap<Kept, State>,
+    /// With the limit that it was asked by first: whether a state is fresh does not depend on the numbers.
+    states: HashMap<Kept, (Limit, State)>,
     holds: HashMap<HoldId, Held>,
 }
 
@@ -33,7 +34,13 @@ struct Held {
 impl Model {
     fn state(&mut self, name: &Name, limit: Limit) -> &mut State {
         let fresh = limit.fresh();
-        self.states.entry((name.clone(), std::mem::discriminant(&fresh))).or_insert(fresh)
+        let kept = (name.clone(), std::mem::discriminant(&fresh));
+        &mut self.states.entry(kept).or_insert((limit, fresh)).1
+    }
+
+    /// How many keys have a state that says more than none would.
+    pub(super) fn keys(&self, now: Micros) -> usize {
+        self.states.values().filter(|(limit, state)| !limit.is_fresh(state, now)).count()
     }
 
     /// What each pair of limit and key is asked for, repeated pairs added up, in order of first mention.
@@ -97,7 +104,8 @@ impl Model {
                 charged.push((name, limit, Taken { cost: cost.get(), at }));
             }
         }
-        if let Some(hold) = hold {
+        // Where nothing was charged there is nothing to settle, and a store may keep nothing.
+        if let Some(hold) = hold.filter(|_| !charged.is_empty()) {
             let leases = charged.iter().filter_map(|(_, limit, ..)| match limit {
                 Limit::Concurrency(limit) => Some(limit.lease()),
                 _ => None,
@@ -192,8 +200,16 @@ impl Model {
         }
     }
 
-    pub(super) fn forget(&mut self, limit: &str, key: &str) {
+    /// Whether anything was remembered.
+    pub(super) fn forget(&mut self, limit: &str, key: &str) -> bool {
         let name = (limit.to_owned(), key.to_owned());
+        let before = self.states.len();
         self.states.retain(|(other, _), _| *other != name);
+        self.states.len() < before
+    }
+
+    /// Whether a hold is kept under this name.
+    pub(super) fn is_held(&self, id: HoldId, now: Micros) -> bool {
+        self.holds.get(&id).is_some_and(|held| now < held.end)
     }
 }

@@ -245,7 +245,9 @@ impl Trace<'_> {
         let got = got.map_err(|error| format!("charge {items:?}: {error}"))?;
         if expected.allowed {
             self.admitted += 1;
-            self.holds.extend(hold.map(|hold| (hold.id, items[0].cost.get())));
+            // What a store says of a hold on nothing is left to it: all limits only watched, and refused.
+            let kept = hold.filter(|hold| self.model.is_held(hold.id, self.clock.now()));
+            self.holds.extend(kept.map(|hold| (hold.id, items[0].cost.get())));
         } else {
             self.denied += 1;
         }
