@@ -10,6 +10,7 @@
 //! step back as not yet refilled.
 
 mod concurrency;
+mod entries;
 mod fixed_window;
 mod leaky_bucket;
 mod sliding_window;
@@ -26,8 +27,8 @@ pub use concurrency::{Concurrency, Lease, LeaseState};
 pub use fixed_window::{Align, FixedWindow, WindowState};
 pub use leaky_bucket::LeakyBucket;
 pub use sliding_window::{LogEntry, LogState, SlidingWindow};
-pub use sliding_window_counter::{CounterState, SlidingWindowCounter};
-pub use token_bucket::{Bucket, BucketState, Fit, TokenBucket};
+pub use sliding_window_counter::{CounterState, Counts, SlidingWindowCounter};
+pub use token_bucket::{Bucket, BucketNumbers, BucketState, Changed, Fit, TokenBucket};
 
 /// The tables of expected answers, one for each strategy: (file name, text). The conformance suite replays them through
 /// every store.
@@ -40,6 +41,15 @@ pub const CASES: [(&str, &str); 6] = [
     ("concurrency.cases", include_str!("algorithm/concurrency.cases")),
 ];
 
+/// What a charge took, as whoever may give it back remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// How much.
+    pub cost: u64,
+    /// The instant that it counts from: [`Algorithm::charged_at`].
+    pub at: Micros,
+}
+
 /// What every strategy can be asked. The default state is the fresh one: a key that was never charged.
 pub trait Algorithm {
     /// What is remembered about one key.
@@ -48,24 +58,30 @@ pub trait Algorithm {
     /// The answer that [`charge`](Self::charge) would give now. Changes nothing.
     fn peek(&self, state: &Self::State, cost: Cost, now: Micros) -> Outcome;
 
-    /// Takes `cost` if it fits and says so; a denial leaves the state untouched.
+    /// Takes `cost` if it fits and says so. A denial takes nothing and [adopts](Self::adopt) the state.
     fn charge(&self, state: &mut Self::State, cost: Cost, now: Micros) -> Outcome;
+
+    /// Writes what these numbers make of a state that was written under others: what is left refills or is kept by them from
+    /// now on. It changes no answer. A charge does so for each of its limits, charged or not.
+    fn adopt(&self, _state: &mut Self::State, _now: Micros) {}
 
     /// The instant that a charge just admitted at `now` counts from: `now`, unless the state has already seen a later time.
     /// A charge that may be given back keeps it as its `charged_at`.
     fn charged_at(&self, state: &Self::State, now: Micros) -> Micros;
 
-    /// Returns `amount` of a charge that was admitted at `charged_at`, into the state it was taken from: never into a later
-    /// window and never above capacity.
-    fn give_back(&self, state: &mut Self::State, amount: u64, charged_at: Micros, now: Micros);
+    /// Returns `amount` of what a charge by these numbers took, into the state it was taken from: never into a later window,
+    /// never above capacity, and nothing that time has brought back already. The state may be written under other numbers by
+    /// now, and stays so.
+    fn give_back(&self, state: &mut Self::State, taken: Taken, amount: u64, now: Micros);
 
     /// Returns `amount` of what counts now, whoever was charged it and when: the newest first, and never more than there is.
     fn refund(&self, state: &mut Self::State, amount: u64, now: Micros) {
-        let charged_at = self.charged_at(state, now);
-        self.give_back(state, amount, charged_at, now);
+        let taken = Taken { cost: amount, at: self.charged_at(state, now) };
+        self.give_back(state, taken, amount, now);
     }
 
-    /// Takes `amount` whether it fits or not; what does not fit is debt that later charges wait out.
+    /// Takes `amount` whether it fits or not; what does not fit is debt that later charges wait out. The numbers that the state
+    /// is written under stay.
     fn debit(&self, state: &mut Self::State, amount: u64, now: Micros);
 
     /// The state for one who joins others in it, to be charged there as if they were one. It keeps what the others were charged,
@@ -103,7 +119,7 @@ impl Look {
                 true => Some(Micros::ZERO),
                 false => (cost.get() <= limit).then_some(self.wait),
             },
-            reset_after: if allowed { span } else { self.last },
+            reset_after: if allowed { span.max(self.last) } else { self.last },
             delay: Micros::ZERO,
         }
     }
@@ -166,14 +182,19 @@ impl Limit {
         dispatch!(self, state, |algorithm, state| algorithm.charge(state, cost, now))
     }
 
+    /// See [`Algorithm::adopt`].
+    pub fn adopt(&self, state: &mut State, now: Micros) {
+        dispatch!(self, state, |algorithm, state| algorithm.adopt(state, now));
+    }
+
     /// See [`Algorithm::charged_at`].
     pub fn charged_at(&self, state: &State, now: Micros) -> Micros {
         dispatch!(self, state, |algorithm, state| algorithm.charged_at(state, now))
     }
 
     /// See [`Algorithm::give_back`].
-    pub fn give_back(&self, state: &mut State, amount: u64, charged_at: Micros, now: Micros) {
-        dispatch!(self, state, |algorithm, state| algorithm.give_back(state, amount, charged_at, now));
+    pub fn give_back(&self, state: &mut State, taken: Taken, amount: u64, now: Micros) {
+        dispatch!(self, state, |algorithm, state| algorithm.give_back(state, taken, amount, now));
     }
 
     /// See [`Algorithm::refund`].

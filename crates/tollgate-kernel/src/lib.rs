@@ -27,9 +27,9 @@ mod time;
 mod twin;
 
 pub use algorithm::{
-    Algorithm, Align, Bucket, BucketState, CASES, Concurrency, CounterState, Fit, FixedWindow, LeakyBucket,
-    Lease, LeaseState, LogEntry, LogState, Look, SlidingWindow, SlidingWindowCounter, State, TokenBucket,
-    WindowState,
+    Algorithm, Align, Bucket, BucketNumbers, BucketState, CASES, Changed, Concurrency, CounterState, Counts,
+    Fit, FixedWindow, LeakyBucket, Lease, LeaseState, LogEntry, LogState, Look, SlidingWindow,
+    SlidingWindowCounter, State, Taken, TokenBucket, WindowState,
 };
 pub use limit::{
     Limit, LimitError, MAX_COUNT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, MAX_SPAN, Strategy,

@@ -6,7 +6,7 @@
 //!
 //! The bounds: Lua numbers are exact to 2^53, SQL and Rust integers to 2^63. A count or a cost is below 2^53; a product of a
 //! count and a span (`burst * period`, `limit * window`) is at most 2^62, which the Lua twins keep in two parts; a bucket is
-//! full again within 2^52 us, so that the instant of being full stays below 2^53 however deep in debt it is.
+//! full again within 2^52 us and a debt paid within ten years, so that the instant of being full stays below 2^53.
 
 use std::fmt;
 
@@ -28,9 +28,6 @@ pub const MAX_RATE_NUMERATOR: u64 = 1 << 32;
 
 /// The longest time that a bucket may take to fill: 2^52 µs, some 142 years.
 pub const MAX_FILL: Micros = Micros::new(1 << 52);
-
-/// The longest time that a bucket in debt may take to fill: some 190 years.
-pub(crate) const MAX_DEBT: Micros = Micros::from_secs(6_000_000_000);
 
 /// The longest window, period or lease: 3,660 days, some ten years.
 pub const MAX_SPAN: Micros = Micros::from_secs(3660 * 86_400);
@@ -189,6 +186,34 @@ impl Limit {
     /// Up to `limit` holders at once, each for at most `lease` unless renewed.
     pub fn concurrency(limit: u64, lease: Micros) -> Result<Limit, LimitError> {
         Concurrency::new(limit, lease).map(Limit::Concurrency)
+    }
+
+    /// The same limit whose debts take at most `max_debt` of refill to pay; one day by default. Only buckets have such debts: those
+    /// of a window end with it.
+    pub fn with_max_debt(self, max_debt: Micros) -> Result<Limit, LimitError> {
+        match self {
+            Limit::TokenBucket(bucket) => bucket.with_max_debt(max_debt).map(Limit::TokenBucket),
+            Limit::LeakyBucket(bucket) => bucket.with_max_debt(max_debt).map(Limit::LeakyBucket),
+            other => Err(LimitError::new(
+                "max_debt",
+                max_debt,
+                format!(
+                    "belongs to token_bucket and leaky_bucket; a debt under {} ends with its window",
+                    other.strategy()
+                ),
+            )),
+        }
+    }
+
+    /// The same limit for numbers that come with every call: see [`TokenBucket::keeping_instant`]. Other strategies keep what
+    /// they count in any case.
+    #[must_use]
+    pub const fn keeping_instant(self) -> Limit {
+        match self {
+            Limit::TokenBucket(bucket) => Limit::TokenBucket(bucket.keeping_instant()),
+            Limit::LeakyBucket(bucket) => Limit::LeakyBucket(bucket.keeping_instant()),
+            other => other,
+        }
     }
 
     /// Which strategy this is.

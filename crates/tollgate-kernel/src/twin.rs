@@ -6,7 +6,7 @@
 //! the very code that answers for the memory store. So what a twin has to get right is small: whether it fits, and the next
 //! state.
 
-use crate::algorithm::{Algorithm, Align, TokenBucket};
+use crate::algorithm::{Algorithm, Align, BucketNumbers, TokenBucket};
 use crate::algorithm::{CounterState, Look, WindowState};
 use crate::limit::Limit;
 use crate::outcome::{Cost, Outcome};
@@ -39,19 +39,20 @@ pub const SQL: [(&str, &str); 6] = [
 ///
 /// | strategy | numbers |
 /// |---|---|
-/// | `token_bucket`, `leaky_bucket` | c, p, span_us, span_rest, most_us |
+/// | `token_bucket`, `leaky_bucket` | c, p, burst, debt_us, keeps_instant (0 or 1) |
 /// | `fixed_window` | limit, window_us, align (0 at the first charge, 1 by the clock) |
 /// | `sliding_window`, `sliding_window_counter` | limit, window_us |
 /// | `concurrency` | limit, lease_us |
 ///
-/// For a bucket of c tokens every p µs, a span is the time to fill it as whole µs and a rest in units of 1/c µs; `most_us` is
-/// the longest time to full that a debt may come to.
+/// For a bucket of c tokens every p µs, `debt_us` is the longest refill that a debt may take; twins bound it to 2^62 units of 1/c µs
+/// of whichever numbers the state is written under.
 pub type Parameters = Vec<u64>;
 
 /// What a twin found of a key before a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// The time until the bucket is full (or empty, if it leaks): whole µs, and a rest in units of 1/c µs.
+    /// The time until the bucket is full (or empty, if it leaks) by the numbers of the charge: whole µs, and a rest in units of
+    /// 1/c µs.
     Bucket {
         /// Whole µs.
         us: Micros,
@@ -62,7 +63,7 @@ pub enum Reading {
     Window(WindowState),
     /// A look at the log.
     Log(Look),
-    /// The two counters.
+    /// The counters, by the last length and by another.
     Counter(CounterState),
     /// A look at the leases.
     Leases(Look),
@@ -72,9 +73,8 @@ impl Limit {
     /// The limit as the twins are told it.
     pub fn parameters(&self) -> Parameters {
         let bucket = |bucket: &TokenBucket| {
-            let (tokens, period_us, full) = bucket.units();
-            let (span_us, span_rest) = bucket.split(full);
-            vec![tokens, period_us, span_us, span_rest, bucket.most_missing().get()]
+            let BucketNumbers { tokens, period_us, burst } = bucket.numbers();
+            vec![tokens, period_us, burst, bucket.max_debt().get(), u64::from(bucket.keeps_instant())]
         };
         match self {
             Limit::TokenBucket(tokens) => bucket(tokens),
@@ -125,17 +125,16 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::MAX_DEBT;
 
     #[test]
     fn twins_are_told_whole_numbers_below_2_to_the_53() {
         let second = Micros::from_secs(1);
         for (limit, parameters) in [
+            (Limit::token_bucket("10/s".parse().unwrap(), 20), vec![1, 100_000, 20, 86_400_000_000, 0]),
             (
-                Limit::token_bucket("10/s".parse().unwrap(), 20),
-                vec![1, 100_000, 2_000_000, 0, MAX_DEBT.get()],
+                Limit::leaky_bucket("7/s".parse().unwrap(), 3).map(Limit::keeping_instant),
+                vec![7, 1_000_000, 3, 86_400_000_000, 1],
             ),
-            (Limit::leaky_bucket("7/s".parse().unwrap(), 3), vec![7, 1_000_000, 428_571, 3, MAX_DEBT.get()]),
             (Limit::fixed_window(5, second), vec![5, 1_000_000, 0]),
             (Limit::clock_window(5, second), vec![5, 1_000_000, 1]),
             (Limit::sliding_window(5, second), vec![5, 1_000_000]),

@@ -8,7 +8,7 @@ pub mod cases;
 use std::collections::HashMap;
 
 use cases::{Case, Op, Step};
-use tollgate_kernel::{CASES, Concurrency, Cost, LeaseState, Limit, Micros, Outcome, State};
+use tollgate_kernel::{CASES, Concurrency, Cost, LeaseState, Limit, Micros, Outcome, State, Taken};
 
 #[test]
 fn every_case_is_answered_as_written() {
@@ -28,14 +28,10 @@ fn every_case_is_answered_as_written() {
 struct Key<'a> {
     limit: Limit,
     state: State,
-    reserved: HashMap<&'a str, Reservation>,
-    holders: Vec<&'a str>,
-}
-
-/// A charge that is not settled yet.
-struct Reservation {
-    cost: u64,
-    charged_at: Micros,
+    /// Charges that are not settled yet.
+    reserved: HashMap<&'a str, Taken>,
+    /// Holders by name, each with the end of its last lease.
+    holders: Vec<(&'a str, Micros)>,
 }
 
 impl<'a> Key<'a> {
@@ -52,8 +48,12 @@ impl<'a> Key<'a> {
             Op::Peek(cost) => self.limit.peek(&self.state, *cost, at),
             Op::Reserve { id, cost } => self.reserve(id, *cost, at),
             Op::Hold { id, cost } => {
-                let (algorithm, leases, id) = self.leases(id);
-                algorithm.acquire(leases, id, *cost, at)
+                let (algorithm, leases, id, end) = self.leases(id);
+                let outcome = algorithm.acquire(leases, id, *cost, at);
+                if outcome.allowed {
+                    *end = algorithm.end(at);
+                }
+                outcome
             }
             Op::Refund(amount) => {
                 self.limit.refund(&mut self.state, amount.get(), at);
@@ -66,12 +66,14 @@ impl<'a> Key<'a> {
             Op::Settle { id, actual } => return receipt(step, self.settle(id, *actual, at)),
             Op::Cancel { id } => return receipt(step, self.settle(id, 0, at)),
             Op::Release { id } => {
-                let (algorithm, leases, id) = self.leases(id);
-                return receipt(step, algorithm.release(leases, id, at));
+                let (algorithm, leases, id, end) = self.leases(id);
+                return receipt(step, algorithm.release(leases, id, *end, at));
             }
             Op::Renew { id } => {
-                let (algorithm, leases, id) = self.leases(id);
-                return receipt(step, algorithm.renew(leases, id, at));
+                let (algorithm, leases, id, end) = self.leases(id);
+                let renewed = algorithm.renew(leases, id, *end, at);
+                *end = renewed.unwrap_or(*end);
+                return receipt(step, renewed.is_some());
             }
         };
         step.expect.mismatch(&outcome)
@@ -80,31 +82,34 @@ impl<'a> Key<'a> {
     fn reserve(&mut self, id: &'a str, cost: Cost, at: Micros) -> Outcome {
         let outcome = self.limit.charge(&mut self.state, cost, at);
         if outcome.allowed {
-            let charged_at = self.limit.charged_at(&self.state, at);
-            self.reserved.insert(id, Reservation { cost: cost.get(), charged_at });
+            let at = self.limit.charged_at(&self.state, at);
+            self.reserved.insert(id, Taken { cost: cost.get(), at });
         }
         outcome
     }
 
     /// Whether there was such a reservation, not settled before.
     fn settle(&mut self, id: &str, actual: u64, at: Micros) -> bool {
-        let Some(Reservation { cost, charged_at }) = self.reserved.remove(id) else { return false };
-        if actual < cost {
-            self.limit.give_back(&mut self.state, cost - actual, charged_at, at);
-        } else if actual > cost {
-            self.limit.debit(&mut self.state, actual - cost, at);
+        let Some(taken) = self.reserved.remove(id) else { return false };
+        if actual < taken.cost {
+            self.limit.give_back(&mut self.state, taken, taken.cost - actual, at);
+        } else if actual > taken.cost {
+            self.limit.debit(&mut self.state, actual - taken.cost, at);
         }
         true
     }
 
     /// The kernel's view of a holder: its id is its place among those named so far, counted from 1.
-    fn leases(&mut self, id: &'a str) -> (Concurrency, &mut LeaseState, u128) {
-        let place = self.holders.iter().position(|holder| *holder == id).unwrap_or_else(|| {
-            self.holders.push(id);
+    fn leases(&mut self, id: &'a str) -> (Concurrency, &mut LeaseState, u128, &mut Micros) {
+        let place = self.holders.iter().position(|(holder, _)| *holder == id).unwrap_or_else(|| {
+            self.holders.push((id, Micros::ZERO));
             self.holders.len() - 1
         });
+        let end = &mut self.holders[place].1;
         match (self.limit, &mut self.state) {
-            (Limit::Concurrency(algorithm), State::Leases(leases)) => (algorithm, leases, place as u128 + 1),
+            (Limit::Concurrency(algorithm), State::Leases(leases)) => {
+                (algorithm, leases, place as u128 + 1, end)
+            }
             (limit, _) => unreachable!("the table's reader refuses leases of {limit}"),
         }
     }

@@ -19,7 +19,7 @@ use life::{Ask, Call, KINDS, Kind, Life};
 use model::Model;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
-use tollgate_kernel::{Algorithm, Align, Cost, LeaseState, Limit, Micros, Outcome, State};
+use tollgate_kernel::{Algorithm, Align, Cost, LeaseState, Limit, Micros, Outcome, State, Taken};
 
 const MICROSECOND: Micros = Micros::new(1);
 
@@ -164,12 +164,7 @@ fn in_lives_of(kind: Kind, lives: BoxedStrategy<Life>, check: impl Fn(&Life) -> 
 struct Key {
     limit: Limit,
     state: State,
-    reserved: HashMap<usize, Reservation>,
-}
-
-struct Reservation {
-    cost: u64,
-    charged_at: Micros,
+    reserved: HashMap<usize, Taken>,
 }
 
 /// What was asked, the time it counted as, and what was answered.
@@ -199,13 +194,13 @@ impl Key {
                 let outcome = self.limit.charge(&mut self.state, cost, at);
                 if outcome.allowed {
                     let charged_at = self.limit.charged_at(&self.state, at);
-                    self.reserved.insert(id, Reservation { cost: cost.get(), charged_at });
+                    self.reserved.insert(id, Taken { cost: cost.get(), at: charged_at });
                 }
                 (outcome, cost)
             }
             Ask::Settle { id, actual } => {
-                if let Some(Reservation { cost, charged_at }) = self.reserved.remove(&id) {
-                    self.settle(cost, actual, charged_at, at);
+                if let Some(taken) = self.reserved.remove(&id) {
+                    self.settle(taken, actual, at);
                 }
                 return None;
             }
@@ -217,11 +212,11 @@ impl Key {
         Some(Answer { call, cost, now, outcome, charged })
     }
 
-    fn settle(&mut self, cost: u64, actual: u64, charged_at: Micros, at: Micros) {
-        if actual < cost {
-            self.limit.give_back(&mut self.state, cost - actual, charged_at, at);
+    fn settle(&mut self, taken: Taken, actual: u64, at: Micros) {
+        if actual < taken.cost {
+            self.limit.give_back(&mut self.state, taken, taken.cost - actual, at);
         } else {
-            self.limit.debit(&mut self.state, actual - cost, at);
+            self.limit.debit(&mut self.state, actual - taken.cost, at);
         }
     }
 
@@ -392,19 +387,19 @@ fn resets_when_it_says(limit: &Limit, mut state: State, now: Micros, reset_after
 
 /// What is given back goes where it was taken from. For windows and logs that means: once all is settled, what is left is
 /// what it would be had every reservation been settled the moment it was made; before, it is never more. A bucket has but one
-/// state, so there what was given back may be spent again, and nothing beyond it.
+/// state, so there what was given back may be spent again as long as it has not refilled, and nothing beyond it.
 fn settles_into_its_own_state(life: &Life) -> TestCaseResult {
     let limit = life.limit;
     let is_bucket = matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_));
     let actuals: HashMap<usize, u64> = life.calls.iter().filter_map(|call| call.settles()).collect();
     let (mut late, mut prompt) = (Key::new(limit), Key::new(limit));
     let mut unsettled = HashSet::new();
-    let mut flow = Flow::default();
+    let (mut flow, mut numbers) = (Flow::default(), HashMap::new());
     for call in &life.calls {
         let before = late.state.clone();
         match call.ask {
             Ask::Settle { id, .. } if unsettled.remove(&id) => {
-                flow.given_back(late.reserved[&id].cost - actuals[&id]);
+                flow.given_back(numbers[&id], late.reserved[&id].cost - actuals[&id]);
                 late.play(*call);
             }
             Ask::Settle { .. } => {
@@ -413,7 +408,7 @@ fn settles_into_its_own_state(life: &Life) -> TestCaseResult {
             }
             _ => {
                 let Some(answer) = late.play(*call).filter(|answer| answer.charged) else { continue };
-                flow.admitted(answer.admission());
+                let number = flow.admitted(answer.admission());
                 if is_bucket {
                     flow.stays_within_bucket(&limit)?;
                 } else {
@@ -428,9 +423,10 @@ fn settles_into_its_own_state(life: &Life) -> TestCaseResult {
                 let Some(&actual) = actuals.get(&id).filter(|actual| **actual < cost.get()) else { continue };
                 let reservation = prompt.reserved.remove(&id);
                 unsettled.insert(id);
+                numbers.insert(id, number);
                 settled_at_once_is_charged(&limit, before, cost, actual, call.at)?;
-                if let Some(Reservation { charged_at, .. }) = reservation {
-                    prompt.settle(cost.get(), actual, charged_at, call.at);
+                if let Some(taken) = reservation {
+                    prompt.settle(taken, actual, call.at);
                 }
             }
         }
@@ -454,8 +450,8 @@ fn settled_at_once_is_charged(
     let Some(actual) = Cost::new(actual) else { return Ok(()) };
     let (mut settled, mut charged) = (before.clone(), before);
     limit.charge(&mut settled, cost, at);
-    let charged_at = limit.charged_at(&settled, at);
-    limit.give_back(&mut settled, cost.get() - actual.get(), charged_at, at);
+    let taken = Taken { cost: cost.get(), at: limit.charged_at(&settled, at) };
+    limit.give_back(&mut settled, taken, cost.get() - actual.get(), at);
     limit.charge(&mut charged, actual, at);
     for ask in [Cost::ONE, cost, Cost::MAX] {
         for later in [at, at.saturating_add(limit.window())] {
@@ -465,42 +461,45 @@ fn settled_at_once_is_charged(
     Ok(())
 }
 
-/// Leases against the plainest account of them: who holds how much since when.
+/// Leases against the plainest account of them: who holds how much until when.
 fn holders_are_counted(life: &Life) -> TestCaseResult {
     struct Holder {
         id: u128,
         cost: u64,
-        since: Micros,
+        end: Micros,
     }
     let Limit::Concurrency(limit) = life.limit else { unreachable!("only leases are held") };
     let mut state = LeaseState::default();
     let mut holders: Vec<Holder> = Vec::new();
     for call in &life.calls {
-        let now = holders.iter().map(|holder| holder.since).fold(call.at, Micros::max);
-        let lasts = |holder: &Holder| now < holder.since.saturating_add(limit.lease());
+        let now = call.at;
+        let lasts = |holder: &Holder| now < holder.end;
         let held =
             |holders: &[Holder]| holders.iter().filter(|holder| lasts(holder)).map(|h| h.cost).sum::<u64>();
         let mine = |id: u128| holders.iter().position(|holder| holder.id == id && lasts(holder));
         match call.ask {
             Ask::Hold { id, cost } if mine(id).is_none() => {
-                let outcome = limit.acquire(&mut state, id, cost, call.at);
+                let outcome = limit.acquire(&mut state, id, cost, now);
                 prop_assert_eq!(outcome.allowed, held(&holders) + cost.get() <= limit.limit());
                 if outcome.allowed {
                     holders.retain(lasts);
-                    holders.push(Holder { id, cost: cost.get(), since: now });
+                    holders.push(Holder { id, cost: cost.get(), end: limit.end(now) });
                 }
             }
             Ask::Release { id } => {
                 let place = mine(id);
-                prop_assert_eq!(limit.release(&mut state, id, call.at), place.is_some());
+                let end = place.map_or(limit.end(now), |place| holders[place].end);
+                prop_assert_eq!(limit.release(&mut state, id, end, now), place.is_some());
                 place.map(|place| holders.remove(place));
-                prop_assert!(!limit.release(&mut state, id, call.at), "released twice");
+                prop_assert!(!limit.release(&mut state, id, end, now), "released twice");
             }
             Ask::Renew { id } => {
                 let place = mine(id);
-                prop_assert_eq!(limit.renew(&mut state, id, call.at), place.is_some());
-                if let Some(place) = place {
-                    holders[place].since = now;
+                let end = place.map_or(limit.end(now), |place| holders[place].end);
+                let renewed = limit.renew(&mut state, id, end, now);
+                prop_assert_eq!(renewed, place.map(|_| limit.end(now).max(end)));
+                if let (Some(place), Some(end)) = (place, renewed) {
+                    holders[place].end = end;
                     holders.retain(lasts);
                 }
             }
@@ -513,7 +512,6 @@ fn holders_are_counted(life: &Life) -> TestCaseResult {
         let whole = Limit::from(limit);
         for cost in [Cost::ONE, Cost::new(limit.limit()).unwrap()] {
             let outcome = limit.peek(&state, cost, call.at);
-            let now = limit.charged_at(&state, call.at);
             wait_is_exact(&whole, &State::Leases(state.clone()), cost, now, &outcome)?;
         }
     }

@@ -10,6 +10,7 @@ pub mod cases;
 mod changes;
 mod holds;
 mod model;
+mod plain;
 mod races;
 mod random;
 mod refunds;
@@ -20,6 +21,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+pub use plain::PlainStore;
 pub use traces::Traces;
 
 use crate::{ManualClock, Micros, Store};
@@ -82,5 +84,5 @@ fn cost(units: u64) -> crate::Cost {
     crate::Cost::new(units).unwrap_or(crate::Cost::ONE)
 }
 
-/// A time to live that never runs out in a test.
-const FOR_LONG: Micros = Micros::from_secs(20 * 365 * 86_400);
+/// A time to live that never runs out in a test: the longest that a store keeps a reservation for.
+const FOR_LONG: Micros = crate::Hold::MAX_TTL;

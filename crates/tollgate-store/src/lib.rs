@@ -138,13 +138,16 @@ pub struct Hold {
     /// Names the charge. A charge that is sent again under the same name is answered as before and not charged again.
     pub id: HoldId,
     /// How long it can be settled; a charge that is not settled by then stays as it is. A lease is kept at least as long as
-    /// it lasts.
+    /// it lasts. Stores keep no reservation for longer than [`MAX_TTL`](Self::MAX_TTL), whatever is asked for.
     pub ttl: Micros,
 }
 
 impl Hold {
-    /// A time to live without an end: the charge is held until it is settled or released, and so are its leases. For a holder
-    /// that lives in the same process as the counters, and so cannot die without them.
+    /// The longest that a reservation is kept: ten years. A longer time to live counts as this.
+    pub const MAX_TTL: Micros = tollgate_kernel::MAX_SPAN;
+
+    /// A time to live without an end, for holders that live in this process and release what they hold when they go: in the memory
+    /// store their leases do not end while they are held. A store outside this process counts it as [`MAX_TTL`](Self::MAX_TTL).
     pub const UNTIL_RELEASED: Micros = Micros::new(u64::MAX);
 }
 

@@ -322,7 +322,7 @@ impl MemoryLimit {
         let inner = &*self.store.inner;
         // No limit holds more than the largest count, so more than that says no more.
         let amendment = Amendment::Refund { amount: amount.get().min(MAX_COUNT) };
-        self.ledger.amend(inner.seeds.fingerprint(key), false, amendment, inner.clock.now())
+        self.ledger.amend(inner.seeds.fingerprint(key), false, amendment, inner.clock.now()).is_found()
     }
 
     /// Forgets a key; false when nothing was remembered.

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use tokio::runtime::Handle;
 use tokio::task::{spawn_blocking, yield_now};
-use tollgate_store::conformance::{self, Counting, Effort, Subject, Traces};
+use tollgate_store::conformance::{self, Counting, Effort, PlainStore, Subject, Traces};
 use tollgate_store::{
-    Charged, Cost, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Settled, Settlement, Store,
-    StoreError, StoreFuture, StoredLimit,
+    Charged, Cost, Hold, HoldId, Item, ManualClock, Settled, Settlement, Store, StoreError, StoreFuture,
+    StoredLimit,
 };
 
 /// Enough to catch what is below, each in about a second.
@@ -68,9 +68,9 @@ const FAULTS: [Fault; 14] = [
     Fault::RefundsByForgetting,
 ];
 
-/// A memory store with a fault.
+/// A store with a fault.
 struct Faulty {
-    inner: MemoryStore,
+    inner: PlainStore,
     fault: Fault,
     charges: AtomicU64,
     /// What each name was charged for, and the name that the store knows it by.
@@ -128,8 +128,8 @@ impl Faulty {
 
     async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
         let held = self.holds.lock().expect("no fault is a panic").get(&id).cloned();
-        let Some((limit, key, id)) = held else { return MemoryStore::settle(&self.inner, id, settlement) };
-        let settled = MemoryStore::settle(&self.inner, id, settlement)?;
+        let Some((limit, key, id)) = held else { return Store::settle(&self.inner, id, settlement).await };
+        let settled = Store::settle(&self.inner, id, settlement).await?;
         if self.fault == Fault::GivesBackTooLate
             && (settled, settlement) == (Settled::Unknown, &Settlement::Cancel)
         {
@@ -197,11 +197,9 @@ impl Store for Faulty {
 }
 
 fn subject(clock: &ManualClock, fault: Fault) -> Subject {
-    let options = MemoryOptions { clock: clock.clock(), sweep_every: None, ..MemoryOptions::default() };
-    let inner = MemoryStore::new(options);
+    let inner = PlainStore::new(clock.clock());
     let counted = inner.clone();
     let remembered = Box::new(move || -> Counting {
-        counted.sweep();
         let keys = counted.keys().max(usize::from(fault == Fault::KeepsAnIdleKey));
         Box::pin(async move { keys })
     });

@@ -58,7 +58,11 @@ impl Tollgate {
     /// the numbers may be a stranger's: however many others there are, these are served. Limits of one name should be of one
     /// strategy, and windows of one length, as what is counted by one says little under another.
     pub fn ad_hoc(&self, name: &'static str, allowance: impl Into<Allowance>) -> Result<AdHoc, Error> {
-        let allowance = allowance.into();
+        let allowance = match allowance.into() {
+            // A key that is charged by other numbers keeps the instant at which it is full, as redis-cell has it.
+            Allowance::Limited(limit) => Allowance::Limited(limit.keeping_instant()),
+            other => other,
+        };
         let entry = self.gate.ad_hocs.find(name, allowance, || {
             if self.gate.by_name.contains_key(name) {
                 return Err(Error::call(format!(

@@ -1,15 +1,16 @@
 //! Concurrency: at most `limit` held at once, each holding a lease that ends by itself.
 //!
 //! State kept: the leases, soonest to end first, as (id, cost, end). A lease counts while `now < end`, so a dead holder's is
-//! gone at exactly its end; a live holder renews it. All leases of a limit last equally long, so new and renewed ones go to
-//! the back. A time earlier than the newest lease's beginning counts as that beginning.
+//! gone at exactly its end; a live holder renews it. Sums are kept by the block (entries.rs), so no charge walks the leases.
+//!
+//! Change: a lease keeps the end that it was given, whatever the lease time is now; a renewal never shortens it. Settlement: a
+//! release ends the lease of its holder and no other.
 //!
 //! Bounds: limit < 2^53, lease ≤ ten years; what is held saturates below 2^53, debts included. No division. Known weakness: a
 //! holder that outlives its lease without renewing it is no longer counted. Twins: concurrency.lua, .sql. Cases: concurrency.cases.
 
-use std::collections::VecDeque;
-
-use super::{Algorithm, Look};
+use super::entries::{Entries, Entry};
+use super::{Algorithm, Look, Taken};
 use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -24,7 +25,7 @@ use crate::time::Micros;
 /// let s = Micros::from_secs;
 /// assert!(workers.acquire(&mut leases, 7, Cost::ONE, s(0)).allowed);
 /// assert_eq!(workers.acquire(&mut leases, 8, Cost::ONE, s(10)).retry_after, Some(s(20)));
-/// assert!(workers.release(&mut leases, 7, s(11)));
+/// assert!(workers.release(&mut leases, 7, s(30), s(11)), "the lease of 7 that ends at 30");
 /// assert!(workers.acquire(&mut leases, 8, Cost::ONE, s(12)).allowed);
 /// # Ok::<(), tollgate_kernel::LimitError>(())
 /// ```
@@ -45,16 +46,30 @@ pub struct Lease {
     pub end: Micros,
 }
 
+impl Entry for Lease {
+    fn instant(&self) -> Micros {
+        self.end
+    }
+
+    fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    fn cost_mut(&mut self) -> &mut u64 {
+        &mut self.cost
+    }
+}
+
 /// The holders of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseState {
-    leases: VecDeque<Lease>,
+    leases: Entries<Lease>,
 }
 
 impl LeaseState {
     /// The leases, soonest to end first; some may have ended.
     pub fn leases(&self) -> impl Iterator<Item = Lease> + '_ {
-        self.leases.iter().copied()
+        self.leases.iter()
     }
 
     /// How many leases are kept: what the state costs in memory.
@@ -64,7 +79,7 @@ impl LeaseState {
 
     /// Whether nothing is kept.
     pub fn is_empty(&self) -> bool {
-        self.leases.is_empty()
+        self.leases.len() == 0
     }
 }
 
@@ -84,55 +99,54 @@ impl Concurrency {
         self.lease
     }
 
-    /// Takes a lease of `cost` for `id` if it fits. A denial leaves the state untouched.
+    /// When a lease ends that begins at `now`.
+    pub fn end(&self, now: Micros) -> Micros {
+        now.saturating_add(self.lease)
+    }
+
+    /// Takes a lease of `cost` for `id` if it fits, until [`end`](Self::end). A denial leaves the state untouched.
     pub fn acquire(&self, state: &mut LeaseState, id: u128, cost: Cost, now: Micros) -> Outcome {
+        self.acquire_until(state, id, cost, self.end(now), now)
+    }
+
+    /// Takes a lease that ends when its caller says; for holders that cannot die unnoticed.
+    pub fn acquire_until(
+        &self,
+        state: &mut LeaseState,
+        id: u128,
+        cost: Cost,
+        end: Micros,
+        now: Micros,
+    ) -> Outcome {
         let outcome = self.peek(state, cost, now);
         if outcome.allowed {
-            self.hold(state, id, cost.get(), now);
+            Concurrency::hold(state, Lease { id, cost: cost.get(), end }, now);
         }
         outcome
     }
 
-    /// Ends the lease of `id`; false when it had none, or it had run out.
-    pub fn release(&self, state: &mut LeaseState, id: u128, now: Micros) -> bool {
-        self.take(state, id, now).is_some()
+    /// Ends the lease of `id` that was given `end`; false when there is none, or it has run out.
+    pub fn release(&self, state: &mut LeaseState, id: u128, end: Micros, now: Micros) -> bool {
+        Concurrency::take(state, id, end, now).is_some()
     }
 
-    /// Extends the lease of `id` to a full lease from now; false when it had none, or it had run out.
-    pub fn renew(&self, state: &mut LeaseState, id: u128, now: Micros) -> bool {
-        let now = self.not_before_newest(state, now);
-        match self.take(state, id, now) {
-            Some(lease) => {
-                self.hold(state, id, lease.cost, now);
-                true
-            }
-            None => false,
-        }
+    /// Extends the lease of `id` that was given `end` to a full lease from now, and never to less than it had. Answers the new
+    /// end; `None` when there is no such lease, or it has run out.
+    pub fn renew(&self, state: &mut LeaseState, id: u128, end: Micros, now: Micros) -> Option<Micros> {
+        let lease = Concurrency::take(state, id, end, now)?;
+        let end = self.end(now).max(lease.end);
+        Concurrency::hold(state, Lease { end, ..lease }, now);
+        Some(end)
     }
 
-    /// `now`, but not before the newest lease began: the end of a new lease is then the latest of all.
-    fn not_before_newest(&self, state: &LeaseState, now: Micros) -> Micros {
-        state.leases.back().map_or(now, |newest| newest.end.saturating_sub(self.lease).max(now))
-    }
-
-    /// The leases that count at `now`, soonest to end first.
-    fn live(state: &LeaseState, now: Micros) -> impl DoubleEndedIterator<Item = &Lease> {
-        state.leases.iter().filter(move |lease| lease.end > now)
-    }
-
-    fn hold(&self, state: &mut LeaseState, id: u128, cost: u64, now: Micros) {
-        let now = self.not_before_newest(state, now);
-        while state.leases.front().is_some_and(|lease| lease.end <= now) {
-            state.leases.pop_front();
-        }
-        state.leases.push_back(Lease { id, cost, end: now.saturating_add(self.lease) });
+    fn hold(state: &mut LeaseState, lease: Lease, now: Micros) {
+        state.leases.drop_until(now);
+        state.leases.insert(lease);
     }
 
     /// Removes the live lease of `id`.
-    fn take(&self, state: &mut LeaseState, id: u128, now: Micros) -> Option<Lease> {
-        let now = self.not_before_newest(state, now);
-        let index = state.leases.iter().position(|lease| lease.id == id && lease.end > now)?;
-        state.leases.remove(index)
+    fn take(state: &mut LeaseState, id: u128, end: Micros, now: Micros) -> Option<Lease> {
+        if end <= now { None } else { state.leases.remove(end, |lease| lease.id == id) }
     }
 }
 
@@ -140,17 +154,15 @@ impl Algorithm for Concurrency {
     type State = LeaseState;
 
     fn peek(&self, state: &LeaseState, cost: Cost, now: Micros) -> Outcome {
-        let now = self.not_before_newest(state, now);
-        let live = || Concurrency::live(state, now);
-        let held = live().map(|lease| lease.cost).sum::<u64>();
-        let mut left = held;
-        let enough = live().find(|lease| {
-            left -= lease.cost;
-            left.saturating_add(cost.get()) <= self.limit
-        });
-        let wait = enough.map_or(Micros::ZERO, |lease| lease.end.saturating_sub(now));
-        let last = live().next_back().map_or(Micros::ZERO, |lease| lease.end.saturating_sub(now));
-        Look { used: held, wait, last }.answer(self.limit, self.lease, cost)
+        let ended = state.leases.sum_until(now);
+        let used = state.leases.total() - ended;
+        let until = |end: Micros| end.saturating_sub(now);
+        let wait = match cost.get() <= self.limit && cost.get() > self.limit.saturating_sub(used) {
+            true => state.leases.first_to_sum(ended + (used + cost.get() - self.limit)),
+            false => None,
+        };
+        let last = state.leases.last().map_or(Micros::ZERO, |lease| until(lease.end));
+        Look { used, wait: wait.map_or(Micros::ZERO, until), last }.answer(self.limit, self.lease, cost)
     }
 
     /// A charge that names no holder: its lease can only run out.
@@ -158,20 +170,19 @@ impl Algorithm for Concurrency {
         self.acquire(state, 0, cost, now)
     }
 
-    fn charged_at(&self, state: &LeaseState, now: Micros) -> Micros {
-        self.not_before_newest(state, now)
+    fn charged_at(&self, _state: &LeaseState, now: Micros) -> Micros {
+        now
     }
 
-    /// Shortens the nameless leases taken at `charged_at` by `amount`; leases with a name are released by it.
-    fn give_back(&self, state: &mut LeaseState, amount: u64, charged_at: Micros, _now: Micros) {
-        let end = charged_at.saturating_add(self.lease);
+    /// Shortens the nameless leases taken at once with `taken` by `amount`; leases with a name are released by it.
+    fn give_back(&self, state: &mut LeaseState, taken: Taken, amount: u64, _now: Micros) {
         let mut left = amount;
-        for lease in state.leases.iter_mut().filter(|lease| lease.id == 0 && lease.end == end) {
-            let returned = left.min(lease.cost);
-            lease.cost -= returned;
-            left -= returned;
+        while left > 0 {
+            match state.leases.reduce(self.end(taken.at), left, |lease| lease.id == 0) {
+                0 => return,
+                returned => left -= returned,
+            }
         }
-        state.leases.retain(|lease| lease.cost > 0);
     }
 
     /// Leases belong to their holders and are released, not refunded.
@@ -179,15 +190,15 @@ impl Algorithm for Concurrency {
 
     /// Holds `amount` for one lease, whether it fits or not.
     fn debit(&self, state: &mut LeaseState, amount: u64, now: Micros) {
-        let held = Concurrency::live(state, self.not_before_newest(state, now)).map(|lease| lease.cost).sum();
-        let most = MAX_COUNT.saturating_sub(held);
+        state.leases.drop_until(now);
+        let most = MAX_COUNT.saturating_sub(state.leases.total());
         if amount > 0 && most > 0 {
-            self.hold(state, 0, amount.min(most), now);
+            Concurrency::hold(state, Lease { id: 0, cost: amount.min(most), end: self.end(now) }, now);
         }
     }
 
     fn is_fresh(&self, state: &LeaseState, now: Micros) -> bool {
-        state.leases.back().is_none_or(|newest| newest.end <= now)
+        state.leases.last().is_none_or(|newest| newest.end <= now)
     }
 }
 
@@ -211,13 +222,33 @@ mod tests {
             assert!(leases.acquire(&mut state, id, Cost::ONE, s(at)).allowed);
         }
         let ids = |state: &LeaseState| state.leases().map(|lease| lease.id).collect::<Vec<_>>();
-        assert!(leases.renew(&mut state, 1, s(20)));
+        assert_eq!(leases.renew(&mut state, 1, s(30), s(20)), Some(s(50)));
         assert_eq!(ids(&state), [2, 0, 1], "soonest to end first");
-        leases.give_back(&mut state, 9, s(20), s(20));
+        leases.give_back(&mut state, Taken { cost: 1, at: s(20) }, 9, s(20));
         assert_eq!(ids(&state), [2, 1], "what was given back whole is gone, and only what has no name");
         assert!(leases.acquire(&mut state, 3, Cost::ONE, s(40)).allowed);
         assert_eq!(ids(&state), [1, 3], "so is what ran out");
         assert_eq!(state.len(), 2);
+    }
+
+    /// A shorter lease time moved the present forward for the whole key: 19 more of 20 were admitted, and live holders could
+    /// not renew.
+    #[test]
+    fn a_lease_keeps_the_end_that_it_was_given() {
+        let s = Micros::from_secs;
+        let [long, short] = [60, 2].map(|secs| Concurrency::new(20, s(secs)).unwrap());
+        let mut state = LeaseState::default();
+        for id in 1..=20 {
+            assert!(long.acquire(&mut state, id, Cost::ONE, s(100)).allowed);
+        }
+        let denied = short.acquire(&mut state, 99, Cost::ONE, s(101));
+        assert_eq!((denied.allowed, denied.retry_after), (false, Some(s(59))));
+        assert_eq!(short.renew(&mut state, 1, s(160), s(101)), Some(s(160)), "never to less than it had");
+        assert_eq!(short.renew(&mut state, 2, s(160), s(159)), Some(s(161)));
+        assert!(long.release(&mut state, 3, s(160), s(159)) && !long.release(&mut state, 3, s(160), s(159)));
+        let allowed = short.acquire(&mut state, 99, Cost::ONE, s(159));
+        assert_eq!((allowed.allowed, allowed.reset_after), (true, s(2)));
+        assert!(!short.acquire(&mut state, 98, Cost::ONE, s(159)).allowed);
     }
 
     /// A sum of debts that saturated was taken apart again lease by lease, and fell below zero.

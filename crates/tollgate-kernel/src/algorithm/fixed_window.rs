@@ -1,13 +1,16 @@
 //! Fixed window: at most `limit` in each window, counted from zero when the next one opens.
 //!
-//! State kept: the end of the open window and the count in it. With [`Align::First`] a window opens at the first charge after
+//! State kept: the start and the end of the open window and the count in it. With [`Align::First`] a window opens at the first charge after
 //! the last one ended and lasts `window`; with [`Align::Clock`] windows start at multiples of `window` since 1970. A window
 //! holds its first instant and not its end. A time before the open window counts as the window's start.
+//!
+//! Change: an open window keeps its start, its end and its count, whatever numbers it is charged by; the next one is opened by
+//! the numbers of whoever charges first. Settlement: what is given back goes into the window that is open if it was taken there.
 //!
 //! Bounds: limit < 2^53, window ≤ ten years; a count saturates below 2^53, debts included. No division. Known weakness: a burst at a window's edge,
 //! up to twice the limit within one window's length. Twins: fixed_window.lua, .sql. Cases: fixed_window.cases.
 
-use super::Algorithm;
+use super::{Algorithm, Taken};
 use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -49,6 +52,8 @@ pub struct WindowState {
     pub end: Micros,
     /// What was charged in it.
     pub count: u64,
+    /// When the window started.
+    pub start: Micros,
 }
 
 impl FixedWindow {
@@ -85,12 +90,7 @@ impl FixedWindow {
             Align::First => now,
             Align::Clock => Micros::new(now.get() - now.get() % self.window.get()),
         };
-        WindowState { end: start.saturating_add(self.window), count: 0 }
-    }
-
-    /// The time left in a window; a clock behind the window's start sees all of it.
-    fn left(&self, end: Micros, now: Micros) -> Micros {
-        end.saturating_sub(now).min(self.window)
+        WindowState { end: start.saturating_add(self.window), count: 0, start }
     }
 }
 
@@ -104,7 +104,8 @@ impl Algorithm for FixedWindow {
     fn charge(&self, state: &mut WindowState, cost: Cost, now: Micros) -> Outcome {
         let open = self.current(state, now);
         let room = self.limit.saturating_sub(open.count);
-        let left = self.left(open.end, now);
+        // A clock behind the window's start sees all of it.
+        let left = open.end.saturating_sub(now.max(open.start));
         let mut outcome = Outcome {
             allowed: cost.get() <= room,
             capacity: self.limit,
@@ -116,7 +117,7 @@ impl Algorithm for FixedWindow {
         if outcome.allowed {
             outcome.remaining = room - cost.get();
             outcome.retry_after = Some(Micros::ZERO);
-            *state = WindowState { end: open.end, count: open.count + cost.get() };
+            *state = WindowState { count: open.count + cost.get(), ..open };
         } else if cost.get() > self.limit {
             outcome.retry_after = None;
             if self.align == Align::First && now >= state.end {
@@ -128,14 +129,12 @@ impl Algorithm for FixedWindow {
     }
 
     fn charged_at(&self, state: &WindowState, now: Micros) -> Micros {
-        now.max(state.end.saturating_sub(self.window))
+        now.max(state.start)
     }
 
-    fn give_back(&self, state: &mut WindowState, amount: u64, charged_at: Micros, now: Micros) {
-        let start = state.end.saturating_sub(self.window);
-        // A time before the window counts as its start, so only a charge at or after the end belongs to another window, and
-        // so does one from before the start.
-        if now < state.end && start <= charged_at && charged_at < state.end {
+    fn give_back(&self, state: &mut WindowState, taken: Taken, amount: u64, now: Micros) {
+        // Windows follow each other, so what was taken between the start and the end of one was taken from it.
+        if now < state.end && state.start <= taken.at && taken.at < state.end {
             state.count = state.count.saturating_sub(amount);
         }
     }
@@ -144,7 +143,7 @@ impl Algorithm for FixedWindow {
         // A debt of nothing opens no window.
         if amount > 0 {
             let open = self.current(state, now);
-            *state = WindowState { end: open.end, count: open.count.saturating_add(amount).min(MAX_COUNT) };
+            *state = WindowState { count: open.count.saturating_add(amount).min(MAX_COUNT), ..open };
         }
     }
 
@@ -152,7 +151,9 @@ impl Algorithm for FixedWindow {
     /// would be a third one within one window's length.
     fn joined(&self, state: &WindowState, now: Micros) -> WindowState {
         match self.align {
-            Align::First if now < state.end => WindowState { end: now.saturating_add(self.window), ..*state },
+            Align::First if now < state.end => {
+                WindowState { end: now.saturating_add(self.window), start: now, ..*state }
+            }
             _ => *state,
         }
     }
@@ -184,22 +185,46 @@ mod tests {
         }
     }
 
+    /// A reservation of a shorter window was given back into a later one, and a longer window's end was cut off.
+    #[test]
+    fn an_open_window_is_the_same_for_all_numbers() {
+        let s = Micros::from_secs;
+        let [long, short] = [60, 10].map(|secs| FixedWindow::new(10, s(secs), Align::First).unwrap());
+        let mut state = WindowState::default();
+        assert!(long.charge(&mut state, Cost::new(10).unwrap(), s(100)).allowed);
+        let denied = short.charge(&mut state, Cost::ONE, s(130));
+        assert_eq!(
+            (denied.allowed, denied.retry_after),
+            (false, Some(s(30))),
+            "as long as it was opened for"
+        );
+        let taken = Taken { cost: 10, at: s(100) };
+        short.give_back(&mut state.clone(), taken, 10, s(140));
+        assert!(short.charge(&mut state, Cost::ONE, s(160)).allowed);
+        assert_eq!(state.end, s(170));
+        let before = state;
+        long.give_back(&mut state, taken, 10, s(165));
+        assert_eq!(state, before, "never into a later window");
+    }
+
     #[test]
     fn a_window_that_is_joined_begins_anew_unless_the_clock_says_when() {
         let (second, count) = (Micros::from_secs(1), 7);
-        let open = WindowState { end: Micros::from_millis(1_200), count };
-        for (align, now, end) in [
-            (Align::First, 500, 1_500),
-            (Align::First, 1_199, 2_199),
-            (Align::First, 1_200, 1_200),
-            (Align::Clock, 500, 1_200),
+        let ms = Micros::from_millis;
+        let open = WindowState { end: ms(1_200), count, start: ms(200) };
+        for (align, now, start) in [
+            (Align::First, 500, 500),
+            (Align::First, 1_199, 1_199),
+            (Align::First, 1_200, 200),
+            (Align::Clock, 500, 200),
         ] {
             let window = FixedWindow::new(10, second, align).unwrap();
-            let joined = window.joined(&open, Micros::from_millis(now));
-            assert_eq!(joined, WindowState { end: Micros::from_millis(end), count }, "{align:?} at {now}");
+            let joined = window.joined(&open, ms(now));
+            let expected = WindowState { end: ms(start + 1_000), count, start: ms(start) };
+            assert_eq!(joined, expected, "{align:?} at {now}");
         }
         let bucket = crate::TokenBucket::new("1/s".parse().unwrap(), 5).unwrap();
-        let state = crate::BucketState { full_at: 3_000_000 };
+        let state = crate::BucketState { full_at: 3_000_000, ..Default::default() };
         assert_eq!(bucket.joined(&state, second), state, "time tells it all");
     }
 }

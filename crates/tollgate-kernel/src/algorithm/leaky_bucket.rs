@@ -7,8 +7,8 @@
 //! Bounds and rounding: as in token_bucket.rs. Known weakness: the delay is a promise of the caller, not of the limiter; a
 //! caller who ignores it sees a token bucket. Twins: leaky_bucket.lua, .sql. Cases: leaky_bucket.cases.
 
-use super::Algorithm;
 use super::token_bucket::{Bucket, BucketState, Fit, TokenBucket};
+use super::{Algorithm, Taken};
 use crate::limit::{Limit, LimitError};
 use crate::outcome::{Cost, Outcome};
 use crate::rate::Rate;
@@ -54,8 +54,19 @@ impl LeakyBucket {
         self.room.time_to_fill()
     }
 
+    /// See [`TokenBucket::with_max_debt`].
+    pub fn with_max_debt(self, max_debt: Micros) -> Result<Self, LimitError> {
+        self.room.with_max_debt(max_debt).map(|room| LeakyBucket { room })
+    }
+
+    /// See [`TokenBucket::keeping_instant`].
+    #[must_use]
+    pub const fn keeping_instant(self) -> Self {
+        LeakyBucket { room: self.room.keeping_instant() }
+    }
+
     /// The bucket of free room, whose arithmetic this one shares.
-    pub(crate) const fn room(&self) -> &TokenBucket {
+    pub const fn room(&self) -> &TokenBucket {
         &self.room
     }
 
@@ -101,12 +112,20 @@ impl Algorithm for LeakyBucket {
         self.with_delay(self.room.charge(state, cost, now), ahead)
     }
 
+    fn adopt(&self, state: &mut BucketState, now: Micros) {
+        self.room.adopt(state, now);
+    }
+
     fn charged_at(&self, _state: &BucketState, now: Micros) -> Micros {
         now
     }
 
-    fn give_back(&self, state: &mut BucketState, amount: u64, charged_at: Micros, now: Micros) {
-        self.room.give_back(state, amount, charged_at, now);
+    fn give_back(&self, state: &mut BucketState, taken: Taken, amount: u64, now: Micros) {
+        self.room.give_back(state, taken, amount, now);
+    }
+
+    fn refund(&self, state: &mut BucketState, amount: u64, now: Micros) {
+        self.room.refund(state, amount, now);
     }
 
     fn debit(&self, state: &mut BucketState, amount: u64, now: Micros) {

@@ -3,21 +3,35 @@
 //! State kept: one whole number F, the instant at which the bucket is full again, in units of 1/c µs for a rate of c tokens
 //! every p µs (in lowest terms). In these units a token weighs p and time passes at c per µs, so refill and cost are both
 //! whole and nothing drifts. A charge of n moves F to `max(F, now*c) + n*p` and fits iff that is at most `now*c + burst*p`.
+//! Beside F stand the numbers that it was written under: c, p and the burst.
 //!
-//! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, an empty bucket is full within 142 years and one in debt within 190 (more saturates),
-//! so F fits 128 bits for any clock and the distance from now to F fits 64. The twins keep F as whole µs and a rest below c,
-//! both below 2^53 until the year 2065. Rounding: tokens left round down, waits round up. Known weaknesses: a full bucket may be emptied at once,
-//! so an interval t admits up to burst + rate*t; and one number does not tell how much of an old charge time has refilled, so
-//! what is given back late may come back twice, and is bounded by the burst only. Twins: token_bucket.lua, .sql. Cases: token_bucket.cases.
+//! Change: the first charge under other numbers, allowed or not, rewrites the state: the missing tokens stay missing, at most
+//! the new burst of them plus any debt, and refill at the new rate. What a smaller burst lets go is kept in a second instant,
+//! which every charge moves too: versions of a limit with different bursts that are live at the same time each count all that
+//! was charged. A bucket that keeps its instant ([`keeping_instant`](TokenBucket::keeping_instant)) keeps F instead, as redis-cell does.
+//!
+//! Settlement: a give-back returns at most what has not refilled since the charge, `reserved*p - elapsed*c`, so it cannot be
+//! spent twice. What was charged before a change may have refilled faster in between: for as long as a full bucket takes to fill
+//! the state keeps when it last changed and the fastest rate before that, and an older charge is reckoned by the fastest of
+//! all. A debt takes at most `max_debt` of refill to pay, one day by default.
+//!
+//! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, an empty bucket is full within 142 years and a debt paid within ten years and within 2^62
+//! units, so F fits 128 bits for any clock and the distance from now to F fits 64. The twins keep F as whole µs and a rest below c,
+//! both below 2^53 until the year 2065. Rounding: tokens left round down, waits round up, what is missing after a change rounds up
+//! (by less than 1 µs of refill). Known weakness: a full bucket may be emptied at once, so an interval t admits up to
+//! burst + rate*t. Twins: token_bucket.lua, .sql. Cases: token_bucket.cases.
 
-use super::Algorithm;
+use super::{Algorithm, Taken};
 use crate::limit::{
-    LimitError, MAX_COUNT, MAX_DEBT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count,
-    checked_product,
+    LimitError, MAX_COUNT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count, checked_product,
+    checked_span,
 };
 use crate::outcome::{Cost, Outcome};
 use crate::rate::Rate;
 use crate::time::Micros;
+
+/// How long a debt may take to refill by default: one day.
+pub(crate) const DEFAULT_MAX_DEBT: Micros = Micros::from_secs(86_400);
 
 /// A token bucket: `rate` and `burst`.
 ///
@@ -44,6 +58,37 @@ pub struct TokenBucket {
     full: u64,
     /// (2^64 - 1) / p, rounded down: to divide by p without dividing.
     per_unit: u64,
+    /// The longest refill that a debt may take.
+    max_debt: Micros,
+    /// Whether a change of numbers keeps the instant of being full instead of the missing tokens.
+    keeps_instant: bool,
+}
+
+/// The numbers that a bucket's state is written under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BucketNumbers {
+    /// c of the module's header.
+    pub tokens: u64,
+    /// p of the module's header.
+    pub period_us: u64,
+    /// How many tokens a full bucket holds.
+    pub burst: u64,
+}
+
+impl BucketNumbers {
+    /// The units of a full bucket.
+    fn full(self) -> u128 {
+        u128::from(self.burst) * u128::from(self.period_us)
+    }
+
+    /// An instant in units of 1/c µs.
+    fn instant(self, now: Micros) -> u128 {
+        u128::from(now.get()) * u128::from(self.tokens)
+    }
+
+    fn units(self, tokens: u64) -> u128 {
+        u128::from(tokens) * u128::from(self.period_us)
+    }
 }
 
 /// When the bucket is full again, in units of 1/c µs. Zero, long past, is a full bucket.
@@ -51,6 +96,31 @@ pub struct TokenBucket {
 pub struct BucketState {
     /// F of the module's header.
     pub full_at: u128,
+    /// When a bucket with a larger burst would be full, which also counts what a smaller burst let go. Zero where that is the
+    /// same instant.
+    pub wider_full_at: u128,
+    /// The numbers that both instants are written under; `None` for those of whoever reads the state.
+    pub under: Option<BucketNumbers>,
+    /// The last change of numbers, as long as a charge from before it may still be given back.
+    pub changed: Option<Changed>,
+}
+
+/// A change of a bucket's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// When a charge under other numbers rewrote the state.
+    pub at: Micros,
+    /// c of the fastest rate that the state had before, since changes were last forgotten.
+    pub tokens: u64,
+    /// p of the same rate.
+    pub period_us: u64,
+}
+
+impl Changed {
+    /// Whether all that was charged before the change has refilled by the numbers that the state is written under.
+    fn is_over(&self, under: BucketNumbers, now: Micros) -> bool {
+        u128::from(now.saturating_sub(self.at).get()) * u128::from(under.tokens) >= under.full()
+    }
 }
 
 impl BucketState {
@@ -60,7 +130,7 @@ impl BucketState {
     /// ```
     /// use tollgate_kernel::BucketState;
     ///
-    /// let state = BucketState { full_at: 10 };
+    /// let state = BucketState { full_at: 10, ..BucketState::default() };
     /// assert_eq!(state.in_units(7, 1).full_at, 2);
     /// assert_eq!(state.in_units(1, 7).full_at, 70);
     /// ```
@@ -68,7 +138,15 @@ impl BucketState {
     pub fn in_units(self, from: u64, to: u64) -> BucketState {
         let (from, to) = (u128::from(from.max(1)), u128::from(to));
         let (us, rest) = (self.full_at / from, self.full_at % from);
-        BucketState { full_at: us.saturating_mul(to).saturating_add((rest * to).div_ceil(from)) }
+        let full_at = us.saturating_mul(to).saturating_add((rest * to).div_ceil(from));
+        BucketState { full_at, ..BucketState::default() }
+    }
+
+    /// Whether a single instant under these numbers says all that this state says from `now` on.
+    pub fn is_plain_under(&self, numbers: BucketNumbers, now: Micros) -> bool {
+        self.wider_full_at <= numbers.instant(now)
+            && self.under.is_none_or(|under| under == numbers)
+            && self.changed.is_none_or(|changed| changed.is_over(numbers, now))
     }
 }
 
@@ -100,7 +178,36 @@ impl TokenBucket {
                 format!("at {rate} that takes longer than 142 years to refill; at most {most} fits here"),
             ));
         }
-        Ok(TokenBucket { rate, burst, tokens, period_us, full, per_unit: u64::MAX / period_us })
+        let per_unit = u64::MAX / period_us;
+        let (max_debt, keeps_instant) = (DEFAULT_MAX_DEBT, false);
+        Ok(TokenBucket { rate, burst, tokens, period_us, full, per_unit, max_debt, keeps_instant })
+    }
+
+    /// The same bucket whose debts take at most `max_debt` of refill to pay; one day by default.
+    pub fn with_max_debt(self, max_debt: Micros) -> Result<Self, LimitError> {
+        Ok(TokenBucket { max_debt: checked_span("max_debt", max_debt)?, ..self })
+    }
+
+    /// The same bucket for numbers that come with every call: charged under other numbers, a key keeps the instant at which it
+    /// is full, as redis-cell does, and not the missing tokens.
+    #[must_use]
+    pub const fn keeping_instant(self) -> Self {
+        TokenBucket { keeps_instant: true, ..self }
+    }
+
+    /// Whether a change of numbers keeps the instant.
+    pub const fn keeps_instant(&self) -> bool {
+        self.keeps_instant
+    }
+
+    /// The longest refill that a debt may take, as it was set.
+    pub const fn max_debt(&self) -> Micros {
+        self.max_debt
+    }
+
+    /// The numbers that this bucket writes its states under.
+    pub const fn numbers(&self) -> BucketNumbers {
+        BucketNumbers { tokens: self.tokens, period_us: self.period_us, burst: self.burst }
     }
 
     /// The rate of refill.
@@ -138,22 +245,41 @@ impl TokenBucket {
         (cost.get() <= self.burst).then(|| cost.get() * self.period_us)
     }
 
-    /// c and p of the module's header, and the units of a full bucket.
-    pub(crate) const fn units(&self) -> (u64, u64, u64) {
-        (self.tokens, self.period_us, self.full)
-    }
-
-    /// The longest time to full that a debt may come to.
-    pub(crate) fn most_missing(&self) -> Micros {
-        let units = u128::from(self.full) + u128::from(MAX_PRODUCT);
-        let us = u64::try_from(units / u128::from(self.tokens)).unwrap_or(u64::MAX);
-        Micros::new(us.min(MAX_DEBT.get()))
+    /// The state as this bucket writes it at `now`: see "Change" in the module's header.
+    fn adopted(&self, state: &BucketState, now: Micros) -> BucketState {
+        let own = self.numbers();
+        let Some(under) = state.under.filter(|under| *under != own) else {
+            let changed = state.changed.filter(|changed| !changed.is_over(own, now));
+            return BucketState { under: Some(own), changed, ..*state };
+        };
+        if self.keeps_instant {
+            return BucketState { under: Some(own), ..state.in_units(under.tokens, own.tokens) };
+        }
+        let before = state.changed.filter(|changed| !changed.is_over(under, now));
+        let is_faster = |other: &Changed| {
+            u128::from(other.tokens) * u128::from(under.period_us)
+                > u128::from(under.tokens) * u128::from(other.period_us)
+        };
+        let (tokens, period_us) = before
+            .filter(is_faster)
+            .map_or((under.tokens, under.period_us), |before| (before.tokens, before.period_us));
+        let then = under.instant(now);
+        let missing = state.full_at.saturating_sub(then);
+        let total = missing.max(state.wider_full_at.saturating_sub(then));
+        let debt = missing.saturating_sub(under.full());
+        let carried = |units| carried(units, under, own, Rounding::Up);
+        let counted = carried(if own.burst > under.burst { total } else { missing });
+        let kept = counted.min(own.full() + carried(debt));
+        let (at, now, total) = (now, own.instant(now), carried(total));
+        let wider_full_at = if total > kept { now + total } else { 0 };
+        let changed = Some(Changed { at, tokens, period_us });
+        BucketState { full_at: now + kept, wider_full_at, under: Some(own), changed }
     }
 
     /// How far the bucket is from full: what was taken and has not come back, in units; above `full` when in debt.
     #[inline]
     fn missing(&self, state: &BucketState, now: Micros) -> u64 {
-        let missing = state.full_at.saturating_sub(self.instant(now));
+        let missing = self.adopted(state, now).full_at.saturating_sub(self.instant(now));
         u64::try_from(missing).unwrap_or(u64::MAX)
     }
 
@@ -296,34 +422,115 @@ impl Algorithm for TokenBucket {
 
     #[inline]
     fn charge(&self, state: &mut BucketState, cost: Cost, now: Micros) -> Outcome {
-        let fit = self.fit(self.missing(state, now), cost);
+        let mut adopted = self.adopted(state, now);
+        let then = self.instant(now);
+        let missing = u64::try_from(adopted.full_at.saturating_sub(then)).unwrap_or(u64::MAX);
+        let fit = self.fit(missing, cost);
         if fit.allowed {
-            state.full_at = self.instant(now) + u128::from(fit.after);
+            let price = u128::from(fit.after - fit.missing);
+            adopted.full_at = then + u128::from(fit.after);
+            adopted.move_wider(then, |wider| wider + price);
+            *state = adopted;
+        } else {
+            self.adopt(state, now);
         }
         self.outcome(fit, cost)
+    }
+
+    fn adopt(&self, state: &mut BucketState, now: Micros) {
+        if state.under.is_some() {
+            *state = self.adopted(state, now);
+        }
     }
 
     fn charged_at(&self, _state: &BucketState, now: Micros) -> Micros {
         now
     }
 
-    /// Tokens go back into the bucket up to full.
-    fn give_back(&self, state: &mut BucketState, amount: u64, _charged_at: Micros, now: Micros) {
-        let returned = u128::from(amount) * u128::from(self.period_us);
-        state.full_at = state.full_at.saturating_sub(returned).max(self.instant(now)).min(state.full_at);
+    /// Tokens go back into the bucket, up to full, in the units that the state is written in. At most what has not refilled
+    /// since the charge, by the numbers of the charge and by those of the state.
+    fn give_back(&self, state: &mut BucketState, taken: Taken, amount: u64, now: Micros) {
+        let own = self.numbers();
+        if self.keeps_instant {
+            *state = self.adopted(state, now);
+        }
+        let under = state.under.unwrap_or(own);
+        let elapsed = now.saturating_sub(taken.at);
+        let cost = taken.cost.min(under.burst);
+        let not_refilled = |by: BucketNumbers| {
+            let left = by.units(cost).saturating_sub(by.instant(elapsed));
+            carried(left, by, under, Rounding::Down)
+        };
+        let before = state.changed.filter(|changed| taken.at < changed.at);
+        let by_fastest = before.map_or(u128::MAX, |Changed { tokens, period_us, .. }| {
+            not_refilled(BucketNumbers { tokens, period_us, ..under })
+        });
+        let returned = under.units(amount).min(not_refilled(under)).min(not_refilled(own)).min(by_fastest);
+        let then = under.instant(now);
+        state.full_at = state.full_at.saturating_sub(returned).max(then).min(state.full_at);
+        state.move_wider(then, |wider| wider.saturating_sub(returned));
     }
 
+    /// In the units that the state is written in, which stay as they are.
     fn debit(&self, state: &mut BucketState, amount: u64, now: Micros) {
-        // A debt is bounded so that the state stays within its range whatever callers settle.
-        let price = u128::from(amount.min(MAX_COUNT)) * u128::from(self.period_us);
-        let missing = u128::from(self.missing(state, now)) + price;
-        let most = u128::from(self.most_missing().get()) * u128::from(self.tokens);
-        state.full_at = state.full_at.max(self.instant(now) + missing.min(most));
+        if amount == 0 {
+            return;
+        }
+        let under = if self.keeps_instant { self.numbers() } else { state.under.unwrap_or(self.numbers()) };
+        if self.keeps_instant || state.under.is_none() {
+            *state = self.adopted(state, now);
+        }
+        let (then, price) = (under.instant(now), under.units(amount.min(MAX_COUNT)));
+        // A debt is bounded, so that nobody is locked out for longer than the limit says, whatever callers settle.
+        let most = under.full() + debt_units(self.max_debt, under.tokens);
+        let owed = |at: u128| at.max(then + (at.saturating_sub(then) + price).min(most));
+        state.full_at = owed(state.full_at);
+        state.move_wider(then, owed);
+    }
+
+    fn refund(&self, state: &mut BucketState, amount: u64, now: Micros) {
+        self.give_back(state, Taken { cost: amount, at: now }, amount, now);
     }
 
     fn is_fresh(&self, state: &BucketState, now: Micros) -> bool {
-        state.full_at <= self.instant(now)
+        let under = state.under.unwrap_or(self.numbers());
+        state.full_at.max(state.wider_full_at) <= under.instant(now)
+            && state.changed.is_none_or(|changed| changed.is_over(under, now))
     }
+}
+
+impl BucketState {
+    /// Moves the second instant, if there is one, and drops it where it says no more than the first or the present.
+    fn move_wider(&mut self, now: u128, moved: impl FnOnce(u128) -> u128) {
+        if self.wider_full_at > 0 {
+            let wider = moved(self.wider_full_at.max(now));
+            self.wider_full_at = if wider > self.full_at.max(now) { wider } else { 0 };
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rounding {
+    Up,
+    Down,
+}
+
+/// So many tokens in other units: units * p' / p.
+fn carried(units: u128, from: BucketNumbers, to: BucketNumbers, rounding: Rounding) -> u128 {
+    if from.period_us == to.period_us {
+        return units;
+    }
+    let (product, from) = (units * u128::from(to.period_us), u128::from(from.period_us));
+    match rounding {
+        Rounding::Up => product.div_ceil(from),
+        Rounding::Down => product / from,
+    }
+}
+
+/// The debt that takes so long to refill, in units, and at most 2^62 units.
+fn debt_units(max_debt: Micros, tokens: u64) -> u128 {
+    let us = max_debt.get().min(MAX_PRODUCT / tokens);
+    u128::from(us) * u128::from(tokens)
 }
 
 impl From<TokenBucket> for crate::limit::Limit {
@@ -348,14 +555,129 @@ mod tests {
     }
 
     #[test]
-    fn a_debt_saturates() {
-        let bucket = TokenBucket::new("1/s".parse().unwrap(), 1).unwrap();
-        let mut state = BucketState::default();
-        for _ in 0..3 {
-            bucket.debit(&mut state, u64::MAX, Micros::ZERO);
-            // All but 190 years of the debt are let go.
-            assert_eq!(state.full_at, u128::from(MAX_DEBT.get()));
+    fn a_debt_takes_at_most_a_day_to_pay_or_what_was_set() {
+        let bucket = TokenBucket::new("1/s".parse().unwrap(), 10).unwrap();
+        let hour = Micros::from_secs(3_600);
+        for (bucket, longest) in [(bucket, DEFAULT_MAX_DEBT), (bucket.with_max_debt(hour).unwrap(), hour)] {
+            let mut state = BucketState::default();
+            for _ in 0..3 {
+                bucket.debit(&mut state, u64::MAX, Micros::ZERO);
+                let denied = bucket.peek(&state, Cost::ONE, Micros::ZERO);
+                assert_eq!(denied.retry_after, Some(longest.saturating_add(Micros::from_secs(1))));
+            }
         }
+        assert_eq!(bucket.with_max_debt(Micros::ZERO).unwrap_err().field(), "max_debt");
+    }
+
+    /// Six reservations of 10 on 10/s, one a second, then all cancelled, gave back 60 and admitted 70 within 9 ms.
+    #[test]
+    fn what_has_refilled_since_is_not_given_back() {
+        let bucket = TokenBucket::new("10/s".parse().unwrap(), 10).unwrap();
+        let mut state = BucketState::default();
+        let ten = Cost::new(10).unwrap();
+        let seconds: Vec<Micros> = (1..=6).map(Micros::from_secs).collect();
+        assert!(seconds.iter().all(|at| bucket.charge(&mut state, ten, *at).allowed));
+        let now = Micros::from_millis(6_200);
+        for at in seconds {
+            bucket.give_back(&mut state, Taken { cost: 10, at }, 10, now);
+        }
+        // Of the last one 2 have refilled and 8 come back; the others have refilled.
+        assert_eq!(bucket.peek(&state, Cost::MAX, now).remaining, 10);
+        assert!(
+            bucket.charge(&mut state, ten, now).allowed && !bucket.charge(&mut state, Cost::ONE, now).allowed
+        );
+        // Half is used: the half that is not comes back while it has not refilled.
+        let mut state = BucketState::default();
+        let at = Micros::from_secs(9);
+        assert!(bucket.charge(&mut state, ten, at).allowed);
+        let later = Micros::from_millis(9_700);
+        bucket.give_back(&mut state, Taken { cost: 10, at }, 5, later);
+        assert_eq!(bucket.peek(&state, Cost::MAX, later).remaining, 10, "7 refilled and 3 of 5 came back");
+    }
+
+    fn bucket(rate: &str, burst: u64) -> TokenBucket {
+        TokenBucket::new(rate.parse().unwrap(), burst).unwrap()
+    }
+
+    /// What is left at `now` under `to`, of a bucket that was charged `cost` under `from` at the same instant.
+    fn left_after_change(from: TokenBucket, to: TokenBucket, cost: u64) -> u64 {
+        let now = Micros::from_secs(1_000);
+        let mut state = BucketState::default();
+        assert!(from.charge(&mut state, Cost::new(cost).unwrap(), now).allowed);
+        to.peek(&state, Cost::MAX, now).remaining
+    }
+
+    #[test]
+    fn a_change_keeps_the_missing_tokens() {
+        for (from, to, cost, left) in [
+            (bucket("100/s", 1_000), bucket("1/s", 1_000), 1_000, 0),
+            (bucket("1/s", 1_000), bucket("100/s", 1_000), 100, 900),
+            (bucket("7/s", 7), bucket("10/s", 20), 5, 15),
+            (bucket("7/s", 7), bucket("5/us", 20), 5, 15),
+            (bucket("10/s", 100), bucket("10/s", 5), 99, 0),
+            (bucket("10/s", 100), bucket("10/s", 5), 2, 3),
+            (bucket("10/s", 100).keeping_instant(), bucket("1/s", 100).keeping_instant(), 50, 95),
+        ] {
+            assert_eq!(left_after_change(from, to, cost), left, "{from:?} to {to:?}");
+        }
+    }
+
+    /// With the missing tokens cut to the smaller burst and nothing beside, each alternation made the difference anew.
+    #[test]
+    fn versions_with_different_bursts_count_all_that_was_charged() {
+        let (large, small) = (bucket("10/s", 100), bucket("10/s", 50));
+        let mut state = BucketState::default();
+        let mut now = Micros::from_secs(1_000);
+        assert!(large.charge(&mut state, Cost::new(100).unwrap(), now).allowed);
+        assert!(!small.charge(&mut state, Cost::ONE, now).allowed);
+        assert!(!large.charge(&mut state, Cost::ONE, now).allowed);
+        for _ in 0..50 {
+            assert!(!small.charge(&mut state, Cost::ONE, now).allowed);
+            now = now.saturating_add(Micros::from_millis(100));
+            assert!(small.charge(&mut state, Cost::ONE, now).allowed, "the smaller burst refills at once");
+            assert!(!large.charge(&mut state, Cost::ONE, now).allowed, "the larger counts every charge");
+        }
+        // Ten seconds later the larger would be full as well, and what was charged before the change has refilled.
+        let later = now.saturating_add(Micros::from_secs(10));
+        assert_eq!(large.peek(&state, Cost::MAX, later).remaining, 100);
+        assert!(large.is_fresh(&state, later) && small.is_fresh(&state, later));
+    }
+
+    /// Between a reservation and its cancellation a faster version had refilled the bucket, and the slower gave it back again.
+    #[test]
+    fn what_a_faster_version_refilled_is_not_given_back_by_a_slower() {
+        let (slow, fast) = (bucket("1/s", 4), bucket("1000/s", 4));
+        let ms = Micros::from_millis;
+        let four = Cost::new(4).unwrap();
+        let mut state = BucketState::default();
+        assert!(slow.charge(&mut state, four, ms(1_000)).allowed);
+        assert!(!fast.charge(&mut state, Cost::ONE, ms(1_000)).allowed);
+        assert!(slow.charge(&mut state, four, ms(1_010)).allowed);
+        assert!(!slow.is_fresh(&state, ms(1_020)), "what it was is of use until all would have refilled");
+        slow.give_back(&mut state, Taken { cost: 4, at: ms(1_000) }, 4, ms(1_020));
+        assert!(!slow.charge(&mut state, Cost::ONE, ms(1_020)).allowed);
+        slow.give_back(&mut state, Taken { cost: 4, at: ms(1_010) }, 4, ms(1_020));
+        assert_eq!(slow.peek(&state, Cost::MAX, ms(1_020)).remaining, 4, "what was charged since comes back");
+        assert!(state.changed.is_some() && !state.is_plain_under(slow.numbers(), ms(5_009)));
+        assert!(state.is_plain_under(slow.numbers(), ms(5_010)) && slow.is_fresh(&state, ms(5_010)));
+    }
+
+    #[test]
+    fn a_debt_stays_a_debt_under_other_numbers() {
+        let (from, to) = (bucket("10/s", 100), bucket("1/s", 10));
+        let now = Micros::from_secs(1_000);
+        let mut state = BucketState::default();
+        from.debit(&mut state, 120, now);
+        assert_eq!(to.peek(&state, Cost::ONE, now).retry_after, Some(Micros::from_secs(21)));
+        // A settlement under the old numbers corrects the state as it is now.
+        assert!(!to.charge(&mut state, Cost::ONE, now).allowed);
+        from.give_back(&mut state, Taken { cost: 100, at: now }, 15, now);
+        let left = to.peek(&state, Cost::ONE, now).retry_after;
+        assert_eq!(
+            left,
+            Some(Micros::from_secs(11)),
+            "at most the new burst was carried over, and comes back"
+        );
     }
 
     #[test]

@@ -123,23 +123,24 @@ fn within_estimate(length: u64, limit: u64, admitted: &[Admission]) -> TestCaseR
     Ok(())
 }
 
-/// What came and went in a bucket with settlements, in order.
+/// What came and went in a bucket with settlements, in order: each admission, and what was given back of it so far.
 #[derive(Default)]
 pub(crate) struct Flow(Vec<(Admission, u64)>);
 
 impl Flow {
-    pub(crate) fn admitted(&mut self, admission: Admission) {
+    /// Enters an admission and says under which number.
+    pub(crate) fn admitted(&mut self, admission: Admission) -> usize {
         self.0.push((admission, 0));
+        self.0.len() - 1
     }
 
-    /// Counted with the admission before it.
-    pub(crate) fn given_back(&mut self, amount: u64) {
-        if let Some((_, given_back)) = self.0.last_mut() {
-            *given_back += amount;
-        }
+    /// Counted with the admission that it is of.
+    pub(crate) fn given_back(&mut self, number: usize, amount: u64) {
+        self.0[number].1 += amount;
     }
 
-    /// costs * p ≤ (B + given back in between) * p + t * c, in every interval that ends with the last admission.
+    /// costs * p ≤ (B + given back of them) * p + t * c, in every interval that ends with the last admission: what was given back
+    /// of charges before the interval admits nothing more in it.
     pub(crate) fn stays_within_bucket(&self, limit: &Limit) -> TestCaseResult {
         let rate = match limit {
             Limit::TokenBucket(bucket) => bucket.rate(),

@@ -36,9 +36,13 @@ pub(crate) const KINDS: [Kind; 7] = [
 ];
 
 impl Kind {
-    /// The buckets leave it to the store that time does not go back; every other state knows a time that it counts as.
     pub(crate) fn is_bucket(self) -> bool {
         matches!(self, Kind::TokenBucket | Kind::LeakyBucket)
+    }
+
+    /// Buckets and leases leave it to the store that time does not go back; every other state knows a time that it counts as.
+    fn leaves_time_to_the_store(self) -> bool {
+        self.is_bucket() || self == Kind::Concurrency
     }
 
     /// Up to `capacity`, renewed every `span` (in a bucket: `count` every `span`), or what comes closest within the bounds.
@@ -103,9 +107,9 @@ pub(crate) enum Ask {
     Renew { id: u128 },
 }
 
-/// Charges and peeks under a clock that may step back, except for buckets.
+/// Charges and peeks under a clock that may step back, except for buckets and leases.
 pub(crate) fn charges_whatever_the_clock(kind: Kind) -> BoxedStrategy<Life> {
-    lives(everyday(kind), Just(!kind.is_bucket()), arrivals(0..6))
+    lives(everyday(kind), Just(!kind.leaves_time_to_the_store()), arrivals(0..6))
 }
 
 /// Charges, peeks, and reservations that are settled for less, as much or more; time never goes back.
@@ -113,9 +117,9 @@ pub(crate) fn settlements(kind: Kind) -> BoxedStrategy<Life> {
     lives(everyday(kind), Just(false), arrivals(0..16))
 }
 
-/// Leases taken, released, renewed and run out, under a clock that may step back.
+/// Leases taken, released, renewed and run out.
 pub(crate) fn leases() -> BoxedStrategy<Life> {
-    lives(everyday(Kind::Concurrency), Just(true), arrivals(16..24))
+    lives(everyday(Kind::Concurrency), Just(false), arrivals(16..24))
 }
 
 /// Limits at their bounds, any cost and any time up to 2^52, back and forth.
@@ -137,7 +141,7 @@ pub(crate) fn polls(kind: Kind) -> BoxedStrategy<Life> {
 }
 
 /// A bucket that fills within this cannot be so deep in debt that the debt is cut: what the model says is then what it is.
-const FAR_FROM_DEBTS_END: u64 = MAX_FILL.get() / 16;
+const FAR_FROM_DEBTS_END: u64 = MAX_SPAN.get() / 8;
 
 /// Limits as people write them, and small ones whose edges are hit often.
 fn everyday(kind: Kind) -> BoxedStrategy<Limit> {
@@ -156,6 +160,10 @@ fn everyday(kind: Kind) -> BoxedStrategy<Limit> {
     ];
     (capacity, count, span)
         .prop_map(move |(capacity, count, span)| kind.limit(capacity, count, span, FAR_FROM_DEBTS_END))
+        .prop_map(move |limit| match kind.is_bucket() {
+            true => limit.with_max_debt(MAX_SPAN).unwrap(),
+            false => limit,
+        })
         .boxed()
 }
 

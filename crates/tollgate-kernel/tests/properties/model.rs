@@ -10,7 +10,7 @@ use tollgate_kernel::{Align, Cost, Limit, Micros, Rate};
 #[derive(Clone)]
 pub(crate) struct Model {
     limit: Limit,
-    /// In the order they were made; for a bucket also what was given back, as a negative cost.
+    /// In the order they were made; for a bucket also what was given back.
     entries: Vec<Entry>,
 }
 
@@ -18,6 +18,8 @@ pub(crate) struct Model {
 struct Entry {
     at: u64,
     cost: i128,
+    /// What was given back into a bucket, in units of 1/period.
+    returned: i128,
 }
 
 /// Free room, in units of which one of cost takes `scale`.
@@ -35,13 +37,13 @@ impl Model {
     pub(crate) fn counted(&self, now: Micros) -> Micros {
         let newest = self.entries.iter().filter(|entry| entry.cost > 0).map(|entry| entry.at).max();
         let seen = match self.limit {
-            Limit::TokenBucket(_) | Limit::LeakyBucket(_) => None,
+            Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::Concurrency(_) => None,
             Limit::FixedWindow(window) if window.align() == Align::First => {
                 self.opened(window.window().get()).map(|(start, _)| start)
             }
             Limit::FixedWindow(window) => newest.map(|at| at - at % window.window().get()),
             Limit::SlidingWindowCounter(window) => newest.map(|at| at - at % window.window().get()),
-            Limit::SlidingWindow(_) | Limit::Concurrency(_) => newest,
+            Limit::SlidingWindow(_) => newest,
         };
         now.max(Micros::new(seen.unwrap_or(0)))
     }
@@ -73,18 +75,26 @@ impl Model {
     /// Enters a charge whether it fits or not, and says under which number.
     pub(crate) fn charge(&mut self, cost: u64, now: Micros) -> usize {
         let at = self.counted(now).get();
-        self.entries.push(Entry { at, cost: i128::from(cost) });
+        self.entries.push(Entry { at, cost: i128::from(cost), returned: 0 });
         self.entries.len() - 1
     }
 
-    /// Into the state it was taken from: the entry itself shrinks, except in a bucket, which is one state for all time.
+    /// Into the state it was taken from: the entry itself shrinks, except in a bucket, which is one state for all time and gets
+    /// back at most what has not refilled since.
     pub(crate) fn give_back(&mut self, number: usize, amount: u64, now: Micros) {
-        match self.limit {
-            Limit::TokenBucket(_) | Limit::LeakyBucket(_) => {
-                self.entries.push(Entry { at: now.get(), cost: -i128::from(amount) });
+        let rate = match self.limit {
+            Limit::TokenBucket(bucket) => bucket.rate(),
+            Limit::LeakyBucket(bucket) => bucket.rate(),
+            _ => {
+                self.entries[number].cost -= i128::from(amount);
+                return;
             }
-            _ => self.entries[number].cost -= i128::from(amount),
-        }
+        };
+        let (count, scale) = (i128::from(rate.count()), i128::from(rate.period().get()));
+        let taken = self.entries[number];
+        let refilled = i128::from(now.get() - taken.at) * count;
+        let returned = (i128::from(amount) * scale).min((taken.cost * scale - refilled).max(0));
+        self.entries.push(Entry { at: now.get(), cost: 0, returned });
     }
 
     fn free(&self, now: Micros) -> Free {
@@ -124,7 +134,7 @@ impl Model {
         let (mut level, mut last) = (full, 0);
         for entry in &self.entries {
             level = full.min(level + i128::from(entry.at - last) * count);
-            level = full.min(level - entry.cost * scale);
+            level = full.min(level - entry.cost * scale + entry.returned);
             last = entry.at;
         }
         Free { units: full.min(level + i128::from(now - last) * count), scale }

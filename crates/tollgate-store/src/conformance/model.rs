@@ -2,25 +2,29 @@
 
 use std::collections::HashMap;
 
-use tollgate_kernel::{Limit, Outcome, State};
+use tollgate_kernel::{Limit, Outcome, State, Taken};
 
 use crate::{Charged, Cost, Hold, HoldId, Item, Micros, Outcomes, Settled, Settlement};
 
 #[derive(Default)]
 pub(super) struct Model {
-    states: HashMap<Name, (Limit, State)>,
+    /// With the limit that it was asked by first: whether a state is fresh does not depend on the numbers.
+    states: HashMap<Kept, (Limit, State)>,
     holds: HashMap<HoldId, Held>,
 }
 
 /// The name of a limit, and a key.
 type Name = (String, String);
 
+/// A key's state under a name: one for each strategy, and one for both kinds of bucket.
+type Kept = (Name, std::mem::Discriminant<State>);
+
 /// From a limit's name and what was reserved under it to what it truly cost.
 type ActualOf = Box<dyn Fn(&str, u64) -> u64>;
 
 struct Held {
-    /// What was charged: where, under which limit, how much, and when.
-    parts: Vec<(Name, Limit, u64, Micros)>,
+    /// What was charged: where, under which limit, how much, and when; of a lease, when it ends.
+    parts: Vec<(Name, Limit, Taken)>,
     answer: Charged,
     ttl: Micros,
     end: Micros,
@@ -29,7 +33,14 @@ struct Held {
 
 impl Model {
     fn state(&mut self, name: &Name, limit: Limit) -> &mut State {
-        &mut self.states.entry(name.clone()).or_insert_with(|| (limit, limit.fresh())).1
+        let fresh = limit.fresh();
+        let kept = (name.clone(), std::mem::discriminant(&fresh));
+        &mut self.states.entry(kept).or_insert((limit, fresh)).1
+    }
+
+    /// How many keys have a state that says more than none would.
+    pub(super) fn keys(&self, now: Micros) -> usize {
+        self.states.values().filter(|(limit, state)| !limit.is_fresh(state, now)).count()
     }
 
     /// What each pair of limit and key is asked for, repeated pairs added up, in order of first mention.
@@ -70,6 +81,9 @@ impl Model {
         }
         let answer = self.peek(items, now);
         if !answer.allowed {
+            for (name, limit, ..) in Self::parts(items) {
+                limit.adopt(self.state(&name, limit), now);
+            }
             return answer;
         }
         let holder = hold.map_or(0, |hold| hold.id.get());
@@ -83,11 +97,15 @@ impl Model {
                 _ => limit.charge(state, cost, now),
             };
             if outcome.allowed {
-                let charged_at = limit.charged_at(state, now);
-                charged.push((name, limit, cost.get(), charged_at));
+                let at = match limit {
+                    Limit::Concurrency(leases) => leases.end(now),
+                    _ => limit.charged_at(state, now),
+                };
+                charged.push((name, limit, Taken { cost: cost.get(), at }));
             }
         }
-        if let Some(hold) = hold {
+        // Where nothing was charged there is nothing to settle, and a store may keep nothing.
+        if let Some(hold) = hold.filter(|_| !charged.is_empty()) {
             let leases = charged.iter().filter_map(|(_, limit, ..)| match limit {
                 Limit::Concurrency(limit) => Some(limit.lease()),
                 _ => None,
@@ -114,7 +132,7 @@ impl Model {
             Settlement::Cancel => Box::new(|_, _| 0),
             Settlement::Actual(actual) => {
                 let mut costs =
-                    held.parts.iter().filter(|(_, limit, ..)| !is_lease(limit)).map(|part| part.2);
+                    held.parts.iter().filter(|(_, limit, _)| !is_lease(limit)).map(|part| part.2.cost);
                 let first = costs.next();
                 if !costs.all(|cost| Some(cost) == first) {
                     return None;
@@ -135,15 +153,16 @@ impl Model {
         held.is_settled = true;
         let parts = held.parts.clone();
         let mut found = parts.is_empty();
-        for (name, limit, reserved, charged_at) in parts {
+        for (name, limit, taken) in parts {
+            let reserved = taken.cost;
             let actual = actual_of(&name.0, reserved).min(tollgate_kernel::MAX_COUNT);
             let state = self.state(&name, limit);
             found |= !is_lease(&limit);
             match (limit, &mut *state) {
                 (Limit::Concurrency(limit), State::Leases(leases)) => {
-                    found |= limit.release(leases, id.get(), now);
+                    found |= limit.release(leases, id.get(), taken.at, now);
                 }
-                _ if actual < reserved => limit.give_back(state, reserved - actual, charged_at, now),
+                _ if actual < reserved => limit.give_back(state, taken, reserved - actual, now),
                 _ if actual > reserved => limit.debit(state, actual - reserved, now),
                 _ => {}
             }
@@ -152,16 +171,23 @@ impl Model {
     }
 
     fn renew(&mut self, id: HoldId, now: Micros) -> Settled {
-        let parts = self.holds[&id].parts.clone();
-        for (name, limit, ..) in parts {
-            if let (Limit::Concurrency(limit), State::Leases(leases)) = (limit, self.state(&name, limit))
-                && !limit.renew(leases, id.get(), now)
-            {
-                return Settled::Unknown;
+        let mut parts = self.holds[&id].parts.clone();
+        let is_live = |(_, limit, taken): &(Name, Limit, Taken)| {
+            !matches!(limit, Limit::Concurrency(_)) || taken.at > now
+        };
+        if !parts.iter().all(is_live) {
+            return Settled::Unknown;
+        }
+        for (name, limit, taken) in &mut parts {
+            if let (Limit::Concurrency(limit), State::Leases(leases)) = (*limit, self.state(name, *limit)) {
+                match limit.renew(leases, id.get(), taken.at, now) {
+                    Some(end) => taken.at = end,
+                    None => return Settled::Unknown,
+                }
             }
         }
         if let Some(held) = self.holds.get_mut(&id) {
-            held.end = now.saturating_add(held.ttl);
+            (held.parts, held.end) = (parts, now.saturating_add(held.ttl));
         }
         Settled::Done
     }
@@ -174,7 +200,16 @@ impl Model {
         }
     }
 
-    pub(super) fn forget(&mut self, limit: &str, key: &str) {
-        self.states.remove(&(limit.to_owned(), key.to_owned()));
+    /// Whether anything was remembered.
+    pub(super) fn forget(&mut self, limit: &str, key: &str) -> bool {
+        let name = (limit.to_owned(), key.to_owned());
+        let before = self.states.len();
+        self.states.retain(|(other, _), _| *other != name);
+        self.states.len() < before
+    }
+
+    /// Whether a hold is kept under this name.
+    pub(super) fn is_held(&self, id: HoldId, now: Micros) -> bool {
+        self.holds.get(&id).is_some_and(|held| now < held.end)
     }
 }

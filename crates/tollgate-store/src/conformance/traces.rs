@@ -60,9 +60,8 @@ fn wide_limits() -> Vec<StoredLimit> {
     ]
 }
 
-/// Limits whose numbers change from one call to the next, over the same counters: all that are kept alike and in the same units.
-/// Only buckets and windows change their spans: where a charge that is refused may have been made and undone, as in a cluster, it
-/// has dropped what it no longer counts, or opened a window of the clock.
+/// Limits whose numbers change from one call to the next, over the same counters: two or three versions of each that are live at
+/// the same time.
 fn changing_limits() -> Vec<StoredLimit> {
     use tollgate_kernel::{Limit, Rate};
     let (ms, s) = (Micros::from_millis, Micros::from_secs);
@@ -72,33 +71,47 @@ fn changing_limits() -> Vec<StoredLimit> {
         limit("bucket", Limit::token_bucket(rate(10, s(1)), 7)),
         limit("bucket", Limit::leaky_bucket(rate(4, s(1)), 12)),
         limit("odd", Limit::leaky_bucket(rate(7, ms(1300)), 13)),
-        limit("odd", Limit::token_bucket(rate(7, ms(1100)), 6)),
+        limit("odd", Limit::token_bucket(rate(10_007, s(1_000)), 6)),
+        limit("odd", Limit::token_bucket(rate(999_983, s(86_400)), 20)),
         limit("window", Limit::fixed_window(8, s(2))),
         limit("window", Limit::fixed_window(12, s(3))),
         limit("clock", Limit::clock_window(5, ms(1500))),
-        limit("clock", Limit::clock_window(8, ms(1500))),
+        limit("clock", Limit::clock_window(8, s(1))),
         limit("log", Limit::sliding_window(9, s(2))),
-        limit("log", Limit::sliding_window(6, s(2))),
+        limit("log", Limit::sliding_window(6, ms(300))),
         limit("counter", Limit::sliding_window_counter(11, ms(1700))),
-        limit("counter", Limit::sliding_window_counter(15, ms(1700))),
+        limit("counter", Limit::sliding_window_counter(15, ms(600))),
+        limit("counter", Limit::sliding_window_counter(13, s(2))),
         limit("leases", Limit::concurrency(4, ms(2500))),
-        limit("leases", Limit::concurrency(6, ms(2500))),
+        limit("leases", Limit::concurrency(6, ms(400))),
     ]
 }
 
 const KEYS: [&str; 3] = ["a", "user:b", "user:c:v2"];
 
 pub(super) async fn traces(traces: Traces, make: &impl AsyncFn(ManualClock) -> Subject) {
-    run(traces, &limits(), false, make).await;
+    run(traces, &limits(), Kind::Everyday, make).await;
     // A tenth of the steps at the bounds.
-    run(Traces { steps: traces.steps / 10, ..traces }, &wide_limits(), true, make).await;
-    run(Traces { steps: traces.steps / 4, ..traces }, &changing_limits(), false, make).await;
+    run(Traces { steps: traces.steps / 10, ..traces }, &wide_limits(), Kind::Wide, make).await;
+    run(Traces { steps: traces.steps / 2, ..traces }, &changing_limits(), Kind::Changing, make).await;
+}
+
+/// What a trace is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Limits as people write them.
+    Everyday,
+    /// Amounts and times are as large as the limits are.
+    Wide,
+    /// Each name has several sets of numbers. A charge over several limits is on one key, so that it is one step on every store:
+    /// over several slots of a cluster, a refused charge may have been made on some of them and undone, which adopts their states.
+    Changing,
 }
 
 async fn run(
     traces: Traces,
     limits: &[StoredLimit],
-    is_wide: bool,
+    kind: Kind,
     make: &impl AsyncFn(ManualClock) -> Subject,
 ) {
     for seed in 0..traces.seeds {
@@ -110,20 +123,20 @@ async fn run(
             model: Model::default(),
             random: Random::new(seed),
             limits,
-            is_wide,
+            kind,
             holds: Vec::new(),
             admitted: 0,
             denied: 0,
         };
         for step in 0..traces.steps {
             if let Err(mistake) = trace.step().await {
-                panic!("seed {seed}, step {step}, wide {is_wide}: {mistake}");
+                panic!("{kind:?}, seed {seed}, step {step}: {mistake}");
             }
         }
         // Wide limits take longer to be exhausted than a short trace lasts.
-        let some = traces.steps / if is_wide { 60 } else { 25 };
-        assert!(trace.admitted > some, "seed {seed}, wide {is_wide}: only {} admitted", trace.admitted);
-        assert!(trace.denied > some, "seed {seed}, wide {is_wide}: only {} denied", trace.denied);
+        let some = traces.steps / if kind == Kind::Wide { 60 } else { 25 };
+        assert!(trace.admitted > some, "{kind:?}, seed {seed}: only {} admitted", trace.admitted);
+        assert!(trace.denied > some, "{kind:?}, seed {seed}: only {} denied", trace.denied);
     }
 }
 
@@ -133,8 +146,7 @@ struct Trace<'a> {
     model: Model,
     random: Random,
     limits: &'a [StoredLimit],
-    /// Whether amounts and times are as large as the limits are.
-    is_wide: bool,
+    kind: Kind,
     /// Holds that may still be open, and how much each reserved under its first limit.
     holds: Vec<(HoldId, u64)>,
     admitted: usize,
@@ -157,7 +169,7 @@ impl Trace<'_> {
     /// Often no time at all, so that charges share an instant; mostly a little; now and then enough to empty everything; at
     /// times to the very edge of a window.
     fn pass_time(&mut self) {
-        if self.is_wide {
+        if self.kind == Kind::Wide {
             // Seldom enough to stay within the years for which everything is exact.
             let day = 86_400_000_000;
             let span = match self.random.below(300) {
@@ -184,12 +196,14 @@ impl Trace<'_> {
     }
 
     /// One to three limits, at times the same pair twice, at times one that only watches, at times a cost that never fits.
-    fn items<'b>(random: &mut Random, limits: &'b [StoredLimit], is_wide: bool) -> Vec<Item<'b>> {
+    fn items<'b>(random: &mut Random, limits: &'b [StoredLimit], kind: Kind) -> Vec<Item<'b>> {
+        let is_wide = kind == Kind::Wide;
         let count = if random.one_in(3) { 1 + random.below(3) } else { 1 };
         let mut items: Vec<Item<'b>> = Vec::new();
         for _ in 0..count {
             let (limit, key) = match items.last() {
                 Some(last) if random.one_in(4) => (last.limit, last.key),
+                Some(last) if kind == Kind::Changing => (random.pick(limits), last.key),
                 _ => (random.pick(limits), *random.pick(&KEYS)),
             };
             // One charge asks a limit by one set of numbers.
@@ -218,7 +232,7 @@ impl Trace<'_> {
     }
 
     async fn charge(&mut self, held: bool) -> Result<(), String> {
-        let items = Self::items(&mut self.random, self.limits, self.is_wide);
+        let items = Self::items(&mut self.random, self.limits, self.kind);
         let hold = held.then(|| {
             let ttl =
                 if self.random.one_in(3) { Micros::new(self.random.below(3_000_000)) } else { FOR_LONG };
@@ -231,7 +245,9 @@ impl Trace<'_> {
         let got = got.map_err(|error| format!("charge {items:?}: {error}"))?;
         if expected.allowed {
             self.admitted += 1;
-            self.holds.extend(hold.map(|hold| (hold.id, items[0].cost.get())));
+            // What a store says of a hold on nothing is left to it: all limits only watched, and refused.
+            let kept = hold.filter(|hold| self.model.is_held(hold.id, self.clock.now()));
+            self.holds.extend(kept.map(|hold| (hold.id, items[0].cost.get())));
         } else {
             self.denied += 1;
         }
@@ -239,7 +255,7 @@ impl Trace<'_> {
     }
 
     async fn peek(&mut self) -> Result<(), String> {
-        let items = Self::items(&mut self.random, self.limits, self.is_wide);
+        let items = Self::items(&mut self.random, self.limits, self.kind);
         let expected = self.model.peek(&items, self.clock.now());
         let got = self.subject.store.peek(&items).await;
         let got = got.map_err(|error| format!("peek {items:?}: {error}"))?;
@@ -255,8 +271,12 @@ impl Trace<'_> {
             holds => *self.random.pick(holds),
         };
         let settlement = match self.random.below(8) {
-            0 if self.is_wide => Settlement::Actual(*self.random.pick(&[u64::MAX, (1 << 53) - 1, 1 << 52])),
-            1 | 2 if self.is_wide => Settlement::Actual(self.random.below(reserved.saturating_mul(2).max(1))),
+            0 if self.kind == Kind::Wide => {
+                Settlement::Actual(*self.random.pick(&[u64::MAX, (1 << 53) - 1, 1 << 52]))
+            }
+            1 | 2 if self.kind == Kind::Wide => {
+                Settlement::Actual(self.random.below(reserved.saturating_mul(2).max(1)))
+            }
             0..3 => Settlement::Actual(self.random.below(2 * reserved.min(8))),
             3 => Settlement::Each(vec![(self.random.pick(self.limits).name.clone(), self.random.below(5))]),
             4 => Settlement::Each(Vec::new()),
@@ -275,7 +295,7 @@ impl Trace<'_> {
 
     /// What it comes to, the calls that follow tell.
     async fn refund(&mut self) -> Result<(), String> {
-        let items = Self::items(&mut self.random, self.limits, self.is_wide);
+        let items = Self::items(&mut self.random, self.limits, self.kind);
         self.model.refund(&items, self.clock.now());
         self.subject.store.refund(&items).await.map_err(|error| format!("refund {items:?}: {error}"))
     }

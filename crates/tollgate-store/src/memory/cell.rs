@@ -5,7 +5,7 @@
 //! and leases, which have no fixed size, one word that says where the state is kept (kept.rs).
 
 use tollgate_kernel::{
-    Algorithm, Bucket, BucketState, Cost, CounterState, Fit, Micros, Outcome, WindowState,
+    Algorithm, Bucket, BucketState, Cost, CounterState, Fit, Micros, Outcome, Taken, WindowState,
 };
 
 use super::kin::Carried;
@@ -13,11 +13,41 @@ use super::kin::Carried;
 /// A correction to what is remembered about a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Amendment {
-    GiveBack { amount: u64, charged_at: Micros },
-    Refund { amount: u64 },
-    Debit { amount: u64 },
-    Release { holder: u128 },
-    Renew { holder: u128 },
+    GiveBack {
+        taken: Taken,
+        amount: u64,
+    },
+    Refund {
+        amount: u64,
+    },
+    Debit {
+        amount: u64,
+    },
+    /// Ends the lease of a holder that was given this end.
+    Release {
+        holder: u128,
+        end: Micros,
+    },
+    Renew {
+        holder: u128,
+        end: Micros,
+    },
+}
+
+/// What became of a correction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Amended {
+    /// There was nothing to correct.
+    NotFound,
+    Done,
+    /// A lease was renewed, and ends then.
+    Until(Micros),
+}
+
+impl Amended {
+    pub(crate) fn is_found(self) -> bool {
+        self != Amended::NotFound
+    }
 }
 
 /// A strategy over `W` words. All-zero words are the fresh state.
@@ -46,8 +76,8 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
 
     fn charged_at(&self, words: [u64; W], now: Micros) -> Micros;
 
-    /// Applies a correction; false when it found nothing to apply to.
-    fn amend(&self, words: &mut [u64; W], amendment: Amendment, now: Micros) -> bool;
+    /// Applies a correction.
+    fn amend(&self, words: &mut [u64; W], amendment: Amendment, now: Micros) -> Amended;
 
     fn is_fresh(&self, words: [u64; W], now: Micros) -> bool;
 
@@ -123,7 +153,7 @@ impl<B: Bucket> Packing<B, 1> for OneWord {
     }
 
     fn unpack(&self, words: [u64; 1]) -> BucketState {
-        BucketState { full_at: self.start_units + u128::from(words[0]) }
+        BucketState { full_at: self.start_units + u128::from(words[0]), ..BucketState::default() }
     }
 
     type Decided = Fit;
@@ -206,27 +236,33 @@ impl InThreeWords for BucketState {
     }
 
     fn of_words(words: [u64; 3]) -> Self {
-        BucketState { full_at: u128::from(words[0]) | (u128::from(words[1]) << 64) }
+        BucketState { full_at: u128::from(words[0]) | (u128::from(words[1]) << 64), ..BucketState::default() }
     }
 }
 
 impl InThreeWords for WindowState {
     fn to_words(&self) -> [u64; 3] {
-        [self.end.get(), self.count, 0]
+        [self.end.get(), self.count, self.start.get()]
     }
 
     fn of_words(words: [u64; 3]) -> Self {
-        WindowState { end: Micros::new(words[0]), count: words[1] }
+        WindowState { end: Micros::new(words[0]), count: words[1], start: Micros::new(words[2]) }
     }
 }
 
 impl InThreeWords for CounterState {
     fn to_words(&self) -> [u64; 3] {
-        [self.start.get(), self.prev, self.cur]
+        [self.newer.start.get(), self.newer.prev, self.newer.cur]
     }
 
     fn of_words(words: [u64; 3]) -> Self {
-        CounterState { start: Micros::new(words[0]), prev: words[1], cur: words[2] }
+        let newer = tollgate_kernel::Counts {
+            window: Micros::ZERO,
+            start: Micros::new(words[0]),
+            prev: words[1],
+            cur: words[2],
+        };
+        CounterState { newer, older: Default::default() }
     }
 }
 
@@ -267,18 +303,18 @@ where
         self.algorithm.charged_at(&self.packing.unpack(words), now)
     }
 
-    fn amend(&self, words: &mut [u64; W], amendment: Amendment, now: Micros) -> bool {
+    fn amend(&self, words: &mut [u64; W], amendment: Amendment, now: Micros) -> Amended {
         let mut state = self.packing.unpack(*words);
         match amendment {
-            Amendment::GiveBack { amount, charged_at } => {
-                self.algorithm.give_back(&mut state, amount, charged_at, now);
+            Amendment::GiveBack { taken, amount } => {
+                self.algorithm.give_back(&mut state, taken, amount, now);
             }
             Amendment::Refund { amount } => self.algorithm.refund(&mut state, amount, now),
             Amendment::Debit { amount } => self.algorithm.debit(&mut state, amount, now),
-            Amendment::Release { .. } | Amendment::Renew { .. } => return false,
+            Amendment::Release { .. } | Amendment::Renew { .. } => return Amended::NotFound,
         }
         *words = self.packing.pack(&state);
-        true
+        Amended::Done
     }
 
     fn is_fresh(&self, words: [u64; W], now: Micros) -> bool {

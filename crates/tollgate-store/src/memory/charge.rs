@@ -5,7 +5,7 @@
 //! each; it also makes room for keys that are new. Repeated pairs of limit and key are added up before anything is asked.
 
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros, Outcome};
+use tollgate_kernel::{Cost, Micros, Outcome, Taken};
 
 use super::holds::HeldPart;
 use super::kin::{Kin, Moving};
@@ -246,8 +246,11 @@ impl Inner {
                     ledger: part.limit.ledger.clone(),
                     lease: part.limit.lease,
                     key: part.key,
-                    cost: part.cost.get(),
-                    charged_at: committed.charged_at,
+                    taken: Taken {
+                        cost: part.cost.get(),
+                        // A lease counts until its end, and is found by it.
+                        at: part.limit.lease.map_or(committed.charged_at, |lease| now.saturating_add(lease)),
+                    },
                     in_shared: committed.in_shared,
                 });
             }

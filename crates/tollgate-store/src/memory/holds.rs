@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_kernel::{MAX_COUNT, Micros};
+use tollgate_kernel::{MAX_COUNT, Micros, Taken};
 
 use super::budget::Budget;
-use super::cell::Amendment;
+use super::cell::{Amended, Amendment};
 use super::ledger::Ledger;
 use super::node::Fingerprint;
 use crate::{Charged, Hold, HoldId, Settled, Settlement, StoreError};
@@ -27,8 +27,8 @@ pub(crate) struct HeldPart {
     /// How long its lease lasts, if it is one.
     pub(crate) lease: Option<Micros>,
     pub(crate) key: Fingerprint,
-    pub(crate) cost: u64,
-    pub(crate) charged_at: Micros,
+    /// What was charged, and when; of a lease, when it ends.
+    pub(crate) taken: Taken,
     pub(crate) in_shared: bool,
 }
 
@@ -154,13 +154,13 @@ impl Holds {
 impl Held {
     /// One number settles a charge only if it can mean the same under each of its limits.
     fn check_one_actual(&self) -> Result<(), StoreError> {
-        let mut costs = self.parts.iter().filter(|part| part.lease.is_none()).map(|part| part.cost);
+        let mut costs = self.parts.iter().filter(|part| part.lease.is_none()).map(|part| part.taken.cost);
         let first = costs.next();
         if costs.all(|cost| Some(cost) == first) {
             return Ok(());
         }
         let reserved: Vec<String> =
-            self.parts.iter().map(|part| format!("{} {}", part.name, part.cost)).collect();
+            self.parts.iter().map(|part| format!("{} {}", part.name, part.taken.cost)).collect();
         Err(StoreError::invalid(format!(
             "one actual amount cannot settle limits that reserved different amounts ({}); give one for each limit",
             reserved.join(", ")
@@ -185,32 +185,41 @@ impl Held {
     fn settle(&mut self, id: HoldId, now: Micros, actual_of: impl Fn(&str) -> Option<u64>) -> Settled {
         let mut found = self.parts.is_empty();
         for part in mem::take(&mut self.parts) {
-            let charged_at = part.charged_at;
+            let Taken { cost, at } = part.taken;
             let amend = |amendment| part.ledger.amend(part.key, part.in_shared, amendment, now);
             if part.lease.is_some() {
-                found |= amend(Amendment::Release { holder: id.get() });
+                found |= amend(Amendment::Release { holder: id.get(), end: at }).is_found();
                 continue;
             }
             found = true;
             // No limit holds more than the largest count, so more than that says no more.
-            let actual = actual_of(&part.name).unwrap_or(part.cost).min(MAX_COUNT);
-            match actual.cmp(&part.cost) {
-                Ordering::Less => amend(Amendment::GiveBack { amount: part.cost - actual, charged_at }),
-                Ordering::Greater => amend(Amendment::Debit { amount: actual - part.cost }),
-                Ordering::Equal => true,
-            };
+            let actual = actual_of(&part.name).unwrap_or(cost).min(MAX_COUNT);
+            match actual.cmp(&cost) {
+                Ordering::Less => {
+                    amend(Amendment::GiveBack { taken: part.taken, amount: cost - actual });
+                }
+                Ordering::Greater => {
+                    amend(Amendment::Debit { amount: actual - cost });
+                }
+                Ordering::Equal => {}
+            }
         }
         self.is_settled = true;
         if found { Settled::Done } else { Settled::Unknown }
     }
 
-    /// Renews every lease of the charge. A lease that has run out is lost, and then so is the hold on it.
+    /// Renews every lease of the charge. If one of them has run out the hold is lost, and none is renewed.
     fn renew(&mut self, id: HoldId, now: Micros) -> Settled {
-        let renewed = self.parts.iter().filter(|part| part.lease.is_some()).all(|part| {
-            part.ledger.amend(part.key, part.in_shared, Amendment::Renew { holder: id.get() }, now)
-        });
-        if !renewed {
+        let is_live = |part: &HeldPart| part.lease.is_none() || part.taken.at > now;
+        if !self.parts.iter().all(is_live) {
             return Settled::Unknown;
+        }
+        for part in self.parts.iter_mut().filter(|part| part.lease.is_some()) {
+            let renewal = Amendment::Renew { holder: id.get(), end: part.taken.at };
+            match part.ledger.amend(part.key, part.in_shared, renewal, now) {
+                Amended::Until(end) => part.taken.at = end,
+                _ => return Settled::Unknown,
+            }
         }
         self.end = now.saturating_add(self.ttl);
         Settled::Done

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tollgate_kernel::{Algorithm, Concurrency, Cost, LeaseState, LogState, Micros, Outcome, SlidingWindow};
 
 use super::budget::Budget;
-use super::cell::{Amendment, Cell};
+use super::cell::{Amended, Amendment, Cell};
 use super::chunks::Chunks;
 use super::kin::Carried;
 
@@ -18,9 +18,10 @@ pub(crate) trait Holding: Algorithm + Send + Sync {
 
     fn charge_for(&self, state: &mut Self::State, holder: u128, cost: Cost, now: Micros) -> Outcome;
 
-    fn release(&self, state: &mut Self::State, holder: u128, now: Micros) -> bool;
+    fn release(&self, state: &mut Self::State, holder: u128, end: Micros, now: Micros) -> bool;
 
-    fn renew(&self, state: &mut Self::State, holder: u128, now: Micros) -> bool;
+    /// The new end of a lease that was given this end.
+    fn renew(&self, state: &mut Self::State, holder: u128, end: Micros, now: Micros) -> Option<Micros>;
 }
 
 impl Holding for SlidingWindow {
@@ -32,12 +33,12 @@ impl Holding for SlidingWindow {
         self.charge(state, cost, now)
     }
 
-    fn release(&self, _state: &mut LogState, _holder: u128, _now: Micros) -> bool {
+    fn release(&self, _state: &mut LogState, _holder: u128, _end: Micros, _now: Micros) -> bool {
         false
     }
 
-    fn renew(&self, _state: &mut LogState, _holder: u128, _now: Micros) -> bool {
-        false
+    fn renew(&self, _state: &mut LogState, _holder: u128, _end: Micros, _now: Micros) -> Option<Micros> {
+        None
     }
 }
 
@@ -50,12 +51,12 @@ impl Holding for Concurrency {
         self.acquire(state, holder, cost, now)
     }
 
-    fn release(&self, state: &mut LeaseState, holder: u128, now: Micros) -> bool {
-        Concurrency::release(self, state, holder, now)
+    fn release(&self, state: &mut LeaseState, holder: u128, end: Micros, now: Micros) -> bool {
+        Concurrency::release(self, state, holder, end, now)
     }
 
-    fn renew(&self, state: &mut LeaseState, holder: u128, now: Micros) -> bool {
-        Concurrency::renew(self, state, holder, now)
+    fn renew(&self, state: &mut LeaseState, holder: u128, end: Micros, now: Micros) -> Option<Micros> {
+        Concurrency::renew(self, state, holder, end, now)
     }
 }
 
@@ -167,22 +168,23 @@ where
         self.state(words).map_or(now, |state| self.algorithm.charged_at(&state.lock(), now))
     }
 
-    fn amend(&self, words: &mut [u64; 1], amendment: Amendment, now: Micros) -> bool {
-        self.with_state(words, 0, |state| match amendment {
-            Amendment::GiveBack { amount, charged_at } => {
-                self.algorithm.give_back(state, amount, charged_at, now);
-                true
+    fn amend(&self, words: &mut [u64; 1], amendment: Amendment, now: Micros) -> Amended {
+        self.with_state(words, 0, |state| {
+            match amendment {
+                Amendment::GiveBack { taken, amount } => self.algorithm.give_back(state, taken, amount, now),
+                Amendment::Refund { amount } => self.algorithm.refund(state, amount, now),
+                Amendment::Debit { amount } => self.algorithm.debit(state, amount, now),
+                Amendment::Release { holder, end } => {
+                    if !self.algorithm.release(state, holder, end, now) {
+                        return Amended::NotFound;
+                    }
+                }
+                Amendment::Renew { holder, end } => {
+                    let renewed = self.algorithm.renew(state, holder, end, now);
+                    return renewed.map_or(Amended::NotFound, Amended::Until);
+                }
             }
-            Amendment::Refund { amount } => {
-                self.algorithm.refund(state, amount, now);
-                true
-            }
-            Amendment::Debit { amount } => {
-                self.algorithm.debit(state, amount, now);
-                true
-            }
-            Amendment::Release { holder } => self.algorithm.release(state, holder, now),
-            Amendment::Renew { holder } => self.algorithm.renew(state, holder, now),
+            Amended::Done
         })
     }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use tollgate_kernel::{BucketState, Micros};
 
-use super::cell::{Amendment, Cell};
+use super::cell::{Amended, Amendment, Cell};
 use super::ledger::Ledger;
 use super::node::Fingerprint;
 use super::table::Table;
@@ -121,7 +121,7 @@ pub(crate) trait Movable {
         tables: &Moving<'_>,
         amendment: Amendment,
         now: Micros,
-    ) -> Option<bool>;
+    ) -> Option<Amended>;
 
     /// Forgets a key in this table alone.
     fn forget_here(&self, key: Fingerprint) -> bool;
@@ -188,8 +188,8 @@ impl<C: Cell<W>, const W: usize, const S: usize> Movable for Table<C, W, S> {
         tables: &Moving<'_>,
         amendment: Amendment,
         now: Micros,
-    ) -> Option<bool> {
-        let mut applied = false;
+    ) -> Option<Amended> {
+        let mut applied = Amended::NotFound;
         let mut amend = |carried| {
             let mut words = self.cell.receive(carried);
             applied = self.cell.amend(&mut words, amendment, now);

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 
-use super::cell::Amendment;
+use super::cell::{Amended, Amendment};
 use super::kin::{Kin, Movable, Moving};
 use super::node::{Fingerprint, Guard};
 use super::table::{Committed, Prepared, Seen};
@@ -41,8 +41,8 @@ pub(crate) trait Ledger: Movable + Send + Sync {
     /// The answer that a charge would get.
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
 
-    /// Corrects what is remembered about a key, or what it shares; false when there is nothing to correct.
-    fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> bool;
+    /// Corrects what is remembered about a key, or what it shares.
+    fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> Amended;
 
     /// Forgets a key; false when nothing was remembered.
     fn forget(&self, key: Fingerprint) -> bool;

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 
 use super::budget::{Budget, WhenFull};
-use super::cell::{Amendment, Cell};
+use super::cell::{Amended, Amendment, Cell};
 use super::kin::{Kin, Movable, Moving};
 use super::ledger::Ledger;
 use super::node::{Fingerprint, Guard, Sight};
@@ -125,7 +125,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     }
 
     /// Corrects what is remembered here.
-    fn amend_here(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> bool {
+    fn amend_here(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> Amended {
         let nodes = &*self.nodes;
         let (home, first, _lock) = nodes.lock_home(key);
         // A debt goes to where the key is charged next. What was charged in the shared state is not given back: one number may
@@ -150,7 +150,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
             self.budget.take_anyway(1);
             nodes.insert(home, key, words);
         }
-        is_debt
+        if is_debt { Amended::Done } else { Amended::NotFound }
     }
 
     /// The short path of a charge: decides on what can be seen without the lock, and takes the lock only to write. `None` if
@@ -366,7 +366,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         outcome
     }
 
-    fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> bool {
+    fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> Amended {
         let Some(tables) = self.kin_in_use().map(Kin::moving) else {
             return self.amend_here(key, in_shared, amendment, now);
         };

@@ -17,7 +17,7 @@ use crate::key::Key;
 use crate::policy::{Allowance, Fallback, Rule, Slice, name_fault, slice_fault};
 
 /// The parameters of all strategies, each with an example.
-const PARAMETERS: [(&str, &str); 7] = [
+const PARAMETERS: [(&str, &str); 8] = [
     ("rate", "\"10/s\""),
     ("burst", "20"),
     ("capacity", "20"),
@@ -25,7 +25,11 @@ const PARAMETERS: [(&str, &str); 7] = [
     ("window", "\"1m\""),
     ("align", "\"clock\""),
     ("lease", "\"30s\""),
+    ("max_debt", "\"1d\""),
 ];
+
+/// The parameters that may be left out.
+const OPTIONAL: [&str; 2] = ["align", "max_debt"];
 
 /// The other fields of a limit that make it one.
 const OF_A_LIMIT: [&str; 2] = ["strategy", "subsecond"];
@@ -37,11 +41,11 @@ const INSTEAD: [(&str, Allowance); 2] =
 /// The fields that say how a rule is applied.
 const OF_THE_RULE: [&str; 6] = ["shadow", "fallback", "subject", "slice", "slice_ttl", "overrides"];
 
-/// The parameters that a strategy takes. All are required but `align`.
+/// The parameters that a strategy takes. All are required but the [`OPTIONAL`] ones.
 const fn parameters_of(strategy: Strategy) -> &'static [&'static str] {
     match strategy {
-        Strategy::TokenBucket => &["rate", "burst"],
-        Strategy::LeakyBucket => &["rate", "capacity"],
+        Strategy::TokenBucket => &["rate", "burst", "max_debt"],
+        Strategy::LeakyBucket => &["rate", "capacity", "max_debt"],
         Strategy::FixedWindow => &["limit", "window", "align"],
         Strategy::SlidingWindow | Strategy::SlidingWindowCounter => &["limit", "window"],
         Strategy::Concurrency => &["limit", "lease"],
@@ -187,6 +191,7 @@ struct Parameters {
     window: Option<Micros>,
     align: Option<Align>,
     lease: Option<Micros>,
+    max_debt: Option<Micros>,
     subsecond: Option<bool>,
 }
 
@@ -221,6 +226,7 @@ fn read_parameters(
             "window" => read.window = reader.span(field, "1m"),
             "align" => read.align = reader.choice(field, &[("first", Align::First), ("clock", Align::Clock)]),
             "lease" => read.lease = reader.span(field, "30s"),
+            "max_debt" => read.max_debt = reader.span(field, "1d"),
             "subsecond" => read.subsecond = reader.truth(field),
             _ => {}
         }
@@ -246,7 +252,10 @@ fn has_use_for(strategy: Strategy, name: &str) -> bool {
 /// Notes the parameters that the strategy requires and the section does not have.
 fn note_missing(reader: &mut Reader<'_>, section: &Section<'_>, strategy: Strategy) {
     for (name, example) in PARAMETERS {
-        if name != "align" && parameters_of(strategy).contains(&name) && section.field(name).is_none() {
+        if !OPTIONAL.contains(&name)
+            && parameters_of(strategy).contains(&name)
+            && section.field(name).is_none()
+        {
             reader.missing(section, name, example);
         }
     }
@@ -273,9 +282,13 @@ fn build(
 }
 
 fn limit_of(strategy: Strategy, with: Parameters) -> Option<Result<Limit, LimitError>> {
+    let with_debt = |limit: Limit| match with.max_debt {
+        Some(max_debt) => limit.with_max_debt(max_debt),
+        None => Ok(limit),
+    };
     Some(match strategy {
-        Strategy::TokenBucket => Limit::token_bucket(with.rate?, with.burst?),
-        Strategy::LeakyBucket => Limit::leaky_bucket(with.rate?, with.capacity?),
+        Strategy::TokenBucket => Limit::token_bucket(with.rate?, with.burst?).and_then(with_debt),
+        Strategy::LeakyBucket => Limit::leaky_bucket(with.rate?, with.capacity?).and_then(with_debt),
         Strategy::FixedWindow => match with.align {
             Some(Align::Clock) => Limit::clock_window(with.limit?, with.window?),
             _ => Limit::fixed_window(with.limit?, with.window?),

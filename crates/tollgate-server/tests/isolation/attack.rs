@@ -1,0 +1,143 @@
+//! What hostile callers send. Each attack is one bounded round; the test repeats it as long as the bystander asks.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use tollgate_testkit::tollgate::Tollgate;
+
+pub(crate) type Attack = fn(&Tollgate, usize);
+
+pub(crate) const ALL: [(&str, Attack); 8] = [
+    ("settlements of nothing", settlements),
+    ("values that no store takes", bad_values),
+    ("costs far too large under a full log", large_costs),
+    ("reservations of one key, all at once", reservations),
+    ("reservations under no limit", reservations_of_nothing),
+    ("invented keys, pipelined", invented_keys),
+    ("invented keys that live for a year", long_lived_keys),
+    ("debts of 2^53", debts),
+];
+
+/// An attacker may be refused, and may find its own share used up; it never finds a mistake of the server's.
+fn post(server: &Tollgate, path: &str, body: &str) -> (u16, String) {
+    let answer = server.post(path, body);
+    assert_ne!(answer.status, 500, "{path} {body}: {}", answer.body);
+    (answer.status, answer.body)
+}
+
+/// Names and ids that are nobody's.
+fn settlements(server: &Tollgate, round: usize) {
+    let id = format!("{:032x}", 0xabc_0000 + round);
+    for body in [
+        format!(r#"{{"reservation":"{id}","actual":{{"a\u0000b":1}}}}"#),
+        format!(r#"{{"reservation":"{id}","actual":{{"bystander":1}}}}"#),
+        format!(r#"{{"reservation":"{id}","actual":9007199254740991}}"#),
+        r#"{"reservation":"'; drop table","actual":1}"#.to_owned(),
+    ] {
+        post(server, "/v1/settle", &body);
+    }
+    post(server, "/v1/cancel", &format!(r#"{{"reservation":"{id}"}}"#));
+    post(server, "/v1/renew", &format!(r#"{{"reservation":"{id}"}}"#));
+}
+
+fn bad_values(server: &Tollgate, round: usize) {
+    for key in [r"a\u0000b", r"\ud7ff", r"{}", r"a:b:c:d", &"x".repeat(1_024), r"%00", r"\u202e"] {
+        for limit in ["log", "bucket", "leases", "no-such", r"a\u0000b"] {
+            let body = format!(r#"{{"limit":"{limit}","key":"{key}{round}","cost":9007199254740991}}"#);
+            post(server, "/v1/check", &body);
+        }
+    }
+}
+
+/// Fills a log once, and then asks for more than it has left, in one charge.
+fn large_costs(server: &Tollgate, round: usize) {
+    if round == 0 {
+        let one = r#"{"limit":"log","key":"attacker"}"#;
+        let checks = format!(r#"{{"checks":[{}]}}"#, vec![one; 100].join(","));
+        for _ in 0..20 {
+            post(server, "/v1/checks", &checks);
+        }
+    }
+    for cost in [2_000, 1_999, 1_000, 2] {
+        post(server, "/v1/check", &format!(r#"{{"limit":"log","key":"attacker","cost":{cost}}}"#));
+    }
+}
+
+fn reserve(server: &Tollgate, limit: &str, cost: u64) -> Option<String> {
+    let body = format!(r#"{{"limit":"{limit}","key":"attacker","cost":{cost},"ttl_ms":60000}}"#);
+    let (_, answer) = post(server, "/v1/reserve", &body);
+    let (_, rest) = answer.split_once("\"reservation\":\"")?;
+    Some(rest[..32].to_owned())
+}
+
+fn reservations(server: &Tollgate, round: usize) {
+    std::thread::scope(|scope| {
+        for number in 0..32 {
+            scope.spawn(move || {
+                let limit = if number % 2 == 0 { "leases" } else { "bucket" };
+                let held = reserve(server, limit, 1);
+                if let Some(id) = held.filter(|_| round % 2 == 0) {
+                    post(server, "/v1/cancel", &format!(r#"{{"reservation":"{id}"}}"#));
+                }
+            });
+        }
+    });
+}
+
+fn reservations_of_nothing(server: &Tollgate, _round: usize) {
+    for _ in 0..20 {
+        reserve(server, "free", 1);
+    }
+}
+
+/// Sends commands in one write and reads until as many answers came, or the server closed.
+fn pipeline(server: &Tollgate, commands: &[Vec<String>]) {
+    let Ok(mut stream) = TcpStream::connect(server.resp()) else { return };
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    let mut bytes = Vec::new();
+    for words in commands {
+        bytes.extend(format!("*{}\r\n", words.len()).bytes());
+        words.iter().for_each(|word| bytes.extend(format!("${}\r\n{word}\r\n", word.len()).bytes()));
+    }
+    if stream.write_all(&bytes).is_err() {
+        return;
+    }
+    // Every answer begins with an array of five or an error, one for each command.
+    let (mut answers, mut buffer, mut left) = (0, [0; 65_536], Vec::new());
+    while answers < commands.len() {
+        let Ok(length) = stream.read(&mut buffer) else { return };
+        if length == 0 {
+            return;
+        }
+        left.extend_from_slice(&buffer[..length]);
+        answers = left
+            .split(|byte| *byte == b'\n')
+            .filter(|line| matches!(line.first(), Some(b'*' | b'-')))
+            .count();
+    }
+}
+
+fn invented_keys(server: &Tollgate, round: usize) {
+    let throttle = |number: usize| {
+        let key = format!("invented-{round}-{number}");
+        vec!["CL.THROTTLE".into(), key, "15".into(), "30".into(), "60".into(), "1".into()]
+    };
+    let commands: Vec<Vec<String>> = (0..500).map(throttle).collect();
+    pipeline(server, &commands);
+}
+
+fn long_lived_keys(server: &Tollgate, round: usize) {
+    let throttle = |number: usize| {
+        let key = format!("for-a-year-{round}-{number}");
+        vec!["CL.THROTTLE".into(), key, "15".into(), "1".into(), "31536000".into(), "1".into()]
+    };
+    let commands: Vec<Vec<String>> = (0..200).map(throttle).collect();
+    pipeline(server, &commands);
+}
+
+fn debts(server: &Tollgate, _round: usize) {
+    if let Some(id) = reserve(server, "bucket", 1) {
+        post(server, "/v1/settle", &format!(r#"{{"reservation":"{id}","actual":9007199254740991}}"#));
+    }
+}

@@ -1,0 +1,135 @@
+//! Attackers and a bystander on one server, on every store: what the attackers send never changes what the bystander is answered.
+//!
+//! The bystander's limit lets five pass in an hour, so its answers are known beforehand whatever the time is: five times yes for
+//! each of its keys, and then no. Some of its keys are exhausted before the attack, others come new in the middle of it.
+
+mod attack;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tollgate_testkit::postgres::PostgresServer;
+use tollgate_testkit::redis::RedisServer;
+use tollgate_testkit::redis::cluster::RedisCluster;
+use tollgate_testkit::tollgate::Tollgate;
+
+const LIMITS: &str = r#"
+[limits.bystander]
+strategy = "sliding_window"
+limit = 5
+window = "1h"
+
+[limits.log]
+strategy = "sliding_window"
+limit = 2000
+window = "1h"
+
+[limits.bucket]
+strategy = "token_bucket"
+rate = "1/d"
+burst = 1000
+
+[limits.leases]
+strategy = "concurrency"
+limit = 500
+lease = "1h"
+
+[limits.free]
+unlimited = true
+"#;
+
+/// How often each of the bystander's keys is asked.
+const ASKED: usize = 8;
+/// How many keys come new while the attack lasts.
+const NEWCOMERS: usize = 25;
+
+/// A deadline that a busy machine keeps; what the attackers achieve must not depend on it.
+fn server(store: &str) -> Tollgate {
+    let config = format!("[store]\ntimeout = \"5s\"\n{store}\n{LIMITS}");
+    Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&config).start()
+}
+
+/// What a key of the bystander is answered, asked so often.
+fn ask(server: &Tollgate, key: &str, times: usize) -> Vec<bool> {
+    let body = format!(r#"{{"limit":"bystander","key":"{key}"}}"#);
+    let mut connection = server.connect();
+    let decide = |_| {
+        let line = ["content-type: application/json"];
+        let answer = connection.ask_with_body("POST", "/v1/check", &line, &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(answer.body.contains("\"degraded\":false"), "the store decides: {}", answer.body);
+        answer.body.contains("\"allowed\":true")
+    };
+    (0..times).map(decide).collect()
+}
+
+fn five_and_no_more(times: usize) -> Vec<bool> {
+    (0..times).map(|index| index < 5).collect()
+}
+
+/// The bystander's calls while all attacks run at once, and what it is answered.
+fn withstands(server: &Tollgate) {
+    assert_eq!(ask(server, "user:before", ASKED), five_and_no_more(ASKED));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (name, attack) in attack::ALL {
+            let is_over = &is_over;
+            let run = move || {
+                let mut rounds = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    attack(server, rounds);
+                    rounds += 1;
+                }
+                (name, rounds)
+            };
+            scope.spawn(move || {
+                let (name, rounds) = run();
+                assert!(rounds > 0, "{name} never attacked");
+            });
+        }
+        let bystander = || {
+            for number in 0..NEWCOMERS {
+                assert_eq!(
+                    ask(server, "user:before", 2),
+                    [false, false],
+                    "exhausted before, newcomer {number}"
+                );
+                let key = format!("user:new-{number}");
+                assert_eq!(ask(server, &key, ASKED), five_and_no_more(ASKED), "newcomer {number}");
+            }
+        };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(bystander));
+        is_over.store(true, Ordering::Relaxed);
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    // And when it is over, the server and its store are well.
+    assert_eq!(ask(server, "user:after", ASKED), five_and_no_more(ASKED));
+    assert_eq!(server.get("/readyz").status, 200);
+}
+
+#[test]
+fn in_memory() {
+    withstands(&server("mode = \"memory\""));
+}
+
+#[test]
+fn on_redis() {
+    let redis = RedisServer::start();
+    withstands(&server(&format!("mode = \"redis\"\nredis = {{ url = \"{}\" }}", redis.url())));
+}
+
+#[test]
+fn on_a_cluster() {
+    let cluster = RedisCluster::start();
+    let urls: Vec<String> = cluster.urls();
+    let url = &urls[0];
+    withstands(&server(&format!("mode = \"redis\"\nredis = {{ url = \"{url}\", cluster = true }}")));
+}
+
+#[test]
+fn on_postgresql() {
+    let postgres = PostgresServer::start();
+    let url = postgres.url("postgres");
+    withstands(&server(&format!("mode = \"postgres\"\npostgres = {{ url = \"{url}\" }}")));
+}
