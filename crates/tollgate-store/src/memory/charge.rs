@@ -63,6 +63,9 @@ impl Place<'_> {
     }
 }
 
+/// For each part the table of whole states, if it is in that one.
+type WholeTables = SmallVec<[Option<Arc<dyn Ledger>>; 4]>;
+
 type Places<'a> = SmallVec<[Place<'a>; 4]>;
 
 impl Inner {
@@ -106,11 +109,8 @@ impl Inner {
     /// Finds the table that each part is in: nothing for its own, that of whole states for what is written whole. A part that is not
     /// known takes over what is known of it under other numbers of its limit. While the answer is held, nobody else begins or moves a
     /// key of those limits.
-    fn locate_all<'a>(
-        parts: &Parts<'a>,
-        now: Micros,
-    ) -> (SmallVec<[Option<Arc<dyn Ledger>>; 4]>, SmallVec<[Moving<'a>; 1]>) {
-        let mut whole = SmallVec::new();
+    fn locate_all<'a>(parts: &Parts<'a>, now: Micros) -> (WholeTables, SmallVec<[Moving<'a>; 1]>) {
+        let mut whole = WholeTables::new();
         let mut to_ask: SmallVec<[(usize, &'a Kin); 1]> = SmallVec::new();
         for (index, part) in parts.iter().enumerate() {
             whole.push(match part.limit.ledger.locate(part.key, now) {
