@@ -10,6 +10,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{self, AtomicUsize};
@@ -77,9 +78,27 @@ struct PerKey {
     bytes: usize,
 }
 
+/// For keys that are a keyed hash already: half of a fingerprint is its hash.
+#[derive(Default)]
+struct HashedAlready(u64);
+
+impl Hasher for HashedAlready {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.0 = self.0.rotate_left(8) ^ u64::from(byte));
+    }
+
+    fn write_u64(&mut self, half: u64) {
+        self.0 = half;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 pub(crate) struct Holds {
     shards: [Mutex<Shard>; SHARDS],
-    per_key: [Mutex<HashMap<(u64, u64), PerKey>>; SHARDS],
+    per_key: [Mutex<HashMap<(u64, u64), PerKey, BuildHasherDefault<HashedAlready>>>; SHARDS],
     most_bytes: usize,
     bytes: AtomicUsize,
 }

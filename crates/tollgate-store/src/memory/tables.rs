@@ -554,6 +554,57 @@ mod tests {
         assert_eq!(store.used(), 1);
     }
 
+    /// After a change a key is written whole for as long as its history counts; then it is back in one word, and nothing is left of the
+    /// table of whole states.
+    #[test]
+    fn a_changed_key_is_written_whole_until_its_history_has_passed() {
+        let (store, hands) = store(100);
+        let whole = || {
+            let tables = store.inner.tables.lock();
+            tables.by_name["api"].buckets.whole.as_ref().map(|whole| whole.ledger.len())
+        };
+        let keys: Vec<String> = (0..10).map(|key| format!("key {key}")).collect();
+        let old = store.open(&tokens(1));
+        keys.iter().for_each(|key| assert!(old.charge(key, Cost::new(10).unwrap()).allowed));
+        assert_eq!(whole(), None);
+        let new = store.open(&tokens(7));
+        drop(old);
+        let sixty = Cost::new(60).unwrap();
+        for key in &keys {
+            assert_eq!(new.peek(key, Cost::MAX).remaining, 60, "ten stay consumed");
+            assert_eq!(
+                whole(),
+                Some(keys.iter().position(|other| other == key).unwrap()),
+                "a look moves nothing"
+            );
+            assert!(new.charge(key, sixty).allowed && !new.charge(key, Cost::ONE).allowed);
+        }
+        assert_eq!((whole(), new.keys(), store.used()), (Some(10), 10, 10));
+        // Ten hours later all is refilled, and the first charge finds the key plain.
+        hands.advance(Micros::from_secs(36_010));
+        for key in &keys[..5] {
+            assert!(new.charge(key, sixty).allowed);
+        }
+        assert_eq!((whole(), new.keys(), store.used()), (Some(5), 10, 10));
+        store.sweep();
+        store.sweep();
+        assert_eq!((whole(), new.keys(), store.used()), (None, 5, 5));
+        assert_eq!(new.charge(&keys[0], Cost::new(10).unwrap()).remaining, 0);
+    }
+
+    /// One charge that names one key of one limit by two sets of numbers is one part, by the first of them.
+    #[test]
+    fn a_key_named_by_two_sets_of_numbers_in_one_charge_is_charged_once() {
+        use crate::MemoryItem;
+        let (store, _) = store(10);
+        let [one, seven] = [1, 7].map(|count| store.open(&tokens(count)));
+        let item = |limit| MemoryItem { limit, key: "a", cost: Cost::new(3).unwrap(), shadow: false };
+        let charged = store.charge_all(&[item(&one), item(&seven)], None).unwrap();
+        assert!(charged.allowed && charged.outcomes.iter().all(|outcome| outcome.remaining == 4));
+        assert_eq!((store.keys(), store.used()), (1, 1));
+        assert_eq!(seven.peek("a", Cost::MAX).remaining, 64);
+    }
+
     /// Keys that go to and fro between units while they are charged, settled and looked at are never begun twice: all that was
     /// admitted comes to one bucket.
     #[test]
