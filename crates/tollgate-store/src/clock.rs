@@ -1,7 +1,7 @@
 //! The clock that decides: whole microseconds since 1970 that never go back.
 //!
 //! The system clock takes the date once, when the process first asks, and from then on follows the machine's monotonic clock,
-//! so a corrected wall clock moves no window. Reading the monotonic clock costs more than a whole decision, so each thread
+//! so a corrected wall clock moves no window but those that are aligned to it (memory/wall.rs). Reading the monotonic clock costs more than a whole decision, so each thread
 //! reads it at most every ten milliseconds and fills in between with the processor's time-stamp counter, slowed by one part in 2,048:
 //! the clock is then always a few microseconds behind the true one and never ahead, and every correction goes forward. A
 //! limiter that lags by microseconds admits late; one that leads would admit too much.
@@ -53,6 +53,14 @@ impl Clock {
         match &self.source {
             Source::System => system_now(),
             Source::Manual(manual) => manual.now(),
+        }
+    }
+
+    /// The time now, and what the wall clock shows at the same instant: the machine's clock as it is set and corrected.
+    pub(crate) fn now_and_wall(&self) -> (Micros, Micros) {
+        match &self.source {
+            Source::System => (system_now(), wall_now()),
+            Source::Manual(manual) => manual.now_and_wall(),
         }
     }
 
@@ -218,10 +226,13 @@ static ORIGIN: LazyLock<Origin> = LazyLock::new(|| {
     let tick = u64::try_from((u128::from(ns) << 40) / u128::from(ticks) / 1_000).unwrap_or(u64::MAX);
     let tick = tick - (tick >> 11);
     let resync_ticks = (RESYNC_US << 40) / tick.max(1);
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let started_us = Micros::from(since_1970).get();
+    let started_us = wall_now().get();
     Origin { counter, tick, resync_ticks, started: Instant::now(), started_us }
 });
+
+fn wall_now() -> Micros {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().into()
+}
 
 /// A reading of the counter and the time it stood for, in µs since 1970. At first the counter's whole range ago.
 #[derive(Clone, Copy)]
@@ -278,13 +289,15 @@ pub struct ManualClock {
 #[derive(Debug, Default)]
 struct ManualState {
     now: Micros,
+    /// How far the wall clock is ahead, in µs.
+    wall_offset_us: i64,
     alarms: Alarms,
 }
 
 impl ManualClock {
     /// A clock that shows `now`.
     pub fn at(now: Micros) -> ManualClock {
-        ManualClock { state: Arc::new(Mutex::new(ManualState { now, alarms: Alarms::default() })) }
+        ManualClock { state: Arc::new(Mutex::new(ManualState { now, ..ManualState::default() })) }
     }
 
     /// The clock to hand to a store; it follows this one.
@@ -305,6 +318,25 @@ impl ManualClock {
     /// Moves it forward.
     pub fn advance(&self, span: Micros) {
         self.move_to(|old| old.saturating_add(span));
+    }
+
+    /// Corrects the wall clock by so many µs, as an administrator or a time server would. Only windows that are aligned to the clock
+    /// follow it; the time that this clock shows stays.
+    ///
+    /// ```
+    /// use tollgate_store::{ManualClock, Micros};
+    /// let hands = ManualClock::at(Micros::from_secs(100));
+    /// hands.step_wall(-3_000_000);
+    /// assert_eq!(hands.now(), Micros::from_secs(100));
+    /// ```
+    pub fn step_wall(&self, by_us: i64) {
+        let mut state = self.state.lock();
+        state.wall_offset_us = state.wall_offset_us.saturating_add(by_us);
+    }
+
+    fn now_and_wall(&self) -> (Micros, Micros) {
+        let state = self.state.lock();
+        (state.now, Micros::new(state.now.get().saturating_add_signed(state.wall_offset_us)))
     }
 
     fn set_alarm(&self, at: Micros, number: &mut Option<u64>, waker: &Waker) -> Poll<()> {

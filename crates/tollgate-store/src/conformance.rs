@@ -3,18 +3,22 @@
 //! Give [`run`] a function that makes an empty store which goes by the clock it is handed. The suite replays the kernel's
 //! tables of cases, feeds random traces to the store and to a plain model side by side and demands equal answers, races many
 //! callers for one key, checks that charges over several limits are never halved and that quota is conserved through
-//! reservations and refunds, that nothing is left of a key that has gone idle, and that a limit whose numbers are changed goes on
-//! from what was consumed. A failure panics with what was asked, what came and what should have come.
+//! reservations and refunds, that nothing is left of a key that has gone idle, that a limit whose numbers are changed neither
+//! loses nor makes quota (changes.rs), that what is given back cannot be spent twice (settlement.rs), and that no caller changes what
+//! another is answered (isolation.rs). A failure panics with what was asked, what came and what should have come.
 
+mod beside;
 pub mod cases;
 mod changes;
 mod holds;
+mod isolation;
 mod model;
 mod plain;
 mod races;
 mod random;
 mod refunds;
 mod replay;
+mod settlement;
 mod traces;
 
 use std::future::Future;
@@ -61,6 +65,8 @@ pub async fn run(effort: Effort, make: impl AsyncFn(ManualClock) -> Subject) {
     holds::holds(&make).await;
     holds::idle_keys_vanish(&make).await;
     changes::changes(&make).await;
+    settlement::settlement(&make).await;
+    isolation::isolation(&make).await;
     refunds::refunds(&make).await;
     races::one_key(effort, &make).await;
     races::several_limits(effort, &make).await;

@@ -14,7 +14,6 @@ mod holds;
 mod kept;
 mod kin;
 mod ledger;
-mod mixed;
 mod node;
 mod nodes;
 mod shape;
@@ -22,6 +21,8 @@ mod sweep;
 mod sync;
 mod table;
 mod tables;
+mod wall;
+mod whole;
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,14 +33,15 @@ use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, MAX_COUNT, Micros, Outcome};
 
 use self::budget::Budget;
-use self::cell::Amendment;
+use self::cell::{Amendment, Holder};
 use self::contention::Contention;
 use self::fingerprint::Seeds;
-use self::holds::Holds;
+use self::holds::{Holds, Keys};
 use self::ledger::Ledger;
 use self::node::Fingerprint;
 use self::shape::Making;
 use self::tables::{Opened, Tables};
+use self::wall::Wall;
 use crate::clock::Clock;
 use crate::{
     Charged, Hold, HoldId, Item, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
@@ -52,9 +54,12 @@ pub use self::budget::WhenFull;
 pub struct MemoryOptions {
     /// Where time comes from.
     pub clock: Clock,
-    /// How many keys are remembered at most; every entry of a sliding window's log, every lease and every reservation counts
-    /// as one more.
+    /// How many keys are remembered at most; every entry of a sliding window's log and every lease counts as one more.
     pub max_keys: usize,
+    /// How many bytes reservations and permits take at most, apart from the keys that they charge: about 800 for a reservation of one
+    /// limit, and 350 once it is settled. `None` is a quarter of what `max_keys` take at 40 bytes each (100 MB for ten million), and at least 1 MiB. One key
+    /// takes at most half of it, and has at most 10,000 reservations open.
+    pub reservation_bytes: Option<usize>,
     /// What happens to keys that there is no room for.
     pub when_full: WhenFull,
     /// How often a thread of the store's own forgets what is as good as new: it works through the whole store in ten such
@@ -67,6 +72,7 @@ impl Default for MemoryOptions {
         MemoryOptions {
             clock: Clock::system(),
             max_keys: 10_000_000,
+            reservation_bytes: None,
             when_full: WhenFull::Share,
             sweep_every: Some(Duration::from_secs(1)),
         }
@@ -127,8 +133,14 @@ impl MemoryStore {
     pub fn new(options: MemoryOptions) -> MemoryStore {
         let budget = Arc::new(Budget::new(options.max_keys, options.when_full));
         let contention = Arc::<Contention>::default();
-        let making =
-            Making { start: options.clock.now(), budget: budget.clone(), contention: contention.clone() };
+        let reservation_bytes = options.reservation_bytes.unwrap_or((options.max_keys / 4 * 40).max(1 << 20));
+        let making = Making {
+            clock: options.clock.clone(),
+            start: options.clock.now(),
+            budget: budget.clone(),
+            contention: contention.clone(),
+            wall: Arc::new(Wall::new(options.clock.clone())),
+        };
         let inner = Arc::new(Inner {
             clock: options.clock,
             seeds: Seeds::random(),
@@ -136,7 +148,7 @@ impl MemoryStore {
             contention,
             making,
             tables: Mutex::default(),
-            holds: Holds::default(),
+            holds: Holds::new(reservation_bytes),
         });
         if let Some(every) = options.sweep_every {
             sweep::spawn(&inner, every);
@@ -157,9 +169,9 @@ impl MemoryStore {
     /// assert_eq!(store.open(&of(20)).charge("user:42", five).remaining, 10);
     /// ```
     ///
-    /// A limit that is held goes on by its own numbers, over the same counters. Buckets whose rates are not written in the same
-    /// units hand a key over to whoever charges it next; a key that is begun under the old numbers at the very moment of a
-    /// change may be begun under both. Whoever changes limits under load lets nobody charge the old ones meanwhile.
+    /// A limit that is held goes on by its own numbers, over the same counters. Buckets of different numbers, and counters of
+    /// different windows, hand a key over to whoever charges it next; a key that is begun under the old numbers at the very moment of
+    /// a change may be begun under both. Whoever changes limits under load lets nobody charge the old ones meanwhile.
     pub fn open(&self, stored: &StoredLimit) -> MemoryLimit {
         self.open_as(stored, Opened::ToHold)
     }
@@ -183,9 +195,14 @@ impl MemoryStore {
         self.inner.tables.lock().all().map(|ledger| ledger.len()).sum()
     }
 
-    /// How much of `max_keys` is used: keys, log entries, leases and reservations.
+    /// How much of `max_keys` is used: keys, log entries and leases.
     pub fn used(&self) -> usize {
         self.inner.budget.used()
+    }
+
+    /// How many bytes reservations and permits take of `reservation_bytes`.
+    pub fn reservation_bytes(&self) -> usize {
+        self.inner.holds.bytes()
     }
 
     /// How often a charge found counters locked or changed under it, and had to wait or to look again.
@@ -205,13 +222,21 @@ impl MemoryStore {
             let mut outcomes = Outcomes::new();
             return Ok(match self.inner.charge_seen(items, now, &mut |outcome| outcomes.push(outcome)) {
                 Some(allowed) => Charged { allowed, outcomes },
-                None => self.inner.charge_all(items, now, 0, |_| ()),
+                None => self.inner.charge_all(items, now, Holder::default(), |_| ()),
             });
         };
         let now = self.inner.clock.now();
-        self.inner.holds.hold(hold, items.len(), now, &self.inner.budget, |keep| {
-            self.inner.charge_all(items, now, hold.id.get(), keep)
-        })
+        let mut keys = Keys::new();
+        for item in items.iter().filter(|item| item.limit.lease.is_none()) {
+            let key = self.inner.seeds.fingerprint(item.key);
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        let holder = Holder { id: hold.id.get(), until_released: hold.ttl == Hold::UNTIL_RELEASED };
+        self.inner
+            .holds
+            .hold(hold, items.len(), keys, now, |keep| self.inner.charge_all(items, now, holder, keep))
     }
 
     /// Charges all items, or none, if all keys are remembered already and it can be done without waiting; hands over what each
@@ -234,7 +259,7 @@ impl MemoryStore {
     /// Releases the leases of a held charge, leaves what else it charged as it is, and forgets it: for a holder who alone
     /// knows its name. A settled charge is remembered until its time is up, and that is room that a busy pool does not have.
     pub fn release(&self, id: HoldId) {
-        self.inner.holds.release(id, self.inner.clock.now(), &self.inner.budget);
+        self.inner.holds.release(id, self.inner.clock.now());
     }
 }
 

@@ -20,7 +20,13 @@ fn a_flood_of_keys_stays_under_the_cap_and_forgives_nobody() {
 
 fn flood(when_full: WhenFull) {
     let clock = ManualClock::at(Micros::from_secs(1_700_000_000));
-    let options = MemoryOptions { clock: clock.clock(), max_keys: CAP, when_full, sweep_every: None };
+    let options = MemoryOptions {
+        clock: clock.clock(),
+        max_keys: CAP,
+        when_full,
+        sweep_every: None,
+        ..MemoryOptions::default()
+    };
     let before = resident_bytes();
     let store = MemoryStore::new(options);
     let hourly = Limit::token_bucket("5/h".parse().expect("a rate"), 5).expect("a limit");

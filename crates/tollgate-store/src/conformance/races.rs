@@ -120,12 +120,14 @@ pub(super) async fn reservations(effort: Effort, make: &impl AsyncFn(ManualClock
     let each = effort.charges_each / 4;
     for limit in limits(1_000_000).into_iter().filter(|limit| limit.name != "log") {
         let is_lease = matches!(limit.limit, Limit::Concurrency(_));
+        // Stores bound what one key keeps of reservations, so each limit has a key of its own.
+        let key = format!("shared:{}", limit.name);
         let spent = race(effort, &subject.store, |store, racer| {
-            let limit = limit.clone();
+            let (limit, key) = (limit.clone(), key.clone());
             async move {
                 let mut spent = 0;
                 for turn in 0..each {
-                    let item = Item { limit: &limit, key: "shared", cost: cost(10), shadow: false };
+                    let item = Item { limit: &limit, key: &key, cost: cost(10), shadow: false };
                     let hold = Hold { id: HoldId::random(), ttl: FOR_LONG };
                     if !store.charge(&[item], Some(hold)).await.expect("charge").allowed {
                         continue;
@@ -139,7 +141,7 @@ pub(super) async fn reservations(effort: Effort, make: &impl AsyncFn(ManualClock
             }
         })
         .await;
-        let item = Item { limit: &limit, key: "shared", cost: crate::Cost::MAX, shadow: false };
+        let item = Item { limit: &limit, key: &key, cost: crate::Cost::MAX, shadow: false };
         let used = subject.store.peek(&[item]).await.expect("peek").outcomes[0].used();
         assert_eq!(used, spent, "{}: what was settled is what is used", limit.name);
     }

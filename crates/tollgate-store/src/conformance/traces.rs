@@ -246,7 +246,11 @@ impl Trace<'_> {
         if expected.allowed {
             self.admitted += 1;
             // What a store says of a hold on nothing is left to it: all limits only watched, and refused.
-            let kept = hold.filter(|hold| self.model.is_held(hold.id, self.clock.now()));
+            let now = self.clock.now();
+            let kept = hold.filter(|hold| self.model.is_held(hold.id, now));
+            if let Some(not_kept) = hold.filter(|_| kept.is_none()) {
+                self.holds.retain(|(id, _)| *id != not_kept.id);
+            }
             self.holds.extend(kept.map(|hold| (hold.id, items[0].cost.get())));
         } else {
             self.denied += 1;

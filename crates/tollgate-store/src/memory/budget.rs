@@ -1,6 +1,6 @@
 //! How much the memory store may remember: one number for all its tables.
 //!
-//! A key counts one, and so does every entry of a log, every lease and every limit of a reservation. What is remembered is only ever
+//! A key counts one, and so does every entry of a log and every lease; reservations have a budget of their own (holds.rs). What is remembered is only ever
 //! given back when it says the same as nothing at all, so an exhausted key cannot be pushed out by a flood of new ones: when
 //! the budget is spent it is the newcomers who share one state, or are denied.
 

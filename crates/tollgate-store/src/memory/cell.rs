@@ -1,14 +1,21 @@
 //! How the state of each strategy is written into the words of a slot. No arithmetic of limits happens here: a cell unpacks
 //! the words, asks the kernel, and packs what the kernel left.
 //!
-//! Buckets take one word (the instant of being full, counted from the store's start), windows and counters three, and logs
-//! and leases, which have no fixed size, one word that says where the state is kept (kept.rs).
+//! A bucket takes one word (the instant of being full, counted from the store's start), windows and counters three, as long as the
+//! table's own numbers say the rest; with a history of other numbers they are written whole (whole.rs). Logs and leases, which have
+//! no fixed size, take one word that says where the state is kept (kept.rs).
+
+use std::sync::Arc;
 
 use tollgate_kernel::{
-    Algorithm, Bucket, BucketState, Cost, CounterState, Fit, Micros, Outcome, Taken, WindowState,
+    Algorithm, Bucket, BucketNumbers, BucketState, Cost, CounterState, Counts, Fit, LeakyBucket, Micros,
+    Outcome, SlidingWindowCounter, Taken, TokenBucket,
 };
 
-use super::kin::Carried;
+use super::budget::Budget;
+use super::ledger::Ledger;
+use super::table::Table;
+use super::whole::{InWhole, Whole, WholeNodes, WholeWords};
 
 /// A correction to what is remembered about a key.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +57,22 @@ impl Amended {
     }
 }
 
+/// Who takes a lease.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Holder {
+    /// Its name; zero for nobody.
+    pub(crate) id: u128,
+    /// Whether its lease does not end by itself.
+    pub(crate) until_released: bool,
+}
+
+impl Holder {
+    /// When a lease of this holder ends.
+    pub(crate) fn lease_end(self, lease: Micros, now: Micros) -> Micros {
+        if self.until_released { Micros::new(u64::MAX) } else { now.saturating_add(lease) }
+    }
+}
+
 /// A strategy over `W` words. All-zero words are the fresh state.
 pub(crate) trait Cell<const W: usize>: Send + Sync {
     /// Whether the words alone are the state, so that a reader without the lock can tell a refusal.
@@ -64,17 +87,19 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     /// A decided charge, of which the whole answer may be still to work out.
     type Decided: Copy;
 
-    /// Where the words are the state, charges them in place and says whether it fits; elsewhere, only says so. A denial leaves
-    /// the words as they are.
+    /// Where the words are the state, charges them in place and says whether they changed; elsewhere, only decides.
     fn decide(&self, words: &mut [u64; W], cost: Cost, now: Micros) -> (bool, Self::Decided);
 
     /// The whole answer to a decided charge.
     fn outcome(&self, decided: Self::Decided, cost: Cost) -> Outcome;
 
-    /// Charges in place, with room taken; a denial leaves the words as they are. `holder` names a lease.
-    fn charge(&self, words: &mut [u64; W], holder: u128, cost: Cost, now: Micros) -> Outcome;
+    /// Charges in place, with room taken.
+    fn charge(&self, words: &mut [u64; W], holder: Holder, cost: Cost, now: Micros) -> Outcome;
 
     fn charged_at(&self, words: [u64; W], now: Micros) -> Micros;
+
+    /// Writes what these numbers make of a state that was written under others.
+    fn adopt(&self, words: &mut [u64; W], now: Micros);
 
     /// Applies a correction.
     fn amend(&self, words: &mut [u64; W], amendment: Amendment, now: Micros) -> Amended;
@@ -87,43 +112,133 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     /// Frees what the words refer to.
     fn discard(&self, words: [u64; W]);
 
-    /// How far the strategy looks back, where its state alone does not tell when it has run out.
-    fn span(&self) -> Micros;
+    // Only where limits of one name may have their states in several tables.
 
-    /// A bucket's state, for a table that writes it otherwise.
-    fn carry(&self, words: [u64; W]) -> Option<Carried>;
+    /// The whole state, for a table that writes it otherwise.
+    fn carry(&self, words: [u64; W]) -> Option<Whole>;
 
-    /// The words of a state that comes from a table that writes it otherwise. What is not whole here is rounded up, to a later
-    /// instant of being full, so that nothing is made by moving.
-    fn receive(&self, carried: Carried) -> [u64; W];
+    /// The words of a whole state, if these numbers and the words can say all of it.
+    fn receive(&self, whole: &Whole, now: Micros) -> Option<[u64; W]>;
+
+    /// The words that come closest to a whole state, as these numbers count it.
+    fn approximate(&self, whole: &Whole, now: Micros) -> [u64; W];
+
+    /// Whether the words and these numbers would say all of a state, once it is adopted.
+    fn is_plain(&self, words: [u64; W], now: Micros) -> bool;
+
+    fn adopt_whole(&self, whole: &mut Whole, now: Micros);
+
+    fn amend_whole(&self, whole: &mut Whole, amendment: Amendment, now: Micros) -> Amended;
+
+    fn peek_whole(&self, whole: &Whole, cost: Cost, now: Micros) -> Outcome;
+
+    /// The table of the same limit over the nodes of whole states.
+    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn Ledger>>;
+}
+
+/// A strategy whose states are few words, as long as they were written under its own numbers.
+pub(crate) trait InWords: Algorithm<State: InWhole> + Clone + Send + Sync + 'static {
+    /// The words of a state that is plain.
+    fn to_words(&self, state: &Self::State) -> [u64; 3];
+
+    fn of_words(&self, words: [u64; 3]) -> Self::State;
+
+    /// Whether the words and these numbers say all of it from `now` on.
+    fn is_plain(&self, state: &Self::State, now: Micros) -> bool;
+
+    /// The plain state that comes closest, once adopted.
+    fn made_plain(&self, state: &Self::State, now: Micros) -> Self::State;
+}
+
+/// A bucket of either kind.
+pub(crate) trait Numbered: Bucket + Clone + Send + Sync + 'static {
+    fn numbers(&self) -> BucketNumbers;
+}
+
+impl Numbered for TokenBucket {
+    fn numbers(&self) -> BucketNumbers {
+        TokenBucket::numbers(self)
+    }
+}
+
+impl Numbered for LeakyBucket {
+    fn numbers(&self) -> BucketNumbers {
+        self.room().numbers()
+    }
+}
+
+impl<B: Numbered> InWords for B {
+    fn to_words(&self, state: &BucketState) -> [u64; 3] {
+        let low = u64::try_from(state.full_at & u128::from(u64::MAX)).unwrap_or(u64::MAX);
+        [low, u64::try_from(state.full_at >> 64).unwrap_or(u64::MAX), 0]
+    }
+
+    fn of_words(&self, words: [u64; 3]) -> BucketState {
+        let full_at = u128::from(words[0]) | (u128::from(words[1]) << 64);
+        BucketState { full_at, under: Some(self.numbers()), ..BucketState::default() }
+    }
+
+    fn is_plain(&self, state: &BucketState, now: Micros) -> bool {
+        state.is_plain_under(self.numbers(), now)
+    }
+
+    fn made_plain(&self, state: &BucketState, _now: Micros) -> BucketState {
+        BucketState { full_at: state.full_at, under: Some(self.numbers()), ..BucketState::default() }
+    }
+}
+
+impl InWords for SlidingWindowCounter {
+    fn to_words(&self, state: &CounterState) -> [u64; 3] {
+        [state.newer.start.get(), state.newer.prev, state.newer.cur]
+    }
+
+    fn of_words(&self, words: [u64; 3]) -> CounterState {
+        let newer =
+            Counts { window: self.window(), start: Micros::new(words[0]), prev: words[1], cur: words[2] };
+        CounterState { newer, older: Counts::default() }
+    }
+
+    fn is_plain(&self, state: &CounterState, now: Micros) -> bool {
+        let older = CounterState { newer: state.older, older: Counts::default() };
+        state.newer.window == self.window() && self.is_fresh(&older, now)
+    }
+
+    /// What counts by other lengths counts as if it had been charged just now.
+    fn made_plain(&self, state: &CounterState, now: Micros) -> CounterState {
+        if self.is_plain(state, now) {
+            return CounterState { older: Counts::default(), ..*state };
+        }
+        let start = Micros::new(now.get() - now.get() % self.window().get());
+        let newer =
+            Counts { window: self.window(), start, prev: 0, cur: self.peek(state, Cost::MAX, now).used() };
+        CounterState { newer, older: Counts::default() }
+    }
 }
 
 /// How the state of a strategy is written as words.
-pub(crate) trait Packing<A: Algorithm, const W: usize>: Send + Sync {
-    fn pack(&self, state: &A::State) -> [u64; W];
-    fn unpack(&self, words: [u64; W]) -> A::State;
+pub(crate) trait Packing<A: InWords, const W: usize>: Send + Sync + 'static {
+    /// The words of a state that fits them.
+    fn pack(&self, algorithm: &A, state: &A::State) -> [u64; W];
+
+    fn unpack(&self, algorithm: &A, words: [u64; W]) -> A::State;
+
+    /// Whether the words say all of a state from `now` on.
+    fn fits(&self, algorithm: &A, state: &A::State, now: Micros) -> bool;
 
     /// A decided charge, of which the whole answer may be still to work out.
     type Decided: Copy;
 
-    /// Charges in place, and says whether it fits; a denial leaves the words as they are.
+    /// Charges in place, and says whether the words changed.
     fn charge(&self, algorithm: &A, words: &mut [u64; W], cost: Cost, now: Micros) -> (bool, Self::Decided);
 
     /// The whole answer.
     fn outcome(&self, algorithm: &A, decided: Self::Decided, cost: Cost) -> Outcome;
-
-    /// See [`Cell::carry`].
-    fn carry(&self, algorithm: &A, words: [u64; W]) -> Option<Carried>;
-
-    /// See [`Cell::receive`].
-    fn receive(&self, algorithm: &A, carried: Carried) -> [u64; W];
 }
 
 /// A strategy whose state is its words.
 pub(crate) struct PlainCell<A, P> {
     pub(crate) algorithm: A,
     pub(crate) packing: P,
-    pub(crate) span: Micros,
 }
 
 /// A bucket's instant of being full, less the store's start, in one word.
@@ -146,14 +261,19 @@ impl OneWord {
     }
 }
 
-impl<B: Bucket> Packing<B, 1> for OneWord {
-    fn pack(&self, state: &BucketState) -> [u64; 1] {
+impl<B: Numbered> Packing<B, 1> for OneWord {
+    fn pack(&self, _bucket: &B, state: &BucketState) -> [u64; 1] {
         // An instant before the start is a full bucket and packs as zero; one that is out of reach stays out of reach.
         [u64::try_from(state.full_at.saturating_sub(self.start_units)).unwrap_or(u64::MAX)]
     }
 
-    fn unpack(&self, words: [u64; 1]) -> BucketState {
-        BucketState { full_at: self.start_units + u128::from(words[0]), ..BucketState::default() }
+    fn unpack(&self, bucket: &B, words: [u64; 1]) -> BucketState {
+        let full_at = self.start_units + u128::from(words[0]);
+        BucketState { full_at, under: Some(bucket.numbers()), ..BucketState::default() }
+    }
+
+    fn fits(&self, bucket: &B, state: &BucketState, now: Micros) -> bool {
+        bucket.is_plain(state, now)
     }
 
     type Decided = Fit;
@@ -168,48 +288,34 @@ impl<B: Bucket> Packing<B, 1> for OneWord {
     fn outcome(&self, bucket: &B, fit: Fit, cost: Cost) -> Outcome {
         bucket.outcome_of(fit, cost)
     }
-
-    fn carry(&self, bucket: &B, words: [u64; 1]) -> Option<Carried> {
-        let state = Packing::<B, 1>::unpack(self, words);
-        Some(Carried { state, units_per_us: bucket.units_per_us() })
-    }
-
-    fn receive(&self, bucket: &B, carried: Carried) -> [u64; 1] {
-        Packing::<B, 1>::pack(self, &carried.in_units(bucket.units_per_us()))
-    }
 }
 
 /// Three words, as the state has them.
-pub(crate) struct ThreeWords {
-    /// How many units of the state one µs is worth, if it is a bucket's; zero if not.
-    pub(crate) units_per_us: u64,
-}
+pub(crate) struct ThreeWords;
 
-/// How a state is three words.
-pub(crate) trait InThreeWords {
-    fn to_words(&self) -> [u64; 3];
-    fn of_words(words: [u64; 3]) -> Self;
-}
-
-impl<A: Algorithm<State: InThreeWords>> Packing<A, 3> for ThreeWords {
+impl<A: InWords> Packing<A, 3> for ThreeWords {
     #[inline]
-    fn pack(&self, state: &A::State) -> [u64; 3] {
-        state.to_words()
+    fn pack(&self, algorithm: &A, state: &A::State) -> [u64; 3] {
+        algorithm.to_words(state)
     }
 
     #[inline]
-    fn unpack(&self, words: [u64; 3]) -> A::State {
-        A::State::of_words(words)
+    fn unpack(&self, algorithm: &A, words: [u64; 3]) -> A::State {
+        algorithm.of_words(words)
+    }
+
+    fn fits(&self, algorithm: &A, state: &A::State, now: Micros) -> bool {
+        algorithm.is_plain(state, now)
     }
 
     type Decided = Outcome;
 
     #[inline]
     fn charge(&self, algorithm: &A, words: &mut [u64; 3], cost: Cost, now: Micros) -> (bool, Outcome) {
-        let mut state = A::State::of_words(*words);
+        let mut state = algorithm.of_words(*words);
         let outcome = algorithm.charge(&mut state, cost, now);
         if outcome.allowed {
-            *words = state.to_words();
+            *words = algorithm.to_words(&state);
         }
         (outcome.allowed, outcome)
     }
@@ -218,57 +324,21 @@ impl<A: Algorithm<State: InThreeWords>> Packing<A, 3> for ThreeWords {
     fn outcome(&self, _algorithm: &A, outcome: Outcome, _cost: Cost) -> Outcome {
         outcome
     }
-
-    fn carry(&self, _algorithm: &A, words: [u64; 3]) -> Option<Carried> {
-        let units_per_us = self.units_per_us;
-        (units_per_us > 0).then(|| Carried { state: BucketState::of_words(words), units_per_us })
-    }
-
-    fn receive(&self, _algorithm: &A, carried: Carried) -> [u64; 3] {
-        carried.in_units(self.units_per_us.max(1)).to_words()
-    }
 }
 
-impl InThreeWords for BucketState {
-    fn to_words(&self) -> [u64; 3] {
-        let low = u64::try_from(self.full_at & u128::from(u64::MAX)).unwrap_or(u64::MAX);
-        [low, u64::try_from(self.full_at >> 64).unwrap_or(u64::MAX), 0]
+fn amend<A: Algorithm>(algorithm: &A, state: &mut A::State, amendment: Amendment, now: Micros) -> Amended {
+    match amendment {
+        Amendment::GiveBack { taken, amount } => algorithm.give_back(state, taken, amount, now),
+        Amendment::Refund { amount } => algorithm.refund(state, amount, now),
+        Amendment::Debit { amount } => algorithm.debit(state, amount, now),
+        Amendment::Release { .. } | Amendment::Renew { .. } => return Amended::NotFound,
     }
-
-    fn of_words(words: [u64; 3]) -> Self {
-        BucketState { full_at: u128::from(words[0]) | (u128::from(words[1]) << 64), ..BucketState::default() }
-    }
-}
-
-impl InThreeWords for WindowState {
-    fn to_words(&self) -> [u64; 3] {
-        [self.end.get(), self.count, self.start.get()]
-    }
-
-    fn of_words(words: [u64; 3]) -> Self {
-        WindowState { end: Micros::new(words[0]), count: words[1], start: Micros::new(words[2]) }
-    }
-}
-
-impl InThreeWords for CounterState {
-    fn to_words(&self) -> [u64; 3] {
-        [self.newer.start.get(), self.newer.prev, self.newer.cur]
-    }
-
-    fn of_words(words: [u64; 3]) -> Self {
-        let newer = tollgate_kernel::Counts {
-            window: Micros::ZERO,
-            start: Micros::new(words[0]),
-            prev: words[1],
-            cur: words[2],
-        };
-        CounterState { newer, older: Default::default() }
-    }
+    Amended::Done
 }
 
 impl<A, P, const W: usize> Cell<W> for PlainCell<A, P>
 where
-    A: Algorithm + Send + Sync,
+    A: InWords,
     P: Packing<A, W>,
 {
     const PLAIN: bool = true;
@@ -294,48 +364,83 @@ where
     }
 
     #[inline]
-    fn charge(&self, words: &mut [u64; W], _holder: u128, cost: Cost, now: Micros) -> Outcome {
+    fn charge(&self, words: &mut [u64; W], _holder: Holder, cost: Cost, now: Micros) -> Outcome {
         let (_, decided) = self.decide(words, cost, now);
         self.outcome(decided, cost)
     }
 
     fn charged_at(&self, words: [u64; W], now: Micros) -> Micros {
-        self.algorithm.charged_at(&self.packing.unpack(words), now)
+        self.algorithm.charged_at(&self.packing.unpack(&self.algorithm, words), now)
+    }
+
+    fn adopt(&self, words: &mut [u64; W], now: Micros) {
+        let mut state = self.packing.unpack(&self.algorithm, *words);
+        self.algorithm.adopt(&mut state, now);
+        *words = self.packing.pack(&self.algorithm, &state);
     }
 
     fn amend(&self, words: &mut [u64; W], amendment: Amendment, now: Micros) -> Amended {
-        let mut state = self.packing.unpack(*words);
-        match amendment {
-            Amendment::GiveBack { taken, amount } => {
-                self.algorithm.give_back(&mut state, taken, amount, now);
-            }
-            Amendment::Refund { amount } => self.algorithm.refund(&mut state, amount, now),
-            Amendment::Debit { amount } => self.algorithm.debit(&mut state, amount, now),
-            Amendment::Release { .. } | Amendment::Renew { .. } => return Amended::NotFound,
-        }
-        *words = self.packing.pack(&state);
-        Amended::Done
+        let mut state = self.packing.unpack(&self.algorithm, *words);
+        let amended = amend(&self.algorithm, &mut state, amendment, now);
+        *words = self.packing.pack(&self.algorithm, &state);
+        amended
     }
 
     fn is_fresh(&self, words: [u64; W], now: Micros) -> bool {
-        self.algorithm.is_fresh(&self.packing.unpack(words), now)
+        self.algorithm.is_fresh(&self.packing.unpack(&self.algorithm, words), now)
     }
 
     fn joined(&self, words: [u64; W], now: Micros) -> [u64; W] {
-        self.packing.pack(&self.algorithm.joined(&self.packing.unpack(words), now))
+        let state = self.packing.unpack(&self.algorithm, words);
+        self.packing.pack(&self.algorithm, &self.algorithm.joined(&state, now))
     }
 
     fn discard(&self, _words: [u64; W]) {}
 
-    fn span(&self) -> Micros {
-        self.span
+    fn carry(&self, words: [u64; W]) -> Option<Whole> {
+        Some(self.packing.unpack(&self.algorithm, words).to_whole())
     }
 
-    fn carry(&self, words: [u64; W]) -> Option<Carried> {
-        self.packing.carry(&self.algorithm, words)
+    fn receive(&self, whole: &Whole, now: Micros) -> Option<[u64; W]> {
+        let state = A::State::of_whole(whole);
+        let fits = self.packing.fits(&self.algorithm, &state, now);
+        fits.then(|| self.packing.pack(&self.algorithm, &state))
     }
 
-    fn receive(&self, carried: Carried) -> [u64; W] {
-        self.packing.receive(&self.algorithm, carried)
+    fn approximate(&self, whole: &Whole, now: Micros) -> [u64; W] {
+        let mut state = A::State::of_whole(whole);
+        self.algorithm.adopt(&mut state, now);
+        if !self.packing.fits(&self.algorithm, &state, now) {
+            state = self.algorithm.made_plain(&state, now);
+        }
+        self.packing.pack(&self.algorithm, &state)
+    }
+
+    fn is_plain(&self, words: [u64; W], now: Micros) -> bool {
+        let mut state = self.packing.unpack(&self.algorithm, words);
+        self.algorithm.adopt(&mut state, now);
+        self.algorithm.is_plain(&state, now)
+    }
+
+    fn adopt_whole(&self, whole: &mut Whole, now: Micros) {
+        let mut state = A::State::of_whole(whole);
+        self.algorithm.adopt(&mut state, now);
+        *whole = state.to_whole();
+    }
+
+    fn amend_whole(&self, whole: &mut Whole, amendment: Amendment, now: Micros) -> Amended {
+        let mut state = A::State::of_whole(whole);
+        let amended = amend(&self.algorithm, &mut state, amendment, now);
+        *whole = state.to_whole();
+        amended
+    }
+
+    fn peek_whole(&self, whole: &Whole, cost: Cost, now: Micros) -> Outcome {
+        self.algorithm.peek(&A::State::of_whole(whole), cost, now)
+    }
+
+    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn Ledger>> {
+        let cell = PlainCell { algorithm: self.algorithm.clone(), packing: WholeWords };
+        Some(Arc::new(Table::new(cell, budget.clone(), nodes, None)))
     }
 }

@@ -4,12 +4,15 @@
 //! notices, and tries again. The long path locks the homes of all keys in one order, prepares all, and then commits or abandons
 //! each; it also makes room for keys that are new. Repeated pairs of limit and key are added up before anything is asked.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome, Taken};
 
+use super::cell::Holder;
 use super::holds::HeldPart;
 use super::kin::{Kin, Moving};
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Located};
 use super::node::{Fingerprint, Guard};
 use super::table::{Prepared, Seen};
 use super::{Inner, MemoryItem, MemoryLimit};
@@ -32,31 +35,38 @@ struct Part<'a> {
     key: Fingerprint,
     cost: Cost,
     shadow: bool,
-    /// The nodes that it is in.
-    table: usize,
-    home: usize,
 }
 
-impl<'a> Part<'a> {
-    fn ledger(&self) -> &'a dyn Ledger {
-        &*self.limit.ledger
-    }
-
-    /// The order in which locks are taken: by table, then by home.
-    fn order(&self) -> (usize, usize) {
-        (self.table, self.home)
-    }
-
-    fn is_same_table(&self, other: &Part<'_>) -> bool {
-        self.table == other.table
-    }
-
+impl Part<'_> {
+    /// Whether both are about one key of one limit, whatever their numbers.
     fn is_same(&self, other: &Part<'_>) -> bool {
-        self.key == other.key && self.is_same_table(other)
+        let is_same_name =
+            Arc::ptr_eq(&self.limit.name, &other.limit.name) || self.limit.name == other.limit.name;
+        self.key == other.key && is_same_name
     }
 }
 
 type Parts<'a> = SmallVec<[Part<'a>; 4]>;
+
+/// The table that a part is charged in.
+struct Place<'a> {
+    ledger: &'a dyn Ledger,
+    /// What tells its nodes from those of others.
+    table: usize,
+    home: usize,
+}
+
+impl Place<'_> {
+    /// The order in which locks are taken: by table, then by home.
+    fn order(&self) -> (usize, usize) {
+        (self.table, self.home)
+    }
+}
+
+/// For each part the table of whole states, if it is in that one.
+type WholeTables = SmallVec<[Option<Arc<dyn Ledger>>; 4]>;
+
+type Places<'a> = SmallVec<[Place<'a>; 4]>;
 
 impl Inner {
     /// The parts of a charge: one for each pair of limit and key, repeated pairs added up.
@@ -79,8 +89,7 @@ impl Inner {
     #[inline]
     fn part<'a>(&self, item: &MemoryItem<'a>) -> Part<'a> {
         let key = self.seeds.fingerprint(item.key);
-        let table = item.limit.ledger.address();
-        Part { limit: item.limit, key, cost: item.cost, shadow: item.shadow, table, home: 0 }
+        Part { limit: item.limit, key, cost: item.cost, shadow: item.shadow }
     }
 
     /// Answers for items, from answers for parts.
@@ -97,58 +106,54 @@ impl Inner {
         items.iter().map(of_item).collect()
     }
 
-    /// Has every part that is not known take over what is known of it under other numbers of its limit. While the answer is
-    /// held, nobody else begins or moves a key of those limits.
-    fn inherit_all<'a>(parts: &Parts<'a>) -> SmallVec<[Moving<'a>; 1]> {
-        let mut kin: SmallVec<[&'a Kin; 1]> =
-            parts.iter().filter_map(|part| part.ledger().kin_to_ask(part.key)).collect();
-        if kin.is_empty() {
-            return SmallVec::new();
+    /// Finds the table that each part is in: nothing for its own, that of whole states for what is written whole. A part that is not
+    /// known takes over what is known of it under other numbers of its limit. While the answer is held, nobody else begins or moves a
+    /// key of those limits.
+    fn locate_all<'a>(parts: &Parts<'a>, now: Micros) -> (WholeTables, SmallVec<[Moving<'a>; 1]>) {
+        let mut whole = WholeTables::new();
+        let mut to_ask: SmallVec<[(usize, &'a Kin); 1]> = SmallVec::new();
+        for (index, part) in parts.iter().enumerate() {
+            whole.push(match part.limit.ledger.locate(part.key, now) {
+                Located::Here => None,
+                Located::Whole(table) => Some(table),
+                Located::Ask(kin) => {
+                    to_ask.push((index, kin));
+                    None
+                }
+            });
         }
         // In one order everywhere, and each once.
+        let mut kin: SmallVec<[&'a Kin; 1]> = to_ask.iter().map(|(_, kin)| *kin).collect();
         kin.sort_unstable_by_key(|kin| std::ptr::from_ref(*kin));
         kin.dedup_by_key(|kin| std::ptr::from_ref(*kin));
         let moving: SmallVec<[Moving<'a>; 1]> = kin.into_iter().map(Kin::moving).collect();
-        for part in parts {
-            let own = part.ledger().kin_to_ask(part.key);
-            if let Some(tables) = own.and_then(|own| moving.iter().find(|tables| tables.are_of(own))) {
-                part.ledger().inherit(part.key, tables);
+        for (index, own) in to_ask {
+            if let Some(tables) = moving.iter().find(|tables| tables.are_of(own)) {
+                whole[index] = parts[index].limit.ledger.inherit(parts[index].key, tables, now);
             }
         }
-        moving
-    }
-
-    /// Locks all that a charge needs: the homes of its parts, and the kin of those that are not known.
-    fn lock_all<'a>(parts: &mut Parts<'a>) -> (SmallVec<[Guard<'a>; 4]>, SmallVec<[Moving<'a>; 1]>) {
-        loop {
-            let moving = Self::inherit_all(parts);
-            let mut guards = SmallVec::new();
-            Self::lock_homes(parts, &mut guards);
-            // A part that was known may have been taken away before its home was locked.
-            let mut to_ask = parts.iter().filter_map(|part| part.ledger().kin_to_ask_locked(part.key));
-            if to_ask.all(|kin| moving.iter().any(|tables| tables.are_of(kin))) {
-                return (guards, moving);
-            }
-        }
+        (whole, moving)
     }
 
     /// Locks the homes of all parts, in one order everywhere, so that two charges never wait for each other in a ring.
     #[inline]
-    fn lock_homes<'a>(parts: &mut Parts<'a>, guards: &mut SmallVec<[Guard<'a>; 4]>) {
+    fn lock_homes<'b>(parts: &Parts<'_>, places: &mut Places<'b>) -> SmallVec<[Guard<'b>; 4]> {
+        let mut guards = SmallVec::new();
         loop {
-            for part in parts.iter_mut() {
-                part.home = part.ledger().home(part.key);
+            for (part, place) in parts.iter().zip(places.iter_mut()) {
+                place.home = place.ledger.home(part.key);
             }
             // The next in order, again and again: charges have few parts, and parts with the same home are locked once.
             let mut last = None;
-            while let Some(part) =
-                parts.iter().filter(|part| Some(part.order()) > last).min_by_key(|part| part.order())
+            while let Some(place) =
+                places.iter().filter(|place| Some(place.order()) > last).min_by_key(|place| place.order())
             {
-                last = Some(part.order());
-                guards.push(part.ledger().lock(part.home));
+                last = Some(place.order());
+                guards.push(place.ledger.lock(place.home));
             }
-            if parts.iter().all(|part| part.ledger().home(part.key) == part.home) {
-                return;
+            if parts.iter().zip(places.iter()).all(|(part, place)| place.ledger.home(part.key) == place.home)
+            {
+                return guards;
             }
             guards.clear();
         }
@@ -215,64 +220,89 @@ impl Inner {
         &self,
         items: &[MemoryItem<'_>],
         now: Micros,
-        holder: u128,
+        holder: Holder,
         mut keep: impl FnMut(HeldPart),
     ) -> Charged {
         let mut parts = Parts::new();
         self.parts(items, &mut parts);
-        let (guards, moving) = Self::lock_all(&mut parts);
+        loop {
+            let (whole, moving) = Self::locate_all(&parts, now);
+            let mut places: Places<'_> = (parts.iter().zip(&whole))
+                .map(|(part, whole)| {
+                    let ledger: &dyn Ledger = whole.as_deref().unwrap_or(&*part.limit.ledger);
+                    Place { ledger, table: ledger.address(), home: 0 }
+                })
+                .collect();
+            let guards = Self::lock_homes(&parts, &mut places);
+            // A part that was known may have been taken away before its home was locked.
+            let is_there = |(part, place): (&Part<'_>, &Place<'_>)| match part.limit.ledger.kin() {
+                Some(kin) => {
+                    moving.iter().any(|tables| tables.are_of(kin)) || place.ledger.knows_locked(part.key)
+                }
+                None => true,
+            };
+            if parts.iter().zip(&places).all(is_there) {
+                let (allowed, outcomes) = Self::charge_locked(&parts, &places, now, holder, &mut keep);
+                drop(guards);
+                drop(moving);
+                if allowed {
+                    places.iter().for_each(|place| place.ledger.grow_if_needed());
+                }
+                return Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) };
+            }
+        }
+    }
+
+    /// Charges all parts or none. With their homes locked.
+    fn charge_locked(
+        parts: &Parts<'_>,
+        places: &Places<'_>,
+        now: Micros,
+        holder: Holder,
+        keep: &mut impl FnMut(HeldPart),
+    ) -> (bool, Outcomes) {
         let mut prepared: SmallVec<[Option<Prepared<'_>>; 4]> = parts.iter().map(|_| None).collect();
         let mut outcomes = Outcomes::from_elem(Outcome::BLOCKED, parts.len());
         let mut allowed = true;
         // In the order of the locks: a part without room locks the state that newcomers share.
         let mut order: SmallVec<[usize; 4]> = (0..parts.len()).collect();
-        order.sort_unstable_by_key(|&index| parts[index].order());
+        order.sort_unstable_by_key(|&index| places[index].order());
         for index in order {
-            let part = &parts[index];
-            let ready = part.ledger().prepare(part.key, part.cost, now, Self::is_alone(&parts, index));
+            let (part, place) = (&parts[index], &places[index]);
+            // Whether no other part of the same charge is in the same table.
+            let is_alone = places.iter().filter(|other| other.table == place.table).count() == 1;
+            let ready = place.ledger.prepare(part.key, part.cost, now, is_alone);
             allowed &= ready.outcome.allowed || part.shadow;
             outcomes[index] = ready.outcome;
             prepared[index] = Some(ready);
         }
-        for (part, ready) in parts.iter().zip(prepared.into_iter().flatten()) {
+        for ((part, place), ready) in parts.iter().zip(places).zip(prepared.into_iter().flatten()) {
             if !(allowed && ready.outcome.allowed) {
-                part.ledger().abandon(ready);
+                place.ledger.refuse(ready, now);
                 continue;
             }
-            let committed = part.ledger().commit(ready, part.key, holder, part.cost, now);
-            if holder != 0 {
+            let committed = place.ledger.commit(ready, part.key, holder, part.cost, now);
+            if holder.id != 0 {
+                // A lease counts until its end, and is found by it.
+                let lease_end = part.limit.lease.map(|lease| holder.lease_end(lease, now));
                 keep(HeldPart {
                     name: part.limit.name.clone(),
                     ledger: part.limit.ledger.clone(),
                     lease: part.limit.lease,
                     key: part.key,
-                    taken: Taken {
-                        cost: part.cost.get(),
-                        // A lease counts until its end, and is found by it.
-                        at: part.limit.lease.map_or(committed.charged_at, |lease| now.saturating_add(lease)),
-                    },
+                    taken: Taken { cost: part.cost.get(), at: lease_end.unwrap_or(committed.charged_at) },
                     in_shared: committed.in_shared,
                 });
             }
         }
-        drop(guards);
-        drop(moving);
-        if allowed {
-            parts.iter().for_each(|part| part.ledger().grow_if_needed());
-        }
-        Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) }
-    }
-
-    /// Whether no other part of the same charge is in the same table.
-    fn is_alone(parts: &Parts<'_>, index: usize) -> bool {
-        parts.iter().enumerate().all(|(other, part)| other == index || !part.is_same_table(&parts[index]))
+        (allowed, outcomes)
     }
 
     pub(super) fn peek_all(&self, items: &[MemoryItem<'_>], now: Micros) -> Charged {
         let mut parts = Parts::new();
         self.parts(items, &mut parts);
         let outcomes: Outcomes =
-            parts.iter().map(|part| part.ledger().peek(part.key, part.cost, now)).collect();
+            parts.iter().map(|part| part.limit.ledger.peek(part.key, part.cost, now)).collect();
         let allowed = parts.iter().zip(&outcomes).all(|(part, outcome)| outcome.allowed || part.shadow);
         Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) }
     }

@@ -2,23 +2,33 @@
 //!
 //! A hold's shard stays locked while its charge or settlement is carried out, so one name is charged once and settled once
 //! however often it is sent. The order of locks is always holds first, then tables.
+//!
+//! Holds have a budget of their own, in bytes, so that reservations never take the room of keys. A hold is kept to its end, settled
+//! or not, because a second settlement has to be known for what it is; so what one key may keep is bounded as well, and one caller
+//! cannot use up what others need. A charge over several keys is refused only if all of them are at their bounds: a key that
+//! everybody is charged under is not the one to be held to it.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{self, AtomicUsize};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_kernel::{MAX_COUNT, Micros, Taken};
+use tollgate_kernel::{MAX_COUNT, Micros, Outcome, Taken};
 
-use super::budget::Budget;
 use super::cell::{Amended, Amendment};
 use super::ledger::Ledger;
 use super::node::Fingerprint;
-use crate::{Charged, Hold, HoldId, Settled, Settlement, StoreError};
+use crate::{Charged, Hold, HoldId, Outcomes, Settled, Settlement, StoreError};
 
 const SHARDS: usize = 32;
+
+/// How many reservations one key may have open. Whoever has ten thousand calls under way at once is not one caller any more; and it is a
+/// twentieth of what the default budget has room for. Leases are not counted: their limit is their bound.
+pub(crate) const MOST_OPEN_PER_KEY: usize = 10_000;
 
 /// One limit of a held charge.
 pub(crate) struct HeldPart {
@@ -32,62 +42,208 @@ pub(crate) struct HeldPart {
     pub(crate) in_shared: bool,
 }
 
+/// A charge that can be settled.
 struct Held {
-    /// None once it is settled.
-    parts: SmallVec<[HeldPart; 2]>,
-    /// Stays to the end, for a charge that is sent again.
-    answer: Charged,
+    parts: SmallVec<[HeldPart; 1]>,
+    /// What each limit said, for a charge that is sent again.
+    answer: SmallVec<[Outcome; 1]>,
+    /// The keys that it is counted for.
+    keys: Keys,
     ttl: Micros,
     end: Micros,
-    is_settled: bool,
-    /// What it takes of the budget: one for each limit that was asked, because the parts and the answer are as long.
-    room: usize,
+    bytes: usize,
+}
+
+/// A charge that was settled, until its time runs out.
+struct Done {
+    answer: Box<[Outcome]>,
+    keys: Keys,
+    end: Micros,
+    bytes: usize,
 }
 
 #[derive(Default)]
+struct Shard {
+    open: HashMap<u128, Held>,
+    settled: HashMap<u128, Done>,
+}
+
+/// Keys, each once.
+pub(crate) type Keys = SmallVec<[Fingerprint; 1]>;
+
+/// What is kept for one key.
+#[derive(Default)]
+struct PerKey {
+    open: usize,
+    bytes: usize,
+}
+
+/// For keys that are a keyed hash already: half of a fingerprint is its hash.
+#[derive(Default)]
+struct HashedAlready(u64);
+
+impl Hasher for HashedAlready {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.0 = self.0.rotate_left(8) ^ u64::from(byte));
+    }
+
+    fn write_u64(&mut self, half: u64) {
+        self.0 = half;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 pub(crate) struct Holds {
-    shards: [Mutex<HashMap<u128, Held>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
+    per_key: [Mutex<HashMap<(u64, u64), PerKey, BuildHasherDefault<HashedAlready>>>; SHARDS],
+    most_bytes: usize,
+    bytes: AtomicUsize,
+}
+
+/// What an entry of a map takes that was just doubled.
+const fn in_map<T>() -> usize {
+    size_of::<T>() * 5 / 2
+}
+
+/// What a hold of so many limits takes, counted for so many keys: its place in a map, and what is kept aside.
+fn bytes_of(limits: usize, keys: usize) -> usize {
+    // A list that does not fit in its place has room for up to twice as many, and costs its allocation.
+    let aside = |count: usize, size: usize| if count > 1 { 2 * count * size + 32 } else { 0 };
+    in_map::<(u128, Held)>()
+        + aside(limits, size_of::<HeldPart>())
+        + aside(limits, size_of::<Outcome>())
+        + bytes_of_keys(keys)
+}
+
+/// The same once it is settled.
+fn settled_bytes_of(limits: usize, keys: usize) -> usize {
+    in_map::<(u128, Done)>() + limits * size_of::<Outcome>() + 32 + bytes_of_keys(keys)
+}
+
+fn bytes_of_keys(keys: usize) -> usize {
+    let aside = if keys > 1 { 2 * keys * size_of::<Fingerprint>() + 32 } else { 0 };
+    keys * in_map::<((u64, u64), PerKey)>() + aside
 }
 
 impl Holds {
-    fn shard(&self, id: HoldId) -> &Mutex<HashMap<u128, Held>> {
+    pub(crate) fn new(most_bytes: usize) -> Holds {
+        Holds {
+            shards: Default::default(),
+            per_key: Default::default(),
+            most_bytes,
+            bytes: AtomicUsize::new(0),
+        }
+    }
+
+    fn shard(&self, id: HoldId) -> &Mutex<Shard> {
         let shard = id.get() % (SHARDS as u128);
         &self.shards[usize::try_from(shard).unwrap_or(0)]
     }
 
-    /// Carries out a charge of so many limits and holds what it charged, unless it is held already.
+    /// How many bytes are taken.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(atomic::Ordering::Relaxed)
+    }
+
+    fn take_bytes(&self, bytes: usize) -> bool {
+        let take = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.most_bytes);
+        self.bytes.fetch_update(atomic::Ordering::Relaxed, atomic::Ordering::Relaxed, take).is_ok()
+    }
+
+    fn with_key<R>(&self, key: Fingerprint, run: impl FnOnce(&mut PerKey) -> R) -> R {
+        let shard = usize::try_from(key.lo % (SHARDS as u64)).unwrap_or(0);
+        let mut shard = self.per_key[shard].lock();
+        let per_key = shard.entry((key.lo, key.hi)).or_default();
+        let answer = run(per_key);
+        if per_key.open == 0 && per_key.bytes == 0 {
+            shard.remove(&(key.lo, key.hi));
+            if shard.len() < shard.capacity() / 4 {
+                shard.shrink_to_fit();
+            }
+        }
+        answer
+    }
+
+    /// Counts a hold for its keys, unless all of them have as many as they may.
+    fn count(&self, keys: &Keys, bytes: usize) -> bool {
+        let mut has_room = keys.is_empty();
+        for &key in keys {
+            has_room |= self.with_key(key, |per_key| {
+                per_key.open += 1;
+                per_key.bytes += bytes;
+                per_key.open <= MOST_OPEN_PER_KEY && per_key.bytes <= self.most_bytes / 2
+            });
+        }
+        if !has_room {
+            self.uncount(keys, 1, bytes);
+        }
+        has_room
+    }
+
+    fn uncount(&self, keys: &Keys, open: usize, bytes: usize) {
+        for &key in keys {
+            self.with_key(key, |per_key| {
+                per_key.open -= open;
+                per_key.bytes -= bytes;
+            });
+        }
+    }
+
+    /// Gives back what a hold takes that is forgotten: so many open ones, and so many bytes.
+    fn forget(&self, keys: &Keys, open: usize, bytes: usize) {
+        self.uncount(keys, open, bytes);
+        self.bytes.fetch_sub(bytes, atomic::Ordering::Relaxed);
+    }
+
+    /// Carries out a charge of so many limits and holds what it charged, unless it is held already. The keys are those that it is counted
+    /// for. Where nothing was charged there is nothing to settle, and nothing is kept.
     pub(crate) fn hold(
         &self,
         hold: Hold,
         limits: usize,
+        keys: Keys,
         now: Micros,
-        budget: &Budget,
         charge: impl FnOnce(&mut dyn FnMut(HeldPart)) -> Charged,
     ) -> Result<Charged, StoreError> {
         let mut shard = self.shard(hold.id).lock();
-        if let Some(held) = shard.get(&hold.id.get()).filter(|held| now < held.end) {
-            return Ok(held.answer.clone());
+        if let Some(answer) = shard.answer(hold.id, now) {
+            return Ok(Charged { allowed: true, outcomes: Outcomes::from_slice(answer) });
         }
-        let room = limits.max(1);
-        if !budget.take(room) {
+        let bytes = bytes_of(limits, keys.len());
+        if !self.take_bytes(bytes) {
             return Err(StoreError::full(
-                "no room to remember another reservation; settle open ones, shorten their time to live or raise max_keys",
+                "no room to remember another reservation; settle open ones, shorten their time to live or raise reservation_bytes",
             ));
+        }
+        if !self.count(&keys, bytes) {
+            self.bytes.fetch_sub(bytes, atomic::Ordering::Relaxed);
+            return Err(StoreError::full(format!(
+                "the key has {MOST_OPEN_PER_KEY} reservations open, or half of the room for all; settle some, or shorten their time to live"
+            )));
         }
         let mut parts = SmallVec::new();
         let answer = charge(&mut |part| parts.push(part));
-        if !answer.allowed {
-            budget.give_back(room);
+        let longest_lease = parts.iter().filter_map(|part: &HeldPart| part.lease).max();
+        let ttl = match hold.ttl {
+            Hold::UNTIL_RELEASED => hold.ttl,
+            ttl => ttl.min(Hold::MAX_TTL).max(longest_lease.unwrap_or_default()),
+        };
+        if !answer.allowed || parts.is_empty() {
+            self.forget(&keys, 1, bytes);
             return Ok(answer);
         }
-        let longest_lease = parts.iter().filter_map(|part: &HeldPart| part.lease).max();
-        let ttl = hold.ttl.max(longest_lease.unwrap_or_default());
-        let end = now.saturating_add(ttl);
-        let held = Held { parts, answer: answer.clone(), ttl, end, is_settled: false, room };
-        if let Some(ended) = shard.insert(hold.id.get(), held) {
-            // A hold of the same name had run out and was not yet swept.
-            budget.give_back(ended.room);
+        let (outcomes, end) = (SmallVec::from_slice(&answer.outcomes), now.saturating_add(ttl));
+        // A hold of the same name may have run out and not been swept yet.
+        if let Some(ended) = shard.open.remove(&hold.id.get()) {
+            self.forget(&ended.keys, 1, ended.bytes);
         }
+        if let Some(ended) = shard.settled.remove(&hold.id.get()) {
+            self.forget(&ended.keys, 0, ended.bytes);
+        }
+        shard.open.insert(hold.id.get(), Held { parts, answer: outcomes, keys, ttl, end, bytes });
         Ok(answer)
     }
 
@@ -98,56 +254,87 @@ impl Holds {
         now: Micros,
     ) -> Result<Settled, StoreError> {
         let mut shard = self.shard(id).lock();
-        let Some(held) = shard.get_mut(&id.get()).filter(|held| now < held.end) else {
-            return Ok(Settled::Unknown);
-        };
-        if held.is_settled {
+        if shard.settled.get(&id.get()).is_some_and(|done| now < done.end) {
             return Ok(Settled::Already);
         }
-        match settlement {
-            Settlement::Renew => Ok(held.renew(id, now)),
-            Settlement::Cancel => Ok(held.settle(id, now, |_| Some(0))),
+        let Some(held) = shard.open.get_mut(&id.get()).filter(|held| now < held.end) else {
+            return Ok(Settled::Unknown);
+        };
+        let settled = match settlement {
+            Settlement::Renew => return Ok(held.renew(id, now)),
+            Settlement::Cancel => held.settle(id, now, |_| Some(0)),
             Settlement::Actual(actual) => {
                 held.check_one_actual()?;
-                Ok(held.settle(id, now, |_| Some(*actual)))
+                held.settle(id, now, |_| Some(*actual))
             }
             Settlement::Each(actuals) => {
                 held.check_names(actuals)?;
-                Ok(held.settle(id, now, |name| {
+                held.settle(id, now, |name| {
                     actuals.iter().find(|(other, _)| other == name).map(|(_, actual)| *actual)
-                }))
+                })
             }
+        };
+        if let Some(held) = shard.open.remove(&id.get()) {
+            let bytes = settled_bytes_of(held.answer.len(), held.keys.len()).min(held.bytes);
+            self.forget(&held.keys, 1, held.bytes - bytes);
+            let answer = held.answer.into_vec().into_boxed_slice();
+            shard.settled.insert(id.get(), Done { answer, keys: held.keys, end: held.end, bytes });
         }
+        Ok(settled)
     }
 
     /// Ends a hold that nobody will ask for again: its leases are released, what it charged stays as it is, and it is forgotten.
-    pub(crate) fn release(&self, id: HoldId, now: Micros, budget: &Budget) {
+    pub(crate) fn release(&self, id: HoldId, now: Micros) {
         let mut shard = self.shard(id).lock();
-        let Some(mut held) = shard.remove(&id.get()) else { return };
-        if now < held.end && !held.is_settled {
+        if let Some(done) = shard.settled.remove(&id.get()) {
+            self.forget(&done.keys, 0, done.bytes);
+        }
+        let Some(mut held) = shard.open.remove(&id.get()) else { return };
+        self.forget(&held.keys, 1, held.bytes);
+        if now < held.end {
             held.settle(id, now, |_| None);
         }
-        budget.give_back(held.room);
     }
 
     /// Forgets the holds whose time has run out. Returns how many.
-    pub(crate) fn sweep(&self, now: Micros, budget: &Budget) -> usize {
-        let (mut forgotten, mut room) = (0, 0);
+    pub(crate) fn sweep(&self, now: Micros) -> usize {
+        let mut forgotten = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
-            let before = shard.len();
-            shard.retain(|_, held| {
-                let is_open = now < held.end;
-                room += if is_open { 0 } else { held.room };
-                is_open
+            let Shard { open, settled } = &mut *shard;
+            let before = open.len() + settled.len();
+            open.retain(|_, held| {
+                let stays = now < held.end;
+                if !stays {
+                    self.forget(&held.keys, 1, held.bytes);
+                }
+                stays
             });
-            forgotten += before - shard.len();
-            if shard.len() < shard.capacity() / 4 {
-                shard.shrink_to_fit();
+            settled.retain(|_, done| {
+                let stays = now < done.end;
+                if !stays {
+                    self.forget(&done.keys, 0, done.bytes);
+                }
+                stays
+            });
+            forgotten += before - open.len() - settled.len();
+            if open.len() < open.capacity() / 4 {
+                open.shrink_to_fit();
+            }
+            if settled.len() < settled.capacity() / 4 {
+                settled.shrink_to_fit();
             }
         }
-        budget.give_back(room);
         forgotten
+    }
+}
+
+impl Shard {
+    /// What a charge of this name was answered.
+    fn answer(&self, id: HoldId, now: Micros) -> Option<&[Outcome]> {
+        let open = self.open.get(&id.get()).filter(|held| now < held.end).map(|held| &*held.answer);
+        let settled = || self.settled.get(&id.get()).filter(|done| now < done.end).map(|done| &*done.answer);
+        open.or_else(settled)
     }
 }
 
@@ -204,7 +391,6 @@ impl Held {
                 Ordering::Equal => {}
             }
         }
-        self.is_settled = true;
         if found { Settled::Done } else { Settled::Unknown }
     }
 
@@ -233,50 +419,134 @@ mod tests {
     use super::*;
     use crate::{ManualClock, MemoryItem, MemoryOptions, MemoryStore, StoredLimit, WhenFull};
 
-    /// A reservation of 64 limits took as little of the budget as one of one, and kept all of it after it was settled.
-    #[test]
-    fn a_reservation_takes_room_for_each_of_its_limits() {
+    fn store(reservation_bytes: usize) -> (MemoryStore, ManualClock) {
         let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
-        let hour = Micros::from_secs(3_600);
         let store = MemoryStore::new(MemoryOptions {
             clock: hands.clock(),
-            // One for the key, and ten for reservations.
-            max_keys: 11,
+            max_keys: 1,
+            reservation_bytes: Some(reservation_bytes),
             sweep_every: None,
             when_full: WhenFull::Share,
         });
-        let api = store.open(&StoredLimit::new("api", Limit::fixed_window(100, hour).unwrap()));
-        assert!(api.charge("k", Cost::ONE).allowed);
-        let reserve = |id: u128, limits: usize| {
-            let hold = Hold { id: HoldId::new(id).unwrap(), ttl: Micros::from_secs(60) };
-            let items = vec![MemoryItem { limit: &api, key: "k", cost: Cost::ONE, shadow: false }; limits];
-            store.charge_all(&items, Some(hold)).map(|charged| charged.allowed).ok()
+        (store, hands)
+    }
+
+    fn hold(id: u128, secs: u64) -> Option<Hold> {
+        Some(Hold { id: HoldId::new(id).unwrap(), ttl: Micros::from_secs(secs) })
+    }
+
+    /// A reservation counted as one key of 40 bytes, and took 725 to 900: reservations pushed out keys, and memory had no bound.
+    #[test]
+    fn reservations_have_a_budget_of_their_own() {
+        let one = bytes_of(1, 1);
+        assert!((500..1_000).contains(&one), "{one} bytes");
+        assert!(settled_bytes_of(1, 1) < 400, "{} bytes", settled_bytes_of(1, 1));
+        let (store, hands) = store(6 * one);
+        let api =
+            store.open(&StoredLimit::new("api", Limit::fixed_window(100, Micros::from_secs(3_600)).unwrap()));
+        let reserve = |id: u128, key: &str, limits: usize| {
+            let items = vec![MemoryItem { limit: &api, key, cost: Cost::ONE, shadow: false }; limits];
+            store.charge_all(&items, hold(id, 60)).map(|charged| charged.allowed).ok()
         };
-        // The name of a reservation, its limits, whether it is made, and the room that is taken then.
-        for (id, limits, expected, used) in [
-            (1, 6, Some(true), 7),
-            (1, 6, Some(true), 7),
-            (2, 5, None, 7),
-            (2, 4, Some(true), 11),
-            (3, 1, None, 11),
-            (3, 0, None, 11),
+        // The name of a reservation, its limits, whether it is made, and the reservations' worth of bytes that are taken then.
+        for (id, limits, expected, taken) in [
+            (1, 1, Some(true), 1),
+            (1, 1, Some(true), 1),
+            (2, 1, Some(true), 2),
+            (3, 1, Some(true), 3),
+            (4, 1, None, 3),
         ] {
-            assert_eq!((reserve(id, limits), store.used()), (expected, used), "{id}: {limits}");
+            let got = (reserve(id, "k", limits), store.inner.holds.bytes());
+            assert_eq!(got, (expected, taken * one), "{id}: half of the room for one key");
         }
+        assert_eq!(store.used(), 1, "the key, and nothing of the reservations");
+        assert_eq!(reserve(9, "other", 64), None, "64 limits take more room than one");
+        assert!(reserve(4, "other", 1).is_some());
         let id = HoldId::new(1).unwrap();
-        let parts = || store.inner.holds.shard(id).lock()[&1].parts.len();
-        assert_eq!(parts(), 1, "those on one key of one limit are one part");
+        let before = store.reservation_bytes();
         assert_eq!(store.settle(id, &Settlement::Cancel).unwrap(), Settled::Done);
-        assert_eq!(parts(), 0);
+        assert!(before - store.reservation_bytes() > one / 3, "what is settled takes less");
         assert_eq!(store.settle(id, &Settlement::Cancel).unwrap(), Settled::Already);
-        assert_eq!(reserve(1, 6), Some(true), "it is answered as before, and not charged again");
-        assert_eq!(api.peek("k", Cost::ONE).remaining, 94, "1 and 4 are charged, and 1 would be");
+        assert_eq!(reserve(1, "k", 1), Some(true), "it is answered as before, and not charged again");
         store.release(HoldId::new(2).unwrap());
-        assert_eq!(store.used(), 7);
         hands.advance(Micros::from_secs(60));
-        assert_eq!(reserve(1, 2), Some(true), "in the place of one that had run out");
-        assert_eq!(store.used(), 3);
+        assert_eq!(reserve(1, "k", 1), Some(true), "in the place of one that had run out");
         hands.advance(Micros::from_secs(60));
-        assert_eq!((store.sweep(), store.used()), (1, 1));
+        store.sweep();
+        assert_eq!(store.inner.holds.bytes(), 0);
+        assert!(store.inner.holds.per_key.iter().all(|shard| shard.lock().is_empty()));
+    }
+
+    /// Reservations on a limit that only watches, and denies, and on nothing at all were kept for their time to live.
+    #[test]
+    fn nothing_is_kept_where_there_is_nothing_to_settle() {
+        let (store, _) = store(1 << 20);
+        let api =
+            store.open(&StoredLimit::new("api", Limit::fixed_window(1, Micros::from_secs(60)).unwrap()));
+        assert!(api.charge("k", Cost::ONE).allowed);
+        let watched = [MemoryItem { limit: &api, key: "k", cost: Cost::ONE, shadow: true }];
+        for items in [&watched[..], &[]] {
+            for id in 1..1_000 {
+                assert!(store.charge_all(items, hold(id, 86_400)).unwrap().allowed);
+            }
+        }
+        assert_eq!(store.inner.holds.bytes(), 0);
+    }
+
+    #[test]
+    fn one_key_has_so_many_open_and_others_are_not_held_to_it() {
+        let (store, _) = store(1 << 30);
+        let hour = Micros::from_secs(3_600);
+        let [user, all] = ["user", "all"]
+            .map(|name| store.open(&StoredLimit::new(name, Limit::fixed_window(1 << 40, hour).unwrap())));
+        let workers = store.open(&StoredLimit::new("workers", Limit::concurrency(1 << 40, hour).unwrap()));
+        let reserve = |id: u128, key: &str| {
+            let item = |limit, key| MemoryItem { limit, key, cost: Cost::ONE, shadow: false };
+            store.charge_all(&[item(&user, key), item(&all, "all")], hold(id, 60))
+        };
+        for id in 1..=MOST_OPEN_PER_KEY {
+            assert!(reserve(id as u128, "attacker").unwrap().allowed);
+        }
+        let refused = reserve(1 << 64, "attacker").unwrap_err();
+        assert_eq!(refused.failure(), Some(crate::Failure::Full), "{refused}");
+        assert!(reserve(1 << 65, "bystander").unwrap().allowed, "one key is everybody's");
+        let lease = [MemoryItem { limit: &workers, key: "attacker", cost: Cost::ONE, shadow: false }];
+        assert!(store.charge_all(&lease, hold(1 << 66, 0)).is_ok(), "a lease is bounded by its limit");
+        let id = HoldId::new(1).unwrap();
+        assert_eq!(store.settle(id, &Settlement::Actual(1)).unwrap(), Settled::Done);
+        assert!(reserve(1 << 67, "attacker").unwrap().allowed, "one of them is not open any more");
+        assert!(reserve(1 << 68, "attacker").is_err());
+    }
+
+    /// A process that stood still for longer than its leases came back to find them given to others, and ran more than its limit.
+    #[test]
+    fn a_lease_that_is_held_until_released_does_not_end() {
+        let (store, hands) = store(1 << 20);
+        let leases = Limit::concurrency(1, Micros::from_secs(2)).unwrap();
+        // The budget has no room for an entry: max_keys is for a key and its lease.
+        let store = MemoryStore::new(MemoryOptions {
+            clock: store.clock().clone(),
+            sweep_every: None,
+            ..MemoryOptions::default()
+        });
+        let workers = store.open(&StoredLimit::new("workers", leases));
+        let item = [MemoryItem { limit: &workers, key: "k", cost: Cost::ONE, shadow: false }];
+        let id = HoldId::new(7).unwrap();
+        let held = Some(Hold { id, ttl: Hold::UNTIL_RELEASED });
+        assert!(store.charge_all(&item, held).unwrap().allowed);
+        hands.advance(Micros::from_secs(100 * 365 * 86_400));
+        store.sweep();
+        assert!(!workers.charge("k", Cost::ONE).allowed);
+        assert_eq!(store.settle(id, &Settlement::Renew).unwrap(), Settled::Done);
+        assert!(!workers.charge("k", Cost::ONE).allowed);
+        store.release(id);
+        assert!(workers.charge("k", Cost::ONE).allowed);
+        assert_eq!(store.inner.holds.bytes(), 0);
+        // Any other time to live ends.
+        let long = Some(Hold { id, ttl: Micros::new(u64::MAX - 1) });
+        hands.advance(Micros::from_secs(2));
+        assert!(store.charge_all(&item, long).unwrap().allowed);
+        hands.advance(Hold::MAX_TTL);
+        assert_eq!(store.settle(id, &Settlement::Cancel).unwrap(), Settled::Unknown);
     }
 }

@@ -7,16 +7,17 @@ use parking_lot::Mutex;
 use tollgate_kernel::{Algorithm, Concurrency, Cost, LeaseState, LogState, Micros, Outcome, SlidingWindow};
 
 use super::budget::Budget;
-use super::cell::{Amended, Amendment, Cell};
+use super::cell::{Amended, Amendment, Cell, Holder};
 use super::chunks::Chunks;
-use super::kin::Carried;
+use super::ledger::Ledger;
+use super::whole::{Whole, WholeNodes};
 
 /// A strategy whose state has no fixed size.
 pub(crate) trait Holding: Algorithm + Send + Sync {
     /// How many entries a state keeps: each counts against the budget.
     fn weight(state: &Self::State) -> usize;
 
-    fn charge_for(&self, state: &mut Self::State, holder: u128, cost: Cost, now: Micros) -> Outcome;
+    fn charge_for(&self, state: &mut Self::State, holder: Holder, cost: Cost, now: Micros) -> Outcome;
 
     fn release(&self, state: &mut Self::State, holder: u128, end: Micros, now: Micros) -> bool;
 
@@ -29,7 +30,7 @@ impl Holding for SlidingWindow {
         state.len()
     }
 
-    fn charge_for(&self, state: &mut LogState, _holder: u128, cost: Cost, now: Micros) -> Outcome {
+    fn charge_for(&self, state: &mut LogState, _holder: Holder, cost: Cost, now: Micros) -> Outcome {
         self.charge(state, cost, now)
     }
 
@@ -47,8 +48,8 @@ impl Holding for Concurrency {
         state.len()
     }
 
-    fn charge_for(&self, state: &mut LeaseState, holder: u128, cost: Cost, now: Micros) -> Outcome {
-        self.acquire(state, holder, cost, now)
+    fn charge_for(&self, state: &mut LeaseState, holder: Holder, cost: Cost, now: Micros) -> Outcome {
+        self.acquire_until(state, holder.id, cost, holder.lease_end(self.lease(), now), now)
     }
 
     fn release(&self, state: &mut LeaseState, holder: u128, end: Micros, now: Micros) -> bool {
@@ -66,7 +67,6 @@ pub(crate) struct KeptCell<A: Algorithm> {
     algorithm: A,
     budget: Arc<Budget>,
     kept: Arc<Kept<A::State>>,
-    span: Micros,
 }
 
 /// States that are kept aside. Limits that share their nodes share these.
@@ -90,8 +90,8 @@ impl<T: Default> Kept<T> {
 }
 
 impl<A: Holding> KeptCell<A> {
-    pub(crate) fn new(algorithm: A, span: Micros, budget: Arc<Budget>, kept: Arc<Kept<A::State>>) -> Self {
-        KeptCell { algorithm, budget, kept, span }
+    pub(crate) fn new(algorithm: A, budget: Arc<Budget>, kept: Arc<Kept<A::State>>) -> Self {
+        KeptCell { algorithm, budget, kept }
     }
 
     fn state(&self, words: [u64; 1]) -> Option<&Mutex<A::State>> {
@@ -160,12 +160,18 @@ where
         outcome
     }
 
-    fn charge(&self, words: &mut [u64; 1], holder: u128, cost: Cost, now: Micros) -> Outcome {
+    fn charge(&self, words: &mut [u64; 1], holder: Holder, cost: Cost, now: Micros) -> Outcome {
         self.with_state(words, 1, |state| self.algorithm.charge_for(state, holder, cost, now))
     }
 
     fn charged_at(&self, words: [u64; 1], now: Micros) -> Micros {
         self.state(words).map_or(now, |state| self.algorithm.charged_at(&state.lock(), now))
+    }
+
+    fn adopt(&self, words: &mut [u64; 1], now: Micros) {
+        if let Some(state) = self.state(*words) {
+            self.algorithm.adopt(&mut state.lock(), now);
+        }
     }
 
     fn amend(&self, words: &mut [u64; 1], amendment: Amendment, now: Micros) -> Amended {
@@ -205,15 +211,35 @@ where
         }
     }
 
-    fn span(&self) -> Micros {
-        self.span
-    }
+    // These states are the same whatever numbers they are charged by: limits of one name share their table.
 
-    fn carry(&self, _words: [u64; 1]) -> Option<Carried> {
+    fn carry(&self, _words: [u64; 1]) -> Option<Whole> {
         None
     }
 
-    fn receive(&self, _carried: Carried) -> [u64; 1] {
+    fn receive(&self, _whole: &Whole, _now: Micros) -> Option<[u64; 1]> {
+        None
+    }
+
+    fn approximate(&self, _whole: &Whole, _now: Micros) -> [u64; 1] {
         [0]
+    }
+
+    fn is_plain(&self, _words: [u64; 1], _now: Micros) -> bool {
+        true
+    }
+
+    fn adopt_whole(&self, _whole: &mut Whole, _now: Micros) {}
+
+    fn amend_whole(&self, _whole: &mut Whole, _amendment: Amendment, _now: Micros) -> Amended {
+        Amended::NotFound
+    }
+
+    fn peek_whole(&self, _whole: &Whole, cost: Cost, now: Micros) -> Outcome {
+        self.algorithm.peek(&A::State::default(), cost, now)
+    }
+
+    fn whole_table(&self, _budget: &Arc<Budget>, _nodes: Arc<WholeNodes>) -> Option<Arc<dyn Ledger>> {
+        None
     }
 }

@@ -1,44 +1,35 @@
-//! Kin: the tables of one limit whose states are written in different units, and how a key moves between them.
+//! Kin: the tables of one limit whose states are written under different numbers, and how a key moves between them.
 //!
-//! A bucket's state is an instant in units that its rate chooses. Where a limit's rate was changed, or a key has an override,
-//! there is one table for each kind of unit, and a key is in at most one of them: where it was charged last. Whoever does not
-//! find a key in its own table asks the others, under the one lock of all kin, and takes over what it finds; nobody begins a
-//! new key before that. So nothing is lost, counted twice or begun twice, and only keys that are not known pay for it, and
-//! only while there are several tables. Moving keeps the room that a key takes: it is in one table before and after.
+//! The words of a bucket or a counter do not say the numbers that they are written under: the table does. Where a limit's numbers
+//! were changed, or a key has an override, there is one table for each set of numbers and one of whole states (whole.rs), and a
+//! key is in at most one of them. Whoever does not find a key in its own table, nor written whole, asks the others, under the one
+//! lock of all kin, adopts what it finds by its own numbers, and keeps it in its own table if that can say all of it and
+//! written whole if not; nobody begins a new key before that. So nothing is lost, counted twice or begun twice, and only keys that
+//! are not known pay for it, and only while there are several tables. Moving keeps the room that a key takes.
 //!
-//! The order of locks: holds, then kin (several in the order of their addresses), then homes.
+//! A key that is written whole is charged where it is, with the lock of its node alone. The order of locks: holds, then kin (several
+//! in the order of their addresses), then homes.
 
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
-use tollgate_kernel::{BucketState, Micros};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use tollgate_kernel::{Cost, Micros};
 
-use super::cell::{Amended, Amendment, Cell};
+use super::cell::Cell;
 use super::ledger::Ledger;
 use super::node::Fingerprint;
 use super::table::Table;
+use super::whole::{Whole, WholeNodes};
 
-/// A bucket on its way from one table to another.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Carried {
-    pub(crate) state: BucketState,
-    pub(crate) units_per_us: u64,
-}
-
-impl Carried {
-    /// The state in other units, rounded up.
-    pub(crate) fn in_units(self, units_per_us: u64) -> BucketState {
-        self.state.in_units(self.units_per_us, units_per_us)
-    }
-}
-
-/// The tables of one limit's buckets.
+/// The tables of one limit's buckets, or of its counters.
 #[derive(Default)]
 pub(crate) struct Kin {
     /// Whether there is more than one, to be read without the lock.
     several: AtomicBool,
     tables: Mutex<Vec<Weak<dyn Ledger>>>,
+    /// Where states are written whole; there whenever there are several tables.
+    whole: RwLock<Option<Arc<WholeNodes>>>,
 }
 
 /// The tables, while nobody else begins or moves a key in them.
@@ -47,10 +38,23 @@ pub(crate) struct Moving<'a> {
     tables: MutexGuard<'a, Vec<Weak<dyn Ledger>>>,
 }
 
+/// What became of a key that was to be changed in its place.
+pub(crate) enum Change {
+    NotHere,
+    Done,
+    /// The words of the table cannot say what it has become: it was taken out.
+    Left(Whole),
+}
+
 impl Kin {
     #[inline]
     pub(crate) fn are_several(&self) -> bool {
         self.several.load(Ordering::Acquire)
+    }
+
+    /// Where states are written whole.
+    pub(crate) fn whole(&self) -> Option<Arc<WholeNodes>> {
+        self.whole.read().clone()
     }
 
     /// With no home locked.
@@ -64,16 +68,44 @@ impl Moving<'_> {
         std::ptr::eq(self.kin, kin)
     }
 
-    /// Says which tables there are.
-    pub(crate) fn set(&mut self, tables: Vec<Weak<dyn Ledger>>) {
-        self.kin.several.store(tables.len() > 1, Ordering::Release);
+    /// Says which tables there are, with that of whole states, if there is one.
+    pub(crate) fn set(&mut self, tables: Vec<Weak<dyn Ledger>>, whole: Option<Arc<WholeNodes>>) {
+        let several = tables.len() > 1;
+        *self.kin.whole.write() = whole;
+        self.kin.several.store(several, Ordering::Release);
         *self.tables = tables;
     }
 
+    /// Those other than the one at `address`.
+    fn others(&self, address: usize) -> impl Iterator<Item = Arc<dyn Ledger>> + '_ {
+        self.tables.iter().filter_map(Weak::upgrade).filter(move |table| table.address() != address)
+    }
+
     /// Takes a key out of whichever table has it, other than the one at `address`.
-    pub(crate) fn take(&self, key: Fingerprint, address: usize) -> Option<Carried> {
-        let others = self.tables.iter().filter_map(Weak::upgrade).filter(|table| table.address() != address);
-        others.into_iter().find_map(|table| table.take(key))
+    pub(crate) fn take(&self, key: Fingerprint, address: usize) -> Option<Whole> {
+        self.others(address).find_map(|table| table.take(key))
+    }
+
+    /// What is known of a key in any table other than the one at `address`.
+    pub(crate) fn look(&self, key: Fingerprint, address: usize) -> Option<Whole> {
+        self.others(address).find_map(|table| table.look(key))
+    }
+
+    /// Changes a key in whichever table has it, other than the one at `address`.
+    pub(crate) fn change(
+        &self,
+        key: Fingerprint,
+        address: usize,
+        now: Micros,
+        change: &mut dyn FnMut(&mut Whole),
+    ) -> Change {
+        for table in self.others(address) {
+            match table.change(key, now, change) {
+                Change::NotHere => {}
+                changed => return changed,
+            }
+        }
+        Change::NotHere
     }
 
     /// Forgets a key wherever it is.
@@ -82,20 +114,20 @@ impl Moving<'_> {
         forgotten.count() > 0
     }
 
-    /// Moves all keys of one table into another.
-    pub(crate) fn merge(&self, from: &dyn Ledger, into: &dyn Ledger) {
+    /// Moves all keys of one table, as they are, into that of whole states.
+    pub(crate) fn merge(&self, from: &dyn Ledger, whole: &dyn Ledger, now: Micros) {
         for home in 0..from.nodes() {
-            for (key, carried) in from.take_all(home) {
-                into.put(key, carried);
+            for (key, state) in from.take_all(home) {
+                whole.put(key, &state, now);
             }
         }
-        self.share(from, into);
+        self.share(from, whole, now);
     }
 
     /// Has the newcomers of one table start from what those of another share.
-    pub(crate) fn share(&self, from: &dyn Ledger, into: &dyn Ledger) {
-        if let Some(carried) = from.shared() {
-            into.join_shared(carried);
+    pub(crate) fn share(&self, from: &dyn Ledger, into: &dyn Ledger, now: Micros) {
+        if let Some(state) = from.shared() {
+            into.join_shared(&state, now);
         }
     }
 }
@@ -103,67 +135,47 @@ impl Moving<'_> {
 /// What a table can be asked by its kin.
 pub(crate) trait Movable {
     /// Takes a key out, with the room that it takes.
-    fn take(&self, key: Fingerprint) -> Option<Carried>;
+    fn take(&self, key: Fingerprint) -> Option<Whole>;
 
     /// Takes all keys of a home out.
-    fn take_all(&self, home: usize) -> Vec<(Fingerprint, Carried)>;
+    fn take_all(&self, home: usize) -> Vec<(Fingerprint, Whole)>;
 
     /// Puts a key in, with the room that it takes.
-    fn put(&self, key: Fingerprint, carried: Carried);
+    fn put(&self, key: Fingerprint, state: &Whole, now: Micros);
 
-    /// Changes a key where it is; false if it is not here.
-    fn change(&self, key: Fingerprint, change: &mut dyn FnMut(Carried) -> Carried) -> bool;
+    /// What is known of a key here.
+    fn look(&self, key: Fingerprint) -> Option<Whole>;
 
-    /// Corrects a key by this table's numbers in whichever other table it is.
-    fn amend_elsewhere(
-        &self,
-        key: Fingerprint,
-        tables: &Moving<'_>,
-        amendment: Amendment,
-        now: Micros,
-    ) -> Option<Amended>;
+    /// Changes a key where it is.
+    fn change(&self, key: Fingerprint, now: Micros, change: &mut dyn FnMut(&mut Whole)) -> Change;
 
     /// Forgets a key in this table alone.
     fn forget_here(&self, key: Fingerprint) -> bool;
 
     /// The state that newcomers share, while they do.
-    fn shared(&self) -> Option<Carried>;
+    fn shared(&self) -> Option<Whole>;
 
     /// Has newcomers share at least so much.
-    fn join_shared(&self, carried: Carried);
+    fn join_shared(&self, state: &Whole, now: Micros);
 }
 
 impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
-    /// When a bucket is full: of two states the one with the later instant says more.
-    fn full_at(&self, words: [u64; W]) -> Option<u128> {
-        self.cell.carry(words).map(|carried| carried.state.full_at)
-    }
-}
-
-impl<C: Cell<W>, const W: usize, const S: usize> Movable for Table<C, W, S> {
-    fn take(&self, key: Fingerprint) -> Option<Carried> {
-        let (home, _, _lock) = self.nodes.lock_home(key);
-        let mut taken = None;
-        let moved = |_, words| taken = self.cell.carry(words);
-        self.nodes.take_out(home, |other, _| other == key, moved);
-        taken
+    /// Which of two states says more: the one that is as good as new later.
+    fn says_more(&self, words: [u64; W], than: [u64; W], now: Micros) -> bool {
+        let reset_after = |mut words: [u64; W]| {
+            let (_, decided) = self.cell.decide(&mut words, Cost::MAX, now);
+            self.cell.outcome(decided, Cost::MAX).reset_after
+        };
+        reset_after(words) > reset_after(than)
     }
 
-    fn take_all(&self, home: usize) -> Vec<(Fingerprint, Carried)> {
-        let _lock = self.nodes.home(home).lock();
-        let mut taken = Vec::new();
-        let moved = |key, words| taken.extend(self.cell.carry(words).map(|carried| (key, carried)));
-        self.nodes.take_out(home, |_, _| true, moved);
-        taken
-    }
-
-    fn put(&self, key: Fingerprint, carried: Carried) {
-        let words = self.cell.receive(carried);
+    /// Puts a key in, with the room that it takes.
+    pub(super) fn put_words(&self, key: Fingerprint, words: [u64; W], now: Micros) {
         let (home, first, lock) = self.nodes.lock_home(key);
         match self.nodes.find(first, key) {
             // Begun here by one who did not know of the others yet: the one of both that says more is kept.
             Some((node, _, slot)) => {
-                if self.full_at(words) > self.full_at(node.words(slot)) {
+                if self.says_more(words, node.words(slot), now) {
                     node.set_words(slot, words);
                 }
                 self.budget.give_back(1);
@@ -173,33 +185,51 @@ impl<C: Cell<W>, const W: usize, const S: usize> Movable for Table<C, W, S> {
         drop(lock);
         self.nodes.grow_if_needed();
     }
+}
 
-    fn change(&self, key: Fingerprint, change: &mut dyn FnMut(Carried) -> Carried) -> bool {
-        let (_, first, _lock) = self.nodes.lock_home(key);
-        let Some((node, _, slot)) = self.nodes.find(first, key) else { return false };
-        let Some(carried) = self.cell.carry(node.words(slot)) else { return false };
-        node.set_words(slot, self.cell.receive(change(carried)));
-        true
+impl<C: Cell<W>, const W: usize, const S: usize> Movable for Table<C, W, S> {
+    fn take(&self, key: Fingerprint) -> Option<Whole> {
+        let (home, _, _lock) = self.nodes.lock_home(key);
+        let mut taken = None;
+        let moved = |_, words| taken = self.cell.carry(words);
+        self.nodes.take_out(home, |other, _| other == key, moved);
+        taken
     }
 
-    fn amend_elsewhere(
-        &self,
-        key: Fingerprint,
-        tables: &Moving<'_>,
-        amendment: Amendment,
-        now: Micros,
-    ) -> Option<Amended> {
-        let mut applied = Amended::NotFound;
-        let mut amend = |carried| {
-            let mut words = self.cell.receive(carried);
-            applied = self.cell.amend(&mut words, amendment, now);
-            self.cell.carry(words).unwrap_or(carried)
-        };
-        let others = tables.tables.iter().filter_map(Weak::upgrade);
-        let found = others
-            .filter(|table| table.address() != self.address())
-            .any(|table| table.change(key, &mut amend));
-        found.then_some(applied)
+    fn take_all(&self, home: usize) -> Vec<(Fingerprint, Whole)> {
+        let _lock = self.nodes.home(home).lock();
+        let mut taken = Vec::new();
+        let moved = |key, words| taken.extend(self.cell.carry(words).map(|state| (key, state)));
+        self.nodes.take_out(home, |_, _| true, moved);
+        taken
+    }
+
+    fn put(&self, key: Fingerprint, state: &Whole, now: Micros) {
+        let words = self.cell.receive(state, now).unwrap_or_else(|| self.cell.approximate(state, now));
+        self.put_words(key, words, now);
+    }
+
+    fn look(&self, key: Fingerprint) -> Option<Whole> {
+        let (_, first, _lock) = self.nodes.lock_home(key);
+        let (node, _, slot) = self.nodes.find(first, key)?;
+        self.cell.carry(node.words(slot))
+    }
+
+    fn change(&self, key: Fingerprint, now: Micros, change: &mut dyn FnMut(&mut Whole)) -> Change {
+        let (home, first, _lock) = self.nodes.lock_home(key);
+        let Some((node, _, slot)) = self.nodes.find(first, key) else { return Change::NotHere };
+        let Some(mut state) = self.cell.carry(node.words(slot)) else { return Change::NotHere };
+        change(&mut state);
+        match self.cell.receive(&state, now) {
+            Some(words) => {
+                node.set_words(slot, words);
+                Change::Done
+            }
+            None => {
+                self.nodes.take_out(home, |other, _| other == key, |_, _| ());
+                Change::Left(state)
+            }
+        }
     }
 
     fn forget_here(&self, key: Fingerprint) -> bool {
@@ -210,18 +240,18 @@ impl<C: Cell<W>, const W: usize, const S: usize> Movable for Table<C, W, S> {
         forgotten > 0
     }
 
-    fn shared(&self) -> Option<Carried> {
+    fn shared(&self) -> Option<Whole> {
         let _lock = self.nodes.shared.lock();
         let is_in_use = self.nodes.shared_in_use.load(Ordering::Acquire);
         is_in_use.then(|| self.cell.carry(self.nodes.shared.words(0))).flatten()
     }
 
-    fn join_shared(&self, carried: Carried) {
+    fn join_shared(&self, state: &Whole, now: Micros) {
         let _lock = self.nodes.shared.lock();
         let is_in_use = self.nodes.shared_in_use.load(Ordering::Acquire);
         let before = self.nodes.shared.words(0);
-        let words = self.cell.receive(carried);
-        if !is_in_use || self.full_at(words) > self.full_at(before) {
+        let words = self.cell.approximate(state, now);
+        if !is_in_use || self.says_more(words, before, now) {
             self.nodes.shared.set_words(0, words);
             self.nodes.shared_in_use.store(true, Ordering::Release);
         }

@@ -1,12 +1,24 @@
 //! What the store asks of a table, whatever the strategy behind it.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 
-use super::cell::{Amended, Amendment};
+use super::cell::{Amended, Amendment, Holder};
 use super::kin::{Kin, Movable, Moving};
 use super::node::{Fingerprint, Guard};
 use super::table::{Committed, Prepared, Seen};
+
+/// Where a key is.
+pub(crate) enum Located<'a> {
+    /// In this table, or new.
+    Here,
+    /// In that of whole states.
+    Whole(Arc<dyn Ledger>),
+    /// To be asked of all kin.
+    Ask(&'a Kin),
+}
 
 /// The table of one limit.
 pub(crate) trait Ledger: Movable + Send + Sync {
@@ -59,14 +71,27 @@ pub(crate) trait Ledger: Movable + Send + Sync {
     /// What tells the nodes of one table from those of another: limits that share their nodes are one table.
     fn address(&self) -> usize;
 
-    /// The other tables of the limit's name, if there are any and the key is not in this one.
-    fn kin_to_ask(&self, key: Fingerprint) -> Option<&Kin>;
+    /// The other tables of the limit's name, if there are any.
+    fn kin(&self) -> Option<&Kin>;
 
-    /// The same, with the key's home locked.
-    fn kin_to_ask_locked(&self, key: Fingerprint) -> Option<&Kin>;
+    /// Where a key is, as far as that can be told without the lock of all kin. It may change until its home is locked.
+    fn locate(&self, key: Fingerprint, now: Micros) -> Located<'_>;
 
-    /// Takes over what kin know of a key, unless it is here. With no home locked.
-    fn inherit(&self, key: Fingerprint, tables: &Moving<'_>);
+    /// Whether a key is in this table. With its home locked.
+    fn knows_locked(&self, key: Fingerprint) -> bool;
+
+    /// Whether a key is in this table, which is that of whole states, and has to be.
+    fn knows_whole(&self, key: Fingerprint, now: Micros) -> bool;
+
+    /// Charges such a key.
+    fn charge_whole(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome>;
+
+    /// Takes over what kin know of a key, unless it is here. Answers the table that it is in if it had to be written whole. With no
+    /// home locked.
+    fn inherit(&self, key: Fingerprint, tables: &Moving<'_>, now: Micros) -> Option<Arc<dyn Ledger>>;
+
+    /// Lets go of the table of whole states, which is not there any more.
+    fn let_go_of_whole(&self);
 
     // A charge over several keys: lock the homes of all in order, prepare all, then commit or abandon each.
 
@@ -85,13 +110,16 @@ pub(crate) trait Ledger: Movable + Send + Sync {
         &self,
         prepared: Prepared<'_>,
         key: Fingerprint,
-        holder: u128,
+        holder: Holder,
         cost: Cost,
         now: Micros,
     ) -> Committed;
 
-    /// Gives up a prepared charge.
+    /// Gives up a prepared charge, as a look does.
     fn abandon(&self, prepared: Prepared<'_>);
+
+    /// Gives up a prepared charge that is not made: what is there is adopted.
+    fn refuse(&self, prepared: Prepared<'_>, now: Micros);
 
     /// Grows the table if it should. With no home locked.
     fn grow_if_needed(&self);

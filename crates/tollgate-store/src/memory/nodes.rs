@@ -5,15 +5,13 @@
 //! spill nodes behind it. One lock, the home node's, covers a chain: charging a key takes that lock and no other. Nodes never
 //! move and are never freed, so a reader without the lock is safe; node.rs says how it knows what to believe.
 //!
-//! All limits of one name whose state is written alike share their nodes: a limit whose numbers were changed finds what was
-//! consumed under the old ones, and so does a key that gains or loses an override.
+//! All limits of one name whose states are written alike share their nodes (shape.rs).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_kernel::Micros;
 
 use super::chunks::Chunks;
 use super::contention::Contention;
@@ -40,8 +38,6 @@ pub(crate) struct Nodes<const W: usize, const S: usize> {
     len: AtomicUsize,
     growing: Mutex<()>,
     sweep_next: AtomicUsize,
-    /// The longest span, in µs, that any limit over these nodes looks back: what it may count is not forgotten.
-    span_us: AtomicU64,
     /// The state that newcomers share when there is no room, in the first slot.
     pub(super) shared: Node<W, S>,
     pub(super) shared_in_use: AtomicBool,
@@ -76,7 +72,6 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
             len: AtomicUsize::new(0),
             growing: Mutex::new(()),
             sweep_next: AtomicUsize::new(0),
-            span_us: AtomicU64::new(0),
             shared: Node::default(),
             shared_in_use: AtomicBool::new(false),
         }
@@ -85,15 +80,6 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
     /// How many keys there are.
     pub(super) fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
-    }
-
-    /// The longest span that any limit over these nodes looks back.
-    pub(super) fn span(&self) -> Micros {
-        Micros::new(self.span_us.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn set_span(&self, span: Micros) {
-        self.span_us.store(span.get(), Ordering::Relaxed);
     }
 
     /// How many homes there are.

@@ -4,45 +4,60 @@
 
 use std::sync::Arc;
 
-use tollgate_kernel::{Algorithm, Bucket, LeaseState, Limit, LogState, Micros};
+use tollgate_kernel::{BucketNumbers, LeaseState, Limit, LogState, Micros};
 
 use super::budget::Budget;
-use super::cell::{InThreeWords, OneWord, PlainCell, ThreeWords};
+use super::cell::{InWords, Numbered, OneWord, PlainCell, ThreeWords};
 use super::contention::Contention;
 use super::kept::{Kept, KeptCell};
 use super::kin::Kin;
 use super::ledger::Ledger;
-use super::mixed::MixedUnits;
 use super::nodes::Nodes;
 use super::table::Table;
+use super::wall::{Wall, WallWindow};
+use super::whole::{WholeNodes, WholeWords};
+use crate::clock::Clock;
 
 /// What every table of a store is made with.
 pub(super) struct Making {
+    pub(super) clock: Clock,
     /// When the store was made: buckets count from here.
     pub(super) start: Micros,
     pub(super) budget: Arc<Budget>,
     pub(super) contention: Arc<Contention>,
+    pub(super) wall: Arc<Wall>,
 }
 
 /// Limits of the same shape write their states alike.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    Bucket {
-        units_per_us: u64,
-    },
-    /// Buckets of any units.
-    Mixed,
+    /// Under these numbers, which the words do not say.
+    Bucket(BucketNumbers),
+    /// By this length of window, which the words do not say.
+    Counter(Micros),
+    /// With the numbers that they are written under.
+    Whole(Family),
     Window,
     Log,
-    Counter,
     Leases,
+}
+
+/// States of one family can be handed over from one table to another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    Buckets,
+    Counters,
+}
+
+impl Family {
+    pub(super) const ALL: [Family; 2] = [Family::Buckets, Family::Counters];
 }
 
 #[derive(Clone)]
 pub(super) enum AnyNodes {
     Narrow(Arc<Nodes<1, 5>>),
     Wide(Arc<Nodes<3, 3>>),
-    Mixed(Arc<Nodes<3, 3>>),
+    Whole(Arc<WholeNodes>),
     Logs(Arc<Nodes<1, 5>>, Arc<Kept<LogState>>),
     Leases(Arc<Nodes<1, 5>>, Arc<Kept<LeaseState>>),
 }
@@ -50,61 +65,34 @@ pub(super) enum AnyNodes {
 impl Shape {
     pub(super) fn of(limit: &Limit) -> Shape {
         match limit {
-            Limit::TokenBucket(bucket) => Shape::Bucket { units_per_us: bucket.units_per_us() },
-            Limit::LeakyBucket(bucket) => Shape::Bucket { units_per_us: bucket.units_per_us() },
+            Limit::TokenBucket(bucket) => Shape::Bucket(bucket.numbers()),
+            Limit::LeakyBucket(bucket) => Shape::Bucket(bucket.room().numbers()),
             Limit::FixedWindow(_) => Shape::Window,
             Limit::SlidingWindow(_) => Shape::Log,
-            Limit::SlidingWindowCounter(_) => Shape::Counter,
+            Limit::SlidingWindowCounter(window) => Shape::Counter(window.window()),
             Limit::Concurrency(_) => Shape::Leases,
         }
     }
 
-    /// Whether states of another shape may be written in this one.
-    pub(super) fn is_mixed_of(self, other: Shape) -> bool {
-        self == Shape::Mixed && other.is_bucket()
-    }
-
-    pub(super) fn is_bucket(self) -> bool {
-        matches!(self, Shape::Bucket { .. } | Shape::Mixed)
-    }
-}
-
-/// How far a limit looks back, where the state alone does not tell when it has run out.
-pub(super) fn span(limit: &Limit) -> Micros {
-    match limit {
-        Limit::SlidingWindow(window) => window.window(),
-        Limit::SlidingWindowCounter(window) => window.window(),
-        Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::FixedWindow(_) | Limit::Concurrency(_) => {
-            Micros::ZERO
-        }
-    }
-}
-
-impl AnyNodes {
-    pub(super) fn set_span(&self, span: Micros) {
+    /// Whose states may be handed over to a table of this shape.
+    pub(super) fn family(self) -> Option<Family> {
         match self {
-            AnyNodes::Narrow(nodes) | AnyNodes::Logs(nodes, _) | AnyNodes::Leases(nodes, _) => {
-                nodes.set_span(span);
-            }
-            AnyNodes::Wide(nodes) | AnyNodes::Mixed(nodes) => nodes.set_span(span),
+            Shape::Bucket(_) => Some(Family::Buckets),
+            Shape::Counter(_) => Some(Family::Counters),
+            Shape::Whole(family) => Some(family),
+            Shape::Window | Shape::Log | Shape::Leases => None,
         }
     }
 
-    /// One more limit looks back so far.
-    pub(super) fn raise_span(&self, span: Micros) {
-        let before = match self {
-            AnyNodes::Narrow(nodes) | AnyNodes::Logs(nodes, _) | AnyNodes::Leases(nodes, _) => nodes.span(),
-            AnyNodes::Wide(nodes) | AnyNodes::Mixed(nodes) => nodes.span(),
-        };
-        self.set_span(before.max(span));
+    pub(super) fn is_whole(self) -> bool {
+        matches!(self, Shape::Whole(_))
     }
 }
 
 impl Making {
     /// Nodes of the shape that a limit's strategy needs.
-    pub(super) fn nodes(&self, shape: Shape, limit: &Limit) -> AnyNodes {
+    pub(super) fn nodes(&self, limit: &Limit) -> AnyNodes {
         match limit {
-            _ if shape == Shape::Mixed => AnyNodes::Mixed(self.empty()),
             Limit::TokenBucket(bucket) => self.bucket_nodes(bucket),
             Limit::LeakyBucket(bucket) => self.bucket_nodes(bucket),
             Limit::FixedWindow(_) | Limit::SlidingWindowCounter(_) => AnyNodes::Wide(self.empty()),
@@ -113,73 +101,78 @@ impl Making {
         }
     }
 
-    fn bucket_nodes(&self, bucket: &impl Bucket) -> AnyNodes {
+    fn bucket_nodes(&self, bucket: &impl Numbered) -> AnyNodes {
         match OneWord::new(bucket, self.start) {
             Some(_) => AnyNodes::Narrow(self.empty()),
             None => AnyNodes::Wide(self.empty()),
         }
     }
 
-    fn empty<const W: usize, const S: usize>(&self) -> Arc<Nodes<W, S>> {
+    pub(super) fn empty<const W: usize, const S: usize>(&self) -> Arc<Nodes<W, S>> {
         Arc::new(Nodes::new(self.contention.clone()))
     }
 
     /// A limit's table over its nodes.
-    pub(super) fn table(&self, limit: Limit, nodes: &AnyNodes, kin: &Arc<Kin>) -> Arc<dyn Ledger> {
-        let (budget, kin, span) = (self.budget.clone(), Some(kin.clone()), span(&limit));
+    pub(super) fn table(&self, limit: Limit, nodes: &AnyNodes, kin: Option<Arc<Kin>>) -> Arc<dyn Ledger> {
+        let budget = self.budget.clone();
         match (limit, nodes) {
             (Limit::TokenBucket(bucket), nodes) => self.bucket_table(bucket, nodes, kin),
             (Limit::LeakyBucket(bucket), nodes) => self.bucket_table(bucket, nodes, kin),
             (Limit::FixedWindow(window), AnyNodes::Wide(nodes)) => {
-                self.wide_table(window, 0, span, nodes, None)
+                self.wide_table(WallWindow::new(window, &self.wall), nodes, None)
             }
             (Limit::SlidingWindowCounter(window), AnyNodes::Wide(nodes)) => {
-                self.wide_table(window, 0, span, nodes, None)
+                self.wide_table(window, nodes, kin)
+            }
+            (Limit::SlidingWindowCounter(window), AnyNodes::Whole(nodes)) => {
+                self.whole_table(window, nodes, kin)
             }
             (Limit::SlidingWindow(window), AnyNodes::Logs(nodes, kept)) => {
-                let cell = KeptCell::new(window, span, budget.clone(), kept.clone());
+                let cell = KeptCell::new(window, budget.clone(), kept.clone());
                 Arc::new(Table::new(cell, budget, nodes.clone(), None))
             }
             (Limit::Concurrency(leases), AnyNodes::Leases(nodes, kept)) => {
-                let cell = KeptCell::new(leases, span, budget.clone(), kept.clone());
+                let cell = KeptCell::new(leases, budget.clone(), kept.clone());
                 Arc::new(Table::new(cell, budget, nodes.clone(), None))
             }
             (limit, _) => unreachable!("the nodes of another strategy were found for {limit}"),
         }
     }
 
-    fn bucket_table<B>(&self, bucket: B, nodes: &AnyNodes, kin: Option<Arc<Kin>>) -> Arc<dyn Ledger>
-    where
-        B: Bucket + Send + Sync + 'static,
-    {
-        let units_per_us = bucket.units_per_us();
+    fn bucket_table<B: Numbered>(
+        &self,
+        bucket: B,
+        nodes: &AnyNodes,
+        kin: Option<Arc<Kin>>,
+    ) -> Arc<dyn Ledger> {
         match (OneWord::new(&bucket, self.start), nodes) {
-            (_, AnyNodes::Mixed(nodes)) => {
-                let cell =
-                    PlainCell { algorithm: bucket, packing: MixedUnits { units_per_us }, span: Micros::ZERO };
-                Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
-            }
+            (_, AnyNodes::Whole(nodes)) => self.whole_table(bucket, nodes, kin),
             (Some(packing), AnyNodes::Narrow(nodes)) => {
-                let cell = PlainCell { algorithm: bucket, packing, span: Micros::ZERO };
+                let cell = PlainCell { algorithm: bucket, packing };
                 Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
             }
-            (None, AnyNodes::Wide(nodes)) => self.wide_table(bucket, units_per_us, Micros::ZERO, nodes, kin),
-            _ => unreachable!("the nodes of other units were found for a bucket of {units_per_us} a µs"),
+            (None, AnyNodes::Wide(nodes)) => self.wide_table(bucket, nodes, kin),
+            _ => unreachable!("the nodes of other numbers were found for a bucket"),
         }
     }
 
-    fn wide_table<A>(
+    fn wide_table<A: InWords>(
         &self,
         algorithm: A,
-        units_per_us: u64,
-        span: Micros,
         nodes: &Arc<Nodes<3, 3>>,
         kin: Option<Arc<Kin>>,
-    ) -> Arc<dyn Ledger>
-    where
-        A: Algorithm<State: InThreeWords> + Send + Sync + 'static,
-    {
-        let cell = PlainCell { algorithm, packing: ThreeWords { units_per_us }, span };
+    ) -> Arc<dyn Ledger> {
+        let cell = PlainCell { algorithm, packing: ThreeWords };
+        Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
+    }
+
+    fn whole_table<A: InWords>(
+        &self,
+        algorithm: A,
+        nodes: &Arc<WholeNodes>,
+        kin: Option<Arc<Kin>>,
+    ) -> Arc<dyn Ledger> {
+        let cell = PlainCell { algorithm, packing: WholeWords };
         Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
     }
 }

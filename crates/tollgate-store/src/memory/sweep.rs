@@ -36,6 +36,6 @@ impl Inner {
             tables.all().cloned().collect()
         };
         let keys: usize = tables.iter().map(|ledger| ledger.sweep(ledger.nodes().div_ceil(parts), now)).sum();
-        keys + self.holds.sweep(now, &self.budget)
+        keys + self.holds.sweep(now)
     }
 }

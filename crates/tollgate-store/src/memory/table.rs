@@ -1,24 +1,26 @@
 //! The table of one limit: a strategy over the nodes that remember its keys, which limits of the same name may share.
 //!
 //! A known key is charged on the short path: what can be seen without the lock decides, and the lock is taken only to write.
-//! A key that is not known takes the long path, and only there is asked whether it has a state under other numbers of the same
-//! limit (kin.rs). nodes.rs says where keys are and how the table grows.
+//! A key that is not known takes the long path, and only there is asked whether it has a state that was written under other
+//! numbers of the same limit (kin.rs). nodes.rs says where keys are and how the table grows.
 //!
 //! What never enters: the arithmetic of limits (the cell asks the kernel) and text keys (the store makes fingerprints).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 
 use super::budget::{Budget, WhenFull};
-use super::cell::{Amended, Amendment, Cell};
-use super::kin::{Kin, Movable, Moving};
-use super::ledger::Ledger;
+use super::cell::{Amended, Amendment, Cell, Holder};
+use super::kin::{Change, Kin, Movable, Moving};
+use super::ledger::{Ledger, Located};
 use super::node::{Fingerprint, Guard, Sight};
 use super::nodes::{Nodes, Spot};
 use super::sync::AtomicU64;
+use super::whole::Whole;
 
 /// A charge that was looked at without a lock.
 pub(crate) struct Seen<'a> {
@@ -56,7 +58,7 @@ pub(crate) struct Prepared<'a> {
     pub(crate) outcome: Outcome,
     staged: Staged<'a>,
     /// What a charge leaves behind, where the words are the state; unused words are zero.
-    after: [u64; 3],
+    after: Whole,
     /// Whether room was taken for the entry that a charge may add.
     has_room: bool,
 }
@@ -78,19 +80,13 @@ pub(crate) struct Table<C, const W: usize, const S: usize> {
     pub(super) nodes: Arc<Nodes<W, S>>,
     /// The other tables of the limit's name whose states this one may take over, where they are written otherwise.
     pub(super) kin: Option<Arc<Kin>>,
+    /// The table of this limit over the states of all kin that are written whole, once it was needed.
+    whole: Mutex<Option<Arc<dyn Ledger>>>,
 }
 
 impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     pub(crate) fn new(cell: C, budget: Arc<Budget>, nodes: Arc<Nodes<W, S>>, kin: Option<Arc<Kin>>) -> Self {
-        Table { cell, budget, nodes, kin }
-    }
-
-    /// Whether a state says no more than none would, under whichever limit shares these nodes: some remember for longer.
-    fn is_forgettable(&self, words: [u64; W], now: Micros) -> bool {
-        let longest = self.nodes.span();
-        // A counter whose windows began at other times may count for up to three windows.
-        let longer = if longest > self.cell.span() { longest.get().saturating_mul(3) } else { 0 };
-        self.cell.is_fresh(words, now.saturating_sub(Micros::new(longer)))
+        Table { cell, budget, nodes, kin, whole: Mutex::default() }
     }
 
     /// Forgets the keys of a locked chain that `is_gone` picks, and returns how many.
@@ -107,7 +103,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
             return start([0; W]);
         }
         let _lock = nodes.shared.lock();
-        if self.is_forgettable(nodes.shared.words(0), now) {
+        if self.cell.is_fresh(nodes.shared.words(0), now) {
             nodes.shared.set_words(0, [0; W]);
             nodes.shared_in_use.store(false, Ordering::Release);
         }
@@ -119,9 +115,39 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         self.kin.as_deref().filter(|kin| kin.are_several())
     }
 
-    /// Whether a key is not here. With its home locked.
-    fn is_unknown(&self, key: Fingerprint) -> bool {
-        self.nodes.find(self.nodes.home(self.nodes.home_of(key)), key).is_none()
+    /// Whether a key is here.
+    fn knows(&self, key: Fingerprint) -> bool {
+        let (_, first, _lock) = self.nodes.lock_home(key);
+        self.nodes.find(first, key).is_some()
+    }
+
+    /// The table of this limit over the states that are written whole, unless it is this one.
+    fn whole_table(&self, kin: &Kin) -> Option<Arc<dyn Ledger>> {
+        let nodes = kin.whole()?;
+        let address = Arc::as_ptr(&nodes).cast::<()>() as usize;
+        if address == self.address() {
+            return None;
+        }
+        let mut whole = self.whole.lock();
+        if whole.as_ref().is_none_or(|table| table.address() != address) {
+            *whole = self.cell.whole_table(&self.budget, nodes);
+        }
+        whole.clone()
+    }
+
+    /// Keeps a key that came from another table: here if these words can say all of it, and whole if not.
+    fn keep(&self, key: Fingerprint, state: &Whole, kin: &Kin, now: Micros) -> Option<Arc<dyn Ledger>> {
+        if let Some(words) = self.cell.receive(state, now) {
+            self.put_words(key, words, now);
+            return None;
+        }
+        let whole = self.whole_table(kin);
+        match &whole {
+            Some(table) => table.put(key, state, now),
+            // There always is one while there are several tables.
+            None => self.put(key, state, now),
+        }
+        whole
     }
 
     /// Corrects what is remembered here.
@@ -162,8 +188,8 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         let Some(version) = first.version() else { return nodes.disturbed() };
         let (node, _, slot) = nodes.find(first, key)?;
         let mut words = node.words(slot);
-        let (allowed, decided) = self.cell.decide(&mut words, cost, now);
-        if allowed {
+        let (is_changed, decided) = self.cell.decide(&mut words, cost, now);
+        if is_changed {
             // The same version means that the key is still there, even if the table has grown, and that nobody charged it
             // since.
             let Some(lock) = first.lock_if_unchanged(version) else { return nodes.disturbed() };
@@ -188,8 +214,17 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
                 // Not here, and maybe there: nobody is new before all kin have been asked, and none of them while one of them
                 // is being asked.
                 drop(lock);
+                let charged = self.whole_table(kin).and_then(|whole| whole.charge_whole(key, cost, now));
+                if let Some(outcome) = charged {
+                    return outcome;
+                }
                 let tables = kin.moving();
-                self.inherit(key, &tables);
+                // Others may charge it there meanwhile, until it need not be written whole any more.
+                while let Some(whole) = self.inherit(key, &tables, now) {
+                    if let Some(outcome) = whole.charge_whole(key, cost, now) {
+                        return outcome;
+                    }
+                }
                 moving = Some(tables);
                 continue;
             };
@@ -200,10 +235,8 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
                 self.sweep(2, now);
                 return Budget::refusal(self.cell.outcome(decided, cost));
             }
-            let outcome = self.cell.charge(&mut words, 0, cost, now);
-            if outcome.allowed {
-                node.set_words(slot, words);
-            }
+            let outcome = self.cell.charge(&mut words, Holder::default(), cost, now);
+            node.set_words(slot, words);
             return outcome;
         }
     }
@@ -223,7 +256,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         let found_room = is_new && prepared.has_room;
         let outcome = prepared.outcome;
         if outcome.allowed {
-            self.commit(prepared, key, 0, cost, now);
+            self.commit(prepared, key, Holder::default(), cost, now);
         } else {
             self.abandon(prepared);
         }
@@ -240,7 +273,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     /// What a charge would get where it is staged.
     #[inline]
     fn foresee<'a>(&self, staged: Staged<'a>, cost: Cost, now: Micros) -> Prepared<'a> {
-        let mut after = [0; 3];
+        let mut after = Whole::default();
         let mut foresee = |mut words: [u64; W]| {
             let (_, decided) = self.cell.decide(&mut words, cost, now);
             after[..W].copy_from_slice(&words);
@@ -265,7 +298,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     /// Finds a place for a key that has none.
     fn stage_newcomer(&self, home: usize, now: Micros, alone: bool) -> Staged<'_> {
         let mut room = self.budget.take(1);
-        if !room && alone && self.forget_where(home, |_, words| self.is_forgettable(words, now)) > 0 {
+        if !room && alone && self.forget_where(home, |_, words| self.cell.is_fresh(words, now)) > 0 {
             room = self.budget.take(1);
         }
         match (room, self.budget.when_full()) {
@@ -296,7 +329,8 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         now: Micros,
         seen: &mut SmallVec<[Seen<'a>; 4]>,
     ) -> bool {
-        if !C::PLAIN {
+        // What is written whole is charged under its lock.
+        if !C::PLAIN || W > 3 {
             return false;
         }
         let nodes = &*self.nodes;
@@ -355,9 +389,9 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     }
 
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
-        let moving = self.kin_in_use().map(Kin::moving);
-        if let Some(tables) = &moving {
-            self.inherit(key, tables);
+        let tables = self.kin_in_use().filter(|_| !self.knows(key)).map(Kin::moving);
+        if let Some(state) = tables.as_ref().and_then(|tables| tables.look(key, self.address())) {
+            return self.cell.peek_whole(&state, cost, now);
         }
         let _lock = self.nodes.lock_home(key);
         let prepared = self.prepare(key, cost, now, true);
@@ -367,12 +401,20 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     }
 
     fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> Amended {
-        let Some(tables) = self.kin_in_use().map(Kin::moving) else {
+        let Some(kin) = self.kin_in_use() else {
             return self.amend_here(key, in_shared, amendment, now);
         };
+        let tables = kin.moving();
         // Corrected where it is by now, by the numbers that it was charged under.
-        if let Some(applied) = self.amend_elsewhere(key, &tables, amendment, now) {
-            return applied;
+        let mut amended = Amended::NotFound;
+        let mut amend = |state: &mut Whole| amended = self.cell.amend_whole(state, amendment, now);
+        match tables.change(key, self.address(), now, &mut amend) {
+            Change::NotHere => {}
+            Change::Done => return amended,
+            Change::Left(state) => {
+                self.keep(key, &state, kin, now);
+                return amended;
+            }
         }
         // A debt of one who is not known is kept under the key's own name: that is what kin look for.
         let in_shared = in_shared && !matches!(amendment, Amendment::Debit { .. });
@@ -389,7 +431,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         let mut forgotten = 0;
         for home in self.nodes.next_homes(nodes) {
             let _lock = self.nodes.home(home).lock();
-            forgotten += self.forget_where(home, |_, words| self.is_forgettable(words, now));
+            forgotten += self.forget_where(home, |_, words| self.cell.is_fresh(words, now));
         }
         forgotten
     }
@@ -406,23 +448,48 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         Arc::as_ptr(&self.nodes).cast::<()>() as usize
     }
 
-    fn kin_to_ask(&self, key: Fingerprint) -> Option<&Kin> {
-        self.kin_in_use().filter(|_| {
-            let (_, _, _lock) = self.nodes.lock_home(key);
-            self.is_unknown(key)
-        })
+    fn kin(&self) -> Option<&Kin> {
+        self.kin_in_use()
     }
 
-    fn kin_to_ask_locked(&self, key: Fingerprint) -> Option<&Kin> {
-        self.kin_in_use().filter(|_| self.is_unknown(key))
-    }
-
-    fn inherit(&self, key: Fingerprint, tables: &Moving<'_>) {
-        if self.kin_to_ask(key).is_some()
-            && let Some(carried) = tables.take(key, self.address())
-        {
-            self.put(key, carried);
+    fn locate(&self, key: Fingerprint, now: Micros) -> Located<'_> {
+        let Some(kin) = self.kin_in_use().filter(|_| !self.knows(key)) else { return Located::Here };
+        match self.whole_table(kin).filter(|whole| whole.knows_whole(key, now)) {
+            Some(whole) => Located::Whole(whole),
+            None => Located::Ask(kin),
         }
+    }
+
+    fn knows_locked(&self, key: Fingerprint) -> bool {
+        self.nodes.find(self.nodes.home(self.nodes.home_of(key)), key).is_some()
+    }
+
+    fn knows_whole(&self, key: Fingerprint, now: Micros) -> bool {
+        let (_, first, _lock) = self.nodes.lock_home(key);
+        self.nodes.find(first, key).is_some_and(|(node, _, slot)| !self.cell.is_plain(node.words(slot), now))
+    }
+
+    fn charge_whole(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome> {
+        let (_, first, _lock) = self.nodes.lock_home(key);
+        let (node, _, slot) = self.nodes.find(first, key)?;
+        let mut words = node.words(slot);
+        if self.cell.is_plain(words, now) {
+            return None;
+        }
+        let outcome = self.cell.charge(&mut words, Holder::default(), cost, now);
+        node.set_words(slot, words);
+        Some(outcome)
+    }
+
+    fn inherit(&self, key: Fingerprint, tables: &Moving<'_>, now: Micros) -> Option<Arc<dyn Ledger>> {
+        let kin = self.kin_in_use().filter(|_| !self.knows(key))?;
+        let mut state = tables.take(key, self.address())?;
+        self.cell.adopt_whole(&mut state, now);
+        self.keep(key, &state, kin, now)
+    }
+
+    fn let_go_of_whole(&self) {
+        *self.whole.lock() = None;
     }
 
     fn home(&self, key: Fingerprint) -> usize {
@@ -448,7 +515,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         &self,
         prepared: Prepared<'_>,
         key: Fingerprint,
-        holder: u128,
+        holder: Holder,
         cost: Cost,
         now: Micros,
     ) -> Committed {
@@ -491,6 +558,15 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         if let Staged::New { .. } = prepared.staged {
             self.budget.give_back(1);
         }
+    }
+
+    fn refuse(&self, prepared: Prepared<'_>, now: Micros) {
+        if let Staged::Own(spot) = prepared.staged {
+            let mut words = self.nodes.words(spot);
+            self.cell.adopt(&mut words, now);
+            self.nodes.set_words(spot, words);
+        }
+        self.abandon(prepared);
     }
 
     fn grow_if_needed(&self) {

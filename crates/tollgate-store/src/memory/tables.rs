@@ -1,27 +1,28 @@
 //! Which limits there are: from names and numbers to tables.
 //!
 //! Limits of one name whose states are written alike are one set of nodes, each with its own numbers over it: a limit that was
-//! changed, and a key that gains or loses an override, find what was consumed. Buckets of different units are kin (kin.rs),
-//! and a limit of another strategy begins afresh. So it is with the stores elsewhere, too.
+//! changed, and a key that gains or loses an override, find what was consumed. Buckets of different numbers, and counters of
+//! different windows, are kin (kin.rs), and a limit of another strategy begins afresh. So it is with the stores elsewhere, too.
 //!
 //! What nobody holds a limit of any more, and is empty, is dropped when another is opened or the store is swept; kin that
 //! nobody charges any more are merged when there are too many of them to ask, and where many are held, all further ones share one
-//! set of nodes (mixed.rs). So whoever is new asks few, however many limits of one name there are.
+//! set of nodes (whole.rs). So whoever is new asks few, however many limits of one name there are.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tollgate_kernel::Limit;
 
-use super::kin::Kin;
+use super::kin::{Kin, Moving};
 use super::ledger::Ledger;
-use super::shape::{AnyNodes, Making, Shape, span};
+use super::shape::{AnyNodes, Family, Making, Shape};
+use super::whole::WholeNodes;
 use crate::StoredLimit;
 
 /// How many tables of a limit that nobody holds are asked before they are merged.
 const MOST_IDLE_KIN: usize = 8;
 
-/// How many kinds of unit have a table of their own at once, of those that somebody holds.
+/// How many sets of numbers have a table of their own at once, of those that somebody holds.
 const MOST_HELD_KIN: usize = 8;
 
 /// How many limits are kept ready for callers who name them with every charge.
@@ -47,9 +48,24 @@ pub(super) struct Tables {
 #[derive(Default)]
 struct Named {
     stocks: Vec<Stock>,
-    kin: Arc<Kin>,
+    buckets: Kinship,
+    counters: Kinship,
     /// With how many limits those are looked for next that nobody holds.
     tidy_at: usize,
+}
+
+/// What the tables of one family have in common.
+#[derive(Default)]
+struct Kinship {
+    kin: Arc<Kin>,
+    whole: Option<WholeStates>,
+}
+
+/// The states of a family that are written whole.
+struct WholeStates {
+    nodes: Arc<WholeNodes>,
+    /// A table over them, by the numbers of any limit.
+    ledger: Arc<dyn Ledger>,
 }
 
 /// One set of nodes, and the limits over it. There is always at least one.
@@ -82,18 +98,16 @@ impl Tables {
 
     /// One limit of every set of nodes.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<dyn Ledger>> {
-        self.by_name.values().flat_map(|named| &named.stocks).map(Stock::any)
+        self.by_name.values().flat_map(Named::all)
     }
 
     /// How many keys a limit has in its table and in those of its kin.
     pub(super) fn keys_of(&self, name: &str, ledger: &dyn Ledger) -> usize {
-        let stocks = self.by_name.get(name).map_or(&[][..], |named| &named.stocks[..]);
-        let own = stocks.iter().find(|stock| stock.any().address() == ledger.address());
-        match own {
-            Some(own) if own.shape.is_bucket() => {
-                stocks.iter().filter(|stock| stock.shape.is_bucket()).map(|stock| stock.any().len()).sum()
-            }
-            _ => ledger.len(),
+        let Some(named) = self.by_name.get(name) else { return ledger.len() };
+        let own = named.stocks.iter().find(|stock| stock.any().address() == ledger.address());
+        match own.and_then(|own| own.shape.family()) {
+            Some(family) => named.tables_of(family).map(|table| table.len()).sum(),
+            None => ledger.len(),
         }
     }
 
@@ -107,32 +121,66 @@ impl Tables {
 }
 
 impl Named {
+    fn kinship(&self, family: Family) -> &Kinship {
+        match family {
+            Family::Buckets => &self.buckets,
+            Family::Counters => &self.counters,
+        }
+    }
+
+    fn kinship_mut(&mut self, family: Family) -> &mut Kinship {
+        match family {
+            Family::Buckets => &mut self.buckets,
+            Family::Counters => &mut self.counters,
+        }
+    }
+
+    /// One limit of every set of nodes.
+    fn all(&self) -> impl Iterator<Item = &Arc<dyn Ledger>> {
+        let whole = [&self.buckets, &self.counters].into_iter().filter_map(|kinship| kinship.whole.as_ref());
+        let others = self.stocks.iter().filter(|stock| !stock.shape.is_whole()).map(Stock::any);
+        others.chain(whole.map(|whole| &whole.ledger))
+    }
+
+    /// One limit of every set of nodes of a family.
+    fn tables_of(&self, family: Family) -> impl Iterator<Item = &Arc<dyn Ledger>> {
+        let whole = self.kinship(family).whole.as_ref().map(|whole| &whole.ledger);
+        let is_plain = move |stock: &&Stock| stock.shape.family() == Some(family) && !stock.shape.is_whole();
+        self.stocks.iter().filter(is_plain).map(Stock::any).chain(whole)
+    }
+
     fn known(&mut self, limit: &Limit) -> Option<&mut Opening> {
         let shape = Shape::of(limit);
-        let may_know = |stock: &&mut Stock| stock.shape == shape || stock.shape.is_mixed_of(shape);
+        let whole = shape.family().map(Shape::Whole);
+        let may_know = |stock: &&mut Stock| stock.shape == shape || Some(stock.shape) == whole;
         self.stocks.iter_mut().filter(may_know).find_map(|stock| stock.limits.get_mut(limit))
     }
 
     /// A limit with numbers that are not known here yet.
     fn add(&mut self, limit: Limit, by_call: bool, making: &Making) -> Arc<dyn Ledger> {
         let shape = self.shape_for(&limit);
+        let family = shape.family();
+        if let Some(family) = family.filter(|family| shape.is_whole() || self.has_other(*family, shape)) {
+            self.ensure_whole(family, limit, making);
+        }
         let known = self.stocks.iter().find(|stock| stock.shape == shape).map(|stock| stock.nodes.clone());
         let is_new = known.is_none();
-        let nodes = known.unwrap_or_else(|| making.nodes(shape, &limit));
-        let ledger = making.table(limit, &nodes, &self.kin);
+        let whole =
+            family.filter(|_| shape.is_whole()).and_then(|family| self.kinship(family).whole.as_ref());
+        let nodes = match (known, whole) {
+            (Some(nodes), _) => nodes,
+            (None, Some(whole)) => AnyNodes::Whole(whole.nodes.clone()),
+            (None, None) => making.nodes(&limit),
+        };
+        let kin = family.map(|family| self.kinship(family).kin.clone());
+        let ledger = making.table(limit, &nodes, kin);
         let opening = Opening { ledger: ledger.clone(), by_call };
         match self.stocks.iter_mut().find(|stock| stock.shape == shape) {
-            Some(stock) => {
-                stock.limits.insert(limit, opening);
-                nodes.raise_span(span(&limit));
-            }
-            None => {
-                nodes.raise_span(span(&limit));
-                self.stocks.push(Stock { shape, nodes, limits: HashMap::from([(limit, opening)]) });
-            }
+            Some(stock) => drop(stock.limits.insert(limit, opening)),
+            None => self.stocks.push(Stock { shape, nodes, limits: HashMap::from([(limit, opening)]) }),
         }
-        if is_new && shape.is_bucket() {
-            self.welcome(&*ledger);
+        if let Some(family) = family.filter(|_| is_new) {
+            self.welcome(family, &*ledger, making);
         }
         // Looking through all of them whenever one is added would take the longer the more there are.
         if self.limits() >= self.tidy_at {
@@ -143,72 +191,99 @@ impl Named {
         ledger
     }
 
+    /// Whether a family has a table of another shape.
+    fn has_other(&self, family: Family, shape: Shape) -> bool {
+        self.stocks.iter().any(|stock| stock.shape.family() == Some(family) && stock.shape != shape)
+    }
+
+    fn ensure_whole(&mut self, family: Family, limit: Limit, making: &Making) {
+        let kinship = self.kinship_mut(family);
+        if kinship.whole.is_none() {
+            let nodes: Arc<WholeNodes> = making.empty();
+            let ledger = making.table(limit, &AnyNodes::Whole(nodes.clone()), None);
+            kinship.whole = Some(WholeStates { nodes, ledger });
+        }
+    }
+
     /// How the states of a limit will be written that is not known here yet.
     fn shape_for(&self, limit: &Limit) -> Shape {
         let own = Shape::of(limit);
-        let is_own = |stock: &&Stock| matches!(stock.shape, Shape::Bucket { .. }) && stock.is_held();
+        let Some(family) = own.family() else { return own };
+        let of_family = |stock: &&Stock| stock.shape.family() == Some(family) && !stock.shape.is_whole();
         let has_own = self.stocks.iter().any(|stock| stock.shape == own);
-        match own {
-            Shape::Bucket { .. }
-                if !has_own && self.stocks.iter().filter(is_own).count() >= MOST_HELD_KIN =>
-            {
-                Shape::Mixed
-            }
-            own => own,
-        }
+        let held = self.stocks.iter().filter(of_family).filter(|stock| stock.is_held()).count();
+        if !has_own && held >= MOST_HELD_KIN { Shape::Whole(family) } else { own }
     }
 
     fn limits(&self) -> usize {
         self.stocks.iter().map(|stock| stock.limits.len()).sum()
     }
 
+    /// Says to a family which tables it has.
+    fn announce(&self, family: Family, moving: &mut Moving<'_>) {
+        let tables: Vec<Weak<dyn Ledger>> = self.tables_of(family).map(Arc::downgrade).collect();
+        let whole = self.kinship(family).whole.as_ref().map(|whole| whole.nodes.clone());
+        moving.set(tables, whole);
+    }
+
     /// Makes a new table known to its kin. Its newcomers start from what theirs share, and kin that nobody holds are merged if they
-    /// have become too many: into the one that has most keys, so that no key is moved again and again by whoever makes numbers up.
-    fn welcome(&mut self, ledger: &dyn Ledger) {
-        let is_other = |stock: &&Stock| stock.shape.is_bucket() && stock.any().address() != ledger.address();
-        let mut moving = self.kin.moving();
-        for stock in self.stocks.iter().filter(is_other) {
-            moving.share(&**stock.any(), ledger);
+    /// have become too many: all but the one that has most keys, so that few are moved by whoever makes numbers up.
+    fn welcome(&mut self, family: Family, ledger: &dyn Ledger, making: &Making) {
+        let now = making.clock.now();
+        let kin = self.kinship(family).kin.clone();
+        let mut moving = kin.moving();
+        for table in self.tables_of(family).filter(|table| table.address() != ledger.address()) {
+            moving.share(&**table, ledger, now);
         }
-        moving.set(buckets(&self.stocks));
-        let idle = self.stocks.iter().filter(is_other).filter(|stock| !stock.is_held());
-        let idle: Vec<Arc<dyn Ledger>> = idle.map(|stock| stock.any().clone()).collect();
+        self.announce(family, &mut moving);
+        let is_idle = |stock: &&Stock| {
+            let is_plain = stock.shape.family() == Some(family) && !stock.shape.is_whole();
+            is_plain && stock.any().address() != ledger.address() && !stock.is_held()
+        };
+        let idle: Vec<Arc<dyn Ledger>> =
+            self.stocks.iter().filter(is_idle).map(|stock| stock.any().clone()).collect();
+        let whole = self.kinship(family).whole.as_ref().map(|whole| whole.ledger.clone());
         if idle.len() > MOST_IDLE_KIN
-            && let Some(largest) = idle.iter().max_by_key(|table| table.len())
+            && let (Some(largest), Some(whole)) = (idle.iter().max_by_key(|table| table.len()), whole)
         {
-            let goes = |stock: &Stock| {
-                let address = stock.any().address();
-                address != largest.address() && idle.iter().any(|table| table.address() == address)
-            };
             self.stocks.retain(|stock| {
-                let goes = goes(stock);
+                let address = stock.any().address();
+                let goes =
+                    address != largest.address() && idle.iter().any(|table| table.address() == address);
                 if goes {
-                    moving.merge(&**stock.any(), &**largest);
+                    moving.merge(&**stock.any(), &*whole, now);
                 }
                 !goes
             });
-            moving.set(buckets(&self.stocks));
+            self.announce(family, &mut moving);
         }
     }
 
-    /// Nobody may begin a key meanwhile: a table is known to its kin by one of its limits, and while that is gone and no other named,
-    /// it would look as if the table were.
+    /// Nobody may begin a key of a family meanwhile: a table is known to its kin by one of its limits, and while that is gone and no
+    /// other named, it would look as if the table were.
     fn tidy(&mut self) {
-        let mut moving = self.kin.moving();
-        let before = self.limits();
-        self.stocks.retain_mut(|stock| {
-            stock.tidy();
-            stock.is_held() || stock.limits.values().any(|opening| opening.by_call) || stock.any().len() > 0
-        });
-        if self.limits() != before {
-            moving.set(buckets(&self.stocks));
+        self.stocks.retain_mut(|stock| stock.shape.family().is_some() || stock.is_kept());
+        for family in Family::ALL {
+            let kin = self.kinship(family).kin.clone();
+            let mut moving = kin.moving();
+            let before = self.limits();
+            self.stocks.retain_mut(|stock| stock.shape.family() != Some(family) || stock.is_kept());
+            let mut is_changed = self.limits() != before;
+            // One table whose keys are all its own needs no other.
+            let of_family = |stock: &&Stock| stock.shape.family() == Some(family);
+            let is_alone = self.stocks.iter().filter(of_family).count() <= 1
+                && !self.stocks.iter().any(|stock| stock.shape == Shape::Whole(family));
+            if is_alone && self.kinship(family).whole.as_ref().is_some_and(|whole| whole.ledger.len() == 0) {
+                self.kinship_mut(family).whole = None;
+                let openings = self.stocks.iter().filter(of_family).flat_map(|stock| stock.limits.values());
+                openings.for_each(|opening| opening.ledger.let_go_of_whole());
+                is_changed = true;
+            }
+            if is_changed {
+                self.announce(family, &mut moving);
+            }
         }
     }
-}
-
-fn buckets(stocks: &[Stock]) -> Vec<std::sync::Weak<dyn Ledger>> {
-    let of_buckets = stocks.iter().filter(|stock| stock.shape.is_bucket());
-    of_buckets.map(|stock| Arc::downgrade(stock.any())).collect()
 }
 
 impl Stock {
@@ -220,6 +295,12 @@ impl Stock {
     /// Whether somebody holds a limit over these nodes.
     fn is_held(&self) -> bool {
         self.limits.values().any(Opening::is_held)
+    }
+
+    /// Lets go of limits that nobody holds, and says whether the rest is of use.
+    fn is_kept(&mut self) -> bool {
+        self.tidy();
+        self.is_held() || self.limits.values().any(|opening| opening.by_call) || self.any().len() > 0
     }
 
     /// Lets go of limits that nobody holds, but for the last.
@@ -236,8 +317,6 @@ impl Stock {
         if self.limits.capacity() > 4 * self.limits.len() + 64 {
             self.limits.shrink_to_fit();
         }
-        let longest = self.limits.keys().map(span).max();
-        self.nodes.set_span(longest.unwrap_or_default());
     }
 }
 
@@ -261,8 +340,15 @@ mod tests {
         (MemoryStore::new(options), hands)
     }
 
-    /// A bucket that takes ten hours to fill, at so many an hour: most of these have units of their own.
+    /// A bucket that takes ten hours to fill, at so many an hour. Most of these have units of their own, and all keep the instant at
+    /// which they are full.
     fn hourly(count: u64) -> StoredLimit {
+        let tokens = tokens(count);
+        StoredLimit { limit: tokens.limit.keeping_instant(), ..tokens }
+    }
+
+    /// The same where what is missing stays missing.
+    fn tokens(count: u64) -> StoredLimit {
         let rate = Rate::new(count, Micros::from_secs(3_601)).unwrap();
         StoredLimit::new("api", Limit::token_bucket(rate, 10 * count).unwrap())
     }
@@ -442,8 +528,15 @@ mod tests {
             drop(long);
             hands.advance(Micros::from_secs(3));
             store.sweep();
+            assert_eq!(
+                short.keys(),
+                1,
+                "what was charged by a longer window is kept for as long as that counts it"
+            );
+            hands.advance(Micros::from_secs(120));
             store.sweep();
-            assert_eq!(short.keys(), 0, "nobody looks back that far any more");
+            store.sweep();
+            assert_eq!(short.keys(), 0);
         }
     }
 
@@ -461,21 +554,82 @@ mod tests {
         assert_eq!(store.used(), 1);
     }
 
+    /// After a change a key is written whole for as long as its history counts; then it is back in one word, and nothing is left of the
+    /// table of whole states.
+    #[test]
+    fn a_changed_key_is_written_whole_until_its_history_has_passed() {
+        let (store, hands) = store(100);
+        let whole = || {
+            let tables = store.inner.tables.lock();
+            tables.by_name["api"].buckets.whole.as_ref().map(|whole| whole.ledger.len())
+        };
+        let keys: Vec<String> = (0..10).map(|key| format!("key {key}")).collect();
+        let old = store.open(&tokens(1));
+        keys.iter().for_each(|key| assert!(old.charge(key, Cost::new(10).unwrap()).allowed));
+        assert_eq!(whole(), None);
+        let new = store.open(&tokens(7));
+        drop(old);
+        let sixty = Cost::new(60).unwrap();
+        for key in &keys {
+            assert_eq!(new.peek(key, Cost::MAX).remaining, 60, "ten stay consumed");
+            assert_eq!(
+                whole(),
+                Some(keys.iter().position(|other| other == key).unwrap()),
+                "a look moves nothing"
+            );
+            assert!(new.charge(key, sixty).allowed && !new.charge(key, Cost::ONE).allowed);
+        }
+        assert_eq!((whole(), new.keys(), store.used()), (Some(10), 10, 10));
+        // Ten hours later all is refilled, and the first charge finds the key plain.
+        hands.advance(Micros::from_secs(36_010));
+        for key in &keys[..5] {
+            assert!(new.charge(key, sixty).allowed);
+        }
+        assert_eq!((whole(), new.keys(), store.used()), (Some(5), 10, 10));
+        store.sweep();
+        store.sweep();
+        assert_eq!((whole(), new.keys(), store.used()), (None, 5, 5));
+        assert_eq!(new.charge(&keys[0], Cost::new(10).unwrap()).remaining, 0);
+    }
+
+    /// One charge that names one key of one limit by two sets of numbers is one part, by the first of them.
+    #[test]
+    fn a_key_named_by_two_sets_of_numbers_in_one_charge_is_charged_once() {
+        use crate::MemoryItem;
+        let (store, _) = store(10);
+        let [one, seven] = [1, 7].map(|count| store.open(&tokens(count)));
+        let item = |limit| MemoryItem { limit, key: "a", cost: Cost::new(3).unwrap(), shadow: false };
+        let charged = store.charge_all(&[item(&one), item(&seven)], None).unwrap();
+        assert!(charged.allowed && charged.outcomes.iter().all(|outcome| outcome.remaining == 4));
+        assert_eq!((store.keys(), store.used()), (1, 1));
+        assert_eq!(seven.peek("a", Cost::MAX).remaining, 64);
+    }
+
     /// Keys that go to and fro between units while they are charged, settled and looked at are never begun twice: all that was
     /// admitted comes to one bucket.
     #[test]
     fn keys_that_move_under_load_are_counted_once() {
         // Between tables of their own, between one of their own and that of all others, and within that one.
-        [0, MOST_HELD_KIN - 1, MOST_HELD_KIN].into_iter().for_each(keys_that_move);
+        for others in [0, MOST_HELD_KIN - 1, MOST_HELD_KIN] {
+            // In parts of ten hours of which a whole bucket has 7,700,000; and in tokens, of which the largest has 1,100.
+            let parts = |admitted, count| admitted * 770_000 / count;
+            keys_that_move(others, hourly, parts, 7_692_900..=7_700_000);
+            keys_that_move(others, tokens, |admitted, _| admitted, 1_100..=1_100);
+        }
     }
 
-    fn keys_that_move(others: usize) {
+    fn keys_that_move(
+        others: usize,
+        limit: fn(u64) -> StoredLimit,
+        parts: impl Fn(u64, u64) -> u64,
+        whole: std::ops::RangeInclusive<u64>,
+    ) {
         use crate::{Hold, HoldId, MemoryItem, Settlement};
         use std::sync::atomic::{AtomicU64, Ordering};
         const COUNTS: [u64; 3] = [10, 70, 110];
         let (store, _) = store(10_000);
-        let _others: Vec<_> = (201..).take(others).map(|count| store.open(&hourly(count))).collect();
-        let limits = COUNTS.map(|count| store.open(&hourly(count)));
+        let _others: Vec<_> = (201..).take(others).map(|count| store.open(&limit(count))).collect();
+        let limits = COUNTS.map(|count| store.open(&limit(count)));
         let keys: Vec<(String, [AtomicU64; 3])> =
             (0..40).map(|key| (format!("key {key}"), Default::default())).collect();
         let charge = |which: usize, (key, admitted): &(String, [AtomicU64; 3]), by_all: bool| {
@@ -513,12 +667,9 @@ mod tests {
         });
         for key in &keys {
             while charge(2, key, false) {}
-            let parts = key.1.iter().zip(COUNTS).map(|(admitted, count)| {
-                // In parts of ten hours of which a whole bucket has 7,700,000.
-                admitted.load(Ordering::Relaxed) * 770_000 / count
-            });
-            let sum = parts.sum::<u64>();
-            assert!((7_692_900..=7_700_000).contains(&sum), "{}: {sum} of 7,700,000", key.0);
+            let admitted = key.1.iter().zip(COUNTS);
+            let sum = admitted.map(|(units, count)| parts(units.load(Ordering::Relaxed), count)).sum::<u64>();
+            assert!(whole.contains(&sum), "{}: {sum}, not {whole:?}", key.0);
         }
         assert_eq!((store.keys(), store.used()), (40, 40), "beside {others}");
     }

@@ -19,7 +19,13 @@ const START: Micros = Micros::from_secs(1_700_000_000);
 
 /// A store without a thread of its own.
 fn store(clock: &ManualClock, max_keys: usize, when_full: WhenFull) -> MemoryStore {
-    MemoryStore::new(MemoryOptions { clock: clock.clock(), max_keys, when_full, sweep_every: None })
+    MemoryStore::new(MemoryOptions {
+        clock: clock.clock(),
+        max_keys,
+        when_full,
+        sweep_every: None,
+        ..MemoryOptions::default()
+    })
 }
 
 /// A limit of every kind that holds `capacity` and has all of it back within `span`.

@@ -12,7 +12,7 @@ use std::fmt;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
-use tollgate_kernel::{Align, State};
+use tollgate_kernel::{Align, State, Taken};
 use tollgate_store::{
     Cost, Hold, HoldId, Limit, ManualClock, MemoryItem, MemoryLimit, MemoryStore, Micros, Outcome, Settled,
     Settlement, StoredLimit, WhenFull,
@@ -230,7 +230,10 @@ impl Witness {
             (limit, state) => limit.charge(state, units, now).allowed,
         };
         prop_assert!(fits, "admitted {cost} more at {now}, on top of {:?}", self.state);
-        Ok(self.limit.charged_at(&self.state, now))
+        Ok(match self.limit {
+            Limit::Concurrency(limit) => limit.end(now),
+            limit => limit.charged_at(&self.state, now),
+        })
     }
 
     fn within_two_windows(&self, window: Micros, limit: u64) -> TestCaseResult {
@@ -245,15 +248,15 @@ impl Witness {
 
     fn settle(&mut self, held: &HeldPart, id: HoldId, actual: u64, now: Micros) {
         let admitted = self.admitted.iter_mut().find(|one| one.hold == Some(id));
-        let (reserved, charged_at) = (held.cost, held.charged_at);
+        let (reserved, taken) = (held.cost, Taken { cost: held.cost, at: held.charged_at });
         if let Some(admitted) = admitted {
             admitted.cost = admitted.cost.min(actual);
         }
         match (self.limit, &mut self.state) {
             (Limit::Concurrency(limit), State::Leases(leases)) => {
-                limit.release(leases, id.get(), now);
+                limit.release(leases, id.get(), held.charged_at, now);
             }
-            (limit, state) if actual < reserved => limit.give_back(state, reserved - actual, charged_at, now),
+            (limit, state) if actual < reserved => limit.give_back(state, taken, reserved - actual, now),
             (limit, state) => limit.debit(state, actual - reserved, now),
         }
     }
@@ -264,6 +267,7 @@ struct HeldPart {
     kind: usize,
     key: usize,
     cost: u64,
+    /// Of a lease, when it ends.
     charged_at: Micros,
 }
 
@@ -372,10 +376,10 @@ impl World {
     }
 
     fn settle(&mut self, back: usize, settlement: &Settlement, now: Micros) {
-        let Some((id, parts)) = self.holds.iter().rev().nth(back).cloned() else { return };
+        let Some((id, mut parts)) = self.holds.iter().rev().nth(back).cloned() else { return };
         // One amount for limits that reserved different ones is refused; nothing is settled then.
         let Ok(Settled::Done) = self.store.settle(id, settlement) else { return };
-        for part in &parts {
+        for part in &mut parts {
             let witness = self.witnesses.get_mut(&(part.kind, part.key)).expect("a witness");
             let actual = match settlement {
                 Settlement::Actual(actual) => *actual,
@@ -384,7 +388,8 @@ impl World {
                     if let (Limit::Concurrency(limit), State::Leases(leases)) =
                         (witness.limit, &mut witness.state)
                     {
-                        limit.renew(leases, id.get(), now);
+                        let end = limit.renew(leases, id.get(), part.charged_at, now);
+                        part.charged_at = end.unwrap_or(part.charged_at);
                     }
                     continue;
                 }
@@ -392,5 +397,7 @@ impl World {
             self.over += 2 * usize::from(actual > part.cost);
             witness.settle(part, id, actual, now);
         }
+        let place = self.holds.len() - 1 - back;
+        self.holds[place].1 = parts;
     }
 }

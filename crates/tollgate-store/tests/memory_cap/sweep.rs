@@ -33,6 +33,7 @@ fn the_background_thread_forgets_and_ends_with_its_store() {
         max_keys: 100_000,
         when_full: WhenFull::Share,
         sweep_every: Some(Duration::from_millis(1)),
+        ..MemoryOptions::default()
     });
     let limits: Vec<_> = limits(5, HOUR).iter().map(|limit| store.open(limit)).collect();
     for limit in &limits {

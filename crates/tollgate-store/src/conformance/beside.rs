@@ -1,0 +1,70 @@
+//! A store and the model side by side: every call goes to both, and both must say the same.
+
+use super::model::Model;
+use super::{Subject, cost};
+use crate::{Charged, Hold, HoldId, Item, ManualClock, Micros, Settled, Settlement, StoredLimit};
+
+pub(super) struct Beside {
+    pub(super) subject: Subject,
+    pub(super) clock: ManualClock,
+    model: Model,
+    /// What is played, for a failure to name.
+    what: String,
+}
+
+impl Beside {
+    pub(super) async fn new(what: &str, make: &impl AsyncFn(ManualClock) -> Subject) -> Beside {
+        let clock = super::clock();
+        let subject = make(clock.clone()).await;
+        Beside { subject, clock, model: Model::default(), what: what.to_owned() }
+    }
+
+    pub(super) async fn charge(
+        &mut self,
+        limit: &StoredLimit,
+        key: &str,
+        units: u64,
+        hold: Option<Hold>,
+    ) -> Charged {
+        let items = [Item { limit, key, cost: cost(units), shadow: false }];
+        let expected = self.model.charge(&items, hold, self.clock.now());
+        let got = self.subject.store.charge(&items, hold).await;
+        self.equal(&format!("{units} of {}", limit.limit), &expected, got.as_ref().ok());
+        expected
+    }
+
+    /// Reserves for as long as a store keeps anything.
+    pub(super) async fn reserve(&mut self, limit: &StoredLimit, key: &str, units: u64) -> Option<HoldId> {
+        let id = HoldId::random();
+        let hold = Hold { id, ttl: super::FOR_LONG };
+        self.charge(limit, key, units, Some(hold)).await.allowed.then_some(id)
+    }
+
+    pub(super) async fn settle(&mut self, id: HoldId, settlement: &Settlement) -> Option<Settled> {
+        let expected = self.model.settle(id, settlement, self.clock.now());
+        let got = match self.subject.store.settle(id, settlement).await {
+            Ok(settled) => Some(Some(settled)),
+            Err(error) => error.is_invalid().then_some(None),
+        };
+        self.equal(&format!("{settlement:?}"), &expected, got.as_ref());
+        expected
+    }
+
+    /// What is left of a key, at this instant and one by one.
+    pub(super) async fn remaining(&mut self, limit: &StoredLimit, key: &str) -> u64 {
+        let items = [Item { limit, key, cost: crate::Cost::MAX, shadow: false }];
+        let expected = self.model.peek(&items, self.clock.now());
+        let got = self.subject.store.peek(&items).await;
+        self.equal(&format!("a look at {}", limit.limit), &expected, got.as_ref().ok());
+        expected.outcomes[0].remaining
+    }
+
+    pub(super) fn advance_ms(&self, ms: u64) {
+        self.clock.advance(Micros::from_millis(ms));
+    }
+
+    fn equal<T: PartialEq + std::fmt::Debug>(&self, call: &str, expected: &T, got: Option<&T>) {
+        let at = self.clock.now().saturating_sub(super::cases::ORIGIN);
+        assert_eq!(Some(expected), got, "{}: {call} at {at}", self.what);
+    }
+}
