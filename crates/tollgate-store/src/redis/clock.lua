@@ -14,4 +14,4 @@ if not not_after_us then
 end
 if not not_after_us or now_us > not_after_us then return {ok = 'LATE'} end
 
-local operation = ARGV[2]
+local operation, holder = ARGV[2], ''

@@ -3,12 +3,14 @@
 //! fails without it.
 
 mod bad_input;
+mod bounded;
 mod deadline;
 mod expiry;
 mod faults;
 mod faults_cluster;
 mod log;
 mod matrix;
+mod old_format;
 mod races;
 mod refund;
 mod suite;
