@@ -14,13 +14,17 @@ use crate::time::Micros;
 
 /// The twins in Lua, by file name, in the order in which they use each other. Inert texts here: the Redis store joins them to its
 /// scripts, and only those touch data.
-pub const LUA: [(&str, &str); 7] = [
+pub const LUA: [(&str, &str); 11] = [
     ("whole.lua", include_str!("algorithm/whole.lua")),
     ("token_bucket.lua", include_str!("algorithm/token_bucket.lua")),
+    ("token_bucket_change.lua", include_str!("algorithm/token_bucket_change.lua")),
     ("leaky_bucket.lua", include_str!("algorithm/leaky_bucket.lua")),
     ("fixed_window.lua", include_str!("algorithm/fixed_window.lua")),
+    ("entries.lua", include_str!("algorithm/entries.lua")),
+    ("entries_settle.lua", include_str!("algorithm/entries_settle.lua")),
     ("sliding_window.lua", include_str!("algorithm/sliding_window.lua")),
     ("sliding_window_counter.lua", include_str!("algorithm/sliding_window_counter.lua")),
+    ("sliding_window_counter_settle.lua", include_str!("algorithm/sliding_window_counter_settle.lua")),
     ("concurrency.lua", include_str!("algorithm/concurrency.lua")),
 ];
 

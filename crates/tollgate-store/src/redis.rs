@@ -38,7 +38,7 @@ use crate::{
     Charged, Hold, HoldId, Item, NodeId, Nodes, Settled, Settlement, Store, StoreError, StoreFuture,
     StoreTask, StoredLimit,
 };
-use tollgate_kernel::MAX_COUNT;
+use tollgate_kernel::{MAX_COUNT, MAX_SPAN};
 
 /// Counters in Redis. Cheap to clone; clones share their connections.
 ///
@@ -160,11 +160,11 @@ impl RedisStore {
     ) -> Result<Vec<i64>, StoreError> {
         let _share = self.share(parts, deadline).await?;
         let put = |cmd: &mut Cmd| short.put(cmd);
-        let answer = self.call(&script::CHARGE, "each", keys, Named::No, deadline, &put).await?;
+        let answer = self.call(&script::BUCKETS, short.operation(), keys, Named::No, deadline, &put).await?;
         let found = batch::read_each(&answer, keys.len()).ok_or_else(|| question::no_answer("a charge"))?;
         // The others are charged for themselves all the same.
         let is_charged = found.iter().flatten().any(|found| *found >= 0);
-        let all: Result<Vec<i64>, batch::Unkept> = found.into_iter().collect();
+        let all = found.into_iter().collect::<Result<Vec<i64>, _>>();
         all.map_err(|unkept| if is_charged { unkept.error().ambiguous() } else { unkept.error() })
     }
 
@@ -180,7 +180,7 @@ impl RedisStore {
         let put = |cmd: &mut Cmd| {
             parts.iter().for_each(|part| question::put_part(cmd, part));
             if let Some((_, hold, question)) = hold {
-                cmd.arg(hold.id.to_string()).arg(hold.ttl.get().min(MAX_COUNT)).arg(question);
+                cmd.arg(hold.id.to_string()).arg(hold.ttl.min(MAX_SPAN).get()).arg(question);
             }
         };
         let named = match hold {
@@ -190,13 +190,10 @@ impl RedisStore {
             }
             None => Named::No,
         };
-        let answer = self.call(&script::CHARGE, operation, &keys, named, deadline, &put).await?;
-        if let Value::Array(words) = &answer
-            && let [Value::BulkString(word), Value::BulkString(question), given] = &words[..]
-            && word == b"HELD"
-        {
-            let question = String::from_utf8(question.clone()).map_err(|_| question::no_answer("a hold"))?;
-            return Ok(Answer::Held(question, given.clone()));
+        let script = script::charging(parts.iter().map(|part| part.limit.limit.strategy()));
+        let answer = self.call(script, operation, &keys, named, deadline, &put).await?;
+        if let Some(held) = Held::read(&answer) {
+            return Ok(Answer::Held(held));
         }
         question::read_found(&answer, parts).map(Answer::Found).ok_or_else(|| question::no_answer("a charge"))
     }
@@ -222,7 +219,7 @@ impl RedisStore {
         };
         match answer {
             Answer::Found(found) => parts.conclude(&question::outcomes(&parts, &found), found.passed),
-            Answer::Held(question, given) => answer_again(&question, &given),
+            Answer::Held(held) => held.answer(),
         }
     }
 
@@ -322,18 +319,42 @@ impl RedisStore {
 /// What the charging script says.
 enum Answer {
     Found(question::Found),
-    /// The charge was made before: the question that it was made with, and what was found then.
-    Held(String, Value),
+    /// The charge was made before.
+    Held(Held),
 }
 
-/// The answer that a held charge was given when it was made.
-fn answer_again(question: &str, given: &Value) -> Result<Charged, StoreError> {
-    let wrong = || question::no_answer("a hold");
-    let asked = question::Asked::read(question).ok_or_else(wrong)?;
-    let items = asked.items();
-    let parts = Parts::of(&items);
-    let found = question::read_found(given, &parts.parts).ok_or_else(wrong)?;
-    parts.conclude(&question::outcomes(&parts, &found), found.passed)
+/// A held charge that was made before: the question that it was made with, and what was found then.
+struct Held {
+    question: String,
+    given: Value,
+    is_old: bool,
+}
+
+impl Held {
+    fn read(answer: &Value) -> Option<Held> {
+        let Value::Array(words) = answer else { return None };
+        let [Value::BulkString(word), Value::BulkString(question), given] = &words[..] else { return None };
+        let is_old = match &word[..] {
+            b"HELD" => false,
+            b"HELD1" => true,
+            _ => return None,
+        };
+        Some(Held { question: String::from_utf8(question.clone()).ok()?, given: given.clone(), is_old })
+    }
+
+    fn found(&self, parts: &[Part<'_>]) -> Option<question::Found> {
+        question::read_kept(&self.given, self.is_old, parts)
+    }
+
+    /// The answer that was given when the charge was made.
+    fn answer(&self) -> Result<Charged, StoreError> {
+        let wrong = || question::no_answer("a hold");
+        let asked = question::Asked::read(&self.question).ok_or_else(wrong)?;
+        let items = asked.items();
+        let parts = Parts::of(&items);
+        let found = self.found(&parts.parts).ok_or_else(wrong)?;
+        parts.conclude(&question::outcomes(&parts, &found), found.passed)
+    }
 }
 
 /// The texts of an answer that is a list of them.

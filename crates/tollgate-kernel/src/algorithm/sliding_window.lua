@@ -1,65 +1,58 @@
 -- Sliding window: twin of sliding_window.rs; see there for the rule.
 --
--- State: a log of what was charged when, oldest first, each entry later than the one before. Here a log is a table: total, the
--- sum of all costs in it, those that have run out included; length; and entry(index), which answers at_us and cost, the oldest
--- at 1. Whoever keeps the log makes the table. The limit: limit and window_us. A cost that can never fit is told as -1.
+-- State: a log, which is entries (entries.lua) with keep_us, the longest window that it was charged by. The limit: limit and
+-- window_us. A cost that can never fit is -1.
 
--- Now, but not before the newest entry: time never goes back for a key.
-local function sliding_window_now(log, now_us)
-  if log.length == 0 then return now_us end
-  return math.max(now_us, (log.entry(log.length)))
+-- The newest time in the log, or now_us, whichever is later: time never goes back for a key.
+local function sliding_window_not_before_newest(log, now_us)
+  return math.max(now_us, entries_last(log) or 0)
 end
 
--- How many entries have run out, and what the others come to.
-local function sliding_window_gone(log, window_us, now_us)
-  local gone, used = 0, log.total
-  while gone < log.length do
-    local at_us, cost = log.entry(gone + 1)
-    if at_us + window_us > now_us then break end
-    gone, used = gone + 1, used - cost
-  end
-  return gone, used
-end
-
--- Answers allowed, what is used before, the wait until the cost would fit, the time until the newest entry runs out, how many
--- entries have run out, and the instant that the charge counts from.
-local function sliding_window_charge(log, limit, window_us, cost, now_us)
-  now_us = sliding_window_now(log, now_us)
-  local gone, used = sliding_window_gone(log, window_us, now_us)
-  local allowed = cost > 0 and cost <= limit - used
-  local wait_us, last_us = 0, 0
+-- Answers allowed, what is used before, the wait until the cost would fit, the time until the newest entry runs out, and the
+-- instant that the charge counts from.
+local function sliding_window_peek(log, limit, window_us, cost, now_us)
+  local newest_us = entries_last(log)
+  if not newest_us then return cost > 0, 0, 0, 0, now_us end
+  now_us = math.max(now_us, newest_us)
+  local used = log.total - entries_sum_until(log, now_us - window_us)
+  local allowed, wait_us = cost > 0 and cost <= limit - used, 0
   if cost > 0 and not allowed then
-    local left, index, at_us, entry_cost = used, gone, now_us, 0
-    while cost > limit - left and index < log.length do
-      index = index + 1
-      at_us, entry_cost = log.entry(index)
-      left = left - entry_cost
-    end
-    wait_us = at_us + window_us - now_us
+    -- What is gone and what must go besides; a sum with the cost may not be exact.
+    wait_us = math.max(entries_first_to_sum(log, log.total - (limit - cost)) + window_us - now_us, 0)
   end
-  if log.length > 0 then last_us = math.max(log.entry(log.length) + window_us - now_us, 0) end
-  return allowed, used, wait_us, last_us, gone, now_us
+  return allowed, used, wait_us, math.max(newest_us + window_us - now_us, 0), now_us
 end
 
--- The entry that was charged at an instant, or nothing.
-local function sliding_window_find(log, charged_at_us)
-  local low, high = 1, log.length
-  while low <= high do
-    local middle = math.floor((low + high) / 2)
-    local at_us, cost = log.entry(middle)
-    if at_us == charged_at_us then return middle, cost end
-    if at_us < charged_at_us then low = middle + 1 else high = middle - 1 end
+-- Keeps what a window may count, and drops what no window counts any more that the log was charged by.
+local function sliding_window_keep_for(log, window_us, now_us)
+  log.keep_us = math.max(log.keep_us, window_us)
+  entries_drop_until(log, now_us - log.keep_us)
+  if log.length == 0 then log.keep_us = window_us end
+end
+
+local function sliding_window_push(log, at_us, cost)
+  if entries_last(log) == at_us then return entries_add_to_last(log, cost) end
+  entries_insert(log, at_us, cost, '')
+end
+
+-- Enters a charge that fits. merge_oldest_until makes room where other versions of the limit left too much.
+local function sliding_window_take(log, limit, window_us, cost, now_us, merge_oldest_until)
+  sliding_window_keep_for(log, window_us, now_us)
+  sliding_window_push(log, now_us, cost)
+  for _ = 1, 2 do
+    if log.length <= limit + 64 or now_us < window_us then return end
+    if not merge_oldest_until(log, now_us - window_us) then return end
   end
 end
 
--- The newest charges are undone first. Answers how many entries, counted from the oldest, stay as they are, what is left of the
--- one after them, and what was returned.
-local function sliding_window_refund(log, amount)
-  local kept, rest, returned = log.length, 0, 0
-  while kept > 0 and returned < amount do
-    local _, cost = log.entry(kept)
-    local part = math.min(amount - returned, cost)
-    kept, rest, returned = kept - 1, cost - part, returned + part
-  end
-  return kept, rest, returned
+local function sliding_window_debit(log, window_us, amount, now_us)
+  now_us = sliding_window_not_before_newest(log, now_us)
+  sliding_window_keep_for(log, window_us, now_us)
+  local debt = math.min(amount, 9007199254740991 - log.total)
+  if debt > 0 then sliding_window_push(log, now_us, debt) end
+end
+
+-- When the log says no more than a fresh one.
+local function sliding_window_fresh_at(log)
+  return (entries_last(log) or 0) + log.keep_us
 end

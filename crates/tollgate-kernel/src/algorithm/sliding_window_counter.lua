@@ -1,10 +1,13 @@
 -- Sliding window counter: twin of sliding_window_counter.rs; see there for the rule.
 --
--- State: start_us of the current window, what was charged in the one before it (prev) and in it (cur). The limit: limit and
--- window_us. A cost that can never fit is told as -1.
+-- State: two tables of counts, newer by the length of window that was charged last and older by another: window_us, start_us of
+-- the current window, what was charged in the one before it (prev) and in it (cur). A window_us of zero is no counts. The
+-- limit: limit and window_us. A cost that can never fit is -1.
 
--- The counters as of now, and the time into the current window.
-local function sliding_window_counter_rolled(start_us, prev, cur, window_us, now_us)
+-- The counts as of now, and the time into the current window.
+local function sliding_window_counter_rolled(counts, now_us)
+  local window_us, start_us, prev, cur = counts.window_us, counts.start_us, counts.prev, counts.cur
+  if window_us == 0 then return counts, 0 end
   now_us = math.max(now_us, start_us)
   local into_us = math.fmod(now_us, window_us)
   local passed_us = now_us - into_us - start_us
@@ -13,47 +16,66 @@ local function sliding_window_counter_rolled(start_us, prev, cur, window_us, now
   elseif passed_us >= window_us then
     prev, cur = cur, 0
   end
-  return now_us - into_us, prev, cur, into_us
+  return {window_us = window_us, start_us = now_us - into_us, prev = prev, cur = cur}, into_us
+end
+
+-- What counts at now_us, rounded up to whole units. A cost is whole, so it fits beside the true estimate iff it fits beside this.
+local function sliding_window_counter_estimate(counts, now_us)
+  if counts.window_us == 0 then return 0 end
+  local rolled, into_us = sliding_window_counter_rolled(counts, now_us)
+  local sliding, rest = product_over(rolled.prev, rolled.window_us - into_us, rolled.window_us)
+  if rest > 0 then sliding = sliding + 1 end
+  return sliding + rolled.cur
+end
+
+local function sliding_window_counter_is_fresh(counts, now_us)
+  local rolled = sliding_window_counter_rolled(counts, now_us)
+  return rolled.prev == 0 and rolled.cur == 0 and now_us >= counts.start_us
+end
+
+-- The state with the counts of this window first, rolled to now_us.
+local function sliding_window_counter_adopted(newer, older, window_us, now_us)
+  now_us = math.max(now_us, newer.start_us, older.start_us)
+  if newer.window_us ~= window_us then
+    if older.window_us == window_us or sliding_window_counter_is_fresh(newer, now_us) then
+      newer, older = older, newer
+    end
+    if newer.window_us ~= window_us then
+      -- Neither is this window's: the newer becomes the other one, and what the older counts becomes its own.
+      local folded = 0
+      if not (newer.window_us == 0 or sliding_window_counter_is_fresh(newer, now_us)) then
+        folded = sliding_window_counter_estimate(older, now_us)
+        older = newer
+      end
+      newer = sliding_window_counter_rolled({window_us = window_us, start_us = 0, prev = 0, cur = 0}, now_us)
+      newer.cur = math.min(folded, 9007199254740991)
+    end
+  end
+  if older.window_us > 0 and sliding_window_counter_is_fresh(older, now_us) then
+    older = {window_us = 0, start_us = 0, prev = 0, cur = 0}
+  end
+  return sliding_window_counter_rolled(newer, now_us), older
 end
 
 -- Answers allowed and the next state.
-local function sliding_window_counter_charge(start_us, prev, cur, limit, window_us, cost, now_us)
-  local into_us
-  start_us, prev, cur, into_us = sliding_window_counter_rolled(start_us, prev, cur, window_us, now_us)
-  -- The part of the previous window that still counts, rounded up: a cost is whole, so it fits the estimate iff it fits this.
-  local counts, rest = product_over(prev, window_us - into_us, window_us)
-  if rest > 0 then counts = counts + 1 end
-  local allowed = cost > 0 and cost <= limit - cur - counts
-  return allowed, start_us, prev, cur + cost
+local function sliding_window_counter_charge(newer, older, limit, window_us, cost, now_us)
+  newer, older = sliding_window_counter_adopted(newer, older, window_us, now_us)
+  now_us = math.max(now_us, newer.start_us, older.start_us)
+  local used = sliding_window_counter_estimate(newer, now_us)
+  if older.window_us > 0 then used = used + sliding_window_counter_estimate(older, now_us) end
+  local allowed = cost > 0 and cost <= limit - used
+  if allowed then newer.cur = newer.cur + cost end
+  return allowed, newer, older
 end
 
--- Into the window that it was taken from, or nowhere.
-local function sliding_window_counter_give_back(start_us, prev, cur, window_us, amount, charged_at_us, now_us)
-  start_us, prev, cur = sliding_window_counter_rolled(start_us, prev, cur, window_us, now_us)
-  local charged_in_us = charged_at_us - math.fmod(charged_at_us, window_us)
-  if charged_in_us == start_us then
-    cur = math.max(cur - amount, 0)
-  elseif charged_in_us + window_us == start_us then
-    prev = math.max(prev - amount, 0)
-  end
-  return start_us, prev, cur
+-- The instant that a charge just admitted counts from.
+local function sliding_window_counter_charged_at(newer, older, now_us)
+  return math.max(now_us, newer.start_us, older.start_us)
 end
 
--- What this window counts goes first, then what the last one did.
-local function sliding_window_counter_refund(start_us, prev, cur, window_us, amount, now_us)
-  start_us, prev, cur = sliding_window_counter_rolled(start_us, prev, cur, window_us, now_us)
-  local of_prev = math.max(amount - cur, 0)
-  return start_us, math.max(prev - of_prev, 0), math.max(cur - amount, 0)
-end
-
-local function sliding_window_counter_debit(start_us, prev, cur, window_us, amount, now_us)
-  start_us, prev, cur = sliding_window_counter_rolled(start_us, prev, cur, window_us, now_us)
-  return start_us, prev, cur + math.min(amount, MOST_COUNT - cur)
-end
-
--- When the state says no more than a fresh one.
-local function sliding_window_counter_fresh_at(start_us, prev, cur, window_us)
-  if cur > 0 then return start_us + 2 * window_us end
-  if prev > 0 then return start_us + window_us end
-  return start_us
+-- When the counts say no more than none would.
+local function sliding_window_counter_fresh_at(counts)
+  if counts.cur > 0 then return counts.start_us + 2 * counts.window_us end
+  if counts.prev > 0 then return counts.start_us + counts.window_us end
+  return counts.start_us
 end

@@ -170,13 +170,16 @@ impl Model {
         Some(if found { Settled::Done } else { Settled::Unknown })
     }
 
+    /// Every lease of the hold, or none: a holder that is told no keeps the ends that it knows, and can release by them.
     fn renew(&mut self, id: HoldId, now: Micros) -> Settled {
         let mut parts = self.holds[&id].parts.clone();
-        let is_live = |(_, limit, taken): &(Name, Limit, Taken)| {
-            !matches!(limit, Limit::Concurrency(_)) || taken.at > now
-        };
-        if !parts.iter().all(is_live) {
-            return Settled::Unknown;
+        for (name, limit, taken) in &parts {
+            if let (Limit::Concurrency(_), State::Leases(leases)) = (*limit, self.state(name, *limit)) {
+                let is_kept = leases.leases().any(|lease| lease.id == id.get() && lease.end == taken.at);
+                if taken.at <= now || !is_kept {
+                    return Settled::Unknown;
+                }
+            }
         }
         for (name, limit, taken) in &mut parts {
             if let (Limit::Concurrency(limit), State::Leases(leases)) = (*limit, self.state(name, *limit)) {

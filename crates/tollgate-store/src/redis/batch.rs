@@ -101,7 +101,7 @@ impl Carrier for RedisStore {
             sent();
             short.put(cmd);
         };
-        let answer = self.call(&script::CHARGE, "each", keys, Named::No, deadline, &put).await?;
+        let answer = self.call(&script::BUCKETS, short.operation(), keys, Named::No, deadline, &put).await?;
         let found = read_each(&answer, keys.len()).ok_or_else(|| no_answer("a charge"))?;
         Ok(found.into_iter().map(|found| found.map_err(Unkept::error)).collect())
     }
@@ -149,6 +149,8 @@ mod tests {
         let expected = vec![Ok(5), Err(Unkept::Foreign), Ok(-1), Err(Unkept::Full)];
         assert_eq!(read_each(&answer, 4), Some(expected));
         assert_eq!(read_each(&answer, 2), None);
+        let full = Value::Array(vec![Value::SimpleString("FULL".to_owned())]);
+        assert_eq!(read_each(&full, 1), Some(vec![Err(Unkept::Full)]));
         assert_eq!(read_each(&Value::Array(vec![Value::Nil]), 1), None);
         assert_eq!(read_each(&Value::Nil, 0), None);
     }

@@ -17,14 +17,4 @@ if not not_after_us then
 end
 if not not_after_us or now_us > not_after_us then return {ok = 'LATE'} end
 
--- Whether an error says that the server is out of memory. It is text before Redis 7, and a table after.
-local function is_full(failed)
-  return string.find(type(failed) == 'table' and failed.err or tostring(failed), 'OOM ', 1, true) ~= nil
-end
-
--- Begins to write a state that is there, with a command that needs no memory.
-local function begin_writing(key, expire_ms)
-  call('PEXPIREAT', key, string.format('%d', expire_ms + shift_ms))
-end
-
-local operation = ARGV[2]
+local operation, holder = ARGV[2], ''

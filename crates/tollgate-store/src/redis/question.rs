@@ -7,7 +7,9 @@ use std::fmt::Write;
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
-use tollgate_kernel::{Align, Cost, CounterState, Limit, Look, Micros, Rate, Reading, Strategy, WindowState};
+use tollgate_kernel::{
+    Align, Cost, CounterState, Counts, Limit, Look, Micros, Rate, Reading, Strategy, WindowState,
+};
 
 use super::node::TEST_SHIFT_MS;
 use crate::shared::{Part, Parts};
@@ -25,14 +27,16 @@ fn number(strategy: Strategy) -> u8 {
     }
 }
 
-/// A bucket whose state is whole microseconds, as the short way has it: what the charge takes, the time to fill, and how long
-/// the state is to stay.
+/// A bucket whose state is whole microseconds, as the short way has it: what the charge takes, the time to fill, how long the state
+/// is to stay, the numbers as they end a state, and whether it keeps its instant instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Short {
     pub(super) price_us: u64,
     pub(super) span_us: u64,
     pub(super) how: &'static str,
     pub(super) stay: String,
+    pub(super) numbers: String,
+    pub(super) keeps_instant: bool,
 }
 
 /// A state of a bucket that fills within this stays as long as any of its states may have to, which is one thing less to work
@@ -46,19 +50,27 @@ impl Short {
         if !matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)) {
             return None;
         }
-        let [1, _, span_us, 0, _] = limit.parameters()[..] else { return None };
+        let [1, period_us, burst, _, keeps_instant] = limit.parameters()[..] else { return None };
+        // One token every so many whole us, so a time to fill is whole too.
+        let span_us = burst.checked_mul(period_us)?;
         let (price_us, _) = limit.price(part.cost)?;
+        let numbers = format!("/1/{period_us:x}/{burst:x}");
         let stay_ms = (span_us + span_us.min(1_000_000)) / 1_000 + 1;
         let (how, stay) = match clock {
             Some(clock) => ("PXAT", (clock.now().get() / 1_000 + stay_ms + TEST_SHIFT_MS).to_string()),
             None if span_us <= STAY_AS_LONG_AS_ANY.get() => ("PX", stay_ms.to_string()),
             None => ("PX", String::new()),
         };
-        Some(Short { price_us, span_us, how, stay })
+        Some(Short { price_us, span_us, how, stay, numbers, keeps_instant: keeps_instant == 1 })
+    }
+
+    /// What the script is to do.
+    pub(super) fn operation(&self) -> &'static str {
+        if self.keeps_instant { "each-instant" } else { "each" }
     }
 
     pub(super) fn put(&self, cmd: &mut Cmd) {
-        cmd.arg(self.price_us).arg(self.span_us).arg(self.how).arg(&self.stay);
+        cmd.arg(self.price_us).arg(self.span_us).arg(self.how).arg(&self.stay).arg(&self.numbers);
     }
 
     /// What was found, and whether it was charged.
@@ -72,10 +84,10 @@ impl Short {
 /// Puts a part to the general script.
 pub(super) fn put_part(cmd: &mut Cmd, part: &Part<'_>) {
     let limit = &part.limit.limit;
-    cmd.arg(number(limit.strategy())).arg(u8::from(part.shadow)).arg(&part.limit.name);
+    cmd.arg(number(limit.strategy())).arg(u8::from(part.shadow));
     match limit.price(part.cost) {
         Some((price_us, price_rest)) => cmd.arg(part.cost.get()).arg(price_us).arg(price_rest),
-        None => cmd.arg(0).arg(-1).arg(0),
+        None => cmd.arg(-1).arg(-1).arg(0),
     };
     put_limit(cmd, limit);
 }
@@ -114,29 +126,82 @@ pub(super) struct Found {
 /// Reads the answer of the general script for these parts.
 pub(super) fn read_found(answer: &Value, parts: &[Part<'_>]) -> Option<Found> {
     let Value::Array(numbers) = answer else { return None };
-    let number = |index: usize| match numbers.get(index) {
-        Some(Value::Int(number)) => u64::try_from(*number).ok(),
+    let number = |value: &Value| match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
         _ => None,
     };
-    if numbers.len() != 2 + 3 * parts.len() {
-        return None;
-    }
+    let numbers = numbers.iter().map(number).collect::<Option<Vec<u64>>>()?;
+    read_numbers(&numbers, parts, read_one)
+}
+
+/// Reads the answer that is kept beside a hold: the same numbers, with commas. Holds of format 1 had three for each part.
+pub(super) fn read_kept(answer: &Value, is_old: bool, parts: &[Part<'_>]) -> Option<Found> {
+    let Value::BulkString(text) = answer else { return None };
+    let numbers = std::str::from_utf8(text).ok()?.split(',').map(|number| number.parse().ok());
+    let numbers = numbers.collect::<Option<Vec<u64>>>()?;
+    read_numbers(&numbers, parts, if is_old { read_old } else { read_one })
+}
+
+/// What was found of one part, from the front of the numbers, and the numbers after it.
+type ReadOne = fn(Limit, &[u64]) -> Option<(Reading, &[u64])>;
+
+fn read_numbers(numbers: &[u64], parts: &[Part<'_>], read: ReadOne) -> Option<Found> {
+    let [now, passed, rest @ ..] = numbers else { return None };
+    let mut rest = rest;
     let mut readings = SmallVec::new();
-    for (index, part) in parts.iter().enumerate() {
-        let at = 2 + 3 * index;
-        let (one, two, three) = (number(at)?, number(at + 1)?, number(at + 2)?);
-        let us = Micros::new;
-        readings.push(match part.limit.limit.strategy() {
-            Strategy::TokenBucket | Strategy::LeakyBucket => Reading::Bucket { us: us(one), rest: two },
-            Strategy::FixedWindow => Reading::Window(WindowState { end: us(one), count: two }),
-            Strategy::SlidingWindow => Reading::Log(Look { used: one, wait: us(two), last: us(three) }),
-            Strategy::SlidingWindowCounter => {
-                Reading::Counter(CounterState { start: us(one), prev: two, cur: three })
-            }
-            Strategy::Concurrency => Reading::Leases(Look { used: one, wait: us(two), last: us(three) }),
-        });
+    for part in parts {
+        let reading;
+        (reading, rest) = read(part.limit.limit, rest)?;
+        readings.push(reading);
     }
-    Some(Found { now: Micros::new(number(0)?), passed: number(1)? == 1, readings })
+    rest.is_empty().then_some(Found { now: Micros::new(*now), passed: *passed == 1, readings })
+}
+
+fn read_one(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
+    let us = Micros::new;
+    Some(match (limit.strategy(), numbers) {
+        (Strategy::TokenBucket | Strategy::LeakyBucket, [full, part, rest @ ..]) => {
+            (Reading::Bucket { us: us(*full), rest: *part }, rest)
+        }
+        (Strategy::FixedWindow, [end, count, start, rest @ ..]) => {
+            (Reading::Window(WindowState { end: us(*end), count: *count, start: us(*start) }), rest)
+        }
+        (Strategy::SlidingWindow, [used, wait, last, rest @ ..]) => {
+            (Reading::Log(Look { used: *used, wait: us(*wait), last: us(*last) }), rest)
+        }
+        (Strategy::Concurrency, [used, wait, last, rest @ ..]) => {
+            (Reading::Leases(Look { used: *used, wait: us(*wait), last: us(*last) }), rest)
+        }
+        (Strategy::SlidingWindowCounter, [w, s, p, c, other_w, other_s, other_p, other_c, rest @ ..]) => {
+            let counts = |window: &u64, start: &u64, prev: &u64, cur: &u64| Counts {
+                window: us(*window),
+                start: us(*start),
+                prev: *prev,
+                cur: *cur,
+            };
+            let (newer, older) = (counts(w, s, p, c), counts(other_w, other_s, other_p, other_c));
+            (Reading::Counter(CounterState { newer, older }), rest)
+        }
+        _ => return None,
+    })
+}
+
+/// The same of format 1, whose states were of the numbers of the charge.
+fn read_old(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
+    let [one, two, three, rest @ ..] = numbers else { return None };
+    let us = Micros::new;
+    let reading = match limit {
+        Limit::FixedWindow(window) => {
+            let start = us(*one).saturating_sub(window.window());
+            Reading::Window(WindowState { end: us(*one), count: *two, start })
+        }
+        Limit::SlidingWindowCounter(counter) => {
+            let newer = Counts { window: counter.window(), start: us(*one), prev: *two, cur: *three };
+            Reading::Counter(CounterState { newer, older: Counts::default() })
+        }
+        _ => read_one(limit, numbers)?.0,
+    };
+    Some((reading, rest))
 }
 
 /// A charge as text: a line for each item, watching or not, cost, key, name and limit. Keys are numbered and not named:
@@ -258,6 +323,10 @@ mod tests {
         let parts = [Part { limit: &limit, key: "k", cost: Cost::ONE, shadow: false }];
         let ints = |numbers: &[i64]| Value::Array(numbers.iter().map(|number| Value::Int(*number)).collect());
         assert!(read_found(&ints(&[9, 1, 5, 2, 0]), &parts).unwrap().passed);
+        let kept = |text: &str| read_kept(&Value::BulkString(text.into()), true, &parts);
+        let Reading::Window(state) = kept("9,1,2000000,2,0").unwrap().readings[0] else { panic!("a window") };
+        assert_eq!((state.start.get(), state.count), (1_000_000, 2));
+        assert!(kept("9,1,5,2").is_none() && kept("9,1,5,x,0").is_none());
         for wrong in
             [Value::Nil, ints(&[]), ints(&[9, 1, 5, 2]), ints(&[9, 1, -5, 2, 0]), ints(&[9, 1, 5, 2, 0, 0])]
         {

@@ -4,64 +4,50 @@
 -- limit's five numbers. A key that is named twice is refunded twice, one after the other. Answers DONE.
 
 local WIDTH = 7
+no_sooner = true
 
--- For each strategy: what is left is written, and what says nothing any more goes.
+-- For each strategy: what is left is written.
 local refund = {}
 
-refund[1] = function(key, amount, c, p, span_us)
-  local full_us, full_rest = read_bucket(key)
-  if token_bucket_fresh_at(full_us, full_rest) <= now_us then return end
-  full_us, full_rest = token_bucket_give_back(full_us, full_rest, c, p, amount, now_us)
-  if token_bucket_fresh_at(full_us, full_rest) <= now_us then
-    call('DEL', key)
-  else
-    write_bucket(key, full_us, full_rest, span_us)
-  end
+refund[1] = function(key, amount, c, p, burst, _, keeps_instant)
+  local state = read_bucket(key)
+  if state.full_us == 0 then return end
+  write_bucket(key, token_bucket_give_back(state, c, p, burst, keeps_instant, amount, now_us, amount, now_us), keeps_instant)
 end
 
 refund[2] = refund[1]
 
 refund[3] = function(key, amount, _, window_us)
-  local end_us, count = read_window(key)
+  local end_us, count, start_us = read_window(key, window_us)
   if end_us <= now_us then return end
-  local at_us = fixed_window_charged_at(end_us, window_us, now_us)
-  end_us, count = fixed_window_give_back(end_us, count, window_us, amount, at_us, now_us)
-  write_window(key, end_us, count, window_us)
+  end_us, count = fixed_window_give_back(end_us, count, start_us, amount, math.max(now_us, start_us), now_us)
+  write_window(key, end_us, count, start_us)
 end
 
-refund[4] = function(key, amount, _, window_us)
+refund[4] = function(key, amount)
   local log = read_log(key)
-  local kept, rest, returned = sliding_window_refund(log, amount)
-  if returned == 0 then return end
-  if rest > 0 then kept = kept + 1 end
-  if kept == 0 then
-    call('DEL', key)
-    return
-  end
-  call('LTRIM', key, 0, 2 * kept)
-  call('LSET', key, 0, log.total - returned)
-  if rest > 0 then call('LSET', key, -1, rest) end
-  local newest_us = log.entry(kept)
-  expire(key, newest_us + window_us, window_us)
+  if log.length == 0 then return end
+  entries_reduce_newest(log, amount)
+  write_log(key, log)
 end
 
 refund[5] = function(key, amount, _, window_us)
-  local start_us, prev, cur = read_counter(key)
-  if prev == 0 and cur == 0 then return end
-  start_us, prev, cur = sliding_window_counter_refund(start_us, prev, cur, window_us, amount, now_us)
-  if prev == 0 and cur == 0 then
-    call('DEL', key)
-  else
-    write_counter(key, start_us, prev, cur, window_us)
-  end
+  local newer, older = read_counter(key, window_us)
+  if newer.window_us == 0 then return end
+  newer, older = sliding_window_counter_refund(newer, older, amount, now_us)
+  write_counter(key, newer, older)
 end
 
 -- All are looked at before any is changed, because a script that finds something foreign half-way is not undone.
 local read = {read_bucket, read_bucket, read_window, read_log, read_counter}
-for index, key in ipairs(KEYS) do read[ARGV[3 + WIDTH * (index - 1)] + 0](key) end
+for index, key in ipairs(KEYS) do
+  local at = 3 + WIDTH * (index - 1)
+  read[ARGV[at] + 0](key, ARGV[at + 3] + 0)
+end
 
 for index, key in ipairs(KEYS) do
   local at = 3 + WIDTH * (index - 1)
-  refund[ARGV[at] + 0](key, ARGV[at + 1] + 0, ARGV[at + 2] + 0, ARGV[at + 3] + 0, ARGV[at + 4] + 0)
+  local one, two, three, four, five = unpack(ARGV, at + 2, at + 6)
+  refund[ARGV[at] + 0](key, ARGV[at + 1] + 0, one + 0, two + 0, three + 0, four + 0, five + 0)
 end
 return {'DONE'}

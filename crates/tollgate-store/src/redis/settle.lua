@@ -13,68 +13,69 @@ local hold = read_hold(KEYS[1])
 if not hold or now_us >= hold.end_us then return {'UNKNOWN'} end
 
 -- The answer that the charge was given, for who sends it again in other words.
-if operation == 'answer' then return {'HELD', hold.question, hold.answer} end
+if operation == 'answer' then return answer_held(hold) end
 
--- For whoever must look at several holds before settling any: what was charged, as name, cost and whether it is a lease.
+-- The limit's name, which is part of its key's.
+local function name_of(part)
+  return string.match(part.key, '^.*}:%a:([^:]+)') or ''
+end
+
+if hold.settled == 1 and operation ~= 'query' then return {'ALREADY'} end
+
+no_sooner = true
+holder = hold.holder ~= '' and holder_of(hold.holder) or NOBODY
+
+local function numbers_of(part)
+  local numbers = {}
+  for number in string.gmatch(part.numbers, '%d+') do numbers[#numbers + 1] = number + 0 end
+  return numbers
+end
+
+-- The leases of a part's key where its own is still among them.
+local function live_leases(part)
+  local leases = read_leases(part.key)
+  if hold.is_old and leases.length > 0 and not entries_find(leases, part.at_us, holder) then
+    -- A hold of format 1 does not know the end of a lease that was renewed.
+    for index = 1, leases.blocks do
+      local _, _, _, number = entries_row(leases, index)
+      local text = entries_text(leases, number)
+      for at = 1, #text, 30 do
+        if sub(text, at + 14, at + 29) == holder then part.at_us = unpack_struct('>I7', text, at) end
+      end
+    end
+  end
+  if part.at_us <= now_us or not entries_find(leases, part.at_us, holder) then return nil end
+  return leases
+end
+
+-- For whoever must look at several holds before settling any: what was charged, as name, cost, and
+-- whether it is a count, a lease, or a lease that has ended.
 if operation == 'query' then
   local answer = {hold.settled == 1 and 'ALREADY' or 'OPEN'}
   for _, part in ipairs(hold.parts) do
-    answer[#answer + 1] = part.name
-    answer[#answer + 1] = string.format('%.0f', part.cost)
-    answer[#answer + 1] = part.strategy == 6 and 'lease' or 'count'
+    answer[#answer + 1] = name_of(part)
+    answer[#answer + 1] = format('%d', part.cost)
+    answer[#answer + 1] = part.strategy ~= 6 and 'count' or live_leases(part) and 'lease' or 'ended'
   end
   return answer
-end
-
-if hold.settled == 1 then return {'ALREADY'} end
-
--- A server without memory is told to go on, since nothing here is new.
-expire(KEYS[1], hold.end_us, 0)
-
-local function keep()
-  set(KEYS[1], cmsgpack.pack(hold), hold.end_us, 0)
-end
-
--- A lease of this hold: its leases' table, the instant to go by, and its member and end if it is still there.
-local function lease_of(part)
-  local lease_us = part[2] + 0
-  local leases = read_leases(part.key)
-  local at_us = concurrency_now(leases, lease_us, now_us)
-  local member = string.format('%s:%.0f', hold.holder, part.cost)
-  local end_us = leases.length > 0 and call('ZSCORE', part.key, member)
-  if end_us and end_us + 0 > at_us then return leases, at_us, member, lease_us end
-end
-
-local function release(part)
-  local leases, _, member = lease_of(part)
-  if not leases then return false end
-  if leases.length == 1 then
-    call('DEL', part.key)
-  else
-    call('ZREM', part.key, member)
-    call('ZADD', part.key, -1 - leases.held + part.cost, '=')
-    expire(part.key, (leases.lease(leases.length)), part[2] + 0)
-  end
-  return true
 end
 
 if operation == 'renew' then
   -- All are looked at before any is renewed.
   for _, part in ipairs(hold.parts) do
-    if part.strategy == 6 and not lease_of(part) then return {'UNKNOWN'} end
+    if part.strategy == 6 and not live_leases(part) then return {'UNKNOWN'} end
   end
   for _, part in ipairs(hold.parts) do
     if part.strategy == 6 then
-      local leases, at_us, member, lease_us = lease_of(part)
-      call('ZREM', part.key, member)
-      call('ZADD', part.key, -1 - leases.held + part.cost, '=')
-      leases = read_leases(part.key)
-      local ended, held = concurrency_ended(leases, at_us)
-      write_leases(part.key, ended, held, hold.holder, part.cost, at_us, lease_us)
+      local leases = live_leases(part)
+      entries_reduce(leases, part.at_us, part.cost, holder)
+      part.at_us = math.max(part.at_us, now_us + numbers_of(part)[2])
+      concurrency_hold(leases, holder, part.cost, part.at_us, now_us)
+      write_leases(part.key, leases)
     end
   end
   hold.end_us = now_us + hold.ttl_us
-  keep()
+  write_hold(KEYS[1], hold)
   return {'DONE'}
 end
 
@@ -88,7 +89,7 @@ if operation == 'actual' then
       if part.cost ~= first then
         local answer = {'DIFFERENT'}
         for _, other in ipairs(hold.parts) do
-          answer[#answer + 1] = string.format('%s %.0f', other.name, other.cost)
+          answer[#answer + 1] = format('%s %d', name_of(other), other.cost)
         end
         return answer
       end
@@ -97,8 +98,8 @@ if operation == 'actual' then
 elseif operation == 'each' then
   local known, answer = {}, {'NAMES', ''}
   for _, part in ipairs(hold.parts) do
-    known[part.name] = true
-    answer[#answer + 1] = part.name
+    known[name_of(part)] = true
+    answer[#answer + 1] = name_of(part)
   end
   for at = 3, #ARGV, 2 do
     if not known[ARGV[at]] then
@@ -112,107 +113,85 @@ end
 local function actual_of(part)
   if operation == 'actual' then return ARGV[3] + 0 end
   if operation == 'cancel' or operation == 'undo' then return 0 end
-  return actuals[part.name] or part.cost
+  return actuals[name_of(part)] or part.cost
 end
 
--- For each strategy: gives an amount back (below zero), or takes it anyway.
+-- For each strategy: gives an amount back (below zero), or takes it anyway. The limit is the one that was charged.
 local correct = {}
 
-correct[1] = function(part, more)
-  local c, p, span_us, most_us = part[1] + 0, part[2] + 0, part[3] + 0, part[5] + 0
-  local full_us, full_rest = read_bucket(part.key)
+correct[1] = function(part, more, c, p, burst, debt_us, keeps_instant)
+  local state = read_bucket(part.key)
   if more > 0 then
-    full_us, full_rest = token_bucket_debit(full_us, full_rest, c, p, most_us, more, now_us)
+    state = token_bucket_debit(state, c, p, burst, keeps_instant, debt_us, more, now_us)
+  elseif state.full_us > 0 then
+    state = token_bucket_give_back(state, c, p, burst, keeps_instant, part.cost, part.at_us, -more, now_us)
   else
-    full_us, full_rest = token_bucket_give_back(full_us, full_rest, c, p, -more, now_us)
+    return
   end
-  if token_bucket_fresh_at(full_us, full_rest) <= now_us then
-    call('DEL', part.key)
-  else
-    write_bucket(part.key, full_us, full_rest, span_us)
-  end
+  write_bucket(part.key, state, keeps_instant)
 end
 
 correct[2] = correct[1]
 
-correct[3] = function(part, more)
-  local window_us, align = part[2] + 0, part[3] + 0
-  local end_us, count = read_window(part.key)
+correct[3] = function(part, more, _, window_us, align)
+  local end_us, count, start_us = read_window(part.key, window_us)
   if more > 0 then
-    end_us, count = fixed_window_debit(end_us, count, window_us, align, more, now_us)
+    end_us, count, start_us = fixed_window_debit(end_us, count, start_us, window_us, align, more, now_us)
   else
-    end_us, count = fixed_window_give_back(end_us, count, window_us, -more, part.at_us, now_us)
+    end_us, count, start_us = fixed_window_give_back(end_us, count, start_us, -more, part.at_us, now_us)
   end
-  if operation == 'undo' and count == 0 and part.at_us == end_us - window_us then
+  if operation == 'undo' and count == 0 and part.at_us == start_us then
     -- The window was opened by what is undone, so it was never open.
     call('DEL', part.key)
   elseif end_us > now_us then
-    write_window(part.key, end_us, count, window_us)
+    write_window(part.key, end_us, count, start_us)
   end
 end
 
-correct[4] = function(part, more)
-  local window_us = part[2] + 0
+correct[4] = function(part, more, _, window_us)
   local log = read_log(part.key)
   if more > 0 then
-    local at_us = sliding_window_now(log, now_us)
-    local gone, used = sliding_window_gone(log, window_us, at_us)
-    local debt = math.min(more, MOST_COUNT - used)
-    if debt > 0 then write_log(part.key, log, gone, used, at_us, debt, window_us) end
+    sliding_window_debit(log, window_us, more, now_us)
+  elseif entries_reduce(log, part.at_us, -more) == 0 then
     return
   end
-  local index, cost = sliding_window_find(log, part.at_us)
-  if not index then return end
-  local returned = math.min(-more, cost)
-  if returned == cost and log.length == 1 then
-    call('DEL', part.key)
-    return
-  end
-  local newest_us = log.entry(log.length)
-  call('LSET', part.key, 0, log.total - returned)
-  if returned == cost then
-    call('LSET', part.key, 2 * index - 1, '-')
-    call('LSET', part.key, 2 * index, '-')
-    call('LREM', part.key, 2, '-')
-  else
-    call('LSET', part.key, 2 * index, cost - returned)
-  end
-  expire(part.key, newest_us + window_us, window_us)
+  write_log(part.key, log)
 end
 
-correct[5] = function(part, more)
-  local window_us = part[2] + 0
-  local start_us, prev, cur = read_counter(part.key)
+correct[5] = function(part, more, _, window_us)
+  local newer, older = read_counter(part.key, window_us)
   if more > 0 then
-    start_us, prev, cur = sliding_window_counter_debit(start_us, prev, cur, window_us, more, now_us)
+    newer, older = sliding_window_counter_debit(newer, older, window_us, more, now_us)
+  elseif newer.window_us > 0 then
+    newer, older = sliding_window_counter_give_back(newer, older, window_us, -more, part.at_us, now_us)
   else
-    start_us, prev, cur =
-      sliding_window_counter_give_back(start_us, prev, cur, window_us, -more, part.at_us, now_us)
+    return
   end
-  if prev == 0 and cur == 0 then
-    call('DEL', part.key)
-  else
-    write_counter(part.key, start_us, prev, cur, window_us)
-  end
+  write_counter(part.key, newer, older)
 end
 
 -- All are looked at before any is corrected, because a script that finds something foreign half-way is not undone.
 local read = {read_bucket, read_bucket, read_window, read_log, read_counter, read_leases}
 for _, part in ipairs(hold.parts) do
-  if part.strategy == 6 or actual_of(part) ~= part.cost then read[part.strategy](part.key) end
+  if part.strategy == 6 or actual_of(part) ~= part.cost then read[part.strategy](part.key, numbers_of(part)[2]) end
 end
 
 local found = #hold.parts == 0
 for _, part in ipairs(hold.parts) do
   if part.strategy == 6 then
-    found = release(part) or found
+    local leases = live_leases(part)
+    if leases then
+      entries_reduce(leases, part.at_us, part.cost, holder)
+      write_leases(part.key, leases)
+      found = true
+    end
   else
     found = true
     local more = actual_of(part) - part.cost
-    if more ~= 0 then correct[part.strategy](part, more) end
+    if more ~= 0 then correct[part.strategy](part, more, unpack(numbers_of(part))) end
   end
 end
 hold.settled = 1
-if operation == 'undo' then call('DEL', KEYS[1]) else keep() end
+if operation == 'undo' then call('DEL', KEYS[1]) else write_hold(KEYS[1], hold) end
 if found then return {'DONE'} end
 return {'UNKNOWN'}

@@ -8,8 +8,8 @@ use tollgate_kernel::Strategy;
 use crate::shared::{Part, name_of};
 use crate::{HoldId, Subject};
 
-/// The version of the stored format. A change of what is kept under a name is another number, so that two versions of
-/// Tollgate never read each other's state.
+/// The version of the names. What is kept under them is of format 2, which says so itself, or of format 1, which is still read;
+/// another number here would be a change that finds nothing of what was kept before.
 pub(crate) const FORMAT: u32 = 1;
 
 /// How many slots a cluster has.

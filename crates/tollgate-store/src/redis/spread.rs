@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tokio::time::Instant;
-use tollgate_kernel::{Limit, MAX_COUNT, Micros};
+use tollgate_kernel::{Limit, MAX_SPAN, Micros};
 
 use super::route::Named;
 use super::slot::slot;
-use super::{Answer, RedisStore, answer_again, different_amounts, no_such_limit, question, script, words};
+use super::{Answer, Held, RedisStore, different_amounts, no_such_limit, question, script, words};
 use crate::shared::{Part, Parts};
 use crate::{Charged, Failure, Hold, HoldId, Item, Outcome, Outcomes, Settled, Settlement, StoreError};
 
@@ -161,9 +161,9 @@ impl RedisStore {
             let asked = self.charge_together(&group.parts, "hold", kept, deadline).await;
             let found = match asked {
                 Ok(Answer::Found(found)) => found,
-                Ok(Answer::Held(_, given)) => {
+                Ok(Answer::Held(held)) => {
                     // Charged before, under the same name: this is the same call, sent again.
-                    question::read_found(&given, &group.parts).ok_or_else(|| question::no_answer("a hold"))?
+                    held.found(&group.parts).ok_or_else(|| question::no_answer("a hold"))?
                 }
                 Err(error) => {
                     // The group itself may have been charged; undoing what was not done does nothing. Under a name that its
@@ -285,15 +285,17 @@ impl RedisStore {
         for (indexes, keys) in &place.groups {
             let answer =
                 self.call(&script::SETTLE, "answer", keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await?;
-            let Value::Array(words) = &answer else { return Err(wrong()) };
-            let [_, _, given] = &words[..] else { return Ok(None) };
+            if words(&answer).is_some_and(|words| words == ["UNKNOWN"]) {
+                return Ok(None);
+            }
+            let held = Held::read(&answer).ok_or_else(wrong)?;
             let of_group: Option<Vec<Part<'_>>> =
                 indexes.iter().map(|index| parts.parts.get(*index).copied()).collect();
             let of_group = of_group.ok_or_else(wrong)?;
             if place.groups.len() == 1 {
-                return answer_again(&place.question, given).map(Some);
+                return Held { question: place.question.clone(), ..held }.answer().map(Some);
             }
-            let found = question::read_found(given, &of_group).ok_or_else(wrong)?;
+            let found = held.found(&of_group).ok_or_else(wrong)?;
             fill_at(&mut outcomes, indexes, &of_group, &found);
         }
         parts.conclude(&outcomes, true).map(Some)
@@ -310,7 +312,7 @@ impl RedisStore {
         let (key, text) = ([self.names.place(hold.id)], place.write());
         let put = |cmd: &mut Cmd| {
             if operation != "get" {
-                cmd.arg(&text).arg(hold.ttl.get().min(MAX_COUNT));
+                cmd.arg(&text).arg(hold.ttl.min(MAX_SPAN).get());
             }
         };
         match self.call(&script::PLACE, operation, &key, Named::Yes, deadline, &put).await? {
@@ -359,14 +361,15 @@ impl RedisStore {
     ) -> Result<Settled, StoreError> {
         let mut open = Vec::new();
         let mut parts: Vec<(String, String, bool)> = Vec::new();
-        let mut is_settled = false;
+        let (mut is_settled, mut has_ended) = (false, false);
         for (_, keys) in groups {
             let answer =
                 self.call(&script::SETTLE, "query", keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await?;
             let words = words(&answer).ok_or_else(|| question::no_answer("a settlement"))?;
             let mut names = Vec::new();
             for part in words[1..].chunks_exact(3) {
-                parts.push((part[0].clone(), part[1].clone(), part[2] == "lease"));
+                parts.push((part[0].clone(), part[1].clone(), part[2] != "count"));
+                has_ended |= part[2] == "ended";
                 names.push(part[0].clone());
             }
             match words[0].as_str() {
@@ -377,6 +380,10 @@ impl RedisStore {
         }
         if open.is_empty() {
             return Ok(if is_settled { Settled::Already } else { Settled::Unknown });
+        }
+        // Every lease is renewed, or none.
+        if has_ended && *settlement == Settlement::Renew {
+            return Ok(Settled::Unknown);
         }
         check_settlement(settlement, &parts)?;
         let mut found = false;

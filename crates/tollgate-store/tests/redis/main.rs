@@ -3,6 +3,7 @@
 //! fails without it.
 
 mod bad_input;
+mod bounded;
 mod deadline;
 mod expiry;
 mod faults;
@@ -11,6 +12,7 @@ mod log;
 mod losses;
 mod matrix;
 mod ping;
+mod old_format;
 mod races;
 mod refund;
 mod suite;

@@ -14,7 +14,7 @@ const FOREIGN: [&[&str]; 8] = [
     &["SET", "", "garbage"],
     &["SET", "", ""],
     &["SET", "", "12:x"],
-    &["SET", "", "1:2:3:4"],
+    &["SET", "", "1:2:3:4:5"],
     &["RPUSH", "", "a", "b", "c"],
     &["HSET", "", "field", "value"],
     &["ZADD", "", "1", "member"],
@@ -162,7 +162,7 @@ async fn a_settlement_is_not_halved_by_what_is_not_ours() {
     }
 }
 
-/// Two versions of Tollgate on one server, in the middle of an upgrade: neither sees what the other keeps.
+/// Two versions of Tollgate on one server whose names are made in another way: neither sees what the other keeps.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_version_is_neither_read_nor_touched() {
     let _turn = beside_others().await;

@@ -11,8 +11,7 @@ use crate::{beside_others, costing, one_of_each, patient};
 
 /// The ACL rule of docs/operations.md, as it is after the user's name and password.
 const RULE: &str = "~tollgate:* +evalsha +script|load +time +get +set +del +pttl +pexpireat \
-     +llen +lindex +lrange +rpush +lpush +ltrim +lset +lrem \
-     +zcard +zscore +zrange +zrangebyscore +zadd +zrem +zremrangebyrank";
+     +hget +hset +hdel +lrange +zrange";
 
 /// What a cluster needs besides.
 const CLUSTER_RULE: &str = "+cluster|slots +asking";
@@ -35,7 +34,7 @@ fn grant(server: &RedisServer, rule: &str) {
 }
 
 /// Everything that the store can be asked, in every way that uses another command.
-async fn everything(store: &RedisStore) -> Result<(), StoreError> {
+async fn everything(store: &RedisStore, servers: &[RedisServer]) -> Result<(), StoreError> {
     let hold = || Hold { id: HoldId::random(), ttl: Micros::from_secs(600) };
     for limit in one_of_each(9) {
         let charge =
@@ -55,15 +54,33 @@ async fn everything(store: &RedisStore) -> Result<(), StoreError> {
         settle(three.id, Settlement::Actual(2)).await?;
         store.forget(&limit, "k").await?;
     }
-    // What has run out is dropped when more comes.
-    let short = Micros::from_millis(200);
+    // More than fits a single block, and what goes of it.
     let sound = |limit: Result<Limit, _>| limit.expect("a sound limit");
-    for limit in [sound(Limit::sliding_window(9, short)), sound(Limit::concurrency(9, short))] {
-        let limit = StoredLimit::new("short", limit);
-        for _ in 0..3 {
-            store.charge(&[costing(&limit, "k", 1)], None).await?;
-            tokio::time::sleep(std::time::Duration::from_millis(120)).await;
+    let large = StoredLimit::new("large", sound(Limit::sliding_window(1_000, Micros::from_secs(3_600))));
+    for _ in 0..300 {
+        store.charge(&[costing(&large, "k", 1)], None).await?;
+    }
+    store.refund(&[costing(&large, "k", 60)]).await?;
+    store.forget(&large, "k").await?;
+    // What the format before this one kept as a list and as a sorted set.
+    let old: [(Limit, &[&str]); 2] = [
+        (sound(Limit::sliding_window(9, Micros::from_secs(3_600))), &["RPUSH", "", "1", "1", "1"]),
+        (sound(Limit::concurrency(9, Micros::from_secs(3_600))), &["ZADD", "", "-2", "=", "1", "@1:1"]),
+    ];
+    for (limit, kept) in old {
+        let limit = StoredLimit::new("old", limit);
+        store.charge(&[costing(&limit, "k", 1)], None).await?;
+        for server in servers {
+            for key in crate::keys(server, "tollgate:").iter().filter(|key| key.ends_with(":old")) {
+                let mut words = kept.to_vec();
+                words[1] = key;
+                // Not on a replica.
+                if server.command(&["DEL", key]).is_ok() {
+                    server.command(&words).expect("what format 1 kept");
+                }
+            }
         }
+        store.peek(&[costing(&limit, "k", 1)]).await?;
         store.forget(&limit, "k").await?;
     }
     let several: Vec<StoredLimit> = one_of_each(9);
@@ -76,9 +93,10 @@ async fn everything(store: &RedisStore) -> Result<(), StoreError> {
 async fn the_documented_rights_are_enough_and_none_is_too_many() {
     let _turn = beside_others().await;
     let server = RedisServer::start();
+    let servers = std::slice::from_ref(&server);
     grant(&server, RULE);
     let store = RedisStore::new(options(&server)).expect("sound options");
-    everything(&store).await.unwrap_or_else(|error| panic!("{error}: {:?}", all_of(&error)));
+    everything(&store, servers).await.unwrap_or_else(|error| panic!("{error}: {:?}", all_of(&error)));
     let report = store.probe().await.expect("a probe");
     assert!(report.warnings.len() == 1 && report.warnings[0].contains("may not ask INFO"), "{report:?}");
     grant(&server, &format!("{RULE} {PROBE_RULE}"));
@@ -91,10 +109,11 @@ async fn the_documented_rights_are_enough_and_none_is_too_many() {
         server.command(&["FLUSHALL"]).expect("a fresh start");
         let others: Vec<&str> = RULE.split_whitespace().filter(|word| *word != right).collect();
         grant(&server, &others.join(" "));
-        let error = match everything(&RedisStore::new(options(&server)).expect("sound options")).await {
-            Err(error) => error,
-            Ok(()) => panic!("{right} is not needed"),
-        };
+        let error =
+            match everything(&RedisStore::new(options(&server)).expect("sound options"), servers).await {
+                Err(error) => error,
+                Ok(()) => panic!("{right} is not needed"),
+            };
         if right == "+get" && error.failure() == Some(Failure::State) {
             // The short way cannot tell a key that it may not read from one that is not ours.
             continue;
@@ -105,7 +124,7 @@ async fn the_documented_rights_are_enough_and_none_is_too_many() {
         assert!(!error.is_ambiguous() && !all_of(&error).contains("secret"), "{error:?}");
     }
     // What every charge needs is missed at the start, before anybody is charged.
-    for right in ["+evalsha", "+time", "+set", "+pexpireat", "+rpush", "+zadd"] {
+    for right in ["+evalsha", "+time", "+get", "+set", "+del", "+pttl"] {
         server.command(&["FLUSHALL"]).expect("a fresh start");
         let others: Vec<&str> = RULE.split_whitespace().filter(|word| *word != right).collect();
         grant(&server, &others.join(" "));
@@ -115,7 +134,7 @@ async fn the_documented_rights_are_enough_and_none_is_too_many() {
     }
     // Rights to other names only.
     grant(&server, &RULE.replace("tollgate:", "other:"));
-    let error = everything(&RedisStore::new(options(&server)).expect("sound options"))
+    let error = everything(&RedisStore::new(options(&server)).expect("sound options"), servers)
         .await
         .expect_err("not our keys");
     assert_eq!(error.failure(), Some(Failure::Refused), "{error:?}");
@@ -132,7 +151,7 @@ async fn the_documented_rights_are_enough_on_a_cluster() {
     let mut asked = options(&cluster.nodes()[0]);
     (asked.cluster, asked.urls) = (true, cluster.urls());
     let store = RedisStore::new(asked.clone()).expect("sound options");
-    everything(&store).await.unwrap_or_else(|error| panic!("{:?}", all_of(&error)));
+    everything(&store, cluster.nodes()).await.unwrap_or_else(|error| panic!("{:?}", all_of(&error)));
     for node in cluster.nodes() {
         grant(node, RULE);
     }

@@ -1,0 +1,70 @@
+-- Buckets, token and leaky: a string, in hexadecimal `full_us[.full_rest]`, `+tokens.rest@at_us` where a larger burst would miss
+-- more, `~at_us/c/p` where the numbers were changed of late, and `/c/p/burst`, the numbers that it is written under. A bucket
+-- that keeps its instant writes full_us in decimals and nothing else if it can. Format 1 was full_us or full_us:full_rest, in decimals.
+
+local function read_bucket(key)
+  local value = call('GET', key)
+  if not value then return {full_us = 0, full_rest = 0} end
+  local full, more, c, p, burst = string.match(value, '^([%x.]+)([^/]*.-)/(%x+)/(%x+)/(%x+)$')
+  if not full then
+    local us, rest = string.match(value, '^(%d+):?(%d*)$')
+    if not us then not_ours() end
+    return {full_us = us + 0, full_rest = tonumber(rest) or 0}
+  end
+  local hex = function(digits) return tonumber(digits, 16) end
+  local us, rest = string.match(full, '^(%x+)%.?(%x*)$')
+  if not us then not_ours() end
+  local state = {full_us = hex(us), full_rest = rest ~= '' and hex(rest) or 0, c = hex(c), p = hex(p), burst = hex(burst)}
+  if state.c == 0 or state.p == 0 then not_ours() end
+  if more ~= '' then
+    local wider, changed = string.match(more, '^(%+?[%x.@]*)(~?[%x/]*)$')
+    if not wider then not_ours() end
+    if wider ~= '' then
+      local tokens, part, at_us = string.match(wider, '^%+(%x+)%.(%x+)@(%x+)$')
+      if not tokens then not_ours() end
+      state.wider_tokens, state.wider_rest, state.wider_at_us = hex(tokens), hex(part), hex(at_us)
+    end
+    if changed ~= '' then
+      local at_us, changed_c, changed_p = string.match(changed, '^~(%x+)/(%x+)/(%x+)$')
+      if not at_us then not_ours() end
+      state.changed_at_us, state.changed_c, state.changed_p = hex(at_us), hex(changed_c), hex(changed_p)
+      if state.changed_c == 0 or state.changed_p == 0 then not_ours() end
+    end
+  end
+  return state
+end
+
+local function write_bucket(key, state, keeps_instant)
+  local value
+  if keeps_instant == 1 and state.full_rest == 0 and not state.wider_tokens then
+    value = format('%d', state.full_us)
+  else
+    value = format('%x', state.full_us)
+    if state.full_rest > 0 then value = value .. format('.%x', state.full_rest) end
+    if state.wider_tokens then
+      value = value .. format('+%x.%x@%x', state.wider_tokens, state.wider_rest, state.wider_at_us)
+    end
+    if state.changed_at_us then
+      value = value .. format('~%x/%x/%x', state.changed_at_us, state.changed_c, state.changed_p)
+    end
+    value = value .. format('/%x/%x/%x', state.c, state.p, state.burst)
+  end
+  local span_us = product_over(state.burst, state.p, state.c)
+  set(key, value, math.max(token_bucket_fresh_at(state), now_us), span_us)
+end
+
+local function look_bucket(part, at)
+  local c, p, burst, keeps_instant = ARGV[at + 5] + 0, ARGV[at + 6] + 0, ARGV[at + 7] + 0, ARGV[at + 9] + 0
+  local key, state = part.key, read_bucket(part.key)
+  local allowed, missing_us, missing_rest, own =
+    token_bucket_charge(state, c, p, burst, keeps_instant, part.cost, ARGV[at + 3] + 0, ARGV[at + 4] + 0, now_us)
+  part.found, part.at_us = {missing_us, missing_rest}, now_us
+  part.fresh_at_us, part.slack_us = state.c and token_bucket_fresh_at(state) or state.full_us + 1, 1000000
+  part.write = function() write_bucket(key, own, keeps_instant) end
+  if state.c and not (state.c == c and state.p == p and state.burst == burst) then
+    part.adopt = function()
+      write_bucket(key, token_bucket_adopted(state, c, p, burst, keeps_instant, now_us), keeps_instant)
+    end
+  end
+  return allowed
+end

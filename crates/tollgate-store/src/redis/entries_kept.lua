@@ -1,0 +1,80 @@
+-- Entries (entries.lua): the log of a sliding window, and leases.
+--
+-- Those of a single block are a string: a head of sixteen bytes, which is the byte 2, a letter for what it is, keep_us and total, and
+-- then the records. More are a hash: the field `d` has the head, the length and the next number in four bytes each, and the rows;
+-- each block is a field by its number. Format 1 was a list for a log, a sorted set for leases; such a key is read whole, once.
+
+local HEAD = '>c2I7I7'
+
+local function entries_of(kind, width)
+  return {
+    kind = kind, width = width, keep_us = 0, total = 0, length = 0, blocks = 0, rows = '', next_number = 1,
+    texts = {}, changed = {}, dropped = {}, is_hash = false
+  }
+end
+
+-- Whether a key is of another type, by what a command answered; any other error is one.
+local function is_other_type(reply)
+  if type(reply) ~= 'table' or not reply.err then return false end
+  if string.find(reply.err, 'WRONGTYPE', 1, true) then return true end
+  error(reply.err, 0)
+end
+
+-- `convert` fills the entries from format 1, and answers whether it found that.
+local function read_entries(key, kind, width, convert)
+  local value, entries = redis.pcall('GET', key), entries_of(kind, width)
+  if not value then return entries end
+  if not is_other_type(value) then
+    local count = (#value - 16) / width
+    if count < 1 or count % 1 > 0 or sub(value, 1, 2) ~= kind then not_ours() end
+    local _, keep_us, total = unpack_struct(HEAD, value)
+    local last_us = unpack_struct('>I7', value, #value - width + 1)
+    entries.keep_us, entries.total, entries.length, entries.blocks, entries.next_number = keep_us, total, count, 1, 2
+    entries.rows, entries.texts[1] = pack_struct(ROW, last_us, total, count, 1), sub(value, 17)
+    return entries
+  end
+  local directory = redis.pcall('HGET', key, 'd')
+  if is_other_type(directory) then
+    if not convert(entries, key) then not_ours() end
+    return entries
+  end
+  if not directory or #directory < 24 or sub(directory, 1, 2) ~= kind then not_ours() end
+  local _
+  _, entries.keep_us, entries.total, entries.length, entries.next_number = unpack_struct(HEAD .. 'I4I4', directory)
+  entries.rows, entries.is_hash = sub(directory, 25), true
+  entries.blocks = #entries.rows / ROW_BYTES
+  entries.fetch = function(number) return call('HGET', key, number) or not_ours() end
+  return entries
+end
+
+local function write_entries(key, entries, fresh_at_us, slack_us)
+  if entries.blocks == 0 then
+    call('DEL', key)
+    return
+  end
+  local head = pack_struct(HEAD, entries.kind, entries.keep_us, entries.total)
+  if entries.blocks == 1 then
+    local _, _, _, number = entries_row(entries, 1)
+    set(key, head .. entries_text(entries, number), fresh_at_us, slack_us)
+    return
+  end
+  local expires_ms = expire_ms(key, fresh_at_us, slack_us)
+  local words = {'HSET', key, 'd', head .. pack_struct('>I4I4', entries.length, entries.next_number) .. entries.rows}
+  if entries.is_hash then
+    -- First, because it is never refused for want of memory, and what comes after it is not either.
+    call('PEXPIREAT', key, expires_ms)
+    if #entries.dropped > 0 then call('HDEL', key, unpack(entries.dropped)) end
+  else
+    call('DEL', key)
+    for number in pairs(entries.texts) do entries.changed[number] = true end
+  end
+  for number in pairs(entries.changed) do
+    words[#words + 1], words[#words + 2] = number, entries.texts[number]
+    if #words > 1000 then
+      call(unpack(words))
+      words = {'HSET', key}
+    end
+  end
+  if #words > 2 then call(unpack(words)) end
+  if not entries.is_hash then call('PEXPIREAT', key, expires_ms) end
+end

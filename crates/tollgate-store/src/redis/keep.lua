@@ -1,0 +1,32 @@
+-- What the scripts have in common about keys: when one runs out, and what to say of one that is not ours.
+--
+-- Every write sets the key's expiry anew: the instant at which the state says no more than none would, and a little longer, so
+-- that a clock that is set back a little still finds it. A settlement never sets an earlier one than there is (no_sooner).
+
+local format, no_sooner = string.format, false
+
+-- What is kept under a key is not ours, or of a version that we do not know.
+local function not_ours()
+  error('TOLLGATE_STATE', 0)
+end
+
+local function expire_ms(key, fresh_at_us, slack_us)
+  local until_us = fresh_at_us + math.min(slack_us, 1000000)
+  local ms = (until_us - until_us % 1000) / 1000 + 1 + shift_ms
+  if no_sooner then
+    local left_ms = call('PTTL', key)
+    if left_ms > 0 then ms = math.max(ms, time[1] * 1000 + math.floor(time[2] / 1000) + left_ms) end
+  end
+  return format('%d', ms)
+end
+
+-- Out of memory Redis refuses what may take more of it, unless the script has written before. A key that is there is counted on, so
+-- its expiry is written first; a new one is refused.
+local function set(key, value, fresh_at_us, slack_us)
+  local expires_ms = expire_ms(key, fresh_at_us, slack_us)
+  local reply = redis.pcall('SET', key, value, 'PXAT', expires_ms)
+  if reply.err then
+    if not string.find(reply.err, 'OOM', 1, true) or call('PEXPIREAT', key, expires_ms) == 0 then error(reply.err, 0) end
+    call('SET', key, value, 'PXAT', expires_ms)
+  end
+end

@@ -1,0 +1,46 @@
+-- Concurrency: entries of thirty bytes, `h`, by the end of the lease, with the holder's sixteen bytes, or zeros where nobody is
+-- named.
+
+local NOBODY = string.rep('\0', 16)
+
+-- Who holds, from 32 hexadecimal digits.
+local function holder_of(digits)
+  local function four(from) return tonumber(sub(digits, from, from + 7), 16) end
+  return pack_struct('>I4I4I4I4', four(1), four(9), four(17), four(25))
+end
+
+-- Format 1: holder:cost, or @end_us:cost, by the end of the lease; and `=`, whose score is -1 less the sum of all costs.
+local function convert_leases(leases, key)
+  local found = redis.pcall('ZRANGE', key, 0, -1, 'WITHSCORES')
+  if is_other_type(found) then return false end
+  if found[1] ~= '=' or #found < 4 then return false end
+  for at = 3, #found, 2 do
+    local name, cost = string.match(found[at], '^([@%x]+):(%d+)$')
+    if not name then return false end
+    local holder = #name == 32 and holder_of(name) or NOBODY
+    entries_insert(leases, found[at + 1] + 0, cost + 0, holder)
+  end
+  return true
+end
+
+local function read_leases(key)
+  return read_entries(key, '\2h', 30, convert_leases)
+end
+
+local function write_leases(key, leases)
+  local last_us = entries_last(leases)
+  write_entries(key, leases, last_us or now_us, last_us and math.max(last_us - now_us, 0) or 0)
+end
+
+local function look_leases(part, at)
+  local lease_us, key, cost = ARGV[at + 6] + 0, part.key, part.cost
+  local leases = read_leases(key)
+  local allowed, used, wait_us, last_us = concurrency_peek(leases, ARGV[at + 5] + 0, cost, now_us)
+  part.found, part.at_us, part.lease_us = {used, wait_us, last_us}, now_us + lease_us, lease_us
+  part.fresh_at_us, part.slack_us = now_us + last_us, lease_us
+  part.write = function()
+    concurrency_hold(leases, holder ~= '' and holder_of(holder) or NOBODY, cost, now_us + lease_us, now_us)
+    write_leases(key, leases)
+  end
+  return allowed
+end

@@ -1,0 +1,42 @@
+-- Sliding window: entries of fourteen bytes, `l`.
+
+-- Format 1: the total, and then time and cost of each entry, oldest first.
+local function convert_log(log, key)
+  local found = redis.pcall('LRANGE', key, 0, -1)
+  if is_other_type(found) then return false end
+  if #found < 3 or #found % 2 == 0 then return false end
+  for at = 2, #found, 2 do
+    local at_us, cost = tonumber(found[at]), tonumber(found[at + 1])
+    if not at_us or not cost then return false end
+    entries_insert(log, at_us, cost, '')
+  end
+  -- It was kept for as long as its reader's window is, and that is added when it is charged.
+  return true
+end
+
+local function read_log(key)
+  return read_entries(key, '\2l', 14, convert_log)
+end
+
+local function write_log(key, log)
+  write_entries(key, log, math.max(sliding_window_fresh_at(log), now_us), log.keep_us)
+end
+
+local function look_log(part, at)
+  local limit, window_us, key, cost = ARGV[at + 5] + 0, ARGV[at + 6] + 0, part.key, part.cost
+  local log = read_log(key)
+  local allowed, used, wait_us, last_us, at_us = sliding_window_peek(log, limit, window_us, cost, now_us)
+  part.found, part.at_us = {used, wait_us, last_us}, at_us
+  part.fresh_at_us, part.slack_us = sliding_window_fresh_at(log), window_us
+  part.write = function()
+    sliding_window_take(log, limit, window_us, cost, at_us, entries_merge_oldest_until)
+    write_log(key, log)
+  end
+  if log.length > 0 and log.keep_us < window_us then
+    part.adopt = function()
+      log.keep_us = window_us
+      write_log(key, log)
+    end
+  end
+  return allowed
+end

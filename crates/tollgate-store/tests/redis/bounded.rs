@@ -1,0 +1,128 @@
+//! A call takes a bounded number of steps however much is kept for its key: large logs and many leases are neither walked nor
+//! fetched. And what a full server still answers.
+
+use tollgate_store::{
+    Failure, Hold, HoldId, Limit, Micros, RedisStore, Settled, Settlement, Store, StoredLimit,
+};
+use tollgate_testkit::redis::RedisServer;
+
+use super::{HOUR, alone, beside_others, costing, item, keys, store_on, used};
+
+/// How much is kept for a key.
+const MANY: usize = 30_000;
+
+/// The most commands that a script may call. Scripts that fetched entries in runs of 32 called about a thousand.
+const MOST_COMMANDS: u64 = 20;
+
+fn hold() -> Hold {
+    Hold { id: HoldId::random(), ttl: Micros::from_secs(3_600) }
+}
+
+/// How many commands the server ran for `call`, those of its script included, and how long the script took in us.
+async fn commands<T>(server: &RedisServer, call: impl Future<Output = T>) -> (T, u64, u64) {
+    server.command(&["CONFIG", "RESETSTAT"]).expect("resetstat");
+    let result = call.await;
+    let stats = server.command(&["INFO", "commandstats"]).expect("info").text();
+    let number = |line: &str, field: &str| -> u64 {
+        let value = line.split_once(field).map_or("0", |(_, rest)| rest.split(',').next().unwrap_or("0"));
+        value.trim().parse().unwrap_or(0)
+    };
+    let is_ours = |line: &&str| !["config", "info", "evalsha"].iter().any(|name| line.contains(name));
+    let calls = stats.lines().filter(|line| line.starts_with("cmdstat_")).filter(is_ours);
+    let calls = calls.map(|line| number(line, "calls=")).sum();
+    let script = stats.lines().find(|line| line.contains("evalsha")).unwrap_or_default();
+    (result, calls, number(script, ",usec="))
+}
+
+/// Fills a key, and gives some of the holds that it was filled by.
+async fn fill(store: &RedisStore, limit: &StoredLimit) -> Vec<HoldId> {
+    let mut ids = Vec::new();
+    for round in 0..MANY / 500 {
+        let calls = (0..500).map(|number| {
+            let hold = (number % 100 == 0 || limit.name == "leases").then(hold);
+            async move {
+                let charged = store.charge(&[item(limit, "k")], hold).await.expect("a charge");
+                assert!(charged.allowed, "{}, round {round}", limit.name);
+                hold
+            }
+        });
+        let held = futures_util::future::join_all(calls).await;
+        ids.extend(held.into_iter().flatten().map(|hold| hold.id));
+    }
+    ids
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_call_walks_what_is_kept() {
+    let _alone = alone().await;
+    let server = RedisServer::start();
+    let most = u64::try_from(MANY).expect("a count");
+    for (name, limit) in
+        [("log", Limit::sliding_window(most, HOUR)), ("leases", Limit::concurrency(most, HOUR))]
+    {
+        let store = store_on(&server, None);
+        let limit = StoredLimit::new(name, limit.expect("a sound limit"));
+        let ids = fill(&store, &limit).await;
+        let all = [costing(&limit, "k", most)];
+        let one = [item(&limit, "k")];
+        let check = |what: &str, calls: u64, took_us: u64| {
+            println!("{name}, {what}: {calls} commands, {took_us} us");
+            assert!(calls <= MOST_COMMANDS, "{name}, {what}: {calls} commands");
+        };
+        let (denied, calls, took_us) = commands(&server, store.charge(&all, None)).await;
+        let outcome = denied.expect("a charge").outcomes[0];
+        assert!(!outcome.allowed && outcome.used() == most, "{outcome:?}");
+        check("all of it, denied", calls, took_us);
+        let (denied, calls, took_us) = commands(&server, store.charge(&one, None)).await;
+        assert!(!denied.expect("a charge").allowed);
+        check("one, denied", calls, took_us);
+        let middle = ids[ids.len() / 2];
+        let (renewed, calls, took_us) = commands(&server, store.settle(middle, &Settlement::Renew)).await;
+        assert_eq!(renewed.expect("a renewal"), Settled::Done);
+        check("a renewal in the middle", calls, took_us);
+        let (settled, calls, took_us) = commands(&server, store.settle(middle, &Settlement::Cancel)).await;
+        assert_eq!(settled.expect("a cancel"), Settled::Done);
+        check("a give-back in the middle", calls, took_us);
+        assert_eq!(used(&store, &limit, "k").await, most - 1);
+        let (charged, calls, took_us) = commands(&server, store.charge(&one, Some(hold()))).await;
+        assert!(charged.expect("a charge").allowed);
+        check("one more, held", calls, took_us);
+        let (refunded, calls, took_us) = commands(&server, store.refund(&all)).await;
+        refunded.expect("a refund");
+        check("a refund of all", calls, took_us);
+        let left = if name == "log" { 0 } else { most };
+        assert_eq!(used(&store, &limit, "k").await, left);
+        server.command(&["FLUSHALL"]).expect("a fresh start");
+    }
+}
+
+/// Out of memory, a key that is known is counted as ever, and only a new one has no room.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_still_counts_the_keys_that_it_has() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    for limit in super::one_of_each(9) {
+        let store = store_on(&server, None);
+        assert!(store.charge(&[costing(&limit, "k", 5)], None).await.expect("a charge").allowed);
+        server.command(&["CONFIG", "SET", "maxmemory", "1"]).expect("config");
+        let denied = store.charge(&[costing(&limit, "k", 5)], None).await;
+        assert!(!denied.unwrap_or_else(|error| panic!("{}: {error}", limit.name)).allowed);
+        let charged = store.charge(&[costing(&limit, "k", 4)], None).await;
+        assert!(charged.unwrap_or_else(|error| panic!("{}: {error}", limit.name)).allowed);
+        for new in
+            [store.charge(&[item(&limit, "new")], None), store.charge(&[item(&limit, "k")], Some(hold()))]
+        {
+            match new.await {
+                Ok(charged) => assert!(!charged.allowed, "{}", limit.name),
+                Err(error) => {
+                    assert_eq!(error.failure(), Some(Failure::Full), "{}: {error:?}", limit.name);
+                    assert!(!error.is_ambiguous(), "{error:?}");
+                }
+            }
+        }
+        server.command(&["CONFIG", "SET", "maxmemory", "0"]).expect("config");
+        assert_eq!(used(&store, &limit, "k").await, 9, "{}", limit.name);
+        assert_eq!(used(&store, &limit, "new").await, 0, "{}", limit.name);
+        assert_eq!(keys(&server, store.prefix()).len(), 1, "{}", limit.name);
+    }
+}
