@@ -6,6 +6,7 @@ mod faults;
 mod refusal;
 mod rows;
 mod suite;
+mod versions;
 
 use std::time::Duration;
 
