@@ -7,6 +7,7 @@ mod refusal;
 mod rows;
 mod suite;
 mod versions;
+mod work;
 
 use std::time::Duration;
 
