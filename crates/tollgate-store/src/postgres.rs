@@ -273,9 +273,17 @@ impl PostgresStore {
         let verb = Verb::Upsert(plain, many);
         let number = |index: usize| -> &(dyn ToSql + Sync) { &numbers[index] };
         let values: &[&(dyn ToSql + Sync)] = match plain {
-            Plain::TokenBucket | Plain::LeakyBucket => {
-                &[one, &limit.name, number(0), number(2), number(3), &price_us, &price_rest, &clock_us]
-            }
+            Plain::TokenBucket | Plain::LeakyBucket => &[
+                one,
+                &limit.name,
+                number(0),
+                number(1),
+                number(2),
+                number(4),
+                &price_us,
+                &price_rest,
+                &clock_us,
+            ],
             Plain::FixedWindow => &[one, &limit.name, number(0), number(1), number(2), &price_us, &clock_us],
             Plain::SlidingWindowCounter => &[one, &limit.name, number(0), number(1), &price_us, &clock_us],
         };
@@ -286,8 +294,8 @@ impl PostgresStore {
             if clock_us.is_none() {
                 self.inner.pool.skew.saw(at_us);
             }
-            let found = reading(limit.limit.strategy(), [column(row, 3)?, column(row, 4)?, column(row, 5)?])?;
-            let outcome = limit.limit.answer(&found, cost, instant(at_us)?);
+            let found = (3..row.len()).map(|index| column(row, index)).collect::<Result<Vec<i64>, _>>()?;
+            let outcome = limit.limit.answer(&reading(&limit.limit, &found)?, cost, instant(at_us)?);
             answers.push((column(row, 0)?, Answered { outcome, admitted: column(row, 1)? }));
         }
         Ok(answers)
@@ -313,26 +321,14 @@ impl PostgresStore {
     ) -> Result<Charged, StoreError> {
         let asked = Asked::of(parts);
         let hold_id = hold.map(|hold| Uuid::from_u128(hold.id.get()));
-        let ttl_us = hold.map(|hold| whole(hold.ttl.get().min(LONGEST_TTL)));
+        let ttl_us = hold.map(|hold| whole(hold.ttl.min(Hold::MAX_TTL).get()));
         let kept = hold.map(|_| remembered(items, parts));
         let clock_us = self.inner.clock_us();
         // A held charge has a name, and whoever sends it again is answered as before.
         let resend = if hold.is_some() { Resend::Once } else { Resend::Never };
-        let Asked { keys, limits, strategies, parameters, prices_us, prices_rest, costs, shadows } = &asked;
-        let values: &[&(dyn ToSql + Sync)] = &[
-            keys,
-            limits,
-            strategies,
-            parameters,
-            prices_us,
-            prices_rest,
-            costs,
-            shadows,
-            &hold_id,
-            &ttl_us,
-            &kept,
-            &clock_us,
-        ];
+        let Asked { keys, limits, strategies, parameters, costs, shadows } = &asked;
+        let values: &[&(dyn ToSql + Sync)] =
+            &[keys, limits, strategies, parameters, costs, shadows, &hold_id, &ttl_us, &kept, &clock_us];
         let until = self.until();
         let _share = self.share(&parts.parts, &until).await?;
         let row = self.call_one(Verb::Charge, resend, values, &until).await?;
@@ -348,9 +344,8 @@ impl PostgresStore {
     async fn peek_parts(&self, parts: &Parts<'_>) -> Result<Charged, StoreError> {
         let asked = Asked::of(parts);
         let clock_us = self.inner.clock_us();
-        let Asked { keys, strategies, parameters, prices_us, prices_rest, shadows, .. } = &asked;
-        let values: &[&(dyn ToSql + Sync)] =
-            &[keys, strategies, parameters, prices_us, prices_rest, shadows, &clock_us];
+        let Asked { keys, strategies, parameters, costs, shadows, .. } = &asked;
+        let values: &[&(dyn ToSql + Sync)] = &[keys, strategies, parameters, costs, shadows, &clock_us];
         let until = self.until();
         let _share = self.share(&parts.parts, &until).await?;
         let row = self.call_one(Verb::Peek, Resend::Once, values, &until).await?;
@@ -366,9 +361,7 @@ impl PostgresStore {
         numbers: &[i64],
         at: Micros,
     ) -> Result<Charged, StoreError> {
-        let strategies = parts.parts.iter().map(|part| part.limit.limit.strategy());
-        let readings = readings(strategies, numbers)?;
-        parts.conclude(&parts.outcomes(readings, at), column(row, 0)?)
+        parts.conclude(&parts.outcomes(readings(parts, numbers)?, at), column(row, 0)?)
     }
 
     async fn settle_hold(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
@@ -448,9 +441,6 @@ pub(crate) struct Answered {
     outcome: Outcome,
     admitted: bool,
 }
-
-/// The longest time to live that the arithmetic of instants can hold, some 36,000 years.
-const LONGEST_TTL: u64 = 1 << 60;
 
 /// The only part of a charge, if one statement can carry it out: not held, its state in one row, and a cost that can fit.
 fn alone<'a>(parts: &Parts<'a>, hold: Option<Hold>) -> Option<(Plain, Part<'a>)> {

@@ -5,9 +5,12 @@
 -- one function only, and what else a bucket is asked is asked of token_bucket.sql.
 
 create or replace function {prefix}leaky_bucket_charge(
-    full_us bigint, full_rest bigint, c bigint, span_us bigint, span_rest bigint,
-    price_us bigint, price_rest bigint, now_us bigint)
-returns table (allowed boolean, missing_us bigint, missing_rest bigint, after_us bigint, after_rest bigint)
+    full_us bigint, full_rest bigint, under_c bigint, under_p bigint, under_burst bigint, extra bigint[],
+    c bigint, p bigint, burst bigint, keeps_instant bigint, price_us bigint, price_rest bigint, now_us bigint)
+returns table (allowed boolean, missing_us bigint, missing_rest bigint,
+               next_us bigint, next_rest bigint, next_extra bigint[])
 rows 1 immutable language sql as $$
-  select * from {prefix}token_bucket_charge(full_us, full_rest, c, span_us, span_rest, price_us, price_rest, now_us)
+  select * from {prefix}token_bucket_charge(
+    full_us, full_rest, under_c, under_p, under_burst, extra,
+    c, p, burst, keeps_instant, price_us, price_rest, now_us)
 $$;

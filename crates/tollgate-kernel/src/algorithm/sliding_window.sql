@@ -11,28 +11,38 @@ returns bigint immutable language sql as $$
   select greatest(now_us, newest_us)
 $$;
 
--- Answers allowed, what is used before, the wait until the cost would fit, the time until the newest entry runs out, and the
--- total and the newest entry of the next state, in which the entries that have run out are no more.
+-- What has to go before a cost fits: 0 where it fits now, or never can.
+create or replace function {prefix}sliding_window_wanted(
+    total bigint, gone bigint, "limit" bigint, cost bigint)
+returns bigint immutable language sql as $$
+  select case when cost > 0 and cost <= "limit" then greatest(total - gone + cost - "limit", 0) else 0 end
+$$;
+
+-- Answers allowed, what is used before, the wait until the cost would fit, and the time until the newest entry runs out.
 create or replace function {prefix}sliding_window_charge(
     total bigint, newest_us bigint, gone bigint, enough_us bigint,
     "limit" bigint, window_us bigint, cost bigint, now_us bigint)
-returns table (allowed boolean, used bigint, wait_us bigint, last_us bigint, next_total bigint, next_newest_us bigint)
+returns table (allowed boolean, used bigint, wait_us bigint, last_us bigint)
 rows 1 immutable language sql as $$
   select cost > 0 and cost <= "limit" - (total - gone), total - gone,
          greatest(coalesce(enough_us + window_us - now_us, 0), 0),
-         case when newest_us = 0 then 0 else greatest(newest_us + window_us - now_us, 0) end,
-         total - gone + cost, now_us
+         case when newest_us = 0 then 0 else greatest(newest_us + window_us - now_us, 0) end
+$$;
+
+-- How long the log keeps entries once it was charged by a window: as long as the longest window that it was charged by.
+create or replace function {prefix}sliding_window_keep(keep_us bigint, window_us bigint)
+returns bigint immutable language sql as $$
+  select greatest(keep_us, window_us)
+$$;
+
+-- How many entries a log may keep before the oldest are merged.
+create or replace function {prefix}sliding_window_most("limit" bigint)
+returns bigint immutable language sql as $$
+  select "limit" + 64
 $$;
 
 -- How much of a debt is taken.
-create or replace function {prefix}sliding_window_debit(total bigint, gone bigint, amount bigint)
+create or replace function {prefix}sliding_window_debit(total bigint, amount bigint)
 returns bigint immutable language sql as $$
-  select least(amount, 9007199254740991 - (total - gone))
-$$;
-
--- The newest charges are undone first: what is left of the newest entry, and of the amount for those before it.
-create or replace function {prefix}sliding_window_refund(cost bigint, amount bigint)
-returns table (next_cost bigint, next_amount bigint)
-rows 1 immutable language sql as $$
-  select greatest(cost - amount, 0), greatest(amount - cost, 0)
+  select greatest(least(amount, 9007199254740991 - total), 0)
 $$;

@@ -1,16 +1,17 @@
 //! A charge as the server is asked it, and its answer as the kernel reads it.
 
 use tokio_postgres::Row;
-use tollgate_kernel::{Align, Cost, CounterState, Limit, Look, Rate, Reading, Strategy, WindowState};
+use tollgate_kernel::{Align, Cost, CounterState, Counts, Limit, Look, Rate, Reading, Strategy, WindowState};
 use uuid::Uuid;
 
 use super::statement::number;
 use crate::shared::{Part, Parts, name_of};
 use crate::{Charged, Failure, Item, Micros, Outcomes, StoreError, StoredLimit};
 
-/// How many numbers a part's parameters are told as, and how many an item is remembered as.
+/// How many numbers a part's parameters are told as, how many an item is remembered as, and how many a part is answered with.
 const PARAMETERS: usize = 5;
 const ASKED: usize = 7;
+const READING: usize = 8;
 
 /// The arrays of the functions `charge` and `peek`: one entry for each part, and five parameters.
 #[derive(Default)]
@@ -19,8 +20,6 @@ pub(super) struct Asked {
     pub(super) limits: Vec<String>,
     pub(super) strategies: Vec<i16>,
     pub(super) parameters: Vec<i64>,
-    pub(super) prices_us: Vec<i64>,
-    pub(super) prices_rest: Vec<i64>,
     pub(super) costs: Vec<i64>,
     pub(super) shadows: Vec<bool>,
 }
@@ -30,15 +29,12 @@ impl Asked {
         let mut asked = Asked::default();
         for part in &parts.parts {
             let limit = &part.limit.limit;
-            let (price_us, price_rest) = price(limit, part.cost);
             let mut parameters = parameters(limit);
             parameters.resize(PARAMETERS, 0);
             asked.keys.push(key_of(part.limit, part.key));
             asked.limits.push(part.limit.name.clone());
             asked.strategies.push(number(limit.strategy()));
             asked.parameters.extend(parameters);
-            asked.prices_us.push(price_us);
-            asked.prices_rest.push(price_rest);
             asked.costs.push(whole(part.cost.get()));
             asked.shadows.push(part.shadow);
         }
@@ -95,33 +91,37 @@ pub(super) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(
     row.try_get(index).map_err(|error| nonsense(format!("column {index}")).caused_by(error))
 }
 
-/// What the twin of a strategy found, from three numbers.
-pub(super) fn reading(strategy: Strategy, numbers: [i64; 3]) -> Result<Reading, StoreError> {
-    let [x, y, z] = [count(numbers[0])?, count(numbers[1])?, count(numbers[2])?];
-    Ok(match strategy {
-        Strategy::TokenBucket | Strategy::LeakyBucket => Reading::Bucket { us: Micros::new(x), rest: y },
-        Strategy::FixedWindow => Reading::Window(WindowState { end: Micros::new(x), count: y }),
-        Strategy::SlidingWindow => Reading::Log(Look { used: x, wait: Micros::new(y), last: Micros::new(z) }),
+/// What the twin of a limit's strategy found, from its numbers; what is not among them is zero.
+pub(super) fn reading(limit: &Limit, numbers: &[i64]) -> Result<Reading, StoreError> {
+    let number = |index: usize| count(numbers.get(index).copied().unwrap_or(0));
+    let us = |index| number(index).map(Micros::new);
+    Ok(match limit.strategy() {
+        Strategy::TokenBucket | Strategy::LeakyBucket => Reading::Bucket { us: us(0)?, rest: number(1)? },
+        Strategy::FixedWindow => {
+            Reading::Window(WindowState { end: us(0)?, count: number(1)?, start: us(2)? })
+        }
+        Strategy::SlidingWindow => Reading::Log(Look { used: number(0)?, wait: us(1)?, last: us(2)? }),
         Strategy::SlidingWindowCounter => {
-            Reading::Counter(CounterState { start: Micros::new(x), prev: y, cur: z })
+            // Counts of version 1 of the tables do not say by which window they were charged: it is the reader's.
+            let window = us(3)?;
+            let window = if window == Micros::ZERO { limit.window() } else { window };
+            Reading::Counter(CounterState {
+                newer: Counts { window, start: us(0)?, prev: number(1)?, cur: number(2)? },
+                older: Counts { window: us(4)?, start: us(5)?, prev: number(6)?, cur: number(7)? },
+            })
         }
-        Strategy::Concurrency => {
-            Reading::Leases(Look { used: x, wait: Micros::new(y), last: Micros::new(z) })
-        }
+        Strategy::Concurrency => Reading::Leases(Look { used: number(0)?, wait: us(1)?, last: us(2)? }),
     })
 }
 
-/// The readings of all parts, from three numbers each.
-pub(super) fn readings<'a>(
-    strategies: impl Iterator<Item = Strategy> + 'a,
-    numbers: &'a [i64],
-) -> Result<Vec<Reading>, StoreError> {
-    let strategies: Vec<Strategy> = strategies.collect();
-    if strategies.len() * 3 != numbers.len() {
-        return Err(nonsense(format!("{} numbers for {} limits", numbers.len(), strategies.len())));
+/// The readings of all parts, from eight numbers each.
+pub(super) fn readings(parts: &Parts<'_>, numbers: &[i64]) -> Result<Vec<Reading>, StoreError> {
+    let limits = parts.parts.len();
+    if limits * READING != numbers.len() {
+        return Err(nonsense(format!("{} numbers for {limits} limits", numbers.len())));
     }
-    let (triples, _) = numbers.as_chunks::<3>();
-    strategies.into_iter().zip(triples).map(|(strategy, &numbers)| reading(strategy, numbers)).collect()
+    let (chunks, _) = numbers.as_chunks::<READING>();
+    parts.parts.iter().zip(chunks).map(|(part, numbers)| reading(&part.limit.limit, numbers)).collect()
 }
 
 /// An instant from the server.
@@ -165,7 +165,7 @@ pub(super) fn remembered(items: &[Item<'_>], parts: &Parts<'_>) -> Vec<i64> {
 /// The answer that a held charge was given, from what was remembered of it.
 pub(super) fn answer_again(remembered: &[i64], numbers: &[i64], at: Micros) -> Result<Charged, StoreError> {
     let (items, rest) = remembered.as_chunks::<ASKED>();
-    let (triples, _) = numbers.as_chunks::<3>();
+    let (found, _) = numbers.as_chunks::<READING>();
     if !rest.is_empty() {
         return Err(nonsense("a held charge of another version"));
     }
@@ -173,9 +173,9 @@ pub(super) fn answer_again(remembered: &[i64], numbers: &[i64], at: Micros) -> R
     for &[strategy, a, b, c, cost, _shadow, part] in items {
         let limit = limit_of(strategy, [count(a)?, count(b)?, count(c)?])?;
         let cost = Cost::new(cost.cast_unsigned()).ok_or_else(|| nonsense("a held charge of nothing"))?;
-        let triple = usize::try_from(part).ok().and_then(|part| triples.get(part));
-        let &triple = triple.ok_or_else(|| nonsense("a held charge without its readings"))?;
-        outcomes.push(limit.answer(&reading(limit.strategy(), triple)?, cost, at));
+        let found = usize::try_from(part).ok().and_then(|part| found.get(part));
+        let found = found.ok_or_else(|| nonsense("a held charge without its readings"))?;
+        outcomes.push(limit.answer(&reading(&limit, found)?, cost, at));
     }
     // Only what was admitted is held.
     Ok(Charged { allowed: true, outcomes })
@@ -207,19 +207,23 @@ mod tests {
         let rate: Rate = "7/s".parse().unwrap();
         let now = Micros::from_secs(100);
         for (limit, numbers) in [
-            (Limit::token_bucket(rate, 9), [142_857, 1, 0]),
-            (Limit::leaky_bucket(rate, 9), [142_857, 1, 0]),
-            (Limit::fixed_window(9, second), [100_500_000, 3, 0]),
-            (Limit::clock_window(9, second), [101_000_000, 3, 0]),
-            (Limit::sliding_window(9, second), [3, 0, 400_000]),
-            (Limit::sliding_window_counter(9, second), [100_000_000, 2, 3]),
-            (Limit::concurrency(9, second), [3, 0, 400_000]),
+            (Limit::token_bucket(rate, 9), [142_857, 1, 0, 0, 0, 0, 0, 0]),
+            (Limit::leaky_bucket(rate, 9), [142_857, 1, 0, 0, 0, 0, 0, 0]),
+            (Limit::fixed_window(9, second), [100_500_000, 3, 99_500_000, 0, 0, 0, 0, 0]),
+            (Limit::clock_window(9, second), [101_000_000, 3, 100_000_000, 0, 0, 0, 0, 0]),
+            (Limit::sliding_window(9, second), [3, 0, 400_000, 0, 0, 0, 0, 0]),
+            (Limit::sliding_window_counter(9, second), [100_000_000, 2, 3, 0, 0, 0, 0, 0]),
+            (
+                Limit::sliding_window_counter(9, second),
+                [100_000_000, 1, 1, 1_000_000, 3_000_000, 99_000_000, 2, 1],
+            ),
+            (Limit::concurrency(9, second), [3, 0, 400_000, 0, 0, 0, 0, 0]),
         ] {
             let stored = StoredLimit::new("api", limit.unwrap());
             let item = Item { limit: &stored, key: "k", cost: Cost::new(2).unwrap(), shadow: false };
             let items = [item, item];
             let parts = Parts::of(&items);
-            let reading = reading(stored.limit.strategy(), numbers).unwrap();
+            let reading = reading(&stored.limit, &numbers).unwrap();
             let expected = parts.conclude(&parts.outcomes([reading], now), true).unwrap();
             assert_eq!(answer_again(&remembered(&items, &parts), &numbers, now).unwrap(), expected);
         }
@@ -227,10 +231,12 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_an_error_and_never_an_answer() {
-        assert!(reading(Strategy::FixedWindow, [-1, 0, 0]).is_err());
-        assert!(readings([Strategy::FixedWindow].into_iter(), &[1, 2]).is_err());
+        let stored = StoredLimit::new("api", Limit::fixed_window(9, Micros::from_secs(1)).unwrap());
+        let item = Item { limit: &stored, key: "k", cost: Cost::ONE, shadow: false };
+        assert!(reading(&stored.limit, &[-1, 0, 0]).is_err());
+        assert!(readings(&Parts::of(&[item]), &[1, 2]).is_err());
         assert!(answer_again(&[1, 2, 3], &[], Micros::ZERO).is_err());
-        assert!(answer_again(&[9, 1, 1, 1, 1, 0, 0], &[0, 0, 0], Micros::ZERO).is_err());
-        assert!(answer_again(&[3, 1, 1, 1, 1, 0, 5], &[0, 0, 0], Micros::ZERO).is_err());
+        assert!(answer_again(&[9, 1, 1, 1, 1, 0, 0], &[0; READING], Micros::ZERO).is_err());
+        assert!(answer_again(&[3, 1, 1, 1, 1, 0, 5], &[0; READING], Micros::ZERO).is_err());
     }
 }

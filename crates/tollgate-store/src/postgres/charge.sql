@@ -1,5 +1,6 @@
 -- What touches the tables, for every charge that is more than one statement (see upsert/): several limits at once, held
--- charges, logs and leases. It reads state, asks the twins and writes state, and does no arithmetic of limits itself.
+-- charges, logs and leases. It reads state, asks the twins and writes state, and does no arithmetic of limits itself. The entries of
+-- logs and leases are in entries.sql.
 --
 -- The order of locks is the same everywhere: the held charge, then the states by key; so nobody waits in a ring. Every function
 -- takes the time by a test's clock, or null for the server's, and the instant after which nothing may change any more; what
@@ -20,86 +21,103 @@ begin
 end
 $$;
 
--- What one limit says of one part of a charge: whether it fits, the three numbers that tell what was found, the next state, and
--- the instant that the charge would count from.
+-- What is remembered of a key that was never charged.
+create or replace function {prefix}fresh(part_key uuid) returns {prefix}state immutable language sql as $$
+  select row(part_key, '', 0, 0, 0, false, 0, 0, 0, null, null, null, null)::{prefix}state
+$$;
+
+-- What one limit says of one part of a charge: whether it fits, the eight numbers that tell what was found, the next state, and the
+-- instant that the charge would count from; of a lease, when it would end. A log is changed by log_take, and leases are inserted, once
+-- it is known that the whole charge passes.
 create or replace function {prefix}look(
-    part_key uuid, strategy smallint, p1 bigint, p2 bigint, p3 bigint, p4 bigint,
-    price_us bigint, price_rest bigint, state_a bigint, state_b bigint, state_c bigint, now_us bigint)
-returns {prefix}said stable language plpgsql as $$
+    seen {prefix}state, strategy smallint, parameters bigint[], cost bigint, now_us bigint,
+    out allowed boolean, out reading bigint[], out next_state {prefix}state, out charged_at_us bigint)
+stable language plpgsql as $$
 #variable_conflict use_variable
 declare
-  said {prefix}said;
+  price bigint;
   gone bigint;
+  wanted bigint;
   enough_us bigint;
+  x bigint;
+  y bigint;
+  z bigint := 0;
 begin
-  said.next_c := 0;
-  said.z := 0;
-  said.charged_at_us := now_us;
+  next_state := seen;
+  charged_at_us := now_us;
   if strategy = 1 or strategy = 2 then
+    -- What fits ever is at most a full bucket, so its price is at most 2^62.
+    price := case when cost <= parameters[3] then cost * parameters[2] else -parameters[1] end;
     if strategy = 1 then
-      select bucket.* into said.allowed, said.x, said.y, said.next_a, said.next_b
-      from {prefix}token_bucket_charge(state_a, state_b, p1, p3, p4, price_us, price_rest, now_us) as bucket;
+      select bucket.* into allowed, x, y, next_state.a, next_state.b, next_state.extra
+      from {prefix}token_bucket_charge(
+        seen.a, seen.b, seen.d, seen.e, seen.f, seen.extra,
+        parameters[1], parameters[2], parameters[3], parameters[5],
+        price / parameters[1], price % parameters[1], now_us) as bucket;
     else
-      select bucket.* into said.allowed, said.x, said.y, said.next_a, said.next_b
-      from {prefix}leaky_bucket_charge(state_a, state_b, p1, p3, p4, price_us, price_rest, now_us) as bucket;
+      select bucket.* into allowed, x, y, next_state.a, next_state.b, next_state.extra
+      from {prefix}leaky_bucket_charge(
+        seen.a, seen.b, seen.d, seen.e, seen.f, seen.extra,
+        parameters[1], parameters[2], parameters[3], parameters[5],
+        price / parameters[1], price % parameters[1], now_us) as bucket;
     end if;
-    said.next_tail_us := 1;
-  elsif strategy = 3 then
-    said.x := state_a;
-    said.y := state_b;
-    select fixed.* into said.allowed, said.next_a, said.next_b
-    from {prefix}fixed_window_charge(state_a, state_b, p1, p2, p3, price_us, now_us) as fixed;
-    said.next_tail_us := 0;
-    said.charged_at_us := {prefix}fixed_window_charged_at(said.next_a, p2, now_us);
-  elsif strategy = 5 then
-    said.x := state_a;
-    said.y := state_b;
-    said.z := state_c;
-    select counter.* into said.allowed, said.next_a, said.next_b, said.next_c
-    from {prefix}sliding_window_counter_charge(state_a, state_b, state_c, p1, p2, price_us, now_us) as counter;
-    said.next_tail_us := 2 * p2;
-    said.charged_at_us := {prefix}sliding_window_counter_charged_at(said.next_a, now_us);
-  elsif strategy = 4 then
-    said.charged_at_us := {prefix}sliding_window_now(state_a, now_us);
-    select coalesce(sum(execution.cost), 0)::bigint into gone
-    from {prefix}execution as execution where execution.key = part_key and execution.at_us <= said.charged_at_us - p2;
-    if price_us > p1 - (state_b - gone) then
-      select log.at_us into enough_us
-      from (select execution.at_us, sum(execution.cost) over (order by execution.at_us) as run_out
-            from {prefix}execution as execution where execution.key = part_key) as log
-      where state_b - log.run_out + price_us <= p1 order by log.at_us limit 1;
-    end if;
-    select log.* into said.allowed, said.x, said.y, said.z, said.next_b, said.next_a
-    from {prefix}sliding_window_charge(state_b, state_a, gone, enough_us, p1, p2, price_us, said.charged_at_us) as log;
-    said.next_tail_us := p2;
-  else
-    said.charged_at_us := {prefix}concurrency_now(state_a, p2, now_us);
-    select coalesce(sum(lease.cost), 0)::bigint into gone
-    from {prefix}lease as lease where lease.key = part_key and lease.end_us <= said.charged_at_us;
-    if price_us > p1 - (state_b - gone) then
-      select leases.end_us into enough_us
-      from (select lease.end_us, sum(lease.cost) over (order by lease.end_us) as over
-            from {prefix}lease as lease where lease.key = part_key) as leases
-      where state_b - leases.over + price_us <= p1 order by leases.end_us limit 1;
-    end if;
-    select leases.* into said.allowed, said.x, said.y, said.z, said.next_b, said.next_a
-    from {prefix}concurrency_acquire(state_b, state_a, gone, enough_us, p1, p2, price_us, said.charged_at_us) as leases;
-    said.next_tail_us := 0;
+    next_state.d := parameters[1];
+    next_state.e := parameters[2];
+    next_state.f := parameters[3];
+    reading := array[x, y, 0, 0, 0, 0, 0, 0];
+    return;
   end if;
-  return said;
+  if cost > parameters[1] then
+    cost := -1;
+  end if;
+  if strategy = 3 then
+    reading := array[seen.a, seen.b, greatest(coalesce(seen.d, seen.a - parameters[2]), 0), 0, 0, 0, 0, 0];
+    select fixed.* into allowed, next_state.a, next_state.b, next_state.d
+    from {prefix}fixed_window_charge(
+      seen.a, seen.b, seen.d, parameters[1], parameters[2], parameters[3], cost, now_us) as fixed;
+    charged_at_us := {prefix}fixed_window_charged_at(next_state.a, next_state.d, parameters[2], now_us);
+  elsif strategy = 5 then
+    reading := array[seen.a, seen.b, seen.c, coalesce(seen.d, 0),
+                     coalesce(seen.extra[1], 0), coalesce(seen.extra[2], 0), coalesce(seen.extra[3], 0), coalesce(seen.extra[4], 0)];
+    select counter.* into allowed, next_state.d, next_state.a, next_state.b, next_state.c, next_state.extra
+    from {prefix}sliding_window_counter_charge(
+      seen.d, seen.a, seen.b, seen.c, seen.extra, parameters[1], parameters[2], cost, now_us) as counter;
+    charged_at_us := {prefix}sliding_window_counter_charged_at(next_state.a, next_state.extra, now_us);
+  elsif strategy = 4 then
+    charged_at_us := {prefix}sliding_window_now(seen.a, now_us);
+    gone := {prefix}log_sum_until(seen, charged_at_us - parameters[2]);
+    wanted := {prefix}sliding_window_wanted(seen.b, gone, parameters[1], cost);
+    if wanted > 0 then
+      enough_us := {prefix}log_first_to_sum(seen, gone + wanted);
+    end if;
+    select log.* into allowed, x, y, z
+    from {prefix}sliding_window_charge(
+      seen.b, seen.a, gone, enough_us, parameters[1], parameters[2], cost, charged_at_us) as log;
+    reading := array[x, y, z, 0, 0, 0, 0, 0];
+  else
+    charged_at_us := {prefix}concurrency_end(parameters[2], now_us);
+    gone := {prefix}leases_ended(seen, now_us);
+    wanted := {prefix}concurrency_wanted(seen.b, gone, parameters[1], cost);
+    if wanted > 0 then
+      enough_us := {prefix}leases_first_to_sum(seen, seen.b - gone, wanted, now_us);
+    end if;
+    select leases.* into allowed, x, y, z
+    from {prefix}concurrency_acquire(seen.b, seen.a, gone, enough_us, parameters[1], cost, now_us) as leases;
+    reading := array[x, y, z, 0, 0, 0, 0, 0];
+  end if;
 end
 $$;
 
 -- Answers as charge would, and changes nothing. It sees all tables as of one instant.
 create or replace function {prefix}peek(
-    part_keys uuid[], part_strategies smallint[], part_parameters bigint[], part_prices_us bigint[],
-    part_prices_rest bigint[], part_shadows boolean[], clock_us bigint,
+    part_keys uuid[], part_strategies smallint[], part_parameters bigint[], part_costs bigint[], part_shadows boolean[],
+    clock_us bigint,
     out passed boolean, out decided_us bigint, out server_us bigint, out readings bigint[])
 stable language plpgsql as $$
 declare
   part integer;
   seen {prefix}state;
-  said {prefix}said;
+  said record;
 begin
   passed := true;
   readings := '{}';
@@ -107,34 +125,44 @@ begin
   from {prefix}state as s where s.key = any (part_keys);
   for part in 1 .. cardinality(part_keys) loop
     select s.* into seen from {prefix}state as s where s.key = part_keys[part];
+    if seen.key is null then
+      seen := {prefix}fresh(part_keys[part]);
+    end if;
     said := {prefix}look(
-      part_keys[part], part_strategies[part], part_parameters[5 * part - 4], part_parameters[5 * part - 3],
-      part_parameters[5 * part - 2], part_parameters[5 * part - 1], part_prices_us[part], part_prices_rest[part],
-      coalesce(seen.a, 0), coalesce(seen.b, 0), coalesce(seen.c, 0), decided_us);
+      seen, part_strategies[part], part_parameters[5 * part - 4 : 5 * part], part_costs[part], decided_us);
     passed := passed and (said.allowed or part_shadows[part]);
-    readings := readings || array[said.x, said.y, said.z];
+    readings := readings || said.reading;
   end loop;
   server_us := {prefix}now_us();
 end
 $$;
 
+-- Whether a cost can ever fit.
+create or replace function {prefix}can_fit(strategy smallint, parameters bigint[], cost bigint)
+returns boolean immutable language sql as $$
+  select cost <= case when strategy <= 2 then parameters[3] else parameters[1] end
+$$;
+
 -- Charges all parts or none. A charge that is held already is answered with what was asked and found then.
 create or replace function {prefix}charge(
-    part_keys uuid[], part_limits text[], part_strategies smallint[], part_parameters bigint[], part_prices_us bigint[],
-    part_prices_rest bigint[], part_costs bigint[], part_shadows boolean[],
+    part_keys uuid[], part_limits text[], part_strategies smallint[], part_parameters bigint[], part_costs bigint[],
+    part_shadows boolean[],
     hold_id uuid, hold_ttl_us bigint, hold_asked bigint[], clock_us bigint, not_after timestamptz,
     out passed boolean, out decided_us bigint, out server_us bigint, out readings bigint[], out asked_before bigint[])
 volatile language plpgsql as $$
 declare
   parts constant integer := cardinality(part_keys);
   part integer;
+  parameters bigint[];
+  fits boolean[] := '{}';
+  never boolean := false;
   held {prefix}hold;
   made uuid[];
   seen {prefix}state;
   states {prefix}state[] := array_fill(null::{prefix}state, array[parts]);
-  locked integer := 0;
-  said {prefix}said;
-  says {prefix}said[] := '{}';
+  said record;
+  allows boolean[] := '{}';
+  nexts {prefix}state[] := '{}';
   charged integer[] := '{}';
   charged_at bigint[] := '{}';
   ttl_us bigint := hold_ttl_us;
@@ -152,21 +180,17 @@ begin
     end if;
   end if;
 
-  -- What can never pass changes nothing, so it is only looked at.
   for part in 1 .. parts loop
-    if part_prices_us[part] < 0 and not part_shadows[part] then
-      select p.* into passed, decided_us, server_us, readings
-      from {prefix}peek(part_keys, part_strategies, part_parameters, part_prices_us, part_prices_rest, part_shadows, clock_us)
-        as p;
-      return;
-    end if;
+    fits[part] := {prefix}can_fit(part_strategies[part], part_parameters[5 * part - 4 : 5 * part], part_costs[part]);
+    never := never or not (fits[part] or part_shadows[part]);
   end loop;
-
-  made := {prefix}make_states(part_keys, part_limits, part_prices_us);
+  -- What can never pass makes nothing.
+  if not never then
+    made := {prefix}make_states(part_keys, part_limits, fits);
+  end if;
   for seen in select s.* from {prefix}state as s where s.key = any (part_keys) order by s.key for update loop
     states[array_position(part_keys, seen.key)] := seen;
     decided_us := greatest(decided_us, seen.at_us);
-    locked := locked + 1;
   end loop;
   perform {prefix}refuse_if_late(not_after);
   decided_us := greatest(coalesce(clock_us, {prefix}now_us()), decided_us);
@@ -175,16 +199,22 @@ begin
   readings := '{}';
   for part in 1 .. parts loop
     seen := states[part];
-    if seen.key is null and part_prices_us[part] >= 0 then
-      raise exception 'a key was forgotten just now' using errcode = 'serialization_failure';
+    if seen.key is null then
+      if fits[part] and not never then
+        raise exception 'a key was forgotten just now' using errcode = 'serialization_failure';
+      end if;
+      seen := {prefix}fresh(part_keys[part]);
+    elsif part_strategies[part] = 6 then
+      seen := {prefix}leases_drop_ended(seen, decided_us);
     end if;
     said := {prefix}look(
-      part_keys[part], part_strategies[part], part_parameters[5 * part - 4], part_parameters[5 * part - 3],
-      part_parameters[5 * part - 2], part_parameters[5 * part - 1], part_prices_us[part], part_prices_rest[part],
-      coalesce(seen.a, 0), coalesce(seen.b, 0), coalesce(seen.c, 0), decided_us);
+      seen, part_strategies[part], part_parameters[5 * part - 4 : 5 * part], part_costs[part], decided_us);
     passed := passed and (said.allowed or part_shadows[part]);
-    readings := readings || array[said.x, said.y, said.z];
-    says[part] := said;
+    readings := readings || said.reading;
+    states[part] := seen;
+    nexts[part] := said.next_state;
+    allows[part] := said.allowed;
+    charged_at[part] := said.charged_at_us;
   end loop;
 
   if not passed then
@@ -193,29 +223,36 @@ begin
       raise exception 'the same charge was held just now' using errcode = 'serialization_failure';
     end if;
     delete from {prefix}state as s where s.key = any (made);
+    for part in 1 .. parts loop
+      if part_keys[part] = any (made) is not true then
+        perform {prefix}adopt(states[part], part_strategies[part], part_parameters[5 * part - 4 : 5 * part], decided_us);
+      end if;
+    end loop;
     server_us := {prefix}now_us();
     return;
   end if;
 
   for part in 1 .. parts loop
-    said := says[part];
-    continue when not said.allowed;
-    perform {prefix}write_state(part_keys[part], said.next_a, said.next_b, said.next_c, decided_us, said.next_tail_us);
-    if part_strategies[part] = 4 then
-      perform {prefix}write_execution(
-        part_keys[part], said.charged_at_us - part_parameters[5 * part - 3], said.charged_at_us, part_prices_us[part]);
-    elsif part_strategies[part] = 6 then
-      perform {prefix}write_lease(
-        part_keys[part], said.charged_at_us, said.next_a, coalesce(hold_id, '00000000-0000-0000-0000-000000000000'),
-        part_prices_us[part]);
-      -- A lease is held at least as long as it lasts.
-      ttl_us := greatest(ttl_us, part_parameters[5 * part - 3]);
+    seen := nexts[part];
+    parameters := part_parameters[5 * part - 4 : 5 * part];
+    if not allows[part] then
+      perform {prefix}adopt(states[part], part_strategies[part], parameters, decided_us);
+      continue;
     end if;
+    if part_strategies[part] = 4 then
+      seen := {prefix}log_take(seen, parameters[1], parameters[2], part_costs[part], charged_at[part]);
+    elsif part_strategies[part] = 6 then
+      seen := {prefix}leases_insert(
+        seen, charged_at[part], coalesce(hold_id, '00000000-0000-0000-0000-000000000000'), part_costs[part]);
+      -- A lease is held at least as long as it lasts.
+      ttl_us := greatest(ttl_us, parameters[2]);
+    end if;
+    perform {prefix}write_state(seen, part_strategies[part], decided_us);
     charged := charged || part;
-    charged_at := charged_at || said.charged_at_us;
   end loop;
 
-  if hold_id is not null then
+  -- Where nothing was charged there is nothing to settle, and nothing is kept.
+  if hold_id is not null and cardinality(charged) > 0 then
     insert into {prefix}hold as h (
       id, keys, limit_names, strategies, parameters, costs, charged_at_us, asked, readings, at_us, ttl_us, end_us, settled)
     select hold_id, coalesce(array_agg(part_keys[c.part] order by c.n), '{}'),
@@ -224,7 +261,8 @@ begin
            coalesce((select array_agg(part_parameters[5 * d.part - 5 + i] order by d.n, i)
                      from unnest(charged) with ordinality as d (part, n), generate_series(1, 5) as i), '{}'),
            coalesce(array_agg(part_costs[c.part] order by c.n), '{}'),
-           charged_at, hold_asked, readings, decided_us, ttl_us, decided_us + ttl_us, false
+           coalesce(array_agg(charged_at[c.part] order by c.n), '{}'),
+           hold_asked, readings, decided_us, ttl_us, decided_us + ttl_us, false
     from unnest(charged) with ordinality as c (part, n)
     on conflict (id) do update set
       keys = excluded.keys, limit_names = excluded.limit_names, strategies = excluded.strategies,
@@ -242,7 +280,7 @@ $$;
 
 -- Makes the missing states of parts that can fit, in the order of keys, before any is locked. Answers which it made. (Like all
 -- functions here that touch tables it is plpgsql, which keeps its plans; a function in plain SQL would be planned at each call.)
-create or replace function {prefix}make_states(part_keys uuid[], part_limits text[], part_prices_us bigint[])
+create or replace function {prefix}make_states(part_keys uuid[], part_limits text[], part_fits boolean[])
 returns uuid[] volatile language plpgsql as $$
 declare
   made uuid[];
@@ -250,8 +288,8 @@ begin
   with new as (
     insert into {prefix}state (key, limit_name, a, b, c, admitted, at_us, tail_us, sweep_us)
     select part.key, part.limit_name, 0, 0, 0, false, 0, 0, 0
-    from unnest(part_keys, part_limits, part_prices_us) as part (key, limit_name, price_us)
-    where part.price_us >= 0 and not exists (select from {prefix}state as s where s.key = part.key)
+    from unnest(part_keys, part_limits, part_fits) as part (key, limit_name, fits)
+    where part.fits and not exists (select from {prefix}state as s where s.key = part.key)
     order by part.key
     on conflict (key) do nothing
     returning key)
@@ -260,34 +298,49 @@ begin
 end
 $$;
 
-create or replace function {prefix}write_state(
-    part_key uuid, next_a bigint, next_b bigint, next_c bigint, now_us bigint, next_tail_us bigint)
+-- Writes a state. It says no more than none would once all that is in it has run out, by the numbers that it was written under.
+create or replace function {prefix}write_state(next_state {prefix}state, strategy smallint, now_us bigint)
 returns void volatile language plpgsql as $$
 begin
+  if strategy <= 2 then
+    next_state.tail_us := {prefix}token_bucket_tail_us(
+      next_state.a, next_state.d, next_state.e, next_state.f, next_state.extra);
+  elsif strategy = 5 then
+    next_state.tail_us := greatest(2 * next_state.d, next_state.extra[2] + 2 * next_state.extra[1] - next_state.a);
+  elsif strategy <> 4 then
+    next_state.tail_us := 0;
+  end if;
   update {prefix}state as s
-  set a = next_a, b = next_b, c = next_c, admitted = true, at_us = now_us, tail_us = next_tail_us
-  where s.key = part_key;
+  set a = next_state.a, b = next_state.b, c = next_state.c, d = next_state.d, e = next_state.e, f = next_state.f,
+      extra = next_state.extra,
+      admitted = true, at_us = now_us, tail_us = next_state.tail_us
+  where s.key = next_state.key;
 end
 $$;
 
--- Adds to the log, and drops from it what ran out by gone_us.
-create or replace function {prefix}write_execution(part_key uuid, gone_us bigint, now_us bigint, charged bigint)
+-- Writes what these numbers make of a state that was written under others, where that is anything: the conversion of a bucket, and how
+-- long a log keeps its entries. A charge does so for each of its limits that is not charged.
+create or replace function {prefix}adopt(seen {prefix}state, strategy smallint, parameters bigint[], now_us bigint)
 returns void volatile language plpgsql as $$
+declare
+  adopted bigint[];
 begin
-  delete from {prefix}execution as e where e.key = part_key and e.at_us <= gone_us;
-  insert into {prefix}execution as e (key, at_us, cost) values (part_key, now_us, charged)
-  on conflict (key, at_us) do update set cost = e.cost + excluded.cost;
-end
-$$;
-
--- Adds a lease, and drops those that have ended by now_us.
-create or replace function {prefix}write_lease(
-    part_key uuid, now_us bigint, lease_end_us bigint, lease_holder uuid, charged bigint)
-returns void volatile language plpgsql as $$
-begin
-  delete from {prefix}lease as l where l.key = part_key and l.end_us <= now_us;
-  insert into {prefix}lease as l (key, end_us, holder, cost) values (part_key, lease_end_us, lease_holder, charged)
-  on conflict (key, end_us, holder) do update set cost = l.cost + excluded.cost;
+  if strategy <= 2 and seen.d is not null
+      and (seen.d <> parameters[1] or seen.e <> parameters[2] or seen.f <> parameters[3]) then
+    adopted := {prefix}token_bucket_adopted(
+      seen.a, seen.b, seen.d, seen.e, seen.f, seen.extra,
+      parameters[1], parameters[2], parameters[3], parameters[5], now_us);
+    seen.a := adopted[1];
+    seen.b := adopted[2];
+    seen.extra := {prefix}token_bucket_extra(adopted);
+    seen.d := parameters[1];
+    seen.e := parameters[2];
+    seen.f := parameters[3];
+    perform {prefix}write_state(seen, strategy, now_us);
+  elsif strategy = 4 and seen.c > 0 and parameters[2] > seen.tail_us then
+    seen.tail_us := {prefix}sliding_window_keep(seen.tail_us, parameters[2]);
+    perform {prefix}write_state(seen, strategy, now_us);
+  end if;
 end
 $$;
 

@@ -33,40 +33,18 @@ create or replace function {prefix}refund_state(
     seen {prefix}state, strategy smallint, parameters bigint[], amount bigint, now_us bigint)
 returns void volatile language plpgsql as $$
 #variable_conflict use_variable
-declare
-  charged_at_us bigint := now_us;
-  next_a bigint;
-  next_b bigint;
-  next_c bigint;
-  entry record;
-  rest bigint;
-  left_over bigint := amount;
 begin
   if strategy = 5 then
-    select counter.* into next_a, next_b, next_c
-    from {prefix}sliding_window_counter_refund(seen.a, seen.b, seen.c, parameters[2], amount, now_us) as counter;
-    perform {prefix}write_state(seen.key, next_a, next_b, next_c, now_us, 2 * parameters[2]);
+    seen := {prefix}with_counts(seen, {prefix}sliding_window_counter_refund(
+      {prefix}newer_counts(seen, parameters[2]), {prefix}older_counts(seen), amount, now_us));
+    perform {prefix}write_state(seen, strategy, now_us);
   elsif strategy = 4 then
-    next_a := 0;
-    for entry in
-      select e.at_us, e.cost from {prefix}execution as e where e.key = seen.key order by e.at_us desc
-    loop
-      next_a := entry.at_us;
-      exit when left_over = 0;
-      select log.* into rest, left_over from {prefix}sliding_window_refund(entry.cost, left_over) as log;
-      if rest > 0 then
-        update {prefix}execution as e set cost = rest where e.key = seen.key and e.at_us = entry.at_us;
-        exit;
-      end if;
-      delete from {prefix}execution as e where e.key = seen.key and e.at_us = entry.at_us;
-      next_a := 0;
-    end loop;
-    perform {prefix}write_state(seen.key, next_a, seen.b - (amount - left_over), 0, now_us, seen.tail_us);
+    perform {prefix}write_state({prefix}log_refund(seen, amount), strategy, now_us);
+  elsif strategy = 3 then
+    perform {prefix}give_back(
+      seen, strategy, parameters, amount, {prefix}fixed_window_charged_at(seen.a, seen.d, parameters[2], now_us), amount, now_us);
   else
-    if strategy = 3 then
-      charged_at_us := {prefix}fixed_window_charged_at(seen.a, parameters[2], now_us);
-    end if;
-    perform {prefix}give_back(seen, strategy, parameters, amount, charged_at_us, now_us);
+    perform {prefix}give_back(seen, strategy, parameters, amount, now_us, amount, now_us);
   end if;
 end
 $$;

@@ -18,7 +18,7 @@ use super::statement::{MIGRATIONS, functions, with_prefix};
 use crate::{Failure, StoreError};
 
 /// The version of the tables that this program makes and understands: the number of the last migration.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 
 /// The oldest server that has all that is needed.
 const OLDEST_SERVER: i32 = 13;

@@ -54,7 +54,7 @@ begin
 
   perform {prefix}make_states(held.keys, held.limit_names, (
     -- Only a debt needs a state where there is none.
-    select array_agg(case when r.cost > h.cost then 0 else -1 end order by r.n)
+    select array_agg(r.cost > h.cost order by r.n)
     from unnest(real_costs) with ordinality as r (cost, n) join unnest(held.costs) with ordinality as h (cost, n) using (n)));
   states := array_fill(null::{prefix}state, array[greatest(parts, 1)]);
   for seen in select s.* from {prefix}state as s where s.key = any (held.keys) order by s.key for update loop
@@ -65,15 +65,22 @@ begin
   now_us := greatest(now_us, coalesce(clock_us, {prefix}now_us()));
 
   if kind = 'renew' then
+    -- A lease that has run out is lost, and then so is the hold on it.
+    verdict := 'unknown';
     for part in 1 .. parts loop
-      continue when held.strategies[part] <> 6;
-      if not {prefix}renew_lease(states[part], hold_id, held.parameters[5 * part - 3], now_us) then
-        -- A lease that has run out is lost, and then so is the hold on it.
-        verdict := 'unknown';
+      if held.strategies[part] = 6 and held.charged_at_us[part] <= now_us then
         return;
       end if;
     end loop;
-    update {prefix}hold as h set end_us = now_us + h.ttl_us where h.id = hold_id;
+    for part in 1 .. parts loop
+      continue when held.strategies[part] <> 6;
+      held.charged_at_us[part] := {prefix}renew_lease(
+        states[part], hold_id, held.charged_at_us[part], held.parameters[5 * part - 3], now_us);
+      if held.charged_at_us[part] is null then
+        return;
+      end if;
+    end loop;
+    update {prefix}hold as h set end_us = now_us + h.ttl_us, charged_at_us = held.charged_at_us where h.id = hold_id;
     verdict := 'done';
     server_us := {prefix}now_us();
     return;
@@ -82,14 +89,14 @@ begin
   is_found := parts = 0;
   for part in 1 .. parts loop
     if held.strategies[part] = 6 then
-      is_found := {prefix}release_lease(states[part], hold_id, held.parameters[5 * part - 3], now_us) or is_found;
+      is_found := {prefix}release_lease(states[part], hold_id, held.charged_at_us[part], now_us) or is_found;
       continue;
     end if;
     is_found := true;
     if real_costs[part] < held.costs[part] then
       perform {prefix}give_back(
         states[part], held.strategies[part], held.parameters[5 * part - 4 : 5 * part],
-        held.costs[part] - real_costs[part], held.charged_at_us[part], now_us);
+        held.costs[part], held.charged_at_us[part], held.costs[part] - real_costs[part], now_us);
     elsif real_costs[part] > held.costs[part] then
       if states[part] is null then
         raise exception 'a key was forgotten just now' using errcode = 'serialization_failure';
@@ -105,42 +112,52 @@ begin
 end
 $$;
 
--- Returns an amount into the state it was taken from. Of a key that is no longer remembered there is nothing to give back.
+-- Both sets of counts of a sliding window counter, as its twin takes them.
+create or replace function {prefix}newer_counts(seen {prefix}state, window_us bigint) returns bigint[] immutable language sql as $$
+  select array[case when seen.a = 0 then 0 else coalesce(seen.d, window_us) end, seen.a, seen.b, seen.c]
+$$;
+
+create or replace function {prefix}older_counts(seen {prefix}state) returns bigint[] immutable language sql as $$
+  select coalesce(seen.extra, '{0, 0, 0, 0}')
+$$;
+
+create or replace function {prefix}with_counts(seen {prefix}state, counts bigint[])
+returns {prefix}state immutable language plpgsql as $$
+begin
+  seen.d := counts[1];
+  seen.a := counts[2];
+  seen.b := counts[3];
+  seen.c := counts[4];
+  seen.extra := case when counts[5] = 0 then null else counts[5 : 8] end;
+  return seen;
+end
+$$;
+
+-- Returns an amount of what a charge took into the state it was taken from, which stays under the numbers it is written under. Of a
+-- key that is no longer remembered there is nothing to give back.
 create or replace function {prefix}give_back(
-    seen {prefix}state, strategy smallint, parameters bigint[], amount bigint, charged_at_us bigint, now_us bigint)
+    seen {prefix}state, strategy smallint, parameters bigint[],
+    taken_cost bigint, taken_at_us bigint, amount bigint, now_us bigint)
 returns void volatile language plpgsql as $$
 #variable_conflict use_variable
-declare
-  next_a bigint := seen.a;
-  next_b bigint := seen.b;
-  next_c bigint := seen.c;
-  entry bigint;
 begin
   if seen.key is null then
     return;
   elsif strategy = 1 or strategy = 2 then
-    select bucket.* into next_a, next_b
-    from {prefix}token_bucket_give_back(seen.a, seen.b, parameters[1], parameters[2], amount, now_us) as bucket;
+    select bucket.* into seen.a, seen.b, seen.d, seen.e, seen.f, seen.extra
+    from {prefix}token_bucket_give_back(
+      seen.a, seen.b, seen.d, seen.e, seen.f, seen.extra,
+      parameters[1], parameters[2], parameters[3], parameters[5],
+      taken_cost, taken_at_us, amount, now_us) as bucket;
   elsif strategy = 3 then
-    select fixed.* into next_a, next_b
-    from {prefix}fixed_window_give_back(seen.a, seen.b, parameters[2], amount, charged_at_us, now_us) as fixed;
+    seen.b := {prefix}fixed_window_give_back(seen.a, seen.b, seen.d, parameters[2], taken_at_us, amount, now_us);
   elsif strategy = 5 then
-    select counter.* into next_a, next_b, next_c
-    from {prefix}sliding_window_counter_give_back(
-      seen.a, seen.b, seen.c, parameters[2], amount, charged_at_us, now_us) as counter;
+    seen := {prefix}with_counts(seen, {prefix}sliding_window_counter_give_back(
+      {prefix}newer_counts(seen, parameters[2]), {prefix}older_counts(seen), parameters[2], taken_at_us, amount, now_us));
   elsif strategy = 4 then
-    select e.cost into entry from {prefix}execution as e where e.key = seen.key and e.at_us = charged_at_us;
-    if entry is null then
-      return;
-    elsif entry <= amount then
-      delete from {prefix}execution as e where e.key = seen.key and e.at_us = charged_at_us;
-      select coalesce(max(e.at_us), 0) into next_a from {prefix}execution as e where e.key = seen.key;
-    else
-      update {prefix}execution as e set cost = e.cost - amount where e.key = seen.key and e.at_us = charged_at_us;
-    end if;
-    next_b := seen.b - least(amount, entry);
+    seen := {prefix}log_give_back(seen, taken_at_us, amount);
   end if;
-  perform {prefix}write_state(seen.key, next_a, next_b, next_c, now_us, seen.tail_us);
+  perform {prefix}write_state(seen, strategy, now_us);
 end
 $$;
 
@@ -149,81 +166,70 @@ create or replace function {prefix}debit(
     seen {prefix}state, strategy smallint, parameters bigint[], amount bigint, now_us bigint)
 returns void volatile language plpgsql as $$
 #variable_conflict use_variable
-declare
-  next_a bigint := seen.a;
-  next_b bigint := seen.b;
-  next_c bigint := seen.c;
-  next_tail_us bigint;
-  gone bigint;
-  taken bigint;
-  charged_at_us bigint;
 begin
   if strategy = 1 or strategy = 2 then
-    select bucket.* into next_a, next_b
-    from {prefix}token_bucket_debit(seen.a, seen.b, parameters[1], parameters[2], parameters[5], amount, now_us) as bucket;
-    next_tail_us := 1;
+    select bucket.* into seen.a, seen.b, seen.d, seen.e, seen.f, seen.extra
+    from {prefix}token_bucket_debit(
+      seen.a, seen.b, seen.d, seen.e, seen.f, seen.extra,
+      parameters[1], parameters[2], parameters[3], parameters[4],
+      parameters[5], amount, now_us) as bucket;
   elsif strategy = 3 then
-    select fixed.* into next_a, next_b
-    from {prefix}fixed_window_debit(seen.a, seen.b, parameters[2], parameters[3], amount, now_us) as fixed;
-    next_tail_us := 0;
+    select fixed.* into seen.a, seen.b, seen.d
+    from {prefix}fixed_window_debit(seen.a, seen.b, seen.d, parameters[2], parameters[3], amount, now_us) as fixed;
   elsif strategy = 5 then
-    select counter.* into next_a, next_b, next_c
-    from {prefix}sliding_window_counter_debit(seen.a, seen.b, seen.c, parameters[2], amount, now_us) as counter;
-    next_tail_us := 2 * parameters[2];
+    seen := {prefix}with_counts(seen, {prefix}sliding_window_counter_debit(
+      {prefix}newer_counts(seen, parameters[2]), {prefix}older_counts(seen), parameters[2], amount, now_us));
   elsif strategy = 4 then
-    charged_at_us := {prefix}sliding_window_now(seen.a, now_us);
-    select coalesce(sum(e.cost), 0)::bigint into gone
-    from {prefix}execution as e where e.key = seen.key and e.at_us <= charged_at_us - parameters[2];
-    taken := {prefix}sliding_window_debit(seen.b, gone, amount);
-    if taken <= 0 then
-      return;
-    end if;
-    perform {prefix}write_execution(seen.key, charged_at_us - parameters[2], charged_at_us, taken);
-    next_a := charged_at_us;
-    next_b := seen.b - gone + taken;
-    next_tail_us := parameters[2];
+    seen := {prefix}log_debit(seen, parameters[2], amount, {prefix}sliding_window_now(seen.a, now_us));
   end if;
-  perform {prefix}write_state(seen.key, next_a, next_b, next_c, now_us, next_tail_us);
+  perform {prefix}write_state(seen, strategy, now_us);
 end
 $$;
 
--- Ends the lease of a holder; false when it had none, or it had run out.
-create or replace function {prefix}release_lease(seen {prefix}state, lease_holder uuid, lease_us bigint, now_us bigint)
+-- Ends the lease of a holder that was given this end; false when there is none, or it has run out.
+create or replace function {prefix}release_lease(seen {prefix}state, lease_holder uuid, lease_end_us bigint, now_us bigint)
 returns boolean volatile language plpgsql as $$
 #variable_conflict use_variable
 declare
-  from_us constant bigint := {prefix}concurrency_now(seen.a, lease_us, now_us);
   released bigint;
-  newest_us bigint;
 begin
-  delete from {prefix}lease as l where l.key = seen.key and l.holder = lease_holder and l.end_us > from_us
-  returning l.cost into released;
+  if seen.key is null or lease_end_us <= now_us then
+    return false;
+  end if;
+  released := {prefix}leases_take(seen, lease_end_us, lease_holder);
   if released is null then
     return false;
   end if;
-  select coalesce(max(l.end_us), 0) into newest_us from {prefix}lease as l where l.key = seen.key;
-  perform {prefix}write_state(seen.key, newest_us, seen.b - released, 0, now_us, 0);
+  seen.b := seen.b - released;
+  if lease_end_us >= seen.a then
+    select coalesce(max(l.end_us), 0) into seen.a from {prefix}lease as l where l.key = seen.key;
+  end if;
+  perform {prefix}write_state(seen, 6::smallint, now_us);
   return true;
 end
 $$;
 
--- Extends the lease of a holder to a full lease from now; false when it had none, or it had run out.
-create or replace function {prefix}renew_lease(seen {prefix}state, lease_holder uuid, lease_us bigint, now_us bigint)
-returns boolean volatile language plpgsql as $$
+-- Extends the lease of a holder that was given this end to a full lease from now, and never to less than it had. Answers the new end;
+-- null when there is no such lease, or it has run out.
+create or replace function {prefix}renew_lease(
+    seen {prefix}state, lease_holder uuid, lease_end_us bigint, lease_us bigint, now_us bigint)
+returns bigint volatile language plpgsql as $$
 #variable_conflict use_variable
 declare
-  from_us constant bigint := {prefix}concurrency_now(seen.a, lease_us, now_us);
   renewed bigint;
-  ended bigint;
 begin
-  delete from {prefix}lease as l where l.key = seen.key and l.holder = lease_holder and l.end_us > from_us
-  returning l.cost into renewed;
-  if renewed is null then
-    return false;
+  if seen.key is null or lease_end_us <= now_us then
+    return null;
   end if;
-  select coalesce(sum(l.cost), 0)::bigint into ended from {prefix}lease as l where l.key = seen.key and l.end_us <= from_us;
-  perform {prefix}write_lease(seen.key, from_us, from_us + lease_us, lease_holder, renewed);
-  perform {prefix}write_state(seen.key, from_us + lease_us, seen.b - ended, 0, now_us, 0);
-  return true;
+  renewed := {prefix}leases_take(seen, lease_end_us, lease_holder);
+  if renewed is null then
+    return null;
+  end if;
+  seen := {prefix}leases_drop_ended(seen, now_us);
+  seen.b := seen.b - renewed;
+  lease_end_us := {prefix}concurrency_renew(lease_end_us, lease_us, now_us);
+  seen := {prefix}leases_insert(seen, lease_end_us, lease_holder, renewed);
+  perform {prefix}write_state(seen, 6::smallint, now_us);
+  return lease_end_us;
 end
 $$;

@@ -80,10 +80,10 @@ impl Verb {
                 text.replace("{strategy}", strategy.name()).replace("{charged}", charged)
             }
             Verb::Charge => {
-                "select * from {prefix}charge($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)".into()
+                "select * from {prefix}charge($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)".into()
             }
             Verb::Settle => "select * from {prefix}settle($1, $2, $3, $4, $5, $6, $7)".into(),
-            Verb::Peek => "select * from {prefix}peek($1, $2, $3, $4, $5, $6, $7)".into(),
+            Verb::Peek => "select * from {prefix}peek($1, $2, $3, $4, $5, $6)".into(),
             Verb::Refund => "select * from {prefix}refund($1, $2, $3, $4, $5, $6)".into(),
             Verb::Forget => "select * from {prefix}forget($1, $2)".into(),
         };
@@ -104,12 +104,13 @@ pub(super) fn number(strategy: Strategy) -> i16 {
 }
 
 /// The tables, one text for each version, the first first.
-pub(super) const MIGRATIONS: [&str; 1] = [include_str!("migrations/1.sql")];
+pub(super) const MIGRATIONS: [&str; 2] = [include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 
 /// All functions, in an order in which each finds what it calls.
 pub(super) fn functions(prefix: &str) -> String {
     let twins = SQL.iter().map(|(_, text)| *text);
     let own = [
+        include_str!("entries.sql"),
         include_str!("charge.sql"),
         include_str!("settle.sql"),
         include_str!("refund.sql"),

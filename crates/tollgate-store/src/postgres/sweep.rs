@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(330);
 pub struct Cleaned {
     /// Keys that were as good as new.
     pub states: u64,
-    /// Tracked executions of such keys.
+    /// Chunks of tracked executions of such keys: up to 64 executions each.
     pub executions: u64,
     /// Leases of such keys.
     pub leases: u64,

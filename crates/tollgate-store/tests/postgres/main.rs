@@ -9,6 +9,8 @@ mod refusal;
 mod rows;
 mod shares;
 mod suite;
+mod versions;
+mod work;
 
 use std::time::Duration;
 

@@ -135,7 +135,7 @@ async fn a_schema_that_is_not_ours_is_refused() {
     check(fresh().probe().await, Failure::Refused, &["version 0", "run migrate"]);
     check(fresh().migrate().await, Failure::Refused, &["half there"]);
     // Something is missing.
-    server.psql("update tollgate_schema set version = 1; drop table tollgate_lease");
+    server.psql("update tollgate_schema set version = 2; drop table tollgate_lease");
     check(fresh().probe().await, Failure::Refused, &["half there", "tollgate_lease"]);
     server.psql("delete from tollgate_schema");
     check(fresh().probe().await, Failure::Refused, &["half there", "no version"]);
