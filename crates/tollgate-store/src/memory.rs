@@ -56,8 +56,8 @@ pub struct MemoryOptions {
     pub clock: Clock,
     /// How many keys are remembered at most; every entry of a sliding window's log and every lease counts as one more.
     pub max_keys: usize,
-    /// How many bytes reservations and permits take at most, apart from the keys that they charge: about 800 for a reservation of one
-    /// limit, and 350 once it is settled. `None` is a quarter of what `max_keys` take at 40 bytes each (100 MB for ten million), and at least 1 MiB. One key
+    /// How many bytes reservations and permits take at most, apart from the keys that they charge: about 600 for a reservation of one
+    /// limit, and 400 once it is settled. `None` is a quarter of what `max_keys` take at 40 bytes each (100 MB for ten million), and at least 1 MiB. One key
     /// takes at most half of it, and has at most 10,000 reservations open.
     pub reservation_bytes: Option<usize>,
     /// What happens to keys that there is no room for.

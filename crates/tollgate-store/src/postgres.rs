@@ -376,7 +376,8 @@ impl PostgresStore {
         let id = Uuid::from_u128(id.get());
         let bounded = |actual: u64| whole(actual.min(MAX_COUNT));
         let actual = actual.map(bounded);
-        let names: Vec<&str> = each.iter().map(|(name, _)| name.as_str()).collect();
+        // No text in PostgreSQL has a NUL, and no limit's name; what a caller sends is the caller's mistake, and not the store's.
+        let names: Vec<String> = each.iter().map(|(name, _)| name.replace('\0', "\u{fffd}")).collect();
         let actuals: Vec<i64> = each.iter().map(|(_, actual)| bounded(*actual)).collect();
         let clock_us = self.inner.clock_us();
         let values: &[&(dyn ToSql + Sync)] = &[&id, &kind, &actual, &names, &actuals, &clock_us];
@@ -402,7 +403,7 @@ impl PostgresStore {
                 let other = names.iter().find(|name| !held.iter().any(|held| held == *name));
                 Err(StoreError::invalid(format!(
                     "this reservation holds nothing under the limit `{}`; it holds {}",
-                    other.unwrap_or(&""),
+                    other.map_or("", String::as_str),
                     held.join(", ")
                 )))
             }

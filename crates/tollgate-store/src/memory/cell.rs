@@ -168,16 +168,19 @@ impl Numbered for LeakyBucket {
 }
 
 impl<B: Numbered> InWords for B {
+    #[inline]
     fn to_words(&self, state: &BucketState) -> [u64; 3] {
         let low = u64::try_from(state.full_at & u128::from(u64::MAX)).unwrap_or(u64::MAX);
         [low, u64::try_from(state.full_at >> 64).unwrap_or(u64::MAX), 0]
     }
 
+    #[inline]
     fn of_words(&self, words: [u64; 3]) -> BucketState {
         let full_at = u128::from(words[0]) | (u128::from(words[1]) << 64);
         BucketState { full_at, under: Some(self.numbers()), ..BucketState::default() }
     }
 
+    #[inline]
     fn is_plain(&self, state: &BucketState, now: Micros) -> bool {
         state.is_plain_under(self.numbers(), now)
     }
@@ -188,16 +191,19 @@ impl<B: Numbered> InWords for B {
 }
 
 impl InWords for SlidingWindowCounter {
+    #[inline]
     fn to_words(&self, state: &CounterState) -> [u64; 3] {
         [state.newer.start.get(), state.newer.prev, state.newer.cur]
     }
 
+    #[inline]
     fn of_words(&self, words: [u64; 3]) -> CounterState {
         let newer =
             Counts { window: self.window(), start: Micros::new(words[0]), prev: words[1], cur: words[2] };
         CounterState { newer, older: Counts::default() }
     }
 
+    #[inline]
     fn is_plain(&self, state: &CounterState, now: Micros) -> bool {
         let older = CounterState { newer: state.older, older: Counts::default() };
         state.newer.window == self.window() && self.is_fresh(&older, now)
@@ -262,11 +268,13 @@ impl OneWord {
 }
 
 impl<B: Numbered> Packing<B, 1> for OneWord {
+    #[inline]
     fn pack(&self, _bucket: &B, state: &BucketState) -> [u64; 1] {
         // An instant before the start is a full bucket and packs as zero; one that is out of reach stays out of reach.
         [u64::try_from(state.full_at.saturating_sub(self.start_units)).unwrap_or(u64::MAX)]
     }
 
+    #[inline]
     fn unpack(&self, bucket: &B, words: [u64; 1]) -> BucketState {
         let full_at = self.start_units + u128::from(words[0]);
         BucketState { full_at, under: Some(bucket.numbers()), ..BucketState::default() }
@@ -369,6 +377,7 @@ where
         self.outcome(decided, cost)
     }
 
+    #[inline]
     fn charged_at(&self, words: [u64; W], now: Micros) -> Micros {
         self.algorithm.charged_at(&self.packing.unpack(&self.algorithm, words), now)
     }
@@ -416,6 +425,7 @@ where
         self.packing.pack(&self.algorithm, &state)
     }
 
+    #[inline]
     fn is_plain(&self, words: [u64; W], now: Micros) -> bool {
         let mut state = self.packing.unpack(&self.algorithm, words);
         self.algorithm.adopt(&mut state, now);

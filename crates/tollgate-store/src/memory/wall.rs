@@ -87,6 +87,7 @@ impl Algorithm for WallWindow {
         self.window.charge(state, cost, self.time(now))
     }
 
+    #[inline]
     fn charged_at(&self, state: &WindowState, now: Micros) -> Micros {
         self.window.charged_at(state, self.time(now))
     }
@@ -124,6 +125,7 @@ impl InWords for WallWindow {
         WindowState { end: Micros::new(words[0]), count: words[1], start: Micros::new(words[2]) }
     }
 
+    #[inline]
     fn is_plain(&self, _state: &WindowState, _now: Micros) -> bool {
         true
     }

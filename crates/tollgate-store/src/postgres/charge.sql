@@ -85,7 +85,10 @@ begin
     charged_at_us := {prefix}sliding_window_counter_charged_at(next_state.a, next_state.extra, now_us);
   elsif strategy = 4 then
     charged_at_us := {prefix}sliding_window_now(seen.a, now_us);
-    gone := {prefix}log_sum_until(seen, charged_at_us - parameters[2]);
+    gone := 0;
+    if seen.c > 0 and seen.d <= charged_at_us - parameters[2] then
+      gone := {prefix}log_sum_until(seen, charged_at_us - parameters[2]);
+    end if;
     wanted := {prefix}sliding_window_wanted(seen.b, gone, parameters[1], cost);
     if wanted > 0 then
       enough_us := {prefix}log_first_to_sum(seen, gone + wanted);
@@ -96,7 +99,10 @@ begin
     reading := array[x, y, z, 0, 0, 0, 0, 0];
   else
     charged_at_us := {prefix}concurrency_end(parameters[2], now_us);
-    gone := {prefix}leases_ended(seen, now_us);
+    gone := 0;
+    if coalesce(seen.d, 0) <= now_us then
+      gone := {prefix}leases_ended(seen, now_us);
+    end if;
     wanted := {prefix}concurrency_wanted(seen.b, gone, parameters[1], cost);
     if wanted > 0 then
       enough_us := {prefix}leases_first_to_sum(seen, seen.b - gone, wanted, now_us);
@@ -137,12 +143,6 @@ begin
 end
 $$;
 
--- Whether a cost can ever fit.
-create or replace function {prefix}can_fit(strategy smallint, parameters bigint[], cost bigint)
-returns boolean immutable language sql as $$
-  select cost <= case when strategy <= 2 then parameters[3] else parameters[1] end
-$$;
-
 -- Charges all parts or none. A charge that is held already is answered with what was asked and found then.
 create or replace function {prefix}charge(
     part_keys uuid[], part_limits text[], part_strategies smallint[], part_parameters bigint[], part_costs bigint[],
@@ -181,7 +181,8 @@ begin
   end if;
 
   for part in 1 .. parts loop
-    fits[part] := {prefix}can_fit(part_strategies[part], part_parameters[5 * part - 4 : 5 * part], part_costs[part]);
+    -- A cost can fit ever if it is at most the burst of a bucket, or the limit of anything else.
+    fits[part] := part_costs[part] <= part_parameters[5 * part - case when part_strategies[part] <= 2 then 2 else 4 end];
     never := never or not (fits[part] or part_shadows[part]);
   end loop;
   -- What can never pass makes nothing.
@@ -204,7 +205,7 @@ begin
         raise exception 'a key was forgotten just now' using errcode = 'serialization_failure';
       end if;
       seen := {prefix}fresh(part_keys[part]);
-    elsif part_strategies[part] = 6 then
+    elsif part_strategies[part] = 6 and coalesce(seen.d, 0) <= decided_us then
       seen := {prefix}leases_drop_ended(seen, decided_us);
     end if;
     said := {prefix}look(

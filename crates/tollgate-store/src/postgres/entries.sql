@@ -4,13 +4,12 @@
 -- A log is kept in chunks of up to 64 entries with the sums up to each, so that an entry is found by a binary search in its chunk, and
 -- what lies before it is the sums of the chunks before: one small row for 64 entries. A charge touches the newest chunk and, when
 -- something has run out, the oldest; only a look that has to sum or to wait reads the sums of chunks between. Leases are rows of their
--- own, found by their end. Functions that may read many of these rows tell the planner to walk the index in its order, whatever the
--- statistics say of a table that has just been made: sorting first would read them all.
+-- own, found by their end. Functions that walk these rows until they have enough tell the planner to walk the index in its order,
+-- whatever the statistics say of a table that has just been made: sorting first would read them all.
 
 -- What the entries of a log up to and with an instant come to.
 create or replace function {prefix}log_sum_until(seen {prefix}state, until_us bigint)
-returns bigint stable language plpgsql
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+returns bigint stable language plpgsql as $$
 begin
   if seen.c = 0 or seen.d > until_us then
     return 0;
@@ -196,8 +195,16 @@ returns {prefix}state volatile language plpgsql as $$
 declare
   entries bigint;
 begin
-  seen := {prefix}log_keep_for(seen, window_us, now_us);
+  if seen.c > 0 and seen.d > now_us - {prefix}sliding_window_keep(seen.tail_us, window_us) then
+    -- Nothing has run out.
+    seen.tail_us := {prefix}sliding_window_keep(seen.tail_us, window_us);
+  else
+    seen := {prefix}log_keep_for(seen, window_us, now_us);
+  end if;
   seen := {prefix}log_push(seen, now_us, charged);
+  if seen.c <= {prefix}sliding_window_most(most) then
+    return seen;
+  end if;
   -- Each charge adds one entry, so two merged make room however many there are.
   for turn in 1 .. 2 loop
     exit when seen.c <= {prefix}sliding_window_most(most) or now_us < window_us;
@@ -370,8 +377,7 @@ $$;
 
 -- What is held by leases that have ended and are not deleted yet.
 create or replace function {prefix}leases_ended(seen {prefix}state, now_us bigint)
-returns bigint stable language plpgsql
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+returns bigint stable language plpgsql as $$
 begin
   if seen.a <= now_us then
     return seen.b;
@@ -380,13 +386,14 @@ begin
 end
 $$;
 
--- Deletes leases that have ended, at most two hundred at a time. Each is deleted once.
+-- Deletes leases that have ended, at most two hundred at a time, and notes when the next one ends. Each is deleted once.
 create or replace function {prefix}leases_drop_ended(seen {prefix}state, now_us bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
   ended bigint;
 begin
   if seen.b = 0 then
+    seen.d := null;
     return seen;
   end if;
   with deleted as (
@@ -395,10 +402,9 @@ begin
       select x.ctid from {prefix}lease as x where x.key = seen.key and x.end_us <= now_us order by x.end_us limit 200))
     returning l.cost)
   select sum(d.cost) into ended from deleted as d;
-  if ended is not null then
-    seen.b := seen.b - ended;
-    update {prefix}state as s set b = seen.b where s.key = seen.key;
-  end if;
+  seen.b := seen.b - coalesce(ended, 0);
+  select l.end_us into seen.d from {prefix}lease as l where l.key = seen.key order by l.end_us limit 1;
+  update {prefix}state as s set b = seen.b, d = seen.d where s.key = seen.key;
   return seen;
 end
 $$;
@@ -444,6 +450,7 @@ begin
   on conflict (key, end_us, holder) do update set cost = l.cost + excluded.cost;
   seen.a := greatest(seen.a, lease_end_us);
   seen.b := seen.b + charged;
+  seen.d := least(seen.d, lease_end_us);
   return seen;
 end
 $$;

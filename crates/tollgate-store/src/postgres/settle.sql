@@ -225,7 +225,9 @@ begin
   if renewed is null then
     return null;
   end if;
-  seen := {prefix}leases_drop_ended(seen, now_us);
+  if coalesce(seen.d, 0) <= now_us then
+    seen := {prefix}leases_drop_ended(seen, now_us);
+  end if;
   seen.b := seen.b - renewed;
   lease_end_us := {prefix}concurrency_renew(lease_end_us, lease_us, now_us);
   seen := {prefix}leases_insert(seen, lease_end_us, lease_holder, renewed);

@@ -31,7 +31,7 @@ drop type {prefix}said;
 --   fixed_window                 d start_us
 --   sliding_window               c how many entries, d the oldest entry's time, e first_us of the newest chunk; tail_us is keep_us
 --   sliding_window_counter       d the newer window_us; extra: the older window_us, start_us, prev, cur
---   concurrency                  none
+--   concurrency                  d an instant before which no lease ends
 -- Null where a row was last written by version 1, and where there is nothing to say. A log is empty while c is 0. What few states need
 -- is one array, so that the others pay nothing for it.
 alter table {prefix}state
