@@ -15,6 +15,9 @@ use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
+/// The end of a lease that lasts until it is released.
+const ENDLESS: Micros = Micros::new(u64::MAX);
+
 /// A concurrency limit: `limit` and `lease`.
 ///
 /// ```
@@ -109,7 +112,8 @@ impl Concurrency {
         self.acquire_until(state, id, cost, self.end(now), now)
     }
 
-    /// Takes a lease that ends when its caller says; for holders that cannot die unnoticed.
+    /// Takes a lease that ends when its caller says; for holders that cannot die unnoticed. The latest instant there is means
+    /// that it lasts until it is released.
     pub fn acquire_until(
         &self,
         state: &mut LeaseState,
@@ -156,7 +160,8 @@ impl Algorithm for Concurrency {
     fn peek(&self, state: &LeaseState, cost: Cost, now: Micros) -> Outcome {
         let ended = state.leases.sum_until(now);
         let used = state.leases.total() - ended;
-        let until = |end: Micros| end.saturating_sub(now);
+        // Of a lease without an end, nobody knows when it is released: come back after a lease.
+        let until = |end: Micros| if end == ENDLESS { self.lease } else { end.saturating_sub(now) };
         let wait = match cost.get() <= self.limit && cost.get() > self.limit.saturating_sub(used) {
             true => state.leases.first_to_sum(ended + (used + cost.get() - self.limit)),
             false => None,

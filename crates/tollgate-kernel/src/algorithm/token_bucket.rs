@@ -483,9 +483,8 @@ impl Algorithm for TokenBucket {
         let (then, price) = (under.instant(now), under.units(amount.min(MAX_COUNT)));
         // A debt is bounded, so that nobody is locked out for longer than the limit says, whatever callers settle.
         let most = under.full() + debt_units(self.max_debt, under.tokens);
-        let owed = |at: u128| at.max(then + (at.saturating_sub(then) + price).min(most));
-        state.full_at = owed(state.full_at);
-        state.move_wider(then, owed);
+        state.full_at = owed(state.full_at, then, price, most);
+        state.move_wider(then, |wider| owed(wider, then, price, most));
     }
 
     fn refund(&self, state: &mut BucketState, amount: u64, now: Micros) {
@@ -507,6 +506,11 @@ impl BucketState {
             self.wider_full_at = if wider > self.full_at.max(now) { wider } else { 0 };
         }
     }
+}
+
+/// An instant of being full, with so much more missing: at most `most`, or what is missing already.
+fn owed(full_at: u128, now: u128, price: u128, most: u128) -> u128 {
+    full_at.max(now + (full_at.saturating_sub(now) + price).min(most))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -8,8 +8,7 @@ mod attack;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tollgate_testkit::postgres::PostgresServer;
-use tollgate_testkit::redis::RedisServer;
-use tollgate_testkit::redis::cluster::RedisCluster;
+use tollgate_testkit::redis::{RedisCluster, RedisServer};
 use tollgate_testkit::tollgate::Tollgate;
 
 const LIMITS: &str = r#"

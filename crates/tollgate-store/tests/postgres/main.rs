@@ -3,8 +3,8 @@
 
 mod deadline;
 mod faults;
-mod pooler;
 mod ping;
+mod pooler;
 mod refusal;
 mod rows;
 mod shares;
