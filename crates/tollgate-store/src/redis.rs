@@ -317,6 +317,10 @@ impl RedisStore {
 }
 
 /// What the charging script says.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives for a moment, and a box would be an allocation for every charge"
+)]
 enum Answer {
     Found(question::Found),
     /// The charge was made before.

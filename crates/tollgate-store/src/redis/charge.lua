@@ -2,7 +2,8 @@
 --
 -- charge, peek: KEYS are the parts'; for each part ten arguments follow the operation: strategy, shadow, cost, price_us,
 -- price_rest and the limit's five numbers; a cost that can never fit is -1. hold: the last of KEYS is the hold's, and after the
--- parts come the holder, the time to live in us, and the question as its caller would have it back. `look` has a function for
+-- parts come the holder, the time to live in us, and the question as its caller would have it back; hold-part is the same for a
+-- charge of which other parts are held elsewhere. `look` has a function for
 -- each strategy of this script: it reads a part's state and asks its twin, answers whether it is allowed, and gives the part what was
 -- found, the instant that the charge would count from (at_us), write(), which makes it, and adopt() where a charge that is not made
 -- writes the state by its own numbers all the same.
@@ -13,7 +14,7 @@
 
 local count = #KEYS
 local hold_key, ttl_us, question = nil, 0, nil
-if operation == 'hold' then
+if operation == 'hold' or operation == 'hold-part' then
   hold_key, count = KEYS[count], count - 1
   local last = 2 + 10 * count
   holder, ttl_us, question = ARGV[last + 1], ARGV[last + 2] + 0, ARGV[last + 3]
@@ -45,8 +46,8 @@ if hold_key and passed then
     end
   end
   for index, number in ipairs(answer) do numbers[index] = format('%d', number) end
-  -- Where nothing was charged there is nothing to settle.
-  if #charged > 0 then
+  -- Where nothing was charged there is nothing to settle; a part of a hold is kept all the same, for whoever sends it again.
+  if #charged > 0 or operation == 'hold-part' then
     write_hold(hold_key, {
       settled = 0, end_us = now_us + ttl_us, ttl_us = ttl_us, holder = holder, answer = table.concat(numbers, ','),
       parts = charged, question = question

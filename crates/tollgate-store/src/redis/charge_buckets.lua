@@ -21,9 +21,12 @@ local function write(key, value, until_us)
   if stay == '' then stay = format('%d', (until_us - now_us) / 1000 + 1001) end
   local reply = each('SET', key, value, how, stay)
   if not reply.err then return true end
-  if not string.find(reply.err, 'OOM', 1, true) then error(reply.err, 0) end
-  -- Never refused for want of memory, and what comes after it in a script is not either.
-  if call('PEXPIREAT', key, format('%d', until_us / 1000 + 1001 + shift_ms)) == 0 then return false end
+  if string.find(reply.err, 'OOM', 1, true) then
+    if call('PTTL', key) == -2 then return false end
+    -- Never refused for want of memory, and what comes after it in a script is not either.
+    call('PEXPIREAT', key, format('%d', until_us / 1000 + 1001 + shift_ms))
+  end
+  -- Or says again what else is wrong.
   call('SET', key, value, how, stay)
   return true
 end

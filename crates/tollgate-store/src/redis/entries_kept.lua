@@ -13,18 +13,18 @@ local function entries_of(kind, width)
   }
 end
 
--- Whether a key is of another type, by what a command answered; any other error is one.
-local function is_other_type(reply)
+-- Whether a key is of another type, by what a command answered; the command says any other error again.
+local function is_other_type(reply, ...)
   if type(reply) ~= 'table' or not reply.err then return false end
-  if string.find(reply.err, 'WRONGTYPE', 1, true) then return true end
-  error(reply.err, 0)
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then call(...) end
+  return true
 end
 
 -- `convert` fills the entries from format 1, and answers whether it found that.
 local function read_entries(key, kind, width, convert)
   local value, entries = redis.pcall('GET', key), entries_of(kind, width)
   if not value then return entries end
-  if not is_other_type(value) then
+  if not is_other_type(value, 'GET', key) then
     local count = (#value - 16) / width
     if count < 1 or count % 1 > 0 or sub(value, 1, 2) ~= kind then not_ours() end
     local _, keep_us, total = unpack_struct(HEAD, value)
@@ -34,7 +34,7 @@ local function read_entries(key, kind, width, convert)
     return entries
   end
   local directory = redis.pcall('HGET', key, 'd')
-  if is_other_type(directory) then
+  if is_other_type(directory, 'HGET', key, 'd') then
     if not convert(entries, key) then not_ours() end
     return entries
   end

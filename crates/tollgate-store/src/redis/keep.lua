@@ -26,7 +26,8 @@ local function set(key, value, fresh_at_us, slack_us)
   local expires_ms = expire_ms(key, fresh_at_us, slack_us)
   local reply = redis.pcall('SET', key, value, 'PXAT', expires_ms)
   if reply.err then
-    if not string.find(reply.err, 'OOM', 1, true) or call('PEXPIREAT', key, expires_ms) == 0 then error(reply.err, 0) end
+    if string.find(reply.err, 'OOM', 1, true) and call('PTTL', key) ~= -2 then call('PEXPIREAT', key, expires_ms) end
+    -- Where nothing was written, this says again what is wrong.
     call('SET', key, value, 'PXAT', expires_ms)
   end
 end

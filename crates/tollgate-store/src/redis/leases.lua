@@ -12,7 +12,7 @@ end
 -- Format 1: holder:cost, or @end_us:cost, by the end of the lease; and `=`, whose score is -1 less the sum of all costs.
 local function convert_leases(leases, key)
   local found = redis.pcall('ZRANGE', key, 0, -1, 'WITHSCORES')
-  if is_other_type(found) then return false end
+  if is_other_type(found, 'ZRANGE', key, 0, 0) then return false end
   if found[1] ~= '=' or #found < 4 then return false end
   for at = 3, #found, 2 do
     local name, cost = string.match(found[at], '^([@%x]+):(%d+)$')

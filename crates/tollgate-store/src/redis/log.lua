@@ -3,7 +3,7 @@
 -- Format 1: the total, and then time and cost of each entry, oldest first.
 local function convert_log(log, key)
   local found = redis.pcall('LRANGE', key, 0, -1)
-  if is_other_type(found) then return false end
+  if is_other_type(found, 'LRANGE', key, 0, 0) then return false end
   if #found < 3 or #found % 2 == 0 then return false end
   for at = 2, #found, 2 do
     local at_us, cost = tonumber(found[at]), tonumber(found[at + 1])

@@ -158,7 +158,8 @@ impl RedisStore {
         for (turn, group) in groups.iter().enumerate() {
             let key = self.hold_key(group, hold.id);
             let kept = Some((&*key, hold, question.unwrap_or_default()));
-            let asked = self.charge_together(&group.parts, "hold", kept, deadline).await;
+            let operation = if groups.len() > 1 { "hold-part" } else { "hold" };
+            let asked = self.charge_together(&group.parts, operation, kept, deadline).await;
             let found = match asked {
                 Ok(Answer::Found(found)) => found,
                 Ok(Answer::Held(held)) => {

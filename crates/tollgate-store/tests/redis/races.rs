@@ -180,7 +180,10 @@ async fn nothing_by_halves(store: &RedisStore, reports: &[Vec<String>], keys: [&
         stored.push(used(store, limit, key).await);
     }
     println!("{alone} alone, {together} together, stored {stored:?}");
-    assert_eq!(stored, [2 * together, together + alone, 3 * together]);
+    assert_eq!(stored[..2], [2 * together, together + alone]);
+    // What refilled between a hold and its cancel is not given back: parts of a token, and what is used rounds up.
+    let of_bucket = 3 * together..=3 * together + 1;
+    assert!(of_bucket.contains(&stored[2]), "{stored:?} and {together} together");
     assert!(together <= 3_000 && together + alone <= 4_000, "no limit is passed");
     assert!(together + alone > 3_900 || together > 2_990, "one of the limits is reached");
 }
