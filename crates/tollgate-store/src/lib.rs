@@ -162,6 +162,9 @@ impl Hold {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HoldId(u128);
 
+/// The upper half of every name of a reservation that charged nothing.
+const NOTHING: u128 = !(u64::MAX as u128);
+
 impl HoldId {
     /// A name of one's own making; zero is not one.
     pub const fn new(id: u128) -> Option<HoldId> {
@@ -180,6 +183,16 @@ impl HoldId {
         // Both halves zero is as good as impossible, and then one is as good a name.
         let id = (u128::from(KEYS.0.hash_one(count)) << 64) | u128::from(KEYS.1.hash_one(count));
         HoldId(id.max(1))
+    }
+
+    /// A name for a reservation that charged nothing: there is nothing to settle under it, on any store, and nothing is kept.
+    pub fn of_nothing() -> HoldId {
+        HoldId(NOTHING | HoldId::random().0 & u128::from(u64::MAX))
+    }
+
+    /// Whether this names a reservation that charged nothing.
+    pub const fn is_of_nothing(self) -> bool {
+        self.0 & NOTHING == NOTHING
     }
 
     /// The number.
@@ -338,5 +351,9 @@ mod tests {
             assert!(error.is_invalid());
         }
         assert!(HoldId::new(0).is_none());
+        let nothing = HoldId::of_nothing();
+        assert!(
+            nothing.is_of_nothing() && !HoldId::random().is_of_nothing() && nothing != HoldId::of_nothing()
+        );
     }
 }

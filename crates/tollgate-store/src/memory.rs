@@ -131,6 +131,16 @@ pub struct MemoryItem<'a> {
 impl MemoryStore {
     /// An empty store.
     pub fn new(options: MemoryOptions) -> MemoryStore {
+        MemoryStore::build(options, false)
+    }
+
+    /// A store that stands in for another while that is down. It also keeps reservations that charged nothing, so that it knows
+    /// which of them are its own.
+    pub fn for_fallback(options: MemoryOptions) -> MemoryStore {
+        MemoryStore::build(options, true)
+    }
+
+    fn build(options: MemoryOptions, keeps_empty: bool) -> MemoryStore {
         let budget = Arc::new(Budget::new(options.max_keys, options.when_full));
         let contention = Arc::<Contention>::default();
         let reservation_bytes = options.reservation_bytes.unwrap_or((options.max_keys / 4 * 40).max(1 << 20));
@@ -148,7 +158,7 @@ impl MemoryStore {
             contention,
             making,
             tables: Mutex::default(),
-            holds: Holds::new(reservation_bytes),
+            holds: Holds::new(reservation_bytes, keeps_empty),
         });
         if let Some(every) = options.sweep_every {
             sweep::spawn(&inner, every);

@@ -99,7 +99,7 @@ impl Stead {
     }
 
     fn local(&self) -> &MemoryStore {
-        self.local.get_or_init(|| MemoryStore::new(self.options.clone()))
+        self.local.get_or_init(|| MemoryStore::for_fallback(self.options.clone()))
     }
 
     /// The counters of a limit in this process.

@@ -245,6 +245,9 @@ impl Tollgate {
     /// If the reply to the reserve call was lost, what it reserved is settled in this process as well, and the store's copy is
     /// cancelled as soon as the store answers. Until then the answer is [`Settled::Pending`] instead of `Done`.
     ///
+    /// A reservation that charged nothing, because its limits are unlimited or only shadow ones that would have refused, is kept
+    /// nowhere: to settle it is always `Done`.
+    ///
     /// A renewal that answers `Unknown` means that the lease is gone, and another holder may run beside this one. For a
     /// reservation of this registry that is logged and counted as well.
     pub async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
@@ -279,6 +282,9 @@ impl Tollgate {
     }
 
     async fn settle_unreported(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
+        if id.is_of_nothing() {
+            return Ok(Settled::Done);
+        }
         let settled = match &self.gate.backend {
             Backend::Memory(store) => store.settle(id, settlement)?,
             Backend::Remote(remote) => {

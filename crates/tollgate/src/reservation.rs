@@ -52,7 +52,8 @@ impl Reservation {
         let has_charged =
             |name: &str| decision.limits().iter().any(|limit| limit.name == name && is_charged(limit));
         let names = decision.limits().iter().map(|limit| limit.name);
-        let uncharged = names.filter(|name| !has_charged(name)).map(str::to_owned).collect();
+        let uncharged: Vec<String> = names.filter(|name| !has_charged(name)).map(str::to_owned).collect();
+        let id = if uncharged.len() == decision.limits().len() { HoldId::of_nothing() } else { id };
         Reservation { gate, id, uncharged }
     }
 
@@ -94,6 +95,9 @@ impl Reservation {
     }
 
     fn apply(&self, settlement: &Settlement) -> Result<Settled, Error> {
+        if self.id.is_of_nothing() {
+            return Ok(Settled::Done);
+        }
         match &self.gate.backend {
             Backend::Memory(store) => {
                 let settled = store.settle(self.id, settlement)?;

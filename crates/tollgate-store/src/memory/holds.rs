@@ -120,6 +120,8 @@ pub(crate) struct Holds {
     per_key: [Mutex<HashMap<(u64, u64), PerKey, BuildHasherDefault<HashedAlready>>>; SHARDS],
     most_bytes: usize,
     bytes: AtomicUsize,
+    /// Whether holds are kept that charged nothing.
+    keeps_empty: bool,
 }
 
 /// What an entry of a map takes that was just doubled.
@@ -150,12 +152,13 @@ fn bytes_of_keys(keys: usize) -> usize {
 }
 
 impl Holds {
-    pub(crate) fn new(most_bytes: usize) -> Holds {
+    pub(crate) fn new(most_bytes: usize, keeps_empty: bool) -> Holds {
         Holds {
             shards: Default::default(),
             per_key: Default::default(),
             most_bytes,
             bytes: AtomicUsize::new(0),
+            keeps_empty,
         }
     }
 
@@ -227,7 +230,7 @@ impl Holds {
     }
 
     /// Carries out a charge of so many limits and holds what it charged, unless it is held already. The keys are those that it is counted
-    /// for. Where nothing was charged there is nothing to settle, and nothing is kept.
+    /// for. Where nothing was charged there is nothing to settle, and nothing is kept unless the store stands in for another.
     pub(crate) fn hold(
         &self,
         hold: Hold,
@@ -259,7 +262,7 @@ impl Holds {
             Hold::UNTIL_RELEASED => hold.ttl,
             ttl => ttl.min(Hold::MAX_TTL).max(longest_lease.unwrap_or_default()),
         };
-        if !answer.allowed || parts.is_empty() {
+        if !answer.allowed || parts.is_empty() && !self.keeps_empty {
             self.forget(&keys, 1, bytes);
             return Ok(answer);
         }

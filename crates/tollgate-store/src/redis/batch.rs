@@ -101,7 +101,8 @@ impl Carrier for RedisStore {
             sent();
             short.put(cmd);
         };
-        let answer = self.call(&script::BUCKETS, short.operation(), keys, Named::No, deadline, &put).await?;
+        let answer =
+            self.call(&script::BUCKETS, self.operation(short), keys, Named::No, deadline, &put).await?;
         let found = read_each(&answer, keys.len()).ok_or_else(|| no_answer("a charge"))?;
         Ok(found.into_iter().map(|found| found.map_err(Unkept::error)).collect())
     }

@@ -67,7 +67,14 @@ impl RedisStore {
         self.charge_together(&parts, "hold", Some((&held, hold, "")), deadline).await?;
         let mut keys = vec![held];
         keys.extend(parts.iter().map(|part| self.names.part(part)));
-        self.call(&script::SETTLE, "undo", &keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await.map(drop)
+        let nothing = |_: &mut Cmd| {};
+        self.call(&script::SETTLE, "undo", &keys, Named::Yes, deadline, &nothing).await?;
+        // What refilled meanwhile is not given back, so a little is left of some of them.
+        for key in &keys[1..] {
+            let key = std::slice::from_ref(key);
+            self.call(&script::SETTLE, "forget", key, Named::Yes, deadline, &nothing).await?;
+        }
+        Ok(())
     }
 
     async fn look_at(

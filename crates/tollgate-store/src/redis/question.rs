@@ -64,6 +64,11 @@ impl Short {
         Some(Short { price_us, span_us, how, stay, numbers, keeps_instant: keeps_instant == 1 })
     }
 
+    /// Whether the numbers come with the call.
+    pub(super) fn keeps_instant(&self) -> bool {
+        self.keeps_instant
+    }
+
     /// What the script is to do.
     pub(super) fn operation(&self) -> &'static str {
         if self.keeps_instant { "each-instant" } else { "each" }

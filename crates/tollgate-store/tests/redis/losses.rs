@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate_store::{RedisStore, Store, StoredLimit};
+use tollgate_store::{Failure, Limit, RedisOptions, RedisStore, Scope, Store, StoredLimit};
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
 
 use super::{beside_others, hourly, item, store_on};
@@ -125,4 +125,27 @@ async fn a_flush_of_one_server_of_a_cluster_is_counted() {
         all(store.clone(), limit.clone()).await;
     }
     assert_eq!(store.losses_possible(), 1);
+}
+
+/// Keys under numbers that come with the call may be made up; they filled the server until ordinary users found no room.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nearly_full_server_begins_no_key_under_numbers_that_come_with_the_call() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    let options =
+        RedisOptions { max_keys: Some(50), timeout: NOTICED_WITHIN, ..RedisOptions::new(server.url()) };
+    let store = RedisStore::new(options).expect("options");
+    let limit = Limit::token_bucket("1/h".parse().expect("a rate"), 100).expect("a limit");
+    let (ordinary, with_the_call) =
+        (StoredLimit::new("api", limit), StoredLimit::new("cl", limit.keeping_instant()));
+    for number in 0..60 {
+        let key = format!("invented:{number}");
+        assert!(store.charge(&[item(&with_the_call, &key)], None).await.expect("room").allowed);
+    }
+    until(&store, &ordinary, "that it is nearly full", || !store.takes_new_keys()).await;
+    let error = store.charge(&[item(&with_the_call, "invented:new")], None).await.expect_err("no room");
+    assert!(error.failure() == Some(Failure::Full) && error.scope() == Scope::Call, "{error}");
+    let known = store.charge(&[item(&with_the_call, "invented:1")], None).await.expect("known");
+    assert_eq!((known.allowed, known.outcomes[0].remaining), (true, 98));
+    assert!(store.charge(&[item(&ordinary, "user:new")], None).await.expect("room").allowed);
 }
