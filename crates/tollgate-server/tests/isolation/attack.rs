@@ -8,7 +8,8 @@ use tollgate_testkit::tollgate::Tollgate;
 
 pub(crate) type Attack = fn(&Tollgate, usize);
 
-pub(crate) const ALL: [(&str, Attack); 8] = [
+pub(crate) const ALL: [(&str, Attack); 9] = [
+    ("a name that no text holds", nul_names),
     ("settlements of nothing", settlements),
     ("values that no store takes", bad_values),
     ("costs far too large under a full log", large_costs),
@@ -24,6 +25,23 @@ fn post(server: &Tollgate, path: &str, body: &str) -> (u16, String) {
     let answer = server.post(path, body);
     assert_ne!(answer.status, 500, "{path} {body}: {}", answer.body);
     (answer.status, answer.body)
+}
+
+/// Settlements that are an error of the data in SQL, and nothing else, from several connections: the store seemed to fail.
+fn nul_names(server: &Tollgate, _round: usize) {
+    let line = ["content-type: application/json"];
+    let body = format!(r#"{{"reservation":"{:032x}","actual":{{"a\u0000b":1}}}}"#, 0xabc);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut connection = server.connect();
+                for _ in 0..25 {
+                    let answer = connection.ask_with_body("POST", "/v1/settle", &line, &body);
+                    assert_ne!(answer.status, 500, "{}", answer.body);
+                }
+            });
+        }
+    });
 }
 
 /// Names and ids that are nobody's.
