@@ -95,7 +95,7 @@ fn reservations(server: &Tollgate, round: usize) {
             scope.spawn(move || {
                 let limit = if number % 2 == 0 { "leases" } else { "bucket" };
                 let held = reserve(server, limit, 1);
-                if let Some(id) = held.filter(|_| round % 2 == 0) {
+                if let Some(id) = held.filter(|_| round.is_multiple_of(2)) {
                     post(server, "/v1/cancel", &format!(r#"{{"reservation":"{id}"}}"#));
                 }
             });

@@ -115,9 +115,12 @@ impl Hasher for HashedAlready {
     }
 }
 
+/// What is counted for each key, by its fingerprint.
+type PerKeys = HashMap<(u64, u64), PerKey, BuildHasherDefault<HashedAlready>>;
+
 pub(crate) struct Holds {
     shards: [Mutex<Shard>; SHARDS],
-    per_key: [Mutex<HashMap<(u64, u64), PerKey, BuildHasherDefault<HashedAlready>>>; SHARDS],
+    per_key: [Mutex<PerKeys>; SHARDS],
     most_bytes: usize,
     bytes: AtomicUsize,
     /// Whether holds are kept that charged nothing.

@@ -132,8 +132,8 @@ async fn a_flush_of_one_server_of_a_cluster_is_counted() {
 async fn a_nearly_full_server_begins_no_key_under_numbers_that_come_with_the_call() {
     let _turn = beside_others().await;
     let server = RedisServer::start();
-    let options =
-        RedisOptions { max_keys: Some(50), timeout: NOTICED_WITHIN, ..RedisOptions::new(server.url()) };
+    let mut options = RedisOptions::new(server.url());
+    (options.max_keys, options.timeout) = (Some(50), NOTICED_WITHIN);
     let store = RedisStore::new(options).expect("options");
     let limit = Limit::token_bucket("1/h".parse().expect("a rate"), 100).expect("a limit");
     let (ordinary, with_the_call) =
