@@ -2,12 +2,12 @@
 //!
 //! A strategy is a pure function: [`Algorithm::charge`] takes the state it is given, the time it is given and a cost, and
 //! answers. Everything it remembers is in the state, everything it may do is in its parameters, and every division says which
-//! way it rounds. Beside each `name.rs` stands `name.cases`, the table that people read and every store is held to; the Lua
-//! and SQL twins of the shared stores will stand there too.
+//! way it rounds. Beside each `name.rs` stand `name.cases`, the table that people read and every store is held to, and the Lua
+//! and SQL twins of the shared stores.
 //!
 //! Time is expected never to go back (stores see to that); a kernel that is handed an earlier time than its state has seen
-//! uses the state's, so that it neither grants nor takes away. The buckets, whose state is a single number, then count the
-//! step back as not yet refilled.
+//! uses the state's, so that it neither grants nor takes away. Buckets and leases do not know the time that they were last
+//! asked at: buckets count the step back as not yet refilled, and leases last longer by it.
 
 mod concurrency;
 mod entries;

@@ -38,8 +38,10 @@ pub(crate) struct App {
 pub(crate) struct Bounds {
     /// The longest time to live of a reservation.
     pub(crate) max_ttl: Micros,
-    /// The longest window of a limit that comes with a call, and the longest time in which an empty bucket of one fills.
+    /// The longest time in which an empty bucket of a limit that comes with a call fills.
     pub(crate) max_period: Micros,
+    /// The longest window of a limit that comes with an Envoy descriptor, if it is bounded at all.
+    max_override: Option<Micros>,
 }
 
 impl Bounds {
@@ -47,18 +49,29 @@ impl Bounds {
         Bounds {
             max_ttl: config.max_ttl.unwrap_or(DAY),
             max_period: config.max_period.unwrap_or(Micros::new(7 * DAY.get())),
+            max_override: config.max_period,
         }
     }
 
     /// Refuses a limit that comes with a call and whose keys would be kept for too long.
     pub(crate) fn check_period(&self, limit: &Limit) -> Result<(), String> {
-        let (most, lasts) = (self.max_period, limit.window());
-        match lasts > most {
-            true => Err(format!(
-                "its keys would be kept for {lasts}, and a limit that comes with a call may last {most} (server.max_period)"
-            )),
-            false => Ok(()),
-        }
+        within(limit, self.max_period)
+    }
+
+    /// The same for a limit that comes with an Envoy descriptor. It is the proxy's configuration and not a caller's choice, and
+    /// Envoy lets a call pass that is refused as invalid: so only a bound that was set is applied.
+    pub(crate) fn check_override(&self, limit: &Limit) -> Result<(), String> {
+        self.max_override.map_or(Ok(()), |most| within(limit, most))
+    }
+}
+
+fn within(limit: &Limit, most: Micros) -> Result<(), String> {
+    let lasts = limit.window();
+    match lasts > most {
+        true => Err(format!(
+            "its keys would be kept for {lasts}, and a limit that comes with a call may last {most} (server.max_period)"
+        )),
+        false => Ok(()),
     }
 }
 

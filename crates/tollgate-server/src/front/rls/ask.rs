@@ -148,7 +148,7 @@ fn brought(asked: &Asked<'_>, limit: &RateLimitOverride) -> Result<AdHoc, Status
         0 => Allowance::Blocked,
         count => match Limit::clock_window(count, window) {
             Ok(limit) => {
-                let checked = asked.bounds.check_period(&limit);
+                let checked = asked.bounds.check_override(&limit);
                 checked
                     .map_err(|why| Status::invalid_argument(format!("the limit of a descriptor: {why}")))?;
                 limit.into()
@@ -187,7 +187,7 @@ mod tests {
     use super::super::proto::common::rate_limit_descriptor::Entry;
     use super::*;
 
-    const RULES: &str = "server.max_period = '365d'\n[limits]\napi = { unlimited = true }\n\
+    const RULES: &str = "[limits]\napi = { unlimited = true }\n\
         [[envoy]]\ndomain = 'edge'\nentries = ['path', 'ip']\nlimit = 'api'\nheaders = false\n\
         [[envoy]]\ndomain = 'edge'\nentries = ['path=/health']\nunlimited = true\n";
 
@@ -275,16 +275,20 @@ mod tests {
         check(&strange, Err("the domain is not text"));
     }
 
-    /// A limit of a year kept the key of every descriptor that anybody made up for a year.
+    /// Envoy lets a call pass that is refused as invalid, so a month or a year is refused only where the operator says so.
     #[test]
-    fn a_limit_that_comes_with_a_descriptor_may_last_a_week() {
+    fn a_limit_that_comes_with_a_descriptor_is_bounded_only_if_that_was_set() {
         let gate = Tollgate::builder().build().expect("sound");
-        let bounds = Bounds::of(&tollgate::config::ServerConfig::default());
-        for (unit, lasts) in [
-            (RateLimitUnit::Second, None),
-            (RateLimitUnit::Week, None),
-            (RateLimitUnit::Month, Some("30d")),
-            (RateLimitUnit::Year, Some("365d")),
+        let by_default = Bounds::of(&tollgate::config::ServerConfig::default());
+        let week = Config::parse("server.max_period = '7d'").expect("sound").server;
+        let week = Bounds::of(&week);
+        for (bounds, unit, lasts) in [
+            (by_default, RateLimitUnit::Month, None),
+            (by_default, RateLimitUnit::Year, None),
+            (week, RateLimitUnit::Second, None),
+            (week, RateLimitUnit::Week, None),
+            (week, RateLimitUnit::Month, Some("30d")),
+            (week, RateLimitUnit::Year, Some("365d")),
         ] {
             let mut asked = request(vec![descriptor(&[("a", "b")])]);
             asked.descriptors[0].limit =
