@@ -14,7 +14,7 @@ use crate::time::Micros;
 
 /// The twins in Lua, by file name, in the order in which they use each other. Inert texts here: the Redis store joins them to its
 /// scripts, and only those touch data.
-pub const LUA: [(&str, &str); 11] = [
+pub const LUA: [(&str, &str); 12] = [
     ("whole.lua", include_str!("algorithm/whole.lua")),
     ("token_bucket.lua", include_str!("algorithm/token_bucket.lua")),
     ("token_bucket_change.lua", include_str!("algorithm/token_bucket_change.lua")),
@@ -24,6 +24,7 @@ pub const LUA: [(&str, &str); 11] = [
     ("entries_settle.lua", include_str!("algorithm/entries_settle.lua")),
     ("sliding_window.lua", include_str!("algorithm/sliding_window.lua")),
     ("sliding_window_counter.lua", include_str!("algorithm/sliding_window_counter.lua")),
+    ("sliding_window_counter_change.lua", include_str!("algorithm/sliding_window_counter_change.lua")),
     ("sliding_window_counter_settle.lua", include_str!("algorithm/sliding_window_counter_settle.lua")),
     ("concurrency.lua", include_str!("algorithm/concurrency.lua")),
 ];

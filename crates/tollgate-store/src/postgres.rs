@@ -241,7 +241,13 @@ impl PostgresStore {
                 let key = key_of(part.limit, part.key);
                 let alike = Alike { plain, limit: part.limit.clone(), cost: part.cost };
                 let (of_key, of_limit) = (self.key_claim(part.limit, part.key), self.limit_claim(part.limit));
-                let check = Check { alike, key, of_key, of_limit, of_server: Claim::Server(0) };
+                let check = Check {
+                    alike,
+                    key,
+                    of_key,
+                    lane: of_limit,
+                    of_batch: smallvec::smallvec![of_limit, Claim::Server(0)],
+                };
                 let answered = together::charge(self, check, self.until().deadline.into()).await?;
                 parts.conclude(&[answered.outcome], answered.admitted || part.shadow)
             }

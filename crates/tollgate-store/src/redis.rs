@@ -16,6 +16,7 @@ mod probe;
 mod question;
 mod route;
 mod script;
+mod shape;
 mod slot;
 mod spread;
 mod watch;
@@ -23,22 +24,23 @@ mod watch;
 use std::sync::Arc;
 
 use redis::{Cmd, Value};
+use smallvec::smallvec;
 use tokio::time::Instant;
 
+use self::batch::Settlements;
 pub use self::options::RedisOptions;
 pub use self::probe::RedisReport;
-use self::question::Short;
 use self::route::{Named, Route};
 use self::script::Script;
+use self::shape::{Answer, ChargeKeys, HoldShape, Operation, Shape};
 use self::slot::{Names, slot};
 use crate::shared::shares::Shares;
 use crate::shared::together::{self, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
-    Charged, Hold, HoldId, Item, NodeId, Nodes, Settled, Settlement, Store, StoreError, StoreFuture,
-    StoreTask, StoredLimit,
+    Charged, Hold, HoldId, Item, NodeId, Nodes, Outcomes, Settled, Settlement, Store, StoreError,
+    StoreFuture, StoreTask, StoredLimit,
 };
-use tollgate_kernel::{MAX_COUNT, MAX_SPAN};
 
 /// Counters in Redis. Cheap to clone; clones share their connections.
 ///
@@ -60,6 +62,7 @@ pub struct RedisStore {
     route: Arc<Route>,
     names: Names,
     queue: Arc<Queue<RedisStore>>,
+    settlements: Arc<Queue<Settlements>>,
     shares: Arc<Shares>,
 }
 
@@ -68,7 +71,8 @@ impl RedisStore {
     pub fn new(options: RedisOptions) -> Result<RedisStore, StoreError> {
         let names = Names::new(&options.prefix);
         let shares = Shares::new(batch::CAPS);
-        Ok(RedisStore { route: Route::new(options)?, names, queue: Arc::default(), shares })
+        let (queue, settlements) = Default::default();
+        Ok(RedisStore { route: Route::new(options)?, names, queue, settlements, shares })
     }
 
     /// What the names of all our keys begin with.
@@ -89,12 +93,6 @@ impl RedisStore {
         self.route.known_nodes().iter().all(|node| node.takes_new_keys())
     }
 
-    /// What the script for the everyday charge is to do. Where the servers are nearly full, it begins no key under numbers that
-    /// come with the call: those keys may be made up, and their room is for the keys of others.
-    fn operation(&self, short: &Short) -> &'static str {
-        if short.keeps_instant() && !self.takes_new_keys() { "each-known" } else { short.operation() }
-    }
-
     fn deadline(&self) -> Instant {
         Instant::now() + self.route.options().timeout
     }
@@ -104,7 +102,7 @@ impl RedisStore {
         &self,
         script: &'static Script,
         operation: &'static str,
-        keys: &[String],
+        keys: &[&str],
         named: Named,
         deadline: Instant,
         put: &(dyn Fn(&mut Cmd) + Send + Sync),
@@ -115,116 +113,114 @@ impl RedisStore {
             put(&mut cmd);
             cmd
         };
-        let slot = keys.first().map_or(0, |key| slot(key));
+        let slot = if self.route.is_cluster() { keys.first().map_or(0, |key| slot(key)) } else { 0 };
         self.route.call(slot, named, deadline, &build).await
     }
 
-    /// The short way: a single bucket whose state is whole microseconds, or many that are each charged for themselves and alike.
-    async fn charge_short(&self, parts: &Parts<'_>) -> Option<Result<Charged, StoreError>> {
+    /// Parts that are each charged for themselves and alike: one call of as many charges, if all are on one server. `None` where
+    /// they are not.
+    async fn charge_each(&self, parts: &Parts<'_>) -> Option<Result<Charged, StoreError>> {
         let (first, others) = parts.parts.split_first()?;
-        let clock = self.route.options().clock.as_ref();
-        let short = Short::of(first, clock)?;
-        let is_alike = |part: &Part<'_>| part.shadow && Short::of(part, clock).as_ref() == Some(&short);
-        if !(others.is_empty() || first.shadow && others.iter().all(is_alike)) {
+        // As charges of their own, which a refusal may hold up.
+        let shape_of = |part: &Part<'_>| Shape::of(&[Part { shadow: false, ..*part }], None);
+        let shape = shape_of(first);
+        let is_alike = |part: &Part<'_>| part.shadow && shape_of(part) == shape;
+        if others.is_empty() || !first.shadow || !others.iter().all(is_alike) {
             return None;
         }
-        let keys: Vec<String> = parts.parts.iter().map(|part| self.names.part(part)).collect();
-        let is_cluster = self.route.is_cluster();
-        if is_cluster && keys.iter().any(|key| slot(key) != slot(&keys[0])) {
+        let charge = |part: &Part<'_>| ChargeKeys { parts: smallvec![self.names.part(part)], hold: None };
+        let charges: Vec<ChargeKeys> = parts.parts.iter().map(charge).collect();
+        let slot_of = |charge: &ChargeKeys| slot(&charge.parts[0]);
+        if self.route.is_cluster() && charges.iter().any(|charge| slot_of(charge) != slot_of(&charges[0])) {
             return None;
         }
-        let deadline = self.deadline();
-        let found = match <[String; 1]>::try_from(keys) {
-            Ok([key]) if !is_cluster => {
-                let check = self.check(first, short, key);
-                together::charge(self, check, deadline).await.map(|found| vec![found])
-            }
-            Ok(keys) => self.charge_each(&parts.parts, &keys, &short, deadline).await,
-            Err(keys) => self.charge_each(&parts.parts, &keys, &short, deadline).await,
-        };
-        Some(found.and_then(|found| {
-            let read: Vec<_> = found.iter().map(|found| Short::read(*found)).collect();
-            let outcomes = parts.outcomes(read.iter().map(|(reading, _)| *reading), Default::default());
-            // What is charged for itself is also checked for itself.
-            match outcomes.iter().zip(&read).find(|(outcome, (_, charged))| outcome.allowed != *charged) {
-                Some((_, (_, charged))) => Err(parts.disagreement(*charged)),
-                None => {
-                    let passes = |(part, (_, charged)): (&Part<'_>, &(_, bool))| part.shadow || *charged;
-                    parts.conclude(&outcomes, parts.parts.iter().zip(&read).all(passes))
-                }
-            }
-        }))
+        // Boxed, so that the common charge is not the larger for it.
+        Some(Box::pin(self.charge_alike(parts, &shape, &charges)).await)
     }
 
-    /// Keys that are each charged for themselves and alike, in one call.
-    async fn charge_each(
+    async fn charge_alike(
         &self,
-        parts: &[Part<'_>],
-        keys: &[String],
-        short: &Short,
-        deadline: Instant,
-    ) -> Result<Vec<i64>, StoreError> {
-        let _share = self.share(parts, deadline).await?;
-        let put = |cmd: &mut Cmd| short.put(cmd);
-        let answer =
-            self.call(&script::BUCKETS, self.operation(short), keys, Named::No, deadline, &put).await?;
-        let found = batch::read_each(&answer, keys.len()).ok_or_else(|| question::no_answer("a charge"))?;
-        // The others are charged for themselves all the same.
-        let is_charged = found.iter().flatten().any(|found| *found >= 0);
-        let all = found.into_iter().collect::<Result<Vec<i64>, _>>();
-        all.map_err(|unkept| if is_charged { unkept.error().ambiguous() } else { unkept.error() })
+        parts: &Parts<'_>,
+        shape: &Shape,
+        charges: &[ChargeKeys],
+    ) -> Result<Charged, StoreError> {
+        let deadline = self.deadline();
+        let _share = self.share(&parts.parts, deadline).await?;
+        let answers = self.ask(shape, Operation::Charge, charges, deadline, &|| {}).await?;
+        // One that could not be charged says nothing of the others, which are charged for themselves.
+        let is_charged =
+            |answer: &Result<Answer, StoreError>| matches!(answer, Ok(Answer::Found(found)) if found.passed);
+        let is_any_charged = answers.iter().any(is_charged);
+        let mut outcomes = Outcomes::new();
+        for (part, answer) in parts.parts.iter().zip(answers) {
+            let found = match answer {
+                Ok(Answer::Found(found)) => found,
+                Ok(Answer::Held(_)) => return Err(question::no_answer("a charge")),
+                Err(error) => return Err(if is_any_charged { error.ambiguous() } else { error }),
+            };
+            let outcome = part.limit.limit.answer(&found.readings[0], part.cost, found.now);
+            if outcome.allowed != found.passed {
+                return Err(parts.disagreement(found.passed));
+            }
+            outcomes.push(outcome);
+        }
+        parts.conclude(&outcomes, true)
     }
 
     /// Parts that are on one server: one script.
     async fn charge_together(
         &self,
         parts: &[Part<'_>],
-        operation: &'static str,
+        operation: Operation,
         hold: Option<(&str, Hold, &str)>,
         deadline: Instant,
     ) -> Result<Answer, StoreError> {
-        let mut keys: Vec<String> = parts.iter().map(|part| self.names.part(part)).collect();
-        let put = |cmd: &mut Cmd| {
-            parts.iter().for_each(|part| question::put_part(cmd, part));
-            if let Some((_, hold, question)) = hold {
-                cmd.arg(hold.id.to_string()).arg(hold.ttl.min(MAX_SPAN).get()).arg(question);
-            }
-        };
-        let named = match hold {
-            Some((key, ..)) => {
-                keys.push(key.to_owned());
-                Named::Yes
-            }
-            None => Named::No,
-        };
-        let script = script::charging(parts.iter().map(|part| part.limit.limit.strategy()));
-        let answer = self.call(script, operation, &keys, named, deadline, &put).await?;
-        if let Some(held) = Held::read(&answer) {
-            return Ok(Answer::Held(held));
-        }
-        question::read_found(&answer, parts).map(Answer::Found).ok_or_else(|| question::no_answer("a charge"))
+        let (shape, charge) = self.charge_of(parts, operation, hold);
+        let mut answers = self.ask(&shape, operation, &[charge], deadline, &|| {}).await?;
+        answers.pop().unwrap_or_else(|| Err(question::no_answer("a charge")))
+    }
+
+    /// A charge as a script is asked it.
+    fn charge_of(
+        &self,
+        parts: &[Part<'_>],
+        operation: Operation,
+        hold: Option<(&str, Hold, &str)>,
+    ) -> (Shape, ChargeKeys) {
+        let held = hold.map(|(_, hold, question)| HoldShape {
+            operation,
+            ttl: hold.ttl,
+            question: question.to_owned(),
+        });
+        let keys = parts.iter().map(|part| self.names.part(part)).collect();
+        let hold = hold.map(|(key, hold, _)| (key.to_owned(), hold.id));
+        (Shape::of(parts, held), ChargeKeys { parts: keys, hold })
     }
 
     async fn charge_all(&self, items: &[Item<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
         let parts = Parts::of(items);
         if hold.is_none()
-            && let Some(charged) = self.charge_short(&parts).await
+            && let Some(charged) = self.charge_each(&parts).await
         {
             return charged;
         }
         let deadline = self.deadline();
-        let _share = self.share(&parts.parts, deadline).await?;
         if self.route.is_cluster() {
-            return self.charge_spread(items, &parts, hold, deadline).await;
+            let spread = async {
+                let _share = self.share(&parts.parts, deadline).await?;
+                self.charge_spread(items, &parts, hold, deadline).await
+            };
+            return Box::pin(spread).await;
         }
-        let answer = match hold {
-            None => self.charge_together(&parts.parts, "charge", None, deadline).await?,
+        let (shape, charge) = match hold {
+            None => self.charge_of(&parts.parts, Operation::Charge, None),
             Some(hold) => {
                 let (key, question) = (self.names.hold(hold.id), question::write(items));
-                self.charge_together(&parts.parts, "hold", Some((&key, hold, &question)), deadline).await?
+                self.charge_of(&parts.parts, Operation::Hold, Some((&key, hold, &question)))
             }
         };
-        match answer {
+        let check = self.check(&parts.parts, shape, charge);
+        match together::charge(self, check, deadline).await? {
             Answer::Found(found) => parts.conclude(&question::outcomes(&parts, &found), found.passed),
             Answer::Held(held) => held.answer(),
         }
@@ -237,7 +233,7 @@ impl RedisStore {
         if self.route.is_cluster() {
             return self.peek_spread(&parts, deadline).await;
         }
-        match self.charge_together(&parts.parts, "peek", None, deadline).await? {
+        match self.charge_together(&parts.parts, Operation::Peek, None, deadline).await? {
             Answer::Found(found) => parts.conclude(&question::outcomes(&parts, &found), found.passed),
             Answer::Held(..) => Err(question::no_answer("a peek")),
         }
@@ -250,42 +246,20 @@ impl RedisStore {
         settlement: &Settlement,
         deadline: Instant,
     ) -> Result<Settled, StoreError> {
-        let operation = match settlement {
-            Settlement::Actual(_) => "actual",
-            Settlement::Each(_) => "each",
-            Settlement::Cancel => "cancel",
-            Settlement::Renew => "renew",
-        };
-        let put = |cmd: &mut Cmd| match settlement {
-            Settlement::Actual(actual) => {
-                cmd.arg((*actual).min(MAX_COUNT));
-            }
-            Settlement::Each(actuals) => {
-                for (name, actual) in actuals {
-                    cmd.arg(name).arg((*actual).min(MAX_COUNT));
-                }
-            }
-            Settlement::Cancel | Settlement::Renew => {}
-        };
-        let answer = self.call(&script::SETTLE, operation, keys, Named::Yes, deadline, &put).await?;
-        let words = words(&answer).ok_or_else(|| question::no_answer("a settlement"))?;
-        match &words[..] {
-            [word] if word == "DONE" => Ok(Settled::Done),
-            [word] if word == "ALREADY" => Ok(Settled::Already),
-            [word] if word == "UNKNOWN" => Ok(Settled::Unknown),
-            [word, reserved @ ..] if word == "DIFFERENT" => Err(different_amounts(reserved)),
-            [word, name, names @ ..] if word == "NAMES" => Err(no_such_limit(name, names)),
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        match self.ask_settlement(settlement, &keys, 1, deadline, &|| {}).await? {
+            Value::Array(answers) if answers.len() == 1 => batch::read_settled(&answers[0]),
             _ => Err(question::no_answer("a settlement")),
         }
     }
 
     async fn settle_one(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
         let deadline = self.deadline();
-        let _share = self.settlement_share(id, deadline).await?;
         if self.route.is_cluster() {
-            return self.settle_spread(id, settlement, deadline).await;
+            let _share = self.settlement_share(id, deadline).await?;
+            return Box::pin(self.settle_spread(id, settlement, deadline)).await;
         }
-        self.settle_at(&[self.names.hold(id)], settlement, deadline).await
+        self.settle_together(id, settlement, deadline).await
     }
 
     async fn refund_all(&self, items: &[Item<'_>]) -> Result<(), StoreError> {
@@ -302,6 +276,7 @@ impl RedisStore {
     /// Parts that are on one server: one script. Without a name, so that it is never sent again if it may have been done.
     async fn refund_together(&self, parts: &[Part<'_>], deadline: Instant) -> Result<(), StoreError> {
         let keys: Vec<String> = parts.iter().map(|part| self.names.part(part)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let put = |cmd: &mut Cmd| parts.iter().for_each(|part| question::put_refund(cmd, part));
         let answer = self.call(&script::REFUND, "refund", &keys, Named::No, deadline, &put).await?;
         match words(&answer).as_deref() {
@@ -312,30 +287,17 @@ impl RedisStore {
 
     async fn forget_one(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
         let part = Part { limit, key, cost: crate::Cost::ONE, shadow: false };
-        let (keys, deadline) = ([self.names.part(&part)], self.deadline());
+        let (key, deadline) = (self.names.part(&part), self.deadline());
         let _share = self.share(&[part], deadline).await?;
-        let answer =
-            self.call(&script::SETTLE, "forget", &keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await?;
-        match answer {
+        match self.ask_hold("forget", &[&key], deadline).await? {
             Value::Int(forgotten) => Ok(forgotten > 0),
             _ => Err(question::no_answer("a reset")),
         }
     }
 }
 
-/// What the charging script says.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it lives for a moment, and a box would be an allocation for every charge"
-)]
-enum Answer {
-    Found(question::Found),
-    /// The charge was made before.
-    Held(Held),
-}
-
 /// A held charge that was made before: the question that it was made with, and what was found then.
-struct Held {
+pub(crate) struct Held {
     question: String,
     given: Value,
     is_old: bool,

@@ -1,4 +1,4 @@
--- Sliding window counter, second part: twin of what sliding_window_counter.rs does when charges are settled.
+-- Sliding window counter, third part: twin of what sliding_window_counter.rs does when charges are settled.
 
 -- Into the counts of the window that it was charged by, if those still count.
 local function sliding_window_counter_give_back(newer, older, window_us, amount, charged_at_us, now_us)

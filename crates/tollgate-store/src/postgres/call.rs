@@ -73,7 +73,10 @@ impl PostgresStore {
             claims.push(self.key_claim(part.limit, part.key));
             claims.push(self.limit_claim(part.limit));
         }
-        self.inner.shares.claim(claims, latest_start(until.deadline.into())).await
+        self.inner
+            .shares
+            .claim(claims, latest_start(tokio::time::Instant::now(), until.deadline.into()))
+            .await
     }
 
     /// The shares of a settlement. Which keys it is about is known to the server alone; all settlements are to others like those
@@ -82,7 +85,7 @@ impl PostgresStore {
         let shares = &self.inner.shares;
         let (id, all) = (shares.hash(id), shares.hash(("settle", "")));
         let claims = smallvec![Claim::Key(id), Claim::Limit(all), Claim::Server(0)];
-        shares.claim(claims, latest_start(until.deadline.into())).await
+        shares.claim(claims, latest_start(tokio::time::Instant::now(), until.deadline.into())).await
     }
 
     pub(super) async fn call_one(

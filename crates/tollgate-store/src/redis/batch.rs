@@ -1,6 +1,7 @@
-//! Everyday checks that come at the same time, in one script: what `shared/together.rs` is told about Redis.
+//! Calls that come at the same time, in one script: what `shared/together.rs` is told about Redis.
 //!
-//! Single buckets of one server only: on a cluster keys are in different slots, and each goes alone.
+//! On one server only: on a cluster keys are in different slots, and each call goes alone. Charges that are alike go together, with
+//! a hold or without, and so do settlements.
 
 use std::sync::Arc;
 
@@ -8,18 +9,25 @@ use redis::{Cmd, Value};
 use smallvec::smallvec;
 use tokio::time::Instant;
 
-use super::question::{Short, no_answer};
+use super::question::no_answer;
 use super::route::Named;
+use super::shape::{self, Answer, ChargeKeys, Operation, Question, Shape};
 use super::slot::slot;
-use super::{RedisStore, failure, script};
+use super::{RedisStore, script};
 use crate::shared::Part;
 use crate::shared::shares::{Caps, Claim, Claims, Share, Shares, latest_start};
 use crate::shared::together::{Carrier, Check, Queue};
-use crate::{HoldId, StoreError};
+use crate::{HoldId, Settled, Settlement, StoreError};
 
 /// How many calls may be in flight to each server: one connection carries many calls, and the server works on one at a time.
 /// What waits in its line is to be done well within a deadline, also where each takes it a tenth of a millisecond.
 pub(super) const CAPS: Caps = Caps { key: 64, batched_key: 256, limit: 256, server: 1_024, waiting: 4_096 };
+
+/// How many batches of one kind are in flight before others wait: one that the server works on, and one that is written meanwhile.
+const BATCHES_IN_FLIGHT: usize = 2;
+
+/// How many charges or settlements go together. The server does nothing else meanwhile, so it is a small part of a millisecond's work.
+const MOST_TOGETHER: usize = 32;
 
 impl RedisStore {
     /// The shares of a call of these parts, waited for until the call would be late. On a cluster every server has shares of its
@@ -27,49 +35,93 @@ impl RedisStore {
     pub(super) async fn share(&self, parts: &[Part<'_>], deadline: Instant) -> Result<Share, StoreError> {
         let mut claims = Claims::new();
         for part in parts {
-            let server = self.server_of(&self.names.part(part));
+            let server = self.server_of(part);
             claims.push(Claim::Key(self.key_hash(part)));
-            claims.push(Claim::Limit(self.shares.hash((server, &part.limit.name))));
-            claims.push(Claim::Server(server));
+            for claim in [Claim::Limit(self.shares.hash((server, &part.limit.name))), Claim::Server(server)] {
+                // Mostly they are all of one limit.
+                if !claims.iter().take(4).any(|other| *other == claim) {
+                    claims.push(claim);
+                }
+            }
         }
-        self.shares.claim(claims, latest_start(deadline)).await
+        self.shares.claim(claims, latest_start(Instant::now(), deadline)).await
     }
 
     /// The shares of a settlement. Which keys it is about is known to the server alone; all settlements are to others like those
     /// of one limit.
     pub(super) async fn settlement_share(&self, id: HoldId, deadline: Instant) -> Result<Share, StoreError> {
-        let server = self.server_of(&self.names.hold(id));
+        let server = self.route.server_of(slot(&self.names.hold(id)));
         let (id, all) = (self.shares.hash(id), self.shares.hash((server, "settle", "")));
         let claims = smallvec![Claim::Key(id), Claim::Limit(all), Claim::Server(server)];
-        self.shares.claim(claims, latest_start(deadline)).await
+        self.shares.claim(claims, latest_start(Instant::now(), deadline)).await
     }
 
-    /// A check that may go together with others; not on a cluster.
-    pub(super) fn check(&self, part: &Part<'_>, alike: Short, key: String) -> Check<RedisStore> {
-        let (of_key, of_server) = (Claim::BatchedKey(self.key_hash(part)), Claim::Server(0));
-        let of_limit = Claim::Limit(self.shares.hash((0_u64, &part.limit.name)));
-        Check { alike, key, of_key, of_limit, of_server }
+    /// A charge that may go together with others; not on a cluster.
+    pub(super) fn check(&self, parts: &[Part<'_>], alike: Shape, key: ChargeKeys) -> Check<RedisStore> {
+        let limit = |part: &Part<'_>| Claim::Limit(self.shares.hash((0_u64, &part.limit.name)));
+        if let [part] = parts {
+            let (of_key, lane) = (Claim::BatchedKey(self.key_hash(part)), limit(part));
+            return Check { alike, key, of_key, lane, of_batch: smallvec![lane, Claim::Server(0)] };
+        }
+        let mut of_batch = Claims::new();
+        for part in parts {
+            let claim = limit(part);
+            if !of_batch.contains(&claim) {
+                of_batch.push(claim);
+            }
+        }
+        of_batch.push(Claim::Server(0));
+        let names: Vec<&str> = parts.iter().map(|part| &*part.limit.name).collect();
+        let keys: Vec<&str> = parts.iter().map(|part| part.key).collect();
+        let lane = Claim::Limit(self.shares.hash(("several", &names)));
+        Check { alike, key, of_key: Claim::BatchedKey(self.shares.hash((names, keys))), lane, of_batch }
     }
 
     fn key_hash(&self, part: &Part<'_>) -> u64 {
         self.shares.hash((&part.limit.name, part.key))
     }
 
-    /// The server that has a key, as a number.
-    fn server_of(&self, key: &str) -> u64 {
-        if self.route.is_cluster() { self.route.server_of(slot(key)) } else { 0 }
+    /// The server that has the key of a part, as a number.
+    fn server_of(&self, part: &Part<'_>) -> u64 {
+        if self.route.is_cluster() { self.route.server_of(slot(&self.names.part(part))) } else { 0 }
+    }
+
+    /// Charges of one shape, in one call.
+    pub(super) async fn ask(
+        &self,
+        shape: &Shape,
+        operation: Operation,
+        charges: &[ChargeKeys],
+        deadline: Instant,
+        sent: &(dyn Fn() + Send + Sync),
+    ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+        // Where the servers are nearly full, no key is begun under numbers that come with the call: those keys may be made up, and
+        // their room is for the keys of others.
+        let operation = match operation {
+            Operation::Charge if shape.keeps_instant() && !self.takes_new_keys() => Operation::Known,
+            operation => operation,
+        };
+        let question = shape.question(operation, self.route.options().clock.as_ref());
+        let named = if shape.has_hold() { Named::Yes } else { Named::No };
+        let put = |cmd: &mut Cmd| {
+            // There is a connection now, and what is put to it is as good as sent.
+            sent();
+            question.put(cmd, charges);
+        };
+        let keys = Question::keys(charges);
+        let answer = self.call(question.script, question.operation(), &keys, named, deadline, &put).await?;
+        question.read(&answer, charges.len()).ok_or_else(|| no_answer("a charge"))
     }
 }
 
 impl Carrier for RedisStore {
-    type Alike = Short;
-    type Key = String;
-    type Answer = i64;
+    type Alike = Shape;
+    type Key = ChargeKeys;
+    type Answer = Answer;
 
-    /// The server does nothing else meanwhile, so it is a small part of a millisecond's work.
-    const TOGETHER: usize = 64;
+    const TOGETHER: usize = MOST_TOGETHER;
 
-    /// The script charges one key after the other, so it may be the same.
+    /// The script makes one charge after the other, so it may be the same key.
     const ONCE: bool = false;
 
     fn queue(&self) -> &Queue<RedisStore> {
@@ -80,9 +132,8 @@ impl Carrier for RedisStore {
         &self.shares
     }
 
-    /// Enough that the server is never idle while answers are read and the next questions written.
     fn ways(&self) -> usize {
-        4
+        BATCHES_IN_FLIGHT
     }
 
     fn lane_ways(&self) -> usize {
@@ -91,68 +142,148 @@ impl Carrier for RedisStore {
 
     async fn carry(
         &self,
-        short: &Short,
+        shape: &Shape,
+        charges: &[ChargeKeys],
+        deadline: Instant,
+        sent: &(dyn Fn() + Send + Sync),
+    ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+        self.ask(shape, Operation::Charge, charges, deadline, sent).await
+    }
+}
+
+/// Settlements, as they go together.
+#[derive(Clone)]
+pub(super) struct Settlements {
+    store: RedisStore,
+    queue: Arc<Queue<Settlements>>,
+}
+
+impl RedisStore {
+    /// A settlement that may go together with others; not on a cluster.
+    pub(super) async fn settle_together(
+        &self,
+        id: HoldId,
+        settlement: &Settlement,
+        deadline: Instant,
+    ) -> Result<Settled, StoreError> {
+        let lane = Claim::Limit(self.shares.hash((0_u64, "settle", "")));
+        let check = Check {
+            alike: settlement.clone(),
+            key: self.names.hold(id),
+            of_key: Claim::BatchedKey(self.shares.hash(id)),
+            lane,
+            of_batch: smallvec![lane, Claim::Server(0)],
+        };
+        let carrier = Settlements { store: self.clone(), queue: self.settlements.clone() };
+        crate::shared::together::charge(&carrier, check, deadline).await
+    }
+}
+
+impl Carrier for Settlements {
+    type Alike = Settlement;
+    type Key = String;
+    type Answer = Settled;
+
+    const TOGETHER: usize = MOST_TOGETHER;
+    const ONCE: bool = false;
+
+    fn queue(&self) -> &Queue<Settlements> {
+        &self.queue
+    }
+
+    fn shares(&self) -> &Arc<Shares> {
+        &self.store.shares
+    }
+
+    fn ways(&self) -> usize {
+        BATCHES_IN_FLIGHT
+    }
+
+    fn lane_ways(&self) -> usize {
+        CAPS.limit
+    }
+
+    async fn carry(
+        &self,
+        settlement: &Settlement,
         keys: &[String],
         deadline: Instant,
         sent: &(dyn Fn() + Send + Sync),
-    ) -> Result<Vec<Result<i64, StoreError>>, StoreError> {
-        let put = |cmd: &mut Cmd| {
-            // There is a connection now, and what is put to it is as good as sent.
-            sent();
-            short.put(cmd);
-        };
-        let answer =
-            self.call(&script::BUCKETS, self.operation(short), keys, Named::No, deadline, &put).await?;
-        let found = read_each(&answer, keys.len()).ok_or_else(|| no_answer("a charge"))?;
-        Ok(found.into_iter().map(|found| found.map_err(Unkept::error)).collect())
-    }
-}
-
-/// Why one key of several could not be charged; nothing was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unkept {
-    /// What is kept under it is not ours.
-    Foreign,
-    /// It is new, and the server has no room.
-    Full,
-}
-
-impl Unkept {
-    pub(super) fn error(self) -> StoreError {
-        match self {
-            Unkept::Foreign => failure::not_ours(),
-            Unkept::Full => failure::no_room(),
+    ) -> Result<Vec<Result<Settled, StoreError>>, StoreError> {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let answer = self.store.ask_settlement(settlement, &keys, keys.len(), deadline, sent).await?;
+        let Value::Array(answers) = &answer else { return Err(no_answer("a settlement")) };
+        if answers.len() != keys.len() {
+            return Err(no_answer("a settlement"));
         }
+        Ok(answers.iter().map(read_settled).collect())
     }
 }
 
-/// What was found under each key, or why that one could not be charged.
-pub(super) fn read_each(answer: &Value, keys: usize) -> Option<Vec<Result<i64, Unkept>>> {
-    let Value::Array(answers) = answer else { return None };
-    let read = |answer: &Value| match answer {
-        Value::Int(found) => Some(Ok(*found)),
-        Value::SimpleString(status) if status == "STATE" => Some(Err(Unkept::Foreign)),
-        Value::SimpleString(status) if status == "FULL" => Some(Err(Unkept::Full)),
-        _ => None,
-    };
-    (answers.len() == keys).then(|| answers.iter().map(read).collect())?
+/// Reads the answer to one settlement.
+pub(super) fn read_settled(answer: &Value) -> Result<Settled, StoreError> {
+    if let Value::SimpleString(status) = answer {
+        return Err(shape::unkept(status).unwrap_or_else(|| no_answer("a settlement")));
+    }
+    let words = super::words(answer).ok_or_else(|| no_answer("a settlement"))?;
+    match &words[..] {
+        [word] if word == "DONE" => Ok(Settled::Done),
+        [word] if word == "ALREADY" => Ok(Settled::Already),
+        [word] if word == "UNKNOWN" => Ok(Settled::Unknown),
+        [word, reserved @ ..] if word == "DIFFERENT" => Err(super::different_amounts(reserved)),
+        [word, name, names @ ..] if word == "NAMES" => Err(super::no_such_limit(name, names)),
+        _ => Err(no_answer("a settlement")),
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl RedisStore {
+    /// Has the first `count` holds of the keys settled, all alike.
+    pub(super) async fn ask_settlement(
+        &self,
+        settlement: &Settlement,
+        keys: &[&str],
+        count: usize,
+        deadline: Instant,
+        sent: &(dyn Fn() + Send + Sync),
+    ) -> Result<Value, StoreError> {
+        let operation = match settlement {
+            Settlement::Actual(_) => "actual",
+            Settlement::Each(_) => "each",
+            Settlement::Cancel => "cancel",
+            Settlement::Renew => "renew",
+        };
+        let most = tollgate_kernel::MAX_COUNT;
+        let put = |cmd: &mut Cmd| {
+            sent();
+            cmd.arg(count);
+            match settlement {
+                Settlement::Actual(actual) => {
+                    cmd.arg((*actual).min(most));
+                }
+                Settlement::Each(actuals) => {
+                    for (name, actual) in actuals {
+                        cmd.arg(name).arg((*actual).min(most));
+                    }
+                }
+                Settlement::Cancel | Settlement::Renew => {}
+            }
+        };
+        self.call(&script::SETTLE, operation, keys, Named::Yes, deadline, &put).await
+    }
 
-    #[test]
-    fn answers_are_read_one_for_each_key() {
-        let state = Value::SimpleString("STATE".to_owned());
-        let full = Value::SimpleString("FULL".to_owned());
-        let answer = Value::Array(vec![Value::Int(5), state, Value::Int(-1), full]);
-        let expected = vec![Ok(5), Err(Unkept::Foreign), Ok(-1), Err(Unkept::Full)];
-        assert_eq!(read_each(&answer, 4), Some(expected));
-        assert_eq!(read_each(&answer, 2), None);
-        let full = Value::Array(vec![Value::SimpleString("FULL".to_owned())]);
-        assert_eq!(read_each(&full, 1), Some(vec![Err(Unkept::Full)]));
-        assert_eq!(read_each(&Value::Array(vec![Value::Nil]), 1), None);
-        assert_eq!(read_each(&Value::Nil, 0), None);
+    /// Asks something else of one hold or key, by the same script. The answer is that of the hold.
+    pub(super) async fn ask_hold(
+        &self,
+        operation: &'static str,
+        keys: &[&str],
+        deadline: Instant,
+    ) -> Result<Value, StoreError> {
+        let put = |cmd: &mut Cmd| {
+            cmd.arg(1);
+        };
+        match self.call(&script::SETTLE, operation, keys, Named::Yes, deadline, &put).await? {
+            Value::Array(mut answers) if answers.len() == 1 => Ok(answers.remove(0)),
+            _ => Err(no_answer("a settlement")),
+        }
     }
 }

@@ -52,19 +52,3 @@ local function write_bucket(key, state, keeps_instant)
   local span_us = product_over(state.burst, state.p, state.c)
   set(key, value, math.max(token_bucket_fresh_at(state), now_us), span_us)
 end
-
-local function look_bucket(part, at)
-  local c, p, burst, keeps_instant = ARGV[at + 5] + 0, ARGV[at + 6] + 0, ARGV[at + 7] + 0, ARGV[at + 9] + 0
-  local key, state = part.key, read_bucket(part.key)
-  local allowed, missing_us, missing_rest, own =
-    token_bucket_charge(state, c, p, burst, keeps_instant, part.cost, ARGV[at + 3] + 0, ARGV[at + 4] + 0, now_us)
-  part.found, part.at_us = {missing_us, missing_rest}, now_us
-  part.fresh_at_us, part.slack_us = state.c and token_bucket_fresh_at(state) or state.full_us + 1, 1000000
-  part.write = function() write_bucket(key, own, keeps_instant) end
-  if state.c and not (state.c == c and state.p == p and state.burst == burst) then
-    part.adopt = function()
-      write_bucket(key, token_bucket_adopted(state, c, p, burst, keeps_instant, now_us), keeps_instant)
-    end
-  end
-  return allowed
-end

@@ -8,17 +8,17 @@ for _, index in ipairs(others) do
   local key = KEYS[index]
   local is_ours, state = pcall(read_bucket, key)
   if not is_ours then
-    answers[index] = {ok = 'STATE'}
+    answers[index + 1] = {ok = 'STATE'}
   else
-    local allowed, missing_us, missing_rest, own =
+    local allowed, missing_us, missing_rest, after =
       token_bucket_charge(state, c, p, burst, keeps_instant, price_us / p, price_us, 0, now_us)
     -- A refusal keeps what the limit's own numbers make of a state of others.
     local is_other = state.c and not (state.c == c and state.p == p and state.burst == burst)
-    if allowed or is_other then write_bucket(key, own, keeps_instant) end
+    if allowed or is_other then write_bucket(key, after, keeps_instant) end
     if not allowed and call('PTTL', key) == -1 then
-      call('PEXPIREAT', key, expire_ms(key, token_bucket_fresh_at(own), span_us))
+      call('PEXPIREAT', key, expire_ms(key, token_bucket_fresh_at(after), span_us))
     end
-    if allowed then answers[index] = missing_us else answers[index] = -1 - missing_us end
+    if allowed then answers[index + 1] = missing_us else answers[index + 1] = -1 - missing_us end
   end
 end
 return answers

@@ -30,18 +30,3 @@ local function write_counter(key, newer, older)
   -- It stays for up to two windows as it is, so there is no slack.
   set(key, value, math.max(fresh_at_us, now_us) - 1, 0)
 end
-
-local function look_counter(part, at)
-  local window_us = ARGV[at + 6] + 0
-  local newer, older = read_counter(part.key, window_us)
-  local allowed, after, after_older =
-    sliding_window_counter_charge(newer, older, ARGV[at + 5] + 0, window_us, part.cost, now_us)
-  part.found = {
-    newer.window_us, newer.start_us, newer.prev, newer.cur, older.window_us, older.start_us, older.prev, older.cur
-  }
-  part.at_us = sliding_window_counter_charged_at(after, after_older, now_us)
-  part.fresh_at_us = math.max(sliding_window_counter_fresh_at(newer), sliding_window_counter_fresh_at(older))
-  part.slack_us = 0
-  part.write = function() write_counter(part.key, after, after_older) end
-  return allowed
-end

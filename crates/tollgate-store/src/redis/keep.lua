@@ -11,7 +11,7 @@ local function not_ours()
 end
 
 local function expire_ms(key, fresh_at_us, slack_us)
-  local until_us = fresh_at_us + math.min(slack_us, 1000000)
+  local until_us = fresh_at_us + (slack_us < 1000000 and slack_us or 1000000)
   local ms = (until_us - until_us % 1000) / 1000 + 1 + shift_ms
   if no_sooner then
     local left_ms = call('PTTL', key)

@@ -32,15 +32,8 @@ local function write_leases(key, leases)
   write_entries(key, leases, last_us or now_us, last_us and math.max(last_us - now_us, 0) or 0)
 end
 
-local function look_leases(part, at)
-  local lease_us, key, cost = ARGV[at + 6] + 0, part.key, part.cost
-  local leases = read_leases(key)
-  local allowed, used, wait_us, last_us = concurrency_peek(leases, ARGV[at + 5] + 0, cost, now_us)
-  part.found, part.at_us, part.lease_us = {used, wait_us, last_us}, now_us + lease_us, lease_us
-  part.fresh_at_us, part.slack_us = now_us + last_us, lease_us
-  part.write = function()
-    concurrency_hold(leases, holder ~= '' and holder_of(holder) or NOBODY, cost, now_us + lease_us, now_us)
-    write_leases(key, leases)
-  end
-  return allowed
+-- Takes a lease for the holder, or for nobody that is named, and writes the leases.
+local function take_lease(key, leases, name, cost, end_us)
+  concurrency_hold(leases, name ~= '' and holder_of(name) or NOBODY, cost, end_us, now_us)
+  write_leases(key, leases)
 end

@@ -22,21 +22,8 @@ local function write_log(key, log)
   write_entries(key, log, math.max(sliding_window_fresh_at(log), now_us), log.keep_us)
 end
 
-local function look_log(part, at)
-  local limit, window_us, key, cost = ARGV[at + 5] + 0, ARGV[at + 6] + 0, part.key, part.cost
-  local log = read_log(key)
-  local allowed, used, wait_us, last_us, at_us = sliding_window_peek(log, limit, window_us, cost, now_us)
-  part.found, part.at_us = {used, wait_us, last_us}, at_us
-  part.fresh_at_us, part.slack_us = sliding_window_fresh_at(log), window_us
-  part.write = function()
-    sliding_window_take(log, limit, window_us, cost, at_us, entries_merge_oldest_until)
-    write_log(key, log)
-  end
-  if log.length > 0 and log.keep_us < window_us then
-    part.adopt = function()
-      log.keep_us = window_us
-      write_log(key, log)
-    end
-  end
-  return allowed
+-- Enters a charge that fits, and writes the log.
+local function take_log(key, log, limit, window_us, cost, at_us)
+  sliding_window_take(log, limit, window_us, cost, at_us, entries_merge_oldest_until)
+  write_log(key, log)
 end

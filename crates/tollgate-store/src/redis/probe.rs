@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::time::Instant;
 use tollgate_kernel::Rate;
 
+use super::RedisStore;
 use super::node::Node;
-use super::route::Named;
-use super::{RedisStore, script};
+use super::shape::Operation;
 use crate::shared::Part;
 use crate::{Cost, Failure, Hold, HoldId, Limit, Micros, StoreError, StoredLimit};
 
@@ -64,15 +64,14 @@ impl RedisStore {
         let parts: Vec<Part<'_>> =
             limits.iter().map(|limit| Part { limit, key: &key, cost: Cost::ONE, shadow: false }).collect();
         let held = self.names.hold_beside(&self.names.part(&parts[0]), hold.id);
-        self.charge_together(&parts, "hold", Some((&held, hold, "")), deadline).await?;
+        self.charge_together(&parts, Operation::Hold, Some((&held, hold, "")), deadline).await?;
         let mut keys = vec![held];
         keys.extend(parts.iter().map(|part| self.names.part(part)));
-        let nothing = |_: &mut Cmd| {};
-        self.call(&script::SETTLE, "undo", &keys, Named::Yes, deadline, &nothing).await?;
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        self.ask_hold("undo", &keys, deadline).await?;
         // What refilled meanwhile is not given back, so a little is left of some of them.
         for key in &keys[1..] {
-            let key = std::slice::from_ref(key);
-            self.call(&script::SETTLE, "forget", key, Named::Yes, deadline, &nothing).await?;
+            self.ask_hold("forget", &[key], deadline).await?;
         }
         Ok(())
     }

@@ -11,9 +11,8 @@ use tollgate_kernel::{
     Align, Cost, CounterState, Counts, Limit, Look, Micros, Rate, Reading, Strategy, WindowState,
 };
 
-use super::node::TEST_SHIFT_MS;
 use crate::shared::{Part, Parts};
-use crate::{Failure, Item, ManualClock, Outcomes, StoreError, StoredLimit};
+use crate::{Failure, Item, Outcomes, StoreError, StoredLimit};
 
 /// The number of a strategy in scripts.
 fn number(strategy: Strategy) -> u8 {
@@ -27,71 +26,11 @@ fn number(strategy: Strategy) -> u8 {
     }
 }
 
-/// A bucket whose state is whole microseconds, as the short way has it: what the charge takes, the time to fill, how long the state
-/// is to stay, the numbers as they end a state, and whether it keeps its instant instead.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Short {
-    pub(super) price_us: u64,
-    pub(super) span_us: u64,
-    pub(super) how: &'static str,
-    pub(super) stay: String,
-    pub(super) numbers: String,
-    pub(super) keeps_instant: bool,
-}
-
-/// A state of a bucket that fills within this stays as long as any of its states may have to, which is one thing less to work
-/// out; for others it is worked out, so that a key that was hardly used does not stay for days.
-const STAY_AS_LONG_AS_ANY: Micros = Micros::from_secs(600);
-
-impl Short {
-    /// The short way for a part, if it is open to it. A test's clock says when the state is to go.
-    pub(super) fn of(part: &Part<'_>, clock: Option<&ManualClock>) -> Option<Short> {
-        let limit = &part.limit.limit;
-        if !matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)) {
-            return None;
-        }
-        let [1, period_us, burst, _, keeps_instant] = limit.parameters()[..] else { return None };
-        // One token every so many whole us, so a time to fill is whole too.
-        let span_us = burst.checked_mul(period_us)?;
-        let (price_us, _) = limit.price(part.cost)?;
-        let numbers = format!("/1/{period_us:x}/{burst:x}");
-        let stay_ms = (span_us + span_us.min(1_000_000)) / 1_000 + 1;
-        let (how, stay) = match clock {
-            Some(clock) => ("PXAT", (clock.now().get() / 1_000 + stay_ms + TEST_SHIFT_MS).to_string()),
-            None if span_us <= STAY_AS_LONG_AS_ANY.get() => ("PX", stay_ms.to_string()),
-            None => ("PX", String::new()),
-        };
-        Some(Short { price_us, span_us, how, stay, numbers, keeps_instant: keeps_instant == 1 })
-    }
-
-    /// Whether the numbers come with the call.
-    pub(super) fn keeps_instant(&self) -> bool {
-        self.keeps_instant
-    }
-
-    /// What the script is to do.
-    pub(super) fn operation(&self) -> &'static str {
-        if self.keeps_instant { "each-instant" } else { "each" }
-    }
-
-    pub(super) fn put(&self, cmd: &mut Cmd) {
-        cmd.arg(self.price_us).arg(self.span_us).arg(self.how).arg(&self.stay).arg(&self.numbers);
-    }
-
-    /// What was found, and whether it was charged.
-    pub(super) fn read(found: i64) -> (Reading, bool) {
-        let is_charged = found >= 0;
-        let us = if is_charged { found } else { -1 - found };
-        (Reading::Bucket { us: Micros::new(u64::try_from(us).unwrap_or(0)), rest: 0 }, is_charged)
-    }
-}
-
-/// Puts a part to the general script.
-pub(super) fn put_part(cmd: &mut Cmd, part: &Part<'_>) {
-    let limit = &part.limit.limit;
-    cmd.arg(number(limit.strategy())).arg(u8::from(part.shadow));
-    match limit.price(part.cost) {
-        Some((price_us, price_rest)) => cmd.arg(part.cost.get()).arg(price_us).arg(price_rest),
+/// Puts a part to the script that charges.
+pub(super) fn put_part(cmd: &mut Cmd, limit: &Limit, cost: Cost, shadow: bool) {
+    cmd.arg(number(limit.strategy())).arg(u8::from(shadow));
+    match limit.price(cost) {
+        Some((price_us, price_rest)) => cmd.arg(cost.get()).arg(price_us).arg(price_rest),
         None => cmd.arg(-1).arg(-1).arg(0),
     };
     put_limit(cmd, limit);
@@ -121,22 +60,27 @@ pub(super) fn no_answer(what: &str) -> StoreError {
     .ambiguous()
 }
 
-/// What the general script found.
-pub(super) struct Found {
+/// What the script found of one charge.
+pub(crate) struct Found {
     pub(super) now: Micros,
     pub(super) passed: bool,
-    pub(super) readings: SmallVec<[Reading; 4]>,
+    pub(super) readings: SmallVec<[Reading; 1]>,
 }
 
-/// Reads the answer of the general script for these parts.
-pub(super) fn read_found(answer: &Value, parts: &[Part<'_>]) -> Option<Found> {
-    let Value::Array(numbers) = answer else { return None };
-    let number = |value: &Value| match value {
-        Value::Int(number) => u64::try_from(*number).ok(),
-        _ => None,
-    };
-    let numbers = numbers.iter().map(number).collect::<Option<Vec<u64>>>()?;
-    read_numbers(&numbers, parts, read_one)
+/// How many bytes a number has in an answer.
+const NUMBER_BYTES: usize = 7;
+
+/// Reads what was found of a charge of these limits: numbers of seven bytes each.
+pub(super) fn read_found(now: Micros, answer: &[u8], limits: impl Iterator<Item = Limit>) -> Option<Found> {
+    let (numbers, rest) = answer.as_chunks::<NUMBER_BYTES>();
+    if !rest.is_empty() {
+        return None;
+    }
+    let number =
+        |bytes: &[u8; NUMBER_BYTES]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    let numbers: SmallVec<[u64; 16]> = numbers.iter().map(number).collect();
+    let (passed, numbers) = numbers.split_first()?;
+    read_numbers(now, *passed == 1, numbers, limits, read_one)
 }
 
 /// Reads the answer that is kept beside a hold: the same numbers, with commas. Holds of format 1 had three for each part.
@@ -144,22 +88,30 @@ pub(super) fn read_kept(answer: &Value, is_old: bool, parts: &[Part<'_>]) -> Opt
     let Value::BulkString(text) = answer else { return None };
     let numbers = std::str::from_utf8(text).ok()?.split(',').map(|number| number.parse().ok());
     let numbers = numbers.collect::<Option<Vec<u64>>>()?;
-    read_numbers(&numbers, parts, if is_old { read_old } else { read_one })
+    let [now, passed, numbers @ ..] = &numbers[..] else { return None };
+    let limits = parts.iter().map(|part| part.limit.limit);
+    let read = if is_old { read_old } else { read_one };
+    read_numbers(Micros::new(*now), *passed == 1, numbers, limits, read)
 }
 
 /// What was found of one part, from the front of the numbers, and the numbers after it.
 type ReadOne = fn(Limit, &[u64]) -> Option<(Reading, &[u64])>;
 
-fn read_numbers(numbers: &[u64], parts: &[Part<'_>], read: ReadOne) -> Option<Found> {
-    let [now, passed, rest @ ..] = numbers else { return None };
-    let mut rest = rest;
+fn read_numbers(
+    now: Micros,
+    passed: bool,
+    numbers: &[u64],
+    limits: impl Iterator<Item = Limit>,
+    read: ReadOne,
+) -> Option<Found> {
+    let mut rest = numbers;
     let mut readings = SmallVec::new();
-    for part in parts {
+    for limit in limits {
         let reading;
-        (reading, rest) = read(part.limit.limit, rest)?;
+        (reading, rest) = read(limit, rest)?;
         readings.push(reading);
     }
-    rest.is_empty().then_some(Found { now: Micros::new(*now), passed: *passed == 1, readings })
+    rest.is_empty().then_some(Found { now, passed, readings })
 }
 
 fn read_one(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
@@ -326,16 +278,20 @@ mod tests {
     fn answers_that_make_no_sense_are_none() {
         let limit = StoredLimit::new("a", Limit::fixed_window(5, Micros::from_secs(1)).unwrap());
         let parts = [Part { limit: &limit, key: "k", cost: Cost::ONE, shadow: false }];
-        let ints = |numbers: &[i64]| Value::Array(numbers.iter().map(|number| Value::Int(*number)).collect());
-        assert!(read_found(&ints(&[9, 1, 5, 2, 0]), &parts).unwrap().passed);
+        let packed = |numbers: &[u64]| -> Vec<u8> {
+            numbers.iter().flat_map(|number| number.to_be_bytes()[1..].to_vec()).collect()
+        };
+        let read =
+            |answer: &[u8]| read_found(Micros::new(9), answer, parts.iter().map(|part| part.limit.limit));
+        assert!(read(&packed(&[1, 5, 2, 0])).unwrap().passed);
         let kept = |text: &str| read_kept(&Value::BulkString(text.into()), true, &parts);
         let Reading::Window(state) = kept("9,1,2000000,2,0").unwrap().readings[0] else { panic!("a window") };
         assert_eq!((state.start.get(), state.count), (1_000_000, 2));
         assert!(kept("9,1,5,2").is_none() && kept("9,1,5,x,0").is_none());
         for wrong in
-            [Value::Nil, ints(&[]), ints(&[9, 1, 5, 2]), ints(&[9, 1, -5, 2, 0]), ints(&[9, 1, 5, 2, 0, 0])]
+            [packed(&[]), packed(&[1, 5, 2]), packed(&[1, 5, 2, 0, 0]), packed(&[1, 5, 2, 0])[1..].to_vec()]
         {
-            assert!(read_found(&wrong, &parts).is_none(), "{wrong:?}");
+            assert!(read(&wrong).is_none(), "{wrong:?}");
         }
     }
 }

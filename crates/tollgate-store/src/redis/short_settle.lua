@@ -1,10 +1,10 @@
 -- The common settlement of a lease, in as few steps as it takes: a hold of one lease, of a key whose leases are a single block of which
--- more than this one is left, or this one alone. Everything else goes on to settle.lua. See entries_kept.lua, hold.lua.
+-- more than this one is left, or this one alone. Answers nothing of everything else. See entries_kept.lua, hold.lua.
 
-if operation == 'cancel' or operation == 'actual' then
-  local value, sub = call('GET', KEYS[1]), string.sub
+local function settle_lease(hold_key)
+  local value, sub = redis.pcall('GET', hold_key), string.sub
   local hold_end_us, name, cost, end_us, key = string.match(
-    value or '', '^\2 0 (%d+) %d+ (%x+) [%d,]+\n6 (%d+) (%d+) (%S+) [%d ]+\n\n'
+    type(value) == 'string' and value or '', '^\2 0 (%d+) %d+ (%x+) [%d,]+\n6 (%d+) (%d+) (%S+) [%d ]+\n\n'
   )
   local leases = key and hold_end_us + 0 > now_us and end_us + 0 > now_us and #name == 32 and redis.pcall('GET', key)
   if type(leases) == 'string' and #leases >= 46 and #leases % 30 == 16 and sub(leases, 1, 2) == '\2h' then
@@ -23,7 +23,7 @@ if operation == 'cancel' or operation == 'actual' then
         call('SET', key, head .. sub(leases, 17, at - 1) .. sub(leases, at + 30), 'KEEPTTL')
       end
       call(
-        'SET', KEYS[1], '\2 1' .. sub(value, 4), 'PXAT',
+        'SET', hold_key, '\2 1' .. sub(value, 4), 'PXAT',
         string.format('%d', math.floor(hold_end_us / 1000) + 1 + shift_ms)
       )
       return {'DONE'}

@@ -15,8 +15,9 @@ use tokio::time::Instant;
 use tollgate_kernel::{Limit, MAX_SPAN, Micros};
 
 use super::route::Named;
+use super::shape::{Answer, Operation};
 use super::slot::slot;
-use super::{Answer, Held, RedisStore, different_amounts, no_such_limit, question, script, words};
+use super::{Held, RedisStore, different_amounts, no_such_limit, question, script, words};
 use crate::shared::{Part, Parts};
 use crate::{Charged, Failure, Hold, HoldId, Item, Outcome, Outcomes, Settled, Settlement, StoreError};
 
@@ -81,7 +82,7 @@ impl RedisStore {
         outcomes: &mut Outcomes,
         deadline: Instant,
     ) -> Result<bool, StoreError> {
-        match self.charge_together(&group.parts, "peek", None, deadline).await? {
+        match self.charge_together(&group.parts, Operation::Peek, None, deadline).await? {
             Answer::Found(found) => {
                 fill(outcomes, group, &found);
                 Ok(found.passed)
@@ -101,7 +102,7 @@ impl RedisStore {
         match hold {
             None if groups.len() == 1 => {
                 let mut outcomes = blank(parts);
-                match self.charge_together(&groups[0].parts, "charge", None, deadline).await? {
+                match self.charge_together(&groups[0].parts, Operation::Charge, None, deadline).await? {
                     Answer::Found(found) => {
                         fill(&mut outcomes, &groups[0], &found);
                         parts.conclude(&outcomes, found.passed)
@@ -134,7 +135,8 @@ impl RedisStore {
         deadline: Instant,
     ) -> Result<Charged, StoreError> {
         let mut outcomes = blank(parts);
-        let asked = groups.iter().map(|group| self.charge_together(&group.parts, "charge", None, deadline));
+        let asked =
+            groups.iter().map(|group| self.charge_together(&group.parts, Operation::Charge, None, deadline));
         for (group, answer) in groups.iter().zip(futures_util::future::join_all(asked).await) {
             match answer? {
                 Answer::Found(found) => fill(&mut outcomes, group, &found),
@@ -158,7 +160,7 @@ impl RedisStore {
         for (turn, group) in groups.iter().enumerate() {
             let key = self.hold_key(group, hold.id);
             let kept = Some((&*key, hold, question.unwrap_or_default()));
-            let operation = if groups.len() > 1 { "hold-part" } else { "hold" };
+            let operation = if groups.len() > 1 { Operation::HoldPart } else { Operation::Hold };
             let asked = self.charge_together(&group.parts, operation, kept, deadline).await;
             let found = match asked {
                 Ok(Answer::Found(found)) => found,
@@ -242,7 +244,7 @@ impl RedisStore {
     }
 
     async fn undo_one(&self, keys: Vec<String>, deadline: Instant) -> Result<(), StoreError> {
-        self.call(&script::SETTLE, "undo", &keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await.map(drop)
+        self.ask_hold("undo", &texts(&keys), deadline).await.map(drop)
     }
 
     /// A charge with a hold: claims the hold's place first, and answers as before if it was charged before.
@@ -284,8 +286,7 @@ impl RedisStore {
         let parts = Parts::of(&items);
         let mut outcomes = blank(&parts);
         for (indexes, keys) in &place.groups {
-            let answer =
-                self.call(&script::SETTLE, "answer", keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await?;
+            let answer = self.ask_hold("answer", &texts(keys), deadline).await?;
             if words(&answer).is_some_and(|words| words == ["UNKNOWN"]) {
                 return Ok(None);
             }
@@ -310,13 +311,13 @@ impl RedisStore {
         place: &Placed,
         deadline: Instant,
     ) -> Result<Option<Placed>, StoreError> {
-        let (key, text) = ([self.names.place(hold.id)], place.write());
+        let (key, text) = (self.names.place(hold.id), place.write());
         let put = |cmd: &mut Cmd| {
             if operation != "get" {
                 cmd.arg(&text).arg(hold.ttl.min(MAX_SPAN).get());
             }
         };
-        match self.call(&script::PLACE, operation, &key, Named::Yes, deadline, &put).await? {
+        match self.call(&script::PLACE, operation, &[&key], Named::Yes, deadline, &put).await? {
             Value::Nil => Ok(None),
             Value::BulkString(text) => {
                 let read = std::str::from_utf8(&text).ok().and_then(Placed::read);
@@ -364,8 +365,7 @@ impl RedisStore {
         let mut parts: Vec<(String, String, bool)> = Vec::new();
         let (mut is_settled, mut has_ended) = (false, false);
         for (_, keys) in groups {
-            let answer =
-                self.call(&script::SETTLE, "query", keys, Named::Yes, deadline, &|_: &mut Cmd| {}).await?;
+            let answer = self.ask_hold("query", &texts(keys), deadline).await?;
             let words = words(&answer).ok_or_else(|| question::no_answer("a settlement"))?;
             let mut names = Vec::new();
             for part in words[1..].chunks_exact(3) {
@@ -405,6 +405,10 @@ impl RedisStore {
         }
         Ok(if found { Settled::Done } else { Settled::Unknown })
     }
+}
+
+fn texts(keys: &[String]) -> Vec<&str> {
+    keys.iter().map(String::as_str).collect()
 }
 
 /// How long a part's lease lasts, if it is one.

@@ -13,15 +13,3 @@ end
 local function write_window(key, end_us, count, start_us)
   set(key, format('%d:%d:%d', end_us, count, end_us - start_us), end_us, end_us - start_us)
 end
-
-local function look_window(part, at)
-  local window_us = ARGV[at + 6] + 0
-  local end_us, found, start_us = read_window(part.key, window_us)
-  local allowed, after_us, after, after_start_us =
-    fixed_window_charge(end_us, found, start_us, ARGV[at + 5] + 0, window_us, ARGV[at + 7] + 0, part.cost, now_us)
-  part.found = {end_us, found, start_us}
-  part.at_us = math.max(now_us, after_start_us)
-  part.fresh_at_us, part.slack_us = end_us, end_us - start_us
-  part.write = function() write_window(part.key, after_us, after, after_start_us) end
-  return allowed
-end

@@ -9,7 +9,7 @@
 //! and those are bounded by the caps and by the length of the queues.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -35,6 +35,33 @@ pub(crate) enum Claim {
     Limit(u64),
     /// All calls to one server.
     Server(u64),
+}
+
+/// A map by claims. They are hashes already, so they are not hashed again.
+pub(crate) type ByClaim<T> = HashMap<Claim, T, BuildHasherDefault<ClaimHasher>>;
+
+/// Takes the hash in a claim as it is, with the kind of the claim mixed in.
+#[derive(Default)]
+pub(crate) struct ClaimHasher(u64);
+
+impl Hasher for ClaimHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = self.0.rotate_left(5) ^ number;
+    }
+
+    fn write_isize(&mut self, kind: isize) {
+        self.write_u64((kind as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    }
 }
 
 /// The claims of one call.
@@ -66,7 +93,7 @@ impl Caps {
 pub(crate) struct Shares {
     caps: Caps,
     hasher: RandomState,
-    table: Mutex<HashMap<Claim, Entry>>,
+    table: Mutex<ByClaim<Entry>>,
 }
 
 #[derive(Default)]
@@ -107,12 +134,14 @@ impl Shares {
         mut claims: Claims,
         until: Instant,
     ) -> Result<Share, StoreError> {
-        claims.sort_unstable_by_key(|claim| match claim {
-            Claim::Key(hash) | Claim::BatchedKey(hash) => (0, *hash),
-            Claim::Limit(hash) => (1, *hash),
-            Claim::Server(hash) => (2, *hash),
-        });
-        claims.dedup();
+        if claims.len() > 1 {
+            claims.sort_unstable_by_key(|claim| match claim {
+                Claim::Key(hash) | Claim::BatchedKey(hash) => (0, *hash),
+                Claim::Limit(hash) => (1, *hash),
+                Claim::Server(hash) => (2, *hash),
+            });
+            claims.dedup();
+        }
         let granted = match self.claim_or_wait(claims, self.caps.waiting)? {
             Claimed::Now(share) => return Ok(share),
             Claimed::Later(granted) => granted,
@@ -196,7 +225,7 @@ enum Claimed {
 }
 
 /// Takes all claims, or none: then it is the first that is used up.
-fn take(table: &mut HashMap<Claim, Entry>, caps: &Caps, claims: &Claims) -> Option<Claim> {
+fn take(table: &mut ByClaim<Entry>, caps: &Caps, claims: &Claims) -> Option<Claim> {
     let is_used_up =
         |claim: &&Claim| table.get(claim).is_some_and(|entry| entry.in_flight >= caps.of(**claim));
     if let Some(blocked) = claims.iter().find(is_used_up) {
@@ -216,8 +245,8 @@ impl Drop for Share {
 
 /// Until when a call may wait for its share: a quarter of its time stays for the call itself, so that nobody is sent who is
 /// bound to be late.
-pub(crate) fn latest_start(deadline: Instant) -> Instant {
-    let left = deadline.saturating_duration_since(Instant::now());
+pub(crate) fn latest_start(now: Instant, deadline: Instant) -> Instant {
+    let left = deadline.saturating_duration_since(now);
     deadline.checked_sub(left / 4).unwrap_or(deadline)
 }
 

@@ -12,10 +12,12 @@
 //!
 //! How a batch is sent, and what comes back, the store knows ([`Carrier`]); who waits for what, and until when, is known here.
 
-use std::collections::{HashMap, VecDeque};
-use std::future::Future;
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,7 +25,7 @@ use smallvec::smallvec;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::shares::{Claim, Share, Shares, latest_start};
+use super::shares::{ByClaim, Claim, Claims, Share, Shares, latest_start};
 use crate::{Failure, StoreError};
 
 /// A store that can carry many checks in one call.
@@ -31,7 +33,7 @@ pub(crate) trait Carrier: Clone + Send + Sync + 'static {
     /// What checks must have in common to go together.
     type Alike: Clone + PartialEq + Send + Sync;
     /// What tells them apart.
-    type Key: Clone + PartialEq + Send + Sync;
+    type Key: Default + PartialEq + Send + Sync;
     /// What each is answered.
     type Answer: Send;
 
@@ -69,15 +71,15 @@ pub(crate) struct Check<C: Carrier> {
     pub(crate) key: C::Key,
     /// The share of its key.
     pub(crate) of_key: Claim,
-    /// The share of its limit, which is also its lane.
-    pub(crate) of_limit: Claim,
-    /// The share of the server that is asked.
-    pub(crate) of_server: Claim,
+    /// Its lane: the claim of its limit, or one for all its limits together.
+    pub(crate) lane: Claim,
+    /// The shares of its limits and of the server that is asked, which a batch of the lane takes.
+    pub(crate) of_batch: Claims,
 }
 
 /// Those who wait to be sent.
 pub(crate) struct Queue<C: Carrier> {
-    lanes: Mutex<HashMap<Claim, Lane<C>>>,
+    lanes: Mutex<ByClaim<Lane<C>>>,
     /// How long a batch has taken of late, in us.
     carry_us: AtomicU64,
 }
@@ -89,6 +91,8 @@ struct Lane<C: Carrier> {
     senders: usize,
     /// How many batches are in flight of each kind of check.
     in_flight: Vec<(C::Alike, usize)>,
+    /// When the last batch was taken.
+    sent: Option<Instant>,
 }
 
 /// A check that waits to be sent, or for its answer.
@@ -110,6 +114,9 @@ const SENT: u8 = 2;
 /// How long after its deadline a check waits to be told what became of its batch.
 const GRACE: Duration = Duration::from_millis(10);
 
+/// A batch that has left within this is on its way to the store.
+const JUST_SENT: Duration = Duration::from_micros(30);
+
 /// How many checks of a lane are looked at for those that are alike, in batches.
 const LOOK_AHEAD: usize = 4;
 
@@ -129,14 +136,15 @@ pub(crate) async fn charge<C: Carrier>(
     check: Check<C>,
     deadline: Instant,
 ) -> Result<C::Answer, StoreError> {
-    let latest = carrier.queue().latest_start(deadline);
+    let now = Instant::now();
+    let latest = carrier.queue().latest_start(now, deadline);
     let share = carrier.shares().claim(smallvec![check.of_key], latest).await?;
     let (answer, answered) = oneshot::channel();
     let stage = Arc::new(AtomicU8::new(WAITS));
-    let (of_limit, of_server) = (check.of_limit, check.of_server);
+    let lane = check.lane;
     let waiting = Waiting { check, deadline, latest, stage: stage.clone(), answer, _share: share };
-    if carrier.queue().add(carrier, waiting)? {
-        start_sender(carrier.clone(), of_limit, of_server);
+    if let Some(of_batch) = carrier.queue().add(carrier, waiting, now)? {
+        start_sender(carrier.clone(), lane, of_batch);
     }
     let mut answered = answered;
     let mut answer = timeout_at(deadline, &mut answered).await;
@@ -164,22 +172,93 @@ fn not_in_time() -> StoreError {
     StoreError::own_share("more checks of this limit wait than can be served in time; this one was not sent")
 }
 
-fn start_sender<C: Carrier>(carrier: C, of_limit: Claim, of_server: Claim) {
-    tokio::spawn(async move { send_all(&carrier, of_limit, of_server).await });
+fn start_sender<C: Carrier>(carrier: C, lane: Claim, of_batch: Claims) {
+    tokio::spawn(async move { send_all(&carrier, lane, of_batch).await });
 }
 
 /// Sends batches of a lane until nothing waits in it that others do not send.
-async fn send_all<C: Carrier>(carrier: &C, of_limit: Claim, of_server: Claim) {
+async fn send_all<C: Carrier>(carrier: &C, lane: Claim, of_batch: Claims) {
+    let mut answered: Option<Answered<C>> = None;
     loop {
-        let share = carrier.shares().claim_patiently(smallvec![of_limit, of_server]).await;
-        // What is in the batch is chosen once it can be sent, so that those who came meanwhile go with it.
-        let Some(Batch { checks, alike, is_more }) = carrier.queue().take(carrier, of_limit) else { return };
-        if is_more {
-            start_sender(carrier.clone(), of_limit, of_server);
+        // Batches that leave together are answered together, and then the store waits for the callers and they for the store. So
+        // one that would leave beside another lets its callers go on first.
+        if carrier.queue().has_just_sent(lane) {
+            answered.take().map(Answered::give);
+            tokio::task::yield_now().await;
         }
-        send(carrier, checks).await;
+        let mut claimed = pin!(carrier.shares().claim_patiently(of_batch.clone()));
+        let share = match poll_once(claimed.as_mut()).await {
+            Poll::Ready(share) => share,
+            // Others are served meanwhile, so the answers are given now.
+            Poll::Pending => {
+                answered.take().map(Answered::give);
+                claimed.await
+            }
+        };
+        // What is in the batch is chosen once it can be sent, so that those who came meanwhile go with it.
+        let Some(Batch { mut checks, alike, is_more }) = carrier.queue().take(carrier, lane) else {
+            answered.map(Answered::give);
+            return;
+        };
+        if is_more {
+            start_sender(carrier.clone(), lane, of_batch.clone());
+        }
+        let keys: Vec<C::Key> =
+            checks.iter_mut().map(|waiting| std::mem::take(&mut waiting.check.key)).collect();
+        let now = Instant::now();
+        let deadline = checks.iter().map(|waiting| waiting.deadline).min().unwrap_or(now);
+        let sent = || checks.iter().for_each(|waiting| waiting.stage.store(SENT, Ordering::Relaxed));
+        let answers = {
+            let mut carried = pin!(carrier.carry(&alike, &keys, deadline, &sent));
+            // The answers to the last batch are given once the next is on its way: the store works on it while callers go on.
+            let at_once = poll_once(carried.as_mut()).await;
+            answered.take().map(Answered::give);
+            match at_once {
+                Poll::Ready(answers) => answers,
+                Poll::Pending => carried.await,
+            }
+        };
+        carrier.queue().took(now.elapsed());
         drop(share);
-        carrier.queue().is_back(of_limit, &alike);
+        carrier.queue().is_back(lane, &alike);
+        answered = Some(Answered { checks, answers });
+    }
+}
+
+/// Polls a future once, on behalf of this task.
+async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
+}
+
+/// What came back for a batch.
+struct Answered<C: Carrier> {
+    checks: Vec<Waiting<C>>,
+    answers: Result<Vec<Result<C::Answer, StoreError>>, StoreError>,
+}
+
+impl<C: Carrier> Answered<C> {
+    /// Gives everybody the answer.
+    fn give(self) {
+        let Answered { checks, answers } = self;
+        let answers = answers.and_then(|answers| match answers.len() == checks.len() {
+            true => Ok(answers),
+            false => {
+                let message = "the store answered more or fewer than it was asked";
+                Err(StoreError::failed(Failure::Reply, message).ambiguous())
+            }
+        });
+        match answers {
+            Ok(answers) => {
+                for (waiting, answer) in checks.into_iter().zip(answers) {
+                    let _ = waiting.answer.send(answer);
+                }
+            }
+            Err(error) => {
+                for waiting in checks {
+                    let _ = waiting.answer.send(Err(error.for_another()));
+                }
+            }
+        }
     }
 }
 
@@ -191,42 +270,14 @@ struct Batch<C: Carrier> {
     is_more: bool,
 }
 
-async fn send<C: Carrier>(carrier: &C, batch: Vec<Waiting<C>>) {
-    let Some(first) = batch.first() else { return };
-    let deadline = batch.iter().map(|waiting| waiting.deadline).min().unwrap_or(first.deadline);
-    let keys: Vec<C::Key> = batch.iter().map(|waiting| waiting.check.key.clone()).collect();
-    let sent = || batch.iter().for_each(|waiting| waiting.stage.store(SENT, Ordering::Relaxed));
-    let start = Instant::now();
-    let answers = carrier.carry(&first.check.alike, &keys, deadline, &sent).await;
-    carrier.queue().took(start.elapsed());
-    let answers = answers.and_then(|answers| match answers.len() == batch.len() {
-        true => Ok(answers),
-        false => {
-            let message = "the store answered more or fewer than it was asked";
-            Err(StoreError::failed(Failure::Reply, message).ambiguous())
-        }
-    });
-    match answers {
-        Ok(answers) => {
-            for (waiting, answer) in batch.into_iter().zip(answers) {
-                let _ = waiting.answer.send(answer);
-            }
-        }
-        Err(error) => {
-            for waiting in batch {
-                let _ = waiting.answer.send(Err(error.for_another()));
-            }
-        }
-    }
-}
-
 impl<C: Carrier> Queue<C> {
-    /// Adds a check to its lane; true if the lane is to have another sender. A lane that is too long takes no more.
-    fn add(&self, carrier: &C, waiting: Waiting<C>) -> Result<bool, StoreError> {
-        let longest = self.longest(carrier.ways(), waiting.latest);
+    /// Adds a check to its lane; if the lane is to have another sender, the claims of its batches. A lane that is too long takes
+    /// no more.
+    fn add(&self, carrier: &C, waiting: Waiting<C>, now: Instant) -> Result<Option<Claims>, StoreError> {
+        let longest = self.longest(carrier.ways(), waiting.latest, now);
         let mut lanes = self.lanes.lock();
-        let empty = || Lane { waiting: VecDeque::new(), senders: 0, in_flight: Vec::new() };
-        let lane = lanes.entry(waiting.check.of_limit).or_insert_with(empty);
+        let empty = || Lane { waiting: VecDeque::new(), senders: 0, in_flight: Vec::new(), sent: None };
+        let lane = lanes.entry(waiting.check.lane).or_insert_with(empty);
         if lane.waiting.len() >= longest {
             lane.waiting.retain(|waiting| !waiting.answer.is_closed());
             if lane.waiting.len() >= longest {
@@ -238,24 +289,25 @@ impl<C: Carrier> Queue<C> {
         // Those who have yet to take a batch may take this one.
         let about_to = lane.senders.saturating_sub(lane.in_flight.iter().map(|(_, batches)| batches).sum());
         let of_its = lane.in_flight_of(&waiting.check.alike) + about_to;
-        lane.waiting.push_back(waiting);
         let is_free = of_its < carrier.ways() && lane.senders < carrier.lane_ways();
+        let of_batch = is_free.then(|| waiting.check.of_batch.clone());
+        lane.waiting.push_back(waiting);
         lane.senders += usize::from(is_free);
-        Ok(is_free)
+        Ok(of_batch)
     }
 
     /// Until when a check may wait to be sent: so that a batch that takes as long as of late is back before its deadline, if it
     /// can be at all.
-    fn latest_start(&self, deadline: Instant) -> Instant {
-        let left = deadline.saturating_duration_since(Instant::now());
+    fn latest_start(&self, now: Instant, deadline: Instant) -> Instant {
+        let left = deadline.saturating_duration_since(now);
         let carry = Duration::from_micros(self.carry_us.load(Ordering::Relaxed));
         let needed = (carry + carry / 4).min(left / 2);
-        deadline.checked_sub(needed).unwrap_or(deadline).min(latest_start(deadline))
+        deadline.checked_sub(needed).unwrap_or(deadline).min(latest_start(now, deadline))
     }
 
     /// How many checks of one lane can be served before an instant.
-    fn longest(&self, ways: usize, latest: Instant) -> usize {
-        let left_us = latest.saturating_duration_since(Instant::now()).as_micros();
+    fn longest(&self, ways: usize, latest: Instant, now: Instant) -> usize {
+        let left_us = latest.saturating_duration_since(now).as_micros();
         let carry_us = u128::from(self.carry_us.load(Ordering::Relaxed).max(1));
         let batches = usize::try_from(left_us / carry_us).unwrap_or(usize::MAX).saturating_mul(ways);
         batches.saturating_mul(C::TOGETHER).clamp(SHORTEST_LANE * C::TOGETHER, LONGEST_LANE)
@@ -270,11 +322,11 @@ impl<C: Carrier> Queue<C> {
     }
 
     /// The next batch of a lane, which has one sender fewer if there is none.
-    fn take(&self, carrier: &C, of_limit: Claim) -> Option<Batch<C>> {
+    fn take(&self, carrier: &C, lane_of: Claim) -> Option<Batch<C>> {
         // Those who are too late are told so after the lock.
         let mut late = Vec::new();
         let mut lanes = self.lanes.lock();
-        let lane = lanes.get_mut(&of_limit)?;
+        let lane = lanes.get_mut(&lane_of)?;
         let checks = lane.take(carrier, &mut late);
         let batch = match checks.first().map(|first| first.check.alike.clone()) {
             Some(alike) => {
@@ -287,7 +339,7 @@ impl<C: Carrier> Queue<C> {
             None => {
                 lane.senders -= 1;
                 if lane.senders == 0 {
-                    lanes.remove(&of_limit);
+                    lanes.remove(&lane_of);
                 }
                 None
             }
@@ -299,9 +351,15 @@ impl<C: Carrier> Queue<C> {
         batch
     }
 
+    /// Whether another batch of a lane has left too short a while ago to be worked on already.
+    fn has_just_sent(&self, lane: Claim) -> bool {
+        let sent = self.lanes.lock().get(&lane).and_then(|lane| lane.sent);
+        sent.is_some_and(|sent| sent.elapsed() < JUST_SENT)
+    }
+
     /// A batch has come back.
-    fn is_back(&self, of_limit: Claim, alike: &C::Alike) {
-        if let Some(lane) = self.lanes.lock().get_mut(&of_limit)
+    fn is_back(&self, lane: Claim, alike: &C::Alike) {
+        if let Some(lane) = self.lanes.lock().get_mut(&lane)
             && let Some(index) = lane.in_flight.iter().position(|(of, _)| of == alike)
         {
             lane.in_flight[index].1 -= 1;
@@ -318,6 +376,7 @@ impl<C: Carrier> Lane<C> {
     }
 
     fn goes(&mut self, alike: &C::Alike) {
+        self.sent = Some(Instant::now());
         match self.in_flight.iter_mut().find(|(of, _)| of == alike) {
             Some((_, batches)) => *batches += 1,
             None => self.in_flight.push((alike.clone(), 1)),
@@ -416,7 +475,8 @@ mod tests {
 
         async fn ask(&self, limit: u64, alike: u64, key: u64, deadline: Instant) -> Result<u64, StoreError> {
             let (of_key, of_limit) = (Claim::Key(key), Claim::Limit(limit));
-            charge(self, Check { alike, key, of_key, of_limit, of_server: Claim::Server(0) }, deadline).await
+            let of_batch = smallvec![of_limit, Claim::Server(0)];
+            charge(self, Check { alike, key, of_key, lane: of_limit, of_batch }, deadline).await
         }
     }
 

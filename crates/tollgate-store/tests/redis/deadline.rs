@@ -165,16 +165,16 @@ async fn a_broken_network(limit: StoredLimit) {
         let is_cut = matches!(mode, Mode::CutReply { .. });
         let least = match mode {
             Mode::Reset | Mode::Refuse => 0,
-            _ if is_cut || bench.limit.name == "bucket" => 1,
-            _ => 8,
+            _ => 1,
         };
         assert!((least..=8).contains(&first.ambiguous), "{mode:?}: {first:?}");
         let expected = if is_quick { Failure::Connection } else { Failure::Timeout };
         // What is left of half an answer makes no sense.
         let half = is_cut.then_some(Failure::Reply);
         // Those that wait for others to come back, or connect again and again, may do so until their time is over.
-        let waited = (is_quick || bench.limit.name == "bucket").then_some(Failure::Timeout);
-        let is_expected = |failure: &Failure| [Some(expected), half, waited].contains(&Some(*failure));
+        let waited = [Failure::Timeout, Failure::Overloaded];
+        let is_expected =
+            |failure: &Failure| *failure == expected || half == Some(*failure) || waited.contains(failure);
         assert!(first.failures.iter().all(is_expected), "{mode:?}: {first:?}");
         // From now on there is no connection, so nothing is sent.
         let next = bench.charges(&bench.store, 3).await;
@@ -298,8 +298,10 @@ async fn what_the_server_finds_too_late_changes_nothing() {
         };
         let tally = bench.charges(&bench.store, 3).await;
         assert_eq!(tally.admitted, 0, "{fault}: {tally:?}");
-        assert!((8..=24).contains(&tally.ambiguous), "{fault}: {tally:?}");
-        assert!(tally.failures.iter().all(|failure| *failure == Failure::Timeout), "{fault}: {tally:?}");
+        // One batch or two are in flight, and what waits behind them is not sent.
+        assert!((1..=24).contains(&tally.ambiguous), "{fault}: {tally:?}");
+        let is_late = |failure: &Failure| matches!(failure, Failure::Timeout | Failure::Overloaded);
+        assert!(tally.failures.iter().all(is_late), "{fault}: {tally:?}");
         bench.server.resume();
         // Waits until the server is back, and has done what it found.
         let stored = bench.stored().await;
@@ -325,13 +327,14 @@ async fn what_arrives_too_late_is_turned_away_by_the_script() {
     let run_before = scripts_run(&bench.server);
     bench.proxy.set(Mode::Latency(Duration::from_millis(130)));
     let tally = bench.charges(&bench.store, 1).await;
-    assert_eq!(tally.ambiguous, 8, "{tally:?}");
+    // One batch or two are in flight, and what waits behind them is not sent.
+    assert!((1..=8).contains(&tally.ambiguous), "{tally:?}");
     let start = Instant::now();
-    while scripts_run(&bench.server) < run_before + 8 {
+    while scripts_run(&bench.server) == run_before {
         assert!(start.elapsed() < RECOVERY, "the requests do not arrive");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(bench.stored().await, before, "all eight ran, and none was charged");
+    assert_eq!(bench.stored().await, before, "the script ran, and nothing was charged");
     bench.proxy.set(Mode::Pass);
     bench.recovers("late arrivals").await;
 }

@@ -128,7 +128,9 @@ async fn one_server_keeps_its_promises_through_losses() {
             let (come, go) = (async || server.kill(), async || server.restart());
             traffic.fault("kill -9", LASTS, RECOVERY, come, go).await;
             traffic.healthy(BETWEEN).await;
-            assert_eq!(traffic.losses_noticed(), round, "a new server is noticed");
+            // A look once a second may or may not come between the flush and the end of the server.
+            let noticed = traffic.losses_noticed();
+            assert!((round..=2 * round).contains(&noticed), "a new server is noticed: {noticed}");
         }
     })
     .await;

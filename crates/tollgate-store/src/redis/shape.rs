@@ -1,0 +1,291 @@
+//! What charges have in common that go to a server in one call, how they are put to the script, and how its answers are read.
+//!
+//! Charges are alike if they charge the same limits at the same costs; only their keys differ. What they have in common is written
+//! once for all of them, so it is worth comparing: [`Shape`] is numbers only, and becomes text when a batch is sent.
+
+use redis::{Cmd, Value};
+use smallvec::SmallVec;
+use tollgate_kernel::{Cost, Limit, MAX_SPAN, Micros, Reading};
+
+use super::node::TEST_SHIFT_MS;
+use super::question::{self, Found};
+use super::script::{self, Script};
+use super::{Held, failure};
+use crate::shared::Part;
+use crate::{Failure, HoldId, ManualClock, StoreError};
+
+/// What charges have in common that go in one call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    parts: SmallVec<[ShapePart; 1]>,
+    hold: Option<HoldShape>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ShapePart {
+    limit: Limit,
+    cost: Cost,
+    shadow: bool,
+}
+
+/// What holds have in common: their time to live, and the question as their callers would have it back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HoldShape {
+    pub(super) operation: Operation,
+    pub(super) ttl: Micros,
+    pub(super) question: String,
+}
+
+/// What the script is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Charge,
+    /// A charge that begins no key under numbers that come with the call.
+    Known,
+    Peek,
+    Hold,
+    /// A hold of which other parts are held elsewhere.
+    HoldPart,
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Operation::Charge => "charge",
+            Operation::Known => "known",
+            Operation::Peek => "peek",
+            Operation::Hold => "hold",
+            Operation::HoldPart => "hold-part",
+        }
+    }
+}
+
+/// What tells charges of one shape apart: the keys of the parts, and for a hold its key and its holder.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChargeKeys {
+    pub(super) parts: SmallVec<[String; 1]>,
+    pub(super) hold: Option<(String, HoldId)>,
+}
+
+/// What the script answers of one charge.
+pub(crate) enum Answer {
+    Found(Found),
+    /// The charge was made before.
+    Held(Held),
+}
+
+impl Shape {
+    pub(super) fn of(parts: &[Part<'_>], hold: Option<HoldShape>) -> Shape {
+        let part =
+            |part: &Part<'_>| ShapePart { limit: part.limit.limit, cost: part.cost, shadow: part.shadow };
+        Shape { parts: parts.iter().map(part).collect(), hold }
+    }
+
+    /// Whether all of its numbers come with the call.
+    pub(super) fn keeps_instant(&self) -> bool {
+        self.parts.iter().any(|part| match part.limit {
+            Limit::TokenBucket(bucket) => bucket.keeps_instant(),
+            Limit::LeakyBucket(bucket) => bucket.room().keeps_instant(),
+            _ => false,
+        })
+    }
+
+    pub(super) fn has_hold(&self) -> bool {
+        self.hold.is_some()
+    }
+
+    /// What a call of this shape does.
+    pub(super) fn question(&self, operation: Operation, clock: Option<&ManualClock>) -> Question<'_> {
+        if let ([part], None, Operation::Charge | Operation::Known) = (&self.parts[..], &self.hold, operation)
+            && let Some(bucket) = WholeBucket::of(part, clock)
+        {
+            return Question { shape: self, operation, bucket: Some(bucket), script: &script::BUCKETS };
+        }
+        let operation = self.hold.as_ref().map_or(operation, |hold| hold.operation);
+        let script = script::charging(self.parts.iter().map(|part| part.limit.strategy()));
+        Question { shape: self, operation, bucket: None, script }
+    }
+}
+
+/// A call of charges of one shape.
+pub(super) struct Question<'a> {
+    shape: &'a Shape,
+    operation: Operation,
+    /// The numbers of the everyday charge, where it is one.
+    bucket: Option<WholeBucket>,
+    pub(super) script: &'static Script,
+}
+
+impl Question<'_> {
+    /// The keys of the call, charge after charge.
+    pub(super) fn keys(charges: &[ChargeKeys]) -> Vec<&str> {
+        let of = |charge: &'_ ChargeKeys| charge.parts.len() + usize::from(charge.hold.is_some());
+        let mut keys = Vec::with_capacity(charges.iter().map(of).sum());
+        for charge in charges {
+            keys.extend(charge.parts.iter().map(String::as_str));
+            keys.extend(charge.hold.iter().map(|(key, _)| key.as_str()));
+        }
+        keys
+    }
+
+    pub(super) fn operation(&self) -> &'static str {
+        self.operation.name()
+    }
+
+    /// Puts what follows the operation.
+    pub(super) fn put(&self, cmd: &mut Cmd, charges: &[ChargeKeys]) {
+        if let Some(bucket) = &self.bucket {
+            bucket.put(cmd);
+            return;
+        }
+        cmd.arg(self.shape.parts.len());
+        for part in &self.shape.parts {
+            question::put_part(cmd, &part.limit, part.cost, part.shadow);
+        }
+        if let Some(hold) = &self.shape.hold {
+            cmd.arg(hold.ttl.min(MAX_SPAN).get()).arg(&hold.question);
+            for (_, id) in charges.iter().filter_map(|charge| charge.hold.as_ref()) {
+                cmd.arg(id.to_string());
+            }
+        }
+    }
+
+    /// Reads the answers, one for each charge.
+    pub(super) fn read(&self, answer: &Value, charges: usize) -> Option<Vec<Result<Answer, StoreError>>> {
+        let Value::Array(answers) = answer else { return None };
+        let (Value::Int(now), answers) = answers.split_first()? else { return None };
+        let now = Micros::new(u64::try_from(*now).ok()?);
+        let limits = || self.shape.parts.iter().map(|part| part.limit);
+        let read = |answer: &Value| match answer {
+            Value::Int(missing) => {
+                let shadow = self.shape.parts.first().is_some_and(|part| part.shadow);
+                Some(Ok(Answer::Found(WholeBucket::read(now, *missing, shadow))))
+            }
+            Value::BulkString(numbers) => {
+                question::read_found(now, numbers, limits()).map(Answer::Found).map(Ok)
+            }
+            Value::SimpleString(status) => unkept(status).map(Err),
+            Value::Array(_) => Held::read(answer).map(Answer::Held).map(Ok),
+            _ => None,
+        };
+        (answers.len() == charges).then(|| answers.iter().map(read).collect())?
+    }
+}
+
+/// Why one charge or settlement of several could not be made; nothing of it was.
+pub(super) fn unkept(status: &str) -> Option<StoreError> {
+    match status {
+        "STATE" => Some(failure::not_ours()),
+        "FULL" => Some(failure::no_room()),
+        "FAILED" => {
+            Some(StoreError::failed(Failure::Refused, "Redis refused a command of this call").of_this_call())
+        }
+        _ => None,
+    }
+}
+
+/// A bucket whose state is whole microseconds: what the charge takes, the time to fill, how long the state is to stay, the numbers
+/// as they end a state, and whether it keeps its instant instead.
+struct WholeBucket {
+    price_us: u64,
+    span_us: u64,
+    how: &'static str,
+    stay: String,
+    numbers: String,
+    keeps_instant: bool,
+}
+
+/// A state of a bucket that fills within this stays as long as any of its states may have to, which is one thing less to work
+/// out; for others it is worked out, so that a key that was hardly used does not stay for days.
+const STAY_AS_LONG_AS_ANY: Micros = Micros::from_secs(600);
+
+impl WholeBucket {
+    /// A part, if it is one. A test's clock says when the state is to go.
+    fn of(part: &ShapePart, clock: Option<&ManualClock>) -> Option<WholeBucket> {
+        let limit = &part.limit;
+        if !matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)) {
+            return None;
+        }
+        let [1, period_us, burst, _, keeps_instant] = limit.parameters()[..] else { return None };
+        // One token every so many whole us, so a time to fill is whole too.
+        let span_us = burst.checked_mul(period_us)?;
+        let (price_us, _) = limit.price(part.cost)?;
+        let numbers = format!("/1/{period_us:x}/{burst:x}");
+        let stay_ms = (span_us + span_us.min(1_000_000)) / 1_000 + 1;
+        let (how, stay) = match clock {
+            Some(clock) => ("PXAT", (clock.now().get() / 1_000 + stay_ms + TEST_SHIFT_MS).to_string()),
+            None if span_us <= STAY_AS_LONG_AS_ANY.get() => ("PX", stay_ms.to_string()),
+            None => ("PX", String::new()),
+        };
+        Some(WholeBucket { price_us, span_us, how, stay, numbers, keeps_instant: keeps_instant == 1 })
+    }
+
+    fn put(&self, cmd: &mut Cmd) {
+        cmd.arg(self.price_us).arg(self.span_us).arg(self.how).arg(&self.stay).arg(&self.numbers);
+        cmd.arg(u8::from(self.keeps_instant));
+    }
+
+    /// What was missing before an admitted charge, or -1 less that before a refused one.
+    fn read(now: Micros, missing: i64, shadow: bool) -> Found {
+        let is_charged = missing >= 0;
+        let us = u64::try_from(if is_charged { missing } else { -1 - missing }).unwrap_or(0);
+        let reading = Reading::Bucket { us: Micros::new(us), rest: 0 };
+        // A part in shadow refuses nobody.
+        Found { now, passed: is_charged || shadow, readings: SmallVec::from_elem(reading, 1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StoredLimit;
+
+    #[test]
+    fn answers_are_read_one_for_each_charge() {
+        let limit = Limit::token_bucket("4/s".parse().unwrap(), 10).unwrap();
+        let limit = StoredLimit::new("a", limit);
+        let part = Part { limit: &limit, key: "k", cost: Cost::ONE, shadow: false };
+        let shape = Shape::of(&[part], None);
+        let question = shape.question(Operation::Charge, None);
+        let status = |text: &str| Value::SimpleString(text.to_owned());
+        let all =
+            [Value::Int(9), Value::Int(5), status("STATE"), Value::Int(-1), status("FULL"), status("FAILED")];
+        let answers = question.read(&Value::Array(all.to_vec()), 5).unwrap();
+        let passed = |answer: &Result<Answer, StoreError>| match answer {
+            Ok(Answer::Found(found)) => Ok(found.passed),
+            Ok(Answer::Held(_)) => panic!("nothing was held"),
+            Err(error) => Err(error.failure()),
+        };
+        let read: Vec<_> = answers.iter().map(passed).collect();
+        let refused = |failure| Err(Some(failure));
+        let expected =
+            [Ok(true), refused(Failure::State), Ok(false), refused(Failure::Full), refused(Failure::Refused)];
+        assert_eq!(read, expected);
+        assert!(question.read(&Value::Array(all.to_vec()), 4).is_none());
+        for wrong in
+            [vec![], vec![Value::Nil], vec![Value::Int(9), Value::Nil], vec![Value::Int(9), status("?")]]
+        {
+            let charges = wrong.len().saturating_sub(1);
+            assert!(question.read(&Value::Array(wrong.clone()), charges).is_none(), "{wrong:?}");
+        }
+        assert!(question.read(&Value::Nil, 0).is_none());
+    }
+
+    #[test]
+    fn charges_are_alike_by_their_limits_costs_and_holds() {
+        let limit = StoredLimit::new("a", Limit::fixed_window(5, Micros::from_secs(1)).unwrap());
+        let part = |cost| Part { limit: &limit, key: "k", cost: Cost::new(cost).unwrap(), shadow: false };
+        let hold = |question: &str| {
+            Some(HoldShape {
+                operation: Operation::Hold,
+                ttl: Micros::from_secs(1),
+                question: question.to_owned(),
+            })
+        };
+        assert_eq!(Shape::of(&[part(1)], None), Shape::of(&[Part { key: "other", ..part(1) }], None));
+        assert_ne!(Shape::of(&[part(1)], None), Shape::of(&[part(2)], None));
+        assert_ne!(Shape::of(&[part(1)], None), Shape::of(&[Part { shadow: true, ..part(1) }], None));
+        assert_ne!(Shape::of(&[part(1)], None), Shape::of(&[part(1), part(1)], None));
+        assert_ne!(Shape::of(&[part(1)], hold("a")), Shape::of(&[part(1)], hold("b")));
+    }
+}
