@@ -182,7 +182,10 @@ async fn send_all<C: Carrier>(carrier: &C, lane: Claim, of_batch: Claims) {
     loop {
         // Batches that leave together are answered together, and then the store waits for the callers and they for the store. So
         // one that would leave beside another lets its callers go on first.
-        if carrier.queue().has_just_sent(lane) {
+        if C::ONCE {
+            // A key goes alone until its last check is answered.
+            answered.take().map(Answered::give);
+        } else if carrier.queue().has_just_sent(lane) {
             answered.take().map(Answered::give);
             tokio::task::yield_now().await;
         }
