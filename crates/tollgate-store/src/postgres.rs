@@ -95,7 +95,7 @@ struct Inner {
 impl Inner {
     /// The time by a test's clock, if there is one.
     fn clock_us(&self) -> Option<i64> {
-        self.clock.as_ref().map(|clock| whole(clock.now().get()))
+        self.clock.as_ref().map(|clock| whole(clock.server_now().get()))
     }
 }
 
