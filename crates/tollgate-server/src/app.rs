@@ -5,6 +5,7 @@
 //! between two registries. Where they are elsewhere the store itself sees to that, and nothing is held while it is waited for.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -16,6 +17,7 @@ use tollgate::config::{Config, ServerConfig, StoreMode};
 use tollgate::{Ask, Decision, Error, HoldId, Limit, Micros, Reserved, Tollgate};
 
 use crate::front::page::Feed;
+use crate::front::peer::{self, Peers};
 use crate::reload::History;
 use crate::stats::Stats;
 use crate::token::{Guesses, Token};
@@ -27,6 +29,7 @@ pub(crate) struct App {
     pub(crate) token: Option<Token>,
     pub(crate) guesses: Guesses,
     pub(crate) bounds: Bounds,
+    pub(crate) peers: Arc<Peers>,
     pub(crate) metrics: metrics_exporter_prometheus::PrometheusHandle,
     pub(crate) stats: Arc<Stats>,
     pub(crate) feed: Feed,
@@ -136,6 +139,7 @@ impl App {
     ) -> App {
         App {
             bounds: Bounds::of(&config.server),
+            peers: Peers::of(&config.server),
             state: RwLock::new(Arc::new(State { gate, config })),
             history: History::default(),
             token,
@@ -168,6 +172,7 @@ impl App {
             }
             state.clone()
         };
+        let _share = peer::share().await;
         // Boxed, because it is large, and whoever is answered at once need not carry it.
         let decided = Box::pin(state.act(act, asks)).await;
         tell(&state, decided)
@@ -177,6 +182,14 @@ impl App {
     pub(crate) fn with_state<R>(&self, work: impl FnOnce(&State) -> R) -> Option<R> {
         let state = self.state.read();
         state.is_in_process().then(|| work(&state))
+    }
+
+    /// Serves a connection of a peer, or a call of it, so that its calls to a shared store are counted as the peer's.
+    pub(crate) async fn serve_peer<F: Future>(&self, peer: IpAddr, work: F) -> F::Output {
+        match self.with_state(|_| ()) {
+            Some(()) => work.await,
+            None => self.peers.scope(peer, work).await,
+        }
     }
 
     /// Puts a new state in the place of the old one, which nobody uses meanwhile.

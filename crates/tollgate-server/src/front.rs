@@ -4,6 +4,7 @@
 
 pub(crate) mod json;
 pub(crate) mod page;
+pub(crate) mod peer;
 pub(crate) mod resp;
 pub(crate) mod rls;
 mod together;

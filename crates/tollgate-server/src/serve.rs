@@ -142,14 +142,25 @@ async fn serve(
     if let Some(resp) = doors.resp {
         let (face, closing) = (resp::Face::new(app.clone(), resp_password), closing.clone());
         let (door, tasks, until) = (Door::new("resp", room), tasks.clone(), closing.clone());
-        let speak = move |stream, _: SocketAddr| {
-            face.clone().speak(Patient::new(stream, RESP_PATIENCE), closing.clone())
+        let app = app.clone();
+        let speak = move |stream, peer: SocketAddr| {
+            let (app, face, closing) = (app.clone(), face.clone(), closing.clone());
+            async move {
+                let speaking = face.speak(Patient::new(stream, RESP_PATIENCE), closing);
+                app.serve_peer(peer.ip(), speaking).await;
+            }
         };
         accepting.spawn(listen::accept(resp, door, tasks, until, speak));
     }
     let speak = {
         let (app, closing) = (app.clone(), closing.clone());
-        move |stream, peer: SocketAddr| speak_http(app.clone(), stream, peer.ip(), closing.clone())
+        move |stream, peer: SocketAddr| {
+            let (app, closing) = (app.clone(), closing.clone());
+            async move {
+                let speaking = speak_http(app.clone(), stream, peer.ip(), closing);
+                app.serve_peer(peer.ip(), speaking).await;
+            }
+        }
     };
     accepting.spawn(listen::accept(doors.http, Door::new("http", room), tasks.clone(), closing, speak));
     signals.until_told_to_stop(&app).await;

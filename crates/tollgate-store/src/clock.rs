@@ -56,6 +56,14 @@ impl Clock {
         }
     }
 
+    /// What the clock of a shared store's server shows, where a test hands in its clock: unlike [`now`](Self::now) it may step back.
+    pub fn server_now(&self) -> Micros {
+        match &self.source {
+            Source::System => system_now(),
+            Source::Manual(manual) => manual.server_now(),
+        }
+    }
+
     /// The time now, and what the wall clock shows at the same instant: the machine's clock as it is set and corrected.
     pub(crate) fn now_and_wall(&self) -> (Micros, Micros) {
         match &self.source {
@@ -291,6 +299,8 @@ struct ManualState {
     now: Micros,
     /// How far the wall clock is ahead, in µs.
     wall_offset_us: i64,
+    /// How far the clock of a shared store's server is ahead, in µs.
+    server_offset_us: i64,
     alarms: Alarms,
 }
 
@@ -332,6 +342,26 @@ impl ManualClock {
     pub fn step_wall(&self, by_us: i64) {
         let mut state = self.state.lock();
         state.wall_offset_us = state.wall_offset_us.saturating_add(by_us);
+    }
+
+    /// Moves the clock of a shared store's server by so many µs, as its administrator or a time server would: stores go by it that
+    /// take their time from a server. The time that this clock shows stays.
+    ///
+    /// ```
+    /// use tollgate_store::{ManualClock, Micros};
+    /// let hands = ManualClock::at(Micros::from_secs(100));
+    /// hands.step_server(-3_000_000);
+    /// assert_eq!((hands.now(), hands.server_now()), (Micros::from_secs(100), Micros::from_secs(97)));
+    /// ```
+    pub fn step_server(&self, by_us: i64) {
+        let mut state = self.state.lock();
+        state.server_offset_us = state.server_offset_us.saturating_add(by_us);
+    }
+
+    /// What the clock of a shared store's server shows.
+    pub fn server_now(&self) -> Micros {
+        let state = self.state.lock();
+        Micros::new(state.now.get().saturating_add_signed(state.server_offset_us))
     }
 
     fn now_and_wall(&self) -> (Micros, Micros) {

@@ -17,6 +17,7 @@ mod fault;
 mod options;
 mod ping;
 mod pool;
+mod room;
 mod schema;
 mod skew;
 mod statement;
@@ -43,6 +44,7 @@ use self::batch::Alike;
 use self::call::{Resend, Until};
 use self::ping::PingLink;
 use self::pool::Pool;
+use self::room::{Room, no_room};
 use self::statement::{Keys, Plain, Verb};
 use self::sweep::Totals;
 use crate::shared::shares::{Claim, Shares};
@@ -85,6 +87,7 @@ struct Inner {
     cleaned: Totals,
     queue: Queue<PostgresStore>,
     shares: Arc<Shares>,
+    room: Arc<Room>,
     /// The connection that pings go over, once there was a reason to ping.
     ping: Mutex<Option<PingLink>>,
 }
@@ -92,7 +95,7 @@ struct Inner {
 impl Inner {
     /// The time by a test's clock, if there is one.
     fn clock_us(&self) -> Option<i64> {
-        self.clock.as_ref().map(|clock| whole(clock.now().get()))
+        self.clock.as_ref().map(|clock| whole(clock.server_now().get()))
     }
 }
 
@@ -105,7 +108,7 @@ impl PostgresStore {
             SslMode::Require => Some(tls::connector(&options.tls)?),
             _ => None,
         };
-        let PostgresOptions { prefix, timeout, connections, cleanup_every, clock, .. } = options;
+        let PostgresOptions { prefix, timeout, connections, max_keys, cleanup_every, clock, .. } = options;
         let pool = Arc::new(Pool::new(config, tls, prefix, timeout, connections));
         let inner = Inner {
             pool,
@@ -115,6 +118,7 @@ impl PostgresStore {
             cleaned: Totals::default(),
             queue: Queue::default(),
             shares: Shares::new(batch::caps(connections)),
+            room: Arc::new(Room::new(max_keys)),
             ping: Mutex::default(),
         };
         Ok(PostgresStore { inner: Arc::new(inner) })
@@ -217,6 +221,9 @@ impl PostgresStore {
             let parts =
                 places.values().map(|&place| Part { limit, key: keys[place].as_ref(), cost, shadow: true });
             let _share = self.share(&parts.collect::<Vec<_>>(), &until).await?;
+            if self.refuses_new_keys(&limit.limit) && self.known(&batch, &until).await?.len() < batch.len() {
+                return Err(no_room());
+            }
             let answers = self.upsert(plain, limit, cost, &batch, &until).await?;
             if answers.len() < batch.len() {
                 let late = self.late(batch.len() - answers.len());
@@ -337,6 +344,12 @@ impl PostgresStore {
             &[keys, limits, strategies, parameters, costs, shadows, &hold_id, &ttl_us, &kept, &clock_us];
         let until = self.until();
         let _share = self.share(&parts.parts, &until).await?;
+        let invented =
+            parts.parts.iter().zip(keys).filter(|(part, _)| self.refuses_new_keys(&part.limit.limit));
+        let invented: Vec<Uuid> = invented.map(|(_, key)| *key).collect();
+        if !invented.is_empty() && self.known(&invented, &until).await?.len() < invented.len() {
+            return Err(no_room());
+        }
         let row = self.call_one(Verb::Charge, resend, values, &until).await?;
         self.inner.pool.skew.saw(column(&row, 2)?);
         let at = instant(column(&row, 1)?)?;

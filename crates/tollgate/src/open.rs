@@ -109,6 +109,7 @@ async fn postgres(config: &Config) -> Result<Arc<dyn Store>, Error> {
     options.password = resolved(postgres.password.as_ref())?;
     options.prefix = postgres.prefix.clone();
     options.timeout = config.store.timeout.into();
+    options.max_keys = u64::try_from(config.store.max_keys).ok();
     options.tls.ca_file = postgres.ca_file.clone();
     options.tls.client_cert_file = postgres.cert_file.clone();
     options.tls.client_key_file = postgres.key_file.clone();

@@ -24,8 +24,8 @@ use tollgate::{Ask, Decision, HoldId, Micros, Rule, Settled, Settlement};
 
 use self::ask::{Actual, Batch, OfReservation, Question};
 use self::look::Look;
-use super::page;
 use super::together::first_run;
+use super::{page, peer};
 use crate::app::{Act, App, Decided, State};
 
 pub(crate) use self::body::{Body, full};
@@ -154,7 +154,11 @@ async fn checks_elsewhere(state: &State, batch: &Batch<'_>, asks: &[Ask<'_>]) ->
     let mut at = 0;
     while at < asks.len() {
         let run = &asks[at..at + first_run(&names[at..], |one, other| one == other)];
-        let decided = join_all(run.chunks(1).map(|one| state.gate.charge(one))).await;
+        let decided = join_all(run.chunks(1).map(async |one| {
+            let _share = peer::share().await;
+            state.gate.charge(one).await
+        }))
+        .await;
         for (one, decided) in run.chunks(1).zip(decided) {
             results.add(decided.map_err(|error| undecided(state, one, &error)));
         }
@@ -210,7 +214,9 @@ async fn settle(
     let id: HoldId = asked.reservation.0.parse().map_err(|error| Fault::malformed(format!("{error}")))?;
     // All that the caller chose is checked before the store sees any of it.
     let settlement = settlement(&asked)?;
+    let share = peer::share().await;
     let settled = app.state().gate.settle(id, &settlement).await;
+    drop(share);
     let word = match settled {
         Ok(Settled::Done) => "done",
         Ok(Settled::Already) => "already",

@@ -6,6 +6,8 @@
 //! told in order. `parse.rs` finds commands, `question.rs` reads the two that ask for a decision, `session.rs` answers all others,
 //! `queue.rs` keeps those of a transaction, `reply.rs` writes. The limits that a connection used last are at hand (`ways.rs`).
 
+#[cfg(test)]
+mod in_flight;
 mod parse;
 mod question;
 mod queue;
@@ -28,6 +30,7 @@ use self::question::{LastThrottle, Mistake, Question, canonical, tell_check, tel
 use self::reply::Reply;
 use self::session::{Session, Then};
 use self::ways::Ways;
+use super::peer;
 use super::together::goes_along;
 use super::undecided::words;
 use crate::app::{App, Bounds};
@@ -304,6 +307,7 @@ async fn decide_elsewhere(
 }
 
 async fn ask(gate: &Tollgate, bounds: Bounds, question: &Question<'_>) -> Result<Outcome, Mistake> {
+    let _share = peer::share().await;
     match question {
         Question::Throttle { key, bucket, quantity } => {
             let bucket = ways::open(gate, bounds, bucket)?;

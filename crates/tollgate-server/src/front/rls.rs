@@ -23,6 +23,7 @@ use tonic::{Request, Response, Status};
 use self::ask::{Hits, Meets};
 use self::proto::service::rate_limit_service_server::RateLimitService;
 use self::proto::service::{RateLimitRequest, RateLimitResponse};
+use super::peer;
 use super::undecided::words;
 use crate::app::{App, Bounds, State, at_once};
 
@@ -69,7 +70,10 @@ async fn answer(app: &App, request: &RateLimitRequest) -> Result<RateLimitRespon
     // Where the counters are in this process nothing changes between reading the rules and charging the limits they name.
     match app.with_state(|state| at_once(decide(state, app.bounds, request))) {
         Some(Some(answered)) => answered,
-        _ => decide(&app.state(), app.bounds, request).await,
+        _ => {
+            let _share = peer::share().await;
+            decide(&app.state(), app.bounds, request).await
+        }
     }
 }
 

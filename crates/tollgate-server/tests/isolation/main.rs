@@ -108,6 +108,16 @@ fn asks_under(server: &Tollgate, what: &str, attacks: &[(&str, Attack)], newcome
     });
 }
 
+/// Puts a value under a key of the attackers that is not ours, as another program with the same prefix would.
+fn spoil(redis: &RedisServer, server: &Tollgate) {
+    assert_eq!(server.post("/v1/check", attack::FOREIGN).status, 200);
+    let keys = redis.command(&["KEYS", "*:b:bucket"]).expect("keys");
+    let [key] = keys.items() else { panic!("{keys} should be the one key there is") };
+    let key = &key.text();
+    redis.command(&["DEL", key]).expect("deleted");
+    redis.command(&["LPUSH", key, "not ours"]).expect("spoilt");
+}
+
 #[test]
 fn in_memory() {
     withstands(&server("mode = \"memory\""));
@@ -116,7 +126,9 @@ fn in_memory() {
 #[test]
 fn on_redis() {
     let redis = RedisServer::start();
-    withstands(&server(&format!("mode = \"redis\"\nredis = {{ url = \"{}\" }}", redis.url())));
+    let server = server(&format!("mode = \"redis\"\nredis = {{ url = \"{}\" }}", redis.url()));
+    spoil(&redis, &server);
+    withstands(&server);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tollgate_kernel::Cost;
 use uuid::Uuid;
 
+use super::room::no_room;
 use super::statement::Plain;
 use super::{Answered, PostgresStore};
 use crate::shared::shares::{Caps, Shares};
@@ -72,9 +73,17 @@ impl Carrier for PostgresStore {
         sorted.sort_unstable();
         let until = super::call::Until { deadline: deadline.into_std(), sent };
         let Alike { plain, limit, cost } = alike;
+        if self.refuses_new_keys(&limit.limit) {
+            let known = self.known(&sorted, &until).await?;
+            sorted.retain(|key| known.contains(key));
+        }
+        if sorted.is_empty() {
+            return Ok(keys.iter().map(|_| Err(no_room())).collect());
+        }
         let answered: HashMap<Uuid, Answered> =
             self.upsert(*plain, limit, *cost, &sorted, &until).await?.into_iter().collect();
-        let answer = |key: &Uuid| answered.get(key).copied().ok_or_else(|| self.late(1));
+        let unanswered = |key: &Uuid| if sorted.contains(key) { self.late(1) } else { no_room() };
+        let answer = |key: &Uuid| answered.get(key).copied().ok_or_else(|| unanswered(key));
         Ok(keys.iter().map(answer).collect())
     }
 }

@@ -115,6 +115,7 @@ impl PostgresStore {
             let fault = match self.attempt(verb, values, until).await {
                 Ok(rows) => {
                     self.inner.pool.look_now_and_then();
+                    self.inner.room.look_now_and_then(&self.inner.pool);
                     return Ok(rows);
                 }
                 Err(fault) => fault,
@@ -177,10 +178,10 @@ impl PostgresStore {
             let prepared = prepared.map_err(|_| late(Stage::Before))?.map_err(failed(Stage::Before))?;
             let not_after: SystemTime = pool.skew.server_time(deadline);
             let mut values = values.to_vec();
-            if verb != Verb::Peek {
+            if verb.is_change() {
                 values.push(&not_after);
             }
-            let stage = if verb == Verb::Peek { Stage::Looking } else { Stage::Changing };
+            let stage = if verb.is_change() { Stage::Changing } else { Stage::Looking };
             sent();
             let answer = match prepared {
                 Prepared::Named(statement) => timeout_at(until, link.client.query(&statement, &values)).await,

@@ -31,6 +31,9 @@ pub struct PostgresOptions {
     pub timeout: Duration,
     /// How many connections are kept at most.
     pub connections: usize,
+    /// From how many keys on new ones are no longer welcome
+    /// ([`takes_new_keys`](crate::PostgresStore::takes_new_keys)); `None`, the default, for no such bound.
+    pub max_keys: Option<u64>,
     /// Whom to trust, and how to show who we are.
     pub tls: PostgresTls,
     /// How often what says nothing any more is deleted, by a task of the store's own. `None` starts no task;
@@ -61,6 +64,7 @@ impl PostgresOptions {
             prefix: "tollgate_".into(),
             timeout: Duration::from_millis(100),
             connections: 8,
+            max_keys: None,
             tls: PostgresTls::default(),
             cleanup_every: Some(Duration::from_secs(60)),
             clock: None,

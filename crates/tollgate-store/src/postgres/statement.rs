@@ -12,6 +12,8 @@ pub(super) enum Verb {
     Peek,
     Refund,
     Forget,
+    /// Which of some keys are known.
+    Known,
 }
 
 /// A strategy that keeps all its state in one row.
@@ -58,10 +60,15 @@ impl Verb {
         match self {
             Verb::Upsert(..) | Verb::Charge => "charging",
             Verb::Settle => "settling",
-            Verb::Peek => "peeking",
+            Verb::Peek | Verb::Known => "peeking",
             Verb::Refund => "refunding",
             Verb::Forget => "forgetting",
         }
+    }
+
+    /// Whether it changes something; the last parameter is then the instant after which it may not.
+    pub(super) fn is_change(self) -> bool {
+        !matches!(self, Verb::Peek | Verb::Known)
     }
 
     /// The statement, for tables of a prefix.
@@ -85,6 +92,7 @@ impl Verb {
             Verb::Settle => "select * from {prefix}settle($1, $2, $3, $4, $5, $6, $7)".into(),
             Verb::Peek => "select * from {prefix}peek($1, $2, $3, $4, $5, $6)".into(),
             Verb::Refund => "select * from {prefix}refund($1, $2, $3, $4, $5, $6)".into(),
+            Verb::Known => "select s.key from {prefix}state as s where s.key = any ($1::uuid[])".into(),
             Verb::Forget => "select * from {prefix}forget($1, $2)".into(),
         };
         with_prefix(&text, prefix)

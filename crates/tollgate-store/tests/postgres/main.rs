@@ -6,6 +6,7 @@ mod faults;
 mod ping;
 mod pooler;
 mod refusal;
+mod room;
 mod rows;
 mod shares;
 mod suite;

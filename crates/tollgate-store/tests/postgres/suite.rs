@@ -37,6 +37,13 @@ async fn the_postgres_store_means_what_a_store_must() {
     println!("the suite took {:?}", started.elapsed());
 }
 
+/// By itself, so that it is quick to run.
+#[tokio::test(flavor = "multi_thread")]
+async fn time_stands_still_while_the_servers_clock_is_behind() {
+    let server = Arc::new(PostgresServer::builder().setting("fsync", "off").start());
+    conformance::clock_steps_back(async |clock| subject(&server, clock).await).await;
+}
+
 #[test]
 fn processes_that_race_for_one_key_are_admitted_up_to_its_limit() {
     const MOST: u64 = 500;

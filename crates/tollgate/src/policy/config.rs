@@ -77,7 +77,7 @@ use crate::policy::Policy;
 /// | `timeout` | the deadline of one call, up to `10s` | `100ms` |
 /// | `denial_cache` | how long a denial is believed without asking again; `0s` for never | `100ms` |
 /// | `connections` | how many to each server | the store's own |
-/// | `max_keys`, `when_full` | how many keys the memory store holds, and what happens then (`share`, `deny`) | 10,000,000, `share` |
+/// | `max_keys`, `when_full` | how many keys the memory store holds, and what happens then (`share`, `deny`); from how many keys on a shared store begins none under numbers that come with the call | 10,000,000, `share` |
 /// | `redis` | `url` or `urls`, `cluster`, `username`, `password`, `ca_file`, `cert_file`, `key_file`, `prefix` | |
 /// | `postgres` | `url`, `prefix`, `password`, `ca_file`, `cert_file`, `key_file`, `connections` | |
 ///

@@ -13,6 +13,7 @@ use super::body::Body;
 use super::fault::Fault;
 use super::{json as answered, known_limit, tell, text};
 use crate::app::{App, State};
+use crate::front::peer;
 
 /// What there is to ask, for people and for programs that write clients. Tests hold it to what is answered.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -133,8 +134,10 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
     let key = key_of_url(namespace.as_deref(), &key)?;
     let state = app.state();
     known_limit(&state, &limit)?;
+    let share = peer::share().await;
     let outcome =
         state.gate.status(&limit, key.canonical()).await.map_err(|error| Fault::undecided(&error))?;
+    drop(share);
     let mut out = String::with_capacity(192);
     let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.allowed);
     tell::outcome(&mut out, &outcome);

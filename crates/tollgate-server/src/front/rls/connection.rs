@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io::Cursor;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,8 +83,8 @@ pub(crate) fn serve(
         tell_health(&health, ServingStatus::Serving).await;
         let face = {
             let (closing, calls, aside) = (closing.clone(), Seats::of_calls(), Seats::aside());
-            move |stream, peer| {
-                let rows = Rows { calls: calls.row(peer), aside: aside.row(peer) };
+            move |stream, peer: SocketAddr| {
+                let rows = Rows { peer: peer.ip(), calls: calls.row(peer), aside: aside.row(peer) };
                 speak(stream, peer, rows, services.clone(), closing.clone())
             }
         };
@@ -116,6 +116,7 @@ async fn tell_health(health: &HealthReporter, status: ServingStatus) {
 
 /// The seats of a connection: for its calls, and for those who ask for health or reflection.
 struct Rows {
+    peer: IpAddr,
     calls: Arc<Row>,
     aside: Arc<Row>,
 }
@@ -137,7 +138,7 @@ fn services(
     let v1alpha = reflection().build_v1alpha().map_err(failed)?.max_decoding_message_size(MOST_BYTES_ASIDE);
     let health = HealthServer::new(HealthService::from_health_reporter(health))
         .max_decoding_message_size(MOST_BYTES_ASIDE);
-    let rls = RateLimitServiceServer::new(Rls::new(app)).max_decoding_message_size(MOST_BYTES);
+    let rls = RateLimitServiceServer::new(Rls::new(app.clone())).max_decoding_message_size(MOST_BYTES);
     let budget = Budget::new();
     Ok(move |mut request: Request<Incoming>, rows: &Rows| -> Answering {
         let name = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
@@ -146,9 +147,10 @@ fn services(
             let (drawn, row) = (budget.begin(), rows.calls.clone());
             let body = |body| Gathered::new(body, drawn.clone(), MOST_BYTES, row);
             let answering = in_time(rls.clone().call(request.map(body)));
+            let (app, peer) = (app.clone(), rows.peer);
             return Box::pin(async move {
                 let _until_answered = drawn;
-                answering.await
+                app.serve_peer(peer, answering).await
             });
         }
         let answering: Answering = match name {

@@ -29,7 +29,7 @@ pub(super) enum Kind {
 }
 
 /// The fields of `[server]` and `[store]`.
-const FIELDS: [(&str, Kind); 37] = [
+const FIELDS: [(&str, Kind); 39] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
@@ -38,6 +38,8 @@ const FIELDS: [(&str, Kind); 37] = [
     ("server.resp_password", Kind::Text),
     ("server.max_connections", Kind::Number),
     ("server.max_connections_per_peer", Kind::Number),
+    ("server.store_calls_per_peer", Kind::Number),
+    ("server.trusted_peers", Kind::Texts),
     ("server.log", Kind::Text),
     ("server.drain_delay", Kind::Text),
     ("server.max_ttl", Kind::Text),
@@ -480,6 +482,8 @@ lease = "1m"
             ("TOLLGATE_SERVER_SHOW_KEYS", "true"),
             ("TOLLGATE_SERVER_MAX_CONNECTIONS", "500"),
             ("TOLLGATE_SERVER_MAX_CONNECTIONS_PER_PEER", "50"),
+            ("TOLLGATE_SERVER_STORE_CALLS_PER_PEER", "20"),
+            ("TOLLGATE_SERVER_TRUSTED_PEERS", "10.0.0.5,fd00::5"),
             ("TOLLGATE_SERVER_LOG", "debug"),
             ("TOLLGATE_SERVER_DRAIN_DELAY", "5s"),
             ("TOLLGATE_SERVER_MAX_TTL", "1h"),
@@ -523,6 +527,8 @@ lease = "1m"
         assert_eq!(server.admin_token, Some(Password::Env("OPS".to_owned())));
         assert_eq!(server.resp_password, Some(Password::Env("RESP".to_owned())));
         assert_eq!((server.max_connections, server.max_connections_per_peer), (Some(500), Some(50)));
+        assert_eq!(server.store_calls_per_peer, Some(20));
+        assert_eq!(server.trusted_peers.map(|peers| peers.len()), Some(2));
         assert_eq!((server.log, server.drain_delay), (LogLevel::Debug, Micros::from_secs(5)));
         assert_eq!(
             (store.mode, store.fallback, store.fallback_instances),

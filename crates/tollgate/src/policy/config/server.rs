@@ -2,7 +2,7 @@
 //!
 //! Addresses are checked for their form and kept as text: a host name is looked up when the server binds, not here.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use tollgate_kernel::Micros;
 
@@ -30,6 +30,11 @@ pub struct ServerConfig {
     pub max_connections: Option<usize>,
     /// How many of them one peer may have: an IPv4 address, or a /64 of IPv6.
     pub max_connections_per_peer: Option<usize>,
+    /// How many calls to a shared store one peer may have in flight, over all its connections; the server's own default unless said.
+    pub store_calls_per_peer: Option<usize>,
+    /// Peers whose calls are not counted, because they speak for others: addresses, of IPv6 the /64 around each. Those on the server's
+    /// own machine unless said.
+    pub trusted_peers: Option<Vec<IpAddr>>,
     /// What the server writes to its log.
     pub log: LogLevel,
     /// How long the server goes on accepting after it was told to stop, while it says that it is not ready. None unless said.
@@ -87,6 +92,8 @@ impl ServerConfig {
             "show_keys",
             "max_connections",
             "max_connections_per_peer",
+            "store_calls_per_peer",
+            "trusted_peers",
             "log",
             "drain_delay",
             "max_ttl",
@@ -101,8 +108,9 @@ impl ServerConfig {
         let show_keys = section.field("show_keys").and_then(|f| reader.truth(f)).unwrap_or_default();
         let mut connections =
             |name| section.field(name).and_then(|f| read_connections(reader, f, MOST_CONNECTIONS));
-        let [max_connections, max_connections_per_peer] =
-            ["max_connections", "max_connections_per_peer"].map(&mut connections);
+        let [max_connections, max_connections_per_peer, store_calls_per_peer] =
+            ["max_connections", "max_connections_per_peer", "store_calls_per_peer"].map(&mut connections);
+        let trusted_peers = section.field("trusted_peers").and_then(|f| read_peers(reader, f));
         let log = section.field("log").and_then(|f| reader.choice(f, &LOG_LEVELS)).unwrap_or_default();
         let drain_delay = section.field("drain_delay").and_then(|f| read_drain_delay(reader, f));
         let max_ttl = section.field("max_ttl").and_then(|f| read_max_ttl(reader, f));
@@ -118,6 +126,8 @@ impl ServerConfig {
             resp_password,
             max_connections,
             max_connections_per_peer,
+            store_calls_per_peer,
+            trusted_peers,
             log,
             drain_delay: drain_delay.unwrap_or_default(),
             max_ttl,
@@ -135,6 +145,18 @@ fn read_max_ttl(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Micros> {
         return None;
     }
     Some(span)
+}
+
+fn read_peers(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Vec<IpAddr>> {
+    let texts = reader.texts(field, "[\"10.0.0.5\"]")?;
+    let peers: Result<Vec<IpAddr>, _> = texts.iter().map(|text| text.parse()).collect();
+    match peers {
+        Ok(peers) => Some(peers),
+        Err(_) => {
+            reader.mistake(field, "each must be an IP address, such as \"10.0.0.5\" or \"fd00::5\"");
+            None
+        }
+    }
 }
 
 fn read_namespaces(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Vec<String>> {
@@ -284,9 +306,14 @@ mod tests {
             ("max_connections", "65_536", "must be at most 65535"),
             ("max_connections_per_peer", "-1", "must be at least 1"),
             ("max_connections_per_peer", "'many'", "must be a whole number"),
+            ("store_calls_per_peer", "0", "must be at least 1"),
         ] {
             check(&format!("[server]\n{field} = {value}"), &[(2, &format!("server.{field}"), value, fix)]);
         }
+        check(
+            "[server]\ntrusted_peers = ['10.0.0.0/8']",
+            &[(2, "server.trusted_peers", "[…]", "each must be an IP address")],
+        );
     }
 
     #[test]

@@ -38,7 +38,8 @@ pub struct StoreConfig {
     pub denial_cache: Micros,
     /// How many connections to keep to each server; the store's own default unless said otherwise.
     pub connections: Option<usize>,
-    /// How many keys the memory store holds at most; 10,000,000 unless said otherwise.
+    /// How many keys the memory store holds at most, and from how many on a shared store begins none under numbers that come with
+    /// the call; 10,000,000 unless said otherwise.
     pub max_keys: usize,
     /// What becomes of new keys when the memory store is full; they share unless said otherwise.
     pub when_full: WhenFull,
