@@ -17,7 +17,8 @@ use axum::response::Response;
 use axum::routing::get;
 use tollgate::Tollgate;
 use tollgate::config::Config;
-use tollgate::http::{LimitLayer, Missing, Payer, Route, Toll};
+use tollgate::http::LimitLayer;
+use tollgate::route::{KeyExtractor, MissingKey, Route, RouteLimit};
 
 const POLICY: &str = r#"
 [store]
@@ -54,11 +55,11 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let gate = Tollgate::open(&config).await?;
 
     // Whoever shows no key of ours pays by address, together with all who do the same from there.
-    let user = || Payer::extension("user", |user: &User| user.0.to_owned()).otherwise(Missing::Client);
+    let user = || KeyExtractor::extension("user", |user: &User| user.0.to_owned()).if_missing(MissingKey::Ip);
     let limits = LimitLayer::builder(&gate)
-        .toll(Route::any(), Toll::new("global", Payer::everyone()))
-        .toll(Route::any(), Toll::new("per-user", user()))
-        .toll(Route::get("/search"), Toll::new("search", user()))
+        .limit(RouteLimit::new("global", KeyExtractor::constant("all")))
+        .limit(RouteLimit::new("per-user", user()))
+        .limit(RouteLimit::new("search", user()).on(Route::get("/search")))
         .skip(Route::get("/healthz"))
         .build()?;
 

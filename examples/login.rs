@@ -16,7 +16,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use tollgate::Tollgate;
 use tollgate::config::Config;
-use tollgate::http::{Answer, LimitLayer, Payer, Route, Toll};
+use tollgate::http::LimitLayer;
+use tollgate::route::{KeyExtractor, Route, RouteLimit};
 
 const POLICY: &str = r#"
 [store]
@@ -47,12 +48,16 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let gate = Tollgate::open(&Config::parse_with_env(POLICY, std::env::vars())?).await?;
 
     // What is counted only afterwards is reserved before: a thousand guesses at once do not all pass before the first has failed.
-    let failed = |answer: &Answer<'_>| answer.status() == StatusCode::UNAUTHORIZED;
+    let failed = |status| status == StatusCode::UNAUTHORIZED;
     // `Alice`, ` alice ` and `ＡＬＩＣＥ` are one account here, as they are to the login itself.
-    let account = Payer::header("x-account").namespace("account").folded();
+    let account = KeyExtractor::header("x-account").namespace("account").folded();
     let limits = LimitLayer::builder(&gate)
-        .toll(Route::post("/login"), Toll::new("failures-by-address", Payer::client()).only_if(failed))
-        .toll(Route::post("/login"), Toll::new("failures-by-account", account).only_if(failed))
+        .limit(
+            RouteLimit::new("failures-by-address", KeyExtractor::ip())
+                .count_if(failed)
+                .on(Route::post("/login")),
+        )
+        .limit(RouteLimit::new("failures-by-account", account).count_if(failed).on(Route::post("/login")))
         .build()?;
     let router = Router::new().route("/login", post(login)).layer(limits.for_axum());
 

@@ -12,12 +12,13 @@ use axum::routing::get;
 use governor::middleware::{NoOpMiddleware, StateInformationMiddleware};
 use http::{HeaderName, Request, Response};
 use tollgate::headers::Format;
-use tollgate::http::{LimitLayer, Payer, Route, Toll};
+use tollgate::http::LimitLayer;
+use tollgate::route::{KeyExtractor, Route, RouteLimit};
 use tollgate::{Limit, Tollgate};
 use tower::layer::util::Identity;
 use tower::{Layer, Service};
 use tower_governor::governor::GovernorConfigBuilder;
-use tower_governor::key_extractor::KeyExtractor;
+use tower_governor::key_extractor::KeyExtractor as GovernorKey;
 use tower_governor::{GovernorError, GovernorLayer};
 
 use super::direct::{self, Slice};
@@ -89,16 +90,16 @@ impl Contestant {
 
 /// Everybody, in the order of the tables.
 pub(crate) fn all() -> Result<Vec<Contestant>, String> {
-    let by_key = || Payer::header(KEY.as_str());
-    let user = || [(Route::any(), Toll::new("user", by_key()))];
-    let address = [(Route::any(), Toll::new("user", Payer::client()))];
+    let by_key = || KeyExtractor::header(KEY.as_str());
+    let user = || [RouteLimit::new("user", by_key())];
+    let address = [RouteLimit::new("user", KeyExtractor::ip())];
     let three = [
-        (Route::any(), Toll::new("global", Payer::everyone())),
-        (Route::get("/"), Toll::new("route", Payer::everyone())),
-        (Route::any(), Toll::new("user", by_key())),
+        RouteLimit::new("global", KeyExtractor::constant("all")),
+        RouteLimit::new("route", KeyExtractor::constant("all")).on(Route::get("/")),
+        RouteLimit::new("user", by_key()),
     ];
-    let ours = |name, about, fields, format, tolls: &[(Route, Toll)]| {
-        let layer = limits(format, tolls).map_err(|error| format!("building `{name}`: {error}"))?;
+    let ours = |name, about, fields, format, routes: &[RouteLimit]| {
+        let layer = limits(format, routes).map_err(|error| format!("building `{name}`: {error}"))?;
         Ok::<_, String>(Contestant { name, about, fields, layer: Chosen::Tollgate(layer) })
     };
     let mut builder = GovernorConfigBuilder::default().key_extractor(ByKey);
@@ -136,20 +137,19 @@ pub(crate) fn all() -> Result<Vec<Contestant>, String> {
     ])
 }
 
-fn limits(format: Format, tolls: &[(Route, Toll)]) -> Result<LimitLayer, tollgate::Error> {
+fn limits(format: Format, routes: &[RouteLimit]) -> Result<LimitLayer, tollgate::Error> {
     let limit = Limit::token_bucket(format!("{PLENTY}/s").parse()?, u64::from(BURST))?;
     let gate = ["global", "route", "user"]
         .into_iter()
         .fold(Tollgate::builder(), |gate, name| gate.limit(name, limit));
-    let builder = LimitLayer::builder(&gate.build()?).headers(format);
-    tolls.iter().cloned().fold(builder, |builder, (route, toll)| builder.toll(route, toll)).build()
+    LimitLayer::builder(&gate.build()?).headers(format).limits(routes.iter().cloned()).build()
 }
 
 /// How tower_governor finds who pays.
 #[derive(Clone, Copy)]
 struct ByKey;
 
-impl KeyExtractor for ByKey {
+impl GovernorKey for ByKey {
     type Key = String;
 
     fn extract<T>(&self, request: &Request<T>) -> Result<String, GovernorError> {

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tollgate::config::{Config, ServerConfig, StoreMode};
 use tollgate::{Ask, Decision, Error, HoldId, Limit, Micros, Reserved, Tollgate};
 
+use crate::front::json::GateRoutes;
 use crate::front::page::Feed;
 use crate::front::peer::{self, Peers};
 use crate::reload::History;
@@ -84,6 +85,8 @@ const DAY: Micros = Micros::from_secs(24 * 3_600);
 pub(crate) struct State {
     pub(crate) gate: Tollgate,
     pub(crate) config: Config,
+    /// The `[[routes]]` of the config, as the gate applies them.
+    pub(crate) routes: GateRoutes,
 }
 
 /// What is done with asks.
@@ -102,6 +105,10 @@ pub(crate) struct Decided<'a> {
 }
 
 impl State {
+    pub(crate) fn new(gate: Tollgate, config: Config) -> State {
+        State { routes: GateRoutes::new(&config), gate, config }
+    }
+
     async fn act<'a>(&'a self, act: Act, asks: &[Ask<'_>]) -> Result<Decided<'a>, Error> {
         let decision = match act {
             Act::Charge => self.gate.charge(asks).await?,
@@ -140,7 +147,7 @@ impl App {
         App {
             bounds: Bounds::of(&config.server),
             peers: Peers::of(&config.server),
-            state: RwLock::new(Arc::new(State { gate, config })),
+            state: RwLock::new(Arc::new(State::new(gate, config))),
             history: History::default(),
             token,
             guesses: Guesses::new(),

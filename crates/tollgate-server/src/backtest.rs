@@ -74,7 +74,7 @@ fn replayed(asked: &BacktestArgs, config: Config, decisions: Decisions) -> Resul
     let files: Vec<String> = asked.logs.iter().map(|path| source::name(path)).collect();
     let names: Vec<String> = config.policy.rules().iter().map(|rule| rule.name().to_string()).collect();
     let bad_lines = if asked.skip_bad { BadLines::Skip } else { BadLines::Refuse };
-    let mut intake = Intake::new(&names, &config.rules, bad_lines)?;
+    let mut intake = Intake::new(&names, &config, bad_lines)?;
     for (index, (path, name)) in asked.logs.iter().zip(&files).enumerate() {
         let index = u16::try_from(index).map_err(|_| Failure::new("a backtest takes at most 65,536 logs"))?;
         intake.begin_file(index, name);

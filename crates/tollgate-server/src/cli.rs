@@ -66,8 +66,8 @@ pub(crate) enum Command {
     /// the same names. A time is RFC 3339 (2024-05-01T12:00:00.5+02:00) or UNIX seconds with up to six decimals
     /// (1714557600.5).
     ///
-    /// Access logs of Apache and nginx, common or combined, are read as they are. The config's [[rules]] say which requests meet
-    /// which limit, by path, method, client, user and header, and who pays; limits that one request meets are charged together,
+    /// Access logs of Apache and nginx, common or combined, are read as they are. The config's [[routes]] say which requests meet
+    /// which limit, by path, method, client, user and header, and by which key; limits that one request meets are charged together,
     /// all or none.
     Backtest(BacktestArgs),
     /// Measure throughput and latency of a store, and the memory of keys, on this machine
@@ -261,7 +261,7 @@ pub(crate) enum Format {
     Csv,
     /// A JSON object for each charge.
     Jsonl,
-    /// Access logs of web servers, common or combined; the config's [[rules]] say which requests meet which limit.
+    /// Access logs of web servers, common or combined; the config's [[routes]] say which requests meet which limit.
     Combined,
 }
 

@@ -131,7 +131,7 @@ fn try_reload(app: &App, file: &Path) -> Result<Vec<String>, Refusal> {
         // Under the lock nobody counts any more in the old registry, and from here on only the new one is asked for its counts. An
         // idle connection may keep the old one for as long as it likes, and with it what was not handed over.
         state.gate.hand_over_counts();
-        Ok::<_, String>(State { gate, config })
+        Ok::<_, String>(State::new(gate, config))
     })?;
     Ok(gone)
 }

@@ -157,13 +157,23 @@ const MOST_OVERRIDES: usize = 5;
 /// How much of a key is shown.
 const KEY: usize = 48;
 
+/// Whether a limit of a config, or one of its overrides, is a concurrency limit.
+pub(crate) fn is_concurrency(config: &Config, name: &str) -> bool {
+    let rules = config.policy.rules().iter().filter(|rule| rule.name() == name);
+    let overrides =
+        |rule: &'_ Rule| rule.overrides().iter().map(|(_, allowance)| *allowance).collect::<Vec<_>>();
+    let mut allowances = rules.flat_map(|rule| overrides(rule).into_iter().chain([*rule.allowance()]));
+    let concurrency = |limit: &tollgate::Limit| limit.strategy() == tollgate::Strategy::Concurrency;
+    allowances.any(|allowance| matches!(&allowance, Allowance::Limited(limit) if concurrency(limit)))
+}
+
 fn print(config: &Config, name: &str) -> io::Result<()> {
     let (mut out, ink) = (io::BufWriter::new(io::stdout().lock()), Ink::of(&io::stdout()));
     let rules = config.policy.rules();
     write!(out, "{name} is {}: {}", ink.paint(Tone::Good, "valid"), counted(rules.len() as u64, "limit"))?;
-    match config.rules.iter().len() as u64 {
+    match config.routes.len() as u64 {
         0 => writeln!(out)?,
-        rules => writeln!(out, ", and {} for access logs", counted(rules, "rule"))?,
+        routes => writeln!(out, ", {}", counted(routes, "route"))?,
     }
     let mut table = Table::new(&[("LIMIT", Side::Left), ("STRATEGY", Side::Left), ("RULE", Side::Left)]);
     for rule in rules {

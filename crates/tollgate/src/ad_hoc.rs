@@ -128,6 +128,12 @@ impl AdHoc {
         }
     }
 
+    /// The same, kept.
+    #[cfg(feature = "http")]
+    pub(crate) fn shared_entry(&self, gate: &Tollgate) -> Result<Arc<Entry>, Error> {
+        self.entry(gate).map(|_| self.entry.clone())
+    }
+
     /// The short way, where the counters are in this process.
     pub fn limiter(&self) -> Option<&Limiter> {
         self.limiter.as_ref()

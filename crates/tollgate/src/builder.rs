@@ -91,6 +91,8 @@ impl TollgateBuilder {
         let store = &config.store;
         let domains = config.envoy.rules().iter().map(|rule| &rule.domain);
         self.namespaces.extend(config.server.namespaces.iter().chain(domains).cloned());
+        #[cfg(feature = "http")]
+        self.namespaces.extend(config.routes.iter().flat_map(|route| route.namespaces()).map(str::to_owned));
         self.policy(config.policy.clone())
             .max_keys(store.max_keys)
             .when_full(store.when_full)

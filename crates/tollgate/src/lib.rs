@@ -47,10 +47,10 @@ mod denials;
 mod error;
 mod fallback;
 mod fingerprint;
-#[cfg(feature = "http")]
-mod front;
 mod gate;
 mod health;
+#[cfg(feature = "http")]
+pub mod http;
 mod key;
 mod limiter;
 mod numbers;
@@ -62,13 +62,13 @@ mod registry;
 mod remote;
 mod report;
 mod reservation;
+#[cfg(feature = "http")]
+pub mod route;
 mod slices;
 #[cfg(feature = "telemetry")]
 pub mod telemetry;
 mod wait;
 
-#[cfg(feature = "http")]
-pub use front::http;
 #[cfg(feature = "config")]
 pub use policy::config;
 

@@ -112,7 +112,7 @@ impl Telemetry {
     }
 
     /// Namespaces of keys that metrics may show by name, beside `default`, the namespaces of overrides, and those of a
-    /// configuration and of the HTTP layer's payers. Keys of other namespaces are counted together as `other`: a name that a
+    /// configuration and of route limits. Keys of other namespaces are counted together as `other`: a name that a
     /// caller may choose can be personal data. At most 64 are shown in one process.
     ///
     /// ```

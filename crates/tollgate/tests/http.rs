@@ -14,8 +14,8 @@ mod answers;
 mod building;
 #[path = "http/delay.rs"]
 mod delay;
-#[path = "http/payers.rs"]
-mod payers;
+#[path = "http/keys.rs"]
+mod keys;
 #[path = "http/routes.rs"]
 mod routes;
 #[path = "http/straight.rs"]

@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
-use tollgate::http::{BadPath, ClientAddress, EncodedSeparators, IpNet, canonical, normalized};
+use tollgate::route::{BadPath, ClientAddress, EncodedSeparators, IpNet, canonical, normalized};
 
 /// A proxy of ours, and a stranger's machine.
 const PROXY: &str = "10.0.0.1";

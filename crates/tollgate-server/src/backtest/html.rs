@@ -28,7 +28,7 @@ pub(super) struct Sources {
     config: String,
     logs: Vec<String>,
     /// (limit, words) of each rule for access logs.
-    rules: Vec<(String, String)>,
+    routes: Vec<(String, String)>,
     /// (limit, key, words) of each override.
     overrides: Vec<(String, String, String)>,
 }
@@ -41,7 +41,9 @@ const MOST_LOGS: usize = 100;
 
 impl Sources {
     pub(super) fn of(asked: &BacktestArgs, config: &Config) -> Sources {
-        let rule = |rule: &tollgate::config::RequestRule| (rule.limit().to_string(), rule.to_string());
+        let route = |route: &tollgate::route::RouteLimit| {
+            (route.limit().unwrap_or_default().to_string(), route.to_string())
+        };
         let overrides = config.policy.rules().iter().flat_map(|rule| {
             let told = |(key, other): &(tollgate::Key<'_>, tollgate::Allowance)| {
                 (rule.name().to_string(), key.to_string(), other.to_string())
@@ -54,7 +56,7 @@ impl Sources {
             title: title.unwrap_or_else(|| source::name(&asked.config)),
             config: source::name(&asked.config),
             logs: asked.logs.iter().map(|path| source::name(path)).collect(),
-            rules: config.rules.iter().map(rule).collect(),
+            routes: config.routes.iter().map(route).collect(),
             overrides: overrides.collect(),
         }
     }
@@ -124,7 +126,7 @@ fn sums(out: &mut String, summary: &Summary) -> fmt::Result {
     for (word, count) in [
         ("of those allowed, had to wait", summary.delayed),
         ("of those allowed, a shadow limit would have denied", summary.would_deny),
-        ("met no rule, and so no limit", summary.unmet),
+        ("met no route, and so no limit", summary.unmet),
         (
             if summary.skipped_lines == 1 { "bad line skipped" } else { "bad lines skipped" },
             summary.skipped_lines,
@@ -232,12 +234,12 @@ fn denied_most(out: &mut String, summary: &Summary) -> fmt::Result {
     Ok(())
 }
 
-/// The rules for access logs and the overrides, where there are any.
+/// The routes and the overrides, where there are any.
 fn policy(out: &mut String, sources: &Sources) -> fmt::Result {
-    if !sources.rules.is_empty() {
-        out.push_str("<section class=\"panel\" aria-labelledby=\"rules\">\n<h2 id=\"rules\">Which requests of access logs meet which limit</h2>\n");
+    if !sources.routes.is_empty() {
+        out.push_str("<section class=\"panel\" aria-labelledby=\"routes\">\n<h2 id=\"routes\">Which requests of access logs meet which limit</h2>\n");
         begin_table(out, "words", &["limit", "requests"])?;
-        for (limit, words) in &sources.rules {
+        for (limit, words) in &sources.routes {
             writeln!(out, "<tr><td>{}</td><td><bdi>{}</bdi></td></tr>", Escaped(limit), Escaped(words))?;
         }
         out.push_str("</tbody></table></div>\n</section>\n");

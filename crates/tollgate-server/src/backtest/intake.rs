@@ -1,21 +1,27 @@
 //! Where lines become requests, or are refused with their file, line, field, value and fix.
 //!
 //! The readers (`from_csv.rs`, `from_jsonl.rs`) hand over the texts of a line's fields; what they mean is decided here, once,
-//! so that both formats give the same answers. `from_combined.rs` hands over whole requests, and which limits those meet is said by
-//! the config's rules: one line becomes a request for each. A line that cannot be read is never guessed at: by default all of them are
+//! so that both formats give the same answers. `from_combined.rs` hands over whole requests, and the config's `[[routes]]` say which
+//! limits those meet: one line becomes a charge for each, found by the same code as in the tower layer. A line that cannot be read is never guessed at: by default all of them are
 //! told (the first twenty, if there are more) and nothing is replayed; with `--skip-bad` they are counted.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
-use tollgate::config::{RecordedRequest, RequestRule, RequestRules};
+use tollgate::config::Config;
+use tollgate::route::Routes;
 use tollgate::{Key, KeyError};
 
+use super::from_combined::Access;
 use super::instant;
 use super::traffic::{Request, Traffic};
 use crate::failure::{Failure, tell};
 use crate::figures::{counted, shortened};
 use crate::screen::Progress;
+use crate::validate::is_concurrency;
+
+/// The key of a request that has none: every limit denies it, and nothing is charged.
+pub(super) const NO_KEY: &str = "";
 
 /// How many bad lines are told before the rest of the input is left unread.
 const MOST_BAD: usize = 20;
@@ -93,8 +99,12 @@ pub(super) struct Intake {
     limits: HashMap<String, u16>,
     /// The names of all limits, for messages.
     known: String,
-    /// The rules of access logs, each with its limit.
-    rules: Vec<(RequestRule, u16)>,
+    /// Which limits a request of an access log meets.
+    routes: Routes,
+    /// The limit of each route.
+    limits_of_routes: Vec<u16>,
+    /// The routes that cannot be replayed from an access log, and why; until they are reported.
+    left_out: Vec<String>,
     bad_lines: BadLines,
     file: u16,
     file_name: String,
@@ -115,28 +125,41 @@ pub(super) struct Harvest {
     /// How many lines were skipped, and the first of them.
     pub(super) skipped: u64,
     pub(super) first_skipped: Option<String>,
-    /// How many requests of access logs met no rule.
+    /// How many requests of access logs met no route.
     pub(super) unmet: u64,
 }
 
 impl Intake {
-    /// For a policy with these limits, in this order, and these rules for access logs.
-    pub(super) fn new(
-        limits: &[String],
-        rules: &RequestRules,
-        bad_lines: BadLines,
-    ) -> Result<Intake, Failure> {
+    /// For the limits of a policy, in this order, and the routes of its config.
+    pub(super) fn new(limits: &[String], config: &Config, bad_lines: BadLines) -> Result<Intake, Failure> {
         let mut ids = HashMap::new();
         for (index, name) in limits.iter().enumerate() {
             let index = u16::try_from(index)
                 .map_err(|_| Failure::new("a backtest takes at most 65,536 limits; split the config"))?;
             ids.insert(name.clone(), index);
         }
-        // A rule names a limit of its config, so none is left out.
-        let rules = rules.iter().filter_map(|rule| Some((rule.clone(), *ids.get(rule.limit())?))).collect();
+        let (mut kept, mut limits_of_routes, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, route) in (1..).zip(&config.routes) {
+            let name = route.limit().unwrap_or_default();
+            // A route names a limit of its config.
+            let Some(limit) = ids.get(name) else { continue };
+            let concurrency =
+                is_concurrency(config, name).then(|| "a log does not say when a request is done".to_owned());
+            match concurrency.or_else(|| route.not_in_access_logs()) {
+                Some(why) => left_out.push(format!("routes[{number}] (limit {name}): {why}")),
+                None => {
+                    kept.push(route.clone());
+                    limits_of_routes.push(*limit);
+                }
+            }
+        }
+        let routes = Routes::new(kept).map_err(|error| Failure::new(error.to_string()))?;
+        let routes = routes.read_by(config.requests.reader());
         Ok(Intake {
             limits: ids,
-            rules,
+            routes,
+            limits_of_routes,
+            left_out,
             known: if limits.is_empty() { "none".to_string() } else { limits.join(", ") },
             bad_lines,
             file: 0,
@@ -177,34 +200,38 @@ impl Intake {
     }
 
     /// Whether nothing says which limits a request of an access log meets.
-    pub(super) fn has_no_rules(&self) -> bool {
-        self.rules.is_empty()
+    pub(super) fn has_no_routes(&self) -> bool {
+        self.routes.is_empty() && self.left_out.is_empty()
     }
 
-    /// Says that each line of the file is one charge: it is an access log.
+    /// Says that each line of the file is one charge: it is an access log. Reports the routes that are left out, once.
     pub(super) fn begin_access_log(&mut self) {
         self.traffic.whole_lines.insert(self.file);
+        for route in std::mem::take(&mut self.left_out) {
+            tell(format_args!("tollgate: note: left out {route}"));
+        }
     }
 
-    /// Takes in one request of an access log: a charge for each rule that it meets.
+    /// Takes in one request of an access log: a charge for each route that it meets. A request without a key is charged to the
+    /// empty one, which every limit denies.
     pub(super) fn take_request(
         &mut self,
         line: u64,
         time_us: u64,
-        request: &RecordedRequest<'_>,
+        access: &Access<'_>,
     ) -> Result<(), Failure> {
         self.seen += 1;
         self.progress.at("reading", self.seen);
         let before = self.traffic.requests.len();
-        for (rule, limit) in &self.rules {
-            let Some(due) = rule.due(request) else { continue };
-            let text = due.key.canonical();
+        let request = access.request(self.routes.reader());
+        for charge in self.routes.charges(&request) {
+            let text = charge.key.as_ref().map_or(NO_KEY, Key::canonical);
             let keys = &mut self.traffic.keys;
             let Some(key) = keys.find(text).or_else(|| keys.enter(text, text)) else {
                 return Err(Failure::new("the log has more than 2^32 keys; split it"));
             };
-            let (limit, file) = (*limit, self.file);
-            self.traffic.requests.push(Request { time_us, cost: due.cost, line, key, limit, file });
+            let (limit, file) = (self.limits_of_routes[charge.route], self.file);
+            self.traffic.requests.push(Request { time_us, cost: charge.cost.get(), line, key, limit, file });
         }
         self.unmet += u64::from(self.traffic.requests.len() == before);
         Ok(())
@@ -319,8 +346,7 @@ mod tests {
 
     fn intake(bad_lines: BadLines) -> Intake {
         let mut intake =
-            Intake::new(&["api".to_string(), "login".to_string()], &RequestRules::default(), bad_lines)
-                .unwrap();
+            Intake::new(&["api".to_string(), "login".to_string()], &Config::default(), bad_lines).unwrap();
         intake.begin_file(0, "log.csv");
         intake
     }

@@ -13,7 +13,7 @@ use crate::source;
 /// How many lines are looked at: the first of a log that was cut may be half a line.
 const LOOKED_AT: usize = 5;
 
-/// Reads one of the logs into `intake`. An access log needs rules in the config. An empty log among several, as there is after
+/// Reads one of the logs into `intake`. An access log needs routes in the config. An empty log among several, as there is after
 /// a rotation, is passed over, unless it was said how the logs are written.
 pub(super) fn read(path: &Path, asked: &BacktestArgs, intake: &mut Intake) -> Result<(), Failure> {
     let name = source::name(path);
@@ -38,24 +38,26 @@ pub(super) fn read(path: &Path, asked: &BacktestArgs, intake: &mut Intake) -> Re
     let lines = Lines::new(beginning.as_slice().chain(input)).map_err(failed)?;
     match format {
         Format::Jsonl => from_jsonl::read(lines, &name, intake),
-        Format::Combined if intake.has_no_rules() => Err(without_rules(&name, &source::name(&asked.config))),
+        Format::Combined if intake.has_no_routes() => {
+            Err(without_routes(&name, &source::name(&asked.config)))
+        }
         Format::Combined => from_combined::read(lines, &name, intake),
         Format::Csv | Format::Auto => from_csv::read(lines, &name, intake),
     }
 }
 
 /// An access log says nothing of limits.
-fn without_rules(name: &str, config: &str) -> Failure {
+fn without_routes(name: &str, config: &str) -> Failure {
     let example = [
-        "[[rules]]",
-        "path = \"/api/*\"        # any, unless said",
+        "[[routes]]",
+        "path = \"/api/*\"        # any by default",
         "limit = \"api\"",
-        "key = \"ip\"             # who pays",
+        "key = \"ip\"             # or user, header:x-api-key, {id}",
     ];
     Failure::with_details(
         example.map(str::to_string).to_vec(),
         format!(
-            "cannot replay {name}: an access log does not say which limits its requests meet, and {config} has no rules for that; \
+            "cannot replay {name}: an access log does not say which limits its requests meet, and {config} has no routes for that; \
              add some, such as the one above"
         ),
     )

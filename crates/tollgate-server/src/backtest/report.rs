@@ -51,7 +51,7 @@ fn sentence(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()>
         writeln!(out)?;
     }
     if summary.unmet > 0 {
-        writeln!(out, "{} met no rule", counted(summary.unmet, "request"))?;
+        writeln!(out, "{} met no route", counted(summary.unmet, "request"))?;
     }
     if summary.skipped_lines > 0 {
         let first = summary.first_skipped.as_deref().unwrap_or_default();

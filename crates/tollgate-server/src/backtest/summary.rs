@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use serde::Serialize;
 use tollgate::Outcome;
 
-use super::intake::Harvest;
+use super::intake::{Harvest, NO_KEY};
 use super::timeline::Timeline;
 use super::traffic::{Keys, Request};
 
@@ -232,9 +232,11 @@ impl Tally {
             denied_keys.truncate(MOST_DENIED);
         };
         for of_key in self.marks.chunk_by(|one, next| one.key() == next.key()) {
-            distinct += 1;
+            // A request without a key has none that could be counted.
+            let counts = u64::from(name(of_key) != NO_KEY);
+            distinct += counts;
             for of_limit in of_key.chunk_by(|one, next| one.limit() == next.limit()) {
-                self.limits[of_limit[0].limit()].keys += 1;
+                self.limits[of_limit[0].limit()].keys += counts;
             }
             let denied = counted(of_key, FIRST_DENIED);
             if denied > 0 {
@@ -248,7 +250,7 @@ impl Tally {
         let most_denied = denied_keys
             .into_iter()
             .map(|(denied, marks)| DeniedKey {
-                key: name(marks).to_string(),
+                key: if name(marks) == NO_KEY { "(no key)" } else { name(marks) }.to_string(),
                 requests: counted(marks, FIRST),
                 denied,
                 by: denied_by(marks, &self.limits),

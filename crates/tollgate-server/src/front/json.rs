@@ -1,6 +1,7 @@
 //! HTTP: the JSON API, the gate for proxies, health, metrics, and the page.
 //!
-//! `ask.rs` reads questions, `tell.rs` writes decisions, `fault.rs` says what is wrong with a call, `gate.rs` answers proxies.
+//! `ask.rs` reads questions, `tell.rs` writes decisions, `fault.rs` says what is wrong with a call, `gate.rs` and
+//! `gate_routes.rs` answer proxies.
 //! Routes are a `match`: there are few, and a check must cost little more than reading it.
 
 mod admin;
@@ -8,6 +9,7 @@ mod ask;
 mod body;
 mod fault;
 mod gate;
+mod gate_routes;
 mod look;
 mod tell;
 
@@ -30,6 +32,7 @@ use crate::app::{Act, App, Decided, State};
 
 pub(crate) use self::body::{Body, full};
 pub(crate) use self::fault::Fault;
+pub(crate) use self::gate_routes::GateRoutes;
 pub(crate) use self::look::{ad_hoc as described_ad_hoc, limit as described};
 
 /// How long a reservation can be settled, unless said.
@@ -45,6 +48,10 @@ pub(crate) async fn answer(app: Arc<App>, peer: IpAddr, request: Request<Incomin
 
 async fn route(app: &Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
     let path = request.uri().path();
+    if path == "/v1/gate" {
+        only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
+        return Box::pin(gate_routes::answer(app, peer, request.uri().query(), request.headers())).await;
+    }
     if let Some(rest) = path.strip_prefix("/v1/gate/") {
         only(&request, "GET, HEAD", &[Method::GET, Method::HEAD])?;
         return Box::pin(gate::answer(app, rest, request.uri().query(), request.headers())).await;

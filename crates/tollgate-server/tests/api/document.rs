@@ -26,7 +26,8 @@ fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
 #[test]
 fn every_route_is_in_it_and_nothing_else() {
     let sources = [include_str!("../../src/front/json.rs"), include_str!("../../src/front/json/look.rs")];
-    let mut routes = BTreeSet::from(["/v1/gate/{limit}", "/v1/gate/{limit}/{key}"].map(str::to_owned));
+    let mut routes =
+        BTreeSet::from(["/v1/gate", "/v1/gate/{limit}", "/v1/gate/{limit}/{key}"].map(str::to_owned));
     for line in sources.iter().flat_map(|source| source.lines()) {
         let literals = line.trim().strip_prefix('"').and_then(|rest| rest.split_once("\" =>"));
         if let Some((route, _)) = literals.filter(|(route, _)| route.starts_with('/')) {
@@ -54,7 +55,9 @@ fn it_is_what_the_server_hands_out() {
 /// Every example is answered with what the document says that it is.
 #[test]
 fn every_example_is_answered_as_it_says() {
-    let server = server::with(EXAMPLE, &[], &[]);
+    let routes =
+        "[requests]\ntrusted_proxies = [\"127.0.0.1\"]\n[[routes]]\npath = \"/login\"\nlimit = \"login\"\n";
+    let server = server::with(&format!("{EXAMPLE}\n{routes}"), &[], &[]);
     let document = document();
     let mut asked = 0;
     for (path, method, operation) in operations(&document) {
@@ -67,8 +70,10 @@ fn every_example_is_answered_as_it_says() {
         for body in bodies {
             let address = filled(path, operation);
             let kind = if body.is_empty() { "accept: */*" } else { "content-type: application/json" };
-            let answer =
-                server.ask(&method.to_uppercase(), &address, &[kind, "x-forwarded-for: 192.0.2.1"], &body);
+            let mut lines = headers(operation);
+            lines.extend([kind.to_owned(), "x-forwarded-for: 192.0.2.1".to_owned()]);
+            let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+            let answer = server.ask(&method.to_uppercase(), &address, &lines, &body);
             assert_eq!(answer.status, 200, "{method} {address} {body}: {}", answer.body);
             for name in ok["headers"].as_object().into_iter().flat_map(|headers| headers.keys()) {
                 assert!(answer.field(name).is_some(), "{address} has no {name}");
@@ -106,11 +111,25 @@ fn other_methods_are_refused_as_it_says() {
     }
 }
 
+/// The header parameters as in their examples.
+fn headers(operation: &Value) -> Vec<String> {
+    let parameters = operation["parameters"].as_array().into_iter().flatten();
+    let of_header =
+        parameters.filter(|parameter| parameter["in"] == "header" && parameter["name"] != "X-Forwarded-For");
+    let line = |parameter: &Value| {
+        Some(format!("{}: {}", parameter["name"].as_str()?, parameter["example"].as_str()?))
+    };
+    of_header.filter_map(line).collect()
+}
+
 /// A path with its parameters as in their examples.
 fn filled(path: &str, operation: &Value) -> String {
     let mut address = path.to_owned();
     let mut query = Vec::new();
     for parameter in operation["parameters"].as_array().into_iter().flatten() {
+        if parameter["in"] == "header" {
+            continue;
+        }
         let name = parameter["name"].as_str().expect("a name");
         let value = match &parameter["example"] {
             Value::String(text) => text.clone(),

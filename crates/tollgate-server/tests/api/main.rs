@@ -5,6 +5,7 @@ mod decide;
 mod document;
 mod fault;
 mod gate;
+mod gate_routes;
 mod lifetime;
 mod look;
 mod packaging;

@@ -42,16 +42,20 @@ fn proxies_ask_at_addresses_that_there_are() {
         let is_said =
             |line: &&str| !line.trim_start().starts_with('#') && !line.trim_start().starts_with("-- ");
         let asked: String = read.lines().filter(is_said).flat_map(|line| [line, "\n"]).collect();
-        let gates: Vec<&str> = asked.match_indices("/v1/gate/").map(|(at, _)| &asked[at..]).collect();
-        assert!(!gates.is_empty(), "{file}");
-        for gate in gates {
-            // With the bare text of an address, a client of IPv6 would have a quota for each of its 2^64.
-            let query = gate.find("as=ip").map(|end| &gate[..end]);
-            let is_own = query
-                .is_some_and(|before| !before[1..].contains("/v1/gate/") && !before.contains("namespace="));
-            assert!(is_own, "{file}: {gate}");
-        }
+        // By the routes of the config, whose key groups the 2^64 addresses of an IPv6 client.
+        let gates: Vec<&str> =
+            asked.match_indices("/v1/gate").map(|(at, _)| &asked[at + "/v1/gate".len()..]).collect();
+        assert_eq!(gates.len(), 1, "{file}");
+        assert!(
+            gates[0].starts_with(['"', '\n', ';']) || gates[0].starts_with("?deny=403;"),
+            "{file}: {}",
+            gates[0]
+        );
     }
+    // And the config that their comments name trusts them.
+    let config = tollgate::config::Config::parse(&read("deploy/tollgate.toml")).expect("a sound config");
+    assert!(!config.routes.is_empty());
+    assert!(config.requests.reader().trusts("127.0.0.1".parse().expect("an address")));
     let unit = read("deploy/systemd/tollgate.service");
     for line in ["ExecReload=/bin/kill -HUP $MAINPID", "NoNewPrivileges=yes", "DynamicUser=yes"] {
         assert!(unit.lines().any(|found| found == line), "{line}");

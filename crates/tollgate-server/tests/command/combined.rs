@@ -27,23 +27,23 @@ limit = 1
 window = "1m"
 shadow = true
 
-[[rules]]
+[[routes]]
 path = "/api/*"
 limit = "api"
 
-[[rules]]
+[[routes]]
 path = "/login"
-methods = ["POST"]
+method = "POST"
 limit = "login"
 
-[[rules]]
+[[routes]]
 path = "/api/export"
 limit = "users"
 key = "user"
-otherwise = "skip"
+if_missing = "skip"
 cost = 6
 
-[[rules]]
+[[routes]]
 clients = ["192.0.2.0/24"]
 limit = "watched"
 key = "all"
@@ -158,7 +158,7 @@ fn requests_meet_their_limits_all_or_none() {
     assert_eq!(limits, [(7, 5, 1, 1), (3, 2, 1, 0), (2, 1, 1, 0), (2, 2, 0, 0)]);
     assert_eq!(summary["from_us"], START);
     let ended = scratch.run(&["backtest", "--config", "policy.toml", "access.log"]);
-    assert!(ended.stdout.contains("\n2 requests met no rule\n"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("\n2 requests met no route\n"), "{}", ended.stdout);
 }
 
 #[test]
@@ -191,17 +191,17 @@ fn the_same_traffic_as_csv_gets_the_same_decisions() {
 }
 
 #[test]
-fn an_access_log_needs_rules() {
-    let scratch = Scratch::new("combined-rules");
+fn an_access_log_needs_routes() {
+    let scratch = Scratch::new("combined-routes");
     scratch.write("policy.toml", "[limits.api]\nunlimited = true\n");
     scratch.write("access.log", line("10.0.0.1", "-", 0, "GET / HTTP/1.1"));
     for args in [&["access.log"][..], &["--format", "combined", "access.log"]] {
         let args = [&["backtest", "--config", "policy.toml"], args].concat();
         let ended = scratch.run(&args);
-        ended.could_not("no rules");
-        assert!(ended.stderr.starts_with("[[rules]]\npath = \"/api/*\""), "{}", ended.stderr);
+        ended.could_not("no routes");
+        assert!(ended.stderr.starts_with("[[routes]]\npath = \"/api/*\""), "{}", ended.stderr);
         let told = "tollgate: error: cannot replay access.log: an access log does not say which limits its requests meet, and \
-                    policy.toml has no rules for that; add some, such as the one above\n";
+                    policy.toml has no routes for that; add some, such as the one above\n";
         assert!(ended.stderr.ends_with(told), "{}", ended.stderr);
     }
     // The example that is shown is one that works.
@@ -210,7 +210,7 @@ fn an_access_log_needs_rules() {
     scratch.write("policy.toml", format!("[limits.api]\nunlimited = true\n{rule}"));
     let ended = scratch.run(&["validate", "policy.toml"]);
     ended.done("the example");
-    assert!(ended.stdout.contains("valid: 1 limit, and 1 rule for access logs\n"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("valid: 1 limit, 1 route\n"), "{}", ended.stdout);
 }
 
 #[test]
@@ -242,5 +242,80 @@ fn bad_lines_are_told_or_counted() {
         ended.done(bad);
         let summary: Value = serde_json::from_str(&ended.stdout).expect("a summary");
         assert_eq!((&summary["requests"], &summary["skipped_lines"]), (&2.into(), &1.into()));
+    }
+}
+
+/// A missing key means the same as in the tower layer and at the gate: the request is denied, and nothing is charged.
+#[test]
+fn a_request_without_a_key_is_denied() {
+    let scratch = Scratch::new("combined-no-key");
+    let of = |table: &str, missing: &str| {
+        format!(
+            "[limits.users]\nstrategy = \"fixed_window\"\nlimit = 2\nwindow = \"1h\"\n\
+             [limits.all]\nstrategy = \"fixed_window\"\nlimit = 9\nwindow = \"1h\"\n\
+             [[{table}]]\nlimit = \"users\"\nkey = \"user\"\n{missing}\n[[{table}]]\nlimit = \"all\"\nkey = \"all\"\n"
+        )
+    };
+    let log = [("ann", 0), ("-", 0), ("-", 1), ("bob", 1)]
+        .map(|(user, seconds)| line("10.0.0.1", user, seconds, "GET / HTTP/1.1"));
+    scratch.write("access.log", log.concat());
+    let denied = [
+        "1 users user:ann 1 yes 1 0 3600",
+        "1 all all:all 1 yes 8 0 3600",
+        "2 users  1 no 0 never 0",
+        "2 all all:all 1 no 8 0 3600",
+        "3 users  1 no 0 never 0",
+        "3 all all:all 1 no 8 0 3599",
+        "4 users user:bob 1 yes 1 0 3600",
+        "4 all all:all 1 yes 7 0 3599",
+    ];
+    for (table, missing) in [("routes", ""), ("routes", "if_missing = \"deny\""), ("rules", "")] {
+        scratch.write("policy.toml", of(table, missing));
+        let summary = run(&scratch, &["access.log"]);
+        assert_eq!(decisions(&scratch.read("out.jsonl")), denied, "{table} {missing}");
+        let counts =
+            ["requests", "allowed", "denied", "keys"].map(|field| summary[field].as_u64().expect("a number"));
+        assert_eq!(counts, [4, 2, 2, 3], "{summary}");
+        assert_eq!(summary["most_denied"][0]["key"], "(no key)", "{summary}");
+    }
+    // The same older words mean the same.
+    for (table, missing) in [("routes", "if_missing = \"ip\""), ("rules", "otherwise = \"ip\"")] {
+        scratch.write("policy.toml", of(table, missing));
+        run(&scratch, &["access.log"]);
+        let found = decisions(&scratch.read("out.jsonl"));
+        assert_eq!(found[2], "2 users ip:10.0.0.1 1 yes 1 0 3600", "{table} {missing}");
+    }
+}
+
+/// What a log does not have is no reason to deny everything: such routes are left out, and named.
+#[test]
+fn routes_that_need_more_than_a_log_has_are_left_out() {
+    let scratch = Scratch::new("combined-left-out");
+    let limits = "[limits.api]\nstrategy = \"fixed_window\"\nlimit = 1\nwindow = \"1h\"\n\
+                  [limits.pool]\nstrategy = \"concurrency\"\nlimit = 1\nlease = \"1m\"\n";
+    scratch.write(
+        "access.log",
+        [line("10.0.0.1", "-", 0, "GET / HTTP/1.1"), line("10.0.0.1", "-", 1, "GET / HTTP/1.1")].concat(),
+    );
+    for (route, why) in [
+        ("limit = \"api\"\nkey = \"header:x-api-key\"", "an access log does not have the header `x-api-key`"),
+        ("limit = \"api\"\nkey = \"bearer\"", "an access log does not have the header `authorization`"),
+        ("limit = \"api\"\nkey = \"peer\"", "an access log does not have the peer's address"),
+        ("limit = \"api\"\nhost = \"a.example\"", "an access log does not have the host"),
+        ("limit = \"api\"\nheaders.x-plan = \"free\"", "an access log does not have the header `x-plan`"),
+        ("limit = \"api\"\ncount_if_status = [401]", "it counts by the status of the response"),
+        ("limit = \"pool\"", "a log does not say when a request is done"),
+    ] {
+        scratch.write("policy.toml", format!("{limits}[[routes]]\nlimit = \"api\"\n[[routes]]\n{route}\n"));
+        let ended = scratch.run(&["backtest", "--config", "policy.toml", "access.log", "--json"]);
+        ended.done(route);
+        let limit = if route.contains("pool") { "pool" } else { "api" };
+        assert_eq!(
+            ended.stderr,
+            format!("tollgate: note: left out routes[2] (limit {limit}): {why}\n"),
+            "{route}"
+        );
+        let summary: Value = serde_json::from_str(&ended.stdout).expect("a summary");
+        assert_eq!((&summary["requests"], &summary["denied"]), (&2.into(), &1.into()), "{route}");
     }
 }

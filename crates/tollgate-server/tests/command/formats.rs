@@ -3,7 +3,7 @@
 use crate::binary::Scratch;
 
 const POLICY: &str =
-    "[limits.api]\nstrategy = \"token_bucket\"\nrate = \"10/s\"\nburst = 20\n\n[[rules]]\nlimit = \"api\"\n";
+    "[limits.api]\nstrategy = \"token_bucket\"\nrate = \"10/s\"\nburst = 20\n\n[[routes]]\nlimit = \"api\"\n";
 const CSV: &str = "time,limit,key\n1,api,user:1\n2,api,user:2\n";
 const JSONL: &str =
     "{\"time\":1,\"limit\":\"api\",\"key\":\"user:1\"}\n{\"time\":2,\"limit\":\"api\",\"key\":\"user:2\"}\n";

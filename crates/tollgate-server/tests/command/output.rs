@@ -182,7 +182,7 @@ fn the_examples_run() {
     let ended = scratch.run(&["backtest", "--config", &policy, &example("access.log")]);
     ended.done("access.log");
     // A scraper, and what asks for files alone.
-    for said in ["ip:198.51.100.23", "42 requests met no rule", "shadow limits would have denied 15 more"] {
+    for said in ["ip:198.51.100.23", "42 requests met no route", "shadow limits would have denied 15 more"] {
         assert!(ended.stdout.contains(said), "{said}: {}", ended.stdout);
     }
     let ended = scratch.run(&["backtest", "--config", &policy, &csv, "--json"]);

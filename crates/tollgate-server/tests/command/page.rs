@@ -23,7 +23,7 @@ shadow = true
 [limits.unmet]
 blocked = true
 
-[[rules]]
+[[routes]]
 path = "/a&b/*"
 limit = "api"
 headers = { user-agent = "<i>*" }

@@ -58,7 +58,11 @@ impl HaProxy {
     }
 
     fn get(&self) -> Answer {
-        Connection::open(self.address).ask("GET", "/", &[])
+        self.ask("GET", "/", &[])
+    }
+
+    fn ask(&self, method: &str, path: &str, lines: &[&str]) -> Answer {
+        Connection::open(self.address).ask(method, path, lines)
     }
 }
 
@@ -101,10 +105,15 @@ fn hello() -> SocketAddr {
     always("HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello")
 }
 
+const ROUTES: &str = "[requests]\ntrusted_proxies = [\"127.0.0.1\"]\n[[routes]]\nlimit = \"api\"\n";
+
 #[test]
 fn haproxy_lets_pass_what_fits_and_refuses_the_rest() {
-    let policy = "[limits.api]\nstrategy = \"fixed_window\"\nlimit = 2\nwindow = \"1h\"\n";
-    let tollgate = server::with(policy, &[], &[]);
+    let tollgate = server::with(
+        &format!("[limits.api]\nstrategy = \"fixed_window\"\nlimit = 2\nwindow = \"1h\"\n{ROUTES}"),
+        &[],
+        &[],
+    );
     let haproxy = HaProxy::start(&home(), tollgate.http(), hello());
     for remaining in [1, 0] {
         let answer = haproxy.get();
@@ -133,7 +142,7 @@ fn a_closed_limit_stays_closed_while_its_store_is_down() {
     let tollgate = server::with(
         &format!(
             "[store]\nmode = \"redis\"\nfallback = \"closed\"\nredis = {{ url = \"{}\" }}\n\
-             [limits.api]\nstrategy = \"fixed_window\"\nlimit = 2\nwindow = \"1h\"\n",
+             [limits.api]\nstrategy = \"fixed_window\"\nlimit = 2\nwindow = \"1h\"\n{ROUTES}",
             redis.url()
         ),
         &[],
@@ -164,4 +173,41 @@ fn nothing_but_an_explicit_allow_lets_a_request_pass() {
         let found = haproxy.get();
         assert_eq!(found.status, expected, "{answer}: {found:?}");
     }
+}
+
+/// The routes of deploy/tollgate.toml, through HAProxy: a client chooses neither the route nor the key by what it sends, and its
+/// own headers come along.
+#[test]
+fn a_client_cannot_choose_route_or_key_through_haproxy() {
+    let policy = std::fs::read_to_string(of_repository("deploy/tollgate.toml")).unwrap();
+    // Nothing comes back while the test runs, however slow the machine.
+    let policy = policy
+        .replace("rate = \"10/s\"\nburst = 20", "rate = \"1/h\"\nburst = 500")
+        .replace("\"1m\"", "\"1h\"");
+    let by_header = "[limits.user]\nstrategy = \"fixed_window\"\nlimit = 1\nwindow = \"1h\"\n\
+                     [[routes]]\npath = \"/mine\"\nlimit = \"user\"\nkey = \"header:x-user\"\n";
+    let tollgate = server::with(&format!("{policy}{by_header}"), &[], &[]);
+    let haproxy = HaProxy::start(&home(), tollgate.http(), hello());
+    for _ in 0..5 {
+        assert_eq!(haproxy.ask("POST", "/login?next=/", &["content-length: 0"]).status, 200);
+    }
+    for (path, line) in [
+        ("/login", "x-nothing: 1"),
+        ("//login", "x-nothing: 1"),
+        ("/%6Cogin", "x-nothing: 1"),
+        ("/login", "X-Original-URI: /elsewhere"),
+        ("/login", "X-Original-Method: GET"),
+        ("/login", "X-Forwarded-Uri: /elsewhere"),
+        ("/login", "X-Forwarded-For: 203.0.113.7"),
+    ] {
+        let answer = haproxy.ask("POST", path, &["content-length: 0", line]);
+        assert_eq!(answer.status, 429, "{path} {line}: {answer:?}");
+    }
+    assert_eq!(haproxy.ask("GET", "/login", &[]).status, 200, "only POST is limited so");
+    for (user, status) in [("ann", 200), ("ann", 429), ("bob", 200)] {
+        assert_eq!(haproxy.ask("GET", "/mine", &[&format!("x-user: {user}")]).status, status, "{user}");
+    }
+    assert_eq!(haproxy.ask("GET", "/mine", &[]).status, 429, "without a key");
+    let status = tollgate.get("/v1/status?limit=login&key=ip:127.0.0.1").body;
+    assert!(status.contains("\"used\":5"), "{status}");
 }

@@ -54,7 +54,11 @@ impl Nginx {
     }
 
     fn get(&self, path: &str) -> Answer {
-        Connection::open(self.address).ask("GET", path, &[])
+        self.ask("GET", path, &[])
+    }
+
+    fn ask(&self, method: &str, path: &str, lines: &[&str]) -> Answer {
+        Connection::open(self.address).ask(method, path, lines)
     }
 }
 
@@ -84,10 +88,12 @@ fn service() -> SocketAddr {
     address
 }
 
+const POLICY: &str = "[limits.api]\nstrategy = \"fixed_window\"\nlimit = 2\nwindow = \"1h\"\n\
+                      [requests]\ntrusted_proxies = [\"127.0.0.1\"]\n[[routes]]\nlimit = \"api\"\n";
+
 #[test]
 fn nginx_lets_pass_what_fits_and_tells_how_the_client_stands() {
-    let policy = "[limits.api]\nstrategy = \"fixed_window\"\nlimit = 2\nwindow = \"1h\"\n";
-    let tollgate = server::with(policy, &[], &[]);
+    let tollgate = server::with(POLICY, &[], &[]);
     let nginx = Nginx::start(&home(), tollgate.http(), service());
     let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "ratelimit-policy", "retry-after"];
     for remaining in [1, 0] {
@@ -112,6 +118,15 @@ fn nginx_lets_pass_what_fits_and_tells_how_the_client_stands() {
     assert_eq!(answer.field("x-ratelimit-remaining"), Some("0"));
     let wait: u64 = answer.field("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
     assert!((3_000..=3_600).contains(&wait), "{wait}");
+    // The body is JSON whatever the path looks like: it was said to be image/gif.
+    for path in ["/x.gif", "/x.html", "/x.jpg"] {
+        let answer = nginx.get(path);
+        assert_eq!(
+            (answer.status, answer.field("content-type")),
+            (429, Some("application/problem+json")),
+            "{path}"
+        );
+    }
     // The gate itself is not for clients.
     assert_eq!(nginx.get("/_tollgate").status, 404);
     // It was the client's address that paid.
@@ -123,4 +138,41 @@ fn nginx_lets_pass_what_fits_and_tells_how_the_client_stands() {
     assert!(TcpStream::connect(address).is_err());
     let answer = nginx.get("/");
     assert_eq!((answer.status, &*answer.body), (200, "hello"), "{answer:?}");
+}
+
+/// The routes of deploy/tollgate.toml, through nginx: a client chooses neither the route nor the key by what it sends.
+#[test]
+fn a_client_cannot_choose_route_or_key_through_nginx() {
+    let policy = std::fs::read_to_string(of_repository("deploy/tollgate.toml")).unwrap();
+    // Nothing comes back while the test runs, however slow the machine.
+    let policy = policy
+        .replace("rate = \"10/s\"\nburst = 20", "rate = \"1/h\"\nburst = 500")
+        .replace("\"1m\"", "\"1h\"");
+    let tollgate = server::with(&policy, &[], &[]);
+    let nginx = Nginx::start(&home(), tollgate.http(), service());
+    for _ in 0..5 {
+        assert_eq!(nginx.ask("POST", "/login?next=/", &["content-length: 0"]).status, 200);
+    }
+    for (path, line) in [
+        ("/login", "x-nothing: 1"),
+        ("//login", "x-nothing: 1"),
+        ("/%6Cogin", "x-nothing: 1"),
+        ("/login/", "x-nothing: 1"),
+        ("/login%2f", "x-nothing: 1"),
+        ("/login", "X-Original-URI: /elsewhere"),
+        ("/login", "X-Original-Method: GET"),
+        ("/login", "X-Forwarded-Uri: /elsewhere"),
+        ("/login", "X-Forwarded-Method: GET"),
+        ("/login", "X-Forwarded-For: 203.0.113.7"),
+        ("/login", "Forwarded: for=203.0.113.7"),
+    ] {
+        let answer = nginx.ask("POST", path, &["content-length: 0", line]);
+        assert_eq!(answer.status, 429, "{path} {line}: {answer:?}");
+    }
+    assert_eq!(nginx.get("/login").status, 200, "only POST is limited so");
+    let answer = nginx.get("/healthz");
+    assert_eq!((answer.status, answer.field("ratelimit")), (200, None), "{answer:?}");
+    let status = |key: &str| tollgate.get(&format!("/v1/status?limit=login&key={key}")).body;
+    assert!(status("ip:127.0.0.1").contains("\"used\":5"), "{}", status("ip:127.0.0.1"));
+    assert!(status("ip:203.0.113.7").contains("\"used\":0"));
 }

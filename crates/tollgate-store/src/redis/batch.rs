@@ -23,8 +23,9 @@ use crate::{HoldId, Settled, Settlement, StoreError};
 /// What waits in its line is to be done well within a deadline, also where each takes it a tenth of a millisecond.
 pub(super) const CAPS: Caps = Caps { key: 64, batched_key: 256, limit: 256, server: 1_024, waiting: 4_096 };
 
-/// How many batches of one kind are in flight before others wait: one that the server works on, and one that is written meanwhile.
-const BATCHES_IN_FLIGHT: usize = 2;
+/// How many batches of one kind are in flight before others wait: enough that the server is never idle while answers are read and
+/// the next calls written.
+const BATCHES_IN_FLIGHT: usize = 4;
 
 /// How many charges or settlements go together. The server does nothing else meanwhile, so it is a small part of a millisecond's work.
 const MOST_TOGETHER: usize = 32;

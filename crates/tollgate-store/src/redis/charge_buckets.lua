@@ -9,20 +9,21 @@
 -- refused one; or STATE where what is kept under the key is something else, or FULL where there is no room for a new key. A
 -- refusal writes nothing but an expiry, should there be none.
 
-local each, format, match = redis.pcall, string.format, string.match
+local each, format, sub, tonumber, type, keys = redis.pcall, string.format, string.sub, tonumber, type, KEYS
 local price_us, span_us, how, stay_ms, numbers, is_plain = ARGV[3] + 0, ARGV[4] + 0, ARGV[5], ARGV[6], ARGV[7], ARGV[8] == '1'
 local is_known = operation == 'known'
-local own, text = '^(%x+)' .. numbers .. '$', '%x' .. numbers
-if is_plain then own, text = '^(%d+)$', '%d' end
-local answers, others = {now_us}, nil
+local cut, answers, others = -#numbers - 1, {now_us}, nil
 
-for index = 1, #KEYS do
-  local key = KEYS[index]
+for index = 1, #keys do
+  local key = keys[index]
   local state, full_us = each('GET', key), 0
   if state then
-    full_us = type(state) == 'string' and match(state, own)
-    -- Written in hexadecimals, unless the instant is all there is.
-    if full_us then full_us = is_plain and full_us + 0 or tonumber(full_us, 16) end
+    full_us = nil
+    if is_plain then
+      full_us = tonumber(state)
+    elseif type(state) == 'string' and sub(state, cut + 1) == numbers then
+      full_us = tonumber(sub(state, 1, cut), 16)
+    end
   end
   if not full_us then
     others = others or {}
@@ -36,7 +37,7 @@ for index = 1, #KEYS do
       local stay = stay_ms
       if stay == '' then stay = format('%d', (after_us - now_us) / 1000 + 1001) end
       -- Written out here, because Redis would write it as a fraction that happens to be whole, which takes it far longer.
-      local value = format(text, after_us)
+      local value = is_plain and format('%d', after_us) or format('%x', after_us) .. numbers
       local reply = each('SET', key, value, how, stay)
       answers[index + 1] = missing_us
       if reply.err then

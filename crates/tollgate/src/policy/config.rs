@@ -12,8 +12,10 @@ mod limits;
 mod mistake;
 mod named;
 mod reader;
-#[cfg_attr(not(feature = "http"), path = "config/rules/unread.rs")]
-mod rules;
+#[cfg(feature = "http")]
+mod requests;
+#[cfg(feature = "http")]
+mod routes;
 mod server;
 mod store;
 
@@ -24,9 +26,8 @@ use self::environment::Environment;
 pub use self::envoy::{EnvoyEntry, EnvoyRule, EnvoyRules, EnvoyValue};
 pub use self::mistake::{Mistake, Mistakes};
 use self::reader::{Field, Reader, Section};
-pub use self::rules::RequestRules;
 #[cfg(feature = "http")]
-pub use self::rules::{RecordedDue, RecordedRequest, RequestRule};
+pub use self::requests::RequestsConfig;
 pub use self::server::{LogLevel, ServerConfig};
 pub use self::store::{StoreConfig, StoreMode};
 use crate::policy::Policy;
@@ -81,8 +82,36 @@ use crate::policy::Policy;
 /// | `redis` | `url` or `urls`, `cluster`, `username`, `password`, `ca_file`, `cert_file`, `key_file`, `prefix` | |
 /// | `postgres` | `url`, `prefix`, `password`, `ca_file`, `cert_file`, `key_file`, `connections` | |
 ///
-/// Which requests that Envoy asks about meet which limit is said in `[[envoy]]`: see [`EnvoyRules`]; and which requests of a log
-/// that is replayed in `[[rules]]`: see [`RequestRules`].
+/// Which descriptors of Envoy meet which limit is in `[[envoy]]`: see [`EnvoyRules`]. Which requests meet which limit is in
+/// `[[routes]]`, read with the feature `http`: by the tower layer, the server's gate and backtest.
+///
+/// | of `[[routes]]` | says | by default |
+/// |---|---|---|
+/// | `limit` | the limit that applies; the only field that must be there | |
+/// | `path` | one path, `/api/*` for it and all below, or a template such as `/users/{id}` | any |
+/// | `except` | paths that are left out, written in the same way | none |
+/// | `method` | such as `"POST"` or `["GET", "POST"]`; GET covers HEAD | any |
+/// | `host` | such as `"api.example.com"` or `"*.example.com"` | any |
+/// | `clients` | addresses and networks | any |
+/// | `users` | authenticated users: a name, `prefix*`, or `*` for anybody who is authenticated | any |
+/// | `headers` | what header fields are, written as `users` are: `{ user-agent = "curl/*" }` | any |
+/// | `key` | `ip`, `user`, `all` (one key for all), `bearer`, `peer`, `header:x-api-key`, `{id}` (a part of the path) | `ip` |
+/// | `namespace` | the namespace of the key | the key's own |
+/// | `folded` | whether `Alice` and `alice` are one key | `false` |
+/// | `if_missing` | what happens to a request without the key: `deny`, `ip`, `shared`, `skip` | `deny` |
+/// | `cost` | a number, or `"bytes"` for the bytes of the response | 1 |
+/// | `count_if_status` | counts only responses of these statuses, such as `[401, 403]` | all |
+///
+/// Each route whose conditions a request meets charges its limit, and all of them together are one charge: all or none.
+/// `[[rules]]` is the older name of `[[routes]]`.
+///
+/// | of `[requests]` | says | by default |
+/// |---|---|---|
+/// | `trusted_proxies` | the proxies whose description of a request is believed | none |
+/// | `client_header` | where they write the client's address: `x-forwarded-for` or `forwarded` | `x-forwarded-for` |
+/// | `ipv4_prefix`, `ipv6_prefix` | how many bits of an address make one client | 32, 64 |
+/// | `encoded_separators` | what `%2F` and `\` in a path are: `refuse` such requests, or `keep` them as data | `refuse` |
+/// | `user_header` | the header in which trusted proxies say which user they authenticated | none |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
@@ -94,8 +123,12 @@ pub struct Config {
     pub policy: Policy,
     /// `[[envoy]]`: which descriptors of Envoy meet which limit.
     pub envoy: EnvoyRules,
-    /// `[[rules]]`: which requests of a log meet which limit.
-    pub rules: RequestRules,
+    /// `[requests]`: how route limits read a request.
+    #[cfg(feature = "http")]
+    pub requests: RequestsConfig,
+    /// `[[routes]]`: which requests meet which limit, by which key.
+    #[cfg(feature = "http")]
+    pub routes: Vec<crate::route::RouteLimit>,
 }
 
 impl Config {
@@ -167,7 +200,10 @@ impl Config {
         environment.lay_over(&mut table, &whole, &places);
         environment.note_strays(&mut reader);
         let root = Section::root(&table);
-        reader.only(&root, &["server", "store", "limits", "jobs", "llm", "rules", "envoy"]);
+        reader.only(
+            &root,
+            &["server", "store", "limits", "jobs", "llm", "requests", "routes", "envoy", "rules"],
+        );
         for (name, what) in [("jobs", "job limits"), ("llm", "language-model limits")] {
             if let Some(field) = root.field(name).filter(|field| field.has_content()) {
                 reader.misnamed(
@@ -183,12 +219,32 @@ impl Config {
         let limits = limits.map(Section::showing_all);
         let rules = limits.as_ref().map(|section| limits::read(&mut reader, section)).unwrap_or_default();
         let envoy = root.field("envoy").map(|field| envoy::read(&mut reader, field, limits.as_ref(), &rules));
-        let recorded =
-            root.field("rules").map(|field| rules::read(&mut reader, field, limits.as_ref(), &rules));
+        #[cfg(feature = "http")]
+        let (requests, routes) = {
+            if let (Some(_), Some(old)) = (root.field("routes"), root.field("rules")) {
+                reader.misnamed(
+                    old,
+                    "is the older name of [[routes]], and both are there; write all of them as [[routes]]",
+                );
+            }
+            let requests = root.field("requests").and_then(|field| reader.section(field));
+            let requests = requests.map(|section| RequestsConfig::read(&mut reader, section));
+            let field = root.field("routes").or(root.field("rules"));
+            let routes = field.map(|field| routes::read(&mut reader, field, limits.as_ref(), &rules));
+            (requests.unwrap_or_default(), routes.unwrap_or_default())
+        };
         // The names are distinct because they are the keys of one table.
         let policy = Policy { rules };
-        let (envoy, rules) = (envoy.unwrap_or_default(), recorded.unwrap_or_default());
-        reader.finish(Config { server, store, policy, envoy, rules })
+        reader.finish(Config {
+            server,
+            store,
+            policy,
+            envoy: envoy.unwrap_or_default(),
+            #[cfg(feature = "http")]
+            requests,
+            #[cfg(feature = "http")]
+            routes,
+        })
     }
 }
 
@@ -278,7 +334,10 @@ overrides = { "user:42" = { limit = 1000 } }
     #[test]
     fn what_is_left_out_has_a_default() {
         assert_eq!(parse(""), Config::default());
-        assert_eq!(parse("rules = []\n[jobs]\n[llm]\n[limits]\n[store]\n[server]"), Config::default());
+        assert_eq!(
+            parse("rules = []\n[requests]\n[jobs]\n[llm]\n[limits]\n[store]\n[server]"),
+            Config::default()
+        );
         let store = StoreConfig::default();
         assert_eq!((store.mode, store.fallback), (StoreMode::Memory, Fallback::Local));
         assert_eq!((store.when_full, store.max_keys), (WhenFull::Share, 10_000_000));
@@ -433,7 +492,12 @@ overrides = { "user:42" = { limit = 1000 } }
             &[
                 (1, "limit", "{…}", "unknown field; did you mean `limits`?"),
                 (2, "sever", "{…}", "did you mean `server`?"),
-                (3, "colour", "{…}", "unknown field; known here: server, store, limits, jobs, llm, rules"),
+                (
+                    3,
+                    "colour",
+                    "{…}",
+                    "unknown field; known here: server, store, limits, jobs, llm, requests, routes",
+                ),
             ],
         );
         let long = "x".repeat(65);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
-use tollgate::http::{Payer, Route, Toll};
+use tollgate::route::{KeyExtractor, Route, RouteLimit};
 use tollgate::{
     Charged, Hold, HoldId, Item, Limit, MemoryOptions, MemoryStore, Micros, Settled, Settlement, Store,
     StoreFuture, StoredLimit, Tollgate,
@@ -25,8 +25,8 @@ async fn only_what_the_answer_says_counts() {
     for on in BOTH {
         let (gate, _) = gate(on, |gate| gate.limit("logins", window(3)));
         let (service, inside) = serve(&gate, |layer| {
-            let logins = Toll::new("logins", Payer::client()).only_if(|answer| answer.status() == 401);
-            layer.toll(Route::post("/login"), logins)
+            let logins = RouteLimit::new("logins", KeyExtractor::ip()).count_if(|status| status == 401);
+            layer.limit(logins.on(Route::post("/login")))
         });
         let right = || post("/login");
         let wrong = || post("/login").with("want-status", "401");
@@ -48,8 +48,8 @@ async fn many_at_once_cannot_all_pass_before_the_first_is_answered() {
     for on in BOTH {
         let (gate, _) = gate(on, |gate| gate.limit("logins", window(3)));
         let (service, inside) = serve(&gate, |layer| {
-            let logins = Toll::new("logins", Payer::client()).only_if(|answer| answer.status() == 401);
-            layer.toll(Route::any(), logins)
+            let logins = RouteLimit::new("logins", KeyExtractor::ip()).count_if(|status| status == 401);
+            layer.limit(logins)
         });
         let guesses = (0..50).map(|_| {
             let service = service.clone();
@@ -68,11 +68,9 @@ async fn a_header_of_the_answer_says_what_it_cost() {
     for on in BOTH {
         let (gate, _) = gate(on, |gate| gate.limit("units", window(100)).limit("requests", window(100)));
         let (service, _) = serve(&gate, |layer| {
-            let units = Toll::new("units", Payer::client()).cost(10);
+            let units = RouteLimit::new("units", KeyExtractor::ip()).cost(10);
             let name = http::HeaderName::from_static("x-cost");
-            layer
-                .toll(Route::any(), units.settled_by_header(name))
-                .toll(Route::any(), Toll::new("requests", Payer::client()))
+            layer.limit(units.settle_by_header(name)).limit(RouteLimit::new("requests", KeyExtractor::ip()))
         });
         let costing = |cost: &str| get("/").with("want-cost", cost);
         for (asked, total) in
@@ -92,7 +90,7 @@ async fn bytes_are_charged_as_they_are_handed_on() {
     for on in BOTH {
         let (gate, _) = gate(on, |gate| gate.limit("bytes", window(10_000)));
         let (service, _) = serve(&gate, |layer| {
-            layer.toll(Route::any(), Toll::new("bytes", Payer::client()).cost(1_000).by_bytes_sent())
+            layer.limit(RouteLimit::new("bytes", KeyExtractor::ip()).cost(1_000).settle_by_bytes_sent())
         });
         let answer = ask(&service, get("/").with("want-bytes", "4321")).await;
         assert_eq!(answer.field("ratelimit-policy"), "\"bytes\";q=10000;qu=\"content-bytes\";w=60");
@@ -115,10 +113,10 @@ async fn a_function_that_panics_gives_nothing_back() {
     for on in BOTH {
         let (gate, _) = gate(on, |gate| gate.limit("units", window(100)).limit("bytes", window(1_000)));
         let (service, _) = serve(&gate, |layer| {
-            let units = Toll::new("units", Payer::client()).cost(10);
+            let units = RouteLimit::new("units", KeyExtractor::ip()).cost(10);
             layer
-                .toll(Route::any(), Toll::new("bytes", Payer::client()).cost(300).by_bytes_sent())
-                .toll(Route::any(), units.settled_by(|_| panic!("a mistake of the service's own")))
+                .limit(RouteLimit::new("bytes", KeyExtractor::ip()).cost(300).settle_by_bytes_sent())
+                .limit(units.settle_by(|_| panic!("a mistake of the service's own")))
         });
         let asked = tokio::spawn(async move { head_of(&service, get("/")).await.status() });
         assert!(asked.await.expect_err("it panics").is_panic(), "{on:?}");
@@ -133,8 +131,7 @@ async fn a_lease_lasts_until_the_body_is_out() {
     for on in BOTH {
         let at_once = Limit::concurrency(2, Micros::from_secs(60)).expect("a limit");
         let (gate, _) = gate(on, |gate| gate.limit("at-once", at_once));
-        let (service, _) =
-            serve(&gate, |layer| layer.toll(Route::any(), Toll::new("at-once", Payer::client())));
+        let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())));
         let first = head_of(&service, get("/")).await;
         let second = head_of(&service, get("/")).await;
         let third = ask(&service, get("/")).await;
@@ -161,10 +158,10 @@ async fn what_only_the_body_knows_keeps_the_rest_waiting_and_all_is_settled_once
         let at_once = Limit::concurrency(1, Micros::from_secs(60)).expect("a limit");
         let (gate, _) = gate(on, |gate| gate.limit("at-once", at_once).limit("failures", window(9)));
         let (service, _) = serve(&gate, |layer| {
-            let failures = Toll::new("failures", Payer::client()).cost(2);
+            let failures = RouteLimit::new("failures", KeyExtractor::ip()).cost(2);
             layer
-                .toll(Route::any(), Toll::new("at-once", Payer::client()))
-                .toll(Route::any(), failures.only_if(|answer| answer.status().is_server_error()))
+                .limit(RouteLimit::new("at-once", KeyExtractor::ip()))
+                .limit(failures.count_if(|status| status.is_server_error()))
         });
         let answer = head_of(&service, get("/")).await;
         settle().await;
@@ -183,9 +180,10 @@ async fn what_only_the_body_knows_keeps_the_rest_waiting_and_all_is_settled_once
 async fn a_cost_is_what_the_request_asks_for() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("units", window(10)));
     let (service, _) = serve(&gate, |layer| {
-        let cost =
-            |head: &tollgate::http::Head<'_>| head.header("units").map_or(1, |n| n.parse().unwrap_or(1));
-        layer.toll(Route::any(), Toll::new("units", Payer::client()).cost_by(cost))
+        let cost = |head: &tollgate::route::RequestHead<'_>| {
+            head.header("units").map_or(1, |n| n.parse().unwrap_or(1))
+        };
+        layer.limit(RouteLimit::new("units", KeyExtractor::ip()).cost_by(cost))
     });
     let costing = |cost: &str| get("/").with("units", cost);
     assert_eq!(ask(&service, costing("7")).await.field("x-ratelimit-remaining"), "3");
@@ -229,8 +227,7 @@ async fn a_caller_that_goes_away_while_the_store_is_asked_leaves_no_lease() {
     let at_once = Limit::concurrency(1, Micros::from_secs(3_600)).expect("a limit");
     let slow = Arc::new(Slow { store: MemoryStore::new(MemoryOptions::default()), go: Semaphore::new(0) });
     let gate = Tollgate::builder().limit("at-once", at_once).store(slow.clone()).build().expect("a registry");
-    let (service, inside) =
-        serve(&gate, |layer| layer.toll(Route::any(), Toll::new("at-once", Payer::client())));
+    let (service, inside) = serve(&gate, |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())));
     let asked = head_of(&service, get("/"));
     assert!(tokio::time::timeout(Duration::from_millis(5), asked).await.is_err());
     slow.go.add_permits(1);
@@ -247,8 +244,8 @@ async fn of_two_tolls_under_one_limit_neither_gives_back_what_the_other_paid() {
         let (gate, _) = gate(on, |gate| gate.limit("both", window(2)));
         let (service, _) = serve(&gate, |layer| {
             let failures =
-                Toll::new("both", Payer::header("x-user")).only_if(|answer| answer.status() == 401);
-            layer.toll(Route::any(), Toll::new("both", Payer::client())).toll(Route::any(), failures)
+                RouteLimit::new("both", KeyExtractor::header("x-user")).count_if(|status| status == 401);
+            layer.limit(RouteLimit::new("both", KeyExtractor::ip())).limit(failures)
         });
         let asked = |user: &str| get("/").with("x-user", user);
         let five = statuses(&service, ["a", "b", "c", "d", "e"].map(asked)).await;
@@ -284,7 +281,7 @@ async fn a_caller_that_goes_away_while_it_is_settled_pays_what_it_cost() {
     let gate =
         Tollgate::builder().limit("units", window(1_000)).store(slow.clone()).build().expect("a registry");
     let (service, _) = serve(&gate, |layer| {
-        layer.toll(Route::any(), Toll::new("units", Payer::client()).settled_by(|_| Some(500)))
+        layer.limit(RouteLimit::new("units", KeyExtractor::ip()).settle_by(|_| Some(500)))
     });
     let asked = head_of(&service, get("/"));
     assert!(tokio::time::timeout(Duration::from_millis(5), asked).await.is_err());
@@ -298,8 +295,7 @@ async fn a_lease_is_renewed_for_as_long_as_its_request_takes() {
     for on in BOTH {
         let at_once = Limit::concurrency(1, Micros::from_secs(3)).expect("a limit");
         let (gate, hands) = gate(on, |gate| gate.limit("at-once", at_once));
-        let (service, _) =
-            serve(&gate, |layer| layer.toll(Route::any(), Toll::new("at-once", Payer::client())));
+        let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())));
         let first = head_of(&service, get("/")).await;
         for _ in 0..10 {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -337,7 +333,7 @@ async fn a_lease_that_is_gone_when_it_is_renewed_is_logged_and_counted_once() {
     let _logged = tracing::subscriber::set_default(subscriber);
     let at_once = Limit::concurrency(1, Micros::from_secs(3)).expect("a limit");
     let (gate, hands) = gate(On::Elsewhere, |gate| gate.limit("at-once", at_once));
-    let (service, _) = serve(&gate, |layer| layer.toll(Route::any(), Toll::new("at-once", Payer::client())));
+    let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())));
     let first = head_of(&service, get("/")).await;
     hands.advance(Micros::from_secs(5));
     let second = head_of(&service, get("/")).await;
@@ -365,8 +361,8 @@ async fn in_one_process_a_lease_does_not_end_while_its_request_is_inside() {
     let (gate, hands) =
         gate(On::Memory, |gate| gate.limit("at-once", at_once).limit("units", window(10)).max_keys(20));
     let (service, _) = serve(&gate, |layer| {
-        let units = Toll::new("units", Payer::client()).only_if(|answer| answer.status() == 500);
-        layer.toll(Route::any(), Toll::new("at-once", Payer::client())).toll(Route::any(), units)
+        let units = RouteLimit::new("units", KeyExtractor::ip()).count_if(|status| status == 500);
+        layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())).limit(units)
     });
     let first = head_of(&service, get("/")).await;
     hands.advance(Micros::from_secs(1_000));

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::Response;
 use http_body_util::{BodyExt, Full};
 use tollgate::headers::{Format, ResetAs};
-use tollgate::http::{LimitLayer, Payer, Route, Toll};
+use tollgate::http::LimitLayer;
+use tollgate::route::{KeyExtractor, RouteLimit};
 use tollgate::{
     Charged, Failure, Fallback, Hold, HoldId, Item, Limit, Settled, Settlement, Store, StoreError,
     StoreFuture, StoredLimit, Tollgate,
@@ -25,8 +26,8 @@ async fn every_answer_says_how_the_caller_stands() {
         let (gate, hands) = gate(on, |gate| gate.limit("api", bucket()).limit("day", window(1_000)));
         let (service, _) = serve(&gate, |layer| {
             layer
-                .toll(Route::any(), Toll::new("api", Payer::client()))
-                .toll(Route::any(), Toll::new("day", Payer::everyone()))
+                .limit(RouteLimit::new("api", KeyExtractor::ip()))
+                .limit(RouteLimit::new("day", KeyExtractor::constant("all")))
         });
         let fields = |answer: &Answer| {
             [
@@ -81,9 +82,8 @@ async fn the_fields_are_the_callers_choice() {
         (Format { legacy: false, draft: true, reset: ResetAs::Seconds }, ["", "", "\"login\";r=3;t=60"]),
         (Format { legacy: false, draft: false, reset: ResetAs::Seconds }, ["", "", ""]),
     ] {
-        let (service, _) = serve(&gate, |layer| {
-            layer.toll(Route::any(), Toll::new("login", Payer::client())).headers(format)
-        });
+        let (service, _) =
+            serve(&gate, |layer| layer.limit(RouteLimit::new("login", KeyExtractor::ip())).headers(format));
         let answer = ask(&service, get("/")).await;
         let fields = ["x-ratelimit-limit", "x-ratelimit-reset", "ratelimit"].map(|name| answer.field(name));
         assert_eq!(fields, expected);
@@ -94,7 +94,7 @@ async fn the_fields_are_the_callers_choice() {
 async fn a_service_writes_refusals_in_its_own_way() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("api", window(1)));
     let (service, _) = serve(&gate, |layer| {
-        layer.toll(Route::any(), Toll::new("api", Payer::client())).responder(|refusal| {
+        layer.limit(RouteLimit::new("api", KeyExtractor::ip())).responder(|refusal| {
             let wait = refusal.retry_after().expect("it passes").get() / 1_000_000;
             let names: Vec<&str> = refusal.limits().iter().map(|limit| limit.name).collect();
             let body = format!("{} {wait} s {}", names.join(" "), refusal.is_grpc());
@@ -110,7 +110,7 @@ async fn a_service_writes_refusals_in_its_own_way() {
 #[tokio::test]
 async fn a_grpc_call_is_answered_in_its_own_protocol() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("api", window(1)));
-    let (service, _) = serve(&gate, |layer| layer.toll(Route::any(), Toll::new("api", Payer::client())));
+    let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("api", KeyExtractor::ip())));
     let call = || post("/pkg.Service/Method").over_http2().with("content-type", "application/grpc+proto");
     ask(&service, call()).await;
     let denied = ask(&service, call()).await;
@@ -137,7 +137,7 @@ async fn two_layers_tell_of_both() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("outer", window(5)).limit("inner", window(9)));
     let layer = |limit: &str| {
         LimitLayer::builder(&gate)
-            .toll(Route::any(), Toll::new(limit, Payer::everyone()))
+            .limit(RouteLimit::new(limit, KeyExtractor::constant("all")))
             .build()
             .expect("a layer")
     };
@@ -156,8 +156,8 @@ async fn two_layers_tell_of_both() {
 async fn a_refusal_inside_keeps_its_numbers() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("outer", window(99)).limit("inner", window(1)));
     let layer = |limit: &str| {
-        let toll = Toll::new(limit, Payer::everyone());
-        LimitLayer::builder(&gate).toll(Route::any(), toll).build().expect("a layer")
+        let toll = RouteLimit::new(limit, KeyExtractor::constant("all"));
+        LimitLayer::builder(&gate).limit(toll).build().expect("a layer")
     };
     let service = tower::service_fn(|_: http::Request<Full<Bytes>>| async {
         Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
@@ -175,7 +175,8 @@ async fn a_refusal_inside_keeps_its_numbers() {
 #[tokio::test]
 async fn an_error_of_the_service_inside_stays_its_own() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("api", window(5)));
-    let layer = LimitLayer::builder(&gate).toll(Route::any(), Toll::new("api", Payer::everyone())).build();
+    let layer =
+        LimitLayer::builder(&gate).limit(RouteLimit::new("api", KeyExtractor::constant("all"))).build();
     let service = layer.expect("a layer").layer(tower::service_fn(|_: http::Request<Full<Bytes>>| async {
         Err::<Response<Full<Bytes>>, _>("broken inside")
     }));
@@ -204,7 +205,7 @@ impl Store for Failing {
 async fn failing(error: fn() -> StoreError, fallback: Fallback, grpc: bool) -> Answer {
     let gate = Tollgate::builder().limit("api", window(5)).fallback(fallback).store(Arc::new(Failing(error)));
     let gate = gate.build().expect("a registry");
-    let (service, _) = serve(&gate, |layer| layer.toll(Route::any(), Toll::new("api", Payer::client())));
+    let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("api", KeyExtractor::ip())));
     let call = || post("/").over_http2().with("content-type", "application/grpc");
     ask(&service, if grpc { call() } else { get("/") }).await
 }
@@ -236,7 +237,7 @@ async fn what_nobody_can_decide_is_not_let_through() {
 #[tokio::test]
 async fn the_body_of_a_refusal_has_its_length() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("api", window(1)));
-    let (service, _) = serve(&gate, |layer| layer.toll(Route::any(), Toll::new("api", Payer::client())));
+    let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("api", KeyExtractor::ip())));
     ask(&service, get("/")).await;
     let body = crate::scene::head_of(&service, get("/")).await.into_body();
     let length = http_body::Body::size_hint(&body).exact().expect("a known length");

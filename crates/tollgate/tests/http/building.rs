@@ -1,6 +1,7 @@
 //! A layer that makes no sense is not built, and says why.
 
-use tollgate::http::{LimitLayer, LimitLayerBuilder, Payer, Route, Toll};
+use tollgate::http::{LimitLayer, LimitLayerBuilder};
+use tollgate::route::{KeyExtractor, Route, RouteLimit};
 use tollgate::{Limit, Micros, Tollgate};
 
 use crate::scene::window;
@@ -15,41 +16,42 @@ fn check(rules: impl FnOnce(LimitLayerBuilder) -> LimitLayerBuilder, why: &str) 
 
 #[test]
 fn mistakes_are_told_when_the_layer_is_built() {
-    let toll = || Toll::new("api", Payer::client());
-    check(|layer| layer, "a layer without a toll limits nothing");
-    check(|layer| layer.toll(Route::any(), Toll::new("apy", Payer::client())), "did you mean `api`?");
-    check(|layer| layer.toll(Route::any(), toll().cost(0)), "a cost must be at least 1");
-    check(|layer| layer.toll(Route::at("users"), toll()), "must start with `/`");
+    let toll = || RouteLimit::new("api", KeyExtractor::ip());
+    check(|layer| layer, "a layer without a route limit limits nothing");
+    check(|layer| layer.limit(RouteLimit::new("apy", KeyExtractor::ip())), "did you mean `api`?");
+    check(|layer| layer.limit(toll().cost(0)), "a cost must be at least 1");
+    check(|layer| layer.limit(toll().on(Route::at("users"))), "must start with `/`");
+    check(|layer| layer.limit(toll()).skip(Route::at("/a{b}")), "a parameter is a whole segment");
     check(
-        |layer| layer.toll(Route::any(), toll()).skip(Route::at("/a{b}")),
-        "a parameter is a whole segment",
-    );
-    check(
-        |layer| layer.toll(Route::any(), Toll::new("api", Payer::header("x user"))),
+        |layer| layer.limit(RouteLimit::new("api", KeyExtractor::header("x user"))),
         "not the name of a header field",
     );
     check(
-        |layer| layer.toll(Route::any(), Toll::new("api", Payer::header("x").namespace(""))),
+        |layer| layer.limit(RouteLimit::new("api", KeyExtractor::header("x").namespace(""))),
         "the namespace is empty",
     );
     check(
-        |layer| layer.toll(Route::at("/users/{id}"), Toll::new("api", Payer::parameter("user"))),
+        |layer| {
+            layer.limit(
+                RouteLimit::new("api", KeyExtractor::path_parameter("user")).on(Route::at("/users/{id}")),
+            )
+        },
         "the route's template has none of that name",
     );
     check(
-        |layer| layer.toll(Route::any(), Toll::new("at-once", Payer::client()).by_bytes_sent()),
-        "a concurrency limit is given back",
+        |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip()).settle_by_bytes_sent()),
+        "a concurrency limit is released",
     );
     check(
-        |layer| (0..65).fold(layer, |layer, _| layer.toll(Route::any(), toll())),
-        "at most 64 tolls, and this one has 65",
+        |layer| (0..65).fold(layer, |layer, _| layer.limit(toll())),
+        "at most 64 limits, and 65 route limits apply to every request",
     );
 }
 
 #[test]
 fn what_is_shown_of_a_layer_holds_no_key() {
     let gate = Tollgate::builder().limit("api", window(5)).build().expect("a registry");
-    let builder = LimitLayer::builder(&gate).toll(Route::any(), Toll::new("api", Payer::bearer()));
+    let builder = LimitLayer::builder(&gate).limit(RouteLimit::new("api", KeyExtractor::bearer()));
     assert!(format!("{builder:?}").contains("bearer"));
     assert!(format!("{:?}", builder.build().expect("a layer")).starts_with("LimitLayer"));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tollgate::http::{Payer, Route, Toll};
+use tollgate::route::{KeyExtractor, RouteLimit};
 use tollgate::{Limit, Rule};
 
 use crate::scene::{BOTH, ask, gate, get, serve, used};
@@ -18,7 +18,7 @@ async fn requests_leave_evenly() {
     for on in BOTH {
         let (gate, _) = gate(on, |gate| gate.limit("even", leaky()));
         let (service, _) = serve(&gate, |layer| {
-            layer.toll(Route::any(), Toll::new("even", Payer::client())).most_delay(Duration::from_secs(60))
+            layer.limit(RouteLimit::new("even", KeyExtractor::ip())).most_delay(Duration::from_secs(60))
         });
         let started = Instant::now();
         let asked: Vec<_> = (0..4)
@@ -44,7 +44,7 @@ async fn what_would_wait_too_long_is_given_back_and_denied() {
     for on in BOTH {
         let (gate, hands) = gate(on, |gate| gate.limit("even", leaky()));
         let (service, inside) = serve(&gate, |layer| {
-            layer.toll(Route::any(), Toll::new("even", Payer::client())).most_delay(Duration::from_secs(2))
+            layer.limit(RouteLimit::new("even", KeyExtractor::ip())).most_delay(Duration::from_secs(2))
         });
         for _ in 0..3 {
             assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
@@ -66,9 +66,9 @@ async fn who_meets_a_full_bucket_is_told_when_the_wait_in_it_is_short_enough() {
     for on in BOTH {
         let (gate, hands) = gate(on, |gate| gate.limit("even", leaky()));
         let (service, _) = serve(&gate, |layer| {
-            let cost = |head: &tollgate::http::Head<'_>| if head.path() == "/all" { 10 } else { 1 };
-            let toll = Toll::new("even", Payer::client()).cost_by(cost);
-            layer.toll(Route::any(), toll).most_delay(Duration::from_secs(2))
+            let cost = |head: &tollgate::route::RequestHead<'_>| if head.path() == "/all" { 10 } else { 1 };
+            let toll = RouteLimit::new("even", KeyExtractor::ip()).cost_by(cost);
+            layer.limit(toll).most_delay(Duration::from_secs(2))
         });
         assert_eq!(ask(&service, get("/all")).await.status, 200, "{on:?}");
         let denied = ask(&service, get("/")).await;
@@ -85,7 +85,7 @@ async fn a_bucket_that_only_watches_holds_nobody_back() {
         let watching = Rule::new("even", leaky()).expect("a rule").shadow();
         let (gate, _) = gate(on, |gate| gate.rule(watching));
         let (service, _) = serve(&gate, |layer| {
-            layer.toll(Route::any(), Toll::new("even", Payer::client())).most_delay(Duration::from_secs(2))
+            layer.limit(RouteLimit::new("even", KeyExtractor::ip())).most_delay(Duration::from_secs(2))
         });
         let started = Instant::now();
         for _ in 0..12 {

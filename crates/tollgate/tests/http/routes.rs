@@ -1,7 +1,7 @@
 //! Which requests are charged under which limits.
 
 use http::Method;
-use tollgate::http::{EncodedSeparators, Payer, Route, Toll};
+use tollgate::route::{EncodedSeparators, KeyExtractor, Route, RouteLimit};
 
 use crate::scene::{BOTH, ask, gate, get, post, serve, statuses, used, window};
 
@@ -13,9 +13,9 @@ async fn every_toll_on_the_way_is_charged_or_none() {
         });
         let (service, inside) = serve(&gate, |layer| {
             layer
-                .toll(Route::any(), Toll::new("global", Payer::everyone()))
-                .toll(Route::any(), Toll::new("per-user", Payer::header("x-user")))
-                .toll(Route::post("/exports"), Toll::new("exports", Payer::header("x-user")))
+                .limit(RouteLimit::new("global", KeyExtractor::constant("all")))
+                .limit(RouteLimit::new("per-user", KeyExtractor::header("x-user")))
+                .limit(RouteLimit::new("exports", KeyExtractor::header("x-user")).on(Route::post("/exports")))
         });
         let alice = || get("/").with("x-user", "alice");
         let export = || post("/exports").with("x-user", "bob");
@@ -33,7 +33,9 @@ async fn every_toll_on_the_way_is_charged_or_none() {
 /// Which of these requests a route covers.
 async fn covers(route: Route, expected: &[(&str, &str, bool)]) {
     let (gate, _) = gate(BOTH[0], |gate| gate.limit("api", window(1_000)));
-    let (service, _) = serve(&gate, |layer| layer.toll(route.clone(), Toll::new("api", Payer::everyone())));
+    let (service, _) = serve(&gate, |layer| {
+        layer.limit(RouteLimit::new("api", KeyExtractor::constant("all")).on(route.clone()))
+    });
     for (method, path, covered) in expected {
         let method = Method::from_bytes(method.as_bytes()).expect("a method");
         let answer = ask(&service, get(path).by(method.clone())).await;
@@ -99,7 +101,7 @@ async fn what_is_skipped_is_neither_charged_nor_marked() {
     let (gate, _) = gate(BOTH[0], |gate| gate.limit("api", window(1)));
     let (service, _) = serve(&gate, |layer| {
         layer
-            .toll(Route::any(), Toll::new("api", Payer::client()))
+            .limit(RouteLimit::new("api", KeyExtractor::ip()))
             .skip(Route::get("/healthz"))
             .skip_from(
                 ["10.0.0.0/8", "::ffff:9.9.9.0/120"].map(|network| network.parse().expect("a network")),
@@ -135,12 +137,12 @@ async fn what_is_skipped_is_neither_charged_nor_marked() {
 #[tokio::test]
 async fn a_path_that_has_no_one_spelling_is_refused_where_paths_matter() {
     let (gate, _) = gate(BOTH[0], |gate| gate.limit("api", window(100)));
-    let toll = || Toll::new("api", Payer::everyone());
-    let (strict, inside) = serve(&gate, |layer| layer.toll(Route::below("/api"), toll()));
+    let toll = || RouteLimit::new("api", KeyExtractor::constant("all"));
+    let (strict, inside) = serve(&gate, |layer| layer.limit(toll().on(Route::below("/api"))));
     let (keeping, _) = serve(&gate, |layer| {
-        layer.toll(Route::at("/api/{x}"), toll()).encoded_separators(EncodedSeparators::Keep)
+        layer.limit(toll().on(Route::at("/api/{x}"))).encoded_separators(EncodedSeparators::Keep)
     });
-    let (blind, _) = serve(&gate, |layer| layer.toll(Route::any(), toll()));
+    let (blind, _) = serve(&gate, |layer| layer.limit(toll()));
     for (path, kept) in [("/api/a%2Fb", 200), ("/api/a%5cb", 200), ("/api/a%00b", 400), ("/api/a%zz", 400)] {
         let answer = ask(&strict, get(path)).await;
         assert_eq!(

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use tollgate::http::{LimitLayer, LimitLayerBuilder, LimitedBody, PeerAddress};
+use tollgate::http::{LimitLayer, LimitLayerBuilder, LimitedBody, Peer};
 use tollgate::{Limit, ManualClock, MemoryOptions, MemoryStore, Micros, Store, Tollgate, TollgateBuilder};
 use tower::{Layer, Service, ServiceExt};
 
@@ -107,7 +107,7 @@ impl Asked {
 
     pub(crate) fn from(mut self, peer: &str) -> Asked {
         let peer: SocketAddr = peer.parse().expect("an address");
-        self.0.extensions_mut().insert(PeerAddress(peer));
+        self.0.extensions_mut().insert(Peer(peer));
         self
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tollgate::headers::{Format, ResetAs};
-use tollgate::http::{Payer, Route, Toll};
+use tollgate::route::{KeyExtractor, RouteLimit};
 use tollgate::{Event, Limit, Micros, Observer, TollgateBuilder};
 
 use crate::scene::{Asked, On, ask, gate, get, serve, window};
@@ -20,7 +20,7 @@ impl Observer for Seen {
 }
 
 /// Everything that a caller is told of some requests, each a second after the other, with and without somebody looking on.
-async fn check(tolls: &[Toll], format: Format, asked: impl Fn() -> Vec<Asked>, events: usize) {
+async fn check(tolls: &[RouteLimit], format: Format, asked: impl Fn() -> Vec<Asked>, events: usize) {
     let limits = |gate: TollgateBuilder| {
         let bucket = Limit::token_bucket("1/s".parse().expect("a rate"), 3).expect("a limit");
         let leaky = Limit::leaky_bucket("10/s".parse().expect("a rate"), 3).expect("a limit");
@@ -35,7 +35,7 @@ async fn check(tolls: &[Toll], format: Format, asked: impl Fn() -> Vec<Asked>, e
         let (gate, hands) =
             gate(On::Memory, |gate| if looks_on { limits(gate).observer(observer) } else { limits(gate) });
         let (service, _) = serve(&gate, |layer| {
-            tolls.iter().fold(layer.headers(format), |layer, toll| layer.toll(Route::any(), toll.clone()))
+            tolls.iter().fold(layer.headers(format), |layer, toll| layer.limit(toll.clone()))
         });
         let mut answers = Vec::new();
         for asked in asked() {
@@ -51,8 +51,8 @@ async fn check(tolls: &[Toll], format: Format, asked: impl Fn() -> Vec<Asked>, e
 
 #[tokio::test(start_paused = true)]
 async fn both_ways_tell_the_same() {
-    let user = |limit: &str| Toll::new(limit, Payer::header("x-user"));
-    let all = |limit: &str| Toll::new(limit, Payer::everyone());
+    let user = |limit: &str| RouteLimit::new(limit, KeyExtractor::header("x-user"));
+    let all = |limit: &str| RouteLimit::new(limit, KeyExtractor::constant("all"));
     let asked = || {
         let by = |user: &str| get("/").with("x-user", user);
         vec![

@@ -8,7 +8,8 @@ use axum::Router;
 use axum::http::{Method, StatusCode};
 use axum::routing::{get, post};
 use parking_lot::Mutex;
-use tollgate::http::{AxumLimitLayer, LimitLayer, LimitLayerBuilder, Payer, Route, Toll};
+use tollgate::http::{AxumLimitLayer, LimitLayer, LimitLayerBuilder};
+use tollgate::route::{KeyExtractor, Route, RouteLimit};
 use tollgate::{Limit, Micros, Tollgate};
 use tollgate_testkit::http::Connection;
 
@@ -20,7 +21,11 @@ fn hourly(limit: u64) -> Limit {
 
 /// A limit of a hundred under this name, on these requests, paid by all together.
 fn layer(gate: &Tollgate, limit: &str, route: Route) -> AxumLimitLayer {
-    layers(gate).toll(route, Toll::new(limit, Payer::everyone())).build().expect("a layer").for_axum()
+    layers(gate)
+        .limit(RouteLimit::new(limit, KeyExtractor::constant("all")).on(route))
+        .build()
+        .expect("a layer")
+        .for_axum()
 }
 
 fn layers(gate: &Tollgate) -> LimitLayerBuilder {
@@ -81,8 +86,8 @@ fn nothing_but_what_is_let_pass_is_let_pass() {
         .route("/files/{*path}", get("a file"))
         .route("/{tenant}/{page}", get("a page"))
         .fallback(async || "whatever is left");
-    let toll = || Toll::new("inner", Payer::everyone());
-    let skipping = layers(&scene.gate).toll(Route::any(), toll()).skip(Route::get("/healthz"));
+    let toll = || RouteLimit::new("inner", KeyExtractor::constant("all"));
+    let skipping = layers(&scene.gate).limit(toll()).skip(Route::get("/healthz"));
     let charged = [
         "/files/secret",
         "/files/secret/../../healthz",
@@ -242,7 +247,7 @@ fn serve_without_peers(router: Router, log: &Log) -> SocketAddr {
 #[test]
 fn a_service_that_does_not_know_its_callers_denies_and_says_what_to_do() {
     let gate = Tollgate::builder().limit("per-client", hourly(5)).build().expect("a registry");
-    let layer = layers(&gate).toll(Route::any(), Toll::new("per-client", Payer::client()));
+    let layer = layers(&gate).limit(RouteLimit::new("per-client", KeyExtractor::ip()));
     let router = Router::new().route("/", get("fine")).layer(layer.build().expect("a layer"));
     let log = Log::default();
     let mut caller = Connection::open(serve_without_peers(router, &log));
@@ -267,7 +272,7 @@ fn a_service_that_does_not_know_its_callers_denies_and_says_what_to_do() {
 #[test]
 fn a_peer_is_whoever_is_at_the_other_end() {
     let scene = Scene::new(On::Memory, |gate| gate.limit("inner", hourly(2)));
-    let layer = layers(&scene.gate).toll(Route::any(), Toll::new("inner", Payer::client()));
+    let layer = layers(&scene.gate).limit(RouteLimit::new("inner", KeyExtractor::ip()));
     let router = Router::new().route("/", get("fine")).layer(layer.build().expect("a layer"));
     let address = scene.serve_router(router);
     // Another connection from the same address is the same client, whatever it says of itself.

@@ -7,7 +7,8 @@ use axum::routing::get;
 use tokio::runtime::Runtime;
 use tollgate::Tollgate;
 use tollgate::config::Config;
-use tollgate::http::{LimitLayer, Payer, Route, Toll};
+use tollgate::http::LimitLayer;
+use tollgate::route::{KeyExtractor, RouteLimit};
 use tollgate_testkit::http::Connection;
 
 use crate::scene::{redis, serve_on};
@@ -28,7 +29,7 @@ fn start(runtime: &Runtime, variables: &[(&str, &str)]) -> SocketAddr {
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let config = Config::parse_with_env(POLICY, variables).unwrap_or_else(|mistakes| panic!("{mistakes}"));
     let gate = runtime.block_on(Tollgate::open(&config)).expect("opened");
-    let layer = LimitLayer::builder(&gate).toll(Route::any(), Toll::new("environment", Payer::client()));
+    let layer = LimitLayer::builder(&gate).limit(RouteLimit::new("environment", KeyExtractor::ip()));
     let router = Router::new().route("/", get("fine")).layer(layer.build().expect("a layer"));
     serve_on(runtime, router)
 }

@@ -9,7 +9,8 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use tokio::sync::Semaphore;
 use tollgate::headers::ResetAs;
-use tollgate::http::{Lease, LimitLayer, Payer, Route, Toll};
+use tollgate::http::{Lease, LimitLayer};
+use tollgate::route::{KeyExtractor, RouteLimit};
 use tollgate::{Limit, Micros};
 use tollgate_testkit::http::{Answer, Connection};
 
@@ -49,8 +50,8 @@ fn expected(status: u16, left: u64, reset: u64, retry: Option<u64>, more: u64) -
 
 /// Two places with leases of a minute, taken, given back and run out. In memory they do not run out while a request is inside.
 fn check(on: On, scene: &Scene, reset: ResetAs) {
-    let toll = Toll::new("busy", Payer::header("x-user"));
-    let layer = LimitLayer::builder(&scene.gate).toll(Route::any(), toll).headers(format(reset));
+    let toll = RouteLimit::new("busy", KeyExtractor::header("x-user"));
+    let layer = LimitLayer::builder(&scene.gate).limit(toll).headers(format(reset));
     let held = Held::new();
     let address = scene.serve_router(held.router(layer.build().expect("a layer")));
     let user = format!("x-user: {reset:?}");
@@ -116,8 +117,8 @@ fn a_place_is_given_back_whatever_becomes_of_the_request() {
     for on in ALL {
         let busy = Limit::concurrency(1, Micros::from_secs(60)).expect("a limit");
         let scene = Scene::new(on, |gate| gate.limit("busy", busy));
-        let toll = Toll::new("busy", Payer::everyone());
-        let layer = LimitLayer::builder(&scene.gate).toll(Route::any(), toll).build().expect("a layer");
+        let toll = RouteLimit::new("busy", KeyExtractor::constant("all"));
+        let layer = LimitLayer::builder(&scene.gate).limit(toll).build().expect("a layer");
         let held = Held::new();
         let panics = get(async || -> &'static str { panic!("on purpose") });
         let router = held.router(layer.clone()).merge(Router::new().route("/panic", panics).layer(layer));
@@ -146,8 +147,8 @@ fn an_upgraded_connection_keeps_its_place_for_as_long_as_its_handler_does() {
     for on in ALL {
         let busy = Limit::concurrency(1, Micros::from_secs(60)).expect("a limit");
         let scene = Scene::new(on, |gate| gate.limit("busy", busy));
-        let toll = Toll::new("busy", Payer::everyone());
-        let layer = LimitLayer::builder(&scene.gate).toll(Route::any(), toll).build().expect("a layer");
+        let toll = RouteLimit::new("busy", KeyExtractor::constant("all"));
+        let layer = LimitLayer::builder(&scene.gate).limit(toll).build().expect("a layer");
         let let_go = Arc::new(Semaphore::new(0));
         let upgraded = || Response::builder().status(101).header("upgrade", "chat").body(Body::empty());
         let kept = {

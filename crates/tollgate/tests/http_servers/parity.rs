@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tollgate::http::{LimitLayer, Payer, Route, Toll};
+use tollgate::http::LimitLayer;
+use tollgate::route::{KeyExtractor, Route, RouteLimit};
 use tollgate::{Limit, Micros, TollgateBuilder};
 use tollgate_testkit::Random;
 use tollgate_testkit::http::Connection;
@@ -20,9 +21,9 @@ fn all_limits_are_charged_or_none() {
             gate.limit("global", window(6)).limit("search", window(2)).limit("user", window(3))
         });
         let layer = LimitLayer::builder(&scene.gate)
-            .toll(Route::any(), Toll::new("global", Payer::everyone()))
-            .toll(Route::get("/search"), Toll::new("search", Payer::everyone()))
-            .toll(Route::any(), Toll::new("user", Payer::header("x-user")));
+            .limit(RouteLimit::new("global", KeyExtractor::constant("all")))
+            .limit(RouteLimit::new("search", KeyExtractor::constant("all")).on(Route::get("/search")))
+            .limit(RouteLimit::new("user", KeyExtractor::header("x-user")));
         let mut caller = Connection::open(scene.serve(layer.build().expect("a layer")));
         // Who asks for what, the status, who denies, and what the three limits have been charged then.
         for (user, path, status, denies, used) in [
@@ -81,12 +82,12 @@ fn script(on: On) -> Vec<String> {
     let scene = Scene::new(on, limits);
     let layer = LimitLayer::builder(&scene.gate)
         .most_delay(Duration::ZERO)
-        .toll(Route::any(), Toll::new("global", Payer::everyone()))
-        .toll(Route::any(), Toll::new("user", Payer::header("x-user")))
-        .toll(Route::any(), Toll::new("daily", Payer::header("x-user")))
-        .toll(Route::get("/search"), Toll::new("search", Payer::header("x-user")).cost(2))
-        .toll(Route::post("/items/{id}"), Toll::new("write", Payer::parameter("id")))
-        .toll(Route::at("/even"), Toll::new("even", Payer::everyone()));
+        .limit(RouteLimit::new("global", KeyExtractor::constant("all")))
+        .limit(RouteLimit::new("user", KeyExtractor::header("x-user")))
+        .limit(RouteLimit::new("daily", KeyExtractor::header("x-user")))
+        .limit(RouteLimit::new("search", KeyExtractor::header("x-user")).cost(2).on(Route::get("/search")))
+        .limit(RouteLimit::new("write", KeyExtractor::path_parameter("id")).on(Route::post("/items/{id}")))
+        .limit(RouteLimit::new("even", KeyExtractor::constant("all")).on(Route::at("/even")));
     let mut caller = Connection::open(scene.serve(layer.build().expect("a layer")));
     let mut random = Random::seeded(60);
     let requests =

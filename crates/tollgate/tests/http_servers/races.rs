@@ -3,7 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tollgate::http::{LimitLayer, Payer, Route, Toll};
+use tollgate::http::LimitLayer;
+use tollgate::route::{KeyExtractor, RouteLimit};
 use tollgate::{Limit, Micros};
 use tollgate_testkit::http::Connection;
 
@@ -15,8 +16,8 @@ const MOST: u64 = 200;
 
 /// Every admission is told another remainder, from the limit less one down to zero.
 fn check(scene: &Scene, name: &str) {
-    let toll = Toll::new(name, Payer::everyone());
-    let layer = LimitLayer::builder(&scene.gate).toll(Route::any(), toll).build().expect("a layer");
+    let toll = RouteLimit::new(name, KeyExtractor::constant("all"));
+    let layer = LimitLayer::builder(&scene.gate).limit(toll).build().expect("a layer");
     let address = scene.serve(layer);
     let sent = AtomicU64::new(0);
     let caller = || {

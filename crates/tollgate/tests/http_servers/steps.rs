@@ -1,7 +1,8 @@
 //! Each strategy, step by step: the whole answer to every request. The numbers were worked out by hand from the rules.
 
 use tollgate::headers::ResetAs;
-use tollgate::http::{LimitLayer, Payer, Route, Toll};
+use tollgate::http::LimitLayer;
+use tollgate::route::{KeyExtractor, RouteLimit};
 use tollgate::{Limit, Micros, Rate};
 use tollgate_testkit::http::{Answer, Connection};
 
@@ -123,11 +124,11 @@ fn tables() -> [Table; 6] {
 /// Goes through a table, each step once with the reset in seconds and once as a time.
 fn check(scene: &Scene, table: &Table) {
     let mut callers = [ResetAs::Seconds, ResetAs::UnixTime].map(|reset| {
-        let cost = |head: &tollgate::http::Head<'_>| {
+        let cost = |head: &tollgate::route::RequestHead<'_>| {
             head.header("x-cost").and_then(|cost| cost.parse().ok()).unwrap_or(1)
         };
-        let toll = Toll::new(table.name, Payer::header("x-user")).cost_by(cost);
-        let layer = LimitLayer::builder(&scene.gate).toll(Route::any(), toll).headers(format(reset));
+        let toll = RouteLimit::new(table.name, KeyExtractor::header("x-user")).cost_by(cost);
+        let layer = LimitLayer::builder(&scene.gate).limit(toll).headers(format(reset));
         (reset, Connection::open(scene.serve(layer.build().expect("a layer"))))
     });
     let start = scene.next_hour();

@@ -1,6 +1,7 @@
 //! `Retry-After` is enough: whoever waits as long as he was told gets through. A property of random limits and random callers.
 
-use tollgate::http::{Head, LimitLayer, Payer, Route, Toll};
+use tollgate::http::LimitLayer;
+use tollgate::route::{KeyExtractor, RequestHead, RouteLimit};
 use tollgate::{Limit, Micros};
 use tollgate_testkit::Random;
 use tollgate_testkit::http::Connection;
@@ -34,11 +35,11 @@ fn check(seed: u64) -> usize {
     let scene = Scene::new(On::Memory, |gate| {
         names.into_iter().zip(&limits).fold(gate, |gate, (name, limit)| gate.limit(name, *limit))
     });
-    let cost = |head: &Head<'_>| head.header("x-cost").and_then(|cost| cost.parse().ok()).unwrap_or(1);
+    let cost = |head: &RequestHead<'_>| head.header("x-cost").and_then(|cost| cost.parse().ok()).unwrap_or(1);
     // What a leaky bucket would hold back is refused, so that nothing waits but by the clock.
     let layer = LimitLayer::builder(&scene.gate).most_delay(std::time::Duration::ZERO);
     let layer = names.into_iter().zip(&limits).fold(layer, |layer, (name, _)| {
-        layer.toll(Route::any(), Toll::new(name, Payer::everyone()).cost_by(cost))
+        layer.limit(RouteLimit::new(name, KeyExtractor::constant("all")).cost_by(cost))
     });
     let mut caller = Connection::open(scene.serve(layer.build().expect("a layer")));
     let mut waited = 0;

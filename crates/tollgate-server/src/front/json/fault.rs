@@ -85,6 +85,11 @@ impl Fault {
         Fault::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     }
 
+    /// The same with another status, for a proxy that knows only some.
+    pub(crate) fn with_status(self, status: StatusCode) -> Fault {
+        Fault { status, ..self }
+    }
+
     /// What stands in a list of results where one has a fault.
     pub(crate) fn in_place(&self) -> String {
         json!({ "error": { "status": self.status.as_u16(), "detail": self.detail } }).to_string()

@@ -1,12 +1,12 @@
-//! `/v1/gate/{limit}/{key}`: 200 or 429, with the fields that tell a caller how it stands, for proxies that ask before they
-//! pass a request on: nginx `auth_request`, Caddy and Traefik forward-auth.
+//! `/v1/gate/{limit}/{key}`: 200 or 429 with the rate-limit headers, for proxies that ask before they pass a request on: nginx
+//! `auth_request`, Caddy and Traefik forward-auth. `gate_routes.rs` is the gate that applies the config's `[[routes]]`.
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use tollgate::headers::{self, Format, Said};
-use tollgate::http::{ClientAddress, address, decoded};
 use tollgate::problem::{self, Reason};
+use tollgate::route::{ClientAddress, address, decoded};
 use tollgate::{Allowance, Ask, Clock, Decision, Key};
 
 use super::ask::key_of_url;
@@ -15,7 +15,7 @@ use super::fault::Fault;
 use super::undecided;
 use crate::app::{Act, App, State};
 
-/// Charges what the path names, or who the proxy says in a header that it is.
+/// Charges the limit and key of the path, or the key that the proxy writes in a header.
 pub(super) async fn answer(
     app: &App,
     path: &str,
@@ -43,29 +43,29 @@ pub(super) async fn answer(
     };
     let asks = [Ask::new(&limit, key.canonical()).cost(cost)];
     app.decide(Act::Charge, &asks, |state, decided| match decided {
-        Ok(decided) => Ok(told(state, &decided.decision, &key, cost, deny)),
+        Ok(decided) => Ok(told(state, &decided.decision, &[(Some(&key), cost)], deny)),
         Err(error) => Err(undecided(state, &asks, &error)),
     })
     .await
 }
 
-/// Who it is by a header that the proxy sets: the last of a list, which the proxy itself has added.
+/// The key in a header that the proxy sets: the last of a list, which the proxy itself has added.
 fn said_by_proxy<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, Fault> {
     let last = headers.get_all(name).iter().next_back().and_then(|value| value.to_str().ok());
     let last = last.and_then(|list| list.rsplit(',').next()).map(str::trim).filter(|said| !said.is_empty());
-    last.ok_or_else(|| Fault::malformed(format!("no header `{name}` says who pays")))
+    last.ok_or_else(|| Fault::malformed(format!("the header `{name}`, which has the key, is missing")))
 }
 
 /// The key of a client by its address: one for all of its spellings, and for all of its /64, as before services.
 fn key_of_client(text: &str) -> Result<Key<'static>, Fault> {
     let address = address(text.as_bytes());
     let address =
-        address.ok_or_else(|| Fault::malformed("who pays `as=ip` must be an IPv4 or IPv6 address"))?;
+        address.ok_or_else(|| Fault::malformed("a key read `as=ip` must be an IPv4 or IPv6 address"))?;
     let group = ClientAddress::peer().group(address);
     Key::new("ip", &group).map_err(|error| Fault::malformed(error.to_string()))
 }
 
-/// How the text is read that says who pays.
+/// How the text of the key is read.
 enum Kind {
     /// A whole key.
     Whole,
@@ -75,12 +75,12 @@ enum Kind {
     Address,
 }
 
-/// What a query may say.
+/// What a query may have.
 struct Asked {
     cost: u64,
     deny: StatusCode,
     kind: Kind,
-    /// Where the proxy says who pays, if the path does not.
+    /// Where the proxy writes the key, if the path does not have it.
     header: Option<HeaderName>,
 }
 
@@ -102,12 +102,7 @@ fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
                 asked.cost =
                     cost.ok_or_else(|| Fault::malformed("`cost` must be a whole number, at least 1"))?;
             }
-            Some(("deny", status)) => {
-                let status = status.parse().ok().and_then(|status| StatusCode::from_u16(status).ok());
-                let status = status.filter(|status| status.is_client_error() || status.is_server_error());
-                asked.deny =
-                    status.ok_or_else(|| Fault::malformed("`deny` must be a status from 400 to 599"))?;
-            }
+            Some(("deny", status)) => asked.deny = read_deny(status)?,
             Some(("namespace", namespace)) => {
                 asked.kind = asked.kind.once(Kind::Raw(decoded(namespace).into_owned()))?
             }
@@ -128,21 +123,31 @@ fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
     Ok(asked)
 }
 
-fn told(
+/// The status of a denial.
+pub(super) fn read_deny(status: &str) -> Result<StatusCode, Fault> {
+    let status = status.parse().ok().and_then(|status| StatusCode::from_u16(status).ok());
+    let status = status.filter(|status| status.is_client_error() || status.is_server_error());
+    status.ok_or_else(|| Fault::malformed("`deny` must be a status from 400 to 599"))
+}
+
+/// The response to a decision about these charges: for each its key, if it has one, and its cost.
+pub(super) fn told(
     state: &State,
     decision: &Decision<'_>,
-    key: &Key<'_>,
-    cost: u64,
+    charges: &[(Option<&Key<'_>>, u64)],
     deny: StatusCode,
 ) -> Response<Body> {
     let said: Vec<Said<'_>> = decision
         .limits()
         .iter()
-        .map(|limit| Said {
+        .zip(charges)
+        .map(|(limit, &(key, cost))| Said {
             name: limit.name,
-            limit: state.gate.find(limit.name).ok().and_then(|rule| match rule.allowance_for(key) {
-                Allowance::Limited(limit) => Some(limit),
-                Allowance::Unlimited | Allowance::Blocked => None,
+            limit: key.zip(state.gate.find(limit.name).ok()).and_then(|(key, rule)| {
+                match rule.allowance_for(key) {
+                    Allowance::Limited(limit) => Some(limit),
+                    Allowance::Unlimited | Allowance::Blocked => None,
+                }
             }),
             cost,
             outcome: limit.outcome,

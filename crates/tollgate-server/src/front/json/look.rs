@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
-use tollgate::http::decoded;
+use tollgate::route::decoded;
 use tollgate::{Allowance, Rule, StoreState};
 
 use super::ask::key_of_url;

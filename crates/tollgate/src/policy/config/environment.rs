@@ -4,7 +4,7 @@
 //! same code as everything else; its text is put below the file's, so that a mistake can tell where it stands. Nothing here
 //! reads the environment: it is handed over as names and values.
 //!
-//! `TOLLGATE_…` has a variable for each scalar of `[server]`, `[store]` and of every limit in the file. The short names of
+//! `TOLLGATE_…` has a variable for each scalar of `[server]`, `[store]`, `[requests]` and of every limit in the file. The short names of
 //! other tools (`REDIS_ADDR`, `DATABASE_URL`) are taken only where the mode asks for them. An unknown name in one of our
 //! sections, or near to one, is a mistake; other `TOLLGATE_` names are somebody else's.
 
@@ -28,8 +28,8 @@ pub(super) enum Kind {
     Texts,
 }
 
-/// The fields of `[server]` and `[store]`.
-const FIELDS: [(&str, Kind); 39] = [
+/// The fields of `[server]`, `[store]` and `[requests]`.
+const FIELDS: [(&str, Kind); 45] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
@@ -69,6 +69,12 @@ const FIELDS: [(&str, Kind); 39] = [
     ("store.postgres.cert_file", Kind::Text),
     ("store.postgres.key_file", Kind::Text),
     ("store.postgres.connections", Kind::Number),
+    ("requests.trusted_proxies", Kind::Texts),
+    ("requests.client_header", Kind::Text),
+    ("requests.ipv4_prefix", Kind::Number),
+    ("requests.ipv6_prefix", Kind::Number),
+    ("requests.encoded_separators", Kind::Text),
+    ("requests.user_header", Kind::Text),
 ];
 
 /// The short names that set a field as it is, and the mode that they belong to, if to one.
@@ -81,7 +87,7 @@ const SHORT: [(&str, &str, Kind, Option<&str>); 5] = [
 ];
 
 /// Our sections, as names of variables have them.
-const SECTIONS: [&str; 3] = ["SERVER_", "STORE_", "LIMITS_"];
+const SECTIONS: [&str; 4] = ["SERVER_", "STORE_", "LIMITS_", "REQUESTS_"];
 
 /// What the environment sets, and which of its names make no sense.
 #[derive(Default)]
@@ -472,7 +478,7 @@ lease = "1m"
     }
 
     #[test]
-    fn every_field_of_server_and_store_has_a_variable() {
+    fn every_field_of_server_store_and_requests_has_a_variable() {
         let variables = [
             ("TOLLGATE_SERVER_HTTP", "0.0.0.0:1"),
             ("TOLLGATE_SERVER_GRPC", "0.0.0.0:2"),
@@ -512,6 +518,12 @@ lease = "1m"
             ("TOLLGATE_STORE_POSTGRES_CERT_FILE", "p-cert"),
             ("TOLLGATE_STORE_POSTGRES_KEY_FILE", "p-key"),
             ("TOLLGATE_STORE_POSTGRES_CONNECTIONS", "9"),
+            ("TOLLGATE_REQUESTS_TRUSTED_PROXIES", "10.0.0.0/8,::1"),
+            ("TOLLGATE_REQUESTS_CLIENT_HEADER", "forwarded"),
+            ("TOLLGATE_REQUESTS_IPV4_PREFIX", "24"),
+            ("TOLLGATE_REQUESTS_IPV6_PREFIX", "48"),
+            ("TOLLGATE_REQUESTS_ENCODED_SEPARATORS", "keep"),
+            ("TOLLGATE_REQUESTS_USER_HEADER", "x-user"),
         ];
         // All there are, but for `url`, which stands in place of `urls`.
         let names: BTreeSet<String> = FIELDS

@@ -249,7 +249,7 @@ fn read_limit(
         reader.mistake(field, "does not go with unlimited = true; remove one of the two");
         return None;
     }
-    named::read(reader, field, names, rules, "Envoy does not say when a request is done").map(Some)
+    named::read(reader, field, names, rules, Some("Envoy does not say when a request is done")).map(Some)
 }
 
 /// Reads which entries do not tell payers apart.

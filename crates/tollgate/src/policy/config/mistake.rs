@@ -98,4 +98,11 @@ impl fmt::Display for Mistakes {
     }
 }
 
+/// So that `?` works in a program whose other errors are Tollgate's.
+impl From<Mistakes> for crate::error::Error {
+    fn from(mistakes: Mistakes) -> crate::error::Error {
+        crate::error::Error::call(mistakes.to_string())
+    }
+}
+
 impl std::error::Error for Mistakes {}

@@ -7,13 +7,13 @@ use crate::policy::nearest::nearest;
 use crate::policy::{Allowance, Rule};
 
 /// Reads the name of a limit. `names` are all that the file has, `rules` those that could be read. `untold` says why the length
-/// of a request is not known there, so that those who are there at once cannot be counted.
+/// of a request is not known there, so that a concurrency limit makes no sense.
 pub(super) fn read(
     reader: &mut Reader<'_>,
     field: &Field<'_>,
     names: &[&str],
     rules: &[Rule],
-    untold: &str,
+    untold: Option<&str>,
 ) -> Option<String> {
     let name = reader.text(field, names.first().copied().unwrap_or("api"))?;
     if !names.contains(&name) {
@@ -28,14 +28,17 @@ pub(super) fn read(
         }
         return None;
     }
-    let allowance = rules.iter().find(|rule| rule.name() == name).map(Rule::allowance);
-    if let Some(Allowance::Limited(limit)) = allowance
-        && limit.strategy() == Strategy::Concurrency
-    {
+    if let Some(untold) = untold.filter(|_| is_concurrency(name, rules)) {
         let fix =
             format!("counts those who are there at once, and {untold}; name a limit of another strategy");
         reader.mistake(field, fix);
         return None;
     }
     Some(name.to_owned())
+}
+
+/// Whether this is a concurrency limit.
+pub(super) fn is_concurrency(name: &str, rules: &[Rule]) -> bool {
+    let allowance = rules.iter().find(|rule| rule.name() == name).map(Rule::allowance);
+    matches!(allowance, Some(Allowance::Limited(limit)) if limit.strategy() == Strategy::Concurrency)
 }

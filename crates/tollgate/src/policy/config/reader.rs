@@ -349,6 +349,31 @@ impl<'t> Reader<'t> {
         texts
     }
 
+    /// Reads a text, or a list of texts, at least one.
+    #[cfg(feature = "http")]
+    pub(super) fn one_or_more(&mut self, field: &Field<'_>, example: &str) -> Option<Vec<String>> {
+        match field.value.as_str() {
+            Some(text) => Some(vec![text.to_owned()]),
+            None => self.texts(field, example),
+        }
+    }
+
+    /// Reads a list of whole numbers, at least one.
+    #[cfg(feature = "http")]
+    pub(super) fn numbers(&mut self, field: &Field<'_>, example: &str) -> Option<Vec<u64>> {
+        let number = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
+            DeValue::Integer(number) => u64::from_str_radix(number.as_str(), number.radix()).ok(),
+            _ => None,
+        };
+        let items = field.value.as_array();
+        let numbers: Option<Vec<u64>> = items.and_then(|items| items.iter().map(number).collect());
+        let numbers = numbers.filter(|numbers| !numbers.is_empty());
+        if numbers.is_none() {
+            self.mistake(field, format!("must be a list of whole numbers, such as {example}"));
+        }
+        numbers
+    }
+
     /// Reads a duration.
     pub(super) fn span(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
         let text = match field.value {

@@ -1,13 +1,13 @@
-//! Which path was asked for, in the one spelling that rules are compared with.
+//! The path of a request, in the one spelling that routes are compared with.
 //!
-//! `/login`, `//login`, `/./login` and `/%6Cogin` reach the same handler behind many a server, so they must meet the same
-//! rule. A path is decoded once, except for what would change its structure: `%25` could make a new escape, `%3F` and `%23`
+//! `/login`, `//login`, `/./login` and `/%6Cogin` reach the same handler behind many servers, so they must match the same
+//! route. A path is decoded once, except for what would change its structure: `%25` could make a new escape, `%3F` and `%23`
 //! would end the path. Slashes are merged while dots are resolved, as nginx does. An encoded slash or backslash is taken for
 //! a separator by some servers and for data by others; nobody can say which path that is, so it is refused unless
 //! [`EncodedSeparators::Keep`] says that it is data.
 //!
-//! Neither case nor Unicode is folded, and a slash at the end counts: routers tell such paths apart. What a rule makes of that is
-//! decided in `route.rs`.
+//! Neither case nor Unicode is folded, and a slash at the end counts: routers tell such paths apart. What a route makes of that is
+//! decided in `pattern.rs`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -59,12 +59,12 @@ impl fmt::Display for BadPath {
 
 impl std::error::Error for BadPath {}
 
-/// The path in the one spelling that rules are compared with, or why it has none.
+/// The path in the one spelling that routes are compared with, or why it has none.
 ///
 /// Borrowed when nothing changes, which is the usual case. An empty path is `/`; the `*` of `OPTIONS *` stays what it is.
 ///
 /// ```
-/// use tollgate::http::{BadPath, EncodedSeparators, normalized};
+/// use tollgate::route::{BadPath, EncodedSeparators, normalized};
 ///
 /// assert_eq!(normalized("//users/./%34%32/../7", EncodedSeparators::Refuse)?, "/users/7");
 /// assert_eq!(normalized("/users%2F7", EncodedSeparators::Refuse), Err(BadPath::Separator));
@@ -98,7 +98,7 @@ fn is_plain(path: &[u8]) -> bool {
         })
 }
 
-/// The slow road. Every character is decoded, then written plain or encoded, so each has one spelling; a segment is looked
+/// The slow path. Every character is decoded, then written plain or encoded, so each has one spelling; a segment is looked
 /// at when it is complete.
 fn rewritten(raw: &str, separators: EncodedSeparators) -> Result<String, BadPath> {
     let mut path = Spelling { text: String::with_capacity(raw.len()), segment: 0 };
@@ -204,7 +204,7 @@ fn escaped_byte(text: &str) -> Result<(u8, &str), BadPath> {
 /// rightly encoded is given back as it is.
 ///
 /// ```
-/// use tollgate::http::decoded;
+/// use tollgate::route::decoded;
 /// assert_eq!(decoded("100%25"), "100%");
 /// assert_eq!(decoded("plain"), "plain");
 /// ```

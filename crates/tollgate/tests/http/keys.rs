@@ -1,15 +1,15 @@
 //! Who pays, and what happens when nobody does.
 
-use tollgate::http::{ClientAddress, Missing, Payer, Route, Toll};
+use tollgate::route::{ClientAddress, KeyExtractor, MissingKey, Route, RouteLimit};
 
 use crate::scene::{Asked, BOTH, On, ask, gate, get, serve, statuses, used, window};
 
 /// The keys that requests are charged to: `""` for one that is denied because it has none.
-async fn check(route: Route, payer: Payer, asked: Vec<(Asked, &str)>) {
+async fn check(route: Route, payer: KeyExtractor, asked: Vec<(Asked, &str)>) {
     for (asked, key) in asked {
         let (gate, _) = gate(On::Memory, |gate| gate.limit("api", window(10)));
         let (service, inside) =
-            serve(&gate, |layer| layer.toll(route.clone(), Toll::new("api", payer.clone())));
+            serve(&gate, |layer| layer.limit(RouteLimit::new("api", payer.clone()).on(route.clone())));
         let answer = ask(&service, asked).await;
         let calls = inside.calls.load(std::sync::atomic::Ordering::Relaxed);
         if key.is_empty() {
@@ -27,13 +27,13 @@ async fn check(route: Route, payer: Payer, asked: Vec<(Asked, &str)>) {
 async fn each_source_gives_its_key() {
     check(
         Route::any(),
-        Payer::everyone(),
+        KeyExtractor::constant("all"),
         vec![(get("/"), "all:all"), (get("/").of_unknown_origin(), "all:all")],
     )
     .await;
     check(
         Route::any(),
-        Payer::client(),
+        KeyExtractor::ip(),
         vec![
             (get("/"), "ip:192.0.2.1"),
             (get("/").from("[2001:db8:1:2:3::4]:1"), "ip:2001%3Adb8%3A1%3A2%3A%3A/64"),
@@ -44,13 +44,13 @@ async fn each_source_gives_its_key() {
     .await;
     check(
         Route::any(),
-        Payer::peer(),
+        KeyExtractor::peer(),
         vec![(get("/"), "peer:192.0.2.1"), (get("/").of_unknown_origin(), "")],
     )
     .await;
     check(
         Route::any(),
-        Payer::header("X-User").namespace("user"),
+        KeyExtractor::header("X-User").namespace("user"),
         vec![
             (get("/").with("x-user", "alice"), "user:alice"),
             (get("/").with("x-user", "a:b%c"), "user:a%3Ab%25c"),
@@ -65,7 +65,7 @@ async fn each_source_gives_its_key() {
     .await;
     check(
         Route::any(),
-        Payer::bearer(),
+        KeyExtractor::bearer(),
         vec![
             (get("/").with("authorization", "Bearer t0k"), "bearer:t0k"),
             (get("/").with("authorization", "bearer t0k"), "bearer:t0k"),
@@ -77,7 +77,7 @@ async fn each_source_gives_its_key() {
     .await;
     check(
         Route::at("/tenants/{tenant}/users/{user}"),
-        Payer::parameter("tenant"),
+        KeyExtractor::path_parameter("tenant"),
         vec![
             (get("/tenants/acme/users/7"), "tenant:acme"),
             (get("/tenants/a%20b/users/7"), "tenant:a b"),
@@ -89,13 +89,15 @@ async fn each_source_gives_its_key() {
     struct User(u64);
     check(
         Route::any(),
-        Payer::extension("user", |user: &User| user.0.to_string()),
+        KeyExtractor::extension("user", |user: &User| user.0.to_string()),
         vec![(get("/").knowing(User(42)), "user:42"), (get("/"), "")],
     )
     .await;
     check(
         Route::at("/{shop}/buy"),
-        Payer::by("cart", |head| Some(format!("{}/{}", head.parameter("shop")?, head.header("cart")?))),
+        KeyExtractor::function("cart", |head| {
+            Some(format!("{}/{}", head.parameter("shop")?, head.header("cart")?))
+        }),
         vec![(get("/s1/buy").with("cart", "c9"), "cart:s1/c9"), (get("/s1/buy"), "")],
     )
     .await;
@@ -103,10 +105,10 @@ async fn each_source_gives_its_key() {
 
 #[tokio::test]
 async fn a_request_without_a_payer_is_charged_as_was_said() {
-    let payer = |missing| Payer::header("x-user").otherwise(missing);
+    let payer = |missing| KeyExtractor::header("x-user").if_missing(missing);
     check(
         Route::any(),
-        payer(Missing::Shared),
+        payer(MissingKey::Shared),
         vec![
             (get("/"), "x-user:missing:shared"),
             (get("/").with("x-user", "missing"), "x-user:missing"),
@@ -117,7 +119,7 @@ async fn a_request_without_a_payer_is_charged_as_was_said() {
     .await;
     check(
         Route::any(),
-        payer(Missing::Client),
+        payer(MissingKey::Ip),
         vec![
             (get("/"), "ip:192.0.2.1"),
             (get("/").of_unknown_origin(), ""),
@@ -125,12 +127,12 @@ async fn a_request_without_a_payer_is_charged_as_was_said() {
         ],
     )
     .await;
-    check(Route::any(), payer(Missing::Deny), vec![(get("/"), "")]).await;
+    check(Route::any(), payer(MissingKey::Deny), vec![(get("/"), "")]).await;
 }
 
 #[tokio::test]
 async fn names_are_folded_where_that_is_asked_for() {
-    let folded = Payer::header("x-user").folded();
+    let folded = KeyExtractor::header("x-user").folded();
     check(
         Route::any(),
         folded,
@@ -149,7 +151,7 @@ async fn proxies_are_believed_where_they_are_named() {
         let (gate, _) = gate(on, |gate| gate.limit("api", window(1)));
         let (service, _) = serve(&gate, |layer| {
             layer
-                .toll(Route::any(), Toll::new("api", Payer::client()))
+                .limit(RouteLimit::new("api", KeyExtractor::ip()))
                 .client(ClientAddress::behind(["192.0.2.0/24".parse().expect("a network")]))
         });
         let through = |chain: &str| get("/").with("x-forwarded-for", chain);
@@ -165,7 +167,7 @@ async fn a_limit_that_only_watches_does_not_let_a_request_without_a_payer_pass()
     let (gate, _) =
         gate(On::Memory, |gate| gate.rule(tollgate::Rule::new("api", window(1)).expect("a rule").shadow()));
     let (service, _) =
-        serve(&gate, |layer| layer.toll(Route::any(), Toll::new("api", Payer::header("x-user"))));
+        serve(&gate, |layer| layer.limit(RouteLimit::new("api", KeyExtractor::header("x-user"))));
     assert_eq!(statuses(&service, [get("/")]).await, [429]);
     let user = || get("/").with("x-user", "a");
     assert_eq!(statuses(&service, [user(), user(), user()]).await, [200, 200, 200]);

@@ -1,11 +1,11 @@
-//! Who the client is: the address that pays, safe from what a request claims.
+//! The client's address, safe from what a request claims.
 //!
-//! Anybody can write `X-Forwarded-For`. So headers are believed only where somebody said which proxies stand in front, and
-//! then only as far as those wrote them: from the right, past the proxies, to the first address that is none. What cannot be
-//! read falls back to the peer, which always pays: never to a key that many share by accident, and never to no key at all.
+//! Anybody can write `X-Forwarded-For`. So headers are believed only where trusted proxies are configured, and then only as far
+//! as those proxies wrote them: from the right, past the proxies, to the first address that is not a proxy's. An entry that
+//! cannot be read falls back to the peer: never to a key that many share by accident, and never to no key at all.
 //!
-//! Addresses are compared as bits, not as text, and IPv4 in the clothes of IPv6 is unmapped before anything is masked:
-//! otherwise all IPv4 clients would be one network of IPv6. `forwarded.rs` reads the one header with a grammar.
+//! Addresses are compared as bits, not as text, and IPv4 mapped into IPv6 is unmapped before anything is masked: otherwise all
+//! IPv4 clients would be one IPv6 network. `forwarded.rs` reads the one header with a grammar.
 
 mod forwarded;
 
@@ -22,7 +22,7 @@ use crate::error::Error;
 
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// So many entries of the header are looked at. No honest chain of proxies is as long.
+/// How many entries of the header are read at most. No real chain of proxies is as long.
 const MAX_ENTRIES: usize = 32;
 
 /// The longest text of a group: an IPv6 address written out, and its prefix.
@@ -31,7 +31,7 @@ const LONGEST_GROUP: usize = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/127".len()
 /// How the client's address is found, and how wide a network counts as one client.
 ///
 /// ```
-/// use tollgate::http::ClientAddress;
+/// use tollgate::route::ClientAddress;
 ///
 /// let clients = ClientAddress::behind(["10.0.0.0/8".parse()?]);
 /// let mut headers = http::HeaderMap::new();
@@ -41,12 +41,12 @@ const LONGEST_GROUP: usize = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/127".len()
 /// let client = clients.resolve(Some("10.0.0.1".parse()?), &headers);
 /// assert_eq!(client, Some("203.0.113.7".parse()?));
 ///
-/// // A stranger may write what he likes.
+/// // The header of any other peer is ignored.
 /// let client = clients.resolve(Some("198.51.100.9".parse()?), &headers);
 /// assert_eq!(client, Some("198.51.100.9".parse()?));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientAddress {
     believed: Believed,
     header: Header,
@@ -54,8 +54,8 @@ pub struct ClientAddress {
     ipv6_prefix: u8,
 }
 
-/// Whose word is taken for where a request comes from.
-#[derive(Clone, Debug)]
+/// Whose headers are believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Believed {
     Nobody,
     /// Canonical, as the addresses are that they are compared with.
@@ -63,7 +63,7 @@ enum Believed {
     Hops(NonZeroUsize),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Header {
     XForwardedFor,
     Forwarded,
@@ -75,22 +75,22 @@ impl ClientAddress {
         ClientAddress::new(Believed::Nobody)
     }
 
-    /// Behind proxies of these networks: a request from one of them is from whom its `X-Forwarded-For` says, any other from
-    /// its peer.
+    /// Behind proxies of these networks: for a request from one of them the client is taken from `X-Forwarded-For`; for any
+    /// other it is the peer.
     ///
-    /// Name the proxies, not the whole network they stand in: whoever has an address in `proxies` can pose as any client.
+    /// Name the proxies, not their whole network: whoever has an address in `proxies` can pose as any client.
     pub fn behind(proxies: impl IntoIterator<Item = IpNet>) -> ClientAddress {
         ClientAddress::new(Believed::Networks(proxies.into_iter().map(canonical_network).collect()))
     }
 
-    /// Behind exactly so many proxies, whatever their addresses: the client is the `n`-th entry from the right, and the peer
+    /// Behind exactly `n` proxies, whatever their addresses: the client is the `n`-th entry from the right, and the peer
     /// where there are fewer.
     ///
     /// Only for services that nobody reaches except through all of them: the peer's address is not looked at.
     ///
     /// ```
     /// use std::num::NonZeroUsize;
-    /// use tollgate::http::ClientAddress;
+    /// use tollgate::route::ClientAddress;
     ///
     /// let clients = ClientAddress::behind_hops(NonZeroUsize::MIN);
     /// let mut headers = http::HeaderMap::new();
@@ -114,11 +114,11 @@ impl ClientAddress {
         self
     }
 
-    /// How many bits of an IPv6 address make one client: 32 to 128, and 64 unless said, because whoever has one address has
-    /// the whole /64 to choose from.
+    /// How many bits of an IPv6 address make one client: 32 to 128, 64 by default, because whoever has one address has the
+    /// whole /64 to choose from.
     ///
     /// ```
-    /// use tollgate::http::ClientAddress;
+    /// use tollgate::route::ClientAddress;
     /// let clients = ClientAddress::peer().ipv6_prefix(48)?;
     /// assert_eq!(clients.group("2001:db8:1:2::3".parse().unwrap()), "2001:db8:1::/48");
     /// # Ok::<(), tollgate::Error>(())
@@ -128,7 +128,7 @@ impl ClientAddress {
         Ok(self)
     }
 
-    /// How many bits of an IPv4 address make one client: 8 to 32, and all 32 unless said.
+    /// How many bits of an IPv4 address make one client: 8 to 32, 32 by default.
     pub fn ipv4_prefix(mut self, bits: u8) -> Result<ClientAddress, Error> {
         self.ipv4_prefix = prefix("IPv4", bits, 8, 32)?;
         Ok(self)
@@ -137,12 +137,16 @@ impl ClientAddress {
     /// The client's address, [canonical], before it is grouped; `None` if not even the peer is known.
     pub fn resolve(&self, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<IpAddr> {
         let peer = peer.map(canonical);
-        let believed = match &self.believed {
+        if self.trusts(peer) { self.claimed(headers).or(peer) } else { peer }
+    }
+
+    /// Whether a peer is a proxy whose headers are believed.
+    pub(crate) fn trusts(&self, peer: Option<IpAddr>) -> bool {
+        match &self.believed {
             Believed::Nobody => false,
-            Believed::Networks(proxies) => peer.is_some_and(|peer| is_in(proxies, peer)),
+            Believed::Networks(proxies) => peer.is_some_and(|peer| is_in(proxies, canonical(peer))),
             Believed::Hops(_) => true,
-        };
-        if believed { self.claimed(headers).or(peer) } else { peer }
+        }
     }
 
     /// What the header's lines say together, read from the right.
@@ -169,10 +173,10 @@ impl ClientAddress {
         }
     }
 
-    /// The text of the client that pays for this address, to be put in a key.
+    /// The text of the client that this address belongs to, for a key.
     ///
     /// ```
-    /// use tollgate::http::ClientAddress;
+    /// use tollgate::route::ClientAddress;
     /// let clients = ClientAddress::peer();
     /// assert_eq!(clients.group("203.0.113.7".parse()?), "203.0.113.7");
     /// assert_eq!(clients.group("::ffff:203.0.113.7".parse()?), "203.0.113.7");
@@ -188,7 +192,7 @@ impl ClientAddress {
 
     /// Writes [`group`](ClientAddress::group) where there is already room for it.
     pub fn write_group(&self, address: IpAddr, to: &mut impl fmt::Write) -> fmt::Result {
-        // The prefixes are at least 8 and 32, so no shift is too far.
+        // The prefixes are at least 8 and 32, so no shift overflows.
         match canonical(address) {
             IpAddr::V4(address) => {
                 let network = Ipv4Addr::from_bits(address.to_bits() & (u32::MAX << (32 - self.ipv4_prefix)));
@@ -218,11 +222,11 @@ impl Default for ClientAddress {
     }
 }
 
-/// The address without its disguise: IPv4 mapped into IPv6 (`::ffff:203.0.113.7`) or translated to it (NAT64,
+/// The canonical form of an address: IPv4 mapped into IPv6 (`::ffff:203.0.113.7`) or translated to it (NAT64,
 /// `64:ff9b::203.0.113.7`) is IPv4. Otherwise all IPv4 clients would share one group of IPv6.
 ///
 /// ```
-/// use tollgate::http::canonical;
+/// use tollgate::route::canonical;
 /// assert_eq!(canonical("::ffff:cb00:7107".parse()?), canonical("203.0.113.7".parse()?));
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
@@ -239,10 +243,10 @@ pub fn canonical(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A network as its canonical addresses see it.
+/// A network in the canonical form of its addresses.
 pub(crate) fn canonical_network(network: IpNet) -> IpNet {
     match (network, canonical(network.addr())) {
-        // Where the prefix reaches into the disguised part, all of the network is IPv4.
+        // Where the prefix reaches into the mapped part, all of the network is IPv4.
         (IpNet::V6(six), address @ IpAddr::V4(_)) if six.prefix_len() >= 96 => {
             IpNet::new(address, six.prefix_len() - 96).unwrap_or(network)
         }
@@ -274,7 +278,7 @@ fn past(proxies: &[IpNet], entries: impl Iterator<Item = Option<IpAddr>>) -> Opt
 /// Reads an address as proxies write it: with or without a port, brackets and a zone. It is [canonical].
 ///
 /// ```
-/// use tollgate::http::address;
+/// use tollgate::route::address;
 /// assert_eq!(address(b"[2001:DB8::1]:443"), Some("2001:db8::1".parse()?));
 /// assert_eq!(address(b"::ffff:203.0.113.7"), Some("203.0.113.7".parse()?));
 /// assert_eq!(address(b"unknown"), None);
@@ -326,24 +330,24 @@ fn prefix(family: &str, bits: u8, least: u8, most: u8) -> Result<u8, Error> {
 }
 
 /// The text of a group, where it takes no allocation.
-pub(super) struct Group {
+pub(crate) struct ClientGroup {
     text: [u8; LONGEST_GROUP],
     len: usize,
 }
 
-impl Default for Group {
-    fn default() -> Group {
-        Group { text: [0; LONGEST_GROUP], len: 0 }
+impl Default for ClientGroup {
+    fn default() -> ClientGroup {
+        ClientGroup { text: [0; LONGEST_GROUP], len: 0 }
     }
 }
 
-impl Group {
-    pub(super) fn as_str(&self) -> &str {
+impl ClientGroup {
+    pub(crate) fn as_str(&self) -> &str {
         str::from_utf8(&self.text[..self.len]).unwrap_or_default()
     }
 }
 
-impl fmt::Write for Group {
+impl fmt::Write for ClientGroup {
     fn write_str(&mut self, more: &str) -> fmt::Result {
         let end = self.len + more.len();
         self.text.get_mut(self.len..end).ok_or(fmt::Error)?.copy_from_slice(more.as_bytes());
@@ -466,7 +470,7 @@ mod tests {
         let clients = ClientAddress::peer().ipv6_prefix(127).unwrap();
         let group = clients.group("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap());
         assert_eq!((group.len(), group.capacity()), (LONGEST_GROUP, LONGEST_GROUP));
-        let mut on_the_stack = Group::default();
+        let mut on_the_stack = ClientGroup::default();
         clients
             .write_group("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap(), &mut on_the_stack)
             .unwrap();

@@ -8,32 +8,20 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use http::{Request, Response};
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Limit, Micros};
+use tollgate_kernel::{Limit, Micros};
 use tollgate_store::{Hold, HoldId, Settlement};
 
 use super::after::After;
-use super::head::Head;
+use super::charges::{Due, Dues};
 use super::layer::Inner;
 use super::marks::Marks;
-use super::path::BadPath;
-use super::payer::Unpaid;
 use super::refusal::{Protocol, Refusal};
 use crate::decision::Decision;
 use crate::gate::{Place, Resolved, ResolvedAll};
 use crate::headers::{ResetAs, Said};
-use crate::key::Key;
 use crate::limiter::{self, Charge};
 use crate::problem::Reason;
 use crate::reservation::Reservation;
-
-/// What a request owes under one toll. Without a key it is denied.
-pub(super) struct Due {
-    pub(super) post: usize,
-    key: Option<Key<'static>>,
-    pub(super) cost: Cost,
-}
-
-pub(super) type Dues = SmallVec<[Due; 4]>;
 
 /// What becomes of a request.
 pub(super) enum Verdict {
@@ -59,33 +47,6 @@ impl Verdict {
     }
 }
 
-/// Adds what a request owes to `dues`; nothing, if it is to be let through. They are filled where they stand: moving them costs
-/// more than filling them.
-pub(super) fn find_dues<B>(inner: &Inner, request: &Request<B>, dues: &mut Dues) -> Result<(), BadPath> {
-    let head = Head::new(request, &inner.identity, inner.separators)?;
-    if inner.is_skipped(&head) {
-        return Ok(());
-    }
-    for (index, post) in inner.posts.iter().enumerate() {
-        if !post.route.charges(&head) {
-            continue;
-        }
-        let head = head.on_behalf_of(&post.route);
-        let Some(cost) = post.cost(head) else { continue };
-        let key = post.source.find(head).map_err(|unpaid| warn(inner, post.entry.rule.name(), &unpaid)).ok();
-        dues.push(Due { post: index, key, cost });
-    }
-    Ok(())
-}
-
-/// Says, at most once a second, that a request was denied because nobody pays for it.
-#[cold]
-fn warn(inner: &Inner, limiter: &str, unpaid: &Unpaid) {
-    if let Some(count) = inner.unpaid.count() {
-        tracing::warn!(limiter, count, "denied a request that nobody pays for: {unpaid}");
-    }
-}
-
 /// A verdict that is waited for: boxed, as the future of a store elsewhere is.
 pub(super) type Asked = Pin<Box<dyn Future<Output = Verdict> + Send>>;
 
@@ -106,13 +67,13 @@ pub(super) fn ask(inner: Arc<Inner>, dues: Dues, protocol: Protocol) -> Asked {
 
 /// Whether anything of it is to be corrected later.
 fn is_held(inner: &Inner, dues: &Dues) -> bool {
-    dues.iter().any(|due| inner.posts[due.post].is_held)
+    dues.iter().any(|due| due.limit(inner).is_held)
 }
 
 /// How long what is to be corrected is held. Where the counters are in this process a lease has no end: the request that holds it
 /// is in this process too, and gives it back however it ends.
 fn hold_ttl(inner: &Inner, dues: &Dues) -> Micros {
-    let is_leased = dues.iter().any(|due| inner.posts[due.post].lease.is_some());
+    let is_leased = dues.iter().any(|due| due.limit(inner).lease.is_some());
     if is_leased && inner.gate.is_in_process() { Hold::UNTIL_RELEASED } else { inner.settle_within }
 }
 
@@ -137,7 +98,7 @@ pub(super) fn decide_at_once<B>(inner: &Arc<Inner>, dues: &Dues, request: &Reque
 
 /// The straight way of one limit. `None`, and nothing charged, if it is not open.
 fn decide_one<B>(inner: &Inner, due: &Due, request: &Request<B>) -> Option<Verdict> {
-    let post = &inner.posts[due.post];
+    let post = due.limit(inner);
     let outcome = post.straight.as_ref()?.charge_cost(due.key.as_ref()?.canonical(), due.cost);
     // What was said is not put together unless it is needed: it was written only now, and copying it would wait for that.
     let said = || [post.said(due.cost, outcome)];
@@ -146,7 +107,7 @@ fn decide_one<B>(inner: &Inner, due: &Due, request: &Request<B>) -> Option<Verdi
     }
     let marks = match &post.sheet {
         Some(sheet) if sheet.fits(&outcome) => sheet.filled(&outcome, due.cost, now(inner)),
-        None if !inner.format.legacy && !inner.format.draft => Marks::default(),
+        None if !inner.settings.format.legacy && !inner.settings.format.draft => Marks::default(),
         _ => marks(inner, &said()),
     };
     Some(Verdict::Pass { delay: Micros::ZERO, marks, after: None })
@@ -156,13 +117,13 @@ fn decide_one<B>(inner: &Inner, due: &Due, request: &Request<B>) -> Option<Verdi
 fn decide_several<B>(inner: &Inner, dues: &Dues, request: &Request<B>) -> Option<Verdict> {
     let mut charges: SmallVec<[Charge<'_, '_>; 4]> = SmallVec::new();
     for due in dues {
-        let limiter = inner.posts[due.post].straight.as_ref()?;
+        let limiter = due.limit(inner).straight.as_ref()?;
         charges.push(limiter.of(due.key.as_ref()?.canonical()).cost(due.cost.get()));
     }
     let decision = limiter::charge(&charges).ok()?;
     let mut said = AllSaid::new();
     for (due, limit) in dues.iter().zip(decision.limits()) {
-        said.push(inner.posts[due.post].said(due.cost, limit.outcome));
+        said.push(due.limit(inner).said(due.cost, limit.outcome));
     }
     Some(match decision.allowed() {
         true => Verdict::Pass { delay: Micros::ZERO, marks: marks(inner, &said), after: None },
@@ -189,7 +150,7 @@ pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) 
 }
 
 fn resolve<'a>(inner: &'a Inner, due: &'a Due) -> Resolved<'a, 'a> {
-    let entry = &*inner.posts[due.post].entry;
+    let entry = &*due.limit(inner).entry;
     let met = due.key.as_ref().map(|key| (key.borrowed(), entry.place(key)));
     Resolved { name: entry.rule.name(), entry, met, cost: due.cost }
 }
@@ -208,12 +169,12 @@ async fn conclude(
             Some((_, Place::Counted { stored, .. })) => Some(&stored.limit),
             _ => None,
         };
-        let told = inner.posts[due.post].said(due.cost, limit.outcome);
+        let told = due.limit(inner).said(due.cost, limit.outcome);
         said.push(Said { limit: counted, shadow: limit.shadow, ..told });
     }
     let mut is_too_late = false;
     for limit in &mut said {
-        is_too_late |= refuse_long_wait(limit, inner.most_delay);
+        is_too_late |= refuse_long_wait(limit, inner.settings.most_delay);
     }
     let reservation = hold.map(|hold| Reservation::new(inner.gate.gate.clone(), hold.id, decision));
     let reason = match Reason::of(decision) {
@@ -265,12 +226,12 @@ fn refuse(inner: &Inner, protocol: Protocol, said: &[Said<'_>], reason: Reason) 
 
 /// The fields that tell how the caller stands.
 fn marks(inner: &Inner, said: &[Said<'_>]) -> Marks {
-    Marks::new(&inner.format, said, now(inner))
+    Marks::new(&inner.settings.format, said, now(inner))
 }
 
 /// The time, where it is told: only where the reset is one, as reading it takes a good part of a charge.
 fn now(inner: &Inner) -> Micros {
-    match inner.format.reset {
+    match inner.settings.format.reset {
         ResetAs::Seconds => Micros::ZERO,
         ResetAs::UnixTime => inner.gate.gate.clock.now(),
     }

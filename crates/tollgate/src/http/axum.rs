@@ -26,11 +26,12 @@ impl LimitLayer {
     /// ```
     /// use axum::Router;
     /// use axum::routing::get;
-    /// use tollgate::http::{LimitLayer, Payer, Route, Toll};
+    /// use tollgate::http::LimitLayer;
+    /// use tollgate::route::{KeyExtractor, RouteLimit};
     /// use tollgate::{Limit, Tollgate};
     ///
     /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 20)?).build()?;
-    /// let layer = LimitLayer::builder(&gate).toll(Route::any(), Toll::new("api", Payer::client())).build()?;
+    /// let layer = LimitLayer::new(&gate, [RouteLimit::new("api", KeyExtractor::ip())])?;
     /// let router: Router = Router::new().route("/", get("hello")).layer(layer.for_axum());
     /// # Ok::<(), tollgate::Error>(())
     /// ```

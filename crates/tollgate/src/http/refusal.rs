@@ -8,10 +8,10 @@ use http::{Method, Request, Response, StatusCode, Version};
 use tollgate_kernel::Micros;
 
 use super::marks::Marks;
-use super::path::BadPath;
 use crate::grpc;
 use crate::headers::Said;
 use crate::problem::{self, Reason};
+use crate::route::BadPath;
 
 /// Writes refusals in a service's own way.
 pub(super) type Responder = Arc<dyn Fn(&Refusal<'_>) -> Response<Bytes> + Send + Sync>;
@@ -111,7 +111,7 @@ impl<'a> Refusal<'a> {
     /// The answer, with the fields that tell the caller how it stands.
     pub(super) fn answer(&self, responder: Option<&Responder>, marks: Marks) -> Response<Bytes> {
         let mut answer = responder.map_or_else(|| self.plain(), |write| write(self));
-        if self.limits.is_empty() {
+        if self.limits.is_empty() && self.reason == Reason::ReducedCapacity {
             // Nobody could say how long; whatever it was may have passed by then.
             answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }

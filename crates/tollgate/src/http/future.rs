@@ -15,7 +15,7 @@ use super::body::LimitedBody;
 use super::charge::{self, Asked, Verdict};
 use super::lease::Lease;
 use super::marks::Marks;
-use super::toll::Answer;
+use crate::route::ResponseHead;
 
 type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -163,7 +163,7 @@ where
                     let answer = ready!(answer.poll(context))?;
                     let OnAnswer { marks, after, lease } = on.take().expect(POLLED_AGAIN);
                     let Some(mut after) = after else { return Poll::Ready(Ok(passed(answer, marks, None))) };
-                    let head = Answer {
+                    let head = ResponseHead {
                         status: answer.status(),
                         headers: answer.headers(),
                         extensions: answer.extensions(),

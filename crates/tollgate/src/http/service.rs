@@ -9,10 +9,11 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::body::LimitedBody;
-use super::charge::{self, Dues, Verdict};
+use super::charge::{self, Verdict};
+use super::charges::{self, Dues};
 use super::future::{LimitFuture, OnAnswer};
 use super::layer::Inner;
-use super::refusal::{self, Protocol};
+use super::refusal::Protocol;
 
 /// A service with limits before it, made by a [`LimitLayer`](super::LimitLayer).
 #[derive(Clone)]
@@ -49,8 +50,8 @@ where
 
     fn call(&mut self, request: Request<B>) -> LimitFuture<S, B> {
         let mut dues = Dues::new();
-        if let Err(error) = charge::find_dues(&self.inner, &request, &mut dues) {
-            return LimitFuture::stopped(Box::new(refusal::bad_path(&error)));
+        if let Err(response) = charges::find(&self.inner, &request, &mut dues) {
+            return LimitFuture::stopped(response);
         }
         if dues.is_empty() {
             return self.go(Verdict::free(), request);

@@ -15,10 +15,12 @@ use tokio::task::AbortHandle;
 use tollgate_kernel::Micros;
 use tollgate_store::{HoldId, Settlement};
 
-use super::charge::{self, Due, Dues};
+use super::applied::{AppliedLimit, Which};
+use super::charge;
+use super::charges::{Due, Dues};
 use super::layer::Inner;
-use super::toll::{Answer, Post, Settle};
 use crate::reservation::Reservation;
+use crate::route::{ResponseHead, Settle};
 
 /// What is still to be done for a request.
 pub(super) struct After {
@@ -34,7 +36,7 @@ pub(super) struct After {
 
 /// A toll that was charged.
 struct Paid {
-    post: usize,
+    which: Which,
     reserved: u64,
     /// What the head of the answer says that it truly cost.
     actual: Option<u64>,
@@ -42,9 +44,9 @@ struct Paid {
 
 impl After {
     pub(super) fn new(inner: Arc<Inner>, reservation: Reservation, dues: &Dues) -> After {
-        let paid = |due: &Due| Paid { post: due.post, reserved: due.cost.get(), actual: None };
+        let paid = |due: &Due| Paid { which: due.which(), reserved: due.cost.get(), actual: None };
         let tolls = dues.iter().map(paid).collect();
-        let lease = dues.iter().filter_map(|due| inner.posts[due.post].lease).min();
+        let lease = dues.iter().filter_map(|due| due.limit(&inner).lease).min();
         let renewing = lease.and_then(|lease| renew(&inner, reservation.id(), lease));
         After { inner, reservation, tolls, bytes: 0, is_answered: false, is_done: false, renewing }
     }
@@ -52,17 +54,15 @@ impl After {
     /// The head of the answer is there. Returns what settles it, if there is anything to settle and it need not wait for the body.
     pub(super) fn answered(
         &mut self,
-        answer: &Answer<'_>,
+        answer: &ResponseHead<'_>,
     ) -> Option<impl Future<Output = ()> + Send + 'static> {
         for paid in &mut self.tolls {
-            if let Settle::ByHead(by) = &self.inner.posts[paid.post].settle {
-                paid.actual = by(answer);
-            }
+            paid.actual = self.inner.limits.get(&paid.which).settle.by_head(answer);
         }
         // Only now: a function that panics has seen nothing answered.
         self.is_answered = true;
-        let waits = |post: &Post| post.lease.is_some() || matches!(post.settle, Settle::ByBytes);
-        if self.tolls.iter().any(|paid| waits(&self.inner.posts[paid.post])) {
+        let waits = |post: &AppliedLimit| post.lease.is_some() || matches!(post.settle, Settle::ByBytes);
+        if self.tolls.iter().any(|paid| waits(self.inner.limits.get(&paid.which))) {
             return None;
         }
         self.settling()
@@ -70,7 +70,7 @@ impl After {
 
     /// Whether it holds a lease, which ends when this is dropped.
     pub(super) fn has_lease(&self) -> bool {
-        self.tolls.iter().any(|paid| self.inner.posts[paid.post].lease.is_some())
+        self.tolls.iter().any(|paid| self.inner.limits.get(&paid.which).lease.is_some())
     }
 
     /// So much of the body went out.
@@ -110,16 +110,16 @@ impl After {
         (!actuals.is_empty()).then(|| self.reservation.each(&actuals))
     }
 
-    fn name(&self, paid: &Paid) -> &str {
-        self.inner.posts[paid.post].entry.rule.name()
+    fn name<'a>(&'a self, paid: &'a Paid) -> &'a str {
+        self.inner.limits.get(&paid.which).entry.rule.name()
     }
 
     /// What a toll truly cost, if it is not what was reserved.
     fn actual(&self, paid: &Paid) -> Option<u64> {
-        let post = &self.inner.posts[paid.post];
+        let post = self.inner.limits.get(&paid.which);
         match &post.settle {
             Settle::Nothing => post.lease.map(|_| 0),
-            Settle::ByHead(_) => paid.actual,
+            Settle::ByStatus(_) | Settle::ByHead(_) => paid.actual,
             Settle::ByBytes => self.is_answered.then_some(self.bytes),
         }
     }

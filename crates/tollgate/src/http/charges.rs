@@ -1,0 +1,97 @@
+//! The charges of a request, found by its route limits before anything is charged.
+
+use bytes::Bytes;
+use http::{Request, Response};
+use smallvec::SmallVec;
+use tollgate_kernel::Cost;
+
+use super::applied::{AppliedLimit, Which};
+use super::layer::Inner;
+use super::refusal::{self, Protocol, Refusal};
+use crate::error::Error;
+use crate::key::Key;
+use crate::problem::Reason;
+use crate::route::{NoKey, RequestHead};
+
+/// What a request is charged under one limit. Without a key it is denied.
+pub(super) struct Due {
+    which: Which,
+    pub(super) key: Option<Key<'static>>,
+    pub(super) cost: Cost,
+}
+
+pub(super) type Dues = SmallVec<[Due; 4]>;
+
+impl Due {
+    /// The limit that applies.
+    pub(super) fn limit<'a>(&'a self, inner: &'a Inner) -> &'a AppliedLimit {
+        inner.limits.get(&self.which)
+    }
+
+    /// Which limit that is, for who needs it later.
+    pub(super) fn which(&self) -> Which {
+        self.which.clone()
+    }
+}
+
+/// Adds the charges of a request to `dues`; none, if no limit applies to it. They are filled in place: moving them costs more
+/// than filling them. An error is the response to a request that cannot be charged.
+pub(super) fn find<B>(
+    inner: &Inner,
+    request: &Request<B>,
+    dues: &mut Dues,
+) -> Result<(), Box<Response<Bytes>>> {
+    let head = inner.routes.head(request).map_err(|error| Box::new(refusal::bad_path(&error)))?;
+    if inner.is_skipped(&head) {
+        return Ok(());
+    }
+    find_charges(inner, &head, dues).map_err(|stop| stop.response(inner, request))
+}
+
+fn find_charges<'a>(inner: &'a Inner, head: &RequestHead<'a>, dues: &mut Dues) -> Result<(), Stop> {
+    for charge in inner.routes.charges(head) {
+        let Some(limit) = charge.limit else { return Err(Stop::NoLimit) };
+        let which = inner.limits.find(inner, charge.route, &limit).map_err(Stop::Unknown)?;
+        let key = charge.key.map_err(|no_key| warn(inner, limit.name(), &no_key)).ok();
+        dues.push(Due { which, key, cost: charge.cost });
+    }
+    Ok(())
+}
+
+/// Why a request is answered before anything is charged.
+enum Stop {
+    /// No limit was chosen for it.
+    NoLimit,
+    /// The limit that was chosen cannot be applied.
+    Unknown(Error),
+}
+
+impl Stop {
+    #[cold]
+    fn response<B>(self, inner: &Inner, request: &Request<B>) -> Box<Response<Bytes>> {
+        let protocol = Protocol::of(request);
+        let refusal = match self {
+            Stop::NoLimit => {
+                if let Some(count) = inner.unpaid.count() {
+                    tracing::warn!(count, "denied a request for which no limit was chosen");
+                }
+                Refusal::new(protocol, &[], Reason::NoPayer)
+            }
+            Stop::Unknown(error) => {
+                if let Some(count) = inner.undecided.count() {
+                    tracing::error!(count, "refused a request whose limit cannot be applied: {error}");
+                }
+                Refusal::undecided(protocol)
+            }
+        };
+        Box::new(refusal.answer(inner.responder.as_ref(), Default::default()))
+    }
+}
+
+/// Logs, at most once a second, that a request was denied because it has no key.
+#[cold]
+fn warn(inner: &Inner, limiter: &str, no_key: &NoKey) {
+    if let Some(count) = inner.unpaid.count() {
+        tracing::warn!(limiter, count, "denied a request without a key: {no_key}");
+    }
+}

@@ -1,0 +1,204 @@
+//! Route limits, compiled: the charges of each request.
+
+use std::fmt;
+
+use http::Request;
+use tollgate_kernel::{Cost, MAX_COUNT};
+
+use super::key::{CompiledKey, NoKey};
+use super::limit::{Choice, ChosenLimit, CostOf, LimitOf, RouteLimit, Settle};
+use super::path::BadPath;
+use super::pattern::Matcher;
+use super::request::{Described, RequestHead, RequestReader};
+use crate::error::Error;
+use crate::gate::MOST_LIMITS;
+use crate::key::Key;
+
+/// How many route limits there may be. Each request is compared with all of them.
+const MOST_ROUTES: usize = 1_024;
+
+/// Route limits, compiled: they say which limits a request is charged under, by which key and how much.
+///
+/// ```
+/// use tollgate::route::{KeyExtractor, Route, RouteLimit, Routes};
+///
+/// let routes = Routes::new([
+///     RouteLimit::new("api", KeyExtractor::ip()).on(Route::below("/api")),
+///     RouteLimit::new("login", KeyExtractor::ip()).on(Route::post("/login")),
+/// ])?;
+/// let request = routes.reader().recorded("203.0.113.7").target("POST", "/login?next=/");
+/// let charges: Vec<_> = routes.charges(&request).map(|charge| (charge.route, charge.key.unwrap().to_string())).collect();
+/// assert_eq!(charges, [(1, "ip:203.0.113.7".to_owned())]);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+///
+/// Every route limit whose route matches is charged. Who charges them charges all of them together, or none.
+#[derive(Default)]
+pub struct Routes {
+    reader: RequestReader,
+    routes: Vec<Compiled>,
+    needs_path: bool,
+}
+
+/// One route limit.
+struct Compiled {
+    source: RouteLimit,
+    matcher: Matcher,
+    key: CompiledKey,
+}
+
+/// What a request is charged under one route limit.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct RouteCharge<'a> {
+    /// Which route limit, by its place in the list.
+    pub route: usize,
+    /// The limit; `None` if it is [chosen](RouteLimit::choose) for each request and none was chosen for this one, which is
+    /// denied.
+    pub limit: Option<RequestLimit<'a>>,
+    /// The key; a request without one is denied, and nothing is charged.
+    pub key: Result<Key<'static>, NoKey>,
+    /// How much.
+    pub cost: Cost,
+}
+
+/// The limit that applies to a request.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RequestLimit<'a> {
+    /// The limit that the route limit names.
+    Named(&'a str),
+    /// One that was chosen for this request. Boxed, because few are.
+    Chosen(Box<ChosenLimit>),
+}
+
+impl Routes {
+    /// Compiles route limits, in this order. Fails if a path, a header or a key makes no sense, or if they are too many.
+    pub fn new(limits: impl IntoIterator<Item = RouteLimit>) -> Result<Routes, Error> {
+        let routes = limits.into_iter().map(Compiled::new).collect::<Result<Vec<_>, Error>>()?;
+        if routes.len() > MOST_ROUTES {
+            let count = routes.len();
+            return Err(Error::call(format!(
+                "there may be at most {MOST_ROUTES} route limits, and there are {count}"
+            )));
+        }
+        let on_all = routes.iter().filter(|route| route.matcher.matches_all()).count();
+        if on_all > MOST_LIMITS {
+            return Err(Error::call(format!(
+                "a request may meet at most {MOST_LIMITS} limits, and {on_all} route limits apply to every request"
+            )));
+        }
+        let needs_path = routes.iter().any(|route| route.matcher.needs_path());
+        Ok(Routes { reader: RequestReader::new(), routes, needs_path })
+    }
+
+    /// How requests are read; by default the client is the peer.
+    #[must_use]
+    pub fn read_by(self, reader: RequestReader) -> Routes {
+        Routes { reader, ..self }
+    }
+
+    /// How requests are read.
+    pub fn reader(&self) -> &RequestReader {
+        &self.reader
+    }
+
+    /// The route limits, in their order.
+    pub fn limits(&self) -> impl ExactSizeIterator<Item = &RouteLimit> {
+        self.routes.iter().map(|route| &route.source)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.routes.is_empty()
+    }
+
+    /// Reads paths even if no route limit looks at them.
+    pub(crate) fn reading_paths(self, needs_path: bool) -> Routes {
+        Routes { needs_path: self.needs_path || needs_path, ..self }
+    }
+
+    /// A request as route limits see it; an error if its path has no one spelling and a route looks at paths.
+    pub fn head<'a, B>(&'a self, request: &'a Request<B>) -> Result<RequestHead<'a>, BadPath> {
+        if self.needs_path { self.reader.head(request) } else { Ok(self.reader.head_without_path(request)) }
+    }
+
+    /// A request that a trusted proxy describes. Whether the peer is one is for the caller to check
+    /// ([`RequestReader::trusts`]).
+    pub fn described<'a>(&'a self, described: &Described<'a>) -> Result<RequestHead<'a>, BadPath> {
+        self.reader.described(described, self.needs_path)
+    }
+
+    /// What a request is charged, under each route limit that applies to it.
+    #[inline]
+    pub fn charges<'r, 'a>(
+        &'a self,
+        request: &'r RequestHead<'a>,
+    ) -> impl Iterator<Item = RouteCharge<'a>> + use<'r, 'a> {
+        let charge = |(index, route): (usize, &'a Compiled)| route.charge(index, request);
+        self.routes.iter().enumerate().filter_map(charge)
+    }
+}
+
+impl Compiled {
+    fn new(source: RouteLimit) -> Result<Compiled, Error> {
+        let wrong = |why: String| match source.limit() {
+            Some(limit) => Error::call(format!("the route limit `{limit}`: {why}")),
+            None => Error::call(format!("a route limit whose limit is chosen: {why}")),
+        };
+        match source.cost {
+            CostOf::Fixed(0) => return Err(wrong("a cost must be at least 1".to_owned())),
+            CostOf::Fixed(cost) if cost > MAX_COUNT => {
+                return Err(wrong(format!("a cost is at most {MAX_COUNT}")));
+            }
+            _ => {}
+        }
+        let matcher = source.route.compile().map_err(|error| wrong(error.to_string()))?;
+        let key = source.key.compile(&matcher).map_err(|error| wrong(error.to_string()))?;
+        Ok(Compiled { source, matcher, key })
+    }
+
+    #[inline]
+    fn charge<'a>(&'a self, index: usize, request: &RequestHead<'a>) -> Option<RouteCharge<'a>> {
+        if !self.matcher.charges(request) {
+            return None;
+        }
+        let request = request.on_behalf_of(&self.matcher);
+        let cost = self.cost(request)?;
+        let key = self.key.find(request).transpose()?;
+        let limit = match &self.source.limit {
+            LimitOf::Named(name) => Some(RequestLimit::Named(name)),
+            LimitOf::Chosen(choose) => choose(request).map(|chosen| RequestLimit::Chosen(Box::new(chosen))),
+        };
+        Some(RouteCharge { route: index, limit, key, cost })
+    }
+
+    /// What a request costs; `None` if nothing.
+    fn cost(&self, request: &RequestHead<'_>) -> Option<Cost> {
+        match (&self.source.settle, request.sent(), &self.source.cost) {
+            // The response of a recorded request is known.
+            (Settle::ByBytes, Some(sent), _) => Cost::new(sent.min(MAX_COUNT)),
+            (_, _, CostOf::Fixed(cost)) => Cost::new(*cost),
+            (_, _, CostOf::By(by)) => Cost::new(by(request)),
+        }
+    }
+}
+
+impl RequestLimit<'_> {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        match self {
+            RequestLimit::Named(name) => name,
+            RequestLimit::Chosen(chosen) => match &chosen.0 {
+                Choice::Name(name) => name,
+                Choice::AdHoc(limit) => limit.name(),
+            },
+        }
+    }
+}
+
+impl fmt::Debug for Routes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.limits()).finish()
+    }
+}
