@@ -12,6 +12,8 @@
 local each, format, sub, tonumber, type, keys = redis.pcall, string.format, string.sub, tonumber, type, KEYS
 local price_us, span_us, how, stay_ms, numbers, is_plain = ARGV[3] + 0, ARGV[4] + 0, ARGV[5], ARGV[6], ARGV[7], ARGV[8] == '1'
 local is_known = operation == 'known'
+-- Where the clock stands still, the state stays for longer by what the server has to catch up.
+if now_us > server_us and how == 'PX' then stay_ms = '' end
 local cut, answers, others = -#numbers - 1, {now_us}, nil
 
 for index = 1, #keys do
@@ -35,7 +37,7 @@ for index = 1, #keys do
     local allowed, missing_us, _, after_us = token_bucket_fit(full_us, 0, 1, span_us, 0, price_us, 0, now_us)
     if allowed then
       local stay = stay_ms
-      if stay == '' then stay = format('%d', (after_us - now_us) / 1000 + 1001) end
+      if stay == '' then stay = format('%d', (after_us - server_us) / 1000 + 1001) end
       -- Written out here, because Redis would write it as a fraction that happens to be whole, which takes it far longer.
       local value = is_plain and format('%d', after_us) or format('%x', after_us) .. numbers
       local reply = each('SET', key, value, how, stay)

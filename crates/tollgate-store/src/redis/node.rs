@@ -49,6 +49,8 @@ pub(crate) struct Node {
     run: Mutex<Option<String>>,
     losses: Arc<AtomicU64>,
     watch: Watch,
+    /// The latest time that a charge was answered with, by the server's clock.
+    seen_us: AtomicU64,
 }
 
 /// Where a connection is, or will be.
@@ -96,6 +98,9 @@ pub(crate) struct Connection {
     answered_us: AtomicU64,
 }
 
+/// A server's clock that steps back by up to this stands still in the scripts: see clock.lua.
+const STANDS_STILL_US: u64 = 10_000_000;
+
 /// Our clock: it never goes back.
 fn our_us() -> u64 {
     Clock::system().now().get()
@@ -113,7 +118,8 @@ impl Node {
     ) -> Arc<Node> {
         let places = (0..connections).map(|_| Place::default()).collect();
         let (next, run) = (AtomicUsize::new(0), Mutex::new(None));
-        Arc::new(Node { address, client, timeout, clock, places, next, run, losses, watch })
+        let seen_us = AtomicU64::new(0);
+        Arc::new(Node { address, client, timeout, clock, places, next, run, losses, watch, seen_us })
     }
 
     /// Whether the server has room for keys that it does not know yet, as far as it was seen.
@@ -151,6 +157,7 @@ impl Node {
             Ok(Ok(value)) => {
                 let now_us = our_us();
                 connection.answered_us.store(now_us, Ordering::Relaxed);
+                self.note_time(&value);
                 if now_us > connection.measured_us.load(Ordering::Relaxed) + MEASURE_EVERY_US {
                     self.measure_soon(place, &connection);
                 }
@@ -177,15 +184,33 @@ impl Node {
         }
     }
 
-    /// The deadline by the server's clock; with a test's clock, followed by the time to go by.
+    /// Notes the time that a charge was answered with. A clock that was set back by more than a script makes up for is believed.
+    fn note_time(&self, answer: &Value) {
+        let Value::Array(values) = answer else { return };
+        let Some(Value::Int(now)) = values.first() else { return };
+        let Ok(now_us) = u64::try_from(*now) else { return };
+        // Other answers that begin with a number say whether something was there.
+        if now_us <= 1 {
+            return;
+        }
+        if now_us + STANDS_STILL_US < self.seen_us.load(Ordering::Relaxed) {
+            self.seen_us.store(now_us, Ordering::Relaxed);
+        } else {
+            self.seen_us.fetch_max(now_us, Ordering::Relaxed);
+        }
+    }
+
+    /// The deadline by the server's clock and the latest time that was seen there; with a test's clock, followed by the time to go
+    /// by.
     fn not_after(&self, connection: &Connection, deadline: Instant, now_us: u64) -> String {
         let left = deadline.saturating_duration_since(Instant::now());
         let left_us = i64::try_from(left.as_micros()).unwrap_or(i64::MAX);
         let now_us = i64::try_from(now_us).unwrap_or(i64::MAX);
         let not_after = (now_us + connection.ahead_us.load(Ordering::Relaxed)).saturating_add(left_us).max(0);
+        let seen_us = self.seen_us.load(Ordering::Relaxed);
         match &self.clock {
-            None => not_after.to_string(),
-            Some(clock) => format!("{not_after}:{}:{TEST_SHIFT_MS}", clock.now().get()),
+            None => format!("{not_after}:{seen_us}"),
+            Some(clock) => format!("{not_after}:{seen_us}:{}:{TEST_SHIFT_MS}", clock.server_now().get()),
         }
     }
 
