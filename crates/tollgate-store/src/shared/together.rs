@@ -184,9 +184,9 @@ async fn send_all<C: Carrier>(carrier: &C, lane: Claim, of_batch: Claims) {
         // one that would leave beside another lets its callers go on first.
         if C::ONCE {
             // A key goes alone until its last check is answered.
-            answered.take().map(Answered::give);
+            give(answered.take());
         } else if carrier.queue().has_just_sent(lane) {
-            answered.take().map(Answered::give);
+            give(answered.take());
             tokio::task::yield_now().await;
         }
         let mut claimed = pin!(carrier.shares().claim_patiently(of_batch.clone()));
@@ -194,13 +194,13 @@ async fn send_all<C: Carrier>(carrier: &C, lane: Claim, of_batch: Claims) {
             Poll::Ready(share) => share,
             // Others are served meanwhile, so the answers are given now.
             Poll::Pending => {
-                answered.take().map(Answered::give);
+                give(answered.take());
                 claimed.await
             }
         };
         // What is in the batch is chosen once it can be sent, so that those who came meanwhile go with it.
         let Some(Batch { mut checks, alike, is_more }) = carrier.queue().take(carrier, lane) else {
-            answered.map(Answered::give);
+            give(answered);
             return;
         };
         if is_more {
@@ -215,7 +215,7 @@ async fn send_all<C: Carrier>(carrier: &C, lane: Claim, of_batch: Claims) {
             let mut carried = pin!(carrier.carry(&alike, &keys, deadline, &sent));
             // The answers to the last batch are given once the next is on its way: the store works on it while callers go on.
             let at_once = poll_once(carried.as_mut()).await;
-            answered.take().map(Answered::give);
+            give(answered.take());
             match at_once {
                 Poll::Ready(answers) => answers,
                 Poll::Pending => carried.await,
@@ -239,27 +239,25 @@ struct Answered<C: Carrier> {
     answers: Result<Vec<Result<C::Answer, StoreError>>, StoreError>,
 }
 
-impl<C: Carrier> Answered<C> {
-    /// Gives everybody the answer.
-    fn give(self) {
-        let Answered { checks, answers } = self;
-        let answers = answers.and_then(|answers| match answers.len() == checks.len() {
-            true => Ok(answers),
-            false => {
-                let message = "the store answered more or fewer than it was asked";
-                Err(StoreError::failed(Failure::Reply, message).ambiguous())
+/// Gives everybody the answer.
+fn give<C: Carrier>(answered: Option<Answered<C>>) {
+    let Some(Answered { checks, answers }) = answered else { return };
+    let answers = answers.and_then(|answers| match answers.len() == checks.len() {
+        true => Ok(answers),
+        false => {
+            let message = "the store answered more or fewer than it was asked";
+            Err(StoreError::failed(Failure::Reply, message).ambiguous())
+        }
+    });
+    match answers {
+        Ok(answers) => {
+            for (waiting, answer) in checks.into_iter().zip(answers) {
+                let _ = waiting.answer.send(answer);
             }
-        });
-        match answers {
-            Ok(answers) => {
-                for (waiting, answer) in checks.into_iter().zip(answers) {
-                    let _ = waiting.answer.send(answer);
-                }
-            }
-            Err(error) => {
-                for waiting in checks {
-                    let _ = waiting.answer.send(Err(error.for_another()));
-                }
+        }
+        Err(error) => {
+            for waiting in checks {
+                let _ = waiting.answer.send(Err(error.for_another()));
             }
         }
     }

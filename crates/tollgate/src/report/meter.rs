@@ -61,6 +61,8 @@ struct ByNamespace {
     known: [OnceLock<Named>; NAMESPACES],
     other: OnceLock<Series>,
     none: OnceLock<Series>,
+    /// A namespace that was not declared, and how many were when that was found: most keys of a limit are of one namespace.
+    undeclared: OnceLock<(Box<str>, usize)>,
 }
 
 /// What the series of a limit have in common.
@@ -206,7 +208,8 @@ impl Meter {
 impl ByNamespace {
     fn new(strategy: Option<Strategy>, met: Arc<Met>, source: SeriesSource) -> ByNamespace {
         let known = [const { OnceLock::new() }; NAMESPACES];
-        ByNamespace { strategy, source, met, known, other: OnceLock::new(), none: OnceLock::new() }
+        let (other, none, undeclared) = Default::default();
+        ByNamespace { strategy, source, met, known, other, none, undeclared }
     }
 
     /// The series of a key, by its canonical text.
@@ -214,8 +217,18 @@ impl ByNamespace {
     fn series(&self, key: &str) -> &Series {
         match self.known[0].get() {
             Some(named) if named.is_of(key.as_bytes()) => &named.series,
+            None if self.is_undeclared(key.as_bytes()) => self.other(),
             _ => self.series_of_another(key),
         }
+    }
+
+    /// Whether a key is of the namespace that was found undeclared first, and none was declared since.
+    #[inline]
+    fn is_undeclared(&self, key: &[u8]) -> bool {
+        let Some((name, declared)) = self.undeclared.get() else { return false };
+        key.get(name.len()) == Some(&b':')
+            && key[..name.len()] == *name.as_bytes()
+            && *declared == self.met.declared()
     }
 
     fn series_of_another(&self, key: &str) -> &Series {
@@ -237,7 +250,12 @@ impl ByNamespace {
     #[cold]
     fn newcomer(&self, key: &str) -> &Series {
         let name = key.split_once(':').map_or(DEFAULT, |(name, _)| name);
+        // Before the look, so that what is declared meanwhile is looked at again.
+        let declared = self.met.declared();
         if name.len() > LONGEST || !self.met.takes_in(name) {
+            if name.len() <= LONGEST && key.contains(':') {
+                self.undeclared.get_or_init(|| (name.into(), declared));
+            }
             return self.other();
         }
         let make = || {

@@ -9,6 +9,7 @@
 //! apart by name alone, whichever strategy they have; how many names there are is for whoever writes the config.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -33,7 +34,11 @@ pub(crate) struct Namespaces {
 
 /// The namespaces that may be labels, as the canonical text of their keys begins. Names are only ever added, so they are read
 /// without a lock.
-pub(crate) struct Declared([OnceLock<Box<str>>; DECLARED]);
+pub(crate) struct Declared {
+    names: [OnceLock<Box<str>>; DECLARED],
+    /// How many names were declared, so that whoever looked before knows whether there are more.
+    count: AtomicUsize,
+}
 
 /// The namespaces that a limit has met, in the order in which it met them.
 pub(crate) struct Met {
@@ -51,23 +56,30 @@ impl Namespaces {
     pub(crate) fn declare(&self, namespace: &str) {
         let Ok(prefix) = Key::prefix(namespace) else { return };
         let name = prefix.strip_suffix(':').unwrap_or(DEFAULT);
-        self.declared.0.iter().any(|place| **place.get_or_init(|| name.into()) == *name);
+        self.declared.names.iter().any(|place| **place.get_or_init(|| name.into()) == *name);
+        self.declared.count.fetch_add(1, Ordering::Release);
     }
 }
 
 impl Default for Declared {
     fn default() -> Declared {
-        Declared([const { OnceLock::new() }; DECLARED])
+        Declared { names: [const { OnceLock::new() }; DECLARED], count: AtomicUsize::new(0) }
     }
 }
 
 impl Declared {
     fn has(&self, name: &str) -> bool {
-        name == DEFAULT || self.0.iter().map_while(OnceLock::get).any(|declared| **declared == *name)
+        name == DEFAULT || self.names.iter().map_while(OnceLock::get).any(|declared| **declared == *name)
     }
 }
 
 impl Met {
+    /// How many names were declared so far. Once it has grown, a name that was not declared may be.
+    #[inline]
+    pub(crate) fn declared(&self) -> usize {
+        self.declared.count.load(Ordering::Acquire)
+    }
+
     /// Whether a namespace has a place, as the canonical text of its keys begins: one that is declared, and met before or met
     /// while a place is left. Another may take that at the same moment.
     pub(crate) fn takes_in(&self, name: &str) -> bool {
