@@ -13,9 +13,10 @@
 -- one that writes the state by the limit's own numbers although nothing is charged, if part.is_other says so.
 --
 -- The answer is a list: now, and for each charge a string of numbers, seven bytes each: whether it passed, and what was found of each
--- part: two numbers of a bucket, eight of a counter, three of others. Or STATE where what is kept under a key is not ours, FULL where
--- there is no room for a new key, FAILED where a command was refused; nothing of such a charge is written. A hold that is there
--- already answers a list: HELD, the question that it was made with, and the answer that it was given, its numbers with commas.
+-- part: two numbers of a bucket, eight of a counter, three of others. Or STATE where what is kept under a key is not ours, or FULL
+-- where there is no room for a new key: nothing of such a charge is written. Or FAILED where a command was refused after an earlier
+-- charge of the call was written; without one the error itself is the answer. A hold that is there already answers a list: HELD,
+-- the question that it was made with, and the answer that it was given, its numbers with commas.
 
 local width = ARGV[3] + 0
 local is_hold = operation == 'hold' or operation == 'hold-part'
@@ -96,7 +97,7 @@ local function charge_one(charge)
   return answer
 end
 
-local answers, has_answered = {now_us}, false
+local answers, has_written = {now_us}, false
 for charge = 1, #KEYS / stride do
   local is_sound, answer = pcall(charge_one, charge)
   if not is_sound then
@@ -106,14 +107,13 @@ for charge = 1, #KEYS / stride do
       answer = {ok = 'STATE'}
     elseif says('TOLLGATE_FULL') or says('OOM') then
       answer = {ok = 'FULL'}
-    elseif has_answered then
+    elseif has_written then
       answer = {ok = 'FAILED'}
     else
-      -- Nothing was done, and the error says more.
       error(answer, 0)
     end
-  else
-    has_answered = true
+  elseif found[1] == 1 and operation ~= 'peek' then
+    has_written = true
   end
   answers[charge + 1] = answer
 end

@@ -10,7 +10,7 @@ for index = 1, ARGV[3] + 0 do
     if is_sound and not answer then is_sound, answer = pcall(others_of_settlement().settle, KEYS[index]) end
   end
   if not is_sound then
-    -- Nothing was done where the first fails, and the error says more.
+    -- Where the first fails the error itself is the answer.
     if index == 1 then error(answer, 0) end
     local text = type(answer) == 'table' and answer.err or answer
     local is_state = string.find(text, 'TOLLGATE_STATE', 1, true) or string.find(text, 'WRONGTYPE', 1, true)

@@ -172,13 +172,14 @@ impl Question<'_> {
     }
 }
 
-/// Why one charge or settlement of several could not be made; nothing of it was.
+/// Why one charge or settlement of several could not be made. Nothing of it was, unless a command was refused half-way.
 pub(super) fn unkept(status: &str) -> Option<StoreError> {
     match status {
         "STATE" => Some(failure::not_ours()),
         "FULL" => Some(failure::no_room()),
         "FAILED" => {
-            Some(StoreError::failed(Failure::Refused, "Redis refused a command of this call").of_this_call())
+            let error = StoreError::failed(Failure::Refused, "Redis refused a command of this call");
+            Some(error.of_this_call().ambiguous())
         }
         _ => None,
     }
