@@ -95,6 +95,7 @@ pub(super) async fn answer(
             ));
         }
     };
+    check_trust(app, peer)?;
     let charges = find_charges(app, peer, headers).map_err(|fault| match deny {
         StatusCode::TOO_MANY_REQUESTS => fault,
         deny => fault.with_status(deny),
@@ -123,16 +124,23 @@ pub(super) async fn answer(
     .await
 }
 
+/// Refuses a peer that is not trusted with 403, whatever status it asked for: no client of a proxy can bring that about.
+fn check_trust(app: &App, peer: IpAddr) -> Result<(), Fault> {
+    let state = app.state();
+    let routes = state.routes.routes.as_ref().map_err(|error| Fault::unavailable(error.to_string()))?;
+    if routes.reader().trusts(peer) {
+        return Ok(());
+    }
+    tracing::warn!(%peer, "refused a request to /v1/gate of a peer that is not in [requests] trusted_proxies");
+    Err(Fault::forbidden(
+        "/v1/gate believes trusted proxies only; add this peer's address to [requests] trusted_proxies",
+    ))
+}
+
 /// The charges of the request that the proxy describes. A fault is the client's or the proxy's doing.
 fn find_charges(app: &App, peer: IpAddr, headers: &HeaderMap) -> Result<Vec<GateCharge>, Fault> {
     let state = app.state();
     let routes = state.routes.routes.as_ref().map_err(|error| Fault::unavailable(error.to_string()))?;
-    if !routes.reader().trusts(peer) {
-        tracing::warn!(%peer, "refused a request to /v1/gate of a peer that is not in [requests] trusted_proxies");
-        return Err(Fault::forbidden(
-            "/v1/gate believes trusted proxies only; add this peer's address to [requests] trusted_proxies",
-        ));
-    }
     state.routes.report_left_out();
     let (method, target, host) = describe(headers)?;
     let described = Described { method: &method, target, host, headers, peer };
