@@ -9,7 +9,7 @@ use tollgate::{Limit, Limiter, Micros, WaitError};
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // One letter every 20 milliseconds.
-    let limiter = Limiter::new(Limit::token_bucket("50/s".parse()?, 1)?);
+    let limiter = Limiter::new(Limit::token_bucket("50/s", 1)?);
     let started = Instant::now();
 
     let letters = ["first", "second", "third", "fourth"].map(|letter| {

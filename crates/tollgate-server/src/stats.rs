@@ -251,7 +251,7 @@ mod tests {
         let recorder = Arc::new(metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder());
         let telemetry = Telemetry::new().metrics_to(recorder);
         let stats = Stats::new(telemetry.clone(), Settings { shows_keys: false }, START);
-        let limit = Limit::token_bucket("1/h".parse().expect("a rate"), 150).expect("a bucket");
+        let limit = Limit::token_bucket("1/h", 150).expect("a bucket");
         let gate = Tollgate::builder().limit("api", limit).telemetry(telemetry).observer(stats.clone());
         let gate = gate.build().expect("a registry");
         let api = gate.limiter("api").expect("a limit");

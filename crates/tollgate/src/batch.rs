@@ -26,7 +26,7 @@ impl Tollgate {
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
     /// # use tollgate::{Limit, Tollgate};
-    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 1)?).build()?;
+    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s", 1)?).build()?;
     /// let answers = gate.check_many("api", &["user:1", "user:2", "user:1"]).await?;
     /// let admitted: Vec<bool> = answers.iter().map(|answer| !answer.denies()).collect();
     /// assert_eq!(admitted, [true, true, false]);

@@ -210,7 +210,7 @@ impl TollgateBuilder {
     ///
     /// let login = Rule::new("login", Limit::fixed_window(5, Micros::from_secs(60))?)?;
     /// let gate = Tollgate::builder()
-    ///     .limit("api", Limit::token_bucket("10/s".parse()?, 20)?)
+    ///     .limit("api", Limit::token_bucket("10/s", 20)?)
     ///     .rule(login.fallback(Fallback::Closed))
     ///     .fallback(Fallback::Local)
     ///     .store(Arc::new(Nowhere))

@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn bucket() -> Limit {
-        Limit::token_bucket("1/s".parse().unwrap(), 5).unwrap()
+        Limit::token_bucket("1/s", 5).unwrap()
     }
 
     fn window() -> Limit {

@@ -66,7 +66,7 @@ pub enum StoreChange {
 ///
 /// ```
 /// # use tollgate::{Limit, StoreState, Tollgate};
-/// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 20)?).build()?;
+/// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s", 20)?).build()?;
 /// let health = gate.store_health();
 /// assert_eq!(health.state, StoreState::Up); // the memory store always is
 /// assert_eq!(health.fallen_back, 0);

@@ -3,7 +3,7 @@
 //! ```
 //! use tollgate::{Limit, Limiter};
 //!
-//! let limiter = Limiter::new(Limit::token_bucket("10/s".parse()?, 20)?);
+//! let limiter = Limiter::new(Limit::token_bucket("10/s", 20)?);
 //! let outcome = limiter.check("user:42");
 //! assert!(outcome.allowed);
 //! assert_eq!(outcome.remaining, 19);
@@ -21,7 +21,7 @@
 //! use tollgate::{Ask, Limit, Micros, Tollgate};
 //!
 //! let gate = Tollgate::builder()
-//!     .limit("global", Limit::token_bucket("1000/s".parse()?, 1000)?)
+//!     .limit("global", Limit::token_bucket("1000/s", 1000)?)
 //!     .limit("per-user", Limit::sliding_window(100, Micros::from_secs(60))?)
 //!     .build()?;
 //!

@@ -34,7 +34,7 @@ pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(60);
 /// ```
 /// use tollgate::{Limit, Limiter};
 ///
-/// let limiter = Limiter::new(Limit::token_bucket("10/s".parse()?, 20)?);
+/// let limiter = Limiter::new(Limit::token_bucket("10/s", 20)?);
 /// assert!(limiter.check("user:42").allowed);
 /// assert_eq!(limiter.charge("user:42", 5)?.remaining, 14);
 /// assert_eq!(limiter.peek("user:7", 1)?.remaining, 19);
@@ -349,7 +349,7 @@ impl std::fmt::Debug for Charge<'_, '_> {
 /// use tollgate::{Limit, Micros, Tollgate};
 ///
 /// let gate = Tollgate::builder()
-///     .limit("global", Limit::token_bucket("1000/s".parse()?, 1000)?)
+///     .limit("global", Limit::token_bucket("1000/s", 1000)?)
 ///     .limit("per-user", Limit::sliding_window(1, Micros::from_secs(60))?)
 ///     .build()?;
 /// let (global, per_user) = (gate.limiter("global")?, gate.limiter("per-user")?);

@@ -48,7 +48,7 @@ impl Tollgate {
     /// use tollgate::{Limit, Tollgate};
     ///
     /// let config = Config::parse("[limits.api]\nunlimited = true\n")?;
-    /// let login = Limit::token_bucket("1/s".parse()?, 5)?;
+    /// let login = Limit::token_bucket("1/s", 5)?;
     /// let gate = Tollgate::opening(&config).await?.limit("login", login).build()?;
     /// assert_eq!(gate.rules().len(), 2);
     /// # Ok(())

@@ -194,10 +194,10 @@ impl Rule {
     /// use std::time::Duration;
     /// use tollgate::{Limit, Rule};
     ///
-    /// let api = Rule::new("api", Limit::token_bucket("1000/s".parse()?, 1000)?)?;
+    /// let api = Rule::new("api", Limit::token_bucket("1000/s", 1000)?)?;
     /// let api = api.slice(50, Duration::from_millis(100))?;
     ///
-    /// let pool = Rule::new("pool", Limit::concurrency(5, Duration::from_secs(30).into())?)?;
+    /// let pool = Rule::new("pool", Limit::concurrency(5, Duration::from_secs(30))?)?;
     /// let error = pool.slice(2, Duration::from_secs(1)).unwrap_err();
     /// assert!(error.to_string().contains("a lease belongs to one holder"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -297,7 +297,7 @@ impl Rule {
 /// use tollgate::{Limit, Policy, Rule};
 ///
 /// let policy = Policy::new([
-///     Rule::new("login", Limit::fixed_window(5, Duration::from_secs(60).into())?)?,
+///     Rule::new("login", Limit::fixed_window(5, Duration::from_secs(60))?)?,
 ///     Rule::unlimited("health")?,
 /// ])?;
 /// assert_eq!(policy.find("login")?.allowance().to_string(), "5 per 1m window");

@@ -31,7 +31,7 @@ use crate::wait::{self, WaitError};
 ///
 /// # async fn run() -> Result<(), tollgate::Error> {
 /// let gate = Tollgate::builder()
-///     .limit("api", Limit::token_bucket("10/s".parse()?, 20)?)
+///     .limit("api", Limit::token_bucket("10/s", 20)?)
 ///     .limit("login", Limit::fixed_window(5, Micros::from_secs(60))?)
 ///     .build()?;
 /// assert!(gate.acquire("user:42", "api").await?.allowed());
@@ -175,7 +175,7 @@ impl Tollgate {
     /// ```
     /// use tollgate::{Ask, Limit, Tollgate};
     ///
-    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h".parse()?, 1)?).build()?;
+    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h", 1)?).build()?;
     /// let allowed = |gate: &Tollgate| {
     ///     let charged = gate.charge_at_once(&[Ask::new("api", "user:42")]).expect("in this process");
     ///     charged.map(|decision| decision.allowed())

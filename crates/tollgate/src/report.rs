@@ -248,7 +248,7 @@ pub struct Admissions<'a> {
 /// }
 ///
 /// let denials = Arc::new(Denials::default());
-/// let limit = Limit::token_bucket("1/h".parse()?, 1)?;
+/// let limit = Limit::token_bucket("1/h", 1)?;
 /// let gate = Tollgate::builder().limit("api", limit).observer(denials.clone()).build()?;
 /// let api = gate.limiter("api")?;
 /// api.check("user:42");

@@ -25,7 +25,7 @@ pub struct Reserved<'a> {
 /// ```
 /// use tollgate::{Limit, Limiter, Settled};
 ///
-/// let tokens = Limiter::new(Limit::token_bucket("1000/m".parse()?, 1000)?);
+/// let tokens = Limiter::new(Limit::token_bucket("1000/m", 1000)?);
 /// let reservation = tokens.reserve("model:gpt", 600)?.reservation.expect("1000 are there");
 /// assert_eq!(tokens.status("model:gpt").remaining, 400);
 ///

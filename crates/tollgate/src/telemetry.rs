@@ -57,7 +57,7 @@ pub enum LogDecisions {
 ///
 /// let telemetry = Telemetry::new().metrics().log(LogDecisions::Denials).spans();
 /// let gate = Tollgate::builder()
-///     .limit("api", Limit::token_bucket("10/s".parse()?, 20)?)
+///     .limit("api", Limit::token_bucket("10/s", 20)?)
 ///     .telemetry(telemetry)
 ///     .build()?;
 /// assert!(gate.limiter("api")?.check("user:42").allowed);

@@ -37,7 +37,7 @@ fn told(format: Format, said: &[Said<'_>], now: Micros) -> Vec<(Field, String)> 
 #[test]
 fn buckets_count_down_to_the_next_token_that_makes_a_difference() {
     check(
-        Limit::token_bucket("10/s".parse().unwrap(), 20).unwrap(),
+        Limit::token_bucket("10/s", 20).unwrap(),
         r#""api";q=20;w=2"#,
         &[
             (0, 1, r#"20 19 1 - "api";r=19;t=1"#),
@@ -48,7 +48,7 @@ fn buckets_count_down_to_the_next_token_that_makes_a_difference() {
         ],
     );
     check(
-        Limit::leaky_bucket("1/s".parse().unwrap(), 3).unwrap(),
+        Limit::leaky_bucket("1/s", 3).unwrap(),
         r#""api";q=3;w=3"#,
         &[
             (0, 2, r#"3 1 1 - "api";r=1;t=1"#),
@@ -59,7 +59,7 @@ fn buckets_count_down_to_the_next_token_that_makes_a_difference() {
         ],
     );
     check(
-        Limit::token_bucket("1/h".parse().unwrap(), 2).unwrap(),
+        Limit::token_bucket("1/h", 2).unwrap(),
         r#""api";q=2;w=7200"#,
         &[(0, 1, r#"2 1 3600 - "api";r=1;t=3600"#), (1, 2, r#"2 1 3600 3600 "api";r=1;t=3600"#)],
     );

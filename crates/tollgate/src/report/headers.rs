@@ -194,7 +194,7 @@ impl Default for Format {
 /// use tollgate::headers::{self, Format, Said};
 /// use tollgate::{Limit, Limiter, Micros};
 ///
-/// let limit = Limit::token_bucket("10/s".parse()?, 20)?;
+/// let limit = Limit::token_bucket("10/s", 20)?;
 /// let outcome = Limiter::new(limit).check("user:42");
 /// let said = Said { name: "api", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
 ///
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn the_old_set_shows_the_limit_that_binds_and_the_draft_all() {
         let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
-        let bucket = Limit::token_bucket("1/s".parse().unwrap(), 10).unwrap();
+        let bucket = Limit::token_bucket("1/s", 10).unwrap();
         let held = Limit::concurrency(10, Micros::from_secs(60)).unwrap();
         let (a, b) = (|outcome| said("a", &window, outcome), |outcome| said("b", &window, outcome));
         let shadow = |outcome| Said { shadow: true, ..said("shadow", &window, outcome) };

@@ -21,7 +21,7 @@ use std::fmt;
 /// }
 ///
 /// let denied = Arc::new(Denied::default());
-/// let limit = Limit::token_bucket("1/h".parse()?, 1)?;
+/// let limit = Limit::token_bucket("1/h", 1)?;
 /// let gate = Tollgate::builder().limit("api", limit).observer(denied.clone()).build()?;
 /// let api = gate.limiter("api")?;
 /// api.check("user:42");

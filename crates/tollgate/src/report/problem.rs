@@ -35,7 +35,7 @@ impl Reason {
     /// use tollgate::problem::Reason;
     /// use tollgate::{Limit, Tollgate};
     ///
-    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h".parse()?, 1)?).build()?;
+    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h", 1)?).build()?;
     /// let api = gate.limiter("api")?;
     /// let charge = |key| tollgate::charge(&[api.of(key)]).map(|decision| Reason::of(&decision));
     /// assert_eq!(charge("user:42")?, None);
@@ -96,7 +96,7 @@ impl Reason {
 /// use tollgate::problem::{Reason, body};
 /// use tollgate::{Limit, Limiter};
 ///
-/// let limit = Limit::token_bucket("1/h".parse()?, 1)?;
+/// let limit = Limit::token_bucket("1/h", 1)?;
 /// let limiter = Limiter::new(limit);
 /// limiter.check("user:42");
 /// let outcome = limiter.charge("user:42", 2)?;

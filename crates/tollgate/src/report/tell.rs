@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_denial_on_the_straight_way_is_told_and_an_admission_is_not() {
-        let limit = Limit::token_bucket("1/h".parse().unwrap(), 2).unwrap();
+        let limit = Limit::token_bucket("1/h", 2).unwrap();
         let telemetry = Telemetry::new().log(LogDecisions::Denials);
         let gate = Tollgate::builder().limit("api", limit).telemetry(telemetry).build().unwrap();
         let api = gate.limiter("api").unwrap();

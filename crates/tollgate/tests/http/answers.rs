@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt};
 use crate::scene::{Answer, BOTH, On, ask, gate, get, post, serve, window};
 
 fn bucket() -> Limit {
-    Limit::token_bucket("10/s".parse().expect("a rate"), 2).expect("a limit")
+    Limit::token_bucket("10/s", 2).expect("a limit")
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use crate::scene::{BOTH, ask, gate, get, serve, used};
 
 /// One request a second, and up to ten that wait.
 fn leaky() -> Limit {
-    Limit::leaky_bucket("1/s".parse().expect("a rate"), 10).expect("a limit")
+    Limit::leaky_bucket("1/s", 10).expect("a limit")
 }
 
 #[tokio::test(start_paused = true)]

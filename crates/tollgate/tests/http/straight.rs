@@ -22,8 +22,8 @@ impl Observer for Seen {
 /// Everything that a caller is told of some requests, each a second after the other, with and without somebody looking on.
 async fn check(tolls: &[Toll], format: Format, asked: impl Fn() -> Vec<Asked>, events: usize) {
     let limits = |gate: TollgateBuilder| {
-        let bucket = Limit::token_bucket("1/s".parse().expect("a rate"), 3).expect("a limit");
-        let leaky = Limit::leaky_bucket("10/s".parse().expect("a rate"), 3).expect("a limit");
+        let bucket = Limit::token_bucket("1/s", 3).expect("a limit");
+        let leaky = Limit::leaky_bucket("10/s", 3).expect("a limit");
         let sliding = Limit::sliding_window(2, Micros::from_secs(5)).expect("a limit");
         let gate = gate.limit("bucket", bucket).limit("leaky", leaky).limit("sliding", sliding);
         gate.limit("window", window(2))

@@ -62,7 +62,7 @@ fn all_limits_are_charged_or_none() {
 
 /// Limits of all strategies whose answers do not depend on when a body is out.
 fn limits(gate: TollgateBuilder) -> TollgateBuilder {
-    let rate = |text: &str| text.parse().expect("a rate");
+    let rate = |text: &str| text.parse::<tollgate::Rate>().expect("a rate");
     let sound = |limit: Result<Limit, tollgate::LimitError>| limit.expect("a limit");
     gate.limit("global", sound(Limit::token_bucket(rate("40/m"), 8)))
         .limit("even", sound(Limit::leaky_bucket(rate("7/m"), 5)))

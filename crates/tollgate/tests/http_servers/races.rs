@@ -43,7 +43,7 @@ fn check(scene: &Scene, name: &str) {
 #[test]
 fn every_admission_is_told_another_remainder() {
     let hour = Micros::from_secs(3_600);
-    let hourly = "1/h".parse().expect("a rate");
+    let hourly = "1/h";
     let limits = [
         ("tokens", Limit::token_bucket(hourly, MOST).expect("a limit")),
         ("window", Limit::fixed_window(MOST, hour).expect("a limit")),

@@ -13,7 +13,9 @@ const MOST: u64 = 4;
 fn limit(random: &mut Random) -> Limit {
     let window = Micros::from_millis(1 + random.below(20_000));
     let count = 1 + random.below(6);
-    let rate = format!("{}/{}ms", 1 + random.below(5), 1 + random.below(20_000)).parse().expect("a rate");
+    let rate = format!("{}/{}ms", 1 + random.below(5), 1 + random.below(20_000))
+        .parse::<tollgate::Rate>()
+        .expect("a rate");
     let limit = match random.below(6) {
         0 => Limit::token_bucket(rate, count),
         1 => Limit::leaky_bucket(rate, count),

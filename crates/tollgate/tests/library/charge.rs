@@ -146,7 +146,7 @@ fn of_two_refusals_the_longer_wait_binds() {
 #[test]
 fn an_admitted_charge_is_held_back_as_long_as_the_slowest_leaky_bucket_says() {
     let hands = hands();
-    let leaky = |rate: &str| tollgate::Limit::leaky_bucket(rate.parse().unwrap(), 5).unwrap();
+    let leaky = |rate: &str| tollgate::Limit::leaky_bucket(rate, 5).unwrap();
     let gate = on(&hands).limit("fast", leaky("10/s")).limit("slow", leaky("1/s")).build().unwrap();
     let asks = [Ask::new("slow", "a"), Ask::new("fast", "a")];
     for delay in 0..5 {

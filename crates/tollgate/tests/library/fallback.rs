@@ -269,7 +269,7 @@ fn instances_share_a_limit_while_each_counts_by_itself() {
     }
     let error = on(&hands()).limit("api", bucket("1/s", 1)).instances(0).build().unwrap_err();
     assert!(error.to_string().contains("0 instances"), "{error}");
-    let slow = Limit::token_bucket("1/3000d".parse().unwrap(), 2).unwrap();
+    let slow = Limit::token_bucket("1/3000d", 2).unwrap();
     let builder = on(&hands()).limit("slow", slow).store(Elsewhere::new(&hands())).instances(2);
     assert!(builder.fallback(Fallback::Local).build().is_err(), "nothing slower can be kept exact");
 }

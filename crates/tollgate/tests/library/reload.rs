@@ -53,7 +53,7 @@ fn counter(limit: u64, window: u64) -> Limit {
 }
 
 fn leaky(rate: &str, capacity: u64) -> Limit {
-    Limit::leaky_bucket(rate.parse().unwrap(), capacity).unwrap()
+    Limit::leaky_bucket(rate, capacity).unwrap()
 }
 
 /// After `spent` under the old rule and a change, the key has so much left, and not one more; and so on its way back.

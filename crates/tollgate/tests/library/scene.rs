@@ -12,7 +12,7 @@ pub(crate) const fn secs(secs: u64) -> Micros {
 }
 
 pub(crate) fn bucket(rate: &str, burst: u64) -> Limit {
-    Limit::token_bucket(rate.parse().unwrap(), burst).unwrap()
+    Limit::token_bucket(rate, burst).unwrap()
 }
 
 /// So many in a window of a minute that opens at the first charge.
@@ -27,7 +27,7 @@ pub(crate) fn at_once(limit: u64) -> Limit {
 
 /// Every strategy, each holding `capacity`.
 pub(crate) fn every_strategy(capacity: u64) -> Vec<Limit> {
-    let rate = "1/s".parse().unwrap();
+    let rate = "1/s";
     let window = secs(10);
     vec![
         Limit::token_bucket(rate, capacity).unwrap(),

@@ -22,7 +22,7 @@ fn process(hands: &ManualClock, elsewhere: &Arc<Elsewhere>, limit: Limit, units:
 
 /// A limit of the same strategy that holds so much.
 fn limit_of(limit: &Limit, capacity: u64) -> Allowance {
-    let rate = "10/s".parse().unwrap();
+    let rate = "10/s";
     let limit = match limit {
         Limit::TokenBucket(_) => Limit::token_bucket(rate, capacity),
         Limit::FixedWindow(_) => Limit::fixed_window(capacity, secs(10)),
@@ -253,7 +253,7 @@ fn a_reset_ends_a_slice_and_an_outage_does_not() {
     elsewhere.fault(Fault::Fails(Failure::Connection));
     assert_eq!(charge(&gate, "a", 1), (true, Source::Slice), "it is paid for");
     assert_eq!(charge(&gate, "b", 1), (false, Source::FallbackClosed));
-    hands.advance(TTL.into());
+    hands.advance(TTL);
     assert_eq!(charge(&gate, "a", 1), (false, Source::FallbackClosed));
     elsewhere.fault(Fault::None);
     hands.advance(secs(5));
@@ -278,7 +278,7 @@ fn the_memory_store_has_no_use_for_slices() {
 #[test]
 fn what_cannot_be_sliced_is_refused_with_the_reason() {
     let rule = |limit| Rule::new("api", limit).unwrap();
-    let leaky = Limit::leaky_bucket("1/s".parse().unwrap(), 5).unwrap();
+    let leaky = Limit::leaky_bucket("1/s", 5).unwrap();
     for (sliced, reason) in [
         (rule(leaky).slice(1, TTL), "a leaky_bucket tells each charge its own delay"),
         (rule(at_once(5)).slice(1, TTL), "a lease belongs to one holder"),

@@ -426,7 +426,7 @@ fn sums_are_the_callers_own_count() {
 
 #[test]
 fn the_recorder_that_the_host_has_installed_is_used() {
-    let limit = Limit::token_bucket("1/h".parse().unwrap(), 1).unwrap();
+    let limit = Limit::token_bucket("1/h", 1).unwrap();
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
     // Installed for this thread alone, and found as one for the whole process would be.

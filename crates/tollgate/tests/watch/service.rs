@@ -98,7 +98,7 @@ impl Service {
 }
 
 fn in_memory(builder: TollgateBuilder) -> Tollgate {
-    let hourly = |count| Limit::token_bucket("1/h".parse().expect("a rate"), count).expect("a limit");
+    let hourly = |count| Limit::token_bucket("1/h", count).expect("a limit");
     let trial = Rule::new("trial", hourly(2)).expect("a name").shadow();
     builder.limit("pages", hourly(5)).rule(trial).build().expect("a registry")
 }

@@ -29,7 +29,7 @@ impl LimitLayer {
     /// use tollgate::http::{LimitLayer, Payer, Route, Toll};
     /// use tollgate::{Limit, Tollgate};
     ///
-    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 20)?).build()?;
+    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s", 20)?).build()?;
     /// let layer = LimitLayer::builder(&gate).toll(Route::any(), Toll::new("api", Payer::client())).build()?;
     /// let router: Router = Router::new().route("/", get("hello")).layer(layer.for_axum());
     /// # Ok::<(), tollgate::Error>(())

@@ -37,8 +37,8 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(300);
 /// use tollgate::{Limit, Micros, Tollgate};
 ///
 /// let gate = Tollgate::builder()
-///     .limit("global", Limit::token_bucket("1000/s".parse()?, 1000)?)
-///     .limit("per-client", Limit::token_bucket("10/s".parse()?, 20)?)
+///     .limit("global", Limit::token_bucket("1000/s", 1000)?)
+///     .limit("per-client", Limit::token_bucket("10/s", 20)?)
 ///     .limit("logins", Limit::fixed_window(5, Micros::from_secs(60))?)
 ///     .build()?;
 /// let layer = LimitLayer::builder(&gate)
@@ -217,7 +217,7 @@ impl LimitLayerBuilder {
     /// ```
     /// # use tollgate::http::{LimitLayer, Payer, Route, Toll};
     /// # use tollgate::{Limit, Tollgate};
-    /// # let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 20)?).build()?;
+    /// # let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s", 20)?).build()?;
     /// let layer = LimitLayer::builder(&gate)
     ///     .toll(Route::any(), Toll::new("api", Payer::client()))
     ///     .responder(|refusal| {
