@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 use tollgate::config::Config;
 use tollgate::telemetry::Telemetry;
-use tollgate::{Admissions, Event, Observer};
+use tollgate::telemetry::{Admissions, Event, Observer};
 
 use self::latency::Latency;
 use self::offenders::{Offender, Offenders, Standing, Who};
@@ -148,9 +148,9 @@ impl Stats {
     fn denied(&self, limit: &OfLimit, event: &Event<'_>, second: u64) {
         let Some(key) = event.payer.reveal() else { return };
         let standing = Standing {
-            capacity: event.outcome.capacity,
-            remaining: event.outcome.remaining,
-            reset_after: event.outcome.reset_after,
+            capacity: event.outcome.capacity(),
+            remaining: event.outcome.remaining(),
+            reset_after: event.outcome.numbers().reset_after,
             second,
         };
         limit.offenders.lock().note(self.marks.hash_one(key), key, standing);
@@ -164,7 +164,7 @@ impl Observer for Stats {
         }
         let second = self.second();
         self.with_limit(event.limiter, |limit| {
-            let counted = Counted::of(event.outcome.allowed, event.allowed);
+            let counted = Counted::of(event.outcome.numbers().allowed, event.allowed);
             limit.ring.count(second, counted);
             if counted != Counted::Allowed {
                 self.denied(limit, event, second);
@@ -199,7 +199,8 @@ impl Observer for Stats {
 mod tests {
     use std::time::Duration;
 
-    use tollgate::{Ask, Limit, Micros, Rule, Tollgate};
+    use tollgate::store::Micros;
+    use tollgate::{Charge, Limit, Rule, Tollgate};
 
     use super::*;
     use crate::app::at_once;
@@ -220,7 +221,7 @@ mod tests {
 
     fn ask(gate: &Tollgate, limit: &str, key: &str, times: usize) {
         for _ in 0..times {
-            let decided = at_once(gate.charge(&[Ask::new(limit, key)])).expect("in this process");
+            let decided = at_once(gate.charge(&[Charge::new(limit, key)])).expect("in this process");
             decided.expect("a decision");
         }
     }
@@ -232,7 +233,7 @@ mod tests {
         ask(&gate, "watching", "user:1", 3);
         stats.tick(START + 1);
         ask(&gate, "api", "user:2", 1);
-        at_once(gate.peek(&[Ask::new("api", "user:2")])).expect("in this process").expect("a look");
+        at_once(gate.peek(&[Charge::new("api", "user:2")])).expect("in this process").expect("a look");
         // A second that has not ended is not shown: it would look like a dip.
         let seen = |limit: &str, second| {
             let series = stats.series(limit, second, 2);
@@ -257,7 +258,7 @@ mod tests {
         let api = gate.limiter("api").expect("a limit");
         for _ in 0..100 {
             api.check("user:1");
-            let decided = gate.charge_at_once(&[Ask::new("api", "user:1")]).expect("in this process");
+            let decided = gate.charge_at_once(&[Charge::new("api", "user:1")]).expect("in this process");
             decided.expect("a decision");
         }
         gate.hand_over_counts();

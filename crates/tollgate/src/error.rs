@@ -6,9 +6,6 @@ use std::fmt;
 use tollgate_kernel::LimitError;
 use tollgate_store::{Failure, StoreError};
 
-use crate::key::KeyError;
-use crate::policy::PolicyError;
-
 /// A call could not be decided, or a gate not be built. The message says what was asked and what to do.
 #[derive(Debug)]
 pub struct Error {
@@ -18,8 +15,6 @@ pub struct Error {
 #[derive(Debug)]
 enum Kind {
     Limit(LimitError),
-    Policy(PolicyError),
-    Key(KeyError),
     Store(StoreError),
     /// The call itself cannot be answered.
     Call(String),
@@ -32,6 +27,13 @@ impl Error {
 
     pub(crate) fn zero_cost() -> Error {
         Error::call("a cost must be at least 1; to look without charging, peek")
+    }
+
+    /// A concurrency limit was charged by a call that holds nothing.
+    pub(crate) fn needs_permit(limit: &str, call: &str) -> Error {
+        Error::call(format!(
+            "`{limit}` is a concurrency limit, and {call} would hold nothing that could be released; use acquire, or reserve"
+        ))
     }
 
     /// Whether the same call may succeed later without being changed.
@@ -58,8 +60,6 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
             Kind::Limit(error) => error.fmt(f),
-            Kind::Policy(error) => error.fmt(f),
-            Kind::Key(error) => error.fmt(f),
             Kind::Store(error) => error.fmt(f),
             Kind::Call(message) => f.write_str(message),
         }
@@ -79,18 +79,6 @@ impl StdError for Error {
 impl From<LimitError> for Error {
     fn from(error: LimitError) -> Error {
         Error { kind: Kind::Limit(error) }
-    }
-}
-
-impl From<PolicyError> for Error {
-    fn from(error: PolicyError) -> Error {
-        Error { kind: Kind::Policy(error) }
-    }
-}
-
-impl From<KeyError> for Error {
-    fn from(error: KeyError) -> Error {
-        Error { kind: Kind::Key(error) }
     }
 }
 

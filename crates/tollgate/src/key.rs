@@ -13,11 +13,15 @@
 //! and [`KeyError::suggestion`] do, each asked for by name. The walk goes on in `policy.rs`: which limits apply.
 
 mod plain;
+pub(crate) mod reference;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 
 use self::plain::Plain;
+pub use self::reference::KeyRef;
+use crate::error::Error;
 
 /// The longest part, in bytes before encoding.
 const MAX_PART: usize = 1024;
@@ -97,6 +101,23 @@ impl<'a> Key<'a> {
         Ok(Key { canonical: canonical.into() })
     }
 
+    /// The key of a client's address, as the HTTP layer makes it: in the namespace `ip`, an IPv6 address grouped by its /64
+    /// network, because one subscriber has all of it.
+    ///
+    /// ```
+    /// use tollgate::Key;
+    /// assert_eq!(Key::client("203.0.113.7".parse()?).canonical(), "ip:203.0.113.7");
+    /// assert_eq!(Key::client("2001:db8:1:2:3:4:5:6".parse()?), Key::new("ip", "2001:db8:1:2::/64")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn client(address: IpAddr) -> Key<'static> {
+        let text = match address.to_canonical() {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("{}/64", Ipv6Addr::from(u128::from(address) >> 64 << 64)),
+        };
+        Key { canonical: Cow::Owned(format!("ip:{}", encode(&text))) }
+    }
+
     /// From a raw namespace, key and version.
     ///
     /// ```
@@ -135,7 +156,6 @@ impl<'a> Key<'a> {
     }
 
     /// The same key, borrowed.
-    #[cfg(feature = "http")]
     pub(crate) fn borrowed(&self) -> Key<'_> {
         Key { canonical: Cow::Borrowed(&self.canonical) }
     }
@@ -259,6 +279,12 @@ impl fmt::Debug for KeyError {
 }
 
 impl std::error::Error for KeyError {}
+
+impl From<KeyError> for Error {
+    fn from(error: KeyError) -> Error {
+        Error::call(error.to_string())
+    }
+}
 
 /// Which part of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ mod chart;
 use std::fmt::{self, Write};
 
 use sha2::{Digest, Sha256};
-use tollgate::Micros;
+use tollgate::store::Micros;
 use tollgate::config::Config;
 
 use super::report::{KEY, span, stamp};

@@ -9,7 +9,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
 use tollgate::config::{RecordedRequest, RequestRule, RequestRules};
-use tollgate::{Key, KeyError};
+use tollgate::key::KeyError;
+use tollgate::Key;
 
 use super::instant;
 use super::traffic::{Request, Traffic};

@@ -67,7 +67,7 @@ use crate::policy::Policy;
 ///
 /// A window shorter than a second also needs `subsecond = true`. Instead of a strategy a limit may say `unlimited = true`
 /// or `blocked = true`. An override says what differs for one key and has the rest from its limit. How a limit is applied:
-/// `shadow`, `fallback`, `subject` (`key` or `namespace`: what is kept together in a cluster), `slice` and `slice_ttl`.
+/// `shadow`, `fallback` and `subject` (`key` or `namespace`: what is kept together in a cluster).
 ///
 /// | of `[store]` | says | unless said |
 /// |---|---|---|

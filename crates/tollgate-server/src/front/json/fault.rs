@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde_json::json;
-use tollgate::{Error, Micros};
+use tollgate::store::Micros;
+use tollgate::Error;
 
 use super::body::{Body, full};
 use crate::front::undecided::words;

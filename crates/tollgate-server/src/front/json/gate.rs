@@ -7,7 +7,7 @@ use http::{HeaderMap, Response, StatusCode};
 use tollgate::headers::{self, Format, Said};
 use tollgate::http::{ClientAddress, address, decoded};
 use tollgate::problem::{self, Reason};
-use tollgate::{Allowance, Ask, Clock, Decision, Key};
+use tollgate::{Allowance, Charge, Clock, Decision, Key};
 
 use super::ask::key_of_url;
 use super::body::{Body, full};
@@ -41,7 +41,7 @@ pub(super) async fn answer(
         Kind::Raw(namespace) => key_of_url(Some(namespace), &key)?,
         Kind::Address => key_of_client(&key)?,
     };
-    let asks = [Ask::new(&limit, key.canonical()).cost(cost)];
+    let asks = [Charge::new(&limit, key.canonical()).cost(cost)];
     app.decide(Act::Charge, &asks, |state, decided| match decided {
         Ok(decided) => Ok(told(state, &decided.decision, &key, cost, deny)),
         Err(error) => Err(undecided(state, &asks, &error)),
@@ -130,23 +130,24 @@ fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
 
 fn told(
     state: &State,
-    decision: &Decision<'_>,
+    decision: &Decision,
     key: &Key<'_>,
     cost: u64,
     deny: StatusCode,
 ) -> Response<Body> {
+    let policy = state.gate.policy();
     let said: Vec<Said<'_>> = decision
-        .limits()
+        .outcomes()
         .iter()
-        .map(|limit| Said {
-            name: limit.name,
-            limit: state.gate.find(limit.name).ok().and_then(|rule| match rule.allowance_for(key) {
+        .map(|outcome| Said {
+            name: outcome.limit(),
+            limit: policy.rule(outcome.limit()).and_then(|rule| match rule.allowance_for(key) {
                 Allowance::Limited(limit) => Some(limit),
                 Allowance::Unlimited | Allowance::Blocked => None,
             }),
             cost,
-            outcome: limit.outcome,
-            shadow: limit.shadow,
+            outcome: *outcome.numbers(),
+            shadow: outcome.is_shadow(),
             unit: None,
         })
         .collect();

@@ -8,7 +8,8 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 use tollgate::config::{EnvoyEntry, EnvoyValue};
-use tollgate::{Key, KeyError};
+use tollgate::key::KeyError;
+use tollgate::Key;
 
 /// The longest text that is kept as it is: as long as a part of a key may be.
 const LONGEST: usize = 1_024;

@@ -19,10 +19,10 @@ use super::route::{Matcher, Route};
 use super::service::LimitService;
 use super::toll::{Post, Toll};
 use crate::error::Error;
-use crate::gate::MOST_LIMITS;
+use crate::engine::MOST_LIMITS;
 use crate::headers::Format;
 use crate::quiet::Quiet;
-use crate::registry::Tollgate;
+use crate::tollgate::Tollgate;
 
 /// How long a request is held back at most, unless said.
 const MOST_DELAY: Duration = Duration::from_secs(5);
@@ -33,13 +33,14 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(300);
 /// Limits before a tower service: axum, tonic, hyper or any other.
 ///
 /// ```
+/// use std::time::Duration;
 /// use tollgate::http::{LimitLayer, Payer, Route, Toll};
-/// use tollgate::{Limit, Micros, Tollgate};
+/// use tollgate::{Limit, Tollgate};
 ///
 /// let gate = Tollgate::builder()
 ///     .limit("global", Limit::token_bucket("1000/s", 1000)?)
 ///     .limit("per-client", Limit::token_bucket("10/s", 20)?)
-///     .limit("logins", Limit::fixed_window(5, Micros::from_secs(60))?)
+///     .limit("logins", Limit::fixed_window(5, Duration::from_secs(60))?)
 ///     .build()?;
 /// let layer = LimitLayer::builder(&gate)
 ///     .toll(Route::any(), Toll::new("global", Payer::everyone()))
@@ -252,8 +253,7 @@ impl LimitLayerBuilder {
             self.tolls.iter().map(|(route, toll)| toll.compile(route, &self.gate, most_delay, &self.format));
         let posts = posts.collect::<Result<Vec<Post>, Error>>()?;
         // The program has named them, so metrics may show them.
-        let watch = &self.gate.gate.watch;
-        self.tolls.iter().flat_map(|(_, toll)| toll.namespaces()).for_each(|name| watch.declare(name));
+        self.gate.show_namespaces(self.tolls.iter().flat_map(|(_, toll)| toll.namespaces()));
         let skips = self.skips.iter().map(Route::compile).collect::<Result<Vec<Matcher>, Error>>()?;
         let needs_path = posts.iter().map(|post| &post.route).chain(&skips).any(Matcher::needs_path);
         Ok(LimitLayer {

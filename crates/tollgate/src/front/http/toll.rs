@@ -10,12 +10,12 @@ use super::head::Head;
 use super::marks::Sheet;
 use super::payer::{Payer, Source};
 use super::route::{Matcher, Route};
+use crate::charge::NamedLimit;
 use crate::error::Error;
-use crate::gate::{Entry, Place};
 use crate::headers::{Format, Said, Unit};
 use crate::limiter::Limiter;
 use crate::policy::Allowance;
-use crate::registry::Tollgate;
+use crate::tollgate::Tollgate;
 
 /// One limit on some requests: its name, who pays and how much.
 ///
@@ -117,7 +117,8 @@ impl Toll {
         most_delay: Micros,
         format: &Format,
     ) -> Result<Post, Error> {
-        let entry = gate.entry(&self.limit)?.clone();
+        let limit = gate.limit(&self.limit)?;
+        let entry = limit.entry.clone();
         let wrong = |why: String| Error::call(format!("the toll on `{}`: {why}", self.limit));
         if let CostOf::Fixed(0) = self.cost {
             return Err(wrong("a cost must be at least 1".to_owned()));
@@ -144,7 +145,7 @@ impl Toll {
         }
         let is_held = is_lease || may_wait_long || !matches!(self.settle, Settle::Nothing);
         // What is held, or may be held back, has more to say than its counters.
-        let straight = gate.limiter(&self.limit).ok().filter(Limiter::is_straight);
+        let straight = gate.local(&limit).ok().filter(Limiter::is_fast);
         let straight = straight.filter(|_| !is_held && !limits().any(is(Strategy::LeakyBucket)));
         let unit = match (&self.settle, is_lease) {
             (Settle::ByBytes, _) => Some(Unit::ContentBytes),
@@ -154,7 +155,7 @@ impl Toll {
         let mut post = Post {
             route,
             source,
-            entry,
+            limit,
             cost: self.cost.clone(),
             settle: self.settle.clone(),
             lease,
@@ -163,7 +164,7 @@ impl Toll {
             unit,
             sheet: None,
         };
-        if let (Some(_), Allowance::Limited(limit)) = (&post.straight, post.entry.rule.allowance()) {
+        if let (Some(_), Allowance::Limited(limit)) = (&post.straight, entry.rule.allowance()) {
             let fresh = Outcome { capacity: limit.capacity(), ..Outcome::UNLIMITED };
             post.sheet = Sheet::new(format, &post.said(Cost::ONE, fresh));
         }
@@ -181,7 +182,7 @@ impl fmt::Debug for Toll {
 pub(super) struct Post {
     pub(super) route: Matcher,
     pub(super) source: Source,
-    pub(super) entry: Arc<Entry>,
+    pub(super) limit: NamedLimit,
     cost: CostOf,
     pub(super) settle: Settle,
     /// How long a lease lasts, where it gives any: it is given back when the answer is done.
@@ -206,13 +207,9 @@ impl Post {
 
     /// What is told of an answer of this limit, where no override applies and it does not only watch.
     pub(super) fn said(&self, cost: Cost, outcome: Outcome) -> Said<'_> {
-        let limit = match &self.entry.base {
-            Place::Counted { stored, .. } => Some(&stored.limit),
-            Place::Unlimited | Place::Blocked => None,
-        };
         Said {
-            name: self.entry.rule.name(),
-            limit,
+            name: self.limit.name(),
+            limit: self.limit.entry.newest().base.limit(),
             cost: cost.get(),
             outcome,
             shadow: false,

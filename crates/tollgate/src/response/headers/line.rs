@@ -99,7 +99,7 @@ impl Line {
 
 /// A name as it may stand in a header and in quotes. Policies let through nothing else; whatever came another way has its
 /// other characters replaced, so that no name can end a line or a string.
-pub(in crate::report) fn visible(name: &str) -> Cow<'_, str> {
+pub(in crate::response) fn visible(name: &str) -> Cow<'_, str> {
     let is_sound = |c: char| c.is_ascii_graphic() && c != '"' && c != '\\';
     if name.bytes().all(|byte| is_sound(byte.into())) {
         return Cow::Borrowed(name);

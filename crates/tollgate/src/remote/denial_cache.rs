@@ -18,15 +18,15 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, Micros, Outcome, Strategy};
 
-use crate::fingerprint::shard_of;
+use super::fingerprint::shard_of;
 
 const SHARDS: usize = 256;
 const SLOTS_IN_A_SHARD: usize = 64;
 
 /// The denials that are still true.
 pub(crate) struct Denials {
-    /// How long one is believed at most, in µs; zero believes none.
-    cap_us: AtomicU64,
+    /// How long one is believed at most; zero believes none.
+    cap: Micros,
     /// Counts what may have ended any denial: resets, and settlements of other processes' reservations.
     epoch: AtomicU64,
     shards: Box<[Mutex<Shard>]>,
@@ -63,23 +63,12 @@ pub(crate) struct Sent {
 impl Denials {
     pub(crate) fn new(cap: Micros) -> Denials {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Denials { cap_us: AtomicU64::new(cap.get()), epoch: AtomicU64::new(0), shards }
-    }
-
-    /// Believes for so long at most from now on; if that is another time, what is believed already is not.
-    pub(crate) fn set_cap(&self, cap: Micros) {
-        if self.cap_us.swap(cap.get(), Ordering::AcqRel) != cap.get() {
-            drop(self.end_all());
-        }
-    }
-
-    fn cap(&self) -> Micros {
-        Micros::new(self.cap_us.load(Ordering::Relaxed))
+        Denials { cap, epoch: AtomicU64::new(0), shards }
     }
 
     /// Whether denials of a limit are believed at all.
     pub(crate) fn covers(&self, limit: &Limit) -> bool {
-        self.cap() > Micros::ZERO && limit.strategy() != Strategy::Concurrency
+        self.cap > Micros::ZERO && limit.strategy() != Strategy::Concurrency
     }
 
     /// The denial of this charge if one is known to be true, else what to remember of its call. Only for limits that
@@ -127,7 +116,7 @@ impl Denials {
             return;
         }
         let (Sent { fingerprint, at, .. }, outcome) = (sent, *outcome);
-        let until = at.saturating_add(wait.min(self.cap()));
+        let until = at.saturating_add(wait.min(self.cap));
         shard.slots[slot] = Some(Denial { fingerprint, epoch, cost, and_above, sent: at, until, outcome });
     }
 

@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 
 use tollgate_kernel::Micros;
 
-use super::Source;
 use super::headers::{Said, binding, seconds_to_wait, visible};
 use crate::decision::Decision;
+use crate::outcome::{Outcome, Source};
 
 /// The media type of a body.
 pub const CONTENT_TYPE: &str = "application/problem+json";
@@ -33,26 +33,27 @@ impl Reason {
     ///
     /// ```
     /// use tollgate::problem::Reason;
-    /// use tollgate::{Limit, Tollgate};
+    /// use tollgate::{Charge, Limit, Tollgate};
     ///
     /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h", 1)?).build()?;
-    /// let api = gate.limiter("api")?;
-    /// let charge = |key| tollgate::charge(&[api.of(key)]).map(|decision| Reason::of(&decision));
+    /// let api = gate.local("api")?;
+    /// let charge = |key| api.charge_all(&[Charge::new("api", key)]).map(|decision| Reason::of(&decision));
     /// assert_eq!(charge("user:42")?, None);
     /// assert_eq!(charge("user:42")?, Some(Reason::QuotaExceeded));
     /// assert_eq!(charge("")?, Some(Reason::NoPayer));
     /// # Ok::<(), tollgate::Error>(())
     /// ```
-    pub fn of(decision: &Decision<'_>) -> Option<Reason> {
-        let denying = || decision.limits().iter().filter(|limit| limit.denies());
-        if decision.allowed() {
+    pub fn of(decision: &Decision) -> Option<Reason> {
+        let denying = || decision.outcomes().iter().filter(|outcome| !outcome.is_allowed());
+        let is_closed = |outcome: &Outcome| {
+            outcome.source() == Source::FallbackClosed && outcome.retry_after().is_some()
+        };
+        if decision.is_allowed() {
             None
-        } else if denying().any(|limit| limit.source == Source::Malformed) {
+        } else if denying().any(|outcome| outcome.source() == Source::Malformed) {
             Some(Reason::NoPayer)
-        } else if denying()
-            // What can never fit is denied whether the store answers or not.
-            .all(|limit| limit.source == Source::FallbackClosed && limit.outcome.retry_after.is_some())
-        {
+        // What can never fit is denied whether the store answers or not.
+        } else if denying().all(is_closed) {
             Some(Reason::ReducedCapacity)
         } else {
             Some(Reason::QuotaExceeded)
@@ -98,8 +99,8 @@ impl Reason {
 ///
 /// let limit = Limit::token_bucket("1/h", 1)?;
 /// let limiter = Limiter::new(limit);
-/// limiter.check("user:42");
-/// let outcome = limiter.charge("user:42", 2)?;
+/// assert!(limiter.check("user:42").is_allowed());
+/// let outcome = *limiter.charge("user:42", 2)?.numbers();
 /// let said = Said { name: "api", limit: Some(&limit), cost: 2, outcome, shadow: false, unit: None };
 /// assert_eq!(
 ///     body(Reason::QuotaExceeded, [said].into_iter()),
@@ -185,7 +186,6 @@ mod tests {
     use tollgate_kernel::{Limit, Outcome};
 
     use super::*;
-    use crate::decision::LimitOutcome;
 
     /// A refusal of a limit of ten, with so many ms to wait.
     fn denied(wait_ms: Option<u64>) -> Outcome {
@@ -211,7 +211,8 @@ mod tests {
             (vec![(wait, Source::FallbackLocal, false)], Some(Reason::QuotaExceeded)),
             (vec![(Outcome::BLOCKED, malformed, false), (wait, store, false)], Some(Reason::NoPayer)),
         ] {
-            let limit = |&(outcome, source, shadow)| LimitOutcome { name: "a", outcome, shadow, source };
+            let limit =
+                |&(outcome, source, shadow)| crate::Outcome::new("a", outcome, source).shadowed(shadow);
             let decision = Decision::new(answers.iter().map(limit).collect());
             assert_eq!(Reason::of(&decision), reason, "{answers:?}");
         }

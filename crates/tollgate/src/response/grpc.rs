@@ -44,7 +44,7 @@ pub struct Status {
 /// use tollgate::{Limit, Limiter};
 ///
 /// let limit = Limit::token_bucket("1/h", 1)?;
-/// let outcome = Limiter::new(limit).charge("user:42", 2)?;
+/// let outcome = *Limiter::new(limit).charge("user:42", 2)?.numbers();
 /// let said = Said { name: "api", limit: Some(&limit), cost: 2, outcome, shadow: false, unit: None };
 /// let status = grpc::status(Reason::QuotaExceeded, [said].into_iter());
 /// assert_eq!(status.code, 8);

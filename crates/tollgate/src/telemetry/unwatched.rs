@@ -20,10 +20,6 @@ impl Watch {
         Watch
     }
 
-    pub(crate) fn continuing(self, _telemetry: Option<&Telemetry>, _old: &Watch) -> Watch {
-        self
-    }
-
     pub(crate) fn declare(&self, _namespace: &str) {}
 
     pub(crate) const fn is_off(&self) -> bool {
@@ -82,9 +78,15 @@ impl Meter {
         Meter
     }
 
+    pub(crate) const fn counts(&self, _strategies: &[Option<Strategy>]) -> bool {
+        true
+    }
+
     pub(crate) const fn is_on(&self) -> bool {
         false
     }
+
+    pub(crate) const fn publish(&self) {}
 
     pub(crate) fn straight(&self, _key: &str, _allowed: bool, _took: Option<Duration>) {}
 

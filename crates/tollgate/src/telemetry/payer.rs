@@ -6,7 +6,8 @@ use std::fmt;
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
-/// use tollgate::{Event, Limit, Observer, Tollgate};
+/// use tollgate::telemetry::{Event, Observer};
+/// use tollgate::{Limit, Tollgate};
 ///
 /// /// The keys that were denied, as an operator has asked to see them.
 /// #[derive(Default)]
@@ -23,7 +24,7 @@ use std::fmt;
 /// let denied = Arc::new(Denied::default());
 /// let limit = Limit::token_bucket("1/h", 1)?;
 /// let gate = Tollgate::builder().limit("api", limit).observer(denied.clone()).build()?;
-/// let api = gate.limiter("api")?;
+/// let api = gate.local("api")?;
 /// api.check("user:42");
 /// api.check("user:42");
 /// assert_eq!(*denied.0.lock().unwrap(), ["user:42"]);

@@ -9,7 +9,7 @@ use tollgate_kernel::Micros;
 use super::spans::millis;
 use super::storm::Storm;
 use super::{Concluded, KeyHasher, Verdict, strategy_name};
-use crate::telemetry::LogDecisions;
+use super::LogDecisions;
 
 pub(crate) struct DecisionLog {
     logs_all: bool,

@@ -22,7 +22,7 @@ use super::stripes::Stripes;
 use super::watch::Watch;
 use super::{Admissions, LimitTold, Observers, Source, Verdict, strategy_name};
 use crate::key::Key;
-use crate::policy::Fallback;
+use crate::outcome::Fallback;
 
 /// Longer namespaces are `other`: a label is no place for a kilobyte.
 const LONGEST: usize = 64;
@@ -118,6 +118,15 @@ impl Meter {
             }
         }
         Meter(Some(Arc::new(Counts { base, others })))
+    }
+
+    /// Whether it counts decisions of these strategies, the limit's own first.
+    pub(crate) fn counts(&self, strategies: &[Option<Strategy>]) -> bool {
+        let Some(counts) = &self.0 else { return true };
+        let is_known = |strategy: &Option<Strategy>| {
+            counts.base.strategy == *strategy || counts.others.iter().any(|other| other.strategy == *strategy)
+        };
+        strategies.first() == Some(&counts.base.strategy) && strategies.iter().all(is_known)
     }
 
     pub(crate) fn is_on(&self) -> bool {

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use tollgate_kernel::Micros;
 use tollgate_store::{Clock, Failure, NodeId, Scope};
 
-use crate::health::{StoreChange, StoreState};
+use crate::health::{NodeReading, StoreChange, StoreState};
 
 /// How long after a ping a node that is up is not pinged again.
 const PING_AT_MOST_EVERY: Micros = Micros::from_millis(100);
@@ -170,13 +170,6 @@ pub(crate) struct TurnedAway {
     pub(crate) failure: Failure,
     /// When it is tried next.
     pub(crate) retry_after: Micros,
-}
-
-/// What a breaker says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NodeReading {
-    pub(crate) state: StoreState,
-    pub(crate) since: Micros,
 }
 
 /// What an answered ping leads to.

@@ -18,7 +18,7 @@ use super::store_meter::{Reading, StoreMeter};
 use super::{Concluded, spans};
 
 pub(crate) use super::meter::{Meter, is_sampled};
-pub(crate) use crate::telemetry::Telemetry;
+pub(crate) use super::Telemetry;
 
 /// The telemetry of one registry.
 #[derive(Default)]
@@ -46,13 +46,6 @@ impl Watch {
             namespaces: Arc::default(),
         };
         telemetry.declared().iter().for_each(|name| watch.declare(name));
-        watch
-    }
-
-    /// Of a registry that continues another: what that one met keeps its places.
-    pub(crate) fn continuing(self, telemetry: Option<&Telemetry>, old: &Watch) -> Watch {
-        let watch = Watch { namespaces: old.namespaces.clone(), ..self };
-        telemetry.into_iter().flat_map(Telemetry::declared).for_each(|name| watch.declare(name));
         watch
     }
 

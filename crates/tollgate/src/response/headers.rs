@@ -15,7 +15,7 @@ use tollgate_kernel::{Limit, Micros, Outcome, Strategy};
 
 use crate::decision::binds_over;
 pub(crate) use line::Line;
-pub(in crate::report) use line::visible;
+pub(in crate::response) use line::visible;
 pub(crate) use told::Told;
 use told::write_policy;
 #[cfg(feature = "http")]
@@ -192,10 +192,11 @@ impl Default for Format {
 ///
 /// ```
 /// use tollgate::headers::{self, Format, Said};
-/// use tollgate::{Limit, Limiter, Micros};
+/// use tollgate::store::Micros;
+/// use tollgate::{Limit, Limiter};
 ///
 /// let limit = Limit::token_bucket("10/s", 20)?;
-/// let outcome = Limiter::new(limit).check("user:42");
+/// let outcome = *Limiter::new(limit).check("user:42").numbers();
 /// let said = Said { name: "api", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
 ///
 /// let mut lines = Vec::new();
@@ -238,9 +239,11 @@ pub fn render<'a>(
 ///
 /// ```
 /// use tollgate::headers::{Said, policy_item};
-/// use tollgate::{Limit, Micros, Outcome};
+/// use std::time::Duration;
+/// use tollgate::Limit;
+/// use tollgate::store::Outcome;
 ///
-/// let limit = Limit::fixed_window(5, Micros::from_secs(60))?;
+/// let limit = Limit::fixed_window(5, Duration::from_secs(60))?;
 /// let outcome = Outcome { capacity: limit.capacity(), ..Outcome::UNLIMITED };
 /// let said = Said { name: "login", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
 /// assert_eq!(policy_item(&said), "\"login\";q=5;w=60");
