@@ -2,16 +2,17 @@
 //!
 //! `cargo run --example reserve_and_settle`
 
-use tollgate::{Limit, Micros, Tollgate};
+use std::time::Duration;
+use tollgate::{Limit, Tollgate};
 
 fn main() -> Result<(), tollgate::Error> {
     let gate = Tollgate::builder()
-        .limit("requests", Limit::sliding_window(10, Micros::from_secs(60))?)
-        .limit("tokens", Limit::sliding_window(5_000, Micros::from_secs(60))?)
-        .limit("at-once", Limit::concurrency(2, Micros::from_secs(30))?)
+        .limit("requests", Limit::sliding_window(10, Duration::from_secs(60))?)
+        .limit("tokens", Limit::sliding_window(5_000, Duration::from_secs(60))?)
+        .limit("at-once", Limit::concurrency(2, Duration::from_secs(30))?)
         .build()?;
-    let (requests, tokens) = (gate.limiter("requests")?, gate.limiter("tokens")?);
-    let left = || tokens.status("model:gpt").remaining;
+    let (requests, tokens) = (gate.local("requests")?, gate.local("tokens")?);
+    let left = || tokens.status("model:gpt").remaining();
 
     // One request, and as many tokens as it may take at most, for at most two minutes.
     let estimate = [requests.of("model:gpt"), tokens.of("model:gpt").cost(4_000)];
@@ -30,11 +31,11 @@ fn main() -> Result<(), tollgate::Error> {
     second.cancel()?;
     println!(
         "a call that failed is cancelled, and {} requests are left",
-        requests.status("model:gpt").remaining
+        let _ = requests.status("model:gpt").remaining()
     );
 
     // A permit holds one of two places until it is dropped, or until its lease of 30 seconds runs out.
-    let at_once = gate.limiter("at-once")?;
+    let at_once = gate.local("at-once")?;
     let (first, second) = (at_once.acquire("model:gpt"), at_once.acquire("model:gpt"));
     println!("two calls run at once: {}", first.is_ok() && second.is_ok());
     println!("a third may not: {}", at_once.acquire("model:gpt").unwrap_err());

@@ -2,17 +2,18 @@
 //!
 //! `cargo run --example several_limits`
 
-use tollgate::{Limit, Micros, Tollgate};
+use std::time::Duration;
+use tollgate::{Limit, Tollgate};
 
 fn main() -> Result<(), tollgate::Error> {
     let gate = Tollgate::builder()
-        .limit("everybody", Limit::fixed_window(100, Micros::from_secs(60))?)
-        .limit("per-user", Limit::sliding_window(2, Micros::from_secs(60))?)
-        .limit("exports", Limit::fixed_window(1, Micros::from_secs(3600))?)
+        .limit("everybody", Limit::fixed_window(100, Duration::from_secs(60))?)
+        .limit("per-user", Limit::sliding_window(2, Duration::from_secs(60))?)
+        .limit("exports", Limit::fixed_window(1, Duration::from_secs(3600))?)
         .build()?;
-    let everybody = gate.limiter("everybody")?;
-    let per_user = gate.limiter("per-user")?;
-    let exports = gate.limiter("exports")?;
+    let everybody = gate.local("everybody")?;
+    let per_user = gate.local("per-user")?;
+    let exports = gate.local("exports")?;
 
     let view = |user| tollgate::charge(&[everybody.of("all"), per_user.of(user)]);
     println!("alice views a page:  {}", view("user:alice")?);
@@ -25,14 +26,14 @@ fn main() -> Result<(), tollgate::Error> {
     println!("bob exports:         {}", export("user:bob")?);
 
     let denied = export("user:bob")?;
-    println!("bob exports again:   {}", if denied.allowed() { "allowed" } else { "denied" });
-    for limit in denied.limits() {
+    println!("bob exports again:   {}", if denied.is_allowed() { "allowed" } else { "denied" });
+    for limit in denied.outcomes() {
         println!("  {} alone says: {}", limit.name, if limit.denies() { "no" } else { "yes" });
     }
-    println!("  {} asks for the longest wait, so it is named", denied.binding().name);
+    println!("  {} asks for the longest wait, so it is named", denied.binding().limit());
     println!(
         "everybody together has used {}; the refused export took nothing",
-        everybody.status("all").used()
+        let _ = everybody.status("all").used()
     );
     Ok(())
 }

@@ -647,7 +647,7 @@ impl Engine {
         holds_nothing: Option<&'static str>,
     ) -> Result<ResolvedAll<'static, 'a>, Error> {
         let count = charges.as_slice().len();
-        if count == 0 {
+        if count == 0 && most == MOST_LIMITS {
             return Err(Error::call("a charge needs at least one limit"));
         }
         if count > most {

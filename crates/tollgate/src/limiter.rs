@@ -214,6 +214,11 @@ impl Limiter {
         self.run_waiting(Request { take, within, ..Request::new(Charges::One(charge), Mode::AllOrNone) }).await
     }
 
+    /// This limit and a key, as one of several charges.
+    pub fn of<'a>(&'a self, key: impl Into<KeyRef<'a>>) -> Charge<'a> {
+        Charge::new(&self.limit, key)
+    }
+
     /// The limit's name.
     pub fn name(&self) -> &'static str {
         self.limit.name()

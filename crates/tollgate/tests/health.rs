@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tollgate::config::Config;
-use tollgate::{Ask, Failure, HoldId, Settlement, Source, StoreState, Tollgate};
+use tollgate::store::{Failure, StoreState};
+use tollgate::telemetry::Source;
+use tollgate::{Charge, ChargeId, Settlement, Tollgate};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
 
@@ -66,8 +68,8 @@ async fn on_redis(server: &RedisServer) -> Arc<Tollgate> {
 }
 
 async fn charge(gate: &Tollgate, limit: &str, key: &str) -> (bool, Source) {
-    let decision = gate.charge(&[Ask::new(limit, key)]).await.expect("a decision");
-    (decision.allowed(), decision.limits()[0].source)
+    let decision = gate.charge(&[Charge::new(limit, key)]).await.expect("a decision");
+    (decision.is_allowed(), decision.outcomes()[0].source())
 }
 
 async fn exhaust(gate: &Tollgate, limit: &str, key: &str) {
@@ -272,7 +274,7 @@ async fn what_postgres_cannot_keep_is_the_callers_error() {
         let gate = attacker.clone();
         async move {
             let settlement = Settlement::Each(vec![("a\0b".to_owned(), 1)]);
-            let settled = gate.settle(HoldId::random(), &settlement).await;
+            let settled = gate.settle(ChargeId::random(), &settlement).await;
             assert!(!settled.is_err_and(|error| error.is_transient()), "it is the caller's mistake");
         }
     });

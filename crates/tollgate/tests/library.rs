@@ -30,7 +30,5 @@ mod remote;
 mod reserve;
 #[path = "library/scene.rs"]
 mod scene;
-#[path = "library/slices.rs"]
-mod slices;
 #[path = "library/wait.rs"]
 mod wait;

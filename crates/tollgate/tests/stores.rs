@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tollgate::config::Config;
-use tollgate::{Ask, Event, Observer, Source, StoreState, Tollgate};
+use tollgate::store::StoreState;
+use tollgate::telemetry::{Event, Observer, Source};
+use tollgate::{Charge, Tollgate};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
@@ -50,9 +52,9 @@ async fn admitted(gate: &Tollgate, limit: &str, key: &str, calls: usize) -> (usi
     let mut admitted = 0;
     let mut sources = Vec::new();
     for _ in 0..calls {
-        let decision = gate.charge(&[Ask::new(limit, key)]).await.expect("a decision");
-        admitted += usize::from(decision.allowed());
-        let source = decision.limits()[0].source;
+        let decision = gate.charge(&[Charge::new(limit, key)]).await.expect("a decision");
+        admitted += usize::from(decision.is_allowed());
+        let source = decision.outcomes()[0].source();
         if !sources.contains(&source) {
             sources.push(source);
         }
@@ -69,18 +71,18 @@ async fn shared_by_two(variables: &[(&str, &str)]) {
         let status = one.status(limit, "user:1").await.expect("status");
         assert_eq!((status.remaining, status.used()), (0, 3), "{limit}");
         assert!(other.reset(limit, "user:1").await.expect("reset"));
-        assert_eq!(one.status(limit, "user:1").await.expect("status").remaining, 3);
+        assert_eq!(one.status(limit, "user:1").await.expect("status").remaining(), 3);
     }
     let reserved =
-        one.reserve(&[Ask::new("open", "job").cost(3)], Duration::from_secs(60)).await.expect("reserve");
-    let id = reserved.reservation.expect("admitted").id();
+        one.reserve(&[Charge::new("open", "job").cost(3)], Duration::from_secs(60)).await.expect("reserve");
+    let id = reserved.expect("admitted").id();
     assert_eq!(admitted(&other, "open", "job", 1).await.0, 0);
     let settlement = tollgate::Settlement::Actual(1);
     assert_eq!(other.settle(id, &settlement).await.expect("settle"), tollgate::Settled::Done);
     assert_eq!(one.settle(id, &settlement).await.expect("settle"), tollgate::Settled::Already);
     assert_eq!(one.status("open", "job").await.expect("status").used(), 1);
     let many = one.check_many("bucket", &["a", "b", "a", "a", "a", "c"]).await.expect("many");
-    let allowed: Vec<bool> = many.iter().map(|limit| limit.outcome.allowed).collect();
+    let allowed: Vec<bool> = many.iter().map(|limit| limit.outcome.is_allowed()).collect();
     assert_eq!(allowed, [true, true, true, true, false, true]);
 }
 
@@ -166,16 +168,16 @@ async fn through_an_outage(variables: &[(&str, &str)], proxy: &FaultProxy) {
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!(admitted(&gate, "local", "user:1", 10).await, (3, vec![Source::FallbackLocal]));
     let decision =
-        gate.charge(&[Ask::new("open", "user:1"), Ask::new("closed", "user:1")]).await.expect("decided");
-    assert!(!decision.allowed() && decision.degraded());
-    assert_eq!(decision.binding().name, "closed");
-    assert!(decision.retry_after().is_some_and(|wait| wait > tollgate::Micros::ZERO));
+        let _ = gate.charge(&[Charge::new("open", "user:1"), Charge::new("closed", "user:1")]).await.expect("decided");
+    assert!(!decision.is_allowed() && decision.is_degraded());
+    assert_eq!(decision.binding().limit(), "closed");
+    assert!(decision.retry_after().is_some_and(|wait| wait > tollgate::Duration::ZERO));
 
     proxy.set(Mode::Pass);
     let started = Instant::now();
     while gate.store_health().state != StoreState::Up {
         assert!(started.elapsed() < Duration::from_secs(20), "the store is back and nobody asks it");
-        gate.charge(&[Ask::new("open", "prober")]).await.expect("decided");
+        let _ = gate.charge(&[Charge::new("open", "prober")]).await.expect("decided");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     for limit in ["open", "closed", "local"] {
@@ -210,20 +212,20 @@ async fn through_lost_replies(variables: &[(&str, &str)], proxy: &FaultProxy) {
     for limit in ["open", "local"] {
         // The connection has prepared what a reservation needs, so that the next one is sent in one go.
         let ttl = Duration::from_secs(600);
-        let first = gate.reserve(&[Ask::new(limit, "user:0")], ttl).await.expect("decided");
-        assert!(first.decision.allowed() && !first.decision.degraded(), "{limit}");
+        let first = gate.reserve(&[Charge::new(limit, "user:0")], ttl).await.expect("decided");
+        assert!(first.decision.is_allowed() && !first.decision.is_degraded(), "{limit}");
         proxy.set(Mode::SwallowReplies);
-        let reserved = gate.reserve(&[Ask::new(limit, "user:1").cost(2)], ttl).await.expect("decided");
-        assert!(reserved.decision.degraded(), "{limit}");
-        let id = reserved.reservation.expect("the fallback admits it").id();
+        let reserved = gate.reserve(&[Charge::new(limit, "user:1").cost(2)], ttl).await.expect("decided");
+        assert!(reserved.decision.is_degraded(), "{limit}");
+        let id = reserved.expect("the fallback admits it").id();
         let settled = gate.settle(id, &tollgate::Settlement::Cancel).await.expect("settled here");
         assert_eq!(settled, tollgate::Settled::Pending, "{limit}");
         // Dropped once the call has been sent, long before its deadline.
         let key = format!("user:{limit}");
         for round in 0..2 {
             let sent = proxy.swallowed();
-            let wait = gate.wait(Ask::new("closed", &key), ttl);
-            let asks = [Ask::new("closed", &key)];
+            let wait = gate.wait(Charge::new("closed", &key), ttl);
+            let asks = [Charge::new("closed", &key)];
             let call = async {
                 match round {
                     0 => drop(wait.await),

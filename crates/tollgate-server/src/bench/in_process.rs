@@ -97,7 +97,7 @@ fn measure(most: u32, threads: u16, time: Duration) -> Result<Report, Failure> {
     progress.step("filling the store …");
     let before = memory::resident_bytes();
     keys.each(|key| {
-        std::hint::black_box(limiter.check(key));
+        let _ = std::hint::black_box(limiter.check(key));
     });
     let after = memory::resident_bytes();
     let bytes = before.zip(after).map(|(before, after)| after.saturating_sub(before));

@@ -101,7 +101,7 @@ async fn measure(
     let cannot = |error: tollgate::Error| Failure::new(format!("cannot measure {mode}: {error}"));
     let gate = Tollgate::open(&config).await.map_err(cannot)?;
     // Unlike a charge, this does not fall back.
-    gate.status(&limit, "user:0").await.map_err(cannot)?;
+    let _ = gate.status(&limit, "user:0").await.map_err(cannot)?;
     let scene = Arc::new(Scene::new(gate, limit, most));
     stop_when_told(&scene)?;
 

@@ -7,10 +7,8 @@ use http::Response;
 use http_body_util::{BodyExt, Full};
 use tollgate::headers::{Format, ResetAs};
 use tollgate::http::{LimitLayer, Payer, Route, Toll};
-use tollgate::{
-    Charged, Failure, Fallback, Hold, HoldId, Item, Limit, Settled, Settlement, Store, StoreError,
-    StoreFuture, StoredLimit, Tollgate,
-};
+use tollgate::store::{Charged, Failure, Hold, Item, Store, StoreError, StoreFuture, StoredLimit};
+use tollgate::{ChargeId, Fallback, Limit, Settled, Settlement, Tollgate};
 use tower::{Layer, ServiceExt};
 
 use crate::scene::{Answer, BOTH, On, ask, gate, get, post, serve, window};
@@ -68,7 +66,7 @@ async fn every_answer_says_how_the_caller_stands() {
                 && third.body.contains("\"violated-policies\":[\"api\"]")
         );
         // Waiting as long as was said is enough.
-        hands.advance(tollgate::Micros::from_secs(1));
+        hands.advance(tollgate::Duration::from_secs(1));
         assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
     }
 }
@@ -96,7 +94,7 @@ async fn a_service_writes_refusals_in_its_own_way() {
     let (service, _) = serve(&gate, |layer| {
         layer.toll(Route::any(), Toll::new("api", Payer::client())).responder(|refusal| {
             let wait = refusal.retry_after().expect("it passes").get() / 1_000_000;
-            let names: Vec<&str> = refusal.limits().iter().map(|limit| limit.name).collect();
+            let names: Vec<&str> = refusal.outcomes().iter().map(|limit| limit.name).collect();
             let body = format!("{} {wait} s {}", names.join(" "), refusal.is_grpc());
             Response::builder().status(420).body(Bytes::from(body)).expect("an answer")
         })
@@ -189,7 +187,7 @@ impl Store for Failing {
     fn charge<'a>(&'a self, _: &'a [Item<'a>], _: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async { Err((self.0)()) })
     }
-    fn settle<'a>(&'a self, _: HoldId, _: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, _: ChargeId, _: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(async { Err((self.0)()) })
     }
     fn peek<'a>(&'a self, _: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {

@@ -1,12 +1,13 @@
 //! A layer that makes no sense is not built, and says why.
 
 use tollgate::http::{LimitLayer, LimitLayerBuilder, Payer, Route, Toll};
-use tollgate::{Limit, Micros, Tollgate};
+use std::time::Duration;
+use tollgate::{Limit, Tollgate};
 
 use crate::scene::window;
 
 fn check(rules: impl FnOnce(LimitLayerBuilder) -> LimitLayerBuilder, why: &str) {
-    let at_once = Limit::concurrency(2, Micros::from_secs(60)).expect("a limit");
+    let at_once = Limit::concurrency(2, Duration::from_secs(60)).expect("a limit");
     let gate =
         Tollgate::builder().limit("api", window(5)).limit("at-once", at_once).build().expect("a registry");
     let error = rules(LimitLayer::builder(&gate)).build().expect_err(why).to_string();

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tollgate::headers::{Format, ResetAs};
 use tollgate::http::{Payer, Route, Toll};
-use tollgate::{Event, Limit, Micros, Observer, TollgateBuilder};
+use std::time::Duration;
+use tollgate::telemetry::{Event, Observer};
+use tollgate::{Limit, TollgateBuilder};
 
 use crate::scene::{Asked, On, ask, gate, get, serve, window};
 
@@ -24,7 +26,7 @@ async fn check(tolls: &[Toll], format: Format, asked: impl Fn() -> Vec<Asked>, e
     let limits = |gate: TollgateBuilder| {
         let bucket = Limit::token_bucket("1/s", 3).expect("a limit");
         let leaky = Limit::leaky_bucket("10/s", 3).expect("a limit");
-        let sliding = Limit::sliding_window(2, Micros::from_secs(5)).expect("a limit");
+        let sliding = Limit::sliding_window(2, Duration::from_secs(5)).expect("a limit");
         let gate = gate.limit("bucket", bucket).limit("leaky", leaky).limit("sliding", sliding);
         gate.limit("window", window(2))
     };
@@ -41,7 +43,7 @@ async fn check(tolls: &[Toll], format: Format, asked: impl Fn() -> Vec<Asked>, e
         for asked in asked() {
             let answer = ask(&service, asked).await;
             answers.push(format!("{answer:?}"));
-            hands.advance(Micros::from_millis(700));
+            hands.advance(Duration::from_millis(700));
         }
         told.push(answers);
     }

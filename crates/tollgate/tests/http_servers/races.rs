@@ -4,7 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate::http::{LimitLayer, Payer, Route, Toll};
-use tollgate::{Limit, Micros};
+use std::time::Duration;
+use tollgate::Limit;
 use tollgate_testkit::http::Connection;
 
 use crate::scene::{ALL, Scene, number};
@@ -42,7 +43,7 @@ fn check(scene: &Scene, name: &str) {
 
 #[test]
 fn every_admission_is_told_another_remainder() {
-    let hour = Micros::from_secs(3_600);
+    let hour = Duration::from_secs(3_600);
     let hourly = "1/h";
     let limits = [
         ("tokens", Limit::token_bucket(hourly, MOST).expect("a limit")),

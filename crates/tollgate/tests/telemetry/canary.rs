@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use tollgate::config::Config;
 use tollgate::telemetry::{LogDecisions, json_lines_to, otlp};
-use tollgate::{Ask, Event, Failure, Fallback, Key, Limit, Observer, Rule, Settlement, Tollgate};
+use tollgate::store::Failure;
+use tollgate::telemetry::{Event, Observer};
+use tollgate::{Charge, Fallback, Key, Limit, Rule, Settlement, Tollgate};
 use tollgate_testkit::redis::RedisServer;
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -79,15 +81,15 @@ fn keys() -> Vec<String> {
 async fn use_everywhere(gate: &Tollgate, key: &str, said: &mut Said) {
     let ttl = Duration::from_millis(10);
     for limit in ["api", "workers", "watching", "shut", "free"] {
-        let ask = [Ask::new(limit, key)];
+        let ask = [Charge::new(limit, key)];
         match gate.charge(&ask).await {
             Ok(decision) => said.hear(&decision),
             Err(error) => said.hear_error(&error),
         }
-        said.hear(&gate.charge(&[Ask::new("api", "other"), Ask::new(limit, key).cost(2)]).await);
+        said.hear(&gate.charge(&[Charge::new("api", "other"), Charge::new(limit, key).cost(2)]).await);
         said.hear(&gate.peek(&ask).await);
         said.hear(&gate.check_many(limit, &[key, key]).await);
-        said.hear(&gate.wait(Ask::new(limit, key), Duration::ZERO).await);
+        said.hear(&gate.wait(Charge::new(limit, key), Duration::ZERO).await);
         said.hear(&gate.status(limit, key).await);
         match gate.reserve(&ask, ttl).await {
             Ok(reserved) => {
@@ -102,11 +104,11 @@ async fn use_everywhere(gate: &Tollgate, key: &str, said: &mut Said) {
             Ok(was_there) => said.hear(&was_there),
             Err(error) => said.hear_error(&error),
         }
-        if let Ok(limiter) = gate.limiter(limit) {
+        if let Ok(limiter) = gate.local(limit) {
             said.hear(&limiter);
             said.hear(&(limiter.check(key), limiter.peek(key, 1), limiter.acquire(key).map(drop)));
             said.hear(&tollgate::charge(&[limiter.of(key), limiter.of("other")]));
-            said.hear(&(limiter.of(key).cost(0), Ask::new(limit, key)));
+            said.hear(&(limiter.of(key).cost(0), Charge::new(limit, key)));
             said.hear(&limiter.charge(key, 0));
         }
     }
@@ -141,7 +143,7 @@ async fn open_badly(server: &RedisServer, said: &mut Said) {
                     Err(error) => said.hear_error(&error),
                     Ok(gate) => {
                         said.hear(&gate);
-                        said.hear(&gate.acquire("user:1", "api").await);
+                        said.hear(&gate.check("api", "user:1").await);
                         said.hear(&gate.store_health());
                         if let Err(error) = gate.status("api", "user:1").await {
                             said.hear_error(&error);
@@ -194,7 +196,7 @@ async fn nothing_of_a_secret_comes_out_anywhere() {
             store.fault(fault);
             for key in keys() {
                 // A second each, so that the cap on lines hides nothing.
-                hands.advance(tollgate::Micros::from_secs(1));
+                hands.advance(tollgate::Duration::from_secs(1));
                 use_everywhere(&gate, &key, &mut said).await;
             }
         }

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use tollgate::{Admissions, Allowance, Ask, Event, Key, Observer, Rule, Tollgate};
+use tollgate::telemetry::{Admissions, Event, Observer};
+use tollgate::{Allowance, Charge, Key, Rule, Tollgate};
 
 use crate::crowd::ready;
 use crate::scene::{bucket, hands, on};
@@ -56,15 +57,15 @@ fn check(takes_counts: bool, is_counted: bool, expected: [u64; 3]) {
     let builder = builder.observer(tallies.clone());
     let builder = if is_counted { builder.telemetry(scrape.telemetry()) } else { builder };
     let gate: Tollgate = builder.build().unwrap();
-    let api = gate.limiter("api").unwrap();
+    let api = gate.local("api").unwrap();
     for _ in 0..100 {
-        api.check("user:1");
-        ready(gate.charge(&[Ask::new("api", "user:1")])).unwrap();
+        let _ = api.check("user:1");
+        ready(gate.charge(&[Charge::new("api", "user:1")])).unwrap();
     }
     for _ in 0..3 {
-        ready(gate.charge(&[Ask::new("watching", "user:1"), Ask::new("vip", "user:1")])).unwrap();
+        ready(gate.charge(&[Charge::new("watching", "user:1"), Charge::new("vip", "user:1")])).unwrap();
     }
-    ready(gate.peek(&[Ask::new("api", "user:2")])).unwrap();
+    ready(gate.peek(&[Charge::new("api", "user:2")])).unwrap();
     gate.hand_over_counts();
     let told = tallies.of("api");
     assert_eq!(told, expected, "takes counts: {takes_counts}, counted: {is_counted}");

@@ -137,7 +137,7 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
     let outcome =
         state.gate.status(&limit, key.canonical()).await.map_err(|error| Fault::undecided(&error))?;
     let mut out = String::with_capacity(192);
-    let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.is_allowed());
+    let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.numbers().allowed);
     tell::outcome(&mut out, &outcome);
     if !outcome.is_unlimited() {
         let _ = write!(out, ",\"used\":{}", outcome.used());
