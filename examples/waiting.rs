@@ -15,9 +15,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let letters = ["first", "second", "third", "fourth"].map(|letter| {
         let limiter = limiter.clone();
         tokio::spawn(async move {
-            let _ = limiter.wait("mail:alice", 1, Duration::from_secs(5)).await?;
+            let outcome = limiter.wait("mail:alice", 1, Duration::from_secs(5)).await?;
+            assert!(outcome.is_allowed());
             println!("the {letter} letter leaves");
-            Ok::<(), WaitError>(())
+            Ok::<(), tollgate::Error>(())
         })
     });
     for letter in letters {
@@ -28,12 +29,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Whoever cannot wait long enough is told so, and charged nothing.
     let hourly = Limiter::new(Limit::fixed_window(1, Duration::from_secs(3600))?);
     let _ = hourly.check("mail:alice");
-    if let Err(error) = hourly.wait("mail:alice", 1, Duration::from_millis(5)).await {
-        println!("a newsletter cannot leave within 5 ms: {}", matches!(error, WaitError::TooLate(_)));
-    }
+    let late = hourly.wait("mail:alice", 1, Duration::from_millis(5)).await?;
+    println!("a newsletter cannot leave within 5 ms: {}", !late.is_allowed() && late.retry_after().is_some());
     // What can never fit is said at once.
-    if let Err(error) = hourly.wait("mail:alice", 2, Duration::from_secs(86_400)).await {
-        println!("two newsletters at once: {error}");
-    }
+    let never = hourly.wait("mail:alice", 2, Duration::from_secs(86_400)).await?;
+    println!("two newsletters at once: {never}");
     Ok(())
 }

@@ -197,6 +197,15 @@ pub(crate) mod tests {
     use super::*;
     use crate::stats::Settings;
 
+    /// The answer of what is ready at its first poll, as everything is whose counters are in this process.
+    pub(crate) fn ready<T>(future: impl std::future::Future<Output = T>) -> T {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::pin!(future).poll(&mut context) {
+            std::task::Poll::Ready(answer) => answer,
+            std::task::Poll::Pending => panic!("it has to wait"),
+        }
+    }
+
     /// What the faces share, over an example policy and the memory of this process.
     pub(crate) fn app() -> App {
         let policy = "[limits.api]\nstrategy = 'fixed_window'\nlimit = 2\nwindow = '1h'";

@@ -203,7 +203,7 @@ mod tests {
     use tollgate::{Charge, Limit, Rule, Tollgate};
 
     use super::*;
-    use crate::app::at_once;
+    use crate::app::tests::ready;
 
     const START: u64 = 1_700_000_000;
 
@@ -221,8 +221,7 @@ mod tests {
 
     fn ask(gate: &Tollgate, limit: &str, key: &str, times: usize) {
         for _ in 0..times {
-            let decided = at_once(gate.charge(&[Charge::new(limit, key)])).expect("in this process");
-            decided.expect("a decision");
+            let _ = ready(gate.check(limit, key)).expect("a decision");
         }
     }
 
@@ -233,7 +232,7 @@ mod tests {
         ask(&gate, "watching", "user:1", 3);
         stats.tick(START + 1);
         ask(&gate, "api", "user:2", 1);
-        at_once(gate.peek(&[Charge::new("api", "user:2")])).expect("in this process").expect("a look");
+        let _ = ready(gate.peek(&[Charge::new("api", "user:2")])).expect("a look");
         // A second that has not ended is not shown: it would look like a dip.
         let seen = |limit: &str, second| {
             let series = stats.series(limit, second, 2);
@@ -255,11 +254,10 @@ mod tests {
         let limit = Limit::token_bucket("1/h", 150).expect("a bucket");
         let gate = Tollgate::builder().limit("api", limit).telemetry(telemetry).observer(stats.clone());
         let gate = gate.build().expect("a registry");
-        let api = gate.limiter("api").expect("a limit");
+        let api = gate.local("api").expect("a limit");
         for _ in 0..100 {
-            api.check("user:1");
-            let decided = gate.charge_at_once(&[Charge::new("api", "user:1")]).expect("in this process");
-            decided.expect("a decision");
+            let _ = api.check("user:1");
+            let _ = ready(gate.check("api", "user:1")).expect("a decision");
         }
         gate.hand_over_counts();
         stats.tick(START + 1);

@@ -274,7 +274,7 @@ proptest! {
                 Field::Limit | Field::Remaining | Field::Reset => prop_assert!(value.parse::<u64>().is_ok()),
                 Field::RetryAfter => {
                     prop_assert!(value.parse::<u64>().unwrap() >= 1);
-                    prop_assert!(shown.iter().any(|said| !said.allowed()));
+                    prop_assert!(shown.iter().any(|said| !said.outcome.allowed));
                 }
                 Field::Policy => reads_as_policy(value, &shown)?,
                 Field::Quota => {
@@ -283,8 +283,8 @@ proptest! {
                 }
             }
         }
-        let denying: Vec<_> = shown.iter().filter(|said| !said.allowed()).collect();
-        let can_wait = !denying.is_empty() && denying.iter().all(|said| said.retry_after().is_some());
+        let denying: Vec<_> = shown.iter().filter(|said| !said.outcome.allowed).collect();
+        let can_wait = !denying.is_empty() && denying.iter().all(|said| said.outcome.retry_after.is_some());
         prop_assert_eq!(told.iter().any(|(field, _)| *field == Field::RetryAfter), can_wait);
     }
 }
@@ -294,11 +294,11 @@ fn reads_as_policy(value: &str, shown: &[&Said<'_>]) -> Result<(), TestCaseError
     prop_assert_eq!(items.len(), shown.len());
     for (item, said) in items.iter().zip(shown) {
         let get = |key| item.parameters.iter().find(|(other, _)| other == key).map(|(_, value)| value);
-        prop_assert_eq!(get("q"), Some(&Value::Integer(said.capacity().min(MAX_INTEGER))));
+        prop_assert_eq!(get("q"), Some(&Value::Integer(said.outcome.capacity.min(MAX_INTEGER))));
         let leases = matches!(said.limit, Some(Limit::Concurrency(_)));
         let window = said
             .limit
-            .filter(|_| !leases && said.capacity() > 0)
+            .filter(|_| !leases && said.outcome.capacity > 0)
             .map(|limit| Value::Integer(limit.window().as_secs_ceil().max(1)));
         prop_assert_eq!(get("w"), window.as_ref());
         let unit = said.unit.or(leases.then_some(Unit::ConcurrentRequests)).unwrap_or_default();
@@ -316,16 +316,16 @@ fn reads_as_quota(value: &str, shown: &[&Said<'_>], wait: Option<u64>) -> Result
     for (item, said) in items.iter().zip(shown) {
         let get = |key| item.parameters.iter().find(|(other, _)| other == key).map(|(_, value)| value);
         // Where any limit denies, none was charged.
-        let is_denied = shown.iter().any(|said| !said.allowed());
-        let remaining = match is_denied && said.allowed() {
-            true => said.remaining().saturating_add(said.cost).min(said.capacity()),
-            false => said.remaining(),
+        let is_denied = shown.iter().any(|said| !said.outcome.allowed);
+        let remaining = match is_denied && said.outcome.allowed {
+            true => said.outcome.remaining.saturating_add(said.cost).min(said.outcome.capacity),
+            false => said.outcome.remaining,
         };
         prop_assert_eq!(get("r"), Some(&Value::Integer(remaining.min(MAX_INTEGER))));
         if said.name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-')) {
             prop_assert_eq!(&item.name, said.name);
         }
-        match (get("t"), said.allowed()) {
+        match (get("t"), said.outcome.allowed) {
             (Some(Value::Integer(t)), false) => {
                 prop_assert!(wait.is_none_or(|wait| *t <= wait), "{t} {wait:?}")
             }

@@ -69,7 +69,7 @@ async fn shared_by_two(variables: &[(&str, &str)]) {
         assert_eq!(admitted(&one, limit, "user:1", 2).await.0, 2, "{limit}");
         assert_eq!(admitted(&other, limit, "user:1", 5).await.0, 1, "{limit}: what the other has left");
         let status = one.status(limit, "user:1").await.expect("status");
-        assert_eq!((status.remaining, status.used()), (0, 3), "{limit}");
+        assert_eq!((status.remaining(), status.used()), (0, 3), "{limit}");
         assert!(other.reset(limit, "user:1").await.expect("reset"));
         assert_eq!(one.status(limit, "user:1").await.expect("status").remaining(), 3);
     }
@@ -81,8 +81,9 @@ async fn shared_by_two(variables: &[(&str, &str)]) {
     assert_eq!(other.settle(id, &settlement).await.expect("settle"), tollgate::Settled::Done);
     assert_eq!(one.settle(id, &settlement).await.expect("settle"), tollgate::Settled::Already);
     assert_eq!(one.status("open", "job").await.expect("status").used(), 1);
-    let many = one.check_many("bucket", &["a", "b", "a", "a", "a", "c"]).await.expect("many");
-    let allowed: Vec<bool> = many.iter().map(|limit| limit.outcome.is_allowed()).collect();
+    let charges = ["a", "b", "a", "a", "a", "c"].map(|key| Charge::new("bucket", key));
+    let many = one.charge_each(&charges).await.expect("many");
+    let allowed: Vec<bool> = many.iter().map(tollgate::Outcome::is_allowed).collect();
     assert_eq!(allowed, [true, true, true, true, false, true]);
 }
 
@@ -141,7 +142,7 @@ impl Observer for Sources {
         self.fallen_back.fetch_add(u64::from(event.source.is_fallback()), Ordering::Relaxed);
     }
 
-    fn store_changed(&self, _: &tollgate::StoreChange) {
+    fn store_changed(&self, _: &tollgate::store::StoreChange) {
         self.changes.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -168,10 +169,10 @@ async fn through_an_outage(variables: &[(&str, &str)], proxy: &FaultProxy) {
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!(admitted(&gate, "local", "user:1", 10).await, (3, vec![Source::FallbackLocal]));
     let decision =
-        let _ = gate.charge(&[Charge::new("open", "user:1"), Charge::new("closed", "user:1")]).await.expect("decided");
+        gate.charge(&[Charge::new("open", "user:1"), Charge::new("closed", "user:1")]).await.expect("decided");
     assert!(!decision.is_allowed() && decision.is_degraded());
     assert_eq!(decision.binding().limit(), "closed");
-    assert!(decision.retry_after().is_some_and(|wait| wait > tollgate::Duration::ZERO));
+    assert!(decision.retry_after().is_some_and(|wait| wait > Duration::ZERO));
 
     proxy.set(Mode::Pass);
     let started = Instant::now();
@@ -213,19 +214,20 @@ async fn through_lost_replies(variables: &[(&str, &str)], proxy: &FaultProxy) {
         // The connection has prepared what a reservation needs, so that the next one is sent in one go.
         let ttl = Duration::from_secs(600);
         let first = gate.reserve(&[Charge::new(limit, "user:0")], ttl).await.expect("decided");
-        assert!(first.decision.is_allowed() && !first.decision.is_degraded(), "{limit}");
+        assert!(first.is_ok_and(|held| !held.decision().is_degraded()), "{limit}");
         proxy.set(Mode::SwallowReplies);
         let reserved = gate.reserve(&[Charge::new(limit, "user:1").cost(2)], ttl).await.expect("decided");
-        assert!(reserved.decision.is_degraded(), "{limit}");
-        let id = reserved.expect("the fallback admits it").id();
+        let reserved = reserved.expect("the fallback admits it");
+        assert!(reserved.decision().is_degraded(), "{limit}");
+        let id = reserved.id();
         let settled = gate.settle(id, &tollgate::Settlement::Cancel).await.expect("settled here");
         assert_eq!(settled, tollgate::Settled::Pending, "{limit}");
         // Dropped once the call has been sent, long before its deadline.
         let key = format!("user:{limit}");
         for round in 0..2 {
             let sent = proxy.swallowed();
-            let wait = gate.wait(Charge::new("closed", &key), ttl);
             let asks = [Charge::new("closed", &key)];
+            let wait = gate.wait(&asks, ttl);
             let call = async {
                 match round {
                     0 => drop(wait.await),

@@ -1,6 +1,7 @@
 //! What a caller is told.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
@@ -66,7 +67,7 @@ async fn every_answer_says_how_the_caller_stands() {
                 && third.body.contains("\"violated-policies\":[\"api\"]")
         );
         // Waiting as long as was said is enough.
-        hands.advance(tollgate::Duration::from_secs(1));
+        hands.advance(Duration::from_secs(1));
         assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
     }
 }
@@ -94,7 +95,7 @@ async fn a_service_writes_refusals_in_its_own_way() {
     let (service, _) = serve(&gate, |layer| {
         layer.toll(Route::any(), Toll::new("api", Payer::client())).responder(|refusal| {
             let wait = refusal.retry_after().expect("it passes").get() / 1_000_000;
-            let names: Vec<&str> = refusal.outcomes().iter().map(|limit| limit.name).collect();
+            let names: Vec<&str> = refusal.limits().iter().map(|limit| limit.name).collect();
             let body = format!("{} {wait} s {}", names.join(" "), refusal.is_grpc());
             Response::builder().status(420).body(Bytes::from(body)).expect("an answer")
         })

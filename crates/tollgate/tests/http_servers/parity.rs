@@ -63,7 +63,7 @@ fn all_limits_are_charged_or_none() {
 /// Limits of all strategies whose answers do not depend on when a body is out.
 fn limits(gate: TollgateBuilder) -> TollgateBuilder {
     let rate = |text: &str| text.parse::<tollgate::Rate>().expect("a rate");
-    let sound = |limit: Result<Limit, tollgate::LimitError>| limit.expect("a limit");
+    let sound = |limit: Result<Limit, tollgate::store::LimitError>| limit.expect("a limit");
     gate.limit("global", sound(Limit::token_bucket(rate("40/m"), 8)))
         .limit("even", sound(Limit::leaky_bucket(rate("7/m"), 5)))
         .limit("user", sound(Limit::sliding_window(6, Duration::from_secs(30))))

@@ -60,12 +60,12 @@ fn check(takes_counts: bool, is_counted: bool, expected: [u64; 3]) {
     let api = gate.local("api").unwrap();
     for _ in 0..100 {
         let _ = api.check("user:1");
-        ready(gate.charge(&[Charge::new("api", "user:1")])).unwrap();
+        let _ = ready(gate.charge(&[Charge::new("api", "user:1")])).unwrap();
     }
     for _ in 0..3 {
-        ready(gate.charge(&[Charge::new("watching", "user:1"), Charge::new("vip", "user:1")])).unwrap();
+        let _ = ready(gate.charge(&[Charge::new("watching", "user:1"), Charge::new("vip", "user:1")])).unwrap();
     }
-    ready(gate.peek(&[Charge::new("api", "user:2")])).unwrap();
+    let _ = ready(gate.peek(&[Charge::new("api", "user:2")])).unwrap();
     gate.hand_over_counts();
     let told = tallies.of("api");
     assert_eq!(told, expected, "takes counts: {takes_counts}, counted: {is_counted}");

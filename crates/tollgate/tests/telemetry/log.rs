@@ -16,7 +16,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use crate::crowd::ready;
 use crate::elsewhere::{Elsewhere, Fault};
 use crate::page::{Page, brief, logged};
-use crate::scene::{a_minute, at_once, bucket, hands, on, secs};
+use crate::scene::{a_minute, at_once, bucket, charged, hands, on, secs};
 use crate::scrape::Scrape;
 
 fn logging(hands: &ManualClock, scrape: &Scrape, decisions: LogDecisions) -> Tollgate {
@@ -38,7 +38,7 @@ fn a_line_has_exactly_these_fields() {
         let api = gate.local("api").unwrap();
         let _ = api.charge("user:1", 2).unwrap();
         let _ = api.check("user:1");
-        gate.local("shut").unwrap().check("user:1");
+        let _ = gate.local("shut").unwrap().check("user:1");
         let _ = api.check("user:1:2:3");
     });
     // The library's own warning of a malformed key stands before the line of the decision.
@@ -89,15 +89,15 @@ fn decisions_are_logged_once_by_the_limit_that_bound_and_peeks_are_not() {
     let work = |gate: &Tollgate, _: &ManualClock| {
         let limiter = |name| gate.local(name).unwrap();
         let (api, watching, workers) = (limiter("api"), limiter("watching"), limiter("workers"));
-        let both = |key| drop(tollgate::charge(&[workers.of("w"), api.of(key)]).unwrap());
+        let both = |key| drop(charged(gate, &[workers.of("w"), api.of(key)]));
         both("a");
         both("a");
-        ready(gate.check("api", "b")).unwrap();
-        ready(gate.peek(&[Charge::new("shut", "b")])).unwrap();
+        let _ = ready(gate.check("api", "b")).unwrap();
+        let _ = ready(gate.peek(&[Charge::new("shut", "b")])).unwrap();
         let _ = (api.peek("b", 9).unwrap(), api.status("b"));
         (0..2).for_each(|_| assert!(watching.check("c").is_allowed()));
-        ready(gate.wait(Charge::new("api", "b"), Duration::ZERO)).unwrap();
-        ready(gate.check_many("api", &["b"])).unwrap();
+        let _ = ready(gate.wait(&[Charge::new("api", "b")], Duration::ZERO)).unwrap();
+        let _ = ready(gate.charge_each(&[Charge::new("api", "b")])).unwrap();
     };
     check(
         LogDecisions::All,

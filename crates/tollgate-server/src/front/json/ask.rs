@@ -278,7 +278,7 @@ mod tests {
         let asked = read::<Question<'_>>(body.as_bytes());
         let asks = asked.as_ref().map_err(ToString::to_string).and_then(|asked| {
             let asks = asked.asks().map_err(|fault| fault.to_string())?;
-            assert!(asks.iter().map(Ask::limit).eq(parts(asked).map(|(limit, _, _)| &*limit.0)), "{body}");
+            assert!(asks.iter().map(Charge::limit).eq(parts(asked).map(|(limit, _, _)| &*limit.0)), "{body}");
             // An ask does not show its key to anybody.
             let words = |(limit, key, cost): (&Text<'_>, &KeyText<'_>, Option<u64>)| {
                 let key = key.checked().map_err(|fault| fault.to_string())?;
