@@ -1,5 +1,7 @@
 //! Headers as clients see them: real limiters of every strategy step by step, and whatever outcomes there may be.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use tollgate::headers::{Field, Format, ResetAs, Said, Unit, policy_item, render};
 use tollgate::store::{Micros, Outcome};
@@ -18,7 +20,14 @@ fn check(limit: Limit, policy: &str, steps: &[(u64, u64, &str)]) {
     let api = gate.local("api").unwrap();
     for &(at_ms, cost, expected) in steps {
         hands.set(START.saturating_add(Micros::from_millis(at_ms)));
-        let outcome = *api.charge("user:42", cost).unwrap().numbers();
+        // A lease that nobody gives back ends by itself.
+        let outcome = match limit {
+            Limit::Concurrency(_) => {
+                let reserved = api.reserve_all(&[api.of("user:42").cost(cost)], Duration::ZERO).unwrap();
+                *reserved.as_ref().map_or_else(|denied| denied.decision(), |held| held.decision()).binding().numbers()
+            }
+            _ => *api.charge("user:42", cost).unwrap().numbers(),
+        };
         let said = Said { name: "api", limit: Some(&limit), cost, outcome, shadow: false, unit: None };
         let told = told(Format::default(), &[said], hands.now());
         let value = |field| told.iter().find(|(other, _)| *other == field).map_or("-", |(_, value)| value);

@@ -68,7 +68,15 @@ async fn on_redis(server: &RedisServer) -> Arc<Tollgate> {
 }
 
 async fn charge(gate: &Tollgate, limit: &str, key: &str) -> (bool, Source) {
-    let decision = gate.charge(&[Charge::new(limit, key)]).await.expect("a decision");
+    let charges = [Charge::new(limit, key)];
+    // Leases are reserved, and end by themselves.
+    let decision = match limit {
+        "leases" => match gate.reserve(&charges, Duration::ZERO).await.expect("a decision") {
+            Ok(reservation) => reservation.decision().clone(),
+            Err(denied) => denied.into_decision(),
+        },
+        _ => gate.charge(&charges).await.expect("a decision"),
+    };
     (decision.is_allowed(), decision.outcomes()[0].source())
 }
 

@@ -42,7 +42,7 @@ fn a_line_has_exactly_these_fields() {
         let _ = api.check("user:1:2:3");
     });
     // The library's own warning of a malformed key stands before the line of the decision.
-    assert_eq!(lines.remove(3)["target"], "tollgate::gate");
+    assert_eq!(lines.remove(3)["target"], "tollgate::engine");
     let expected = |decision: &str, limiter: &str, strategy: &str, source: &str| {
         json!({
             "level": "INFO", "target": "tollgate::decision", "message": "decided", "operation": "charge",
