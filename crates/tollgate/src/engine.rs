@@ -679,7 +679,9 @@ impl Engine {
     /// Warns of malformed keys, at most once a second, with how many there were. The key itself is never shown.
     #[cold]
     fn warn_malformed(&self, limiter: &str, error: &KeyError) {
-        if let Some(count) = self.malformed.count() {
+        if !error.is_reported()
+            && let Some(count) = self.malformed.count()
+        {
             tracing::warn!(limiter, count, "denied a malformed key: {error}");
         }
     }

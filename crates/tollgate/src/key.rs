@@ -259,6 +259,13 @@ impl KeyError {
     }
 }
 
+impl KeyError {
+    /// Whether whoever made the charge has reported it already.
+    pub(crate) fn is_reported(&self) -> bool {
+        self.0.fault == Fault::NotFound
+    }
+}
+
 impl From<Fault> for KeyError {
     fn from(fault: Fault) -> KeyError {
         KeyError(Box::new(Malformed { fault, suggestion: None }))
@@ -318,6 +325,8 @@ impl fmt::Display for Part {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     NoText,
+    /// A face found no key, and has said so itself.
+    NotFound,
     LongText { bytes: usize },
     ManyParts { parts: usize },
     EmptyPart(Part),
@@ -335,6 +344,7 @@ impl fmt::Display for Fault {
                     "the key is empty; write `namespace:key[:version]` or a key of 1 to {MAX_PART} bytes"
                 )
             }
+            Fault::NotFound => f.write_str("there is no key"),
             Fault::LongText { bytes } => {
                 write!(
                     f,

@@ -255,8 +255,8 @@ async fn a_full_redis_takes_no_new_keys_and_knows_the_old_ones() {
         }
     });
     hold(&gate, &bystanders, 50).await;
-    // What a known key has left is spent, and no more than that.
-    for limit in LIMITS {
+    // What a known key has left is spent, and no more than that. A lease is remembered by its id, which is a new key.
+    for limit in LIMITS.into_iter().filter(|limit| *limit != "leases") {
         for left in [true, true, false, false] {
             assert_eq!(charge(&gate, limit, "user:half").await, (left, Source::Store), "{limit}");
         }

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::{Key, KeyError};
+use super::{Fault, Key, KeyError};
 
 /// A key as a caller gives it: made by `into()` from `&str`, `String`, integers, `IpAddr` or [`Key`].
 ///
@@ -37,6 +37,7 @@ enum Given<'a> {
     Unsigned(u64),
     Signed(i64),
     Address(IpAddr),
+    NotFound,
 }
 
 /// The longest text of a number or an address: an IPv6 address written out, each `:` as three bytes, and its namespace.
@@ -64,6 +65,12 @@ impl fmt::Write for KeyText {
 }
 
 impl<'a> KeyRef<'a> {
+    /// No key, where a face found none and has reported that: it is denied as a malformed one is.
+    #[cfg(feature = "http")]
+    pub(crate) fn not_found() -> KeyRef<'a> {
+        KeyRef(Given::NotFound)
+    }
+
     /// The text of the key, as it is given; of a number or an address, as it is canonical.
     #[inline]
     pub(crate) fn text<'t>(&'t self, room: &'t mut KeyText) -> &'t str {
@@ -71,6 +78,7 @@ impl<'a> KeyRef<'a> {
             Given::Text(text) | Given::Canonical(text) => text,
             Given::Owned(text) | Given::CanonicalOwned(text) => text,
             Given::Unsigned(_) | Given::Signed(_) | Given::Address(_) => self.write(room),
+            Given::NotFound => "",
         }
     }
 
@@ -104,6 +112,7 @@ impl<'a> KeyRef<'a> {
             Given::Owned(text) => Key::parse(&text).map(Key::into_owned),
             Given::Canonical(text) => Ok(Key { canonical: text.into() }),
             Given::CanonicalOwned(text) => Ok(Key { canonical: String::from(text).into() }),
+            Given::NotFound => Err(Fault::NotFound.into()),
             Given::Unsigned(_) | Given::Signed(_) | Given::Address(_) => {
                 let mut room = KeyText::new();
                 Ok(Key { canonical: self.write(&mut room).to_owned().into() })

@@ -37,7 +37,7 @@ pub(super) type Dues = SmallVec<[Due; 4]>;
 impl Due {
     /// As the engine charges it: without a key, it is denied as a malformed one is.
     fn charge<'a>(&'a self, inner: &'a Inner) -> Charge<'a> {
-        let key = self.key.as_ref().map_or(KeyRef::from(""), KeyRef::from);
+        let key = self.key.as_ref().map_or_else(KeyRef::not_found, KeyRef::from);
         Charge::new(&inner.posts[self.post].limit, key).cost(self.cost.get())
     }
 }
