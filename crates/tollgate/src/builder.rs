@@ -106,6 +106,13 @@ impl TollgateBuilder {
         self
     }
 
+    /// How many bytes reservations and permits take at most in the memory store, apart from the keys that they charge; by default a
+    /// quarter of what `max_keys` take.
+    pub fn reservation_bytes(mut self, bytes: usize) -> Self {
+        self.memory.reservation_bytes = Some(bytes);
+        self
+    }
+
     /// What happens to keys that the memory store has no room for.
     pub fn when_full(mut self, when_full: WhenFull) -> Self {
         self.memory.when_full = when_full;

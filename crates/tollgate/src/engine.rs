@@ -941,7 +941,7 @@ fn another_gate(limit: &str) -> Error {
 fn check(entry: &Entry, cost: u64, holds_nothing: Option<&'static str>) -> Result<Cost, Error> {
     let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
     match holds_nothing {
-        Some(call) if entry.is_concurrency() => Err(Error::needs_permit(entry.name, call)),
+        Some(call) if entry.is_concurrency() => Err(Error::holds_nothing(entry.name, call)),
         _ => Ok(cost),
     }
 }

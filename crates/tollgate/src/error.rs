@@ -16,6 +16,8 @@ pub struct Error {
 enum Kind {
     Limit(LimitError),
     Store(StoreError),
+    /// A concurrency limit was charged by a call that holds nothing.
+    NeedsPermit { limit: String, call: String },
     /// The call itself cannot be answered.
     Call(String),
 }
@@ -30,10 +32,8 @@ impl Error {
     }
 
     /// A concurrency limit was charged by a call that holds nothing.
-    pub(crate) fn needs_permit(limit: &str, call: &str) -> Error {
-        Error::call(format!(
-            "`{limit}` is a concurrency limit, and {call} would hold nothing that could be released; use acquire, or reserve"
-        ))
+    pub(crate) fn holds_nothing(limit: &str, call: &str) -> Error {
+        Error { kind: Kind::NeedsPermit { limit: limit.to_owned(), call: call.to_owned() } }
     }
 
     /// Whether the same call may succeed later without being changed.
@@ -45,6 +45,15 @@ impl Error {
     pub fn failure(&self) -> Option<Failure> {
         match &self.kind {
             Kind::Store(error) => error.failure(),
+            _ => None,
+        }
+    }
+
+    /// The concurrency limit that was charged by a call that holds nothing; `None` if it was not that. Faces say which of their
+    /// calls to use instead.
+    pub fn needs_permit(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::NeedsPermit { limit, .. } => Some(limit),
             _ => None,
         }
     }
@@ -61,6 +70,10 @@ impl fmt::Display for Error {
         match &self.kind {
             Kind::Limit(error) => error.fmt(f),
             Kind::Store(error) => error.fmt(f),
+            Kind::NeedsPermit { limit, call } => write!(
+                f,
+                "`{limit}` is a concurrency limit, and {call} would hold nothing that could be released; use acquire, or reserve"
+            ),
             Kind::Call(message) => f.write_str(message),
         }
     }

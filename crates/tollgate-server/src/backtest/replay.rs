@@ -23,6 +23,10 @@ use crate::validate;
 /// The fewest keys that a store has room for, however short the log.
 const LEAST_ROOM: usize = 1024;
 
+/// What a lease takes beside its key, and the least room for all of them.
+const LEASE_BYTES: usize = 1024;
+const LEAST_LEASE_BYTES: usize = 1024 * 1024;
+
 /// The policy, ready to be charged.
 pub(super) struct Gate {
     clock: ManualClock,
@@ -49,6 +53,7 @@ impl Gate {
             .policy(config.policy)
             .clock(clock.clock())
             .max_keys(requests.len().saturating_mul(2).max(LEAST_ROOM))
+            .reservation_bytes(requests.len().saturating_mul(LEASE_BYTES).max(LEAST_LEASE_BYTES))
             .sweep_every(None)
             .build()
             .map_err(failed)?;

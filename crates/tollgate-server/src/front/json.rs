@@ -21,7 +21,7 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tollgate::store::Micros;
-use tollgate::{Charge, ChargeId, Decision, Rule, Settled, Settlement};
+use tollgate::{Allowance, Charge, ChargeId, Decision, Limit, Rule, Settled, Settlement};
 
 use self::ask::{Actual, Batch, OfReservation, Question};
 use self::look::Look;
@@ -131,6 +131,14 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
     let asks = batch.checks.iter().map(|one| one.0.ask()).collect::<Result<Vec<Charge<'_>>, Fault>>()?;
     let state = app.state();
     known(&state, &asks)?;
+    let policy = state.gate.policy();
+    let is_lease = |ask: &&Charge<'_>| {
+        let rule = policy.rule(ask.limit());
+        rule.is_some_and(|rule| matches!(rule.allowance(), Allowance::Limited(Limit::Concurrency(_))))
+    };
+    if let Some(ask) = asks.iter().find(is_lease) {
+        return Err(Fault::needs_reserve(ask.limit()));
+    }
     let results = Box::pin(check_each(&state, &batch, &asks)).await?;
     Ok(json(results.told()?))
 }
