@@ -1,5 +1,7 @@
 //! The library as its users meet it: public calls only, on a clock that is moved by hand.
 
+#[path = "library/ad_hoc.rs"]
+mod ad_hoc;
 #[path = "library/charge.rs"]
 mod charge;
 #[path = "library/crowd.rs"]

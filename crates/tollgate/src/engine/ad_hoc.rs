@@ -67,11 +67,6 @@ impl Engine {
         names
     }
 
-    /// How many are kept of a name.
-    #[cfg(test)]
-    pub(crate) fn ad_hocs_kept(&self, name: &str) -> usize {
-        self.ad_hocs.0.lock().get(name).map_or(0, |named| named.entries.len())
-    }
 }
 
 impl AdHocs {
@@ -107,5 +102,49 @@ impl Named {
             self.entries.insert(numbers, entry.clone());
         }
         entry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_kernel::{Cost, Limit};
+    use tollgate_store::{MemoryOptions, MemoryStore};
+
+    use super::*;
+
+    fn bucket(burst: u64) -> Allowance {
+        Limit::token_bucket("60/m", burst).unwrap().into()
+    }
+
+    /// One peer that held many took the limits of all others: they were told that too many were in use.
+    #[test]
+    fn only_so_many_of_a_name_are_kept_and_nobody_is_refused() {
+        let engine = Arc::new(Engine::in_memory(MemoryStore::new(MemoryOptions::default())));
+        let of = |name: &str, burst: u64| engine.ad_hoc(name, bucket(burst)).unwrap();
+        let charge = |burst: u64| {
+            let outcome = engine.charge_one(&of("cl", burst), "user:42", Cost::ONE);
+            (outcome.is_allowed(), outcome.remaining())
+        };
+        let kept = |name: &str| engine.ad_hocs.0.lock().get(name).map_or(0, |named| named.entries.len());
+        let most = MOST as u64;
+        let mut held: Vec<Arc<Entry>> = (1..=most).map(|burst| of("cl", burst)).collect();
+        // Held by others, all of them: what comes now is counted as ever, and gone with its holder.
+        assert_eq!(charge(most + 1), (true, most));
+        assert_eq!(charge(most + 1), (true, most - 1));
+        assert_eq!(charge(2), (false, 0), "kept and unkept share their counters");
+        let unkept = of("cl", most + 2);
+        let gone = Arc::downgrade(&unkept);
+        drop(unkept);
+        assert!(gone.upgrade().is_none());
+        assert_eq!(kept("cl"), MOST);
+        // Another name has room of its own.
+        assert!(Arc::ptr_eq(&of("envoy", 1), &of("envoy", 1)));
+        // What nobody holds makes room.
+        held.pop();
+        assert!(Arc::ptr_eq(&of("cl", most + 1), &of("cl", most + 1)));
+        drop(held);
+        (1..=3 * most).for_each(|burst| drop(of("cl", burst)));
+        assert!(kept("cl") <= MOST);
+        assert_eq!(charge(2), (false, 0), "counters outlive what was let go");
     }
 }
