@@ -38,7 +38,8 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     println!("counting in {}", config.store.mode);
     let gate = Tollgate::open(&config).await?;
     for request in 1..=4 {
-        let decision = gate.charge(&[Charge::new("global", "all"), Charge::new("per-user", "user:42")]).await?;
+        let decision =
+            gate.charge(&[Charge::new("global", "all"), Charge::new("per-user", "user:42")]).await?;
         let how = if decision.is_degraded() { " (the store did not answer)" } else { "" };
         println!("request {request}: {decision}{how}");
     }

@@ -115,8 +115,8 @@ fn random(seed: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::store::Micros;
     use tollgate::ManualClock;
+    use tollgate::store::Micros;
 
     use super::*;
     use crate::app::tests::app_of;

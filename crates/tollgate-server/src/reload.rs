@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::config::{Config, Mistakes};
 use tollgate::Rule;
+use tollgate::config::{Config, Mistakes};
 
 use crate::app::{App, State};
 use crate::{source, validate};

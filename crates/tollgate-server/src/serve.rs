@@ -27,8 +27,8 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, unconstrained};
 use tokio_util::task::TaskTracker;
 use tollgate::config::{Config, Password, ServerConfig};
-use tollgate::telemetry::Telemetry;
 use tollgate::store::Micros;
+use tollgate::telemetry::Telemetry;
 use tollgate::{Clock, Tollgate};
 
 use self::listen::{Door, Room};

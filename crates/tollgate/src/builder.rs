@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_kernel::{Limit, Micros};
-use tollgate_store::{Clock, MemoryOptions, MemoryStore, Store, WhenFull};
 #[cfg(feature = "postgres")]
 use tollgate_store::PostgresOptions;
 #[cfg(feature = "redis")]
 use tollgate_store::RedisOptions;
+use tollgate_store::{Clock, MemoryOptions, MemoryStore, Store, WhenFull};
 
 use crate::engine::{Backend, Engine, Parts};
 use crate::error::Error;
@@ -266,7 +266,9 @@ impl TollgateBuilder {
             #[cfg(feature = "redis")]
             StoreChoice::Redis(_) => Err(Error::call("a gate on Redis is built by `connect().await`")),
             #[cfg(feature = "postgres")]
-            StoreChoice::Postgres(_) => Err(Error::call("a gate on PostgreSQL is built by `connect().await`")),
+            StoreChoice::Postgres(_) => {
+                Err(Error::call("a gate on PostgreSQL is built by `connect().await`"))
+            }
         }
     }
 
@@ -299,7 +301,8 @@ impl TollgateBuilder {
             _ => None,
         };
         let mode = store.as_ref().map_or("memory", |store| store.mode());
-        let (observers, watch) = (Arc::new(self.observers), Arc::new(Watch::new(self.telemetry.as_ref(), mode)));
+        let (observers, watch) =
+            (Arc::new(self.observers), Arc::new(Watch::new(self.telemetry.as_ref(), mode)));
         // Before any limit counts: which namespaces are labels is settled when a key of them is first counted.
         self.namespaces.iter().for_each(|namespace| watch.declare(namespace));
         let (lines, lost_leases) = (Arc::<Lines>::default(), Arc::<LostLeases>::default());

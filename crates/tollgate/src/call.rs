@@ -103,7 +103,9 @@ impl<T: Output> Future for Call<'_, T> {
                 Step::Waits(future) => call.state = State::Waits(future),
             }
         }
-        let State::Waits(future) = &mut call.state else { panic!("a future is not polled again after it was ready") };
+        let State::Waits(future) = &mut call.state else {
+            panic!("a future is not polled again after it was ready")
+        };
         let answer = std::task::ready!(future.as_mut().poll(context));
         call.state = State::Done;
         Poll::Ready(answer.map(|answer| T::of(call.engine, answer)))

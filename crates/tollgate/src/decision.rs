@@ -93,7 +93,7 @@ impl Decision {
     /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h", 1)?).build()?;
     /// gate.check("api", "user:42").await?.into_result()?;
     /// let denied = gate.check("api", "user:42").await?.into_result().unwrap_err();
-    /// assert_eq!(denied.to_string(), "denied by api, retry after 1h");
+    /// assert!(denied.to_string().starts_with("denied by api, retry after"), "{denied}");
     /// # Ok(())
     /// # }
     /// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros};
 use tollgate_kernel as kernel;
+use tollgate_kernel::{Cost, Micros};
 use tollgate_store::{Clock, Hold, HoldId, MemoryItem, MemoryStore, Settled, Settlement};
 use tracing::Instrument;
 
@@ -340,7 +340,8 @@ impl Engine {
                     return None;
                 }
                 // Reading the clock costs about as much as finding the key: an admission that is not sampled is not timed.
-                let took = started.filter(|_| is_sampled || !numbers.allowed).map(|started| started.elapsed());
+                let took =
+                    started.filter(|_| is_sampled || !numbers.allowed).map(|started| started.elapsed());
                 entry.meter.straight(text, numbers.allowed, took.filter(|_| is_sampled));
                 if !numbers.allowed {
                     self.report_denial(entry, text, cost, &numbers, took);
@@ -379,7 +380,11 @@ impl Engine {
             _ if entry.is_concurrency() && charge[0].key.is_some() => {
                 if let Some(count) = self.needs_permit.count() {
                     let limit = entry.name;
-                    tracing::warn!(limit, count, "denied a check of a concurrency limit: use acquire instead");
+                    tracing::warn!(
+                        limit,
+                        count,
+                        "denied a check of a concurrency limit: use acquire instead"
+                    );
                 }
                 let answers = [(kernel::Outcome::BLOCKED, Source::NeedsPermit)].into_iter().collect();
                 Answered { answers, trouble: Trouble::default() }
@@ -393,7 +398,11 @@ impl Engine {
         *decision.binding()
     }
 
-    fn charge_local(self: &Arc<Engine>, store: &MemoryStore, request: &mut Request<'_>) -> Result<Answer, Error> {
+    fn charge_local(
+        self: &Arc<Engine>,
+        store: &MemoryStore,
+        request: &mut Request<'_>,
+    ) -> Result<Answer, Error> {
         let is_plain = request.take == Take::Nothing && request.id.is_none();
         match request.mode {
             Mode::AllOrNone if is_plain => {
@@ -435,7 +444,12 @@ impl Engine {
             if !matches!(entry.path, Path::Fast | Path::FastCounted) || text.len() > KNOWN_BYTES {
                 return None;
             }
-            items.push(MemoryItem { limit: entry.memory()?, key: text, cost: Cost::new(charge.cost)?, shadow: false });
+            items.push(MemoryItem {
+                limit: entry.memory()?,
+                key: text,
+                cost: Cost::new(charge.cost)?,
+                shadow: false,
+            });
             entries.push(entry);
         }
         let is_counted = entries.iter().any(|entry| entry.path == Path::FastCounted);
@@ -479,7 +493,9 @@ impl Engine {
 
     /// Each by itself, in order, in this process. All limits are found before the first is charged.
     fn charge_each_local(self: &Arc<Engine>, request: &mut Request<'_>) -> Result<Answer, Error> {
-        let Backend::Memory(store) = &self.backend else { return Err(Error::call("the counters are remote")) };
+        let Backend::Memory(store) = &self.backend else {
+            return Err(Error::call("the counters are remote"));
+        };
         let holds_nothing = request.holds_nothing();
         {
             let limits = self.limits.read();
@@ -531,7 +547,9 @@ impl Engine {
         }
         let engine = self.clone();
         Step::Waits(Box::pin(async move {
-            let Backend::Remote(remote) = &engine.backend else { return Err(Error::call("the counters are local")) };
+            let Backend::Remote(remote) = &engine.backend else {
+                return Err(Error::call("the counters are local"));
+            };
             let span = started.span().clone();
             let answered = match mode {
                 Mode::Each => return engine.charge_each_remote(remote, charges, &started).await,
@@ -651,7 +669,9 @@ impl Engine {
             return Err(Error::call("a charge needs at least one limit"));
         }
         if count > most {
-            return Err(Error::call(format!("a charge may name at most {most} limits, and this one names {count}")));
+            return Err(Error::call(format!(
+                "a charge may name at most {most} limits, and this one names {count}"
+            )));
         }
         let one = |limit: LimitRef<'a>, key: Result<Key<'a>, KeyError>, cost: u64| {
             let entry = self.find(limits, limit)?;
@@ -659,7 +679,9 @@ impl Engine {
             Ok(self.resolved(EntryRef::Shared(entry.clone()), key, cost))
         };
         match charges {
-            Charges::One(Charge { limit, key, cost }) => Ok(std::iter::once(one(limit, key.parse(), cost)?).collect()),
+            Charges::One(Charge { limit, key, cost }) => {
+                Ok(std::iter::once(one(limit, key.parse(), cost)?).collect())
+            }
             Charges::All(charges) => {
                 charges.iter().map(|charge| one(charge.limit, charge.key.parse_ref(), charge.cost)).collect()
             }
@@ -801,12 +823,20 @@ impl Engine {
     }
 
     /// What a key has used and has left, as it stands. A remote store that fails is an error: nothing is made up.
-    pub(crate) async fn status(&self, limit: LimitRef<'_>, key: crate::key::KeyRef<'_>) -> Result<Outcome, Error> {
+    pub(crate) async fn status(
+        &self,
+        limit: LimitRef<'_>,
+        key: crate::key::KeyRef<'_>,
+    ) -> Result<Outcome, Error> {
         let entry = self.find(&self.limits.read(), limit)?.clone();
         let Backend::Remote(remote) = &self.backend else { return Ok(self.status_local(&entry, key)) };
         let key = key.parse();
         let borrowed = key.as_ref().map(Key::borrowed).map_err(Clone::clone);
-        let all = self.resolved(EntryRef::Borrowed(&entry), key.as_ref().map(Key::borrowed).map_err(Clone::clone), Cost::MAX);
+        let all = self.resolved(
+            EntryRef::Borrowed(&entry),
+            key.as_ref().map(Key::borrowed).map_err(Clone::clone),
+            Cost::MAX,
+        );
         let one = self.resolved(EntryRef::Borrowed(&entry), borrowed, Cost::ONE);
         let numbers = Box::pin(remote.status(&all, &one)).await?;
         let answers = numbers.map(|numbers| (numbers, Source::Store)).into_iter().collect();
@@ -821,7 +851,11 @@ impl Engine {
     }
 
     /// Forgets what a key was charged; false when nothing was remembered.
-    pub(crate) async fn reset(&self, limit: LimitRef<'_>, key: crate::key::KeyRef<'_>) -> Result<bool, Error> {
+    pub(crate) async fn reset(
+        &self,
+        limit: LimitRef<'_>,
+        key: crate::key::KeyRef<'_>,
+    ) -> Result<bool, Error> {
         let entry = self.find(&self.limits.read(), limit)?.clone();
         let key = key.parse()?;
         let forgotten = match (entry.place(&key), &self.backend) {
@@ -927,7 +961,11 @@ fn held(
         return None;
     }
     // A permit of a rate limit holds nothing: what was charged stays charged.
-    let nothing = Identity { hold: Hold { id: HoldId::of_nothing(), ttl: Micros::ZERO }, is_kept: false, is_callers: false };
+    let nothing = Identity {
+        hold: Hold { id: HoldId::of_nothing(), ttl: Micros::ZERO },
+        is_kept: false,
+        is_callers: false,
+    };
     Some(Held::new(identity.filter(|identity| identity.is_kept).unwrap_or(nothing), charges, decision))
 }
 

@@ -17,7 +17,10 @@ enum Kind {
     Limit(LimitError),
     Store(StoreError),
     /// A concurrency limit was charged by a call that holds nothing.
-    NeedsPermit { limit: String, call: String },
+    NeedsPermit {
+        limit: String,
+        call: String,
+    },
     /// The call itself cannot be answered.
     Call(String),
 }

@@ -186,7 +186,8 @@ impl Tally {
             Source::FallbackOpen => add(&self.answers[place_of(&Fallback::ALL, Fallback::Open)]),
             Source::FallbackClosed => add(&self.answers[place_of(&Fallback::ALL, Fallback::Closed)]),
             Source::FallbackLocal => add(&self.answers[place_of(&Fallback::ALL, Fallback::Local)]),
-            Source::Store | Source::Unlimited | Source::Blocked | Source::Malformed | Source::NeedsPermit => {}
+            Source::Store | Source::Unlimited | Source::Blocked | Source::Malformed | Source::NeedsPermit => {
+            }
         }
     }
 

@@ -50,7 +50,7 @@ const DEFAULT: &str = "default";
 ///
 /// // Text without a namespace is in `default`.
 /// assert_eq!(Key::parse("42")?, Key::parse("default:42")?);
-/// # Ok::<(), tollgate::KeyError>(())
+/// # Ok::<(), tollgate::key::KeyError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key<'a> {
@@ -123,7 +123,7 @@ impl<'a> Key<'a> {
     /// ```
     /// use tollgate::Key;
     /// assert_eq!(Key::with_version("user", "42", "v2")?.canonical(), "user:42:v2");
-    /// # Ok::<(), tollgate::KeyError>(())
+    /// # Ok::<(), tollgate::key::KeyError>(())
     /// ```
     pub fn with_version(namespace: &str, key: &str, version: &str) -> Result<Key<'static>, KeyError> {
         check_raw(Part::Namespace, namespace)?;
@@ -327,12 +327,26 @@ enum Fault {
     NoText,
     /// A face found no key, and has said so itself.
     NotFound,
-    LongText { bytes: usize },
-    ManyParts { parts: usize },
+    LongText {
+        bytes: usize,
+    },
+    ManyParts {
+        parts: usize,
+    },
     EmptyPart(Part),
-    LongPart { part: Part, bytes: usize },
-    Control { part: Part, at: usize, character: char },
-    Percent { part: Part, at: usize },
+    LongPart {
+        part: Part,
+        bytes: usize,
+    },
+    Control {
+        part: Part,
+        at: usize,
+        character: char,
+    },
+    Percent {
+        part: Part,
+        at: usize,
+    },
 }
 
 impl fmt::Display for Fault {

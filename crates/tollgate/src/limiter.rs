@@ -16,8 +16,8 @@ use crate::error::Error;
 use crate::key::KeyRef;
 use crate::outcome::{Outcome, Source};
 use crate::permit::Permit;
-use crate::policy::{Policy, Rule};
 use crate::policy::entry::Path;
+use crate::policy::{Policy, Rule};
 use crate::reservation::Reservation;
 use crate::telemetry::watch::is_sampled;
 
@@ -198,8 +198,9 @@ impl Limiter {
     ) -> Result<Outcome, Error> {
         let charge = Charge::new(&self.limit, key.into()).cost(cost);
         let within = Some(within);
-        let decision: Decision =
-            self.run_waiting(Request { within, ..Request::new(Charges::One(charge), Mode::AllOrNone) }).await?;
+        let decision: Decision = self
+            .run_waiting(Request { within, ..Request::new(Charges::One(charge), Mode::AllOrNone) })
+            .await?;
         Ok(*decision.binding())
     }
 
@@ -211,7 +212,8 @@ impl Limiter {
     ) -> Result<Result<Permit, Denied>, Error> {
         let charge = Charge::new(&self.limit, key.into());
         let (take, within) = (Take::Permit, Some(within));
-        self.run_waiting(Request { take, within, ..Request::new(Charges::One(charge), Mode::AllOrNone) }).await
+        self.run_waiting(Request { take, within, ..Request::new(Charges::One(charge), Mode::AllOrNone) })
+            .await
     }
 
     /// This limit and a key, as one of several charges.
@@ -262,4 +264,3 @@ impl fmt::Debug for Limiter {
         f.debug_struct("Limiter").field("rule", &self.rule()).finish_non_exhaustive()
     }
 }
-

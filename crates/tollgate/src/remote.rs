@@ -592,7 +592,8 @@ impl Remote {
 
     /// Notes what a charge that the store answered says about denials.
     fn learn(&self, charges: &[Resolved<'_, '_>], sent: Option<Sent>, charged: &Charged) {
-        let counted = charges.iter().find_map(|charge| charge.remote().map(|(_, stored, _)| (stored, charge.cost)));
+        let counted =
+            charges.iter().find_map(|charge| charge.remote().map(|(_, stored, _)| (stored, charge.cost)));
         match (sent, counted, charged.outcomes.first()) {
             (Some(sent), Some((stored, cost)), Some(outcome)) => {
                 self.shared.denials.learn(sent, &stored.limit, cost, outcome);

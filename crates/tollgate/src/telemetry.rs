@@ -47,8 +47,8 @@ use tollgate_kernel::{Micros, Strategy};
 use tollgate_store::Failure;
 
 use crate::health::StoreChange;
-pub use crate::outcome::Source;
 use crate::outcome::Outcome;
+pub use crate::outcome::Source;
 
 #[cfg(feature = "otlp")]
 pub use self::json_lines::{JsonLines, JsonLinesGuard, json_lines, json_lines_to};

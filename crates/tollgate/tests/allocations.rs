@@ -42,7 +42,11 @@ fn a_check_of_a_known_key_allocates_nothing() -> Result<(), tollgate::Error> {
         assert_eq!(allocations(|| _ = limiter.check(7_u64)), 0, "{name}: a number");
         assert_eq!(allocations(|| _ = limiter.check(address)), 0, "{name}: an address");
         assert_eq!(allocations(|| _ = ready(gate.check(name, "user:42")).unwrap()), 0, "{name}: by name");
-        assert_eq!(allocations(|| _ = ready(gate.check(&named, "user:42")).unwrap()), 0, "{name}: by a handle");
+        assert_eq!(
+            allocations(|| _ = ready(gate.check(&named, "user:42")).unwrap()),
+            0,
+            "{name}: by a handle"
+        );
         let charges = [Charge::new("wide", "user:42"), Charge::new(&named, "user:42")];
         assert_eq!(allocations(|| _ = ready(gate.charge(&charges)).unwrap()), 0, "{name}: of two limits");
     }

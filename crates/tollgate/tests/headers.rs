@@ -24,7 +24,11 @@ fn check(limit: Limit, policy: &str, steps: &[(u64, u64, &str)]) {
         let outcome = match limit {
             Limit::Concurrency(_) => {
                 let reserved = api.reserve_all(&[api.of("user:42").cost(cost)], Duration::ZERO).unwrap();
-                *reserved.as_ref().map_or_else(|denied| denied.decision(), |held| held.decision()).binding().numbers()
+                *reserved
+                    .as_ref()
+                    .map_or_else(|denied| denied.decision(), |held| held.decision())
+                    .binding()
+                    .numbers()
             }
             _ => *api.charge("user:42", cost).unwrap().numbers(),
         };

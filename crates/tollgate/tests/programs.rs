@@ -36,7 +36,9 @@ impl On {
     pub(crate) async fn connect(&self, builder: TollgateBuilder) -> Result<Tollgate, Error> {
         match self {
             On::Memory => builder.build(),
-            On::Redis(server) => builder.redis(format!("redis://127.0.0.1:{}", server.port())).connect().await,
+            On::Redis(server) => {
+                builder.redis(format!("redis://127.0.0.1:{}", server.port())).connect().await
+            }
             On::Postgres(server) => builder.postgres(server.url("postgres")).connect().await,
         }
     }

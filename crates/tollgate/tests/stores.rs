@@ -168,8 +168,10 @@ async fn through_an_outage(variables: &[(&str, &str)], proxy: &FaultProxy) {
     assert_eq!(admitted(&gate, "closed", "user:1", 1_000).await, (0, vec![Source::FallbackClosed]));
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!(admitted(&gate, "local", "user:1", 10).await, (3, vec![Source::FallbackLocal]));
-    let decision =
-        gate.charge(&[Charge::new("open", "user:1"), Charge::new("closed", "user:1")]).await.expect("decided");
+    let decision = gate
+        .charge(&[Charge::new("open", "user:1"), Charge::new("closed", "user:1")])
+        .await
+        .expect("decided");
     assert!(!decision.is_allowed() && decision.is_degraded());
     assert_eq!(decision.binding().limit(), "closed");
     assert!(decision.retry_after().is_some_and(|wait| wait > Duration::ZERO));

@@ -51,7 +51,8 @@ fn module_of(path: &Path) -> String {
 
 /// The code of a file, without comments and tests: a test may use what stands above its module.
 fn code(text: &str) -> String {
-    let end = ["#[cfg(test)]\nmod tests", "#[cfg(all(test,"].iter().filter_map(|start| text.find(start)).min();
+    let end =
+        ["#[cfg(test)]\nmod tests", "#[cfg(all(test,"].iter().filter_map(|start| text.find(start)).min();
     let lines = text[..end.unwrap_or(text.len())].lines();
     lines.filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
@@ -168,7 +169,8 @@ fn the_root_exports_at_most_forty_names() {
     let text = code(&fs::read_to_string(source().join("lib.rs")).expect("lib.rs"));
     let mut names = BTreeSet::new();
     for item in text.split(';').map(str::trim) {
-        let item = item.lines().filter(|line| !line.trim_start().starts_with("#[")).collect::<Vec<_>>().join(" ");
+        let item =
+            item.lines().filter(|line| !line.trim_start().starts_with("#[")).collect::<Vec<_>>().join(" ");
         if let Some(module) = item.trim().strip_prefix("pub mod ") {
             names.insert(module.trim().to_owned());
         } else if let Some(path) = item.trim().strip_prefix("pub use ") {
@@ -178,7 +180,9 @@ fn the_root_exports_at_most_forty_names() {
             };
             match path.split_once('{') {
                 Some((_, list)) => {
-                    names.extend(list.trim_end_matches('}').split(',').map(last).filter(|name| !name.is_empty()));
+                    names.extend(
+                        list.trim_end_matches('}').split(',').map(last).filter(|name| !name.is_empty()),
+                    );
                 }
                 None => _ = names.insert(last(path)),
             }

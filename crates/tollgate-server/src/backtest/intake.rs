@@ -8,9 +8,9 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
+use tollgate::Key;
 use tollgate::config::{RecordedRequest, RequestRule, RequestRules};
 use tollgate::key::KeyError;
-use tollgate::Key;
 
 use super::instant;
 use super::traffic::{Request, Traffic};

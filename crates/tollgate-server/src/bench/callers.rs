@@ -157,7 +157,8 @@ impl Scene {
         match keys {
             [key] => self.gate.check(&self.limit, *key).await.map(|decision| by_store(decision.outcomes())),
             several => {
-                let charges: Vec<Charge<'_>> = several.iter().map(|key| Charge::new(&self.limit, *key)).collect();
+                let charges: Vec<Charge<'_>> =
+                    several.iter().map(|key| Charge::new(&self.limit, *key)).collect();
                 self.gate.charge_each(&charges).await.map(|outcomes| by_store(&outcomes))
             }
         }

@@ -64,10 +64,15 @@ fn every_kind_of_limit_says_how_it_stands() {
     check(&server, "/v1/check", &ask("login"), &alone(true, 2, 1, "0", "~", "login"));
     check(&server, "/v1/peek", &ask("uploads"), &alone(true, 2, 1, "0", "~", "uploads"));
     // A lease that nobody could give back is not taken.
-    for (path, body) in [("/v1/check", ask("uploads")), ("/v1/checks", format!(r#"{{"checks":[{}]}}"#, ask("uploads")))] {
+    for (path, body) in
+        [("/v1/check", ask("uploads")), ("/v1/checks", format!(r#"{{"checks":[{}]}}"#, ask("uploads")))]
+    {
         let refused = server.post(path, &body);
         assert_eq!(refused.status, 400, "{path}");
-        assert!(refused.body.contains("`uploads` is a concurrency limit") && refused.body.contains("ask /v1/reserve"));
+        assert!(
+            refused.body.contains("`uploads` is a concurrency limit")
+                && refused.body.contains("ask /v1/reserve")
+        );
     }
     let unlimited = r#"{"allowed":true,"binding":"free","retry_after_ms":0,"delay_ms":0,"degraded":false,"limits":[{"limit":"free","allowed":true,"capacity":null,"remaining":null,"retry_after_ms":0,"reset_after_ms":0}]}"#;
     check(&server, "/v1/check", &ask("free"), unlimited);

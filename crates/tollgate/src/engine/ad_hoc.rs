@@ -66,7 +66,6 @@ impl Engine {
         names.sort_unstable();
         names
     }
-
 }
 
 impl AdHocs {

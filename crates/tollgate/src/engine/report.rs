@@ -21,9 +21,8 @@ impl Engine {
         let is_remote = matches!(self.backend, Backend::Remote(_));
         let observed = !self.observers.is_empty();
         let all = observed && (is_remote || !self.observers.take_counts());
-        let is_timed = all
-            || self.watch.times_all(is_remote)
-            || ((observed || self.watch.times_some()) && is_sampled());
+        let is_timed =
+            all || self.watch.times_all(is_remote) || ((observed || self.watch.times_some()) && is_sampled());
         Started::new(is_timed, self.watch.check_span(operation))
     }
 

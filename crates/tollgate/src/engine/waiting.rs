@@ -127,10 +127,13 @@ impl Engine {
     }
 
     fn try_local<'a>(&self, wanted: &Wanted<'a>) -> Result<Tried<'a>, Error> {
-        let Backend::Memory(store) = &self.backend else { return Err(Error::call("the counters are remote")) };
+        let Backend::Memory(store) = &self.backend else {
+            return Err(Error::call("the counters are remote"));
+        };
         // Held while the counters are charged: a reload waits.
         let limits = self.limits.read();
-        let charges = self.resolve(super::MOST_LIMITS, &limits, Charges::All(wanted.charges), wanted.holds_nothing)?;
+        let charges =
+            self.resolve(super::MOST_LIMITS, &limits, Charges::All(wanted.charges), wanted.holds_nothing)?;
         let identity = self.identity(&charges, wanted.take, wanted.id, true);
         let answered = run_local(store, &charges, Mode::AllOrNone, identity)?;
         Ok(tried(charges, answered, identity))
@@ -148,11 +151,7 @@ impl Engine {
     }
 }
 
-fn tried<'a>(
-    charges: ResolvedAll<'static, 'a>,
-    answered: Answered,
-    identity: Option<Identity>,
-) -> Tried<'a> {
+fn tried<'a>(charges: ResolvedAll<'static, 'a>, answered: Answered, identity: Option<Identity>) -> Tried<'a> {
     let decision = conclude(&charges, answered.answers);
     Tried { charges, decision, identity, trouble: answered.trouble }
 }

@@ -51,7 +51,11 @@ pub(crate) enum Path {
 /// What a key meets under a limit.
 pub(crate) enum Place {
     /// Counters: in this process, or in a remote store.
-    Counted { stored: StoredLimit, memory: Option<MemoryLimit>, remote: Option<Box<RemoteLimit>> },
+    Counted {
+        stored: StoredLimit,
+        memory: Option<MemoryLimit>,
+        remote: Option<Box<RemoteLimit>>,
+    },
     Unlimited,
     Blocked,
 }
@@ -98,8 +102,10 @@ impl Entry {
                 Ok((key.canonical().to_owned(), Arc::new(Place::new(&rule, allowance, counters)?)))
             })
             .collect::<Result<HashMap<String, Arc<Place>>, Error>>()?;
-        let strategies: Vec<Option<Strategy>> =
-            std::iter::once(&base).chain(overrides.values().map(|place| &**place)).map(Place::strategy).collect();
+        let strategies: Vec<Option<Strategy>> = std::iter::once(&base)
+            .chain(overrides.values().map(|place| &**place))
+            .map(Place::strategy)
+            .collect();
         let meter = meter(name, &strategies);
         Ok(Entry { name, engine, rule, base, overrides, meter, path: Path::Slow, next: OnceLock::new() })
     }

@@ -55,7 +55,11 @@ struct Part<'a> {
 
 impl<'a> Part<'a> {
     /// The part of a charge, if it meets counters.
-    fn new(charge: &'a Resolved<'_, '_>, charges: &[Resolved<'_, '_>], retry_after: Micros) -> Option<Part<'a>> {
+    fn new(
+        charge: &'a Resolved<'_, '_>,
+        charges: &[Resolved<'_, '_>],
+        retry_after: Micros,
+    ) -> Option<Part<'a>> {
         let (key, stored, remote) = charge.remote()?;
         let capacity = stored.limit.capacity();
         let denied = Outcome { capacity, ..Outcome::BLOCKED };
@@ -89,7 +93,12 @@ impl FallbackStore {
     }
 
     /// Answers for the store, in the order of the charges that meet counters. `retry_after` is when it is tried next, if known.
-    pub(crate) fn answer(&self, charges: &[Resolved<'_, '_>], act: Act, retry_after: Option<Micros>) -> Answers {
+    pub(crate) fn answer(
+        &self,
+        charges: &[Resolved<'_, '_>],
+        act: Act,
+        retry_after: Option<Micros>,
+    ) -> Answers {
         let retry_after = retry_after.unwrap_or(A_SECOND).max(Micros::new(1));
         let parts: SmallVec<[Part<'_>; 4]> =
             charges.iter().filter_map(|charge| Part::new(charge, charges, retry_after)).collect();

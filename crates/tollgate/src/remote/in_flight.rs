@@ -49,7 +49,12 @@ impl Remote {
     fn cancel_later(&self, hold: Hold, charges: &[Resolved<'_, '_>], sent: Micros) {
         // A hold lasts as long as its leases.
         let ttl = longest_lease(charges).map_or(hold.ttl, |lease| lease.max(hold.ttl));
-        self.shared.tasks.cancel(Hold { ttl, ..hold }, self.fingerprints(charges), sent, self.shared.clock.now());
+        self.shared.tasks.cancel(
+            Hold { ttl, ..hold },
+            self.fingerprints(charges),
+            sent,
+            self.shared.clock.now(),
+        );
         self.start_tasks();
     }
 

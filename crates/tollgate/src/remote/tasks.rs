@@ -396,7 +396,9 @@ mod tests {
         assert_eq!((tasks.next(at(500)), tasks.count()), (Next::Nothing, 0));
         let holder = Arc::new(Lease::default());
         tasks.renew(id(8), Micros::from_millis(300), holder.clone(), at(0));
-        assert!(tasks.answered(id(8), Answer::Settled(Settled::Unknown), at(100)).is_lost && holder.is_lost());
+        assert!(
+            tasks.answered(id(8), Answer::Settled(Settled::Unknown), at(100)).is_lost && holder.is_lost()
+        );
     }
 
     #[test]

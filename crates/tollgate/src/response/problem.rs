@@ -45,9 +45,8 @@ impl Reason {
     /// ```
     pub fn of(decision: &Decision) -> Option<Reason> {
         let denying = || decision.outcomes().iter().filter(|outcome| !outcome.is_allowed());
-        let is_closed = |outcome: &Outcome| {
-            outcome.source() == Source::FallbackClosed && outcome.retry_after().is_some()
-        };
+        let is_closed =
+            |outcome: &Outcome| outcome.source() == Source::FallbackClosed && outcome.retry_after().is_some();
         if decision.is_allowed() {
             None
         } else if denying().any(|outcome| outcome.source() == Source::Malformed) {

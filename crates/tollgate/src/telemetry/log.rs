@@ -6,10 +6,10 @@
 use metrics::Counter;
 use tollgate_kernel::Micros;
 
+use super::LogDecisions;
 use super::spans::millis;
 use super::storm::Storm;
 use super::{Concluded, KeyHasher, Verdict, strategy_name};
-use super::LogDecisions;
 
 pub(crate) struct DecisionLog {
     logs_all: bool,

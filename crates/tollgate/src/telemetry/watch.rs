@@ -17,8 +17,8 @@ use super::namespaces::Namespaces;
 use super::store_meter::{Reading, StoreMeter};
 use super::{Concluded, spans};
 
-pub(crate) use super::meter::{Meter, is_sampled};
 pub(crate) use super::Telemetry;
+pub(crate) use super::meter::{Meter, is_sampled};
 
 /// The telemetry of one registry.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! A layer that makes no sense is not built, and says why.
 
-use tollgate::http::{LimitLayer, LimitLayerBuilder, Payer, Route, Toll};
 use std::time::Duration;
+use tollgate::http::{LimitLayer, LimitLayerBuilder, Payer, Route, Toll};
 use tollgate::{Limit, Tollgate};
 
 use crate::scene::window;

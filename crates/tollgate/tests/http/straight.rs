@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use std::time::Duration;
 use tollgate::headers::{Format, ResetAs};
 use tollgate::http::{Payer, Route, Toll};
-use std::time::Duration;
 use tollgate::telemetry::{Event, Observer};
 use tollgate::{Limit, TollgateBuilder};
 

@@ -8,8 +8,8 @@ use axum::Router;
 use axum::http::{Method, StatusCode};
 use axum::routing::{get, post};
 use parking_lot::Mutex;
-use tollgate::http::{AxumLimitLayer, LimitLayer, LimitLayerBuilder, Payer, Route, Toll};
 use std::time::Duration;
+use tollgate::http::{AxumLimitLayer, LimitLayer, LimitLayerBuilder, Payer, Route, Toll};
 use tollgate::{Limit, Tollgate};
 use tollgate_testkit::http::Connection;
 

@@ -7,11 +7,11 @@ use axum::body::Body;
 use axum::response::Response;
 use axum::routing::get;
 use axum::{Extension, Router};
+use std::time::Duration;
 use tokio::sync::Semaphore;
+use tollgate::Limit;
 use tollgate::headers::ResetAs;
 use tollgate::http::{Lease, LimitLayer, Payer, Route, Toll};
-use std::time::Duration;
-use tollgate::Limit;
 use tollgate_testkit::http::{Answer, Connection};
 
 use crate::scene::{ALL, On, Scene, format, told, until};

@@ -3,9 +3,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tollgate::http::{LimitLayer, Payer, Route, Toll};
 use std::time::Duration;
 use tollgate::Limit;
+use tollgate::http::{LimitLayer, Payer, Route, Toll};
 use tollgate_testkit::http::Connection;
 
 use crate::scene::{ALL, Scene, number};

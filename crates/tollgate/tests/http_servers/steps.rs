@@ -1,8 +1,8 @@
 //! Each strategy, step by step: the whole answer to every request. The numbers were worked out by hand from the rules.
 
+use std::time::Duration;
 use tollgate::headers::ResetAs;
 use tollgate::http::{LimitLayer, Payer, Route, Toll};
-use std::time::Duration;
 use tollgate::{Limit, Rate};
 use tollgate_testkit::http::{Answer, Connection};
 

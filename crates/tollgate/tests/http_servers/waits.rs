@@ -1,8 +1,8 @@
 //! `Retry-After` is enough: whoever waits as long as he was told gets through. A property of random limits and random callers.
 
-use tollgate::http::{Head, LimitLayer, Payer, Route, Toll};
 use std::time::Duration;
 use tollgate::Limit;
+use tollgate::http::{Head, LimitLayer, Payer, Route, Toll};
 use tollgate_testkit::Random;
 use tollgate_testkit::http::Connection;
 

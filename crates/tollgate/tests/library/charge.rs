@@ -5,8 +5,8 @@ use tollgate::store::Outcome as Numbers;
 use tollgate::{Allowance, Charge, Key, Limiter, ManualClock, Outcome, Rule, Settlement, Strategy, Tollgate};
 
 use crate::crowd::ready;
-use crate::scene::{Only, 
-    Dice, a_minute, at_once, bucket, every_strategy, gate, hands, is_by_the_clock, limiter, on, secs,
+use crate::scene::{
+    Dice, Only, a_minute, at_once, bucket, every_strategy, gate, hands, is_by_the_clock, limiter, on, secs,
 };
 
 fn api_rule() -> Rule {
@@ -50,7 +50,11 @@ fn all_are_charged_or_none_is_and_the_answer_names_the_limit_that_bound() {
         (&[("api", "a", 1), ("free", "a", 1)], "allowed by api, 9 of 10 left", [1, 0, 0, 0]),
         (&[("free", "a", 7)], "allowed by free, unlimited", [0, 0, 0, 0]),
         // One refusal, and nobody is charged; of two, the longer wait binds, and `never` is the longest.
-        (&[("api", "a", 1), ("tight", "a", 3)], "denied by tight, the cost is more than the limit ever holds", [0, 0, 0, 0]),
+        (
+            &[("api", "a", 1), ("tight", "a", 3)],
+            "denied by tight, the cost is more than the limit ever holds",
+            [0, 0, 0, 0],
+        ),
         (
             &[("tight", "a", 3), ("slow", "a", 1), ("api", "a", 1)],
             "denied by tight, the cost is more than the limit ever holds",
@@ -64,7 +68,11 @@ fn all_are_charged_or_none_is_and_the_answer_names_the_limit_that_bound() {
             "denied by tight, the cost is more than the limit ever holds",
             [0, 0, 0, 0],
         ),
-        (&[("tight", "a", 1 << 63), ("tight", "a", 1 << 63)], "denied by tight, the cost is more than the limit ever holds", [0, 0, 0, 0]),
+        (
+            &[("tight", "a", 1 << 63), ("tight", "a", 1 << 63)],
+            "denied by tight, the cost is more than the limit ever holds",
+            [0, 0, 0, 0],
+        ),
         // The same limit for another key, and the same key under another limit, are other counters.
         (&[("tight", "a", 2), ("tight", "b", 2)], "allowed by tight, 0 of 2 left", [0, 2, 0, 0]),
         // A limit that only watches is charged what fits, and never holds anybody up.
@@ -79,7 +87,11 @@ fn all_are_charged_or_none_is_and_the_answer_names_the_limit_that_bound() {
             "allowed by watching, shadow limit: would be denied, can never fit",
             [0, 0, 0, 0],
         ),
-        (&[("watching", "a", 1), ("tight", "a", 3)], "denied by tight, the cost is more than the limit ever holds", [0, 0, 0, 0]),
+        (
+            &[("watching", "a", 1), ("tight", "a", 3)],
+            "denied by tight, the cost is more than the limit ever holds",
+            [0, 0, 0, 0],
+        ),
         (&[("watched-shut", "a", 1), ("api", "a", 1)], "allowed by api, 9 of 10 left", [1, 0, 0, 0]),
         // What is blocked or malformed denies the whole, and nothing is charged.
         (&[("api", "a", 1), ("shut", "a", 1)], "denied by shut, blocked", [0, 0, 0, 0]),
@@ -87,10 +99,18 @@ fn all_are_charged_or_none_is_and_the_answer_names_the_limit_that_bound() {
         (&[("api", "blocked", 1), ("tight", "a", 1)], "denied by api, blocked", [0, 0, 0, 0]),
         (&[("api", "a", 1), ("tight", "", 1)], "denied by tight, the key is malformed", [0, 0, 0, 0]),
         (&[("api", "a", 1), ("free", "a:b:c:d", 1)], "denied by free, the key is malformed", [0, 0, 0, 0]),
-        (&[("api", "a", 1), ("watching", "a\n", 1)], "denied by watching, the key is malformed", [0, 0, 0, 0]),
+        (
+            &[("api", "a", 1), ("watching", "a\n", 1)],
+            "denied by watching, the key is malformed",
+            [0, 0, 0, 0],
+        ),
         // A cost that no limit holds.
         (&[("api", "a", 1 << 63)], "denied by api, the cost is more than the limit ever holds", [0, 0, 0, 0]),
-        (&[("api", "a", u64::MAX), ("tight", "a", 1)], "denied by api, the cost is more than the limit ever holds", [0, 0, 0, 0]),
+        (
+            &[("api", "a", u64::MAX), ("tight", "a", 1)],
+            "denied by api, the cost is more than the limit ever holds",
+            [0, 0, 0, 0],
+        ),
     ];
     for (case, words, expected) in cases {
         // Asked in plain code, by name, and only looked at, each of a registry of its own.
@@ -101,10 +121,7 @@ fn all_are_charged_or_none_is_and_the_answer_names_the_limit_that_bound() {
             case.iter().map(|(limit, ..)| gate.local(limit).unwrap()).collect()
         };
         let (of_plain, of_looked_at) = (handles(&plain), handles(&looked_at));
-        fn charges<'a>(
-            handles: &'a [Limiter],
-            case: &[(&str, &'static str, u64)],
-        ) -> Vec<Charge<'a>> {
+        fn charges<'a>(handles: &'a [Limiter], case: &[(&str, &'static str, u64)]) -> Vec<Charge<'a>> {
             handles.iter().zip(case).map(|(limiter, &(_, key, cost))| limiter.of(key).cost(cost)).collect()
         }
         let decision = of_plain[0].charge_all(&charges(&of_plain, case)).unwrap();
@@ -178,7 +195,8 @@ fn what_cannot_be_a_charge_is_an_error_and_charges_nothing() {
         (&[tight.of("a"), api.of("a").cost(0)][..], zero),
         (&[api.of("a"), foreign.of("a")][..], apart),
     ] {
-        let reserved = api.reserve_all(charges, a_minute).map(|reserved| reserved.unwrap_err().into_decision());
+        let reserved =
+            api.reserve_all(charges, a_minute).map(|reserved| reserved.unwrap_err().into_decision());
         for answer in [api.charge_all(charges), ready(gate.peek(charges)), reserved] {
             assert_eq!(answer.unwrap_err().to_string(), message);
         }
@@ -191,7 +209,8 @@ fn what_cannot_be_a_charge_is_an_error_and_charges_nothing() {
         (&[Charge::new("api", "a").cost(0)][..], zero),
         (&[Charge::new("api", "a"), Charge::new("free", "a").cost(0)][..], zero),
     ] {
-        let reserved = ready(gate.reserve(asks, a_minute)).map(|reserved| reserved.unwrap_err().into_decision());
+        let reserved =
+            ready(gate.reserve(asks, a_minute)).map(|reserved| reserved.unwrap_err().into_decision());
         for answer in [ready(gate.charge(asks)), ready(gate.peek(asks)), reserved] {
             let error = answer.unwrap_err();
             assert_eq!((error.to_string().as_str(), error.is_transient()), (message, false));
@@ -341,8 +360,7 @@ fn many_keys_at_once_are_answered_as_one_by_one() {
     for (what, rule) in rules {
         for size in [0, 1, 15, 16, 17, 1_000] {
             let hands = hands();
-            let [one_by_one, at_once] =
-                [(); 2].map(|()| gate(&hands, [rule.clone()]).only());
+            let [one_by_one, at_once] = [(); 2].map(|()| gate(&hands, [rule.clone()]).only());
             let mut dice = Dice(size);
             let keys: Vec<String> = (0..size)
                 .map(|n| match dice.below(20) {

@@ -135,7 +135,11 @@ fn what_happens_in_this_process_ends_a_denial_at_once() {
     assert_eq!((outcome.is_allowed(), outcome.remaining(), source), (false, 1, Source::DenialCache));
     assert!(charge(&gate, "a", 1).0.is_allowed(), "a lower cost is asked for");
     let (outcome, source) = charge(&gate, "a", 2);
-    assert_eq!((outcome.remaining(), source), (0, Source::Store), "and the admission has changed what is left");
+    assert_eq!(
+        (outcome.remaining(), source),
+        (0, Source::Store),
+        "and the admission has changed what is left"
+    );
 
     assert_eq!(charge(&gate, "a", 2).1, Source::DenialCache);
     assert!(ready(gate.reset("api", "a")).unwrap());
@@ -239,7 +243,10 @@ fn only_plain_denials_of_one_limit_are_believed() {
         0,
         "a denied reservation changes nothing"
     );
-    assert_eq!(calls(&|| drop(ready(gate.charge_each(&["a", "default:a"].map(|key| Charge::new("api", key)))))), 0);
+    assert_eq!(
+        calls(&|| drop(ready(gate.charge_each(&["a", "default:a"].map(|key| Charge::new("api", key)))))),
+        0
+    );
     assert_eq!(calls(&|| drop(ready(gate.peek(&asks(1))))), 1, "a peek looks");
     assert_eq!(calls(&|| _ = charge(&gate, "a", 2)), 1, "when two units are there is not known");
     assert_eq!(calls(&|| _ = charge(&gate, "a", 3)), 1);

@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use std::time::Duration;
-use tollgate::store::{Charged, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Store, StoreError, StoreFuture, StoredLimit};
+use tollgate::store::{
+    Charged, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Store, StoreError, StoreFuture,
+    StoredLimit,
+};
 use tollgate::{ChargeId, ManualClock, Settled, Settlement};
 
 /// What goes wrong.

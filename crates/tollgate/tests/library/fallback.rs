@@ -5,13 +5,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tollgate::store::Failure;
-use tollgate::telemetry::{Event, Observer, Source};
 use tollgate::store::Outcome as Numbers;
-use tollgate::{Allowance, Charge, Decision, Fallback, Key, Limit, ManualClock, Rule, Settled, Settlement, Tollgate};
+use tollgate::telemetry::{Event, Observer, Source};
+use tollgate::{
+    Allowance, Charge, Decision, Fallback, Key, Limit, ManualClock, Rule, Settled, Settlement, Tollgate,
+};
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
-use crate::scene::{waited, one, Dice, a_minute, at_once, bucket, every_strategy, hands, on, secs};
+use crate::scene::{Dice, a_minute, at_once, bucket, every_strategy, hands, on, one, secs, waited};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DOWN: Fault = Fault::Fails(Failure::Connection);
@@ -95,12 +97,17 @@ fn answers_without_the_store_are_well_formed() {
                     _ => ready(gate.peek(&asks)),
                 };
                 let decision = decision.unwrap();
-                let Numbers { allowed, capacity, remaining, retry_after, .. } = *decision.outcomes()[0].numbers();
+                let Numbers { allowed, capacity, remaining, retry_after, .. } =
+                    *decision.outcomes()[0].numbers();
                 assert!(remaining <= capacity && capacity == 5, "{limit}");
                 let wait = Duration::from(retry_after.expect("a wait that ends"));
                 assert_eq!(allowed, wait == Duration::ZERO, "{limit}");
                 assert!(wait <= secs(60), "{limit}: {wait:?}");
-                assert_eq!(decision.is_allowed(), limit != "closed" && (limit != "local" || allowed), "{call}");
+                assert_eq!(
+                    decision.is_allowed(),
+                    limit != "closed" && (limit != "local" || allowed),
+                    "{call}"
+                );
             }
         }
         // A charge that can never fit is denied by every policy, also where it is asked for in parts.
@@ -241,14 +248,22 @@ fn waiting_goes_by_the_fallback_until_the_store_is_back() {
     elsewhere.fault(DOWN);
     assert!(ready(waited(&gate, Charge::new("open", "a"))).unwrap().is_allowed());
     assert!(ready(waited(&gate, Charge::new("local", "a").cost(5))).unwrap().is_allowed());
-    assert_eq!(ready(waited(&gate, Charge::new("closed", "a").cost(6))).unwrap().retry_after(), None, "never");
+    assert_eq!(
+        ready(waited(&gate, Charge::new("closed", "a").cost(6))).unwrap().retry_after(),
+        None,
+        "never"
+    );
     let mut crowd = Crowd::new();
     crowd.join(waited(&gate, Charge::new("closed", "a")));
     crowd.join(gate.wait(one(Charge::new("closed", "b")), Duration::from_secs(2)));
     for _ in 0..100 {
         hands.advance(Duration::from_millis(40));
         for (who, answer) in crowd.run() {
-            assert!(who == 1 && answer.as_ref().is_ok_and(|late| !late.is_allowed() && late.retry_after().is_some()), "{answer:?}");
+            assert!(
+                who == 1
+                    && answer.as_ref().is_ok_and(|late| !late.is_allowed() && late.retry_after().is_some()),
+                "{answer:?}"
+            );
         }
     }
     assert!(elsewhere.calls() < 15, "a store that is down is not asked over and over: {}", elsewhere.calls());
@@ -269,7 +284,9 @@ fn instances_share_a_limit_while_each_counts_by_itself() {
             elsewhere.fault(DOWN);
             let builder = on(&hands).limit("api", limit).store(elsewhere).fallback(Fallback::Local);
             let gate = builder.instances(instances).build().unwrap();
-            let admitted = (0..20).filter(|_| crate::scene::charged(&gate, &[Charge::new("api", "a")]).is_allowed()).count();
+            let admitted = (0..20)
+                .filter(|_| crate::scene::charged(&gate, &[Charge::new("api", "a")]).is_allowed())
+                .count();
             assert_eq!(admitted, most, "{limit} among {instances}");
             // What only the store can hold is worth coming back for; what not even it can is not.
             let much = crate::scene::charged(&gate, &[Charge::new("api", "b").cost(10)]);
@@ -309,7 +326,7 @@ fn every_answer_has_one_label_and_labels_add_up() {
         .rule(api.unwrap().with_override(key("shut"), Allowance::Blocked).unwrap().fallback(Fallback::Open))
         .rule(Rule::new("closed", bucket("2/s", 3)).unwrap().fallback(Fallback::Closed))
         .rule(Rule::new("local", bucket("2/s", 3)).unwrap().fallback(Fallback::Local))
-                .store(elsewhere.clone())
+        .store(elsewhere.clone())
         .observer(labels.clone())
         .build()
         .unwrap();

@@ -7,7 +7,9 @@ use tollgate::store::Outcome as Numbers;
 use tollgate::{Charge, Key, Limit, Limiter, ManualClock, Outcome, Rate, Rule, Settlement, Tollgate};
 
 use crate::crowd::ready;
-use crate::scene::{Only, a_minute, bucket, charged, every_strategy, gate, hands, is_by_the_clock, limiter, on, secs, waited};
+use crate::scene::{
+    Only, a_minute, bucket, charged, every_strategy, gate, hands, is_by_the_clock, limiter, on, secs, waited,
+};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

@@ -10,7 +10,7 @@ use tollgate::{Charge, ChargeId, Fallback, Limit, ManualClock, Rule, Settled, Se
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
-use crate::scene::{waited, one, a_minute, at_once, every_strategy, hands, on, secs};
+use crate::scene::{a_minute, at_once, every_strategy, hands, on, one, secs, waited};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DOWN: Fault = Fault::Fails(Failure::Connection);

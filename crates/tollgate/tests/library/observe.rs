@@ -129,7 +129,8 @@ fn each_limit_of_each_decision_is_one_event() {
             "charge api none [user] 1 allowed Unlimited",
         ]
     }
-    let several = [Charge::new("api", "new:alice"), Charge::new("shut", "alice").cost(7), Charge::new("watching", "")];
+    let several =
+        [Charge::new("api", "new:alice"), Charge::new("shut", "alice").cost(7), Charge::new("watching", "")];
     told! {
         free.charge_all(&[Charge::new(&free, "alice"), Charge::new(&watching, "a:alice").cost(2)]) => [
             "charge free none [default] 1 allowed Unlimited",
@@ -163,7 +164,8 @@ fn an_event_has_what_the_limit_said_and_a_watching_one_what_it_would_have_done()
     let [api, watching] = ["api", "watching"].map(|name| gate.local(name).unwrap());
     let outcome = api.charge("a", 2).unwrap();
     assert_eq!(recorder.take()[0].outcome, outcome);
-    let decision = ready(gate.charge(&[Charge::new("api", "a"), Charge::new("watching", "a").cost(2)])).unwrap();
+    let decision =
+        ready(gate.charge(&[Charge::new("api", "a"), Charge::new("watching", "a").cost(2)])).unwrap();
     let said: Vec<Outcome> = recorder.take().iter().map(|seen| seen.outcome).collect();
     assert_eq!(said, decision.outcomes().to_vec());
 
@@ -310,7 +312,9 @@ fn every_way_to_use_a_malformed_key_is_warned_of_without_showing_it() {
         ("wait", |limiter, _, key| ready(limiter.wait(key, 1, HOUR)).unwrap().is_allowed()),
         ("charge by name", |_, gate, key| ready(gate.check("api", key)).unwrap().is_allowed()),
         ("peek by name", |_, gate, key| ready(gate.peek(&[Charge::new("api", key)])).unwrap().is_allowed()),
-        ("wait by name", |_, gate, key| ready(gate.wait(&[Charge::new("api", key)], HOUR)).unwrap().is_allowed()),
+        ("wait by name", |_, gate, key| {
+            ready(gate.wait(&[Charge::new("api", key)], HOUR)).unwrap().is_allowed()
+        }),
     ];
     for (what, way) in ways {
         for key in MALFORMED {

@@ -9,7 +9,7 @@ use tollgate::{Charge, ChargeId, Fallback, Limit, Rule, Settled, Settlement, Tol
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
-use crate::scene::{charged, waited, one, a_minute, every_strategy, hands, on};
+use crate::scene::{a_minute, charged, every_strategy, hands, on, one, waited};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

@@ -7,7 +7,7 @@ use tollgate::store::WhenFull;
 use tollgate::{Allowance, Charge, Fallback, Key, Limiter, Policy, Rule, Settlement, Tollgate};
 
 use crate::crowd::ready;
-use crate::scene::{charged, a_minute, at_once, bucket, gate, hands, limiter, on};
+use crate::scene::{a_minute, at_once, bucket, charged, gate, hands, limiter, on};
 
 #[test]
 fn limits_are_registered_looked_up_and_charged_by_name() {
@@ -187,13 +187,10 @@ fn a_policy_from_a_file_is_the_policy_in_code() {
         let asks = [0; 2].map(|_| {
             let key =
                 dice.pick(&["user:42", "user:1", "user:666", "user:7", "bot", "default:bot", "no:such:key:"]);
-            Charge::new(dice.pick(&["api", "login", "workers", "health", "legacy"]), key).cost(1 + dice.below(3))
+            Charge::new(dice.pick(&["api", "login", "workers", "health", "legacy"]), key)
+                .cost(1 + dice.below(3))
         });
-        assert_eq!(
-            charged(&in_code, &asks),
-            charged(&from_file, &asks),
-            "{asks:?}"
-        );
+        assert_eq!(charged(&in_code, &asks), charged(&from_file, &asks), "{asks:?}");
     }
     assert_eq!(in_code.keys(), from_file.keys());
 }

@@ -1,13 +1,15 @@
 //! A changed policy over the same counters: nothing that was consumed is lost, and nothing is counted twice.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use tollgate::store::{Failure, StoreState};
 use tollgate::telemetry::Source;
-use tollgate::{Allowance, Charge, Fallback, Key, Limit, ManualClock, Policy, Rule, Settled, Settlement, Tollgate};
+use tollgate::{
+    Allowance, Charge, Fallback, Key, Limit, ManualClock, Policy, Rule, Settled, Settlement, Tollgate,
+};
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
@@ -330,7 +332,8 @@ fn a_refused_policy_changes_nothing() {
     let bounded = on(&hands).rule(api(a_minute(5))).max_names(0).build();
     assert!(bounded.is_ok(), "a name that is known already needs no room");
     let bounded = bounded.unwrap();
-    let error = bounded.reload(Policy::new([api(a_minute(9)), Rule::unlimited("never-named").unwrap()]).unwrap());
+    let error =
+        bounded.reload(Policy::new([api(a_minute(9)), Rule::unlimited("never-named").unwrap()]).unwrap());
     assert!(error.unwrap_err().to_string().contains("max_names"));
     assert_eq!(ready(bounded.status("api", "a")).unwrap().capacity(), 5, "nothing of it was put in place");
     let mut crowd = Crowd::new();

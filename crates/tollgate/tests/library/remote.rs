@@ -6,13 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tollgate::store::Failure;
-use tollgate::telemetry::{Event, Observer, Source};
 use tollgate::store::Outcome as Numbers;
-use tollgate::{Allowance, Charge, ChargeId, Decision, Denied, Key, ManualClock, Outcome, Reservation, Rule, Settled, Settlement, Tollgate, TollgateBuilder};
+use tollgate::telemetry::{Event, Observer, Source};
+use tollgate::{
+    Allowance, Charge, ChargeId, Decision, Denied, Key, ManualClock, Outcome, Reservation, Rule, Settled,
+    Settlement, Tollgate, TollgateBuilder,
+};
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
-use crate::scene::{charged, waited, one, Dice, a_minute, at_once, bucket, every_strategy, hands, is_by_the_clock, on, secs};
+use crate::scene::{
+    Dice, a_minute, at_once, bucket, charged, every_strategy, hands, is_by_the_clock, on, one, secs, waited,
+};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -173,9 +178,12 @@ fn waiting_works_over_any_store() {
 
     assert!(ready(waited(&far, Charge::new("free", "a"))).unwrap().is_allowed());
     assert!(ready(waited(&far, Charge::new("watching", "a").cost(9))).unwrap().is_allowed());
-    for ask in
-        [Charge::new("api", "a").cost(6), Charge::new("shut", "a"), Charge::new("api", "shut"), Charge::new("api", "")]
-    {
+    for ask in [
+        Charge::new("api", "a").cost(6),
+        Charge::new("shut", "a"),
+        Charge::new("api", "shut"),
+        Charge::new("api", ""),
+    ] {
         assert_eq!(ready(far.wait(&[ask.clone()], HOUR)).unwrap().retry_after(), None, "{ask:?}: never");
     }
 

@@ -83,8 +83,7 @@ fn each_limit_of_a_reservation_is_settled_by_position_or_by_name() {
         .limit("workers", at_once(2))
         .build()
         .unwrap();
-    let [requests, tokens, workers] =
-        ["requests", "tokens", "workers"].map(|name| gate.local(name).unwrap());
+    let [requests, tokens, workers] = ["requests", "tokens", "workers"].map(|name| gate.local(name).unwrap());
     let reserve = || {
         let charges = [requests.of("gpt"), tokens.of("gpt").cost(600), workers.of("gpt")];
         tokens.reserve_all(&charges, MINUTE).unwrap().unwrap()
@@ -164,8 +163,7 @@ fn limits_that_took_nothing_can_be_named_when_the_others_are_settled() {
 fn a_reservation_that_took_nothing_anywhere_is_settled_like_any_other() {
     let hands = hands();
     let free = gate(&hands, [Rule::unlimited("free").unwrap()]).only();
-    let watching =
-        gate(&hands, [Rule::new("watching", a_minute(5)).unwrap().shadow()]).only();
+    let watching = gate(&hands, [Rule::new("watching", a_minute(5)).unwrap().shadow()]).only();
     for limiter in [free, watching] {
         let reserve = || reserve(&limiter, "a", 6);
         for settled in [
@@ -271,7 +269,10 @@ fn a_permit_is_given_back_when_it_is_dropped() {
 fn a_lease_does_not_end_while_its_permit_lives() {
     let hands = hands();
     let workers = limiter(&hands, at_once(2));
-    let permits = [workers.acquire("pool").unwrap().unwrap(), ready(workers.acquire_within("pool", MINUTE)).unwrap().unwrap()];
+    let permits = [
+        workers.acquire("pool").unwrap().unwrap(),
+        ready(workers.acquire_within("pool", MINUTE)).unwrap().unwrap(),
+    ];
     for _ in 0..5 {
         hands.advance(secs(1_000));
         let refusal = workers.acquire("pool").unwrap().unwrap_err();
@@ -361,8 +362,7 @@ fn a_permit_refused_for_its_key_is_refused_even_by_a_limit_that_only_watches() {
 #[test]
 fn a_watching_limit_gives_permits_to_all() {
     let hands = hands();
-    let workers =
-        gate(&hands, [Rule::new("workers", at_once(1)).unwrap().shadow()]).only();
+    let workers = gate(&hands, [Rule::new("workers", at_once(1)).unwrap().shadow()]).only();
     let permits: Vec<_> = (0..3).map(|_| workers.acquire("pool").unwrap().unwrap()).collect();
     assert!(permits.iter().all(|permit| permit.decision().is_allowed()));
     assert_eq!(workers.status("pool").used(), 1, "and counts those that fit");

@@ -8,10 +8,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tollgate::telemetry::{Event, Observer};
-use tollgate::{Allowance, Charge, Error, Key, Limiter, ManualClock, Outcome, Reservation, Rule, Settled, Settlement, Strategy, Tollgate};
+use tollgate::{
+    Allowance, Charge, Error, Key, Limiter, ManualClock, Outcome, Reservation, Rule, Settled, Settlement,
+    Strategy, Tollgate,
+};
 
 use crate::crowd::{Crowd, block_on, ready};
-use crate::scene::{one, a_minute, at_once, bucket, every_strategy, gate, hands, limiter, on, secs};
+use crate::scene::{a_minute, at_once, bucket, every_strategy, gate, hands, limiter, on, one, secs};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -225,7 +228,9 @@ fn nobody_waits_where_nobody_is_refused() {
         let free = ready(gate.wait(one(Charge::new("free", "a").cost(1 << 63)), Duration::ZERO)).unwrap();
         assert!(free.binding().is_unlimited());
         assert!(ready(gate.wait(one(Charge::new("watching", "a")), Duration::ZERO)).unwrap().is_allowed());
-        assert!(ready(gate.wait(one(Charge::new("watching", "a").cost(2)), Duration::ZERO)).unwrap().is_allowed());
+        assert!(
+            ready(gate.wait(one(Charge::new("watching", "a").cost(2)), Duration::ZERO)).unwrap().is_allowed()
+        );
     }
 }
 
@@ -350,9 +355,9 @@ async fn the_future_may_move_between_threads() {
     let waiters: Vec<_> = (0..5)
         .map(|_| {
             let gate = gate.clone();
-            tokio::spawn(
-                async move { gate.wait(one(Charge::new("api", "a")), HOUR).await.map(|decision| decision.is_allowed()) },
-            )
+            tokio::spawn(async move {
+                gate.wait(one(Charge::new("api", "a")), HOUR).await.map(|decision| decision.is_allowed())
+            })
         })
         .collect();
     for waiter in waiters {

@@ -57,7 +57,8 @@ fn polled<T>(times: usize, call: impl Future<Output = T>) -> Option<T> {
 }
 
 #[tokio::test]
-async fn a_call_that_is_dropped_at_any_point_leaves_what_was_answered_and_nothing_else() -> Result<(), Box<dyn StdError>> {
+async fn a_call_that_is_dropped_at_any_point_leaves_what_was_answered_and_nothing_else()
+-> Result<(), Box<dyn StdError>> {
     for times in 0..8 {
         let store = Arc::new(Pausing(MemoryStore::new(MemoryOptions::default())));
         let gate = Tollgate::builder()
@@ -88,14 +89,22 @@ async fn a_call_that_is_dropped_at_any_point_leaves_what_was_answered_and_nothin
         }
         gate.flush().await;
         let used = async |limit: &str| gate.status(limit, "a").await.map(|status| status.used());
-        assert_eq!((used("api").await?, used("workers").await?), (api, leases), "dropped after {times} polls");
+        assert_eq!(
+            (used("api").await?, used("workers").await?),
+            (api, leases),
+            "dropped after {times} polls"
+        );
         // A release that is dropped is a release all the same.
         for permit in permits {
             let _ = polled(times % 4, permit.release());
             leases -= 1;
         }
         gate.flush().await;
-        assert_eq!((used("api").await?, used("workers").await?), (api, leases), "released after {times} polls");
+        assert_eq!(
+            (used("api").await?, used("workers").await?),
+            (api, leases),
+            "released after {times} polls"
+        );
     }
     Ok(())
 }
@@ -104,7 +113,8 @@ async fn a_call_that_is_dropped_at_any_point_leaves_what_was_answered_and_nothin
 #[tokio::test]
 async fn a_call_by_an_id_of_the_callers_is_left_alone() -> Result<(), Box<dyn StdError>> {
     let store = Arc::new(Pausing(MemoryStore::new(MemoryOptions::default())));
-    let gate = Tollgate::builder().limit("api", Limit::fixed_window(100, HOUR)?).store(store).connect().await?;
+    let gate =
+        Tollgate::builder().limit("api", Limit::fixed_window(100, HOUR)?).store(store).connect().await?;
     let (charges, id) = ([Charge::new("api", "a")], ChargeId::from(7_u128));
     assert!(polled(2, gate.charge(&charges).id(id)).is_none(), "charged, and its answer was not waited for");
     gate.flush().await;

@@ -119,7 +119,11 @@ async fn a_permit_says_that_it_is_lost() -> Done {
         let after = gate.acquire("workers", "pool").await??;
         drop(permit);
         gate.flush().await;
-        assert!(gate.acquire("workers", "pool").await?.is_err(), "{}: it gives nobody else's back", on.name());
+        assert!(
+            gate.acquire("workers", "pool").await?.is_err(),
+            "{}: it gives nobody else's back",
+            on.name()
+        );
         drop(after);
     }
     Ok(())

@@ -3,7 +3,9 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
-use tollgate::{Charge, ChargeId, Limit, Limiter, ManualClock, Outcome, Reason, Settled, Settlement, Tollgate};
+use tollgate::{
+    Charge, ChargeId, Limit, Limiter, ManualClock, Outcome, Reason, Settled, Settlement, Tollgate,
+};
 
 use crate::On;
 
@@ -36,7 +38,12 @@ async fn several_limits() -> Done {
         let denied = gate.charge(&charges).await?;
         assert_eq!((denied.binding().limit(), denied.binding().reason()), ("per-user", Reason::Limit));
         assert!(denied.to_string().starts_with("denied by per-user, retry after"), "{denied}");
-        assert_eq!(gate.status("global", "all").await?.used(), 1, "{}: the refused charge took nothing", on.name());
+        assert_eq!(
+            gate.status("global", "all").await?.used(),
+            1,
+            "{}: the refused charge took nothing",
+            on.name()
+        );
         assert!(gate.peek(&charges[..1]).await?.is_allowed());
     }
     Ok(())
@@ -60,7 +67,8 @@ async fn each_by_itself() -> Done {
 #[tokio::test]
 async fn reserve_and_settle() -> Done {
     for on in On::all() {
-        let gate = on.connect(Tollgate::builder().limit("tokens", Limit::sliding_window(1_000, MINUTE)?)).await?;
+        let gate =
+            on.connect(Tollgate::builder().limit("tokens", Limit::sliding_window(1_000, MINUTE)?)).await?;
         let charges = [Charge::new("tokens", "model:gpt").cost(600)];
         let reservation = gate.reserve(&charges, MINUTE).await??;
         assert_eq!(gate.status("tokens", "model:gpt").await?.remaining(), 400);
@@ -107,7 +115,8 @@ async fn wait() -> Done {
 #[test]
 fn fake_clock() -> Done {
     let clock = ManualClock::new();
-    let gate = Tollgate::builder().limit("api", Limit::token_bucket("2/s", 1)?).clock(clock.clock()).build()?;
+    let gate =
+        Tollgate::builder().limit("api", Limit::token_bucket("2/s", 1)?).clock(clock.clock()).build()?;
     let api = gate.local("api")?;
     assert!(api.check("user:42").is_allowed());
     assert_eq!(api.check("user:42").retry_after(), Some(Duration::from_millis(500)));
@@ -122,7 +131,8 @@ fn fake_clock() -> Done {
 #[tokio::test]
 async fn idempotent() -> Done {
     for on in On::all() {
-        let gate = on.connect(Tollgate::builder().limit("e-mails", Limit::fixed_window(5, 60 * MINUTE)?)).await?;
+        let gate =
+            on.connect(Tollgate::builder().limit("e-mails", Limit::fixed_window(5, 60 * MINUTE)?)).await?;
         let order_id = ChargeId::from(0x1234_u128); // an order's UUID
         let charges = [Charge::new("e-mails", "customer:7").cost(3)];
         let first = gate.charge(&charges).id(order_id).await?;
@@ -150,7 +160,11 @@ async fn numbers_with_the_call() -> Done {
         let api = gate.limit("api")?;
         assert!(gate.check(&api, "user:1").await?.is_allowed());
         let small = gate.ad_hoc("plan", Limit::token_bucket("1/h", 2)?)?;
-        assert!(gate.charge(&[Charge::new(&small, "user:1").cost(2), Charge::new(&api, "user:1")]).await?.is_allowed());
+        assert!(
+            gate.charge(&[Charge::new(&small, "user:1").cost(2), Charge::new(&api, "user:1")])
+                .await?
+                .is_allowed()
+        );
         assert!(!gate.check(&small, "user:1").await?.is_allowed());
         let large = gate.ad_hoc("plan", Limit::token_bucket("1/h", 5)?)?;
         assert_eq!(gate.check(&large, "user:1").await?.binding().remaining(), 2, "{}", on.name());

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::config::Config;
-use tollgate::telemetry::{LogDecisions, json_lines_to, otlp};
 use tollgate::store::Failure;
 use tollgate::telemetry::{Event, Observer};
+use tollgate::telemetry::{LogDecisions, json_lines_to, otlp};
 use tollgate::{Charge, Fallback, Key, Limit, Rule, Settlement, Tollgate};
 use tollgate_testkit::redis::RedisServer;
 use tracing_subscriber::layer::SubscriberExt;

@@ -63,7 +63,8 @@ fn check(takes_counts: bool, is_counted: bool, expected: [u64; 3]) {
         let _ = ready(gate.charge(&[Charge::new("api", "user:1")])).unwrap();
     }
     for _ in 0..3 {
-        let _ = ready(gate.charge(&[Charge::new("watching", "user:1"), Charge::new("vip", "user:1")])).unwrap();
+        let _ =
+            ready(gate.charge(&[Charge::new("watching", "user:1"), Charge::new("vip", "user:1")])).unwrap();
     }
     let _ = ready(gate.peek(&[Charge::new("api", "user:2")])).unwrap();
     gate.hand_over_counts();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tollgate::config::Config;
-use tollgate::telemetry::{LogDecisions, json_lines_to};
 use tollgate::store::{Failure, StoreState};
+use tollgate::telemetry::{LogDecisions, json_lines_to};
 use tollgate::{Charge, Fallback, Limiter, ManualClock, Rule, Tollgate};
 use tollgate_testkit::redis::RedisServer;
 use tracing_subscriber::Layer;

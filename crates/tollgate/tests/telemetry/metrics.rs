@@ -124,7 +124,11 @@ fn every_way_to_be_charged_is_counted_once() {
         "the registry's own calls",
         |gate| {
             assert!(ready(gate.check("api", "k")).unwrap().is_allowed());
-            assert!(!ready(gate.charge(&[Charge::new("shut", "k"), Charge::new("free", "k")])).unwrap().is_allowed());
+            assert!(
+                !ready(gate.charge(&[Charge::new("shut", "k"), Charge::new("free", "k")]))
+                    .unwrap()
+                    .is_allowed()
+            );
             assert!(ready(gate.reserve(&[Charge::new("api", "k")], HOUR)).unwrap().is_ok());
             assert!(ready(gate.wait(&[Charge::new("api", "k")], HOUR)).unwrap().is_allowed());
             assert!(!ready(gate.wait(&[Charge::new("shut", "k")], HOUR)).unwrap().is_allowed());
@@ -351,8 +355,7 @@ fn ten_thousand_namespaces_are_seventeen_series() {
 fn a_thousand_reloads_make_no_room_for_more_namespaces() {
     for is_changed in [false, true] {
         let (hands, scrape) = (hands(), Scrape::new());
-        let gate =
-            on(&hands).limit("api", bucket("1/h", 9)).telemetry(scrape.telemetry()).build().unwrap();
+        let gate = on(&hands).limit("api", bucket("1/h", 9)).telemetry(scrape.telemetry()).build().unwrap();
         for step in 0..1_000 {
             for number in 0..20 {
                 let key = format!("n{step}-{number}:k");

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::telemetry::{LogDecisions, Telemetry, json_lines_to, otlp};
 use tollgate::store::Failure;
+use tollgate::telemetry::{LogDecisions, Telemetry, json_lines_to, otlp};
 use tollgate::{Charge, ManualClock, Tollgate};
 use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tracing_subscriber::layer::SubscriberExt;
@@ -125,7 +125,9 @@ fn a_check_in_memory_is_within_the_span_of_its_caller() {
 fn many_keys_in_one_call_are_one_span_with_its_calls() {
     let hands = hands();
     let (gate, _) = elsewhere(&hands);
-    let spans = traced(|| drop(ready(gate.charge_each(&["a", "b", "a"].map(|key| Charge::new("api", key)))).unwrap()));
+    let spans = traced(|| {
+        drop(ready(gate.charge_each(&["a", "b", "a"].map(|key| Charge::new("api", key)))).unwrap())
+    });
     let names: Vec<&str> = spans.iter().map(|span| &span.name[..]).collect();
     assert_eq!(names, ["rate_limit.store", "rate_limit.store", "rate_limit.check"]);
     assert_eq!(spans[2].brief(&["limiter", "keys", "key_hash", "decision"]), "api 3  ");

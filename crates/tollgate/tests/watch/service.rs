@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_exporter_prometheus::PrometheusBuilder;
-use tollgate::telemetry::{LogDecisions, Telemetry};
 use tollgate::store::{RedisOptions, RedisStore, StoreState};
+use tollgate::telemetry::{LogDecisions, Telemetry};
 use tollgate::{Fallback, Limit, ManualClock, Rule, Tollgate, TollgateBuilder};
 use tollgate_testkit::redis::RedisServer;
 

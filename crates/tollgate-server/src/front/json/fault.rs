@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde_json::json;
-use tollgate::store::Micros;
 use tollgate::Error;
+use tollgate::store::Micros;
 
 use super::body::{Body, full};
 use crate::front::undecided::words;
@@ -77,7 +77,9 @@ impl Fault {
     /// Why a question could not be decided: it was wrong, or the store failed.
     pub(crate) fn undecided(error: &Error) -> Fault {
         match error.failure() {
-            None if error.needs_permit().is_some() => Fault::needs_reserve(error.needs_permit().unwrap_or_default()),
+            None if error.needs_permit().is_some() => {
+                Fault::needs_reserve(error.needs_permit().unwrap_or_default())
+            }
             None => Fault::malformed(words(error)),
             Some(_) => Fault::unavailable(words(error)),
         }

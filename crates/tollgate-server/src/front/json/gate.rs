@@ -128,13 +128,7 @@ fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
     Ok(asked)
 }
 
-fn told(
-    state: &State,
-    decision: &Decision,
-    key: &Key<'_>,
-    cost: u64,
-    deny: StatusCode,
-) -> Response<Body> {
+fn told(state: &State, decision: &Decision, key: &Key<'_>, cost: u64, deny: StatusCode) -> Response<Body> {
     let policy = state.gate.policy();
     let said: Vec<Said<'_>> = decision
         .outcomes()

@@ -211,7 +211,8 @@ enum Concluded {
 
 fn conclude(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol, answer: Answer) -> Concluded {
     let Answer { decision, held } = answer;
-    let entries: SmallVec<[_; 4]> = dues.iter().map(|due| inner.posts[due.post].limit.entry.newest()).collect();
+    let entries: SmallVec<[_; 4]> =
+        dues.iter().map(|due| inner.posts[due.post].limit.entry.newest()).collect();
     let mut said: AllSaid<'_> = SmallVec::new();
     for ((due, entry), outcome) in dues.iter().zip(&entries).zip(decision.outcomes()) {
         let limit = due.key.as_ref().and_then(|key| entry.place(key).limit());

@@ -486,7 +486,12 @@ mod tests {
         }
         for (more, field, value, fix) in [
             ("subject = 'tenant'", "subject", "'tenant'", "must be one of key, namespace"),
-            ("overrides.x = { burst = 5, subject = 'key' }", "overrides.x.subject", "'key'", "belongs to the limit"),
+            (
+                "overrides.x = { burst = 5, subject = 'key' }",
+                "overrides.x.subject",
+                "'key'",
+                "belongs to the limit",
+            ),
         ] {
             check(&bucket(more), &[(5, &format!("limits.a.{field}"), value, fix)]);
         }
