@@ -147,7 +147,7 @@ pub(crate) struct Answer {
     /// Under [`Mode::Each`] one outcome for each charge, and nothing that binds; under [`Mode::Refund`] none.
     pub(crate) decision: Decision,
     /// What the caller keeps, if the charge was admitted and something was to be kept.
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Option<Box<Held>>,
 }
 
 /// An admitted charge that is known to the store by its id.
@@ -425,7 +425,19 @@ impl Engine {
         let text = charge.key.text(&mut room);
         let outcome = match charge.limit.0 {
             Given::Handle(limit) => self.charge_known(self.own(limit.entry.newest())?, text, cost)?,
-            Given::Name(name) => self.charge_known(self.limits.read().get(name)?, text, cost)?,
+            Given::Name(name) => {
+                let limits = self.limits.read();
+                let entry = limits.get(name)?;
+                match entry.path {
+                    // A denial is reported: an observer may charge, or reload.
+                    Path::FastDenials => {
+                        let entry = entry.clone();
+                        drop(limits);
+                        self.charge_known(&entry, text, cost)?
+                    }
+                    _ => self.charge_known(entry, text, cost)?,
+                }
+            }
         };
         Some(Decision::of_one(outcome))
     }
@@ -956,7 +968,7 @@ fn held(
     decision: &Decision,
     identity: Option<Identity>,
     take: Take,
-) -> Option<Held> {
+) -> Option<Box<Held>> {
     if take == Take::Nothing || !decision.is_allowed() {
         return None;
     }
@@ -966,7 +978,11 @@ fn held(
         is_kept: false,
         is_callers: false,
     };
-    Some(Held::new(identity.filter(|identity| identity.is_kept).unwrap_or(nothing), charges, decision))
+    Some(Box::new(Held::new(
+        identity.filter(|identity| identity.is_kept).unwrap_or(nothing),
+        charges,
+        decision,
+    )))
 }
 
 /// The error for a handle that another engine made.

@@ -142,7 +142,6 @@ impl TollgateBuilder {
     /// assert_eq!(gate.policy().rules()[0].name(), "api");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[must_use]
     pub fn config(mut self, config: &Config) -> Self {
         let store = &config.store;
         let domains = config.envoy.rules().iter().map(|rule| &rule.domain);

@@ -40,14 +40,14 @@ use crate::lease::Lease;
 #[must_use = "a permit that is dropped is released"]
 pub struct Permit {
     engine: Arc<Engine>,
-    held: Held,
+    held: Box<Held>,
     decision: Decision,
     lease: Arc<Lease>,
     is_released: bool,
 }
 
 impl Permit {
-    fn new(engine: Arc<Engine>, held: Held, decision: Decision) -> Permit {
+    fn new(engine: Arc<Engine>, held: Box<Held>, decision: Decision) -> Permit {
         let lease = Arc::new(Lease::default());
         engine.keep_renewed(&held, &lease);
         Permit { engine, held, decision, lease, is_released: false }

@@ -157,6 +157,7 @@ impl Missed {
 }
 
 /// How a charge goes on.
+#[expect(clippy::large_enum_variant, reason = "an answer that is known is the case that must be quick")]
 pub(crate) enum Way {
     Answered(Answered),
     /// The store is to be asked; and what to remember a denial by, if that is worth it.
@@ -392,7 +393,7 @@ impl Remote {
                     self.shared.tally.fell_back();
                     for (index, _) in &open {
                         let charge = std::slice::from_ref(&charges[*index]);
-                        answers[*index] = Some(self.from_fallback(charge, Act::Charge(None), &missed));
+                        answers[*index] = Some(self.ask_fallback(charge, Act::Charge(None), &missed));
                     }
                 }
             }
@@ -579,10 +580,10 @@ impl Remote {
             return Err(error.into());
         }
         self.shared.tally.fell_back();
-        Ok(self.from_fallback(charges, act, &missed))
+        Ok(self.ask_fallback(charges, act, &missed))
     }
 
-    fn from_fallback(&self, charges: &[Resolved<'_, '_>], act: Act, missed: &Missed) -> Answered {
+    fn ask_fallback(&self, charges: &[Resolved<'_, '_>], act: Act, missed: &Missed) -> Answered {
         let answers = self.shared.fallback.answer(charges, act, missed.retry_after());
         for (_, source) in &answers {
             self.shared.tally.answered(*source);

@@ -37,7 +37,7 @@ use crate::error::Error;
 #[must_use = "a reservation that is not settled stays charged as it was estimated"]
 pub struct Reservation {
     engine: Arc<Engine>,
-    held: Held,
+    held: Box<Held>,
     decision: Decision,
 }
 
@@ -118,7 +118,7 @@ impl Reservation {
 }
 
 impl Reservation {
-    pub(crate) fn new(engine: Arc<Engine>, held: Held, decision: Decision) -> Reservation {
+    pub(crate) fn new(engine: Arc<Engine>, held: Box<Held>, decision: Decision) -> Reservation {
         Reservation { engine, held, decision }
     }
 }

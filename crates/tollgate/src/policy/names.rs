@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn a_name_is_kept_once_and_there_is_an_end_to_names() {
         let first = intern("names-test", MAX_NAMES).unwrap();
-        assert!(std::ptr::eq(first, intern(&"names-test".to_owned(), MAX_NAMES).unwrap()));
+        assert!(std::ptr::eq(first, intern(&format!("{}-test", "names"), MAX_NAMES).unwrap()));
         assert!(std::ptr::eq(first, intern("names-test", 0).unwrap()), "a known name needs no room");
         let error = intern("names-test-2", 0).unwrap_err();
         assert!(error.to_string().contains("raise max_names"), "{error}");

@@ -3,7 +3,7 @@
 //!
 //! All of it is idempotent by id, so it is sent again until the store answers. A cancel may overtake its charge, so `Unknown` is the
 //! last word only once the charge is too old to arrive. After its time to live the store has forgotten the id, and what was
-//! charged stays charged. The list of cancels is bounded; what does not fit in stays charged too. Both are counted as abandoned: it
+//! charged stays charged. The list is bounded; what does not fit in stays charged too. Both are counted as abandoned: it
 //! denies too much for a while, and never admits too much. A lease that could not be renewed in time is lost.
 //!
 //! This module knows which id is due when. The store is asked in `remote/background.rs`.
@@ -22,7 +22,7 @@ use tollgate_store::{Clock, Hold, HoldId, Settled, Settlement};
 
 use crate::lease::Lease;
 
-/// How many cancels are remembered at most.
+/// How many cancels are remembered at most; cancels and releases together, twice as many.
 const MOST: usize = 10_000;
 /// How long after it was sent a charge may still arrive: far longer than the deadline that it carries into the store.
 const ARRIVES_WITHIN: Micros = Micros::from_secs(5);
@@ -140,8 +140,15 @@ impl Tasks {
     /// The leases of a permit are to be released; they end by themselves at `end`.
     pub(super) fn release(&self, id: HoldId, settlement: Settlement, lease: Micros, now: Micros) {
         let end = now.saturating_add(lease);
+        let mut list = self.list.lock();
+        if list.by_id.len() - list.renewals >= 2 * MOST {
+            // Leases end by themselves, and what was charged stays as it was reserved.
+            self.remove(&mut list, id.get());
+            self.abandoned.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
         let task = Task { work: Work::Release { settlement }, sent: now, end, due: now, attempts: 0 };
-        self.add(&mut self.list.lock(), id, task);
+        self.add(&mut list, id, task);
     }
 
     /// The leases of a permit are to be renewed for as long as it is held.
@@ -399,6 +406,18 @@ mod tests {
         assert!(
             tasks.answered(id(8), Answer::Settled(Settled::Unknown), at(100)).is_lost && holder.is_lost()
         );
+    }
+
+    /// While a store is down, everybody who goes away leaves a release behind.
+    #[test]
+    fn only_so_many_releases_are_remembered() {
+        let tasks = Tasks::default();
+        let most = 2 * MOST as u128;
+        tasks.renew(id(most + 1), Micros::from_secs(9), Arc::default(), at(0));
+        for number in 1..=most + 1 {
+            tasks.release(id(number), Settlement::Cancel, Micros::from_secs(9), at(0));
+        }
+        assert_eq!((tasks.count(), tasks.abandoned()), (2 * MOST, 1), "nor is it renewed any more");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tollgate::store::{Cost, Failure, Item, Store, StoredLimit};
-use tollgate::{Charge, ChargeId, Fallback, Limit, ManualClock, Rule, Settled, Settlement, Tollgate};
+use tollgate::{Charge, ChargeId, Fallback, Limit, ManualClock, Settled, Settlement, Tollgate};
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
@@ -94,7 +94,7 @@ fn a_charge_that_arrives_after_its_cancel_is_cancelled_all_the_same() {
     let limit = Limit::fixed_window(5, secs(3_600)).unwrap();
     let (gate, elsewhere) = gate(&hands, limit, Fallback::Open);
     elsewhere.fault(Fault::Vanishes(Failure::Connection));
-    ready(gate.reserve(&[Charge::new("api", "a").cost(2)], HOUR)).unwrap();
+    let _ = ready(gate.reserve(&[Charge::new("api", "a").cost(2)], HOUR)).unwrap();
     let hold = elsewhere.last_hold().expect("a reservation carries an id");
     elsewhere.fault(Fault::None);
     let _ = ready(gate.status("other", "b")).unwrap();
@@ -115,7 +115,7 @@ fn a_charge_that_never_arrived_is_not_cancelled_for_ever() {
     let hands = hands();
     let (gate, elsewhere) = gate(&hands, a_minute(5), Fallback::Open);
     elsewhere.fault(Fault::Vanishes(Failure::Connection));
-    ready(gate.reserve(&[Charge::new("api", "a").cost(2)], HOUR)).unwrap();
+    let _ = ready(gate.reserve(&[Charge::new("api", "a").cost(2)], HOUR)).unwrap();
     elsewhere.fault(Fault::None);
     let before = elsewhere.calls();
     let mut looks = 0;

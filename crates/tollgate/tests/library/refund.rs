@@ -9,7 +9,7 @@ use tollgate::{Charge, ChargeId, Fallback, Limit, Rule, Settled, Settlement, Tol
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
-use crate::scene::{a_minute, charged, every_strategy, hands, on, one, waited};
+use crate::scene::{a_minute, charged, every_strategy, hands, on, waited};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -18,7 +18,7 @@ fn used(gate: &Tollgate, limit: &str, key: &str) -> u64 {
 }
 
 fn source(gate: &Tollgate, key: &str) -> (bool, Source) {
-    let decision = charged(&gate, &[Charge::new("api", key)]);
+    let decision = charged(gate, &[Charge::new("api", key)]);
     (decision.is_allowed(), decision.outcomes()[0].source())
 }
 
@@ -33,8 +33,8 @@ fn a_refund_is_the_same_wherever_the_counters_are() {
         });
         let [here, elsewhere] = gates.map(|gate| {
             let ask = |limit, key, cost| Charge::new(limit, key).cost(cost);
-            charged(&gate, &[ask("api", "a", 6), ask("watching", "a", 6), ask("free", "a", 6)]);
-            charged(&gate, &[ask("api", "b", 2)]);
+            let _ = charged(&gate, &[ask("api", "a", 6), ask("watching", "a", 6), ask("free", "a", 6)]);
+            let _ = charged(&gate, &[ask("api", "b", 2)]);
             let back = [ask("api", "a", 2), ask("watching", "a", 5), ask("free", "a", 5), ask("api", "b", 9)];
             ready(gate.refund(&back)).unwrap();
             ready(gate.refund(&[ask("api", "nobody", 3)])).unwrap();
@@ -90,7 +90,7 @@ fn whoever_waits_is_told_of_a_refund() {
     let hands = hands();
     for gate in [on(&hands), on(&hands).store(Elsewhere::new(&hands))] {
         let gate = gate.limit("api", a_minute(2)).denial_cache(HOUR).build().unwrap();
-        charged(&gate, &[Charge::new("api", "a").cost(2)]);
+        let _ = charged(&gate, &[Charge::new("api", "a").cost(2)]);
         let mut crowd = Crowd::new();
         crowd.join(waited(&gate, Charge::new("api", "a")));
         assert!(crowd.run().is_empty());
@@ -108,7 +108,7 @@ fn while_the_store_is_down_nothing_is_refunded_and_that_is_said() {
         let rule = Rule::new("api", a_minute(10)).unwrap().fallback(fallback);
         let gate = on(&hands).rule(rule).store(elsewhere.clone()).build().unwrap();
         let back = [Charge::new("api", "a").cost(3)];
-        charged(&gate, &back);
+        let _ = charged(&gate, &back);
         elsewhere.fault(Fault::Fails(Failure::Connection));
         for _ in 0..10 {
             let error = ready(gate.refund(&back)).unwrap_err();

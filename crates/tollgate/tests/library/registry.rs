@@ -217,7 +217,7 @@ fn a_registry_remembers_as_many_keys_as_it_is_told_to() {
         let gate = on(&hands()).limit("api", a_minute(5)).max_keys(10).when_full(when_full).build().unwrap();
         let api = gate.local("api").unwrap();
         for user in 0..10 {
-            assert!(api.check(&format!("user:{user}")).is_allowed());
+            assert!(api.check(format!("user:{user}")).is_allowed());
         }
         assert_eq!(api.check("user:10").to_string(), last);
         assert_eq!(gate.keys(), 10);

@@ -184,7 +184,11 @@ fn waiting_works_over_any_store() {
         Charge::new("api", "shut"),
         Charge::new("api", ""),
     ] {
-        assert_eq!(ready(far.wait(&[ask.clone()], HOUR)).unwrap().retry_after(), None, "{ask:?}: never");
+        assert_eq!(
+            ready(far.wait(std::slice::from_ref(&ask), HOUR)).unwrap().retry_after(),
+            None,
+            "{ask:?}: never"
+        );
     }
 
     // A reset, or a settlement, made through this registry wakes those who wait here.

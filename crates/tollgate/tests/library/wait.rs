@@ -209,7 +209,7 @@ fn what_can_never_fit_is_said_at_once_even_behind_others() {
         Charge::new("api", "a:b:c:d"),
         Charge::new("watching", "a\n"),
     ] {
-        let decision = ready(gate.wait(&[ask.clone()], HOUR)).unwrap();
+        let decision = ready(gate.wait(std::slice::from_ref(&ask), HOUR)).unwrap();
         assert_eq!((decision.is_allowed(), decision.retry_after()), (false, None), "{ask:?}");
     }
     let zero = ready(api.wait("a", 0, HOUR)).unwrap_err();

@@ -152,7 +152,7 @@ fn a_storm_of_keys_is_a_hundred_lines_a_second_and_the_rest_is_counted() {
     let gate = logging(&hands, &scrape, LogDecisions::Denials);
     let shut = gate.local("shut").unwrap();
     let lines = logged(|| {
-        (0..300).for_each(|key| assert!(!shut.check(&key.to_string()).is_allowed()));
+        (0..300).for_each(|key| assert!(!shut.check(key.to_string()).is_allowed()));
         hands.advance(secs(1));
         gate.publish_metrics();
         let _ = shut.charge("one more", 1).unwrap();
@@ -287,7 +287,7 @@ fn decide(limiter: &Limiter, hands: &ManualClock) -> Vec<(bool, u64)> {
         if number.is_multiple_of(100) {
             hands.advance(secs(1));
         }
-        let outcome = limiter.check(&format!("user:{}", number % 300));
+        let outcome = limiter.check(format!("user:{}", number % 300));
         (outcome.is_allowed(), outcome.remaining())
     };
     (0..20_000).map(decide).collect()

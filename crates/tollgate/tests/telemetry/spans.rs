@@ -60,7 +60,7 @@ fn a_check_is_a_span_and_the_call_to_the_store_one_within_it() {
         }
         let _ = ready(gate.charge(&[Charge::new("other", "user:1"), Charge::new("api", "user:1")])).unwrap();
         let _ = ready(gate.peek(&[Charge::new("other", "user:1")])).unwrap();
-        ready(gate.reserve(&[Charge::new("other", "user:1")], Duration::from_secs(9))).unwrap();
+        let _ = ready(gate.reserve(&[Charge::new("other", "user:1")], Duration::from_secs(9))).unwrap();
         let _ = ready(gate.wait(&[Charge::new("other", "user:1")], Duration::ZERO)).unwrap();
         store.fault(Fault::Fails(Failure::Timeout));
         let _ = ready(gate.check("other", "user:1")).unwrap();
@@ -99,7 +99,7 @@ fn a_check_in_memory_is_within_the_span_of_its_caller() {
         let _request = tracing::info_span!("request").entered();
         let _ = api.check("user:1");
         let _ = api.charge_all(&[api.of("user:1"), api.of("x")]).unwrap();
-        api.peek("user:1", 1).unwrap();
+        let _ = api.peek("user:1", 1).unwrap();
         let _ = ready(gate.check("api", "")).unwrap();
         let mut outcomes = Vec::new();
         api.check_many(&["user:1", "y"], &mut outcomes);
@@ -205,7 +205,8 @@ fn a_collector_that_is_not_there_changes_nothing() {
     drop(guard);
     // So few that they are not sent before they are flushed.
     let (layer, guard) = start();
-    tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || api.check("user:1"));
+    let _ =
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || api.check("user:1"));
     assert!(!guard.flush(), "nobody took the span");
 }
 

@@ -206,7 +206,7 @@ fn undecided(inner: &Inner, protocol: Protocol, error: &Error) -> Verdict {
 enum Concluded {
     Verdict(Verdict),
     /// It is refused though it was charged: that is to be given back.
-    Cancel(Reservation, Verdict),
+    Cancel(Box<Reservation>, Verdict),
 }
 
 fn conclude(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol, answer: Answer) -> Concluded {
@@ -228,9 +228,10 @@ fn conclude(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol, answer: Answer)
         let refused = refuse(inner, protocol, &said, reason.unwrap_or(Reason::QuotaExceeded));
         // It would rather not have been charged.
         return match held.filter(|_| reason.is_none()) {
-            Some(held) => {
-                Concluded::Cancel(Reservation::new(inner.gate.engine.clone(), held, decision), refused)
-            }
+            Some(held) => Concluded::Cancel(
+                Box::new(Reservation::new(inner.gate.engine.clone(), held, decision)),
+                refused,
+            ),
             None => Concluded::Verdict(refused),
         };
     }
