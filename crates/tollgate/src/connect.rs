@@ -64,7 +64,7 @@ async fn prepare_when_there(store: &PostgresStore) {
 }
 
 /// The error where a store is named that this program was built without.
-#[cfg(not(all(feature = "redis", feature = "postgres")))]
+#[cfg(all(feature = "config", not(all(feature = "redis", feature = "postgres"))))]
 pub(crate) fn no_feature(name: &str) -> Error {
     Error::call(format!(
         "the store mode is {name}, which this program was built without: enable the feature `{name}`"

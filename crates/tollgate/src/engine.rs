@@ -60,6 +60,7 @@ const ID_TTL: Micros = Micros::from_secs(600);
 const IN_FLIGHT_TTL: Micros = Micros::from_secs(10);
 
 /// How long a settlement in the background is tried again.
+#[cfg(feature = "http")]
 const SETTLED_WITHIN: Micros = Micros::from_secs(30);
 
 /// What is done with the charges of a request.
@@ -784,6 +785,7 @@ impl Engine {
     }
 
     /// Settles a charge in the background, with retries.
+    #[cfg(feature = "http")]
     pub(crate) fn settle_later(&self, held: &Held, settlement: Settlement) {
         if let Backend::Remote(remote) = &self.backend
             && !held.is_nothing()

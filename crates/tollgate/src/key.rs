@@ -325,7 +325,8 @@ impl fmt::Display for Part {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     NoText,
-    /// A face found no key, and has said so itself.
+    /// A face found no key, and has said so itself. Only the HTTP layer does.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "only the HTTP layer looks for keys"))]
     NotFound,
     LongText {
         bytes: usize,

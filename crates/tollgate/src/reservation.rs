@@ -76,6 +76,7 @@ impl Reservation {
         self.apply(&Settlement::Renew).await
     }
 
+    #[cfg(feature = "http")]
     pub(crate) fn held(&self) -> &Held {
         &self.held
     }

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::{Fault, Key, KeyError};
+use super::{Key, KeyError};
 
 /// A key as a caller gives it: made by `into()` from `&str`, `String`, integers, `IpAddr` or [`Key`].
 ///
@@ -37,6 +37,7 @@ enum Given<'a> {
     Unsigned(u64),
     Signed(i64),
     Address(IpAddr),
+    #[cfg(feature = "http")]
     NotFound,
 }
 
@@ -78,6 +79,7 @@ impl<'a> KeyRef<'a> {
             Given::Text(text) | Given::Canonical(text) => text,
             Given::Owned(text) | Given::CanonicalOwned(text) => text,
             Given::Unsigned(_) | Given::Signed(_) | Given::Address(_) => self.write(room),
+            #[cfg(feature = "http")]
             Given::NotFound => "",
         }
     }
@@ -112,7 +114,8 @@ impl<'a> KeyRef<'a> {
             Given::Owned(text) => Key::parse(&text).map(Key::into_owned),
             Given::Canonical(text) => Ok(Key { canonical: text.into() }),
             Given::CanonicalOwned(text) => Ok(Key { canonical: String::from(text).into() }),
-            Given::NotFound => Err(Fault::NotFound.into()),
+            #[cfg(feature = "http")]
+            Given::NotFound => Err(super::Fault::NotFound.into()),
             Given::Unsigned(_) | Given::Signed(_) | Given::Address(_) => {
                 let mut room = KeyText::new();
                 Ok(Key { canonical: self.write(&mut room).to_owned().into() })

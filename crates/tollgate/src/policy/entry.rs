@@ -154,6 +154,7 @@ impl Entry {
     }
 
     /// Whether no reload has replaced this entry.
+    #[cfg(feature = "http")]
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
         self.next.get().is_none()
