@@ -47,7 +47,7 @@ impl Contestant for Tollgate {
     }
 
     fn run_slice(&self, keys: &[String]) -> usize {
-        keys.iter().filter(|key| black_box(&self.user.check(key)).is_allowed()).count()
+        keys.iter().filter(|key| black_box(&self.user.check(key.as_str())).is_allowed()).count()
     }
 
     fn run_batches(&self, keys: &[String]) -> usize {
@@ -62,7 +62,7 @@ impl Contestant for Tollgate {
     }
 
     fn run_pairs(&self, keys: &[String]) -> usize {
-        let both = |key| {
+        let both = |key: &String| {
             let decision = self.user.charge_all(&[self.shared.of(SHARED_KEY), self.user.of(key)]);
             black_box(&decision).as_ref().is_ok_and(|decision| decision.is_allowed())
         };

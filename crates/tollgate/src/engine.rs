@@ -448,12 +448,11 @@ impl Engine {
             return None;
         }
         let limits = self.limits.read();
-        let mut rooms: SmallVec<[KeyText; 4]> = charges.iter().map(|_| KeyText::new()).collect();
         let mut items: SmallVec<[MemoryItem<'_>; 4]> = SmallVec::new();
         let mut entries: SmallVec<[&Entry; 4]> = SmallVec::new();
-        for (charge, room) in charges.iter().zip(&mut rooms) {
+        for charge in charges {
             let entry = self.find(&limits, charge.limit).ok()?;
-            let text = charge.key.text(room);
+            let text = charge.key.as_text()?;
             if !matches!(entry.path, Path::Fast | Path::FastCounted) || text.len() > KNOWN_BYTES {
                 return None;
             }

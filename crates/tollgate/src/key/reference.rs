@@ -84,6 +84,16 @@ impl<'a> KeyRef<'a> {
         }
     }
 
+    /// The text of the key, if it was given as one.
+    #[inline]
+    pub(crate) fn as_text(&self) -> Option<&str> {
+        match &self.0 {
+            Given::Text(text) | Given::Canonical(text) => Some(text),
+            Given::Owned(text) | Given::CanonicalOwned(text) => Some(text),
+            _ => None,
+        }
+    }
+
     fn write<'t>(&self, room: &'t mut KeyText) -> &'t str {
         use fmt::Write;
         // All of these fit.
