@@ -7,9 +7,10 @@
 //! The service is tonic's own health service, so that nothing need be compiled from a .proto file; the layer stands before any
 //! other in the same way. It listens on port 3001, or on the one that `PORT` names.
 
+use std::time::Duration;
 use tollgate::http::LimitLayer;
 use tollgate::route::{KeyExtractor, Route, RouteLimit};
-use tollgate::{Limit, Micros, Tollgate};
+use tollgate::{Limit, Tollgate};
 use tonic::transport::Server;
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
 
@@ -22,7 +23,8 @@ async fn main() {
 }
 
 async fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let gate = Tollgate::builder().limit("checks", Limit::fixed_window(3, Micros::from_secs(60))?).build()?;
+    let gate =
+        Tollgate::builder().limit("checks", Limit::fixed_window(3, Duration::from_secs(60))?).build()?;
     let limits = LimitLayer::builder(&gate)
         .limit(RouteLimit::new("checks", KeyExtractor::ip()).on(Route::below("/grpc.health.v1.Health")))
         // This is where tonic notes whom it has accepted.

@@ -5,7 +5,7 @@
 use tollgate::{Limit, Limiter};
 
 fn main() -> Result<(), tollgate::Error> {
-    let limiter = Limiter::new(Limit::token_bucket("10/m".parse()?, 3)?);
+    let limiter = Limiter::new(Limit::token_bucket("10/m", 3)?);
     for request in 1..=5 {
         let outcome = limiter.check("user:42");
         println!("request {request}: {outcome}");

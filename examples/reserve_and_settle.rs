@@ -2,43 +2,44 @@
 //!
 //! `cargo run --example reserve_and_settle`
 
-use tollgate::{Limit, Micros, Tollgate};
+use std::time::Duration;
 
-fn main() -> Result<(), tollgate::Error> {
+use tollgate::{Charge, Limit, Tollgate};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gate = Tollgate::builder()
-        .limit("requests", Limit::sliding_window(10, Micros::from_secs(60))?)
-        .limit("tokens", Limit::sliding_window(5_000, Micros::from_secs(60))?)
-        .limit("at-once", Limit::concurrency(2, Micros::from_secs(30))?)
+        .limit("requests", Limit::sliding_window(10, Duration::from_secs(60))?)
+        .limit("tokens", Limit::sliding_window(5_000, Duration::from_secs(60))?)
+        .limit("at-once", Limit::concurrency(2, Duration::from_secs(30))?)
         .build()?;
-    let (requests, tokens) = (gate.limiter("requests")?, gate.limiter("tokens")?);
-    let left = || tokens.status("model:gpt").remaining;
+    let left = async |limit: &str| gate.status(limit, "model:gpt").await.map(|status| status.remaining());
 
     // One request, and as many tokens as it may take at most, for at most two minutes.
-    let estimate = [requests.of("model:gpt"), tokens.of("model:gpt").cost(4_000)];
-    let within = std::time::Duration::from_secs(120);
-    let reserved = tollgate::reserve(&estimate, within)?;
-    let reservation = reserved.reservation.expect("nothing was used before");
-    println!("reserved 4000 tokens, {} are left for others", left());
+    let estimate = [Charge::new("requests", "model:gpt"), Charge::new("tokens", "model:gpt").cost(4_000)];
+    let ttl = Duration::from_secs(120);
+    let reservation = gate.reserve(&estimate, ttl).await??;
+    println!("reserved 4000 tokens, {} are left for others", left("tokens").await?);
 
-    let second = tollgate::reserve(&estimate, within)?;
-    println!("a second call has to wait: {}", second.decision);
+    if let Err(denied) = gate.reserve(&estimate, ttl).await? {
+        println!("a second call has to wait: {denied}");
+    }
 
-    reservation.settle_each(&[("tokens", 1_234)])?;
-    println!("it took 1234, so {} are left", left());
+    reservation.settle_each(&[1, 1_234]).await?;
+    println!("it took 1234, so {} are left", left("tokens").await?);
 
-    let second = tollgate::reserve(&estimate[..1], within)?.reservation.expect("a request is left");
-    second.cancel()?;
-    println!(
-        "a call that failed is cancelled, and {} requests are left",
-        requests.status("model:gpt").remaining
-    );
+    let second = gate.reserve(&estimate[..1], ttl).await??;
+    second.cancel().await?;
+    println!("a call that failed is cancelled, and {} requests are left", left("requests").await?);
 
-    // A permit holds one of two places until it is dropped, or until its lease of 30 seconds runs out.
-    let at_once = gate.limiter("at-once")?;
-    let (first, second) = (at_once.acquire("model:gpt"), at_once.acquire("model:gpt"));
+    // A permit holds one of two places until it is dropped.
+    let (first, second) =
+        (gate.acquire("at-once", "model:gpt").await?, gate.acquire("at-once", "model:gpt").await?);
     println!("two calls run at once: {}", first.is_ok() && second.is_ok());
-    println!("a third may not: {}", at_once.acquire("model:gpt").unwrap_err());
+    if let Err(denied) = gate.acquire("at-once", "model:gpt").await? {
+        println!("a third may not: {denied}");
+    }
     drop(first);
-    println!("one is done, so it may: {}", at_once.acquire("model:gpt").is_ok());
+    println!("one is done, so it may: {}", gate.acquire("at-once", "model:gpt").await?.is_ok());
     Ok(())
 }

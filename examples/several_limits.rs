@@ -2,37 +2,44 @@
 //!
 //! `cargo run --example several_limits`
 
-use tollgate::{Limit, Micros, Tollgate};
+use std::time::Duration;
 
-fn main() -> Result<(), tollgate::Error> {
+use tollgate::{Charge, Decision, Limit, Tollgate};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), tollgate::Error> {
     let gate = Tollgate::builder()
-        .limit("everybody", Limit::fixed_window(100, Micros::from_secs(60))?)
-        .limit("per-user", Limit::sliding_window(2, Micros::from_secs(60))?)
-        .limit("exports", Limit::fixed_window(1, Micros::from_secs(3600))?)
+        .limit("everybody", Limit::fixed_window(100, Duration::from_secs(60))?)
+        .limit("per-user", Limit::sliding_window(2, Duration::from_secs(60))?)
+        .limit("exports", Limit::fixed_window(1, Duration::from_secs(3600))?)
         .build()?;
-    let everybody = gate.limiter("everybody")?;
-    let per_user = gate.limiter("per-user")?;
-    let exports = gate.limiter("exports")?;
 
-    let view = |user| tollgate::charge(&[everybody.of("all"), per_user.of(user)]);
-    println!("alice views a page:  {}", view("user:alice")?);
-    println!("alice views another: {}", view("user:alice")?);
-    println!("bob views a page:    {}", view("user:bob")?);
+    println!("alice views a page:  {}", view(&gate, "user:alice").await?);
+    println!("alice views another: {}", view(&gate, "user:alice").await?);
+    println!("bob views a page:    {}", view(&gate, "user:bob").await?);
+    println!("bob exports:         {}", export(&gate, "user:bob").await?);
 
-    // An export costs ten of what everybody shares, and one of the user's own.
-    let export =
-        |user| tollgate::charge(&[everybody.of("all").cost(10), per_user.of(user), exports.of(user)]);
-    println!("bob exports:         {}", export("user:bob")?);
-
-    let denied = export("user:bob")?;
-    println!("bob exports again:   {}", if denied.allowed() { "allowed" } else { "denied" });
-    for limit in denied.limits() {
-        println!("  {} alone says: {}", limit.name, if limit.denies() { "no" } else { "yes" });
+    let denied = export(&gate, "user:bob").await?;
+    println!("bob exports again:   {}", if denied.is_allowed() { "allowed" } else { "denied" });
+    for outcome in denied.outcomes() {
+        println!("  {} alone says: {}", outcome.limit(), if outcome.is_allowed() { "yes" } else { "no" });
     }
-    println!("  {} asks for the longest wait, so it is named", denied.binding().name);
-    println!(
-        "everybody together has used {}; the refused export took nothing",
-        everybody.status("all").used()
-    );
+    println!("  {} asks for the longest wait, so it is named", denied.binding().limit());
+    let used = gate.status("everybody", "all").await?.used();
+    println!("everybody together has used {used}; the refused export took nothing");
     Ok(())
+}
+
+async fn view(gate: &Tollgate, user: &str) -> Result<Decision, tollgate::Error> {
+    gate.charge(&[Charge::new("everybody", "all"), Charge::new("per-user", user)]).await
+}
+
+/// An export costs ten of what everybody shares, and one of the user's own.
+async fn export(gate: &Tollgate, user: &str) -> Result<Decision, tollgate::Error> {
+    let charges = [
+        Charge::new("everybody", "all").cost(10),
+        Charge::new("per-user", user),
+        Charge::new("exports", user),
+    ];
+    gate.charge(&charges).await
 }

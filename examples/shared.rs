@@ -7,7 +7,7 @@
 //! ```
 
 use tollgate::config::Config;
-use tollgate::{Ask, Tollgate};
+use tollgate::{Charge, Tollgate};
 
 const POLICY: &str = r#"
 [store]
@@ -38,8 +38,9 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     println!("counting in {}", config.store.mode);
     let gate = Tollgate::open(&config).await?;
     for request in 1..=4 {
-        let decision = gate.charge(&[Ask::new("global", "all"), Ask::new("per-user", "user:42")]).await?;
-        let how = if decision.degraded() { " (the store did not answer)" } else { "" };
+        let decision =
+            gate.charge(&[Charge::new("global", "all"), Charge::new("per-user", "user:42")]).await?;
+        let how = if decision.is_degraded() { " (the store did not answer)" } else { "" };
         println!("request {request}: {decision}{how}");
     }
     // So that it can be run again at once.

@@ -31,23 +31,23 @@ pub(super) fn build_metered(regime: Regime) -> Box<dyn Contestant> {
 }
 
 fn build_from(builder: TollgateBuilder, regime: Regime) -> Box<dyn Contestant> {
-    let rate = Rate::new(1, regime.interval().into()).expect("a token every few minutes");
+    let rate = Rate::new(1, regime.interval()).expect("a token every few minutes");
     let limit =
         Limit::token_bucket(rate, regime.burst().get().into()).expect("the regimes are within our bounds");
     let gate = builder.limit("shared", limit).limit("user", limit).build();
     let gate = gate.expect("two limits of different names");
-    let limiter = |name| gate.limiter(name).expect("a limit of that name was just set");
+    let limiter = |name| gate.local(name).expect("a limit of that name was just set");
     Box::new(Tollgate { regime, user: limiter("user"), shared: limiter("shared") })
 }
 
 impl Contestant for Tollgate {
     fn prepare(&self, keys: KeySet) {
-        keys.for_each(|key| charge_as_prepared(self.regime, || self.user.check(key).allowed));
-        charge_as_prepared(self.regime, || self.shared.check(SHARED_KEY).allowed);
+        keys.for_each(|key| charge_as_prepared(self.regime, || self.user.check(key).is_allowed()));
+        charge_as_prepared(self.regime, || self.shared.check(SHARED_KEY).is_allowed());
     }
 
     fn run_slice(&self, keys: &[String]) -> usize {
-        keys.iter().filter(|key| black_box(&self.user.check(key)).allowed).count()
+        keys.iter().filter(|key| black_box(&self.user.check(key.as_str())).is_allowed()).count()
     }
 
     fn run_batches(&self, keys: &[String]) -> usize {
@@ -56,15 +56,15 @@ impl Contestant for Tollgate {
         for batch in keys.chunks(BATCH) {
             outcomes.clear();
             self.user.check_many(batch, &mut outcomes);
-            allowed += black_box(&outcomes).iter().filter(|outcome| outcome.allowed).count();
+            allowed += black_box(&outcomes).iter().filter(|outcome| outcome.is_allowed()).count();
         }
         allowed
     }
 
     fn run_pairs(&self, keys: &[String]) -> usize {
-        let both = |key| {
-            let decision = ::tollgate::charge(&[self.shared.of(SHARED_KEY), self.user.of(key)]);
-            black_box(&decision).as_ref().is_ok_and(|decision| decision.allowed())
+        let both = |key: &String| {
+            let decision = self.user.charge_all(&[self.shared.of(SHARED_KEY), self.user.of(key)]);
+            black_box(&decision).as_ref().is_ok_and(|decision| decision.is_allowed())
         };
         keys.iter().filter(|key| both(key)).count()
     }

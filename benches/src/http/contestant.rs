@@ -138,7 +138,7 @@ pub(crate) fn all() -> Result<Vec<Contestant>, String> {
 }
 
 fn limits(format: Format, routes: &[RouteLimit]) -> Result<LimitLayer, tollgate::Error> {
-    let limit = Limit::token_bucket(format!("{PLENTY}/s").parse()?, u64::from(BURST))?;
+    let limit = Limit::token_bucket(format!("{PLENTY}/s"), u64::from(BURST))?;
     let gate = ["global", "route", "user"]
         .into_iter()
         .fold(Tollgate::builder(), |gate, name| gate.limit(name, limit));

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use tollgate::{LimitError, Rate};
+use tollgate::Rate;
+use tollgate::store::LimitError;
 use tollgate_store::{Cost, Limit, Micros, RedisOptions, RedisStore, Store, StoredLimit};
 use tollgate_testkit::redis::RedisServer;
 

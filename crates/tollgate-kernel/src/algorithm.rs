@@ -233,8 +233,8 @@ mod tests {
     #[test]
     fn a_refund_gives_back_the_newest_and_never_more_than_there_is() {
         let second = Micros::from_secs(1);
-        let bucket = Limit::token_bucket("1/h".parse().unwrap(), 10).unwrap();
-        let leaky = Limit::leaky_bucket("1/h".parse().unwrap(), 10).unwrap();
+        let bucket = Limit::token_bucket("1/h", 10).unwrap();
+        let leaky = Limit::leaky_bucket("1/h", 10).unwrap();
         let window = Limit::fixed_window(10, second).unwrap();
         let clock = Limit::clock_window(10, second).unwrap();
         let log = Limit::sliding_window(10, second).unwrap();

@@ -77,6 +77,13 @@ impl fmt::Display for LimitError {
 
 impl std::error::Error for LimitError {}
 
+/// A [`Rate`] that is a rate already is never refused.
+impl From<std::convert::Infallible> for LimitError {
+    fn from(never: std::convert::Infallible) -> LimitError {
+        match never {}
+    }
+}
+
 /// The name of a strategy, as configuration writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Strategy {
@@ -131,7 +138,7 @@ impl fmt::Display for Strategy {
 /// use tollgate_kernel::{Limit, Rate};
 ///
 /// let api = Limit::token_bucket(Rate::per_second(10)?, 20)?;
-/// let login = Limit::fixed_window(5, Duration::from_secs(60).into())?;
+/// let login = Limit::fixed_window(5, Duration::from_secs(60))?;
 /// assert_eq!(api.to_string(), "10/s, bursts of 20");
 /// assert_eq!(login.to_string(), "5 per 1m window");
 /// # Ok::<(), tollgate_kernel::LimitError>(())
@@ -153,44 +160,58 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Up to `burst` at once, refilled at `rate`.
-    pub fn token_bucket(rate: Rate, burst: u64) -> Result<Limit, LimitError> {
-        TokenBucket::new(rate, burst).map(Limit::TokenBucket)
+    /// Up to `burst` at once, refilled at `rate`: a [`Rate`], or its text.
+    ///
+    /// ```
+    /// use tollgate_kernel::{Limit, Rate};
+    /// assert_eq!(Limit::token_bucket("10/s", 20)?, Limit::token_bucket(Rate::per_second(10)?, 20)?);
+    /// assert!(Limit::token_bucket("10 a second", 20).is_err());
+    /// # Ok::<(), tollgate_kernel::LimitError>(())
+    /// ```
+    pub fn token_bucket(
+        rate: impl TryInto<Rate, Error: Into<LimitError>>,
+        burst: u64,
+    ) -> Result<Limit, LimitError> {
+        TokenBucket::new(rate.try_into().map_err(Into::into)?, burst).map(Limit::TokenBucket)
     }
 
-    /// Up to `capacity` waiting, let out at `rate`.
-    pub fn leaky_bucket(rate: Rate, capacity: u64) -> Result<Limit, LimitError> {
-        LeakyBucket::new(rate, capacity).map(Limit::LeakyBucket)
+    /// Up to `capacity` waiting, let out at `rate`: a [`Rate`], or its text.
+    pub fn leaky_bucket(
+        rate: impl TryInto<Rate, Error: Into<LimitError>>,
+        capacity: u64,
+    ) -> Result<Limit, LimitError> {
+        LeakyBucket::new(rate.try_into().map_err(Into::into)?, capacity).map(Limit::LeakyBucket)
     }
 
     /// Up to `limit` in a window that opens at the first charge.
-    pub fn fixed_window(limit: u64, window: Micros) -> Result<Limit, LimitError> {
-        FixedWindow::new(limit, window, Align::First).map(Limit::FixedWindow)
+    pub fn fixed_window(limit: u64, window: impl Into<Micros>) -> Result<Limit, LimitError> {
+        FixedWindow::new(limit, window.into(), Align::First).map(Limit::FixedWindow)
     }
 
     /// Up to `limit` in each window of the clock: windows start at multiples of `window` since 1970.
-    pub fn clock_window(limit: u64, window: Micros) -> Result<Limit, LimitError> {
-        FixedWindow::new(limit, window, Align::Clock).map(Limit::FixedWindow)
+    pub fn clock_window(limit: u64, window: impl Into<Micros>) -> Result<Limit, LimitError> {
+        FixedWindow::new(limit, window.into(), Align::Clock).map(Limit::FixedWindow)
     }
 
     /// Up to `limit` in any span of `window`, exactly.
-    pub fn sliding_window(limit: u64, window: Micros) -> Result<Limit, LimitError> {
-        SlidingWindow::new(limit, window).map(Limit::SlidingWindow)
+    pub fn sliding_window(limit: u64, window: impl Into<Micros>) -> Result<Limit, LimitError> {
+        SlidingWindow::new(limit, window.into()).map(Limit::SlidingWindow)
     }
 
     /// Up to `limit` in a span of `window`, by an estimate from two counters.
-    pub fn sliding_window_counter(limit: u64, window: Micros) -> Result<Limit, LimitError> {
-        SlidingWindowCounter::new(limit, window).map(Limit::SlidingWindowCounter)
+    pub fn sliding_window_counter(limit: u64, window: impl Into<Micros>) -> Result<Limit, LimitError> {
+        SlidingWindowCounter::new(limit, window.into()).map(Limit::SlidingWindowCounter)
     }
 
     /// Up to `limit` holders at once, each for at most `lease` unless renewed.
-    pub fn concurrency(limit: u64, lease: Micros) -> Result<Limit, LimitError> {
-        Concurrency::new(limit, lease).map(Limit::Concurrency)
+    pub fn concurrency(limit: u64, lease: impl Into<Micros>) -> Result<Limit, LimitError> {
+        Concurrency::new(limit, lease.into()).map(Limit::Concurrency)
     }
 
     /// The same limit whose debts take at most `max_debt` of refill to pay; one day by default. Only buckets have such debts: those
     /// of a window end with it.
-    pub fn with_max_debt(self, max_debt: Micros) -> Result<Limit, LimitError> {
+    pub fn with_max_debt(self, max_debt: impl Into<Micros>) -> Result<Limit, LimitError> {
+        let max_debt = max_debt.into();
         match self {
             Limit::TokenBucket(bucket) => bucket.with_max_debt(max_debt).map(Limit::TokenBucket),
             Limit::LeakyBucket(bucket) => bucket.with_max_debt(max_debt).map(Limit::LeakyBucket),
@@ -261,7 +282,7 @@ impl Limit {
     /// ```
     /// use tollgate_kernel::{Cost, Limit, Micros};
     ///
-    /// let limit = Limit::token_bucket("10/s".parse()?, 20)?;
+    /// let limit = Limit::token_bucket("10/s", 20)?;
     /// let outcome = limit.charge(&mut limit.fresh(), Cost::new(15).unwrap(), Micros::from_secs(1));
     /// assert_eq!((outcome.remaining, outcome.reset_after), (5, Micros::from_millis(1500)));
     /// assert_eq!(limit.more_after(&outcome, 1), Some(Micros::from_millis(100))); // a sixth unit

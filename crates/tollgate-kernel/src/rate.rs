@@ -28,7 +28,8 @@ pub struct Rate {
 
 impl Rate {
     /// `count` every `period`; both at least one and within the bounds of exact arithmetic.
-    pub fn new(count: u64, period: Micros) -> Result<Rate, LimitError> {
+    pub fn new(count: u64, period: impl Into<Micros>) -> Result<Rate, LimitError> {
+        let period = period.into();
         let shown = || format!("{count} every {period}");
         if count == 0 {
             return Err(LimitError::new(
@@ -96,6 +97,24 @@ impl Eq for Rate {}
 impl Hash for Rate {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.reduced().hash(state);
+    }
+}
+
+/// As `parse` does, for calls that take a rate or its text.
+impl TryFrom<&str> for Rate {
+    type Error = LimitError;
+
+    fn try_from(text: &str) -> Result<Rate, LimitError> {
+        text.parse()
+    }
+}
+
+/// The same for text that is owned.
+impl TryFrom<String> for Rate {
+    type Error = LimitError;
+
+    fn try_from(text: String) -> Result<Rate, LimitError> {
+        text.parse()
     }
 }
 

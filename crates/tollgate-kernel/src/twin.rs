@@ -135,9 +135,9 @@ mod tests {
     fn twins_are_told_whole_numbers_below_2_to_the_53() {
         let second = Micros::from_secs(1);
         for (limit, parameters) in [
-            (Limit::token_bucket("10/s".parse().unwrap(), 20), vec![1, 100_000, 20, 86_400_000_000, 0]),
+            (Limit::token_bucket("10/s", 20), vec![1, 100_000, 20, 86_400_000_000, 0]),
             (
-                Limit::leaky_bucket("7/s".parse().unwrap(), 3).map(Limit::keeping_instant),
+                Limit::leaky_bucket("7/s", 3).map(Limit::keeping_instant),
                 vec![7, 1_000_000, 3, 86_400_000_000, 1],
             ),
             (Limit::fixed_window(5, second), vec![5, 1_000_000, 0]),
@@ -148,14 +148,14 @@ mod tests {
         ] {
             assert_eq!(limit.unwrap().parameters(), parameters);
         }
-        let fast = Limit::token_bucket("4294967291/s".parse().unwrap(), 1 << 40).unwrap().parameters();
+        let fast = Limit::token_bucket("4294967291/s", 1 << 40).unwrap().parameters();
         assert!(fast.iter().all(|number| *number < 1 << 53), "{fast:?}");
     }
 
     #[test]
     fn a_price_is_told_in_the_units_of_the_state() {
         let cost = |units| Cost::new(units).unwrap();
-        let odd = Limit::token_bucket("7/s".parse().unwrap(), 14).unwrap();
+        let odd = Limit::token_bucket("7/s", 14).unwrap();
         assert_eq!(odd.price(cost(1)), Some((142_857, 1)));
         assert_eq!(odd.price(cost(14)), Some((2_000_000, 0)));
         assert_eq!(odd.price(cost(15)), None);

@@ -1,20 +1,18 @@
-//! What all faces share: the registry as the config has it now, and the one way to ask it.
+//! What all faces share: the gate, and the config as it is now.
 //!
-//! A config that is changed becomes a new registry over the same store (`reload.rs`). Where the counters are in this process, a
-//! decision is made while nothing is changed: it holds the state for reading, and a reload waits for it, so no charge falls
-//! between two registries. Where they are elsewhere the store itself sees to that, and nothing is held while it is waited for.
+//! A config that is changed is put in place by the gate itself (`reload.rs`), over the same store and without losing what was
+//! consumed. The state here keeps the config beside it, so that a face reads both together.
 
 use std::future::Future;
 use std::net::IpAddr;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
 use tollgate::config::{Config, ServerConfig, StoreMode};
-use tollgate::{Ask, Decision, Error, HoldId, Limit, Micros, Reserved, Tollgate};
+use tollgate::store::Micros;
+use tollgate::{Charge, ChargeId, Decision, Error, Limit, Tollgate};
 
 use crate::front::json::GateRoutes;
 use crate::front::page::Feed;
@@ -81,7 +79,7 @@ fn within(limit: &Limit, most: Micros) -> Result<(), String> {
 
 const DAY: Micros = Micros::from_secs(24 * 3_600);
 
-/// The registry, and the config that it was made from.
+/// The gate, and the config that its limits are from.
 pub(crate) struct State {
     pub(crate) gate: Tollgate,
     pub(crate) config: Config,
@@ -89,7 +87,7 @@ pub(crate) struct State {
     pub(crate) routes: GateRoutes,
 }
 
-/// What is done with asks.
+/// What is done with charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Charge,
@@ -98,10 +96,10 @@ pub(crate) enum Act {
     Reserve(Duration),
 }
 
-/// A decision, and the name of the reservation if it was asked for and made.
-pub(crate) struct Decided<'a> {
-    pub(crate) decision: Decision<'a>,
-    pub(crate) reservation: Option<HoldId>,
+/// A decision, and the id of the reservation if it was asked for and made.
+pub(crate) struct Decided {
+    pub(crate) decision: Decision,
+    pub(crate) reservation: Option<ChargeId>,
 }
 
 impl State {
@@ -109,29 +107,21 @@ impl State {
         State { routes: GateRoutes::new(&config), gate, config }
     }
 
-    async fn act<'a>(&'a self, act: Act, asks: &[Ask<'_>]) -> Result<Decided<'a>, Error> {
+    async fn act(&self, act: Act, charges: &[Charge<'_>]) -> Result<Decided, Error> {
         let decision = match act {
-            Act::Charge => self.gate.charge(asks).await?,
-            Act::Peek => self.gate.peek(asks).await?,
+            Act::Charge => self.gate.charge(charges).await?,
+            Act::Peek => self.gate.peek(charges).await?,
             Act::Reserve(ttl) => {
-                let Reserved { decision, reservation } = self.gate.reserve(asks, ttl).await?;
-                return Ok(Decided { decision, reservation: reservation.map(|held| held.id()) });
+                return Ok(match self.gate.reserve(charges, ttl).await? {
+                    Ok(held) => Decided { decision: held.decision().clone(), reservation: Some(held.id()) },
+                    Err(denied) => Decided { decision: denied.into_decision(), reservation: None },
+                });
             }
         };
         Ok(Decided { decision, reservation: None })
     }
 
-    /// The same where it can be done at once.
-    fn act_at_once<'a>(&'a self, act: Act, asks: &[Ask<'_>]) -> Option<Result<Decided<'a>, Error>> {
-        let decided = match act {
-            Act::Charge => self.gate.charge_at_once(asks)?,
-            Act::Peek => self.gate.peek_at_once(asks)?,
-            Act::Reserve(_) => return at_once(self.act(act, asks)),
-        };
-        Some(decided.map(|decision| Decided { decision, reservation: None }))
-    }
-
-    fn is_in_process(&self) -> bool {
+    fn is_local(&self) -> bool {
         self.config.store.mode == StoreMode::Memory
     }
 }
@@ -163,32 +153,23 @@ impl App {
         self.state.read().clone()
     }
 
-    /// Decides, and hands the decision over before anything changes.
+    /// Decides, and hands the decision over.
     pub(crate) async fn decide<R>(
         &self,
         act: Act,
-        asks: &[Ask<'_>],
-        tell: impl FnOnce(&State, Result<Decided<'_>, Error>) -> R,
+        charges: &[Charge<'_>],
+        tell: impl FnOnce(&State, Result<Decided, Error>) -> R,
     ) -> R {
-        let state = {
-            let state = self.state.read();
-            if state.is_in_process()
-                && let Some(decided) = state.act_at_once(act, asks)
-            {
-                return tell(&state, decided);
-            }
-            state.clone()
-        };
+        let state = self.state();
         let _share = peer::share().await;
-        // Boxed, because it is large, and whoever is answered at once need not carry it.
-        let decided = Box::pin(state.act(act, asks)).await;
+        let decided = state.act(act, charges).await;
         tell(&state, decided)
     }
 
     /// Works with the state while nothing changes: for many decisions in one go, where the counters are in this process.
     pub(crate) fn with_state<R>(&self, work: impl FnOnce(&State) -> R) -> Option<R> {
         let state = self.state.read();
-        state.is_in_process().then(|| work(&state))
+        state.is_local().then(|| work(&state))
     }
 
     /// Serves a connection of a peer, or a call of it, so that its calls to a shared store are counted as the peer's.
@@ -229,14 +210,6 @@ impl App {
     }
 }
 
-/// The outcome of what is ready at once, as everything is whose counters are in this process.
-pub(crate) fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(outcome) => Some(outcome),
-        Poll::Pending => None,
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use metrics_exporter_prometheus::PrometheusBuilder;
@@ -244,6 +217,15 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::stats::Settings;
+
+    /// The answer of what is ready at its first poll, as everything is whose counters are in this process.
+    pub(crate) fn ready<T>(future: impl std::future::Future<Output = T>) -> T {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::pin!(future).poll(&mut context) {
+            std::task::Poll::Ready(answer) => answer,
+            std::task::Poll::Pending => panic!("it has to wait"),
+        }
+    }
 
     /// What the faces share, over an example policy and the memory of this process.
     pub(crate) fn app() -> App {

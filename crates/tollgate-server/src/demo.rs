@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::Ask;
+use tollgate::Charge;
 use tollgate::config::Config;
 
 use crate::app::{Act, App};
@@ -83,7 +83,7 @@ async fn play(app: &App, step: u64) {
         for _ in 0..caller.calls(number as u64, step) {
             let act = if caller.limit == "exports" { Act::Reserve(Duration::ZERO) } else { Act::Charge };
             // The answer is for the page.
-            app.decide(act, &[Ask::new(caller.limit, caller.key)], |_, _| ()).await;
+            app.decide(act, &[Charge::new(caller.limit, caller.key)], |_, _| ()).await;
         }
     }
 }
@@ -115,7 +115,8 @@ fn random(seed: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::{ManualClock, Micros};
+    use tollgate::ManualClock;
+    use tollgate::store::Micros;
 
     use super::*;
     use crate::app::tests::app_of;
@@ -130,7 +131,7 @@ mod tests {
             app.stats.tick(start + step / STEPS_A_SECOND);
             play(&app, step).await;
         }
-        for rule in app.state().gate.rules() {
+        for rule in app.state().gate.policy().rules() {
             let seen = app.stats.series(rule.name(), start + 120, 300);
             let [allowed, denied, would_deny] =
                 [seen.allowed, seen.denied, seen.would_deny].map(|counts| counts.iter().sum::<u64>());

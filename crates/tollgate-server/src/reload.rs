@@ -1,7 +1,7 @@
 //! A config that changes while the server runs: read again, checked whole, and put in the place of the old one, or not at all.
 //!
 //! The file is looked at once a second, and read when it has changed and rests; `SIGHUP` and `POST /v1/reload` read it at once.
-//! What was consumed stays consumed: the new registry stands on the same store. A file with a mistake in it changes nothing, and
+//! What was consumed stays consumed: the new limits stand on the same counters. A file with a mistake in it changes nothing, and
 //! is told in the log, in a metric and on the page until a better one comes, and so is a file that is gone: the last good config
 //! stays, and the file is read when it is back. `[server]` and `[store]` are settled at start; a file that changes them is refused
 //! with that reason, and so is one without limits: most likely somebody is still writing it.
@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tollgate::Rule;
 use tollgate::config::{Config, Mistakes};
-use tollgate::{Rule, Tollgate};
 
 use crate::app::{App, State};
 use crate::{source, validate};
@@ -124,13 +124,11 @@ fn try_reload(app: &App, file: &Path) -> Result<Vec<String>, Refusal> {
     app.change(|state| {
         fixed(&state.config, &config)?;
         has_limits(&state.config, &config)?;
-        let gate = Tollgate::builder().config(&config).continuing(&state.gate).build();
-        let gate = gate.map_err(|error| error.to_string())?;
-        let is_gone = |name: &&str| gate.rules().iter().all(|rule| rule.name() != *name);
-        gone = state.gate.rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
-        // Under the lock nobody counts any more in the old registry, and from here on only the new one is asked for its counts. An
-        // idle connection may keep the old one for as long as it likes, and with it what was not handed over.
-        state.gate.hand_over_counts();
+        let gate = state.gate.clone();
+        let is_gone = |name: &&str| config.policy.rule(name).is_none();
+        gone = gate.policy().rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
+        gate.show_namespaces(config.namespaces());
+        gate.reload(config.policy.clone()).map_err(|error| error.to_string())?;
         Ok::<_, String>(State::new(gate, config))
     })?;
     Ok(gone)

@@ -27,8 +27,9 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, unconstrained};
 use tokio_util::task::TaskTracker;
 use tollgate::config::{Config, Password, ServerConfig};
+use tollgate::store::Micros;
 use tollgate::telemetry::Telemetry;
-use tollgate::{Clock, Micros, Tollgate};
+use tollgate::{Clock, Tollgate};
 
 use self::listen::{Door, Room};
 use self::patience::{Patience, Patient};
@@ -307,7 +308,8 @@ fn announce(file: Option<&PathBuf>, address: SocketAddr, doors: &Doors, app: &Ap
         tell(format_args!("  Envoy  grpc://{grpc}"));
     }
     tell(format_args!("  docs   http://{address}/openapi.json"));
-    let limit = state.gate.rules().first().map_or("api", |rule| rule.name());
+    let policy = state.gate.policy();
+    let limit = policy.rules().first().map_or("api", |rule| rule.name());
     tell(format_args!(
         "  try    curl -s http://{address}/v1/check -H 'content-type: application/json' -d '{{\"limit\":\"{limit}\",\"key\":\"user:42\"}}'"
     ));

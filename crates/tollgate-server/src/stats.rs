@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 use tollgate::config::Config;
 use tollgate::telemetry::Telemetry;
-use tollgate::{Admissions, Event, Observer};
+use tollgate::telemetry::{Admissions, Event, Observer};
 
 use self::latency::Latency;
 use self::offenders::{Offender, Offenders, Standing, Who};
@@ -148,9 +148,9 @@ impl Stats {
     fn denied(&self, limit: &OfLimit, event: &Event<'_>, second: u64) {
         let Some(key) = event.payer.reveal() else { return };
         let standing = Standing {
-            capacity: event.outcome.capacity,
-            remaining: event.outcome.remaining,
-            reset_after: event.outcome.reset_after,
+            capacity: event.outcome.capacity(),
+            remaining: event.outcome.remaining(),
+            reset_after: event.outcome.numbers().reset_after,
             second,
         };
         limit.offenders.lock().note(self.marks.hash_one(key), key, standing);
@@ -164,7 +164,7 @@ impl Observer for Stats {
         }
         let second = self.second();
         self.with_limit(event.limiter, |limit| {
-            let counted = Counted::of(event.outcome.allowed, event.allowed);
+            let counted = Counted::of(event.outcome.numbers().allowed, event.allowed);
             limit.ring.count(second, counted);
             if counted != Counted::Allowed {
                 self.denied(limit, event, second);
@@ -199,10 +199,11 @@ impl Observer for Stats {
 mod tests {
     use std::time::Duration;
 
-    use tollgate::{Ask, Limit, Micros, Rule, Tollgate};
+    use tollgate::store::Micros;
+    use tollgate::{Charge, Limit, Rule, Tollgate};
 
     use super::*;
-    use crate::app::at_once;
+    use crate::app::tests::ready;
 
     const START: u64 = 1_700_000_000;
 
@@ -220,8 +221,7 @@ mod tests {
 
     fn ask(gate: &Tollgate, limit: &str, key: &str, times: usize) {
         for _ in 0..times {
-            let decided = at_once(gate.charge(&[Ask::new(limit, key)])).expect("in this process");
-            decided.expect("a decision");
+            let _ = ready(gate.check(limit, key)).expect("a decision");
         }
     }
 
@@ -232,7 +232,7 @@ mod tests {
         ask(&gate, "watching", "user:1", 3);
         stats.tick(START + 1);
         ask(&gate, "api", "user:2", 1);
-        at_once(gate.peek(&[Ask::new("api", "user:2")])).expect("in this process").expect("a look");
+        let _ = ready(gate.peek(&[Charge::new("api", "user:2")])).expect("a look");
         // A second that has not ended is not shown: it would look like a dip.
         let seen = |limit: &str, second| {
             let series = stats.series(limit, second, 2);
@@ -251,14 +251,13 @@ mod tests {
         let recorder = Arc::new(metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder());
         let telemetry = Telemetry::new().metrics_to(recorder);
         let stats = Stats::new(telemetry.clone(), Settings { shows_keys: false }, START);
-        let limit = Limit::token_bucket("1/h".parse().expect("a rate"), 150).expect("a bucket");
+        let limit = Limit::token_bucket("1/h", 150).expect("a bucket");
         let gate = Tollgate::builder().limit("api", limit).telemetry(telemetry).observer(stats.clone());
         let gate = gate.build().expect("a registry");
-        let api = gate.limiter("api").expect("a limit");
+        let api = gate.local("api").expect("a limit");
         for _ in 0..100 {
-            api.check("user:1");
-            let decided = gate.charge_at_once(&[Ask::new("api", "user:1")]).expect("in this process");
-            decided.expect("a decision");
+            let _ = api.check("user:1");
+            let _ = ready(gate.check("api", "user:1")).expect("a decision");
         }
         gate.hand_over_counts();
         stats.tick(START + 1);

@@ -5,7 +5,8 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
 use parking_lot::Mutex;
-use tollgate::{Clock, Cost, Limit, Micros, Rate};
+use tollgate::store::{Cost, Micros};
+use tollgate::{Clock, Limit, Rate};
 use tollgate_kernel::State;
 
 use crate::serve::listen::household;

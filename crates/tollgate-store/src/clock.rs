@@ -289,7 +289,7 @@ fn resync(origin: &Origin, at_least: u64) -> u64 {
 /// hands.set(Micros::from_secs(1)); // a step back is not followed
 /// assert_eq!(clock.now(), Micros::from_secs(105));
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ManualClock {
     state: Arc<Mutex<ManualState>>,
 }
@@ -304,9 +304,21 @@ struct ManualState {
     alarms: Alarms,
 }
 
+impl Default for ManualClock {
+    fn default() -> ManualClock {
+        ManualClock::new()
+    }
+}
+
 impl ManualClock {
-    /// A clock that shows `now`.
-    pub fn at(now: Micros) -> ManualClock {
+    /// A clock that shows the first second of 2020, for tests that only measure how time passes.
+    pub fn new() -> ManualClock {
+        ManualClock::at(Micros::from_secs(1_577_836_800))
+    }
+
+    /// A clock that shows `now`, counted from 1970.
+    pub fn at(now: impl Into<Micros>) -> ManualClock {
+        let now = now.into();
         ManualClock { state: Arc::new(Mutex::new(ManualState { now, ..ManualState::default() })) }
     }
 
@@ -321,12 +333,14 @@ impl ManualClock {
     }
 
     /// Moves it to `now`, and rings the alarms that are due. An earlier time changes nothing.
-    pub fn set(&self, now: Micros) {
+    pub fn set(&self, now: impl Into<Micros>) {
+        let now = now.into();
         self.move_to(|old| old.max(now));
     }
 
     /// Moves it forward.
-    pub fn advance(&self, span: Micros) {
+    pub fn advance(&self, span: impl Into<Micros>) {
+        let span = span.into();
         self.move_to(|old| old.saturating_add(span));
     }
 

@@ -201,6 +201,13 @@ impl HoldId {
     }
 }
 
+/// Any number names a charge; zero counts as one.
+impl From<u128> for HoldId {
+    fn from(id: u128) -> HoldId {
+        HoldId(id.max(1))
+    }
+}
+
 impl fmt::Display for HoldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
@@ -317,6 +324,57 @@ pub trait Store: Send + Sync + 'static {
     /// How often what was counted may have been lost, as far as the store notices such things.
     fn losses_possible(&self) -> u64 {
         0
+    }
+}
+
+/// A store that is shared is a store.
+impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
+    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        (**self).charge(items, hold)
+    }
+
+    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+        (**self).settle(id, settlement)
+    }
+
+    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+        (**self).peek(items)
+    }
+
+    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+        (**self).refund(items)
+    }
+
+    fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+        (**self).forget(limit, key)
+    }
+
+    fn mode(&self) -> &'static str {
+        (**self).mode()
+    }
+
+    fn node_of(&self, item: &Item<'_>) -> NodeId {
+        (**self).node_of(item)
+    }
+
+    fn node_of_hold(&self, id: HoldId) -> NodeId {
+        (**self).node_of_hold(id)
+    }
+
+    fn nodes(&self) -> Nodes {
+        (**self).nodes()
+    }
+
+    fn ping(&self, node: NodeId) -> StoreFuture<'_, ()> {
+        (**self).ping(node)
+    }
+
+    fn spawn(&self, task: StoreTask) -> Option<StoreTask> {
+        (**self).spawn(task)
+    }
+
+    fn losses_possible(&self) -> u64 {
+        (**self).losses_possible()
     }
 }
 

@@ -85,7 +85,7 @@ impl Default for MemoryOptions {
 /// use tollgate_store::{Cost, Limit, MemoryOptions, MemoryStore, StoredLimit};
 ///
 /// let store = MemoryStore::new(MemoryOptions::default());
-/// let limit = Limit::token_bucket("10/s".parse().unwrap(), 1).unwrap();
+/// let limit = Limit::token_bucket("10/s", 1).unwrap();
 /// let api = store.open(&StoredLimit::new("api", limit));
 /// assert!(api.charge("user:42", Cost::ONE).allowed);
 /// assert!(!api.charge("user:42", Cost::ONE).allowed);

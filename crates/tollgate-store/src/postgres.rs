@@ -68,7 +68,7 @@ const MOST_KEYS: usize = 1_000;
 /// use tollgate_store::{Cost, Item, Limit, PostgresOptions, PostgresStore, Store, StoredLimit};
 ///
 /// let store = PostgresStore::connect(PostgresOptions::new("postgres://app@localhost/app")).await?;
-/// let api = StoredLimit::new("api", Limit::token_bucket("10/s".parse().unwrap(), 20).unwrap());
+/// let api = StoredLimit::new("api", Limit::token_bucket("10/s", 20).unwrap());
 /// let item = Item { limit: &api, key: "user:42", cost: Cost::ONE, shadow: false };
 /// assert!(store.charge(&[item], None).await?.allowed);
 /// # Ok(())

@@ -29,7 +29,7 @@ fn flood(when_full: WhenFull) {
     };
     let before = resident_bytes();
     let store = MemoryStore::new(options);
-    let hourly = Limit::token_bucket("5/h".parse().expect("a rate"), 5).expect("a limit");
+    let hourly = Limit::token_bucket("5/h", 5).expect("a limit");
     let limit = store.open(&StoredLimit::new("hourly", hourly));
     let all = Cost::new(5).expect("a cost");
     let mut key = String::new();

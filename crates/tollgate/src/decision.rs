@@ -1,119 +1,158 @@
-//! What all the limits of a charge say together.
+//! What all the limits of a charge answered together.
 
-use std::cmp::Ordering;
 use std::fmt;
+use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate_kernel::{Micros, Outcome};
+use tollgate_kernel as kernel;
+use tollgate_kernel::Micros;
 
-use crate::report::Source;
+use crate::outcome::Outcome;
 
-/// What one limit of a charge said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LimitOutcome<'a> {
-    /// The limit's name.
-    pub name: &'a str,
-    /// Its answer. Under a limit that only watches, the answer it would have given.
-    pub outcome: Outcome,
-    /// Whether the limit only watches: its refusal does not count.
-    pub shadow: bool,
-    /// Where the answer came from.
-    pub source: Source,
-}
-
-impl LimitOutcome<'_> {
-    /// Whether this limit holds the charge up.
-    pub fn denies(&self) -> bool {
-        !self.outcome.allowed && !self.shadow
-    }
-}
+/// The outcomes of one charge; two fit without allocating.
+pub(crate) type Outcomes = SmallVec<[Outcome; 2]>;
 
 /// The answer to a charge over one or more limits.
 ///
 /// Allowed if every limit allows it, and then all of them are charged; else none is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision<'a> {
-    limits: SmallVec<[LimitOutcome<'a>; 4]>,
+#[must_use = "a decision says whether the charge was allowed"]
+pub struct Decision {
+    outcomes: Outcomes,
     binding: usize,
 }
 
-impl<'a> Decision<'a> {
+impl Decision {
     /// From the answers of at least one limit.
-    pub(crate) fn new(limits: SmallVec<[LimitOutcome<'a>; 4]>) -> Decision<'a> {
-        let mut decision = Decision { limits, binding: 0 };
-        decision.close();
-        decision
+    pub(crate) fn new(outcomes: Outcomes) -> Decision {
+        let binding = binding(&outcomes);
+        Decision { outcomes, binding }
     }
 
-    /// An empty one, to be filled where it stands: moving a full one costs more than filling it.
-    #[inline(always)]
-    pub(crate) fn open() -> Decision<'a> {
-        Decision { limits: SmallVec::new(), binding: 0 }
-    }
-
-    /// Adds the answer of a limit.
-    #[inline(always)]
-    pub(crate) fn add(&mut self, limit: LimitOutcome<'a>) {
-        self.limits.push(limit);
-    }
-
-    /// Finds the limit that binds, once all answers are there.
-    #[inline(always)]
-    pub(crate) fn close(&mut self) {
-        self.binding = binding(&self.limits);
+    /// From the answer of one limit.
+    #[inline]
+    pub(crate) fn of_one(outcome: Outcome) -> Decision {
+        let mut outcomes = Outcomes::new();
+        outcomes.push(outcome);
+        Decision { outcomes, binding: 0 }
     }
 
     /// Whether the charge was admitted.
-    pub fn allowed(&self) -> bool {
-        !self.limits[self.binding].denies()
+    #[inline]
+    pub fn is_allowed(&self) -> bool {
+        self.outcomes[self.binding].is_allowed()
     }
 
-    /// The limit that bound: of those that deny, the one that asks for the longest wait; else the one with the smallest share
-    /// left.
-    pub fn binding(&self) -> &LimitOutcome<'a> {
-        &self.limits[self.binding]
+    /// The outcome of the limit that bound: of those that deny, the one that asks for the longest wait; else the one with the
+    /// smallest share left.
+    pub fn binding(&self) -> &Outcome {
+        &self.outcomes[self.binding]
     }
 
-    /// Which of the limits that is.
+    /// Which of the outcomes that is.
     pub(crate) fn binding_index(&self) -> usize {
         self.binding
     }
 
     /// How long to wait before the same charge fits, if nothing else comes: zero when allowed, `None` when it never can.
-    pub fn retry_after(&self) -> Option<Micros> {
-        if self.allowed() { Some(Micros::ZERO) } else { self.binding().outcome.retry_after }
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.binding().retry_after()
     }
 
-    /// How long an admitted charge should be held back (leaky buckets). A limit that only watches holds nobody back.
-    pub fn delay(&self) -> Micros {
-        if !self.allowed() {
-            return Micros::ZERO;
+    /// The same in whole microseconds.
+    pub(crate) fn wait(&self) -> Option<Micros> {
+        self.binding().wait()
+    }
+
+    /// How long an admitted charge should be held back (leaky buckets). A shadow limit holds nobody back.
+    pub fn delay(&self) -> Duration {
+        if !self.is_allowed() {
+            return Duration::ZERO;
         }
-        let heeded = self.limits.iter().filter(|limit| !limit.shadow);
-        heeded.map(|limit| limit.outcome.delay).max().unwrap_or_default()
+        let heeded = self.outcomes.iter().filter(|outcome| !outcome.is_shadow());
+        heeded.map(Outcome::delay).max().unwrap_or_default()
     }
 
     /// Whether any limit answered without its store, because that failed: let through or denied uncounted, or counted in this
     /// process alone.
-    pub fn degraded(&self) -> bool {
-        self.limits.iter().any(|limit| limit.source.is_fallback())
+    pub fn is_degraded(&self) -> bool {
+        self.outcomes.iter().any(|outcome| outcome.source().is_fallback())
     }
 
-    /// What each limit said, in the order of the charge.
-    pub fn limits(&self) -> &[LimitOutcome<'a>] {
-        &self.limits
+    /// What each limit answered, in the order of the charge.
+    pub fn outcomes(&self) -> &[Outcome] {
+        &self.outcomes
+    }
+
+    /// The decision if it allows the charge, else the refusal as an error: for callers who propagate refusals with `?`.
+    ///
+    /// ```
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::{Limit, Tollgate};
+    ///
+    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h", 1)?).build()?;
+    /// gate.check("api", "user:42").await?.into_result()?;
+    /// let denied = gate.check("api", "user:42").await?.into_result().unwrap_err();
+    /// assert!(denied.to_string().starts_with("denied by api, retry after"), "{denied}");
+    /// # Ok(())
+    /// # }
+    /// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
+    /// # use std::future::Future;
+    /// ```
+    pub fn into_result(self) -> Result<Decision, Denied> {
+        if self.is_allowed() { Ok(self) } else { Err(Denied(Box::new(self))) }
+    }
+
+    pub(crate) fn into_outcomes(self) -> Outcomes {
+        self.outcomes
     }
 }
 
-/// Which of the limits binds. A limit that only watches does so where all others do too.
-fn binding(limits: &[LimitOutcome<'_>]) -> usize {
+/// A refusal, where there was something to hold. Eight bytes; the decision is inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Denied(Box<Decision>);
+
+impl Denied {
+    pub(crate) fn new(decision: Decision) -> Denied {
+        Denied(Box::new(decision))
+    }
+
+    /// What each limit answered.
+    pub fn decision(&self) -> &Decision {
+        &self.0
+    }
+
+    /// How long to wait before the same call may succeed; `None` when it never can.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after()
+    }
+
+    /// What each limit answered, kept.
+    pub fn into_decision(self) -> Decision {
+        *self.0
+    }
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Denied {}
+
+/// Which of the outcomes binds. One of a shadow limit does so where all others are of shadow limits too.
+#[inline]
+pub(crate) fn binding(outcomes: &[Outcome]) -> usize {
     let mut best = 0;
-    for (index, limit) in limits.iter().enumerate().skip(1) {
-        let bound = &limits[best];
-        let binds = match limit.shadow.cmp(&bound.shadow) {
-            Ordering::Equal if limit.shadow => has_less_left(&limit.outcome, &bound.outcome),
-            Ordering::Equal => binds_over(&limit.outcome, &bound.outcome),
-            order => order.is_lt(),
+    for (index, outcome) in outcomes.iter().enumerate().skip(1) {
+        let bound = &outcomes[best];
+        let binds = match (outcome.is_shadow(), bound.is_shadow()) {
+            (true, true) => has_less_left(outcome.numbers(), bound.numbers()),
+            (false, false) => binds_over(outcome.numbers(), bound.numbers()),
+            (is_shadow, _) => !is_shadow,
         };
         if binds {
             best = index;
@@ -125,9 +164,9 @@ fn binding(limits: &[LimitOutcome<'_>]) -> usize {
 /// Whether one answer binds rather than another: a denial rather than an admission, of two denials the one that asks for the
 /// longer wait, else the one with the smaller share left.
 #[inline]
-pub(crate) fn binds_over(one: &Outcome, other: &Outcome) -> bool {
+pub(crate) fn binds_over(one: &kernel::Outcome, other: &kernel::Outcome) -> bool {
     // A wait of `None` is never, the longest of all.
-    let wait = |outcome: &Outcome| outcome.retry_after.map_or(u64::MAX, Micros::get);
+    let wait = |outcome: &kernel::Outcome| outcome.retry_after.map_or(u64::MAX, Micros::get);
     match (one.allowed, other.allowed) {
         (false, false) => wait(one) > wait(other),
         (true, true) => has_less_left(one, other),
@@ -137,92 +176,91 @@ pub(crate) fn binds_over(one: &Outcome, other: &Outcome) -> bool {
 
 /// Shares are compared without dividing: a/b < c/d iff a*d < c*b.
 #[inline]
-fn has_less_left(one: &Outcome, other: &Outcome) -> bool {
-    let share = |x: &Outcome, y: &Outcome| u128::from(x.remaining) * u128::from(y.capacity);
+fn has_less_left(one: &kernel::Outcome, other: &kernel::Outcome) -> bool {
+    let share = |x: &kernel::Outcome, y: &kernel::Outcome| u128::from(x.remaining) * u128::from(y.capacity);
     share(one, other) < share(other, one)
 }
 
 /// `allowed by api, 19 of 20 left` or `denied by login, retry after 30s`.
-impl fmt::Display for Decision<'_> {
+impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bound = self.binding();
-        if bound.shadow && !bound.outcome.allowed {
-            return write!(
-                f,
-                "allowed by {}, which only watches and would have said: {}",
-                bound.name, bound.outcome
-            );
-        }
-        let words = bound.outcome.to_string();
+        let words = bound.to_string();
         let (verdict, rest) = words.split_once(',').unwrap_or((&words, ""));
-        write!(f, "{verdict} by {},{rest}", bound.name)
+        write!(f, "{verdict} by {},{rest}", bound.limit())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::Source;
 
-    fn limit(name: &'static str, remaining: u64, capacity: u64) -> LimitOutcome<'static> {
-        let outcome = Outcome { capacity, remaining, ..Outcome::UNLIMITED };
-        LimitOutcome { name, outcome, shadow: false, source: Source::Store }
+    fn limit(name: &'static str, remaining: u64, capacity: u64) -> Outcome {
+        let numbers = kernel::Outcome { capacity, remaining, ..kernel::Outcome::UNLIMITED };
+        Outcome::new(name, numbers, Source::Store)
     }
 
-    fn denying(name: &'static str, retry_after: Option<u64>) -> LimitOutcome<'static> {
+    fn denying(name: &'static str, retry_after: Option<u64>) -> Outcome {
         let retry_after = retry_after.map(Micros::from_secs);
-        let outcome =
-            Outcome { allowed: false, retry_after, remaining: 0, capacity: 10, ..Outcome::UNLIMITED };
-        LimitOutcome { name, outcome, shadow: false, source: Source::Store }
+        let numbers = kernel::Outcome {
+            allowed: false,
+            retry_after,
+            remaining: 0,
+            capacity: 10,
+            ..kernel::Outcome::UNLIMITED
+        };
+        Outcome::new(name, numbers, Source::Store)
     }
 
-    fn watching(limit: LimitOutcome<'static>) -> LimitOutcome<'static> {
-        LimitOutcome { shadow: true, ..limit }
+    fn shadow(outcome: Outcome) -> Outcome {
+        outcome.shadowed(true)
     }
 
     #[test]
     fn the_binding_limit_is_the_longest_wait_else_the_smallest_share() {
-        for (limits, name, retry_after, words) in [
+        let never = "denied by b, the cost is more than the limit ever holds";
+        for (outcomes, name, retry_after, words) in [
             (vec![limit("a", 5, 10)], "a", Some(0), "allowed by a, 5 of 10 left"),
             (vec![limit("a", 5, 10), limit("b", 50, 1000)], "b", Some(0), "allowed by b, 50 of 1000 left"),
             (vec![limit("a", 5, 10), limit("b", 1, 2)], "a", Some(0), "allowed by a, 5 of 10 left"),
             (vec![limit("a", 0, 10), denying("b", Some(3))], "b", Some(3), "denied by b, retry after 3s"),
             (vec![denying("a", Some(9)), denying("b", Some(3))], "a", Some(9), "denied by a, retry after 9s"),
-            (vec![denying("a", Some(9)), denying("b", None)], "b", None, "denied by b, can never fit"),
+            (vec![denying("a", Some(9)), denying("b", None)], "b", None, never),
+            (vec![limit("a", 9, 10), shadow(denying("b", None))], "a", Some(0), "allowed by a, 9 of 10 left"),
             (
-                vec![limit("a", 9, 10), watching(denying("b", None))],
-                "a",
-                Some(0),
-                "allowed by a, 9 of 10 left",
-            ),
-            (
-                vec![watching(denying("b", Some(1)))],
+                vec![shadow(denying("b", Some(1)))],
                 "b",
                 Some(0),
-                "allowed by b, which only watches and would have said: denied, retry after 1s",
+                "allowed by b, shadow limit: would be denied, retry after 1s",
             ),
         ] {
-            let decision = Decision::new(limits.into());
-            assert_eq!(decision.binding().name, name, "{decision}");
-            assert_eq!(decision.retry_after(), retry_after.map(Micros::from_secs), "{decision}");
+            let decision = Decision::new(outcomes.into());
+            assert_eq!(decision.binding().limit(), name, "{decision}");
+            assert_eq!(decision.retry_after(), retry_after.map(Duration::from_secs), "{decision}");
             assert_eq!(decision.to_string(), words);
-            assert_eq!(decision.allowed(), words.starts_with("allowed"));
+            assert_eq!(decision.is_allowed(), words.starts_with("allowed"));
+            assert_eq!(decision.clone().into_result().is_ok(), decision.is_allowed());
         }
     }
 
     #[test]
     fn the_delay_is_the_longest_of_an_admitted_charge() {
         let delayed = |name, ms| {
-            let mut limit = limit(name, 1, 2);
-            limit.outcome.delay = Micros::from_millis(ms);
-            limit
+            let numbers = kernel::Outcome { delay: Micros::from_millis(ms), ..*limit(name, 1, 2).numbers() };
+            Outcome::new(name, numbers, Source::Store)
         };
         let decision = Decision::new(vec![delayed("a", 100), delayed("b", 300)].into());
-        assert_eq!(decision.delay(), Micros::from_millis(300));
-        let watching = LimitOutcome { shadow: true, ..delayed("c", 900) };
-        let decision = Decision::new(vec![delayed("a", 100), watching].into());
-        assert_eq!(decision.delay(), Micros::from_millis(100), "who only watches holds nobody back");
+        assert_eq!(decision.delay(), Duration::from_millis(300));
+        let decision = Decision::new(vec![delayed("a", 100), shadow(delayed("c", 900))].into());
+        assert_eq!(decision.delay(), Duration::from_millis(100), "a shadow limit holds nobody back");
         let denied = Decision::new(vec![delayed("a", 100), denying("b", Some(1))].into());
-        assert_eq!(denied.delay(), Micros::ZERO);
-        assert_eq!(denied.limits().len(), 2);
+        assert_eq!(denied.delay(), Duration::ZERO);
+        assert_eq!(denied.outcomes().len(), 2);
+    }
+
+    #[test]
+    fn a_refusal_is_one_pointer() {
+        assert_eq!(size_of::<Denied>(), size_of::<usize>());
     }
 }

@@ -6,9 +6,6 @@ use std::fmt;
 use tollgate_kernel::LimitError;
 use tollgate_store::{Failure, StoreError};
 
-use crate::key::KeyError;
-use crate::policy::PolicyError;
-
 /// A call could not be decided, or a gate not be built. The message says what was asked and what to do.
 #[derive(Debug)]
 pub struct Error {
@@ -18,9 +15,12 @@ pub struct Error {
 #[derive(Debug)]
 enum Kind {
     Limit(LimitError),
-    Policy(PolicyError),
-    Key(KeyError),
     Store(StoreError),
+    /// A concurrency limit was charged by a call that holds nothing.
+    NeedsPermit {
+        limit: String,
+        call: String,
+    },
     /// The call itself cannot be answered.
     Call(String),
 }
@@ -32,6 +32,11 @@ impl Error {
 
     pub(crate) fn zero_cost() -> Error {
         Error::call("a cost must be at least 1; to look without charging, peek")
+    }
+
+    /// A concurrency limit was charged by a call that holds nothing.
+    pub(crate) fn holds_nothing(limit: &str, call: &str) -> Error {
+        Error { kind: Kind::NeedsPermit { limit: limit.to_owned(), call: call.to_owned() } }
     }
 
     /// Whether the same call may succeed later without being changed.
@@ -47,6 +52,15 @@ impl Error {
         }
     }
 
+    /// The concurrency limit that was charged by a call that holds nothing; `None` if it was not that. Faces say which of their
+    /// calls to use instead.
+    pub fn needs_permit(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::NeedsPermit { limit, .. } => Some(limit),
+            _ => None,
+        }
+    }
+
     /// Whether the call may have taken effect although its answer is missing. A [refund](crate::Tollgate::refund) is then not to
     /// be sent again; a settlement may be, because a reservation is settled once.
     pub fn is_ambiguous(&self) -> bool {
@@ -58,9 +72,11 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
             Kind::Limit(error) => error.fmt(f),
-            Kind::Policy(error) => error.fmt(f),
-            Kind::Key(error) => error.fmt(f),
             Kind::Store(error) => error.fmt(f),
+            Kind::NeedsPermit { limit, call } => write!(
+                f,
+                "`{limit}` is a concurrency limit, and {call} would hold nothing that could be released; use acquire, or reserve"
+            ),
             Kind::Call(message) => f.write_str(message),
         }
     }
@@ -79,18 +95,6 @@ impl StdError for Error {
 impl From<LimitError> for Error {
     fn from(error: LimitError) -> Error {
         Error { kind: Kind::Limit(error) }
-    }
-}
-
-impl From<PolicyError> for Error {
-    fn from(error: PolicyError) -> Error {
-        Error { kind: Kind::Policy(error) }
-    }
-}
-
-impl From<KeyError> for Error {
-    fn from(error: KeyError) -> Error {
-        Error { kind: Kind::Key(error) }
     }
 }
 

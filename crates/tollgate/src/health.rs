@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tollgate_kernel::Micros;
 use tollgate_store::Failure;
 
-use crate::breaker::NodeReading;
-use crate::policy::Fallback;
-use crate::report::Source;
+use crate::outcome::{Fallback, Source};
 
 /// Whether the store is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,8 +63,9 @@ pub enum StoreChange {
 /// How a store fares and what was done without it. Counts are of the life of the registry.
 ///
 /// ```
-/// # use tollgate::{Limit, StoreState, Tollgate};
-/// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 20)?).build()?;
+/// # use tollgate::store::StoreState;
+/// # use tollgate::{Limit, Tollgate};
+/// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s", 20)?).build()?;
 /// let health = gate.store_health();
 /// assert_eq!(health.state, StoreState::Up); // the memory store always is
 /// assert_eq!(health.fallen_back, 0);
@@ -95,8 +94,6 @@ pub struct StoreHealth {
     pub fallen_back: u64,
     /// How many answers the denial cache gave.
     pub denial_cache_hits: u64,
-    /// How many charges were admitted from slices.
-    pub slice_hits: u64,
     /// How many charges the store may hold though nobody counts on them, and are still to be cancelled there.
     pub pending_cancels: u64,
     /// How many such charges were given up: there was no room to remember them, or their time was up before the store answered.
@@ -125,6 +122,13 @@ impl StoreHealth {
     }
 }
 
+/// What a breaker says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeReading {
+    pub(crate) state: StoreState,
+    pub(crate) since: Micros,
+}
+
 fn place_of<T: PartialEq, const N: usize>(all: &[T; N], one: T) -> usize {
     all.iter().position(|other| *other == one).unwrap_or_default()
 }
@@ -136,7 +140,6 @@ pub(crate) struct Tally {
     ambiguous: AtomicU64,
     fallen_back: AtomicU64,
     denial_cache_hits: AtomicU64,
-    slice_hits: AtomicU64,
     /// The place of the last failure among all, from 1; 0 if there was none.
     last_failure: AtomicUsize,
     failures: [AtomicU64; Failure::ALL.len()],
@@ -180,11 +183,11 @@ impl Tally {
     pub(crate) fn answered(&self, source: Source) {
         match source {
             Source::DenialCache => add(&self.denial_cache_hits),
-            Source::Slice => add(&self.slice_hits),
             Source::FallbackOpen => add(&self.answers[place_of(&Fallback::ALL, Fallback::Open)]),
             Source::FallbackClosed => add(&self.answers[place_of(&Fallback::ALL, Fallback::Closed)]),
             Source::FallbackLocal => add(&self.answers[place_of(&Fallback::ALL, Fallback::Local)]),
-            Source::Store | Source::Unlimited | Source::Blocked | Source::Malformed => {}
+            Source::Store | Source::Unlimited | Source::Blocked | Source::Malformed | Source::NeedsPermit => {
+            }
         }
     }
 
@@ -213,7 +216,6 @@ impl Tally {
             outages,
             fallen_back: read(&self.fallen_back),
             denial_cache_hits: read(&self.denial_cache_hits),
-            slice_hits: read(&self.slice_hits),
             pending_cancels: 0,
             abandoned_cancels: 0,
             leases_lost: 0,

@@ -5,7 +5,7 @@
 //! is settled (`after.rs`, `body.rs`, and `lease.rs` for connections that become another protocol) and the rate-limit headers are
 //! written (`marks.rs`).
 //!
-//! This module translates. It counts nothing, and what it shows of a decision is rendered in `report/`, which the other faces
+//! This module translates. It counts nothing, and what it shows of a decision is rendered in `response/`, which the other faces
 //! use too. On the memory store a plain charge neither waits nor allocates a future; what is settled later is one box, and a
 //! remote store one boxed future. `axum.rs` saves axum's responses another.
 

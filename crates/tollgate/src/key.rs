@@ -13,11 +13,15 @@
 //! and [`KeyError::suggestion`] do, each asked for by name. The walk goes on in `policy.rs`: which limits apply.
 
 mod plain;
+pub(crate) mod reference;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 
 use self::plain::Plain;
+pub use self::reference::KeyRef;
+use crate::error::Error;
 
 /// The longest part, in bytes before encoding.
 const MAX_PART: usize = 1024;
@@ -46,7 +50,7 @@ const DEFAULT: &str = "default";
 ///
 /// // Text without a namespace is in `default`.
 /// assert_eq!(Key::parse("42")?, Key::parse("default:42")?);
-/// # Ok::<(), tollgate::KeyError>(())
+/// # Ok::<(), tollgate::key::KeyError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key<'a> {
@@ -97,12 +101,29 @@ impl<'a> Key<'a> {
         Ok(Key { canonical: canonical.into() })
     }
 
+    /// The key of a client's address, as the HTTP layer makes it: in the namespace `ip`, an IPv6 address grouped by its /64
+    /// network, because one subscriber has all of it.
+    ///
+    /// ```
+    /// use tollgate::Key;
+    /// assert_eq!(Key::client("203.0.113.7".parse()?).canonical(), "ip:203.0.113.7");
+    /// assert_eq!(Key::client("2001:db8:1:2:3:4:5:6".parse()?), Key::new("ip", "2001:db8:1:2::/64")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn client(address: IpAddr) -> Key<'static> {
+        let text = match address.to_canonical() {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("{}/64", Ipv6Addr::from(u128::from(address) >> 64 << 64)),
+        };
+        Key { canonical: Cow::Owned(format!("ip:{}", encode(&text))) }
+    }
+
     /// From a raw namespace, key and version.
     ///
     /// ```
     /// use tollgate::Key;
     /// assert_eq!(Key::with_version("user", "42", "v2")?.canonical(), "user:42:v2");
-    /// # Ok::<(), tollgate::KeyError>(())
+    /// # Ok::<(), tollgate::key::KeyError>(())
     /// ```
     pub fn with_version(namespace: &str, key: &str, version: &str) -> Result<Key<'static>, KeyError> {
         check_raw(Part::Namespace, namespace)?;
@@ -135,7 +156,6 @@ impl<'a> Key<'a> {
     }
 
     /// The same key, borrowed.
-    #[cfg(feature = "http")]
     pub(crate) fn borrowed(&self) -> Key<'_> {
         Key { canonical: Cow::Borrowed(&self.canonical) }
     }
@@ -239,6 +259,13 @@ impl KeyError {
     }
 }
 
+impl KeyError {
+    /// Whether whoever made the charge has reported it already.
+    pub(crate) fn is_reported(&self) -> bool {
+        self.0.fault == Fault::NotFound
+    }
+}
+
 impl From<Fault> for KeyError {
     fn from(fault: Fault) -> KeyError {
         KeyError(Box::new(Malformed { fault, suggestion: None }))
@@ -259,6 +286,12 @@ impl fmt::Debug for KeyError {
 }
 
 impl std::error::Error for KeyError {}
+
+impl From<KeyError> for Error {
+    fn from(error: KeyError) -> Error {
+        Error::call(error.to_string())
+    }
+}
 
 /// Which part of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -292,12 +325,29 @@ impl fmt::Display for Part {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     NoText,
-    LongText { bytes: usize },
-    ManyParts { parts: usize },
+    /// A face found no key, and has said so itself. Only the HTTP layer does.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "only the HTTP layer looks for keys"))]
+    NotFound,
+    LongText {
+        bytes: usize,
+    },
+    ManyParts {
+        parts: usize,
+    },
     EmptyPart(Part),
-    LongPart { part: Part, bytes: usize },
-    Control { part: Part, at: usize, character: char },
-    Percent { part: Part, at: usize },
+    LongPart {
+        part: Part,
+        bytes: usize,
+    },
+    Control {
+        part: Part,
+        at: usize,
+        character: char,
+    },
+    Percent {
+        part: Part,
+        at: usize,
+    },
 }
 
 impl fmt::Display for Fault {
@@ -309,6 +359,7 @@ impl fmt::Display for Fault {
                     "the key is empty; write `namespace:key[:version]` or a key of 1 to {MAX_PART} bytes"
                 )
             }
+            Fault::NotFound => f.write_str("there is no key"),
             Fault::LongText { bytes } => {
                 write!(
                     f,

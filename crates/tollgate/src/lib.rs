@@ -3,101 +3,108 @@
 //! ```
 //! use tollgate::{Limit, Limiter};
 //!
-//! let limiter = Limiter::new(Limit::token_bucket("10/s".parse()?, 20)?);
+//! let limiter = Limiter::new(Limit::token_bucket("10/s", 20)?);
 //! let outcome = limiter.check("user:42");
-//! assert!(outcome.allowed);
-//! assert_eq!(outcome.remaining, 19);
+//! assert!(outcome.is_allowed());
+//! assert_eq!(outcome.remaining(), 19);
 //! # Ok::<(), tollgate::Error>(())
 //! ```
 //!
 //! A [`Limiter`] is one limit in this process: six strategies, millions of keys in bounded memory, no allocation and, for
 //! refusals, no lock. It works in plain code; async code calls it as it is.
 //!
-//! A [`Tollgate`] is the registry of all limits of a program, over any store. Its calls are async, because a store may be
-//! elsewhere:
+//! A [`Tollgate`] has all limits of a program, over any store. Its calls are async, because a store may be remote, and mean the
+//! same on every store:
 //!
 //! ```
-//! # async fn run() -> Result<(), tollgate::Error> {
-//! use tollgate::{Ask, Limit, Micros, Tollgate};
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use tollgate::{Charge, Limit, Tollgate};
 //!
 //! let gate = Tollgate::builder()
-//!     .limit("global", Limit::token_bucket("1000/s".parse()?, 1000)?)
-//!     .limit("per-user", Limit::sliding_window(100, Micros::from_secs(60))?)
-//!     .build()?;
+//!     .limit("global", Limit::token_bucket("1000/s", 1000)?)
+//!     .limit("per-user", Limit::sliding_window(100, Duration::from_secs(60))?)
+//!     .limit("workers", Limit::concurrency(4, Duration::from_secs(30))?)
+//!     .build()?; // or .redis(url).connect().await?
 //!
 //! // Both are charged, or neither is.
-//! let decision = gate.charge(&[Ask::new("global", "all"), Ask::new("per-user", "user:42")]).await?;
-//! println!("{decision}");
+//! let charges = [Charge::new("global", "all"), Charge::new("per-user", "user:42").cost(3)];
+//! println!("{}", gate.charge(&charges).await?);
+//!
+//! // Held until it is dropped.
+//! let permit = gate.acquire("workers", "user:42").await??;
+//! # drop(permit);
 //! # Ok(())
 //! # }
+//! # use std::future::Future;
+//! # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+//! # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
 //! ```
 //!
-//! The walk of a charge through this crate: who pays ([`Key`]), which limits apply ([`policy`]), charge them all or none
-//! (`limiter.rs`, the heart), what they say together ([`Decision`]), and who is told ([`Observer`]).
+//! | to | call |
+//! |---|---|
+//! | charge one unit under one limit | [`Tollgate::check`] |
+//! | charge several limits, all or none | [`Tollgate::charge`] |
+//! | charge many, each by itself | [`Tollgate::charge_each`] |
+//! | look without charging | [`Tollgate::peek`], [`Tollgate::status`] |
+//! | charge an estimate and correct it later | [`Tollgate::reserve`] |
+//! | hold a place at a concurrency limit | [`Tollgate::acquire`] |
+//! | wait until there is room | [`Tollgate::wait`], [`Tollgate::reserve_within`], [`Tollgate::acquire_within`] |
+//! | charge once however often it is sent | [`Call::id`] on any of them |
+//! | charge in plain code, in this process | [`Tollgate::local`], [`Limiter::check`] |
 //!
-//! A charge whose counters are elsewhere goes through `remote.rs`: is it known to be denied (`denials.rs`), was it paid for
-//! already (`slices.rs`), is the store to be asked at all (`breaker.rs`), and what is answered if it cannot (`fallback.rs`).
+//! The path of a call through this crate: the charges ([`Charge`]), the limits by name ([`policy`]), the engine (`engine.rs`, the
+//! heart), the store ([`store`]; `remote.rs` for remote ones), the answer ([`Decision`], [`Outcome`]), what the caller sees
+//! ([`response`]) and what the operator sees ([`telemetry`]).
 
-mod ad_hoc;
-mod batch;
-mod breaker;
 mod builder;
+mod call;
+mod charge;
+#[cfg(any(feature = "redis", feature = "postgres", feature = "config"))]
+mod connect;
 mod decision;
-mod denials;
+mod engine;
 mod error;
-mod fallback;
-mod fingerprint;
-mod gate;
 mod health;
 #[cfg(feature = "http")]
 pub mod http;
-mod key;
+pub mod key;
+mod lease;
 mod limiter;
-mod numbers;
 #[cfg(feature = "config")]
 mod open;
+mod outcome;
+mod permit;
 pub mod policy;
 mod quiet;
-mod registry;
 mod remote;
-mod report;
 mod reservation;
+pub mod response;
 #[cfg(feature = "http")]
 pub mod route;
-mod slices;
-#[cfg(feature = "telemetry")]
+pub mod store;
 pub mod telemetry;
+mod tollgate;
 mod wait;
 
 #[cfg(feature = "config")]
 pub use policy::config;
 
-pub use ad_hoc::AdHoc;
 pub use builder::TollgateBuilder;
-pub use decision::{Decision, LimitOutcome};
+pub use call::Call;
+pub use charge::{Charge, LimitRef, NamedLimit};
+pub use decision::{Decision, Denied};
 pub use error::Error;
-pub use health::{StoreChange, StoreHealth, StoreState};
-pub use key::{Key, KeyError};
-pub use limiter::{Charge, Limiter, charge, peek, reserve};
-pub use policy::{Allowance, Fallback, Policy, PolicyError, Rule, Slice};
-pub use registry::{Ask, Tollgate};
-pub use report::{Admissions, Event, Observer, Payer, Source};
-pub use report::{grpc, headers, problem};
-pub use reservation::{Permit, Reservation, Reserved};
-pub use tollgate_kernel::{
-    Align, Concurrency, FixedWindow, LeakyBucket, Limit, LimitError, Micros, Outcome, Rate, SlidingWindow,
-    SlidingWindowCounter, Strategy, TokenBucket,
-};
-pub use tollgate_store::{
-    Charged, Clock, Cost, Failure, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, NodeId,
-    Nodes, Outcomes, Scope, Settled, Settlement, Store, StoreError, StoreFuture, StoreTask, StoredLimit,
-    Subject, WhenFull,
-};
-#[cfg(feature = "postgres")]
-pub use tollgate_store::{PostgresOptions, PostgresStore, PostgresTls};
-#[cfg(feature = "redis")]
-pub use tollgate_store::{RedisOptions, RedisReport, RedisStore};
-pub use wait::WaitError;
+pub use key::{Key, KeyRef};
+pub use limiter::Limiter;
+pub use outcome::{Fallback, Outcome, Reason};
+pub use permit::Permit;
+pub use policy::{Allowance, Policy, Rule};
+pub use reservation::Reservation;
+pub use response::{grpc, headers, problem};
+pub use tollgate::Tollgate;
+pub use tollgate_kernel::{Limit, Rate, Strategy};
+pub use tollgate_store::{Clock, HoldId as ChargeId, ManualClock, Settled, Settlement};
 
 /// The README's examples are tests, with all the features that they need.
 #[cfg(all(doctest, feature = "config", feature = "http"))]

@@ -1,24 +1,19 @@
-//! From a configuration to a registry on the store that it names.
-//!
-//! What is wrong for good (an address, a password, a certificate, a version, a right, a schema) stops the start with a message
-//! that says what to mend. A store that is merely out of reach does not: limits fall back until it is there. What is dangerous
-//! about its settings is warned of. Nothing here counts or decides.
+//! From a configuration to a gate on the store that it names. How a store is connected is in `connect.rs`.
 
 use std::sync::Arc;
 
 use tollgate_store::Store;
-#[cfg(any(feature = "redis", feature = "postgres"))]
-use tollgate_store::{Failure, StoreError};
 
 use crate::builder::TollgateBuilder;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 use crate::config::Password;
 use crate::config::{Config, StoreMode};
+use crate::connect;
 use crate::error::Error;
-use crate::registry::Tollgate;
+use crate::tollgate::Tollgate;
 
 impl Tollgate {
-    /// The registry that a configuration describes, on the store that it names. `[store] mode`, or `RL_STORAGE_MODE` in the
+    /// The gate that a configuration describes, on the store that it names. `[store] mode`, or `RL_STORAGE_MODE` in the
     /// environment, is all that it takes to count elsewhere; the features `redis` and `postgres` must be there for it.
     ///
     /// A shared store needs a tokio runtime. One that cannot be reached now is warned of, and limits fall back until it can.
@@ -31,7 +26,7 @@ impl Tollgate {
     /// let text = "[limits.api]\nstrategy = 'token_bucket'\nrate = '10/s'\nburst = 20\n";
     /// let config = Config::parse_with_env(text, std::env::vars())?;
     /// let gate = Tollgate::open(&config).await?;
-    /// assert!(gate.acquire("user:42", "api").await?.allowed());
+    /// assert!(gate.check("api", "user:42").await?.is_allowed());
     /// # Ok(())
     /// # }
     /// ```
@@ -48,9 +43,9 @@ impl Tollgate {
     /// use tollgate::{Limit, Tollgate};
     ///
     /// let config = Config::parse("[limits.api]\nunlimited = true\n")?;
-    /// let login = Limit::token_bucket("1/s".parse()?, 5)?;
+    /// let login = Limit::token_bucket("1/s", 5)?;
     /// let gate = Tollgate::opening(&config).await?.limit("login", login).build()?;
-    /// assert_eq!(gate.rules().len(), 2);
+    /// assert_eq!(gate.policy().rules().len(), 2);
     /// # Ok(())
     /// # }
     /// ```
@@ -74,7 +69,7 @@ async fn store(config: &Config) -> Result<Option<Arc<dyn Store>>, Error> {
 
 #[cfg(feature = "redis")]
 async fn redis(config: &Config) -> Result<Arc<dyn Store>, Error> {
-    use tollgate_store::{RedisOptions, RedisStore};
+    use tollgate_store::RedisOptions;
     let Some(redis) = &config.store.redis else { return Err(no_address("redis")) };
     let mut options = match redis.cluster {
         true => RedisOptions::cluster(redis.urls.clone()),
@@ -93,17 +88,12 @@ async fn redis(config: &Config) -> Result<Arc<dyn Store>, Error> {
     if let Some(connections) = config.store.connections {
         options.connections = connections;
     }
-    let store = RedisStore::new(options)?;
-    match store.probe().await {
-        Ok(report) => report.warnings.iter().for_each(|warning| tracing::warn!("{warning}")),
-        Err(error) => go_on_or_stop(error)?,
-    }
-    Ok(Arc::new(store))
+    connect::redis(options).await
 }
 
 #[cfg(feature = "postgres")]
 async fn postgres(config: &Config) -> Result<Arc<dyn Store>, Error> {
-    use tollgate_store::{PostgresOptions, PostgresStore};
+    use tollgate_store::PostgresOptions;
     let Some(postgres) = &config.store.postgres else { return Err(no_address("postgres")) };
     let mut options = PostgresOptions::new(postgres.url.clone());
     options.password = resolved(postgres.password.as_ref())?;
@@ -116,54 +106,17 @@ async fn postgres(config: &Config) -> Result<Arc<dyn Store>, Error> {
     if let Some(connections) = postgres.connections.or(config.store.connections) {
         options.connections = connections;
     }
-    let store = PostgresStore::new(options)?;
-    match prepare(&store).await {
-        Ok(()) => store.start_cleanup(),
-        Err(error) => {
-            go_on_or_stop(error)?;
-            let store = store.clone();
-            tokio::spawn(async move { prepare_when_there(&store).await });
-        }
-    }
-    Ok(Arc::new(store))
-}
-
-/// Brings the schema up to date and looks the server over.
-#[cfg(feature = "postgres")]
-async fn prepare(store: &tollgate_store::PostgresStore) -> Result<(), StoreError> {
-    store.migrate().await?;
-    store.probe().await?.iter().for_each(|warning| tracing::warn!("{warning}"));
-    Ok(())
-}
-
-/// Does so as soon as the server is there: it was not when the process started.
-#[cfg(feature = "postgres")]
-async fn prepare_when_there(store: &tollgate_store::PostgresStore) {
-    loop {
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-        match prepare(store).await {
-            Ok(()) => return store.start_cleanup(),
-            Err(error) if is_out_of_reach(&error) => {}
-            Err(error) => tracing::error!("PostgreSQL is there and cannot be used: {error}"),
-        }
-    }
+    connect::postgres(options).await
 }
 
 #[cfg(not(feature = "redis"))]
 async fn redis(_: &Config) -> Result<Arc<dyn Store>, Error> {
-    Err(no_feature("redis"))
+    Err(connect::no_feature("redis"))
 }
 
 #[cfg(not(feature = "postgres"))]
 async fn postgres(_: &Config) -> Result<Arc<dyn Store>, Error> {
-    Err(no_feature("postgres"))
-}
-
-#[cfg(not(all(feature = "redis", feature = "postgres")))]
-fn no_feature(name: &str) -> Error {
-    Error::call(format!(
-        "the store mode is {name}, which this program was built without: enable the feature `{name}`"
-    ))
+    Err(connect::no_feature("postgres"))
 }
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
@@ -177,18 +130,27 @@ fn resolved(password: Option<&Password>) -> Result<Option<String>, Error> {
     password.map(|password| password.resolve(lookup)).transpose().map_err(Error::call)
 }
 
-/// A store that is out of reach is warned of; one that cannot be used stops the start.
-#[cfg(any(feature = "redis", feature = "postgres"))]
-fn go_on_or_stop(error: StoreError) -> Result<(), Error> {
-    if !is_out_of_reach(&error) {
-        return Err(error.into());
+impl TollgateBuilder {
+    /// All that a configuration says of limits and of how they are counted. The store that it names is for the caller to
+    /// connect and to hand to [`store`](Self::store).
+    ///
+    /// ```
+    /// use tollgate::Tollgate;
+    /// use tollgate::config::Config;
+    ///
+    /// let config = Config::parse("[store]\nmax_keys = 1_000\n[limits.api]\nunlimited = true\n")?;
+    /// let gate = Tollgate::builder().config(&config).build()?;
+    /// assert_eq!(gate.policy().rules()[0].name(), "api");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn config(mut self, config: &Config) -> Self {
+        let store = &config.store;
+        self.namespaces.extend(config.namespaces().map(str::to_owned));
+        self.policy(config.policy.clone())
+            .max_keys(store.max_keys)
+            .when_full(store.when_full)
+            .fallback(store.fallback)
+            .instances(store.fallback_instances)
+            .denial_cache(store.denial_cache.into())
     }
-    tracing::warn!("the store is out of reach, and limits fall back until it is there: {error}");
-    Ok(())
-}
-
-#[cfg(any(feature = "redis", feature = "postgres"))]
-fn is_out_of_reach(error: &StoreError) -> bool {
-    use Failure::{Connection, Full, Late, NotReady, Overloaded, Timeout};
-    matches!(error.failure(), Some(Connection | Full | Late | NotReady | Overloaded | Timeout))
 }

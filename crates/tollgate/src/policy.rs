@@ -9,20 +9,21 @@
 
 #[cfg(feature = "config")]
 pub mod config;
+pub(crate) mod entry;
+pub(crate) mod names;
 mod nearest;
-mod slice;
+mod share;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::time::Duration;
 
 use tollgate_kernel::Limit;
 use tollgate_store::Subject;
 
 use self::nearest::nearest;
-pub use self::slice::Slice;
-use self::slice::slice_fault;
+use crate::error::Error;
 use crate::key::Key;
+pub use crate::outcome::Fallback;
 
 /// How much a rule lets through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,44 +53,6 @@ impl fmt::Display for Allowance {
     }
 }
 
-/// What to answer when a store elsewhere cannot. The memory store always can.
-///
-/// An open limit is no limit while the store is down, so whoever can bring the store down can pass it: what guards logins or
-/// money is better closed, or local with a share of the limit (see
-/// [`TollgateBuilder::instances`](crate::TollgateBuilder::instances)).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Fallback {
-    /// Allow, and charge nothing. The answer shows the key as unused.
-    Open,
-    /// Deny, until the store is tried next.
-    Closed,
-    /// Count in this process's memory until the store is back: afresh, so leases and charges of before are not known here,
-    /// and what is counted here is not known to the store afterwards. This is the default: services stay available, as if
-    /// open, and abuse stays bounded, by each process for itself.
-    #[default]
-    Local,
-}
-
-impl Fallback {
-    /// All three, in the order of the documentation.
-    pub const ALL: [Fallback; 3] = [Fallback::Open, Fallback::Closed, Fallback::Local];
-
-    /// The name used in configuration, metrics and documentation.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Fallback::Open => "open",
-            Fallback::Closed => "closed",
-            Fallback::Local => "local",
-        }
-    }
-}
-
-impl fmt::Display for Fallback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A named limit and how it is applied.
 ///
 /// ```
@@ -110,7 +73,6 @@ pub struct Rule {
     shadow: bool,
     fallback: Option<Fallback>,
     subject: Subject,
-    slice: Option<Slice>,
     /// Sorted by key, no key twice.
     overrides: Vec<(Key<'static>, Allowance)>,
 }
@@ -150,7 +112,6 @@ impl Rule {
                 shadow: false,
                 fallback: None,
                 subject: Subject::default(),
-                slice: None,
                 overrides: Vec::new(),
             }),
             Some(fix) => Err(PolicyError(format!("limit name `{}`: {fix}", Excerpt(&name)))),
@@ -179,34 +140,6 @@ impl Rule {
     #[must_use]
     pub fn with_subject(self, subject: Subject) -> Rule {
         Rule { subject, ..self }
-    }
-
-    /// The same rule, taken from a shared store in slices of so many units, each used up within `ttl`: one round trip for as
-    /// many charges. On the memory store it changes nothing.
-    ///
-    /// In any interval *t* a key is then admitted at most what its limit allows in *t + ttl*, because what was taken may be used
-    /// until `ttl` later. And up to `units` for each process and key may lie idle for `ttl`; what is unused is given back with
-    /// the key's next charge, or by [`Tollgate::give_back_ended_slices`](crate::Tollgate::give_back_ended_slices), and is lost
-    /// if neither comes within ten seconds. Only plain charges on this limit alone are sliced, and none under a rule that only
-    /// watches.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tollgate::{Limit, Rule};
-    ///
-    /// let api = Rule::new("api", Limit::token_bucket("1000/s".parse()?, 1000)?)?;
-    /// let api = api.slice(50, Duration::from_millis(100))?;
-    ///
-    /// let pool = Rule::new("pool", Limit::concurrency(5, Duration::from_secs(30).into())?)?;
-    /// let error = pool.slice(2, Duration::from_secs(1)).unwrap_err();
-    /// assert!(error.to_string().contains("a lease belongs to one holder"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn slice(self, units: u64, ttl: Duration) -> Result<Rule, PolicyError> {
-        match slice_fault(&self.allowance, self.shadow, units, ttl.into()) {
-            None => Ok(Rule { slice: Some(Slice { units, ttl: ttl.into() }), ..self }),
-            Some((_, fix)) => Err(PolicyError(format!("limit `{}`: {fix}", self.name))),
-        }
     }
 
     /// The same rule, treating one key differently: another limit of the same strategy, unlimited or blocked.
@@ -279,11 +212,6 @@ impl Rule {
         self.subject
     }
 
-    /// The slices in which the rule is taken from a shared store, if it is.
-    pub fn own_slice(&self) -> Option<Slice> {
-        self.slice
-    }
-
     /// The keys that are treated differently, in the order of their canonical text.
     pub fn overrides(&self) -> &[(Key<'static>, Allowance)] {
         &self.overrides
@@ -297,7 +225,7 @@ impl Rule {
 /// use tollgate::{Limit, Policy, Rule};
 ///
 /// let policy = Policy::new([
-///     Rule::new("login", Limit::fixed_window(5, Duration::from_secs(60).into())?)?,
+///     Rule::new("login", Limit::fixed_window(5, Duration::from_secs(60))?)?,
 ///     Rule::unlimited("health")?,
 /// ])?;
 /// assert_eq!(policy.find("login")?.allowance().to_string(), "5 per 1m window");
@@ -370,6 +298,12 @@ impl fmt::Display for PolicyError {
 }
 
 impl std::error::Error for PolicyError {}
+
+impl From<PolicyError> for Error {
+    fn from(error: PolicyError) -> Error {
+        Error::call(error.0)
+    }
+}
 
 /// What is wrong with the name of a limit, as the rule to follow.
 fn name_fault(name: &str) -> Option<&'static str> {

@@ -1,213 +1,140 @@
-//! Charges that are not the last word: reservations to be settled, and permits to be given back.
+//! A charge that is estimated first and settled with the true amount later.
 
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tollgate_kernel::Outcome;
 use tollgate_store::{HoldId, Settled, Settlement};
 
-use crate::decision::{Decision, LimitOutcome};
+use crate::call::Output;
+use crate::decision::{Decision, Denied};
+use crate::engine::{Answer, Engine, Held};
 use crate::error::Error;
-use crate::gate::{Backend, Gate};
-use crate::quiet::Quiet;
 
-/// What a reserve call found.
-#[derive(Debug)]
-pub struct Reserved<'a> {
-    /// The decision, as of a charge.
-    pub decision: Decision<'a>,
-    /// The reservation, if the charge was admitted.
-    pub reservation: Option<Reservation>,
-}
-
-/// A charge that was estimated and can be settled with the true amount.
+/// A charge that was estimated and can be settled with the true amount, on every store.
 ///
 /// ```
-/// use tollgate::{Limit, Limiter, Settled};
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tollgate::{Charge, Limit, Settled, Tollgate};
 ///
-/// let tokens = Limiter::new(Limit::token_bucket("1000/m".parse()?, 1000)?);
-/// let reservation = tokens.reserve("model:gpt", 600)?.reservation.expect("1000 are there");
-/// assert_eq!(tokens.status("model:gpt").remaining, 400);
+/// let gate = Tollgate::builder().limit("tokens", Limit::token_bucket("1000/m", 1000)?).build()?;
+/// let reservation = gate.reserve(&[Charge::new("tokens", "model:gpt").cost(600)], Duration::from_secs(60)).await??;
+/// assert_eq!(gate.status("tokens", "model:gpt").await?.remaining(), 400);
 ///
-/// assert_eq!(reservation.settle(250)?, Settled::Done);
-/// assert_eq!(tokens.status("model:gpt").remaining, 750);
-/// assert_eq!(reservation.settle(1)?, Settled::Already);
-/// # Ok::<(), tollgate::Error>(())
+/// assert_eq!(reservation.settle(250).await?, Settled::Done);
+/// assert_eq!(gate.status("tokens", "model:gpt").await?.remaining(), 750);
+/// assert_eq!(reservation.settle(1).await?, Settled::Already);
+/// # Ok(())
+/// # }
+/// # use std::future::Future;
+/// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+/// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
 /// ```
 ///
-/// Dropping it settles nothing: a reservation that is forgotten stays charged as it was estimated.
+/// Dropping it settles nothing: a reservation that is forgotten stays charged as it was estimated. A settlement that fails can be
+/// sent again: a reservation is settled once.
 #[derive(Clone)]
+#[must_use = "a reservation that is not settled stays charged as it was estimated"]
 pub struct Reservation {
-    gate: Arc<Gate>,
-    id: HoldId,
-    /// The limits of the charge that took nothing: they count nothing, or only watch and would have refused.
-    uncharged: Vec<String>,
+    engine: Arc<Engine>,
+    held: Box<Held>,
+    decision: Decision,
 }
 
 impl Reservation {
-    /// The reservation that an admitted charge made.
-    pub(crate) fn new(gate: Arc<Gate>, id: HoldId, decision: &Decision<'_>) -> Reservation {
-        let is_charged =
-            |limit: &LimitOutcome<'_>| limit.outcome.allowed && limit.outcome != Outcome::UNLIMITED;
-        let has_charged =
-            |name: &str| decision.limits().iter().any(|limit| limit.name == name && is_charged(limit));
-        let names = decision.limits().iter().map(|limit| limit.name);
-        let uncharged: Vec<String> = names.filter(|name| !has_charged(name)).map(str::to_owned).collect();
-        let id = if uncharged.len() == decision.limits().len() { HoldId::of_nothing() } else { id };
-        Reservation { gate, id, uncharged }
-    }
-
-    /// A charge under one limit, to be settled by nothing but its release.
-    pub(crate) fn unnamed(gate: Arc<Gate>, id: HoldId) -> Reservation {
-        Reservation { gate, id, uncharged: Vec::new() }
-    }
-
-    /// Its name, under which [`Tollgate::settle`](crate::Tollgate::settle) knows it too.
+    /// Its id, by which [`Tollgate::settle`](crate::Tollgate::settle) knows it too, in any process.
     pub fn id(&self) -> HoldId {
-        self.id
+        self.held.id
     }
 
-    /// Corrects the charge to what it truly cost. Less gives the difference back, more is taken even if it does not fit.
-    pub fn settle(&self, actual: u64) -> Result<Settled, Error> {
-        self.apply(&Settlement::Actual(actual))
+    /// What each limit answered.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
     }
 
-    /// Corrects the charge under each named limit; under the others it stays as reserved. A limit of the charge that took
-    /// nothing (it is unlimited, or only watches and would have refused) has nothing to correct.
-    pub fn settle_each(&self, actuals: &[(&str, u64)]) -> Result<Settled, Error> {
-        self.apply(&self.each(actuals))
+    /// Corrects the charge to what it truly cost. Less gives the difference back, more is taken even if it does not fit. Only
+    /// for charges that reserved the same under every limit.
+    pub async fn settle(&self, actual: u64) -> Result<Settled, Error> {
+        self.apply(&Settlement::Actual(actual)).await
     }
 
-    /// The settlement that corrects each named limit, as far as it was charged.
-    pub(crate) fn each(&self, actuals: &[(&str, u64)]) -> Settlement {
-        let charged = actuals.iter().filter(|(name, _)| self.uncharged.iter().all(|other| other != name));
-        Settlement::Each(charged.map(|&(name, actual)| (name.to_owned(), actual)).collect())
+    /// Corrects each charge to what it truly cost, in the order of the charges. A charge that took nothing (its key is unlimited,
+    /// or a shadow limit would have denied it) has nothing to correct; repeated pairs of limit and key add up. Of charges of
+    /// different keys under one limit, all are settled with the dearest.
+    pub async fn settle_each(&self, actuals: &[u64]) -> Result<Settled, Error> {
+        let settlement = self.each(actuals)?;
+        self.apply(&settlement).await
     }
 
     /// Gives all of it back.
-    pub fn cancel(&self) -> Result<Settled, Error> {
-        self.apply(&Settlement::Cancel)
+    pub async fn cancel(&self) -> Result<Settled, Error> {
+        self.apply(&Settlement::Cancel).await
     }
 
     /// Renews its leases and the time to settle it.
-    pub fn renew(&self) -> Result<Settled, Error> {
-        self.apply(&Settlement::Renew)
+    pub async fn renew(&self) -> Result<Settled, Error> {
+        self.apply(&Settlement::Renew).await
     }
 
-    fn apply(&self, settlement: &Settlement) -> Result<Settled, Error> {
-        if self.id.is_of_nothing() {
+    #[cfg(feature = "http")]
+    pub(crate) fn held(&self) -> &Held {
+        &self.held
+    }
+
+    /// The settlement by position. Stores settle by the name of the limit.
+    pub(crate) fn each(&self, actuals: &[u64]) -> Result<Settlement, Error> {
+        let parts = &self.held.parts;
+        if actuals.len() != parts.len() {
+            return Err(Error::call(format!(
+                "the reservation has {} charges, and {} amounts were given; give one for each, in their order",
+                parts.len(),
+                actuals.len()
+            )));
+        }
+        let total = |first: usize| {
+            let same = parts.iter().zip(actuals).filter(|(part, _)| part.first == first);
+            same.fold(0_u64, |sum, (_, actual)| sum.saturating_add(*actual))
+        };
+        let mut named: Vec<(String, u64)> = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            let has_charged = parts.iter().any(|other| other.limit == part.limit && other.is_charged);
+            if part.first != index || !has_charged {
+                continue;
+            }
+            let actual = total(index);
+            match named.iter_mut().find(|(name, _)| name == part.limit) {
+                Some((_, dearest)) => *dearest = actual.max(*dearest),
+                None => named.push((part.limit.to_owned(), actual)),
+            }
+        }
+        Ok(Settlement::Each(named))
+    }
+
+    async fn apply(&self, settlement: &Settlement) -> Result<Settled, Error> {
+        if self.held.is_nothing() {
             return Ok(Settled::Done);
         }
-        match &self.gate.backend {
-            Backend::Memory(store) => {
-                let settled = store.settle(self.id, settlement)?;
-                self.gate.queues.nudge();
-                Ok(settled)
-            }
-            Backend::Remote(_) => {
-                Err(Error::call("this reservation's store is elsewhere; use Tollgate::settle"))
-            }
+        self.engine.settle(self.held.id, settlement).await
+    }
+}
+
+impl Reservation {
+    pub(crate) fn new(engine: Arc<Engine>, held: Box<Held>, decision: Decision) -> Reservation {
+        Reservation { engine, held, decision }
+    }
+}
+
+impl Output for Result<Reservation, Denied> {
+    fn of(engine: &Arc<Engine>, answer: Answer) -> Result<Reservation, Denied> {
+        match answer.held {
+            Some(held) => Ok(Reservation::new(engine.clone(), held, answer.decision)),
+            None => Err(Denied::new(answer.decision)),
         }
     }
 }
 
-impl std::fmt::Debug for Reservation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reservation").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-/// Leave to go on. Under a concurrency limit it is a lease, given back when dropped; under any other limit, what was charged
-/// stays charged.
-///
-/// ```
-/// use tollgate::{Limit, Limiter, Micros};
-///
-/// let workers = Limiter::new(Limit::concurrency(1, Micros::from_secs(30))?);
-/// let permit = workers.acquire("pool").expect("nobody is at work");
-/// assert!(workers.acquire("pool").is_err());
-/// drop(permit);
-/// assert!(workers.acquire("pool").is_ok());
-/// # Ok::<(), tollgate::Error>(())
-/// ```
-///
-/// In one process a lease does not end while its permit lives, however long the process stands still. It is gone only if its key
-/// is reset.
-#[derive(Debug)]
-pub struct Permit {
-    reservation: Reservation,
-    outcome: Outcome,
-    is_lost: AtomicBool,
-}
-
-impl Permit {
-    pub(crate) fn new(reservation: Reservation, outcome: Outcome) -> Permit {
-        Permit { reservation, outcome, is_lost: AtomicBool::new(false) }
-    }
-
-    /// What the limit said.
-    pub fn outcome(&self) -> &Outcome {
-        &self.outcome
-    }
-
-    /// Renews the lease; false when it is gone, and somebody else may hold it. That is logged and counted once.
-    pub fn renew(&self) -> bool {
-        let is_renewed = matches!(self.reservation.renew(), Ok(Settled::Done));
-        if !is_renewed && !self.is_lost.swap(true, Ordering::Relaxed) {
-            self.reservation.gate.lost_leases.report();
-        }
-        is_renewed
-    }
-
-    /// Whether a renewal has found the lease gone.
-    ///
-    /// ```
-    /// use tollgate::{Limit, Limiter, Micros};
-    ///
-    /// let workers = Limiter::new(Limit::concurrency(1, Micros::from_secs(30))?);
-    /// let permit = workers.acquire("pool").expect("nobody is at work");
-    /// workers.reset("pool");
-    /// assert!(!permit.renew() && permit.is_lost());
-    /// # Ok::<(), tollgate::Error>(())
-    /// ```
-    pub fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        // Releases leases and leaves charges as they are. A lease that has run out is gone.
-        let Reservation { gate, id, .. } = &self.reservation;
-        if let Backend::Memory(store) = &gate.backend {
-            store.release(*id);
-            gate.queues.nudge();
-        }
-    }
-}
-
-/// Leases that were gone when their holder renewed them: counted, and logged at most once a second.
-#[derive(Default)]
-pub(crate) struct LostLeases {
-    count: AtomicU64,
-    log: Quiet,
-}
-
-impl LostLeases {
-    /// One more. Omits the key, which must not appear in logs.
-    #[cold]
-    pub(crate) fn report(&self) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        if let Some(count) = self.log.count() {
-            tracing::warn!(
-                count,
-                "a lease was gone when it was renewed: its holder stood still for longer than the lease, or its key was reset; \
-                 another may run beside it"
-            );
-        }
-    }
-
-    pub(crate) fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation").field("id", &self.held.id).finish_non_exhaustive()
     }
 }

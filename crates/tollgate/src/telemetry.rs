@@ -1,228 +1,234 @@
-//! What the host wants to be told, and where it goes: metrics, the decision log, spans.
+//! What operators see: an event for every limit of every decision, and a word whenever the store goes down or comes back.
 //!
-//! [`Telemetry`] is handed to [`TollgateBuilder::telemetry`](crate::TollgateBuilder::telemetry). Everything goes through the
-//! facades that the host has anyway: `metrics` for metrics, `tracing` for lines and spans. With the feature `otlp`,
-//! [`json_lines`] writes what `tracing` is told as JSON on standard output, and [`otlp`] sends spans to a collector.
+//! An [`Observer`] sees them all, in the thread that decided, after the decision is made: it cannot change it. Events show a
+//! key's namespace; whoever turns that into labels must still bound how many there are. The key itself is shown only to whoever
+//! asks for it by [`Payer::reveal`]. How the store fares is in `health.rs`.
 //!
-//! Nothing of this can change a decision, hold it up for long, or show a key: see `report/`, which does the work.
+//! With the feature `telemetry` the same is measured, logged and traced here (`watch.rs`): metrics in `meter.rs` and
+//! `store_meter.rs`, the decision log in `log.rs`, spans in `spans.rs`. What the host chooses of it is in `settings.rs`. Everything
+//! goes through the facades that the host has anyway: `metrics` for metrics, `tracing` for lines and spans. With the feature
+//! `otlp`, [`json_lines`] writes what `tracing` is told as JSON on standard output, and [`otlp`] sends spans to a collector.
+//!
+//! Nothing of this can change a decision, hold it up for long, or show a key. What callers see is in `response/`.
 
 #[cfg(feature = "otlp")]
 mod json_lines;
+#[cfg(feature = "telemetry")]
+mod key_hash;
+#[cfg(feature = "telemetry")]
+mod log;
+#[cfg(feature = "telemetry")]
+mod meter;
+#[cfg(feature = "telemetry")]
+mod metrics;
+#[cfg(feature = "telemetry")]
+mod namespaces;
+mod observers;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod payer;
+#[cfg(feature = "telemetry")]
+mod settings;
+#[cfg(feature = "telemetry")]
+mod spans;
+mod started;
+#[cfg(feature = "telemetry")]
+mod store_meter;
+#[cfg(feature = "telemetry")]
+mod storm;
+#[cfg(feature = "telemetry")]
+mod stripes;
+#[cfg_attr(not(feature = "telemetry"), path = "telemetry/unwatched.rs")]
+pub(crate) mod watch;
 
-use std::fmt;
-use std::sync::Arc;
+use std::time::Duration;
 
-use metrics::Recorder;
+use tollgate_kernel::{Micros, Strategy};
+use tollgate_store::Failure;
 
-use crate::gate::Backend;
-use crate::health::StoreState;
-use crate::registry::Tollgate;
-use crate::report::{KeyHasher, Reading, Sink};
+use crate::health::StoreChange;
+use crate::outcome::Outcome;
+pub use crate::outcome::Source;
 
 #[cfg(feature = "otlp")]
 pub use self::json_lines::{JsonLines, JsonLinesGuard, json_lines, json_lines_to};
+#[cfg(feature = "telemetry")]
+pub(crate) use self::key_hash::KeyHasher;
+#[cfg(feature = "telemetry")]
+pub(crate) use self::metrics::Sink;
+pub(crate) use self::observers::Observers;
 #[cfg(feature = "otlp")]
 pub use self::otlp::{Otlp, OtlpGuard, otlp};
+pub use self::payer::Payer;
+#[cfg(feature = "telemetry")]
+pub use self::settings::{BUCKETS_MS, LogDecisions, Telemetry};
+pub(crate) use self::started::Started;
+#[cfg(feature = "telemetry")]
+pub(crate) use self::store_meter::Reading;
 
-/// Buckets for the two histograms, in milliseconds: they serve memory and shared stores alike, and have edges where the alerts
-/// of `deploy/prometheus/` look.
-///
-/// ```no_run
-/// use metrics_exporter_prometheus::PrometheusBuilder;
-/// PrometheusBuilder::new().set_buckets(&tollgate::telemetry::BUCKETS_MS)?.install_recorder()?;
-/// # Ok::<(), metrics_exporter_prometheus::BuildError>(())
-/// ```
-pub const BUCKETS_MS: [f64; 16] =
-    [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 1_000.0];
-
-/// Which decisions are logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogDecisions {
-    /// None.
-    #[default]
-    Off,
-    /// What was denied, or would have been by a limit that only watches, and what first met a failure of the store.
-    Denials,
-    /// All of them.
-    All,
+/// What went wrong between a decision and its store, if anything did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Trouble {
+    pub(crate) failure: Option<Failure>,
+    pub(crate) is_ambiguous: bool,
+    /// Whether this is the first failure since the store last answered.
+    pub(crate) is_first: bool,
 }
 
-/// What a registry tells of its decisions. Nothing, unless said.
-///
-/// ```
-/// use tollgate::telemetry::{LogDecisions, Telemetry};
-/// use tollgate::{Limit, Tollgate};
-///
-/// let telemetry = Telemetry::new().metrics().log(LogDecisions::Denials).spans();
-/// let gate = Tollgate::builder()
-///     .limit("api", Limit::token_bucket("10/s".parse()?, 20)?)
-///     .telemetry(telemetry)
-///     .build()?;
-/// assert!(gate.limiter("api")?.check("user:42").allowed);
-/// gate.publish_metrics(); // before each scrape
-/// # Ok::<(), tollgate::Error>(())
-/// ```
-#[derive(Clone)]
-pub struct Telemetry {
-    hasher: KeyHasher,
-    sink: Option<Sink>,
-    log: LogDecisions,
-    has_spans: bool,
-    /// Namespaces that are labels.
-    namespaces: Vec<String>,
+/// What a limit said, as metrics and logs have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allowed,
+    Denied,
+    /// The limit only watches, and would have denied.
+    WouldDeny,
 }
 
-impl Default for Telemetry {
-    fn default() -> Telemetry {
-        Telemetry {
-            hasher: KeyHasher::from_env(),
-            sink: None,
-            log: LogDecisions::Off,
-            has_spans: false,
-            namespaces: Vec::new(),
+impl Verdict {
+    #[cfg(feature = "telemetry")]
+    pub(crate) const ALL: [Verdict; 3] = [Verdict::Allowed, Verdict::Denied, Verdict::WouldDeny];
+
+    #[inline]
+    pub(crate) const fn of(allowed: bool, shadow: bool) -> Verdict {
+        match (allowed, shadow) {
+            (true, _) => Verdict::Allowed,
+            (false, false) => Verdict::Denied,
+            (false, true) => Verdict::WouldDeny,
+        }
+    }
+
+    #[cfg(feature = "telemetry")]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Verdict::Allowed => "allowed",
+            Verdict::Denied => "denied",
+            Verdict::WouldDeny => "would_deny",
         }
     }
 }
 
-impl Telemetry {
-    /// Nothing yet. Keys will be hashed under the salt `RL_LOG_SALT` of the environment or, if there is none, under one drawn
-    /// for the life of this process.
-    pub fn new() -> Telemetry {
-        Telemetry::default()
-    }
-
-    /// Under which salt keys are hashed (HMAC-SHA-256, cut to 32 hexadecimal digits). Processes with the same salt show the
-    /// same key alike; whoever has it can try names against the hashes, so it is kept as a password is.
-    #[must_use]
-    pub fn salt(self, salt: impl AsRef<[u8]>) -> Telemetry {
-        Telemetry { hasher: KeyHasher::salted(salt.as_ref()), ..self }
-    }
-
-    /// Counts through the `metrics` facade, in whichever recorder the host has installed; it must be installed before
-    /// the registry is built. docs/operations.md has a table of all metrics.
-    ///
-    /// Labels are the names of limits and words of ours; of namespaces, those that are [declared](Self::namespaces), the first
-    /// sixteen that each limit meets, and `other` for all others, also in registries that
-    /// [continue](crate::TollgateBuilder::continuing) this one. Over the memory store one decision in 64 is timed; all are counted.
-    #[must_use]
-    pub fn metrics(self) -> Telemetry {
-        Telemetry { sink: Some(Sink::Facade), ..self }
-    }
-
-    /// Namespaces of keys that metrics may show by name, beside `default`, the namespaces of overrides, and those of a
-    /// configuration and of route limits. Keys of other namespaces are counted together as `other`: a name that a
-    /// caller may choose can be personal data. At most 64 are shown in one process.
-    ///
-    /// ```
-    /// use tollgate::telemetry::Telemetry;
-    /// let telemetry = Telemetry::new().metrics().namespaces(["user", "tenant"]);
-    /// ```
-    #[must_use]
-    pub fn namespaces<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Telemetry {
-        self.namespaces.extend(names.into_iter().map(Into::into));
-        self
-    }
-
-    /// Counts in this recorder.
-    #[must_use]
-    pub fn metrics_to(self, recorder: Arc<dyn Recorder + Send + Sync>) -> Telemetry {
-        Telemetry { sink: Some(Sink::Own(recorder)), ..self }
-    }
-
-    /// Logs decisions as events of `tracing` with the target `tollgate::decision`: a line for each, by the limit that bound. A
-    /// key's denials get one line a second, all lines together a hundred; what was left out is told with the next.
-    #[must_use]
-    pub fn log(self, decisions: LogDecisions) -> Telemetry {
-        Telemetry { log: decisions, ..self }
-    }
-
-    /// Makes a span `rate_limit.check` around each decision, and within it `rate_limit.store` around each call to a store
-    /// elsewhere.
-    #[must_use]
-    pub fn spans(self) -> Telemetry {
-        Telemetry { has_spans: true, ..self }
-    }
-
-    /// The hash by which logs and traces of this telemetry name a key, from its canonical text: for whoever shows elsewhere
-    /// what is to be found again there.
-    ///
-    /// ```
-    /// use tollgate::telemetry::Telemetry;
-    /// let telemetry = Telemetry::new().salt("kept as a password is");
-    /// assert_eq!(telemetry.key_hash("user:42").len(), 32);
-    /// assert_ne!(telemetry.key_hash("user:42"), telemetry.key_hash("user:43"));
-    /// ```
-    pub fn key_hash(&self, key: &str) -> String {
-        self.hasher.hash(key)
-    }
-
-    pub(crate) fn hasher(&self) -> &KeyHasher {
-        &self.hasher
-    }
-
-    pub(crate) fn sink(&self) -> Option<&Sink> {
-        self.sink.as_ref()
-    }
-
-    pub(crate) fn log_decisions(&self) -> LogDecisions {
-        self.log
-    }
-
-    pub(crate) fn has_spans(&self) -> bool {
-        self.has_spans
-    }
-
-    pub(crate) fn declared(&self) -> &[String] {
-        &self.namespaces
-    }
+/// One limit's part in one decision, as it is counted.
+#[cfg_attr(not(feature = "telemetry"), allow(dead_code, reason = "without the feature nobody reads it"))]
+pub(crate) struct LimitTold<'a> {
+    /// The canonical text of its key, if that makes sense.
+    pub(crate) key: Option<&'a str>,
+    pub(crate) strategy: Option<Strategy>,
+    pub(crate) verdict: Verdict,
+    pub(crate) source: Source,
+    pub(crate) failure: Option<Failure>,
+    /// How long the whole decision took, if it was timed.
+    pub(crate) took: Option<Duration>,
 }
 
-/// Without the salt.
-impl fmt::Debug for Telemetry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Telemetry")
-            .field("metrics", &self.sink.is_some())
-            .field("log", &self.log)
-            .field("spans", &self.has_spans)
-            .finish_non_exhaustive()
-    }
+/// A whole decision, as it is logged and traced: by the limit that bound.
+#[cfg_attr(not(feature = "telemetry"), allow(dead_code, reason = "without the feature nobody reads it"))]
+pub(crate) struct Concluded<'a> {
+    pub(crate) operation: &'static str,
+    pub(crate) limiter: &'a str,
+    pub(crate) told: LimitTold<'a>,
+    /// How long to wait; `None` is never.
+    pub(crate) retry_after: Option<Micros>,
+    /// How many limits there were.
+    pub(crate) limits: usize,
+    /// Whether any of them answered without the store because that failed.
+    pub(crate) is_degraded: bool,
+    /// Whether this decision was the first to meet that failure.
+    pub(crate) is_first: bool,
 }
 
-impl Tollgate {
-    /// Sets the metrics that no decision sets by itself: whether the store is up, how many keys the memory store remembers, how
-    /// often charges got in each other's way. It also makes the count of decisions exact, which over the memory store is handed
-    /// on 64 at a time by each thread. To be called before each scrape, or every few seconds.
-    pub fn publish_metrics(&self) {
-        let health = self.store_health();
-        let (is_up, leases_lost) = (health.state == StoreState::Up, health.leases_lost);
-        let reading = match &self.gate.backend {
-            Backend::Memory(store) => Reading {
-                is_up,
-                keys: Some(store.keys()),
-                contention: Some(store.contention()),
-                losses: None,
-                leases_lost,
-                cancels: None,
-            },
-            Backend::Remote(remote) => Reading {
-                is_up,
-                keys: None,
-                contention: None,
-                losses: Some(remote.losses_possible()),
-                leases_lost,
-                cancels: Some((health.pending_cancels, health.abandoned_cancels)),
-            },
-        };
-        self.gate.watch.publish(&reading, &self.gate.clock);
-        self.hand_over_counts();
+/// The name of a strategy in metrics, logs and traces; a limit that is unlimited or blocked has none.
+#[cfg(feature = "telemetry")]
+pub(crate) fn strategy_name(strategy: Option<Strategy>) -> &'static str {
+    strategy.map_or("none", Strategy::name)
+}
+
+/// One limit's part in one decision.
+#[derive(Clone, Copy, Debug)]
+pub struct Event<'a> {
+    /// What was done: `charge`, `peek`, `reserve`, `acquire` or `wait`.
+    pub operation: &'static str,
+    /// The limit's name.
+    pub limiter: &'a str,
+    /// Its strategy; `None` for a limit that is unlimited or blocked.
+    pub strategy: Option<Strategy>,
+    /// The key's namespace; empty when the key is malformed.
+    pub namespace: &'a str,
+    /// Who paid, or was to.
+    pub payer: Payer<'a>,
+    /// What was asked for.
+    pub cost: u64,
+    /// Whether this limit let it pass; a limit that only watches always does.
+    pub allowed: bool,
+    /// Whether the limit only watches.
+    pub shadow: bool,
+    /// What the limit said.
+    pub outcome: Outcome,
+    /// Where the answer came from.
+    pub source: Source,
+    /// Why the store did not answer: how it failed this call or, while it is not asked because it is down, the one before.
+    pub failure: Option<Failure>,
+    /// Whether the call that failed may have been charged all the same: it was sent, and its answer never came.
+    pub is_ambiguous: bool,
+    /// How long the whole decision took.
+    pub duration: Duration,
+}
+
+/// Admissions of one limit, told together: see [`Observer::takes_counts`].
+#[derive(Clone, Copy, Debug)]
+pub struct Admissions<'a> {
+    /// The limit's name.
+    pub limiter: &'a str,
+    /// How many there were.
+    pub count: u64,
+    /// How long one of them took, if it was timed.
+    pub duration: Option<Duration>,
+}
+
+/// Sees every decision.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use tollgate::telemetry::{Event, Observer};
+/// use tollgate::{Limit, Tollgate};
+///
+/// #[derive(Default)]
+/// struct Denials(AtomicU64);
+///
+/// impl Observer for Denials {
+///     fn decided(&self, event: &Event<'_>) {
+///         self.0.fetch_add(u64::from(!event.allowed), Ordering::Relaxed);
+///     }
+/// }
+///
+/// let denials = Arc::new(Denials::default());
+/// let limit = Limit::token_bucket("1/h", 1)?;
+/// let gate = Tollgate::builder().limit("api", limit).observer(denials.clone()).build()?;
+/// let api = gate.local("api")?;
+/// api.check("user:42");
+/// api.check("user:42");
+/// assert_eq!(denials.0.load(Ordering::Relaxed), 1);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+pub trait Observer: Send + Sync + 'static {
+    /// Called once for each limit of each decision.
+    fn decided(&self, event: &Event<'_>);
+
+    /// Whether it is content with numbers for what is nearly always all there is to tell: that counters in this process let a
+    /// charge pass. Where decisions are counted for metrics, those are then told by [`admitted`](Self::admitted), many at once,
+    /// and a check costs what it costs without an observer. Everything else still has an event. Events of decisions that were
+    /// not timed, of which there is one in 64, have no duration then. All observers of a registry must agree, or nothing changes.
+    fn takes_counts(&self) -> bool {
+        false
     }
 
-    /// Makes the count of decisions exact, in metrics and for observers that take counts: over the memory store it is handed on
-    /// 64 at a time by each thread. Costs little; [`publish_metrics`](Self::publish_metrics) does it as well.
-    pub fn hand_over_counts(&self) {
-        self.gate.entries.iter().for_each(|entry| entry.meter.publish());
-        self.gate.ad_hocs.publish();
+    /// Called now and then, and by [`Tollgate::hand_over_counts`](crate::Tollgate::hand_over_counts), if it takes counts.
+    fn admitted(&self, admissions: &Admissions<'_>) {
+        let _ = admissions;
+    }
+
+    /// Called once whenever the store is taken to be down, and once when it is back. Does nothing unless written.
+    fn store_changed(&self, change: &StoreChange) {
+        let _ = change;
     }
 }

@@ -69,7 +69,7 @@ a second call has to wait: denied by tokens, retry after …
 it took 1234, so 3766 are left
 a call that failed is cancelled, and 9 requests are left
 two calls run at once: true
-a third may not: denied, retry after …
+a third may not: denied by at-once, retry after …
 one is done, so it may: true
 ",
     );
@@ -86,7 +86,7 @@ the third letter leaves
 the fourth letter leaves
 four letters took at least 60 ms: true
 a newsletter cannot leave within 5 ms: true
-two newsletters at once: the charge can never fit this limit
+two newsletters at once: denied, the cost is more than the limit ever holds
 ",
     );
 }

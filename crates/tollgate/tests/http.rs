@@ -16,6 +16,8 @@ mod building;
 mod delay;
 #[path = "http/keys.rs"]
 mod keys;
+#[path = "http/reload.rs"]
+mod reload;
 #[path = "http/routes.rs"]
 mod routes;
 #[path = "http/straight.rs"]

@@ -1,5 +1,7 @@
 //! The library as its users meet it: public calls only, on a clock that is moved by hand.
 
+#[path = "library/ad_hoc.rs"]
+mod ad_hoc;
 #[path = "library/charge.rs"]
 mod charge;
 #[path = "library/crowd.rs"]
@@ -30,7 +32,5 @@ mod remote;
 mod reserve;
 #[path = "library/scene.rs"]
 mod scene;
-#[path = "library/slices.rs"]
-mod slices;
 #[path = "library/wait.rs"]
 mod wait;

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tollgate::config::Config;
-use tollgate::{Ask, Event, Observer, Source, StoreState, Tollgate};
+use tollgate::store::StoreState;
+use tollgate::telemetry::{Event, Observer, Source};
+use tollgate::{Charge, Tollgate};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
@@ -50,9 +52,9 @@ async fn admitted(gate: &Tollgate, limit: &str, key: &str, calls: usize) -> (usi
     let mut admitted = 0;
     let mut sources = Vec::new();
     for _ in 0..calls {
-        let decision = gate.charge(&[Ask::new(limit, key)]).await.expect("a decision");
-        admitted += usize::from(decision.allowed());
-        let source = decision.limits()[0].source;
+        let decision = gate.charge(&[Charge::new(limit, key)]).await.expect("a decision");
+        admitted += usize::from(decision.is_allowed());
+        let source = decision.outcomes()[0].source();
         if !sources.contains(&source) {
             sources.push(source);
         }
@@ -67,20 +69,21 @@ async fn shared_by_two(variables: &[(&str, &str)]) {
         assert_eq!(admitted(&one, limit, "user:1", 2).await.0, 2, "{limit}");
         assert_eq!(admitted(&other, limit, "user:1", 5).await.0, 1, "{limit}: what the other has left");
         let status = one.status(limit, "user:1").await.expect("status");
-        assert_eq!((status.remaining, status.used()), (0, 3), "{limit}");
+        assert_eq!((status.remaining(), status.used()), (0, 3), "{limit}");
         assert!(other.reset(limit, "user:1").await.expect("reset"));
-        assert_eq!(one.status(limit, "user:1").await.expect("status").remaining, 3);
+        assert_eq!(one.status(limit, "user:1").await.expect("status").remaining(), 3);
     }
     let reserved =
-        one.reserve(&[Ask::new("open", "job").cost(3)], Duration::from_secs(60)).await.expect("reserve");
-    let id = reserved.reservation.expect("admitted").id();
+        one.reserve(&[Charge::new("open", "job").cost(3)], Duration::from_secs(60)).await.expect("reserve");
+    let id = reserved.expect("admitted").id();
     assert_eq!(admitted(&other, "open", "job", 1).await.0, 0);
     let settlement = tollgate::Settlement::Actual(1);
     assert_eq!(other.settle(id, &settlement).await.expect("settle"), tollgate::Settled::Done);
     assert_eq!(one.settle(id, &settlement).await.expect("settle"), tollgate::Settled::Already);
     assert_eq!(one.status("open", "job").await.expect("status").used(), 1);
-    let many = one.check_many("bucket", &["a", "b", "a", "a", "a", "c"]).await.expect("many");
-    let allowed: Vec<bool> = many.iter().map(|limit| limit.outcome.allowed).collect();
+    let charges = ["a", "b", "a", "a", "a", "c"].map(|key| Charge::new("bucket", key));
+    let many = one.charge_each(&charges).await.expect("many");
+    let allowed: Vec<bool> = many.iter().map(tollgate::Outcome::is_allowed).collect();
     assert_eq!(allowed, [true, true, true, true, false, true]);
 }
 
@@ -139,7 +142,7 @@ impl Observer for Sources {
         self.fallen_back.fetch_add(u64::from(event.source.is_fallback()), Ordering::Relaxed);
     }
 
-    fn store_changed(&self, _: &tollgate::StoreChange) {
+    fn store_changed(&self, _: &tollgate::store::StoreChange) {
         self.changes.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -165,17 +168,19 @@ async fn through_an_outage(variables: &[(&str, &str)], proxy: &FaultProxy) {
     assert_eq!(admitted(&gate, "closed", "user:1", 1_000).await, (0, vec![Source::FallbackClosed]));
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!(admitted(&gate, "local", "user:1", 10).await, (3, vec![Source::FallbackLocal]));
-    let decision =
-        gate.charge(&[Ask::new("open", "user:1"), Ask::new("closed", "user:1")]).await.expect("decided");
-    assert!(!decision.allowed() && decision.degraded());
-    assert_eq!(decision.binding().name, "closed");
-    assert!(decision.retry_after().is_some_and(|wait| wait > tollgate::Micros::ZERO));
+    let decision = gate
+        .charge(&[Charge::new("open", "user:1"), Charge::new("closed", "user:1")])
+        .await
+        .expect("decided");
+    assert!(!decision.is_allowed() && decision.is_degraded());
+    assert_eq!(decision.binding().limit(), "closed");
+    assert!(decision.retry_after().is_some_and(|wait| wait > Duration::ZERO));
 
     proxy.set(Mode::Pass);
     let started = Instant::now();
     while gate.store_health().state != StoreState::Up {
         assert!(started.elapsed() < Duration::from_secs(20), "the store is back and nobody asks it");
-        gate.charge(&[Ask::new("open", "prober")]).await.expect("decided");
+        let _ = gate.charge(&[Charge::new("open", "prober")]).await.expect("decided");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     for limit in ["open", "closed", "local"] {
@@ -210,20 +215,21 @@ async fn through_lost_replies(variables: &[(&str, &str)], proxy: &FaultProxy) {
     for limit in ["open", "local"] {
         // The connection has prepared what a reservation needs, so that the next one is sent in one go.
         let ttl = Duration::from_secs(600);
-        let first = gate.reserve(&[Ask::new(limit, "user:0")], ttl).await.expect("decided");
-        assert!(first.decision.allowed() && !first.decision.degraded(), "{limit}");
+        let first = gate.reserve(&[Charge::new(limit, "user:0")], ttl).await.expect("decided");
+        assert!(first.is_ok_and(|held| !held.decision().is_degraded()), "{limit}");
         proxy.set(Mode::SwallowReplies);
-        let reserved = gate.reserve(&[Ask::new(limit, "user:1").cost(2)], ttl).await.expect("decided");
-        assert!(reserved.decision.degraded(), "{limit}");
-        let id = reserved.reservation.expect("the fallback admits it").id();
+        let reserved = gate.reserve(&[Charge::new(limit, "user:1").cost(2)], ttl).await.expect("decided");
+        let reserved = reserved.expect("the fallback admits it");
+        assert!(reserved.decision().is_degraded(), "{limit}");
+        let id = reserved.id();
         let settled = gate.settle(id, &tollgate::Settlement::Cancel).await.expect("settled here");
         assert_eq!(settled, tollgate::Settled::Pending, "{limit}");
         // Dropped once the call has been sent, long before its deadline.
         let key = format!("user:{limit}");
         for round in 0..2 {
             let sent = proxy.swallowed();
-            let wait = gate.wait(Ask::new("closed", &key), ttl);
-            let asks = [Ask::new("closed", &key)];
+            let asks = [Charge::new("closed", &key)];
+            let wait = gate.wait(&asks, ttl);
             let call = async {
                 match round {
                     0 => drop(wait.await),

@@ -31,8 +31,7 @@ pub(super) struct Denied {
 impl Denied {
     pub(super) fn new(store: Arc<dyn Store>, cache: Cache) -> Result<Denied, String> {
         let store = Arc::new(Counted { store, charges: AtomicU64::new(0) });
-        let limit =
-            "1/h".parse().and_then(|rate| Limit::token_bucket(rate, 1)).map_err(|error| error.to_string())?;
+        let limit = Limit::token_bucket("1/h", 1).map_err(|error| error.to_string())?;
         let believed = if cache == Cache::On { BELIEVED } else { Duration::ZERO };
         let gate =
             Tollgate::builder().limit("hot", limit).store(store.clone()).denial_cache(believed).build();
@@ -41,7 +40,7 @@ impl Denied {
 
     /// Takes the one that there is.
     pub(super) async fn empty(&self) -> Result<(), String> {
-        self.gate.acquire(KEY, "hot").await.map(drop).map_err(|error| error.to_string())
+        self.gate.check("hot", KEY).await.map(drop).map_err(|error| error.to_string())
     }
 
     pub(super) fn charges(&self) -> u64 {
@@ -53,12 +52,12 @@ const KEY: &str = "tenant-0001:user-0000001";
 
 impl Caller for Denied {
     async fn call(&mut self, _: &mut Draw) -> Result<Answer, String> {
-        let decision = self.gate.acquire(KEY, "hot").await.map_err(|error| error.to_string())?;
+        let decision = self.gate.check("hot", KEY).await.map_err(|error| error.to_string())?;
         // A fallback would deny or allow at no cost, and is not what is measured.
-        if decision.degraded() {
+        if decision.is_degraded() {
             return Err("the store did not answer, and the registry fell back".into());
         }
-        Ok(Answer::one(!decision.allowed()))
+        Ok(Answer::one(!decision.is_allowed()))
     }
 }
 

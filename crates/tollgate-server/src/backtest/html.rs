@@ -9,8 +9,8 @@ mod chart;
 use std::fmt::{self, Write};
 
 use sha2::{Digest, Sha256};
-use tollgate::Micros;
 use tollgate::config::Config;
+use tollgate::store::Micros;
 
 use super::report::{KEY, span, stamp};
 use super::summary::{LimitTally, Summary};

@@ -8,9 +8,10 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
+use tollgate::Key;
 use tollgate::config::Config;
+use tollgate::key::KeyError;
 use tollgate::route::Routes;
-use tollgate::{Key, KeyError};
 
 use super::from_combined::Access;
 use super::instant;

@@ -5,9 +5,12 @@
 //! The clock is moved by hand and never looks at the day it is, so the same traffic always gets the same answers. The store
 //! has room for every key of the traffic, so that none is ever met by the overflow rules of a full one.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 use tollgate::config::Config;
-use tollgate::{Charge, Limiter, ManualClock, Micros, Tollgate};
+use tollgate::store::Micros;
+use tollgate::{Allowance, Charge, Limit, Limiter, ManualClock, Tollgate};
 
 use super::decisions::{Decision, Decisions};
 use super::intake::Harvest;
@@ -20,11 +23,24 @@ use crate::validate;
 /// The fewest keys that a store has room for, however short the log.
 const LEAST_ROOM: usize = 1024;
 
+/// What a lease takes beside its key, and the least room for all of them.
+const LEASE_BYTES: usize = 1024;
+const LEAST_LEASE_BYTES: usize = 1024 * 1024;
+
 /// The policy, ready to be charged.
 pub(super) struct Gate {
     clock: ManualClock,
     /// In the order of the names that the requests' limits are indices into.
-    limiters: Vec<(String, Limiter)>,
+    limits: Vec<Replayed>,
+}
+
+/// One limit of the policy.
+struct Replayed {
+    name: String,
+    limiter: Limiter,
+    /// Whether its answers count as they are: it is neither a shadow limit nor one of leases.
+    is_plain: bool,
+    is_lease: bool,
 }
 
 impl Gate {
@@ -37,14 +53,21 @@ impl Gate {
             .policy(config.policy)
             .clock(clock.clock())
             .max_keys(requests.len().saturating_mul(2).max(LEAST_ROOM))
+            .reservation_bytes(requests.len().saturating_mul(LEASE_BYTES).max(LEAST_LEASE_BYTES))
             .sweep_every(None)
             .build()
             .map_err(failed)?;
-        let limiters = names
+        let limits = names
             .iter()
-            .map(|name| Ok((name.clone(), gate.limiter(name).map_err(failed)?)))
+            .map(|name| {
+                let limiter = gate.local(name).map_err(failed)?;
+                let rule = limiter.rule();
+                let is_lease = matches!(rule.allowance(), Allowance::Limited(Limit::Concurrency(_)));
+                let is_plain = !rule.is_shadow() && !is_lease;
+                Ok(Replayed { name: name.clone(), limiter, is_plain, is_lease })
+            })
             .collect::<Result<_, Failure>>()?;
-        Ok(Gate { clock, limiters })
+        Ok(Gate { clock, limits })
     }
 
     /// Charges every request in order and counts the answers.
@@ -56,7 +79,7 @@ impl Gate {
     ) -> Result<Summary, Failure> {
         let (requests, keys) = (&harvest.traffic.requests, &harvest.traffic.keys);
         let words =
-            self.limiters.iter().map(|(name, limiter)| (name.clone(), validate::words(limiter.rule())));
+            self.limits.iter().map(|limit| (limit.name.clone(), validate::words(&limit.limiter.rule())));
         let mut tally = Tally::new(words, requests);
         let mut progress = Progress::new();
         let mut answers = Vec::new();
@@ -75,7 +98,7 @@ impl Gate {
                 decisions.write(&Decision {
                     line: part.line,
                     time_us: part.time_us,
-                    limit: &self.limiters[usize::from(part.limit)].0,
+                    limit: &self.limits[usize::from(part.limit)].name,
                     key: keys.text(part.key),
                     cost: part.cost,
                     allowed,
@@ -97,32 +120,42 @@ impl Gate {
     /// it would have given.
     fn charge(&self, request: &[Request], keys: &Keys, answers: &mut Vec<Answer>) -> Result<(), Failure> {
         let failed = |error: tollgate::Error| Failure::new(error.to_string());
-        let limiter = |part: &Request| &self.limiters[usize::from(part.limit)].1;
+        let limit = |part: &Request| &self.limits[usize::from(part.limit)];
+        let Some(first) = request.first().map(limit) else { return Ok(()) };
         if let [only] = request
-            && !limiter(only).rule().is_shadow()
+            && first.is_plain
         {
-            let outcome = limiter(only).charge(keys.text(only.key), only.cost).map_err(failed)?;
-            let ending = if outcome.allowed { Ending::Allowed } else { Ending::Denied };
-            answers.push(Answer { outcome, ending, shadow: false });
+            let outcome = first.limiter.charge(keys.text(only.key), only.cost).map_err(failed)?;
+            let ending = if outcome.is_allowed() { Ending::Allowed } else { Ending::Denied };
+            answers.push(Answer { outcome: *outcome.numbers(), ending, shadow: false });
             return Ok(());
         }
-        let charges: SmallVec<[Charge<'_, '_>; 8]> =
-            request.iter().map(|part| limiter(part).of(keys.text(part.key)).cost(part.cost)).collect();
-        let decision = tollgate::charge(&charges).map_err(failed)?;
-        for (part, limit) in request.iter().zip(decision.limits()) {
-            let mut outcome = limit.outcome;
-            let ending = match (decision.allowed(), outcome.allowed) {
+        let charges: SmallVec<[Charge<'_>; 8]> = request
+            .iter()
+            .map(|part| Charge::new(&limit(part).limiter, keys.text(part.key)).cost(part.cost))
+            .collect();
+        // A log does not say when a request ended: a lease is held for as long as it lasts.
+        let decision = match request.iter().any(|part| limit(part).is_lease) {
+            false => first.limiter.charge_all(&charges).map_err(failed)?,
+            true => match first.limiter.reserve_all(&charges, Duration::ZERO).map_err(failed)? {
+                Ok(reservation) => reservation.decision().clone(),
+                Err(denied) => denied.into_decision(),
+            },
+        };
+        for (part, answered) in request.iter().zip(decision.outcomes()) {
+            let mut outcome = *answered.numbers();
+            let ending = match (decision.is_allowed(), outcome.allowed) {
                 (true, true) => Ending::Allowed,
                 (true, false) => Ending::WouldDeny,
-                (false, false) if !limit.shadow => Ending::Denied,
+                (false, false) if !answered.is_shadow() => Ending::Denied,
                 (false, _) => Ending::DeniedElsewhere,
             };
             if ending == Ending::DeniedElsewhere && outcome.allowed {
                 // It answered as if charged, and was not.
-                let stands = limiter(part).status(keys.text(part.key));
+                let stands = *limit(part).limiter.status(keys.text(part.key)).numbers();
                 (outcome.remaining, outcome.reset_after) = (stands.remaining, stands.reset_after);
             }
-            answers.push(Answer { outcome, ending, shadow: limit.shadow });
+            answers.push(Answer { outcome, ending, shadow: answered.is_shadow() });
         }
         Ok(())
     }

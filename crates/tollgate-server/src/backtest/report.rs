@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use jiff::Timestamp;
-use tollgate::Micros;
+use tollgate::store::Micros;
 
 use super::summary::{LimitTally, Summary};
 use super::timeline::Timeline;

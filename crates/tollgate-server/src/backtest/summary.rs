@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 
 use serde::Serialize;
-use tollgate::Outcome;
+use tollgate::store::Outcome;
 
 use super::intake::{Harvest, NO_KEY};
 use super::timeline::Timeline;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use tokio::task::JoinSet;
-use tollgate::{Error, LimitOutcome, Source, Tollgate};
+use tollgate::telemetry::Source;
+use tollgate::{Charge, Error, Outcome, Tollgate};
 
 use super::load::{Keys, Latency, Picks, empty, per_second, record};
 
@@ -150,12 +151,16 @@ impl Scene {
 
     /// One call, and how many of its checks the store has answered.
     async fn call(&self, keys: &[&str]) -> Result<u64, Error> {
-        let by_store = |limits: &[LimitOutcome<'_>]| {
-            limits.iter().filter(|limit| limit.source == Source::Store).count() as u64
+        let by_store = |outcomes: &[Outcome]| {
+            outcomes.iter().filter(|outcome| outcome.source() == Source::Store).count() as u64
         };
         match keys {
-            [key] => self.gate.acquire(key, &self.limit).await.map(|decision| by_store(decision.limits())),
-            several => self.gate.check_many(&self.limit, several).await.map(|limits| by_store(&limits)),
+            [key] => self.gate.check(&self.limit, *key).await.map(|decision| by_store(decision.outcomes())),
+            several => {
+                let charges: Vec<Charge<'_>> =
+                    several.iter().map(|key| Charge::new(&self.limit, *key)).collect();
+                self.gate.charge_each(&charges).await.map(|outcomes| by_store(&outcomes))
+            }
         }
     }
 

@@ -86,7 +86,7 @@ fn measure(most: u32, threads: u16, time: Duration) -> Result<Report, Failure> {
     let config = Config::parse(ENDLESS).map_err(|mistakes| Failure::new(mistakes.to_string()))?;
     // Nothing is swept: keys that were forgotten meanwhile would make the many look like few.
     let builder = Tollgate::builder().policy(config.policy).max_keys(most as usize + ROOM).sweep_every(None);
-    let limiter = builder.build().and_then(|gate| gate.limiter("bench")).map_err(failed)?;
+    let limiter = builder.build().and_then(|gate| gate.local("bench")).map_err(failed)?;
     let mut progress = Progress::new();
 
     let (sizes, crews) = (distinct([1, SOME_KEYS.min(most), most]), distinct([1, threads]));
@@ -97,7 +97,7 @@ fn measure(most: u32, threads: u16, time: Duration) -> Result<Report, Failure> {
     progress.step("filling the store …");
     let before = memory::resident_bytes();
     keys.each(|key| {
-        std::hint::black_box(limiter.check(key));
+        let _ = std::hint::black_box(limiter.check(key));
     });
     let after = memory::resident_bytes();
     let bytes = before.zip(after).map(|(before, after)| after.saturating_sub(before));

@@ -11,7 +11,8 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tollgate::config::{Config, StoreMode};
-use tollgate::{Failure as StoreFailure, HoldId, StoreHealth, StoreState, Tollgate};
+use tollgate::store::{Failure as StoreFailure, StoreHealth, StoreState};
+use tollgate::{ChargeId, Tollgate};
 
 use super::callers::{Load, Scene};
 use super::load::Latency;
@@ -94,13 +95,13 @@ async fn measure(
     let mode = config.store.mode;
     let mut progress = Progress::new();
     progress.step(&format!("connecting to {mode} …"));
-    let limit = format!("tollgate-bench-{}", HoldId::random());
+    let limit = format!("tollgate-bench-{}", ChargeId::random());
     let policy = Config::parse(&format!("[limits.{limit}]\n{ENDLESS}"));
     config.policy = policy.map_err(|mistakes| Failure::new(mistakes.to_string()))?.policy;
     let cannot = |error: tollgate::Error| Failure::new(format!("cannot measure {mode}: {error}"));
     let gate = Tollgate::open(&config).await.map_err(cannot)?;
     // Unlike a charge, this does not fall back.
-    gate.status(&limit, "user:0").await.map_err(cannot)?;
+    let _ = gate.status(&limit, "user:0").await.map_err(cannot)?;
     let scene = Arc::new(Scene::new(gate, limit, most));
     stop_when_told(&scene)?;
 

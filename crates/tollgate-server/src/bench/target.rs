@@ -69,7 +69,7 @@ fn is_heeded(name: &str, mode: StoreMode) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::Micros;
+    use tollgate::store::Micros;
 
     use super::*;
 

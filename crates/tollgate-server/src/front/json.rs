@@ -22,7 +22,8 @@ use futures_util::future::join_all;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use tollgate::{Ask, Decision, HoldId, Micros, Rule, Settled, Settlement};
+use tollgate::store::Micros;
+use tollgate::{Allowance, Charge, ChargeId, Decision, Limit, Rule, Settled, Settlement};
 
 use self::ask::{Actual, Batch, OfReservation, Question};
 use self::look::Look;
@@ -134,28 +135,23 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
         return Err(Fault::malformed(format!("`checks` has {count} entries; a batch has 1 to {most}")));
     }
     // All of them are read before the first is charged: a batch with a mistake in it charges nothing.
-    let asks = batch.checks.iter().map(|one| one.0.ask()).collect::<Result<Vec<Ask<'_>>, Fault>>()?;
-    // One registry answers the whole batch, so that no reload can take a limit away in the middle of it.
-    let at_once = app.with_state(|state| {
-        known(state, &asks)?;
-        let mut results = Results::with_capacity(asks.len());
-        for one in asks.chunks(1) {
-            let decided = state.gate.charge_at_once(one);
-            let decided = decided.ok_or_else(|| Fault::unavailable("the counters are busy"));
-            results.add(decided.and_then(|decided| decided.map_err(|error| undecided(state, one, &error))));
-        }
-        Ok(results)
-    });
-    let results = match at_once {
-        Some(results) => results?,
-        None => Box::pin(checks_elsewhere(&app.state(), &batch, &asks)).await?,
+    let asks = batch.checks.iter().map(|one| one.0.ask()).collect::<Result<Vec<Charge<'_>>, Fault>>()?;
+    let state = app.state();
+    known(&state, &asks)?;
+    let policy = state.gate.policy();
+    let is_lease = |ask: &&Charge<'_>| {
+        let rule = policy.rule(ask.limit());
+        rule.is_some_and(|rule| matches!(rule.allowance(), Allowance::Limited(Limit::Concurrency(_))))
     };
+    if let Some(ask) = asks.iter().find(is_lease) {
+        return Err(Fault::needs_reserve(ask.limit()));
+    }
+    let results = Box::pin(check_each(&state, &batch, &asks)).await?;
     Ok(json(results.told()?))
 }
 
-/// The same where the counters are elsewhere: those of different keys are asked for at once.
-async fn checks_elsewhere(state: &State, batch: &Batch<'_>, asks: &[Ask<'_>]) -> Result<Results, Fault> {
-    known(state, asks)?;
+/// Charges each by itself: those of different keys at the same time, so that a remote store makes few calls of them.
+async fn check_each(state: &State, batch: &Batch<'_>, asks: &[Charge<'_>]) -> Result<Results, Fault> {
     let names = batch.checks.iter().map(|one| one.0.name()).collect::<Result<Vec<_>, Fault>>()?;
     let mut results = Results::with_capacity(asks.len());
     let mut at = 0;
@@ -187,7 +183,7 @@ impl Results {
         Results { told, is_any_decided: false, first_fault: None }
     }
 
-    fn add(&mut self, decided: Result<Decision<'_>, Fault>) {
+    fn add(&mut self, decided: Result<Decision, Fault>) {
         self.told.push_str(if self.told.is_empty() { "{\"results\":[" } else { "," });
         match decided {
             Ok(decision) => {
@@ -218,7 +214,7 @@ async fn settle(
 ) -> Result<Response<Body>, Fault> {
     let body = posted(request).await?;
     let asked: OfReservation<'_> = ask::read(&body)?;
-    let id: HoldId = asked.reservation.0.parse().map_err(|error| Fault::malformed(format!("{error}")))?;
+    let id: ChargeId = asked.reservation.0.parse().map_err(|error| Fault::malformed(format!("{error}")))?;
     // All that the caller chose is checked before the store sees any of it.
     let settlement = settlement(&asked)?;
     let share = peer::share().await;
@@ -279,19 +275,19 @@ fn sound_name(name: &str) -> Result<(), Fault> {
 }
 
 /// Refuses a question about a limit that there is not, or that there cannot be.
-fn known(state: &State, asks: &[Ask<'_>]) -> Result<(), Fault> {
+fn known(state: &State, asks: &[Charge<'_>]) -> Result<(), Fault> {
     asks.iter().try_for_each(|ask| known_limit(state, ask.limit()))
 }
 
 fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
     let Err(error) = state.gate.find(name) else { return Ok(()) };
     sound_name(name)?;
-    let names = state.gate.rules().iter().map(|rule| rule.name().to_owned()).collect();
+    let names = state.gate.policy().rules().iter().map(|rule| rule.name().to_owned()).collect();
     Err(Fault::unknown_limit(error.to_string(), names))
 }
 
 /// Why a question could not be decided: it was wrong, or nobody was there to answer.
-fn undecided(state: &State, asks: &[Ask<'_>], error: &tollgate::Error) -> Fault {
+fn undecided(state: &State, asks: &[Charge<'_>], error: &tollgate::Error) -> Fault {
     known(state, asks).err().unwrap_or_else(|| Fault::undecided(error))
 }
 
@@ -311,7 +307,7 @@ fn text(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Respo
 #[cfg(test)]
 mod tests {
     use tollgate::config::Config;
-    use tollgate::{Ask, Tollgate};
+    use tollgate::{Charge, Tollgate};
 
     use super::*;
 
@@ -320,7 +316,7 @@ mod tests {
     async fn a_batch_tells_a_fault_where_others_were_charged() {
         let config = Config::parse("[limits.free]\nunlimited = true\n").unwrap();
         let gate = Tollgate::builder().config(&config).build().unwrap();
-        let asks = [Ask::new("free", "k")];
+        let asks = [Charge::new("free", "k")];
         let check = async |pattern: &str, expected: Result<&[&str], &str>| {
             let mut results = Results::with_capacity(pattern.len());
             for kind in pattern.chars() {

@@ -105,6 +105,8 @@ pub(crate) async fn share() -> Share {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn address(text: &str) -> IpAddr {
@@ -122,7 +124,7 @@ mod tests {
     async fn take(peers: &Arc<Peers>, from: &str, kept: &mut Vec<(Option<Arc<Peer>>, Share)>) -> bool {
         // As long as its connection lasts.
         let peer = peers.peer(household(address(from)));
-        let taken = peers.scope(address(from), async { crate::app::at_once(share()) }).await;
+        let taken = peers.scope(address(from), async { share().now_or_never() }).await;
         taken.map(|share| kept.push((peer, share))).is_some()
     }
 

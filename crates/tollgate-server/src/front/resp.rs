@@ -23,7 +23,8 @@ use bytes::{Buf, BytesMut};
 use futures_util::future::join_all;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
-use tollgate::{Ask, Key, Outcome, Tollgate};
+use tollgate::store::Micros;
+use tollgate::{Charge, Key, Outcome, Reason, Tollgate};
 
 use self::parse::Spans;
 use self::question::{LastThrottle, Mistake, Question, canonical, tell_check, tell_throttle};
@@ -272,15 +273,17 @@ fn decide_here(
                 0 => limiter.status(key),
                 _ => limiter.charge(key, *quantity).map_err(undecided)?,
             };
-            tell_throttle(reply, &outcome, *quantity);
+            tell_throttle(reply, outcome.numbers(), *quantity);
         }
         Question::Check { limit, key, cost } => {
             let limiter = ways.limit(limit)?;
             let outcome = limiter.charge(key, *cost).map_err(undecided)?;
-            if outcome == Outcome::BLOCKED {
-                sound(key)?;
+            match outcome.reason() {
+                Reason::MalformedKey => sound(key)?,
+                Reason::NeedsPermit => return Err(needs_permit(limit)),
+                _ => {}
             }
-            tell_check(reply, limit, &outcome);
+            tell_check(reply, limit, &counted(&outcome));
         }
     }
     Ok(())
@@ -299,8 +302,10 @@ async fn decide_elsewhere(
     let decided = join_all(together.iter().map(|question| ask(gate, bounds, question))).await;
     for (question, decided) in together.drain(..).zip(decided) {
         match (question, decided) {
-            (Question::Throttle { quantity, .. }, Ok(outcome)) => tell_throttle(reply, &outcome, quantity),
-            (Question::Check { limit, .. }, Ok(outcome)) => tell_check(reply, limit, &outcome),
+            (Question::Throttle { quantity, .. }, Ok(outcome)) => {
+                tell_throttle(reply, outcome.numbers(), quantity);
+            }
+            (Question::Check { limit, .. }, Ok(outcome)) => tell_check(reply, limit, &counted(&outcome)),
             (_, Err(mistake)) => reply.error(mistake),
         }
     }
@@ -314,24 +319,33 @@ async fn ask(gate: &Tollgate, bounds: Bounds, question: &Question<'_>) -> Result
             let mut text = Vec::new();
             let key = canonical(key, &mut text)?;
             match quantity {
-                0 => bucket.status(key).await.map_err(undecided),
+                0 => gate.status(&bucket, key).await.map_err(undecided),
                 _ => {
-                    let decision = bucket.charge(key, *quantity).await.map_err(undecided)?;
-                    Ok(decision.binding().outcome)
+                    let charge = [Charge::new(&bucket, key).cost(*quantity)];
+                    Ok(*gate.charge(&charge).await.map_err(undecided)?.binding())
                 }
             }
         }
         Question::Check { limit, key, cost } => {
             sound(key)?;
-            let decision = gate.charge(&[Ask::new(limit, key).cost(*cost)]).await.map_err(undecided)?;
-            let outcome = decision.binding().outcome;
-            // A limit that only watches lets pass what it would deny.
-            Ok(match decision.allowed() {
-                true => Outcome { allowed: true, retry_after: decision.retry_after(), ..outcome },
-                false => outcome,
-            })
+            let charge = [Charge::new(*limit, *key).cost(*cost)];
+            Ok(*gate.charge(&charge).await.map_err(undecided)?.binding())
         }
     }
+}
+
+/// The numbers of an answer as it counts: a shadow limit lets pass what it would deny.
+fn counted(outcome: &Outcome) -> tollgate::store::Outcome {
+    let numbers = *outcome.numbers();
+    match outcome.would_deny() {
+        true => tollgate::store::Outcome { allowed: true, retry_after: Some(Micros::ZERO), ..numbers },
+        false => numbers,
+    }
+}
+
+/// A concurrency limit cannot be checked: nothing would be held that could be released.
+fn needs_permit(limit: &str) -> Mistake {
+    format!("ERR `{limit}` is a concurrency limit, and a check would hold nothing that could be released; reserve it over HTTP").into()
 }
 
 /// Refuses a key that makes no sense, as the other faces do. The key itself is not told.

@@ -17,7 +17,7 @@ mod tell;
 use std::sync::Arc;
 
 use metrics::Counter;
-use tollgate::{Ask, Decision, Error, LimitOutcome, Tollgate};
+use tollgate::{Charge, Decision, Error, Outcome, Tollgate};
 use tonic::{Request, Response, Status};
 
 use self::ask::{Hits, Meets};
@@ -25,7 +25,7 @@ use self::proto::service::rate_limit_service_server::RateLimitService;
 use self::proto::service::{RateLimitRequest, RateLimitResponse};
 use super::peer;
 use super::undecided::words;
-use crate::app::{App, Bounds, State, at_once};
+use crate::app::{App, Bounds, State};
 
 pub(crate) use self::connection::serve;
 
@@ -67,14 +67,15 @@ impl RateLimitService for Rls {
 }
 
 async fn answer(app: &App, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
-    // Where the counters are in this process nothing changes between reading the rules and charging the limits they name.
-    match app.with_state(|state| at_once(decide(state, app.bounds, request))) {
-        Some(Some(answered)) => answered,
-        _ => {
-            let _share = peer::share().await;
-            decide(&app.state(), app.bounds, request).await
-        }
+    let state = app.state();
+    let _share = peer::share().await;
+    let answered = decide(&state, app.bounds, request).await;
+    if answered.is_ok() {
+        return answered;
     }
+    // A reload in between may have left out a limit that the rules named: then the new rules answer.
+    let now = app.state();
+    if Arc::ptr_eq(&state, &now) { answered } else { decide(&now, app.bounds, request).await }
 }
 
 async fn decide(
@@ -93,13 +94,13 @@ fn undecided(error: Error) -> Status {
 }
 
 /// What the limits said to each descriptor that meets one.
-struct Answers<'a> {
-    each: Vec<Option<LimitOutcome<'a>>>,
+struct Answers {
+    each: Vec<Option<Outcome>>,
     is_denied: bool,
 }
 
 /// Charges what is to be charged, if all of it fits and nothing that is only looked at denies.
-async fn charge<'a>(gate: &'a Tollgate, meets: &[Meets<'_>]) -> Result<Answers<'a>, Error> {
+async fn charge(gate: &Tollgate, meets: &[Meets<'_>]) -> Result<Answers, Error> {
     let mut answers = Answers { each: vec![None; meets.len()], is_denied: false };
     // What was charged too much is given back first, and whatever becomes of the rest.
     let back = Asks::of(meets, |hits| match hits {
@@ -117,15 +118,15 @@ async fn charge<'a>(gate: &'a Tollgate, meets: &[Meets<'_>]) -> Result<Answers<'
                 metrics::counter!("tollgate_envoy_refunds_total").increment(back.asks.len() as u64);
             }
         }
-        let standing: Vec<Ask<'_>> = back.asks.iter().map(|ask| ask.cost(1)).collect();
-        let decision = peek(gate, &standing).await?;
+        let standing: Vec<Charge<'_>> = back.asks.iter().map(|ask| ask.clone().cost(1)).collect();
+        let decision = gate.peek(&standing).await?;
         answers.note(&back, &decision);
     }
     let looks = Asks::of(meets, |hits| (hits == Hits::Look).then_some(1));
     if !looks.asks.is_empty() {
-        let decision = peek(gate, &looks.asks).await?;
+        let decision = gate.peek(&looks.asks).await?;
         answers.note(&looks, &decision);
-        answers.is_denied |= !decision.allowed();
+        answers.is_denied |= !decision.is_allowed();
     }
     let charges = Asks::of(meets, |hits| match hits {
         Hits::Charge(hits) => Some(hits),
@@ -133,30 +134,19 @@ async fn charge<'a>(gate: &'a Tollgate, meets: &[Meets<'_>]) -> Result<Answers<'
     });
     if !charges.asks.is_empty() {
         let decision = match answers.is_denied {
-            true => peek(gate, &charges.asks).await?,
-            false => match gate.charge_at_once(&charges.asks) {
-                Some(charged) => charged?,
-                None => Box::pin(gate.charge(&charges.asks)).await?,
-            },
+            true => gate.peek(&charges.asks).await?,
+            false => gate.charge(&charges.asks).await?,
         };
         answers.note(&charges, &decision);
-        answers.is_denied |= !decision.allowed();
+        answers.is_denied |= !decision.is_allowed();
     }
     Ok(answers)
 }
 
-/// A look. What has to wait is boxed, because it is large, and whoever is answered at once need not carry it.
-async fn peek<'a>(gate: &'a Tollgate, asks: &[Ask<'_>]) -> Result<Decision<'a>, Error> {
-    match gate.peek_at_once(asks) {
-        Some(peeked) => peeked,
-        None => Box::pin(gate.peek(asks)).await,
-    }
-}
-
-impl<'a> Answers<'a> {
-    fn note(&mut self, asks: &Asks<'_>, decision: &Decision<'a>) {
-        for (index, limit) in asks.places.iter().zip(decision.limits()) {
-            self.each[*index] = Some(*limit);
+impl Answers {
+    fn note(&mut self, asks: &Asks<'_>, decision: &Decision) {
+        for (index, outcome) in asks.places.iter().zip(decision.outcomes()) {
+            self.each[*index] = Some(*outcome);
         }
     }
 }
@@ -164,7 +154,7 @@ impl<'a> Answers<'a> {
 /// Asks of one kind, and which descriptors they are of.
 struct Asks<'a> {
     places: Vec<usize>,
-    asks: Vec<Ask<'a>>,
+    asks: Vec<Charge<'a>>,
 }
 
 impl<'a> Asks<'a> {
@@ -178,7 +168,7 @@ impl<'a> Asks<'a> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::{Failure, StoreError};
+    use tollgate::store::{Failure, StoreError};
     use tonic::Code;
 
     use super::*;

@@ -3,7 +3,8 @@
 //! If it was the question, they are told what is wrong with it. If it was the store, they are told in which way it failed, and
 //! not with which words: those say where it is and as whom it is asked, which is for the log, and the log has them.
 
-use tollgate::{Error, Failure};
+use tollgate::Error;
+use tollgate::store::Failure;
 
 /// What callers are told.
 pub(crate) fn words(error: &Error) -> String {
@@ -20,7 +21,7 @@ pub(crate) fn words(error: &Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::StoreError;
+    use tollgate::store::StoreError;
 
     use super::*;
 

@@ -5,7 +5,7 @@
 //! Whoever has more than a 64th of a minute's denials is among them. What is told is what a key has for certain, so a flood of
 //! names that come once does not look like a crowd of offenders.
 
-use tollgate::Micros;
+use tollgate::store::Micros;
 
 /// How many keys are counted in a minute.
 const KEYS: usize = 64;

@@ -12,15 +12,26 @@ fn check(server: &Tollgate, path: &str, body: &str, expected: &str) {
 
 /// What one limit answers.
 fn said(limit: &str, allowed: bool, capacity: u64, remaining: u64, retry: &str, reset: &str) -> String {
+    let reason = reason(allowed, limit, retry);
     format!(
-        r#"{{"limit":"{limit}","allowed":{allowed},"capacity":{capacity},"remaining":{remaining},"retry_after_ms":{retry},"reset_after_ms":{reset}}}"#
+        r#"{{"limit":"{limit}","allowed":{allowed},"capacity":{capacity},"remaining":{remaining},"retry_after_ms":{retry},"reset_after_ms":{reset}{reason}}}"#
     )
 }
 
+/// Why it is denied, if it is.
+fn reason(allowed: bool, limit: &str, retry: &str) -> &'static str {
+    match (allowed, limit, retry) {
+        (true, ..) => "",
+        (false, "shut", _) => r#","reason":"blocked""#,
+        (false, _, "null") => r#","reason":"too_large""#,
+        _ => r#","reason":"limit""#,
+    }
+}
+
 fn decided(allowed: bool, binding: &str, retry: &str, limits: &[String]) -> String {
-    let limits = limits.join(",");
+    let (limits, reason) = (limits.join(","), reason(allowed, binding, retry));
     format!(
-        r#"{{"allowed":{allowed},"binding":"{binding}","retry_after_ms":{retry},"delay_ms":0,"degraded":false,"limits":[{limits}]}}"#
+        r#"{{"allowed":{allowed},"binding":"{binding}","retry_after_ms":{retry},"delay_ms":0,"degraded":false{reason},"limits":[{limits}]}}"#
     )
 }
 
@@ -51,7 +62,18 @@ fn every_kind_of_limit_says_how_it_stands() {
     let server = server::start();
     let ask = |limit: &str| format!(r#"{{"limit":"{limit}","key":"user:1"}}"#);
     check(&server, "/v1/check", &ask("login"), &alone(true, 2, 1, "0", "~", "login"));
-    check(&server, "/v1/check", &ask("uploads"), &alone(true, 2, 1, "0", "~", "uploads"));
+    check(&server, "/v1/peek", &ask("uploads"), &alone(true, 2, 1, "0", "~", "uploads"));
+    // A lease that nobody could give back is not taken.
+    for (path, body) in
+        [("/v1/check", ask("uploads")), ("/v1/checks", format!(r#"{{"checks":[{}]}}"#, ask("uploads")))]
+    {
+        let refused = server.post(path, &body);
+        assert_eq!(refused.status, 400, "{path}");
+        assert!(
+            refused.body.contains("`uploads` is a concurrency limit")
+                && refused.body.contains("ask /v1/reserve")
+        );
+    }
     let unlimited = r#"{"allowed":true,"binding":"free","retry_after_ms":0,"delay_ms":0,"degraded":false,"limits":[{"limit":"free","allowed":true,"capacity":null,"remaining":null,"retry_after_ms":0,"reset_after_ms":0}]}"#;
     check(&server, "/v1/check", &ask("free"), unlimited);
     check(&server, "/v1/check", &ask("shut"), &alone(false, 0, 0, "null", "0", "shut"));
@@ -65,8 +87,9 @@ fn every_kind_of_limit_says_how_it_stands() {
 }
 
 fn watched(remaining: u64, retry: &str, would_deny: bool) -> String {
+    let reason = if would_deny { r#","reason":"shadow""# } else { "" };
     format!(
-        r#"{{"allowed":true,"binding":"watched","retry_after_ms":0,"delay_ms":0,"degraded":false,"limits":[{{"limit":"watched","allowed":true,"capacity":1,"remaining":{remaining},"retry_after_ms":{retry},"reset_after_ms":~,"shadow":true,"would_deny":{would_deny}}}]}}"#
+        r#"{{"allowed":true,"binding":"watched","retry_after_ms":0,"delay_ms":0,"degraded":false,"limits":[{{"limit":"watched","allowed":true,"capacity":1,"remaining":{remaining},"retry_after_ms":{retry},"reset_after_ms":~{reason},"shadow":true,"would_deny":{would_deny}}}]}}"#
     )
 }
 

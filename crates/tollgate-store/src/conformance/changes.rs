@@ -41,8 +41,8 @@ async fn remaining_of(store: &dyn Store, limit: &StoredLimit) -> u64 {
 
 pub(super) async fn changes(make: &impl AsyncFn(ManualClock) -> Subject) {
     let s = Micros::from_secs;
-    let token = |rate: &str, burst| named(Limit::token_bucket(rate.parse().expect("a rate"), burst));
-    let leaky = |rate: &str, most| named(Limit::leaky_bucket(rate.parse().expect("a rate"), most));
+    let token = |rate: &str, burst| named(Limit::token_bucket(rate, burst));
+    let leaky = |rate: &str, most| named(Limit::leaky_bucket(rate, most));
     let fixed = |most, secs| named(Limit::fixed_window(most, s(secs)));
     let aligned = |most, secs| named(Limit::clock_window(most, s(secs)));
     let log = |most, secs| named(Limit::sliding_window(most, s(secs)));
@@ -90,7 +90,7 @@ pub(super) async fn changes(make: &impl AsyncFn(ManualClock) -> Subject) {
     check("to the widest units later", make, &[(0, &seven, 7, true, 0), (1_000, &wide, 10, true, 0)]).await;
     // Where the numbers come with the call, the instant at which it is full stays.
     let come = |rate: &str| {
-        let limit = Limit::token_bucket(rate.parse().expect("a rate"), 10).map(Limit::keeping_instant);
+        let limit = Limit::token_bucket(rate, 10).map(Limit::keeping_instant);
         named(limit)
     };
     let instant =
@@ -166,7 +166,7 @@ pub(super) async fn changes(make: &impl AsyncFn(ManualClock) -> Subject) {
 /// What was held under the old numbers is settled by them, and what is forgotten under the new ones is gone.
 async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     let s = Micros::from_secs;
-    let token = |rate: &str, burst| named(Limit::token_bucket(rate.parse().expect("a rate"), burst));
+    let token = |rate: &str, burst| named(Limit::token_bucket(rate, burst));
     let fixed = |most| named(Limit::fixed_window(most, s(60)));
     let leases = |most| named(Limit::concurrency(most, s(60)));
     let log = |most| named(Limit::sliding_window(most, s(60)));

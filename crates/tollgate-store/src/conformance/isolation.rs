@@ -21,7 +21,7 @@ const PILE: u64 = 1_000;
 
 pub(super) async fn isolation(make: &impl AsyncFn(ManualClock) -> Subject) {
     let s = Micros::from_secs;
-    let rate = |text: &str| text.parse().expect("a rate");
+    let rate = |text: &str| text.parse::<tollgate_kernel::Rate>().expect("a rate");
     let limits = [
         limit("token", Limit::token_bucket(rate("5/s"), 10)),
         limit("leaky", Limit::leaky_bucket(rate("7/1300ms"), 6)),

@@ -10,7 +10,7 @@ use crate::{Hold, HoldId, Item, ManualClock, Micros, Settled, Settlement, Store,
 
 /// A limit of every strategy that admits exactly `most` while the clock stands still.
 pub(super) fn limits(most: u64) -> Vec<StoredLimit> {
-    let rate = "1/m".parse().expect("a rate");
+    let rate = "1/m";
     let hour = Micros::from_secs(3_600);
     vec![
         limit("token", Limit::token_bucket(rate, most)),
@@ -83,7 +83,7 @@ pub(super) async fn several_limits(effort: Effort, make: &impl AsyncFn(ManualClo
     let offered = (effort.racers * each) as u64;
     let hour = Micros::from_secs(3_600);
     let global = limit("global", Limit::fixed_window(offered / 2, hour));
-    let user = limit("user", Limit::token_bucket("1/h".parse().expect("a rate"), offered / 10));
+    let user = limit("user", Limit::token_bucket("1/h", offered / 10));
     let admitted = race(effort, &subject.store, |store, racer| {
         let (global, user) = (global.clone(), user.clone());
         async move {

@@ -68,7 +68,7 @@ async fn several_at_once(make: &impl AsyncFn(ManualClock) -> Subject) {
 /// What was charged under the old numbers is refunded by the new ones.
 async fn by_changed_numbers(make: &impl AsyncFn(ManualClock) -> Subject) {
     let minute = Micros::from_secs(60);
-    let token = |rate: &str, burst| Limit::token_bucket(rate.parse().expect("a rate"), burst);
+    let token = |rate: &str, burst| Limit::token_bucket(rate, burst);
     for (old, new, refunded, expected) in [
         // Tokens are tokens, whatever they refill by.
         (token("10/s", 10), token("20/s", 20), 2, 4),

@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn answers_are_read_one_for_each_charge() {
-        let limit = Limit::token_bucket("4/s".parse().unwrap(), 10).unwrap();
+        let limit = Limit::token_bucket("4/s", 10).unwrap();
         let limit = StoredLimit::new("a", limit);
         let part = Part { limit: &limit, key: "k", cost: Cost::ONE, shadow: false };
         let shape = Shape::of(&[part], None);

@@ -165,7 +165,7 @@ mod tests {
         let window = limit("a", Subject::Key);
         let log = Limit::sliding_window(5, Micros::from_secs(60)).unwrap();
         assert_ne!(name(&window, "x"), name(&StoredLimit::new("a", log), "x"));
-        let rate = "5/s".parse().unwrap();
+        let rate = "5/s";
         let [token, leaky] = [Limit::token_bucket(rate, 5), Limit::leaky_bucket(rate, 5)]
             .map(|limit| name(&StoredLimit::new("a", limit.unwrap()), "x"));
         assert_eq!(token, leaky);

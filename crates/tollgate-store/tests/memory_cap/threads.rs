@@ -18,7 +18,7 @@ const INSERTERS: usize = 4;
 const INSERTED_EACH: usize = 250_000;
 
 fn once_a_day(store: &MemoryStore) -> MemoryLimit {
-    let limit = Limit::token_bucket("1/d".parse().expect("a rate"), 1).expect("a limit");
+    let limit = Limit::token_bucket("1/d", 1).expect("a limit");
     store.open(&StoredLimit::new("once", limit))
 }
 

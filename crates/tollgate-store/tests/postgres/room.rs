@@ -24,7 +24,7 @@ async fn until(store: &PostgresStore, limit: &StoredLimit, what: &str, mut holds
 }
 
 fn limits() -> (StoredLimit, StoredLimit) {
-    let limit = Limit::token_bucket("1/h".parse().expect("a rate"), 1_000_000).expect("a limit");
+    let limit = Limit::token_bucket("1/h", 1_000_000).expect("a limit");
     (StoredLimit::new("api", limit), StoredLimit::new("cl", limit.keeping_instant()))
 }
 

@@ -19,7 +19,7 @@ async fn by(clock: &ManualClock, server: &PostgresServer) -> PostgresStore {
 
 /// One of each strategy.
 fn every_strategy() -> Vec<StoredLimit> {
-    let (rate, window) = ("1/s".parse().unwrap(), Micros::from_secs(10));
+    let (rate, window) = ("1/s", Micros::from_secs(10));
     [
         ("token", Limit::token_bucket(rate, 10)),
         ("leaky", Limit::leaky_bucket(rate, 10)),
@@ -212,9 +212,7 @@ async fn many_keys_in_one_statement_are_each_charged_by_themselves() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_changed_limit_keeps_what_was_counted_and_another_strategy_starts_afresh() {
     let (_server, store) = start().await;
-    let bucket = |rate: &str, burst| {
-        StoredLimit::new("api", Limit::token_bucket(rate.parse().unwrap(), burst).unwrap())
-    };
+    let bucket = |rate: &str, burst| StoredLimit::new("api", Limit::token_bucket(rate, burst).unwrap());
     let (old, new) = (bucket("7/h", 10), bucket("1/h", 10));
     for _ in 0..4 {
         assert!(store.charge(&[item(&old, "k")], None).await.unwrap().allowed);

@@ -16,8 +16,8 @@ const VERSION_1: &str = include_str!("../../src/postgres/migrations/1.sql");
 fn limits() -> HashMap<&'static str, StoredLimit> {
     let s = Micros::from_secs;
     [
-        ("bucket", Limit::token_bucket("1/m".parse().unwrap(), 10)),
-        ("odd", Limit::leaky_bucket("7/h".parse().unwrap(), 7)),
+        ("bucket", Limit::token_bucket("1/m", 10)),
+        ("odd", Limit::leaky_bucket("7/h", 7)),
         ("window", Limit::fixed_window(10, s(60))),
         ("log", Limit::sliding_window(10, s(60))),
         ("long", Limit::sliding_window(1_000, s(60))),
@@ -177,7 +177,7 @@ async fn what_version_1_counted_is_counted_on() {
     ] {
         assert_eq!(charge(name, units).await, (true, left), "{name}");
     }
-    let slower = StoredLimit::new("odd", Limit::leaky_bucket("1/h".parse().unwrap(), 7).unwrap());
+    let slower = StoredLimit::new("odd", Limit::leaky_bucket("1/h", 7).unwrap());
     let all = Item { cost: Cost::MAX, ..item(&slower, "k") };
     assert_eq!(store.peek(&[all]).await.unwrap().outcomes[0].remaining, 3, "what was taken stays taken");
     // The entries of the logs go when they would have.

@@ -41,7 +41,7 @@ fn window() -> StoredLimit {
 
 /// A limit whose calls go together when many come at a time.
 fn bucket() -> StoredLimit {
-    let limit = Limit::token_bucket("1/h".parse().expect("a rate"), 1_000_000);
+    let limit = Limit::token_bucket("1/h", 1_000_000);
     StoredLimit::new("bucket", limit.expect("a sound limit"))
 }
 

@@ -135,7 +135,7 @@ async fn a_nearly_full_server_begins_no_key_under_numbers_that_come_with_the_cal
     let mut options = RedisOptions::new(server.url());
     (options.max_keys, options.timeout) = (Some(50), NOTICED_WITHIN);
     let store = RedisStore::new(options).expect("options");
-    let limit = Limit::token_bucket("1/h".parse().expect("a rate"), 100).expect("a limit");
+    let limit = Limit::token_bucket("1/h", 100).expect("a limit");
     let (ordinary, with_the_call) =
         (StoredLimit::new("api", limit), StoredLimit::new("cl", limit.keeping_instant()));
     for number in 0..60 {

@@ -68,7 +68,7 @@ const HOUR: Micros = Micros::from_secs(3_600);
 
 /// A limit of each strategy that admits `most` at once, and practically no more for the rest of the test.
 fn one_of_each(most: u64) -> Vec<StoredLimit> {
-    let hourly = "1/h".parse().expect("a rate");
+    let hourly = "1/h";
     // Windows that begin by the calendar must not end while the test runs.
     let aligned = (24..).map(|hours| HOUR.get() * hours).find(|window| {
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_micros();

@@ -68,8 +68,8 @@ impl Family {
 fn families(is_spread: bool) -> Vec<Family> {
     let sound = |limit: Result<Limit, _>| limit.unwrap_or_else(|error| panic!("{error}"));
     let (half, second) = (Micros::from_millis(500), Micros::from_secs(1));
-    let hourly = "1/h".parse().expect("a rate");
-    let fast = "400/s".parse().expect("a rate");
+    let hourly = "1/h";
+    let fast = "400/s";
     let counted = Bound::FirstWindow { limit: PLENTY, window_us: HOUR.get() };
     let bucket = |burst, count, period: Micros| Bound::Bucket { burst, count, period_us: period.get() };
     let mut families = vec![

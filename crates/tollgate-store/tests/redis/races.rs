@@ -155,10 +155,7 @@ fn three() -> [StoredLimit; 3] {
     [
         StoredLimit::new("wide", limit(tollgate_store::Limit::sliding_window(6_000, HOUR))),
         StoredLimit::new("narrow", limit(tollgate_store::Limit::fixed_window(4_000, HOUR))),
-        StoredLimit::new(
-            "bucket",
-            limit(tollgate_store::Limit::token_bucket("1/h".parse().expect("a rate"), 9_000)),
-        ),
+        StoredLimit::new("bucket", limit(tollgate_store::Limit::token_bucket("1/h", 9_000))),
     ]
 }
 

@@ -8,17 +8,15 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::task::AbortHandle;
-use tollgate_kernel::Micros;
-use tollgate_store::{HoldId, Settlement};
+use tollgate_store::Settlement;
 
 use super::applied::{AppliedLimit, Which};
 use super::charge;
 use super::charges::{Due, Dues};
 use super::layer::Inner;
+use crate::lease::Lease;
 use crate::reservation::Reservation;
 use crate::route::{ResponseHead, Settle};
 
@@ -30,8 +28,17 @@ pub(super) struct After {
     bytes: u64,
     is_answered: bool,
     is_done: bool,
-    /// Renews leases, as long as this is there.
-    renewing: Option<AbortHandle>,
+    /// Whether leases are renewed, as long as this is there.
+    is_renewed: bool,
+}
+
+/// What follows from the head of an answer.
+pub(super) enum Answered<F> {
+    /// The body is to be waited for.
+    Waits,
+    /// Nothing is left to do.
+    Settled,
+    Settling(F),
 }
 
 /// A toll that was charged.
@@ -46,26 +53,34 @@ impl After {
     pub(super) fn new(inner: Arc<Inner>, reservation: Reservation, dues: &Dues) -> After {
         let paid = |due: &Due| Paid { which: due.which(), reserved: due.cost.get(), actual: None };
         let tolls = dues.iter().map(paid).collect();
-        let lease = dues.iter().filter_map(|due| due.limit(&inner).lease).min();
-        let renewing = lease.and_then(|lease| renew(&inner, reservation.id(), lease));
-        After { inner, reservation, tolls, bytes: 0, is_answered: false, is_done: false, renewing }
+        let is_renewed = reservation.held().lease.is_some() && !inner.gate.engine.is_local();
+        if is_renewed {
+            inner.gate.engine.keep_renewed(reservation.held(), &Arc::new(Lease::default()));
+        }
+        After { inner, reservation, tolls, bytes: 0, is_answered: false, is_done: false, is_renewed }
     }
 
-    /// The head of the answer is there. Returns what settles it, if there is anything to settle and it need not wait for the body.
+    /// The head of the answer is there. Returns what settles it, if there is anything to settle, it need not wait for the body
+    /// and it is not done at once.
     pub(super) fn answered(
         &mut self,
         answer: &ResponseHead<'_>,
-    ) -> Option<impl Future<Output = ()> + Send + 'static> {
+    ) -> Answered<impl Future<Output = ()> + Send + 'static> {
         for paid in &mut self.tolls {
             paid.actual = self.inner.limits.get(&paid.which).settle.by_head(answer);
         }
         // Only now: a function that panics has seen nothing answered.
         self.is_answered = true;
-        let waits = |post: &AppliedLimit| post.lease.is_some() || matches!(post.settle, Settle::ByBytes);
+        let waits =
+            |applied: &AppliedLimit| applied.lease.is_some() || matches!(applied.settle, Settle::ByBytes);
         if self.tolls.iter().any(|paid| waits(self.inner.limits.get(&paid.which))) {
-            return None;
+            return Answered::Waits;
         }
-        self.settling()
+        if self.is_in_process() {
+            self.settle_local();
+            return Answered::Settled;
+        }
+        self.settling().map_or(Answered::Settled, Answered::Settling)
     }
 
     /// Whether it holds a lease, which ends when this is dropped.
@@ -80,38 +95,34 @@ impl After {
 
     /// Whether the counters are in this process, so that it is settled at once.
     pub(super) fn is_in_process(&self) -> bool {
-        self.inner.gate.is_in_process()
+        self.inner.gate.engine.is_local()
     }
 
     /// What settles it, once and as far as the answer is known.
     fn settling(&mut self) -> Option<impl Future<Output = ()> + Send + 'static> {
-        if std::mem::replace(&mut self.is_done, true) {
-            return None;
-        }
-        let settlement = self.settlement()?;
+        let settlement = self.take_settlement()?;
         let (inner, id) = (self.inner.clone(), self.reservation.id());
         Some(async move { charge::settle(&inner, id, &settlement).await })
     }
 
-    fn settlement(&self) -> Option<Settlement> {
-        let actuals: SmallVec<[(&str, u64); 4]> = self
-            .tolls
-            .iter()
-            .filter_map(|paid| {
-                let name = self.name(paid);
-                // A settlement knows limits by name. Of two tolls under one, neither may give back what the other has paid.
-                let same = || self.tolls.iter().filter(|other| self.name(other) == name);
-                same().any(|other| self.actual(other).is_some()).then(|| {
-                    let dearest = same().map(|other| self.actual(other).unwrap_or(other.reserved)).max();
-                    (name, dearest.unwrap_or_default())
-                })
-            })
-            .collect();
-        (!actuals.is_empty()).then(|| self.reservation.each(&actuals))
+    /// The same where the counters are in this process.
+    fn settle_local(&mut self) {
+        if let Some(settlement) = self.take_settlement() {
+            charge::settle_local(&self.inner, self.reservation.id(), &settlement);
+        }
     }
 
-    fn name<'a>(&'a self, paid: &'a Paid) -> &'a str {
-        self.inner.limits.get(&paid.which).entry.rule.name()
+    fn take_settlement(&mut self) -> Option<Settlement> {
+        if std::mem::replace(&mut self.is_done, true) {
+            return None;
+        }
+        if self.is_renewed {
+            self.inner.gate.engine.stop_renewing(self.reservation.id());
+        }
+        let is_corrected = self.tolls.iter().any(|paid| self.actual(paid).is_some());
+        let actuals: SmallVec<[u64; 4]> =
+            self.tolls.iter().map(|paid| self.actual(paid).unwrap_or(paid.reserved)).collect();
+        self.reservation.each(&actuals).ok().filter(|_| is_corrected)
     }
 
     /// What a toll truly cost, if it is not what was reserved.
@@ -125,43 +136,14 @@ impl After {
     }
 }
 
-/// Renews leases before they run out, for as long as the request takes.
-fn renew(inner: &Arc<Inner>, id: HoldId, lease: Micros) -> Option<AbortHandle> {
-    let runtime = tokio::runtime::Handle::try_current().ok()?;
-    let (inner, every) = (inner.clone(), Duration::from_micros((lease.get() / 3).max(1)));
-    let renewing = runtime.spawn(async move {
-        loop {
-            tokio::time::sleep(every).await;
-            match inner.gate.renew_lease(id).await {
-                Ok(true) => {}
-                // Reported. Nothing brings it back.
-                Ok(false) => return,
-                Err(error) => {
-                    if let Some(count) = inner.unsettled.count() {
-                        tracing::warn!(
-                            count,
-                            "a lease could not be renewed, and may run out before its request is done: {error}"
-                        );
-                    }
-                }
-            }
-        }
-    });
-    Some(renewing.abort_handle())
-}
-
 impl Drop for After {
     /// The body is out, or somebody has gone away.
     fn drop(&mut self) {
-        if let Some(renewing) = &self.renewing {
-            renewing.abort();
-        }
-        let is_in_process = self.is_in_process();
-        let Some(settling) = self.settling() else { return };
-        if is_in_process {
-            charge::at_once(settling);
-        } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(settling);
+        if self.is_in_process() {
+            self.settle_local();
+        } else if let Some(settlement) = self.take_settlement() {
+            // Sent again until the store answers or the leases have ended.
+            self.inner.gate.engine.settle_later(self.reservation.held(), settlement);
         }
     }
 }

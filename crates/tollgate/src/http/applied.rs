@@ -1,25 +1,26 @@
 //! A limit as the layer applies it to the requests of one route limit: what it asks of a charge, and what the response shows of
-//! it. Worked out when the layer is built, or for a limit with numbers of the application when it is chosen.
+//! it. Worked out when the layer is built, when a reload has changed the limit, or for a limit with numbers of the application when
+//! it is chosen.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use tollgate_kernel::{Cost, Limit, Micros, Outcome, Strategy};
 
 use super::layer::Inner;
 use super::marks::Sheet;
-use crate::ad_hoc::AdHoc;
+use crate::charge::NamedLimit;
 use crate::error::Error;
-use crate::gate::{Entry, Place};
 use crate::headers::{Format, Said, Unit};
 use crate::limiter::Limiter;
 use crate::policy::Allowance;
-use crate::registry::Tollgate;
 use crate::route::{Choice, RequestLimit, RouteLimit, Settle};
+use crate::tollgate::Tollgate;
 
 /// A limit as the layer applies it.
 pub(super) struct AppliedLimit {
-    pub(super) entry: Arc<Entry>,
+    pub(super) limit: NamedLimit,
     pub(super) settle: Settle,
     /// How long a lease lasts, where the limit gives any: it is released when the response is done.
     pub(super) lease: Option<Micros>,
@@ -39,36 +40,29 @@ pub(super) struct Settings {
 }
 
 impl AppliedLimit {
-    fn named(
+    /// A limit of the policy, which is applied often.
+    fn of_policy(
         gate: &Tollgate,
-        name: &str,
+        limit: NamedLimit,
         settle: &Settle,
         settings: &Settings,
     ) -> Result<AppliedLimit, Error> {
-        let (entry, limiter) = (gate.entry(name)?.clone(), gate.limiter(name).ok());
-        let mut applied = AppliedLimit::new(entry, limiter, settle, settings)?;
-        if let (Some(_), Allowance::Limited(limit)) = (&applied.straight, applied.entry.rule.allowance()) {
+        let mut applied = AppliedLimit::new(gate, limit, settle, settings)?;
+        if let (Some(_), Allowance::Limited(limit)) = (&applied.straight, applied.limit.allowance()) {
             let fresh = Outcome { capacity: limit.capacity(), ..Outcome::UNLIMITED };
             applied.sheet = Sheet::new(&settings.format, &applied.said(Cost::ONE, fresh));
         }
         Ok(applied)
     }
 
-    fn ad_hoc(
-        gate: &Tollgate,
-        limit: &AdHoc,
-        settle: &Settle,
-        settings: &Settings,
-    ) -> Result<AppliedLimit, Error> {
-        AppliedLimit::new(limit.shared_entry(gate)?, limit.limiter().cloned(), settle, settings)
-    }
-
     fn new(
-        entry: Arc<Entry>,
-        limiter: Option<Limiter>,
+        gate: &Tollgate,
+        limit: NamedLimit,
         settle: &Settle,
         settings: &Settings,
     ) -> Result<AppliedLimit, Error> {
+        let entry = gate.engine.owned(&limit)?.entry.newest().clone();
+        let limit = NamedLimit { entry: entry.clone() };
         let limits = || {
             let overrides = entry.rule.overrides().iter().map(|(_, allowance)| allowance);
             std::iter::once(entry.rule.allowance()).chain(overrides).filter_map(|allowance| match allowance {
@@ -90,30 +84,26 @@ impl AppliedLimit {
         }
         let is_held = lease.is_some() || may_wait_long || is_settled;
         // A charge that is held, or may be delayed, needs more than its counters.
-        let straight = limiter.filter(Limiter::is_straight);
+        let straight = gate.local(&limit).ok().filter(Limiter::is_fast);
         let straight = straight.filter(|_| !is_held && !limits().any(is(Strategy::LeakyBucket)));
         let unit = match (settle, lease) {
             (Settle::ByBytes, _) => Some(Unit::ContentBytes),
             (_, Some(_)) => Some(Unit::ConcurrentRequests),
             _ => None,
         };
-        Ok(AppliedLimit { settle: settle.clone(), lease, is_held, straight, unit, sheet: None, entry })
+        Ok(AppliedLimit { settle: settle.clone(), lease, is_held, straight, unit, sheet: None, limit })
     }
 
     /// What the response shows of an outcome, where no override applies and the limit is not in shadow mode.
     pub(super) fn said(&self, cost: Cost, outcome: Outcome) -> Said<'_> {
-        let limit = match &self.entry.base {
-            Place::Counted { stored, .. } => Some(&stored.limit),
-            Place::Unlimited | Place::Blocked => None,
-        };
-        let name = self.entry.rule.name();
+        let (name, limit) = (self.limit.name(), self.limit.entry.newest().base.limit());
         Said { name, limit, cost: cost.get(), outcome, shadow: false, unit: self.unit }
     }
 }
 
 /// All limits that the layer applies.
 pub(super) struct AppliedLimits {
-    limits: Vec<AppliedLimit>,
+    limits: Vec<Slot>,
     /// For each route limit.
     routes: Vec<OfRoute>,
 }
@@ -125,12 +115,37 @@ enum OfRoute {
     Chosen(HashMap<String, usize>, Settle),
 }
 
+/// A limit as it was when the layer was built, and as it is since a reload changed it.
+struct Slot {
+    built: AppliedLimit,
+    reloaded: RwLock<Option<Arc<AppliedLimit>>>,
+}
+
+impl Slot {
+    fn new(built: AppliedLimit) -> Slot {
+        Slot { built, reloaded: RwLock::default() }
+    }
+
+    /// The limit as it is now. An error if it cannot be applied here any more.
+    #[cold]
+    fn reloaded(&self, inner: &Inner) -> Result<Arc<AppliedLimit>, Error> {
+        if let Some(limit) = self.reloaded.read().as_ref().filter(|limit| limit.limit.entry.is_current()) {
+            return Ok(limit.clone());
+        }
+        let (limit, settle) = (self.built.limit.clone(), &self.built.settle);
+        let limit = Arc::new(AppliedLimit::of_policy(&inner.gate, limit, settle, &inner.settings)?);
+        *self.reloaded.write() = Some(limit.clone());
+        Ok(limit)
+    }
+}
+
 /// Which limit applies to one charge of a request.
 #[derive(Clone)]
 pub(super) enum Which {
     Known(usize),
-    /// One whose numbers came with the request.
-    AdHoc(Arc<AppliedLimit>),
+    /// One that came with the request: a reload has changed it, its numbers are the application's, or its name was not known when the
+    /// layer was built.
+    OfRequest(Arc<AppliedLimit>),
 }
 
 impl AppliedLimits {
@@ -141,18 +156,22 @@ impl AppliedLimits {
     ) -> Result<AppliedLimits, Error> {
         let mut limits = Vec::new();
         let mut add = |limit: AppliedLimit| {
-            limits.push(limit);
+            limits.push(Slot::new(limit));
             limits.len() - 1
         };
         let mut of_routes = Vec::new();
         for route in routes {
             let settle = route.settle();
             of_routes.push(match route.limit() {
-                Some(name) => OfRoute::One(add(AppliedLimit::named(gate, name, settle, settings)?)),
+                Some(name) => {
+                    OfRoute::One(add(AppliedLimit::of_policy(gate, gate.limit(name)?, settle, settings)?))
+                }
                 None => {
-                    let names = gate.rules().iter().map(|rule| rule.name());
+                    let policy = gate.policy();
+                    let names = policy.rules().iter().map(|rule| rule.name());
                     let known = names.filter_map(|name| {
-                        let limit = AppliedLimit::named(gate, name, settle, settings).ok()?;
+                        let limit = gate.limit(name).ok()?;
+                        let limit = AppliedLimit::of_policy(gate, limit, settle, settings).ok()?;
                         Some((name.to_owned(), add(limit)))
                     });
                     OfRoute::Chosen(known.collect(), settle.clone())
@@ -165,30 +184,38 @@ impl AppliedLimits {
     /// The limit that applies under a route limit; an error if there is none such.
     pub(super) fn find(&self, inner: &Inner, route: usize, limit: &RequestLimit<'_>) -> Result<Which, Error> {
         let (known, settle) = match &self.routes[route] {
-            OfRoute::One(index) => return Ok(Which::Known(*index)),
+            OfRoute::One(index) => return self.current(inner, *index),
             OfRoute::Chosen(known, settle) => (known, settle),
         };
         if let RequestLimit::Chosen(chosen) = limit
-            && let Choice::AdHoc(limit) = &chosen.0
+            && let Choice::Handle(limit) = &chosen.0
         {
-            let limit = AppliedLimit::ad_hoc(&inner.gate, limit, settle, &inner.settings)?;
-            return Ok(Which::AdHoc(Arc::new(limit)));
+            let limit = AppliedLimit::new(&inner.gate, limit.clone(), settle, &inner.settings)?;
+            return Ok(Which::OfRequest(Arc::new(limit)));
         }
         let name = limit.name();
-        match known.get(name) {
-            Some(index) => Ok(Which::Known(*index)),
-            // Says why: there is no such limit, or it cannot be settled.
-            None => match AppliedLimit::named(&inner.gate, name, settle, &inner.settings) {
-                Err(error) => Err(error),
-                Ok(limit) => Ok(Which::AdHoc(Arc::new(limit))),
-            },
+        if let Some(index) = known.get(name) {
+            return self.current(inner, *index);
+        }
+        // An error says why: there is no such limit, or it cannot be settled.
+        let limit = AppliedLimit::new(&inner.gate, inner.gate.limit(name)?, settle, &inner.settings)?;
+        Ok(Which::OfRequest(Arc::new(limit)))
+    }
+
+    /// A limit of the policy, as it is now.
+    #[inline]
+    fn current(&self, inner: &Inner, index: usize) -> Result<Which, Error> {
+        let slot = &self.limits[index];
+        match slot.built.limit.entry.is_current() {
+            true => Ok(Which::Known(index)),
+            false => slot.reloaded(inner).map(Which::OfRequest),
         }
     }
 
     pub(super) fn get<'a>(&'a self, which: &'a Which) -> &'a AppliedLimit {
         match which {
-            Which::Known(index) => &self.limits[*index],
-            Which::AdHoc(limit) => limit,
+            Which::Known(index) => &self.limits[*index].built,
+            Which::OfRequest(limit) => limit,
         }
     }
 }

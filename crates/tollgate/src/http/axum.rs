@@ -30,7 +30,7 @@ impl LimitLayer {
     /// use tollgate::route::{KeyExtractor, RouteLimit};
     /// use tollgate::{Limit, Tollgate};
     ///
-    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 20)?).build()?;
+    /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s", 20)?).build()?;
     /// let layer = LimitLayer::new(&gate, [RouteLimit::new("api", KeyExtractor::ip())])?;
     /// let router: Router = Router::new().route("/", get("hello")).layer(layer.for_axum());
     /// # Ok::<(), tollgate::Error>(())

@@ -1,9 +1,8 @@
 //! From a request to a verdict: who owes what under which limits, charged all at once, and what that means for the request.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -16,10 +15,10 @@ use super::charges::{Due, Dues};
 use super::layer::Inner;
 use super::marks::Marks;
 use super::refusal::{Protocol, Refusal};
-use crate::decision::Decision;
-use crate::gate::{Place, Resolved, ResolvedAll};
+use crate::charge::Charge;
+use crate::engine::{self, Answer, Charges, Mode, Step, Take};
+use crate::error::Error;
 use crate::headers::{ResetAs, Said};
-use crate::limiter::{self, Charge};
 use crate::problem::Reason;
 use crate::reservation::Reservation;
 
@@ -50,7 +49,7 @@ impl Verdict {
 /// A verdict that is waited for: boxed, as the future of a store elsewhere is.
 pub(super) type Asked = Pin<Box<dyn Future<Output = Verdict> + Send>>;
 
-/// Charges what is due in a store elsewhere.
+/// Charges what is due in a remote store.
 ///
 /// A charge that is to be corrected later is seen through even if the caller goes away meanwhile: once it is there, its lease can
 /// be given back.
@@ -74,7 +73,7 @@ fn is_held(inner: &Inner, dues: &Dues) -> bool {
 /// is in this process too, and gives it back however it ends.
 fn hold_ttl(inner: &Inner, dues: &Dues) -> Micros {
     let is_leased = dues.iter().any(|due| due.limit(inner).lease.is_some());
-    if is_leased && inner.gate.is_in_process() { Hold::UNTIL_RELEASED } else { inner.settle_within }
+    if is_leased && inner.gate.engine.is_local() { Hold::UNTIL_RELEASED } else { inner.settle_within }
 }
 
 /// What each limit of a charge said, in the order of the dues.
@@ -82,116 +81,118 @@ type AllSaid<'a> = SmallVec<[Said<'a>; 4]>;
 
 /// Charges what is due where the counters are in this process, and says what that means.
 ///
-/// The straight way, which nearly every request takes, is open to limits whose counters need only be asked, and to keys that
-/// make sense.
-pub(super) fn decide_at_once<B>(inner: &Arc<Inner>, dues: &Dues, request: &Request<B>) -> Verdict {
-    let straight = match &dues[..] {
-        [due] => decide_one(inner, due, request),
-        _ => decide_several(inner, dues, request),
-    };
-    straight.unwrap_or_else(|| {
-        let protocol = Protocol::of(request);
-        let verdict = at_once(decide(inner, dues, protocol));
-        verdict.unwrap_or_else(|| Verdict::undecided(inner, protocol))
-    })
+/// Fast path, which nearly every request takes: one limit whose counters need only be asked, and a valid key.
+pub(super) fn decide_local<B>(inner: &Arc<Inner>, dues: &Dues, request: &Request<B>) -> Verdict {
+    if let [due] = &dues[..]
+        && let Some(verdict) = decide_one(inner, due, request)
+    {
+        return verdict;
+    }
+    let protocol = Protocol::of(request);
+    let charges: SmallVec<[Charge<'_>; 4]> = dues.iter().map(|due| due.charge(inner)).collect();
+    match inner.gate.engine.charge(&mut to_charge(inner, dues, &charges)) {
+        Step::Done(Ok(answer)) => match conclude(inner, dues, protocol, answer) {
+            Concluded::Verdict(verdict) => verdict,
+            Concluded::Cancel(reservation, verdict) => {
+                settle_local(inner, reservation.id(), &Settlement::Cancel);
+                verdict
+            }
+        },
+        Step::Done(Err(error)) => undecided(inner, protocol, &error),
+        Step::Waits(_) => Verdict::undecided(inner, protocol),
+    }
 }
 
-/// The straight way of one limit. `None`, and nothing charged, if it is not open.
+/// Fast path of one limit. `None`, and nothing charged, if it is not open.
 fn decide_one<B>(inner: &Inner, due: &Due, request: &Request<B>) -> Option<Verdict> {
-    let post = due.limit(inner);
-    let outcome = post.straight.as_ref()?.charge_cost(due.key.as_ref()?.canonical(), due.cost);
+    let applied = due.limit(inner);
+    let limiter = applied.straight.as_ref().filter(|limiter| limiter.is_fast())?;
+    let outcome = limiter.charge_cost(due.key.as_ref()?, due.cost);
     // What was said is not put together unless it is needed: it was written only now, and copying it would wait for that.
-    let said = || [post.said(due.cost, outcome)];
-    if !outcome.allowed {
+    let said = || [applied.said(due.cost, *outcome.numbers())];
+    if !outcome.is_allowed() {
         return Some(refuse(inner, Protocol::of(request), &said(), Reason::QuotaExceeded));
     }
-    let marks = match &post.sheet {
-        Some(sheet) if sheet.fits(&outcome) => sheet.filled(&outcome, due.cost, now(inner)),
+    let marks = match &applied.sheet {
+        Some(sheet) if sheet.fits(outcome.numbers()) => sheet.filled(outcome.numbers(), due.cost, now(inner)),
         None if !inner.settings.format.legacy && !inner.settings.format.draft => Marks::default(),
         _ => marks(inner, &said()),
     };
     Some(Verdict::Pass { delay: Micros::ZERO, marks, after: None })
 }
 
-/// The straight way of several limits. `None`, and nothing charged, if it is not open.
-fn decide_several<B>(inner: &Inner, dues: &Dues, request: &Request<B>) -> Option<Verdict> {
-    let mut charges: SmallVec<[Charge<'_, '_>; 4]> = SmallVec::new();
-    for due in dues {
-        let limiter = due.limit(inner).straight.as_ref()?;
-        charges.push(limiter.of(due.key.as_ref()?.canonical()).cost(due.cost.get()));
-    }
-    let decision = limiter::charge(&charges).ok()?;
-    let mut said = AllSaid::new();
-    for (due, limit) in dues.iter().zip(decision.limits()) {
-        said.push(due.limit(inner).said(due.cost, limit.outcome));
-    }
-    Some(match decision.allowed() {
-        true => Verdict::Pass { delay: Micros::ZERO, marks: marks(inner, &said), after: None },
-        false => refuse(inner, Protocol::of(request), &said, Reason::QuotaExceeded),
-    })
+/// The call of the engine for what is due.
+fn to_charge<'a>(inner: &Inner, dues: &Dues, charges: &'a [Charge<'a>]) -> engine::Request<'a> {
+    let take = match is_held(inner, dues) {
+        true => Take::Reservation(hold_ttl(inner, dues)),
+        false => Take::Nothing,
+    };
+    engine::Request { take, ..engine::Request::new(Charges::All(charges), Mode::AllOrNone) }
 }
 
 /// Charges what is due, and says what that means.
 pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) -> Verdict {
-    let is_held = is_held(inner, dues);
-    let hold = is_held.then(|| Hold { id: HoldId::random(), ttl: hold_ttl(inner, dues) });
-    let operation = if is_held { "reserve" } else { "charge" };
-    let started = inner.gate.gate.started(operation);
-    let resolved: ResolvedAll<'_, '_> = dues.iter().map(|due| resolve(inner, due)).collect();
-    match inner.gate.decide_resolved(operation, &resolved, hold, &started).await {
-        Ok(decision) => conclude(inner, dues, protocol, &resolved, &decision, hold).await,
-        Err(error) => {
-            if let Some(count) = inner.undecided.count() {
-                tracing::error!(count, "refused a request that could not be decided: {error}");
-            }
-            Verdict::undecided(inner, protocol)
+    let charges: SmallVec<[Charge<'_>; 4]> = dues.iter().map(|due| due.charge(inner)).collect();
+    let answer = match inner.gate.engine.charge(&mut to_charge(inner, dues, &charges)) {
+        Step::Done(answer) => answer,
+        Step::Waits(waiting) => waiting.await,
+    };
+    match answer.map(|answer| conclude(inner, dues, protocol, answer)) {
+        Ok(Concluded::Verdict(verdict)) => verdict,
+        Ok(Concluded::Cancel(reservation, verdict)) => {
+            settle(inner, reservation.id(), &Settlement::Cancel).await;
+            verdict
         }
+        Err(error) => undecided(inner, protocol, &error),
     }
 }
 
-fn resolve<'a>(inner: &'a Inner, due: &'a Due) -> Resolved<'a, 'a> {
-    let entry = &*due.limit(inner).entry;
-    let met = due.key.as_ref().map(|key| (key.borrowed(), entry.place(key)));
-    Resolved { name: entry.rule.name(), entry, met, cost: due.cost }
+#[cold]
+fn undecided(inner: &Inner, protocol: Protocol, error: &Error) -> Verdict {
+    if let Some(count) = inner.undecided.count() {
+        tracing::error!(count, "refused a request that could not be decided: {error}");
+    }
+    Verdict::undecided(inner, protocol)
 }
 
-async fn conclude(
-    inner: &Arc<Inner>,
-    dues: &Dues,
-    protocol: Protocol,
-    resolved: &[Resolved<'_, '_>],
-    decision: &Decision<'_>,
-    hold: Option<Hold>,
-) -> Verdict {
+/// What an answer means for the request.
+enum Concluded {
+    Verdict(Verdict),
+    /// It is refused though it was charged: that is to be given back.
+    Cancel(Box<Reservation>, Verdict),
+}
+
+fn conclude(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol, answer: Answer) -> Concluded {
+    let Answer { decision, held } = answer;
+    let entries: SmallVec<[_; 4]> = dues.iter().map(|due| due.limit(inner).limit.entry.newest()).collect();
     let mut said: AllSaid<'_> = SmallVec::new();
-    for ((due, ask), limit) in dues.iter().zip(resolved).zip(decision.limits()) {
-        let counted = match &ask.met {
-            Some((_, Place::Counted { stored, .. })) => Some(&stored.limit),
-            _ => None,
-        };
-        let told = due.limit(inner).said(due.cost, limit.outcome);
-        said.push(Said { limit: counted, shadow: limit.shadow, ..told });
+    for ((due, entry), outcome) in dues.iter().zip(&entries).zip(decision.outcomes()) {
+        let limit = due.key.as_ref().and_then(|key| entry.place(key).limit());
+        let told = due.limit(inner).said(due.cost, *outcome.numbers());
+        said.push(Said { limit, shadow: outcome.is_shadow(), ..told });
     }
     let mut is_too_late = false;
     for limit in &mut said {
         is_too_late |= refuse_long_wait(limit, inner.settings.most_delay);
     }
-    let reservation = hold.map(|hold| Reservation::new(inner.gate.gate.clone(), hold.id, decision));
-    let reason = match Reason::of(decision) {
-        None if is_too_late => {
-            // It would rather not have been charged.
-            if let Some(reservation) = &reservation {
-                settle(inner, reservation.id(), &Settlement::Cancel).await;
+    let reason = Reason::of(&decision);
+    if reason.is_some() || is_too_late {
+        let refused = refuse(inner, protocol, &said, reason.unwrap_or(Reason::QuotaExceeded));
+        // It would rather not have been charged.
+        return match held.filter(|_| reason.is_none()) {
+            Some(held) => {
+                let reservation = Reservation::new(inner.gate.engine.clone(), held, decision);
+                Concluded::Cancel(Box::new(reservation), refused)
             }
-            Some(Reason::QuotaExceeded)
-        }
-        reason => reason,
-    };
-    if let Some(reason) = reason {
-        return refuse(inner, protocol, &said, reason);
+            None => Concluded::Verdict(refused),
+        };
     }
-    let after = reservation.map(|reservation| Box::new(After::new(inner.clone(), reservation, dues)));
-    Verdict::Pass { delay: decision.delay(), marks: marks(inner, &said), after }
+    let (delay, marks) = (Micros::from(decision.delay()), marks(inner, &said));
+    let after = held.map(|held| {
+        let reservation = Reservation::new(inner.gate.engine.clone(), held, decision);
+        Box::new(After::new(inner.clone(), reservation, dues))
+    });
+    Concluded::Verdict(Verdict::Pass { delay, marks, after })
 }
 
 /// Makes a refusal of what a leaky bucket would hold back for longer than `most`, and says whether it is one. Whoever was
@@ -233,24 +234,27 @@ fn marks(inner: &Inner, said: &[Said<'_>]) -> Marks {
 fn now(inner: &Inner) -> Micros {
     match inner.settings.format.reset {
         ResetAs::Seconds => Micros::ZERO,
-        ResetAs::UnixTime => inner.gate.gate.clock.now(),
+        ResetAs::UnixTime => inner.gate.engine.clock.now(),
     }
 }
 
 /// Settles a charge; what cannot be settled stays charged as it was reserved, and is warned of.
 pub(super) async fn settle(inner: &Inner, id: HoldId, settlement: &Settlement) {
-    if let Err(error) = inner.gate.settle(id, settlement).await
+    let settled = inner.gate.engine.settle(id, settlement).await;
+    settled_or_warn(inner, settled.err());
+}
+
+/// The same where the counters are in this process. Nobody asks for the reservation again, so it is forgotten.
+pub(super) fn settle_local(inner: &Inner, id: HoldId, settlement: &Settlement) {
+    let settled = inner.gate.engine.settle_local(id, settlement);
+    settled_or_warn(inner, settled.and_then(Result::err));
+    inner.gate.engine.forget_local(id);
+}
+
+fn settled_or_warn(inner: &Inner, error: Option<Error>) {
+    if let Some(error) = error
         && let Some(count) = inner.unsettled.count()
     {
         tracing::warn!(count, "a charge stays as it was reserved, because it could not be settled: {error}");
-    }
-    inner.gate.forget_hold(id);
-}
-
-/// The outcome of what is ready at once, as everything is whose counters are in this process.
-pub(super) fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(outcome) => Some(outcome),
-        Poll::Pending => None,
     }
 }

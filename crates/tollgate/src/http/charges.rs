@@ -8,8 +8,9 @@ use tollgate_kernel::Cost;
 use super::applied::{AppliedLimit, Which};
 use super::layer::Inner;
 use super::refusal::{self, Protocol, Refusal};
+use crate::charge::Charge;
 use crate::error::Error;
-use crate::key::Key;
+use crate::key::{Key, KeyRef};
 use crate::problem::Reason;
 use crate::route::{NoKey, RequestHead};
 
@@ -26,6 +27,12 @@ impl Due {
     /// The limit that applies.
     pub(super) fn limit<'a>(&'a self, inner: &'a Inner) -> &'a AppliedLimit {
         inner.limits.get(&self.which)
+    }
+
+    /// As the engine charges it: without a key, it is denied as a malformed one is.
+    pub(super) fn charge<'a>(&'a self, inner: &'a Inner) -> Charge<'a> {
+        let key = self.key.as_ref().map_or_else(KeyRef::not_found, KeyRef::from);
+        Charge::new(&self.limit(inner).limit, key).cost(self.cost.get())
     }
 
     /// Which limit that is, for who needs it later.

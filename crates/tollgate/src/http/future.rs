@@ -10,9 +10,9 @@ use pin_project_lite::pin_project;
 use tollgate_kernel::Micros;
 use tower_service::Service;
 
-use super::after::After;
+use super::after::{After, Answered as Settles};
 use super::body::LimitedBody;
-use super::charge::{self, Asked, Verdict};
+use super::charge::{Asked, Verdict};
 use super::lease::Lease;
 use super::marks::Marks;
 use crate::route::ResponseHead;
@@ -169,21 +169,21 @@ where
                         extensions: answer.extensions(),
                     };
                     let is_upgraded = head.status == StatusCode::SWITCHING_PROTOCOLS;
-                    let Some(settling) = after.answered(&head) else {
-                        let after = match lease.filter(|_| is_upgraded) {
-                            // The body is over at once, and the connection is not.
-                            Some(lease) => {
-                                lease.hold(after);
-                                None
-                            }
-                            None => Some(after),
-                        };
-                        return Poll::Ready(Ok(passed(answer, marks, after)));
+                    let settling = match after.answered(&head) {
+                        Settles::Settling(settling) => settling,
+                        Settles::Settled => return Poll::Ready(Ok(passed(answer, marks, None))),
+                        Settles::Waits => {
+                            let after = match lease.filter(|_| is_upgraded) {
+                                // The body is over at once, and the connection is not.
+                                Some(lease) => {
+                                    lease.hold(after);
+                                    None
+                                }
+                                None => Some(after),
+                            };
+                            return Poll::Ready(Ok(passed(answer, marks, after)));
+                        }
                     };
-                    if after.is_in_process() {
-                        charge::at_once(settling);
-                        return Poll::Ready(Ok(passed(answer, marks, None)));
-                    }
                     // Seen through even if the caller goes away meanwhile.
                     let settling = tokio::spawn(settling);
                     State::Settling {

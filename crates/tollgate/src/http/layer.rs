@@ -17,11 +17,11 @@ use super::service::LimitService;
 use crate::error::Error;
 use crate::headers::Format;
 use crate::quiet::Quiet;
-use crate::registry::Tollgate;
 use crate::route::{
     ClientAddress, EncodedSeparators, Matcher, RequestHead, RequestReader, Route, RouteLimit, Routes,
     canonical_network,
 };
+use crate::tollgate::Tollgate;
 
 /// How long a request is delayed at most, by default.
 const MOST_DELAY: Duration = Duration::from_secs(5);
@@ -32,14 +32,15 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(300);
 /// Limits before a tower service: axum, tonic, hyper or any other.
 ///
 /// ```
+/// use std::time::Duration;
 /// use tollgate::http::LimitLayer;
 /// use tollgate::route::{KeyExtractor, Route, RouteLimit};
-/// use tollgate::{Limit, Micros, Tollgate};
+/// use tollgate::{Limit, Tollgate};
 ///
 /// let gate = Tollgate::builder()
-///     .limit("global", Limit::token_bucket("1000/s".parse()?, 1000)?)
-///     .limit("per-ip", Limit::token_bucket("10/s".parse()?, 20)?)
-///     .limit("logins", Limit::fixed_window(5, Micros::from_secs(60))?)
+///     .limit("global", Limit::token_bucket("1000/s", 1000)?)
+///     .limit("per-ip", Limit::token_bucket("10/s", 20)?)
+///     .limit("logins", Limit::fixed_window(5, Duration::from_secs(60))?)
 ///     .build()?;
 /// let layer = LimitLayer::new(&gate, [
 ///     RouteLimit::new("global", KeyExtractor::constant("all")),
@@ -164,7 +165,7 @@ impl Inner {
 /// use tollgate::{Limit, Tollgate};
 ///
 /// # fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 20)?).build()?;
+/// let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s", 20)?).build()?;
 /// let layer = LimitLayer::builder(&gate)
 ///     .limit(RouteLimit::new("api", KeyExtractor::ip()))
 ///     .skip(Route::get("/healthz"))
@@ -282,7 +283,7 @@ impl LimitLayerBuilder {
     /// # use tollgate::http::LimitLayer;
     /// # use tollgate::route::{KeyExtractor, RouteLimit};
     /// # use tollgate::{Limit, Tollgate};
-    /// # let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s".parse()?, 20)?).build()?;
+    /// # let gate = Tollgate::builder().limit("api", Limit::token_bucket("10/s", 20)?).build()?;
     /// let layer = LimitLayer::builder(&gate)
     ///     .limit(RouteLimit::new("api", KeyExtractor::ip()))
     ///     .responder(|refusal| {
@@ -311,8 +312,7 @@ impl LimitLayerBuilder {
         let settings = Settings { most_delay: Micros::from(self.most_delay), format: self.format };
         let limits = AppliedLimits::new(&self.gate, self.limits.iter(), &settings)?;
         // The program names these namespaces, so metrics may show them.
-        let watch = &self.gate.gate.watch;
-        self.limits.iter().flat_map(RouteLimit::namespaces).for_each(|name| watch.declare(name));
+        self.gate.show_namespaces(self.limits.iter().flat_map(RouteLimit::namespaces));
         let skips = self.skips.iter().map(Route::compile).collect::<Result<Vec<Matcher>, Error>>()?;
         let routes = Routes::new(self.limits)?.read_by(self.reader);
         Ok(LimitLayer {

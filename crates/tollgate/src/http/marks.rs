@@ -292,8 +292,8 @@ mod tests {
         for limit in [
             Limit::fixed_window(2_000, Micros::from_secs(60)),
             Limit::sliding_window_counter(1_000, Micros::from_secs(60)),
-            Limit::token_bucket("1/s".parse().unwrap(), 100),
-            Limit::token_bucket("7/m".parse().unwrap(), 500_000_000),
+            Limit::token_bucket("1/s", 100),
+            Limit::token_bucket("7/m", 500_000_000),
         ] {
             let limit = limit.unwrap();
             for format in

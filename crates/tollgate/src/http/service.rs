@@ -56,8 +56,8 @@ where
         if dues.is_empty() {
             return self.go(Verdict::free(), request);
         }
-        if self.inner.gate.is_in_process() {
-            let verdict = charge::decide_at_once(&self.inner, &dues, &request);
+        if self.inner.gate.engine.is_local() {
+            let verdict = charge::decide_local(&self.inner, &dues, &request);
             return self.go(verdict, request);
         }
         let asked = charge::ask(self.inner.clone(), dues, Protocol::of(&request));

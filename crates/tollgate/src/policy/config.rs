@@ -68,7 +68,7 @@ use crate::policy::Policy;
 ///
 /// A window shorter than a second also needs `subsecond = true`. Instead of a strategy a limit may say `unlimited = true`
 /// or `blocked = true`. An override says what differs for one key and has the rest from its limit. How a limit is applied:
-/// `shadow`, `fallback`, `subject` (`key` or `namespace`: what is kept together in a cluster), `slice` and `slice_ttl`.
+/// `shadow`, `fallback` and `subject` (`key` or `namespace`: what is kept together in a cluster).
 ///
 /// | of `[store]` | says | unless said |
 /// |---|---|---|
@@ -144,6 +144,16 @@ impl Config {
     /// ```
     pub fn parse(text: &str) -> Result<Config, Mistakes> {
         Config::parse_with_env(text, [])
+    }
+
+    /// The namespaces of keys that the config names, which metrics may show: those of `[server]`, the domains of Envoy and the
+    /// namespaces of route limits.
+    pub fn namespaces(&self) -> impl Iterator<Item = &str> {
+        let domains = self.envoy.rules().iter().map(|rule| rule.domain.as_str());
+        let named = self.server.namespaces.iter().map(String::as_str).chain(domains);
+        #[cfg(feature = "http")]
+        let named = named.chain(self.routes.iter().flat_map(crate::route::RouteLimit::namespaces));
+        named
     }
 
     /// Reads a whole file with the environment laid over it, or finds every mistake in both. What the file lacks the

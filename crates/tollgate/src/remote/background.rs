@@ -1,101 +1,183 @@
-//! What goes on behind the callers' backs: charges that nobody counts on are cancelled in the store.
+//! What goes on behind the callers' backs: charges that nobody counts on are cancelled in the store, leases of dropped permits are
+//! released and those of held permits renewed.
 //!
-//! Inside a tokio runtime one task for each store does so. It is started when there is something to cancel and ends when nothing
-//! is left; if its runtime ends first, the next call starts another. Without a runtime, calls that the store answers do it
-//! before they return, a few at a time.
+//! Inside a tokio runtime one task for each store does so. It is started when there is something to do and ends when nothing is
+//! left; if its runtime ends first, the next call starts another. A permit may be dropped outside any runtime: then the runtime
+//! that the engine was built in runs the task. Without any runtime, calls that the store answers do it before they return, a few
+//! at a time; leases that nobody releases end by themselves.
 
 use std::future::Future;
 use std::sync::Arc;
 
+use tollgate_kernel::Micros;
 use tollgate_store::{HoldId, Settlement};
 
-use super::cancels::{Answer, Next};
-use super::{Kept, Missed, Remote};
+use super::tasks::{Answer, Next};
+use super::{Missed, Remote, Shared};
+use crate::lease::Lease;
 
-/// How many charges a call cancels at most, where there is no runtime.
+/// How much a call does at most, where there is no runtime.
 const AT_A_CALL: usize = 4;
+/// How many attempts of a flush may fail before it gives up; what is left is done in the background.
+const FLUSH_FAILURES: usize = 8;
 
-/// Has the runtime of the caller run a task, if there is one.
+/// The runtime that the engine was built in, if there was one.
 #[cfg(any(feature = "http", feature = "otlp", feature = "postgres", feature = "redis"))]
-fn spawn(task: impl Future<Output = ()> + Send + 'static) {
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn(task);
+pub(super) struct Runtime(Option<tokio::runtime::Handle>);
+
+#[cfg(any(feature = "http", feature = "otlp", feature = "postgres", feature = "redis"))]
+impl Runtime {
+    pub(super) fn current() -> Runtime {
+        Runtime(tokio::runtime::Handle::try_current().ok())
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(runtime) = tokio::runtime::Handle::try_current().ok().or_else(|| self.0.clone()) {
+            runtime.spawn(task);
+        }
     }
 }
 
 /// Without tokio there is no runtime.
 #[cfg(not(any(feature = "http", feature = "otlp", feature = "postgres", feature = "redis")))]
-fn spawn(_task: impl Future<Output = ()> + Send + 'static) {}
+pub(super) struct Runtime;
+
+#[cfg(not(any(feature = "http", feature = "otlp", feature = "postgres", feature = "redis")))]
+impl Runtime {
+    pub(super) fn current() -> Runtime {
+        Runtime
+    }
+
+    fn spawn(&self, _task: impl Future<Output = ()> + Send + 'static) {}
+}
 
 /// The place of the one background task, given back when it is dropped.
-struct Running(Option<Arc<Kept>>);
+struct Running(Option<Arc<Shared>>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(kept) = &self.0 {
-            kept.cancels.stop();
+        if let Some(shared) = &self.0 {
+            shared.tasks.stop();
         }
     }
 }
 
 impl Remote {
     /// Starts the background task, if there is something to do and nobody does it.
-    pub(super) fn start_cancelling(&self) {
-        if self.kept.cancels.count() == 0 || !self.kept.cancels.start() {
+    pub(super) fn start_tasks(&self) {
+        if self.shared.tasks.count() == 0 || !self.shared.tasks.start() {
             return;
         }
-        let (remote, running) = (self.clone(), Running(Some(self.kept.clone())));
-        spawn(async move { remote.cancel_until_done(running).await });
+        let (remote, running) = (self.clone(), Running(Some(self.shared.clone())));
+        self.shared.runtime.spawn(async move { remote.run_until_done(running).await });
     }
 
-    async fn cancel_until_done(self, mut running: Running) {
-        let cancels = &self.kept.cancels;
+    async fn run_until_done(self, mut running: Running) {
+        let tasks = &self.shared.tasks;
         loop {
-            match cancels.next(self.kept.clock.now()) {
-                Next::Cancel(id) => self.cancel(id).await,
-                Next::WaitUntil(at) => cancels.sleep(&self.kept.clock, at).await,
+            match tasks.next(self.shared.clock.now()) {
+                Next::WaitUntil(at) => tasks.sleep(&self.shared.clock, at).await,
                 Next::Nothing => {
-                    if cancels.stop_if_empty() {
+                    if tasks.stop_if_empty() {
                         // Its place is given back already, and may be another's by now.
                         running.0 = None;
                         return;
                     }
                 }
+                next => {
+                    self.run(next).await;
+                }
             }
         }
     }
 
-    /// The store answered a call: what it is to cancel can go on.
+    /// The store answered a call: what is to be done there can go on.
     pub(super) async fn answered(&self) {
-        if self.kept.cancels.count() > 0 {
-            Box::pin(self.cancel_some()).await;
+        if self.shared.tasks.count() > 0 {
+            Box::pin(self.run_some()).await;
         }
     }
 
     #[cold]
-    async fn cancel_some(&self) {
-        self.start_cancelling();
+    async fn run_some(&self) {
+        self.start_tasks();
         // Where no task runs, this call is the place for it.
-        if !self.kept.cancels.start() {
+        if !self.shared.tasks.start() {
             return;
         }
-        let _running = Running(Some(self.kept.clone()));
+        let _running = Running(Some(self.shared.clone()));
         for _ in 0..AT_A_CALL {
-            let Next::Cancel(id) = self.kept.cancels.next(self.kept.clock.now()) else { return };
-            self.cancel(id).await;
+            match self.shared.tasks.next(self.shared.clock.now()) {
+                Next::WaitUntil(_) | Next::Nothing => return,
+                next => {
+                    self.run(next).await;
+                }
+            }
         }
     }
 
-    async fn cancel(&self, id: HoldId) {
-        let nodes = self.node_of_hold(id);
-        let call = self.call("settle", nodes, |store| store.settle(id, &Settlement::Cancel));
-        let answer = match call.await {
+    /// Does one thing; false if the store could not be asked.
+    async fn run(&self, next: Next) -> bool {
+        let (id, settlement) = match next {
+            Next::Cancel(id) => (id, Settlement::Cancel),
+            Next::Release(id, settlement) => (id, settlement),
+            Next::Renew(id) => (id, Settlement::Renew),
+            Next::WaitUntil(_) | Next::Nothing => return true,
+        };
+        // A charge whose answer was lost is cancelled in the store alone: what the fallback holds by the same id counts.
+        let settled = match settlement {
+            Settlement::Cancel => self.settle_store(id, &settlement).await,
+            _ => self.settle_anywhere(id, &settlement).await,
+        };
+        let answer = match settled {
             Ok(settled) => Answer::Settled(settled),
             Err(Missed::Wrong(_)) => Answer::Refused,
             Err(Missed::Failed { .. } | Missed::TurnedAway(_)) => Answer::Failed,
         };
-        for fingerprint in self.kept.cancels.answered(id, &answer, self.kept.clock.now()) {
-            self.kept.denials.changed(fingerprint);
+        let follows = self.shared.tasks.answered(id, answer, self.shared.clock.now());
+        for fingerprint in follows.keys {
+            self.shared.denials.changed(fingerprint);
+        }
+        if follows.is_lost {
+            self.lost_leases.report();
+        }
+        if settlement != Settlement::Renew {
+            self.lines.nudge();
+        }
+        !matches!(answer, Answer::Failed)
+    }
+
+    /// Renews the leases of a permit for as long as it is held.
+    pub(crate) fn keep_renewed(&self, id: HoldId, lease: Micros, holder: Arc<Lease>) {
+        self.shared.tasks.renew(id, lease, holder, self.shared.clock.now());
+        self.start_tasks();
+    }
+
+    /// Renews the leases of an id no more.
+    pub(crate) fn stop_renewing(&self, id: HoldId) {
+        self.shared.tasks.forget(id);
+    }
+
+    /// Releases the leases of a permit in the background.
+    pub(crate) fn release_later(&self, id: HoldId, settlement: Settlement, lease: Micros) {
+        self.shared.tasks.release(id, settlement, lease, self.shared.clock.now());
+        self.start_tasks();
+    }
+
+    /// Waits until what is to be cancelled and released is, or the store could not be asked for a while.
+    pub(crate) async fn flush(&self) {
+        let tasks = &self.shared.tasks;
+        let mut failures = 0;
+        while tasks.unfinished() > 0 && failures < FLUSH_FAILURES {
+            match tasks.next(self.shared.clock.now()) {
+                Next::Nothing => return,
+                // The background task may be at it, or it is too early to try again.
+                Next::WaitUntil(at) => {
+                    let soon = self.shared.clock.now().saturating_add(Micros::from_millis(10));
+                    self.shared.clock.alarm(at.min(soon)).await;
+                }
+                next => failures += usize::from(!self.run(next).await),
+            }
         }
     }
 }

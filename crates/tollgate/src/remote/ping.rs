@@ -6,22 +6,22 @@
 use tollgate_store::{NodeId, Scope, StoreTask};
 
 use super::Remote;
-use crate::breaker::Pinged;
+use super::breaker::Pinged;
 
 impl Remote {
     /// Pings a node beside the callers if that is due. Returns the ping if the store cannot do that: to be awaited, or dropped.
     pub(super) fn ping_if_due(&self, node: NodeId) -> Option<StoreTask> {
-        if !self.kept.breakers.of(node).begins_ping() {
+        if !self.shared.breakers.of(node).begins_ping() {
             return None;
         }
         let ping = Ping { remote: self.clone(), node, is_over: false };
-        self.kept.store.spawn(Box::pin(ping.run()))
+        self.shared.store.spawn(Box::pin(ping.run()))
     }
 
     /// Pings nodes that are down and that nobody asks any more, because another has taken their place.
     #[inline]
     pub(super) fn look_after_nodes(&self) {
-        for node in self.kept.breakers.to_look_after().into_iter().flatten() {
+        for node in self.shared.breakers.to_look_after().into_iter().flatten() {
             drop(self.ping_if_due(node));
         }
     }
@@ -36,17 +36,17 @@ struct Ping {
 
 impl Ping {
     async fn run(mut self) {
-        let kept = self.remote.kept.clone();
-        let breaker = kept.breakers.of(self.node);
+        let shared = self.remote.shared.clone();
+        let breaker = shared.breakers.of(self.node);
         let (notice, error) = loop {
-            match kept.store.ping(self.node).await {
+            match shared.store.ping(self.node).await {
                 // What concerns one call alone came from a node that answers.
                 Err(error) if error.scope() == Scope::Node => {
                     let Some(failure) = error.failure() else { return };
-                    kept.tally.ping_failed(failure);
-                    break (breaker.ping_failed(failure, kept.tally.fallen_back()), Some(error));
+                    shared.tally.ping_failed(failure);
+                    break (breaker.ping_failed(failure, shared.tally.fallen_back()), Some(error));
                 }
-                Ok(()) | Err(_) => match breaker.ping_answered(kept.tally.fallen_back()) {
+                Ok(()) | Err(_) => match breaker.ping_answered(shared.tally.fallen_back()) {
                     Pinged::Again => {}
                     Pinged::Up(notice) => break (notice, None),
                 },
@@ -62,7 +62,7 @@ impl Ping {
 impl Drop for Ping {
     fn drop(&mut self) {
         if !self.is_over {
-            self.remote.kept.breakers.of(self.node).ping_abandoned();
+            self.remote.shared.breakers.of(self.node).ping_abandoned();
         }
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tollgate_kernel::Micros;
 use tollgate_store::{Hold, HoldId};
 
-use super::cancels::Fingerprints;
+use super::tasks::Fingerprints;
 
 const SHARDS: usize = 64;
 /// How many reservations are remembered at most, in each shard.

@@ -8,7 +8,7 @@ use http::{Extensions, HeaderMap, HeaderName, StatusCode};
 use super::key::KeyExtractor;
 use super::pattern::Route;
 use super::request::RequestHead;
-use crate::ad_hoc::AdHoc;
+use crate::charge::NamedLimit;
 
 /// A limit on the requests that match a route: the limit's name, where the key is found, and the cost.
 ///
@@ -78,15 +78,15 @@ impl Settle {
     }
 }
 
-/// A limit that was chosen for one request: a limit of the policy by its name, or one whose numbers come from the application
-/// ([`Tollgate::ad_hoc`](crate::Tollgate::ad_hoc)).
+/// A limit that was chosen for one request: a limit of the policy by its name, or a [`NamedLimit`], which
+/// [`Tollgate::ad_hoc`](crate::Tollgate::ad_hoc) makes from numbers of the application.
 #[derive(Clone, Debug)]
 pub struct ChosenLimit(pub(crate) Choice);
 
 #[derive(Clone, Debug)]
 pub(crate) enum Choice {
     Name(std::borrow::Cow<'static, str>),
-    AdHoc(AdHoc),
+    Handle(NamedLimit),
 }
 
 impl From<&'static str> for ChosenLimit {
@@ -101,9 +101,9 @@ impl From<String> for ChosenLimit {
     }
 }
 
-impl From<AdHoc> for ChosenLimit {
-    fn from(limit: AdHoc) -> ChosenLimit {
-        ChosenLimit(Choice::AdHoc(limit))
+impl From<NamedLimit> for ChosenLimit {
+    fn from(limit: NamedLimit) -> ChosenLimit {
+        ChosenLimit(Choice::Handle(limit))
     }
 }
 

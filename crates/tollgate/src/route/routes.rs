@@ -10,8 +10,8 @@ use super::limit::{Choice, ChosenLimit, CostOf, LimitOf, RouteLimit, Settle};
 use super::path::BadPath;
 use super::pattern::Matcher;
 use super::request::{Described, RequestHead, RequestReader};
+use crate::engine::MOST_LIMITS;
 use crate::error::Error;
-use crate::gate::MOST_LIMITS;
 use crate::key::Key;
 
 /// How many route limits there may be. Each request is compared with all of them.
@@ -191,7 +191,7 @@ impl RequestLimit<'_> {
             RequestLimit::Named(name) => name,
             RequestLimit::Chosen(chosen) => match &chosen.0 {
                 Choice::Name(name) => name,
-                Choice::AdHoc(limit) => limit.name(),
+                Choice::Handle(limit) => limit.name(),
             },
         }
     }

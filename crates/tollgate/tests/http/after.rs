@@ -6,10 +6,8 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tollgate::route::{KeyExtractor, Route, RouteLimit};
-use tollgate::{
-    Charged, Hold, HoldId, Item, Limit, MemoryOptions, MemoryStore, Micros, Settled, Settlement, Store,
-    StoreFuture, StoredLimit, Tollgate,
-};
+use tollgate::store::{Charged, Hold, Item, MemoryOptions, MemoryStore, Store, StoreFuture, StoredLimit};
+use tollgate::{ChargeId, Limit, Settled, Settlement, Tollgate};
 
 use crate::scene::{BOTH, On, ask, gate, get, head_of, post, serve, statuses, used, window};
 
@@ -129,7 +127,7 @@ async fn a_function_that_panics_gives_nothing_back() {
 #[tokio::test]
 async fn a_lease_lasts_until_the_body_is_out() {
     for on in BOTH {
-        let at_once = Limit::concurrency(2, Micros::from_secs(60)).expect("a limit");
+        let at_once = Limit::concurrency(2, Duration::from_secs(60)).expect("a limit");
         let (gate, _) = gate(on, |gate| gate.limit("at-once", at_once));
         let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())));
         let first = head_of(&service, get("/")).await;
@@ -155,7 +153,7 @@ async fn a_lease_lasts_until_the_body_is_out() {
 #[tokio::test]
 async fn what_only_the_body_knows_keeps_the_rest_waiting_and_all_is_settled_once() {
     for on in BOTH {
-        let at_once = Limit::concurrency(1, Micros::from_secs(60)).expect("a limit");
+        let at_once = Limit::concurrency(1, Duration::from_secs(60)).expect("a limit");
         let (gate, _) = gate(on, |gate| gate.limit("at-once", at_once).limit("failures", window(9)));
         let (service, _) = serve(&gate, |layer| {
             let failures = RouteLimit::new("failures", KeyExtractor::ip()).cost(2);
@@ -211,7 +209,7 @@ impl Store for Slow {
             charged
         })
     }
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Store::settle(&self.store, id, settlement)
     }
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
@@ -224,7 +222,7 @@ impl Store for Slow {
 
 #[tokio::test]
 async fn a_caller_that_goes_away_while_the_store_is_asked_leaves_no_lease() {
-    let at_once = Limit::concurrency(1, Micros::from_secs(3_600)).expect("a limit");
+    let at_once = Limit::concurrency(1, Duration::from_secs(3_600)).expect("a limit");
     let slow = Arc::new(Slow { store: MemoryStore::new(MemoryOptions::default()), go: Semaphore::new(0) });
     let gate = Tollgate::builder().limit("at-once", at_once).store(slow.clone()).build().expect("a registry");
     let (service, inside) = serve(&gate, |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())));
@@ -260,7 +258,7 @@ impl Store for SlowToSettle {
     fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Store::charge(&self.0.store, items, hold)
     }
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(async move {
             self.0.go.acquire().await.expect("it stays open").forget();
             Store::settle(&self.0.store, id, settlement).await
@@ -293,14 +291,14 @@ async fn a_caller_that_goes_away_while_it_is_settled_pays_what_it_cost() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_renewed_for_as_long_as_its_request_takes() {
     for on in BOTH {
-        let at_once = Limit::concurrency(1, Micros::from_secs(3)).expect("a limit");
+        let at_once = Limit::concurrency(1, Duration::from_secs(3)).expect("a limit");
         let (gate, hands) = gate(on, |gate| gate.limit("at-once", at_once));
         let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())));
         let first = head_of(&service, get("/")).await;
         for _ in 0..10 {
             tokio::time::sleep(Duration::from_secs(1)).await;
             settle().await;
-            hands.advance(Micros::from_secs(1));
+            hands.advance(Duration::from_secs(1));
             assert_eq!(ask(&service, get("/")).await.status, 429, "{on:?}: the first is still inside");
         }
         drop(first);
@@ -331,11 +329,11 @@ async fn a_lease_that_is_gone_when_it_is_renewed_is_logged_and_counted_once() {
     let lines = log.clone();
     let subscriber = tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).finish();
     let _logged = tracing::subscriber::set_default(subscriber);
-    let at_once = Limit::concurrency(1, Micros::from_secs(3)).expect("a limit");
+    let at_once = Limit::concurrency(1, Duration::from_secs(3)).expect("a limit");
     let (gate, hands) = gate(On::Elsewhere, |gate| gate.limit("at-once", at_once));
     let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())));
     let first = head_of(&service, get("/")).await;
-    hands.advance(Micros::from_secs(5));
+    hands.advance(Duration::from_secs(5));
     let second = head_of(&service, get("/")).await;
     assert_eq!(second.status(), 200, "the lease has run out, and the place is taken by another");
     for _ in 0..10 {
@@ -357,7 +355,7 @@ async fn a_lease_that_is_gone_when_it_is_renewed_is_logged_and_counted_once() {
 /// The request that holds it is in the same process as the counters, and gives it back however it ends.
 #[tokio::test(start_paused = true)]
 async fn in_one_process_a_lease_does_not_end_while_its_request_is_inside() {
-    let at_once = Limit::concurrency(1, Micros::from_secs(3)).expect("a limit");
+    let at_once = Limit::concurrency(1, Duration::from_secs(3)).expect("a limit");
     let (gate, hands) =
         gate(On::Memory, |gate| gate.limit("at-once", at_once).limit("units", window(10)).max_keys(20));
     let (service, _) = serve(&gate, |layer| {
@@ -365,7 +363,7 @@ async fn in_one_process_a_lease_does_not_end_while_its_request_is_inside() {
         layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())).limit(units)
     });
     let first = head_of(&service, get("/")).await;
-    hands.advance(Micros::from_secs(1_000));
+    hands.advance(Duration::from_secs(1_000));
     assert_eq!(ask(&service, get("/")).await.status, 429, "no time for a renewal, and still inside");
     assert_eq!(gate.store_health().leases_lost, 0);
     drop(first);

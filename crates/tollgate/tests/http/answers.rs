@@ -1,6 +1,7 @@
 //! What a caller is told.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
@@ -8,16 +9,14 @@ use http_body_util::{BodyExt, Full};
 use tollgate::headers::{Format, ResetAs};
 use tollgate::http::LimitLayer;
 use tollgate::route::{KeyExtractor, RouteLimit};
-use tollgate::{
-    Charged, Failure, Fallback, Hold, HoldId, Item, Limit, Settled, Settlement, Store, StoreError,
-    StoreFuture, StoredLimit, Tollgate,
-};
+use tollgate::store::{Charged, Failure, Hold, Item, Store, StoreError, StoreFuture, StoredLimit};
+use tollgate::{ChargeId, Fallback, Limit, Settled, Settlement, Tollgate};
 use tower::{Layer, ServiceExt};
 
 use crate::scene::{Answer, BOTH, On, ask, gate, get, post, serve, window};
 
 fn bucket() -> Limit {
-    Limit::token_bucket("10/s".parse().expect("a rate"), 2).expect("a limit")
+    Limit::token_bucket("10/s", 2).expect("a limit")
 }
 
 #[tokio::test]
@@ -69,7 +68,7 @@ async fn every_answer_says_how_the_caller_stands() {
                 && third.body.contains("\"violated-policies\":[\"api\"]")
         );
         // Waiting as long as was said is enough.
-        hands.advance(tollgate::Micros::from_secs(1));
+        hands.advance(Duration::from_secs(1));
         assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
     }
 }
@@ -190,7 +189,7 @@ impl Store for Failing {
     fn charge<'a>(&'a self, _: &'a [Item<'a>], _: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async { Err((self.0)()) })
     }
-    fn settle<'a>(&'a self, _: HoldId, _: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, _: ChargeId, _: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(async { Err((self.0)()) })
     }
     fn peek<'a>(&'a self, _: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {

@@ -1,13 +1,14 @@
 //! A layer that makes no sense is not built, and says why.
 
+use std::time::Duration;
 use tollgate::http::{LimitLayer, LimitLayerBuilder};
 use tollgate::route::{KeyExtractor, Route, RouteLimit};
-use tollgate::{Limit, Micros, Tollgate};
+use tollgate::{Limit, Tollgate};
 
 use crate::scene::window;
 
 fn check(rules: impl FnOnce(LimitLayerBuilder) -> LimitLayerBuilder, why: &str) {
-    let at_once = Limit::concurrency(2, Micros::from_secs(60)).expect("a limit");
+    let at_once = Limit::concurrency(2, Duration::from_secs(60)).expect("a limit");
     let gate =
         Tollgate::builder().limit("api", window(5)).limit("at-once", at_once).build().expect("a registry");
     let error = rules(LimitLayer::builder(&gate)).build().expect_err(why).to_string();

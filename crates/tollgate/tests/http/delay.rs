@@ -10,7 +10,7 @@ use crate::scene::{BOTH, ask, gate, get, serve, used};
 
 /// One request a second, and up to ten that wait.
 fn leaky() -> Limit {
-    Limit::leaky_bucket("1/s".parse().expect("a rate"), 10).expect("a limit")
+    Limit::leaky_bucket("1/s", 10).expect("a limit")
 }
 
 #[tokio::test(start_paused = true)]
@@ -54,7 +54,7 @@ async fn what_would_wait_too_long_is_given_back_and_denied() {
         assert_eq!(used(&gate, "even", "ip:192.0.2.1").await, 3, "{on:?}: the fourth was given back");
         assert_eq!(inside.calls.load(std::sync::atomic::Ordering::Relaxed), 3, "{on:?}");
         // After as long as it was told, it waits no longer than is allowed.
-        hands.advance(tollgate::Micros::from_secs(1));
+        hands.advance(Duration::from_secs(1));
         assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
     }
 }
@@ -74,7 +74,7 @@ async fn who_meets_a_full_bucket_is_told_when_the_wait_in_it_is_short_enough() {
         let denied = ask(&service, get("/")).await;
         let fields = ["retry-after", "x-ratelimit-remaining", "ratelimit"].map(|name| denied.field(name));
         assert_eq!(fields, ["8", "0", "\"even\";r=0;t=8"], "{on:?}");
-        hands.advance(tollgate::Micros::from_secs(8));
+        hands.advance(Duration::from_secs(8));
         assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
     }
 }

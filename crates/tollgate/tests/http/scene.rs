@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
+use std::time::Duration;
 use tollgate::http::{LimitLayer, LimitLayerBuilder, LimitedBody, Peer};
-use tollgate::{Limit, ManualClock, MemoryOptions, MemoryStore, Micros, Store, Tollgate, TollgateBuilder};
+use tollgate::store::{MemoryOptions, MemoryStore, Store};
+use tollgate::{Limit, ManualClock, Tollgate, TollgateBuilder};
 use tower::{Layer, Service, ServiceExt};
 
 /// Where the counters are.
@@ -28,7 +30,7 @@ pub(crate) fn gate(
     on: On,
     rules: impl FnOnce(TollgateBuilder) -> TollgateBuilder,
 ) -> (Tollgate, ManualClock) {
-    let hands = ManualClock::at(Micros::from_secs(1_000));
+    let hands = ManualClock::at(Duration::from_secs(1_000));
     let builder = Tollgate::builder().clock(hands.clock()).denial_cache(std::time::Duration::ZERO);
     let builder = match on {
         On::Memory => builder,
@@ -42,7 +44,7 @@ pub(crate) fn gate(
 }
 
 pub(crate) fn window(limit: u64) -> Limit {
-    Limit::fixed_window(limit, Micros::from_secs(60)).expect("a sound limit")
+    Limit::fixed_window(limit, Duration::from_secs(60)).expect("a sound limit")
 }
 
 /// The service inside: what it answers is asked for in the request's own headers, and it counts its calls.

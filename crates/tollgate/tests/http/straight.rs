@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use std::time::Duration;
 use tollgate::headers::{Format, ResetAs};
 use tollgate::route::{KeyExtractor, RouteLimit};
-use tollgate::{Event, Limit, Micros, Observer, TollgateBuilder};
+use tollgate::telemetry::{Event, Observer};
+use tollgate::{Limit, TollgateBuilder};
 
 use crate::scene::{Asked, On, ask, gate, get, serve, window};
 
@@ -22,9 +24,9 @@ impl Observer for Seen {
 /// Everything that a caller is told of some requests, each a second after the other, with and without somebody looking on.
 async fn check(tolls: &[RouteLimit], format: Format, asked: impl Fn() -> Vec<Asked>, events: usize) {
     let limits = |gate: TollgateBuilder| {
-        let bucket = Limit::token_bucket("1/s".parse().expect("a rate"), 3).expect("a limit");
-        let leaky = Limit::leaky_bucket("10/s".parse().expect("a rate"), 3).expect("a limit");
-        let sliding = Limit::sliding_window(2, Micros::from_secs(5)).expect("a limit");
+        let bucket = Limit::token_bucket("1/s", 3).expect("a limit");
+        let leaky = Limit::leaky_bucket("10/s", 3).expect("a limit");
+        let sliding = Limit::sliding_window(2, Duration::from_secs(5)).expect("a limit");
         let gate = gate.limit("bucket", bucket).limit("leaky", leaky).limit("sliding", sliding);
         gate.limit("window", window(2))
     };
@@ -41,7 +43,7 @@ async fn check(tolls: &[RouteLimit], format: Format, asked: impl Fn() -> Vec<Ask
         for asked in asked() {
             let answer = ask(&service, asked).await;
             answers.push(format!("{answer:?}"));
-            hands.advance(Micros::from_millis(700));
+            hands.advance(Duration::from_millis(700));
         }
         told.push(answers);
     }

@@ -8,15 +8,16 @@ use axum::Router;
 use axum::http::{Method, StatusCode};
 use axum::routing::{get, post};
 use parking_lot::Mutex;
+use std::time::Duration;
 use tollgate::http::{AxumLimitLayer, LimitLayer, LimitLayerBuilder};
 use tollgate::route::{KeyExtractor, Route, RouteLimit};
-use tollgate::{Limit, Micros, Tollgate};
+use tollgate::{Limit, Tollgate};
 use tollgate_testkit::http::Connection;
 
 use crate::scene::{On, Scene, number, until};
 
 fn hourly(limit: u64) -> Limit {
-    Limit::fixed_window(limit, Micros::from_secs(3_600)).expect("a limit")
+    Limit::fixed_window(limit, Duration::from_secs(3_600)).expect("a limit")
 }
 
 /// A limit of a hundred under this name, on these requests, paid by all together.

@@ -7,11 +7,12 @@ use axum::body::Body;
 use axum::response::Response;
 use axum::routing::get;
 use axum::{Extension, Router};
+use std::time::Duration;
 use tokio::sync::Semaphore;
+use tollgate::Limit;
 use tollgate::headers::ResetAs;
 use tollgate::http::{Lease, LimitLayer};
 use tollgate::route::{KeyExtractor, RouteLimit};
-use tollgate::{Limit, Micros};
 use tollgate_testkit::http::{Answer, Connection};
 
 use crate::scene::{ALL, On, Scene, format, told, until};
@@ -77,9 +78,9 @@ fn check(on: On, scene: &Scene, reset: ResetAs) {
     let ask = |caller: &mut Connection| -> Answer { caller.ask("GET", "/", &[&user]) };
 
     hold(first, 1);
-    scene.hands.advance(Micros::from_secs(10));
+    scene.hands.advance(Duration::from_secs(10));
     hold(second, 2);
-    scene.hands.advance(Micros::from_millis(5_500));
+    scene.hands.advance(Duration::from_millis(5_500));
     // At 15.5 s, with leases to 60 and 70 s; without an end, a whole lease is the guess.
     let denied = ask(third);
     let (told_reset, retry) = if on == On::Memory { (at(60, 76), 60) } else { (at(55, 70), 45) };
@@ -92,7 +93,7 @@ fn check(on: On, scene: &Scene, reset: ResetAs) {
     assert_eq!(told(&ask(third)), expected(200, 0, at(60, 76), None, 60));
     is_held(1);
     // The second still holds its place when its lease ends.
-    scene.hands.advance(Micros::from_millis(54_500));
+    scene.hands.advance(Duration::from_millis(54_500));
     let left = if on == On::Memory { 0 } else { 1 };
     assert_eq!(told(&ask(third)), expected(200, left, at(60, 130), None, 60));
     assert_eq!(told(&let_go(second)), expected(200, 0, at(60, 70), None, 60));
@@ -102,7 +103,7 @@ fn check(on: On, scene: &Scene, reset: ResetAs) {
 #[test]
 fn a_place_is_taken_while_a_request_is_inside() {
     for on in ALL {
-        let busy = Limit::concurrency(2, Micros::from_secs(60)).expect("a limit");
+        let busy = Limit::concurrency(2, Duration::from_secs(60)).expect("a limit");
         let scene = Scene::new(on, |gate| gate.limit("busy", busy));
         for reset in [ResetAs::Seconds, ResetAs::UnixTime] {
             println!("{on:?} {reset:?}");
@@ -115,7 +116,7 @@ fn a_place_is_taken_while_a_request_is_inside() {
 #[test]
 fn a_place_is_given_back_whatever_becomes_of_the_request() {
     for on in ALL {
-        let busy = Limit::concurrency(1, Micros::from_secs(60)).expect("a limit");
+        let busy = Limit::concurrency(1, Duration::from_secs(60)).expect("a limit");
         let scene = Scene::new(on, |gate| gate.limit("busy", busy));
         let toll = RouteLimit::new("busy", KeyExtractor::constant("all"));
         let layer = LimitLayer::builder(&scene.gate).limit(toll).build().expect("a layer");
@@ -145,7 +146,7 @@ fn a_place_is_given_back_whatever_becomes_of_the_request() {
 #[test]
 fn an_upgraded_connection_keeps_its_place_for_as_long_as_its_handler_does() {
     for on in ALL {
-        let busy = Limit::concurrency(1, Micros::from_secs(60)).expect("a limit");
+        let busy = Limit::concurrency(1, Duration::from_secs(60)).expect("a limit");
         let scene = Scene::new(on, |gate| gate.limit("busy", busy));
         let toll = RouteLimit::new("busy", KeyExtractor::constant("all"));
         let layer = LimitLayer::builder(&scene.gate).limit(toll).build().expect("a layer");

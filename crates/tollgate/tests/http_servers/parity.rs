@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use tollgate::http::LimitLayer;
 use tollgate::route::{KeyExtractor, Route, RouteLimit};
-use tollgate::{Limit, Micros, TollgateBuilder};
+use tollgate::{Limit, TollgateBuilder};
 use tollgate_testkit::Random;
 use tollgate_testkit::http::Connection;
 
 use crate::scene::{ALL, On, Scene, told};
 
 fn window(limit: u64) -> Limit {
-    Limit::fixed_window(limit, Micros::from_secs(60)).expect("a limit")
+    Limit::fixed_window(limit, Duration::from_secs(60)).expect("a limit")
 }
 
 #[test]
@@ -63,13 +63,13 @@ fn all_limits_are_charged_or_none() {
 
 /// Limits of all strategies whose answers do not depend on when a body is out.
 fn limits(gate: TollgateBuilder) -> TollgateBuilder {
-    let rate = |text: &str| text.parse().expect("a rate");
-    let sound = |limit: Result<Limit, tollgate::LimitError>| limit.expect("a limit");
+    let rate = |text: &str| text.parse::<tollgate::Rate>().expect("a rate");
+    let sound = |limit: Result<Limit, tollgate::store::LimitError>| limit.expect("a limit");
     gate.limit("global", sound(Limit::token_bucket(rate("40/m"), 8)))
         .limit("even", sound(Limit::leaky_bucket(rate("7/m"), 5)))
-        .limit("user", sound(Limit::sliding_window(6, Micros::from_secs(30))))
-        .limit("search", sound(Limit::sliding_window_counter(6, Micros::from_secs(20))))
-        .limit("daily", sound(Limit::clock_window(25, Micros::from_secs(86_400))))
+        .limit("user", sound(Limit::sliding_window(6, Duration::from_secs(30))))
+        .limit("search", sound(Limit::sliding_window_counter(6, Duration::from_secs(20))))
+        .limit("daily", sound(Limit::clock_window(25, Duration::from_secs(86_400))))
         .limit("write", window(4))
 }
 
@@ -94,7 +94,7 @@ fn script(on: On) -> Vec<String> {
         [("GET", "/"), ("GET", "/search"), ("POST", "/items/7"), ("GET", "/even"), ("HEAD", "/search")];
     let mut all = Vec::new();
     for step in 0..60 {
-        scene.hands.advance(Micros::new(random.below(1_500_000)));
+        scene.hands.advance(Duration::from_micros(random.below(1_500_000)));
         let (method, path) = pick(&mut random, &requests);
         let user = pick(&mut random, &["ann", "bob", "eve"]);
         let answer = caller.ask(method, path, &[&format!("x-user: {user}")]);

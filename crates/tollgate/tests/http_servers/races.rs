@@ -3,9 +3,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use std::time::Duration;
+use tollgate::Limit;
 use tollgate::http::LimitLayer;
 use tollgate::route::{KeyExtractor, RouteLimit};
-use tollgate::{Limit, Micros};
 use tollgate_testkit::http::Connection;
 
 use crate::scene::{ALL, Scene, number};
@@ -43,8 +44,8 @@ fn check(scene: &Scene, name: &str) {
 
 #[test]
 fn every_admission_is_told_another_remainder() {
-    let hour = Micros::from_secs(3_600);
-    let hourly = "1/h".parse().expect("a rate");
+    let hour = Duration::from_secs(3_600);
+    let hourly = "1/h";
     let limits = [
         ("tokens", Limit::token_bucket(hourly, MOST).expect("a limit")),
         ("window", Limit::fixed_window(MOST, hour).expect("a limit")),

@@ -10,10 +10,8 @@ use axum::routing::get;
 use tokio::runtime::Runtime;
 use tollgate::headers::{Format, ResetAs};
 use tollgate::http::LimitLayer;
-use tollgate::{
-    Fallback, ManualClock, Micros, PostgresOptions, PostgresStore, RedisOptions, RedisStore, Store, Tollgate,
-    TollgateBuilder,
-};
+use tollgate::store::{PostgresOptions, PostgresStore, RedisOptions, RedisStore, Store};
+use tollgate::{Fallback, ManualClock, Tollgate, TollgateBuilder};
 use tollgate_testkit::http::Answer;
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::redis::RedisServer;
@@ -32,7 +30,7 @@ pub(crate) const ALL: [On; 3] = [On::Memory, On::Redis, On::Postgres];
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// When the clock starts: at a full hour, where windows of the clock begin.
-const START: Micros = Micros::from_secs(472_222 * 3_600);
+const START: Duration = Duration::from_secs(472_222 * 3_600);
 
 /// The fields that tell a caller how it stands.
 const FIELDS: [&str; 6] = [
@@ -110,7 +108,7 @@ impl Scene {
     /// Moves the clock on to the next full hour, and returns it in seconds.
     pub(crate) fn next_hour(&self) -> u64 {
         let hour = self.hands.now().get().div_ceil(3_600_000_000) * 3_600;
-        self.hands.set(Micros::from_secs(hour));
+        self.hands.set(Duration::from_secs(hour));
         hour
     }
 }

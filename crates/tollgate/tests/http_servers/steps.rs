@@ -1,9 +1,10 @@
 //! Each strategy, step by step: the whole answer to every request. The numbers were worked out by hand from the rules.
 
+use std::time::Duration;
 use tollgate::headers::ResetAs;
 use tollgate::http::LimitLayer;
 use tollgate::route::{KeyExtractor, RouteLimit};
-use tollgate::{Limit, Micros, Rate};
+use tollgate::{Limit, Rate};
 use tollgate_testkit::http::{Answer, Connection};
 
 use crate::scene::{ALL, Scene, format, told};
@@ -21,7 +22,7 @@ struct Table {
 
 fn tables() -> [Table; 6] {
     let rate = |text: &str| text.parse::<Rate>().expect("a rate");
-    let minute = Micros::from_secs(60);
+    let minute = Duration::from_secs(60);
     [
         Table {
             name: "tokens",
@@ -137,7 +138,7 @@ fn check(scene: &Scene, table: &Table) {
         let [wait_ms, cost, status, left, reset, reset_at, retry, more] = columns[..] else {
             panic!("a step has eight columns: {step}")
         };
-        scene.hands.advance(Micros::from_millis(wait_ms.parse().expect("ms")));
+        scene.hands.advance(Duration::from_millis(wait_ms.parse().expect("ms")));
         for (format, caller) in &mut callers {
             // Each pays for itself, so that one table is true of both.
             let lines = [format!("x-user: {format:?}"), format!("x-cost: {cost}")];

@@ -1,8 +1,9 @@
 //! `Retry-After` is enough: whoever waits as long as he was told gets through. A property of random limits and random callers.
 
+use std::time::Duration;
+use tollgate::Limit;
 use tollgate::http::LimitLayer;
 use tollgate::route::{KeyExtractor, RequestHead, RouteLimit};
-use tollgate::{Limit, Micros};
 use tollgate_testkit::Random;
 use tollgate_testkit::http::Connection;
 
@@ -12,9 +13,11 @@ use crate::scene::{On, Scene, number};
 const MOST: u64 = 4;
 
 fn limit(random: &mut Random) -> Limit {
-    let window = Micros::from_millis(1 + random.below(20_000));
+    let window = Duration::from_millis(1 + random.below(20_000));
     let count = 1 + random.below(6);
-    let rate = format!("{}/{}ms", 1 + random.below(5), 1 + random.below(20_000)).parse().expect("a rate");
+    let rate = format!("{}/{}ms", 1 + random.below(5), 1 + random.below(20_000))
+        .parse::<tollgate::Rate>()
+        .expect("a rate");
     let limit = match random.below(6) {
         0 => Limit::token_bucket(rate, count),
         1 => Limit::leaky_bucket(rate, count),
@@ -44,7 +47,7 @@ fn check(seed: u64) -> usize {
     let mut caller = Connection::open(scene.serve(layer.build().expect("a layer")));
     let mut waited = 0;
     for step in 0..40 {
-        scene.hands.advance(Micros::new(random.below(3_000_000)));
+        scene.hands.advance(Duration::from_micros(random.below(3_000_000)));
         let cost = 1 + random.below(MOST);
         let line = format!("x-cost: {cost}");
         let answer = caller.ask("GET", "/", &[&line]);
@@ -60,7 +63,7 @@ fn check(seed: u64) -> usize {
             (429, Some(seconds)) => {
                 assert!(seconds >= 1 && cost <= most, "{}", context());
                 if random.chance(500) {
-                    scene.hands.advance(Micros::from_secs(seconds));
+                    scene.hands.advance(Duration::from_secs(seconds));
                     let again = caller.ask("GET", "/", &[&line]);
                     assert_eq!(again.status, 200, "{}, and after as long: {again:?}", context());
                     waited += 1;

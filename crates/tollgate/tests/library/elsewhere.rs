@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-use tollgate::{
-    Charged, Failure, Hold, HoldId, Item, ManualClock, MemoryOptions, MemoryStore, Micros, NodeId, Settled,
-    Settlement, Store, StoreError, StoreFuture, StoredLimit,
+use std::time::Duration;
+use tollgate::store::{
+    Charged, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Store, StoreError, StoreFuture,
+    StoredLimit,
 };
+use tollgate::{ChargeId, ManualClock, Settled, Settlement};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +36,7 @@ pub(crate) struct Elsewhere {
     hands: ManualClock,
     fault: Mutex<Fault>,
     /// How long a call takes to get there, and as long back.
-    latency: Mutex<Micros>,
+    latency: Mutex<Duration>,
     calls: AtomicUsize,
     pings: AtomicUsize,
     /// Whether pings are answered whatever is wrong with calls.
@@ -65,7 +67,7 @@ impl Elsewhere {
             store: MemoryStore::new(options),
             hands: hands.clone(),
             fault: Mutex::new(Fault::None),
-            latency: Mutex::new(Micros::ZERO),
+            latency: Mutex::new(Duration::ZERO),
             calls: 0.into(),
             pings: 0.into(),
             is_alive: false.into(),
@@ -79,7 +81,7 @@ impl Elsewhere {
         *self.fault.lock().unwrap() = fault;
     }
 
-    pub(crate) fn latency(&self, latency: Micros) {
+    pub(crate) fn latency(&self, latency: Duration) {
         *self.latency.lock().unwrap() = latency;
     }
 
@@ -160,7 +162,7 @@ impl Store for Elsewhere {
         self.answer(move || Store::charge(&self.store, items, hold))
     }
 
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         self.answer(move || Store::settle(&self.store, id, settlement))
     }
 

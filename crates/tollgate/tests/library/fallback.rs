@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tollgate::store::Failure;
+use tollgate::store::Outcome as Numbers;
+use tollgate::telemetry::{Event, Observer, Source};
 use tollgate::{
-    Allowance, Ask, Event, Failure, Fallback, Key, Limit, ManualClock, Micros, Observer, Outcome, Rule,
-    Settled, Settlement, Source, Tollgate, WaitError,
+    Allowance, Charge, Decision, Fallback, Key, Limit, ManualClock, Rule, Settled, Settlement, Tollgate,
 };
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
-use crate::scene::{Dice, a_minute, at_once, bucket, every_strategy, hands, on, secs};
+use crate::scene::{Dice, a_minute, at_once, bucket, every_strategy, hands, on, one, secs, waited};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DOWN: Fault = Fault::Fails(Failure::Connection);
@@ -36,11 +38,23 @@ fn gate(hands: &ManualClock, otherwise: Fallback) -> (Tollgate, Arc<Elsewhere>) 
 
 /// What each limit of a charge on the key `a` said and where it came from, and whether it was admitted.
 fn charged(gate: &Tollgate, limits: &[&str]) -> (bool, Vec<(bool, Source)>) {
-    let asks: Vec<Ask<'_>> = limits.iter().map(|limit| Ask::new(limit, "a")).collect();
-    let decision = ready(gate.charge(&asks)).unwrap();
-    assert_eq!(decision.degraded(), decision.limits().iter().any(|limit| limit.source.is_fallback()));
-    let said = decision.limits().iter().map(|limit| (limit.outcome.allowed, limit.source)).collect();
-    (decision.allowed(), said)
+    let asks: Vec<Charge<'_>> = limits.iter().map(|limit| Charge::new(limit, "a")).collect();
+    said(ready(gate.charge(&asks)).unwrap())
+}
+
+/// The same of a reservation, as of leases.
+fn reserved(gate: &Tollgate, limits: &[&str]) -> (bool, Vec<(bool, Source)>) {
+    let asks: Vec<Charge<'_>> = limits.iter().map(|limit| Charge::new(limit, "a")).collect();
+    said(match ready(gate.reserve(&asks, HOUR)).unwrap() {
+        Ok(reservation) => reservation.decision().clone(),
+        Err(denied) => denied.into_decision(),
+    })
+}
+
+fn said(decision: Decision) -> (bool, Vec<(bool, Source)>) {
+    assert_eq!(decision.is_degraded(), decision.outcomes().iter().any(|limit| limit.source().is_fallback()));
+    let said = decision.outcomes().iter().map(|limit| (limit.numbers().allowed, limit.source())).collect();
+    (decision.is_allowed(), said)
 }
 
 #[test]
@@ -77,35 +91,40 @@ fn answers_without_the_store_are_well_formed() {
     for call in 0..20 {
         for limit in ["open", "closed", "local", "silent", "watching"] {
             for act in 0..2 {
-                let asks = [Ask::new(limit, "a")];
+                let asks = [Charge::new(limit, "a")];
                 let decision = match act {
                     0 => ready(gate.charge(&asks)),
                     _ => ready(gate.peek(&asks)),
                 };
                 let decision = decision.unwrap();
-                let Outcome { allowed, capacity, remaining, retry_after, .. } = decision.limits()[0].outcome;
+                let Numbers { allowed, capacity, remaining, retry_after, .. } =
+                    *decision.outcomes()[0].numbers();
                 assert!(remaining <= capacity && capacity == 5, "{limit}");
-                let wait = retry_after.expect("a wait that ends");
-                assert_eq!(allowed, wait == Micros::ZERO, "{limit}");
-                assert!(wait <= secs(60), "{limit}: {wait}");
-                assert_eq!(decision.allowed(), limit != "closed" && (limit != "local" || allowed), "{call}");
+                let wait = Duration::from(retry_after.expect("a wait that ends"));
+                assert_eq!(allowed, wait == Duration::ZERO, "{limit}");
+                assert!(wait <= secs(60), "{limit}: {wait:?}");
+                assert_eq!(
+                    decision.is_allowed(),
+                    limit != "closed" && (limit != "local" || allowed),
+                    "{call}"
+                );
             }
         }
         // A charge that can never fit is denied by every policy, also where it is asked for in parts.
         for limit in ["open", "closed", "local"] {
             let [whole, parts] = [vec![6], vec![3, 3]].map(|costs: Vec<u64>| {
-                let asks: Vec<Ask<'_>> =
-                    costs.iter().map(|cost| Ask::new(limit, "default:b").cost(*cost)).collect();
+                let asks: Vec<Charge<'_>> =
+                    costs.iter().map(|cost| Charge::new(limit, "default:b").cost(*cost)).collect();
                 ready(gate.charge(&asks)).unwrap()
             });
-            assert_eq!((whole.allowed(), whole.retry_after()), (false, None), "{limit}");
-            assert_eq!((parts.allowed(), parts.retry_after()), (false, None), "{limit}");
+            assert_eq!((whole.is_allowed(), whole.retry_after()), (false, None), "{limit}");
+            assert_eq!((parts.is_allowed(), parts.retry_after()), (false, None), "{limit}");
         }
     }
     // The denial of a closed limit says when the store is tried next.
     let health = gate.store_health();
-    let wait = ready(gate.charge(&[Ask::new("closed", "a")])).unwrap().retry_after().unwrap();
-    assert!(health.outages == 1 && wait <= Micros::from_millis(300), "{wait}");
+    let wait = ready(gate.charge(&[Charge::new("closed", "a")])).unwrap().retry_after().unwrap();
+    assert!(health.outages == 1 && wait <= Duration::from_millis(300), "{wait:?}");
 }
 
 #[test]
@@ -114,8 +133,8 @@ fn a_charge_over_several_limits_is_all_or_nothing_still() {
     let (gate, elsewhere) = gate(&hands, Fallback::Open);
     elsewhere.fault(DOWN);
     let used = |gate: &Tollgate| {
-        let asks = [Ask::new("local", "a")];
-        5 - ready(gate.peek(&asks)).unwrap().limits()[0].outcome.remaining - 1
+        let asks = [Charge::new("local", "a")];
+        5 - ready(gate.peek(&asks)).unwrap().outcomes()[0].remaining() - 1
     };
     let local = |allowed| (allowed, Source::FallbackLocal);
     let (open, closed) = ((true, Source::FallbackOpen), (false, Source::FallbackClosed));
@@ -129,12 +148,12 @@ fn a_charge_over_several_limits_is_all_or_nothing_still() {
     assert_eq!(charged(&gate, &["watching", "local"]), (true, vec![closed, local(true)]));
     assert_eq!(used(&gate), 2, "a watching limit denies nothing, even closed");
     assert_eq!(
-        charged(&gate, &["local", "local", "workers"]),
+        reserved(&gate, &["local", "local", "workers"]),
         (true, vec![local(true), local(true), local(true)])
     );
-    assert_eq!(charged(&gate, &["local", "workers"]), (true, vec![local(true), local(true)]));
-    assert_eq!(charged(&gate, &["local", "workers"]), (false, vec![local(false), local(false)]));
-    assert!(!ready(gate.peek(&[Ask::new("silent", ""), Ask::new("open", "a")])).unwrap().allowed());
+    assert_eq!(reserved(&gate, &["local", "workers"]), (true, vec![local(true), local(true)]));
+    assert_eq!(reserved(&gate, &["local", "workers"]), (false, vec![local(false), local(false)]));
+    assert!(!ready(gate.peek(&[Charge::new("silent", ""), Charge::new("open", "a")])).unwrap().is_allowed());
 }
 
 #[test]
@@ -148,8 +167,8 @@ fn every_way_to_fail_falls_back() {
             elsewhere.fault(fault);
             assert_eq!(charged(&gate, &["open"]), (true, vec![(true, Source::FallbackOpen)]), "{failure}");
             assert_eq!(charged(&gate, &["silent"]).1, [(false, Source::FallbackClosed)], "{failure}");
-            let peeked = ready(gate.peek(&[Ask::new("silent", "a")])).unwrap();
-            assert!(!peeked.allowed() && peeked.degraded(), "{failure}");
+            let peeked = ready(gate.peek(&[Charge::new("silent", "a")])).unwrap();
+            assert!(!peeked.is_allowed() && peeked.is_degraded(), "{failure}");
             let health = gate.store_health();
             assert_eq!((health.failures(failure), health.fallen_back), (3, 3), "{failure}");
             assert_eq!((health.answers(Fallback::Open), health.answers(Fallback::Closed)), (1, 2));
@@ -163,17 +182,17 @@ fn what_was_reserved_without_the_store_is_settled_without_it() {
     let hands = hands();
     let (gate, elsewhere) = gate(&hands, Fallback::Open);
     let reserve = |limits: &[(&str, u64)]| {
-        let asks: Vec<Ask<'_>> =
-            limits.iter().map(|(limit, cost)| Ask::new(limit, "a").cost(*cost)).collect();
-        ready(gate.reserve(&asks, HOUR)).unwrap().reservation.map(|reservation| reservation.id())
+        let asks: Vec<Charge<'_>> =
+            limits.iter().map(|(limit, cost)| Charge::new(limit, "a").cost(*cost)).collect();
+        ready(gate.reserve(&asks, HOUR)).unwrap().ok().map(|reservation| reservation.id())
     };
-    let left = || ready(gate.peek(&[Ask::new("local", "a")])).unwrap().limits()[0].outcome;
+    let left = || ready(gate.peek(&[Charge::new("local", "a")])).unwrap().outcomes()[0];
     let stored = reserve(&[("local", 2), ("open", 2)]).unwrap();
     elsewhere.fault(DOWN);
     let [open, local, mixed] = [&[("open", 2)][..], &[("local", 3)], &[("local", 2), ("open", 1)]]
         .map(|limits| reserve(limits).unwrap());
     assert_eq!(reserve(&[("closed", 1), ("open", 1)]), None);
-    assert!(!left().allowed);
+    assert!(!left().is_allowed());
 
     let settle = |id, settlement: &Settlement| ready(gate.settle(id, settlement));
     let each = |actuals: &[(&str, u64)]| {
@@ -184,10 +203,10 @@ fn what_was_reserved_without_the_store_is_settled_without_it() {
     assert_eq!(settle(open, &Settlement::Cancel).unwrap(), Settled::Already);
     assert_eq!(settle(local, &Settlement::Renew).unwrap(), Settled::Done);
     assert_eq!(settle(local, &Settlement::Actual(1)).unwrap(), Settled::Done);
-    assert_eq!(left().remaining, 1, "two of five are free, less the one that was asked for");
+    assert_eq!(left().remaining(), 1, "two of five are free, less the one that was asked for");
     assert!(settle(mixed, &each(&[("lcal", 1)])).unwrap_err().to_string().contains("`lcal`"));
     assert_eq!(settle(mixed, &each(&[("local", 1), ("open", 1)])).unwrap(), Settled::Done);
-    assert_eq!(left().remaining, 2);
+    assert_eq!(left().remaining(), 2);
 
     // The store has learnt nothing of all this, and what it held it still holds.
     elsewhere.fault(Fault::None);
@@ -227,22 +246,30 @@ fn waiting_goes_by_the_fallback_until_the_store_is_back() {
     let hands = hands();
     let (gate, elsewhere) = gate(&hands, Fallback::Open);
     elsewhere.fault(DOWN);
-    assert!(ready(gate.wait(Ask::new("open", "a"), HOUR)).unwrap().allowed);
-    assert!(ready(gate.wait(Ask::new("local", "a").cost(5), HOUR)).unwrap().allowed);
-    assert!(matches!(ready(gate.wait(Ask::new("closed", "a").cost(6), HOUR)), Err(WaitError::Never(_))));
+    assert!(ready(waited(&gate, Charge::new("open", "a"))).unwrap().is_allowed());
+    assert!(ready(waited(&gate, Charge::new("local", "a").cost(5))).unwrap().is_allowed());
+    assert_eq!(
+        ready(waited(&gate, Charge::new("closed", "a").cost(6))).unwrap().retry_after(),
+        None,
+        "never"
+    );
     let mut crowd = Crowd::new();
-    crowd.join(gate.wait(Ask::new("closed", "a"), HOUR));
-    crowd.join(gate.wait(Ask::new("closed", "b"), Duration::from_secs(2)));
+    crowd.join(waited(&gate, Charge::new("closed", "a")));
+    crowd.join(gate.wait(one(Charge::new("closed", "b")), Duration::from_secs(2)));
     for _ in 0..100 {
-        hands.advance(Micros::from_millis(40));
+        hands.advance(Duration::from_millis(40));
         for (who, answer) in crowd.run() {
-            assert!(who == 1 && matches!(answer, Err(WaitError::TooLate(Some(_)))), "{answer:?}");
+            assert!(
+                who == 1
+                    && answer.as_ref().is_ok_and(|late| !late.is_allowed() && late.retry_after().is_some()),
+                "{answer:?}"
+            );
         }
     }
     assert!(elsewhere.calls() < 15, "a store that is down is not asked over and over: {}", elsewhere.calls());
     elsewhere.fault(Fault::None);
     let admitted = (0..400).find(|_| {
-        hands.advance(Micros::from_millis(40));
+        hands.advance(Duration::from_millis(40));
         crowd.run().iter().any(|(who, answer)| *who == 0 && answer.is_ok())
     });
     assert!(admitted.is_some(), "whoever waits is admitted once the store is back");
@@ -257,19 +284,21 @@ fn instances_share_a_limit_while_each_counts_by_itself() {
             elsewhere.fault(DOWN);
             let builder = on(&hands).limit("api", limit).store(elsewhere).fallback(Fallback::Local);
             let gate = builder.instances(instances).build().unwrap();
-            let admitted = (0..20).filter(|_| charged(&gate, &["api"]).0).count();
+            let admitted = (0..20)
+                .filter(|_| crate::scene::charged(&gate, &[Charge::new("api", "a")]).is_allowed())
+                .count();
             assert_eq!(admitted, most, "{limit} among {instances}");
             // What only the store can hold is worth coming back for; what not even it can is not.
-            let much = ready(gate.charge(&[Ask::new("api", "b").cost(10)])).unwrap();
-            assert_eq!(much.allowed(), instances == 1);
+            let much = crate::scene::charged(&gate, &[Charge::new("api", "b").cost(10)]);
+            assert_eq!(much.is_allowed(), instances == 1);
             assert!(much.retry_after().is_some(), "{limit} among {instances}");
-            let too_much = ready(gate.charge(&[Ask::new("api", "b").cost(11)])).unwrap();
+            let too_much = crate::scene::charged(&gate, &[Charge::new("api", "b").cost(11)]);
             assert_eq!(too_much.retry_after(), None);
         }
     }
     let error = on(&hands()).limit("api", bucket("1/s", 1)).instances(0).build().unwrap_err();
     assert!(error.to_string().contains("0 instances"), "{error}");
-    let slow = Limit::token_bucket("1/3000d".parse().unwrap(), 2).unwrap();
+    let slow = Limit::token_bucket("1/3000d", 2).unwrap();
     let builder = on(&hands()).limit("slow", slow).store(Elsewhere::new(&hands())).instances(2);
     assert!(builder.fallback(Fallback::Local).build().is_err(), "nothing slower can be kept exact");
 }
@@ -297,7 +326,6 @@ fn every_answer_has_one_label_and_labels_add_up() {
         .rule(api.unwrap().with_override(key("shut"), Allowance::Blocked).unwrap().fallback(Fallback::Open))
         .rule(Rule::new("closed", bucket("2/s", 3)).unwrap().fallback(Fallback::Closed))
         .rule(Rule::new("local", bucket("2/s", 3)).unwrap().fallback(Fallback::Local))
-        .rule(Rule::new("sliced", bucket("2/s", 3)).unwrap().slice(2, Duration::from_secs(1)).unwrap())
         .store(elsewhere.clone())
         .observer(labels.clone())
         .build()
@@ -306,23 +334,23 @@ fn every_answer_has_one_label_and_labels_add_up() {
     let (mut asked, mut admitted, mut by_source) = (0, 0, HashMap::new());
     // Long enough for every source, however long a store that failed is left alone: those times are drawn by lot.
     for _ in 0..40_000 {
-        hands.advance(Micros::from_millis(dice.below(20)));
+        hands.advance(Duration::from_millis(dice.below(20)));
         if dice.below(20) == 0 {
             let fault = [Fault::None, DOWN, Fault::Loses(Failure::Timeout)];
             elsewhere.fault(dice.pick(&fault));
         }
         let count = 1 + dice.below(4) / 3;
-        let asks: Vec<Ask<'_>> = (0..count)
+        let asks: Vec<Charge<'_>> = (0..count)
             .map(|_| {
-                let limit = dice.pick(&["open", "closed", "local", "sliced"]);
-                Ask::new(limit, dice.pick(&["a", "b", "free", "shut", ""]))
+                let limit = dice.pick(&["open", "closed", "local"]);
+                Charge::new(limit, dice.pick(&["a", "b", "free", "shut", ""]))
             })
             .collect();
         let decision = ready(gate.charge(&asks)).unwrap();
-        for limit in decision.limits() {
+        for limit in decision.outcomes() {
             asked += 1;
-            admitted += u64::from(limit.outcome.allowed);
-            *by_source.entry((limit.source, limit.outcome.allowed)).or_insert(0) += 1;
+            admitted += u64::from(limit.is_allowed());
+            *by_source.entry((limit.source(), limit.is_allowed())).or_insert(0) += 1;
         }
     }
     let told = labels.0.lock().unwrap();
@@ -332,7 +360,7 @@ fn every_answer_has_one_label_and_labels_add_up() {
         told.iter().filter(|((_, allowed), _)| *allowed).map(|(_, count)| count).sum::<u64>(),
         admitted
     );
-    for source in Source::ALL {
+    for source in Source::ALL.into_iter().filter(|source| *source != Source::NeedsPermit) {
         assert!(told.keys().any(|(seen, _)| *seen == source), "{source:?} was never seen");
     }
     let health = gate.store_health();
@@ -341,7 +369,7 @@ fn every_answer_has_one_label_and_labels_add_up() {
     assert_eq!(health.answers(Fallback::Open), of(Source::FallbackOpen));
     assert_eq!(health.answers(Fallback::Closed), of(Source::FallbackClosed));
     assert_eq!(health.answers(Fallback::Local), of(Source::FallbackLocal));
-    assert_eq!((health.denial_cache_hits, health.slice_hits), (of(Source::DenialCache), of(Source::Slice)));
+    assert_eq!(health.denial_cache_hits, of(Source::DenialCache));
     assert_eq!(health.calls, elsewhere.calls() as u64);
     let failures = labels.1.lock().unwrap();
     assert!(failures.contains(&(Some(Failure::Timeout), true)), "ambiguous calls are labelled");

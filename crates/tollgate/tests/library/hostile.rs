@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use tollgate::{
-    Ask, Key, Limit, LimitError, Limiter, ManualClock, Micros, Outcome, Rate, Rule, Settlement, Tollgate,
-    WaitError,
-};
+use tollgate::store::LimitError;
+use tollgate::store::Outcome as Numbers;
+use tollgate::{Charge, Key, Limit, Limiter, ManualClock, Outcome, Rate, Rule, Settlement, Tollgate};
 
 use crate::crowd::ready;
-use crate::scene::{a_minute, bucket, every_strategy, gate, hands, is_by_the_clock, limiter, on, secs};
+use crate::scene::{
+    Only, a_minute, bucket, charged, every_strategy, gate, hands, is_by_the_clock, limiter, on, secs, waited,
+};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -56,30 +57,36 @@ fn malformed() -> Vec<String> {
     keys
 }
 
+/// Every strategy but that of leases, which are not charged but acquired.
+fn rates(capacity: u64) -> impl Iterator<Item = Limit> {
+    every_strategy(capacity).into_iter().filter(|limit| limit.strategy() != tollgate::Strategy::Concurrency)
+}
+
 /// Every call that takes a key, under one limit; each says whether it was refused.
 fn refused_by_all(gate: &Tollgate, name: &str, key: &str) -> Vec<(&'static str, bool)> {
-    let limiter = gate.limiter(name).unwrap();
-    let asks = [Ask::new(name, key)];
+    let limiter = gate.local(name).unwrap();
+    let asks = [Charge::new(name, key)];
     let mut many = Vec::new();
     limiter.check_many(&[key, key], &mut many);
-    let is_never = |answer: Result<Outcome, WaitError>| matches!(answer, Err(WaitError::Never(_)));
+    let is_never = |answer: &Outcome| !answer.is_allowed() && answer.retry_after().is_none();
+    let is_refused = |answer: Outcome| *answer.numbers() == Numbers::BLOCKED;
     vec![
-        ("check", limiter.check(key) == Outcome::BLOCKED),
-        ("charge", limiter.charge(key, 2).unwrap() == Outcome::BLOCKED),
-        ("check many", many == [Outcome::BLOCKED; 2]),
-        ("peek", limiter.peek(key, 1).unwrap() == Outcome::BLOCKED),
-        ("status", limiter.status(key) == Outcome::BLOCKED),
+        ("check", is_refused(limiter.check(key))),
+        ("charge", is_refused(limiter.charge(key, 2).unwrap())),
+        ("check many", many.len() == 2 && many.iter().all(|answer| is_refused(*answer))),
+        ("peek", is_refused(limiter.peek(key, 1).unwrap())),
+        ("status", is_refused(limiter.status(key))),
         ("reset", !limiter.reset(key)),
-        ("reserve", limiter.reserve(key, 1).unwrap().reservation.is_none()),
-        ("acquire", limiter.acquire(key).unwrap_err() == Outcome::BLOCKED),
-        ("wait", is_never(ready(limiter.wait(key, 1, HOUR)))),
-        ("charge several", !tollgate::charge(&[limiter.of("sound"), limiter.of(key)]).unwrap().allowed()),
-        ("charge by name", !ready(gate.charge(&asks)).unwrap().allowed()),
-        ("peek by name", !ready(gate.peek(&asks)).unwrap().allowed()),
-        ("reserve by name", ready(gate.reserve(&asks, HOUR)).unwrap().reservation.is_none()),
-        ("status by name", ready(gate.status(name, key)).unwrap() == Outcome::BLOCKED),
+        ("reserve", limiter.reserve(key, 1).unwrap().is_err()),
+        ("acquire", is_refused(*limiter.acquire(key).unwrap().unwrap_err().decision().binding())),
+        ("wait", is_never(ready(waited(gate, limiter.of(key))).unwrap().binding())),
+        ("charge several", !charged(gate, &[limiter.of("sound"), limiter.of(key)]).is_allowed()),
+        ("charge by name", !charged(gate, &asks).is_allowed()),
+        ("peek by name", !ready(gate.peek(&asks)).unwrap().is_allowed()),
+        ("reserve by name", ready(gate.reserve(&asks, HOUR)).unwrap().is_err()),
+        ("status by name", is_refused(ready(gate.status(name, key)).unwrap())),
         ("reset by name", ready(gate.reset(name, key)).is_err()),
-        ("wait by name", is_never(ready(gate.wait(asks[0], HOUR)))),
+        ("wait by name", is_never(ready(waited(gate, asks[0].clone())).unwrap().binding())),
     ]
 }
 
@@ -156,32 +163,32 @@ fn strange_keys_that_are_sound_each_have_their_own_counter() {
     keys.extend(["x".repeat(1_024), "é".repeat(512), format!("{0}:{0}:{0}", "%3A".repeat(1_024))]);
     keys.extend((0..500).map(|n| format!("user:{n}")));
     for key in &keys {
-        assert!(api.check(key).allowed, "{key:.40} shares a counter");
+        assert!(api.check(key).is_allowed(), "{key:.40} shares a counter");
     }
     for key in &keys {
-        assert!(!api.check(key).allowed, "{key:.40}");
+        assert!(!api.check(key).is_allowed(), "{key:.40}");
     }
     assert_eq!(api.keys(), keys.len());
 }
 
 #[test]
 fn costs_at_the_ends_of_the_range_have_defined_answers() {
-    for limit in every_strategy(5) {
+    for limit in rates(5) {
         let limiter = limiter(&hands(), limit);
         for cost in [6, 1 << 31, 1 << 32, 1 << 53, i64::MAX.unsigned_abs(), 1 << 63, u64::MAX] {
             let outcome = limiter.charge("a", cost).unwrap();
-            assert_eq!((outcome.allowed, outcome.retry_after), (false, None), "{limit} {cost}");
+            assert_eq!((outcome.is_allowed(), outcome.retry_after()), (false, None), "{limit} {cost}");
             assert_eq!(limiter.peek("a", cost).unwrap(), outcome);
             let reserved = limiter.reserve("a", cost).unwrap();
-            assert!(reserved.reservation.is_none() && reserved.decision.retry_after().is_none());
-            let sum = tollgate::charge(&[limiter.of("a").cost(cost), limiter.of("a").cost(cost)]).unwrap();
-            assert_eq!((sum.allowed(), sum.retry_after()), (false, None), "{limit} {cost}");
+            assert!(reserved.is_err_and(|denied| denied.retry_after().is_none()));
+            let sum = limiter.charge_all(&[limiter.of("a").cost(cost), limiter.of("a").cost(cost)]).unwrap();
+            assert_eq!((sum.is_allowed(), sum.retry_after()), (false, None), "{limit} {cost}");
         }
         assert_eq!(limiter.status("a").used(), 0, "{limit}");
         for error in [limiter.charge("a", 0).unwrap_err(), limiter.peek("a", 0).unwrap_err()] {
             assert!(error.to_string().contains("at least 1; to look without charging, peek"), "{error}");
         }
-        assert!(limiter.charge("a", 5).unwrap().allowed, "{limit}");
+        assert!(limiter.charge("a", 5).unwrap().is_allowed(), "{limit}");
     }
 }
 
@@ -190,17 +197,17 @@ fn settling_with_more_than_there_ever_was_is_a_debt_and_no_overflow() {
     for limit in every_strategy(5) {
         let hands = hands();
         let gate = on(&hands).limit("limit", limit).build().unwrap();
-        let limiter = gate.default_limiter().unwrap();
+        let limiter = gate.only();
         for actual in [6, 1 << 53, 1 << 63, u64::MAX] {
             let reserved = limiter.reserve("a", 1).unwrap();
-            let id = reserved.reservation.map(|reservation| reservation.id());
+            let id = reserved.ok().map(|reservation| reservation.id());
             if let Some(id) = id {
                 ready(gate.settle(id, &Settlement::Actual(actual))).unwrap();
             }
             let status = limiter.status("a");
-            assert!(status.remaining <= 5, "{limit}");
+            assert!(status.remaining() <= 5, "{limit}");
             if limit.strategy() != tollgate::Strategy::Concurrency {
-                assert!(!limiter.check("a").allowed, "{limit}: owes {actual}");
+                assert!(!limiter.check("a").is_allowed(), "{limit}: owes {actual}");
             }
             assert!(limiter.reset("a") || status.used() == 0, "{limit}");
         }
@@ -210,58 +217,58 @@ fn settling_with_more_than_there_ever_was_is_a_debt_and_no_overflow() {
 /// Uses up a limit of five, and says how it stands.
 fn exhausted(hands: &ManualClock, limit: Limit) -> Limiter {
     let limiter = limiter(hands, limit);
-    assert!(limiter.charge("a", 5).unwrap().allowed);
-    assert!(!limiter.check("a").allowed);
+    assert!(limiter.charge("a", 5).unwrap().is_allowed());
+    assert!(!limiter.check("a").is_allowed());
     limiter
 }
 
 #[test]
 fn a_clock_that_jumps_forward_a_year_forgives_what_is_over_and_no_more() {
-    for limit in every_strategy(5) {
+    for limit in rates(5) {
         let hands = hands();
         let limiter = exhausted(&hands, limit);
         hands.advance(secs(365 * 86_400));
         let status = limiter.status("a");
         assert_eq!(status.used(), 0, "{limit}");
-        assert_eq!(status.reset_after > Micros::ZERO, is_by_the_clock(&limit), "{limit}");
-        assert!(limiter.charge("a", 5).unwrap().allowed, "{limit}");
-        assert!(!limiter.check("a").allowed, "{limit}: a year is no more than one window");
+        assert_eq!(status.reset_after() > Duration::ZERO, is_by_the_clock(&limit), "{limit}");
+        assert!(limiter.charge("a", 5).unwrap().is_allowed(), "{limit}");
+        assert!(!limiter.check("a").is_allowed(), "{limit}: a year is no more than one window");
     }
 }
 
 /// As far as the year 292,000; where the numbers themselves end, a window that ends later cannot be told from one that ends.
 #[test]
 fn a_clock_that_jumps_to_the_far_future_stays_a_clock() {
-    for limit in every_strategy(5) {
+    for limit in rates(5) {
         let hands = hands();
         let limiter = exhausted(&hands, limit);
-        let reservation = limiter.reserve("b", 3).unwrap().reservation.unwrap();
+        let reservation = limiter.reserve("b", 3).unwrap().unwrap();
         for far in [1 << 51, 1 << 53, 1 << 62, 1 << 63] {
-            hands.set(Micros::new(far));
-            let allowed: u64 = (0..20).map(|_| u64::from(limiter.check("a").allowed)).sum();
+            hands.set(Duration::from_micros(far));
+            let allowed: u64 = (0..20).map(|_| u64::from(limiter.check("a").is_allowed())).sum();
             assert!(allowed <= 5, "{limit} at {far}");
-            assert!(limiter.status("a").remaining <= 5);
-            reservation.renew().unwrap();
+            assert!(limiter.status("a").remaining() <= 5);
+            ready(reservation.renew()).unwrap();
             drop(limiter.acquire("c"));
         }
-        reservation.settle(2).unwrap();
+        ready(reservation.settle(2)).unwrap();
     }
 }
 
 #[test]
 fn a_clock_that_jumps_back_a_day_neither_grants_nor_takes_away() {
-    for limit in every_strategy(5) {
+    for limit in rates(5) {
         let hands = hands();
         let limiter = exhausted(&hands, limit);
         hands.advance(secs(1));
         let before = limiter.status("a");
-        let day_before = hands.now().saturating_sub(secs(86_400));
+        let day_before = Duration::from(hands.now()).saturating_sub(secs(86_400));
         hands.set(day_before);
         assert_eq!(limiter.status("a"), before, "{limit}: the clock has not gone back");
-        hands.set(Micros::ZERO);
-        assert_eq!(limiter.peek("a", 5).unwrap().allowed, limiter.charge("a", 5).unwrap().allowed);
+        hands.set(Duration::ZERO);
+        assert_eq!(limiter.peek("a", 5).unwrap().is_allowed(), limiter.charge("a", 5).unwrap().is_allowed());
         assert_eq!(limiter.status("a"), before, "{limit}");
-        hands.advance(before.reset_after);
+        hands.advance(before.reset_after());
         assert_eq!(limiter.status("a").used(), 0, "{limit}: and it goes on from where it was");
     }
 }
@@ -277,11 +284,11 @@ fn parameters_that_make_no_sense_are_refused_by_name_with_a_fix() {
         (rate("1/d").and_then(|rate| Limit::token_bucket(rate, most)), "burst", "could not be kept exact"),
         (Limit::leaky_bucket(tens, 0), "capacity", "at least 1"),
         (Limit::fixed_window(0, secs(60)), "limit", "say `unlimited` or `blocked`"),
-        (Limit::fixed_window(5, Micros::ZERO), "window", "longer than zero"),
-        (Limit::clock_window(5, Micros::new(u64::MAX)), "window", "at most"),
+        (Limit::fixed_window(5, Duration::ZERO), "window", "longer than zero"),
+        (Limit::clock_window(5, Duration::from_micros(u64::MAX)), "window", "at most"),
         (Limit::sliding_window(1 << 63, secs(60)), "limit", "at most"),
         (Limit::sliding_window_counter(most, secs(86_400)), "limit", "could not be kept exact"),
-        (Limit::concurrency(5, Micros::ZERO), "lease", "longer than zero"),
+        (Limit::concurrency(5, Duration::ZERO), "lease", "longer than zero"),
         (rate("0/s").map(|_| bucket("1/s", 1)), "rate", ""),
         (rate("-1/s").map(|_| bucket("1/s", 1)), "rate", ""),
         (rate("1.5/s").map(|_| bucket("1/s", 1)), "rate", ""),
@@ -302,18 +309,18 @@ fn names_and_times_to_live_at_the_ends_of_the_range_have_defined_answers() {
     let hands = hands();
     let gate = on(&hands).limit("api", a_minute(5)).build().unwrap();
     for name in ["", "api\0", "API", &"a".repeat(1 << 20), "{api}", "api:"] {
-        let error = ready(gate.acquire("user:42", name)).unwrap_err().to_string();
+        let error = ready(gate.check(name, "user:42")).unwrap_err().to_string();
         assert!(
             error.starts_with("unknown limit `") && error.contains("known: api") && error.len() < 300,
             "{error}"
         );
     }
     for ttl in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
-        let reserved = ready(gate.reserve(&[Ask::new("api", "a")], ttl)).unwrap();
-        let reservation = reserved.reservation.unwrap();
-        hands.set(Micros::new(u64::MAX / 2));
-        reservation.renew().unwrap();
-        reservation.cancel().unwrap();
+        let reserved = ready(gate.reserve(&[Charge::new("api", "a")], ttl)).unwrap();
+        let reservation = reserved.unwrap();
+        hands.set(Duration::from_micros(u64::MAX / 2));
+        ready(reservation.renew()).unwrap();
+        ready(reservation.cancel()).unwrap();
     }
     assert!(Key::parse(&"a".repeat(1 << 20)).is_err());
 }

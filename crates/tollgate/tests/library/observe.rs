@@ -4,9 +4,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tollgate::{
-    Allowance, Ask, Event, Key, Limiter, ManualClock, Observer, Outcome, Rule, Source, Strategy, Tollgate,
-};
+use tollgate::telemetry::{Event, Observer, Source};
+use tollgate::{Allowance, Charge, Key, Limiter, ManualClock, Outcome, Rule, Strategy, Tollgate};
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::crowd::{Crowd, ready};
@@ -88,7 +87,7 @@ fn line(seen: &Seen) -> String {
 fn each_limit_of_each_decision_is_one_event() {
     let (gate, recorder) = watched(&hands());
     let [api, watching, workers, free, shut] =
-        ["api", "watching", "workers", "free", "shut"].map(|name| gate.limiter(name).unwrap());
+        ["api", "watching", "workers", "free", "shut"].map(|name| gate.local(name).unwrap());
     // Does what it is told and sees what is told of it.
     macro_rules! told {
         ($($call:expr => [$($line:literal),* $(,)?])*) => {$(
@@ -104,7 +103,7 @@ fn each_limit_of_each_decision_is_one_event() {
         api.charge("alice", 9) => ["charge api token_bucket [default] 9 denied Store"]
         api.peek("ip:alice:v2", 2) => ["peek api token_bucket [ip] 2 allowed Store"]
         api.reserve("user:alice", 2) => ["reserve api token_bucket [user] 2 allowed Store"]
-        workers.acquire("alice") => ["reserve workers concurrency [default] 1 allowed Store"]
+        workers.acquire("alice") => ["acquire workers concurrency [default] 1 allowed Store"]
         ready(api.wait("user:alice", 1, HOUR)) => ["wait api token_bucket [user] 1 allowed Store"]
         ready(api.wait("user:alice", 6, HOUR)) => ["wait api token_bucket [user] 6 denied Store"]
     }
@@ -130,22 +129,24 @@ fn each_limit_of_each_decision_is_one_event() {
             "charge api none [user] 1 allowed Unlimited",
         ]
     }
-    let several = [Ask::new("api", "new:alice"), Ask::new("shut", "alice").cost(7), Ask::new("workers", "")];
+    let several =
+        [Charge::new("api", "new:alice"), Charge::new("shut", "alice").cost(7), Charge::new("watching", "")];
     told! {
-        tollgate::charge(&[free.of("alice"), watching.of("a:alice").cost(2)]) => [
+        free.charge_all(&[Charge::new(&free, "alice"), Charge::new(&watching, "a:alice").cost(2)]) => [
             "charge free none [default] 1 allowed Unlimited",
             "charge watching fixed_window [a] 2 allowed watching Store",
         ]
         ready(gate.charge(&several)) => [
             "charge api token_bucket [new] 1 allowed Store",
             "charge shut none [default] 7 denied Blocked",
-            "charge workers none [] 1 denied Malformed",
+            "charge watching none [] 1 denied Malformed",
         ]
-        ready(gate.peek(&[Ask::new("api", "new:alice").cost(5)])) => ["peek api token_bucket [new] 5 allowed Store"]
-        ready(gate.reserve(&[Ask::new("workers", "alice")], HOUR)) => [
+        ready(gate.peek(&[Charge::new("api", "new:alice").cost(5)])) => ["peek api token_bucket [new] 5 allowed Store"]
+        ready(gate.reserve(&[Charge::new("workers", "alice")], HOUR)) => [
             "reserve workers concurrency [default] 1 allowed Store",
         ]
-        ready(gate.acquire("alice", "workers")) => ["charge workers concurrency [default] 1 denied Store"]
+        workers.check("alice") => ["charge workers concurrency [default] 1 denied NeedsPermit"]
+        ready(gate.check("workers", "alice")) => []
     }
     // To look at a key, to forget it, and to be refused as an error are no decisions.
     told! {
@@ -153,30 +154,31 @@ fn each_limit_of_each_decision_is_one_event() {
         ready(gate.status("api", "user:alice")) => []
         api.reset("user:alice") => []
         api.charge("user:alice", 0) => []
-        ready(gate.acquire("user:alice", "ap")) => []
+        ready(gate.check("ap", "user:alice")) => []
     }
 }
 
 #[test]
 fn an_event_has_what_the_limit_said_and_a_watching_one_what_it_would_have_done() {
     let (gate, recorder) = watched(&hands());
-    let [api, watching] = ["api", "watching"].map(|name| gate.limiter(name).unwrap());
+    let [api, watching] = ["api", "watching"].map(|name| gate.local(name).unwrap());
     let outcome = api.charge("a", 2).unwrap();
     assert_eq!(recorder.take()[0].outcome, outcome);
-    let decision = ready(gate.charge(&[Ask::new("api", "a"), Ask::new("watching", "a").cost(2)])).unwrap();
+    let decision =
+        ready(gate.charge(&[Charge::new("api", "a"), Charge::new("watching", "a").cost(2)])).unwrap();
     let said: Vec<Outcome> = recorder.take().iter().map(|seen| seen.outcome).collect();
-    assert_eq!(said, decision.limits().iter().map(|limit| limit.outcome).collect::<Vec<_>>());
+    assert_eq!(said, decision.outcomes().to_vec());
 
     // However it is asked, the event of a watching limit shows the refusal that it did not make.
     for ask in [0, 1, 2] {
         let allowed = match ask {
-            0 => watching.charge("a", 2).unwrap().allowed,
-            1 => watching.peek("a", 2).unwrap().allowed,
-            _ => ready(watching.wait("a", 2, HOUR)).unwrap().allowed,
+            0 => watching.charge("a", 2).unwrap().is_allowed(),
+            1 => watching.peek("a", 2).unwrap().is_allowed(),
+            _ => ready(watching.wait("a", 2, HOUR)).unwrap().is_allowed(),
         };
         let seen = recorder.take();
         assert_eq!(
-            (seen.len(), allowed, seen[0].allowed, seen[0].outcome.allowed),
+            (seen.len(), allowed, seen[0].allowed, seen[0].outcome.numbers().allowed),
             (1, true, true, false),
             "{ask}"
         );
@@ -187,8 +189,8 @@ fn an_event_has_what_the_limit_said_and_a_watching_one_what_it_would_have_done()
 fn a_waiter_is_one_event_when_it_is_done_and_none_if_it_gives_up() {
     let hands = hands();
     let (gate, recorder) = watched(&hands);
-    let api = gate.limiter("api").unwrap();
-    api.charge("a", 5).unwrap();
+    let api = gate.local("api").unwrap();
+    let _ = api.charge("a", 5).unwrap();
     recorder.take();
     let mut crowd = Crowd::new();
     let a_second = Duration::from_secs(1);
@@ -199,7 +201,7 @@ fn a_waiter_is_one_event_when_it_is_done_and_none_if_it_gives_up() {
         (&["wait api token_bucket [default] 2 allowed Store"], "the one in front"),
         (&[], "nobody is left"),
     ] {
-        hands.advance(tollgate::Micros::from_secs(1));
+        hands.advance(Duration::from_secs(1));
         crowd.run();
         let seen: Vec<String> = recorder.take().iter().map(line).collect();
         assert_eq!(seen, expected, "{why}");
@@ -210,14 +212,15 @@ fn a_waiter_is_one_event_when_it_is_done_and_none_if_it_gives_up() {
 fn an_observer_changes_no_answer() {
     let hands = hands();
     let (watched, recorder) = watched(&hands);
-    let rules = watched.rules().iter().cloned();
+    let policy = watched.policy();
+    let rules = policy.rules().iter().cloned();
     let alone = rules.fold(on(&hands), tollgate::TollgateBuilder::rule).build().unwrap();
     let mut dice = Dice(3);
     for _ in 0..2_000 {
-        hands.advance(tollgate::Micros::from_millis(dice.below(500)));
+        hands.advance(Duration::from_millis(dice.below(500)));
         let limit = dice.pick(&["api", "watching", "workers", "free", "shut"]);
         let (key, cost) = (dice.pick(&["a", "user:vip", "user:bad", "user:b", ""]), 1 + dice.below(6));
-        let charge = |gate: &Tollgate| gate.limiter(limit).unwrap().charge(key, cost).unwrap();
+        let charge = |gate: &Tollgate| gate.local(limit).unwrap().charge(key, cost).unwrap();
         assert_eq!(charge(&watched), charge(&alone), "{limit} {key} {cost}");
     }
     assert_eq!(recorder.take().len(), 2_000);
@@ -231,7 +234,7 @@ impl Observer for Panics {
         panic!("as it is meant to, about alice");
     }
 
-    fn store_changed(&self, _: &tollgate::StoreChange) {
+    fn store_changed(&self, _: &tollgate::store::StoreChange) {
         panic!("as it is meant to, about alice");
     }
 }
@@ -243,12 +246,12 @@ fn all_observers_are_told_and_a_panic_of_one_neither_changes_a_decision_nor_lose
     let builder = on(&hands).observer(before.clone()).observer(Arc::new(Panics)).observer(after.clone());
     let gate = builder.limit("api", a_minute(2)).limit("workers", at_once(1)).build().unwrap();
     let lines = logged(|| {
-        let api = gate.limiter("api").unwrap();
-        assert_eq!([(); 3].map(|()| api.check("user:alice").allowed), [true, true, false]);
-        let permit = gate.limiter("workers").unwrap().acquire("pool").unwrap();
-        assert!(ready(gate.acquire("pool", "workers")).is_ok_and(|decision| !decision.allowed()));
+        let api = gate.local("api").unwrap();
+        assert_eq!([(); 3].map(|()| api.check("user:alice").is_allowed()), [true, true, false]);
+        let permit = gate.local("workers").unwrap().acquire("pool").unwrap().unwrap();
+        assert!(ready(gate.acquire("workers", "pool")).unwrap().is_err());
         drop(permit);
-        assert!(ready(gate.wait(Ask::new("workers", "pool"), HOUR)).is_ok());
+        assert!(ready(gate.acquire_within("workers", "pool", HOUR)).unwrap().is_ok());
     });
     let [before, after] =
         [before, after].map(|recorder| recorder.take().iter().map(line).collect::<Vec<_>>());
@@ -296,26 +299,28 @@ const MALFORMED: [&str; 5] =
 fn every_way_to_use_a_malformed_key_is_warned_of_without_showing_it() {
     type Way = fn(&Limiter, &Tollgate, &str) -> bool;
     let ways: [(&str, Way); 10] = [
-        ("check", |limiter, _, key| limiter.check(key).allowed),
-        ("charge", |limiter, _, key| limiter.charge(key, 2).unwrap().allowed),
+        ("check", |limiter, _, key| limiter.check(key).is_allowed()),
+        ("charge", |limiter, _, key| limiter.charge(key, 2).unwrap().is_allowed()),
         ("check many", |limiter, _, key| {
             let mut outcomes = Vec::new();
             limiter.check_many(&[key], &mut outcomes);
-            outcomes[0].allowed
+            outcomes[0].is_allowed()
         }),
-        ("peek", |limiter, _, key| limiter.peek(key, 1).unwrap().allowed),
-        ("reserve", |limiter, _, key| limiter.reserve(key, 1).unwrap().decision.allowed()),
-        ("acquire", |limiter, _, key| limiter.acquire(key).is_ok()),
-        ("wait", |limiter, _, key| ready(limiter.wait(key, 1, HOUR)).is_ok()),
-        ("charge by name", |_, gate, key| ready(gate.acquire(key, "api")).unwrap().allowed()),
-        ("peek by name", |_, gate, key| ready(gate.peek(&[Ask::new("api", key)])).unwrap().allowed()),
-        ("wait by name", |_, gate, key| ready(gate.wait(Ask::new("api", key), HOUR)).is_ok()),
+        ("peek", |limiter, _, key| limiter.peek(key, 1).unwrap().is_allowed()),
+        ("reserve", |limiter, _, key| limiter.reserve(key, 1).unwrap().is_ok()),
+        ("acquire", |limiter, _, key| limiter.acquire(key).unwrap().is_ok()),
+        ("wait", |limiter, _, key| ready(limiter.wait(key, 1, HOUR)).unwrap().is_allowed()),
+        ("charge by name", |_, gate, key| ready(gate.check("api", key)).unwrap().is_allowed()),
+        ("peek by name", |_, gate, key| ready(gate.peek(&[Charge::new("api", key)])).unwrap().is_allowed()),
+        ("wait by name", |_, gate, key| {
+            ready(gate.wait(&[Charge::new("api", key)], HOUR)).unwrap().is_allowed()
+        }),
     ];
     for (what, way) in ways {
         for key in MALFORMED {
             // A registry of its own has warned of nothing yet.
             let gate = on(&hands()).limit("api", a_minute(5)).build().unwrap();
-            let limiter = gate.limiter("api").unwrap();
+            let limiter = gate.local("api").unwrap();
             let lines = logged(|| assert!(!way(&limiter, &gate, key), "{what}"));
             assert_eq!(lines.len(), 1, "{what}: {lines:?}");
             let expected = ["WARN", "denied a malformed key: the ", "limiter=\"api\"", "count=1"];
@@ -329,11 +334,11 @@ fn every_way_to_use_a_malformed_key_is_warned_of_without_showing_it() {
 #[test]
 fn a_flood_of_malformed_keys_is_at_most_a_line_a_second() {
     let gate = on(&hands()).limit("api", a_minute(5)).build().unwrap();
-    let api = gate.limiter("api").unwrap();
+    let api = gate.local("api").unwrap();
     let started = Instant::now();
     let lines = logged(|| {
         for number in 0..50_000 {
-            api.check(MALFORMED[number % MALFORMED.len()]);
+            let _ = api.check(MALFORMED[number % MALFORMED.len()]);
         }
     });
     let most = 1 + started.elapsed().as_secs();
@@ -346,7 +351,7 @@ fn sound_keys_are_not_logged() {
     let gate = on(&hands()).limit("api", a_minute(5)).build().unwrap();
     let lines = logged(|| {
         for _ in 0..10 {
-            gate.limiter("api").unwrap().check("user:alice");
+            let _ = gate.local("api").unwrap().check("user:alice");
         }
     });
     assert_eq!(lines, [""; 0]);

@@ -3,10 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tollgate::{
-    Ask, Event, Failure, Fallback, ManualClock, Micros, Observer, Scope, Source, StoreChange, StoreState,
-    Tollgate, WhenFull,
-};
+use tollgate::store::{Failure, Scope, StoreChange, StoreState, WhenFull};
+use tollgate::telemetry::{Event, Observer, Source};
+use tollgate::{Charge, Fallback, ManualClock, Tollgate};
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
@@ -39,7 +38,7 @@ fn scene() -> (ManualClock, Tollgate, Arc<Elsewhere>, Arc<News>) {
 }
 
 fn source(gate: &Tollgate) -> Source {
-    ready(gate.charge(&[Ask::new("api", "alice")])).unwrap().limits()[0].source
+    ready(gate.charge(&[Charge::new("api", "alice")])).unwrap().outcomes()[0].source()
 }
 
 #[test]
@@ -68,7 +67,7 @@ fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
 
         // Half a minute more, with a call every millisecond: few of them ping, the rest cost nothing.
         for _ in 0..30_000 {
-            hands.advance(Micros::from_millis(1));
+            hands.advance(Duration::from_millis(1));
             assert_eq!(source(&gate), Source::FallbackLocal);
         }
         let pings = elsewhere.pings() - 1;
@@ -78,7 +77,7 @@ fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
 
         elsewhere.fault(Fault::None);
         let back = (1..).find(|_| {
-            hands.advance(Micros::from_millis(1));
+            hands.advance(Duration::from_millis(1));
             source(&gate) == Source::Store
         });
         assert!(back <= Some(6_000), "the longest wait is five seconds and a fifth");
@@ -129,7 +128,7 @@ fn calls_that_fail_are_no_outage_while_pings_are_answered() {
         let (hands, gate, elsewhere, news) = scene();
         elsewhere.answers_pings(true);
         for call in 0..1_000 {
-            hands.advance(Micros::from_millis(1));
+            hands.advance(Duration::from_millis(1));
             let fails = call % 8 != 0;
             elsewhere.fault(if fails { Fault::Fails(failure) } else { Fault::None });
             let expected = if fails { Source::FallbackLocal } else { Source::Store };
@@ -155,7 +154,7 @@ fn one_ping_at_a_time_however_many_ask() {
     elsewhere.fault(Fault::Hangs);
     hands.advance(secs(1));
     let (calls, pings) = (elsewhere.calls(), elsewhere.pings());
-    let asks = [Ask::new("api", "alice")];
+    let asks = [Charge::new("api", "alice")];
     let mut crowd = Crowd::new();
     // This store has nothing to run a ping on, so one caller waits for it.
     let waiter = crowd.join(gate.charge(&asks));
@@ -168,13 +167,13 @@ fn one_ping_at_a_time_however_many_ask() {
     // Its caller gives up: the next ping is due after as long a wait, and not before.
     crowd.leave(waiter);
     assert_eq!(source(&gate), Source::FallbackLocal);
-    hands.advance(Micros::from_millis(300));
+    hands.advance(Duration::from_millis(300));
     let waiter = crowd.join(gate.charge(&asks));
     assert_eq!(elsewhere.pings() - pings, 2);
     elsewhere.let_go();
     let done = crowd.run();
     assert_eq!((done.len(), done[0].0), (1, waiter));
-    assert_eq!(done[0].1.as_ref().unwrap().limits()[0].source, Source::Store, "it finds the store back");
+    assert_eq!(done[0].1.as_ref().unwrap().outcomes()[0].source(), Source::Store, "it finds the store back");
     assert_eq!(gate.store_health().state, StoreState::Up);
 }
 
@@ -220,7 +219,7 @@ fn failures_now_and_then_fall_back_without_an_outage_and_are_told_once_a_minute(
     let (hands, gate, elsewhere, news) = scene();
     let lines = logged(|| {
         for call in 0..1_400 {
-            hands.advance(Micros::from_millis(100));
+            hands.advance(Duration::from_millis(100));
             let fails = call % 10 == 0;
             elsewhere.fault(if fails { Fault::Fails(Failure::Overloaded) } else { Fault::None });
             assert_eq!(source(&gate), if fails { Source::FallbackLocal } else { Source::Store });
@@ -236,9 +235,9 @@ fn the_memory_store_is_always_up() {
     let builder = on(&hands).limit("api", a_minute(1)).fallback(Fallback::Closed);
     let gate = builder.denial_cache(Duration::from_secs(9)).instances(3).build().unwrap();
     for admitted in [true, false, false] {
-        let decision = ready(gate.charge(&[Ask::new("api", "a")])).unwrap();
-        assert_eq!((decision.allowed(), decision.degraded()), (admitted, false));
-        assert_eq!(decision.limits()[0].source, Source::Store);
+        let decision = ready(gate.charge(&[Charge::new("api", "a")])).unwrap();
+        assert_eq!((decision.is_allowed(), decision.is_degraded()), (admitted, false));
+        assert_eq!(decision.outcomes()[0].source(), Source::Store);
     }
     assert_eq!(gate.store_health().state, StoreState::Up);
 }

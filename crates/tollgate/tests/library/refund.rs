@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::{
-    Ask, Charged, Failure, Fallback, Hold, HoldId, Item, Limit, Micros, Rule, Settled, Settlement, Source,
-    Store, StoreFuture, StoreState, StoredLimit, Tollgate,
-};
+use tollgate::store::{Charged, Failure, Hold, Item, Store, StoreFuture, StoreState, StoredLimit};
+use tollgate::telemetry::Source;
+use tollgate::{Charge, ChargeId, Fallback, Limit, Rule, Settled, Settlement, Tollgate};
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
-use crate::scene::{a_minute, every_strategy, hands, on};
+use crate::scene::{a_minute, charged, every_strategy, hands, on, waited};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -19,8 +18,8 @@ fn used(gate: &Tollgate, limit: &str, key: &str) -> u64 {
 }
 
 fn source(gate: &Tollgate, key: &str) -> (bool, Source) {
-    let decision = ready(gate.charge(&[Ask::new("api", key)])).unwrap();
-    (decision.allowed(), decision.limits()[0].source)
+    let decision = charged(gate, &[Charge::new("api", key)]);
+    (decision.is_allowed(), decision.outcomes()[0].source())
 }
 
 #[test]
@@ -33,9 +32,9 @@ fn a_refund_is_the_same_wherever_the_counters_are() {
             builder.rule(Rule::unlimited("free").unwrap()).build().unwrap()
         });
         let [here, elsewhere] = gates.map(|gate| {
-            let ask = |limit, key, cost| Ask::new(limit, key).cost(cost);
-            ready(gate.charge(&[ask("api", "a", 6), ask("watching", "a", 6), ask("free", "a", 6)])).unwrap();
-            ready(gate.charge(&[ask("api", "b", 2)])).unwrap();
+            let ask = |limit, key, cost| Charge::new(limit, key).cost(cost);
+            let _ = charged(&gate, &[ask("api", "a", 6), ask("watching", "a", 6), ask("free", "a", 6)]);
+            let _ = charged(&gate, &[ask("api", "b", 2)]);
             let back = [ask("api", "a", 2), ask("watching", "a", 5), ask("free", "a", 5), ask("api", "b", 9)];
             ready(gate.refund(&back)).unwrap();
             ready(gate.refund(&[ask("api", "nobody", 3)])).unwrap();
@@ -63,7 +62,7 @@ fn a_refund_ends_what_is_believed_of_its_keys_and_of_no_other() {
     for key in ["a", "b"] {
         exhaust(key);
     }
-    let back = [Ask::new("api", "a")];
+    let back = [Charge::new("api", "a")];
     ready(gate.refund(&back)).unwrap();
     assert_eq!(source(&gate, "a"), (true, Source::Store));
     assert_eq!(source(&gate, "b"), (false, Source::DenialCache));
@@ -91,11 +90,11 @@ fn whoever_waits_is_told_of_a_refund() {
     let hands = hands();
     for gate in [on(&hands), on(&hands).store(Elsewhere::new(&hands))] {
         let gate = gate.limit("api", a_minute(2)).denial_cache(HOUR).build().unwrap();
-        ready(gate.charge(&[Ask::new("api", "a").cost(2)])).unwrap();
+        let _ = charged(&gate, &[Charge::new("api", "a").cost(2)]);
         let mut crowd = Crowd::new();
-        crowd.join(gate.wait(Ask::new("api", "a"), HOUR));
+        crowd.join(waited(&gate, Charge::new("api", "a")));
         assert!(crowd.run().is_empty());
-        ready(gate.refund(&[Ask::new("api", "a")])).unwrap();
+        ready(gate.refund(&[Charge::new("api", "a")])).unwrap();
         assert_eq!(crowd.run_to_see_who_is_done(), [0]);
     }
 }
@@ -108,8 +107,8 @@ fn while_the_store_is_down_nothing_is_refunded_and_that_is_said() {
         let elsewhere = Elsewhere::new(&hands);
         let rule = Rule::new("api", a_minute(10)).unwrap().fallback(fallback);
         let gate = on(&hands).rule(rule).store(elsewhere.clone()).build().unwrap();
-        let back = [Ask::new("api", "a").cost(3)];
-        ready(gate.charge(&back)).unwrap();
+        let back = [Charge::new("api", "a").cost(3)];
+        let _ = charged(&gate, &back);
         elsewhere.fault(Fault::Fails(Failure::Connection));
         for _ in 0..10 {
             let error = ready(gate.refund(&back)).unwrap_err();
@@ -122,7 +121,7 @@ fn while_the_store_is_down_nothing_is_refunded_and_that_is_said() {
             "a charge, a failure, and a ping that failed"
         );
         elsewhere.fault(Fault::None);
-        hands.advance(Micros::from_secs(6));
+        hands.advance(Duration::from_secs(6));
         assert_eq!(used(&gate, "api", "a"), 3);
         ready(gate.refund(&back)).unwrap();
         assert_eq!(used(&gate, "api", "a"), 0);
@@ -139,7 +138,7 @@ fn a_store_that_cannot_refund_says_so() {
         fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
             self.0.charge(items, hold)
         }
-        fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+        fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
             self.0.settle(id, settlement)
         }
         fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
@@ -152,39 +151,6 @@ fn a_store_that_cannot_refund_says_so() {
     let hands = hands();
     let store = Arc::new(Plain(Elsewhere::new(&hands)));
     let gate = on(&hands).limit("api", a_minute(10)).store(store).build().unwrap();
-    let error = ready(gate.refund(&[Ask::new("api", "a")])).unwrap_err();
+    let error = ready(gate.refund(&[Charge::new("api", "a")])).unwrap_err();
     assert!(error.to_string().contains("cannot refund") && !error.is_transient(), "{error}");
-}
-
-#[test]
-fn a_slice_is_given_back_before_its_key_is_refunded() {
-    let hands = hands();
-    let elsewhere = Elsewhere::new(&hands);
-    let rule = Rule::new("api", a_minute(20)).unwrap().slice(10, Duration::from_secs(1)).unwrap();
-    let gate = on(&hands).rule(rule.fallback(Fallback::Closed)).store(elsewhere.clone()).build().unwrap();
-    for expected in [Source::Store, Source::Slice, Source::Slice] {
-        assert_eq!(source(&gate, "a"), (true, expected));
-    }
-    assert_eq!(used(&gate, "api", "a"), 10);
-    ready(gate.refund(&[Ask::new("api", "a")])).unwrap();
-    assert_eq!(used(&gate, "api", "a"), 2, "three were used, and one of them given back");
-    // More than was used, from a slice of which one is used: what lay idle is not refunded a second time.
-    assert_eq!(source(&gate, "a"), (true, Source::Store));
-    ready(gate.refund(&[Ask::new("api", "a").cost(15)])).unwrap();
-    assert_eq!(used(&gate, "api", "a"), 0);
-    assert_eq!(ready(gate.give_back_slices()).unwrap(), 0, "the slice is gone");
-
-    // A slice that cannot be given back is still paid for.
-    elsewhere.answers_pings(true);
-    assert_eq!(source(&gate, "a"), (true, Source::Store));
-    elsewhere.fault(Fault::Fails(Failure::Connection));
-    ready(gate.refund(&[Ask::new("api", "a")])).unwrap_err();
-    assert_eq!(source(&gate, "a"), (true, Source::Slice));
-    // One that may have been given back is not.
-    elsewhere.fault(Fault::Loses(Failure::Connection));
-    ready(gate.refund(&[Ask::new("api", "a")])).unwrap_err();
-    elsewhere.fault(Fault::Fails(Failure::Connection));
-    assert_eq!(source(&gate, "a").1, Source::FallbackClosed);
-    elsewhere.fault(Fault::None);
-    assert_eq!(used(&gate, "api", "a"), 2);
 }

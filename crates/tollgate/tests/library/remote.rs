@@ -5,14 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tollgate::store::Failure;
+use tollgate::store::Outcome as Numbers;
+use tollgate::telemetry::{Event, Observer, Source};
 use tollgate::{
-    Allowance, Ask, Decision, Event, Failure, HoldId, Key, LimitOutcome, ManualClock, Micros, Observer, Rule,
-    Settled, Settlement, Source, Tollgate, TollgateBuilder, WaitError,
+    Allowance, Charge, ChargeId, Decision, Denied, Key, ManualClock, Outcome, Reservation, Rule, Settled,
+    Settlement, Tollgate, TollgateBuilder,
 };
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
-use crate::scene::{Dice, a_minute, at_once, bucket, every_strategy, hands, is_by_the_clock, on, secs};
+use crate::scene::{
+    Dice, a_minute, at_once, bucket, charged, every_strategy, hands, is_by_the_clock, on, one, secs, waited,
+};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -38,16 +43,39 @@ fn near_and_far(hands: &ManualClock) -> (Tollgate, Tollgate, Arc<Elsewhere>) {
 }
 
 /// What a decision says, whoever said it.
-fn said(decision: Decision<'_>) -> Vec<(bool, LimitOutcome<'_>)> {
-    let anyone = |limit: &LimitOutcome<'_>| match limit.source {
+fn said(decision: &Decision) -> Vec<(bool, Answer)> {
+    decision.outcomes().iter().map(|outcome| (decision.is_allowed(), answer(outcome))).collect()
+}
+
+type Answer = (&'static str, Numbers, Source, bool);
+
+/// What a limit says, whoever said it.
+fn answer(outcome: &Outcome) -> Answer {
+    let source = match outcome.source() {
         Source::DenialCache => Source::Store,
         source => source,
     };
-    decision
-        .limits()
-        .iter()
-        .map(|limit| (decision.allowed(), LimitOutcome { source: anyone(limit), ..*limit }))
-        .collect()
+    (outcome.limit(), *outcome.numbers(), source, outcome.is_shadow())
+}
+
+/// What a reservation call says.
+fn reserved(answer: &Result<Reservation, Denied>) -> &Decision {
+    match answer {
+        Ok(reservation) => reservation.decision(),
+        Err(denied) => denied.decision(),
+    }
+}
+
+/// Charges without leases, or reserves where there are any: an error on both stores else.
+fn charge(gate: &Tollgate, asks: &[Charge<'_>]) -> Decision {
+    match asks.iter().any(|ask| ask.limit() == "workers") {
+        false => ready(gate.charge(asks)).unwrap(),
+        true => {
+            let error = ready(gate.charge(asks)).unwrap_err().to_string();
+            assert!(error.contains("use acquire, or reserve"), "{error}");
+            reserved(&ready(gate.reserve(asks, Duration::ZERO)).unwrap()).clone()
+        }
+    }
 }
 
 #[test]
@@ -64,33 +92,31 @@ fn answers_are_the_same_near_and_far(most_ms: u64, denial_cache: Duration) {
     let near = with_rules(on(&hands));
     let far = with_rules(on(&hands).store(elsewhere.clone()).denial_cache(denial_cache));
     let mut dice = Dice(11);
-    let mut open: Vec<(HoldId, HoldId)> = Vec::new();
+    let mut open: Vec<(ChargeId, ChargeId)> = Vec::new();
     for _ in 0..5_000 {
-        hands.advance(Micros::from_millis(dice.below(most_ms)));
+        hands.advance(Duration::from_millis(dice.below(most_ms)));
         let count = 1 + dice.below(3);
-        let asks: Vec<Ask<'_>> = (0..count)
+        let asks: Vec<Charge<'_>> = (0..count)
             .map(|_| {
                 let limit = dice.pick(&["api", "api", "watching", "workers", "free", "shut"]);
                 let key = dice.pick(&["a", "default:a", "b", "vip", "free", "shut", "user:c:v1", ""]);
-                Ask::new(limit, key).cost(1 + dice.below(3))
+                Charge::new(limit, key).cost(1 + dice.below(3))
             })
             .collect();
         let (limit, key) =
             (dice.pick(&["api", "watching", "workers", "free", "shut"]), dice.pick(&["a", "vip", ""]));
         match dice.below(10) {
             0..4 => {
-                let [here, there] = [&near, &far].map(|gate| said(ready(gate.charge(&asks)).unwrap()));
+                let [here, there] = [&near, &far].map(|gate| said(&charge(gate, &asks)));
                 assert_eq!(here, there, "{asks:?}")
             }
             4 => assert_eq!(ready(near.peek(&asks)).unwrap(), ready(far.peek(&asks)).unwrap(), "{asks:?}"),
             5 | 6 => {
                 let ttl = Duration::from_secs(dice.below(20));
                 let [here, there] = [&near, &far].map(|gate| ready(gate.reserve(&asks, ttl)).unwrap());
-                let ids =
-                    here.reservation.zip(there.reservation).map(|(here, there)| (here.id(), there.id()));
-                assert_eq!(ids.is_some(), here.decision.allowed());
-                assert_eq!(said(here.decision), said(there.decision), "{asks:?}");
-                open.extend(ids);
+                assert_eq!(here.is_ok(), reserved(&here).is_allowed());
+                assert_eq!(said(reserved(&here)), said(reserved(&there)), "{asks:?}");
+                open.extend(here.ok().zip(there.ok()).map(|(here, there)| (here.id(), there.id())));
             }
             7 => {
                 let Some((here, there)) = open.pop() else { continue };
@@ -132,37 +158,45 @@ fn answers_are_the_same_near_and_far(most_ms: u64, denial_cache: Duration) {
 fn waiting_works_over_any_store() {
     let hands = hands();
     let (_, far, elsewhere) = near_and_far(&hands);
-    assert!(ready(far.charge(&[Ask::new("api", "a").cost(5)])).unwrap().allowed());
+    assert!(ready(far.charge(&[Charge::new("api", "a").cost(5)])).unwrap().is_allowed());
+    let is_admitted = |answer: &Result<Decision, tollgate::Error>| answer.as_ref().unwrap().is_allowed();
     let mut crowd = Crowd::new();
-    crowd.join(far.wait(Ask::new("api", "a").cost(3), HOUR));
-    crowd.join(far.wait(Ask::new("api", "a"), HOUR));
-    crowd.join(far.wait(Ask::new("api", "a").cost(2), Duration::from_secs(4)));
+    crowd.join(far.wait(one(Charge::new("api", "a").cost(3)), HOUR));
+    crowd.join(far.wait(one(Charge::new("api", "a")), HOUR));
+    crowd.join(far.wait(one(Charge::new("api", "a").cost(2)), Duration::from_secs(4)));
     let before = elsewhere.calls();
     for (second, expected) in [(1, &[][..]), (2, &[]), (3, &[0]), (4, &[1]), (5, &[])] {
         hands.advance(secs(1));
         let done = crowd.run();
         let admitted: Vec<usize> =
-            done.iter().filter(|(_, answer)| answer.is_ok()).map(|(who, _)| *who).collect();
+            done.iter().filter(|(_, answer)| is_admitted(answer)).map(|(who, _)| *who).collect();
         assert_eq!(admitted, expected, "second {second}");
-        assert!(done.iter().all(|(who, answer)| *who == 2 || answer.is_ok()));
+        assert!(done.iter().all(|(who, answer)| *who == 2 || is_admitted(answer)));
     }
     let asked = elsewhere.calls() - before;
     assert!(asked <= 6, "the clock moved five times, and only the first in line asks: {asked} calls");
 
-    assert!(ready(far.wait(Ask::new("free", "a"), HOUR)).unwrap().allowed);
-    assert!(ready(far.wait(Ask::new("watching", "a").cost(9), HOUR)).unwrap().allowed);
-    for ask in
-        [Ask::new("api", "a").cost(6), Ask::new("shut", "a"), Ask::new("api", "shut"), Ask::new("api", "")]
-    {
-        assert!(matches!(ready(far.wait(ask, HOUR)), Err(WaitError::Never(_))), "{ask:?}");
+    assert!(ready(waited(&far, Charge::new("free", "a"))).unwrap().is_allowed());
+    assert!(ready(waited(&far, Charge::new("watching", "a").cost(9))).unwrap().is_allowed());
+    for ask in [
+        Charge::new("api", "a").cost(6),
+        Charge::new("shut", "a"),
+        Charge::new("api", "shut"),
+        Charge::new("api", ""),
+    ] {
+        assert_eq!(
+            ready(far.wait(std::slice::from_ref(&ask), HOUR)).unwrap().retry_after(),
+            None,
+            "{ask:?}: never"
+        );
     }
 
     // A reset, or a settlement, made through this registry wakes those who wait here.
-    let reserved = ready(far.reserve(&[Ask::new("workers", "pool").cost(2)], HOUR)).unwrap();
-    let id = reserved.reservation.unwrap().id();
+    let reserved = ready(far.reserve(&[Charge::new("workers", "pool").cost(2)], HOUR)).unwrap();
+    let id = reserved.unwrap().id();
     let mut crowd = Crowd::new();
-    crowd.join(far.wait(Ask::new("workers", "pool").cost(2), HOUR));
-    crowd.join(far.wait(Ask::new("workers", "pool"), HOUR));
+    crowd.join(waited(&far, Charge::new("workers", "pool").cost(2)));
+    crowd.join(waited(&far, Charge::new("workers", "pool")));
     assert_eq!(ready(far.settle(id, &Settlement::Cancel)).unwrap(), Settled::Done);
     assert_eq!(crowd.run_to_see_who_is_done(), [0]);
     assert!(ready(far.reset("workers", "pool")).unwrap());
@@ -177,16 +211,16 @@ fn a_waiter_looks_again_within_a_quarter_of_a_second() {
         let elsewhere = Elsewhere::new(&hands);
         let process = || on(&hands).limit("api", limit).denial_cache(HOUR).store(elsewhere.clone()).build();
         let (ours, theirs) = (process().unwrap(), process().unwrap());
-        let reserved = ready(theirs.reserve(&[Ask::new("api", "a")], HOUR)).unwrap();
+        let reserved = ready(theirs.reserve(&[Charge::new("api", "a")], HOUR)).unwrap();
         let mut crowd = Crowd::new();
         for _ in 0..3 {
-            crowd.join(ours.wait(Ask::new("api", "a"), HOUR));
+            crowd.join(waited(&ours, Charge::new("api", "a")));
         }
-        let id = reserved.reservation.unwrap().id();
+        let id = reserved.unwrap().id();
         assert_eq!(ready(theirs.settle(id, &Settlement::Cancel)).unwrap(), Settled::Done);
-        hands.advance(Micros::from_millis(100));
+        hands.advance(Duration::from_millis(100));
         assert!(crowd.run().is_empty(), "{limit}: it does not ask all the time");
-        hands.advance(Micros::from_millis(150));
+        hands.advance(Duration::from_millis(150));
         assert_eq!(crowd.run_to_see_who_is_done(), [0], "{limit}");
     }
 }
@@ -198,16 +232,16 @@ fn only_the_first_in_line_looks_again_and_not_in_step_with_others() {
     let gate = on(&hands).limit("api", at_once(1)).store(elsewhere.clone()).build().unwrap();
     let mut crowd = Crowd::new();
     for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
-        assert!(ready(gate.acquire(key, "api")).unwrap().allowed());
+        assert!(charged(&gate, &[Charge::new("api", key)]).is_allowed());
         for _ in 0..5 {
-            crowd.join(gate.wait(Ask::new("api", key), HOUR));
+            crowd.join(waited(&gate, Charge::new("api", key)));
         }
     }
     let before = elsewhere.calls();
     let mut at_once = Vec::new();
     for _ in 0..5_000 {
         let asked = elsewhere.calls();
-        hands.advance(Micros::from_millis(1));
+        hands.advance(Duration::from_millis(1));
         assert!(crowd.run().is_empty());
         at_once.push(elsewhere.calls() - asked);
     }
@@ -221,31 +255,29 @@ fn only_the_first_in_line_looks_again_and_not_in_step_with_others() {
 fn what_needs_counters_in_this_process_is_refused_clearly() {
     let hands = hands();
     let (_, far, _) = near_and_far(&hands);
-    let error = far.limiter("api").unwrap_err();
-    let message = "the counters of `api` are not in this process; use Tollgate's async calls";
+    let error = far.local("api").unwrap_err();
+    let message = "the counters of `api` are in a remote store and not in this process; use the async calls of Tollgate";
     assert_eq!((error.to_string().as_str(), error.is_transient()), (message, false));
-    let unknown = far.limiter("apis").unwrap_err().to_string();
+    let unknown = far.local("apis").unwrap_err().to_string();
     assert!(unknown.contains("did you mean `api`?"), "{unknown}");
-    assert!(far.default_limiter().is_err());
+    assert!(far.local("default").is_err());
 
-    let reserved = ready(far.reserve(&[Ask::new("api", "a").cost(3)], HOUR)).unwrap();
-    let reservation = reserved.reservation.unwrap();
-    for refused in
-        [reservation.settle(1), reservation.cancel(), reservation.renew(), reservation.settle_each(&[])]
-    {
-        let message = "this reservation's store is elsewhere; use Tollgate::settle";
-        assert_eq!(refused.unwrap_err().to_string(), message);
-    }
-    assert_eq!(ready(far.settle(reservation.id(), &Settlement::Actual(1))).unwrap(), Settled::Done);
+    let reserved = ready(far.reserve(&[Charge::new("api", "a").cost(3)], HOUR)).unwrap();
+    let reservation = reserved.unwrap();
+    // A reservation is settled by the same calls as on the memory store.
+    assert_eq!(ready(reservation.renew()).unwrap(), Settled::Done);
+    assert_eq!(ready(reservation.settle_each(&[1])).unwrap(), Settled::Done);
     assert_eq!(ready(far.status("api", "a")).unwrap().used(), 1);
+    assert_eq!(ready(reservation.cancel()).unwrap(), Settled::Already);
+    assert_eq!(ready(far.settle(reservation.id(), &Settlement::Actual(1))).unwrap(), Settled::Already);
 }
 
 #[test]
 fn what_cannot_be_answered_without_the_store_is_an_error_that_may_pass() {
     let hands = hands();
     let (_, far, elsewhere) = near_and_far(&hands);
-    let asks = [Ask::new("api", "a"), Ask::new("free", "a")];
-    let reserved = ready(far.reserve(&asks, HOUR)).unwrap().reservation.unwrap();
+    let asks = [Charge::new("api", "a"), Charge::new("free", "a")];
+    let reserved = ready(far.reserve(&asks, HOUR)).unwrap().unwrap();
 
     elsewhere.answers_pings(true);
     elsewhere.fault(Fault::Fails(Failure::Connection));
@@ -281,16 +313,16 @@ fn a_call_that_is_wrong_is_an_error_and_no_failure_of_the_store() {
     let (_, far, elsewhere) = near_and_far(&hands);
     elsewhere.fault(Fault::Invalid);
     for _ in 0..20 {
-        let error = ready(far.charge(&[Ask::new("api", "a")])).unwrap_err();
+        let error = ready(far.charge(&[Charge::new("api", "a")])).unwrap_err();
         assert!(!error.is_transient() && error.to_string() == "the call is wrong", "{error}");
-        assert!(ready(far.peek(&[Ask::new("api", "a")])).is_err());
-        assert!(ready(far.check_many("api", &["a"])).is_err());
-        assert!(matches!(ready(far.wait(Ask::new("api", "a"), HOUR)), Err(WaitError::Failed(_))));
+        assert!(ready(far.peek(&[Charge::new("api", "a")])).is_err());
+        assert!(ready(far.charge_each(one(Charge::new("api", "a")))).is_err());
+        assert!(ready(waited(&far, Charge::new("api", "a"))).is_err());
     }
     let health = far.store_health();
     assert_eq!((health.fallen_back, health.outages, health.last_failure), (0, 0, None));
     elsewhere.fault(Fault::None);
-    assert!(ready(far.charge(&[Ask::new("api", "a")])).unwrap().allowed());
+    assert!(ready(far.charge(&[Charge::new("api", "a")])).unwrap().is_allowed());
 }
 
 /// Counts events by what was done.
@@ -313,23 +345,23 @@ fn the_same_is_told_of_calls_near_and_far() {
         (with_rules(on(&hands).store(elsewhere.clone()).observer(far.clone())), &far),
     ];
     for (gate, count) in gates {
-        let asks = [Ask::new("api", "a"), Ask::new("shut", "a"), Ask::new("free", "")];
+        let asks = [Charge::new("api", "a"), Charge::new("shut", "a"), Charge::new("free", "")];
         let expected =
             |events: usize, call: &str| assert_eq!(count.0.swap(0, Ordering::SeqCst), events, "{call}");
-        ready(gate.charge(&asks)).unwrap();
+        let _ = charged(&gate, &asks);
         expected(3, "charge");
-        ready(gate.peek(&asks)).unwrap();
+        let _ = ready(gate.peek(&asks)).unwrap();
         expected(3, "peek");
-        ready(gate.reserve(&asks[..1], HOUR)).unwrap();
+        drop(ready(gate.reserve(&asks[..1], HOUR)).unwrap());
         expected(1, "reserve");
-        ready(gate.wait(asks[0], HOUR)).unwrap();
+        let _ = ready(gate.wait(&asks[..1], HOUR)).unwrap();
         expected(1, "wait");
-        ready(gate.status("api", "a")).unwrap();
+        let _ = ready(gate.status("api", "a")).unwrap();
         expected(0, "status");
         ready(gate.reset("api", "a")).unwrap();
         expected(0, "reset");
         elsewhere.fault(Fault::Invalid);
-        let failed = [ready(gate.wait(asks[0], HOUR)).is_err(), ready(gate.acquire("a", "api")).is_err()];
+        let failed = [ready(gate.wait(&asks[..1], HOUR)).is_err(), ready(gate.check("api", "a")).is_err()];
         elsewhere.fault(Fault::None);
         expected(if failed == [true; 2] { 0 } else { 2 }, "a call that could not be decided is no decision");
     }
@@ -343,11 +375,11 @@ fn what_meets_no_counters_is_answered_without_asking_the_store() {
     for (limit, key, allowed) in
         [("free", "a", true), ("api", "free", true), ("shut", "a", false), ("api", "", false)]
     {
-        let asks = [Ask::new(limit, key)];
-        assert_eq!(ready(far.charge(&asks)).unwrap().allowed(), allowed, "{limit} {key}");
-        assert_eq!(ready(far.peek(&asks)).unwrap().allowed(), allowed, "{limit} {key}");
-        assert_eq!(ready(far.status(limit, key)).unwrap().allowed, allowed, "{limit} {key}");
-        assert_eq!(ready(far.wait(asks[0], HOUR)).is_ok(), allowed, "{limit} {key}");
+        let asks = [Charge::new(limit, key)];
+        assert_eq!(ready(far.charge(&asks)).unwrap().is_allowed(), allowed, "{limit} {key}");
+        assert_eq!(ready(far.peek(&asks)).unwrap().is_allowed(), allowed, "{limit} {key}");
+        assert_eq!(ready(far.status(limit, key)).unwrap().is_allowed(), allowed, "{limit} {key}");
+        assert_eq!(ready(far.wait(&asks, HOUR)).unwrap().is_allowed(), allowed, "{limit} {key}");
     }
     assert!(!ready(far.reset("free", "a")).unwrap());
     assert_eq!(elsewhere.calls(), 0);
@@ -358,29 +390,33 @@ fn many_keys_are_checked_in_few_calls_each_by_itself() {
     let hands = hands();
     let (near, far, elsewhere) = near_and_far(&hands);
     let keys: Vec<String> = (0..150).map(|number| format!("user:{number}")).collect();
-    let answers = ready(far.check_many("api", &keys)).unwrap();
+    let check_many = |gate: &Tollgate, limit: &str, keys: &[&str]| {
+        let charges: Vec<Charge<'_>> = keys.iter().map(|key| Charge::new(limit, *key)).collect();
+        ready(gate.charge_each(&charges))
+    };
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let answers = check_many(&far, "api", &keys).unwrap();
     assert_eq!((answers.len(), elsewhere.calls()), (150, 3), "64 in a call");
-    assert!(answers.iter().all(|answer| answer.outcome.remaining == 4 && answer.source == Source::Store));
+    assert!(answers.iter().all(|answer| answer.remaining() == 4 && answer.source() == Source::Store));
 
     // Spellings of one key are one key, refusals hold up nobody else, and every kind of key is answered in its place.
     let keys = ["a", "shut", "a", "default:a", "free", "", "a", "vip", "a", "b", "a", "a"];
-    for (name, limit) in [("api", "api"), ("watching", "watching"), ("workers", "workers"), ("free", "free")]
-    {
+    for (name, limit) in [("api", "api"), ("watching", "watching"), ("free", "free")] {
         let before = elsewhere.calls();
-        let [here, there] = [&near, &far].map(|gate| ready(gate.check_many(limit, &keys)).unwrap());
+        let [here, there] = [&near, &far].map(|gate| check_many(gate, limit, &keys).unwrap());
         assert_eq!(here.len(), keys.len());
         for (key, (here, there)) in keys.iter().zip(here.iter().zip(&there)) {
-            let source = if there.source == Source::DenialCache { Source::Store } else { there.source };
-            assert_eq!(here, &LimitOutcome { source, ..*there }, "{name} {key}");
+            assert_eq!(answer(here), answer(there), "{name} {key}");
         }
         assert!(elsewhere.calls() - before <= 7, "as many calls as the commonest key needs");
     }
-    assert!(ready(far.check_many("api", &[""; 0])).unwrap().is_empty());
-    assert!(ready(far.check_many("ap", &["a"])).is_err());
+    assert!(check_many(&far, "api", &[]).unwrap().is_empty());
+    assert!(check_many(&far, "ap", &["a"]).is_err());
+    assert!(check_many(&far, "workers", &["a"]).is_err());
 
     elsewhere.fault(Fault::Fails(Failure::Timeout));
-    let answers = ready(far.check_many("api", &["x", "shut", "x"])).unwrap();
-    let sources: Vec<Source> = answers.iter().map(|answer| answer.source).collect();
+    let answers = check_many(&far, "api", &["x", "shut", "x"]).unwrap();
+    let sources: Vec<Source> = answers.iter().map(|answer| answer.source()).collect();
     assert_eq!(sources, [Source::FallbackLocal, Source::Blocked, Source::FallbackLocal]);
 }
 
@@ -390,14 +426,17 @@ fn every_call_can_be_sent_to_another_thread() {
     fn sent<T: Send>(_: T) {}
     let hands = hands();
     let (_, far, _) = near_and_far(&hands);
-    let asks = [Ask::new("api", "a")];
+    let asks = [Charge::new("api", "a")];
     sent(far.charge(&asks));
     sent(far.peek(&asks));
     sent(far.reserve(&asks, HOUR));
-    sent(far.settle(HoldId::random(), &Settlement::Cancel));
+    sent(far.settle(ChargeId::random(), &Settlement::Cancel));
     sent(far.status("api", "a"));
     sent(far.reset("api", "a"));
-    sent(far.wait(asks[0], HOUR));
-    sent(far.check_many("api", &["a"]));
-    sent(far.give_back_slices());
+    sent(far.wait(&asks, HOUR));
+    sent(far.charge_each(&asks));
+    sent(far.acquire("api", "a"));
+    sent(far.reserve_within(&asks, HOUR, HOUR));
+    sent(far.acquire_within("api", "a", HOUR));
+    sent(far.flush());
 }

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use tollgate::{Allowance, Key, Limiter, Micros, Reservation, Reserved, Rule, Settled, Settlement};
+use tollgate::{Allowance, Key, Limiter, Reservation, Rule, Settled, Settlement};
 
 use crate::crowd::ready;
-use crate::scene::{a_minute, at_once, bucket, every_strategy, gate, hands, limiter, on, secs};
+use crate::scene::{Only, a_minute, at_once, bucket, every_strategy, gate, hands, limiter, on, secs};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn reserve(limiter: &Limiter, key: &str, cost: u64) -> Reservation {
-    limiter.reserve(key, cost).unwrap().reservation.expect("it fits")
+    limiter.reserve(key, cost).unwrap().expect("it fits")
 }
 
 #[test]
@@ -26,18 +26,21 @@ fn a_reservation_is_corrected_to_what_it_cost() {
     ] {
         let tokens = limiter(&hands(), bucket("1/s", 10));
         let reservation = reserve(&tokens, "a", 6);
-        assert_eq!(tokens.status("a").remaining, 4);
+        assert_eq!(tokens.status("a").remaining(), 4);
         let answer = match settle {
-            Some(actual) => reservation.settle(actual),
-            None => reservation.cancel(),
+            Some(actual) => ready(reservation.settle(actual)),
+            None => ready(reservation.cancel()),
         };
         assert_eq!(answer.unwrap(), settled, "{settle:?}");
         let after = tokens.status("a");
-        assert_eq!((after.remaining, after.retry_after), (remaining, Some(secs(wait))), "{settle:?}");
+        assert_eq!((after.remaining(), after.retry_after()), (remaining, Some(secs(wait))), "{settle:?}");
         // A second time changes nothing and says so.
-        for again in
-            [reservation.settle(3), reservation.cancel(), reservation.renew(), reservation.settle_each(&[])]
-        {
+        for again in [
+            ready(reservation.settle(3)),
+            ready(reservation.cancel()),
+            ready(reservation.renew()),
+            ready(reservation.settle_each(&[3])),
+        ] {
             assert_eq!(again.unwrap(), Settled::Already, "{settle:?}");
         }
         assert_eq!(tokens.status("a"), after);
@@ -50,13 +53,13 @@ fn under_every_strategy_a_cancelled_reservation_leaves_nothing_behind() {
         let hands = hands();
         let limiter = limiter(&hands, limit);
         let first = reserve(&limiter, "a", 2);
-        hands.advance(Micros::new(7));
+        hands.advance(Duration::from_micros(7));
         let second = reserve(&limiter, "a", 3);
-        assert!(limiter.reserve("a", 1).unwrap().reservation.is_none(), "{limit}: full");
+        assert!(limiter.reserve("a", 1).unwrap().is_err(), "{limit}: full");
         for reservation in [first, second] {
-            assert_eq!(reservation.cancel().unwrap(), Settled::Done, "{limit}");
+            assert_eq!(ready(reservation.cancel()).unwrap(), Settled::Done, "{limit}");
         }
-        assert_eq!(limiter.status("a").remaining, 5, "{limit}");
+        assert_eq!(limiter.status("a").remaining(), 5, "{limit}");
     }
 }
 
@@ -64,15 +67,15 @@ fn under_every_strategy_a_cancelled_reservation_leaves_nothing_behind() {
 fn what_is_given_back_late_is_not_given_to_a_later_window() {
     let hands = hands();
     let tokens = limiter(&hands, a_minute(10));
-    let reserved = tollgate::reserve(&[tokens.of("a").cost(10)], 10 * MINUTE).unwrap();
+    let reserved = tokens.reserve_all(&[tokens.of("a").cost(10)], 10 * MINUTE).unwrap();
     hands.advance(secs(60));
-    assert_eq!(tokens.charge("a", 4).unwrap().remaining, 6, "a new window");
-    assert_eq!(reserved.reservation.unwrap().cancel().unwrap(), Settled::Done);
-    assert_eq!(tokens.status("a").remaining, 6);
+    assert_eq!(tokens.charge("a", 4).unwrap().remaining(), 6, "a new window");
+    assert_eq!(ready(reserved.unwrap().cancel()).unwrap(), Settled::Done);
+    assert_eq!(tokens.status("a").remaining(), 6);
 }
 
 #[test]
-fn each_limit_of_a_reservation_is_settled_by_name() {
+fn each_limit_of_a_reservation_is_settled_by_position_or_by_name() {
     let hands = hands();
     let gate = on(&hands)
         .limit("requests", a_minute(10))
@@ -80,39 +83,48 @@ fn each_limit_of_a_reservation_is_settled_by_name() {
         .limit("workers", at_once(2))
         .build()
         .unwrap();
-    let [requests, tokens, workers] =
-        ["requests", "tokens", "workers"].map(|name| gate.limiter(name).unwrap());
+    let [requests, tokens, workers] = ["requests", "tokens", "workers"].map(|name| gate.local(name).unwrap());
     let reserve = || {
         let charges = [requests.of("gpt"), tokens.of("gpt").cost(600), workers.of("gpt")];
-        tollgate::reserve(&charges, MINUTE).unwrap()
+        tokens.reserve_all(&charges, MINUTE).unwrap().unwrap()
     };
-    let remaining = || [&requests, &tokens, &workers].map(|limiter| limiter.status("gpt").remaining);
+    let remaining = || [&requests, &tokens, &workers].map(|limiter| limiter.status("gpt").remaining());
 
-    let Reserved { decision, reservation } = reserve();
-    assert_eq!(decision.to_string(), "allowed by tokens, 400 of 1000 left");
+    let reservation = reserve();
+    assert_eq!(reservation.decision().to_string(), "allowed by tokens, 400 of 1000 left");
     assert_eq!(remaining(), [9, 400, 1]);
-    let reservation = reservation.unwrap();
 
     // What cannot be meant is refused, and the reservation stays as it is.
-    let error = reservation.settle(500).unwrap_err();
+    let error = ready(reservation.settle(500)).unwrap_err();
     assert!(error.to_string().contains("give one for each limit"), "{error}");
     assert!(error.to_string().contains("requests 1, tokens 600"), "{error}");
-    let error = reservation.settle_each(&[("token", 500)]).unwrap_err();
+    let error = ready(reservation.settle_each(&[1, 500])).unwrap_err();
+    assert!(error.to_string().contains("has 3 charges, and 2 amounts were given"), "{error}");
+    let by_name = |actuals: &[(&str, u64)]| {
+        let actuals = actuals.iter().map(|(name, actual)| ((*name).to_owned(), *actual)).collect();
+        ready(gate.settle(reservation.id(), &Settlement::Each(actuals)))
+    };
+    let error = by_name(&[("token", 500)]).unwrap_err();
     assert!(error.to_string().contains("holds nothing under the limit `token`"), "{error}");
     assert!(!error.is_transient());
     assert_eq!(remaining(), [9, 400, 1]);
 
-    assert_eq!(reservation.settle_each(&[("tokens", 250)]).unwrap(), Settled::Done);
+    assert_eq!(by_name(&[("tokens", 250)]).unwrap(), Settled::Done);
     assert_eq!(remaining(), [9, 750, 2], "the request stays charged and the worker is free");
 
     // The next one does not fit the limit that has least, and then nothing is taken anywhere.
-    let big = tollgate::reserve(&[requests.of("gpt"), tokens.of("gpt").cost(751)], MINUTE).unwrap();
-    assert!(big.reservation.is_none() && !big.decision.allowed());
+    let big = tokens.reserve_all(&[requests.of("gpt"), tokens.of("gpt").cost(751)], MINUTE).unwrap();
+    assert!(big.is_err_and(|denied| !denied.decision().is_allowed()));
     assert_eq!(remaining(), [9, 750, 2]);
 
-    let reservation = reserve().reservation.unwrap();
-    assert_eq!(reservation.cancel().unwrap(), Settled::Done);
+    let reservation = reserve();
+    assert_eq!(ready(reservation.cancel()).unwrap(), Settled::Done);
     assert_eq!(remaining(), [9, 750, 2], "all of it is given back");
+
+    // By position, in the order of the charges.
+    let reservation = reserve();
+    assert_eq!(ready(reservation.settle_each(&[2, 100, 0])).unwrap(), Settled::Done);
+    assert_eq!(remaining(), [7, 650, 2]);
 }
 
 #[test]
@@ -130,7 +142,7 @@ fn limits_that_took_nothing_can_be_named_when_the_others_are_settled() {
                 .unwrap(),
         ],
     );
-    let all = ["tokens", "free", "watching", "watched-shut", "mixed"].map(|name| gate.limiter(name).unwrap());
+    let all = ["tokens", "free", "watching", "watched-shut", "mixed"].map(|name| gate.local(name).unwrap());
     let [tokens, free, watching, shut, mixed] = &all;
     let charges = [
         tokens.of("a").cost(50),
@@ -140,9 +152,8 @@ fn limits_that_took_nothing_can_be_named_when_the_others_are_settled() {
         mixed.of("a").cost(50),
         mixed.of("vip").cost(50),
     ];
-    let reservation = tollgate::reserve(&charges, MINUTE).unwrap().reservation.unwrap();
-    let actuals = [("free", 20), ("tokens", 20), ("watching", 20), ("watched-shut", 20), ("mixed", 20)];
-    assert_eq!(reservation.settle_each(&actuals).unwrap(), Settled::Done);
+    let reservation = tokens.reserve_all(&charges, MINUTE).unwrap().unwrap();
+    assert_eq!(ready(reservation.settle_each(&[20; 6])).unwrap(), Settled::Done);
     assert_eq!(tokens.status("a").used(), 20);
     assert_eq!(mixed.status("a").used(), 20);
     assert_eq!(watching.status("a").used(), 0);
@@ -151,19 +162,21 @@ fn limits_that_took_nothing_can_be_named_when_the_others_are_settled() {
 #[test]
 fn a_reservation_that_took_nothing_anywhere_is_settled_like_any_other() {
     let hands = hands();
-    let free = gate(&hands, [Rule::unlimited("free").unwrap()]).default_limiter().unwrap();
-    let watching =
-        gate(&hands, [Rule::new("watching", a_minute(5)).unwrap().shadow()]).default_limiter().unwrap();
+    let free = gate(&hands, [Rule::unlimited("free").unwrap()]).only();
+    let watching = gate(&hands, [Rule::new("watching", a_minute(5)).unwrap().shadow()]).only();
     for limiter in [free, watching] {
         let reserve = || reserve(&limiter, "a", 6);
-        for settled in
-            [reserve().settle(2), reserve().cancel(), reserve().renew(), reserve().settle_each(&[])]
-        {
+        for settled in [
+            ready(reserve().settle(2)),
+            ready(reserve().cancel()),
+            ready(reserve().renew()),
+            ready(reserve().settle_each(&[2])),
+        ] {
             assert_eq!(settled.unwrap(), Settled::Done, "{limiter:?}");
         }
         let reservation = reserve();
-        assert_eq!(reservation.settle(2).unwrap(), Settled::Done);
-        assert_eq!(reservation.settle(2).unwrap(), Settled::Done, "there is never anything to settle");
+        assert_eq!(ready(reservation.settle(2)).unwrap(), Settled::Done);
+        assert_eq!(ready(reservation.settle(2)).unwrap(), Settled::Done, "there is never anything to settle");
     }
 }
 
@@ -172,15 +185,15 @@ fn a_forgotten_reservation_stays_charged_and_cannot_be_settled_late() {
     let hands = hands();
     let tokens = limiter(&hands, bucket("1/h", 10));
     for (ttl, after, settled, remaining) in [
-        (5, secs(5).saturating_sub(Micros::new(1)), Settled::Done, 10),
+        (5, secs(5).saturating_sub(Duration::from_micros(1)), Settled::Done, 10),
         (5, secs(5), Settled::Unknown, 4),
-        (0, Micros::ZERO, Settled::Unknown, 4),
+        (0, Duration::ZERO, Settled::Unknown, 4),
     ] {
         tokens.reset("a");
-        let reserved = tollgate::reserve(&[tokens.of("a").cost(6)], Duration::from_secs(ttl)).unwrap();
+        let reserved = tokens.reserve_all(&[tokens.of("a").cost(6)], Duration::from_secs(ttl)).unwrap();
         hands.advance(after);
-        assert_eq!(reserved.reservation.unwrap().cancel().unwrap(), settled);
-        assert_eq!(tokens.status("a").remaining, remaining);
+        assert_eq!(ready(reserved.unwrap().cancel()).unwrap(), settled);
+        assert_eq!(tokens.status("a").remaining(), remaining);
     }
 }
 
@@ -188,12 +201,12 @@ fn a_forgotten_reservation_stays_charged_and_cannot_be_settled_late() {
 fn dropping_a_reservation_settles_nothing() {
     let hands = hands();
     let gate = on(&hands).limit("tokens", bucket("1/h", 10)).build().unwrap();
-    let tokens = gate.limiter("tokens").unwrap();
+    let tokens = gate.local("tokens").unwrap();
     let id = reserve(&tokens, "a", 6).id();
-    assert_eq!(tokens.status("a").remaining, 4);
+    assert_eq!(tokens.status("a").remaining(), 4);
     // Its name is enough to settle it, here or in another part of the program.
     assert_eq!(ready(gate.settle(id, &Settlement::Cancel)).unwrap(), Settled::Done);
-    assert_eq!(tokens.status("a").remaining, 10);
+    assert_eq!(tokens.status("a").remaining(), 10);
 }
 
 #[test]
@@ -203,11 +216,11 @@ fn a_renewed_reservation_can_be_settled_for_as_long_again() {
     let reservation = reserve(&tokens, "a", 6);
     for _ in 0..5 {
         hands.advance(secs(59));
-        assert_eq!(reservation.clone().renew().unwrap(), Settled::Done);
+        assert_eq!(ready(reservation.clone().renew()).unwrap(), Settled::Done);
     }
     hands.advance(secs(60));
-    assert_eq!(reservation.renew().unwrap(), Settled::Unknown);
-    assert_eq!(reservation.settle(0).unwrap(), Settled::Unknown);
+    assert_eq!(ready(reservation.renew()).unwrap(), Settled::Unknown);
+    assert_eq!(ready(reservation.settle(0)).unwrap(), Settled::Unknown);
 }
 
 #[test]
@@ -221,17 +234,16 @@ fn a_refused_reservation_is_none_and_says_why() {
             Rule::new("watching", a_minute(5)).unwrap().shadow(),
         ],
     );
-    let [tokens, shut, watching] = ["tokens", "shut", "watching"].map(|name| gate.limiter(name).unwrap());
-    reserve(&tokens, "full", 5);
+    let [tokens, shut, watching] = ["tokens", "shut", "watching"].map(|name| gate.local(name).unwrap());
+    let _ = reserve(&tokens, "full", 5);
     for (charges, words) in [
-        (&[tokens.of("a").cost(6)][..], "denied by tokens, can never fit"),
-        (&[tokens.of("full")], "denied by tokens, retry after 1m"),
-        (&[tokens.of("a"), shut.of("a")], "denied by shut, can never fit"),
-        (&[tokens.of("a"), watching.of("")], "denied by watching, can never fit"),
+        (&[tokens.of("a").cost(6)][..], "denied by tokens, the cost is more than the limit ever holds"),
+        (&[tokens.of("full")][..], "denied by tokens, retry after 1m"),
+        (&[tokens.of("a"), shut.of("a")][..], "denied by shut, blocked"),
+        (&[tokens.of("a"), watching.of("")][..], "denied by watching, the key is malformed"),
     ] {
-        let reserved = tollgate::reserve(charges, MINUTE).unwrap();
-        assert_eq!(reserved.decision.to_string(), words);
-        assert!(reserved.reservation.is_none());
+        let denied = tokens.reserve_all(charges, MINUTE).unwrap().unwrap_err();
+        assert_eq!(denied.to_string(), words);
         assert_eq!(tokens.status("a").used(), 0);
     }
 }
@@ -240,14 +252,14 @@ fn a_refused_reservation_is_none_and_says_why() {
 fn a_permit_is_given_back_when_it_is_dropped() {
     let hands = hands();
     let workers = limiter(&hands, at_once(2));
-    let one = workers.acquire("pool").unwrap();
-    let two = workers.acquire("pool").unwrap();
-    assert_eq!((one.outcome().remaining, two.outcome().remaining), (1, 0));
-    assert_eq!(workers.acquire("pool").unwrap_err().to_string(), "denied, retry after 10s");
-    assert!(workers.acquire("other").is_ok(), "and given back at once");
+    let one = workers.acquire("pool").unwrap().unwrap();
+    let two = workers.acquire("pool").unwrap().unwrap();
+    assert_eq!((one.decision().binding().remaining(), two.decision().binding().remaining()), (1, 0));
+    assert_eq!(workers.acquire("pool").unwrap().unwrap_err().to_string(), "denied by limit, retry after 10s");
+    assert!(workers.acquire("other").unwrap().is_ok(), "and given back at once");
     drop(one);
-    assert_eq!(workers.status("pool").remaining, 1);
-    let three = workers.acquire("pool").unwrap();
+    assert_eq!(workers.status("pool").remaining(), 1);
+    let three = workers.acquire("pool").unwrap().unwrap();
     drop((two, three));
     assert_eq!((workers.status("pool").used(), workers.status("other").used()), (0, 0));
 }
@@ -257,16 +269,19 @@ fn a_permit_is_given_back_when_it_is_dropped() {
 fn a_lease_does_not_end_while_its_permit_lives() {
     let hands = hands();
     let workers = limiter(&hands, at_once(2));
-    let permits = [workers.acquire("pool").unwrap(), ready(workers.acquire_within("pool", MINUTE)).unwrap()];
+    let permits = [
+        workers.acquire("pool").unwrap().unwrap(),
+        ready(workers.acquire_within("pool", MINUTE)).unwrap().unwrap(),
+    ];
     for _ in 0..5 {
         hands.advance(secs(1_000));
-        let refusal = workers.acquire("pool").unwrap_err();
+        let refusal = workers.acquire("pool").unwrap().unwrap_err();
         assert_eq!(
-            refusal.retry_after,
+            refusal.retry_after(),
             Some(secs(10)),
             "it may be given back at any time; a lease is a fair guess"
         );
-        assert!(permits.iter().all(|permit| permit.renew() && !permit.is_lost()));
+        assert!(permits.iter().all(|permit| !permit.is_lost()));
     }
     let [first, second] = permits;
     drop(first);
@@ -280,38 +295,38 @@ fn a_lease_does_not_end_while_its_permit_lives() {
 fn a_reserved_lease_dies_by_itself_and_its_reservation_then_means_nothing() {
     let hands = hands();
     let workers = limiter(&hands, at_once(1));
-    let reserve = || tollgate::reserve(&[workers.of("pool")], Duration::ZERO).unwrap().reservation;
+    let reserve = || workers.reserve_all(&[workers.of("pool")], Duration::ZERO).unwrap().ok();
     let crashed = reserve().unwrap();
     hands.advance(secs(9));
-    assert_eq!(crashed.renew().unwrap(), Settled::Done, "renewed in time, it lasts ten seconds more");
+    assert_eq!(ready(crashed.renew()).unwrap(), Settled::Done, "renewed in time, it lasts ten seconds more");
     hands.advance(secs(9));
     assert!(reserve().is_none());
     hands.advance(secs(1));
     let successor = reserve().expect("the lease has run out");
-    assert_eq!(crashed.renew().unwrap(), Settled::Unknown);
-    assert_eq!(crashed.cancel().unwrap(), Settled::Unknown);
+    assert_eq!(ready(crashed.renew()).unwrap(), Settled::Unknown);
+    assert_eq!(ready(crashed.cancel()).unwrap(), Settled::Unknown);
     assert!(reserve().is_none(), "a reservation that has run out gives nobody else's lease back");
-    assert_eq!(successor.cancel().unwrap(), Settled::Done);
+    assert_eq!(ready(successor.cancel()).unwrap(), Settled::Done);
     assert!(reserve().is_some());
 }
 
 #[test]
 fn a_permit_outlived_by_a_reset_gives_nothing_back_and_says_that_it_is_lost() {
     let gate = on(&hands()).limit("workers", at_once(1)).build().unwrap();
-    let workers = gate.default_limiter().unwrap();
-    let before = workers.acquire("pool").unwrap();
-    assert!(before.renew() && !before.is_lost());
+    let workers = gate.only();
+    let before = workers.acquire("pool").unwrap().unwrap();
+    assert!(!before.is_lost());
     assert!(workers.reset("pool"));
-    let after = workers.acquire("pool").unwrap();
+    let after = workers.acquire("pool").unwrap().unwrap();
     for _ in 0..3 {
-        assert!(!before.renew() && before.is_lost());
+        assert!(before.is_lost());
     }
-    assert!(after.renew() && !after.is_lost());
+    assert!(!after.is_lost());
     assert_eq!(gate.store_health().leases_lost, 1, "counted once for each holder");
     drop(before);
-    assert!(workers.acquire("pool").is_err());
+    assert!(workers.acquire("pool").unwrap().is_err());
     drop(after);
-    assert!(workers.acquire("pool").is_ok());
+    assert!(workers.acquire("pool").unwrap().is_ok());
 }
 
 #[test]
@@ -320,11 +335,11 @@ fn under_other_limits_a_permit_leaves_the_charge_as_it_is() {
         every_strategy(3).into_iter().filter(|limit| limit.strategy() != tollgate::Strategy::Concurrency)
     {
         let limiter = limiter(&hands(), limit);
-        drop(limiter.acquire("a").unwrap());
+        drop(limiter.acquire("a").unwrap().unwrap());
         assert_eq!(limiter.status("a").used(), 1, "{limit}");
-        let permits = [limiter.acquire("a"), limiter.acquire("a")];
+        let permits = [limiter.acquire("a").unwrap(), limiter.acquire("a").unwrap()];
         assert!(permits.iter().all(Result::is_ok));
-        assert!(!limiter.acquire("a").unwrap_err().allowed, "{limit}");
+        assert!(limiter.acquire("a").unwrap().is_err(), "{limit}");
     }
 }
 
@@ -334,10 +349,10 @@ fn a_permit_refused_for_its_key_is_refused_even_by_a_limit_that_only_watches() {
     for rule in
         [Rule::new("workers", at_once(1)).unwrap(), Rule::new("workers", at_once(1)).unwrap().shadow()]
     {
-        let workers = gate(&hands, [rule]).default_limiter().unwrap();
+        let workers = gate(&hands, [rule]).only();
         for key in ["", "a:b:c:d", "a\n"] {
-            let refusal = workers.acquire(key).unwrap_err();
-            assert_eq!(refusal, tollgate::Outcome::BLOCKED);
+            let refusal = *workers.acquire(key).unwrap().unwrap_err().decision().binding();
+            assert_eq!(refusal.reason(), tollgate::Reason::MalformedKey);
             assert_eq!(workers.peek(key, 1).unwrap(), refusal);
             assert_eq!(workers.check(key), refusal);
         }
@@ -347,10 +362,9 @@ fn a_permit_refused_for_its_key_is_refused_even_by_a_limit_that_only_watches() {
 #[test]
 fn a_watching_limit_gives_permits_to_all() {
     let hands = hands();
-    let workers =
-        gate(&hands, [Rule::new("workers", at_once(1)).unwrap().shadow()]).default_limiter().unwrap();
-    let permits: Vec<_> = (0..3).map(|_| workers.acquire("pool").unwrap()).collect();
-    assert!(permits.iter().all(|permit| permit.outcome().allowed));
+    let workers = gate(&hands, [Rule::new("workers", at_once(1)).unwrap().shadow()]).only();
+    let permits: Vec<_> = (0..3).map(|_| workers.acquire("pool").unwrap().unwrap()).collect();
+    assert!(permits.iter().all(|permit| permit.decision().is_allowed()));
     assert_eq!(workers.status("pool").used(), 1, "and counts those that fit");
     drop(permits);
     assert_eq!(workers.status("pool").used(), 0);
@@ -361,9 +375,9 @@ fn a_watching_limit_gives_permits_to_all() {
 fn permits_that_were_given_back_take_no_room() {
     for limit in [at_once(1), bucket("1000000/s", 1_000_000)] {
         let gate = on(&hands()).limit("limit", limit).max_keys(10).build().unwrap();
-        let limiter = gate.default_limiter().unwrap();
+        let limiter = gate.only();
         for round in 0..100 {
-            assert!(limiter.acquire("pool").is_ok(), "{limit}, round {round}");
+            assert!(limiter.acquire("pool").unwrap().is_ok(), "{limit}, round {round}");
         }
     }
 }
@@ -373,18 +387,18 @@ fn where_there_is_no_room_for_another_reservation_it_is_refused_for_now() {
     // A key, and one for each lease.
     for max_keys in [9, 10] {
         let gate = on(&hands()).limit("workers", at_once(100)).max_keys(max_keys).build().unwrap();
-        let workers = gate.default_limiter().unwrap();
-        let permits: Vec<_> = (0..100).map_while(|_| workers.acquire("pool").ok()).collect();
+        let workers = gate.only();
+        let permits: Vec<_> = (0..100).map_while(|_| workers.acquire("pool").unwrap().ok()).collect();
         assert_eq!(permits.len(), max_keys - 1);
-        let refusal = workers.acquire("pool").unwrap_err();
-        assert!(!refusal.allowed && refusal.retry_after.is_some(), "{refusal}");
+        let refusal = workers.acquire("pool").unwrap().unwrap_err();
+        assert!(refusal.retry_after().is_some(), "{refusal}");
         drop(permits);
-        assert!(workers.acquire("pool").is_ok());
+        assert!(workers.acquire("pool").unwrap().is_ok());
     }
 
     // Few keys, and a megabyte of reservations, of which one key has half.
     let gate = on(&hands()).limit("tokens", a_minute(100_000)).max_keys(3).build().unwrap();
-    let tokens = gate.default_limiter().unwrap();
+    let tokens = gate.only();
     for key in ["a", "b"] {
         let made = (0..10_000).map_while(|_| tokens.reserve(key, 1).ok()).count();
         assert!((500..2_000).contains(&made), "{key}: {made}");
@@ -393,5 +407,5 @@ fn where_there_is_no_room_for_another_reservation_it_is_refused_for_now() {
         let used = usize::try_from(tokens.status(key).used()).unwrap();
         assert_eq!(used, made, "nothing is charged that could not be remembered");
     }
-    assert!(tokens.check("c").allowed, "keys have room of their own");
+    assert!(tokens.check("c").is_allowed(), "keys have room of their own");
 }

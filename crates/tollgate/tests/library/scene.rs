@@ -1,18 +1,21 @@
 //! What the tests set up: a clock to move by hand, limits, and registries on that clock.
 
-use tollgate::{Limit, Limiter, ManualClock, Micros, Rule, Tollgate, TollgateBuilder};
+use std::time::Duration;
+use tollgate::{Charge, Decision, Error, Limit, Limiter, ManualClock, Rule, Tollgate, TollgateBuilder};
+
+use crate::crowd::ready;
 
 /// A clock that stands in the year 2023.
 pub(crate) fn hands() -> ManualClock {
-    ManualClock::at(Micros::from_secs(1_700_000_000))
+    ManualClock::at(Duration::from_secs(1_700_000_000))
 }
 
-pub(crate) const fn secs(secs: u64) -> Micros {
-    Micros::from_secs(secs)
+pub(crate) const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
 }
 
 pub(crate) fn bucket(rate: &str, burst: u64) -> Limit {
-    Limit::token_bucket(rate.parse().unwrap(), burst).unwrap()
+    Limit::token_bucket(rate, burst).unwrap()
 }
 
 /// So many in a window of a minute that opens at the first charge.
@@ -27,7 +30,7 @@ pub(crate) fn at_once(limit: u64) -> Limit {
 
 /// Every strategy, each holding `capacity`.
 pub(crate) fn every_strategy(capacity: u64) -> Vec<Limit> {
-    let rate = "1/s".parse().unwrap();
+    let rate = "1/s";
     let window = secs(10);
     vec![
         Limit::token_bucket(rate, capacity).unwrap(),
@@ -42,7 +45,7 @@ pub(crate) fn every_strategy(capacity: u64) -> Vec<Limit> {
 
 /// Whether a fresh key under this limit has something to wait for: a window of the clock ends for all keys alike.
 pub(crate) fn is_by_the_clock(limit: &Limit) -> bool {
-    matches!(limit, Limit::FixedWindow(window) if window.align() == tollgate::Align::Clock)
+    matches!(limit, Limit::FixedWindow(window) if window.align() == tollgate::store::Align::Clock)
 }
 
 /// An empty registry on a clock. Nothing happens in it by itself: no thread sweeps.
@@ -57,7 +60,7 @@ pub(crate) fn gate<const N: usize>(hands: &ManualClock, rules: [Rule; N]) -> Tol
 
 /// A limiter of its own on a clock.
 pub(crate) fn limiter(hands: &ManualClock, limit: Limit) -> Limiter {
-    on(hands).limit("limit", limit).build().unwrap().default_limiter().unwrap()
+    on(hands).limit("limit", limit).build().unwrap().local("limit").unwrap()
 }
 
 /// Numbers that look random and are the same in every run.
@@ -72,5 +75,55 @@ impl Dice {
 
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[usize::try_from(self.below(from.len() as u64)).unwrap()]
+    }
+}
+
+/// The only limit of a gate.
+pub(crate) trait Only {
+    fn only(&self) -> Limiter;
+}
+
+impl Only for Tollgate {
+    fn only(&self) -> Limiter {
+        self.local(self.policy().rules()[0].name()).unwrap()
+    }
+}
+
+/// Puts these rules in the place of a gate's own.
+pub(crate) fn reload<const N: usize>(gate: &Tollgate, rules: [Rule; N]) {
+    gate.reload(tollgate::Policy::new(rules).unwrap()).unwrap();
+}
+
+/// One charge, for calls that outlive the line that makes them.
+pub(crate) fn one(charge: Charge<'static>) -> &'static [Charge<'static>] {
+    Box::leak(Box::new([charge]))
+}
+
+fn needs_permit(error: &Error) -> bool {
+    error.to_string().contains("use acquire, or reserve")
+}
+
+/// Charges; under limits that give leases it reserves, for as long as those last.
+pub(crate) fn charged(gate: &Tollgate, charges: &[Charge<'_>]) -> Decision {
+    match ready(gate.charge(charges)) {
+        Err(error) if needs_permit(&error) => match ready(gate.reserve(charges, Duration::ZERO)).unwrap() {
+            Ok(reservation) => reservation.decision().clone(),
+            Err(denied) => denied.into_decision(),
+        },
+        decision => decision.unwrap(),
+    }
+}
+
+/// Waits, at most an hour; under limits that give leases it waits to reserve.
+pub(crate) async fn waited(gate: &Tollgate, charge: Charge<'_>) -> Result<Decision, Error> {
+    let (charges, hour) = ([charge], Duration::from_secs(3_600));
+    match gate.wait(&charges, hour).await {
+        Err(error) if needs_permit(&error) => {
+            Ok(match gate.reserve_within(&charges, Duration::ZERO, hour).await? {
+                Ok(reservation) => reservation.decision().clone(),
+                Err(denied) => denied.into_decision(),
+            })
+        }
+        decision => decision,
     }
 }

@@ -1,16 +1,19 @@
 //! Only failed logins count.
 
+use std::time::Duration;
+
 use http::{Request, Response};
 use tollgate::http::LimitLayer;
 use tollgate::route::{KeyExtractor, Route, RouteLimit};
-use tollgate::{Limit, Micros, Tollgate};
+use tollgate::{Limit, Tollgate};
 use tower::{Layer, Service};
 
 use crate::service;
 
 #[tokio::test]
 async fn failed_logins() -> Result<(), Box<dyn std::error::Error>> {
-    let gate = Tollgate::builder().limit("logins", Limit::fixed_window(2, Micros::from_secs(60))?).build()?;
+    let gate =
+        Tollgate::builder().limit("logins", Limit::fixed_window(2, Duration::from_secs(60))?).build()?;
     let failed = RouteLimit::new("logins", KeyExtractor::header("x-user"))
         .on(Route::post("/login"))
         .count_if(|status| status == 401);

@@ -10,7 +10,7 @@ use crate::service;
 
 #[tokio::test]
 async fn per_ip() -> Result<(), Error> {
-    let gate = Tollgate::builder().limit("per-ip", Limit::token_bucket("1/m".parse()?, 2)?).build()?;
+    let gate = Tollgate::builder().limit("per-ip", Limit::token_bucket("1/m", 2)?).build()?;
     let layer = LimitLayer::new(&gate, [RouteLimit::new("per-ip", KeyExtractor::ip())])?;
 
     let mut app = layer.layer(service::of(|_: &Request<()>| Response::new(String::from("hello"))));

@@ -6,9 +6,8 @@ use std::time::Duration;
 use http::{Request, Response};
 use tollgate::http::LimitLayer;
 use tollgate::route::{KeyExtractor, RequestHead, RouteLimit};
-use tollgate::{
-    Error, Limit, ManualClock, MemoryOptions, MemoryStore, Micros, Rate, Store, Tollgate, TollgateBuilder,
-};
+use tollgate::store::{MemoryOptions, MemoryStore, Store};
+use tollgate::{Error, Limit, ManualClock, Rate, Tollgate, TollgateBuilder};
 use tower::{Layer, Service};
 
 use crate::service;
@@ -21,7 +20,7 @@ struct Account {
 
 /// Counters in this process, and a store that is asked as a remote one is.
 fn gates(limits: impl Fn(TollgateBuilder) -> TollgateBuilder) -> Vec<Tollgate> {
-    let clock = ManualClock::at(Micros::from_secs(1_000));
+    let clock = ManualClock::at(Duration::from_secs(1_000));
     let builder = || limits(Tollgate::builder().clock(clock.clock()).denial_cache(Duration::ZERO));
     let options = MemoryOptions { clock: clock.clock(), ..MemoryOptions::default() };
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new(options));
@@ -46,7 +45,8 @@ async fn per_plan_with_numbers_of_the_application() -> Result<(), Error> {
         let plans = gate.clone();
         let choose = move |request: &RequestHead<'_>| {
             let Account { per_minute } = request.extension()?; // no account: denied
-            let limit = Limit::token_bucket(Rate::per_minute(*per_minute).ok()?, *per_minute);
+            let limit =
+                Limit::token_bucket(Rate::new(*per_minute, Duration::from_secs(60)).ok()?, *per_minute);
             plans.ad_hoc("plan", limit.ok()?).ok()
         };
         let plan = RouteLimit::choose(choose, KeyExtractor::header("x-user"));
@@ -80,7 +80,7 @@ async fn per_plan_with_numbers_of_the_application() -> Result<(), Error> {
 }
 
 fn window(limit: u64) -> Limit {
-    Limit::fixed_window(limit, Micros::from_secs(60)).unwrap()
+    Limit::fixed_window(limit, Duration::from_secs(60)).unwrap()
 }
 
 #[derive(Clone, Copy)]
@@ -126,7 +126,7 @@ async fn per_plan_by_name() {
 /// What a chosen limit needs is done as for a named one: only failures count, and leases are released.
 #[tokio::test]
 async fn a_chosen_limit_is_settled_and_released() {
-    let lease = || Limit::concurrency(1, Micros::from_secs(60)).unwrap();
+    let lease = || Limit::concurrency(1, Duration::from_secs(60)).unwrap();
     for gate in gates(|gate| gate.limit("failures", window(1)).limit("pool", lease())) {
         let by_plan = |request: &RequestHead<'_>| Some(request.extension::<Plan>()?.0);
         let user = || KeyExtractor::header("x-user");

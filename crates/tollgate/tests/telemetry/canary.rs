@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::config::Config;
+use tollgate::store::Failure;
+use tollgate::telemetry::{Event, Observer};
 use tollgate::telemetry::{LogDecisions, json_lines_to, otlp};
-use tollgate::{Ask, Event, Failure, Fallback, Key, Limit, Observer, Rule, Settlement, Tollgate};
+use tollgate::{Charge, Fallback, Key, Limit, Rule, Settlement, Tollgate};
 use tollgate_testkit::redis::RedisServer;
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -79,20 +81,21 @@ fn keys() -> Vec<String> {
 async fn use_everywhere(gate: &Tollgate, key: &str, said: &mut Said) {
     let ttl = Duration::from_millis(10);
     for limit in ["api", "workers", "watching", "shut", "free"] {
-        let ask = [Ask::new(limit, key)];
+        let ask = [Charge::new(limit, key)];
         match gate.charge(&ask).await {
             Ok(decision) => said.hear(&decision),
             Err(error) => said.hear_error(&error),
         }
-        said.hear(&gate.charge(&[Ask::new("api", "other"), Ask::new(limit, key).cost(2)]).await);
+        said.hear(&gate.charge(&[Charge::new("api", "other"), Charge::new(limit, key).cost(2)]).await);
         said.hear(&gate.peek(&ask).await);
-        said.hear(&gate.check_many(limit, &[key, key]).await);
-        said.hear(&gate.wait(Ask::new(limit, key), Duration::ZERO).await);
+        said.hear(&gate.charge_each(&[Charge::new(limit, key), Charge::new(limit, key)]).await);
+        said.hear(&gate.wait(&ask, Duration::ZERO).await);
         said.hear(&gate.status(limit, key).await);
         match gate.reserve(&ask, ttl).await {
             Ok(reserved) => {
                 said.hear(&reserved);
-                if let Some(reservation) = reserved.reservation {
+                if let Ok(reservation) = reserved {
+                    said.hear(&reservation.settle_each(&[1]).await);
                     said.hear(&gate.settle(reservation.id(), &Settlement::Actual(1)).await);
                 }
             }
@@ -102,21 +105,21 @@ async fn use_everywhere(gate: &Tollgate, key: &str, said: &mut Said) {
             Ok(was_there) => said.hear(&was_there),
             Err(error) => said.hear_error(&error),
         }
-        if let Ok(limiter) = gate.limiter(limit) {
+        if let Ok(limiter) = gate.local(limit) {
             said.hear(&limiter);
-            said.hear(&(limiter.check(key), limiter.peek(key, 1), limiter.acquire(key).map(drop)));
-            said.hear(&tollgate::charge(&[limiter.of(key), limiter.of("other")]));
-            said.hear(&(limiter.of(key).cost(0), Ask::new(limit, key)));
+            said.hear(&(limiter.check(key), limiter.peek(key, 1), limiter.acquire(key)));
+            said.hear(&limiter.charge_all(&[limiter.of(key), limiter.of("other")]));
+            said.hear(&(limiter.of(key).cost(0), Charge::new(limit, key)));
             said.hear(&limiter.charge(key, 0));
         }
     }
-    said.hear(&gate.acquire(key, "no such limit").await.map(drop));
+    said.hear(&gate.acquire("no such limit", key).await);
     match Key::parse(key) {
         Ok(key) => said.hear(&key),
         Err(error) => said.hear_error(&error),
     }
-    let limit = tollgate::StoredLimit::new("api", a_minute(1));
-    said.hear(&tollgate::Item { limit: &limit, key, cost: tollgate::Cost::ONE, shadow: false });
+    let limit = tollgate::store::StoredLimit::new("api", a_minute(1));
+    said.hear(&tollgate::store::Item { limit: &limit, key, cost: tollgate::store::Cost::ONE, shadow: false });
 }
 
 /// Stores whose address or password holds the secret, and which cannot be used.
@@ -141,7 +144,7 @@ async fn open_badly(server: &RedisServer, said: &mut Said) {
                     Err(error) => said.hear_error(&error),
                     Ok(gate) => {
                         said.hear(&gate);
-                        said.hear(&gate.acquire("user:1", "api").await);
+                        said.hear(&gate.check("api", "user:1").await);
                         said.hear(&gate.store_health());
                         if let Err(error) = gate.status("api", "user:1").await {
                             said.hear_error(&error);
@@ -194,7 +197,7 @@ async fn nothing_of_a_secret_comes_out_anywhere() {
             store.fault(fault);
             for key in keys() {
                 // A second each, so that the cap on lines hides nothing.
-                hands.advance(tollgate::Micros::from_secs(1));
+                hands.advance(Duration::from_secs(1));
                 use_everywhere(&gate, &key, &mut said).await;
             }
         }

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tollgate::config::Config;
+use tollgate::store::{Failure, StoreState};
 use tollgate::telemetry::{LogDecisions, json_lines_to};
-use tollgate::{Ask, Failure, Fallback, Limiter, ManualClock, Micros, Rule, StoreState, Tollgate};
+use tollgate::{Charge, Fallback, Limiter, ManualClock, Rule, Tollgate};
 use tollgate_testkit::redis::RedisServer;
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -15,7 +16,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use crate::crowd::ready;
 use crate::elsewhere::{Elsewhere, Fault};
 use crate::page::{Page, brief, logged};
-use crate::scene::{a_minute, at_once, bucket, hands, on, secs};
+use crate::scene::{a_minute, at_once, bucket, charged, hands, on, secs};
 use crate::scrape::Scrape;
 
 fn logging(hands: &ManualClock, scrape: &Scrape, decisions: LogDecisions) -> Tollgate {
@@ -34,14 +35,14 @@ fn a_line_has_exactly_these_fields() {
     let (hands, scrape) = (hands(), Scrape::new());
     let gate = logging(&hands, &scrape, LogDecisions::All);
     let mut lines = logged(|| {
-        let api = gate.limiter("api").unwrap();
-        api.charge("user:1", 2).unwrap();
-        api.check("user:1");
-        gate.limiter("shut").unwrap().check("user:1");
-        api.check("user:1:2:3");
+        let api = gate.local("api").unwrap();
+        let _ = api.charge("user:1", 2).unwrap();
+        let _ = api.check("user:1");
+        let _ = gate.local("shut").unwrap().check("user:1");
+        let _ = api.check("user:1:2:3");
     });
     // The library's own warning of a malformed key stands before the line of the decision.
-    assert_eq!(lines.remove(3)["target"], "tollgate::gate");
+    assert_eq!(lines.remove(3)["target"], "tollgate::engine");
     let expected = |decision: &str, limiter: &str, strategy: &str, source: &str| {
         json!({
             "level": "INFO", "target": "tollgate::decision", "message": "decided", "operation": "charge",
@@ -86,17 +87,17 @@ fn check(decisions: LogDecisions, work: impl FnOnce(&Tollgate, &ManualClock), ex
 #[test]
 fn decisions_are_logged_once_by_the_limit_that_bound_and_peeks_are_not() {
     let work = |gate: &Tollgate, _: &ManualClock| {
-        let limiter = |name| gate.limiter(name).unwrap();
+        let limiter = |name| gate.local(name).unwrap();
         let (api, watching, workers) = (limiter("api"), limiter("watching"), limiter("workers"));
-        let both = |key| drop(tollgate::charge(&[workers.of("w"), api.of(key)]).unwrap());
+        let both = |key| drop(charged(gate, &[workers.of("w"), api.of(key)]));
         both("a");
         both("a");
-        ready(gate.acquire("b", "api")).unwrap();
-        ready(gate.peek(&[Ask::new("shut", "b")])).unwrap();
+        let _ = ready(gate.check("api", "b")).unwrap();
+        let _ = ready(gate.peek(&[Charge::new("shut", "b")])).unwrap();
         let _ = (api.peek("b", 9).unwrap(), api.status("b"));
-        (0..2).for_each(|_| assert!(watching.check("c").allowed));
-        ready(gate.wait(Ask::new("api", "b"), Duration::ZERO)).unwrap();
-        ready(gate.check_many("api", &["b"])).unwrap();
+        (0..2).for_each(|_| assert!(watching.check("c").is_allowed()));
+        let _ = ready(gate.wait(&[Charge::new("api", "b")], Duration::ZERO)).unwrap();
+        let _ = ready(gate.charge_each(&[Charge::new("api", "b")])).unwrap();
     };
     check(
         LogDecisions::All,
@@ -126,7 +127,7 @@ fn decisions_are_logged_once_by_the_limit_that_bound_and_peeks_are_not() {
 #[test]
 fn a_storm_of_denials_is_a_line_a_second_for_a_key() {
     let denials = |gate: &Tollgate, times: usize| {
-        (0..times).for_each(|_| assert!(!gate.limiter("shut").unwrap().check("k").allowed));
+        (0..times).for_each(|_| assert!(!gate.local("shut").unwrap().check("k").is_allowed()));
     };
     check(
         LogDecisions::Denials,
@@ -149,12 +150,12 @@ fn a_storm_of_denials_is_a_line_a_second_for_a_key() {
 fn a_storm_of_keys_is_a_hundred_lines_a_second_and_the_rest_is_counted() {
     let (hands, scrape) = (hands(), Scrape::new());
     let gate = logging(&hands, &scrape, LogDecisions::Denials);
-    let shut = gate.limiter("shut").unwrap();
+    let shut = gate.local("shut").unwrap();
     let lines = logged(|| {
-        (0..300).for_each(|key| assert!(!shut.check(&key.to_string()).allowed));
+        (0..300).for_each(|key| assert!(!shut.check(key.to_string()).is_allowed()));
         hands.advance(secs(1));
         gate.publish_metrics();
-        shut.charge("one more", 1).unwrap();
+        let _ = shut.charge("one more", 1).unwrap();
     });
     assert_eq!(lines.len(), 102);
     assert_eq!((&lines[100]["left_out"], &lines[100]["level"]), (&json!(200), &json!("WARN")));
@@ -173,7 +174,7 @@ fn a_fallback_is_a_warning_and_the_first_to_meet_a_fault_an_error() {
         let gate = builder.telemetry(scrape.telemetry().log(decisions)).build().unwrap();
         let lines = logged(|| {
             // A key each, so that no denial stands for another.
-            let charge = |key: &str, limit: &str| drop(ready(gate.acquire(key, limit)).unwrap());
+            let charge = |key: &str, limit: &str| drop(ready(gate.check(limit, key)).unwrap());
             charge("a", "open");
             store.fault(Fault::Fails(Failure::Timeout));
             charge("b", "open");
@@ -231,11 +232,11 @@ async fn a_redis_that_is_killed_is_an_error_and_then_warnings() {
     let telemetry = scrape.telemetry().log(LogDecisions::All);
     let gate = Tollgate::opening(&config).await.unwrap().telemetry(telemetry).build().unwrap();
     for _ in 0..3 {
-        gate.acquire("user:1", "api").await.unwrap();
+        let _ = gate.check("api", "user:1").await.unwrap();
     }
     server.kill();
     for _ in 0..10 {
-        assert!(gate.acquire("user:2", "api").await.unwrap().allowed());
+        assert!(gate.check("api", "user:2").await.unwrap().is_allowed());
     }
     drop(guard);
     let lines: Vec<Value> = page.lines().into_iter().filter(|line| line["message"] == "decided").collect();
@@ -286,8 +287,8 @@ fn decide(limiter: &Limiter, hands: &ManualClock) -> Vec<(bool, u64)> {
         if number.is_multiple_of(100) {
             hands.advance(secs(1));
         }
-        let outcome = limiter.check(&format!("user:{}", number % 300));
-        (outcome.allowed, outcome.remaining)
+        let outcome = limiter.check(format!("user:{}", number % 300));
+        (outcome.is_allowed(), outcome.remaining())
     };
     (0..20_000).map(decide).collect()
 }
@@ -298,7 +299,7 @@ fn no_log_holds_a_decision_up_or_changes_it() {
     let expected = {
         let hands = hands();
         let gate = on(&hands).limit("api", limit()).build().unwrap();
-        decide(&gate.limiter("api").unwrap(), &hands)
+        decide(&gate.local("api").unwrap(), &hands)
     };
     assert!(expected.iter().any(|(allowed, _)| !allowed));
     let (_end, blocked) = mpsc::channel();
@@ -307,7 +308,7 @@ fn no_log_holds_a_decision_up_or_changes_it() {
         let (hands, scrape) = (hands(), Scrape::new());
         let telemetry = scrape.telemetry().log(LogDecisions::All);
         let gate = on(&hands).limit("api", limit()).telemetry(telemetry).build().unwrap();
-        let limiter = gate.limiter("api").unwrap();
+        let limiter = gate.local("api").unwrap();
         let (lines, guard) = json_lines_to(writer);
         let subscriber = tracing_subscriber::registry().with(lines);
         let decided = tracing::subscriber::with_default(subscriber, || decide(&limiter, &hands));
@@ -321,7 +322,7 @@ fn no_log_holds_a_decision_up_or_changes_it() {
     let hands = hands();
     let telemetry = tollgate::telemetry::Telemetry::new().log(LogDecisions::All).spans();
     let gate = on(&hands).limit("api", limit()).telemetry(telemetry).build().unwrap();
-    let limiter = gate.limiter("api").unwrap();
+    let limiter = gate.local("api").unwrap();
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
     let subscriber = tracing_subscriber::registry().with(Panics);
@@ -342,7 +343,7 @@ fn a_line_is_a_line_whatever_is_in_it() {
             none = f64::NAN,
             is_so = true,
             error = &io::Error::other("x\ty") as &dyn std::error::Error,
-            debugged = ?Micros::from_secs(1),
+            debugged = ?Duration::from_secs(1),
             "a \\ message"
         );
     });

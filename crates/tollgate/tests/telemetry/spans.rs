@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tollgate::store::Failure;
 use tollgate::telemetry::{LogDecisions, Telemetry, json_lines_to, otlp};
-use tollgate::{Ask, Failure, ManualClock, Tollgate};
+use tollgate::{Charge, ManualClock, Tollgate};
 use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -55,14 +56,14 @@ fn a_check_is_a_span_and_the_call_to_the_store_one_within_it() {
     let (gate, store) = elsewhere(&hands);
     let spans = traced(|| {
         for _ in 0..2 {
-            ready(gate.acquire("user:1", "api")).unwrap();
+            let _ = ready(gate.check("api", "user:1")).unwrap();
         }
-        ready(gate.charge(&[Ask::new("other", "user:1"), Ask::new("api", "user:1")])).unwrap();
-        ready(gate.peek(&[Ask::new("other", "user:1")])).unwrap();
-        ready(gate.reserve(&[Ask::new("other", "user:1")], Duration::from_secs(9))).unwrap();
-        ready(gate.wait(Ask::new("other", "user:1"), Duration::ZERO)).unwrap();
+        let _ = ready(gate.charge(&[Charge::new("other", "user:1"), Charge::new("api", "user:1")])).unwrap();
+        let _ = ready(gate.peek(&[Charge::new("other", "user:1")])).unwrap();
+        let _ = ready(gate.reserve(&[Charge::new("other", "user:1")], Duration::from_secs(9))).unwrap();
+        let _ = ready(gate.wait(&[Charge::new("other", "user:1")], Duration::ZERO)).unwrap();
         store.fault(Fault::Fails(Failure::Timeout));
-        ready(gate.acquire("user:1", "other")).unwrap();
+        let _ = ready(gate.check("other", "user:1")).unwrap();
     });
     let (checks, calls): (Vec<&Span>, Vec<&Span>) =
         spans.iter().partition(|span| span.name == "rate_limit.check");
@@ -93,13 +94,13 @@ fn a_check_is_a_span_and_the_call_to_the_store_one_within_it() {
 #[test]
 fn a_check_in_memory_is_within_the_span_of_its_caller() {
     let gate = on(&hands()).limit("api", a_minute(1)).telemetry(telemetry()).build().unwrap();
-    let api = gate.limiter("api").unwrap();
+    let api = gate.local("api").unwrap();
     let spans = traced(|| {
         let _request = tracing::info_span!("request").entered();
-        api.check("user:1");
-        tollgate::charge(&[api.of("user:1"), api.of("x")]).unwrap();
-        api.peek("user:1", 1).unwrap();
-        ready(gate.acquire("", "api")).unwrap();
+        let _ = api.check("user:1");
+        let _ = api.charge_all(&[api.of("user:1"), api.of("x")]).unwrap();
+        let _ = api.peek("user:1", 1).unwrap();
+        let _ = ready(gate.check("api", "")).unwrap();
         let mut outcomes = Vec::new();
         api.check_many(&["user:1", "y"], &mut outcomes);
     });
@@ -124,7 +125,9 @@ fn a_check_in_memory_is_within_the_span_of_its_caller() {
 fn many_keys_in_one_call_are_one_span_with_its_calls() {
     let hands = hands();
     let (gate, _) = elsewhere(&hands);
-    let spans = traced(|| drop(ready(gate.check_many("api", &["a", "b", "a"])).unwrap()));
+    let spans = traced(|| {
+        drop(ready(gate.charge_each(&["a", "b", "a"].map(|key| Charge::new("api", key)))).unwrap())
+    });
     let names: Vec<&str> = spans.iter().map(|span| &span.name[..]).collect();
     assert_eq!(names, ["rate_limit.store", "rate_limit.store", "rate_limit.check"]);
     assert_eq!(spans[2].brief(&["limiter", "keys", "key_hash", "decision"]), "api 3  ");
@@ -140,7 +143,7 @@ fn decisions_that_wait_for_the_store_at_the_same_time_keep_their_own_spans() {
         let mut crowd = Crowd::new();
         for limit in ["api", "other", "api"] {
             let gate = gate.clone();
-            crowd.join(async move { drop(gate.acquire("user:1", limit).await.unwrap()) });
+            crowd.join(async move { drop(gate.check(limit, "user:1").await.unwrap()) });
         }
         crowd.run();
         store.let_go();
@@ -167,10 +170,10 @@ fn lines_have_the_ids_of_the_spans_that_they_were_written_in() {
     let (layer, guard) = otlp().endpoint(collector.endpoint()).start().unwrap();
     let subscriber = tracing_subscriber::registry().with(lines).with(layer);
     tracing::subscriber::with_default(subscriber, || {
-        here.limiter("api").unwrap().check("a");
-        ready(here.acquire("a", "api")).unwrap();
-        ready(there.acquire("a", "api")).unwrap();
-        ready(there.wait(Ask::new("api", "b"), Duration::ZERO)).unwrap();
+        let _ = here.local("api").unwrap().check("a");
+        let _ = ready(here.check("api", "a")).unwrap();
+        let _ = ready(there.check("api", "a")).unwrap();
+        let _ = ready(there.wait(&[Charge::new("api", "b")], Duration::ZERO)).unwrap();
     });
     drop((guard, lines_guard));
     let spans = collector.spans();
@@ -188,7 +191,7 @@ fn lines_have_the_ids_of_the_spans_that_they_were_written_in() {
 #[test]
 fn a_collector_that_is_not_there_changes_nothing() {
     let gate = on(&hands()).limit("api", a_minute(2_000)).telemetry(telemetry()).build().unwrap();
-    let api = gate.limiter("api").unwrap();
+    let api = gate.local("api").unwrap();
     // A port that is held and refuses.
     let proxy = FaultProxy::start(1);
     proxy.set(Mode::Refuse);
@@ -196,13 +199,14 @@ fn a_collector_that_is_not_there_changes_nothing() {
     let start = || otlp().endpoint(&endpoint).start().unwrap();
     let (layer, guard) = start();
     let allowed = tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-        (0..3_000).filter(|_| api.check("user:1").allowed).count()
+        (0..3_000).filter(|_| api.check("user:1").is_allowed()).count()
     });
     assert_eq!(allowed, 2_000);
     drop(guard);
     // So few that they are not sent before they are flushed.
     let (layer, guard) = start();
-    tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || api.check("user:1"));
+    let _ =
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || api.check("user:1"));
     assert!(!guard.flush(), "nobody took the span");
 }
 

@@ -8,11 +8,9 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_exporter_prometheus::PrometheusBuilder;
+use tollgate::store::{RedisOptions, RedisStore, StoreState};
 use tollgate::telemetry::{LogDecisions, Telemetry};
-use tollgate::{
-    Fallback, Limit, ManualClock, Micros, RedisOptions, RedisStore, Rule, StoreState, Tollgate,
-    TollgateBuilder,
-};
+use tollgate::{Fallback, Limit, ManualClock, Rule, Tollgate, TollgateBuilder};
 use tollgate_testkit::redis::RedisServer;
 
 pub(crate) struct Service {
@@ -33,7 +31,7 @@ impl Service {
             .build_recorder();
         let page = recorder.handle();
         let telemetry = Telemetry::new().metrics_to(Arc::new(recorder)).namespaces(["user"]);
-        let (redis, hands) = (RedisServer::start(), ManualClock::at(Micros::from_secs(1_000)));
+        let (redis, hands) = (RedisServer::start(), ManualClock::at(Duration::from_secs(1_000)));
         let builder = || Tollgate::builder().clock(hands.clock());
         let memory = in_memory(builder().telemetry(telemetry.clone().log(LogDecisions::Denials)));
         let shared = over(&redis, builder().telemetry(telemetry));
@@ -53,9 +51,9 @@ impl Service {
     /// 13 decisions in memory and 15 by Redis.
     pub(crate) async fn decide(&self) {
         for (name, calls) in [("pages", 8), ("trial", 5)] {
-            let limiter = self.memory.limiter(name).expect("a limit");
+            let limiter = self.memory.local(name).expect("a limit");
             for _ in 0..calls {
-                limiter.check("user:1");
+                let _ = limiter.check("user:1");
             }
         }
         self.charge(5).await;
@@ -69,7 +67,7 @@ impl Service {
     async fn charge(&self, calls: usize) {
         for limit in ["api", "login", "jobs"] {
             for _ in 0..calls {
-                self.shared.acquire("user:1", limit).await.expect("a decision");
+                let _ = self.shared.check(limit, "user:1").await.expect("a decision");
             }
         }
     }
@@ -77,8 +75,8 @@ impl Service {
     /// Redis is there again; charges try it until it is believed, each after more time than it is left alone for.
     pub(crate) async fn come_back(&self) {
         for _ in 0..100 {
-            self.hands.advance(Micros::from_secs(10));
-            self.shared.acquire("user:1", "probe").await.expect("a decision");
+            self.hands.advance(Duration::from_secs(10));
+            let _ = self.shared.check("probe", "user:1").await.expect("a decision");
             if self.shared.store_health().state == StoreState::Up {
                 return;
             }
@@ -91,14 +89,14 @@ impl Service {
     /// A charge is sent, and no answer comes in time.
     pub(crate) async fn lose_an_answer(&self) {
         self.redis.stop();
-        let decision = self.shared.acquire("user:1", "probe").await.expect("a decision");
+        let decision = self.shared.check("probe", "user:1").await.expect("a decision");
         self.redis.resume();
-        assert!(decision.degraded());
+        assert!(decision.is_degraded());
     }
 }
 
 fn in_memory(builder: TollgateBuilder) -> Tollgate {
-    let hourly = |count| Limit::token_bucket("1/h".parse().expect("a rate"), count).expect("a limit");
+    let hourly = |count| Limit::token_bucket("1/h", count).expect("a limit");
     let trial = Rule::new("trial", hourly(2)).expect("a name").shadow();
     builder.limit("pages", hourly(5)).rule(trial).build().expect("a registry")
 }
@@ -107,14 +105,14 @@ fn over(redis: &RedisServer, builder: TollgateBuilder) -> Tollgate {
     let mut options = RedisOptions::new(redis.url());
     options.timeout = Duration::from_millis(500);
     let store = RedisStore::new(options).expect("a store");
-    let limit = Limit::fixed_window(3, Micros::from_secs(3_600)).expect("a limit");
+    let limit = Limit::fixed_window(3, Duration::from_secs(3_600)).expect("a limit");
     let rule = |name, fallback| Rule::new(name, limit).expect("a name").fallback(fallback);
     builder
         .rule(rule("api", Fallback::Open))
         .rule(rule("login", Fallback::Closed))
         .rule(rule("jobs", Fallback::Local))
         .rule(rule("probe", Fallback::Open))
-        .store(Arc::new(store))
+        .store(store)
         // Every denial is to be Redis's own.
         .denial_cache(Duration::ZERO)
         .build()

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use smallvec::SmallVec;
-use tollgate::{Ask, Key};
+use tollgate::{Charge, Key};
 
 use super::fault::Fault;
 
@@ -79,7 +79,7 @@ pub(crate) enum Actual {
     Each(std::collections::BTreeMap<String, u64>),
 }
 
-pub(crate) type Asks<'a> = SmallVec<[Ask<'a>; 4]>;
+pub(crate) type Asks<'a> = SmallVec<[Charge<'a>; 4]>;
 
 impl Question<'_> {
     /// The asks of one charge.
@@ -103,7 +103,7 @@ impl Question<'_> {
 }
 
 impl One<'_> {
-    pub(crate) fn ask(&self) -> Result<Ask<'_>, Fault> {
+    pub(crate) fn ask(&self) -> Result<Charge<'_>, Fault> {
         ask(&self.limit, &self.key, self.cost)
     }
 
@@ -114,12 +114,12 @@ impl One<'_> {
     }
 }
 
-fn ask<'a>(limit: &'a Text<'_>, key: &'a KeyText<'_>, cost: Option<u64>) -> Result<Ask<'a>, Fault> {
+fn ask<'a>(limit: &'a Text<'_>, key: &'a KeyText<'_>, cost: Option<u64>) -> Result<Charge<'a>, Fault> {
     let cost = cost.unwrap_or(1);
     if cost == 0 {
         return Err(Fault::malformed("`cost` must be at least 1; to look without charging, ask /v1/peek"));
     }
-    Ok(Ask::new(&limit.0, key.checked()?).cost(cost))
+    Ok(Charge::new(&limit.0, key.checked()?).cost(cost))
 }
 
 /// A text that is borrowed where it can be.
@@ -278,7 +278,7 @@ mod tests {
         let asked = read::<Question<'_>>(body.as_bytes());
         let asks = asked.as_ref().map_err(ToString::to_string).and_then(|asked| {
             let asks = asked.asks().map_err(|fault| fault.to_string())?;
-            assert!(asks.iter().map(Ask::limit).eq(parts(asked).map(|(limit, _, _)| &*limit.0)), "{body}");
+            assert!(asks.iter().map(Charge::limit).eq(parts(asked).map(|(limit, _, _)| &*limit.0)), "{body}");
             // An ask does not show its key to anybody.
             let words = |(limit, key, cost): (&Text<'_>, &KeyText<'_>, Option<u64>)| {
                 let key = key.checked().map_err(|fault| fault.to_string())?;

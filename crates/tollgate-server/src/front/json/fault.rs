@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde_json::json;
-use tollgate::{Error, Micros};
+use tollgate::Error;
+use tollgate::store::Micros;
 
 use super::body::{Body, full};
 use crate::front::undecided::words;
@@ -76,9 +77,20 @@ impl Fault {
     /// Why a question could not be decided: it was wrong, or the store failed.
     pub(crate) fn undecided(error: &Error) -> Fault {
         match error.failure() {
+            None if error.needs_permit().is_some() => {
+                Fault::needs_reserve(error.needs_permit().unwrap_or_default())
+            }
             None => Fault::malformed(words(error)),
             Some(_) => Fault::unavailable(words(error)),
         }
+    }
+
+    /// A check of a concurrency limit would take a lease that nobody could release.
+    pub(crate) fn needs_reserve(limit: &str) -> Fault {
+        Fault::malformed(format!(
+            "`{limit}` is a concurrency limit, and a check would hold nothing that could be released; ask /v1/reserve, then \
+             /v1/renew and /v1/cancel"
+        ))
     }
 
     pub(crate) fn unavailable(detail: impl Into<String>) -> Fault {

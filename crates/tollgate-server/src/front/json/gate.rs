@@ -7,7 +7,7 @@ use http::{HeaderMap, Response, StatusCode};
 use tollgate::headers::{self, Format, Said};
 use tollgate::problem::{self, Reason};
 use tollgate::route::{ClientAddress, address, decoded};
-use tollgate::{Allowance, Ask, Clock, Decision, Key};
+use tollgate::{Allowance, Charge, Clock, Decision, Key};
 
 use super::ask::key_of_url;
 use super::body::{Body, full};
@@ -41,7 +41,7 @@ pub(super) async fn answer(
         Kind::Raw(namespace) => key_of_url(Some(namespace), &key)?,
         Kind::Address => key_of_client(&key)?,
     };
-    let asks = [Ask::new(&limit, key.canonical()).cost(cost)];
+    let asks = [Charge::new(&limit, key.canonical()).cost(cost)];
     app.decide(Act::Charge, &asks, |state, decided| match decided {
         Ok(decided) => Ok(told(state, &decided.decision, &[(Some(&key), cost)], deny)),
         Err(error) => Err(undecided(state, &asks, &error)),
@@ -133,25 +133,26 @@ pub(super) fn read_deny(status: &str) -> Result<StatusCode, Fault> {
 /// The response to a decision about these charges: for each its key, if it has one, and its cost.
 pub(super) fn told(
     state: &State,
-    decision: &Decision<'_>,
+    decision: &Decision,
     charges: &[(Option<&Key<'_>>, u64)],
     deny: StatusCode,
 ) -> Response<Body> {
+    let policy = state.gate.policy();
     let said: Vec<Said<'_>> = decision
-        .limits()
+        .outcomes()
         .iter()
         .zip(charges)
-        .map(|(limit, &(key, cost))| Said {
-            name: limit.name,
-            limit: key.zip(state.gate.find(limit.name).ok()).and_then(|(key, rule)| {
+        .map(|(outcome, &(key, cost))| Said {
+            name: outcome.limit(),
+            limit: key.zip(policy.rule(outcome.limit())).and_then(|(key, rule)| {
                 match rule.allowance_for(key) {
                     Allowance::Limited(limit) => Some(limit),
                     Allowance::Unlimited | Allowance::Blocked => None,
                 }
             }),
             cost,
-            outcome: limit.outcome,
-            shadow: limit.shadow,
+            outcome: *outcome.numbers(),
+            shadow: outcome.is_shadow(),
             unit: None,
         })
         .collect();

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::{HeaderMap, Method, Response, StatusCode};
 use tollgate::config::Config;
 use tollgate::route::{Described, RouteLimit, Routes};
-use tollgate::{Ask, Key};
+use tollgate::{Charge, Key};
 
 use super::body::{Body, full};
 use super::fault::Fault;
@@ -79,6 +79,13 @@ struct GateCharge {
     cost: u64,
 }
 
+impl GateCharge {
+    /// As the engine charges it: without a key, it is denied as a malformed one is.
+    fn charge(&self) -> Charge<'_> {
+        Charge::new(&self.limit, self.key.as_ref().map_or("", Key::canonical)).cost(self.cost)
+    }
+}
+
 /// Charges what the described request meets.
 pub(super) async fn answer(
     app: &App,
@@ -106,16 +113,7 @@ pub(super) async fn answer(
         response.headers_mut().insert(http::header::CACHE_CONTROL, no_store);
         return Ok(response);
     }
-    // An empty key is denied by every limit.
-    let ask = |charge: &'_ GateCharge| {
-        (charge.limit.clone(), charge.key.as_ref().map_or("", Key::canonical).to_owned())
-    };
-    let texts: Vec<(String, String)> = charges.iter().map(ask).collect();
-    let asks: Vec<Ask<'_>> = texts
-        .iter()
-        .zip(&charges)
-        .map(|((limit, key), charge)| Ask::new(limit, key).cost(charge.cost))
-        .collect();
+    let asks: Vec<Charge<'_>> = charges.iter().map(GateCharge::charge).collect();
     let keys: Vec<_> = charges.iter().map(|charge| (charge.key.as_ref(), charge.cost)).collect();
     app.decide(Act::Charge, &asks, |state, decided| match decided {
         Ok(decided) => Ok(told(state, &decided.decision, &keys, deny)),

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tollgate::route::decoded;
-use tollgate::{Allowance, Rule, StoreState};
+use tollgate::store::StoreState;
+use tollgate::{Allowance, Rule};
 
 use super::ask::key_of_url;
 use super::body::Body;
@@ -78,7 +79,7 @@ fn ready(app: &App) -> Response<Body> {
 
 /// All limits, in words and in numbers.
 pub(super) fn limits(state: &State) -> Value {
-    let limits: Vec<Value> = state.gate.rules().iter().map(|rule| limit(state, rule)).collect();
+    let limits: Vec<Value> = state.gate.policy().rules().iter().map(|rule| limit(state, rule)).collect();
     json!({ "limits": limits })
 }
 
@@ -139,9 +140,9 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
         state.gate.status(&limit, key.canonical()).await.map_err(|error| Fault::undecided(&error))?;
     drop(share);
     let mut out = String::with_capacity(192);
-    let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.allowed);
+    let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.numbers().allowed);
     tell::outcome(&mut out, &outcome);
-    if outcome != tollgate::Outcome::UNLIMITED {
+    if !outcome.is_unlimited() {
         let _ = write!(out, ",\"used\":{}", outcome.used());
     }
     out.push('}');

@@ -1,24 +1,28 @@
 //! A decision as JSON. Milliseconds are rounded up, and what never comes is `null`.
 
 use std::fmt::Write;
+use std::time::Duration;
 
-use tollgate::{Decision, LimitOutcome, Micros, Outcome};
+use tollgate::{Decision, Outcome};
 
 use crate::app::Decided;
 
 /// `{"allowed":true,"binding":"api",…,"limits":[…]}`. Names of limits need no escaping: they are `[a-z0-9_.-]`.
-pub(crate) fn decision(out: &mut String, decided: &Decided<'_>) {
+pub(crate) fn decision(out: &mut String, decided: &Decided) {
     let Decided { decision, reservation } = decided;
     out.push_str("{\"allowed\":");
-    out.push_str(word(decision.allowed()));
+    out.push_str(word(decision.is_allowed()));
     out.push_str(",\"binding\":\"");
-    out.push_str(decision.binding().name);
+    out.push_str(decision.binding().limit());
     out.push_str("\",\"retry_after_ms\":");
     wait(out, decision.retry_after());
     out.push_str(",\"delay_ms\":");
     number(out, ms(decision.delay()));
     out.push_str(",\"degraded\":");
-    out.push_str(word(decision.degraded()));
+    out.push_str(word(decision.is_degraded()));
+    if !decision.is_allowed() {
+        reason(out, decision.binding());
+    }
     if let Some(id) = reservation {
         let _ = write!(out, ",\"reservation\":\"{id}\"");
     }
@@ -26,48 +30,59 @@ pub(crate) fn decision(out: &mut String, decided: &Decided<'_>) {
     out.push('}');
 }
 
-fn limits(out: &mut String, decision: &Decision<'_>) {
+fn limits(out: &mut String, decision: &Decision) {
     out.push_str(",\"limits\":[");
-    for (index, said) in decision.limits().iter().enumerate() {
+    for (index, outcome) in decision.outcomes().iter().enumerate() {
         if index > 0 {
             out.push(',');
         }
-        limit(out, said);
+        limit(out, outcome);
     }
     out.push(']');
 }
 
-fn limit(out: &mut String, said: &LimitOutcome<'_>) {
+fn limit(out: &mut String, answered: &Outcome) {
     out.push_str("{\"limit\":\"");
-    out.push_str(said.name);
+    out.push_str(answered.limit());
     out.push_str("\",\"allowed\":");
-    out.push_str(word(!said.denies()));
+    out.push_str(word(answered.is_allowed()));
     out.push(',');
-    outcome(out, &said.outcome);
-    if said.shadow {
-        let _ = write!(out, ",\"shadow\":true,\"would_deny\":{}", !said.outcome.allowed);
+    outcome(out, answered);
+    if !answered.is_allowed() || answered.would_deny() {
+        reason(out, answered);
+    }
+    if answered.is_shadow() {
+        let _ = write!(out, ",\"shadow\":true,\"would_deny\":{}", answered.would_deny());
     }
     out.push('}');
 }
 
+/// Why a limit denies, or would.
+fn reason(out: &mut String, outcome: &Outcome) {
+    out.push_str(",\"reason\":\"");
+    out.push_str(outcome.reason().name());
+    out.push('"');
+}
+
 /// What a limit says in numbers, without braces.
 pub(crate) fn outcome(out: &mut String, said: &Outcome) {
-    if *said == Outcome::UNLIMITED {
+    let numbers = said.numbers();
+    if said.is_unlimited() {
         out.push_str("\"capacity\":null,\"remaining\":null,");
     } else {
         out.push_str("\"capacity\":");
-        number(out, said.capacity);
+        number(out, numbers.capacity);
         out.push_str(",\"remaining\":");
-        number(out, said.remaining);
+        number(out, numbers.remaining);
         out.push(',');
     }
     out.push_str("\"retry_after_ms\":");
-    wait(out, said.retry_after);
+    wait(out, numbers.retry_after.map(Duration::from));
     out.push_str(",\"reset_after_ms\":");
-    number(out, ms(said.reset_after));
+    number(out, ms(said.reset_after()));
 }
 
-fn wait(out: &mut String, wait: Option<Micros>) {
+fn wait(out: &mut String, wait: Option<Duration>) {
     match wait {
         Some(wait) => number(out, ms(wait)),
         None => out.push_str("null"),
@@ -82,6 +97,6 @@ fn number(out: &mut String, number: u64) {
     out.push_str(itoa::Buffer::new().format(number));
 }
 
-fn ms(span: Micros) -> u64 {
-    span.get().div_ceil(1_000)
+fn ms(span: Duration) -> u64 {
+    u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
 }

@@ -82,7 +82,8 @@ struct Shown {
 pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
     let state = app.state();
     let second = app.stats.second();
-    let rules = state.gate.rules();
+    let policy = state.gate.policy();
+    let rules = policy.rules();
     let limit = |name: &str, described, ad_hoc| Limit {
         described,
         ad_hoc,

@@ -9,8 +9,9 @@ use tokio::io::DuplexStream;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, yield_now};
 use tollgate::config::Config;
+use tollgate::store::{Charged, Hold, Item, Outcome, Store, StoreFuture, StoredLimit};
 use tollgate::telemetry::Telemetry;
-use tollgate::{Charged, Hold, HoldId, Item, Settled, Settlement, Store, StoreFuture, StoredLimit};
+use tollgate::{ChargeId, Settled, Settlement};
 
 use super::*;
 use crate::app::Act;
@@ -33,7 +34,7 @@ impl Store for Waits {
         })
     }
 
-    fn settle<'a>(&'a self, _id: HoldId, _settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, _id: ChargeId, _settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(async { Ok(Settled::Unknown) })
     }
 
@@ -145,7 +146,7 @@ async fn a_peer_is_one_over_all_faces() {
         let (app, peer) = (server.app.clone(), "192.0.2.1".parse().expect("an address"));
         tokio::spawn(async move {
             let key = format!("k:{number}");
-            let asks = [Ask::new("api", &key)];
+            let asks = [Charge::new("api", &key)];
             app.serve_peer(peer, app.decide(Act::Charge, &asks, |_, decided| decided.map(drop))).await
         });
     }

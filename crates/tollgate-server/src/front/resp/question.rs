@@ -6,7 +6,8 @@
 
 use std::borrow::Cow;
 
-use tollgate::{Limit, Micros, Outcome, Rate};
+use tollgate::store::{Micros, Outcome};
+use tollgate::{Limit, Rate};
 
 use super::parse::{Command, MOST_BYTES, bulk, integer};
 use super::reply::{Reply, shown};

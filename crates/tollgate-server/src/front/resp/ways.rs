@@ -1,8 +1,11 @@
 //! The limits that a connection used last, so that the next command finds them without a lock.
 //!
-//! They belong to one registry: when a reload puts another in its place, all are looked up again.
+//! They follow reloads by themselves; but a limit that a reload left out must not be found any more, so all are looked up again
+//! when there is another policy.
 
-use tollgate::{AdHoc, Limiter, Tollgate};
+use std::sync::Arc;
+
+use tollgate::{Limiter, NamedLimit, Policy, Tollgate};
 
 use super::question::{Bucket, Mistake, THROTTLE};
 use super::undecided;
@@ -13,8 +16,8 @@ const MOST: usize = 8;
 
 pub(super) struct Ways {
     bounds: Bounds,
-    gate: Option<Tollgate>,
-    buckets: Vec<(Bucket, AdHoc)>,
+    gate: Option<(Tollgate, Arc<Policy>)>,
+    buckets: Vec<(Bucket, Limiter)>,
     limits: Vec<Limiter>,
     next: usize,
 }
@@ -29,10 +32,11 @@ impl Ways {
         self.bounds
     }
 
-    /// From here on they lead to this registry.
+    /// From here on they lead to this gate, as its policy is now.
     pub(super) fn lead_to(&mut self, gate: &Tollgate) {
-        if !self.gate.as_ref().is_some_and(|known| known.is(gate)) {
-            *self = Ways { gate: Some(gate.clone()), ..Ways::new(self.bounds) };
+        let policy = gate.policy();
+        if !self.gate.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, &policy)) {
+            *self = Ways { gate: Some((gate.clone(), policy)), ..Ways::new(self.bounds) };
         }
     }
 
@@ -44,10 +48,11 @@ impl Ways {
             Some(index) => index,
             None => {
                 let opened = open(self.gate()?, self.bounds, bucket)?;
+                let opened = self.gate()?.local(&opened).map_err(undecided)?;
                 put(&mut self.buckets, &mut self.next, (*bucket, opened))
             }
         };
-        self.buckets[index].1.limiter().ok_or(Mistake::Borrowed("TRYAGAIN the counters have moved"))
+        Ok(&self.buckets[index].1)
     }
 
     /// The limiter of this name.
@@ -57,7 +62,7 @@ impl Ways {
         let index = match known {
             Some(index) => index,
             None => {
-                let limiter = self.gate()?.limiter(name).map_err(undecided)?;
+                let limiter = self.gate()?.local(name).map_err(undecided)?;
                 put(&mut self.limits, &mut self.next, limiter)
             }
         };
@@ -65,7 +70,7 @@ impl Ways {
     }
 
     fn gate(&self) -> Result<&Tollgate, Mistake> {
-        self.gate.as_ref().ok_or(Mistake::Borrowed("TRYAGAIN there is no registry yet"))
+        self.gate.as_ref().map(|(gate, _)| gate).ok_or(Mistake::Borrowed("TRYAGAIN there is no gate yet"))
     }
 }
 
@@ -81,7 +86,7 @@ fn put<T>(all: &mut Vec<T>, next: &mut usize, one: T) -> usize {
 }
 
 /// The bucket by the numbers of a `CL.THROTTLE`.
-pub(super) fn open(gate: &Tollgate, bounds: Bounds, bucket: &Bucket) -> Result<AdHoc, Mistake> {
+pub(super) fn open(gate: &Tollgate, bounds: Bounds, bucket: &Bucket) -> Result<NamedLimit, Mistake> {
     let limit = bucket.limit().map_err(undecided)?;
     bounds.check_period(&limit).map_err(|why| Mistake::from(format!("ERR the period is too long: {why}")))?;
     gate.ad_hoc(THROTTLE, limit).map_err(undecided)

@@ -2,7 +2,8 @@
 
 use smallvec::SmallVec;
 use tollgate::config::EnvoyRules;
-use tollgate::{AdHoc, Allowance, Ask, Limit, Micros, Tollgate};
+use tollgate::store::Micros;
+use tollgate::{Allowance, Charge, Limit, NamedLimit, Tollgate};
 use tonic::Status;
 
 use super::proto::RateLimitUnit;
@@ -31,7 +32,7 @@ pub(super) enum Meets<'a> {
 pub(super) struct Toll<'a> {
     pub(super) limit: &'a str,
     /// The limit that came with the call, if it is that one.
-    pub(super) own: Option<AdHoc>,
+    pub(super) own: Option<NamedLimit>,
     pub(super) key: String,
     pub(super) hits: Hits,
     /// Whether the caller is told how it stands.
@@ -57,10 +58,10 @@ impl<'a> Meets<'a> {
 }
 
 impl Toll<'_> {
-    pub(super) fn ask(&self, cost: u64) -> Ask<'_> {
+    pub(super) fn ask(&self, cost: u64) -> Charge<'_> {
         match &self.own {
-            None => Ask::new(self.limit, &self.key).cost(cost),
-            Some(own) => own.ask(&self.key).cost(cost),
+            None => Charge::new(self.limit, &self.key).cost(cost),
+            Some(own) => Charge::new(own, &self.key).cost(cost),
         }
     }
 }
@@ -140,7 +141,7 @@ fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Hits {
 }
 
 /// The limit that came with a descriptor: so many in each second, minute, … of the clock.
-fn brought(asked: &Asked<'_>, limit: &RateLimitOverride) -> Result<AdHoc, Status> {
+fn brought(asked: &Asked<'_>, limit: &RateLimitOverride) -> Result<NamedLimit, Status> {
     let Some((name, window)) = unit(limit.unit()) else {
         return Err(Status::invalid_argument("the limit of a descriptor has no unit that is known here"));
     };

@@ -141,7 +141,7 @@ mod tests {
 
     use super::super::seats::Seats;
     use super::*;
-    use crate::app::at_once;
+    use crate::app::tests::ready;
 
     const LONGEST: usize = 8 * UNIT;
 
@@ -150,7 +150,7 @@ mod tests {
         let drawn = budget.begin();
         let row = Seats::of_calls().row(SocketAddr::from(([127, 0, 0, 1], 1)));
         let mut body = Gathered::new(Full::new(Bytes::from(vec![0; bytes])), drawn.clone(), LONGEST, row);
-        at_once(body.frame()).expect("it is all there").expect("a frame").map(|_| drawn)
+        ready(body.frame()).expect("a frame").map(|_| drawn)
     }
 
     #[test]

@@ -7,8 +7,9 @@
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
+use tollgate::Key;
 use tollgate::config::{EnvoyEntry, EnvoyValue};
-use tollgate::{Key, KeyError};
+use tollgate::key::KeyError;
 
 /// The longest text that is kept as it is: as long as a part of a key may be.
 const LONGEST: usize = 1_024;

@@ -2,7 +2,8 @@
 
 use prost_types::Duration;
 use tollgate::headers::{self, Format, Said};
-use tollgate::{Allowance, Clock, Key, LimitOutcome, Micros, Outcome, Tollgate};
+use tollgate::store::{Micros, Outcome as Numbers};
+use tollgate::{Allowance, Clock, Key, Outcome, Tollgate};
 
 use super::Answers;
 use super::ask::{Hits, Meets, Toll, UNITS};
@@ -11,12 +12,12 @@ use super::proto::service::RateLimitResponse;
 use super::proto::service::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 
 /// What is answered.
-pub(super) fn response(gate: &Tollgate, meets: &[Meets<'_>], answers: &Answers<'_>) -> RateLimitResponse {
+pub(super) fn response(gate: &Tollgate, meets: &[Meets<'_>], answers: &Answers) -> RateLimitResponse {
     let met = meets.iter().zip(&answers.each).map(|(meets, answer)| {
-        let (toll, limit) = (meets.toll()?, answer.as_ref()?);
-        Some(Met { toll, limit, allowance: allowance(gate, toll), is_denied: answers.is_denied })
+        let (toll, outcome) = (meets.toll()?, answer.as_ref()?);
+        Some(Met { toll, outcome, allowance: allowance(gate, toll), is_denied: answers.is_denied })
     });
-    let met: Vec<Option<Met<'_, '_>>> = met.collect();
+    let met: Vec<Option<Met<'_>>> = met.collect();
     let statuses = meets.iter().zip(&met).map(|(meets, met)| match (meets, met) {
         (_, Some(met)) => met.status(),
         (Meets::Unlimited, None) => DescriptorStatus { limit_remaining: u32::MAX, ..ok() },
@@ -53,23 +54,24 @@ fn allowance(gate: &Tollgate, toll: &Toll<'_>) -> Option<Allowance> {
 }
 
 /// A descriptor that met a limit, and what that said.
-struct Met<'a, 'l> {
+struct Met<'a> {
     toll: &'a Toll<'a>,
-    limit: &'a LimitOutcome<'l>,
+    outcome: &'a Outcome,
     allowance: Option<Allowance>,
     /// Whether the whole call is denied, so that nothing was charged.
     is_denied: bool,
 }
 
-impl Met<'_, '_> {
+impl Met<'_> {
     fn status(&self) -> DescriptorStatus {
-        let Met { limit: LimitOutcome { outcome, .. }, allowance, .. } = self;
-        if *outcome == Outcome::UNLIMITED {
+        let Met { outcome, allowance, .. } = self;
+        let numbers = outcome.numbers();
+        if outcome.is_unlimited() {
             return DescriptorStatus { limit_remaining: u32::MAX, ..ok() };
         }
         let code = if self.denies() { Code::OverLimit } else { Code::Ok };
         // Where the store failed there is a time to try again, and no reset.
-        let wait = outcome.retry_after.filter(|_| !outcome.allowed).unwrap_or_default();
+        let wait = numbers.retry_after.filter(|_| !numbers.allowed).unwrap_or_default();
         let window = match allowance {
             Some(Allowance::Limited(limit)) => Some(limit.window()),
             _ => None,
@@ -77,23 +79,23 @@ impl Met<'_, '_> {
         DescriptorStatus {
             code: i32::from(code),
             current_limit: Some(RateLimit {
-                requests_per_unit: saturated(outcome.capacity),
+                requests_per_unit: saturated(numbers.capacity),
                 unit: window.map(unit_of).unwrap_or_default(),
-                name: self.limit.name.to_owned(),
+                name: outcome.limit().to_owned(),
             }),
             limit_remaining: saturated(self.standing().remaining),
-            duration_until_reset: Some(duration(outcome.reset_after.max(wait))),
+            duration_until_reset: Some(duration(numbers.reset_after.max(wait))),
         }
     }
 
     /// What is given back is always in order.
     fn denies(&self) -> bool {
-        self.limit.denies() && !matches!(self.toll.hits, Hits::GiveBack(_))
+        !self.outcome.is_allowed() && !matches!(self.toll.hits, Hits::GiveBack(_))
     }
 
     /// The limit's answer as it stands after the call.
-    fn standing(&self) -> Outcome {
-        let outcome = self.limit.outcome;
+    fn standing(&self) -> Numbers {
+        let outcome = *self.outcome.numbers();
         let uncharged = match self.toll.hits {
             Hits::Charge(hits) if self.is_denied => hits,
             Hits::Charge(_) => 0,
@@ -102,12 +104,12 @@ impl Met<'_, '_> {
         if !outcome.allowed {
             return outcome;
         }
-        Outcome { remaining: outcome.remaining.saturating_add(uncharged).min(outcome.capacity), ..outcome }
+        Numbers { remaining: outcome.remaining.saturating_add(uncharged).min(outcome.capacity), ..outcome }
     }
 
-    fn said(&self, outcome: Outcome) -> Said<'_> {
+    fn said(&self, outcome: Numbers) -> Said<'_> {
         Said {
-            name: self.limit.name,
+            name: self.outcome.limit(),
             limit: match &self.allowance {
                 Some(Allowance::Limited(limit)) => Some(limit),
                 _ => None,
@@ -117,19 +119,19 @@ impl Met<'_, '_> {
                 Hits::Look | Hits::GiveBack(_) => 1,
             },
             outcome,
-            shadow: self.limit.shadow,
+            shadow: self.outcome.is_shadow(),
             unit: None,
         }
     }
 }
 
 /// The fields of the limits that may be told.
-fn headers(met: &[Option<Met<'_, '_>>]) -> Vec<HeaderValue> {
-    let is_told = |met: &&Met<'_, '_>| met.toll.is_told && !matches!(met.toll.hits, Hits::GiveBack(_));
+fn headers(met: &[Option<Met<'_>>]) -> Vec<HeaderValue> {
+    let is_told = |met: &&Met<'_>| met.toll.is_told && !matches!(met.toll.hits, Hits::GiveBack(_));
     let told = || met.iter().flatten().filter(is_told);
     // Where one of them denies, it is worked out over there what the others would have left.
     let one_denies = told().any(Met::denies);
-    let said = told().map(|met| met.said(if one_denies { met.limit.outcome } else { met.standing() }));
+    let said = told().map(|met| met.said(if one_denies { *met.outcome.numbers() } else { met.standing() }));
     let said: Vec<Said<'_>> = said.collect();
     let mut headers = Vec::new();
     headers::render(&Format::default(), said.iter().copied(), Clock::system().now(), |field, value| {

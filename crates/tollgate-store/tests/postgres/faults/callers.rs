@@ -47,7 +47,7 @@ impl Limits {
     pub(super) fn of(set: u64) -> Limits {
         let huge = |name: String| hourly(&name, 1_000_000_000);
         let second = Micros::from_secs(1);
-        let bucket = Limit::token_bucket(format!("{RATE}/s").parse().unwrap(), BURST).unwrap();
+        let bucket = Limit::token_bucket(format!("{RATE}/s"), BURST).unwrap();
         let log = Limit::sliding_window(MOST, second).unwrap();
         Limits([
             huge(format!("version-{set}")),

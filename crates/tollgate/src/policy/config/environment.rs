@@ -568,8 +568,6 @@ lease = "1m"
             ("TOLLGATE_LIMITS_API_RATE", "7/s"),
             ("TOLLGATE_LIMITS_API_FALLBACK", "closed"),
             ("TOLLGATE_LIMITS_API_SUBJECT", "namespace"),
-            ("TOLLGATE_LIMITS_API_SLICE", "5"),
-            ("TOLLGATE_LIMITS_API_SLICE_TTL", "100ms"),
             ("TOLLGATE_LIMITS_WEB_SITE_A_LIMIT", "9"),
             ("TOLLGATE_LIMITS_WEB_SITE_A_ALIGN", "clock"),
             ("TOLLGATE_LIMITS_WEB_SITE_A_SHADOW", "1"),
@@ -583,8 +581,6 @@ lease = "1m"
             "an override has the rest from its limit"
         );
         assert_eq!((api.own_fallback(), api.subject()), (Some(Fallback::Closed), Subject::Namespace));
-        let slice = api.own_slice().unwrap();
-        assert_eq!((slice.units(), slice.ttl()), (5, Micros::from_millis(100)));
         let web = config.policy.find("web.site-a").unwrap();
         assert_eq!(
             (web.allowance().to_string().as_str(), web.is_shadow()),

@@ -14,7 +14,7 @@ use tollgate_store::Subject;
 use super::environment::Kind;
 use super::reader::{Field, Reader, Section};
 use crate::key::Key;
-use crate::policy::{Allowance, Fallback, Rule, Slice, name_fault, slice_fault};
+use crate::policy::{Allowance, Fallback, Rule, name_fault};
 
 /// The parameters of all strategies, each with an example.
 const PARAMETERS: [(&str, &str); 8] = [
@@ -39,7 +39,7 @@ const INSTEAD: [(&str, Allowance); 2] =
     [("unlimited", Allowance::Unlimited), ("blocked", Allowance::Blocked)];
 
 /// The fields that say how a rule is applied.
-const OF_THE_RULE: [&str; 6] = ["shadow", "fallback", "subject", "slice", "slice_ttl", "overrides"];
+const OF_THE_RULE: [&str; 4] = ["shadow", "fallback", "subject", "overrides"];
 
 /// The parameters that a strategy takes. All are required but the [`OPTIONAL`] ones.
 const fn parameters_of(strategy: Strategy) -> &'static [&'static str] {
@@ -79,45 +79,18 @@ fn read_rule(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Rule> {
     let fallback = section.field("fallback").and_then(|field| read_fallback(reader, field));
     let subjects = [("key", Subject::Key), ("namespace", Subject::Namespace)];
     let subject = section.field("subject").and_then(|field| reader.choice(field, &subjects));
-    let slice = read_slice(reader, &section, base.allowance(), shadow);
     let overrides = section.field("overrides").and_then(|field| reader.section(field));
     let overrides = overrides.map(|section| read_overrides(reader, &section, base)).unwrap_or_default();
     let overrides = overrides.into_iter().collect();
     // All that the constructors of `Rule` check has been checked above, to the last mistake and not only the first.
     let (name, subject) = (field.name.to_owned(), subject.unwrap_or_default());
-    Some(Rule { name, allowance: base.allowance()?, shadow, fallback, subject, slice, overrides })
-}
-
-/// Reads `slice` and `slice_ttl`; `allowance` is what they cut up, if it could be read.
-fn read_slice(
-    reader: &mut Reader<'_>,
-    section: &Section<'_>,
-    allowance: Option<Allowance>,
-    shadow: bool,
-) -> Option<Slice> {
-    let ttl_field = section.field("slice_ttl");
-    let ttl = ttl_field.map(|field| reader.span(field, "1s"));
-    let Some(field) = section.field("slice") else {
-        if let Some(ttl_field) = ttl_field {
-            reader.mistake(ttl_field, "says how long a slice lasts, and there is none; write slice = 50 too");
-        }
-        return None;
-    };
-    let units = reader.whole(field, 50, "")?;
-    let ttl = ttl.unwrap_or(Some(Slice::TTL))?;
-    match slice_fault(&allowance?, shadow, units, ttl) {
-        None => Some(Slice { units, ttl }),
-        Some((name, fix)) => {
-            reader.mistake(section.field(name).unwrap_or(field), fix);
-            None
-        }
-    }
+    Some(Rule { name, allowance: base.allowance()?, shadow, fallback, subject, overrides })
 }
 
 /// The fields that an environment variable may set, and those of them that are numbers, true or false.
 pub(super) fn scalars() -> impl Iterator<Item = (&'static str, Kind)> {
     let kind = |name| match name {
-        "burst" | "capacity" | "limit" | "slice" => Kind::Number,
+        "burst" | "capacity" | "limit" => Kind::Number,
         "subsecond" | "unlimited" | "blocked" | "shadow" => Kind::Truth,
         _ => Kind::Text,
     };
@@ -499,40 +472,29 @@ mod tests {
     }
 
     #[test]
-    fn subjects_and_slices_are_read_and_checked() {
-        use tollgate_kernel::Micros;
+    fn subjects_are_read_and_checked() {
         use tollgate_store::Subject;
         let fields = "rate = '1/s'\nburst = 20\n";
         let bucket = |more: &str| format!("[limits.a]\nstrategy = 'token_bucket'\n{fields}{more}");
-        for (more, subject, slice) in [
-            ("", Subject::Key, None),
-            ("subject = 'key'", Subject::Key, None),
-            ("subject = 'namespace'\nslice = 20", Subject::Namespace, Some((20, Micros::from_secs(1)))),
-            ("slice = 5\nslice_ttl = '100ms'", Subject::Key, Some((5, Micros::from_millis(100)))),
+        for (more, subject) in [
+            ("", Subject::Key),
+            ("subject = 'key'", Subject::Key),
+            ("subject = 'namespace'", Subject::Namespace),
         ] {
             let policy = parse(&bucket(more)).policy;
-            let rule = policy.find("a").unwrap();
-            let read = rule.own_slice().map(|slice| (slice.units(), slice.ttl()));
-            assert_eq!((rule.subject(), read), (subject, slice), "{more}");
+            assert_eq!(policy.find("a").unwrap().subject(), subject, "{more}");
         }
         for (more, field, value, fix) in [
             ("subject = 'tenant'", "subject", "'tenant'", "must be one of key, namespace"),
-            ("slice = 0", "slice", "0", "must be at least 1"),
-            ("slice = 21", "slice", "21", "at most what the limit holds, which is 20"),
-            ("slice_ttl = '1s'", "slice_ttl", "'1s'", "write slice = 50 too"),
-            ("slice_ttl = '61s'\nslice = 5", "slice_ttl", "'61s'", "at most 1m"),
-            ("slice = 5\nshadow = true", "slice", "5", "a limit that only watches cannot be sliced"),
-            ("overrides.x = { burst = 5, slice = 5 }", "overrides.x.slice", "5", "belongs to the limit"),
+            (
+                "overrides.x = { burst = 5, subject = 'key' }",
+                "overrides.x.subject",
+                "'key'",
+                "belongs to the limit",
+            ),
         ] {
             check(&bucket(more), &[(5, &format!("limits.a.{field}"), value, fix)]);
         }
-        for (strategy, fields, fix) in [
-            ("leaky_bucket", "rate = '1/s'\ncapacity = 20", "tells each charge its own delay"),
-            ("concurrency", "limit = 5\nlease = '1s'", "a lease belongs to one holder"),
-        ] {
-            check_limit(strategy, &format!("{fields}\nslice = 2"), &[(5, "limits.a.slice", "2", fix)]);
-        }
-        check("[limits.a]\nblocked = true\nslice = 2", &[(3, "limits.a.slice", "2", "has nothing to slice")]);
     }
 
     #[test]

@@ -1,0 +1,149 @@
+//! Limits whose numbers come with the call, as protocols have them that know no config (`CL.THROTTLE`) or let callers bring their
+//! own (Envoy), and as applications have them that keep a plan's numbers in their database.
+//!
+//! All numbers of one name share their counters, as they do when a config changes: a key that is charged by other numbers than
+//! before goes on from what was consumed. What a limit needs in this process is made when it is first asked for and kept for the
+//! next who asks. Of each name at most so many are kept; when that is reached those go that nobody holds, which loses no count,
+//! because counters are the store's. If all are held, another is made for whoever asks and goes with its holder: numbers may be a
+//! stranger's, and nobody may take a name from others by holding many.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tollgate_kernel::Strategy;
+
+use super::{Backend, Engine};
+use crate::error::Error;
+use crate::policy::entry::Entry;
+use crate::policy::{Allowance, Rule};
+use crate::telemetry::watch::Meter;
+
+/// How many of one name are kept at most.
+const MOST: usize = 1_024;
+
+/// The limits that are ready, by name.
+#[derive(Default)]
+pub(super) struct AdHocs(Mutex<HashMap<&'static str, Named>>);
+
+/// The limits of one name.
+#[derive(Default)]
+struct Named {
+    /// Limits of one strategy are counted together.
+    meters: Vec<(Option<Strategy>, Meter)>,
+    entries: HashMap<Allowance, Arc<Entry>>,
+}
+
+impl Engine {
+    /// A limit by these numbers, counted under `name`, which no limit of the policy may have.
+    pub(crate) fn ad_hoc(&self, name: &str, allowance: Allowance) -> Result<Arc<Entry>, Error> {
+        let allowance = match allowance {
+            // A key that is charged by other numbers keeps the instant at which it is full, as redis-cell has it.
+            Allowance::Limited(limit) => Allowance::Limited(limit.keeping_instant()),
+            other => other,
+        };
+        let mut names = self.ad_hocs.0.lock();
+        if let Some(entry) = names.get(name).and_then(|named| named.entries.get(&allowance)) {
+            return Ok(entry.clone());
+        }
+        if self.has_limit(name) {
+            return Err(Error::call(format!("`{name}` is a limit of the policy; give that another name")));
+        }
+        let rule = Rule::ad_hoc(name, allowance)?;
+        let mut numbering = match &self.backend {
+            // Never put in place: its numbers are its own, and no reload takes them over.
+            Backend::Remote(remote) => Some(remote.numbering()),
+            Backend::Memory(_) => None,
+        };
+        let mut number = |stored: &_| numbering.as_mut().map_or(0, |numbering| numbering.of(stored));
+        let entry = self.make_entry(rule, &mut number, None)?;
+        Ok(names.entry(entry.name).or_default().take_in(allowance, entry))
+    }
+
+    /// The names under which limits have come with calls, sorted.
+    pub(crate) fn ad_hoc_names(&self) -> Vec<&'static str> {
+        let mut names: Vec<&'static str> = self.ad_hocs.0.lock().keys().copied().collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+impl AdHocs {
+    /// Forgets names that are the policy's now.
+    pub(super) fn leave_out(&self, is_of_policy: impl Fn(&str) -> bool) {
+        let taken: Vec<&'static str> = self.0.lock().keys().copied().collect();
+        for name in taken.into_iter().filter(|name| is_of_policy(name)) {
+            self.0.lock().remove(name);
+        }
+    }
+
+    /// Brings the counts of decisions up to date.
+    #[cfg(feature = "telemetry")]
+    pub(super) fn publish(&self) {
+        let names = self.0.lock();
+        names.values().flat_map(|named| &named.meters).for_each(|(_, meter)| meter.publish());
+    }
+}
+
+impl Named {
+    /// One more, which is kept if there is room for it.
+    fn take_in(&mut self, numbers: Allowance, mut entry: Entry) -> Arc<Entry> {
+        let strategy = entry.base.strategy();
+        match self.meters.iter().find(|(of, _)| *of == strategy) {
+            Some((_, meter)) => entry.meter = meter.clone(),
+            None => self.meters.push((strategy, entry.meter.clone())),
+        }
+        let entry = Arc::new(entry);
+        if self.entries.len() >= MOST {
+            self.entries.retain(|_, entry| Arc::strong_count(entry) > 1);
+        }
+        if self.entries.len() < MOST {
+            self.entries.insert(numbers, entry.clone());
+        }
+        entry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_kernel::{Cost, Limit};
+    use tollgate_store::{MemoryOptions, MemoryStore};
+
+    use super::*;
+
+    fn bucket(burst: u64) -> Allowance {
+        Limit::token_bucket("60/m", burst).unwrap().into()
+    }
+
+    /// One peer that held many took the limits of all others: they were told that too many were in use.
+    #[test]
+    fn only_so_many_of_a_name_are_kept_and_nobody_is_refused() {
+        let engine = Arc::new(Engine::in_memory(MemoryStore::new(MemoryOptions::default())));
+        let of = |name: &str, burst: u64| engine.ad_hoc(name, bucket(burst)).unwrap();
+        let charge = |burst: u64| {
+            let outcome = engine.charge_one(&of("cl", burst), "user:42", Cost::ONE);
+            (outcome.is_allowed(), outcome.remaining())
+        };
+        let kept = |name: &str| engine.ad_hocs.0.lock().get(name).map_or(0, |named| named.entries.len());
+        let most = MOST as u64;
+        let mut held: Vec<Arc<Entry>> = (1..=most).map(|burst| of("cl", burst)).collect();
+        // Held by others, all of them: what comes now is counted as ever, and gone with its holder.
+        assert_eq!(charge(most + 1), (true, most));
+        assert_eq!(charge(most + 1), (true, most - 1));
+        assert_eq!(charge(2), (false, 0), "kept and unkept share their counters");
+        let unkept = of("cl", most + 2);
+        let gone = Arc::downgrade(&unkept);
+        drop(unkept);
+        assert!(gone.upgrade().is_none());
+        assert_eq!(kept("cl"), MOST);
+        // Another name has room of its own.
+        assert!(Arc::ptr_eq(&of("envoy", 1), &of("envoy", 1)));
+        // What nobody holds makes room.
+        held.pop();
+        assert!(Arc::ptr_eq(&of("cl", most + 1), &of("cl", most + 1)));
+        drop(held);
+        (1..=3 * most).for_each(|burst| drop(of("cl", burst)));
+        assert!(kept("cl") <= MOST);
+        assert_eq!(charge(2), (false, 0), "counters outlive what was let go");
+    }
+}

@@ -1,0 +1,174 @@
+//! Waiting until there is room, for several limits at once.
+//!
+//! A waiter takes a ticket (`wait.rs`). When it is its turn it tries; denied, it stands in the lines of the limits that denied it,
+//! sleeps for as long as they say and tries again. What another process gives back is seen because it looks at a remote store
+//! again at least every 250 ms. Each try finds the limits anew, so that a waiter follows a reload. Nothing is charged before it
+//! is ready; a charge that is on its way to a remote store when its waiter leaves is cancelled there by its id, and every try has
+//! another: an id that was cancelled stays cancelled.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tollgate_kernel as kernel;
+use tollgate_kernel::Micros;
+use tollgate_store::HoldId;
+use tracing::Instrument;
+
+use super::{Answer, Backend, Charges, Engine, Mode, Request, Step, Take, conclude, held, run_local};
+use crate::charge::Charge;
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::outcome::{Outcome, Source};
+use crate::policy::entry::{Resolved, ResolvedAll};
+use crate::remote::{Answered, DenialCache, Identity, Way};
+use crate::telemetry::{Started, Trouble};
+use crate::wait::Pair;
+
+/// How long a waiter sleeps at most before it looks at a remote store again, in µs. Jitter takes up to two fifths of it off, so
+/// that waiters do not ask in step.
+const LOOK_AGAIN_US: u64 = 250_000;
+
+/// What is waited for.
+struct Wanted<'a> {
+    charges: &'a [Charge<'a>],
+    take: Take,
+    id: Option<HoldId>,
+    holds_nothing: Option<&'static str>,
+}
+
+/// One try.
+struct Tried<'a> {
+    charges: ResolvedAll<'static, 'a>,
+    decision: Decision,
+    identity: Option<Identity>,
+    trouble: Trouble,
+}
+
+impl Engine {
+    pub(super) fn wait<'a>(self: &Arc<Engine>, request: &mut Request<'a>, within: Duration) -> Step<'a> {
+        let (engine, started) = (self.clone(), self.started("wait"));
+        let (take, id, holds_nothing) = (request.take, request.id, request.holds_nothing());
+        let charges = request.charges.take();
+        Step::Waits(Box::pin(async move {
+            let wanted = Wanted { charges: charges.as_slice(), take, id, holds_nothing };
+            let span = started.span().clone();
+            let tried = engine.wait_for(&wanted, within).instrument(span).await?;
+            Ok(engine.finish_wait(tried, take, &started))
+        }))
+    }
+
+    fn finish_wait(&self, tried: Tried<'_>, take: Take, started: &Started) -> Answer {
+        let _within = started.enter();
+        let Tried { charges, decision, identity, trouble } = tried;
+        self.report("wait", &charges, &decision, trouble, started);
+        let held = held(&charges, &decision, identity, take);
+        Answer { decision, held }
+    }
+
+    async fn wait_for<'a>(&self, wanted: &Wanted<'a>, within: Duration) -> Result<Tried<'a>, Error> {
+        let charges = self.find_all(wanted)?;
+        let deadline = self.clock.now().saturating_add(Micros::from(within));
+        // What passes whatever the counters say has nothing to stand in line for, and what never can is denied at once.
+        let waits = |charge: &&Resolved<'_, '_>| !charge.is_shadow() && charge.counted().is_some();
+        let is_hopeless = |charge: &Resolved<'_, '_>| {
+            !charge.is_shadow() && charge.place().is_none_or(|place| place.is_hopeless_for(charge.cost))
+        };
+        let pairs: SmallVec<[(usize, Pair); 4]> = charges
+            .iter()
+            .enumerate()
+            .filter(|(_, charge)| waits(charge))
+            .filter_map(|(index, charge)| Some((index, (charge.entry.name, charge.canonical()?.into()))))
+            .collect();
+        if pairs.is_empty() || charges.iter().any(is_hopeless) {
+            return self.try_once(wanted, DenialCache::Use).await;
+        }
+        let places: SmallVec<[usize; 4]> = pairs.iter().map(|(index, _)| *index).collect();
+        let turn = self.lines.join(pairs.into_iter().map(|(_, pair)| pair).collect());
+        let (mut cache, mut last) = (DenialCache::Use, None);
+        loop {
+            let Some(nudges) = turn.or_alarm(None, self.clock.alarm(deadline)).await else {
+                return Ok(last.unwrap_or_else(|| too_late(charges)));
+            };
+            let tried = self.try_once(wanted, cache).await?;
+            let now = self.clock.now();
+            let wait = match tried.decision.wait() {
+                Some(wait) if !tried.decision.is_allowed() && now < deadline => wait,
+                _ => return Ok(tried),
+            };
+            turn.stand_in(|index| !tried.decision.outcomes()[places[index]].is_allowed());
+            let next = now.saturating_add(wait.min(self.look_again())).min(deadline);
+            (cache, last) = (DenialCache::Bypass, Some(tried));
+            turn.or_alarm(Some(nudges), self.clock.alarm(next)).await;
+        }
+    }
+
+    fn find_all<'a>(&self, wanted: &Wanted<'a>) -> Result<ResolvedAll<'static, 'a>, Error> {
+        let limits = self.limits.read();
+        self.resolve(super::MOST_LIMITS, &limits, Charges::All(wanted.charges), wanted.holds_nothing)
+    }
+
+    /// Asks the counters once, by the limits of today.
+    async fn try_once<'a>(&self, wanted: &Wanted<'a>, cache: DenialCache) -> Result<Tried<'a>, Error> {
+        let remote = match &self.backend {
+            Backend::Memory(_) => return self.try_local(wanted),
+            Backend::Remote(remote) => remote,
+        };
+        let charges = self.find_all(wanted)?;
+        let identity = self.identity(&charges, wanted.take, wanted.id, true);
+        let answered = match charges.iter().any(Resolved::is_denied_outright) {
+            true => Box::pin(remote.peek(&charges)).await?,
+            false => match remote.way(&charges, wanted.take != Take::Nothing, cache) {
+                Way::Answered(answered) => answered,
+                Way::Ask(sent) => Box::pin(remote.charge(&charges, identity, sent)).await?,
+            },
+        };
+        Ok(tried(charges, answered, identity))
+    }
+
+    fn try_local<'a>(&self, wanted: &Wanted<'a>) -> Result<Tried<'a>, Error> {
+        let Backend::Memory(store) = &self.backend else {
+            return Err(Error::call("the counters are remote"));
+        };
+        // Held while the counters are charged: a reload waits.
+        let limits = self.limits.read();
+        let charges =
+            self.resolve(super::MOST_LIMITS, &limits, Charges::All(wanted.charges), wanted.holds_nothing)?;
+        let identity = self.identity(&charges, wanted.take, wanted.id, true);
+        let answered = run_local(store, &charges, Mode::AllOrNone, identity)?;
+        Ok(tried(charges, answered, identity))
+    }
+
+    /// After how long to look again at the latest: at a remote store other processes may give something back at any time.
+    fn look_again(&self) -> Micros {
+        match self.backend {
+            Backend::Memory(_) => Micros::new(u64::MAX),
+            Backend::Remote(_) => {
+                let jitter = HoldId::random().get() % u128::from(LOOK_AGAIN_US * 2 / 5);
+                Micros::new(LOOK_AGAIN_US - u64::try_from(jitter).unwrap_or_default())
+            }
+        }
+    }
+}
+
+fn tried<'a>(charges: ResolvedAll<'static, 'a>, answered: Answered, identity: Option<Identity>) -> Tried<'a> {
+    let decision = conclude(&charges, answered.answers);
+    Tried { charges, decision, identity, trouble: answered.trouble }
+}
+
+/// The denial of a waiter whose turn never came: others were first, and nobody knows for how long.
+fn too_late<'a>(charges: ResolvedAll<'static, 'a>) -> Tried<'a> {
+    let outcome = |charge: &Resolved<'_, '_>| {
+        let (numbers, source) = match charge.counted() {
+            Some((_, stored)) => {
+                let retry_after = Some(Micros::new(LOOK_AGAIN_US));
+                let capacity = stored.limit.capacity();
+                (kernel::Outcome { capacity, retry_after, ..kernel::Outcome::BLOCKED }, Source::Store)
+            }
+            None => (kernel::Outcome::UNLIMITED, Source::Unlimited),
+        };
+        Outcome::new(charge.entry.name, numbers, source).shadowed(charge.is_shadow())
+    };
+    let decision = Decision::new(charges.iter().map(outcome).collect());
+    Tried { charges, decision, identity: None, trouble: Trouble::default() }
+}

@@ -1,0 +1,134 @@
+//! Leave to go on: the leases of an admitted charge, renewed while they are held and released when the permit goes.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+
+use tollgate_store::HoldId;
+
+use crate::call::Output;
+use crate::decision::{Decision, Denied};
+use crate::engine::{Answer, Engine, Held};
+use crate::error::Error;
+use crate::lease::Lease;
+
+/// Leave to go on. Under concurrency limits it holds leases, which are released when it is dropped; what was charged under other
+/// limits stays charged.
+///
+/// ```
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tollgate::{Limit, Tollgate};
+///
+/// let gate = Tollgate::builder().limit("workers", Limit::concurrency(1, Duration::from_secs(30))?).build()?;
+/// let permit = gate.acquire("workers", "pool").await??;
+/// assert!(gate.acquire("workers", "pool").await?.is_err());
+/// drop(permit);
+/// gate.acquire("workers", "pool").await??.release().await?;
+/// # Ok(())
+/// # }
+/// # use std::future::Future;
+/// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+/// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
+/// ```
+///
+/// On a remote store its leases are renewed in the background for as long as it lives, and a dropped permit is released in the
+/// background; [`release`](Self::release) waits for the store. A process that stands still for longer than a lease, or that cannot
+/// reach the store for so long, loses it: see [`is_lost`](Self::is_lost). In one process a lease does not end while its permit
+/// lives; it is gone only if its key is reset.
+#[must_use = "a permit that is dropped is released"]
+pub struct Permit {
+    engine: Arc<Engine>,
+    held: Box<Held>,
+    decision: Decision,
+    lease: Arc<Lease>,
+    is_released: bool,
+}
+
+impl Permit {
+    fn new(engine: Arc<Engine>, held: Box<Held>, decision: Decision) -> Permit {
+        let lease = Arc::new(Lease::default());
+        engine.keep_renewed(&held, &lease);
+        Permit { engine, held, decision, lease, is_released: false }
+    }
+
+    /// The id of the charge.
+    pub fn id(&self) -> HoldId {
+        self.held.id
+    }
+
+    /// What each limit answered.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Releases the leases, and waits until the store knows. If that fails it is tried again in the background, and the leases end
+    /// by themselves at the latest.
+    pub async fn release(mut self) -> Result<(), Error> {
+        self.is_released = true;
+        self.engine.release(&self.held).await
+    }
+
+    /// Whether a lease is gone: somebody else may run beside the holder. Logged and counted once.
+    ///
+    /// ```
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use tollgate::{Limit, Tollgate};
+    ///
+    /// let gate = Tollgate::builder().limit("workers", Limit::concurrency(1, Duration::from_secs(30))?).build()?;
+    /// let permit = gate.acquire("workers", "pool").await??;
+    /// assert!(!permit.is_lost());
+    /// gate.reset("workers", "pool").await?;
+    /// assert!(permit.is_lost());
+    /// # Ok(())
+    /// # }
+    /// # use std::future::Future;
+    /// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
+    /// ```
+    pub fn is_lost(&self) -> bool {
+        if self.lease.is_lost() {
+            return true;
+        }
+        let is_gone = self.engine.is_gone_local(&self.held);
+        if is_gone && self.lease.lose() {
+            self.engine.report_lost();
+        }
+        is_gone
+    }
+
+    /// Waits until a lease is gone: for whoever must stop working then.
+    pub async fn lost(&self) {
+        poll_fn(|context| {
+            // Registered first, so that a loss in between is not missed.
+            let (lost, _) = (self.lease.poll_lost(context), self.engine.poll_reset(context));
+            if lost.is_ready() || self.is_lost() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if !self.is_released {
+            self.engine.release_later(&self.held);
+        }
+    }
+}
+
+impl Output for Result<Permit, Denied> {
+    fn of(engine: &Arc<Engine>, answer: Answer) -> Result<Permit, Denied> {
+        match answer.held {
+            Some(held) => Ok(Permit::new(engine.clone(), held, answer.decision)),
+            None => Err(Denied::new(answer.decision)),
+        }
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit").field("id", &self.held.id).finish_non_exhaustive()
+    }
+}

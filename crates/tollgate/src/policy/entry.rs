@@ -1,0 +1,362 @@
+//! A limit on its store: the rule, where its counters and those of its overrides are, and how charges reach them.
+//!
+//! Entries are made by the engine when it is built or reloaded. An entry that a reload replaces knows its successor, so that a
+//! handle on it finds the limit as it is now without a lock. A [`Resolved`] is one charge whose limit was found and whose key was
+//! parsed. Nothing here counts or decides.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
+
+use smallvec::SmallVec;
+use tollgate_kernel::{Cost, Limit, Micros, Strategy};
+use tollgate_store::{Item, MemoryItem, MemoryLimit, MemoryStore, StoredLimit};
+
+use super::names::intern;
+use super::share::share_of;
+use super::{Allowance, Rule};
+use crate::error::Error;
+use crate::key::Key;
+use crate::outcome::{Fallback, Source};
+use crate::telemetry::watch::Meter;
+
+/// One limit on its store.
+pub(crate) struct Entry {
+    pub(crate) name: &'static str,
+    /// Which engine made it.
+    pub(crate) engine: u64,
+    pub(crate) rule: Rule,
+    pub(crate) base: Place,
+    /// By the canonical text of the key.
+    overrides: HashMap<String, Arc<Place>>,
+    pub(crate) meter: Meter,
+    pub(crate) path: Path,
+    /// The entry that a reload put in the place of this one.
+    next: OnceLock<Arc<Entry>>,
+}
+
+/// How a plain charge of one limit reaches counters in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// It only asks the counters: no overrides, no shadow, nobody to report to.
+    Fast,
+    /// The same, and decisions are counted.
+    FastCounted,
+    /// The same, and denials are reported.
+    FastDenials,
+    /// It takes the slow path.
+    Slow,
+}
+
+/// What a key meets under a limit.
+pub(crate) enum Place {
+    /// Counters: in this process, or in a remote store.
+    Counted {
+        stored: StoredLimit,
+        memory: Option<MemoryLimit>,
+        remote: Option<Box<RemoteLimit>>,
+    },
+    Unlimited,
+    Blocked,
+}
+
+/// What this process knows of a limit that a remote store counts.
+pub(crate) struct RemoteLimit {
+    /// Tells limits apart in fingerprints.
+    pub(crate) number: usize,
+    pub(crate) fallback: Fallback,
+    /// What this process holds itself to while the store is down, and its counters once they are needed.
+    pub(crate) share: StoredLimit,
+    pub(crate) local: OnceLock<MemoryLimit>,
+}
+
+/// How limits fare on a store that may fail, where they do not say themselves.
+#[derive(Clone, Copy)]
+pub(crate) struct FallbackDefaults {
+    pub(crate) fallback: Fallback,
+    /// Among how many processes a limit is divided while each counts locally.
+    pub(crate) instances: u64,
+}
+
+/// Where the counters of an entry are made.
+pub(crate) enum Counters<'a> {
+    Memory(&'a MemoryStore),
+    Remote { number: &'a mut dyn FnMut(&StoredLimit) -> usize, defaults: FallbackDefaults },
+}
+
+impl Entry {
+    /// The rule on its store. `meter` makes the counters of its decisions from the strategies that it counts in.
+    pub(crate) fn new(
+        rule: Rule,
+        engine: u64,
+        max_names: usize,
+        counters: &mut Counters<'_>,
+        meter: impl FnOnce(&str, &[Option<Strategy>]) -> Meter,
+    ) -> Result<Entry, Error> {
+        let name = intern(rule.name(), max_names)?;
+        let base = Place::new(&rule, rule.allowance(), counters)?;
+        let overrides = rule
+            .overrides()
+            .iter()
+            .map(|(key, allowance)| {
+                Ok((key.canonical().to_owned(), Arc::new(Place::new(&rule, allowance, counters)?)))
+            })
+            .collect::<Result<HashMap<String, Arc<Place>>, Error>>()?;
+        let strategies: Vec<Option<Strategy>> = std::iter::once(&base)
+            .chain(overrides.values().map(|place| &**place))
+            .map(Place::strategy)
+            .collect();
+        let meter = meter(name, &strategies);
+        Ok(Entry { name, engine, rule, base, overrides, meter, path: Path::Slow, next: OnceLock::new() })
+    }
+
+    /// Tells the numbers of its limits again, for a policy that takes it over unchanged.
+    pub(crate) fn renumber(&self, number: &mut dyn FnMut(&StoredLimit) -> usize) {
+        for place in std::iter::once(&self.base).chain(self.overrides.values().map(|place| &**place)) {
+            if let Place::Counted { stored, remote: Some(_), .. } = place {
+                number(stored);
+            }
+        }
+    }
+
+    /// Whether all keys meet the same counters in this process, and what those say is how it is.
+    pub(crate) fn is_plain(&self) -> bool {
+        let is_counted = matches!(&self.base, Place::Counted { memory: Some(_), .. });
+        is_counted && self.overrides.is_empty() && !self.rule.is_shadow() && !self.is_concurrency()
+    }
+
+    /// Whether the limit gives leases.
+    pub(crate) fn is_concurrency(&self) -> bool {
+        self.base.strategy() == Some(Strategy::Concurrency)
+    }
+
+    /// The counters of keys without an override, if they are in this process.
+    #[inline]
+    pub(crate) fn memory(&self) -> Option<&MemoryLimit> {
+        match &self.base {
+            Place::Counted { memory, .. } => memory.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The override of a key, if it has one.
+    #[inline]
+    fn override_of(&self, key: &Key<'_>) -> Option<&Arc<Place>> {
+        if self.overrides.is_empty() {
+            return None;
+        }
+        self.overrides.get(key.canonical())
+    }
+
+    /// What a key meets here.
+    pub(crate) fn place(&self, key: &Key<'_>) -> &Place {
+        self.override_of(key).map_or(&self.base, |place| place)
+    }
+
+    /// Whether no reload has replaced this entry.
+    #[cfg(feature = "http")]
+    #[inline]
+    pub(crate) fn is_current(&self) -> bool {
+        self.next.get().is_none()
+    }
+
+    /// The entry that stands in the place of this one now.
+    #[inline]
+    pub(crate) fn newest(self: &Arc<Entry>) -> &Arc<Entry> {
+        let mut newest = self;
+        while let Some(next) = newest.next.get() {
+            newest = next;
+        }
+        newest
+    }
+
+    /// A reload puts another in the place of this one.
+    pub(crate) fn replace_with(&self, next: Arc<Entry>) {
+        // Only reloads do so, one at a time, and each entry is replaced once.
+        let _ = self.next.set(next);
+    }
+}
+
+/// A limit may have been changed very often while somebody held on to the first: its successors are dropped one by one, and not
+/// each within the drop of the one before.
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut next = self.next.take();
+        while let Some(mut entry) = next.and_then(Arc::into_inner) {
+            next = entry.next.take();
+        }
+    }
+}
+
+impl Place {
+    fn new(rule: &Rule, allowance: &Allowance, counters: &mut Counters<'_>) -> Result<Place, Error> {
+        Ok(match allowance {
+            Allowance::Unlimited => Place::Unlimited,
+            Allowance::Blocked => Place::Blocked,
+            Allowance::Limited(limit) => {
+                let stored = StoredLimit { subject: rule.subject(), ..StoredLimit::new(rule.name(), *limit) };
+                let (memory, remote) = match counters {
+                    Counters::Memory(store) => (Some(store.open(&stored)), None),
+                    Counters::Remote { number, defaults } => {
+                        let remote = RemoteLimit::new(number(&stored), rule, &stored, *defaults)?;
+                        (None, Some(Box::new(remote)))
+                    }
+                };
+                Place::Counted { stored, memory, remote }
+            }
+        })
+    }
+
+    pub(crate) fn limit(&self) -> Option<&Limit> {
+        match self {
+            Place::Counted { stored, .. } => Some(&stored.limit),
+            Place::Unlimited | Place::Blocked => None,
+        }
+    }
+
+    pub(crate) fn strategy(&self) -> Option<Strategy> {
+        self.limit().map(Limit::strategy)
+    }
+
+    /// How long a lease lasts here, if it is one.
+    pub(crate) fn lease(&self) -> Option<Micros> {
+        match self.limit() {
+            Some(Limit::Concurrency(leases)) => Some(leases.lease()),
+            _ => None,
+        }
+    }
+
+    /// Whether so much can never pass, however long one waits.
+    pub(crate) fn is_hopeless_for(&self, cost: Cost) -> bool {
+        match self {
+            Place::Counted { stored, .. } => cost.get() > stored.limit.capacity(),
+            Place::Unlimited => false,
+            Place::Blocked => true,
+        }
+    }
+
+    pub(crate) fn source(&self) -> Source {
+        match self {
+            Place::Counted { .. } => Source::Store,
+            Place::Unlimited => Source::Unlimited,
+            Place::Blocked => Source::Blocked,
+        }
+    }
+}
+
+impl RemoteLimit {
+    fn new(
+        number: usize,
+        rule: &Rule,
+        stored: &StoredLimit,
+        defaults: FallbackDefaults,
+    ) -> Result<RemoteLimit, Error> {
+        let fallback = rule.own_fallback().unwrap_or(defaults.fallback);
+        let share = match fallback {
+            Fallback::Local => share_of(&stored.limit, defaults.instances)?,
+            Fallback::Open | Fallback::Closed => stored.limit,
+        };
+        let share = StoredLimit { limit: share, ..stored.clone() };
+        Ok(RemoteLimit { number, fallback, share, local: OnceLock::new() })
+    }
+}
+
+/// An entry, borrowed where the call is over at once and shared where it may wait.
+pub(crate) enum EntryRef<'e> {
+    Borrowed(&'e Entry),
+    Shared(Arc<Entry>),
+}
+
+impl Deref for EntryRef<'_> {
+    type Target = Entry;
+
+    #[inline]
+    fn deref(&self) -> &Entry {
+        match self {
+            EntryRef::Borrowed(entry) => entry,
+            EntryRef::Shared(entry) => entry,
+        }
+    }
+}
+
+/// One charge, resolved: its limit, its key if that makes sense, and what it costs.
+pub(crate) struct Resolved<'e, 'k> {
+    pub(crate) entry: EntryRef<'e>,
+    /// `None` if the key is empty or malformed.
+    pub(crate) key: Option<Key<'k>>,
+    /// The override that the key meets, if it has one.
+    override_place: Option<Arc<Place>>,
+    pub(crate) cost: Cost,
+}
+
+pub(crate) type ResolvedAll<'e, 'k> = SmallVec<[Resolved<'e, 'k>; 4]>;
+
+impl<'e, 'k> Resolved<'e, 'k> {
+    pub(crate) fn new(entry: EntryRef<'e>, key: Option<Key<'k>>, cost: Cost) -> Resolved<'e, 'k> {
+        let override_place = key.as_ref().and_then(|key| entry.override_of(key)).cloned();
+        Resolved { entry, key, override_place, cost }
+    }
+
+    /// What the key meets; nothing if it is malformed.
+    pub(crate) fn place(&self) -> Option<&Place> {
+        self.key.as_ref().map(|_| self.override_place.as_deref().unwrap_or(&self.entry.base))
+    }
+
+    /// The canonical text of its key, if that makes sense.
+    pub(crate) fn canonical(&self) -> Option<&str> {
+        self.key.as_ref().map(Key::canonical)
+    }
+
+    /// Whether the limit is a shadow limit. A malformed key is nobody's: not even a shadow limit lets it pass.
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.entry.rule.is_shadow() && self.key.is_some()
+    }
+
+    /// The counters that it meets, if it meets any.
+    pub(crate) fn counted(&self) -> Option<(&str, &StoredLimit)> {
+        match (self.canonical(), self.place()) {
+            (Some(key), Some(Place::Counted { stored, .. })) => Some((key, stored)),
+            _ => None,
+        }
+    }
+
+    /// The counters that it meets in a remote store.
+    pub(crate) fn remote(&self) -> Option<(&str, &StoredLimit, &RemoteLimit)> {
+        match (self.canonical(), self.place()) {
+            (Some(key), Some(Place::Counted { stored, remote: Some(remote), .. })) => {
+                Some((key, stored, remote))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether it is denied before anything is counted.
+    pub(crate) fn is_denied_outright(&self) -> bool {
+        match self.place() {
+            None => true,
+            Some(Place::Blocked) => !self.is_shadow(),
+            Some(_) => false,
+        }
+    }
+
+    /// How long a lease lasts that it takes, if it takes one.
+    pub(crate) fn lease(&self) -> Option<Micros> {
+        self.place().and_then(Place::lease)
+    }
+
+    /// For the store in this process, if it meets counters.
+    pub(crate) fn memory_item(&self) -> Option<MemoryItem<'_>> {
+        match (self.canonical(), self.place()) {
+            (Some(key), Some(Place::Counted { memory: Some(limit), .. })) => {
+                Some(MemoryItem { limit, key, cost: self.cost, shadow: self.is_shadow() })
+            }
+            _ => None,
+        }
+    }
+
+    /// For any store, if it meets counters.
+    pub(crate) fn store_item(&self) -> Option<Item<'_>> {
+        let (key, limit) = self.counted()?;
+        Some(Item { limit, key, cost: self.cost, shadow: self.is_shadow() })
+    }
+}

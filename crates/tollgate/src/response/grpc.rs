@@ -1,0 +1,343 @@
+//! The status of a refused gRPC call, as trailers.
+//!
+//! A code, a message for people, and the same for programs: `google.rpc.Status` with a `RetryInfo`, by which clients time their
+//! next try, and a `QuotaFailure` that names the limits. These are four small messages whose fields will not change, so they
+//! are written by hand: a field is a tag (number and wire type), then a varint, or a length and bytes.
+
+use tollgate_kernel::Micros;
+
+use super::headers::{Said, visible};
+use super::problem::{Reason, denying, detail, longest_wait, violation};
+
+/// The trailer of the code.
+pub const STATUS: &str = "grpc-status";
+
+/// The trailer of the message.
+pub const MESSAGE: &str = "grpc-message";
+
+/// The trailer of the details.
+pub const DETAILS: &str = "grpc-status-details-bin";
+
+/// RESOURCE_EXHAUSTED.
+const EXHAUSTED: u32 = 8;
+
+/// UNAVAILABLE: clients may try again.
+const UNAVAILABLE: u32 = 14;
+
+/// What a refused call ends with. All texts are visible ASCII, ready to be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The value of [`STATUS`].
+    pub code: u32,
+    /// The value of [`MESSAGE`], percent-encoded.
+    pub message: String,
+    /// The value of [`DETAILS`], in base64.
+    pub details: String,
+}
+
+/// The status of a call that is refused.
+///
+/// ```
+/// use tollgate::grpc;
+/// use tollgate::headers::Said;
+/// use tollgate::problem::Reason;
+/// use tollgate::{Limit, Limiter};
+///
+/// let limit = Limit::token_bucket("1/h", 1)?;
+/// let outcome = *Limiter::new(limit).charge("user:42", 2)?.numbers();
+/// let said = Said { name: "api", limit: Some(&limit), cost: 2, outcome, shadow: false, unit: None };
+/// let status = grpc::status(Reason::QuotaExceeded, [said].into_iter());
+/// assert_eq!(status.code, 8);
+/// assert_eq!(status.message, "api allows 1/h, bursts of 1; a cost of 2 can never fit");
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+pub fn status<'a>(reason: Reason, said: impl Iterator<Item = Said<'a>> + Clone) -> Status {
+    let code = match reason {
+        Reason::QuotaExceeded | Reason::NoPayer => EXHAUSTED,
+        Reason::ReducedCapacity => UNAVAILABLE,
+    };
+    let message = detail(reason, said.clone());
+    let mut details = Vec::new();
+    put_number(&mut details, 1, code.into());
+    put_bytes(&mut details, 2, message.as_bytes());
+    if let Some(wait) = longest_wait(said.clone()) {
+        put_any(&mut details, "type.googleapis.com/google.rpc.RetryInfo", &retry_info(wait));
+    }
+    put_any(&mut details, "type.googleapis.com/google.rpc.QuotaFailure", &quota_failure(said));
+    Status { code, message: percent_encoded(&message), details: base64(&details) }
+}
+
+/// RetryInfo { retry_delay: Duration { seconds, nanos } }, to the microsecond.
+fn retry_info(wait: Micros) -> Vec<u8> {
+    let mut duration = Vec::new();
+    put_number(&mut duration, 1, wait.get() / 1_000_000);
+    put_number(&mut duration, 2, wait.get() % 1_000_000 * 1_000);
+    let mut info = Vec::new();
+    put_bytes(&mut info, 1, &duration);
+    info
+}
+
+/// QuotaFailure { violations: Violation { subject, description } … }.
+fn quota_failure<'a>(said: impl Iterator<Item = Said<'a>>) -> Vec<u8> {
+    let mut failure = Vec::new();
+    for limit in denying(said) {
+        let mut one = Vec::new();
+        put_bytes(&mut one, 1, visible(limit.name).as_bytes());
+        put_bytes(&mut one, 2, violation(&limit).as_bytes());
+        put_bytes(&mut failure, 1, &one);
+    }
+    failure
+}
+
+/// Status.details: Any { type_url, value }.
+fn put_any(out: &mut Vec<u8>, type_url: &str, value: &[u8]) {
+    let mut any = Vec::new();
+    put_bytes(&mut any, 1, type_url.as_bytes());
+    put_bytes(&mut any, 2, value);
+    put_bytes(out, 3, &any);
+}
+
+/// A field of wire type 0. Zero is what a missing number says.
+fn put_number(out: &mut Vec<u8>, field: u8, number: u64) {
+    if number != 0 {
+        out.push(field << 3);
+        put_varint(out, number);
+    }
+}
+
+/// A field of wire type 2.
+fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
+    out.push(field << 3 | 2);
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// Seven bits a byte, the lowest first; all but the last have the top bit set.
+fn put_varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push((number & 0x7f) as u8);
+}
+
+/// As `grpc-message` asks for: every byte but visible ASCII and the space, and the percent sign itself, as `%XX`.
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'%' | ..0x20 | 0x7f.. => {
+                encoded.push('%');
+                encoded.push(HEX[usize::from(byte >> 4)].into());
+                encoded.push(HEX[usize::from(byte & 15)].into());
+            }
+            _ => encoded.push(byte.into()),
+        }
+    }
+    encoded
+}
+
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// The standard alphabet, without padding, as gRPC prefers.
+fn base64(bytes: &[u8]) -> String {
+    let mut encoded = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let byte = |index| u32::from(three.get(index).copied().unwrap_or_default());
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        // n bytes fill n + 1 characters.
+        for character in 0..=three.len() {
+            encoded.push(BASE64[(bits >> (18 - 6 * character) & 63) as usize].into());
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_kernel::{Limit, Outcome};
+
+    use super::*;
+
+    fn said<'a>(name: &'a str, limit: Option<&'a Limit>, wait_us: Option<u64>) -> Said<'a> {
+        let capacity = limit.map_or(0, Limit::capacity);
+        let outcome = Outcome { capacity, retry_after: wait_us.map(Micros::new), ..Outcome::BLOCKED };
+        Said { name, limit, cost: 9, outcome, shadow: false, unit: None }
+    }
+
+    /// Worked out by hand from the wire format.
+    #[test]
+    fn the_bytes_are_those_of_the_wire_format() {
+        let words = b"a lets nothing through; retry after 2 s";
+        let mut bytes = vec![0x08, 8, 0x12, 39];
+        bytes.extend(words);
+        bytes.extend([0x1a, 54, 0x0a, 40]);
+        bytes.extend(b"type.googleapis.com/google.rpc.RetryInfo");
+        bytes.extend([0x12, 10, 0x0a, 8, 0x08, 1, 0x10, 0x80, 0xca, 0xb5, 0xee, 0x01]); // 1 s, 500,000,000 ns
+        bytes.extend([0x1a, 93, 0x0a, 43]);
+        bytes.extend(b"type.googleapis.com/google.rpc.QuotaFailure");
+        bytes.extend([0x12, 46, 0x0a, 44, 0x0a, 1, b'a', 0x12, 39]);
+        bytes.extend(words);
+        let status = status(Reason::QuotaExceeded, [said("a", None, Some(1_500_000))].into_iter());
+        assert_eq!(from_base64(&status.details), bytes);
+    }
+
+    #[test]
+    fn a_client_reads_what_was_said() {
+        let window = Limit::fixed_window(5, Micros::from_secs(60)).unwrap();
+        let never = "b allows 5 per 1m window; a cost of 9 can never fit";
+        let soon = "a allows 5 per 1m window; retry after 1 s";
+        let later = "b allows 5 per 1m window; retry after 8000 s";
+        let limits = |a, b| vec![said("a", Some(&window), a), said("b", Some(&window), b)];
+        let watching = Said { shadow: true, ..said("w", Some(&window), None) };
+        let both =
+            |one: &str, other: &str| vec![("a".to_owned(), one.into()), ("b".to_owned(), other.into())];
+        for (reason, said, code, message, wait, violations) in [
+            (
+                Reason::QuotaExceeded,
+                limits(Some(1), Some(8_000_000_000)),
+                8,
+                format!("{soon}. {later}"),
+                Some((8_000, 0)),
+                both(soon, later),
+            ),
+            (
+                Reason::QuotaExceeded,
+                limits(Some(1), None),
+                8,
+                format!("{soon}. {never}"),
+                None,
+                both(soon, never),
+            ),
+            (
+                Reason::ReducedCapacity,
+                vec![said("a", Some(&window), Some(7)), watching],
+                14,
+                "the counters cannot be reached at the moment; retry after 1 s".to_owned(),
+                Some((0, 7_000)),
+                vec![("a".to_owned(), soon.to_owned())],
+            ),
+            (
+                Reason::NoPayer,
+                vec![said("a", None, None)],
+                8,
+                "the request does not say who pays: its key is missing or malformed".to_owned(),
+                None,
+                vec![("a".to_owned(), "a lets nothing through".to_owned())],
+            ),
+        ] {
+            let status = status(reason, said.into_iter());
+            assert_eq!((status.code, &status.message), (code, &message));
+            let read = read(&from_base64(&status.details));
+            assert_eq!(read, Read { code: code.into(), message, wait, violations });
+        }
+    }
+
+    #[test]
+    fn messages_are_percent_encoded() {
+        for (text, encoded) in [
+            ("plain; words 1", "plain; words 1"),
+            ("100%", "100%25"),
+            ("a\r\nb~\u{7f}", "a%0D%0Ab~%7F"),
+            ("é", "%C3%A9"),
+        ] {
+            assert_eq!(percent_encoded(text), encoded);
+        }
+    }
+
+    /// The examples of RFC 4648, without their padding.
+    #[test]
+    fn base64_is_the_standard_one() {
+        for (bytes, encoded) in
+            [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foob", "Zm9vYg"), ("fooba", "Zm9vYmE")]
+        {
+            assert_eq!(base64(bytes.as_bytes()), encoded);
+        }
+        assert_eq!(base64(&[0xfb, 0xff, 0xfe]), "+//+");
+    }
+
+    /// What a client makes of the details.
+    #[derive(Debug, Default, PartialEq)]
+    struct Read {
+        code: u64,
+        message: String,
+        wait: Option<(u64, u64)>,
+        violations: Vec<(String, String)>,
+    }
+
+    fn read(bytes: &[u8]) -> Read {
+        let mut read = Read::default();
+        for (field, number, bytes) in fields(bytes) {
+            match field {
+                1 => read.code = number,
+                2 => read.message = text(bytes),
+                _ => match fields(bytes)[..] {
+                    [(1, _, b"type.googleapis.com/google.rpc.RetryInfo"), (2, _, info)] => {
+                        let [(1, _, duration)] = fields(info)[..] else { panic!("{info:?}") };
+                        let part = |wanted| {
+                            fields(duration).iter().find(|part| part.0 == wanted).map_or(0, |part| part.1)
+                        };
+                        read.wait = Some((part(1), part(2)));
+                    }
+                    [(1, _, b"type.googleapis.com/google.rpc.QuotaFailure"), (2, _, failure)] => {
+                        for (_, _, violation) in fields(failure) {
+                            let [(1, _, subject), (2, _, words)] = fields(violation)[..] else {
+                                panic!("{violation:?}")
+                            };
+                            read.violations.push((text(subject), text(words)));
+                        }
+                    }
+                    _ => panic!("{bytes:?}"),
+                },
+            }
+        }
+        read
+    }
+
+    fn text(bytes: &[u8]) -> String {
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    /// The fields of a message: number, and its varint or its bytes.
+    fn fields(mut bytes: &[u8]) -> Vec<(u64, u64, &[u8])> {
+        let mut found = Vec::new();
+        while !bytes.is_empty() {
+            let tag = varint(&mut bytes);
+            let number = varint(&mut bytes);
+            if tag & 7 == 2 {
+                let (inside, rest) = bytes.split_at(usize::try_from(number).unwrap());
+                found.push((tag >> 3, 0, inside));
+                bytes = rest;
+            } else {
+                assert_eq!(tag & 7, 0, "a wire type that is not used");
+                found.push((tag >> 3, number, &[][..]));
+            }
+        }
+        found
+    }
+
+    fn varint(bytes: &mut &[u8]) -> u64 {
+        let end = bytes.iter().position(|byte| byte & 0x80 == 0).unwrap();
+        let (number, rest) = bytes.split_at(end + 1);
+        *bytes = rest;
+        number.iter().rev().fold(0, |sum, byte| sum << 7 | u64::from(byte & 0x7f))
+    }
+
+    fn from_base64(text: &str) -> Vec<u8> {
+        let six = |character: u8| match character {
+            b'A'..=b'Z' => character - b'A',
+            b'a'..=b'z' => character - b'a' + 26,
+            b'0'..=b'9' => character - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => panic!("{text}"),
+        };
+        let bits: Vec<u8> =
+            text.bytes().map(six).flat_map(|six| (0..6).rev().map(move |bit| six >> bit & 1)).collect();
+        let whole = bits.chunks_exact(8);
+        assert!(whole.remainder().iter().all(|bit| *bit == 0));
+        whole.map(|byte| byte.iter().fold(0, |sum, bit| sum << 1 | bit)).collect()
+    }
+}

@@ -1,0 +1,99 @@
+//! The decision log: a line for each decision, by the limit that bound, as an event of `tracing`.
+//!
+//! INFO as a rule, WARN where the store failed and limits fell back, ERROR for the first decision to meet such a failure. Peeks
+//! decide nothing and are not logged. `storm.rs` says which lines are left out; keys are hashed only for lines that are not.
+
+use metrics::Counter;
+use tollgate_kernel::Micros;
+
+use super::LogDecisions;
+use super::spans::millis;
+use super::storm::Storm;
+use super::{Concluded, KeyHasher, Verdict, strategy_name};
+
+pub(crate) struct DecisionLog {
+    logs_all: bool,
+    storm: Storm,
+    suppressed: Option<Counter>,
+}
+
+/// The target of all lines, for whoever filters.
+macro_rules! line {
+    ($level:ident, $($fields:tt)*) => { tracing::$level!(target: "tollgate::decision", $($fields)*) };
+}
+
+impl DecisionLog {
+    pub(crate) fn new(decisions: LogDecisions, suppressed: Option<Counter>) -> Option<DecisionLog> {
+        let logs_all = match decisions {
+            LogDecisions::Off => return None,
+            LogDecisions::Denials => false,
+            LogDecisions::All => true,
+        };
+        Some(DecisionLog { logs_all, storm: Storm::new(), suppressed })
+    }
+
+    /// Whether decisions that let a charge pass are left out, but for the first to meet a failure.
+    pub(crate) fn tells_denials_alone(&self) -> bool {
+        !self.logs_all
+    }
+
+    /// Logs a decision, if it is to be logged.
+    pub(crate) fn tell(
+        &self,
+        concluded: &Concluded<'_>,
+        storage_mode: &'static str,
+        hasher: &KeyHasher,
+        now: Micros,
+    ) {
+        let told = &concluded.told;
+        let is_denial = told.verdict != Verdict::Allowed;
+        let is_wanted = self.logs_all || is_denial || concluded.is_first;
+        if concluded.operation == "peek" || !is_wanted {
+            return;
+        }
+        let line = match is_denial && !concluded.is_first {
+            true => self.storm.denial(concluded.limiter, told.key, now),
+            false => self.storm.other(now),
+        };
+        let Some(line) = line else {
+            self.suppressed.iter().for_each(|counter| counter.increment(1));
+            return;
+        };
+        tell_left_out(line.left_out);
+        macro_rules! decided {
+            ($level:ident) => {
+                line!(
+                    $level,
+                    decision = told.verdict.name(),
+                    operation = concluded.operation,
+                    limiter = concluded.limiter,
+                    strategy = strategy_name(told.strategy),
+                    storage_mode,
+                    source = told.source.name(),
+                    failure = told.failure.map(|failure| failure.name()),
+                    latency_ms = told.took.map(|took| took.as_secs_f64() * 1e3),
+                    retry_after_ms = concluded.retry_after.map(millis),
+                    key_hash = told.key.map(|key| hasher.hash(key)),
+                    suppressed = line.suppressed,
+                    "decided"
+                )
+            };
+        }
+        match (concluded.is_degraded, concluded.is_first) {
+            (true, true) => decided!(error),
+            (true, false) => decided!(warn),
+            (false, _) => decided!(info),
+        }
+    }
+
+    /// Tells of lines that were left out, if a second of them is over.
+    pub(crate) fn tell_left_out(&self, now: Micros) {
+        tell_left_out(self.storm.left_out(now));
+    }
+}
+
+fn tell_left_out(left_out: u64) {
+    if left_out > 0 {
+        line!(warn, left_out, "too many decisions to log each");
+    }
+}

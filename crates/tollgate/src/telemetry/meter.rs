@@ -1,0 +1,442 @@
+//! Counting decisions: the counters of one limit, found without hashing and without allocating.
+//!
+//! A limit keeps the declared namespaces it met first, sixteen of them, in the order in which it met them, and a key's text is
+//! compared with each in turn: nearly always the first is it. All others are counted as `other`, so that nobody who can make up
+//! namespaces can make up series or names in them, not even after a reload (`namespaces.rs`); keys that are malformed are counted
+//! under `none`. A counter is made when it first counts.
+//!
+//! Decisions on the straight way are added up in stripes, one for each thread, and handed to the counter 64 at a time: see
+//! `stripes.rs`. In this process one decision in 64 is timed, because reading the clock twice costs as much as deciding.
+
+use std::cell::Cell;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use metrics::{Counter, Histogram, Label};
+use tollgate_kernel::Strategy;
+use tollgate_store::Failure;
+
+use super::metrics::{DECISIONS, FALLBACKS, LATENCY, Sink};
+use super::namespaces::{DEFAULT, Met, NAMESPACES};
+use super::stripes::Stripes;
+use super::watch::Watch;
+use super::{Admissions, LimitTold, Observers, Source, Verdict, strategy_name};
+use crate::key::Key;
+use crate::outcome::Fallback;
+
+/// Longer namespaces are `other`: a label is no place for a kilobyte.
+const LONGEST: usize = 64;
+
+/// One decision in so many is timed where the store is in this process.
+const TIMED: u32 = 64;
+
+/// Whether this is the decision in 64 that is timed. The first of a thread is.
+#[inline]
+pub(crate) fn is_sampled() -> bool {
+    thread_local! {
+        static COUNT: Cell<u32> = const { Cell::new(0) };
+    }
+    COUNT.with(|count| {
+        let before = count.get();
+        count.set(before.wrapping_add(1));
+        before % TIMED == 0
+    })
+}
+
+/// The counters of one limit, if anybody counts. Clones count together.
+#[derive(Clone)]
+pub(crate) struct Meter(Option<Arc<Counts>>);
+
+struct Counts {
+    base: ByNamespace,
+    /// Of overrides whose strategy is another than the limit's own.
+    others: Vec<ByNamespace>,
+}
+
+struct ByNamespace {
+    strategy: Option<Strategy>,
+    source: SeriesSource,
+    /// Those that may have series, as far as known; what was met before this registry has its place there.
+    met: Arc<Met>,
+    known: [OnceLock<Named>; NAMESPACES],
+    other: OnceLock<Series>,
+    none: OnceLock<Series>,
+    /// A namespace that was not declared, and how many were when that was found: most keys of a limit are of one namespace.
+    undeclared: OnceLock<(Box<str>, usize)>,
+}
+
+/// What the series of a limit have in common.
+#[derive(Clone)]
+struct SeriesSource {
+    sink: Sink,
+    labels: [Label; 3],
+    /// Who is told of admissions as numbers, if anybody is.
+    observers: Option<Arc<Observers>>,
+}
+
+/// A namespace, as the text of its keys begins, and its series. Boxed, so that looking through all names touches little.
+struct Named {
+    name: Box<str>,
+    is_default: bool,
+    series: Box<Series>,
+}
+
+/// The series of one limit, strategy and namespace.
+struct Series {
+    source: SeriesSource,
+    namespace: Label,
+    /// What counters in this process have denied and allowed, as far as it is not in `decisions` yet.
+    straight: Stripes,
+    decisions: [[OnceLock<Counter>; Source::ALL.len()]; Verdict::ALL.len()],
+    fallbacks: [[OnceLock<Counter>; Failure::ALL.len()]; Fallback::ALL.len()],
+    latency: OnceLock<Histogram>,
+}
+
+impl Meter {
+    /// Of a limit that is known by this name and counts in these strategies, its own first.
+    pub(crate) fn new(
+        watch: &Watch,
+        observers: &Arc<Observers>,
+        limiter: &str,
+        strategies: impl IntoIterator<Item = Option<Strategy>>,
+    ) -> Meter {
+        let Some(sink) = watch.sink() else { return Meter(None) };
+        let met = watch.namespaces().of(limiter);
+        let table = |strategy: Option<Strategy>| {
+            let labels = [
+                Label::new("limiter", limiter.to_owned()),
+                Label::from_static_parts("strategy", strategy_name(strategy)),
+                Label::from_static_parts("storage_mode", watch.mode()),
+            ];
+            let observers = Some(observers).filter(|observers| observers.take_counts()).cloned();
+            ByNamespace::new(strategy, met.clone(), SeriesSource { sink: sink.clone(), labels, observers })
+        };
+        let mut strategies = strategies.into_iter();
+        let base = table(strategies.next().flatten());
+        let mut others: Vec<ByNamespace> = Vec::new();
+        for strategy in strategies {
+            if strategy != base.strategy && others.iter().all(|other| other.strategy != strategy) {
+                others.push(table(strategy));
+            }
+        }
+        Meter(Some(Arc::new(Counts { base, others })))
+    }
+
+    /// Whether it counts decisions of these strategies, the limit's own first.
+    pub(crate) fn counts(&self, strategies: &[Option<Strategy>]) -> bool {
+        let Some(counts) = &self.0 else { return true };
+        let is_known = |strategy: &Option<Strategy>| {
+            counts.base.strategy == *strategy || counts.others.iter().any(|other| other.strategy == *strategy)
+        };
+        strategies.first() == Some(&counts.base.strategy) && strategies.iter().all(is_known)
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// The counters in this process answered for a key that they know, and that is canonical as it stands.
+    #[inline]
+    pub(crate) fn straight(&self, key: &str, allowed: bool, took: Option<Duration>) {
+        let Some(counts) = &self.0 else { return };
+        let series = counts.base.series(key);
+        series.count_straight(allowed, 1);
+        if let Some(took) = took {
+            series.time(took);
+            if allowed {
+                series.source.tell_admissions(0, Some(took));
+            }
+        }
+    }
+
+    /// The same for many keys of one call, which took so long in all. Neighbours of one namespace are counted together.
+    pub(crate) fn straight_many<'k>(
+        &self,
+        answers: impl Iterator<Item = (&'k str, bool)>,
+        took: Option<Duration>,
+    ) {
+        let Some(counts) = &self.0 else { return };
+        let mut run: Option<(&Series, [u64; 2])> = None;
+        let count = |(series, [denied, allowed]): (&Series, [u64; 2])| {
+            for (is_allowed, count) in [(false, denied), (true, allowed)] {
+                if count > 0 {
+                    series.count_straight(is_allowed, count);
+                }
+            }
+        };
+        for (key, allowed) in answers {
+            let series = counts.base.series(key);
+            match &mut run {
+                Some((of, sums)) if std::ptr::eq(*of, series) => sums[usize::from(allowed)] += 1,
+                _ => {
+                    run.take().into_iter().for_each(count);
+                    let mut sums = [0; 2];
+                    sums[usize::from(allowed)] = 1;
+                    run = Some((series, sums));
+                }
+            }
+        }
+        if let (Some((series, _)), Some(took)) = (&run, took) {
+            series.time(took);
+        }
+        run.into_iter().for_each(count);
+    }
+
+    /// Brings the counters up to date.
+    pub(crate) fn publish(&self) {
+        let Some(counts) = &self.0 else { return };
+        let known = counts.base.known.iter().filter_map(|slot| slot.get().map(|named| &*named.series));
+        known.chain(counts.base.other.get()).for_each(Series::hand_over);
+    }
+
+    /// A decision was made, by whomever.
+    pub(crate) fn decided(&self, told: &LimitTold<'_>) {
+        let Some(counts) = &self.0 else { return };
+        let is_same = |table: &&ByNamespace| table.strategy == told.strategy;
+        let table = counts.others.iter().find(is_same).unwrap_or(&counts.base);
+        let series = match told.key {
+            Some(key) => table.series(key),
+            None => table.none.get_or_init(|| table.source.series("none")),
+        };
+        series.count(told.verdict, told.source, 1);
+        let fallback = match told.source {
+            Source::FallbackOpen => Some(Fallback::Open),
+            Source::FallbackClosed => Some(Fallback::Closed),
+            Source::FallbackLocal => Some(Fallback::Local),
+            _ => None,
+        };
+        if let (Some(fallback), Some(failure)) = (fallback, told.failure) {
+            series.fell_back(fallback, failure);
+        }
+        if let Some(took) = told.took {
+            series.time(took);
+        }
+    }
+}
+
+impl ByNamespace {
+    fn new(strategy: Option<Strategy>, met: Arc<Met>, source: SeriesSource) -> ByNamespace {
+        let known = [const { OnceLock::new() }; NAMESPACES];
+        let (other, none, undeclared) = Default::default();
+        ByNamespace { strategy, source, met, known, other, none, undeclared }
+    }
+
+    /// The series of a key, by its canonical text.
+    #[inline]
+    fn series(&self, key: &str) -> &Series {
+        match self.known[0].get() {
+            Some(named) if named.is_of(key.as_bytes()) => &named.series,
+            None if self.is_undeclared(key.as_bytes()) => self.other(),
+            _ => self.series_of_another(key),
+        }
+    }
+
+    /// Whether a key is of the namespace that was found undeclared first, and none was declared since.
+    #[inline]
+    fn is_undeclared(&self, key: &[u8]) -> bool {
+        let Some((name, declared)) = self.undeclared.get() else { return false };
+        key.get(name.len()) == Some(&b':')
+            && key[..name.len()] == *name.as_bytes()
+            && *declared == self.met.declared()
+    }
+
+    fn series_of_another(&self, key: &str) -> &Series {
+        for slot in &self.known {
+            match slot.get() {
+                Some(named) if named.is_of(key.as_bytes()) => return &named.series,
+                Some(_) => {}
+                None => return self.newcomer(key),
+            }
+        }
+        self.other()
+    }
+
+    fn other(&self) -> &Series {
+        self.other.get_or_init(|| self.source.series("other"))
+    }
+
+    /// Gives a namespace that was not met before a place of its own, if it is declared and there is one.
+    #[cold]
+    fn newcomer(&self, key: &str) -> &Series {
+        let name = key.split_once(':').map_or(DEFAULT, |(name, _)| name);
+        // Before the look, so that what is declared meanwhile is looked at again.
+        let declared = self.met.declared();
+        if name.len() > LONGEST || !self.met.takes_in(name) {
+            if name.len() <= LONGEST && key.contains(':') {
+                self.undeclared.get_or_init(|| (name.into(), declared));
+            }
+            return self.other();
+        }
+        let make = || {
+            let label =
+                Key::parse(key).map_or_else(|_| "none".to_owned(), |key| key.namespace().into_owned());
+            let series = Box::new(self.source.series(label));
+            Named { name: name.into(), is_default: name == DEFAULT, series }
+        };
+        // Another may take a place at the same moment, for this namespace or for another.
+        let own = self.known.iter().map(|slot| slot.get_or_init(make)).find(|named| *named.name == *name);
+        own.map_or_else(|| self.other(), |named| &named.series)
+    }
+}
+
+impl Named {
+    /// Whether the text of a key begins with this namespace. What ends alike is looked at first: names that a program makes
+    /// often begin alike.
+    #[inline]
+    fn is_of(&self, key: &[u8]) -> bool {
+        let (name, size) = (self.name.as_bytes(), self.name.len());
+        let begins = key.get(size) == Some(&b':') && key[size - 1] == name[size - 1] && key[..size] == *name;
+        begins || (self.is_default && !key.contains(&b':'))
+    }
+}
+
+impl SeriesSource {
+    fn tell_admissions(&self, count: u64, duration: Option<Duration>) {
+        if let Some(observers) = &self.observers {
+            let limiter = self.labels[0].value();
+            observers.admitted(&Admissions { limiter, count, duration });
+        }
+    }
+
+    fn series(&self, namespace: impl Into<metrics::SharedString>) -> Series {
+        Series {
+            source: self.clone(),
+            namespace: Label::new("namespace", namespace),
+            straight: Stripes::new(),
+            decisions: Default::default(),
+            fallbacks: Default::default(),
+            latency: OnceLock::new(),
+        }
+    }
+}
+
+impl Series {
+    fn labels(&self, own: &[(&'static str, &'static str)]) -> Vec<Label> {
+        let own = own.iter().map(|(name, value)| Label::from_static_parts(name, value));
+        own.chain(self.source.labels.iter().cloned()).chain([self.namespace.clone()]).collect()
+    }
+
+    /// Counters in this process answered.
+    #[inline]
+    fn count_straight(&self, allowed: bool, count: u64) {
+        self.straight.add(usize::from(allowed), count, |count| self.counted_straight(allowed, count));
+    }
+
+    #[cold]
+    fn counted_straight(&self, allowed: bool, count: u64) {
+        self.count(Verdict::of(allowed, false), Source::Store, count);
+        if allowed {
+            self.source.tell_admissions(count, None);
+        }
+    }
+
+    fn hand_over(&self) {
+        for allowed in [false, true] {
+            let count = self.straight.hand_over(usize::from(allowed));
+            if count > 0 {
+                self.counted_straight(allowed, count);
+            }
+        }
+    }
+
+    fn count(&self, verdict: Verdict, source: Source, count: u64) {
+        let counter = &self.decisions[verdict as usize][source as usize];
+        counter.get_or_init(|| self.decisions(verdict, source)).increment(count);
+    }
+
+    #[cold]
+    fn decisions(&self, verdict: Verdict, source: Source) -> Counter {
+        let labels = self.labels(&[("decision", verdict.name()), ("source", source.name())]);
+        self.source.sink.counter(DECISIONS, labels)
+    }
+
+    fn fell_back(&self, fallback: Fallback, failure: Failure) {
+        let counter = &self.fallbacks[fallback as usize][failure as usize];
+        let labels = || self.labels(&[("fallback", fallback.name()), ("reason", failure.name())]);
+        counter.get_or_init(|| self.source.sink.counter(FALLBACKS, labels())).increment(1);
+    }
+
+    #[cold]
+    fn time(&self, took: Duration) {
+        let latency = self.latency.get_or_init(|| self.source.sink.histogram(LATENCY, self.labels(&[])));
+        latency.record(took.as_secs_f64() * 1e3);
+    }
+}
+
+/// What was counted last is not lost with the registry.
+impl Drop for Series {
+    fn drop(&mut self) {
+        self.hand_over();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::namespaces::Namespaces;
+    use super::*;
+
+    fn table(declared: &[&str]) -> ByNamespace {
+        let labels = ["limiter", "strategy", "storage_mode"].map(|name| Label::new(name, "x"));
+        let namespaces = Namespaces::default();
+        declared.iter().for_each(|name| namespaces.declare(name));
+        ByNamespace::new(
+            None,
+            namespaces.of("x"),
+            SeriesSource { sink: Sink::Facade, labels, observers: None },
+        )
+    }
+
+    #[test]
+    fn a_key_is_counted_in_the_namespace_that_it_has() {
+        let long = "n".repeat(LONGEST + 1);
+        let declared = ["user", "use", "users", "defaults", "a:b", "ü", "a", "b", &long];
+        for (key, namespace) in [
+            ("user:42", "user"),
+            ("user:42:v2", "user"),
+            ("use:42", "use"),
+            ("users:42", "users"),
+            ("42", "default"),
+            ("user", "default"),
+            ("default:42:v2", "default"),
+            ("defaults", "default"),
+            ("defaults:1", "defaults"),
+            ("a%3Ab:42", "a:b"),
+            ("ü:42", "ü"),
+            (&format!("{long}:42"), "other"),
+            // A caller's own choice is nobody's to read.
+            ("alice@example.com:42", "other"),
+            ("userx:42", "other"),
+        ] {
+            let table = table(&declared);
+            for _ in 0..2 {
+                assert_eq!(table.series(key).namespace.value(), namespace, "{key}, alone");
+            }
+            // And whichever namespaces were met before.
+            let table = self::table(&declared);
+            for known in ["user:1", "use:1", "1", "users:1", "defaults:1", "a:1", "b:1"] {
+                table.series(known);
+            }
+            assert_eq!(table.series(key).namespace.value(), namespace, "{key}, among others");
+        }
+    }
+
+    #[test]
+    fn the_seventeenth_namespace_and_all_after_it_are_others() {
+        let names: Vec<String> = (0..20).map(|number| format!("tenant-{number}")).collect();
+        let table = table(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        for round in 0..2 {
+            for number in 0..10_000 {
+                let key = format!("tenant-{number}:x");
+                let expected = if number < NAMESPACES { format!("tenant-{number}") } else { "other".into() };
+                assert_eq!(table.series(&key).namespace.value(), expected, "round {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_in_sixty_four_is_timed_and_the_first_of_a_thread_is() {
+        let timed: Vec<usize> =
+            std::thread::spawn(|| (0..200).filter(|_| is_sampled()).collect()).join().unwrap();
+        assert_eq!(timed, [0, 64, 128, 192]);
+    }
+}

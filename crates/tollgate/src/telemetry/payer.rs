@@ -1,0 +1,53 @@
+//! Who paid, in an event: told only to those who ask.
+
+use std::fmt;
+
+/// Who paid, or was to. Shown as nothing: a key is personal data, and an event is easily printed.
+///
+/// ```
+/// use std::sync::{Arc, Mutex};
+/// use tollgate::telemetry::{Event, Observer};
+/// use tollgate::{Limit, Tollgate};
+///
+/// /// The keys that were denied, as an operator has asked to see them.
+/// #[derive(Default)]
+/// struct Denied(Mutex<Vec<String>>);
+///
+/// impl Observer for Denied {
+///     fn decided(&self, event: &Event<'_>) {
+///         if let (false, Some(key)) = (event.allowed, event.payer.reveal()) {
+///             self.0.lock().unwrap().push(key.to_owned());
+///         }
+///     }
+/// }
+///
+/// let denied = Arc::new(Denied::default());
+/// let limit = Limit::token_bucket("1/h", 1)?;
+/// let gate = Tollgate::builder().limit("api", limit).observer(denied.clone()).build()?;
+/// let api = gate.local("api")?;
+/// api.check("user:42");
+/// api.check("user:42");
+/// assert_eq!(*denied.0.lock().unwrap(), ["user:42"]);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Payer<'a>(Option<&'a str>);
+
+impl<'a> Payer<'a> {
+    /// By the canonical text of the key, if that makes sense.
+    pub(crate) fn new(canonical: Option<&'a str>) -> Payer<'a> {
+        Payer(canonical)
+    }
+
+    /// The canonical text of the key; `None` where it is malformed. Whoever shows it to others answers for that;
+    /// `Telemetry::key_hash` is what can be shown.
+    pub fn reveal(&self) -> Option<&'a str> {
+        self.0
+    }
+}
+
+impl fmt::Debug for Payer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Payer(..)")
+    }
+}

@@ -1,0 +1,171 @@
+//! What the host wants to be told: metrics, the decision log, spans.
+
+use std::fmt;
+use std::sync::Arc;
+
+use metrics::Recorder;
+
+use super::{KeyHasher, Sink};
+
+/// Buckets for the two histograms, in milliseconds: they serve memory and shared stores alike, and have edges where the alerts
+/// of `deploy/prometheus/` look.
+///
+/// ```no_run
+/// use metrics_exporter_prometheus::PrometheusBuilder;
+/// PrometheusBuilder::new().set_buckets(&tollgate::telemetry::BUCKETS_MS)?.install_recorder()?;
+/// # Ok::<(), metrics_exporter_prometheus::BuildError>(())
+/// ```
+pub const BUCKETS_MS: [f64; 16] =
+    [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 1_000.0];
+
+/// Which decisions are logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogDecisions {
+    /// None.
+    #[default]
+    Off,
+    /// What was denied, or would have been by a limit that only watches, and what first met a failure of the store.
+    Denials,
+    /// All of them.
+    All,
+}
+
+/// What a registry tells of its decisions. Nothing, unless said.
+///
+/// ```
+/// use tollgate::telemetry::{LogDecisions, Telemetry};
+/// use tollgate::{Limit, Tollgate};
+///
+/// let telemetry = Telemetry::new().metrics().log(LogDecisions::Denials).spans();
+/// let gate = Tollgate::builder()
+///     .limit("api", Limit::token_bucket("10/s", 20)?)
+///     .telemetry(telemetry)
+///     .build()?;
+/// assert!(gate.local("api")?.check("user:42").is_allowed());
+/// gate.publish_metrics(); // before each scrape
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Telemetry {
+    hasher: KeyHasher,
+    sink: Option<Sink>,
+    log: LogDecisions,
+    has_spans: bool,
+    /// Namespaces that are labels.
+    namespaces: Vec<String>,
+}
+
+impl Default for Telemetry {
+    fn default() -> Telemetry {
+        Telemetry {
+            hasher: KeyHasher::from_env(),
+            sink: None,
+            log: LogDecisions::Off,
+            has_spans: false,
+            namespaces: Vec::new(),
+        }
+    }
+}
+
+impl Telemetry {
+    /// Nothing yet. Keys will be hashed under the salt `RL_LOG_SALT` of the environment or, if there is none, under one drawn
+    /// for the life of this process.
+    pub fn new() -> Telemetry {
+        Telemetry::default()
+    }
+
+    /// Under which salt keys are hashed (HMAC-SHA-256, cut to 32 hexadecimal digits). Processes with the same salt show the
+    /// same key alike; whoever has it can try names against the hashes, so it is kept as a password is.
+    #[must_use]
+    pub fn salt(self, salt: impl AsRef<[u8]>) -> Telemetry {
+        Telemetry { hasher: KeyHasher::salted(salt.as_ref()), ..self }
+    }
+
+    /// Counts through the `metrics` facade, in whichever recorder the host has installed; it must be installed before
+    /// the registry is built. docs/operations.md has a table of all metrics.
+    ///
+    /// Labels are the names of limits and words of ours; of namespaces, those that are [declared](Self::namespaces), the first
+    /// sixteen that each limit meets, and `other` for all others, also after a [reload](crate::Tollgate::reload). Over the memory store one decision in 64 is timed; all are counted.
+    #[must_use]
+    pub fn metrics(self) -> Telemetry {
+        Telemetry { sink: Some(Sink::Facade), ..self }
+    }
+
+    /// Namespaces of keys that metrics may show by name, beside `default`, the namespaces of overrides, and those of a
+    /// configuration and of route limits. Keys of other namespaces are counted together as `other`: a name that a
+    /// caller may choose can be personal data. At most 64 are shown in one process.
+    ///
+    /// ```
+    /// use tollgate::telemetry::Telemetry;
+    /// let telemetry = Telemetry::new().metrics().namespaces(["user", "tenant"]);
+    /// ```
+    #[must_use]
+    pub fn namespaces<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Telemetry {
+        self.namespaces.extend(names.into_iter().map(Into::into));
+        self
+    }
+
+    /// Counts in this recorder.
+    #[must_use]
+    pub fn metrics_to(self, recorder: Arc<dyn Recorder + Send + Sync>) -> Telemetry {
+        Telemetry { sink: Some(Sink::Own(recorder)), ..self }
+    }
+
+    /// Logs decisions as events of `tracing` with the target `tollgate::decision`: a line for each, by the limit that bound. A
+    /// key's denials get one line a second, all lines together a hundred; what was left out is told with the next.
+    #[must_use]
+    pub fn log(self, decisions: LogDecisions) -> Telemetry {
+        Telemetry { log: decisions, ..self }
+    }
+
+    /// Makes a span `rate_limit.check` around each decision, and within it `rate_limit.store` around each call to a store
+    /// elsewhere.
+    #[must_use]
+    pub fn spans(self) -> Telemetry {
+        Telemetry { has_spans: true, ..self }
+    }
+
+    /// The hash by which logs and traces of this telemetry name a key, from its canonical text: for whoever shows elsewhere
+    /// what is to be found again there.
+    ///
+    /// ```
+    /// use tollgate::telemetry::Telemetry;
+    /// let telemetry = Telemetry::new().salt("kept as a password is");
+    /// assert_eq!(telemetry.key_hash("user:42").len(), 32);
+    /// assert_ne!(telemetry.key_hash("user:42"), telemetry.key_hash("user:43"));
+    /// ```
+    pub fn key_hash(&self, key: &str) -> String {
+        self.hasher.hash(key)
+    }
+
+    pub(crate) fn hasher(&self) -> &KeyHasher {
+        &self.hasher
+    }
+
+    pub(crate) fn sink(&self) -> Option<&Sink> {
+        self.sink.as_ref()
+    }
+
+    pub(crate) fn log_decisions(&self) -> LogDecisions {
+        self.log
+    }
+
+    pub(crate) fn has_spans(&self) -> bool {
+        self.has_spans
+    }
+
+    pub(crate) fn declared(&self) -> &[String] {
+        &self.namespaces
+    }
+}
+
+/// Without the salt.
+impl fmt::Debug for Telemetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Telemetry")
+            .field("metrics", &self.sink.is_some())
+            .field("log", &self.log)
+            .field("spans", &self.has_spans)
+            .finish_non_exhaustive()
+    }
+}
