@@ -166,12 +166,7 @@ mod tests {
         let other = other.expect("some key shares the slot");
         check(
             &storm,
-            &[
-                ("a", 0, Some((0, 0))),
-                ("a", 1, None),
-                (&other, 2, Some((0, 0))),
-                ("a", 1_000, Some((0, 1))),
-            ],
+            &[("a", 0, Some((0, 0))), ("a", 1, None), (&other, 2, Some((0, 0))), ("a", 1_000, Some((0, 1)))],
         );
     }
 
