@@ -37,6 +37,19 @@ for index = 1, width do
 end
 local numbers = '>' .. string.rep('I7', count)
 
+-- Nothing of a charge is written where there is no room for a key that it begins.
+local function ask_for_room()
+  local begins, known = is_hold, nil
+  for index = 1, width do
+    local part = parts[index]
+    if part.is_new then begins = begins or part.allowed else known = part.key end
+  end
+  if not begins then return end
+  -- A hold is written first, or a new key where all are new: that is refused by itself.
+  if known and not is_hold then look_for_room(known) end
+  if has_room == false then error('TOLLGATE_FULL', 0) end
+end
+
 -- Before the parts, so that where there is no room for it nothing is charged.
 local function hold_all(hold_key)
   local text, lasts_us, is_any = '', ttl_us, operation == 'hold-part'
@@ -82,6 +95,7 @@ local function charge_one(charge)
   found[1] = passed and 1 or 0
   local answer = pack(numbers, unpack(found, 1, count))
   if operation == 'peek' then return answer end
+  if passed then ask_for_room() end
   if is_hold and passed then hold_all(KEYS[before + stride]) end
   for index = 1, width do
     local part = parts[index]
@@ -91,6 +105,7 @@ local function charge_one(charge)
       adopt[part.strategy](part)
     elseif call('PTTL', part.key) == -1 then
       -- A key that lost its expiry gets it back, even from a charge that is refused.
+      look_for_room(part.key)
       call('PEXPIREAT', part.key, expire_ms(part.key, part.fresh_at_us, part.slack_us))
     end
   end
@@ -106,6 +121,7 @@ for charge = 1, #KEYS / stride do
     if says('TOLLGATE_STATE') or says('WRONGTYPE') then
       answer = {ok = 'STATE'}
     elseif says('TOLLGATE_FULL') or says('OOM') then
+      if says('OOM') then has_room = false end
       answer = {ok = 'FULL'}
     elseif has_written then
       answer = {ok = 'FAILED'}

@@ -43,17 +43,24 @@ for index = 1, #keys do
       local reply = each('SET', key, value, how, stay)
       answers[index + 1] = missing_us
       if reply.err then
-        if string.find(reply.err, 'OOM', 1, true) and call('PTTL', key) == -2 then
+        -- What comes after the first write of a script is never refused for want of memory, so a new key is from here on.
+        is_known = is_known or string.find(reply.err, 'OOM', 1, true)
+        if is_known and not state then
           answers[index + 1] = {ok = 'FULL'}
         else
-          -- Never refused for want of memory, and what comes after it in a script is not either.
+          -- Never refused for want of memory.
           call('PEXPIREAT', key, format('%d', after_us / 1000 + 1001 + shift_ms))
           -- Or says again what else is wrong.
           call('SET', key, value, how, stay)
         end
       end
     else
-      if call('PTTL', key) == -1 then call('PEXPIREAT', key, format('%d', full_us / 1000 + 1001 + shift_ms)) end
+      if call('PTTL', key) == -1 then
+        -- Sets nothing, and tells whether there is room before the expiry is written.
+        local reply = each('SET', key, '', 'NX')
+        is_known = is_known or reply and reply.err and string.find(reply.err, 'OOM', 1, true)
+        call('PEXPIREAT', key, format('%d', full_us / 1000 + 1001 + shift_ms))
+      end
       answers[index + 1] = -1 - missing_us
     end
   end

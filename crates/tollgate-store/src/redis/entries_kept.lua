@@ -58,6 +58,7 @@ local function write_entries(key, entries, fresh_at_us, slack_us)
     set(key, head .. entries_text(entries, number), fresh_at_us, slack_us)
     return
   end
+  look_for_room(key)
   local expires_ms = expire_ms(key, fresh_at_us, slack_us)
   local words = {'HSET', key, 'd', head .. pack_struct('>I4I4', entries.length, entries.next_number) .. entries.rows}
   if entries.is_hash then

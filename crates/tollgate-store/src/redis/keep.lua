@@ -20,14 +20,29 @@ local function expire_ms(key, fresh_at_us, slack_us)
   return format('%d', ms)
 end
 
--- Out of memory Redis refuses what may take more of it, unless the script has written before. A key that is there is counted on, so
--- its expiry is written first; a new one is refused.
+-- Out of memory Redis refuses what may take more of it, but only until the script has written something. So the first write tells
+-- whether there is room for new keys: true, false, or nil before it.
+local has_room = nil
+
+-- Before a first write that is never refused. Sets nothing, because the key is there.
+local function look_for_room(key)
+  if has_room ~= nil then return end
+  local reply = redis.pcall('SET', key, '', 'NX')
+  has_room = not (type(reply) == 'table' and reply.err and string.find(reply.err, 'OOM', 1, true))
+end
+
+-- A key that is there is counted on, so out of memory its expiry is written first; a new one is refused.
 local function set(key, value, fresh_at_us, slack_us)
   local expires_ms = expire_ms(key, fresh_at_us, slack_us)
   local reply = redis.pcall('SET', key, value, 'PXAT', expires_ms)
-  if reply.err then
-    if string.find(reply.err, 'OOM', 1, true) and call('PTTL', key) ~= -2 then call('PEXPIREAT', key, expires_ms) end
-    -- Where nothing was written, this says again what is wrong.
-    call('SET', key, value, 'PXAT', expires_ms)
+  if not reply.err then
+    if has_room == nil then has_room = true end
+    return
   end
+  if string.find(reply.err, 'OOM', 1, true) then
+    has_room = false
+    if call('PTTL', key) ~= -2 then call('PEXPIREAT', key, expires_ms) end
+  end
+  -- Where nothing was written, this says again what is wrong.
+  call('SET', key, value, 'PXAT', expires_ms)
 end

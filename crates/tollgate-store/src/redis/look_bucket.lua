@@ -21,7 +21,7 @@ look[1] = function(part)
     part.own = keeps_instant == 1 and '^(%d+)()$' or '^(%x+)%.?(%x*)' .. part.numbers_end .. '$'
     part.span_us, part.span_rest = product_over(part.three, part.two, c)
   end
-  part.at_us, part.after = now_us, nil
+  part.at_us, part.after, part.is_new = now_us, nil, not value
   local full_us, full_rest = 0, 0
   if value then
     full_us, full_rest = string.match(value, part.own)

@@ -16,6 +16,7 @@ end
 look[5] = function(part)
   local window_us, value = part.two, call('GET', part.key)
   local start_us, prev, cur = 0, 0, 0
+  part.is_new = not value
   if value then
     local number, before, now, length_us = string.match(value, '^(%d+):(%d+):(%d+):(%d+)$')
     if not number or length_us + 0 ~= window_us then return look_counter_other(part) end

@@ -13,6 +13,7 @@ end
 look[6] = function(part)
   local value, read, end_us = redis.pcall('GET', part.key), struct.unpack, now_us + part.two
   local size, total, from, last_us = 16, 0, 17, 0
+  part.is_new = not value
   if value then
     size = type(value) == 'string' and #value or 0
     -- With room for one more in the block, at least one record, and nothing broken.

@@ -14,6 +14,7 @@ end
 look[4] = function(part)
   local window_us, value, read = part.two, redis.pcall('GET', part.key), struct.unpack
   local size, total, from, newest_us = 16, 0, 17, 0
+  part.is_new = not value
   if value then
     size = type(value) == 'string' and #value or 0
     -- With room for one more in the block, at least one record, and nothing broken.

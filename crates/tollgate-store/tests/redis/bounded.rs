@@ -126,3 +126,61 @@ async fn a_full_server_still_counts_the_keys_that_it_has() {
         assert_eq!(keys(&server, store.prefix()).len(), 1, "{}", limit.name);
     }
 }
+
+/// Charges that go to a full server together: what is written for a known key makes no room for a new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_takes_no_new_key_beside_those_that_it_has() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    for limit in super::one_of_each(90) {
+        for is_held in [false, true] {
+            let store = store_on(&server, None);
+            for known in ["known", "beside"] {
+                assert!(store.charge(&[item(&limit, known)], None).await.expect("a charge").allowed);
+            }
+            // A spent key that lost its expiry gets it back with a denial, whatever there is room for.
+            assert!(store.charge(&[costing(&limit, "spent", 90)], None).await.expect("a charge").allowed);
+            let all = keys(&server, store.prefix());
+            server.command(&["CONFIG", "SET", "maxmemory", "1"]).expect("config");
+            for key in &all {
+                server.command(&["PERSIST", key]).expect("persist");
+            }
+            let charges = (0..64).map(|number| {
+                let (store, limit) = (&store, &limit);
+                async move {
+                    let new = format!("new{number}");
+                    let charged = if number % 4 == 3 {
+                        store.charge(&[item(limit, "beside"), item(limit, &new)], None).await
+                    } else if number % 8 == 0 {
+                        store.charge(&[item(limit, "spent")], None).await
+                    } else if number % 2 == 0 {
+                        store.charge(&[item(limit, "known")], None).await
+                    } else {
+                        store.charge(&[item(limit, &new)], is_held.then(hold)).await
+                    };
+                    (number, charged)
+                }
+            });
+            let mut charges: Vec<_> = charges.collect();
+            charges.rotate_left(usize::from(is_held));
+            for (number, charged) in futures_util::future::join_all(charges).await {
+                let what = format!("{}, charge {number}, held: {is_held}", limit.name);
+                match charged {
+                    Ok(charged) => {
+                        assert!(number % 2 == 0, "{what}: a new key is begun");
+                        assert_eq!(charged.allowed, number % 8 != 0, "{what}");
+                    }
+                    Err(error) => {
+                        assert!(number % 2 == 1, "{what}: {error}");
+                        assert_eq!(error.failure(), Some(Failure::Full), "{what}: {error:?}");
+                    }
+                }
+            }
+            server.command(&["CONFIG", "SET", "maxmemory", "0"]).expect("config");
+            assert_eq!(used(&store, &limit, "known").await, 25, "{}", limit.name);
+            assert_eq!(used(&store, &limit, "beside").await, 1, "{}: all or nothing", limit.name);
+            assert_eq!(keys(&server, store.prefix()).len(), 3, "{}", limit.name);
+            server.command(&["FLUSHALL"]).expect("a fresh start");
+        }
+    }
+}

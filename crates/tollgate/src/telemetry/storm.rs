@@ -52,16 +52,24 @@ fn second_of(now: Micros) -> u64 {
     now.get() / 1_000_000
 }
 
+fn slot_of(hash: u64) -> usize {
+    usize::try_from(hash % SLOTS as u64).unwrap_or_default()
+}
+
 impl Storm {
     pub(crate) fn new() -> Storm {
         let slots = (0..SLOTS).map(|_| Mutex::default()).collect();
         Storm { seed: RandomState::new(), slots, total: Mutex::default() }
     }
 
+    fn hash(&self, limiter: &str, key: Option<&str>) -> u64 {
+        self.seed.hash_one((limiter, key))
+    }
+
     /// Whether a denial is to be told now.
     pub(crate) fn denial(&self, limiter: &str, key: Option<&str>, now: Micros) -> Option<Line> {
-        let hash = self.seed.hash_one((limiter, key));
-        let mut slot = self.slots[usize::try_from(hash % SLOTS as u64).unwrap_or_default()].lock();
+        let hash = self.hash(limiter, key);
+        let mut slot = self.slots[slot_of(hash)].lock();
         let (is_same, is_now) = (slot.hash == hash, slot.second == second_of(now));
         if is_same && is_now {
             slot.untold += 1;
@@ -131,18 +139,34 @@ mod tests {
 
     #[test]
     fn the_first_denial_of_a_key_in_a_second_is_told_and_the_rest_with_the_next() {
+        let storm = Storm::new();
+        let slot = |key: &str| slot_of(storm.hash("api", Some(key)));
+        let other = (0..).map(|number: u64| number.to_string()).find(|key| slot(key) != slot("a"));
+        let other = other.expect("there are keys enough for two slots");
         check(
-            &Storm::new(),
+            &storm,
             &[
                 ("a", 0, Some((0, 0))),
                 ("a", 1, None),
                 ("a", 999, None),
-                ("b", 999, Some((0, 0))),
+                (&other, 999, Some((0, 0))),
                 ("a", 1_000, Some((2, 0))),
                 ("a", 1_001, None),
                 ("a", 60_000, Some((1, 0))),
                 ("a", 61_000, Some((0, 0))),
             ],
+        );
+    }
+
+    #[test]
+    fn a_key_that_takes_the_slot_of_another_leaves_out_what_was_not_told_of_it() {
+        let storm = Storm::new();
+        let slot = |key: &str| slot_of(storm.hash("api", Some(key)));
+        let other = (0..).map(|number: u64| number.to_string()).find(|key| slot(key) == slot("a"));
+        let other = other.expect("some key shares the slot");
+        check(
+            &storm,
+            &[("a", 0, Some((0, 0))), ("a", 1, None), (&other, 2, Some((0, 0))), ("a", 1_000, Some((0, 1)))],
         );
     }
 
