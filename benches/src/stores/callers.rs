@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_store::{Cost, Hold, HoldId, Item, Micros, Outcome, Settled, Settlement, Store, StoredLimit};
+use tollgate_store::{Cost, Hold, HoldId, Item, Micros, Settled, Settlement, Store, StoredLimit};
 
 use super::load::{Answer, Caller, Draw, Keys};
 
@@ -44,17 +44,14 @@ pub(crate) struct ManyCharges {
 impl Caller for ManyCharges {
     async fn call(&mut self, draw: &mut Draw) -> Result<Answer, String> {
         let limit = &*self.limit;
-        let item = |key| Item { limit, key, cost: Cost::ONE, shadow: true };
+        let item = |key| Item { limit, key, cost: Cost::ONE, shadow: false };
         let items = draw.several::<MANY>().map(item);
-        let charged = self.store.charge(&items, None).await.map_err(|error| error.to_string())?;
-        Ok(of_many(&charged.outcomes))
+        let mut denied = 0;
+        for outcome in self.store.charge_each(&items).await {
+            denied += u64::from(!outcome.map_err(|error| error.to_string())?.allowed);
+        }
+        Ok(Answer { checks: MANY as u64, astray: denied })
     }
-}
-
-/// What became of many keys.
-pub(crate) fn of_many(outcomes: &[Outcome]) -> Answer {
-    let denied = outcomes.iter().filter(|outcome| !outcome.allowed).count();
-    Answer { checks: outcomes.len() as u64, astray: denied as u64 }
 }
 
 /// A charge that is held and then given back: two calls.

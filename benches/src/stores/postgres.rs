@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tollgate_store::{Cost, Limit, PostgresOptions, PostgresStore, Store, StoredLimit};
+use tollgate_store::{Cost, Item, Limit, PostgresOptions, PostgresStore, Store, StoredLimit};
 use tollgate_testkit::postgres::PostgresServer;
 
 use self::pgbench::Pgbench;
 use self::raw::{CountThenInsert, Executions};
-use super::callers::{Charges, MANY, ManyCharges, Reserves, of_many};
+use super::callers::{Charges, MANY, ManyCharges, Reserves};
 use super::cpu::Server;
-use super::load::{Answer, Caller, Draw, keys};
+use super::load::keys;
 use super::rounds::{self, Cell, Contestant, Plan};
 
 pub(crate) const SELECT: &str = "pgbench: select 1";
@@ -26,7 +26,6 @@ pub(crate) const UPSERT: &str = "pgbench: bare upsert";
 pub(crate) const SINGLE: &str = "token bucket, 8 callers";
 pub(crate) const SINGLE_CROWDED: &str = "token bucket, 64 callers";
 pub(crate) const SIXTEEN: &str = "token bucket, 16 a statement";
-pub(crate) const SIXTEEN_ITEMS: &str = "token bucket, 16 items";
 pub(crate) const COUNT_ONE: &str = "count, insert: 1 used";
 pub(crate) const COUNT_FIFTY: &str = "count, insert: 50 used";
 
@@ -64,25 +63,26 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
         ..PostgresOptions::new(&url)
     };
     let postgres = PostgresStore::connect(options).await.map_err(|error| error.to_string())?;
-    let store: Arc<dyn Store> = Arc::new(postgres.clone());
+    let store: Arc<dyn Store> = Arc::new(postgres);
 
     let keys = keys("", plan.keys);
-    let (single, many, items, held) = (bucket("single")?, bucket("many")?, bucket("items")?, bucket("held")?);
-    for limit in [&single, &many, &items, &held] {
-        let filled = postgres.charge_many(limit, &keys, Cost::ONE).await;
-        filled.map_err(|error| format!("filling `{}`: {error}", limit.name))?;
+    let (single, many, held) = (bucket("single")?, bucket("many")?, bucket("held")?);
+    for limit in [&single, &many, &held] {
+        let items: Vec<Item<'_>> =
+            keys.iter().map(|key| Item { limit, key, cost: Cost::ONE, shadow: false }).collect();
+        for filled in store.charge_each(&items).await {
+            filled.map_err(|error| format!("filling `{}`: {error}", limit.name))?;
+        }
     }
     server.try_psql("vacuum analyze")?;
 
     let charges = Charges { store: store.clone(), limits: [single].into() };
     let crowd = charges.clone();
-    let statement = OneStatement { store: postgres, limit: Arc::new(many) };
-    let items = ManyCharges { store: store.clone(), limit: Arc::new(items) };
+    let many = ManyCharges { store: store.clone(), limit: Arc::new(many) };
     let reserves = Reserves { store, limit: Arc::new(held) };
     let (one, fifty) =
         (connections(&url, Executions::One).await?, connections(&url, Executions::Fifty).await?);
-    let about_many = format!("{MANY} keys by charge_many, 8 callers");
-    let about_items = format!("{MANY} keys as items of one charge, each for itself, 8 callers");
+    let about_many = format!("{MANY} keys by charge_each, 8 callers");
     let contestants = vec![
         pgbench.contestant(SELECT, "no table at all: the protocol's ceiling", &url, pgbench::SELECT),
         pgbench.contestant(
@@ -93,8 +93,7 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
         ),
         Contestant::new(SINGLE, "one check a call", CONNECTIONS, &keys, move || charges.clone()),
         Contestant::new(SINGLE_CROWDED, "the same on 8 connections", CROWD, &keys, move || crowd.clone()),
-        Contestant::new(SIXTEEN, about_many, CONNECTIONS, &keys, move || statement.clone()),
-        Contestant::new(SIXTEEN_ITEMS, about_items, CONNECTIONS, &keys, move || items.clone()),
+        Contestant::new(SIXTEEN, about_many, CONNECTIONS, &keys, move || many.clone()),
         Contestant::new(COUNT_ONE, raw::ABOUT, CONNECTIONS, &keys, by_turns(one)),
         Contestant::new(
             COUNT_FIFTY,
@@ -123,20 +122,6 @@ async fn connections(url: &str, executions: Executions) -> Result<Vec<CountThenI
 fn by_turns<C: Clone>(callers: Vec<C>) -> impl Fn() -> C {
     let next = AtomicUsize::new(0);
     move || callers[next.fetch_add(1, Ordering::Relaxed) % callers.len()].clone()
-}
-
-/// Sixteen keys in one statement.
-#[derive(Clone)]
-struct OneStatement {
-    store: PostgresStore,
-    limit: Arc<StoredLimit>,
-}
-
-impl Caller for OneStatement {
-    async fn call(&mut self, draw: &mut Draw) -> Result<Answer, String> {
-        let charged = self.store.charge_many(&self.limit, &draw.several::<MANY>(), Cost::ONE).await;
-        charged.map(|outcomes| of_many(&outcomes)).map_err(|error| error.to_string())
-    }
 }
 
 /// As on Redis: slow and too deep to be emptied.

@@ -125,6 +125,18 @@ impl Limit {
             (limit, reading) => panic!("a reading of another strategy reached {limit:?}: {reading:?}"),
         }
     }
+
+    /// How a key stands, from what a twin found when it was asked for one unit: what is left of it as it is, and whether one more
+    /// unit would fit.
+    ///
+    /// # Panics
+    /// As [`answer`](Self::answer).
+    pub fn status(&self, reading: &Reading, now: Micros) -> Outcome {
+        // A cost that never fits is refused and changes nothing, so its answer shows the key as it stands.
+        let standing = self.answer(reading, Cost::MAX, now);
+        let one = self.answer(reading, Cost::ONE, now);
+        Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing }
+    }
 }
 
 #[cfg(test)]

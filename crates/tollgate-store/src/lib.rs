@@ -42,6 +42,9 @@ pub type Outcomes = SmallVec<[Outcome; 4]>;
 /// What a store's method returns: boxed, so that a store can be chosen at start.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
+/// What each of several charges came to: see [`Store::charge_each`].
+pub type EachFuture<'a> = Pin<Box<dyn Future<Output = Vec<Result<Outcome, StoreError>>> + Send + 'a>>;
+
 /// Work that a store runs beside its callers: see [`Store::spawn`].
 pub type StoreTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -265,11 +268,38 @@ pub trait Store: Send + Sync + 'static {
     /// Charges all items, or none: none if any that does not merely watch is refused.
     fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged>;
 
+    /// Charges each item by itself, in order: a refusal or a failure of one concerns none of the others, and a pair that is named
+    /// again is charged again. The answer has one result for each item, in their order; an outcome that is allowed was charged.
+    ///
+    /// A store that does not say otherwise makes one call for each.
+    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+        Box::pin(async move {
+            let mut outcomes = Vec::with_capacity(items.len());
+            for item in items {
+                outcomes.push(only_outcome(self.charge(std::slice::from_ref(item), None).await));
+            }
+            outcomes
+        })
+    }
+
     /// Corrects, releases or renews a held charge.
     fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled>;
 
     /// Answers as `charge` would, and changes nothing.
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged>;
+
+    /// How a key stands under a limit: what is left of it as it is, and whether one more unit would fit. Changes nothing.
+    ///
+    /// A store that does not say otherwise peeks twice.
+    fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
+        Box::pin(async move {
+            let item = |cost| [Item { limit, key, cost, shadow: false }];
+            // A cost that never fits is refused and changes nothing, so its answer shows the key as it stands.
+            let standing = only_outcome(self.peek(&item(Cost::MAX)).await)?;
+            let one = only_outcome(self.peek(&item(Cost::ONE)).await)?;
+            Ok(Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing })
+        })
+    }
 
     /// Gives each item's cost back, of what counts now under its limit, whoever was charged it: the newest charge first, never
     /// more than there is, and nothing of leases or to a key that is not remembered. Items are taken one after the other; it
@@ -327,10 +357,20 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
+/// The outcome of a charge of one item.
+fn only_outcome(charged: Result<Charged, StoreError>) -> Result<Outcome, StoreError> {
+    let missing = || StoreError::failed(Failure::Reply, "the store answered a charge without an outcome");
+    charged?.outcomes.first().copied().ok_or_else(missing)
+}
+
 /// A store that is shared is a store.
 impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
     fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         (**self).charge(items, hold)
+    }
+
+    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+        (**self).charge_each(items)
     }
 
     fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
@@ -339,6 +379,10 @@ impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
 
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
         (**self).peek(items)
+    }
+
+    fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
+        (**self).status(limit, key)
     }
 
     fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {

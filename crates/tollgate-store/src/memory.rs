@@ -296,16 +296,16 @@ impl MemoryLimit {
         self.ledger.charge(fingerprint, cost, self.store.inner.clock.now())
     }
 
-    /// Charges a key that is remembered already, if that can be done without waiting; the answer to any other, for which nothing
-    /// has been charged, is found `otherwise`. A text that was never charged is never known, so a caller who charges only sound
-    /// keys need not look at a known one again.
+    /// Charges a key that is remembered already, if that can be done without waiting, and writes the answer into `outcome`. False,
+    /// and nothing is charged, if not. A text that was never charged is never known, so a caller who charges only sound keys need
+    /// not look at a known one again.
     #[inline]
-    pub fn charge_known_or(&self, key: &str, cost: Cost, otherwise: &dyn Fn() -> Outcome) -> Outcome {
+    pub fn charge_known(&self, key: &str, cost: Cost, outcome: &mut Outcome) -> bool {
         let inner = &*self.store.inner;
-        self.ledger.charge_known_or(inner.seeds.fingerprint(key), cost, inner.clock.now(), otherwise)
+        self.ledger.charge_known(inner.seeds.fingerprint(key), cost, inner.clock.now(), outcome)
     }
 
-    /// [`charge_known_or`](Self::charge_known_or) for many keys, at one reading of the clock, fetched from memory sixteen at a
+    /// [`charge_known`](Self::charge_known) for many keys, at one reading of the clock, fetched from memory sixteen at a
     /// time. `otherwise` is handed the place of a key that is not known.
     #[inline]
     pub fn charge_known_many<K: AsRef<str>>(

@@ -24,7 +24,7 @@ mod statement;
 mod sweep;
 mod tls;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,12 +47,13 @@ use self::pool::Pool;
 use self::room::{Room, no_room};
 use self::statement::{Keys, Plain, Verb};
 use self::sweep::Totals;
+use crate::shared::each;
 use crate::shared::shares::{Claim, Shares};
 use crate::shared::together::{self, Check, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
-    Charged, Clock, Failure, Hold, HoldId, Item, Micros, NodeId, Outcomes, Settled, Settlement, Store,
-    StoreError, StoreFuture, StoreTask, StoredLimit,
+    Charged, Clock, EachFuture, Failure, Hold, HoldId, Item, Micros, NodeId, Outcomes, Settled, Settlement,
+    Store, StoreError, StoreFuture, StoreTask, StoredLimit,
 };
 
 pub use self::options::{PostgresOptions, PostgresTls};
@@ -174,68 +175,64 @@ impl PostgresStore {
         self.inner.pool.open_links()
     }
 
-    /// Charges each of many keys `cost`, each by itself, and answers in their order. Up to a thousand keys go into one statement,
-    /// which takes several times less of the server than one by one. If it fails half way, what was charged stays charged.
-    pub async fn charge_many<K: AsRef<str>>(
-        &self,
-        limit: &StoredLimit,
-        keys: &[K],
-        cost: Cost,
-    ) -> Result<Vec<Outcome>, StoreError> {
-        let plain = Plain::of(limit.limit.strategy()).filter(|_| limit.limit.price(cost).is_some());
-        let Some(plain) = plain else {
-            let mut outcomes = Vec::with_capacity(keys.len());
-            for key in keys {
-                let item = Item { limit, key: key.as_ref(), cost, shadow: true };
-                outcomes.extend(self.charge_items(&[item], None).await?.outcomes);
-            }
-            return Ok(outcomes);
+    /// Each by itself: those that are alike in one statement, up to a thousand, and what one statement cannot carry out by the
+    /// function.
+    async fn charge_all_alone(&self, items: &[Item<'_>]) -> Vec<Result<Outcome, StoreError>> {
+        let kind = |item: &Item<'_>| {
+            let plain = plain(item.limit, item.cost)?;
+            Some((plain, item.limit.clone(), item.cost))
         };
-        self.charge_alike(plain, limit, keys, cost).await
+        let rounds = each::rounds(items, kind, true, MOST_KEYS);
+        each::charge(items.len(), rounds, |places| self.charge_group(items, places)).await
     }
 
-    /// The same for what one statement can carry out.
-    async fn charge_alike<K: AsRef<str>>(
+    /// Charges of one kind, and of different pairs: one call.
+    async fn charge_group(
+        &self,
+        items: &[Item<'_>],
+        places: Vec<usize>,
+    ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
+        let items: Vec<Item<'_>> = places.into_iter().map(|place| items[place]).collect();
+        let Some(first) = items.first() else { return Ok(Vec::new()) };
+        if let Some(plain) = plain(first.limit, first.cost) {
+            let keys: Vec<&str> = items.iter().map(|item| item.key).collect();
+            return self.charge_alike(plain, first.limit, &keys, first.cost).await;
+        }
+        // To the function a charge by itself is one that refuses nobody else: a part in shadow.
+        let alone: Vec<Item<'_>> = items.iter().map(|item| Item { shadow: true, ..*item }).collect();
+        let charged = self.charge_parts(&alone, &Parts::of(&alone), None).await?;
+        Ok(charged.outcomes.into_iter().map(Ok).collect())
+    }
+
+    /// Different keys of one limit at one cost, each by itself: one statement.
+    async fn charge_alike(
         &self,
         plain: Plain,
         limit: &StoredLimit,
-        keys: &[K],
+        keys: &[&str],
         cost: Cost,
-    ) -> Result<Vec<Outcome>, StoreError> {
-        let names: Vec<Uuid> = keys.iter().map(|key| key_of(limit, key.as_ref())).collect();
-        let mut outcomes = vec![Outcome::BLOCKED; keys.len()];
-        let mut waiting: Vec<usize> = (0..keys.len()).collect();
-        while !waiting.is_empty() {
-            // A key that is named again is charged again: in a statement of its own, because one cannot touch a row twice.
-            let (mut places, mut later) = (HashMap::new(), Vec::new());
-            for place in waiting {
-                if places.len() < MOST_KEYS && !places.contains_key(&names[place]) {
-                    places.insert(names[place], place);
-                } else {
-                    later.push(place);
-                }
-            }
-            let mut batch: Vec<Uuid> = places.keys().copied().collect();
-            batch.sort_unstable();
-            let until = self.until();
-            let parts =
-                places.values().map(|&place| Part { limit, key: keys[place].as_ref(), cost, shadow: true });
-            let _share = self.share(&parts.collect::<Vec<_>>(), &until).await?;
-            if self.refuses_new_keys(&limit.limit) && self.known(&batch, &until).await?.len() < batch.len() {
-                return Err(no_room());
-            }
-            let answers = self.upsert(plain, limit, cost, &batch, &until).await?;
-            if answers.len() < batch.len() {
-                let late = self.late(batch.len() - answers.len());
-                return Err(if answers.is_empty() { late } else { late.ambiguous() });
-            }
-            for (key, answered) in answers {
-                let place = *places.get(&key).ok_or_else(|| nonsense("a key that was not asked for"))?;
-                outcomes[place] = answered.outcome;
-            }
-            waiting = later;
-        }
-        Ok(outcomes)
+    ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
+        let names: Vec<Uuid> = keys.iter().map(|key| key_of(limit, key)).collect();
+        let mut batch = names.clone();
+        batch.sort_unstable();
+        let until = self.until();
+        let parts: Vec<Part<'_>> = keys.iter().map(|key| Part { limit, key, cost, shadow: false }).collect();
+        let _share = self.share(&parts, &until).await?;
+        let is_known: Option<HashSet<Uuid>> = match self.refuses_new_keys(&limit.limit) {
+            true => Some(self.known(&batch, &until).await?.into_iter().collect()),
+            false => None,
+        };
+        batch.retain(|name| is_known.as_ref().is_none_or(|known| known.contains(name)));
+        let answers: HashMap<Uuid, Answered> = match batch.is_empty() {
+            true => HashMap::new(),
+            false => self.upsert(plain, limit, cost, &batch, &until).await?.into_iter().collect(),
+        };
+        let outcome = |name: &Uuid| match answers.get(name) {
+            Some(answered) => Ok(answered.outcome),
+            None if is_known.as_ref().is_some_and(|known| !known.contains(name)) => Err(no_room()),
+            None => Err(self.late(1)),
+        };
+        Ok(names.iter().map(outcome).collect())
     }
 
     async fn charge_items(&self, items: &[Item<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
@@ -258,13 +255,7 @@ impl PostgresStore {
                 let answered = together::charge(self, check, self.until().deadline.into()).await?;
                 parts.conclude(&[answered.outcome], answered.admitted || part.shadow)
             }
-            None => match apart(&parts, hold) {
-                Some((plain, part)) => {
-                    let keys: Vec<&str> = parts.parts.iter().map(|part| part.key).collect();
-                    parts.conclude(&self.charge_alike(plain, part.limit, &keys, part.cost).await?, true)
-                }
-                None => self.charge_parts(items, &parts, hold).await,
-            },
+            None => self.charge_parts(items, &parts, hold).await,
         }
     }
 
@@ -361,6 +352,19 @@ impl PostgresStore {
     }
 
     async fn peek_parts(&self, parts: &Parts<'_>) -> Result<Charged, StoreError> {
+        let (row, numbers, at) = self.look(parts).await?;
+        self.conclude(parts, &row, &numbers, at)
+    }
+
+    async fn status_of(&self, limit: &StoredLimit, key: &str) -> Result<Outcome, StoreError> {
+        let parts = Parts::of(&[Item { limit, key, cost: Cost::ONE, shadow: false }]);
+        let (_, numbers, at) = self.look(&parts).await?;
+        let reading = readings(&parts, &numbers)?.into_iter().next();
+        reading.map(|reading| limit.limit.status(&reading, at)).ok_or_else(|| nonsense("no state of a key"))
+    }
+
+    /// What is kept for the parts, and when.
+    async fn look(&self, parts: &Parts<'_>) -> Result<(Row, Vec<i64>, Micros), StoreError> {
         let asked = Asked::of(parts);
         let clock_us = self.inner.clock_us();
         let Asked { keys, strategies, parameters, costs, shadows, .. } = &asked;
@@ -369,7 +373,8 @@ impl PostgresStore {
         let _share = self.share(&parts.parts, &until).await?;
         let row = self.call_one(Verb::Peek, Resend::Once, values, &until).await?;
         self.inner.pool.skew.saw(column(&row, 2)?);
-        self.conclude(parts, &row, &column::<Vec<i64>>(&row, 3)?, instant(column(&row, 1)?)?)
+        let (numbers, at) = (column(&row, 3)?, instant(column(&row, 1)?)?);
+        Ok((row, numbers, at))
     }
 
     /// The answer of the functions `charge` and `peek`.
@@ -462,22 +467,16 @@ pub(crate) struct Answered {
     admitted: bool,
 }
 
-/// The only part of a charge, if one statement can carry it out: not held, its state in one row, and a cost that can fit.
-fn alone<'a>(parts: &Parts<'a>, hold: Option<Hold>) -> Option<(Plain, Part<'a>)> {
-    let [part] = parts.parts[..] else { return None };
-    let plain = Plain::of(part.limit.limit.strategy())?;
-    (hold.is_none() && part.limit.limit.price(part.cost).is_some()).then_some((plain, part))
+/// How one statement carries out a charge of a limit by itself, if it can: its state is in one row, and the cost can fit.
+fn plain(limit: &StoredLimit, cost: Cost) -> Option<Plain> {
+    Plain::of(limit.limit.strategy()).filter(|_| limit.limit.price(cost).is_some())
 }
 
-/// The first part of a charge whose parts hold nobody up and are charged alike, if one statement can carry it out: each of them
-/// is then charged for itself.
-fn apart<'a>(parts: &Parts<'a>, hold: Option<Hold>) -> Option<(Plain, Part<'a>)> {
-    let (first, others) = parts.parts.split_first()?;
-    let limit = &first.limit.limit;
-    let plain =
-        Plain::of(limit.strategy()).filter(|_| hold.is_none() && limit.price(first.cost).is_some())?;
-    let is_alike = |part: &Part<'_>| part.shadow && part.limit == first.limit && part.cost == first.cost;
-    (first.shadow && others.iter().all(is_alike)).then_some((plain, *first))
+/// The only part of a charge, if one statement can carry it out and it is not held.
+fn alone<'a>(parts: &Parts<'a>, hold: Option<Hold>) -> Option<(Plain, Part<'a>)> {
+    let [part] = parts.parts[..] else { return None };
+    let plain = plain(part.limit, part.cost)?;
+    hold.is_none().then_some((plain, part))
 }
 
 impl fmt::Debug for PostgresStore {
@@ -495,12 +494,20 @@ impl Store for PostgresStore {
         Box::pin(self.charge_items(items, hold))
     }
 
+    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+        Box::pin(self.charge_all_alone(items))
+    }
+
     fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(self.settle_hold(id, settlement))
     }
 
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(async move { self.peek_parts(&Parts::of(items)).await })
+    }
+
+    fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
+        Box::pin(self.status_of(limit, key))
     }
 
     fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {

@@ -34,11 +34,12 @@ use self::route::{Named, Route};
 use self::script::Script;
 use self::shape::{Answer, ChargeKeys, HoldShape, Operation, Shape};
 use self::slot::{Names, slot};
+use crate::shared::each;
 use crate::shared::shares::Shares;
 use crate::shared::together::{self, Queue};
 use crate::shared::{Part, Parts};
 use crate::{
-    Charged, Hold, HoldId, Item, NodeId, Nodes, Outcomes, Settled, Settlement, Store, StoreError,
+    Charged, EachFuture, Hold, HoldId, Item, NodeId, Nodes, Outcome, Settled, Settlement, Store, StoreError,
     StoreFuture, StoreTask, StoredLimit,
 };
 
@@ -117,54 +118,49 @@ impl RedisStore {
         self.route.call(slot, named, deadline, &build).await
     }
 
-    /// Parts that are each charged for themselves and alike: one call of as many charges, if all are on one server. `None` where
-    /// they are not.
-    async fn charge_each(&self, parts: &Parts<'_>) -> Option<Result<Charged, StoreError>> {
-        let (first, others) = parts.parts.split_first()?;
-        // As charges of their own, which a refusal may hold up.
-        let shape_of = |part: &Part<'_>| Shape::of(&[Part { shadow: false, ..*part }], None);
-        let shape = shape_of(first);
-        let is_alike = |part: &Part<'_>| part.shadow && shape_of(part) == shape;
-        if others.is_empty() || !first.shadow || !others.iter().all(is_alike) {
-            return None;
-        }
-        let charge = |part: &Part<'_>| ChargeKeys { parts: smallvec![self.names.part(part)], hold: None };
-        let charges: Vec<ChargeKeys> = parts.parts.iter().map(charge).collect();
-        let slot_of = |charge: &ChargeKeys| slot(&charge.parts[0]);
-        if self.route.is_cluster() && charges.iter().any(|charge| slot_of(charge) != slot_of(&charges[0])) {
-            return None;
-        }
-        // Boxed, so that the common charge is not the larger for it.
-        Some(Box::pin(self.charge_alike(parts, &shape, &charges)).await)
-    }
-
+    /// Charges of one kind, each by itself: one script.
     async fn charge_alike(
         &self,
-        parts: &Parts<'_>,
-        shape: &Shape,
-        charges: &[ChargeKeys],
-    ) -> Result<Charged, StoreError> {
-        let deadline = self.deadline();
-        let _share = self.share(&parts.parts, deadline).await?;
-        let answers = self.ask(shape, Operation::Charge, charges, deadline, &|| {}).await?;
-        // One that could not be charged says nothing of the others, which are charged for themselves.
-        let is_charged =
-            |answer: &Result<Answer, StoreError>| matches!(answer, Ok(Answer::Found(found)) if found.passed);
-        let is_any_charged = answers.iter().any(is_charged);
-        let mut outcomes = Outcomes::new();
-        for (part, answer) in parts.parts.iter().zip(answers) {
-            let found = match answer {
-                Ok(Answer::Found(found)) => found,
-                Ok(Answer::Held(_)) => return Err(question::no_answer("a charge")),
-                Err(error) => return Err(if is_any_charged { error.ambiguous() } else { error }),
-            };
-            let outcome = part.limit.limit.answer(&found.readings[0], part.cost, found.now);
-            if outcome.allowed != found.passed {
-                return Err(parts.disagreement(found.passed));
+        items: &[Item<'_>],
+        places: Vec<usize>,
+        deadline: Instant,
+    ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
+        let part = |place: usize| {
+            let Item { limit, key, cost, .. } = items[place];
+            // By itself, a refusal of a shadow limit is a refusal like others.
+            Part { limit, key, cost, shadow: false }
+        };
+        let parts: Vec<Part<'_>> = places.into_iter().map(part).collect();
+        let Some(first) = parts.first() else { return Ok(Vec::new()) };
+        let shape = Shape::of(std::slice::from_ref(first), None);
+        let charge = |part: &Part<'_>| ChargeKeys { parts: smallvec![self.names.part(part)], hold: None };
+        let charges: Vec<ChargeKeys> = parts.iter().map(charge).collect();
+        let _share = self.share(&parts, deadline).await?;
+        let answers = self.ask(&shape, Operation::Charge, &charges, deadline, &|| {}).await?;
+        let outcome = |(part, answer): (&Part<'_>, Result<Answer, StoreError>)| match answer? {
+            Answer::Found(found) => {
+                let outcome = part.limit.limit.answer(&found.readings[0], part.cost, found.now);
+                match outcome.allowed == found.passed {
+                    true => Ok(outcome),
+                    false => Err(crate::shared::disagreement(1, found.passed)),
+                }
             }
-            outcomes.push(outcome);
-        }
-        parts.conclude(&outcomes, true)
+            Answer::Held(_) => Err(question::no_answer("a charge")),
+        };
+        Ok(parts.iter().zip(answers).map(outcome).collect())
+    }
+
+    /// Each by itself: those that are alike in one script, as far as they are in one slot.
+    async fn charge_all_alone(&self, items: &[Item<'_>]) -> Vec<Result<Outcome, StoreError>> {
+        let deadline = self.deadline();
+        let kind = |item: &Item<'_>| {
+            let Item { limit, key, cost, .. } = *item;
+            let part = Part { limit, key, cost, shadow: false };
+            let slot = if self.route.is_cluster() { slot(&self.names.part(&part)) } else { 0 };
+            (Shape::of(&[part], None), slot)
+        };
+        let rounds = each::rounds(items, kind, false, batch::MOST_TOGETHER);
+        each::charge(items.len(), rounds, |places| self.charge_alike(items, places, deadline)).await
     }
 
     /// Parts that are on one server: one script.
@@ -199,11 +195,6 @@ impl RedisStore {
 
     async fn charge_all(&self, items: &[Item<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
         let parts = Parts::of(items);
-        if hold.is_none()
-            && let Some(charged) = self.charge_each(&parts).await
-        {
-            return charged;
-        }
         let deadline = self.deadline();
         if self.route.is_cluster() {
             let spread = async {
@@ -235,6 +226,16 @@ impl RedisStore {
         }
         match self.charge_together(&parts.parts, Operation::Peek, None, deadline).await? {
             Answer::Found(found) => parts.conclude(&question::outcomes(&parts, &found), found.passed),
+            Answer::Held(..) => Err(question::no_answer("a peek")),
+        }
+    }
+
+    async fn status_of(&self, limit: &StoredLimit, key: &str) -> Result<Outcome, StoreError> {
+        let parts = [Part { limit, key, cost: crate::Cost::ONE, shadow: false }];
+        let deadline = self.deadline();
+        let _share = self.share(&parts, deadline).await?;
+        match self.charge_together(&parts, Operation::Peek, None, deadline).await? {
+            Answer::Found(found) => Ok(limit.limit.status(&found.readings[0], found.now)),
             Answer::Held(..) => Err(question::no_answer("a peek")),
         }
     }
@@ -357,12 +358,20 @@ impl Store for RedisStore {
         Box::pin(self.charge_all(items, hold))
     }
 
+    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+        Box::pin(self.charge_all_alone(items))
+    }
+
     fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(self.settle_one(id, settlement))
     }
 
     fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(self.peek_all(items))
+    }
+
+    fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
+        Box::pin(self.status_of(limit, key))
     }
 
     fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {

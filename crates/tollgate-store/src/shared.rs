@@ -4,6 +4,7 @@
 //! comes back as readings, one for each part, and [`Parts::conclude`] has the kernel work out the answers. A store that says
 //! other than the kernel whether the charge passes has a twin that is wrong, and that is an error and never an admission.
 
+pub(crate) mod each;
 pub(crate) mod punctual;
 pub(crate) mod shares;
 pub(crate) mod together;
@@ -87,16 +88,21 @@ impl<'a> Parts<'a> {
 
     /// A twin is wrong, or the answer is not of this question.
     pub(crate) fn disagreement(&self, passed: bool) -> StoreError {
-        let (said, limits) = (if passed { "admitted" } else { "refused" }, self.parts.len());
-        let error = StoreError::failed(
-            Failure::Reply,
-            format!(
-                "the store {said} a charge of {limits} limits and the kernel does not agree: please report this"
-            ),
-        );
-        // What the store admitted it has charged, whatever we make of it.
-        if passed { error.ambiguous() } else { error }
+        disagreement(self.parts.len(), passed)
     }
+}
+
+/// The store says other than the kernel of a charge of so many limits.
+pub(crate) fn disagreement(limits: usize, passed: bool) -> StoreError {
+    let said = if passed { "admitted" } else { "refused" };
+    let error = StoreError::failed(
+        Failure::Reply,
+        format!(
+            "the store {said} a charge of {limits} limits and the kernel does not agree: please report this"
+        ),
+    );
+    // What the store admitted it has charged, whatever we make of it.
+    if passed { error.ambiguous() } else { error }
 }
 
 /// The name of a text in a shared store: 128 bits of SHA-256. It has a fixed length whatever callers send, holds none of their

@@ -29,12 +29,24 @@ impl Decision {
         Decision { outcomes, binding }
     }
 
-    /// From the answer of one limit.
+    /// For [`push`](Self::push): whoever makes it adds the answers, and then has it [bound](Self::bind).
     #[inline]
-    pub(crate) fn of_one(outcome: Outcome) -> Decision {
-        let mut outcomes = Outcomes::new();
-        outcomes.push(outcome);
-        Decision { outcomes, binding: 0 }
+    pub(crate) fn empty() -> Decision {
+        Decision { outcomes: Outcomes::new(), binding: 0 }
+    }
+
+    /// Adds the answer of a limit, in place: a decision is large to move.
+    #[inline]
+    pub(crate) fn push(&mut self, outcome: Outcome) {
+        self.outcomes.push(outcome);
+    }
+
+    /// Finds the limit that binds.
+    #[inline]
+    pub(crate) fn bind(&mut self) {
+        if self.outcomes.len() > 1 {
+            self.binding = binding(&self.outcomes);
+        }
     }
 
     /// Whether the charge was admitted.

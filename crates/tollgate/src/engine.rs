@@ -14,7 +14,6 @@ mod limits;
 mod report;
 mod waiting;
 
-use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,7 +25,7 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 use tollgate_kernel as kernel;
 use tollgate_kernel::{Cost, Micros};
-use tollgate_store::{Clock, Hold, HoldId, MemoryItem, MemoryStore, Settled, Settlement};
+use tollgate_store::{Clock, Hold, HoldId, MemoryItem, MemoryLimit, MemoryStore, Settled, Settlement};
 use tracing::Instrument;
 
 use self::ad_hoc::AdHocs;
@@ -310,47 +309,50 @@ impl Engine {
         }
     }
 
-    /// Fast path of one plain charge: the key already has counters in this process, so it is valid and need not be parsed. `None`,
-    /// and nothing is charged, if it has to take the slow path.
+    /// Fast path of one plain charge: the key already has counters in this process, so it is valid and need not be parsed. The
+    /// numbers are written into `outcome`, which is of this limit and by the store: a copy of what was just written has to wait for
+    /// it. False, and nothing is charged, if it has to take the slow path.
     #[inline]
-    pub(crate) fn charge_known(&self, entry: &Entry, text: &str, cost: Cost) -> Option<Outcome> {
-        let memory = entry.memory().filter(|_| text.len() <= KNOWN_BYTES)?;
-        let is_known = Cell::new(true);
-        let unknown = || {
-            is_known.set(false);
-            kernel::Outcome::BLOCKED
-        };
+    pub(crate) fn charge_known(&self, entry: &Entry, text: &str, cost: Cost, outcome: &mut Outcome) -> bool {
+        let Some(memory) = entry.memory().filter(|_| text.len() <= KNOWN_BYTES) else { return false };
         match entry.path {
-            Path::Fast => {
-                let numbers = memory.charge_known_or(text, cost, &unknown);
-                is_known.get().then(|| Outcome::new(entry.name, numbers, Source::Store))
-            }
+            Path::Fast => memory.charge_known(text, cost, outcome.numbers_mut()),
             Path::FastCounted => {
                 let started = is_sampled().then(Instant::now);
-                let numbers = memory.charge_known_or(text, cost, &unknown);
-                is_known.get().then(|| {
-                    entry.meter.straight(text, numbers.allowed, started.map(|started| started.elapsed()));
-                    Outcome::new(entry.name, numbers, Source::Store)
-                })
-            }
-            Path::FastDenials => {
-                let is_sampled = is_sampled();
-                let started = (is_sampled || self.watch.times_all(false)).then(Instant::now);
-                let numbers = memory.charge_known_or(text, cost, &unknown);
-                if !is_known.get() {
-                    return None;
+                let is_known = memory.charge_known(text, cost, outcome.numbers_mut());
+                if is_known {
+                    let took = started.map(|started| started.elapsed());
+                    entry.meter.straight(text, outcome.is_allowed(), took);
                 }
-                // Reading the clock costs about as much as finding the key: an admission that is not sampled is not timed.
-                let took =
-                    started.filter(|_| is_sampled || !numbers.allowed).map(|started| started.elapsed());
-                entry.meter.straight(text, numbers.allowed, took.filter(|_| is_sampled));
-                if !numbers.allowed {
-                    self.report_denial(entry, text, cost, &numbers, took);
-                }
-                Some(Outcome::new(entry.name, numbers, Source::Store))
+                is_known
             }
-            Path::Slow => None,
+            Path::FastDenials => self.charge_known_reported(entry, memory, text, cost, outcome),
+            Path::Slow => false,
         }
+    }
+
+    /// The same where denials are reported.
+    fn charge_known_reported(
+        &self,
+        entry: &Entry,
+        memory: &MemoryLimit,
+        text: &str,
+        cost: Cost,
+        outcome: &mut Outcome,
+    ) -> bool {
+        let is_sampled = is_sampled();
+        let started = (is_sampled || self.watch.times_all(false)).then(Instant::now);
+        if !memory.charge_known(text, cost, outcome.numbers_mut()) {
+            return false;
+        }
+        let is_denied = !outcome.is_allowed();
+        // Reading the clock costs about as much as finding the key: an admission that is not sampled is not timed.
+        let took = started.filter(|_| is_sampled || is_denied).map(|started| started.elapsed());
+        entry.meter.straight(text, !is_denied, took.filter(|_| is_sampled));
+        if is_denied {
+            self.report_denial(entry, text, cost, outcome.numbers(), took);
+        }
+        true
     }
 
     /// One plain charge on a limit that is looked up already, in this process: the whole path of `Limiter::check`.
@@ -362,11 +364,15 @@ impl Engine {
         cost: Cost,
     ) -> Outcome {
         let (key, entry) = (key.into(), entry.newest());
-        let mut room = KeyText::new();
-        match self.charge_known(entry, key.text(&mut room), cost) {
-            Some(outcome) => outcome,
-            None => self.charge_one_slowly(entry, key, cost),
+        let mut outcome = Outcome::new(entry.name, kernel::Outcome::BLOCKED, Source::Store);
+        let is_known = match key.as_text() {
+            Some(text) => self.charge_known(entry, text, cost, &mut outcome),
+            None => self.charge_known(entry, key.text(&mut KeyText::new()), cost, &mut outcome),
+        };
+        if !is_known {
+            outcome = self.charge_one_slowly(entry, key, cost);
         }
+        outcome
     }
 
     /// Slow path: a key that is new or not canonical, overrides, a shadow limit, or somebody to report to.
@@ -407,25 +413,50 @@ impl Engine {
         let is_plain = request.take == Take::Nothing && request.id.is_none();
         match request.mode {
             Mode::AllOrNone if is_plain => {
-                if let Some(decision) = self.charge_all_known(store, request.charges.as_slice()) {
-                    return Ok(Answer { decision, held: None });
+                let mut answer = Answer { decision: Decision::empty(), held: None };
+                if !self.charge_all_known(store, request.charges.as_slice(), &mut answer.decision) {
+                    answer = self.charge_local_slowly(store, request)?;
                 }
-                self.charge_local_slowly(store, request)
+                Ok(answer)
             }
             Mode::Each => self.charge_each_local(request),
             _ => self.charge_local_slowly(store, request),
         }
     }
 
-    /// Fast path of a plain charge in this process.
+    /// A plain charge of several limits in this process: the whole path of `Limiter::charge_all`.
     #[inline]
-    fn charge_all_known(&self, store: &MemoryStore, charges: &[Charge<'_>]) -> Option<Decision> {
-        let [charge] = charges else { return self.charge_several_known(store, charges) };
+    pub(crate) fn charge_all(self: &Arc<Engine>, charges: &[Charge<'_>]) -> Result<Decision, Error> {
+        let Backend::Memory(store) = &self.backend else { return Err(Error::not_local()) };
+        let mut decision = Decision::empty();
+        if !self.charge_all_known(store, charges, &mut decision) {
+            let mut request = Request::new(Charges::All(charges), Mode::AllOrNone);
+            decision = self.charge_local_slowly(store, &mut request)?.decision;
+        }
+        Ok(decision)
+    }
+
+    /// Fast path of a plain charge in this process, into an empty decision. False, and nothing is charged, if it has to take the
+    /// slow path.
+    #[inline]
+    fn charge_all_known(&self, store: &MemoryStore, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
+        match charges {
+            [charge] => self.charge_one_known(charge, decision).is_some(),
+            _ => self.charge_several_known(store, charges, decision).is_some(),
+        }
+    }
+
+    #[inline]
+    fn charge_one_known(&self, charge: &Charge<'_>, decision: &mut Decision) -> Option<()> {
         let cost = Cost::new(charge.cost)?;
         let mut room = KeyText::new();
-        let text = charge.key.text(&mut room);
-        let outcome = match charge.limit.0 {
-            Given::Handle(limit) => self.charge_known(self.own(limit.entry.newest())?, text, cost)?,
+        let text = charge.key.as_text().unwrap_or_else(|| charge.key.text(&mut room));
+        let mut known = |entry: &Entry| {
+            let mut outcome = Outcome::new(entry.name, kernel::Outcome::BLOCKED, Source::Store);
+            self.charge_known(entry, text, cost, &mut outcome).then(|| decision.push(outcome))
+        };
+        match charge.limit.0 {
+            Given::Handle(limit) => known(self.own(limit.entry.newest())?),
             Given::Name(name) => {
                 let limits = self.limits.read();
                 let entry = limits.get(name)?;
@@ -434,49 +465,55 @@ impl Engine {
                     Path::FastDenials => {
                         let entry = entry.clone();
                         drop(limits);
-                        self.charge_known(&entry, text, cost)?
+                        known(&entry)
                     }
-                    _ => self.charge_known(entry, text, cost)?,
+                    _ => known(entry),
                 }
             }
-        };
-        Some(Decision::of_one(outcome))
+        }
     }
 
-    fn charge_several_known(&self, store: &MemoryStore, charges: &[Charge<'_>]) -> Option<Decision> {
+    #[inline]
+    fn charge_several_known(
+        &self,
+        store: &MemoryStore,
+        charges: &[Charge<'_>],
+        decision: &mut Decision,
+    ) -> Option<()> {
         if charges.is_empty() || charges.len() > MOST_LIMITS {
             return None;
         }
-        let limits = self.limits.read();
+        let is_named = |charge: &Charge<'_>| matches!(charge.limit.0, Given::Name(_));
+        let limits = charges.iter().any(is_named).then(|| self.limits.read());
         let mut items: SmallVec<[MemoryItem<'_>; 4]> = SmallVec::new();
         let mut entries: SmallVec<[&Entry; 4]> = SmallVec::new();
+        let mut is_counted = false;
         for charge in charges {
-            let entry = self.find(&limits, charge.limit).ok()?;
-            let text = charge.key.as_text()?;
+            let entry = match charge.limit.0 {
+                Given::Handle(limit) => self.own(limit.entry.newest())?,
+                Given::Name(name) => limits.as_ref()?.get(name)?,
+            };
+            let (text, cost) = (charge.key.as_text()?, Cost::new(charge.cost)?);
             if !matches!(entry.path, Path::Fast | Path::FastCounted) || text.len() > KNOWN_BYTES {
                 return None;
             }
-            items.push(MemoryItem {
-                limit: entry.memory()?,
-                key: text,
-                cost: Cost::new(charge.cost)?,
-                shadow: false,
-            });
+            is_counted |= entry.path == Path::FastCounted;
+            items.push(MemoryItem { limit: entry.memory()?, key: text, cost, shadow: false });
             entries.push(entry);
         }
-        let is_counted = entries.iter().any(|entry| entry.path == Path::FastCounted);
         let started = (is_counted && is_sampled()).then(Instant::now);
-        let mut outcomes = Outcomes::new();
+        let mut names = entries.iter().map(|entry| entry.name);
         store.charge_known(&items, |numbers| {
-            outcomes.push(Outcome::new(entries[outcomes.len()].name, numbers, Source::Store));
+            decision.push(Outcome::new(names.next().unwrap_or_default(), numbers, Source::Store));
         })?;
         if is_counted {
             let took = started.map(|started| started.elapsed());
-            for ((entry, item), outcome) in entries.iter().zip(&items).zip(&outcomes) {
+            for ((entry, item), outcome) in entries.iter().zip(&items).zip(decision.outcomes()) {
                 entry.meter.straight(item.key, outcome.is_allowed(), took);
             }
         }
-        Some(Decision::new(outcomes))
+        decision.bind();
+        Some(())
     }
 
     /// Slow path in this process.
@@ -505,9 +542,6 @@ impl Engine {
 
     /// Each by itself, in order, in this process. All limits are found before the first is charged.
     fn charge_each_local(self: &Arc<Engine>, request: &mut Request<'_>) -> Result<Answer, Error> {
-        let Backend::Memory(store) = &self.backend else {
-            return Err(Error::call("the counters are remote"));
-        };
         let holds_nothing = request.holds_nothing();
         {
             let limits = self.limits.read();
@@ -519,14 +553,7 @@ impl Engine {
         let mut outcomes = Outcomes::new();
         for charge in request.charges.as_slice() {
             let one = std::slice::from_ref(charge);
-            let decision = match self.charge_all_known(store, one) {
-                Some(decision) => decision,
-                None => {
-                    let mut alone = Request::new(Charges::All(one), Mode::AllOrNone);
-                    self.charge_local_slowly(store, &mut alone)?.decision
-                }
-            };
-            outcomes.extend(decision.into_outcomes());
+            outcomes.extend(self.charge_all(one)?.into_outcomes());
         }
         Ok(Answer { decision: Decision::new(outcomes), held: None })
     }
@@ -581,7 +608,7 @@ impl Engine {
         }))
     }
 
-    /// Each by itself: one call for up to 64 of different pairs; the second of a pair goes in a further call.
+    /// Each by itself, up to 64 in one call.
     async fn charge_each_remote(
         &self,
         remote: &Remote,
@@ -592,22 +619,17 @@ impl Engine {
         if let Some(charge) = charges.first() {
             started.span().record("limiter", charge.entry.name);
         }
-        let mut outcomes: Vec<Option<Outcome>> = vec![None; charges.len()];
-        let rounds = rounds(charges.iter().map(|charge| (charge.entry.name, charge.canonical())));
-        let mut charges: Vec<Option<Resolved<'_, '_>>> = charges.into_iter().map(Some).collect();
-        for indices in rounds.iter().flat_map(|round| round.chunks(MOST_LIMITS)) {
-            let batch: Vec<Resolved<'_, '_>> =
-                indices.iter().filter_map(|index| charges[*index].take()).collect();
-            let answers = remote.charge_each(&batch).instrument(started.span().clone()).await?;
+        let mut outcomes = Outcomes::new();
+        for batch in charges.chunks(MOST_LIMITS) {
+            let answers = remote.charge_each(batch).instrument(started.span().clone()).await?;
             let _within = started.enter();
-            for ((index, charge), Answered { answers, trouble }) in indices.iter().zip(&batch).zip(answers) {
+            for (charge, Answered { answers, trouble }) in batch.iter().zip(answers) {
                 let charge = std::slice::from_ref(charge);
                 let decision = conclude(charge, answers);
                 self.report("charge", charge, &decision, trouble, &started.of_one());
-                outcomes[*index] = Some(*decision.binding());
+                outcomes.push(*decision.binding());
             }
         }
-        let outcomes: Outcomes = outcomes.into_iter().flatten().collect();
         Ok(Answer { decision: Decision::new(outcomes), held: None })
     }
 
@@ -843,17 +865,10 @@ impl Engine {
     ) -> Result<Outcome, Error> {
         let entry = self.find(&self.limits.read(), limit)?.clone();
         let Backend::Remote(remote) = &self.backend else { return Ok(self.status_local(&entry, key)) };
-        let key = key.parse();
-        let borrowed = key.as_ref().map(Key::borrowed).map_err(Clone::clone);
-        let all = self.resolved(
-            EntryRef::Borrowed(&entry),
-            key.as_ref().map(Key::borrowed).map_err(Clone::clone),
-            Cost::MAX,
-        );
-        let one = self.resolved(EntryRef::Borrowed(&entry), borrowed, Cost::ONE);
-        let numbers = Box::pin(remote.status(&all, &one)).await?;
+        let charge = [self.resolved(EntryRef::Borrowed(&entry), key.parse(), Cost::ONE)];
+        let numbers = Box::pin(remote.status(&charge[0])).await?;
         let answers = numbers.map(|numbers| (numbers, Source::Store)).into_iter().collect();
-        Ok(*conclude(std::slice::from_ref(&one), answers).binding())
+        Ok(*conclude(&charge, answers).binding())
     }
 
     /// The same where the counters are in this process.
@@ -999,20 +1014,4 @@ fn check(entry: &Entry, cost: u64, holds_nothing: Option<&'static str>) -> Resul
         Some(call) if entry.is_concurrency() => Err(Error::holds_nothing(entry.name, call)),
         _ => Ok(cost),
     }
-}
-
-/// In which order to charge pairs of which some are the same: the first of each together, then the second, and so on. What is
-/// charged twice in one call would be added up.
-fn rounds<'k>(pairs: impl Iterator<Item = (&'static str, Option<&'k str>)>) -> Vec<Vec<usize>> {
-    let mut seen: std::collections::HashMap<(&str, Option<&str>), usize> = std::collections::HashMap::new();
-    let mut rounds: Vec<Vec<usize>> = Vec::new();
-    for (index, pair) in pairs.enumerate() {
-        let round = seen.entry(pair).or_default();
-        if rounds.len() == *round {
-            rounds.push(Vec::new());
-        }
-        rounds[*round].push(index);
-        *round += 1;
-    }
-    rounds
 }

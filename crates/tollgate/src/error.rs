@@ -30,6 +30,11 @@ impl Error {
         Error { kind: Kind::Call(message.into()) }
     }
 
+    /// A call that is done at once, on counters that are not in this process.
+    pub(crate) fn not_local() -> Error {
+        Error::call("the counters of this limit are not in this process")
+    }
+
     pub(crate) fn zero_cost() -> Error {
         Error::call("a cost must be at least 1; to look without charging, peek")
     }

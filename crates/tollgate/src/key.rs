@@ -155,11 +155,6 @@ impl<'a> Key<'a> {
         Ok(Key { canonical: canonical.into() })
     }
 
-    /// The same key, borrowed.
-    pub(crate) fn borrowed(&self) -> Key<'_> {
-        Key { canonical: Cow::Borrowed(&self.canonical) }
-    }
-
     /// What stands before the keys of a namespace in their canonical text.
     #[cfg(any(feature = "http", feature = "telemetry"))]
     pub(crate) fn prefix(namespace: &str) -> Result<String, KeyError> {

@@ -106,7 +106,7 @@ impl Limiter {
     /// # Ok::<(), tollgate::Error>(())
     /// ```
     pub fn charge_all(&self, charges: &[Charge<'_>]) -> Result<Decision, Error> {
-        self.run(Request::new(Charges::All(charges), Mode::AllOrNone))
+        self.engine.charge_all(charges)
     }
 
     /// Charges each of many keys one unit, at one reading of the clock, and adds the answers to `outcomes`, in order. With
@@ -240,7 +240,7 @@ impl Limiter {
         match self.engine.charge(&mut request) {
             Step::Done(answer) => answer.map(|answer| T::of(&self.engine, answer)),
             // A limiter is only made where the counters are in this process, and this does not wait.
-            Step::Waits(_) => Err(Error::call("the counters of this limit are not in this process")),
+            Step::Waits(_) => Err(Error::not_local()),
         }
     }
 

@@ -276,6 +276,12 @@ impl Outcome {
         &self.numbers
     }
 
+    /// Where the numbers are written.
+    #[inline]
+    pub(crate) const fn numbers_mut(&mut self) -> &mut kernel::Outcome {
+        &mut self.numbers
+    }
+
     /// The wait of a refusal in whole microseconds; `None` is never.
     pub(crate) fn wait(&self) -> Option<Micros> {
         if self.is_allowed() { Some(Micros::ZERO) } else { self.numbers.retry_after }

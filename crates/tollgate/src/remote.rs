@@ -19,16 +19,13 @@ mod refund;
 mod reservations;
 mod tasks;
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 use tollgate_store::{
-    Charged, Clock, Failure, Hold, HoldId, Item, MemoryOptions, Nodes, Settled, Settlement, Store,
+    Charged, Clock, Failure, Hold, HoldId, Item, MemoryOptions, NodeId, Nodes, Settled, Settlement, Store,
     StoreError, StoreFuture, StoredLimit,
 };
 use tracing::Instrument;
@@ -324,26 +321,13 @@ impl Remote {
     }
 
     /// How a key stands: what is left, and whether one more unit would fit. The store's failure is an error: nothing is made up.
-    ///
-    /// To be replaced by one call once the store answers with what it found: a charge of all there could ever be shows the key as
-    /// it stands, and a charge of one whether that fits. Both are under way at the same time.
-    pub(crate) async fn status(
-        &self,
-        all: &Resolved<'_, '_>,
-        one: &Resolved<'_, '_>,
-    ) -> Result<Option<Outcome>, Error> {
-        let (all, one) = (std::slice::from_ref(all), std::slice::from_ref(one));
-        let (standing, one) = join(self.look(all), self.look(one)).await;
-        let first = |answered: Result<Answered, Missed>| {
-            let answered = answered.map_err(Missed::into_error)?;
-            Ok::<_, Error>(answered.answers.first().map(|(outcome, _)| *outcome))
-        };
-        Ok(match (first(standing)?, first(one)?) {
-            (Some(standing), Some(one)) => {
-                Some(Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing })
-            }
-            _ => None,
-        })
+    pub(crate) async fn status(&self, charge: &Resolved<'_, '_>) -> Result<Option<Outcome>, Error> {
+        let Some(item) = charge.store_item() else { return Ok(None) };
+        let nodes = self.nodes_of(&[item], None);
+        let outcome = self.call("peek", nodes, |store| store.status(item.limit, item.key)).await;
+        let outcome = outcome.map_err(Missed::into_error)?;
+        self.answered().await;
+        Ok(Some(outcome))
     }
 
     async fn look(&self, charges: &[Resolved<'_, '_>]) -> Result<Answered, Missed> {
@@ -357,48 +341,73 @@ impl Remote {
         Ok(Answered::by_store(&charged.outcomes))
     }
 
-    /// Charges each by itself, in one call. No two may be of the same pair of limit and key.
-    ///
-    /// To be replaced by a mode of the store: every item is marked as one of a shadow limit, so that a refusal is not charged and
-    /// holds up none of the others.
+    /// Charges each by itself, in one call of the store. What falls back does so by itself, too.
     pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Result<Vec<Answered>, Error> {
         let mut answers: Vec<Option<Answered>> = Vec::new();
-        let mut open: SmallVec<[(usize, Option<Sent>); 4]> = SmallVec::new();
+        let mut asked: SmallVec<[(usize, Option<Sent>, NodeId); 4]> = SmallVec::new();
+        let mut items: SmallVec<[Item<'_>; 4]> = SmallVec::new();
         for (index, charge) in charges.iter().enumerate() {
-            answers.push(match self.way_of_one(charge, DenialCache::Use) {
-                Way::Answered(answered) => Some(answered),
-                Way::Ask(sent) => {
-                    open.push((index, sent));
-                    None
+            let answered = match (self.way_of_one(charge, DenialCache::Use), charge.store_item()) {
+                (Way::Ask(sent), Some(item)) => {
+                    let node = self.shared.store.node_of(&item);
+                    match self.admit(node).await {
+                        Ok(()) => {
+                            asked.push((index, sent, node));
+                            items.push(item);
+                            None
+                        }
+                        Err(missed) => Some(self.fall_back_alone(charge, missed)?),
+                    }
+                }
+                (Way::Answered(answered), _) => Some(answered),
+                (Way::Ask(_), None) => Some(Answered::default()),
+            };
+            answers.push(answered);
+        }
+        if items.is_empty() {
+            return Ok(answers.into_iter().map(Option::unwrap_or_default).collect());
+        }
+        let in_flight = InFlight::new(self, charges, None);
+        self.shared.tally.asked();
+        let call = self.watch.store_call("charge");
+        let outcomes = self.shared.store.charge_each(&items).instrument(call.span()).await;
+        // For metrics a call fails as its first charge does that fails.
+        let failure = outcomes.iter().find_map(|outcome| outcome.as_ref().err());
+        call.done(failure);
+        let is_any_ambiguous =
+            outcomes.iter().any(|outcome| outcome.as_ref().is_err_and(StoreError::is_ambiguous));
+        let mut nodes = Nodes::new();
+        for ((index, sent, node), outcome) in asked.iter().zip(outcomes) {
+            let charge = &charges[*index];
+            answers[*index] = Some(match outcome {
+                Ok(outcome) => {
+                    if !nodes.contains(node) {
+                        nodes.push(*node);
+                    }
+                    let charged =
+                        Charged { allowed: outcome.allowed, outcomes: SmallVec::from_elem(outcome, 1) };
+                    self.learn(std::slice::from_ref(charge), *sent, &charged);
+                    Answered::by_store(&charged.outcomes)
+                }
+                Err(error) => {
+                    let missed = self.failed(&Nodes::from_slice(&[*node]), error);
+                    self.fall_back_alone(charge, missed)?
                 }
             });
         }
-        let items: SmallVec<[Item<'_>; 4]> = open
-            .iter()
-            .filter_map(|(index, _)| charges[*index].store_item())
-            .map(|item| Item { shadow: true, ..item })
-            .collect();
-        if !items.is_empty() {
-            match self.charge_store(charges, &items, None).await {
-                Ok(charged) => {
-                    for ((index, sent), outcome) in open.iter().zip(&charged.outcomes) {
-                        let charge = std::slice::from_ref(&charges[*index]);
-                        let outcomes = [*outcome].into_iter().collect();
-                        self.learn(charge, *sent, &Charged { allowed: outcome.allowed, outcomes });
-                        answers[*index] = Some(Answered::by_store(&[*outcome]));
-                    }
-                }
-                Err(Missed::Wrong(error)) => return Err(error.into()),
-                Err(missed) => {
-                    self.shared.tally.fell_back();
-                    for (index, _) in &open {
-                        let charge = std::slice::from_ref(&charges[*index]);
-                        answers[*index] = Some(self.ask_fallback(charge, Act::Charge(None), &missed));
-                    }
-                }
-            }
+        if !nodes.is_empty() {
+            self.succeeded(&nodes);
+            self.answered().await;
+        }
+        if !is_any_ambiguous {
+            in_flight.answered();
         }
         Ok(answers.into_iter().map(Option::unwrap_or_default).collect())
+    }
+
+    /// Answers one charge of several that are each made by themselves, where the store did not.
+    fn fall_back_alone(&self, charge: &Resolved<'_, '_>, missed: Missed) -> Result<Answered, Error> {
+        self.fall_back(std::slice::from_ref(charge), Act::Charge(None), missed)
     }
 
     /// Settles a held charge, where it was held.
@@ -486,10 +495,7 @@ impl Remote {
         ask: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
     ) -> Result<T, Missed> {
         for node in &nodes {
-            // Where the store cannot run a ping beside its callers, one of them waits for it.
-            if let Some(ping) = self.ping_if_due(*node) {
-                ping.await;
-            }
+            self.ping_first(*node).await;
         }
         for node in &nodes {
             self.shared.breakers.of(*node).admit().map_err(Missed::TurnedAway)?;
@@ -497,7 +503,7 @@ impl Remote {
         self.shared.tally.asked();
         let call = self.watch.store_call(operation);
         let answer = ask(&*self.shared.store).instrument(call.span()).await;
-        call.done(&answer);
+        call.done(answer.as_ref().err());
         match answer {
             Ok(answer) => {
                 self.succeeded(&nodes);
@@ -505,6 +511,19 @@ impl Remote {
             }
             Err(error) => Err(self.failed(&nodes, error)),
         }
+    }
+
+    /// Where the store cannot run a ping beside its callers, one of them waits for it.
+    async fn ping_first(&self, node: NodeId) {
+        if let Some(ping) = self.ping_if_due(node) {
+            ping.await;
+        }
+    }
+
+    /// Whether a node is to be asked.
+    async fn admit(&self, node: NodeId) -> Result<(), Missed> {
+        self.ping_first(node).await;
+        self.shared.breakers.of(node).admit().map_err(Missed::TurnedAway)
     }
 
     fn succeeded(&self, nodes: &Nodes) {
@@ -612,30 +631,4 @@ impl Remote {
             }
         }
     }
-}
-
-/// Both, at the same time.
-async fn join<A, B>(one: impl Future<Output = A>, other: impl Future<Output = B>) -> (A, B) {
-    let (mut one, mut other) = (pin!(one), pin!(other));
-    let (mut first, mut second) = (None, None);
-    poll_fn(|context| {
-        if first.is_none()
-            && let Poll::Ready(answer) = one.as_mut().poll(context)
-        {
-            first = Some(answer);
-        }
-        if second.is_none()
-            && let Poll::Ready(answer) = other.as_mut().poll(context)
-        {
-            second = Some(answer);
-        }
-        match (first.take(), second.take()) {
-            (Some(one), Some(other)) => Poll::Ready((one, other)),
-            (one, other) => {
-                (first, second) = (one, other);
-                Poll::Pending
-            }
-        }
-    })
-    .await
 }

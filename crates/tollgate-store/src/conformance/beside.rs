@@ -2,7 +2,7 @@
 
 use super::model::Model;
 use super::{Subject, cost};
-use crate::{Charged, Hold, HoldId, Item, ManualClock, Micros, Settled, Settlement, StoredLimit};
+use crate::{Charged, Hold, HoldId, Item, ManualClock, Micros, Outcome, Settled, Settlement, StoredLimit};
 
 pub(super) struct Beside {
     pub(super) subject: Subject,
@@ -31,6 +31,26 @@ impl Beside {
         let got = self.subject.store.charge(&items, hold).await;
         self.equal(&format!("{units} of {}", limit.limit), &expected, got.as_ref().ok());
         expected
+    }
+
+    pub(super) async fn charge_each(&mut self, items: &[Item<'_>]) {
+        let now = self.clock.now();
+        let alone =
+            |item: &Item<'_>| self.model.charge(&[Item { shadow: false, ..*item }], None, now).outcomes[0];
+        let expected: Vec<Outcome> = items.iter().map(alone).collect();
+        let got: Result<Vec<Outcome>, _> = self.subject.store.charge_each(items).await.into_iter().collect();
+        self.equal(&format!("{items:?}"), &expected, got.as_ref().ok());
+    }
+
+    pub(super) async fn status(&mut self, limit: &StoredLimit, key: &str) {
+        let mut look = |cost| {
+            let items = [Item { limit, key, cost, shadow: false }];
+            self.model.peek(&items, self.clock.now()).outcomes[0]
+        };
+        let (standing, one) = (look(crate::Cost::MAX), look(crate::Cost::ONE));
+        let expected = Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing };
+        let got = self.subject.store.status(limit, key).await;
+        self.equal(&format!("the status under {}", limit.limit), &expected, got.as_ref().ok());
     }
 
     /// Reserves for as long as a store keeps anything.

@@ -28,16 +28,6 @@ pub(crate) trait Ledger: Movable + Send + Sync {
     /// Charges a key that is remembered, if that can be done without waiting, and leaves the answer in `outcome`; false if not.
     fn charge_known(&self, key: Fingerprint, cost: Cost, now: Micros, outcome: &mut Outcome) -> bool;
 
-    /// The same, where the answer to a key that is not known is found `otherwise`. It is returned rather than left somewhere,
-    /// because a copy of what was just written has to wait for it.
-    fn charge_known_or(
-        &self,
-        key: Fingerprint,
-        cost: Cost,
-        now: Micros,
-        otherwise: &dyn Fn() -> Outcome,
-    ) -> Outcome;
-
     /// Has the keys fetched from memory, all at once.
     fn fetch(&self, keys: &[Fingerprint]);
 

@@ -363,22 +363,6 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         false
     }
 
-    #[inline]
-    fn charge_known_or(
-        &self,
-        key: Fingerprint,
-        cost: Cost,
-        now: Micros,
-        otherwise: &dyn Fn() -> Outcome,
-    ) -> Outcome {
-        if C::PLAIN
-            && let Some(outcome) = self.charge_seen(key, cost, now)
-        {
-            return outcome;
-        }
-        otherwise()
-    }
-
     fn fetch(&self, keys: &[Fingerprint]) {
         // Looking at all nodes first lets the processor wait for them together.
         let found = keys.iter().fold(0, |found, &key| {

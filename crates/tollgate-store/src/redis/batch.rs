@@ -28,7 +28,7 @@ pub(super) const CAPS: Caps = Caps { key: 64, batched_key: 256, limit: 256, serv
 const BATCHES_IN_FLIGHT: usize = 4;
 
 /// How many charges or settlements go together. The server does nothing else meanwhile, so it is a small part of a millisecond's work.
-const MOST_TOGETHER: usize = 32;
+pub(super) const MOST_TOGETHER: usize = 32;
 
 impl RedisStore {
     /// The shares of a call of these parts, waited for until the call would be late. On a cluster every server has shares of its

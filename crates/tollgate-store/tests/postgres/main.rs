@@ -43,3 +43,8 @@ fn hourly(name: &str, most: u64) -> StoredLimit {
 fn item<'a>(limit: &'a StoredLimit, key: &'a str) -> Item<'a> {
     Item { limit, key, cost: Cost::ONE, shadow: false }
 }
+
+/// One charge for each key.
+fn items<'a, K: AsRef<str>>(limit: &'a StoredLimit, keys: &'a [K], cost: Cost) -> Vec<Item<'a>> {
+    keys.iter().map(|key| Item { cost, ..item(limit, key.as_ref()) }).collect()
+}

@@ -41,7 +41,9 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
                 let own = format!("own-{caller}");
                 assert!(store.charge(&[item(&api, &own)], None).await?.allowed);
                 assert!(store.forget(&api, &own).await?);
-                store.charge_many(&api, &["many-1", "many-2"], tollgate_store::Cost::ONE).await?;
+                for charged in store.charge_each(&[item(&api, "many-1"), item(&api, "many-2")]).await {
+                    charged?;
+                }
             }
             Ok::<(), StoreError>(())
         });

@@ -11,7 +11,7 @@ use tollgate_store::{
 };
 use tollgate_testkit::postgres::PostgresServer;
 
-use crate::{connect, hourly, item, options, start};
+use crate::{connect, hourly, item, items, options, start};
 
 async fn by(clock: &ManualClock, server: &PostgresServer) -> PostgresStore {
     connect(PostgresOptions { clock: Some(clock.clock()), ..options(&server.url("postgres")) }).await
@@ -178,8 +178,8 @@ async fn a_task_of_the_stores_own_cleans_up_and_waits_for_nobody() {
     let store = connect(often).await;
     let brief = StoredLimit::new("brief", Limit::fixed_window(5, Micros::from_millis(20)).unwrap());
     let keys: Vec<String> = (0..2_500).map(|key| format!("k:{key}")).collect();
-    for outcome in store.charge_many(&brief, &keys, Cost::ONE).await.unwrap() {
-        assert!(outcome.allowed);
+    for outcome in store.charge_each(&items(&brief, &keys, Cost::ONE)).await {
+        assert!(outcome.unwrap().allowed);
     }
     for _ in 0..100 {
         if store.cleaned_total().states == 2_500 {
@@ -200,12 +200,14 @@ async fn many_keys_in_one_statement_are_each_charged_by_themselves() {
         // Twelve times the same key among others: two too many for it, and for nobody else.
         let keys: Vec<String> =
             (0..24).map(|n| if n % 2 == 0 { "same".into() } else { format!("k:{n}") }).collect();
-        let outcomes = store.charge_many(&limit, &keys, Cost::ONE).await.unwrap();
+        let outcomes = store.charge_each(&items(&limit, &keys, Cost::ONE)).await;
+        let outcomes: Vec<_> = outcomes.into_iter().collect::<Result<_, _>>().unwrap();
         let allowed = outcomes.iter().filter(|outcome| outcome.allowed).count();
         assert_eq!(allowed, 22, "{}", limit.name);
         assert_eq!(outcomes[2].remaining, 8, "{}: the second of its key", limit.name);
-        let never = store.charge_many(&limit, &keys[..2], Cost::new(11).unwrap()).await.unwrap();
-        assert!(never.iter().all(|outcome| outcome.retry_after.is_none()), "{}", limit.name);
+        for never in store.charge_each(&items(&limit, &keys[..2], Cost::new(11).unwrap())).await {
+            assert!(never.unwrap().retry_after.is_none(), "{}", limit.name);
+        }
     }
 }
 

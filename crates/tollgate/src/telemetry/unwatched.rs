@@ -62,7 +62,7 @@ impl StoreCall {
         Span::none()
     }
 
-    pub(crate) fn done<T>(&self, _answer: &Result<T, StoreError>) {}
+    pub(crate) fn done(&self, _error: Option<&StoreError>) {}
 }
 
 #[derive(Clone)]

@@ -149,8 +149,7 @@ impl StoreCall<'_> {
     }
 
     /// It came back.
-    pub(crate) fn done<T>(&self, answer: &Result<T, StoreError>) {
-        let error = answer.as_ref().err();
+    pub(crate) fn done(&self, error: Option<&StoreError>) {
         if let Some((meter, started)) = &self.meter {
             meter.called(self.operation, started.elapsed(), error);
         }

@@ -9,7 +9,7 @@ use tollgate_testkit::proxy::{FaultProxy, Mode};
 
 use super::callers::new_hold;
 use super::{DEADLINE, connect, hourly, item, options};
-use crate::start;
+use crate::{items, start};
 
 fn through(proxy: &FaultProxy, timeout: Duration, connections: usize) -> PostgresOptions {
     let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
@@ -133,7 +133,9 @@ async fn of_keys_in_one_statement_only_those_that_were_late_are_said_to_be() {
     let proxy = FaultProxy::start(server.port());
     let patient = connect(options(&server.url("postgres"))).await;
     let (limit, keys) = (hourly("api", 1_000), ["a", "b", "c"]);
-    patient.charge_many(&limit, &keys, Cost::ONE).await.unwrap();
+    for charged in patient.charge_each(&items(&limit, &keys, Cost::ONE)).await {
+        charged.unwrap();
+    }
     server.psql(
         "create function refuse() returns trigger language plpgsql as $$ begin raise 'no'; end $$;
          create trigger refuse before insert on tollgate_state for each row when (new.limit_name = 'first')
@@ -171,8 +173,9 @@ async fn of_keys_in_one_statement_only_those_that_were_late_are_said_to_be() {
             assert_eq!(alone.unwrap_err().failure(), Some(Failure::Reply));
             vec![a.map(drop), b.map(drop), c.map(drop)]
         } else {
-            let (answers, ()) = tokio::join!(store.charge_many(&limit, &keys, Cost::ONE), unlock);
-            vec![answers.map(drop)]
+            let items = items(&limit, &keys, Cost::ONE);
+            let (answers, ()) = tokio::join!(store.charge_each(&items), unlock);
+            answers.into_iter().map(|answer| answer.map(drop)).collect()
         };
         let errors: Vec<_> = answers.into_iter().filter_map(Result::err).collect();
         assert_eq!(charges().parse::<u64>().unwrap(), before + 2, "one was late: {errors:?}");
