@@ -5,6 +5,7 @@
 //! other than the kernel whether the charge passes has a twin that is wrong, and that is an error and never an admission.
 
 pub(crate) mod each;
+pub(crate) mod kept_limit;
 pub(crate) mod punctual;
 pub(crate) mod shares;
 pub(crate) mod together;

@@ -1,10 +1,10 @@
 //! A charge as the server is asked it, and its answer as the kernel reads it.
 
 use tokio_postgres::Row;
-use tollgate_kernel::{Align, Cost, CounterState, Counts, Limit, Look, Rate, Reading, Strategy, WindowState};
+use tollgate_kernel::{Cost, CounterState, Counts, Limit, Look, Reading, Strategy, WindowState};
 use uuid::Uuid;
 
-use super::statement::number;
+use crate::shared::kept_limit;
 use crate::shared::{Part, Parts, name_of};
 use crate::{Charged, Failure, Item, Micros, Outcomes, StoreError, StoredLimit};
 
@@ -33,7 +33,7 @@ impl Asked {
             parameters.resize(PARAMETERS, 0);
             asked.keys.push(key_of(part.limit, part.key));
             asked.limits.push(part.limit.name.clone());
-            asked.strategies.push(number(limit.strategy()));
+            asked.strategies.push(kept_limit::number(limit.strategy()).into());
             asked.parameters.extend(parameters);
             asked.costs.push(whole(part.cost.get()));
             asked.shadows.push(part.shadow);
@@ -137,23 +137,7 @@ pub(super) fn remembered(items: &[Item<'_>], parts: &Parts<'_>) -> Vec<i64> {
         let same = |part: &Part<'_>| part.limit.name == item.limit.name && part.key == item.key;
         let index = parts.parts.iter().position(same).unwrap_or(0);
         let part = &parts.parts[index];
-        let limit = &part.limit.limit;
-        let shape = match limit {
-            Limit::TokenBucket(bucket) => {
-                [bucket.rate().count(), bucket.rate().period().get(), bucket.burst()]
-            }
-            Limit::LeakyBucket(bucket) => {
-                [bucket.rate().count(), bucket.rate().period().get(), bucket.capacity()]
-            }
-            Limit::FixedWindow(window) => {
-                [window.limit(), window.window().get(), u64::from(window.align() == Align::Clock)]
-            }
-            Limit::SlidingWindow(window) => [window.limit(), window.window().get(), 0],
-            Limit::SlidingWindowCounter(window) => [window.limit(), window.window().get(), 0],
-            Limit::Concurrency(leases) => [leases.limit(), leases.lease().get(), 0],
-        };
-        numbers.push(i64::from(number(limit.strategy())));
-        numbers.extend(shape.map(whole));
+        numbers.extend(kept_limit::write(&part.limit.limit).map(whole));
         // Costs above 2^63 are told as their bits.
         numbers.push(part.cost.get().cast_signed());
         numbers.push(i64::from(part.shadow));
@@ -171,7 +155,8 @@ pub(super) fn answer_again(remembered: &[i64], numbers: &[i64], at: Micros) -> R
     }
     let mut outcomes = Outcomes::new();
     for &[strategy, a, b, c, cost, _shadow, part] in items {
-        let limit = limit_of(strategy, [count(a)?, count(b)?, count(c)?])?;
+        let limit = kept_limit::read([count(strategy)?, count(a)?, count(b)?, count(c)?])
+            .ok_or_else(|| nonsense("a held charge under an impossible limit"))?;
         let cost = Cost::new(cost.cast_unsigned()).ok_or_else(|| nonsense("a held charge of nothing"))?;
         let found = usize::try_from(part).ok().and_then(|part| found.get(part));
         let found = found.ok_or_else(|| nonsense("a held charge without its readings"))?;
@@ -181,24 +166,10 @@ pub(super) fn answer_again(remembered: &[i64], numbers: &[i64], at: Micros) -> R
     Ok(Charged { allowed: true, outcomes })
 }
 
-/// A limit from the numbers that [`remembered`] kept of it.
-fn limit_of(strategy: i64, [a, b, c]: [u64; 3]) -> Result<Limit, StoreError> {
-    let span = Micros::new(b);
-    let limit = match strategy {
-        1 => Rate::new(a, span).and_then(|rate| Limit::token_bucket(rate, c)),
-        2 => Rate::new(a, span).and_then(|rate| Limit::leaky_bucket(rate, c)),
-        3 if c == 1 => Limit::clock_window(a, span),
-        3 => Limit::fixed_window(a, span),
-        4 => Limit::sliding_window(a, span),
-        5 => Limit::sliding_window_counter(a, span),
-        6 => Limit::concurrency(a, span),
-        other => return Err(nonsense(format!("a held charge under strategy {other}"))),
-    };
-    limit.map_err(|error| nonsense("a held charge under an impossible limit").caused_by(error))
-}
-
 #[cfg(test)]
 mod tests {
+    use tollgate_kernel::Rate;
+
     use super::*;
 
     #[test]

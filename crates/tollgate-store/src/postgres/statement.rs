@@ -99,18 +99,6 @@ impl Verb {
     }
 }
 
-/// The number of a strategy in the tables: see charge.sql.
-pub(super) fn number(strategy: Strategy) -> i16 {
-    match strategy {
-        Strategy::TokenBucket => 1,
-        Strategy::LeakyBucket => 2,
-        Strategy::FixedWindow => 3,
-        Strategy::SlidingWindow => 4,
-        Strategy::SlidingWindowCounter => 5,
-        Strategy::Concurrency => 6,
-    }
-}
-
 /// The tables, one text for each version, the first first.
 pub(super) const MIGRATIONS: [&str; 2] = [include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 

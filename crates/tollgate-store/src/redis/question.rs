@@ -7,24 +7,11 @@ use std::fmt::Write;
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
-use tollgate_kernel::{
-    Align, Cost, CounterState, Counts, Limit, Look, Micros, Rate, Reading, Strategy, WindowState,
-};
+use tollgate_kernel::{Cost, CounterState, Counts, Limit, Look, Micros, Reading, Strategy, WindowState};
 
+use crate::shared::kept_limit::{self, number};
 use crate::shared::{Part, Parts};
 use crate::{Failure, Item, Outcomes, StoreError, StoredLimit};
-
-/// The number of a strategy in scripts.
-fn number(strategy: Strategy) -> u8 {
-    match strategy {
-        Strategy::TokenBucket => 1,
-        Strategy::LeakyBucket => 2,
-        Strategy::FixedWindow => 3,
-        Strategy::SlidingWindow => 4,
-        Strategy::SlidingWindowCounter => 5,
-        Strategy::Concurrency => 6,
-    }
-}
 
 /// Puts a part to the script that charges.
 pub(super) fn put_part(cmd: &mut Cmd, limit: &Limit, cost: Cost, shadow: bool) {
@@ -172,27 +159,8 @@ pub(super) fn write(items: &[Item<'_>]) -> String {
             keys.len() - 1
         });
         let _ = write!(text, "{} {} {key} {} ", u8::from(item.shadow), item.cost.get(), item.limit.name);
-        let _ = match item.limit.limit {
-            Limit::TokenBucket(bucket) => {
-                let rate = bucket.rate();
-                writeln!(text, "1 {} {} {}", rate.count(), rate.period().get(), bucket.burst())
-            }
-            Limit::LeakyBucket(bucket) => {
-                let rate = bucket.rate();
-                writeln!(text, "2 {} {} {}", rate.count(), rate.period().get(), bucket.capacity())
-            }
-            Limit::FixedWindow(window) => {
-                let clock = u8::from(window.align() == Align::Clock);
-                writeln!(text, "3 {} {} {clock}", window.limit(), window.window().get())
-            }
-            Limit::SlidingWindow(window) => {
-                writeln!(text, "4 {} {} 0", window.limit(), window.window().get())
-            }
-            Limit::SlidingWindowCounter(window) => {
-                writeln!(text, "5 {} {} 0", window.limit(), window.window().get())
-            }
-            Limit::Concurrency(leases) => writeln!(text, "6 {} {} 0", leases.limit(), leases.lease().get()),
-        };
+        let [strategy, one, two, three] = kept_limit::write(&item.limit.limit);
+        let _ = writeln!(text, "{strategy} {one} {two} {three}");
     }
     text
 }
@@ -208,18 +176,8 @@ impl Asked {
             let words: Vec<&str> = line.split(' ').collect();
             let [shadow, cost, key, name, strategy, one, two, three] = words[..] else { return None };
             let number = |word: &str| word.parse::<u64>().ok();
-            let (count, span, third) = (number(one)?, Micros::new(number(two)?), number(three)?);
-            let limit = match strategy {
-                "1" => Limit::token_bucket(Rate::new(count, span).ok()?, third),
-                "2" => Limit::leaky_bucket(Rate::new(count, span).ok()?, third),
-                "3" if third == 1 => Limit::clock_window(count, span),
-                "3" => Limit::fixed_window(count, span),
-                "4" => Limit::sliding_window(count, span),
-                "5" => Limit::sliding_window_counter(count, span),
-                "6" => Limit::concurrency(count, span),
-                _ => return None,
-            };
-            let limit = StoredLimit::new(name, limit.ok()?);
+            let limit = kept_limit::read([number(strategy)?, number(one)?, number(two)?, number(three)?]);
+            let limit = StoredLimit::new(name, limit?);
             Some((limit, key.to_owned(), Cost::new(number(cost)?)?, shadow == "1"))
         });
         items.collect::<Option<Vec<_>>>().map(|items| Asked { items })
@@ -238,6 +196,8 @@ pub(super) fn outcomes(parts: &Parts<'_>, found: &Found) -> Outcomes {
 
 #[cfg(test)]
 mod tests {
+    use tollgate_kernel::Rate;
+
     use super::*;
 
     #[test]
