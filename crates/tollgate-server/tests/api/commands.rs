@@ -32,7 +32,16 @@ fn a_check_ends_as_it_was_decided() {
     check(&server, "check logn user:1", &[], 2, "", "did you mean `login`?");
     check(&server, "check login a:b:c:d", &[], 2, "", "did you mean `a:b%3Ac%3Ad`?");
     check(&server, "check login user:1 --cost 0", &[], 2, "", "invalid value '0' for '--cost <N>'");
-    check(&server, "check login user:1 --server https://a", &[], 2, "", "speaks http:// only");
+    check(&server, "check login user:1 --server ftp://a", &[], 2, "", "write it as http://");
+    let ours = server.http().to_string();
+    check(
+        &server,
+        &format!("check login user:1 --server https://{ours}"),
+        &[],
+        2,
+        "",
+        "cannot ask the server at",
+    );
     let left = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
     check(&server, &format!("check login user:1 --server http://{left}"), &[], 2, "", "start one with");
 }
