@@ -386,7 +386,7 @@ fn check(server: Tollgate) {
     let config = Config { cases: REQUESTS, failure_persistence: None, ..Config::default() };
     let checked = TestRunner::new(config).run(&asked, |asked| faces.check(&asked));
     if let Err(error) = checked {
-        panic!("{error}\n{}", faces.server.stderr());
+        panic!("{error}\n{}", faces.server.output());
     }
     let metrics = faces.server.get("/metrics").body;
     let failed = |line: &&str| {
