@@ -71,7 +71,7 @@ impl Tollgate {
         let mut command = Command::new(&programs.tollgate);
         command.args(["serve", "--config", policy]);
         command.args(["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
-        let mut process = Process::start(core, command.stderr(Stdio::piped()))?;
+        let mut process = Process::start(core, command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
         let said = process.take_stderr();
         let [http, resp, grpc] = process.addresses(said, ["API    http://", "redis://", "grpc://"])?;
         Ok(Tollgate { process, http, resp, grpc })

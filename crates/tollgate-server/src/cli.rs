@@ -115,6 +115,9 @@ pub(crate) struct ServeArgs {
     /// Listen beyond this machine where callers show no secret: HTTP without an admin token, RESP without a password, gRPC.
     #[arg(long)]
     pub(crate) without_token: bool,
+    /// Whether this is `tollgate demo`.
+    #[arg(skip)]
+    pub(crate) is_demo: bool,
 }
 
 /// Where the server is.
@@ -209,6 +212,15 @@ pub(crate) struct DemoArgs {
     /// Where the API and the page are.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
     pub(crate) listen: String,
+    /// Where Envoy asks, over gRPC [default: 127.0.0.1:8081].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) grpc: Option<String>,
+    /// Where the protocol of Redis is spoken [default: 127.0.0.1:6380].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) resp: Option<String>,
+    /// Listen beyond this machine where callers show no secret.
+    #[arg(long)]
+    pub(crate) without_token: bool,
 }
 
 #[derive(Args)]

@@ -1,32 +1,43 @@
-//! Asking a running server: HTTP to the same machine or a sidecar, one request a connection.
+//! The HTTP client of the commands that ask a running server: `check`, `status`, `reset`, `limits` and `top`.
 //!
-//! The commands that ask a server need one request and one answer, both short. So it is plain HTTP/1.0, whose answers end with
-//! the connection; what an answer may take, in time and in bytes, is bounded. There is no TLS here: `https://` is refused in
-//! clear words, never quietly spoken without.
+//! Speaks `http://` and `https://`; certificates are verified by the authorities that the machine trusts (`SSL_CERT_FILE` names
+//! others). The time and the size of an answer are bounded, redirections are not followed, and the admin token goes to the
+//! named server only. The commands are synchronous, so a client has a small runtime of its own.
 
-use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
-use std::time::{Duration, Instant};
+use std::error::Error;
+use std::io;
+use std::time::Duration;
 
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use http::uri::{PathAndQuery, Scheme};
+use http::{Method, Request, Uri};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client as Pool;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
 
 use crate::failure::{Failure, reason};
 
-/// How long a question may take, all of it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The timeout of a request, from the name lookup to the last byte of the answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest answer that is read: /metrics is the longest there is, and its series are bounded.
-const MOST_BYTES: u64 = 16 * 1024 * 1024;
+const MOST_BYTES: usize = 16 * 1024 * 1024;
 
 /// Where a server is, and what to show it.
 pub(crate) struct Client {
     /// As it was named, for messages.
     url: String,
-    /// Host and port, as they are connected to.
-    address: String,
-    /// What stands before every path, where a proxy wants it.
-    prefix: String,
-    token: Option<String>,
+    base: Uri,
+    token: Option<HeaderValue>,
+    pool: Pool<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// `None` only while it is dropped.
+    runtime: Option<Runtime>,
 }
 
 /// What a server answered.
@@ -37,38 +48,32 @@ pub(crate) struct Reply {
 }
 
 impl Client {
-    /// For the server at `http://host[:port][/prefix]`.
+    /// For the server at `http[s]://host[:port][/prefix]`.
     pub(crate) fn new(url: &str) -> Result<Client, Failure> {
-        let wrong = |why: &str| Failure::new(format!("cannot ask {url:?}: {why}"));
-        if url.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
-            return Err(wrong("an address has no blanks in it"));
-        }
-        let Some(rest) = url.strip_prefix("http://") else {
-            return Err(wrong(match url.starts_with("https://") {
-                true => "this command speaks http:// only; ask a server or a proxy on this machine",
-                false => "write it as http://127.0.0.1:8080",
-            }));
-        };
-        let (host, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        if host.is_empty() || host.contains(['@', '?', '#']) || prefix.contains(['?', '#']) {
-            return Err(wrong("write it as http://127.0.0.1:8080"));
-        }
-        // An IPv6 address has colons of its own, inside of brackets.
-        let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
-        Ok(Client {
-            url: url.to_owned(),
-            address: if has_port { host.to_owned() } else { format!("{host}:80") },
-            prefix: prefix.trim_end_matches('/').to_owned(),
-            token: None,
-        })
+        let base = base(url).map_err(|why| Failure::new(format!("cannot ask {url:?}: {why}")))?;
+        let unable = |error: &dyn Error| Failure::new(format!("cannot ask {url:?}: {error}"));
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| unable(&error))?;
+        let is_https = base.scheme() == Some(&Scheme::HTTPS);
+        let tls = tls(is_https).map_err(|error| unable(&*error))?;
+        let connector =
+            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
+        let pool = Pool::builder(TokioExecutor::new()).build(connector);
+        Ok(Client { url: url.to_owned(), base, token: None, pool, runtime: Some(runtime) })
     }
 
-    /// Shows the admin token with every question.
+    /// Shows the admin token with every request.
     pub(crate) fn token(mut self, token: Option<&str>) -> Result<Client, Failure> {
-        if token.is_some_and(|token| token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic())) {
-            return Err(Failure::new("the admin token has something in it that is no visible ASCII"));
-        }
-        self.token = token.map(str::to_owned);
+        self.token = match token {
+            None => None,
+            Some(token) if !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                let header = HeaderValue::try_from(format!("Bearer {token}"));
+                header.ok().map(|mut header| {
+                    header.set_sensitive(true);
+                    header
+                })
+            }
+            Some(_) => return Err(Failure::new("the admin token must be visible ASCII characters")),
+        };
         Ok(self)
     }
 
@@ -77,97 +82,123 @@ impl Client {
     }
 
     pub(crate) fn get(&self, path: &str) -> Result<Reply, Failure> {
-        self.ask("GET", path, "")
+        self.ask(Method::GET, path, Bytes::new())
     }
 
-    /// The answer to a question in JSON, if the server gave one.
+    /// The answer to a request in JSON, if the server gave one.
     pub(crate) fn post_json(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        self.ask("POST", path, &body.to_string())?.json()
+        self.ask(Method::POST, path, body.to_string().into())?.json()
     }
 
     pub(crate) fn get_json(&self, path: &str) -> Result<Value, Failure> {
         self.get(path)?.json()
     }
 
-    fn ask(&self, method: &str, path: &str, body: &str) -> Result<Reply, Failure> {
-        self.exchange(method, path, body).map_err(|error| {
-            let hint = match error.kind() {
-                io::ErrorKind::ConnectionRefused => {
-                    "; start one with `tollgate serve`, or name it with --server"
+    fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Reply, Failure> {
+        let answer = self.request(method, path, body).and_then(|request| {
+            let Some(runtime) = &self.runtime else { return Err("the client is closed".into()) };
+            runtime.block_on(async {
+                match tokio::time::timeout(TIMEOUT, self.exchange(request)).await {
+                    Ok(answer) => answer,
+                    Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs()).into()),
                 }
-                _ => "",
-            };
-            Failure::new(format!("cannot ask the server at {}: {}{hint}", self.url, reason(&error)))
+            })
+        });
+        answer.map_err(|error| {
+            Failure::new(format!("cannot ask the server at {}: {}", self.url, explained(&*error)))
         })
     }
 
-    fn exchange(&self, method: &str, path: &str, body: &str) -> io::Result<Reply> {
-        let end = Instant::now() + PATIENCE;
-        let mut stream = self.connect(end)?;
-        let mut request = format!("{method} {}{path} HTTP/1.0\r\nhost: {}\r\n", self.prefix, self.address);
+    fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>, BoxError> {
+        let mut parts = self.base.clone().into_parts();
+        let prefix = self.base.path().trim_end_matches('/');
+        parts.path_and_query = Some(PathAndQuery::try_from(format!("{prefix}{path}"))?);
+        let mut request = Request::builder().method(&method).uri(Uri::from_parts(parts)?);
         if let Some(token) = &self.token {
-            request.push_str(&format!("authorization: Bearer {token}\r\n"));
+            request = request.header(AUTHORIZATION, token);
         }
-        if method == "POST" {
-            request
-                .push_str(&format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len()));
+        if method == Method::POST {
+            request = request.header(CONTENT_TYPE, "application/json");
         }
-        request.push_str("\r\n");
-        request.push_str(body);
-        stream.set_write_timeout(Some(PATIENCE))?;
-        stream.write_all(request.as_bytes())?;
-        let mut answer = Vec::new();
-        let mut piece = vec![0; 16 * 1024];
-        loop {
-            stream.set_read_timeout(Some(left(end)?))?;
-            match stream.read(&mut piece)? {
-                0 => return read(&answer),
-                length => answer.extend_from_slice(&piece[..length]),
-            }
-            if answer.len() as u64 > MOST_BYTES {
-                return Err(io::Error::other("the answer is longer than 16 MiB"));
-            }
-        }
+        Ok(request.body(Full::new(body))?)
     }
 
-    /// A name may stand for several addresses, of which some may be dead.
-    fn connect(&self, end: Instant) -> io::Result<TcpStream> {
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name stands for no address");
-        for address in self.address.to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, left(end)?) {
-                Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Reply, BoxError> {
+        let (head, body) = self.pool.request(request).await?.into_parts();
+        let body = Limited::new(body, MOST_BYTES).collect().await?.to_bytes();
+        let body = String::from_utf8(body.into()).map_err(|_| "the answer is not text (UTF-8)")?;
+        Ok(Reply { status: head.status.as_u16(), body })
     }
 }
 
-fn left(end: Instant) -> io::Result<Duration> {
-    let left = end.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long")) } else { Ok(left) }
+/// A name lookup that hangs does not hold up the end of the command.
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
-/// An answer from its bytes.
-fn read(bytes: &[u8]) -> io::Result<Reply> {
-    let strange = || io::Error::other("what answers there does not speak HTTP");
-    let head_end = bytes.windows(4).position(|window| window == b"\r\n\r\n").ok_or_else(strange)?;
-    let head = std::str::from_utf8(&bytes[..head_end]).map_err(|_| strange())?;
-    let body = &bytes[head_end + 4..];
-    let mut lines = head.split("\r\n");
-    let mut words = lines.next().unwrap_or_default().splitn(3, ' ');
-    let status = match (words.next(), words.next().map(str::parse)) {
-        (Some(version), Some(Ok(status))) if version.starts_with("HTTP/1.") => status,
-        _ => return Err(strange()),
-    };
-    let length = lines.filter_map(|line| line.split_once(':')).find_map(|(name, value)| {
-        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
-    });
-    if length.is_some_and(|length| length != body.len()) {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the answer ended early"));
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// The server's address, checked.
+fn base(url: &str) -> Result<Uri, &'static str> {
+    const FORM: &str = "write it as http://127.0.0.1:8080 or https://limits.example.com";
+    if url.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
+        return Err("an address has no blanks in it");
     }
-    let body = String::from_utf8(body.to_vec()).map_err(|_| strange())?;
-    Ok(Reply { status, body })
+    let base: Uri = url.parse().map_err(|_| FORM)?;
+    let is_http = [Some(&Scheme::HTTP), Some(&Scheme::HTTPS)].contains(&base.scheme());
+    let has_more = base.query().is_some() || url.contains(['#', '@']);
+    match base.host() {
+        Some(host) if is_http && !has_more && !host.is_empty() => Ok(base),
+        _ => Err(FORM),
+    }
+}
+
+/// TLS by the authorities that the machine trusts. They are read only if they are needed.
+fn tls(is_https: bool) -> Result<rustls::ClientConfig, BoxError> {
+    let provider = rustls::crypto::ring::default_provider();
+    let mut roots = rustls::RootCertStore::empty();
+    if is_https {
+        let found = rustls_native_certs::load_native_certs();
+        roots.add_parsable_certificates(found.certs);
+        if roots.is_empty() {
+            let why = found.errors.first().map_or_else(String::new, |error| format!(": {error}"));
+            return Err(
+                format!("this machine trusts no authority for TLS{why}; install ca-certificates").into()
+            );
+        }
+    }
+    let config =
+        rustls::ClientConfig::builder_with_provider(provider.into()).with_safe_default_protocol_versions()?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// Why there is no answer, in words for the person who asked.
+fn explained(error: &(dyn Error + 'static)) -> String {
+    let chain = || std::iter::successors(Some(error), |error| (*error).source());
+    // The innermost has the reason; those around it say where it came up.
+    let inmost = chain().last().unwrap_or(error);
+    if chain().any(|error| error.is::<LengthLimitError>()) {
+        return "the answer is longer than 16 MiB".to_owned();
+    }
+    if let Some(error) = chain().find_map(|error| error.downcast_ref::<hyper::Error>()) {
+        if error.is_parse() {
+            return "what answers there does not speak HTTP/1".to_owned();
+        }
+        if error.is_incomplete_message() || error.is_body_write_aborted() {
+            return "the answer ended early".to_owned();
+        }
+    }
+    match inmost.downcast_ref::<io::Error>() {
+        Some(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            format!("{}; start one with `tollgate serve`, or name it with --server", reason(error))
+        }
+        Some(error) => reason(error),
+        None => inmost.to_string(),
+    }
 }
 
 impl Reply {
@@ -193,65 +224,133 @@ pub(crate) fn visible(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
 }
 
+/// What is encoded in a part of a path or a query.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':');
+
 /// As a part of a path or a query.
 pub(crate) fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' => {
-                escaped.push(char::from(byte));
-            }
-            _ => escaped.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    escaped
+    utf8_percent_encode(text, ENCODED).to_string()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::{SocketAddr, TcpListener};
+    use std::sync::Arc;
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use tollgate_testkit::tls::Certificates;
+
     use super::*;
 
     #[test]
-    fn a_server_is_named_by_a_plain_address() {
+    fn a_server_is_named_by_an_address() {
         for (url, expected) in [
-            ("http://127.0.0.1:8080", Ok(("127.0.0.1:8080", ""))),
-            ("http://localhost", Ok(("localhost:80", ""))),
-            ("http://[::1]", Ok(("[::1]:80", ""))),
-            ("http://[::1]:81/a/", Ok(("[::1]:81", "/a"))),
-            ("https://a", Err("speaks http:// only")),
+            ("http://127.0.0.1:8080", Ok("http://127.0.0.1:8080/v1")),
+            ("http://localhost", Ok("http://localhost/v1")),
+            ("http://[::1]", Ok("http://[::1]/v1")),
+            ("http://[::1]:81/a/", Ok("http://[::1]:81/a/v1")),
+            ("https://a", Ok("https://a/v1")),
+            ("HTTPS://a:444/b", Ok("https://a:444/b/v1")),
+            ("ftp://a", Err("write it as http://")),
             ("127.0.0.1:8080", Err("write it as http://")),
             ("http://", Err("write it as http://")),
             ("http://user@a", Err("write it as http://")),
             ("http://a/?b", Err("write it as http://")),
+            ("http://a/#b", Err("write it as http://")),
             ("http://a\r\nx: y", Err("no blanks")),
         ] {
-            match (Client::new(url), expected) {
-                (Ok(client), Ok(parts)) => assert_eq!((&*client.address, &*client.prefix), parts, "{url}"),
-                (Err(failure), Err(why)) => {
-                    assert!(failure.to_string().contains(why), "{url}: {failure}");
-                }
-                (found, expected) => panic!("{url}: {:?} {expected:?}", found.map(|client| client.address)),
+            let request = Client::new(url).map(|client| client.request(Method::GET, "/v1", Bytes::new()));
+            match (request, expected) {
+                (Ok(request), Ok(uri)) => assert_eq!(request.unwrap().uri().to_string(), uri, "{url}"),
+                (Err(failure), Err(why)) => assert!(failure.to_string().contains(why), "{url}: {failure}"),
+                (found, expected) => panic!("{url}: {found:?} {expected:?}"),
             }
         }
         assert!(Client::new("http://a").and_then(|client| client.token(Some("a\r\nb: c"))).is_err());
+    }
+
+    /// A server that answers one request with these bytes.
+    fn answering(bytes: &'static [u8]) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a caller");
+            let _ = stream.read(&mut [0; 4_096]);
+            let _ = stream.write_all(bytes);
+        });
+        address
     }
 
     #[test]
     fn answers_are_read_whole_or_not_at_all() {
         for (bytes, expected) in [
             ("HTTP/1.1 200 OK\r\n\r\nhi", Ok((200, "hi"))),
-            ("HTTP/1.0 404 No\r\nContent-Length: 2\r\n\r\nhi", Ok((404, "hi"))),
-            ("HTTP/1.0 200 OK\r\ncontent-length: 3\r\n\r\nhi", Err("ended early")),
-            ("HTTP/1.0 200 OK\r\n", Err("does not speak HTTP")),
+            ("HTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\nhi", Ok((404, "hi"))),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", Ok((200, "hi"))),
+            ("HTTP/1.1 302 No\r\nlocation: http://a/\r\ncontent-length: 0\r\n\r\n", Ok((302, ""))),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", Err("")),
+            ("HTTP/1.1 200 OK\r\n", Err("ended early")),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n\u{80}", Err("not text")),
             ("220 mail\r\n\r\n", Err("does not speak HTTP")),
-            ("", Err("does not speak HTTP")),
+            ("", Err("ended early")),
         ] {
-            match (read(bytes.as_bytes()), expected) {
+            let client = Client::new(&format!("http://{}", answering(bytes.as_bytes()))).expect("an address");
+            match (client.get("/"), expected) {
                 (Ok(reply), Ok(parts)) => assert_eq!((reply.status, &*reply.body), parts, "{bytes}"),
-                (Err(error), Err(why)) => assert!(error.to_string().contains(why), "{bytes}: {error}"),
+                (Err(failure), Err(why)) => assert!(failure.to_string().contains(why), "{bytes}: {failure}"),
                 (found, expected) => panic!("{bytes}: {found:?} {expected:?}"),
             }
         }
+    }
+
+    /// A server behind TLS is asked if its authority is trusted, and only then.
+    #[test]
+    fn a_server_behind_tls_is_verified() {
+        let certificates = Certificates::generate();
+        let chain = CertificateDer::pem_file_iter(certificates.server_certificate()).expect("a file");
+        let chain = chain.collect::<Result<Vec<_>, _>>().expect("a certificate");
+        let key = PrivateKeyDer::from_pem_file(certificates.server_key()).expect("a key");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .expect("a server");
+        let config = Arc::new(config);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { continue };
+                let mut tls = rustls::ServerConnection::new(Arc::clone(&config)).expect("a connection");
+                let mut stream = rustls::Stream::new(&mut tls, &mut stream);
+                if stream.read(&mut [0; 4_096]).is_ok_and(|length| length > 0) {
+                    let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+                }
+            }
+        });
+        let trusting = |authority: std::path::PathBuf| {
+            let mut roots = rustls::RootCertStore::empty();
+            roots
+                .add(CertificateDer::from_pem_file(authority).expect("a certificate"))
+                .expect("an authority");
+            let mut client = Client::new("http://unused").expect("an address");
+            client.base = base(&format!("https://localhost:{port}")).expect("an address");
+            let tls =
+                rustls::ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into());
+            let tls = tls.with_safe_default_protocol_versions().expect("versions");
+            let tls = tls.with_root_certificates(roots).with_no_client_auth();
+            let connector =
+                HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
+            client.pool = Pool::builder(TokioExecutor::new()).build(connector);
+            client.get("/v1/limits")
+        };
+        assert_eq!(trusting(certificates.authority()).expect("an answer").body, "ok");
+        let failure = trusting(certificates.other_authority()).expect_err("nobody trusts it");
+        assert!(failure.to_string().contains("UnknownIssuer"), "{failure}");
     }
 
     #[test]

@@ -58,7 +58,14 @@ const CALLERS: [Caller; 17] = [
 /// Does what was asked.
 pub(crate) fn run(asked: &DemoArgs) -> Result<(), Failure> {
     let config = Config::parse(POLICY).map_err(|mistakes| Failure::new(mistakes.to_string()))?;
-    let serve = ServeArgs { listen: Some(asked.listen.clone()), ..ServeArgs::default() };
+    let serve = ServeArgs {
+        config: None,
+        listen: Some(asked.listen.clone()),
+        grpc: asked.grpc.clone(),
+        resp: asked.resp.clone(),
+        without_token: asked.without_token,
+        is_demo: true,
+    };
     serve::start(&serve, config, |app| {
         tokio::spawn(traffic(app.clone()));
     })

@@ -3,8 +3,9 @@
 //! The file is looked at once a second, and read when it has changed and rests; `SIGHUP` and `POST /v1/reload` read it at once.
 //! What was consumed stays consumed: the new limits stand on the same counters. A file with a mistake in it changes nothing, and
 //! is told in the log, in a metric and on the page until a better one comes, and so is a file that is gone: the last good config
-//! stays, and the file is read when it is back. `[server]` and `[store]` are settled at start; a file that changes them is refused
-//! with that reason, and so is one without limits: most likely somebody is still writing it.
+//! stays, and the file is read when it is back. `[server]` and `[store]` stay as they were at start: a file that changes them is applied
+//! without that, and the fields that need a restart are named. A file without limits is refused: most likely somebody is still
+//! writing it.
 
 mod masked;
 
@@ -42,6 +43,8 @@ struct Reload {
     at: SystemTime,
     /// Why it was refused, if it was.
     refused: Option<String>,
+    /// Fields that changed and need a restart.
+    restart: Vec<String>,
 }
 
 impl History {
@@ -50,7 +53,7 @@ impl History {
         *self.file.lock() = Some(file);
     }
 
-    fn note(&self, refused: Option<String>) {
+    fn note(&self, refused: Option<String>, restart: Vec<String>) {
         let outcome = if refused.is_some() { "refused" } else { "applied" };
         metrics::counter!("tollgate_reloads_total", "outcome" => outcome).increment(1);
         metrics::gauge!("tollgate_config_refused").set(f64::from(u8::from(refused.is_some())));
@@ -58,14 +61,15 @@ impl History {
         if reloads.len() == REMEMBERED {
             reloads.pop_front();
         }
-        reloads.push_back(Reload { at: SystemTime::now(), refused });
+        reloads.push_back(Reload { at: SystemTime::now(), refused, restart });
     }
 
     pub(crate) fn told(&self) -> Vec<Value> {
         let seconds =
             |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let reloads = self.reloads.lock();
-        reloads.iter().map(|reload| json!({ "at": seconds(reload.at), "refused": reload.refused })).collect()
+        let shown = |reload: &Reload| json!({ "at": seconds(reload.at), "refused": reload.refused, "restart": reload.restart });
+        reloads.iter().map(shown).collect()
     }
 }
 
@@ -89,8 +93,18 @@ impl From<Mistakes> for Refusal {
     }
 }
 
-/// Reads the config again and puts it in place; the error says why not, to who asked for it.
-pub(crate) fn reload(app: &App) -> Result<(), String> {
+/// What a reload that worked has left out.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Applied {
+    /// The names of limits that went away.
+    gone: Vec<String>,
+    /// Fields that changed and need a restart.
+    restart: Vec<String>,
+}
+
+/// Reads the config again and puts it in place. Returns the fields that changed and need a restart; the error says why nothing
+/// was changed.
+pub(crate) fn reload(app: &App) -> Result<Vec<String>, String> {
     // One after the other: of two that read the file at once, the one that read it first must not have the last word.
     let file = app.history.file.lock();
     let Some(file) = &*file else {
@@ -104,34 +118,48 @@ pub(crate) fn reload(app: &App) -> Result<(), String> {
     }
     let outcome = try_reload(app, file);
     match &outcome {
-        Ok(gone) => {
+        Ok(Applied { gone, restart }) => {
             tracing::info!("the config was read again");
             if !gone.is_empty() {
                 tracing::warn!(limits = named(gone), "limits went away with the config that was read again");
             }
+            if !restart.is_empty() {
+                tracing::warn!(
+                    fields = restart.join(", "),
+                    "fields of the config have changed that need a restart"
+                );
+            }
         }
         Err(Refusal { shown, .. }) => tracing::error!("the config stays as it was: {shown}"),
     }
-    app.history.note(outcome.as_ref().err().map(|refusal| refusal.shown.clone()));
-    outcome.map(drop).map_err(|refusal| refusal.why)
+    match outcome {
+        Ok(Applied { restart, .. }) => {
+            app.history.note(None, restart.clone());
+            Ok(restart)
+        }
+        Err(Refusal { why, shown }) => {
+            app.history.note(Some(shown), Vec::new());
+            Err(why)
+        }
+    }
 }
 
-/// The names of the limits that went away, if it worked.
-fn try_reload(app: &App, file: &Path) -> Result<Vec<String>, Refusal> {
+fn try_reload(app: &App, file: &Path) -> Result<Applied, Refusal> {
     let text = source::read_text(file).map_err(|failure| failure.to_string())?;
-    let config = validate::parse(&text)?;
-    let mut gone = Vec::new();
+    let mut config = validate::parse(&text)?;
+    let mut applied = Applied::default();
     app.change(|state| {
-        fixed(&state.config, &config)?;
+        applied.restart = keep_fixed(&state.config, &mut config);
         has_limits(&state.config, &config)?;
         let gate = state.gate.clone();
         let is_gone = |name: &&str| config.policy.rule(name).is_none();
-        gone = gate.policy().rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
+        applied.gone =
+            gate.policy().rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
         gate.show_namespaces(config.namespaces());
         gate.reload(config.policy.clone()).map_err(|error| error.to_string())?;
         Ok::<_, String>(State::new(gate, config))
     })?;
-    Ok(gone)
+    Ok(applied)
 }
 
 /// The first few names, and how many there are besides.
@@ -143,15 +171,17 @@ fn named(names: &[String]) -> String {
     names[..names.len().min(NAMED)].join(", ") + &more
 }
 
-/// What only a restart changes.
-fn fixed(old: &Config, new: &Config) -> Result<(), String> {
-    if old.server != new.server {
-        return Err("[server] has changed: that takes a restart".to_owned());
-    }
-    if old.store != new.store {
-        return Err("[store] has changed: another store takes a restart".to_owned());
-    }
-    Ok(())
+/// Keeps what only a restart changes, and names the fields that differ. `server.namespaces` is applied.
+fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
+    let server = old.server.changed_fields(&new.server).into_iter().filter(|field| *field != "namespaces");
+    let server = server.map(|field| format!("server.{field}"));
+    let store = old.store.changed_fields(&new.store).into_iter().map(|field| format!("store.{field}"));
+    let changed = server.chain(store).collect();
+    let namespaces = std::mem::take(&mut new.server.namespaces);
+    new.server = old.server.clone();
+    new.server.namespaces = namespaces;
+    new.store = old.store.clone();
+    changed
 }
 
 /// An empty file is what an editor leaves for a moment before it writes, and would let everything through.
@@ -181,7 +211,7 @@ pub(crate) async fn watch(app: Arc<App>, file: PathBuf, mut looks: Looks) {
 fn gone(app: &App) {
     let why = "the config file is gone; put it back, as a restart would not find it";
     tracing::warn!("the config stays as it was: {why}");
-    app.history.note(Some(why.to_owned()));
+    app.history.note(Some(why.to_owned()), Vec::new());
 }
 
 /// What changes when a file does: when it was written, its length, and which file it is.
@@ -322,6 +352,19 @@ mod tests {
         }
         assert!(stamp(Path::new("Cargo.toml")).is_some());
         assert!(!source::can_be_read_again(Path::new("-")));
+    }
+
+    #[test]
+    fn what_needs_a_restart_is_named_and_stays() {
+        let old = Config::parse("server.http = 'a:1'\nstore.timeout = '1s'").expect("a config");
+        let new =
+            "server.http = 'b:2'\nserver.namespaces = ['user']\nstore.max_keys = 7\nlimits.a.blocked = true";
+        let mut new = Config::parse(new).expect("a config");
+        assert_eq!(keep_fixed(&old, &mut new), ["server.http", "store.timeout", "store.max_keys"]);
+        assert_eq!((new.server.http.as_deref(), &new.store), (Some("a:1"), &old.store));
+        assert_eq!(new.server.namespaces, ["user"]);
+        assert_eq!(new.policy.rules().len(), 1);
+        assert!(keep_fixed(&old, &mut old.clone()).is_empty());
     }
 
     #[test]

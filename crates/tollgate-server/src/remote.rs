@@ -35,10 +35,15 @@ pub(crate) fn check(asked: &CheckArgs) -> Result<ExitCode, Failure> {
             true => ink.paint(Tone::Good, "allowed"),
             false => ink.paint(Tone::Bad, "denied"),
         };
-        let degraded = if decision["degraded"] == true { " (without the store)" } else { "" };
+        let degraded =
+            if decision["degraded"] == true { " (by the fallback: the store is down)" } else { "" };
         let limits = decision["limits"].as_array();
         let said: Vec<String> = limits.into_iter().flatten().map(standing).collect();
-        writeln!(out, "{verdict} by {}{degraded}", said.join("; "))
+        let delay = match decision["delay_ms"].as_u64() {
+            Some(delay @ 1..) if allowed => format!("; start after a delay of {}", span(delay)),
+            _ => String::new(),
+        };
+        writeln!(out, "{verdict} by {}{delay}{degraded}", said.join("; "))
     };
     printed.map_err(Failure::answering)?;
     Ok(if allowed { ExitCode::SUCCESS } else { ExitCode::from(DENIED) })
@@ -70,7 +75,7 @@ pub(crate) fn reset(asked: &ResetArgs) -> Result<(), Failure> {
     let printed = match (json, reset["reset"].as_bool()) {
         (true, _) => writeln!(out, "{reset}"),
         (false, Some(true)) => writeln!(out, "forgotten"),
-        (false, _) => writeln!(out, "nothing was known of it"),
+        (false, _) => writeln!(out, "nothing to forget: the key has no counters"),
     };
     printed.map_err(Failure::answering)
 }
@@ -126,10 +131,13 @@ fn standing(said: &Value) -> String {
     };
     let wait = match (&said["allowed"], &said["retry_after_ms"]) {
         (Value::Bool(true), _) => String::new(),
-        (_, Value::Null) => ", never so much at once".to_owned(),
+        (_, Value::Null) => match said["reason"].as_str() {
+            Some("blocked") => ", blocked".to_owned(),
+            _ => ", the cost is above the capacity".to_owned(),
+        },
         (_, wait) => format!(", retry after {}", span(wait.as_u64().unwrap_or_default())),
     };
-    let watched = if said["would_deny"] == true { ", would deny if it did not only watch" } else { "" };
+    let watched = if said["would_deny"] == true { ", would deny if it were not in shadow mode" } else { "" };
     let full = match said["reset_after_ms"].as_u64() {
         Some(reset @ 1..) => format!(", full again in {}", span(reset)),
         _ => String::new(),
@@ -177,7 +185,7 @@ mod tests {
             ),
             (
                 r#"{"limit":"a","allowed":false,"capacity":2,"remaining":2,"retry_after_ms":null,"reset_after_ms":0}"#,
-                "a: 2 of 2 left, never so much at once",
+                "a: 2 of 2 left, the cost is above the capacity",
             ),
             (
                 r#"{"limit":"a","allowed":true,"capacity":null,"remaining":null,"retry_after_ms":0,"reset_after_ms":0}"#,
@@ -185,9 +193,13 @@ mod tests {
             ),
             (
                 r#"{"limit":"a","allowed":true,"capacity":1,"remaining":0,"retry_after_ms":7,"reset_after_ms":7,"would_deny":true}"#,
-                "a: 0 of 1 left, full again in 7 ms, would deny if it did not only watch",
+                "a: 0 of 1 left, full again in 7 ms, would deny if it were not in shadow mode",
             ),
-            ("{}", "-: unlimited, never so much at once"),
+            (
+                r#"{"limit":"a","allowed":false,"capacity":0,"remaining":0,"retry_after_ms":null,"reset_after_ms":0,"reason":"blocked"}"#,
+                "a: 0 of 0 left, blocked",
+            ),
+            ("{}", "-: unlimited, the cost is above the capacity"),
         ] {
             let said: Value = serde_json::from_str(said).expect("JSON");
             assert_eq!(standing(&said), expected);

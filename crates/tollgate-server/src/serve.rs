@@ -1,7 +1,7 @@
 //! `tollgate serve`: the server, from its config to its last answer.
 //!
-//! `listen.rs` accepts, `patience.rs` gives slow peers up, `front/` answers, `reload.rs` follows the config, `log.rs` has the last word
-//! on stderr. Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c it is not ready any more, after
+//! `listen.rs` accepts, `patience.rs` gives slow peers up, `front/` answers, `reload.rs` follows the config, `log.rs` writes the log.
+//! Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c it is not ready any more, after
 //! `drain_delay` nothing more is accepted, what has begun is finished, and the process exits with 0.
 
 pub(crate) mod listen;
@@ -11,7 +11,6 @@ pub(crate) mod patience;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -85,7 +84,7 @@ pub(crate) fn start(
     beside: impl FnOnce(&Arc<App>),
 ) -> Result<(), Failure> {
     // Before the runtime, and dropped after it: what is told last is written too.
-    let (_log, telemetry) = log::start(config.server.log)?;
+    let (_log, telemetry) = log::start(&config.server)?;
     // On one core a second thread would only be woken in vain.
     let mut runtime = match std::thread::available_parallelism() {
         Ok(cores) if cores.get() == 1 => tokio::runtime::Builder::new_current_thread(),
@@ -124,7 +123,7 @@ async fn serve(
         .map_err(|error| Failure::new(error.to_string()))?;
     let settings = config.server.clone();
     let app = Arc::new(App::new(gate, config, token, metrics, stats));
-    announce(asked.config.as_ref(), address, &doors, &app);
+    announce(asked, address, &doors, &app);
     let room = doors.room(&settings);
     tokio::spawn(page::feed(app.clone()));
     beside(&app);
@@ -291,10 +290,11 @@ fn secret(field: &str, password: Option<&Password>) -> Result<Option<Token>, Fai
 }
 
 /// Says where it is, for people.
-fn announce(file: Option<&PathBuf>, address: SocketAddr, doors: &Doors, app: &App) {
+fn announce(asked: &ServeArgs, address: SocketAddr, doors: &Doors, app: &App) {
     let state = app.state();
-    let policy = match file {
+    let policy = match &asked.config {
         Some(file) => file.display().to_string(),
+        None if asked.is_demo => "a demo policy to made-up callers".to_owned(),
         None => "an example policy (name your own with --config)".to_owned(),
     };
     tell(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));

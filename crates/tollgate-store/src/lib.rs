@@ -15,6 +15,7 @@ mod error;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod random;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(any(feature = "redis", feature = "postgres"))]
@@ -174,18 +175,10 @@ impl HoldId {
         if id == 0 { None } else { Some(HoldId(id)) }
     }
 
-    /// A name that nobody guesses: the keyed hash of a count, under keys drawn by the operating system for each process.
+    /// A name that nobody guesses: 128 random bits of the operating system.
     pub fn random() -> HoldId {
-        use std::hash::{BuildHasher, RandomState};
-        use std::sync::LazyLock;
-        use std::sync::atomic::{AtomicU64, Ordering};
-        static KEYS: LazyLock<(RandomState, RandomState)> =
-            LazyLock::new(|| (RandomState::new(), RandomState::new()));
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        // Both halves zero is as good as impossible, and then one is as good a name.
-        let id = (u128::from(KEYS.0.hash_one(count)) << 64) | u128::from(KEYS.1.hash_one(count));
-        HoldId(id.max(1))
+        // Zero is as good as impossible, and then one is as good a name.
+        HoldId(u128::from_ne_bytes(random::bytes()).max(1))
     }
 
     /// A name for a reservation that charged nothing: there is nothing to settle under it, on any store, and nothing is kept.

@@ -4,13 +4,13 @@
 //! fifth of a second, so that a test need not wait for long. The service that Debian's package brings is neither used nor
 //! touched.
 
-use std::fmt::Write as _;
 use std::io::{Read, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -210,15 +210,7 @@ fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
 
 /// As a value in the query of a URL.
 fn escaped(text: &str) -> String {
-    let mut escaped = String::new();
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => escaped.push(char::from(byte)),
-            // Writing to a string cannot fail.
-            _ => drop(write!(escaped, "%{byte:02X}")),
-        }
-    }
-    escaped
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 #[cfg(test)]

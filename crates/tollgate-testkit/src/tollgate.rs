@@ -37,8 +37,8 @@ pub struct Tollgate {
     binary: PathBuf,
     home: Home,
     doors: Doors,
-    stderr: Arc<Mutex<String>>,
-    reader: Mutex<Option<JoinHandle<()>>>,
+    output: Arc<Mutex<String>>,
+    readers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// How a server ended.
@@ -46,8 +46,8 @@ pub struct Tollgate {
 pub struct Ended {
     /// Its exit code, if it was not killed.
     pub code: Option<i32>,
-    /// All that it said.
-    pub stderr: String,
+    /// All that it wrote to stdout (the log) and stderr.
+    pub output: String,
 }
 
 /// Where it listens, as far as it says so.
@@ -106,16 +106,16 @@ impl TollgateBuilder {
         let TollgateBuilder { binary, home, has_config, command, args, env } = self;
         let mut start = program(&binary, home.path());
         start.arg(command);
-        for door in ["--listen", "--resp", "--grpc"] {
-            let is_there = door == "--listen" || command == "serve";
-            if is_there && !args.iter().any(|arg| arg == door) {
-                start.args([door, "127.0.0.1:0"]);
+        for face in ["--listen", "--resp", "--grpc"] {
+            if !args.iter().any(|arg| arg == face) {
+                start.args([face, "127.0.0.1:0"]);
             }
         }
         if has_config {
             start.args(["--config", CONFIG]);
         }
-        let mut child = start.args(args).envs(env).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let start = start.args(args).envs(env).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = start.spawn().expect("the binary starts");
         home.server_runs(child.id());
         let mut lines = BufReader::new(child.stderr.take().expect("piped"));
         let (mut said, mut doors) = (String::new(), Doors::default());
@@ -129,27 +129,30 @@ impl TollgateBuilder {
                 break;
             }
         }
-        let stderr = Arc::new(Mutex::new(said));
-        let reader = std::thread::spawn({
-            let stderr = stderr.clone();
-            move || {
-                let mut line = String::new();
-                while lines.read_line(&mut line).is_ok_and(|length| length > 0) {
-                    stderr.lock().push_str(&line);
-                    line.clear();
-                }
-            }
-        });
+        let output = Arc::new(Mutex::new(said));
+        let log = BufReader::new(child.stdout.take().expect("piped"));
+        let readers = vec![keep(lines, output.clone()), keep(log, output.clone())];
         Tollgate {
             pid: child.id(),
             child: Mutex::new(child),
             binary,
             home,
             doors,
-            stderr,
-            reader: Mutex::new(Some(reader)),
+            output,
+            readers: Mutex::new(readers),
         }
     }
+}
+
+/// Reads lines as they come, so that the server never waits, and keeps them.
+fn keep(mut lines: impl BufRead + Send + 'static, output: Arc<Mutex<String>>) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        while lines.read_line(&mut line).is_ok_and(|length| length > 0) {
+            output.lock().push_str(&line);
+            line.clear();
+        }
+    })
 }
 
 impl Tollgate {
@@ -227,9 +230,9 @@ impl Tollgate {
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 
-    /// What it has said so far.
-    pub fn stderr(&self) -> String {
-        self.stderr.lock().clone()
+    /// What it has written so far to stdout (the log) and stderr.
+    pub fn output(&self) -> String {
+        self.output.lock().clone()
     }
 
     /// Sends a signal.
@@ -241,10 +244,10 @@ impl Tollgate {
     pub fn ended(&self) -> Ended {
         let code = self.child.lock().wait().expect("it ends").code();
         self.home.server_is_gone();
-        if let Some(reader) = self.reader.lock().take() {
-            reader.join().expect("its words are read");
+        for reader in self.readers.lock().drain(..) {
+            reader.join().expect("its output is read");
         }
-        Ended { code, stderr: self.stderr() }
+        Ended { code, output: self.output() }
     }
 
     /// Asks it to end, and waits until it has.

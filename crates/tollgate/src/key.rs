@@ -462,6 +462,7 @@ fn is_escape(text: &str) -> bool {
     ["%3A", "%3a", "%25"].iter().any(|escape| text.starts_with(escape))
 }
 
+/// Encodes `:` and `%` alone. By hand, because the crate `percent-encoding` always encodes what is not ASCII, and keys keep it.
 fn encode(raw: &str) -> String {
     let mut encoded = String::with_capacity(raw.len());
     encode_into(&mut encoded, raw);
@@ -488,6 +489,9 @@ fn decode(encoded: &str) -> Cow<'_, str> {
 
 /// The sound text nearest to a malformed one, if mending separators and percent signs is enough.
 fn suggest(text: &str, fault: Fault) -> Option<String> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return KeyRef::from(address).parse().ok().map(|key| key.canonical.into_owned());
+    }
     let mended = match fault {
         Fault::Percent { .. } if !text.split(':').any(str::is_empty) => {
             text.split(':').map(mend).collect::<Vec<_>>().join(":")
@@ -611,12 +615,13 @@ mod tests {
             ("user:", "the key is empty", Some("user%3A")),
             ("user::v2", "the key is empty", Some("user:%3Av2")),
             ("user:42:", "the version is empty", Some("user:42%3A")),
-            ("::1", "the namespace is empty", Some("%3A%3A1")),
+            ("::1", "the namespace is empty", Some("ip:%3A%3A1")),
+            ("2001:db8::1", "the key has 4 parts", Some("ip:2001%3Adb8%3A%3A1")),
             ("a:b:c:d", "the key has 4 parts", Some("a:b%3Ac%3Ad")),
             ("a:b:c:d:e:f:g:h:i:j", "the key has 10 parts", Some("a:b%3Ac%3Ad%3Ae%3Af%3Ag%3Ah%3Ai%3Aj")),
             ("ip:2001:db8::1", "write a `:` inside a part as `%3A`", Some("ip:2001%3Adb8%3A%3A1")),
             ("ip:2001%3adb8:0:5%:1", "the key has 5 parts", Some("ip:2001%3Adb8%3A0%3A5%25%3A1")),
-            ("::ffff:1.2.3.4", "the key has 4 parts", Some("%3A%3Affff%3A1.2.3.4")),
+            ("::ffff:1.2.3.4", "the key has 4 parts", Some("ip:1.2.3.4")),
             ("a:\0:b:c", "the key has 4 parts", no_fix),
             ("100%", "the key has a `%` at byte 4 that encodes nothing; write `%` as `%25`", Some("100%25")),
             ("disk:100%:v2", "the key has a `%` at byte 4", Some("disk:100%25:v2")),

@@ -41,6 +41,18 @@
 //! # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
 //! ```
 //!
+//! Which handle to use:
+//!
+//! | you have | use |
+//! |---|---|
+//! | one limit, in this process, in plain or async code | [`Limiter`] |
+//! | several limits, or counters in Redis or PostgreSQL | [`Tollgate`] |
+//! | an axum, tonic or hyper service | `http::LimitLayer` with `route::RouteLimit` (feature `http`) |
+//! | limits in a file | `config::Config` (feature `config`) |
+//! | tests | [`ManualClock`] |
+//!
+//! Which call to use:
+//!
 //! | to | call |
 //! |---|---|
 //! | charge one unit under one limit | [`Tollgate::check`] |
@@ -51,7 +63,12 @@
 //! | hold a place at a concurrency limit | [`Tollgate::acquire`] |
 //! | wait until there is room | [`Tollgate::wait`], [`Tollgate::reserve_within`], [`Tollgate::acquire_within`] |
 //! | charge once however often it is sent | [`Call::id`] on any of them |
-//! | charge in plain code, in this process | [`Tollgate::local`], [`Limiter::check`] |
+//! | charge in plain code, in this process | [`Tollgate::local`], [`Limiter::check`], [`Limiter::charge`] |
+//! | charge a limit whose numbers the application has | [`Tollgate::ad_hoc`] |
+//! | give back what was charged, forget a key | [`Tollgate::refund`], [`Tollgate::reset`] |
+//!
+//! An outer `Err` always means that nothing could be decided. A refusal is a [`Decision`], or [`Denied`] where there was something to
+//! hold; [`Outcome::reason`] says why.
 //!
 //! The path of a call through this crate: the charges ([`Charge`]), the limits by name ([`policy`]), the engine (`engine.rs`, the
 //! heart), the store ([`store`]; `remote.rs` for remote ones), the answer ([`Decision`], [`Outcome`]), what the caller sees

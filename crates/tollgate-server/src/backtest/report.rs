@@ -63,7 +63,9 @@ fn sentence(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()>
 fn limits(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
     let (met, unmet): (Vec<&LimitTally>, Vec<&LimitTally>) =
         summary.limits.iter().partition(|limit| limit.requests > 0);
-    let mut table = Table::new(&[
+    // Only where it happened: most tables do not need the column.
+    let has_others = met.iter().any(|limit| limit.denied_by_others > 0);
+    let mut columns = vec![
         ("LIMIT", Side::Left),
         ("REQUESTS", Side::Right),
         ("KEYS", Side::Right),
@@ -71,14 +73,18 @@ fn limits(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
         ("DENIED", Side::Right),
         ("SHARE", Side::Right),
         ("RULE", Side::Left),
-    ]);
+    ];
+    if has_others {
+        columns.insert(6, ("DENIED BY OTHERS", Side::Right));
+    }
+    let mut table = Table::new(&columns);
     for limit in met {
         let denied_tone = if limit.denied > 0 { Tone::Bad } else { Tone::Plain };
         let rule = match limit.would_deny {
             0 => limit.rule.clone(),
             would => format!("{}: would deny {}", limit.rule, grouped(would)),
         };
-        table.row([
+        let mut cells = vec![
             Cell::toned(Tone::Strong, &limit.limit),
             grouped(limit.requests).into(),
             grouped(limit.keys).into(),
@@ -86,7 +92,11 @@ fn limits(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
             Cell::toned(denied_tone, grouped(limit.denied)),
             share(limit.denied, limit.requests).into(),
             rule.into(),
-        ]);
+        ];
+        if has_others {
+            cells.insert(6, grouped(limit.denied_by_others).into());
+        }
+        table.row(cells);
     }
     writeln!(out)?;
     table.print(out, ink, 0)?;

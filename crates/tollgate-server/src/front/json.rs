@@ -62,7 +62,7 @@ async fn route(app: &Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Resu
         "/v1/check" => decide(app, request, |_| Ok(Act::Charge)).await,
         "/v1/peek" => Box::pin(decide(app, request, |_| Ok(Act::Peek))).await,
         "/v1/reserve" => {
-            Box::pin(decide(app, request, |asked| Ok(Act::Reserve(ttl(app.bounds.max_ttl, asked.ttl_ms)?))))
+            Box::pin(decide(app, request, |asked| Ok(Act::Reserve(ttl(app.bounds.max_ttl, asked.ttl_ms())?))))
                 .await
         }
         "/v1/checks" => Box::pin(checks(app, request)).await,
@@ -111,7 +111,7 @@ async fn decide(
     let body = posted(request).await?;
     let asked: Question<'_> = ask::read(&body)?;
     let act = act(&asked)?;
-    if asked.ttl_ms.is_some() && !matches!(act, Act::Reserve(_)) {
+    if asked.ttl_ms().is_some() && !matches!(act, Act::Reserve(_)) {
         return Err(Fault::malformed("`ttl_ms` is for /v1/reserve"));
     }
     let asks = asked.asks()?;

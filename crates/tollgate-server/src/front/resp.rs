@@ -27,7 +27,7 @@ use tollgate::store::Micros;
 use tollgate::{Charge, Key, Outcome, Reason, Tollgate};
 
 use self::parse::Spans;
-use self::question::{LastThrottle, Mistake, Question, canonical, tell_check, tell_throttle};
+use self::question::{Mistake, Question, canonical, tell_check, tell_throttle};
 use self::reply::Reply;
 use self::session::{Session, Then};
 use self::ways::Ways;
@@ -61,7 +61,6 @@ struct Connection {
     reply: Reply,
     ways: Ways,
     spans: Spans,
-    last: LastThrottle,
     /// A key of `CL.THROTTLE`, as text.
     text: Vec<u8>,
 }
@@ -163,7 +162,6 @@ impl Connection {
             reply: Reply::new(),
             ways: Ways::new(bounds),
             spans: Spans::new(),
-            last: LastThrottle::default(),
             text: Vec::new(),
         }
     }
@@ -171,17 +169,10 @@ impl Connection {
     /// Answers the whole commands in `bytes`, whose counters are in this process, and says how many bytes they were.
     fn here(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
         self.ways.lead_to(gate);
-        let Connection { session, reply, ways, spans, last, text } = self;
+        let Connection { session, reply, ways, spans, text } = self;
         let mut at = 0;
         while reply.bytes.len() < FULL {
             let rest = &bytes[at..];
-            if session.decides()
-                && let Some((question, size)) = last.again(rest)
-            {
-                at += size;
-                tell_here(ways, text, &question, reply);
-                continue;
-            }
             match spans.find(rest) {
                 Ok(Some(size)) => at += size,
                 Ok(None) => return (at, Stop::Done),
@@ -191,7 +182,7 @@ impl Connection {
                 }
             }
             let Some(command) = spans.command(rest) else { continue };
-            let question = if session.decides() { Question::read(&command, last) } else { None };
+            let question = if session.decides() { Question::read(&command) } else { None };
             match question {
                 Some(Ok(question)) => tell_here(ways, text, &question, reply),
                 Some(Err(mistake)) => reply.error(mistake),
@@ -226,8 +217,7 @@ impl Connection {
                 }
             };
             let Some(command) = command else { continue };
-            let question =
-                if self.session.decides() { Question::read(&command, &mut self.last) } else { None };
+            let question = if self.session.decides() { Question::read(&command) } else { None };
             // What is told in order, or charged to one key in order, waits for those before it.
             let goes_along = match &question {
                 Some(Ok(question)) => goes_along(&together, question, Question::is_of_one_key),

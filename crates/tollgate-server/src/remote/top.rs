@@ -122,6 +122,11 @@ fn show(
             ink.paint(Tone::Bad, format!("the changed config was refused: {}", super::visible(why)))
         )?;
     }
+    let restart = look.server["reloads"].as_array().and_then(|all| all.last()?["restart"].as_array());
+    let restart: Vec<String> = restart.into_iter().flatten().map(text).collect();
+    if !restart.is_empty() {
+        writeln!(out, "changed in the config, and needs a restart: {}", restart.join(", "))?;
+    }
     writeln!(out)?;
     let mut table = Table::new(&[
         ("LIMIT", Side::Left),

@@ -1,12 +1,12 @@
-//! The log of the server: JSON lines on stderr and, where a collector is named, spans to it.
+//! The log of the server: JSON lines on stdout (or stderr) and, where a collector is named, spans to it.
 //!
 //! Lines are written by a thread of their own and dropped rather than waited for, so a terminal that is stopped, a pipe that
-//! is full and a reader that went away hold nobody up. What other crates tell is only logged from WARN on. After the start nothing
-//! else writes to stderr: whoever did would wait where the log does not.
+//! is full and a reader that went away hold nobody up. Events of other crates are logged from WARN on. After the start nothing
+//! else writes to stdout or stderr: it would wait where the log does not.
 
 use std::os::fd::AsFd;
 
-use tollgate::config::LogLevel;
+use tollgate::config::{LogLevel, LogTarget, ServerConfig};
 use tollgate::telemetry::{JsonLinesGuard, LogDecisions, OtlpGuard, Telemetry, json_lines_to, otlp};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -20,8 +20,9 @@ pub(crate) struct Log {
     _spans: Option<OtlpGuard>,
 }
 
-/// Starts the log of this process, and says what a registry is to tell it.
-pub(crate) fn start(level: LogLevel) -> Result<(Log, Telemetry), Failure> {
+/// Starts the log of this process. Returns the telemetry that a gate reports to.
+pub(crate) fn start(server: &ServerConfig) -> Result<(Log, Telemetry), Failure> {
+    let level = server.log;
     let decisions = match level {
         LogLevel::Off => LogDecisions::Off,
         LogLevel::Debug => LogDecisions::All,
@@ -29,13 +30,21 @@ pub(crate) fn start(level: LogLevel) -> Result<(Log, Telemetry), Failure> {
     };
     // Namespaces of our own: clients at the gate, and keys of `CL.THROTTLE`.
     let telemetry = Telemetry::new().metrics().namespaces(["ip", "cl"]).log(decisions);
+    let telemetry = match (server.log_all, server.log_lines) {
+        (true, _) => telemetry.log_lines(None),
+        (false, Some(lines)) => telemetry.log_lines(Some(lines)),
+        (false, None) => telemetry,
+    };
     let (lines, lines_guard) = match level {
         LogLevel::Off => (None, None),
         _ => {
-            // A handle of its own: the lock of the process's stderr is not held while a line waits to be taken.
-            let stderr = std::io::stderr().as_fd().try_clone_to_owned();
-            let stderr = stderr.map_err(|error| Failure::new(format!("cannot log to stderr: {error}")))?;
-            let (lines, guard) = json_lines_to(std::fs::File::from(stderr));
+            // A handle of its own: the process's lock of the stream is not held while a line waits to be taken.
+            let (name, output) = match server.log_to {
+                LogTarget::Stderr => ("stderr", std::io::stderr().as_fd().try_clone_to_owned()),
+                _ => ("stdout", std::io::stdout().as_fd().try_clone_to_owned()),
+            };
+            let output = output.map_err(|error| Failure::new(format!("cannot log to {name}: {error}")))?;
+            let (lines, guard) = json_lines_to(std::fs::File::from(output));
             (Some(lines.with_filter(wanted(level))), Some(guard))
         }
     };

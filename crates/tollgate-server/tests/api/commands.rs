@@ -24,15 +24,26 @@ fn a_check_ends_as_it_was_decided() {
     let server = server::start();
     check(&server, "check login user:1", &[], 0, "allowed by login: 1 of 2 left, full again in 60 min\n", "");
     check(&server, "check login user:1 --cost 2", &[], 1, "denied by login: 1 of 2 left, retry after ", "");
-    check(&server, "check login user:1 --cost 3", &[], 1, "never so much at once", "");
+    check(&server, "check login user:1 --cost 3", &[], 1, "the cost is above the capacity", "");
     check(&server, "check login user:1 --json", &[], 0, "\"allowed\":true", "");
     check(&server, "check login user:1 --json", &[], 1, "\"allowed\":false", "");
     check(&server, "check free user:1", &[], 0, "allowed by free: unlimited\n", "");
-    check(&server, "check shut user:1", &[], 1, "denied by shut: 0 of 0 left, never so much at once\n", "");
+    check(&server, "check shut user:1", &[], 1, "denied by shut: 0 of 0 left, blocked\n", "");
+    check(&server, "check even user:1", &[], 0, "allowed by even: 1 of 2 left, full again in 60 min\n", "");
+    check(&server, "check even user:1", &[], 0, "; start after a delay of 60 min", "");
     check(&server, "check logn user:1", &[], 2, "", "did you mean `login`?");
     check(&server, "check login a:b:c:d", &[], 2, "", "did you mean `a:b%3Ac%3Ad`?");
     check(&server, "check login user:1 --cost 0", &[], 2, "", "invalid value '0' for '--cost <N>'");
-    check(&server, "check login user:1 --server https://a", &[], 2, "", "speaks http:// only");
+    check(&server, "check login user:1 --server ftp://a", &[], 2, "", "write it as http://");
+    let ours = server.http().to_string();
+    check(
+        &server,
+        &format!("check login user:1 --server https://{ours}"),
+        &[],
+        2,
+        "",
+        "cannot ask the server at",
+    );
     let left = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
     check(&server, &format!("check login user:1 --server http://{left}"), &[], 2, "", "start one with");
 }
@@ -49,7 +60,14 @@ fn a_key_is_looked_at_and_forgotten() {
     check(&server, "reset login user:1 --token guess", &[], 2, "", "401");
     let shown = [("TOLLGATE_ADMIN_TOKEN", "s3cret")];
     check(&server, "reset login user:1", &shown, 0, "forgotten\n", "");
-    check(&server, "reset login user:1 --token s3cret --yes", &[], 0, "nothing was known of it\n", "");
+    check(
+        &server,
+        "reset login user:1 --token s3cret --yes",
+        &[],
+        0,
+        "nothing to forget: the key has no counters\n",
+        "",
+    );
     check(&server, "reset login user:1 --json", &shown, 0, "{\"reset\":false}\n", "");
     check(&server, "status login user:1", &[], 0, "login: 2 of 2 left\n", "");
 }

@@ -23,20 +23,20 @@ fn a_body_that_makes_no_sense_is_told_what_would() {
     let server = server::start();
     for (body, said) in [
         ("", "EOF"),
-        ("null", "invalid type"),
-        ("[]", "expected an object"),
-        (r#"["api","k",1]"#, "expected an object"),
+        ("null", "it must be an object, not null"),
+        ("[]", "it must be an object, not an array"),
+        (r#"["api","k",1]"#, "it must be an object"),
         ("{}", "write either"),
         (r#"{"limit":"api"}"#, "write either"),
         (r#"{"limit":"api","key":"k"} x"#, "trailing"),
         (r#"{"limit":"api","key":"k","kind":1}"#, "unknown field"),
-        (r#"{"limit":"api","limit":"api","key":"k"}"#, "line 1"),
+        (r#"{"limit":"api","limit":"api","key":"k"}"#, "the field `limit` is there twice"),
         (r#"{"limit":"api","key":"k","cost":0}"#, "at least 1"),
-        (r#"{"limit":"api","key":"k","cost":-1}"#, "line 1"),
-        (r#"{"limit":"api","key":"k","cost":1.5}"#, "invalid type"),
-        (r#"{"limit":"api","key":"k","cost":1e3}"#, "invalid type"),
-        (r#"{"limit":"api","key":"k","cost":"1"}"#, "invalid type"),
-        (r#"{"limit":"api","key":"k","cost":18446744073709551616}"#, "line 1"),
+        (r#"{"limit":"api","key":"k","cost":-1}"#, "`cost` must be a whole number from 1"),
+        (r#"{"limit":"api","key":"k","cost":1.5}"#, "`cost` must be a whole number"),
+        (r#"{"limit":"api","key":"k","cost":1e3}"#, "`cost` must be a whole number"),
+        (r#"{"limit":"api","key":"k","cost":"1"}"#, "not a string"),
+        (r#"{"limit":"api","key":"k","cost":18446744073709551616}"#, "`cost` must be a whole number"),
         (r#"{"limit":"api","key":""}"#, "the key is empty"),
         (r#"{"limit":"api","key":"a:b:c:d"}"#, "did you mean `a:b%3Ac%3Ad`?"),
         (r#"{"limit":"api","key":"a\u0000b"}"#, "control character"),
@@ -56,6 +56,10 @@ fn a_body_that_makes_no_sense_is_told_what_would() {
     let zeros = format!(r#"{{"reservation":"{}","actual":1}}"#, "0".repeat(32));
     malformed(&server, "/v1/settle", &zeros, "no reservation is named by zeros alone");
     let id = "0123456789abcdef0123456789abcdef";
+    let negative = format!(r#"{{"reservation":"{id}","actual":-1}}"#);
+    malformed(&server, "/v1/settle", &negative, "`actual` must be a whole number from 0");
+    let negative = format!(r#"{{"reservation":"{id}","actual":{{"api":-1}}}}"#);
+    malformed(&server, "/v1/settle", &negative, "`actual.api` must be a whole number from 0");
     malformed(&server, "/v1/settle", &format!(r#"{{"reservation":"{id}"}}"#), "ask /v1/cancel");
     malformed(&server, "/v1/cancel", &format!(r#"{{"reservation":"{id}","actual":1}}"#), "is for /v1/settle");
     malformed(&server, "/v1/check", &format!(r#"{{"limit":{}"#, "[".repeat(60_000)), "the body");

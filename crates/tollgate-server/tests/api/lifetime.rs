@@ -39,16 +39,35 @@ fn a_changed_config_is_followed_and_what_was_consumed_stays_so() {
     wait_for("the file was read", || remaining(&server) == 4);
     // Once more, at once, by asking for it.
     server.write_config(&POLICY.replace("limit = 2\nwindow", "limit = 9\nwindow"));
-    assert_eq!(server.ask("POST", "/v1/reload", &[], "").body, "{\"reloaded\":true}");
+    assert_eq!(server.ask("POST", "/v1/reload", &[], "").body, r#"{"reloaded":true,"restart":[]}"#);
     assert_eq!(remaining(&server), 8);
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
+}
+
+/// A change of `[server]` kept the limits of the same file from being applied, and did not say which field it was.
+#[test]
+fn limits_are_applied_beside_fields_that_need_a_restart() {
+    let server = server::start();
+    let policy = POLICY.replace("limit = 2\nwindow", "limit = 5\nwindow");
+    let changed = "[server]\nhttp = \"127.0.0.1:1\"\n[store]\nmax_keys = 1000\n";
+    server.write_config(&format!("{changed}{policy}"));
+    let answer = server.ask("POST", "/v1/reload", &[], "");
+    assert_eq!(answer.body, r#"{"reloaded":true,"restart":["server.http","store.max_keys"]}"#);
+    assert_eq!(remaining(&server), 5);
+    let about = about(&server);
+    let last = about["reloads"].as_array().and_then(|reloads| reloads.last()).expect("a reload");
+    assert_eq!((&last["refused"], &last["restart"][0]), (&Value::Null, &"server.http".into()), "{about}");
+    // Until the restart each reload says so.
+    assert!(server.ask("POST", "/v1/reload", &[], "").body.contains("server.http"));
+    let log = server.stop().output;
+    assert!(log.contains("\"fields\":\"server.http, store.max_keys\""), "{log}");
 }
 
 #[test]
 fn limits_that_went_away_are_told() {
     let server = server::start();
     server.reload("limits.login.blocked = true");
-    let told = server.stop().stderr;
+    let told = server.stop().output;
     let line = told.lines().find(|line| line.contains("limits went away")).expect("a line");
     let line: Value = serde_json::from_str(line).expect("JSON");
     assert_eq!(line["level"], "WARN", "{line}");
@@ -105,7 +124,7 @@ fn a_refused_config_is_told_without_the_keys_of_its_overrides() {
         );
         assert!(!shown.contains("alice"), "{path}: {shown}");
     }
-    let told = server.stop().stderr;
+    let told = server.stop().output;
     assert!(told.contains("the config stays as it was") && !told.contains("alice"), "{told}");
 }
 
@@ -125,7 +144,7 @@ fn a_config_from_a_pipe_is_not_read_again() {
     assert_eq!(answer.status, 400, "{}", answer.body);
     assert!(answer.body.contains("was read from a pipe, and cannot be read again"), "{}", answer.body);
     server.signal(Signal::HUP);
-    wait_for("the signal is answered", || server.stderr().matches("cannot be read again").count() == 2);
+    wait_for("the signal is answered", || server.output().matches("cannot be read again").count() == 2);
     assert_eq!(remaining(&server), 2);
     assert!(!server.get("/metrics").body.contains("tollgate_config_refused 1"));
 }
@@ -136,8 +155,6 @@ fn a_broken_config_changes_nothing_and_is_told() {
     for (broken, said) in [
         (POLICY.replace("limit = 2", "limit = 0"), "limits.login.limit"),
         ("[limits".to_owned(), "line 1"),
-        (format!("[server]\nhttp = \"127.0.0.1:1\"\n{POLICY}"), "takes a restart"),
-        (format!("[store]\nmax_keys = 1000\n{POLICY}"), "takes a restart"),
         // As an editor leaves it for a moment.
         (String::new(), "it has no limits; the one in force has 7"),
     ] {
@@ -159,7 +176,7 @@ fn a_broken_config_changes_nothing_and_is_told() {
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
     server.signal(Signal::TERM);
     let ended = server.ended();
-    assert!(ended.stderr.contains("the config stays as it was"), "{ended:?}");
+    assert!(ended.output.contains("the config stays as it was"), "{ended:?}");
 }
 
 /// What has begun is answered, and then the process ends in order.
@@ -186,7 +203,7 @@ fn signals_end_it_in_order() {
         assert!(answer.body.contains("\"remaining\":2"), "{answer:?}");
         let ended = server.ended();
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        assert!(!ended.stderr.contains("were still busy"), "{ended:?}");
+        assert!(!ended.output.contains("were still busy"), "{ended:?}");
     }
 }
 
@@ -205,7 +222,7 @@ fn whoever_says_it_twice_need_not_wait() {
     server.signal(Signal::TERM);
     let ended = server.ended();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stderr.contains("told to stop again"), "{ended:?}");
+    assert!(ended.output.contains("told to stop again"), "{ended:?}");
 }
 
 /// The listener closed with the first signal, so that a balancer met closed doors before it could learn that they would be.
@@ -232,13 +249,13 @@ fn with_a_delay_it_says_that_it_is_not_ready_and_answers_until_then() {
     server.signal(Signal::TERM);
     let ended = server.ended();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stderr.contains("not ready any more, and still answering"), "{ended:?}");
-    assert!(ended.stderr.contains("told to stop again"), "{ended:?}");
+    assert!(ended.output.contains("not ready any more, and still answering"), "{ended:?}");
+    assert!(ended.output.contains("told to stop again"), "{ended:?}");
     // And when the time is over it ends by itself.
     let server = server::with(&format!("[server]\ndrain_delay = \"100ms\"\n{POLICY}"), &[], &[]);
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(!ended.stderr.contains("told to stop again"), "{ended:?}");
+    assert!(!ended.output.contains("told to stop again"), "{ended:?}");
 }
 
 /// However many ask while it ends: whoever gets an answer gets a whole one.

@@ -159,6 +159,14 @@ fn requests_meet_their_limits_all_or_none() {
     assert_eq!(summary["from_us"], START);
     let ended = scratch.run(&["backtest", "--config", "policy.toml", "access.log"]);
     assert!(ended.stdout.contains("\n2 requests met no route\n"), "{}", ended.stdout);
+    // Of the seven requests of `api` five are allowed, one is denied, and one is denied by another limit.
+    let words = |start: &str| {
+        let line = ended.stdout.lines().find(|line| line.starts_with(start)).expect("a line");
+        line.split_whitespace().take(8).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(ended.stdout.contains("  SHARE  DENIED BY OTHERS  RULE\n"), "{}", ended.stdout);
+    assert_eq!(words("api")[..5], ["api", "7", "2", "5", "1"]);
+    assert_eq!(words("api")[7], "1", "{}", ended.stdout);
 }
 
 #[test]

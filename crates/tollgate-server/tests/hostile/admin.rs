@@ -67,7 +67,7 @@ fn guesses_are_slowed_down_and_told() {
         let name = format!("tollgate_admin_refused_total{{reason=\"{reason}\"}}");
         assert!(metrics.contains(&name), "{name}: {metrics}");
     }
-    let said = server.stderr();
+    let said = server.output();
     assert!(!said.contains("guess1") && !said.contains("s3cret"), "{said}");
 }
 
@@ -93,5 +93,5 @@ fn what_admins_do_is_told_with_who_and_to_whom() {
     let reload = wait_for_line(&server, |line| line["audit"] == "reload");
     assert_eq!(told(&reload), ["INFO", "127.0.0.1"], "{reload}");
     assert_eq!(reload["applied"], true, "{reload}");
-    assert!(!server.stderr().contains("mallory"));
+    assert!(!server.output().contains("mallory"));
 }

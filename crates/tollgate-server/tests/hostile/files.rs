@@ -34,6 +34,7 @@ fn check(connections: usize, limits: &str, expected: [u64; 2], is_told: bool) {
             .current_dir(&home)
             .env_clear()
             .stdin(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap(),
@@ -52,8 +53,9 @@ fn check(connections: usize, limits: &str, expected: [u64; 2], is_told: bool) {
         rustix::process::Signal::TERM,
     )
     .unwrap();
+    let log = BufReader::new(started.0.stdout.take().unwrap()).lines().map(Result::unwrap);
     let about_files =
-        lines.filter(|line| line.starts_with('{') && line.contains("fewer connections than meant")).count();
+        log.filter(|line| line.starts_with('{') && line.contains("fewer connections than meant")).count();
     assert_eq!(about_files, usize::from(is_told), "{limits}");
     let _ = std::fs::remove_dir_all(home);
 }

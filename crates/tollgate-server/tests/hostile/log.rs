@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStderr, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -19,7 +19,7 @@ const LOGIN: &str = r#"{"limit":"login","key":"user:mallory"}"#;
 
 /// The lines of the log so far; what is told at the start is for people.
 fn lines(server: &Tollgate) -> Vec<Value> {
-    let said = server.stderr();
+    let said = server.output();
     let lines = said.lines().filter(|line| line.starts_with('{'));
     lines.map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
@@ -31,7 +31,7 @@ pub(crate) fn wait_for_line(server: &Tollgate, is_it: impl Fn(&Value) -> bool) -
         if let Some(line) = lines(server).into_iter().find(|line| is_it(line)) {
             return line;
         }
-        assert!(Instant::now() < end, "there is no such line: {}", server.stderr());
+        assert!(Instant::now() < end, "there is no such line: {}", server.output());
         std::thread::yield_now();
     }
 }
@@ -49,8 +49,8 @@ fn decisions(level: &str) -> Vec<Value> {
     server.signal(Signal::TERM);
     let ended = server.ended();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(!ended.stderr.contains("mallory"), "a key is shown: {ended:?}");
-    let lines = ended.stderr.lines().filter(|line| line.starts_with('{'));
+    assert!(!ended.output.contains("mallory"), "a key is shown: {ended:?}");
+    let lines = ended.output.lines().filter(|line| line.starts_with('{'));
     lines.map(|line| serde_json::from_str(line).expect("JSON")).filter(is_decision).collect()
 }
 
@@ -76,6 +76,43 @@ fn the_level_says_which_decisions_are_told() {
     }
 }
 
+/// The log is on stdout, or where the config says; how much of it is left out is the config's, too.
+#[test]
+fn the_log_goes_where_the_config_says() {
+    let denials = |config: &str| {
+        let home = home();
+        std::fs::write(home.join("tollgate.toml"), format!("{config}{POLICY}")).unwrap();
+        let faces = ["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
+        let args = [&["serve", "--config", "tollgate.toml"], &faces[..]].concat();
+        let mut child =
+            command(&home, &args, &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
+        let address = loop {
+            let start = said.len();
+            assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "it ended: {said}");
+            if let Some((_, rest)) = said[start..].split_once("API    http://") {
+                break rest.split('/').next().and_then(|address| address.parse().ok()).expect("an address");
+            }
+        };
+        let mut connection = Connection::open(address);
+        for _ in 0..20 {
+            connection.ask_with_body("POST", "/v1/check", &["content-type: application/json"], LOGIN);
+        }
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        let (mut out, mut err) = (String::new(), String::new());
+        child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        stderr.read_to_string(&mut err).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        let _ = std::fs::remove_dir_all(home);
+        [out, err].map(|text| text.matches("\"decision\":\"denied\"").count())
+    };
+    let [out, err] = denials("");
+    assert!((1..18).contains(&out) && err == 0, "{out} {err}");
+    assert_eq!(denials("[server]\nlog_all = true\n"), [18, 0], "two of twenty are allowed");
+    assert_eq!(denials("[server]\nlog_all = true\nlog_to = \"stderr\"\n"), [0, 18]);
+}
+
 #[test]
 fn who_reads_the_config_again_and_who_resets_a_key_is_told() {
     let server = server::start();
@@ -84,16 +121,16 @@ fn who_reads_the_config_again_and_who_resets_a_key_is_told() {
     server.post("/v1/reset", LOGIN);
     let line = wait_for_line(&server, |line| line["message"] == "a key was reset");
     assert_eq!((&line["limiter"], &line["level"]), (&"login".into(), &"INFO".into()));
-    assert!(!server.stderr().contains("mallory"));
+    assert!(!server.output().contains("mallory"));
 }
 
-/// A server whose stderr nobody need read, and where it is.
-fn start(config: &str) -> (Child, BufReader<ChildStderr>, SocketAddr, std::path::PathBuf) {
+/// A server whose log nobody need read, and where it is.
+fn start(config: &str) -> (Child, ChildStdout, SocketAddr, std::path::PathBuf) {
     let home = home();
     std::fs::write(home.join("tollgate.toml"), config).unwrap();
     let listen = ["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
     let args = [&["serve", "--config", "tollgate.toml"], &listen[..]].concat();
-    let mut child = command(&home, &args, &[]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command(&home, &args, &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut address = None;
     for line in stderr.by_ref().lines().map(Result::unwrap) {
@@ -104,15 +141,16 @@ fn start(config: &str) -> (Child, BufReader<ChildStderr>, SocketAddr, std::path:
             break;
         }
     }
-    (child, stderr, address.expect("an address"), home)
+    let log = child.stdout.take().unwrap();
+    (child, log, address.expect("an address"), home)
 }
 
 /// Whoever reads the log is gone, or reads no more: checks are answered, reloads are refused, and it ends in order.
 #[test]
 fn a_log_that_nobody_takes_holds_nobody_up() {
     for is_closed in [true, false] {
-        let (mut child, stderr, address, home) = start(POLICY);
-        let stderr = (!is_closed).then_some(stderr);
+        let (mut child, log, address, home) = start(POLICY);
+        let log = (!is_closed).then_some(log);
         let mut connection = Connection::open(address);
         for _ in 0..3 {
             connection.ask_with_body("POST", "/v1/check", &["content-type: application/json"], LOGIN);
@@ -131,7 +169,7 @@ fn a_log_that_nobody_takes_holds_nobody_up() {
         }
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(0), "closed: {is_closed}");
-        drop(stderr);
+        drop(log);
         let _ = std::fs::remove_dir_all(home);
     }
 }
@@ -157,7 +195,7 @@ fn spans_arrive_at_the_collector_that_the_environment_names() {
     assert_eq!(told, [allowed.clone(), allowed, denied]);
     assert!(spans.iter().all(|span| span.get("key_hash").len() == 32));
     // The line about the denial names the span.
-    let line = ended.stderr.lines().find(|line| line.contains("\"decision\":\"denied\"")).expect("a line");
+    let line = ended.output.lines().find(|line| line.contains("\"decision\":\"denied\"")).expect("a line");
     let line: Value = serde_json::from_str(line).expect("JSON");
     assert_eq!(line["trace_id"], spans[2].trace_id.as_str(), "{line}");
 }

@@ -79,7 +79,7 @@ fn check(place: usize, names: &[&str]) {
     server.signal(Signal::TERM);
     let ended = server.ended();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(!ended.stderr.contains("panicked"), "{ended:?}");
+    assert!(!ended.output.contains("panicked"), "{ended:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::{Value, json};
 
 /// How long the page has to become as expected. Generous: it is the limit of a failing test, not the length of a passing one.
@@ -124,7 +125,8 @@ impl Browser {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("screenshots");
         std::fs::create_dir_all(&dir).expect("a directory");
         let data = taken["data"].as_str().expect("a picture");
-        std::fs::write(dir.join(format!("{name}.png")), unpacked(data)).expect("a file");
+        std::fs::write(dir.join(format!("{name}.png")), BASE64_STANDARD.decode(data).expect("base64"))
+            .expect("a file");
     }
 
     fn call(&self, method: &str, path: &str, body: &Value) -> Value {
@@ -180,19 +182,4 @@ fn read(stream: &TcpStream) -> Vec<u8> {
     let mut body = vec![0; length];
     stream.read_exact(&mut body).expect("a body");
     body
-}
-
-/// Base64, as pictures are sent.
-fn unpacked(text: &str) -> Vec<u8> {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digits: Vec<u32> = text
-        .bytes()
-        .filter_map(|byte| DIGITS.iter().position(|digit| *digit == byte))
-        .filter_map(|digit| u32::try_from(digit).ok())
-        .collect();
-    let unpack = |group: &[u32]| {
-        let bits = group.iter().fold(0, |bits, digit| bits << 6 | digit) << (6 * (4 - group.len()));
-        bits.to_be_bytes()[1..group.len()].to_vec()
-    };
-    digits.chunks(4).flat_map(unpack).collect()
 }

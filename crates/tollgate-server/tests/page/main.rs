@@ -160,7 +160,7 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     browser.until("document.getElementById('sure').open");
     assert_eq!(
         text(&browser, "#sure-words"),
-        "1 is charged to user:secretive under login, and counts like any caller's."
+        "1 is charged to user:secretive under login, as a request of a caller would be."
     );
     browser.click("#sure-no");
     browser.until("!document.getElementById('sure').open");
@@ -175,7 +175,7 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
         answered(&browser, "Allowed.");
     }
     charge(&browser, "mail", "campaign:spring");
-    answered(&browser, "It would have been denied.");
+    answered(&browser, "is in shadow mode and would have denied it.");
     charge(&browser, "login", "a:b:c:d");
     answered(&browser, "(400)");
 
@@ -210,7 +210,7 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     browser.run("document.getElementById('sure-token').value = ''");
     browser.type_in("#sure-token", "open sesame");
     browser.click("#sure-yes");
-    answered(&browser, "The key starts afresh.");
+    answered(&browser, "The key is full again.");
     assert!(standing().starts_with("0 used."));
     assert_eq!(browser.run("return JSON.stringify(localStorage) + document.cookie"), json!("{}"));
     sound(&browser, "after a reset");

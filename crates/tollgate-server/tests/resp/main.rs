@@ -450,7 +450,7 @@ fn a_fault_does_not_tell_where_the_store_is() {
     }
     let ended = server.stop();
     assert!(
-        ended.stderr.lines().any(|line| line.starts_with('{') && line.contains("127.0.0.1:9")),
+        ended.output.lines().any(|line| line.starts_with('{') && line.contains("127.0.0.1:9")),
         "{ended:?}"
     );
 }

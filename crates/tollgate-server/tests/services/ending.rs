@@ -72,7 +72,7 @@ fn what_was_acknowledged_over_any_face_is_counted() {
         (acknowledged, server.ended())
     });
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(!ended.stderr.contains("still busy"), "{ended:?}");
+    assert!(!ended.output.contains("still busy"), "{ended:?}");
     let after = over(&redis, POLICY);
     for ((face, _), (key, acknowledged)) in CLIENTS.iter().zip(keys.iter().zip(acknowledged)) {
         let status = after.get(&format!("/v1/status?limit=many&key={key}")).body;

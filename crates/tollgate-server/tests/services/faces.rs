@@ -206,13 +206,7 @@ fn posted() -> impl Strategy<Value = Asked> {
 
 /// Any bytes in a URL.
 fn encoded(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .map(|byte| match byte {
-            b'a'..=b'z' | b'0'..=b'9' => char::from(*byte).to_string(),
-            _ => format!("%{byte:02X}"),
-        })
-        .collect()
+    percent_encoding::percent_encode(bytes, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
@@ -392,7 +386,7 @@ fn check(server: Tollgate) {
     let config = Config { cases: REQUESTS, failure_persistence: None, ..Config::default() };
     let checked = TestRunner::new(config).run(&asked, |asked| faces.check(&asked));
     if let Err(error) = checked {
-        panic!("{error}\n{}", faces.server.stderr());
+        panic!("{error}\n{}", faces.server.output());
     }
     let metrics = faces.server.get("/metrics").body;
     let failed = |line: &&str| {

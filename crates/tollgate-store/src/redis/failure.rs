@@ -189,6 +189,9 @@ pub(crate) fn of_connect(error: RedisError, address: &str) -> Verdict {
     let is_tls = ["certificate", "tls", "fatal alert"].iter().any(|word| lower.contains(word));
     let (failure, text) = match failure {
         Failure::Connection if is_tls => (Failure::Refused, format!("TLS failed: {source}")),
+        Failure::Connection if lower.contains("lookup address") => {
+            (failure, "the host name cannot be resolved; check its spelling and the name server".to_owned())
+        }
         failure => (failure, text),
     };
     Verdict::new(remedy, failure, format!("could not connect to Redis at {address}: {text}")).broken()
@@ -216,3 +219,21 @@ impl std::fmt::Display for Shown {
 }
 
 impl std::error::Error for Shown {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host that nobody knows read "the connection to Redis broke".
+    #[test]
+    fn a_host_name_that_cannot_be_resolved_is_said_to_be_one() {
+        let lookup = std::io::Error::other("failed to lookup address information: Name or service not known");
+        let verdict = of_connect(RedisError::from(lookup), "no-such-host:6379");
+        assert_eq!((verdict.remedy, verdict.error.failure()), (Remedy::AskAgain, Some(Failure::Connection)));
+        let text = verdict.error.to_string();
+        assert!(text.contains("at no-such-host:6379: the host name cannot be resolved"), "{text}");
+        let broke = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let text = of_connect(RedisError::from(broke), "a:1").error.to_string();
+        assert!(text.contains("the connection to Redis broke"), "{text}");
+    }
+}

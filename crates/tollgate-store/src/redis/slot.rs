@@ -3,6 +3,7 @@
 //! Every name begins with the prefix and the version of the stored format, and has one pair of braces, ours: `{…}` around 128
 //! bits of a hash. No byte of a caller's key reaches Redis, so none can choose a slot, break out of a name or grow it.
 
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use tollgate_kernel::Strategy;
 
 use crate::shared::{Part, name_of};
@@ -81,13 +82,7 @@ fn kind(part: &Part<'_>) -> char {
 
 /// 128 bits in 22 characters.
 fn base64(bytes: [u8; 16]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let number = u128::from_be_bytes(bytes);
-    let digit = |place: u32| {
-        let bits = if place == 21 { number << 4 } else { number >> (122 - 6 * place) };
-        char::from(DIGITS[usize::try_from(bits & 63).unwrap_or(0)])
-    };
-    (0..22).map(digit).collect()
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }
 
 /// What is between the braces of a name.

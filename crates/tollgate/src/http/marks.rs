@@ -38,7 +38,7 @@ impl Marks {
         let Some(told) = Told::new(format, said.iter().copied(), now) else { return Marks::default() };
         let mut fields = HeaderMap::with_capacity(Field::ALL.len() + USUAL.len());
         for (field, number) in told.numbers() {
-            fields.insert(&NAMES[field as usize], number_value(number));
+            fields.insert(&NAMES[field as usize], HeaderValue::from(number));
         }
         if format.draft {
             let mut policy = Line::default();
@@ -109,7 +109,7 @@ impl Sheet {
         let empty = || HeaderValue::from_static("");
         let mut fields = HeaderMap::with_capacity(Field::ALL.len() + USUAL.len());
         if format.legacy {
-            fields.insert(&NAMES[Field::Limit as usize], number_value(limit.capacity()));
+            fields.insert(&NAMES[Field::Limit as usize], HeaderValue::from(limit.capacity()));
             fields.insert(&NAMES[Field::Remaining as usize], empty());
             fields.insert(&NAMES[Field::Reset as usize], empty());
         }
@@ -135,8 +135,8 @@ impl Sheet {
         let mut fields = self.fields.clone();
         for (field, value) in self.order.iter().zip(fields.values_mut()) {
             match field {
-                Some(Field::Remaining) => *value = number_value(standing.remaining),
-                Some(Field::Reset) => *value = number_value(standing.reset),
+                Some(Field::Remaining) => *value = HeaderValue::from(standing.remaining),
+                Some(Field::Reset) => *value = HeaderValue::from(standing.reset),
                 Some(Field::Quota) => *value = self.quota(&standing),
                 _ => {}
             }
@@ -154,44 +154,6 @@ impl Sheet {
 /// A text that was rendered, which is visible ASCII.
 fn value(line: &Line) -> HeaderValue {
     HeaderValue::from_bytes(line.as_bytes()).unwrap_or(HeaderValue::from_static(""))
-}
-
-/// A number; nearly all are small, and those need no allocation.
-fn number_value(number: u64) -> HeaderValue {
-    match usize::try_from(number) {
-        Ok(number @ 0..1000) => {
-            let leading = if number < 10 { 2 } else { usize::from(number < 100) };
-            HeaderValue::from_static(&SMALL[number * 3 + leading..number * 3 + 3])
-        }
-        _ => HeaderValue::from(number),
-    }
-}
-
-/// All numbers of three digits, one after the other.
-static SMALL: &str = match std::str::from_utf8(&DIGITS) {
-    Ok(digits) => digits,
-    Err(_) => panic!("digits are text"),
-};
-
-static DIGITS: [u8; 3000] = digits();
-
-/// Counted up digit by digit, as an odometer does.
-const fn digits() -> [u8; 3000] {
-    let mut digits = [b'0'; 3000];
-    let mut number = 1;
-    while number < 1000 {
-        let (last, this) = (3 * (number - 1), 3 * number);
-        let mut carry = 1;
-        let mut place = 3;
-        while place > 0 {
-            place -= 1;
-            let digit = digits[last + place] + carry;
-            carry = (digit > b'9') as u8;
-            digits[this + place] = if carry == 1 { b'0' } else { digit };
-        }
-        number += 1;
-    }
-    digits
 }
 
 #[cfg(test)]
@@ -322,13 +284,6 @@ mod tests {
         assert!(!sheet.fits(&Outcome { allowed: false, ..said.outcome }));
         assert!(!sheet.fits(&Outcome { capacity: 11, ..said.outcome }));
         assert!(!sheet.fits(&Outcome::UNLIMITED));
-    }
-
-    #[test]
-    fn numbers_are_written_as_they_are() {
-        for number in (0..2_000).chain([9_999, 1_000_000, u64::MAX]) {
-            assert_eq!(number_value(number), number.to_string().as_str());
-        }
     }
 
     #[test]

@@ -5,6 +5,16 @@
 //! clock: whoever starts the process does that. `reader.rs` reads single fields, `environment.rs` knows which variable sets
 //! which of them, and each section of the file has a file here that knows what its fields mean.
 
+/// The fields in which two values of a type differ, by name. All fields of the type must be listed.
+macro_rules! changed_fields {
+    ($one:expr, $other:expr, $type:ident { $($field:ident),* $(,)? }) => {{
+        let $type { $($field),* } = $one;
+        let mut names = Vec::new();
+        $(if *$field != $other.$field { names.push(stringify!($field)); })*
+        names
+    }};
+}
+
 mod connection;
 mod environment;
 mod envoy;
@@ -28,7 +38,7 @@ pub use self::mistake::{Mistake, Mistakes};
 use self::reader::{Field, Reader, Section};
 #[cfg(feature = "http")]
 pub use self::requests::RequestsConfig;
-pub use self::server::{LogLevel, ServerConfig};
+pub use self::server::{LogLevel, LogTarget, ServerConfig};
 pub use self::store::{StoreConfig, StoreMode};
 use crate::policy::Policy;
 

@@ -7,10 +7,12 @@
 //! [`EncodedSeparators::Keep`] says that it is data.
 //!
 //! Neither case nor Unicode is folded, and a slash at the end counts: routers tell such paths apart. What a route makes of that is
-//! decided in `pattern.rs`.
+//! decided in `pattern.rs`. Decoding is by hand, because a `%` that encodes nothing must be refused; the crate `percent-encoding` lets it stand.
 
 use std::borrow::Cow;
 use std::fmt;
+
+use percent_encoding::percent_encode_byte;
 
 /// What an encoded slash (`%2F`), an encoded backslash (`%5C`) and a plain backslash are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -163,11 +165,7 @@ impl Spelling {
     }
 
     fn encoded(&mut self, character: char) {
-        const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-        for byte in character.encode_utf8(&mut [0; 4]).bytes() {
-            let digit = |four_bits: u8| char::from(DIGITS[usize::from(four_bits)]);
-            self.text.extend(['%', digit(byte >> 4), digit(byte & 15)]);
-        }
+        self.text.extend(character.encode_utf8(&mut [0; 4]).bytes().map(percent_encode_byte));
     }
 }
 

@@ -3,8 +3,6 @@
 //! With the same salt in every process the same key has the same hash everywhere, and one line can be followed to the next.
 //! Without the salt nobody can try names against the hashes, which a plain hash of guessable keys would invite.
 
-use std::hash::{BuildHasher, RandomState};
-
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
@@ -41,12 +39,11 @@ impl KeyHasher {
     }
 }
 
-/// Numbers under keys that the operating system drew for this process.
+/// Random bytes of the operating system.
 fn random_salt() -> [u8; 32] {
-    let seed = RandomState::new();
     let mut salt = [0; 32];
-    for (count, part) in salt.chunks_exact_mut(8).enumerate() {
-        part.copy_from_slice(&seed.hash_one(count).to_le_bytes());
+    if let Err(error) = getrandom::fill(&mut salt) {
+        panic!("the operating system gives no random bytes: {error}");
     }
     salt
 }

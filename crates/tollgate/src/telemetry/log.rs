@@ -23,13 +23,18 @@ macro_rules! line {
 }
 
 impl DecisionLog {
-    pub(crate) fn new(decisions: LogDecisions, suppressed: Option<Counter>) -> Option<DecisionLog> {
+    /// Of which decisions, and how many lines in a second.
+    pub(crate) fn new(
+        decisions: LogDecisions,
+        lines: Option<u64>,
+        suppressed: Option<Counter>,
+    ) -> Option<DecisionLog> {
         let logs_all = match decisions {
             LogDecisions::Off => return None,
             LogDecisions::Denials => false,
             LogDecisions::All => true,
         };
-        Some(DecisionLog { logs_all, storm: Storm::new(), suppressed })
+        Some(DecisionLog { logs_all, storm: Storm::new(lines), suppressed })
     }
 
     /// Whether decisions that let a charge pass are left out, but for the first to meet a failure.

@@ -50,6 +50,8 @@ pub struct Telemetry {
     hasher: KeyHasher,
     sink: Option<Sink>,
     log: LogDecisions,
+    /// How many lines of decisions are written in a second; `None` leaves nothing out.
+    log_lines: Option<u64>,
     has_spans: bool,
     /// Namespaces that are labels.
     namespaces: Vec<String>,
@@ -61,6 +63,7 @@ impl Default for Telemetry {
             hasher: KeyHasher::from_env(),
             sink: None,
             log: LogDecisions::Off,
+            log_lines: Some(super::storm::LINES),
             has_spans: false,
             namespaces: Vec::new(),
         }
@@ -111,11 +114,23 @@ impl Telemetry {
         Telemetry { sink: Some(Sink::Own(recorder)), ..self }
     }
 
-    /// Logs decisions as events of `tracing` with the target `tollgate::decision`: a line for each, by the limit that bound. A
-    /// key's denials get one line a second, all lines together a hundred; what was left out is told with the next.
+    /// Logs decisions as events of `tracing` with the target `tollgate::decision`: a line for each, by the binding limit. By default a
+    /// key's denials get one line a second, and all decisions together a hundred; the next line says how many were left out.
+    /// [`log_lines`](Self::log_lines) sets another number.
     #[must_use]
     pub fn log(self, decisions: LogDecisions) -> Telemetry {
         Telemetry { log: decisions, ..self }
+    }
+
+    /// How many lines about decisions are written in a second, at most; `None` writes every line, also each denial of one key.
+    ///
+    /// ```
+    /// use tollgate::telemetry::{LogDecisions, Telemetry};
+    /// let telemetry = Telemetry::new().log(LogDecisions::Denials).log_lines(Some(1_000));
+    /// ```
+    #[must_use]
+    pub fn log_lines(self, a_second: Option<u64>) -> Telemetry {
+        Telemetry { log_lines: a_second, ..self }
     }
 
     /// Makes a span `rate_limit.check` around each decision, and within it `rate_limit.store` around each call to a store
@@ -148,6 +163,10 @@ impl Telemetry {
 
     pub(crate) fn log_decisions(&self) -> LogDecisions {
         self.log
+    }
+
+    pub(crate) fn most_log_lines(&self) -> Option<u64> {
+        self.log_lines
     }
 
     pub(crate) fn has_spans(&self) -> bool {

@@ -14,10 +14,12 @@ use tollgate_kernel::Micros;
 /// How many keys are remembered.
 const SLOTS: usize = 1_024;
 
-/// How many lines a second are told.
+/// How many lines are written in a second by default.
 pub(crate) const LINES: u64 = 100;
 
 pub(crate) struct Storm {
+    /// How many lines are written in a second; `None` leaves nothing out.
+    lines: Option<u64>,
     seed: RandomState,
     slots: Box<[Mutex<Slot>]>,
     total: Mutex<Total>,
@@ -57,9 +59,9 @@ fn slot_of(hash: u64) -> usize {
 }
 
 impl Storm {
-    pub(crate) fn new() -> Storm {
+    pub(crate) fn new(lines: Option<u64>) -> Storm {
         let slots = (0..SLOTS).map(|_| Mutex::default()).collect();
-        Storm { seed: RandomState::new(), slots, total: Mutex::default() }
+        Storm { lines, seed: RandomState::new(), slots, total: Mutex::default() }
     }
 
     fn hash(&self, limiter: &str, key: Option<&str>) -> u64 {
@@ -68,6 +70,9 @@ impl Storm {
 
     /// Whether a denial is to be told now.
     pub(crate) fn denial(&self, limiter: &str, key: Option<&str>, now: Micros) -> Option<Line> {
+        if self.lines.is_none() {
+            return Some(Line { suppressed: 0, left_out: 0 });
+        }
         let hash = self.hash(limiter, key);
         let mut slot = self.slots[slot_of(hash)].lock();
         let (is_same, is_now) = (slot.hash == hash, slot.second == second_of(now));
@@ -93,10 +98,11 @@ impl Storm {
 
     /// One more line, if there may be one; `others` were left out that nobody will tell of.
     fn line(&self, others: u64, now: Micros) -> Option<Line> {
+        let Some(most) = self.lines else { return Some(Line { suppressed: 0, left_out: 0 }) };
         let mut total = self.total.lock();
         let left_out = total.over(now);
         total.left_out += others;
-        if total.lines == LINES {
+        if total.lines >= most {
             total.left_out += 1;
             return None;
         }
@@ -139,7 +145,7 @@ mod tests {
 
     #[test]
     fn the_first_denial_of_a_key_in_a_second_is_told_and_the_rest_with_the_next() {
-        let storm = Storm::new();
+        let storm = Storm::new(Some(LINES));
         let slot = |key: &str| slot_of(storm.hash("api", Some(key)));
         let other = (0..).map(|number: u64| number.to_string()).find(|key| slot(key) != slot("a"));
         let other = other.expect("there are keys enough for two slots");
@@ -160,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_key_that_takes_the_slot_of_another_leaves_out_what_was_not_told_of_it() {
-        let storm = Storm::new();
+        let storm = Storm::new(Some(LINES));
         let slot = |key: &str| slot_of(storm.hash("api", Some(key)));
         let other = (0..).map(|number: u64| number.to_string()).find(|key| slot(key) == slot("a"));
         let other = other.expect("some key shares the slot");
@@ -172,7 +178,7 @@ mod tests {
 
     #[test]
     fn there_are_a_hundred_lines_a_second_and_the_rest_is_told_once() {
-        let storm = Storm::new();
+        let storm = Storm::new(Some(LINES));
         let second = |second, keys: u64| {
             let at = Micros::from_secs(second);
             let lines = (0..keys).filter_map(|key| storm.denial("api", Some(&key.to_string()), at));
@@ -190,7 +196,7 @@ mod tests {
 
     #[test]
     fn nothing_grows_however_many_keys_there_are_and_all_is_accounted_for() {
-        let storm = Storm::new();
+        let storm = Storm::new(Some(LINES));
         let (mut lines, mut told) = (0, 0);
         for number in 0..200_000_u64 {
             // 50,000 keys, each denied four times in a row, over twenty seconds.

@@ -40,7 +40,7 @@ impl Watch {
         let watch = Watch {
             mode,
             hasher: Some(telemetry.hasher().clone()),
-            log: DecisionLog::new(telemetry.log_decisions(), suppressed),
+            log: DecisionLog::new(telemetry.log_decisions(), telemetry.most_log_lines(), suppressed),
             has_spans: telemetry.has_spans(),
             meter,
             namespaces: Arc::default(),

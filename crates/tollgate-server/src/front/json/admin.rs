@@ -53,7 +53,7 @@ pub(super) async fn reload(
     let reloaded = crate::reload::reload(app);
     tracing::info!(audit = "reload", %peer, applied = reloaded.is_ok(), "a reload was asked for");
     match reloaded {
-        Ok(()) => Ok(json("{\"reloaded\":true}".to_owned())),
+        Ok(restart) => Ok(json(serde_json::json!({ "reloaded": true, "restart": restart }).to_string())),
         Err(why) => Err(Fault::malformed(why)),
     }
 }

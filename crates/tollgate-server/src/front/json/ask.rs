@@ -24,11 +24,11 @@ pub(crate) struct Question<'a> {
     #[serde(borrow, default, deserialize_with = "present")]
     key: Option<KeyText<'a>>,
     #[serde(default, deserialize_with = "present")]
-    cost: Option<u64>,
+    cost: Option<Whole<1>>,
     #[serde(borrow, default, deserialize_with = "present")]
     charges: Option<Vec<Object<One<'a>>>>,
     #[serde(default, deserialize_with = "present")]
-    pub(crate) ttl_ms: Option<u64>,
+    ttl_ms: Option<Whole<1>>,
 }
 
 /// The body of a batch: each is charged by itself.
@@ -48,7 +48,7 @@ pub(crate) struct One<'a> {
     #[serde(borrow)]
     key: KeyText<'a>,
     #[serde(default, deserialize_with = "present")]
-    cost: Option<u64>,
+    cost: Option<Whole<1>>,
 }
 
 /// The body of calls about one key.
@@ -72,16 +72,69 @@ pub(crate) struct OfReservation<'a> {
 }
 
 /// What a reservation truly cost: the same under every limit of it, or by name.
-#[derive(Deserialize)]
-#[serde(untagged)]
 pub(crate) enum Actual {
     All(u64),
     Each(std::collections::BTreeMap<String, u64>),
 }
 
+impl<'de> Deserialize<'de> for Actual {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberOrLimits;
+        impl<'de> Visitor<'de> for NumberOrLimits {
+            type Value = Actual;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}, or an object with one for each limit", Whole::<0>::words())
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Actual, E> {
+                Ok(Actual::All(number))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Actual, A::Error> {
+                let mut each = std::collections::BTreeMap::new();
+                while let Some((limit, Whole::<0>(number))) = map.next_entry()? {
+                    each.insert(limit, number);
+                }
+                Ok(Actual::Each(each))
+            }
+        }
+        deserializer.deserialize_any(NumberOrLimits)
+    }
+}
+
+/// A whole number. What it is expected to be at least is for the message alone: whoever reads it has more to say of a number that
+/// is too small.
+#[derive(Clone, Copy)]
+pub(crate) struct Whole<const LEAST: u64>(u64);
+
+impl<const LEAST: u64> Whole<LEAST> {
+    fn words() -> String {
+        format!("a whole number from {LEAST} to {}", u64::MAX)
+    }
+}
+
+impl<'de, const LEAST: u64> Deserialize<'de> for Whole<LEAST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number<const LEAST: u64>;
+        impl<const LEAST: u64> Visitor<'_> for Number<LEAST> {
+            type Value = Whole<LEAST>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&Whole::<LEAST>::words())
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Whole<LEAST>, E> {
+                Ok(Whole(number))
+            }
+        }
+        deserializer.deserialize_u64(Number)
+    }
+}
+
 pub(crate) type Asks<'a> = SmallVec<[Charge<'a>; 4]>;
 
 impl Question<'_> {
+    /// The time to live that was asked for.
+    pub(crate) fn ttl_ms(&self) -> Option<u64> {
+        self.ttl_ms.map(|Whole(ms)| ms)
+    }
+
     /// The asks of one charge.
     pub(crate) fn asks(&self) -> Result<Asks<'_>, Fault> {
         match (&self.limit, &self.key, &self.charges) {
@@ -114,8 +167,8 @@ impl One<'_> {
     }
 }
 
-fn ask<'a>(limit: &'a Text<'_>, key: &'a KeyText<'_>, cost: Option<u64>) -> Result<Charge<'a>, Fault> {
-    let cost = cost.unwrap_or(1);
+fn ask<'a>(limit: &'a Text<'_>, key: &'a KeyText<'_>, cost: Option<Whole<1>>) -> Result<Charge<'a>, Fault> {
+    let cost = cost.map_or(1, |Whole(cost)| cost);
     if cost == 0 {
         return Err(Fault::malformed("`cost` must be at least 1; to look without charging, ask /v1/peek"));
     }
@@ -248,25 +301,73 @@ fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
     T::deserialize(deserializer).map(Some)
 }
 
-/// Reads a body, or says where it is wrong.
+/// Reads a body, or says what is wrong with it, and where.
 pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Fault> {
     // Looked through once as text, and not again string by string.
     let read = match std::str::from_utf8(body) {
         Ok(text) => serde_json::from_str(text),
         Err(_) => serde_json::from_slice(body),
     };
-    read.map(|Object(read)| read).map_err(|error| {
-        // What a caller has sent is not repeated: it may hold a key.
-        let place = format!("line {} column {}", error.line(), error.column());
-        let text = error.to_string();
-        let known =
-            ["unknown field", "missing field", "invalid type", "EOF", "expected", "trailing", "recursion"];
-        let what = match known.iter().any(|start| text.starts_with(start)) {
-            true => text.split(" at line ").next().unwrap_or_default().to_owned(),
-            false => "it is not JSON of the expected form".to_owned(),
-        };
-        Fault::malformed(format!("the body, {place}: {what}"))
-    })
+    read.map(|Object(read)| read).map_err(|_| wrong::<T>(body))
+}
+
+/// What is wrong with a body. It is read once more, this time with the path to the field: that costs too much for sound ones.
+#[cold]
+fn wrong<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Fault {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let read = serde_path_to_error::deserialize::<_, Object<T>>(&mut json);
+    let (path, error) = match read {
+        Err(error) => (error.path().to_string(), error.into_inner()),
+        Ok(_) => match json.end() {
+            Err(error) => (".".to_owned(), error),
+            Ok(()) => return Fault::malformed("the body is not JSON of the expected form"),
+        },
+    };
+    let (line, column) = (error.line(), error.column());
+    Fault::malformed(format!(
+        "the body, line {line} column {column}: {}",
+        explained(&path, &error.to_string())
+    ))
+}
+
+/// The words for an error of serde. What a caller has sent is not repeated: it may hold a key.
+fn explained(path: &str, text: &str) -> String {
+    let text = text.split(" at line ").next().unwrap_or_default();
+    let field = match path {
+        "." => "it".to_owned(),
+        path => format!("`{path}`"),
+    };
+    let words = |wrong: &str| {
+        let (found, expected) = wrong.split_once(", expected ")?;
+        let kinds = [
+            ("string", "a string"),
+            ("boolean", "true or false"),
+            ("null", "null"),
+            ("map", "an object"),
+            ("sequence", "an array"),
+        ];
+        let found = kinds.iter().find(|(kind, _)| found.starts_with(kind));
+        let found = found.map_or_else(String::new, |(_, name)| format!(", not {name}"));
+        Some(format!("{field} must be {expected}{found}"))
+    };
+    if let Some(wrong) = text.strip_prefix("invalid type: ").or_else(|| text.strip_prefix("invalid value: "))
+        && let Some(words) = words(wrong)
+    {
+        return words;
+    }
+    if let Some(name) = text.strip_prefix("duplicate field ") {
+        return format!("the field {name} is there twice");
+    }
+    if text.starts_with("missing field") && path != "." {
+        return format!("{field}: {text}");
+    }
+    match ["unknown field", "missing field", "EOF", "expected", "trailing", "recursion"]
+        .iter()
+        .any(|start| text.starts_with(start))
+    {
+        true => text.to_owned(),
+        false => "it is not JSON of the expected form".to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -280,9 +381,9 @@ mod tests {
             let asks = asked.asks().map_err(|fault| fault.to_string())?;
             assert!(asks.iter().map(Charge::limit).eq(parts(asked).map(|(limit, _, _)| &*limit.0)), "{body}");
             // An ask does not show its key to anybody.
-            let words = |(limit, key, cost): (&Text<'_>, &KeyText<'_>, Option<u64>)| {
+            let words = |(limit, key, cost): (&Text<'_>, &KeyText<'_>, Option<Whole<1>>)| {
                 let key = key.checked().map_err(|fault| fault.to_string())?;
-                Ok(format!("{} {key} {}", limit.0, cost.unwrap_or(1)))
+                Ok(format!("{} {key} {}", limit.0, cost.map_or(1, |cost| cost.0)))
             };
             parts(asked).map(words).collect::<Result<Vec<_>, String>>()
         });
@@ -295,7 +396,7 @@ mod tests {
 
     fn parts<'a>(
         asked: &'a Question<'_>,
-    ) -> impl Iterator<Item = (&'a Text<'a>, &'a KeyText<'a>, Option<u64>)> {
+    ) -> impl Iterator<Item = (&'a Text<'a>, &'a KeyText<'a>, Option<Whole<1>>)> {
         let alone = asked.limit.as_ref().zip(asked.key.as_ref()).map(|(limit, key)| (limit, key, asked.cost));
         let several = asked.charges.iter().flatten().map(|Object(one)| (&one.limit, &one.key, one.cost));
         alone.into_iter().chain(several)
@@ -321,25 +422,47 @@ mod tests {
     fn what_is_wrong_is_said() {
         check("", Err("EOF"));
         check("{", Err("EOF"));
-        check("[]", Err("invalid type: sequence, expected an object"));
-        check(r#"["api","k",1]"#, Err("expected an object"));
-        check(r#"{"charges":[["api","k"]]}"#, Err("expected an object"));
+        check("[]", Err("it must be an object, not an array"));
+        check(r#"["api","k",1]"#, Err("it must be an object, not an array"));
+        check(r#"{"charges":[["api","k"]]}"#, Err("`charges[0]` must be an object, not an array"));
         check("{}", Err("write either"));
         check(r#"{"limit":"api"}"#, Err("write either"));
         check(r#"{"limit":"api","key":"k","charges":[]}"#, Err("write either"));
         check(r#"{"charges":[]}"#, Err("0 entries"));
-        check(r#"{"charges":[{"limit":"a"}]}"#, Err("missing field `key`"));
+        check(r#"{"charges":[{"limit":"a"}]}"#, Err("`charges[0]`: missing field `key`"));
+        check(
+            r#"{"charges":[{"limit":"a","key":"k","cost":-1}]}"#,
+            Err("`charges[0].cost` must be a whole number"),
+        );
+        check(r#"{"limit":"api","key":"k","cost":1,"cost":2}"#, Err("the field `cost` is there twice"));
+        check(r#"{"limit":"api","key":"k","ttl_ms":-1}"#, Err("`ttl_ms` must be a whole number from 1"));
         check(r#"{"limit":"api","kye":"k"}"#, Err("unknown field"));
         check(r#"{"limit":"api","key":"k","cost":0}"#, Err("ask /v1/peek"));
-        check(r#"{"limit":"api","key":"k","cost":-1}"#, Err("the body"));
-        check(r#"{"limit":"api","key":"k","cost":1.5}"#, Err("the body"));
-        check(r#"{"limit":"api","key":"k","cost":18446744073709551616}"#, Err("the body"));
+        check(
+            r#"{"limit":"api","key":"k","cost":-1}"#,
+            Err("`cost` must be a whole number from 1 to 18446744073709551615"),
+        );
+        check(r#"{"limit":"api","key":"k","cost":1.5}"#, Err("`cost` must be a whole number from 1"));
+        check(
+            r#"{"limit":"api","key":"k","cost":"user:7"}"#,
+            Err("`cost` must be a whole number from 1 to 18446744073709551615, not a string"),
+        );
+        check(
+            r#"{"limit":"api","key":"k","cost":18446744073709551616}"#,
+            Err("`cost` must be a whole number from 1"),
+        );
         check(r#"{"limit":"api","key":""}"#, Err("the key is empty"));
         check(r#"{"limit":"api","key":"ip:2001:db8::1"}"#, Err("did you mean `ip:2001%3Adb8%3A%3A1`?"));
         check(r#"{"limit":"api","key":{"namespace":"","key":"a"}}"#, Err("the namespace is empty"));
-        check(r#"{"limit":"api","key":7}"#, Err("invalid type"));
-        check(r#"{"limit":"api","key":"k","cost":null}"#, Err("invalid type: null"));
-        check(r#"{"limit":"api","key":{"key":"k","version":null}}"#, Err("invalid type: null"));
+        check(r#"{"limit":"api","key":7}"#, Err("`key` must be a key such as \"user:42\""));
+        check(
+            r#"{"limit":"api","key":"k","cost":null}"#,
+            Err("`cost` must be a whole number from 1 to 18446744073709551615, not null"),
+        );
+        check(
+            r#"{"limit":"api","key":{"key":"k","version":null}}"#,
+            Err("`key.version` must be a string, not null"),
+        );
         let not_text =
             read::<Question<'_>>(b"{\"limit\":\"\xff\"}").map(drop).expect_err("not text").to_string();
         assert!(not_text.contains("the body, line 1 column"), "{not_text}");

@@ -88,7 +88,7 @@ export function showLimit(limit, second) {
   const counts = series.get(limit.limit);
   put(shown.policy, policyWords(limit));
   const fellBack = average(counts.fell_back) > 0;
-  showTags(shown.tags, [...(limit.shadow ? [["only watches", false]] : []), ...(fellBack ? [[`falling back ${limit.fallback}`, true]] : [])]);
+  showTags(shown.tags, [...(limit.shadow ? [["shadow", false]] : []), ...(fellBack ? [[`falling back ${limit.fallback}`, true]] : [])]);
   const denied = average(limit.shadow ? counts.would_deny : counts.denied);
   put(shown.allowed, rate(average(counts.allowed)));
   put(shown.denied, rate(denied));
@@ -142,11 +142,11 @@ function draw(shown, name) {
     `${name}, last five minutes: ${total(counts.allowed)} allowed, ${total(counts.denied)} denied, ${total(counts.would_deny)} would have been denied`);
 }
 
-/** When a key is as new; one that was denied for want of a store never was otherwise. */
+/** When a key is full again; one that was denied by the fallback has no such time. */
 function resetWords({ capacity, reset_after_ms }, resetIn) {
   if (capacity === 0) return "never";
   if (reset_after_ms === 0) return "–";
-  return resetIn > 0 ? span(Math.ceil(resetIn / 1000) * 1000) : "as new";
+  return resetIn > 0 ? span(Math.ceil(resetIn / 1000) * 1000) : "now";
 }
 
 function showOffenders(shown, limit, second) {

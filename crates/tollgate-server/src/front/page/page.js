@@ -27,7 +27,7 @@ function notice(key, title, text) {
 }
 
 function showStore({ store, limits, keys }) {
-  put($("store"), `· counting in ${store.mode === "memory" ? "its own memory" : store.mode}`);
+  put($("store"), `· counters in ${store.mode === "memory" ? "this process" : store.mode}`);
   const isDown = store.state !== "up";
   const fallbacks = Object.entries(Object.groupBy?.(limits, (limit) => limit.fallback) ?? {});
   const how = fallbacks.map(([fallback, of]) => `${fallback}: ${of.map((one) => one.limit).join(", ")}`).join("\n");
@@ -37,13 +37,13 @@ function showStore({ store, limits, keys }) {
     : "The store is down, and limits fall back";
   notice("store", title,
     isDown ? `${store.mode} since ${dateTime(store.since)}${why}\n${how}` : null);
-  const facts = [["kept in", store.mode], ["state", store.state]];
+  const facts = [["store", store.mode], ["state", store.state]];
   if (store.mode === "memory") {
-    facts.push(["keys remembered", number.format(keys ?? 0)]);
+    facts.push(["keys", number.format(keys ?? 0)]);
   } else {
     facts.push([`${store.state} since`, dateTime(store.since)], ["outages", number.format(store.outages)],
-      ["answered without it", number.format(store.fallen_back)], ["charged or not: unknown", number.format(store.ambiguous)]);
-    if (store.last_failure) facts.push(["failed last by", store.last_failure.replaceAll("_", " ")]);
+      ["answered by fallback", number.format(store.fallen_back)], ["ambiguous calls", number.format(store.ambiguous)]);
+    if (store.last_failure) facts.push(["last failure", store.last_failure.replaceAll("_", " ")]);
   }
   const list = $("store-facts");
   while (list.children.length > facts.length * 2) list.lastElementChild.remove();
@@ -60,17 +60,20 @@ function showReloads(reloads) {
   const newest = reloads.at(-1);
   notice("config", "The changed config was refused; the last good one stays in force",
     newest?.refused ? newest.refused : null);
+  notice("restart", "Fields of the config have changed that need a restart",
+    newest?.restart.length ? newest.restart.join("\n") : null);
   const text = JSON.stringify(reloads);
   if (text === reloadsShown) return;
   reloadsShown = text;
   $("no-reloads").hidden = reloads.length > 0;
   $("reloads").hidden = reloads.length === 0;
-  $("reloads").replaceChildren(...reloads.toReversed().map(({ at, refused }) => {
+  $("reloads").replaceChildren(...reloads.toReversed().map(({ at, refused, restart }) => {
     const item = make("li");
     const time = make("time", "", dateTime(at));
     time.dateTime = new Date(at * 1000).toISOString();
     item.append(time, make("span", refused ? "refused" : "", refused ? "refused" : "applied"));
     if (refused) item.append(make("p", "why", refused));
+    if (restart.length) item.append(make("p", "why", `needs a restart: ${restart.join(", ")}`));
     return item;
   }));
 }
@@ -100,7 +103,7 @@ function show(snapshot) {
   showStore(snapshot);
   showReloads(snapshot.reloads);
   offer(snapshot);
-  notice("draining", "The server is ending", snapshot.draining ? "It finishes what it has begun and takes nothing new." : null);
+  notice("draining", "The server is shutting down", snapshot.draining ? "Open requests are finished; no new connections are accepted." : null);
   return isWhole;
 }
 

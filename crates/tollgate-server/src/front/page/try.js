@@ -49,20 +49,20 @@ function answer(kind, first, rest) {
 }
 
 const left = (said) => `${number.format(said.remaining)} of ${number.format(said.capacity)} left`;
-const fullAgain = (said) => (said.reset_after_ms > 0 ? `; as new in ${span(said.reset_after_ms)}.` : ", as new.");
+const fullAgain = (said) => (said.reset_after_ms > 0 ? `; full again in ${span(said.reset_after_ms)}.` : ".");
 
 function tellDecision(said) {
   const [of] = said.limits;
-  const without = said.degraded ? " Decided without the store, which fails." : "";
+  const without = said.degraded ? " Decided by the fallback: the store is down." : "";
   if (said.allowed && of.would_deny) {
-    answer("allowed", "Let through:", `${of.limit} only watches. It would have been denied.${without}`);
+    answer("allowed", "Allowed:", `${of.limit} is in shadow mode and would have denied it.${without}`);
   } else if (said.allowed && of.capacity === null) {
     answer("allowed", "Allowed.", `Nothing is counted here.${without}`);
   } else if (said.allowed) {
-    const delay = said.delay_ms > 0 ? ` To be started in ${span(said.delay_ms)}, when its turn comes.` : "";
+    const delay = said.delay_ms > 0 ? ` Start after a delay of ${span(said.delay_ms)}.` : "";
     answer("allowed", "Allowed.", left(of) + fullAgain(of) + delay + without);
   } else if (said.retry_after_ms === null) {
-    answer("denied", "Denied, for good.", `Under ${of.limit} so much never passes: ${number.format(of.capacity)} is all there can be.${without}`);
+    answer("denied", "Denied.", (of.reason === "blocked" ? `${of.limit} blocks this key.` : `The cost is above the capacity of ${of.limit}, ${number.format(of.capacity)}; waiting does not help.`) + without);
   } else {
     answer("denied", "Denied.", `${left(of)}; try again in ${span(said.retry_after_ms)}.${without}`);
   }
@@ -102,8 +102,8 @@ async function reset() {
   }
   $("sure").close();
   if (!answered.isOk) problem(answered);
-  else if (answered.said.reset) answer("allowed", "Reset.", "The key starts afresh.");
-  else answer("allowed", "Nothing to reset:", "nothing is remembered of this key.");
+  else if (answered.said.reset) answer("allowed", "Reset.", "The key is full again.");
+  else answer("allowed", "Nothing to reset:", "this key has no counters.");
 }
 
 let whenSure = null;
@@ -127,7 +127,7 @@ $("try").addEventListener("submit", (event) => {
   event.preventDefault();
   withForm(() => {
     const { limit, key } = asked();
-    const words = [strong(number.format($("try-cost").value)), " is charged to ", strong(key), " under ", strong(limit), ", and counts like any caller's."];
+    const words = [strong(number.format($("try-cost").value)), " is charged to ", strong(key), " under ", strong(limit), ", as a request of a caller would be."];
     makeSure({ title: "Charge this key?", words, button: "Charge this key", takesToken: false, work: charge });
   });
 });
@@ -143,7 +143,7 @@ $("look").addEventListener("click", () => withForm(async () => {
 
 $("reset").addEventListener("click", () => withForm(() => {
   const { limit, key } = asked();
-  const words = ["What ", strong(key), " was charged under ", strong(limit), " is forgotten, and it starts afresh at once."];
+  const words = ["What ", strong(key), " was charged under ", strong(limit), " is forgotten; the key is full again."];
   makeSure({ title: "Reset this key?", words, button: "Reset this key", takesToken: needsToken, work: reset });
 }));
 
@@ -154,6 +154,6 @@ $("sure-form").addEventListener("submit", async (event) => {
   try {
     await whenSure();
   } catch {
-    put($("sure-problem"), "The server could not be reached. Nothing was done, as far as is known.");
+    put($("sure-problem"), "The server could not be reached.");
   }
 });

@@ -131,15 +131,6 @@ impl<'a> Command<'a, '_> {
         self.spans.get(index + 1).map(|span| self.part(*span))
     }
 
-    /// What is written before an argument and its length, and what after it.
-    pub(super) fn around(&self, index: usize) -> Option<(&'a [u8], &'a [u8])> {
-        let (_, before) = *self.spans.get(index)?;
-        let (_, after) = *self.spans.get(index + 1)?;
-        let (_, end) = *self.spans.last()?;
-        // Lines end with two bytes.
-        Some((self.part((0, before + 2)), self.part((after, end + 2))))
-    }
-
     #[inline]
     fn part(&self, (start, end): (u32, u32)) -> &'a [u8] {
         &self.bytes[start as usize..end as usize]
@@ -159,7 +150,7 @@ fn empty_line(bytes: &[u8]) -> Result<Option<usize>, Fault> {
 /// Where the bulk string begins and ends whose head stands at `at`, before all of it has come or its end is looked at; `None` if
 /// there is more of its head to come.
 #[inline]
-pub(super) fn bulk(bytes: &[u8], at: usize) -> Result<Option<(usize, usize)>, Fault> {
+fn bulk(bytes: &[u8], at: usize) -> Result<Option<(usize, usize)>, Fault> {
     match bytes.get(at) {
         None => return Ok(None),
         Some(b'$') => {}

@@ -6,10 +6,11 @@
 
 use std::borrow::Cow;
 
+use percent_encoding::percent_encode_byte;
 use tollgate::store::{Micros, Outcome};
 use tollgate::{Limit, Rate};
 
-use super::parse::{Command, MOST_BYTES, bulk, integer};
+use super::parse::{Command, integer};
 use super::reply::{Reply, shown};
 
 /// The name under which all calls of `CL.THROTTLE` are counted, in the store and in metrics.
@@ -17,9 +18,6 @@ pub(super) const THROTTLE: &str = "cl.throttle";
 
 /// How long a key of `CL.THROTTLE` may be once it is text: what one part of a key may have.
 const MOST_TEXT: usize = 1_024;
-
-/// How much of a command without its key is worth remembering.
-const MOST_REMEMBERED: usize = 128;
 
 /// What a decision is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,13 +47,10 @@ impl Bucket {
 impl<'a> Question<'a> {
     /// Reads a command, if it is one of the two.
     #[inline]
-    pub(super) fn read(
-        command: &Command<'a, '_>,
-        last: &mut LastThrottle,
-    ) -> Option<Result<Question<'a>, Mistake>> {
+    pub(super) fn read(command: &Command<'a, '_>) -> Option<Result<Question<'a>, Mistake>> {
         let name = command.name();
         if name.eq_ignore_ascii_case(b"CL.THROTTLE") {
-            Some(throttle(command, last))
+            Some(throttle(command))
         } else if name.eq_ignore_ascii_case(b"TOLLGATE.CHECK") {
             Some(check(command))
         } else {
@@ -75,55 +70,7 @@ impl<'a> Question<'a> {
     }
 }
 
-/// The `CL.THROTTLE` that a connection sent last, as it wrote it: most send the same with another key, and to compare is faster
-/// than to read.
-#[derive(Default)]
-pub(super) struct LastThrottle {
-    /// All up to the length of the key, and all that follows the key.
-    before: Vec<u8>,
-    after: Vec<u8>,
-    numbers: Option<(Bucket, u64)>,
-}
-
-impl LastThrottle {
-    /// The same once more, with whatever key: what is asked, and how many bytes the command has. Where the bytes before a key
-    /// and after it are those of a whole command, this is one.
-    #[inline]
-    pub(super) fn again<'a>(&self, bytes: &'a [u8]) -> Option<(Question<'a>, usize)> {
-        let (bucket, quantity) = self.numbers?;
-        if !bytes.starts_with(&self.before) {
-            return None;
-        }
-        let (start, end) = bulk(bytes, self.before.len()).ok()??;
-        let size = end + self.after.len();
-        if size > MOST_BYTES || !bytes.get(end..)?.starts_with(&self.after) {
-            return None;
-        }
-        Some((Question::Throttle { key: &bytes[start..end], bucket, quantity }, size))
-    }
-
-    fn remember(&mut self, command: &Command<'_, '_>, numbers: (Bucket, u64)) {
-        let Some((before, after)) = command.around(0) else { return };
-        if before.len() + after.len() > MOST_REMEMBERED {
-            return;
-        }
-        self.before.clear();
-        self.before.extend_from_slice(before);
-        self.after.clear();
-        self.after.extend_from_slice(after);
-        self.numbers = Some(numbers);
-    }
-}
-
-fn throttle<'a>(command: &Command<'a, '_>, last: &mut LastThrottle) -> Result<Question<'a>, Mistake> {
-    let question = read_throttle(command)?;
-    if let Question::Throttle { bucket, quantity, .. } = question {
-        last.remember(command, (bucket, quantity));
-    }
-    Ok(question)
-}
-
-fn read_throttle<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
+fn throttle<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
     let quantity = command.get(4);
     let (Some(key), Some(burst), Some(count), Some(period), 4..=5) =
         (command.get(0), command.get(1), command.get(2), command.get(3), command.count())
@@ -180,7 +127,6 @@ const IS_PLAIN: [bool; 256] = {
 /// itself; every other byte, and `%`, is `%` with two digits, which like every `%` in a key is written `%25`. The key of no
 /// bytes is a lone `%`.
 pub(super) fn canonical<'t>(key: &[u8], text: &'t mut Vec<u8>) -> Result<&'t str, Mistake> {
-    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     text.clear();
     text.extend_from_slice(b"cl:");
     let mut size = key.len();
@@ -190,8 +136,9 @@ pub(super) fn canonical<'t>(key: &[u8], text: &'t mut Vec<u8>) -> Result<&'t str
         match rest[at] {
             b':' => text.extend_from_slice(b"%3A"),
             other => {
-                let (high, low) = (usize::from(other >> 4), usize::from(other & 15));
-                text.extend_from_slice(&[b'%', b'2', b'5', DIGITS[high], DIGITS[low]]);
+                // Its `%` is encoded itself.
+                text.extend_from_slice(b"%25");
+                text.extend_from_slice(&percent_encode_byte(other).as_bytes()[1..]);
                 size += 2;
             }
         }
@@ -290,65 +237,34 @@ mod tests {
         }
     }
 
-    /// The question of a command after another, and whether it was known from that one.
-    fn check_after(first: &[u8], then: &[u8], is_known: bool, expected: Result<(u64, u64), &str>) {
-        let mut last = LastThrottle::default();
-        let mut read = |bytes: &[u8]| {
-            let mut spans = Spans::new();
-            assert_eq!(spans.find(bytes), Ok(Some(bytes.len())));
-            let command = spans.command(bytes).expect("a command");
-            let again = last.again(bytes).map(|(question, size)| (format!("{question:?}"), size));
-            let question = Question::read(&command, &mut last).expect("it asks for a decision");
-            let is_known = again.is_some();
-            if let Some(again) = again {
-                let question = question.as_ref().expect("a question");
-                assert_eq!(again, (format!("{question:?}"), bytes.len()), "{}", bytes.escape_ascii());
-            }
-            match question {
-                Ok(Question::Throttle { bucket, quantity, .. }) => (is_known, Ok((bucket.burst, quantity))),
-                Ok(other) => panic!("{other:?}"),
-                Err(mistake) => (is_known, Err(mistake.into_owned())),
-            }
-        };
-        read(first).1.expect("a question");
-        let (was_known, read) = read(then);
-        assert_eq!(was_known, is_known, "{}", then.escape_ascii());
-        match (read, expected) {
-            (Err(said), Err(expected)) => assert!(said.contains(expected), "{said}"),
-            (read, expected) => assert_eq!(read, expected.map_err(str::to_owned)),
-        }
-    }
-
     #[test]
-    fn a_command_is_known_again_only_where_it_is_the_same_but_for_its_key() {
-        let first = b"*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\na\r\n$1\r\n9\r\n$1\r\n5\r\n$1\r\n1\r\n";
-        let of = |arguments: &str| format!("*{arguments}\r\n").into_bytes();
-        let name = "$11\r\nCL.THROTTLE\r\n$1\r\nb";
-        let (numbers, named) = ("$1\r\n9\r\n$1\r\n5\r\n$1\r\n1", "$11\r\nCL.THROTTLE\r\n");
-        for (then, is_known, expected) in [
-            (of(&format!("5\r\n{name}\r\n{numbers}")), true, Ok((10, 1))),
-            (of(&format!("5\r\n{named}$12\r\n$1\r\n9\r\n$1\r\n5\r\n{numbers}")), true, Ok((10, 1))),
-            (of(&format!("5\r\n{named}$0\r\n\r\n{numbers}")), true, Ok((10, 1))),
-            (of(&format!("5\r\n$11\r\ncl.throttle\r\n$1\r\nb\r\n{numbers}")), false, Ok((10, 1))),
-            (of(&format!("5\r\n{name}\r\n$1\r\n8\r\n$1\r\n5\r\n$1\r\n1")), false, Ok((9, 1))),
-            (of(&format!("5\r\n{name}\r\n$1\r\n9\r\n$1\r\n5\r\n$2\r\n11")), false, Ok((10, 1))),
-            (of(&format!("6\r\n{name}\r\n{numbers}\r\n$1\r\n2")), false, Ok((10, 2))),
-            (of(&format!("5\r\n{name}\r\n$1\r\nx\r\n$1\r\n5\r\n$1\r\n1")), false, Err("max_burst")),
-            // One argument whose bytes are those of the three.
-            (of(&format!("3\r\n{name}\r\n$15\r\n9\r\n$1\r\n5\r\n$1\r\n1")), false, Err("Usage")),
-            (of(&format!("2\r\n{name}")), false, Err("Usage")),
+    fn a_command_is_read_or_refused() {
+        let of = |arguments: &[&str]| {
+            let arguments: String =
+                arguments.iter().map(|argument| format!("${}\r\n{argument}\r\n", argument.len())).collect();
+            format!("*{}\r\n{arguments}", arguments.matches("$").count())
+        };
+        for (arguments, expected) in [
+            (&["CL.THROTTLE", "a", "9", "5", "1"][..], Ok((10, 1))),
+            (&["cl.throttle", "", "9", "5", "1"], Ok((10, 1))),
+            (&["CL.THROTTLE", "b", "9", "5", "1", "2"], Ok((10, 2))),
+            (&["CL.THROTTLE", "b", "x", "5", "1"], Err("max_burst")),
+            (&["CL.THROTTLE", "b", "9", "0", "1"], Err("count must be a whole number from 1")),
+            (&["CL.THROTTLE", "b", "9\r\n5\r\n1"], Err("Usage")),
+            (&["CL.THROTTLE", "b"], Err("Usage")),
         ] {
-            check_after(first, &then, is_known, expected);
+            let bytes = of(arguments).into_bytes();
+            let mut spans = Spans::new();
+            assert_eq!(spans.find(&bytes), Ok(Some(bytes.len())), "{arguments:?}");
+            let command = spans.command(&bytes).expect("a command");
+            match (Question::read(&command).expect("it asks for a decision"), expected) {
+                (Ok(Question::Throttle { bucket, quantity, .. }), Ok(numbers)) => {
+                    assert_eq!((bucket.burst, quantity), numbers);
+                }
+                (Err(mistake), Err(expected)) => assert!(mistake.contains(expected), "{mistake}"),
+                (read, _) => panic!("{arguments:?}: {read:?}"),
+            }
         }
-        // Half of it, or more than a command may have, is for who reads all of it.
-        let mut last = LastThrottle::default();
-        let mut spans = Spans::new();
-        assert_eq!(spans.find(first), Ok(Some(first.len())));
-        Question::read(&spans.command(first).expect("a command"), &mut last);
-        assert!((0..first.len()).all(|size| last.again(&first[..size]).is_none()));
-        let key = "k".repeat(MOST_BYTES);
-        let long = of(&format!("5\r\n{named}${}\r\n{key}\r\n{numbers}", key.len()));
-        assert_eq!(last.again(&long), None);
     }
 
     #[test]

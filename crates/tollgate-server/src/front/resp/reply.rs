@@ -1,4 +1,4 @@
-//! Answers in bytes, all of one read in one buffer. Numbers are written by hand: there are five in every answer.
+//! Answers in bytes, all of one read in one buffer.
 
 use std::fmt::Display;
 
@@ -43,19 +43,13 @@ impl Reply {
         self.head(b':', number);
     }
 
-    /// An array of a few, written backwards and added in one go.
+    /// An array of numbers.
     #[inline]
-    pub(super) fn integers<const N: usize>(&mut self, numbers: &[i64; N]) {
-        const { assert!(N <= 9, "one digit says how many, and there is room for so many") };
-        let mut line = [0; 256];
-        let mut at = line.len();
-        for number in numbers.iter().rev() {
-            at = number_before(&mut line, at, b':', *number);
+    pub(super) fn integers(&mut self, numbers: &[i64]) {
+        self.array(numbers.len());
+        for number in numbers {
+            self.integer(*number);
         }
-        at -= 4;
-        let count = b'0' + u8::try_from(N).unwrap_or_default();
-        line[at..at + 4].copy_from_slice(&[b'*', count, b'\r', b'\n']);
-        self.bytes.extend_from_slice(&line[at..]);
     }
 
     pub(super) fn bulk(&mut self, bytes: &[u8]) {
@@ -86,59 +80,14 @@ impl Reply {
 
     #[inline]
     fn head(&mut self, kind: u8, number: i64) {
-        // Most numbers are small.
-        if let digit @ 0..=9 = number {
-            let digit = b'0' + u8::try_from(digit).unwrap_or_default();
-            return self.bytes.extend_from_slice(&[kind, digit, b'\r', b'\n']);
-        }
-        let mut line = [0; 24];
-        let end = line.len();
-        let at = number_before(&mut line, end, kind, number);
-        self.bytes.extend_from_slice(&line[at..]);
+        self.bytes.push(kind);
+        self.bytes.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+        self.end();
     }
 
     fn end(&mut self) {
         self.bytes.extend_from_slice(b"\r\n");
     }
-}
-
-/// Writes a number and the end of its line so that they end before `end`, and says where they begin. There is room for them.
-#[inline]
-fn number_before(line: &mut [u8], end: usize, kind: u8, number: i64) -> usize {
-    const PAIRS: [[u8; 2]; 100] = {
-        let mut pairs = [[b'0'; 2]; 100];
-        let mut pair = 0;
-        while pair < 100 {
-            pairs[pair as usize] = [b'0' + pair / 10, b'0' + pair % 10];
-            pair += 1;
-        }
-        pairs
-    };
-    let mut at = end - 2;
-    line[at..end].copy_from_slice(b"\r\n");
-    let mut rest = number.unsigned_abs();
-    while rest >= 100 {
-        at -= 2;
-        // Less than a hundred.
-        #[allow(clippy::cast_possible_truncation)]
-        line[at..at + 2].copy_from_slice(&PAIRS[(rest % 100) as usize]);
-        rest /= 100;
-    }
-    #[allow(clippy::cast_possible_truncation)]
-    let [tens, ones] = PAIRS[rest as usize];
-    at -= 1;
-    line[at] = ones;
-    if tens != b'0' {
-        at -= 1;
-        line[at] = tens;
-    }
-    if number < 0 {
-        at -= 1;
-        line[at] = b'-';
-    }
-    at -= 1;
-    line[at] = kind;
-    at
 }
 
 /// What a stranger sent, for an error: its beginning, with nothing in it that could break a line or a terminal.

@@ -6,6 +6,7 @@
 
 use std::fmt::Write;
 
+use percent_encoding::percent_encode_byte;
 use sha2::{Digest, Sha256};
 use tollgate::Key;
 use tollgate::config::{EnvoyEntry, EnvoyValue};
@@ -52,9 +53,7 @@ pub(super) fn key(domain: &str, entries: &[(&[u8], &[u8])], rule: &[EnvoyEntry])
 fn escape(out: &mut String, text: &[u8], special: &[char]) {
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !special.contains(&char::from(*byte));
     let encode = |out: &mut String, bytes: &[u8]| {
-        for byte in bytes {
-            let _ = write!(out, "%{byte:02X}");
-        }
+        out.extend(bytes.iter().map(|byte| percent_encode_byte(*byte)));
     };
     for chunk in text.utf8_chunks() {
         match chunk.valid().bytes().all(|byte| is_plain(&byte)) {

@@ -29,7 +29,7 @@ pub(super) enum Kind {
 }
 
 /// The fields of `[server]`, `[store]` and `[requests]`.
-const FIELDS: [(&str, Kind); 45] = [
+const FIELDS: [(&str, Kind); 48] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
@@ -41,6 +41,9 @@ const FIELDS: [(&str, Kind); 45] = [
     ("server.store_calls_per_peer", Kind::Number),
     ("server.trusted_peers", Kind::Texts),
     ("server.log", Kind::Text),
+    ("server.log_to", Kind::Text),
+    ("server.log_lines", Kind::Number),
+    ("server.log_all", Kind::Truth),
     ("server.drain_delay", Kind::Text),
     ("server.max_ttl", Kind::Text),
     ("server.max_period", Kind::Text),
@@ -491,6 +494,9 @@ lease = "1m"
             ("TOLLGATE_SERVER_STORE_CALLS_PER_PEER", "20"),
             ("TOLLGATE_SERVER_TRUSTED_PEERS", "10.0.0.5,fd00::5"),
             ("TOLLGATE_SERVER_LOG", "debug"),
+            ("TOLLGATE_SERVER_LOG_TO", "stderr"),
+            ("TOLLGATE_SERVER_LOG_LINES", "7"),
+            ("TOLLGATE_SERVER_LOG_ALL", "true"),
             ("TOLLGATE_SERVER_DRAIN_DELAY", "5s"),
             ("TOLLGATE_SERVER_MAX_TTL", "1h"),
             ("TOLLGATE_SERVER_MAX_PERIOD", "1d"),

@@ -37,6 +37,12 @@ pub struct ServerConfig {
     pub trusted_peers: Option<Vec<IpAddr>>,
     /// What the server writes to its log.
     pub log: LogLevel,
+    /// Where the log goes.
+    pub log_to: LogTarget,
+    /// How many lines about decisions are written in a second; the library's default if `None`.
+    pub log_lines: Option<u64>,
+    /// Whether every line about a decision is written: also those above `log_lines`, and every denial of one key.
+    pub log_all: bool,
     /// How long the server goes on accepting after it was told to stop, while it says that it is not ready. None unless said.
     pub drain_delay: Micros,
     /// The longest time to live that a caller may ask for a reservation; the server's own default unless said.
@@ -65,6 +71,17 @@ pub enum LogLevel {
     Debug,
 }
 
+/// Where the server's log goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LogTarget {
+    /// Standard output.
+    #[default]
+    Stdout,
+    /// Standard error, where the lines of the start are.
+    Stderr,
+}
+
 /// The most connections that can be asked for: as many as there are ports, which is where one address ends.
 const MOST_CONNECTIONS: usize = 65_535;
 
@@ -83,7 +100,40 @@ const LOG_LEVELS: [(&str, LogLevel); 5] = [
     ("debug", LogLevel::Debug),
 ];
 
+const LOG_TARGETS: [(&str, LogTarget); 2] = [("stdout", LogTarget::Stdout), ("stderr", LogTarget::Stderr)];
+
+/// More lines in a second than any log takes.
+const MOST_LOG_LINES: u64 = 1_000_000;
+
 impl ServerConfig {
+    /// The fields in which two differ, by name.
+    pub fn changed_fields(&self, other: &ServerConfig) -> Vec<&'static str> {
+        changed_fields!(
+            self,
+            other,
+            ServerConfig {
+                http,
+                grpc,
+                resp,
+                admin_token,
+                show_keys,
+                resp_password,
+                max_connections,
+                max_connections_per_peer,
+                store_calls_per_peer,
+                trusted_peers,
+                log,
+                log_to,
+                log_lines,
+                log_all,
+                drain_delay,
+                max_ttl,
+                max_period,
+                namespaces,
+            }
+        )
+    }
+
     pub(super) fn read(reader: &mut Reader<'_>, section: Section<'_>) -> ServerConfig {
         let harmless = [
             "http",
@@ -95,6 +145,9 @@ impl ServerConfig {
             "store_calls_per_peer",
             "trusted_peers",
             "log",
+            "log_to",
+            "log_lines",
+            "log_all",
             "drain_delay",
             "max_ttl",
             "max_period",
@@ -112,6 +165,9 @@ impl ServerConfig {
             ["max_connections", "max_connections_per_peer", "store_calls_per_peer"].map(&mut connections);
         let trusted_peers = section.field("trusted_peers").and_then(|f| read_peers(reader, f));
         let log = section.field("log").and_then(|f| reader.choice(f, &LOG_LEVELS)).unwrap_or_default();
+        let log_to = section.field("log_to").and_then(|f| reader.choice(f, &LOG_TARGETS)).unwrap_or_default();
+        let log_lines = section.field("log_lines").and_then(|f| read_log_lines(reader, f));
+        let log_all = section.field("log_all").and_then(|f| reader.truth(f)).unwrap_or_default();
         let drain_delay = section.field("drain_delay").and_then(|f| read_drain_delay(reader, f));
         let max_ttl = section.field("max_ttl").and_then(|f| read_max_ttl(reader, f));
         let max_period = section.field("max_period").and_then(|f| reader.span(f, "7d"));
@@ -129,12 +185,24 @@ impl ServerConfig {
             store_calls_per_peer,
             trusted_peers,
             log,
+            log_to,
+            log_lines,
+            log_all,
             drain_delay: drain_delay.unwrap_or_default(),
             max_ttl,
             max_period,
             namespaces: namespaces.unwrap_or_default(),
         }
     }
+}
+
+fn read_log_lines(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<u64> {
+    let lines = reader.whole(field, 100, "; log = \"off\" writes none")?;
+    if lines > MOST_LOG_LINES {
+        reader.mistake(field, format!("must be at most {MOST_LOG_LINES}; log_all = true writes every line"));
+        return None;
+    }
+    Some(lines)
 }
 
 /// A time to live is written in milliseconds, so the bound of it is at least one.
@@ -228,7 +296,7 @@ pub(super) fn host_fault(host: &str) -> Option<&'static str> {
 mod tests {
     use super::super::tests::{check, parse};
     use super::super::{Config, Password};
-    use super::{LogLevel, Micros};
+    use super::{LogLevel, LogTarget, Micros};
 
     #[test]
     fn addresses_are_checked() {
@@ -330,6 +398,32 @@ mod tests {
         }
         let fix = "must be one of info, off, error, warn, debug; did you mean \"warn\"?";
         check("[server]\nlog = 'warm'", &[(2, "server.log", "'warm'", fix)]);
+    }
+
+    #[test]
+    fn where_the_log_goes_and_how_much_of_it_is_said() {
+        let default = parse("").server;
+        assert_eq!((default.log_to, default.log_lines, default.log_all), (LogTarget::Stdout, None, false));
+        let server =
+            parse("server.log_to = 'stderr'\nserver.log_lines = 1_000\nserver.log_all = true").server;
+        assert_eq!((server.log_to, server.log_lines, server.log_all), (LogTarget::Stderr, Some(1_000), true));
+        for (field, value, fix) in [
+            ("log_to", "'stdot'", "must be one of stdout, stderr; did you mean \"stdout\"?"),
+            ("log_lines", "0", "must be at least 1; log = \"off\" writes none"),
+            ("log_lines", "1_000_001", "must be at most 1000000; log_all = true"),
+            ("log_all", "0", "must be true or false"),
+        ] {
+            check(&format!("[server]\n{field} = {value}"), &[(2, &format!("server.{field}"), value, fix)]);
+        }
+    }
+
+    #[test]
+    fn the_fields_that_differ_are_named() {
+        let [one, other] =
+            ["server.http = 'a:1'\nserver.log = 'off'", "server.http = 'a:1'\nserver.resp = 'b:2'"]
+                .map(|text| parse(text).server);
+        assert_eq!(one.changed_fields(&other), ["resp", "log"]);
+        assert!(one.changed_fields(&one).is_empty());
     }
 
     #[test]

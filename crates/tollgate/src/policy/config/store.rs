@@ -111,6 +111,26 @@ const PLAIN: [&str; 8] = [
 ];
 
 impl StoreConfig {
+    /// The fields in which two differ, by name.
+    pub fn changed_fields(&self, other: &StoreConfig) -> Vec<&'static str> {
+        changed_fields!(
+            self,
+            other,
+            StoreConfig {
+                mode,
+                fallback,
+                fallback_instances,
+                timeout,
+                denial_cache,
+                connections,
+                max_keys,
+                when_full,
+                redis,
+                postgres,
+            }
+        )
+    }
+
     pub(super) fn read(reader: &mut Reader<'_>, section: Section<'_>) -> StoreConfig {
         let section = section.showing(&PLAIN);
         let known: Vec<&str> = PLAIN.into_iter().chain(["redis", "postgres"]).collect();

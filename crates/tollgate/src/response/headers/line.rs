@@ -4,96 +4,39 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
+
 /// Room for the list of some five limits.
 const ROOM: usize = 128;
 
-/// All numbers of two digits, one after the other.
-const PAIRS: &[u8; 200] = b"00010203040506070809101112131415161718192021222324252627282930313233343536373839\
-4041424344454647484950515253545556575859606162636465666768697071727374757677787980818283848586878889\
-90919293949596979899";
-
 /// The text, as far as it is written.
-pub(crate) struct Line {
-    room: [u8; ROOM],
-    filled: usize,
-    /// All of it, once there is no more room.
-    long: Vec<u8>,
-}
-
-impl Default for Line {
-    #[inline]
-    fn default() -> Line {
-        Line { room: [0; ROOM], filled: 0, long: Vec::new() }
-    }
-}
+#[derive(Default)]
+pub(crate) struct Line(SmallVec<[u8; ROOM]>);
 
 impl Line {
     pub(super) fn clear(&mut self) {
-        self.filled = 0;
-        self.long.clear();
+        self.0.clear();
     }
 
     /// What is written so far.
     #[inline]
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        if self.long.is_empty() { &self.room[..self.filled] } else { &self.long }
+        &self.0
     }
 
     pub(super) fn as_str(&self) -> &str {
-        std::str::from_utf8(self.as_bytes()).unwrap_or_default()
+        std::str::from_utf8(&self.0).unwrap_or_default()
     }
 
     #[inline]
     pub(crate) fn text(&mut self, text: &str) -> &mut Line {
-        self.bytes(text.as_bytes());
+        self.0.extend_from_slice(text.as_bytes());
         self
-    }
-
-    #[inline]
-    fn bytes(&mut self, more: &[u8]) {
-        match self.room.get_mut(self.filled..self.filled + more.len()) {
-            Some(room) if self.long.is_empty() => {
-                room.copy_from_slice(more);
-                self.filled += more.len();
-            }
-            _ => self.bytes_on_the_heap(more),
-        }
-    }
-
-    #[cold]
-    fn bytes_on_the_heap(&mut self, more: &[u8]) {
-        if self.long.is_empty() {
-            self.long.extend_from_slice(&self.room[..self.filled]);
-        }
-        self.long.extend_from_slice(more);
     }
 
     #[inline]
     pub(crate) fn number(&mut self, number: u64) -> &mut Line {
-        if number < 10 {
-            self.bytes(&[b'0' + (number % 10) as u8]);
-            return self;
-        }
-        self.long_number(number)
-    }
-
-    fn long_number(&mut self, mut number: u64) -> &mut Line {
-        // Two digits at a time from the right: dividing is what takes the time.
-        let mut digits = [0; 20];
-        let mut first = digits.len();
-        while number >= 10 {
-            let pair = (number % 100) as usize * 2;
-            number /= 100;
-            first -= 2;
-            digits[first..first + 2].copy_from_slice(&PAIRS[pair..pair + 2]);
-        }
-        // A last digit alone.
-        if number > 0 {
-            first -= 1;
-            digits[first] = b'0' + (number % 10) as u8;
-        }
-        self.bytes(&digits[first..]);
-        self
+        self.text(itoa::Buffer::new().format(number))
     }
 }
 
