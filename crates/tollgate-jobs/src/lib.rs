@@ -4,8 +4,10 @@
 //! does not fit goes back for its own moment, fails, or is skipped; it uses up no attempt, and no herd wakes at once.
 //!
 //! The path of a job through this crate: what it is (`job.rs`), what it is charged (`policy.rs`, `plan.rs`), the gate (`gate.rs`, the heart), the
-//! line of those who wait (`line.rs`), what becomes of it (`decision.rs`). Limits are counted by `tollgate`, and when it is whose turn is the kernel's to say: nothing here counts.
+//! line of those who wait (`line.rs`), what becomes of it (`decision.rs`), and what a framework makes of that ([`adapter`], for apalis on
+//! PostgreSQL). Limits are counted by `tollgate`, and when it is whose turn is the kernel's to say: nothing here counts.
 
+pub mod adapter;
 mod decision;
 mod error;
 mod gate;
