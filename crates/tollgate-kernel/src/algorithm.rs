@@ -16,6 +16,7 @@ mod leaky_bucket;
 mod sliding_window;
 mod sliding_window_counter;
 mod token_bucket;
+mod turn;
 
 use std::fmt::Debug;
 

@@ -10,6 +10,7 @@
 #[cfg(feature = "config")]
 pub mod config;
 pub(crate) mod entry;
+pub mod jobs;
 pub(crate) mod names;
 mod nearest;
 mod share;

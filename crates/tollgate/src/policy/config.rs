@@ -18,6 +18,7 @@ macro_rules! changed_fields {
 mod connection;
 mod environment;
 mod envoy;
+mod jobs;
 mod limits;
 mod mistake;
 mod named;
@@ -41,6 +42,7 @@ pub use self::requests::RequestsConfig;
 pub use self::server::{LogLevel, LogTarget, ServerConfig};
 pub use self::store::{StoreConfig, StoreMode};
 use crate::policy::Policy;
+use crate::policy::jobs::JobsConfig;
 
 /// All that a configuration file says.
 ///
@@ -92,6 +94,21 @@ use crate::policy::Policy;
 /// | `redis` | `url` or `urls`, `cluster`, `username`, `password`, `ca_file`, `cert_file`, `key_file`, `prefix` | |
 /// | `postgres` | `url`, `prefix`, `password`, `ca_file`, `cert_file`, `key_file`, `connections` | |
 ///
+/// What background jobs may do is in `[jobs]`: `database`, `global`, `[jobs.queues.NAME]` and `[jobs.types.NAME]`. Their limits are limits
+/// like others, called `jobs.global`, `jobs.queue.NAME` and `jobs.type.NAME`.
+///
+/// | of a type, a queue or `global` | says | by default |
+/// |---|---|---|
+/// | `limit`, `window`, or the fields of another `strategy` | how many may start | |
+/// | `also` | a list of further limits on starts, charged together | none |
+/// | `concurrency`, `lease` | how many run at once, and how long a dead worker's place is kept | none, `30s` |
+/// | `on_exceeded` | `delay`, `reject` or `skip` | `delay` |
+/// | `max_delay` | the longest sleep of a delayed job before it is looked at again | `5m` |
+/// | `give_up_after` | after how long in delays a job is rejected | never |
+/// | `key`, `if_missing` | the field that splits the limit, and what becomes of jobs without it (`shared`, `deny`) | one limit for all, `shared` |
+/// | `limits`, `limit_key` | limits of `[limits]` that a run charges too, and their key | none, `global` |
+/// | `shadow`, `fallback`, `overrides` | as of every limit | |
+///
 /// Which descriptors of Envoy meet which limit is in `[[envoy]]`: see [`EnvoyRules`]. Which requests meet which limit is in
 /// `[[routes]]`, read with the feature `http`: by the tower layer, the server's gate and backtest.
 ///
@@ -131,6 +148,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// `[limits]`: which limits there are.
     pub policy: Policy,
+    /// `[jobs]`: what types of jobs, queues and all jobs may do. Their limits are in `policy` too.
+    pub jobs: JobsConfig,
     /// `[[envoy]]`: which descriptors of Envoy meet which limit.
     pub envoy: EnvoyRules,
     /// `[requests]`: how route limits read a request.
@@ -224,7 +243,7 @@ impl Config {
             &root,
             &["server", "store", "limits", "jobs", "llm", "requests", "routes", "envoy", "rules"],
         );
-        for (name, what) in [("jobs", "job limits"), ("llm", "language-model limits")] {
+        for (name, what) in [("llm", "language-model limits")] {
             if let Some(field) = root.field(name).filter(|field| field.has_content()) {
                 reader.misnamed(
                     field,
@@ -238,6 +257,9 @@ impl Config {
         let store = store.map(|section| StoreConfig::read(&mut reader, section)).unwrap_or_default();
         let limits = limits.map(Section::showing_all);
         let rules = limits.as_ref().map(|section| limits::read(&mut reader, section)).unwrap_or_default();
+        let mut rules = rules;
+        let jobs = root.field("jobs").and_then(|field| reader.section(field));
+        let jobs = jobs.map(|section| jobs::read(&mut reader, section, limits.as_ref(), &mut rules));
         let envoy = root.field("envoy").map(|field| envoy::read(&mut reader, field, limits.as_ref(), &rules));
         #[cfg(feature = "http")]
         let (requests, routes) = {
@@ -259,6 +281,7 @@ impl Config {
             server,
             store,
             policy,
+            jobs: jobs.unwrap_or_default(),
             envoy: envoy.unwrap_or_default(),
             #[cfg(feature = "http")]
             requests,
@@ -537,13 +560,15 @@ overrides = { "user:42" = { limit = 1000 } }
     #[test]
     fn what_comes_later_is_told_apart_from_what_is_wrong() {
         check(
-            "jobs.global.limit = 5\n[llm.models.a]\nrpm = 5",
-            &[
-                (1, "jobs", "", "this version does not have job limits yet; leave it empty or remove it"),
-                (2, "llm", "", "this version does not have language-model limits yet"),
-            ],
+            "[llm.models.a]\nrpm = 5",
+            &[(
+                1,
+                "llm",
+                "",
+                "this version does not have language-model limits yet; leave it empty or remove it",
+            )],
         );
-        check("jobs = 1\nllm = 'x'", &[(1, "jobs", "", "does not have job limits"), (2, "llm", "", "")]);
+        check("llm = 'x'", &[(1, "llm", "", "does not have language-model limits")]);
     }
 
     #[test]

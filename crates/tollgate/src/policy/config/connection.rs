@@ -288,7 +288,7 @@ fn read_url(
 }
 
 /// What is wrong with an address, without showing any of it.
-fn url_fault(url: &str, schemes: &[&str]) -> Option<String> {
+pub(super) fn url_fault(url: &str, schemes: &[&str]) -> Option<String> {
     match url.split_once("://") {
         Some((scheme, rest)) if schemes.contains(&scheme) => {
             if url.chars().any(|character| character.is_whitespace() || character.is_control()) {

@@ -87,6 +87,43 @@ fn read_rule(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Rule> {
     Some(Rule { name, allowance: base.allowance()?, shadow, fallback, subject, overrides })
 }
 
+/// Reads the limit of a section that is not a limit alone, of some strategy unless it names one, and what differs from it for
+/// single keys. `None` where nothing of a limit is written, or it could not be read.
+pub(super) fn read_within(
+    reader: &mut Reader<'_>,
+    section: &Section<'_>,
+    default: Strategy,
+) -> Option<(Limit, Vec<(Key<'static>, Allowance)>)> {
+    if !section.fields().any(|field| is_of_a_limit(field.name)) {
+        return None;
+    }
+    let strategies = Strategy::ALL.map(|strategy| (strategy.name(), strategy));
+    let strategy = match section.field("strategy") {
+        Some(field) => reader.choice(field, &strategies),
+        None => Some(default),
+    };
+    if let (Some(Strategy::Concurrency), Some(field)) = (strategy, section.field("strategy")) {
+        reader
+            .mistake(field, "how many run at once is written as concurrency = 5, beside the limit on starts");
+        return None;
+    }
+    let parameters = read_parameters(reader, section, strategy, Parameters::default());
+    note_missing(reader, section, strategy?);
+    let allowance = build(reader, section, strategy?, parameters);
+    let base = Base::Limit { strategy, parameters, allowance };
+    let overrides = section.field("overrides").and_then(|field| reader.section(field));
+    let overrides = overrides.map(|section| read_overrides(reader, &section, base)).unwrap_or_default();
+    match allowance? {
+        Allowance::Limited(limit) => Some((limit, overrides.into_iter().collect())),
+        Allowance::Unlimited | Allowance::Blocked => None,
+    }
+}
+
+/// The names of the fields of a limit, of whatever strategy.
+pub(super) fn of_a_limit() -> impl Iterator<Item = &'static str> {
+    OF_A_LIMIT.into_iter().chain(PARAMETERS.iter().map(|(name, _)| *name))
+}
+
 /// The fields that an environment variable may set, and those of them that are numbers, true or false.
 pub(super) fn scalars() -> impl Iterator<Item = (&'static str, Kind)> {
     let kind = |name| match name {

@@ -85,6 +85,12 @@ impl<'d> Section<'d> {
         self.fields.is_empty()
     }
 
+    /// The same without some of its fields, which somebody else reads.
+    pub(super) fn without(&self, names: &[&str]) -> Section<'d> {
+        let fields = self.fields.iter().filter(|field| !names.contains(&field.name)).cloned().collect();
+        Section { path: self.path.clone(), place: self.place, fields }
+    }
+
     /// Shows the values of these fields in mistakes, though other fields here may be secret.
     pub(super) fn showing(mut self, names: &[&str]) -> Self {
         for field in &mut self.fields {

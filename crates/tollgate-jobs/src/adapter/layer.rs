@@ -1,0 +1,153 @@
+//! The tower layer: asks the gate, and then runs the handler or answers for it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use apalis::prelude::{BoxDynError, ExecutionContext, Status, Task};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde::Serialize;
+use tollgate::ChargeId;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::response::{GateResponse, Gated};
+use crate::decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED};
+use crate::gate::JobGate;
+use crate::job::Job;
+use crate::plan::Plan;
+
+/// Arguments of jobs that say which type of job they are.
+pub trait JobArgs: Serialize {
+    /// The type, as policies name it: `send_email`.
+    fn job_type(&self) -> Cow<'_, str>;
+}
+
+/// What a handler returns as its error when the remote side asked to be left alone (a 429): its key is closed for all workers, and the
+/// job goes back without using up an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateLimited {
+    /// How long.
+    pub retry_after: Duration,
+}
+
+impl fmt::Display for RateLimited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the remote side asked to be left alone for {:?}", self.retry_after)
+    }
+}
+
+impl std::error::Error for RateLimited {}
+
+/// Puts a [`JobGate`] before a handler. To be the first layer of a worker: metrics, retries and timeouts that are added after it then
+/// see runs alone.
+#[derive(Clone, Debug)]
+pub struct GateLayer {
+    gate: JobGate,
+}
+
+impl GateLayer {
+    /// The layer of a gate that was [prepared](super::prepare).
+    pub fn new(gate: &JobGate) -> GateLayer {
+        GateLayer { gate: gate.clone() }
+    }
+}
+
+impl<S> Layer<S> for GateLayer {
+    type Service = GateService<S>;
+
+    fn layer(&self, inner: S) -> GateService<S> {
+        GateService { gate: self.gate.clone(), inner }
+    }
+}
+
+/// A handler behind a gate.
+#[derive(Clone, Debug)]
+pub struct GateService<S> {
+    gate: JobGate,
+    inner: S,
+}
+
+impl<S, Args> Service<Task<Args>> for GateService<S>
+where
+    Args: JobArgs + Send + 'static,
+    S: Service<Task<Args>> + Clone + Send + 'static,
+    S::Error: Into<BoxDynError>,
+    S::Future: Send,
+    S::Response: Send,
+{
+    type Response = GateResponse<S::Response>;
+    type Error = BoxDynError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxDynError>>;
+
+    /// Whether the handler is ready. Limits are asked for each job: a `Pending` here would hold up all others.
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxDynError>> {
+        self.inner.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, task: Task<Args>) -> Self::Future {
+        // The one that was ready is called, and a fresh one takes its place.
+        let fresh = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, fresh);
+        let (gate, context) = (self.gate.clone(), task.ctx().clone());
+        let plan = plan(&gate, &task);
+        async move {
+            let permit = match &plan {
+                None => None,
+                Some(plan) => match gate.enter(plan).await {
+                    JobDecision::Run(permit) => Some(permit),
+                    JobDecision::Delay(delay) => return Ok(delayed(&context, delay)),
+                    JobDecision::Reject => {
+                        // `Failed` is fetched again; what is killed is not.
+                        context.raw_status().store(Status::Killed);
+                        return Err(RATE_LIMIT_EXCEEDED.into());
+                    }
+                    JobDecision::Skip => {
+                        context.raw_status().store(Status::Killed);
+                        let limit =
+                            plan.charges.first().map_or_else(String::new, |charge| charge.limit.clone());
+                        return Ok(gated("skipped", limit, None, None));
+                    }
+                },
+            };
+            let response = inner.call(task).await.map_err(Into::into);
+            if let Some(permit) = permit {
+                permit.release().await;
+            }
+            match response {
+                Ok(response) => Ok(GateResponse::Ran(response)),
+                Err(error) => match error.downcast_ref::<RateLimited>() {
+                    Some(RateLimited { retry_after }) => {
+                        Ok(delayed(&context, gate.close_for(plan.as_ref(), *retry_after).await))
+                    }
+                    None => Err(error),
+                },
+            }
+        }
+        .boxed()
+    }
+}
+
+fn plan<Args: JobArgs>(gate: &JobGate, task: &Task<Args>) -> Option<Plan> {
+    let id = task.task_id().map_or_else(String::new, ToString::to_string);
+    let queue = task.queue().map_or_else(String::new, ToString::to_string);
+    let job_type = task.args.job_type();
+    let to_json = || serde_json::to_value(&task.args).unwrap_or_default();
+    let metadata = |name: &str| task.metadata().get(name).map(str::to_owned);
+    gate.plan(&Job::new(&id, &job_type, &queue).with_arguments(&to_json).with_metadata(&metadata))
+}
+
+/// Back to the queue: the ack is turned into a reschedule by the trigger.
+fn delayed<R>(context: &Arc<ExecutionContext>, delay: Delay) -> GateResponse<R> {
+    context.raw_status().store(Status::Pending);
+    let wait_us = u64::try_from(delay.wait.as_micros()).unwrap_or(u64::MAX);
+    gated("delayed", delay.limit, delay.until_us, delay.until_us.is_none().then_some(wait_us))
+}
+
+fn gated<R>(what: &str, limit: String, until_us: Option<u64>, wait_us: Option<u64>) -> GateResponse<R> {
+    let nonce = format!("{:032x}", ChargeId::random().get());
+    GateResponse::Gated(Gated { tollgate: what.to_owned(), limit, until_us, wait_us, nonce })
+}

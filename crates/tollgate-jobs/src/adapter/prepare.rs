@@ -1,0 +1,152 @@
+//! Makes apalis's table ready, and sees at start whether it behaves as this adapter was tested with.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use apalis::prelude::{Status, TaskResult};
+use apalis_postgres::PgTaskId;
+use sha2::{Digest, Sha256};
+use sqlx::Row;
+use sqlx::postgres::{PgConnection, PgPool};
+
+use crate::error::Error;
+use crate::gate::JobGate;
+use crate::line::Line;
+use crate::wake::Wake;
+
+const TRIGGER: &str = include_str!("apalis.sql");
+
+/// The columns of `apalis.jobs` that the adapter reads or writes, with their types.
+const COLUMNS: [(&str, &str); 9] = [
+    ("id", "text"),
+    ("job_type", "text"),
+    ("status", "text"),
+    ("attempts", "integer"),
+    ("run_at", "timestamp with time zone"),
+    ("last_result", "jsonb"),
+    ("lock_at", "timestamp with time zone"),
+    ("lock_by", "text"),
+    ("done_at", "timestamp with time zone"),
+];
+
+/// What this adapter was tested with.
+const TESTED: &str = "this adapter was tested with apalis-postgres 1.0.0";
+
+/// Makes the trigger in the database of the jobs, and tries the ack of a delayed job in a transaction that is rolled back. To be called
+/// when a program starts, after apalis's own `setup`; an error says what differs from what was tested.
+pub async fn prepare(gate: &JobGate) -> Result<(), Error> {
+    let line = gate.line();
+    check_columns(&line.pool).await?;
+    install(line).await?;
+    let failed = |error| Error::database("trying the ack of a delayed job", error);
+    let mut transaction = line.pool.begin().await.map_err(failed)?;
+    let tried = try_ack(&mut transaction).await;
+    transaction.rollback().await.map_err(failed)?;
+    tried?;
+    gate.set_wake(Arc::new(ApalisWake { pool: line.pool.clone() }));
+    Ok(())
+}
+
+async fn check_columns(pool: &PgPool) -> Result<(), Error> {
+    let text = "select column_name::text, data_type::text from information_schema.columns
+        where table_schema = 'apalis' and table_name = 'jobs'";
+    let failed = |error| Error::database("looking at apalis.jobs", error);
+    let rows = sqlx::query(text).fetch_all(pool).await.map_err(failed)?;
+    if rows.is_empty() {
+        return Err(Error::new(
+            "there is no table apalis.jobs, or this role may not see it; run PostgresStorage::setup(&pool) first",
+        ));
+    }
+    let mut found = Vec::new();
+    for row in rows {
+        found.push((
+            row.try_get::<String, _>(0).map_err(failed)?,
+            row.try_get::<String, _>(1).map_err(failed)?,
+        ));
+    }
+    for (name, kind) in COLUMNS {
+        match found.iter().find(|(other, _)| other == name) {
+            Some((_, other)) if other == kind => {}
+            Some((_, other)) => {
+                return Err(Error::new(format!(
+                    "the column {name} of apalis.jobs is {other} and not {kind}; {TESTED}"
+                )));
+            }
+            None => return Err(Error::new(format!("apalis.jobs has no column {name}; {TESTED}"))),
+        }
+    }
+    Ok(())
+}
+
+/// Makes the trigger unless it is there with the same text: making it locks the table for a moment.
+async fn install(line: &Line) -> Result<(), Error> {
+    let failed = |error| Error::database("making the trigger on apalis.jobs", error);
+    let digest = Sha256::digest(TRIGGER.replace("{prefix}", &line.prefix).as_bytes());
+    let fingerprint: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut transaction = line.pool.begin().await.map_err(failed)?;
+    let lock = "select pg_advisory_xact_lock(hashtextextended('tollgate migrate jobs {prefix}', 0))";
+    sqlx::query(line.sql(lock)).execute(&mut *transaction).await.map_err(failed)?;
+    let made = "select obj_description(t.oid, 'pg_trigger') from pg_trigger t
+        where t.tgrelid = 'apalis.jobs'::regclass and t.tgname = '{prefix}job_defer' and t.tgenabled in ('O', 'A')";
+    let made: Option<Option<String>> =
+        sqlx::query_scalar(line.sql(made)).fetch_optional(&mut *transaction).await.map_err(failed)?;
+    if made.flatten().as_deref() != Some(&fingerprint) {
+        sqlx::raw_sql(line.sql(TRIGGER)).execute(&mut *transaction).await.map_err(failed)?;
+        let note = format!("comment on trigger {{prefix}}job_defer on apalis.jobs is '{fingerprint}'");
+        sqlx::raw_sql(line.sql(&note)).execute(&mut *transaction).await.map_err(failed)?;
+    }
+    transaction.commit().await.map_err(failed)
+}
+
+/// The ack of a delayed job, by apalis's own statement, must be its reschedule.
+async fn try_ack(connection: &mut PgConnection) -> Result<(), Error> {
+    let failed = |error| Error::database("trying the ack of a delayed job", error);
+    let (worker, job) = ("tollgate-contract", "00000000000000000000000001");
+    let begin = "insert into apalis.workers (id, worker_type, storage_name) values ($1, $1, 'tollgate')";
+    sqlx::query(begin).bind(worker).execute(&mut *connection).await.map_err(failed)?;
+    let claimed = "insert into apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at, lock_by, lock_at)
+        values ($1, $2, ''::bytea, 'Queued', 3, 25, now() + interval '1 day', $2, now())";
+    sqlx::query(claimed).bind(job).bind(worker).execute(&mut *connection).await.map_err(failed)?;
+    let until_us = 4_102_444_800_000_000_u64;
+    let result = serde_json::json!({"tollgate": "delayed", "until_us": until_us, "nonce": "contract"});
+    let task_id: PgTaskId = PgTaskId::from_string(job);
+    let ack = TaskResult { task_id, attempt: 4, status: Status::Pending, result: Ok(result) };
+    let acked = apalis_postgres::queries::handle_results(&mut *connection, &[&ack], worker).await;
+    let acked = acked.map_err(|error| {
+        Error::caused(format!("trying the ack of a delayed job: {error}; {TESTED}"), error)
+    })?;
+    let found = "select status, attempts, lock_by is null and lock_at is null and done_at is null,
+        (extract(epoch from run_at) * 1000000)::bigint from apalis.jobs where id = $1";
+    let row = sqlx::query(found).bind(job).fetch_one(&mut *connection).await.map_err(failed)?;
+    let status: String = row.try_get(0).map_err(failed)?;
+    let attempts: i32 = row.try_get(1).map_err(failed)?;
+    let is_free: bool = row.try_get(2).map_err(failed)?;
+    let run_at: i64 = row.try_get(3).map_err(failed)?;
+    let is_as_tested =
+        (acked, &*status, attempts, is_free, run_at.cast_unsigned()) == (1, "Pending", 3, true, until_us);
+    if is_as_tested {
+        return Ok(());
+    }
+    Err(Error::new(format!(
+        "the ack of a delayed job left it {status}, attempts {attempts}, unlocked {is_free}, run_at {run_at} µs ({acked} rows): the ack \
+         of this apalis, or a trigger on apalis.jobs, differs; {TESTED}"
+    )))
+}
+
+/// Calls waiting jobs by their row.
+struct ApalisWake {
+    pool: PgPool,
+}
+
+impl Wake for ApalisWake {
+    fn wake<'a>(&'a self, jobs: &'a [String]) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        let text = "update apalis.jobs set run_at = clock_timestamp()
+            where id = any($1) and status = 'Pending' and run_at > clock_timestamp()";
+        Box::pin(async move {
+            if let Err(error) = sqlx::query(text).bind(jobs).execute(&self.pool).await {
+                tracing::debug!(%error, "waiting jobs cannot be called; they look again by themselves");
+            }
+        })
+    }
+}

@@ -1,0 +1,41 @@
+//! Starts a worker again that ended with an error: apalis ends one at the first error of the database.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use apalis::prelude::WorkerError;
+use tollgate::ChargeId;
+
+/// The shortest and the longest pause before a worker is started again.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// A worker that ran so long was well, and the next pause is the shortest again.
+const WELL_AFTER: Duration = Duration::from_secs(10);
+
+/// Runs a worker, and again whenever an error ends it, until it ends without one. `build` makes and runs the worker under the name that it
+/// is given.
+///
+/// Each start has a name of its own: what the worker before left claimed is only given back once *its* name has not been heard of
+/// for apalis's orphan time.
+pub async fn supervise<F, Fut>(name: &str, mut build: F)
+where
+    F: FnMut(String) -> Fut,
+    Fut: Future<Output = Result<(), WorkerError>>,
+{
+    let process = ChargeId::random().get() >> 96;
+    let mut pause = PAUSES.0;
+    for start in 1_u64.. {
+        let started = Instant::now();
+        match build(format!("{name}-{process:08x}-{start}")).await {
+            Ok(()) => return,
+            Err(error) => {
+                tracing::warn!(worker = name, %error, pause_ms = pause.as_millis(), "worker ended; it is started again")
+            }
+        }
+        if started.elapsed() > WELL_AFTER {
+            pause = PAUSES.0;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}

@@ -1,0 +1,57 @@
+//! Why jobs could not be set up, or a question about them not be answered. What becomes of a single job is never an error.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// Jobs could not be set up, or a question not be answered. The message says what was tried and what to do.
+#[derive(Debug)]
+pub struct Error {
+    message: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    pub(crate) fn new(message: impl Into<String>) -> Error {
+        Error { message: message.into(), source: None }
+    }
+
+    pub(crate) fn caused(
+        message: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Error {
+        Error { message: message.into(), source: Some(source.into()) }
+    }
+
+    /// A statement that the database refused or did not answer. A right that is missing is said as such.
+    pub(crate) fn database(doing: &str, error: sqlx::Error) -> Error {
+        let code = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
+        let fix = match code.as_deref() {
+            Some("42501") => {
+                "; the database role lacks a right: grant it, or run the migration as the owner of the tables"
+            }
+            Some("42P01" | "42883" | "3F000") => {
+                "; the job tables are not there: run the migration (JobGateBuilder::connect does)"
+            }
+            _ => "",
+        };
+        Error::caused(format!("{doing}: {error}{fix}"), error)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_ref().and_then(|source| source.source())
+    }
+}
+
+impl From<tollgate::Error> for Error {
+    fn from(error: tollgate::Error) -> Error {
+        Error::caused(error.to_string(), error)
+    }
+}

@@ -1,0 +1,28 @@
+//! Limits on background jobs, by type, by queue and for all of them, between claiming a job and running it.
+//!
+//! A job is charged to the limits of its type, its queue, all jobs, and any limit that the web tier uses too: all or none. One that
+//! does not fit goes back for its own moment, fails, or is skipped; it uses up no attempt, and no herd wakes at once.
+//!
+//! The path of a job through this crate: what it is (`job.rs`), what it is charged (`policy.rs`, `plan.rs`), the gate (`gate.rs`, the heart), the
+//! line of those who wait (`line.rs`), what becomes of it (`decision.rs`), and what a framework makes of that ([`adapter`], for apalis on
+//! PostgreSQL). Limits are counted by `tollgate`, and when it is whose turn is the kernel's to say: nothing here counts.
+
+pub mod adapter;
+mod decision;
+mod error;
+mod gate;
+mod job;
+mod line;
+mod metrics;
+mod plan;
+mod policy;
+mod wake;
+
+pub use decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED, RunPermit};
+pub use error::Error;
+pub use gate::{JobGate, JobGateBuilder, JobStatus};
+pub use job::Job;
+pub use plan::Plan;
+pub use policy::{JobPolicy, Jobs};
+pub use tollgate::policy::jobs::{MissingField, OnExceeded};
+pub use wake::Wake;

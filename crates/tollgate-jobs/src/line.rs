@@ -1,0 +1,240 @@
+//! The line of waiting jobs, in the database that has the jobs.
+//!
+//! Each delayed job stands in the lines of the limits that held it up, each with a place, and knows when to expect its turn. All of
+//! it is in tables, so that it survives workers and is seen by all of them. What a place means in time is the kernel's to say;
+//! nothing here knows a limit. The SQL is in `line/`: tables change by numbered migration, functions are made afresh whenever their
+//! text has changed.
+
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+use sqlx::postgres::{PgPool, PgRow};
+use sqlx::{AssertSqlSafe, Row};
+use uuid::Uuid;
+
+use crate::error::Error;
+use crate::plan::Plan;
+
+/// The tables, one text for each version.
+const MIGRATIONS: [&str; 1] = [include_str!("line/1.sql")];
+
+const FUNCTIONS: &str = include_str!("line/functions.sql");
+
+/// A place whose slot passed longer ago than this counts no more for those behind it: whoever has it does not come.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The line, in tables whose names begin with a prefix.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) pool: PgPool,
+    pub(crate) prefix: String,
+}
+
+/// What a job finds.
+#[derive(Clone, Debug)]
+pub(crate) struct Look {
+    /// The database's clock, and ours when it answered.
+    now_us: u64,
+    at: Instant,
+    /// Until when a key of the job is closed.
+    pub(crate) closed_us: Option<u64>,
+    pub(crate) closed: Vec<Uuid>,
+    /// Since when it waits, and when it expects its turn.
+    pub(crate) since_us: Option<u64>,
+    pub(crate) slot_us: Option<u64>,
+    /// The units ahead of it at each of its charges.
+    pub(crate) ahead: Vec<u64>,
+}
+
+impl Look {
+    /// The database's clock now.
+    pub(crate) fn now_us(&self) -> u64 {
+        self.now_us.saturating_add(u64::try_from(self.at.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.since_us.is_some()
+    }
+
+    fn read(row: &PgRow) -> Result<Look, sqlx::Error> {
+        let us = |name: &str| {
+            let value: Option<i64> = row.try_get(name)?;
+            Ok::<_, sqlx::Error>(value.and_then(|value| u64::try_from(value).ok()))
+        };
+        let ahead: Vec<i64> = row.try_get("ahead")?;
+        Ok(Look {
+            now_us: us("now_us")?.unwrap_or(0),
+            at: Instant::now(),
+            closed_us: us("closed_us")?,
+            closed: row.try_get::<Option<Vec<Uuid>>, _>("closed")?.unwrap_or_default(),
+            since_us: us("since_us")?,
+            slot_us: us("slot_us")?,
+            ahead: ahead.into_iter().map(|units| u64::try_from(units).unwrap_or(0)).collect(),
+        })
+    }
+}
+
+/// What is said of one label's line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) jobs: u64,
+    /// The first and the last slot, from now.
+    pub(crate) next: Option<Duration>,
+    pub(crate) last: Option<Duration>,
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
+
+impl Line {
+    /// `text` with our prefix, as a statement. The prefix was checked, and no text comes from a caller.
+    pub(crate) fn sql(&self, text: &str) -> AssertSqlSafe<String> {
+        AssertSqlSafe(text.replace("{prefix}", &self.prefix))
+    }
+
+    /// Makes the tables and functions, or brings them up to date. Processes that start at once wait for each other.
+    pub(crate) async fn migrate(&self, more: &[&str]) -> Result<(), Error> {
+        let failed = |error| Error::database("migrating the tables of the line", error);
+        let functions: String = std::iter::once(FUNCTIONS).chain(more.iter().copied()).collect();
+        let digest = Sha256::digest(functions.replace("{prefix}", &self.prefix).as_bytes());
+        let fingerprint: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut transaction = self.pool.begin().await.map_err(failed)?;
+        let begin = "select pg_advisory_xact_lock(hashtextextended('tollgate migrate jobs {prefix}', 0));
+            create table if not exists {prefix}job_schema (
+              one boolean primary key default true check (one), version integer not null, functions text not null)";
+        sqlx::raw_sql(self.sql(begin)).execute(&mut *transaction).await.map_err(failed)?;
+        let found = sqlx::query(self.sql("select version, functions from {prefix}job_schema"))
+            .fetch_optional(&mut *transaction)
+            .await
+            .map_err(failed)?;
+        let (from, made): (i32, String) = match found {
+            Some(row) => (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?),
+            None => (0, String::new()),
+        };
+        let version = i32::try_from(MIGRATIONS.len()).unwrap_or(i32::MAX);
+        if from > version {
+            return Err(Error::new(format!(
+                "the job tables of prefix {:?} are of version {from}, and this Tollgate knows up to {version}: another, newer \
+                 Tollgate uses them; upgrade this one",
+                self.prefix
+            )));
+        }
+        for (_, text) in (1..).zip(MIGRATIONS).filter(|(number, _)| *number > from) {
+            sqlx::raw_sql(self.sql(text)).execute(&mut *transaction).await.map_err(failed)?;
+        }
+        if made != fingerprint {
+            sqlx::raw_sql(self.sql(&functions)).execute(&mut *transaction).await.map_err(failed)?;
+        }
+        let note = "insert into {prefix}job_schema (version, functions) values ($1, $2)
+            on conflict (one) do update set version = excluded.version, functions = excluded.functions";
+        sqlx::query(self.sql(note))
+            .bind(version)
+            .bind(fingerprint)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed)?;
+        transaction.commit().await.map_err(failed)
+    }
+
+    /// What stands before a job.
+    pub(crate) async fn look(&self, plan: &Plan) -> Result<Look, sqlx::Error> {
+        let row = sqlx::query(self.sql("select * from {prefix}job_look($1, $2, $3, $4)"))
+            .bind(&plan.job)
+            .bind(plan.lines())
+            .bind(&plan.closable)
+            .bind(micros(GRACE))
+            .fetch_one(&self.pool)
+            .await?;
+        Look::read(&row)
+    }
+
+    /// Takes a place in the lines that are marked, and looks.
+    pub(crate) async fn stand(&self, plan: &Plan, stands: &[bool]) -> Result<Look, sqlx::Error> {
+        let labels: Vec<&str> = plan.charges.iter().map(|charge| charge.label.as_str()).collect();
+        let units: Vec<i64> = plan.charges.iter().map(|charge| signed(charge.cost)).collect();
+        let row =
+            sqlx::query(self.sql("select * from {prefix}job_stand($1, $2, $3, $4, $5, $6, $7, $8, $9)"))
+                .bind(&plan.job)
+                .bind(&plan.queue)
+                .bind(&plan.job_type)
+                .bind(plan.lines())
+                .bind(labels)
+                .bind(units)
+                .bind(stands)
+                .bind(&plan.closable)
+                .bind(micros(GRACE))
+                .fetch_one(&self.pool)
+                .await?;
+        Look::read(&row)
+    }
+
+    /// Writes when a job expects its turn, and until when it sleeps.
+    pub(crate) async fn set_slot(
+        &self,
+        job: &str,
+        slot_us: u64,
+        until_us: u64,
+        binding: &str,
+    ) -> Result<(), sqlx::Error> {
+        let call = sqlx::query(self.sql("select {prefix}job_slot($1, $2, $3, $4)"));
+        call.bind(job).bind(signed(slot_us)).bind(signed(until_us)).bind(binding).execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// Takes a job out of all lines.
+    pub(crate) async fn leave(&self, job: &str) -> Result<(), sqlx::Error> {
+        sqlx::query(self.sql("select {prefix}job_leave($1)")).bind(job).execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// The first jobs of these lines.
+    pub(crate) async fn next(&self, lines: &[Uuid]) -> Result<Vec<String>, sqlx::Error> {
+        let call = sqlx::query_scalar(self.sql("select {prefix}job_next($1, 1)"));
+        call.bind(lines).fetch_all(&self.pool).await
+    }
+
+    /// Closes a key for some time, or opens it.
+    pub(crate) async fn close(
+        &self,
+        key: Uuid,
+        label: &str,
+        wait: Duration,
+        reason: &str,
+    ) -> Result<(), sqlx::Error> {
+        let text = "insert into {prefix}job_closed (key, label, until_us, reason) values ($1, $2, {prefix}job_now_us() + $3, $4)
+            on conflict (key) do update set until_us = greatest({prefix}job_closed.until_us, excluded.until_us), reason = excluded.reason";
+        sqlx::query(self.sql(text))
+            .bind(key)
+            .bind(label)
+            .bind(micros(wait))
+            .bind(reason)
+            .execute(&self.pool)
+            .await?;
+        Ok(())
+    }
+
+    pub(crate) async fn open(&self, key: Uuid) -> Result<bool, sqlx::Error> {
+        let done = sqlx::query(self.sql("delete from {prefix}job_closed where key = $1"))
+            .bind(key)
+            .execute(&self.pool);
+        Ok(done.await?.rows_affected() > 0)
+    }
+
+    /// Who waits under a label.
+    pub(crate) async fn waiting(&self, label: &str) -> Result<Waiting, sqlx::Error> {
+        let text = "select count(distinct job), min(slot_us) - {prefix}job_now_us(), max(slot_us) - {prefix}job_now_us()
+            from {prefix}job_line where label = $1";
+        let row = sqlx::query(self.sql(text)).bind(label).fetch_one(&self.pool).await?;
+        let from_now = |index: usize| {
+            let us: Option<i64> = row.try_get(index)?;
+            Ok::<_, sqlx::Error>(us.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0))))
+        };
+        let jobs: i64 = row.try_get(0)?;
+        Ok(Waiting { jobs: u64::try_from(jobs).unwrap_or(0), next: from_now(1)?, last: from_now(2)? })
+    }
+}

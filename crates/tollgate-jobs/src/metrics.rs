@@ -1,0 +1,25 @@
+//! What operators see of jobs. Labels are `job:<type>`, `queue:<name>` and `global`, never a tenant.
+
+use std::time::Duration;
+
+use tollgate::policy::jobs::OnExceeded;
+
+pub(crate) const HITS: &str = "tollgate_job_rate_limit_hits_total";
+pub(crate) const USAGE: &str = "tollgate_job_rate_limit_usage";
+pub(crate) const WAITING: &str = "tollgate_job_waiting";
+pub(crate) const DELAY: &str = "tollgate_job_delay_seconds";
+
+pub(crate) fn hit(label: &str, behaviour: OnExceeded) {
+    metrics::counter!(HITS, "key" => label.to_owned(), "behavior" => behaviour.name()).increment(1);
+}
+
+pub(crate) fn delayed(wait: Duration) {
+    metrics::histogram!(DELAY).record(wait.as_secs_f64());
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float, and no decision")]
+pub(crate) fn status(label: &str, count: u64, limit: u64, waiting: u64) {
+    let share = if limit == 0 { 0.0 } else { count as f64 / limit as f64 };
+    metrics::gauge!(USAGE, "key" => label.to_owned()).set(share);
+    metrics::gauge!(WAITING, "key" => label.to_owned()).set(waiting as f64);
+}

@@ -1,0 +1,274 @@
+//! What a job is to be charged: the limits of its type, its queue and all jobs, by which keys, and what happens if one denies.
+//!
+//! A plan is made before anything is asked of a store, and owns all that it needs. A job that meets no policy has none.
+
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use tollgate::policy::jobs::{JobLimits, JobScope, MissingField, OnExceeded};
+use tollgate::{Charge, Key};
+use uuid::Uuid;
+
+use crate::job::{Job, filled};
+use crate::policy::Jobs;
+
+/// All that one run of a job is charged.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub(crate) job: String,
+    pub(crate) job_type: String,
+    pub(crate) queue: String,
+    pub(crate) charges: Vec<PlannedCharge>,
+    /// What may be closed: the keys of all charges, and the labels of those that a field splits.
+    pub(crate) closable: Vec<Uuid>,
+    /// The longest sleep of all policies, and the shortest time to give up.
+    pub(crate) max_delay: Duration,
+    pub(crate) give_up_after: Option<Duration>,
+    /// What happens because a field is missing, whatever the limits say.
+    pub(crate) missing_field: Option<OnExceeded>,
+}
+
+/// One limit of a plan.
+#[derive(Clone, Debug)]
+pub(crate) struct PlannedCharge {
+    pub(crate) limit: String,
+    /// In its canonical form. Not to be shown: it may name a tenant.
+    key: Hidden,
+    pub(crate) cost: u64,
+    /// `job:<type>`, `queue:<name>` or `global`: what metrics show of the key.
+    pub(crate) label: String,
+    pub(crate) on_exceeded: OnExceeded,
+    pub(crate) is_concurrency: bool,
+    /// By which its line is known.
+    pub(crate) line: Uuid,
+    /// What closes it: its key, and its label.
+    closed_by: [Uuid; 2],
+}
+
+/// A text that `Debug` does not show.
+#[derive(Clone)]
+struct Hidden(String);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl PlannedCharge {
+    pub(crate) fn key(&self) -> &str {
+        &self.key.0
+    }
+
+    /// Whether one of these keys is what it is charged to.
+    pub(crate) fn is_closed(&self, closed: &[Uuid]) -> bool {
+        self.closed_by.iter().any(|key| closed.contains(key))
+    }
+
+    pub(crate) fn charge(&self) -> Charge<'_> {
+        Charge::new(&self.limit, self.key()).cost(self.cost)
+    }
+}
+
+impl Plan {
+    /// What this job is to be charged; `None` if it meets no policy.
+    pub(crate) fn of(jobs: &Jobs, job: &Job<'_>, is_concurrency: impl Fn(&str) -> bool) -> Option<Plan> {
+        let mut plan: Option<Plan> = None;
+        let mut cost = None;
+        for (scope, limits) in jobs.scopes_of(job) {
+            let plan = plan.get_or_insert_with(|| Plan::empty(job));
+            let cost = *cost.get_or_insert_with(|| jobs.cost_of(job));
+            plan.add(scope, limits, job, cost, &is_concurrency);
+        }
+        plan
+    }
+
+    fn empty(job: &Job<'_>) -> Plan {
+        Plan {
+            job: job.id.to_owned(),
+            job_type: job.job_type.to_owned(),
+            queue: job.queue.to_owned(),
+            charges: Vec::new(),
+            closable: Vec::new(),
+            max_delay: Duration::MAX,
+            give_up_after: None,
+            missing_field: None,
+        }
+    }
+
+    fn add(
+        &mut self,
+        scope: JobScope<'_>,
+        limits: &JobLimits,
+        job: &Job<'_>,
+        cost: u64,
+        is_concurrency: &impl Fn(&str) -> bool,
+    ) {
+        self.max_delay = self.max_delay.min(limits.max_delay);
+        self.give_up_after = match (self.give_up_after, limits.give_up_after) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+        // A name that is no key was refused when the policies were put together.
+        let Ok(label) = scope.key().map(Key::into_canonical) else { return };
+        let value = limits.key.as_ref().map(|field| job.field(field));
+        let key = match value {
+            None => Some(label.clone()),
+            Some(None) if limits.if_missing == MissingField::Shared => Some(label.clone()),
+            Some(None) => None,
+            Some(Some(value)) => split(scope, &value),
+        };
+        self.closable.push(closable(&label));
+        let Some(key) = key else {
+            self.missing_field = self.missing_field.max(Some(limits.on_exceeded));
+            return;
+        };
+        if key != label {
+            self.closable.push(closable(&key));
+        }
+        for (name, limit) in limits.named(scope) {
+            let is_concurrency = matches!(limit, tollgate::Limit::Concurrency(_));
+            // However much a run costs, it runs once.
+            let cost = if is_concurrency { 1 } else { cost };
+            self.push(name, key.clone(), cost, &label, limits.on_exceeded, is_concurrency);
+        }
+        for name in &limits.limits {
+            let template = limits.limit_key.as_deref().unwrap_or("global");
+            let Some(key) = filled(template, job) else {
+                self.missing_field = self.missing_field.max(Some(limits.on_exceeded));
+                return;
+            };
+            self.closable.push(closable(&key));
+            let is_concurrency = is_concurrency(name);
+            let cost = if is_concurrency { 1 } else { cost };
+            self.push(name.clone(), key.into_owned(), cost, &label, limits.on_exceeded, is_concurrency);
+        }
+    }
+
+    /// Adds a charge; a pair of limit and key that is there already is charged once.
+    fn push(
+        &mut self,
+        limit: String,
+        key: String,
+        cost: u64,
+        label: &str,
+        on_exceeded: OnExceeded,
+        is_concurrency: bool,
+    ) {
+        if let Some(same) =
+            self.charges.iter_mut().find(|charge| charge.limit == limit && charge.key.0 == key)
+        {
+            same.on_exceeded = same.on_exceeded.max(on_exceeded);
+            return;
+        }
+        let line = hash(&["line", &limit, &key]);
+        let closed_by = [closable(&key), closable(label)];
+        let (key, label) = (Hidden(key), label.to_owned());
+        self.charges.push(PlannedCharge {
+            limit,
+            key,
+            cost,
+            label,
+            on_exceeded,
+            is_concurrency,
+            line,
+            closed_by,
+        });
+    }
+
+    pub(crate) fn lines(&self) -> Vec<Uuid> {
+        self.charges.iter().map(|charge| charge.line).collect()
+    }
+}
+
+/// The key of one value of the field that splits a limit. A value that no key can have is as good as none.
+fn split(scope: JobScope<'_>, value: &str) -> Option<String> {
+    let key = match scope {
+        JobScope::Global => return None,
+        JobScope::Queue(name) => Key::with_version("queue", name, value),
+        JobScope::Type(name) => Key::with_version("job", name, value),
+    };
+    key.ok().map(Key::into_canonical)
+}
+
+/// The name under which a key is closed, whichever limits are charged to it.
+pub(crate) fn closable(key: &str) -> Uuid {
+    hash(&["closed", key])
+}
+
+/// No byte of a key reaches the database: names are hashes.
+fn hash(parts: &[&str]) -> Uuid {
+    let mut digest = Sha256::new();
+    for part in parts {
+        digest.update(part.len().to_le_bytes());
+        digest.update(part.as_bytes());
+    }
+    let digest = digest.finalize();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&digest[..16]);
+    Uuid::from_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::policy::JobPolicy;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn charges(jobs: &Jobs, job: &Job<'_>) -> Vec<(String, String, u64)> {
+        let plan = Plan::of(jobs, job, |name| name == "slots").unwrap();
+        plan.charges.iter().map(|one| (one.limit.clone(), one.key().to_owned(), one.cost)).collect()
+    }
+
+    #[test]
+    fn a_job_is_charged_to_its_type_its_queue_and_all() {
+        let policy = JobPolicy::new().with_rate_limit(10, MINUTE).concurrency(2).cost(|_| 3);
+        let jobs = Jobs::new()
+            .job(
+                "send_email",
+                policy.key("tenant").charges("stripe").charges("slots").limit_key("account:{tenant}"),
+            )
+            .queue(
+                "mail",
+                JobPolicy::new().with_rate_limit(5, MINUTE).charges("stripe").limit_key("account:{tenant}"),
+            )
+            .global(JobPolicy::new().with_rate_limit(100, MINUTE));
+        let arguments = || json!({"tenant": "a:b"});
+        let job = Job::new("1", "send_email", "mail").with_arguments(&arguments);
+        let expected = [
+            ("jobs.type.send_email", "job:send_email:a%3Ab", 3),
+            ("jobs.type.send_email.running", "job:send_email:a%3Ab", 1),
+            ("stripe", "account:a%3Ab", 3),
+            ("slots", "account:a%3Ab", 1),
+            ("jobs.queue.mail", "queue:mail", 3),
+            ("jobs.global", "global", 3),
+        ];
+        assert_eq!(
+            charges(&jobs, &job),
+            expected.map(|(limit, key, cost)| (limit.to_owned(), key.to_owned(), cost))
+        );
+        let plan = Plan::of(&jobs, &job, |_| false).unwrap();
+        assert!(!format!("{plan:?}").contains("a%3Ab"), "{plan:?}");
+    }
+
+    #[test]
+    fn a_job_that_meets_no_policy_has_no_plan() {
+        let jobs = Jobs::new().job("send_email", JobPolicy::new().with_rate_limit(1, MINUTE));
+        assert!(Plan::of(&jobs, &Job::new("1", "other", "mail"), |_| false).is_none());
+        assert!(Plan::of(&Jobs::new(), &Job::new("1", "send_email", "mail"), |_| false).is_none());
+    }
+
+    #[test]
+    fn jobs_without_the_field_share_or_are_denied() {
+        let policy = JobPolicy::new().with_rate_limit(1, MINUTE).key("tenant");
+        let shared = Jobs::new().job("a", policy.clone());
+        assert_eq!(charges(&shared, &Job::new("1", "a", "q"))[0].1, "job:a");
+        let policy = policy.if_missing(MissingField::Deny).on_exceeded(OnExceeded::Skip);
+        let denied = Jobs::new().job("a", policy);
+        let plan = Plan::of(&denied, &Job::new("1", "a", "q"), |_| false).unwrap();
+        assert_eq!((plan.missing_field, plan.charges.len()), (Some(OnExceeded::Skip), 0));
+    }
+}

@@ -1,0 +1,514 @@
+//! Jobs on a real PostgreSQL, in apalis: what is promised, one scenario each. Counts are on the database's clock.
+
+#[path = "scenarios/world.rs"]
+mod world;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tollgate::policy::jobs::OnExceeded;
+use tollgate::{Fallback, Limit};
+use tollgate_jobs::adapter::prepare;
+use tollgate_jobs::{Job, JobDecision, JobGate, JobPolicy, Jobs};
+use tollgate_testkit::postgres::PostgresServer;
+use tollgate_testkit::processes::{self, Child};
+use world::*;
+
+fn rate(limit: u64, window: Duration) -> JobPolicy {
+    JobPolicy::new().with_rate_limit(limit, window)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s01_delayed_jobs_wait_for_their_own_time_without_an_attempt() {
+    let world = World::new(only("mail", rate(5, 3 * SECOND))).await;
+    world.push("q", jobs("mail", 12)).await;
+    let _worker = world.worker("q");
+    // The other seven wait: due later, unlocked, no attempt used.
+    let waiting = "select count(*) from apalis.jobs where status = 'Pending' and run_at > now() and attempts = 0
+        and lock_by is null and lock_at is null and done_at is null and last_result->'Ok'->>'tollgate' = 'delayed'";
+    world.until(waiting, 7).await;
+    world.until("select count(*) from apalis.jobs where status = 'Done' and attempts = 1", 5).await;
+    let slots =
+        "select count(*) from tollgate_job_waiting w join apalis.jobs j on j.id = w.job where w.slot_us > 0
+        and abs(extract(epoch from j.run_at) * 1000000 - w.until_us) < 2";
+    assert_eq!(world.number(slots).await, 7);
+    world.until("select count(*) from apalis.jobs where status = 'Done' and attempts = 1", 12).await;
+    assert!(world.most_permits("jobs.type.mail", 3 * SECOND).await <= 5);
+    assert_eq!(world.number("select count(*) from tollgate_job_waiting").await, 0);
+    assert_eq!(world.number("select count(*) from tollgate_job_line").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s02_rejected_jobs_fail_for_good_with_the_error() {
+    let world = World::new(only("call", rate(5, HOUR).on_exceeded(OnExceeded::Reject))).await;
+    world.push("q", jobs("call", 12)).await;
+    let _worker = world.worker("q");
+    let rejected =
+        "select count(*) from apalis.jobs where status = 'Killed' and attempts = 0 and done_at is not null
+        and last_result = '{\"Err\": \"Rate limit exceeded\"}'";
+    world.until(rejected, 7).await;
+    world.until_done(5).await;
+    tokio::time::sleep(SECOND).await;
+    assert_eq!((world.number(rejected).await, world.starts("call").await), (7, 5));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s03_skipped_jobs_end_without_an_error() {
+    let world = World::new(only("cache", rate(5, HOUR).on_exceeded(OnExceeded::Skip))).await;
+    world.push("q", jobs("cache", 12)).await;
+    let _worker = world.worker("q");
+    let skipped =
+        "select count(*) from apalis.jobs where status = 'Killed' and attempts = 0 and done_at is not null
+        and last_result->'Ok'->>'tollgate' = 'skipped' and last_result->>'Err' is null";
+    world.until(skipped, 7).await;
+    world.until_done(5).await;
+    assert_eq!(world.starts("cache").await, 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s04_type_queue_and_all_hold_at_once() {
+    let policies = Jobs::new()
+        .job("a", rate(5, SECOND))
+        .job("b", rate(5, SECOND))
+        .job("c", rate(5, SECOND))
+        .queue("one", rate(8, SECOND))
+        .global(rate(10, SECOND));
+    let world = World::new(policies).await;
+    for (queue, kind) in [("one", "a"), ("one", "b"), ("two", "c")] {
+        world.push(queue, jobs(kind, 15)).await;
+    }
+    let _workers = (world.worker("one"), world.worker("two"));
+    world.until_done(45).await;
+    for (limit, most) in [("type.a", 5), ("type.b", 5), ("type.c", 5), ("queue.one", 8), ("global", 10)] {
+        let found = world.most_permits(&format!("jobs.{limit}"), SECOND).await;
+        assert!(found <= most, "{limit}: {found} in a second");
+    }
+    // Denied by one limit, charged to none: each run was charged once to each.
+    let units = "select limit_name, sum(cost)::bigint from permits group by 1";
+    let counts = world.counts(units).await;
+    assert_eq!(counts["jobs.global"], 45, "{counts:?}");
+    assert_eq!((counts["jobs.queue.one"], counts["jobs.type.a"]), (30, 15), "{counts:?}");
+}
+
+#[test]
+fn s05_processes_that_race_admit_exactly_the_limit() {
+    const ROUNDS: usize = 10;
+    let policies = || {
+        (0..ROUNDS).fold(Jobs::new(), |jobs, round| {
+            jobs.job(format!("r{round}"), rate(5, HOUR).on_exceeded(OnExceeded::Reject))
+        })
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    if let Some(child) = Child::here() {
+        let admitted = runtime.block_on(async {
+            let pool = pool_at(child.parameters()).await;
+            let gate = gate_at(child.parameters(), &pool, policies(), |builder| builder).await;
+            child.wait_for_start();
+            let mut admitted = Vec::new();
+            for round in 0..ROUNDS {
+                let enter = |number: usize| {
+                    let (gate, index) = (gate.clone(), child.index());
+                    tokio::spawn(async move {
+                        let id = format!("{index}-{round}-{number}");
+                        let plan = gate.plan(&Job::new(&id, &format!("r{round}"), "q")).unwrap();
+                        matches!(gate.enter(&plan).await, JobDecision::Run(_))
+                    })
+                };
+                let entered: Vec<_> = (0..16).map(enter).collect();
+                let mut count = 0;
+                for one in entered {
+                    count += u64::from(one.await.unwrap());
+                }
+                admitted.push(count.to_string());
+            }
+            admitted.join(" ")
+        });
+        return child.report(&admitted);
+    }
+    let server = PostgresServer::start();
+    let url = server.url("postgres");
+    runtime.block_on(async {
+        let pool = pool_at(&url).await;
+        gate_at(&url, &pool, policies(), |builder| builder).await;
+    });
+    let reports = processes::run("s05_processes_that_race_admit_exactly_the_limit", 2, &url);
+    let mut sums = vec![0; ROUNDS];
+    for line in reports.iter().flatten() {
+        for (sum, count) in sums.iter_mut().zip(line.split(' ')) {
+            *sum += count.parse::<u64>().unwrap();
+        }
+    }
+    assert_eq!(sums, vec![5; ROUNDS]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s06_a_backlog_drains_without_a_herd() {
+    let world = World::new(only("mail", rate(20, SECOND))).await;
+    world.push("q", jobs("mail", 100)).await;
+    let begun = std::time::Instant::now();
+    let _workers = (
+        world.worker_with("one", "q", WorkerOptions::default()),
+        world.worker_with("two", "q", WorkerOptions::default()),
+    );
+    world.until_done(100).await;
+    println!(
+        "drained in {:?}, {} delays",
+        begun.elapsed(),
+        world.number("select count(*) from delays").await
+    );
+    assert!(world.most_permits("jobs.type.mail", SECOND).await <= 20);
+    assert_eq!(world.number("select count(distinct number) from starts").await, 100);
+    assert_eq!(world.starts("mail").await, 100);
+    let delays = world.number("select count(*) from delays").await;
+    assert!(delays <= 300, "{delays} delays of 100 jobs");
+    let (all, apart) = (delays, world.number("select count(distinct run_at) from delays").await);
+    assert!(all - apart <= all / 20, "{apart} wake times of {all}");
+    let span = "select (max(at_us) - min(at_us))::bigint from permits";
+    let span = world.number(span).await;
+    // Four windows follow the first; half as long again is allowed.
+    assert!(span <= 6_000_000, "drained in {span} µs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s07_sleeps_are_capped_and_slots_kept() {
+    let world = World::new(only("mail", rate(1, SECOND).max_delay(Duration::from_millis(250)))).await;
+    world.push("q", jobs("mail", 4)).await;
+    let _worker = world.worker("q");
+    world.until_done(4).await;
+    let longest = "select (max(extract(epoch from run_at - logged)) * 1000)::bigint from delays";
+    let longest = world.number(longest).await;
+    assert!(longest <= 275, "a job slept {longest} ms");
+    assert!(
+        world.number("select count(*) from delays").await >= 6,
+        "slots are a second apart and sleeps a quarter"
+    );
+    assert_eq!(world.most_permits("jobs.type.mail", SECOND).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s08_slots_that_passed_while_workers_were_down_are_not_redeemed_at_once() {
+    let world = World::new(only("mail", rate(5, SECOND))).await;
+    world.push("q", jobs("mail", 30)).await;
+    let worker = world.worker("q");
+    world.until("select least(count(*), 5) from starts", 5).await;
+    world.until("select count(*) from apalis.jobs where status in ('Queued', 'Running')", 0).await;
+    drop(worker);
+    tokio::time::sleep(6 * SECOND).await;
+    let _workers = (world.worker("q"), world.worker_with("two", "q", WorkerOptions::default()));
+    world.until_done(30).await;
+    assert!(world.most_permits("jobs.type.mail", SECOND).await <= 5);
+    assert_eq!(world.starts("mail").await, 30);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s09_retries_count() {
+    let world = World::new(only("flaky", rate(5, SECOND))).await;
+    world.push_tries("q", 12, [TestJob::new("flaky", 1).act(Act::Fail)]).await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from apalis.jobs where status = 'Failed' and attempts = 12", 1).await;
+    assert_eq!(world.starts("flaky").await, 12);
+    assert!(world.most_permits("jobs.type.flaky", SECOND).await <= 5);
+    assert_eq!(world.number("select sum(cost)::bigint from permits").await, 12);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s10_jobs_that_wait_hold_up_no_others() {
+    let world = World::new(only("slow", rate(5, HOUR))).await;
+    world.push("q", jobs("slow", 60)).await;
+    world.push("q", jobs("free", 60)).await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from starts where kind = 'free'", 60).await;
+    assert_eq!(world.starts("slow").await, 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s11_every_job_starts_exactly_once() {
+    for lock_tasks in [false, true] {
+        let world = World::new(only("mail", rate(20, SECOND))).await;
+        let options = WorkerOptions { lock_tasks, ..WorkerOptions::default() };
+        let _workers =
+            (world.worker_with("one", "q", options.clone()), world.worker_with("two", "q", options.clone()));
+        for round in 0..3 {
+            world.push("q", (0..40).map(|number| TestJob::new("mail", round * 100 + number))).await;
+            world.until_done((round + 1) * 40).await;
+        }
+        let more = "select count(*) from (select from starts group by number having count(*) <> 1) as x";
+        assert_eq!(
+            (world.number(more).await, world.starts("mail").await),
+            (0, 120),
+            "lock_tasks {lock_tasks}"
+        );
+    }
+}
+
+/// A worker in a process of its own, to be killed: the same test, called by name.
+fn in_a_process(test: &str, url: &str) -> std::process::Child {
+    let binary = std::env::current_exe().unwrap();
+    let mut command = std::process::Command::new(binary);
+    command.args([test, "--exact", "--nocapture"]).env("TOLLGATE_JOBS_WORKER", url);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s12_a_worker_that_is_killed_leaves_nothing_held() {
+    let policies = || only("mail", rate(100, SECOND).concurrency(1).lease(2 * SECOND));
+    if let Ok(url) = std::env::var("TOLLGATE_JOBS_WORKER") {
+        let pool = pool_at(&url).await;
+        let gate = gate_at(&url, &pool, policies(), |builder| builder).await;
+        prepare(&gate).await.unwrap();
+        let _worker = work(&gate, &pool, "killed", "q", WorkerOptions::default());
+        tokio::time::sleep(Duration::from_secs(600)).await;
+    }
+    let world = World::new(policies()).await;
+    world.push("q", [TestJob::new("mail", 1).act(Act::SleepMs(1_500))]).await;
+    let mut child = in_a_process("s12_a_worker_that_is_killed_leaves_nothing_held", &world.url);
+    world.until("select count(*) from starts", 1).await;
+    assert_eq!(world.gate.tollgate().status("jobs.type.mail.running", "job:mail").await.unwrap().used(), 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let _worker = world.worker("q");
+    world.until_done(1).await;
+    assert_eq!(world.starts("mail").await, 2);
+    assert!(world.number("select attempts::bigint from apalis.jobs").await >= 2);
+    assert_eq!(world.gate.tollgate().status("jobs.type.mail.running", "job:mail").await.unwrap().used(), 0);
+}
+
+/// Takes the limiter's tables away, and gives them back.
+fn limiter_is_away(server: &PostgresServer, away: bool) {
+    let (from, to) = if away { ("", "_away") } else { ("_away", "") };
+    for table in ["tollgate_state", "tollgate_job_line"] {
+        server.psql(&format!("alter table {table}{from} rename to {}{to}", table));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s13_an_outage_of_the_limiter_loses_no_job() {
+    let policies = Jobs::new()
+        .job("open", rate(5, HOUR).fallback(Fallback::Open))
+        .job("closed", rate(20, HOUR).fallback(Fallback::Closed));
+    let world = World::new(policies).await;
+    let _worker = world.worker("q");
+    limiter_is_away(&world.server, true);
+    world.push("q", jobs("open", 10)).await;
+    world.push("q", jobs("closed", 10)).await;
+    world.until("select count(*) from starts where kind = 'open'", 10).await;
+    world.until("select count(distinct job) from delays", 10).await;
+    assert_eq!(world.starts("closed").await, 0);
+    limiter_is_away(&world.server, false);
+    world.until_done(20).await;
+    assert_eq!(
+        world.number("select count(*) from apalis.jobs where status in ('Queued', 'Running')").await,
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s14_workers_survive_a_restart_of_the_database() {
+    let world = World::new(only("mail", rate(20, SECOND))).await;
+    world.push("q", jobs("mail", 60)).await;
+    let _workers = (world.worker("q"), world.worker_with("two", "q", WorkerOptions::default()));
+    world.until("select least(count(*), 10) from starts", 10).await;
+    tokio::task::block_in_place(|| world.server.restart());
+    let restarted = world.number("select (extract(epoch from clock_timestamp()) * 1000)::bigint").await;
+    world.until_done(60).await;
+    let resumed = format!(
+        "select (min(extract(epoch from at)) * 1000)::bigint - {restarted} from starts where extract(epoch from at) * 1000 > {restarted}"
+    );
+    let resumed = world.number(&resumed).await;
+    assert!(resumed < 10_000, "workers resumed after {resumed} ms");
+    assert_eq!(world.number("select count(distinct number) from starts").await, 60);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s15_a_job_that_is_due_later_wakes_an_idle_worker() {
+    for poll in [5, 100] {
+        let world = World::new(Jobs::new()).await;
+        let options = WorkerOptions { poll: Duration::from_millis(poll), ..WorkerOptions::default() };
+        let _worker = world.worker_with("idle", "q", options);
+        let begun = world.number("select 1::bigint from (select pg_sleep(0.2)) x").await;
+        assert_eq!(begun, 1);
+        world.push("q", jobs("later", 1)).await;
+        world.until_done(1).await;
+        world.push("q", jobs("later", 1)).await;
+        world
+            .server
+            .psql("update apalis.jobs set run_at = now() + interval '2 seconds' where status = 'Pending'");
+        world.until_done(2).await;
+        let late = "select (extract(epoch from (select max(at) from starts) - max(run_at)) * 1000)::bigint from apalis.jobs";
+        let late = world.number(late).await;
+        assert!((-1..2_000).contains(&late), "poll {poll}: {late} ms late");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s16_a_closed_key_starts_nothing_and_then_is_paced() {
+    let world = World::new(Jobs::new().job("mail", rate(5, SECOND)).job("other", rate(100, SECOND))).await;
+    world.gate.close("job:mail", 3 * SECOND).await.unwrap();
+    let until = world.number("select until_us from tollgate_job_closed").await;
+    world.push("q", jobs("mail", 12)).await;
+    world.push("q", jobs("other", 12)).await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from starts where kind = 'other'", 12).await;
+    world.until_done(24).await;
+    let early = format!(
+        "select count(*) from starts where kind = 'mail' and extract(epoch from at) * 1000000 < {until}"
+    );
+    assert_eq!(world.number(&early).await, 0);
+    let others = format!(
+        "select count(*) from starts where kind = 'other' and extract(epoch from at) * 1000000 < {until}"
+    );
+    assert_eq!(world.number(&others).await, 12, "another key is not closed");
+    assert!(world.most_permits("jobs.type.mail", SECOND).await <= 5);
+    assert!(!world.gate.open("job:other").await.unwrap());
+    world.gate.close("job:mail", HOUR).await.unwrap();
+    assert!(world.gate.open("job:mail").await.unwrap());
+    world.push("q", jobs("mail", 1)).await;
+    world.until_done(25).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s19_policies_in_code_are_checked_by_name() {
+    let minute = Duration::from_secs(60);
+    let good = Jobs::new()
+        .job("send_email", rate(100, HOUR))
+        .job("call_api", rate(60, minute).max_delay(10 * minute))
+        .queue("external-api", rate(30, minute))
+        .global(rate(1_000, minute));
+    assert_eq!(good.rules().unwrap().len(), 4);
+    for (jobs, message) in [
+        (only("mail", rate(0, minute)), "the job type `mail`: limit = 0"),
+        (only("mail", rate(5, Duration::ZERO)), "the job type `mail`: window = 0"),
+        (only("mail", JobPolicy::new().concurrency(0)), "the job type `mail`: limit = 0"),
+        (only("mail", JobPolicy::new()), "the job type `mail`: limits nothing"),
+        (Jobs::new().queue("q", rate(1, minute).cost(|_| 2)), "the queue `q`: a cost is a job type's"),
+        (only("mail", rate(1, minute)).job("mail", rate(2, minute)), "two policies for the job type `mail`"),
+        (Jobs::new().global(rate(1, minute)).global(rate(1, minute)), "two policies for all jobs"),
+    ] {
+        let error = jobs.rules().unwrap_err().to_string();
+        assert!(error.contains(message), "{error}\nlacks\n{message}");
+    }
+    let server = PostgresServer::start();
+    let pool = pool_at(&server.url("postgres")).await;
+    let tollgate = tollgate::Tollgate::builder()
+        .limit("stripe", Limit::token_bucket("1/s", 1).unwrap())
+        .build()
+        .unwrap();
+    let builder = JobGate::builder(tollgate, pool).jobs(only("mail", rate(1, minute).charges("strpe")));
+    let error = builder.connect().await.unwrap_err().to_string();
+    assert!(
+        error.contains("the job type `mail`: unknown limit `strpe`")
+            && error.contains("did you mean `stripe`?"),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s20_what_differs_from_what_was_tested_is_found_at_start() {
+    let server = PostgresServer::start();
+    let url = server.url("postgres");
+    let pool = pool_at(&url).await;
+    let gate = gate_at(&url, &pool, Jobs::new(), |builder| builder).await;
+    let error = async |gate: &JobGate| prepare(gate).await.unwrap_err().to_string();
+    assert!(error(&gate).await.contains("run PostgresStorage::setup"), "{}", error(&gate).await);
+    apalis_postgres::PostgresStorage::<()>::setup(&pool).await.unwrap();
+    prepare(&gate).await.unwrap();
+    prepare(&gate).await.unwrap();
+    // A trigger that was dropped is made again.
+    server.psql("drop trigger tollgate_job_defer on apalis.jobs");
+    prepare(&gate).await.unwrap();
+    // Another trigger that keeps the time.
+    server.psql(
+        "create function keep() returns trigger language plpgsql as $$ begin new.run_at := old.run_at; return new; end $$;
+         create trigger zz_keep before update on apalis.jobs for each row execute function keep()",
+    );
+    assert!(
+        error(&gate).await.contains("the ack of a delayed job left it Pending"),
+        "{}",
+        error(&gate).await
+    );
+    server.psql(
+        "drop trigger zz_keep on apalis.jobs; alter table apalis.jobs rename column lock_by to locked_by",
+    );
+    assert!(error(&gate).await.contains("apalis.jobs has no column lock_by"), "{}", error(&gate).await);
+    server.psql("alter table apalis.jobs rename column locked_by to lock_by");
+    // A role that may not.
+    server.psql("create role weak login; grant usage on schema apalis to weak; grant select on all tables in schema apalis to weak");
+    let weak = pool_at(&url.replace("postgres@", "weak@")).await;
+    let tollgate = tollgate::Tollgate::builder().build().unwrap();
+    let refused = JobGate::builder(tollgate, weak).connect().await.unwrap_err().to_string();
+    assert!(refused.contains("the database role lacks a right"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s21_a_run_costs_what_its_policy_says() {
+    let world = World::new(only("mail", rate(10, SECOND).cost(|_| 3))).await;
+    world.push("q", jobs("mail", 9)).await;
+    let _worker = world.worker("q");
+    world.until_done(9).await;
+    assert_eq!(world.most_permits("jobs.type.mail", SECOND).await, 9, "three runs of three");
+    // More than the limit ever holds: no wait helps.
+    let world = World::new(only("mail", rate(2, SECOND).cost(|_| 3))).await;
+    world.push("q", jobs("mail", 1)).await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from apalis.jobs where status = 'Killed'", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s22_two_windows_hold_at_once() {
+    let world = World::new(only("mail", rate(5, 4 * SECOND).also(2, SECOND))).await;
+    world.push("q", jobs("mail", 9)).await;
+    let _worker = world.worker("q");
+    world.until_done(9).await;
+    assert_eq!(world.most_permits("jobs.type.mail", 4 * SECOND).await, 5);
+    assert_eq!(world.most_permits("jobs.type.mail.also-1", SECOND).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s25_a_429_closes_the_key_for_all_and_costs_no_attempt() {
+    let world = World::new(only("call", rate(100, SECOND))).await;
+    world.push("q", [TestJob::new("call", 1).act(Act::AskForRestMs(2_000))]).await;
+    let _workers = (world.worker("q"), world.worker_with("two", "q", WorkerOptions::default()));
+    world.until("select count(*) from tollgate_job_closed", 1).await;
+    world.push("q", (2..8).map(|number| TestJob::new("call", number))).await;
+    let until = world.number("select until_us from tollgate_job_closed").await;
+    world.until_done(7).await;
+    let early = format!(
+        "select count(*) from starts where extract(epoch from at) * 1000000 < {until} and at > (select min(at) from starts)"
+    );
+    assert_eq!(world.number(&early).await, 0);
+    assert_eq!(world.starts("call").await, 8, "the one that was sent away ran again");
+    assert_eq!(world.number("select max(attempts)::bigint from apalis.jobs").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s29_a_denial_that_only_an_outage_made_is_a_delay() {
+    for behaviour in [OnExceeded::Reject, OnExceeded::Skip] {
+        let policy = rate(20, HOUR).fallback(Fallback::Closed).on_exceeded(behaviour);
+        let world = World::new(only("call", policy)).await;
+        let _worker = world.worker("q");
+        limiter_is_away(&world.server, true);
+        world.push("q", jobs("call", 10)).await;
+        world.until("select count(distinct job) from delays", 10).await;
+        limiter_is_away(&world.server, false);
+        world.until_done(10).await;
+        assert_eq!(
+            world.number("select count(*) from apalis.jobs where status = 'Killed'").await,
+            0,
+            "{behaviour}"
+        );
+    }
+}
+
+/// Runs that wait for another to end are called when one does, in the order of their places.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_run_at_once_as_may_and_not_more() {
+    let world = World::new(only("mail", JobPolicy::new().concurrency(2).lease(30 * SECOND))).await;
+    world.push("q", jobs("mail", 10).map(|job| job.act(Act::SleepMs(100)))).await;
+    let _workers = (world.worker("q"), world.worker_with("two", "q", WorkerOptions::default()));
+    world.until_done(10).await;
+    let overlap = "select max(n)::bigint from (select (select count(*) from starts b
+        where b.at <= a.at and b.at > a.at - interval '90 milliseconds') as n from starts a) x";
+    assert!(world.number(overlap).await <= 2);
+    let kinds: BTreeSet<i64> = [world.starts("mail").await].into();
+    assert_eq!(kinds, BTreeSet::from([10]));
+}

@@ -1,0 +1,290 @@
+//! A PostgreSQL with apalis's tables, a gate before its jobs, and workers; and what can be read of them afterwards, on the database's
+//! clock: every permit, every start of a handler and every delay is logged by triggers and by the handler itself.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use apalis::prelude::{BoxDynError, Data, PollWith, TaskBuilder, TaskSink, WorkerBuilder};
+use apalis_postgres::{Config, PostgresStorage};
+use serde::{Deserialize, Serialize};
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Row};
+use tokio::task::JoinHandle;
+use tollgate::{Fallback, Tollgate, TollgateBuilder};
+use tollgate_jobs::adapter::{DuePoll, GateLayer, JobArgs, RateLimited, prepare, supervise};
+use tollgate_jobs::{JobGate, JobPolicy, Jobs};
+use tollgate_testkit::postgres::PostgresServer;
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
+
+/// How long anything may take that is waited for: tests do not depend on how fast the machine is.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct TestJob {
+    pub(crate) kind: String,
+    pub(crate) number: i64,
+    #[serde(default)]
+    pub(crate) tenant: Option<String>,
+    #[serde(default)]
+    pub(crate) act: Act,
+}
+
+/// What the handler does.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) enum Act {
+    #[default]
+    Succeed,
+    Fail,
+    SleepMs(u64),
+    /// Answers a 429 the first time.
+    AskForRestMs(u64),
+}
+
+impl TestJob {
+    pub(crate) fn new(kind: &str, number: i64) -> TestJob {
+        TestJob { kind: kind.to_owned(), number, tenant: None, act: Act::Succeed }
+    }
+
+    pub(crate) fn act(self, act: Act) -> TestJob {
+        TestJob { act, ..self }
+    }
+}
+
+impl JobArgs for TestJob {
+    fn job_type(&self) -> Cow<'_, str> {
+        Cow::Borrowed(&self.kind)
+    }
+}
+
+async fn handle(job: TestJob, pool: Data<PgPool>) -> Result<String, BoxDynError> {
+    let text =
+        "insert into starts (kind, number, tenant, at) values ($1, $2, $3, clock_timestamp()) returning
+        (select count(*) from starts where kind = $1 and number = $2)";
+    let before: i64 =
+        sqlx::query_scalar(text).bind(&job.kind).bind(job.number).bind(&job.tenant).fetch_one(&*pool).await?;
+    match job.act {
+        Act::Succeed => {}
+        Act::Fail => return Err("it fails".into()),
+        Act::SleepMs(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
+        Act::AskForRestMs(ms) if before == 0 => {
+            return Err(RateLimited { retry_after: Duration::from_millis(ms) }.into());
+        }
+        Act::AskForRestMs(_) => {}
+    }
+    Ok("done".to_owned())
+}
+
+/// How a worker is set up.
+#[derive(Clone)]
+pub(crate) struct WorkerOptions {
+    pub(crate) poll: Duration,
+    pub(crate) lock_tasks: bool,
+    pub(crate) batch: usize,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> WorkerOptions {
+        WorkerOptions { poll: Duration::from_millis(50), lock_tasks: false, batch: 10 }
+    }
+}
+
+/// A worker that runs until it is dropped.
+pub(crate) struct TestWorker(JoinHandle<()>);
+
+impl Drop for TestWorker {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+pub(crate) fn work(
+    gate: &JobGate,
+    pool: &PgPool,
+    name: &str,
+    queue: &str,
+    options: WorkerOptions,
+) -> TestWorker {
+    let (gate, pool, queue, name) = (gate.clone(), pool.clone(), queue.to_owned(), name.to_owned());
+    TestWorker(tokio::spawn(async move {
+        supervise(&name, |name| {
+            let config = Config::default()
+                .queue(&queue)
+                .batch_size(options.batch)
+                .lock_tasks(options.lock_tasks)
+                .heartbeat_interval(SECOND)
+                .missed_heartbeats(3);
+            let storage = PostgresStorage::<TestJob>::new(&pool).with_config(config);
+            WorkerBuilder::new(&*name)
+                .backend(PollWith::new(storage, DuePoll::new(&gate, options.poll)))
+                .layer(GateLayer::new(&gate))
+                .data(pool.clone())
+                .build(handle)
+                .run()
+        })
+        .await;
+    }))
+}
+
+/// A tollgate on this database, and a gate with these policies.
+pub(crate) async fn gate_at(
+    url: &str,
+    pool: &PgPool,
+    jobs: Jobs,
+    with: impl FnOnce(TollgateBuilder) -> TollgateBuilder,
+) -> JobGate {
+    let options = tollgate::store::PostgresOptions {
+        timeout: SECOND,
+        ..tollgate::store::PostgresOptions::new(url.to_owned())
+    };
+    let builder = Tollgate::builder().postgres_with(options).fallback(Fallback::Closed);
+    let tollgate = with(builder).connect().await.unwrap();
+    JobGate::builder(tollgate, pool.clone()).jobs(jobs).connect().await.unwrap()
+}
+
+pub(crate) async fn pool_at(url: &str) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(20)
+        .acquire_timeout(Duration::from_secs(10))
+        .connect(url)
+        .await
+        .unwrap()
+}
+
+pub(crate) struct World {
+    pub(crate) server: PostgresServer,
+    pub(crate) url: String,
+    pub(crate) pool: PgPool,
+    pub(crate) gate: JobGate,
+}
+
+impl World {
+    pub(crate) async fn new(jobs: Jobs) -> World {
+        World::with(jobs, |builder| builder).await
+    }
+
+    pub(crate) async fn with(jobs: Jobs, with: impl FnOnce(TollgateBuilder) -> TollgateBuilder) -> World {
+        let server = PostgresServer::start();
+        let url = server.url("postgres");
+        let pool = pool_at(&url).await;
+        PostgresStorage::<()>::setup(&pool).await.unwrap();
+        let gate = gate_at(&url, &pool, jobs, with).await;
+        prepare(&gate).await.unwrap();
+        let world = World { server, url, pool, gate };
+        world.server.psql(
+            "create table starts (kind text, number bigint, tenant text, at timestamptz);
+             create table permits (limit_name text, at_us bigint, cost bigint);
+             create table delays (job text, run_at timestamptz, logged timestamptz);
+             create function log_permit() returns trigger language plpgsql as $$ begin
+               insert into permits select * from unnest(new.limit_names, new.charged_at_us, new.costs);
+               return new; end $$;
+             create trigger log_permit after insert on tollgate_hold for each row execute function log_permit();
+             create function log_delay() returns trigger language plpgsql as $$ begin
+               insert into delays values (new.id, new.run_at, clock_timestamp()); return new; end $$;
+             create trigger log_delay after update on apalis.jobs for each row
+               when (new.status = 'Pending' and old.status in ('Queued', 'Running')
+                 and new.last_result->'Ok'->>'tollgate' = 'delayed') execute function log_delay();",
+        );
+        world
+    }
+
+    pub(crate) fn worker(&self, queue: &str) -> TestWorker {
+        self.worker_with("worker", queue, WorkerOptions::default())
+    }
+
+    pub(crate) fn worker_with(&self, name: &str, queue: &str, options: WorkerOptions) -> TestWorker {
+        work(&self.gate, &self.pool, name, queue, options)
+    }
+
+    pub(crate) async fn push(&self, queue: &str, jobs: impl IntoIterator<Item = TestJob>) {
+        self.push_tries(queue, 25, jobs).await;
+    }
+
+    pub(crate) async fn push_tries(
+        &self,
+        queue: &str,
+        attempts: usize,
+        jobs: impl IntoIterator<Item = TestJob>,
+    ) {
+        let mut storage =
+            PostgresStorage::<TestJob>::new(&self.pool).with_config(Config::default().queue(queue));
+        for job in jobs {
+            storage.push_task(TaskBuilder::new(job).max_attempts(attempts).build()).await.unwrap();
+        }
+    }
+
+    /// How many rows there are by status.
+    pub(crate) async fn statuses(&self) -> BTreeMap<String, i64> {
+        self.counts("select status, count(*) from apalis.jobs group by status").await
+    }
+
+    pub(crate) async fn counts(&self, text: &str) -> BTreeMap<String, i64> {
+        let rows = sqlx::query(AssertSqlSafe(text.to_owned())).fetch_all(&self.pool).await.unwrap();
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+    }
+
+    pub(crate) async fn number(&self, text: &str) -> i64 {
+        number(&self.pool, text).await.unwrap()
+    }
+
+    /// Waits until a query answers this number.
+    pub(crate) async fn until(&self, text: &str, wanted: i64) {
+        let begun = Instant::now();
+        loop {
+            let found = number(&self.pool, text).await;
+            if found.as_ref().is_ok_and(|found| *found == wanted) {
+                return;
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "{text}: {found:?} and not {wanted}\n{:?}\n{}\n{}",
+                self.statuses().await,
+                self.server.psql("select * from tollgate_job_waiting limit 20"),
+                last_lines(&self.server.log(), 15),
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until all jobs of a kind are done.
+    pub(crate) async fn until_done(&self, wanted: i64) {
+        self.until("select count(*) from apalis.jobs where status = 'Done'", wanted).await;
+    }
+
+    /// The most units that a limit admitted in any window.
+    pub(crate) async fn most_permits(&self, limit: &str, window: Duration) -> i64 {
+        let rows = sqlx::query("select at_us, cost from permits where limit_name = $1 order by at_us")
+            .bind(limit)
+            .fetch_all(&self.pool)
+            .await
+            .unwrap();
+        let permits: Vec<(i64, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let window = i64::try_from(window.as_micros()).unwrap();
+        let within = |from: i64| permits.iter().filter(move |(at, _)| (from..from + window).contains(at));
+        permits.iter().map(|(from, _)| within(*from).map(|(_, cost)| cost).sum()).max().unwrap_or(0)
+    }
+
+    pub(crate) async fn starts(&self, kind: &str) -> i64 {
+        self.number(&format!("select count(*) from starts where kind = '{kind}'")).await
+    }
+}
+
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+async fn number(pool: &PgPool, text: &str) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar(AssertSqlSafe(text.to_owned())).fetch_one(pool).await
+}
+
+pub(crate) fn jobs(kind: &str, count: i64) -> impl Iterator<Item = TestJob> + '_ {
+    (0..count).map(move |number| TestJob::new(kind, number))
+}
+
+/// One policy for one type.
+pub(crate) fn only(kind: &str, policy: JobPolicy) -> Jobs {
+    Jobs::new().job(kind, policy)
+}

@@ -1,0 +1,136 @@
+//! When is it my turn? The wait until a cost fits if so many units ahead of it go first.
+//!
+//! `retry_after` gives everybody who is denied the same instant, so a line of waiting jobs that follows it wakes all at once. A
+//! turn is the wait of one place in that line: the units ahead are charged one by one, each as soon as it fits, and then the
+//! cost, as a whole. Nothing else comes in between.
+//!
+//! No state is needed, so that a turn can be told for a key that is counted in a remote store: whoever asks peeks at the cost that
+//! [`Limit::turn_probe`] names, and [`Limit::turn`] reckons from the answer. `start` is for a key that is closed for a while: nothing
+//! of the line goes before it.
+//!
+//! | strategy | turn |
+//! |---|---|
+//! | token bucket, leaky bucket | what is missing now, plus all units of the line, less the burst, at the rate: exact, at most 1 µs late |
+//! | sliding window | the i-th unit goes one window after the (i - limit)-th: whole windows, plus the wait of the remainder; exact |
+//! | fixed window | what is left of the open window, then windows full of those ahead; a cost that does not fit beside them waits for the next; exact |
+//! | concurrency | as a sliding window of one lease: those ahead hold their leases to the end; releases make it sooner |
+//! | sliding window counter | as a sliding window that after the first admits one unit less in each (a window of 1: one in two); an estimate |
+//!
+//! Rounding: up. Bounds: a turn saturates at 2^64 - 1 µs. Known weakness: costs ahead are taken apart into units, so where they are
+//! large and leave room over, the true turn may be later. Cases: turn.cases.
+
+use super::{Align, FixedWindow, TokenBucket};
+use crate::limit::Limit;
+use crate::outcome::{Cost, Outcome};
+use crate::time::Micros;
+
+/// # When is it my turn?
+impl Limit {
+    /// The cost to peek at for [`turn`](Self::turn), for a charge of `cost` behind `ahead` units.
+    pub fn turn_probe(&self, cost: Cost, ahead: u64) -> Cost {
+        match self {
+            // What can never fit is answered with the state as it stands.
+            Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::FixedWindow(_) => Cost::MAX,
+            Limit::SlidingWindow(_) | Limit::SlidingWindowCounter(_) | Limit::Concurrency(_) => {
+                self.rounds(cost, ahead).last
+            }
+        }
+    }
+
+    /// The wait until `cost` fits if `ahead` units go first and nothing goes before `start`; `None` if it never can. `probe` is the
+    /// answer to a peek at the cost that [`turn_probe`](Self::turn_probe) names.
+    ///
+    /// ```
+    /// use tollgate_kernel::{Cost, Limit, Micros};
+    ///
+    /// let limit = Limit::sliding_window(5, Micros::from_secs(1))?;
+    /// let mut state = limit.fresh();
+    /// assert!(limit.charge(&mut state, Cost::new(5).unwrap(), Micros::ZERO).allowed);
+    ///
+    /// // The thirteenth in line, 300 ms later: five go at 1 s, five at 2 s, and then it.
+    /// let now = Micros::from_millis(300);
+    /// let probe = limit.peek(&state, limit.turn_probe(Cost::ONE, 12), now);
+    /// assert_eq!(limit.turn(&probe, Cost::ONE, 12, Micros::ZERO), Some(Micros::from_millis(2_700)));
+    /// # Ok::<(), tollgate_kernel::LimitError>(())
+    /// ```
+    pub fn turn(&self, probe: &Outcome, cost: Cost, ahead: u64, start: Micros) -> Option<Micros> {
+        if cost.get() > self.capacity() {
+            return None;
+        }
+        Some(match self {
+            Limit::TokenBucket(bucket) => bucket_turn(bucket, probe, cost, ahead, start),
+            Limit::LeakyBucket(bucket) => bucket_turn(bucket.room(), probe, cost, ahead, start),
+            Limit::FixedWindow(window) => window_turn(window, probe, cost, ahead, start),
+            Limit::SlidingWindow(_) | Limit::SlidingWindowCounter(_) | Limit::Concurrency(_) => {
+                let rounds = self.rounds(cost, ahead);
+                rounds.wait.saturating_add(probe.retry_after.unwrap_or(Micros::ZERO).max(start))
+            }
+        })
+    }
+
+    /// For strategies whose units come back a while after they were taken: how long whole rounds of the line take, and the rest
+    /// of the line, which waits for what is charged now. Others have no rounds.
+    fn rounds(&self, cost: Cost, ahead: u64) -> Rounds {
+        let total = ahead.saturating_add(cost.get());
+        let capacity = self.capacity();
+        let (span, each) = match self {
+            Limit::SlidingWindow(window) => (window.window(), capacity),
+            Limit::Concurrency(leases) => (leases.lease(), capacity),
+            // A window that follows another admits one unit less, because something of that one still counts at its end.
+            Limit::SlidingWindowCounter(window) if capacity == 1 => (times(window.window(), 2), 1),
+            Limit::SlidingWindowCounter(window) => (window.window(), capacity - 1),
+            _ => (Micros::ZERO, capacity),
+        };
+        let whole = total.saturating_sub(capacity).div_ceil(each);
+        let last = Cost::new(total - whole.saturating_mul(each).min(total - 1)).unwrap_or(Cost::ONE);
+        Rounds { wait: times(span, whole), last }
+    }
+}
+
+/// See [`Limit::rounds`].
+struct Rounds {
+    wait: Micros,
+    /// The units of the line that are left, the cost's included: at most the capacity.
+    last: Cost,
+}
+
+fn times(span: Micros, count: u64) -> Micros {
+    Micros::new(span.get().saturating_mul(count))
+}
+
+fn bucket_turn(bucket: &TokenBucket, probe: &Outcome, cost: Cost, ahead: u64, start: Micros) -> Micros {
+    let numbers = bucket.numbers();
+    let (tokens, period) = (u128::from(numbers.tokens), u128::from(numbers.period_us));
+    let total = u128::from(ahead) + u128::from(cost.get());
+    let burst = u128::from(numbers.burst);
+    // The time until all is back that is missing when the line may begin.
+    let missing = u128::from(probe.reset_after.saturating_sub(start).get());
+    let wait = match total.checked_sub(burst) {
+        Some(over) => missing + (over * period).div_ceil(tokens),
+        // Of a bucket that is nearly full not all that is missing must come back. Rounded down: better late than early.
+        None => missing.saturating_sub((burst - total) * period / tokens),
+    };
+    start.saturating_add(Micros::new(u64::try_from(wait).unwrap_or(u64::MAX)))
+}
+
+fn window_turn(window: &FixedWindow, probe: &Outcome, cost: Cost, ahead: u64, start: Micros) -> Micros {
+    let (limit, length) = (window.limit(), window.window());
+    let left = probe.reset_after;
+    let (room, end) = if start < left {
+        (probe.remaining, left)
+    } else {
+        // None is open by then: one opens with the first of the line, or is the clock's.
+        let into = match window.align() {
+            Align::First => 0,
+            Align::Clock => (start.get() - left.get()) % length.get(),
+        };
+        (limit, start.saturating_add(length).saturating_sub(Micros::new(into)))
+    };
+    if ahead.saturating_add(cost.get()) <= room {
+        return start;
+    }
+    let rest = ahead.saturating_sub(room);
+    let (full, in_last) = (rest / limit, rest % limit);
+    let full = if in_last + cost.get() <= limit { full } else { full.saturating_add(1) };
+    end.saturating_add(times(length, full))
+}

@@ -1,0 +1,361 @@
+//! `[jobs]`: what types of jobs, queues and all jobs together may do.
+//!
+//! The numbers of a limit are read by `limits.rs`; what belongs to jobs alone is read here. The limits that come of it are put
+//! beside those of `[limits]`, so that nothing else has to know that they are of jobs.
+
+use tollgate_kernel::{Limit, Micros, Strategy};
+
+use super::connection::url_fault;
+use super::limits::{of_a_limit, read_fallback, read_within};
+use super::reader::{Field, Reader, Section};
+use crate::policy::jobs::{JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
+use crate::policy::nearest::nearest;
+use crate::policy::{Rule, name_fault};
+
+/// The fields of a scope that are not those of a limit on starts.
+const OF_JOBS: [&str; 13] = [
+    "also",
+    "concurrency",
+    "lease",
+    "on_exceeded",
+    "max_delay",
+    "give_up_after",
+    "key",
+    "if_missing",
+    "limits",
+    "limit_key",
+    "shadow",
+    "fallback",
+    "overrides",
+];
+
+/// Reads the section. The limits that come of it are added to `rules`; `limits` is `[limits]`, of which a scope may name some.
+pub(super) fn read(
+    reader: &mut Reader<'_>,
+    section: Section<'_>,
+    limits: Option<&Section<'_>>,
+    rules: &mut Vec<Rule>,
+) -> JobsConfig {
+    let section = section.showing(&["global", "queues", "types"]);
+    reader.only(&section, &["database", "global", "queues", "types"]);
+    let known: Vec<&str> = limits.iter().flat_map(|limits| limits.fields()).map(|field| field.name).collect();
+    let mut jobs = JobsConfig {
+        database: section.field("database").and_then(|field| read_database(reader, field)),
+        ..JobsConfig::default()
+    };
+    if let Some(field) = section.field("global") {
+        jobs.global = read_scope(reader, field, JobScope::Global, &known, rules);
+    }
+    for (name, of_types) in [("queues", false), ("types", true)] {
+        let Some(scopes) = section.field(name).and_then(|field| reader.section(field)) else { continue };
+        for field in scopes.fields() {
+            let scope = if of_types { JobScope::Type(field.name) } else { JobScope::Queue(field.name) };
+            let Some(limits) = read_scope(reader, field, scope, &known, rules) else { continue };
+            let list = if of_types { &mut jobs.types } else { &mut jobs.queues };
+            list.push((field.name.to_owned(), limits));
+        }
+    }
+    jobs
+}
+
+fn read_database(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<String> {
+    let url = reader.text(field, "postgres://localhost/app")?;
+    match url_fault(url, &["postgres", "postgresql"]) {
+        Some(fault) => {
+            reader.mistake(field, fault);
+            None
+        }
+        None => Some(url.to_owned()),
+    }
+}
+
+fn read_scope(
+    reader: &mut Reader<'_>,
+    field: &Field<'_>,
+    scope: JobScope<'_>,
+    known: &[&str],
+    rules: &mut Vec<Rule>,
+) -> Option<JobLimits> {
+    let section = reader.section(field)?;
+    let all: Vec<&str> = of_a_limit().chain(OF_JOBS).collect();
+    reader.only(&section, &all);
+    let mut limits = JobLimits::default();
+    // A lease is that of `concurrency` here, and of no strategy of starts.
+    if let Some((limit, overrides)) =
+        read_within(reader, &section.without(&["lease"]), Strategy::SlidingWindow)
+    {
+        (limits.limit, limits.overrides) = (Some(limit), overrides);
+    } else if let Some(field) = section.field("overrides").filter(|_| section.field("limit").is_none()) {
+        reader.mistake(field, "belongs to a limit on starts, and there is none; write limit and window");
+    }
+    for also in section.field("also").map(|field| reader.sections(field)).unwrap_or_default() {
+        reader.only(&also, &of_a_limit().collect::<Vec<_>>());
+        limits.also.extend(read_within(reader, &also, Strategy::SlidingWindow).map(|(limit, _)| limit));
+    }
+    limits.concurrency = read_concurrency(reader, &section);
+    let behaviours = OnExceeded::ALL.map(|behaviour| (behaviour.name(), behaviour));
+    let on_exceeded = section.field("on_exceeded").and_then(|field| reader.choice(field, &behaviours));
+    limits.on_exceeded = on_exceeded.unwrap_or_default();
+    let max_delay = section.field("max_delay").and_then(|field| reader.span(field, "30m"));
+    if let Some(max_delay) = max_delay {
+        limits.max_delay = max_delay.into();
+    }
+    let give_up_after = section.field("give_up_after").and_then(|field| reader.span(field, "6h"));
+    limits.give_up_after = give_up_after.map(Micros::into);
+    limits.key = section.field("key").and_then(|field| reader.text(field, "tenant")).map(str::to_owned);
+    let missing = [("shared", MissingField::Shared), ("deny", MissingField::Deny)];
+    let if_missing = section.field("if_missing").and_then(|field| reader.choice(field, &missing));
+    limits.if_missing = if_missing.unwrap_or_default();
+    if let Some(field) = section.field("limits") {
+        limits.limits = read_limits(reader, field, known);
+    }
+    limits.limit_key =
+        section.field("limit_key").and_then(|field| reader.text(field, "global")).map(str::to_owned);
+    limits.shadow = section.field("shadow").and_then(|field| reader.truth(field)).unwrap_or(false);
+    limits.fallback = section.field("fallback").and_then(|field| read_fallback(reader, field));
+    if !has_numbers(&section, &limits) {
+        return None;
+    }
+    if let Some(fault) = limits.fault(scope) {
+        let named = ["give_up_after", "max_delay", "key", "limit_key"];
+        let at = named.iter().filter(|name| fault.contains(*name)).find_map(|name| section.field(name));
+        match at {
+            Some(field) => reader.mistake(field, fault),
+            None => reader.mistaken(&section, fault),
+        }
+        return None;
+    }
+    add_rules(reader, field, scope, &limits, rules);
+    Some(limits)
+}
+
+/// Whether the limits are as they were written: a number that could not be read was complained about already.
+fn has_numbers(section: &Section<'_>, limits: &JobLimits) -> bool {
+    let is_written = |name| section.field(name).is_some();
+    let starts = is_written("limit") || is_written("window") || is_written("strategy") || is_written("rate");
+    starts == limits.limit.is_some()
+        && is_written("concurrency") == limits.concurrency.is_some()
+        && is_written("also") != limits.also.is_empty()
+        && is_written("limits") != limits.limits.is_empty()
+}
+
+fn read_concurrency(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<Limit> {
+    let lease = section.field("lease").and_then(|field| reader.span(field, "30s"));
+    let Some(field) = section.field("concurrency") else {
+        if let Some(field) = section.field("lease") {
+            reader.mistake(field, "is the lease of `concurrency`, which is not there; write concurrency = 5");
+        }
+        return None;
+    };
+    let count = reader.whole(field, 5, "; for no such limit leave it out")?;
+    let lease = match (section.field("lease"), lease) {
+        (Some(_), None) => return None,
+        (_, lease) => lease.unwrap_or(Micros::from(crate::policy::jobs::DEFAULT_LEASE)),
+    };
+    match Limit::concurrency(count, lease) {
+        Ok(limit) => Some(limit),
+        Err(error) => {
+            reader.mistake(field, error.fix());
+            None
+        }
+    }
+}
+
+/// Names of `[limits]`, each of which must be there.
+fn read_limits(reader: &mut Reader<'_>, field: &Field<'_>, known: &[&str]) -> Vec<String> {
+    let names = reader.texts(field, "[\"stripe\"]").unwrap_or_default();
+    for name in names.iter().filter(|name| !known.contains(&name.as_str())) {
+        let fix = match nearest(name, known.iter().copied()) {
+            Some(guess) => format!("there is no limit `{name}`; did you mean \"{guess}\"?"),
+            None if known.is_empty() => format!("there is no limit `{name}`; write [limits.{name}]"),
+            None => format!("there is no limit `{name}`; known: {}", known.join(", ")),
+        };
+        reader.mistake(field, fix);
+    }
+    names
+}
+
+/// Adds the limits of a scope to all others, if they can have their names.
+fn add_rules(
+    reader: &mut Reader<'_>,
+    field: &Field<'_>,
+    scope: JobScope<'_>,
+    limits: &JobLimits,
+    rules: &mut Vec<Rule>,
+) {
+    let longest = limits.named(scope).into_iter().map(|(name, _)| name).max_by_key(String::len);
+    if let Some(fix) = longest.as_deref().and_then(name_fault) {
+        reader.misnamed(field, format!("its limit is called `{}`, and {fix}", scope.limit_name()));
+        return;
+    }
+    let alone = JobsConfig {
+        global: (scope == JobScope::Global).then(|| limits.clone()),
+        queues: match scope {
+            JobScope::Queue(name) => vec![(name.to_owned(), limits.clone())],
+            _ => Vec::new(),
+        },
+        types: match scope {
+            JobScope::Type(name) => vec![(name.to_owned(), limits.clone())],
+            _ => Vec::new(),
+        },
+        ..JobsConfig::default()
+    };
+    match alone.rules() {
+        Ok(new) => match new.iter().find(|rule| rules.iter().any(|other| other.name() == rule.name())) {
+            Some(rule) => {
+                let fix =
+                    format!("its limit `{}` is there already; give one of them another name", rule.name());
+                reader.misnamed(field, fix);
+            }
+            None => rules.extend(new),
+        },
+        Err(error) => reader.misnamed(field, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::tests::{check, parse};
+    use super::*;
+    use crate::policy::Fallback;
+
+    /// The section as the contract has it.
+    const EXAMPLE: &str = r#"
+[limits.stripe]
+strategy = "token_bucket"
+rate = "10/s"
+burst = 20
+
+[jobs]
+database = "postgres://jobs.example/app"
+global = { limit = 1000, window = "1m" }
+[jobs.queues.external-api]
+limit = 30
+window = "1m"
+on_exceeded = "delay"
+[jobs.types.send_email]
+limit = 100
+window = "1h"
+max_delay = "30m"
+also = [{ limit = 2, window = "1s" }]
+concurrency = 5
+lease = "45s"
+key = "tenant"
+limits = ["stripe"]
+limit_key = "account:{account}"
+give_up_after = "6h"
+[jobs.types.refresh_cache]
+strategy = "token_bucket"
+rate = "60/m"
+burst = 1
+on_exceeded = "skip"
+shadow = true
+fallback = "closed"
+if_missing = "deny"
+"#;
+
+    #[test]
+    fn the_documented_section_is_read_in_full() {
+        let config = parse(EXAMPLE);
+        let jobs = &config.jobs;
+        assert_eq!(jobs.database.as_deref(), Some("postgres://jobs.example/app"));
+        assert!(!format!("{config:?}").contains("jobs.example"), "an address may have a password in it");
+        let email = &jobs.types[0].1;
+        assert_eq!(email.max_delay, Duration::from_secs(1_800));
+        assert_eq!(email.give_up_after, Some(Duration::from_secs(21_600)));
+        assert_eq!((email.key.as_deref(), email.if_missing), (Some("tenant"), MissingField::Shared));
+        assert_eq!(
+            (&*email.limits, email.limit_key.as_deref()),
+            (&["stripe".to_owned()][..], Some("account:{account}"))
+        );
+        let cache = &jobs.types[1].1;
+        assert_eq!((cache.on_exceeded, cache.max_delay), (OnExceeded::Skip, Duration::from_secs(300)));
+        assert_eq!(
+            (cache.shadow, cache.fallback, cache.if_missing),
+            (true, Some(Fallback::Closed), MissingField::Deny)
+        );
+        let rules: Vec<_> =
+            config.policy.rules().iter().map(|rule| (rule.name(), rule.allowance().to_string())).collect();
+        let expected = [
+            ("stripe", "10/s, bursts of 20"),
+            ("jobs.global", "1000 in any 1m"),
+            ("jobs.queue.external-api", "30 in any 1m"),
+            ("jobs.type.send_email", "100 in any 1h"),
+            ("jobs.type.send_email.also-1", "2 in any 1s"),
+            ("jobs.type.send_email.running", "5 at once, leases of 45s"),
+            ("jobs.type.refresh_cache", "60/m, bursts of 1"),
+        ];
+        assert_eq!(rules, expected.map(|(name, words)| (name, words.to_owned())));
+    }
+
+    #[test]
+    fn every_mistake_says_where_it_is_and_what_to_write() {
+        let scope = "jobs.types.a";
+        for (fields, field, value, fix) in [
+            ("limit = 0\nwindow = '1m'", "limit", "0", "must be at least 1"),
+            ("limit = 5\nwindow = '0s'", "window", "'0s'", "longer than zero"),
+            ("limit = 5", "window", "", "is missing; write window"),
+            (
+                "limit = 5\nwindow = '1m'\non_exceeded = 'wait'",
+                "on_exceeded",
+                "'wait'",
+                "must be one of delay, reject, skip",
+            ),
+            (
+                "limit = 5\nwindow = '1m'\nlimits = ['strpe']",
+                "limits",
+                "[…]",
+                "there is no limit `strpe`; did you mean \"stripe\"?",
+            ),
+            (
+                "limit = 5\nwindow = '1m'\nmax_delay = '2h'\ngive_up_after = '1h'",
+                "give_up_after",
+                "'1h'",
+                "max_delay (7200s) is longer than give_up_after (3600s)",
+            ),
+            ("limit = 5\nwindow = '1m'\nlease = '10s'", "lease", "'10s'", "concurrency = 5"),
+            ("concurrency = 0", "concurrency", "0", "must be at least 1"),
+            (
+                "strategy = 'concurrency'\nlimit = 5",
+                "strategy",
+                "'concurrency'",
+                "concurrency = 5",
+            ),
+            ("limt = 5\nconcurrency = 1", "limt", "5", "did you mean `limit`?"),
+            ("limit = 5\nwindow = '250ms'", "window", "'250ms'", "subsecond = true"),
+            (
+                "concurrency = 1\noverrides = { 'job:a' = { limit = 2 } }",
+                "overrides",
+                "{…}",
+                "write limit and window",
+            ),
+        ] {
+            let text = format!("[limits.stripe]\nblocked = true\n[{scope}]\n{fields}\n");
+            let mistakes = crate::config::Config::parse(&text).expect_err(&text);
+            let found: Vec<_> = mistakes.iter().collect();
+            let [mistake] = found.as_slice() else { panic!("{mistakes}\nin\n{text}") };
+            let path = format!("{scope}.{field}");
+            assert_eq!((mistake.field.as_str(), mistake.value.as_str()), (&*path, value), "{mistakes}");
+            assert!(mistake.fix.contains(fix), "{mistake}\nlacks\n{fix}");
+        }
+        check("[jobs.types.a]\n", &[(1, "jobs.types.a", "", "limits nothing")]);
+        check(
+            "[jobs.types.SendEmail]\nconcurrency = 1",
+            &[(1, "jobs.types.SendEmail", "", "only the characters a-z")],
+        );
+        check(
+            "[jobs]\nglobal = { limit = 1, window = '1s', key = 'tenant' }",
+            &[(2, "jobs.global.key", "'tenant'", "is not split by a field")],
+        );
+        check(
+            "[jobs]\ndatabase = 'mysql://u:p@x'",
+            &[(2, "jobs.database", "***", "must start with postgres:// or postgresql://")],
+        );
+        check(
+            "[limits.'jobs.type.a']\nblocked = true\n[jobs.types.a]\nlimit = 1\nwindow = '1s'",
+            &[(3, "jobs.types.a", "", "its limit `jobs.type.a` is there already")],
+        );
+    }
+}
