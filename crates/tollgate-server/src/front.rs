@@ -9,3 +9,5 @@ pub(crate) mod resp;
 pub(crate) mod rls;
 mod together;
 mod undecided;
+#[cfg(test)]
+mod waiting_store;

@@ -9,6 +9,8 @@
 mod ask;
 mod budget;
 mod connection;
+#[cfg(test)]
+mod in_flight;
 mod payer;
 mod proto;
 mod seats;

@@ -8,7 +8,7 @@ use tollgate_testkit::tollgate::Tollgate;
 
 pub(crate) type Attack = fn(&Tollgate, usize);
 
-pub(crate) const ALL: [(&str, Attack); 10] = [
+pub(crate) const ALL: [(&str, Attack); 11] = [
     ("a name that no text holds", nul_names),
     ("settlements of nothing", settlements),
     ("values that no store takes", bad_values),
@@ -16,6 +16,7 @@ pub(crate) const ALL: [(&str, Attack); 10] = [
     ("reservations of one key, all at once", reservations),
     ("reservations under no limit", reservations_of_nothing),
     ("invented keys, pipelined", invented_keys),
+    ("invented keys, pipelined over fifty connections", invented_keys_of_many),
     ("invented keys that live for a year", long_lived_keys),
     ("debts of 2^53", debts),
     ("a key whose value is foreign, three at a time", foreign_value),
@@ -93,6 +94,28 @@ fn large_costs(server: &Tollgate, round: usize) {
     });
 }
 
+/// The key whose log of [`DEEP`] entries the test has filled, and how its limit is named.
+pub(crate) const DEEP_KEY: &str = "user:attacker";
+pub(crate) const DEEP_LIMIT: &str = "deep";
+pub(crate) const DEEP: u64 = 30_000;
+
+/// Eight callers with sixteen connections each ask for much under a full log, again and again. The store walked the log for each of
+/// them, for 65 to 93 ms: so many made everybody wait for longer than the test's timeout.
+pub(crate) fn large_costs_under_a_deep_log(server: &Tollgate, _round: usize) {
+    std::thread::scope(|scope| {
+        for _ in 0..8 * 16 {
+            scope.spawn(|| {
+                let check = |number: usize| {
+                    let cost = [DEEP, DEEP - 1, DEEP / 2, 2][number % 4];
+                    vec!["TOLLGATE.CHECK".into(), DEEP_LIMIT.into(), DEEP_KEY.into(), cost.to_string()]
+                };
+                let commands: Vec<Vec<String>> = (0..8).map(check).collect();
+                pipeline(server, &commands);
+            });
+        }
+    });
+}
+
 fn reserve(server: &Tollgate, limit: &str, cost: u64) -> Option<String> {
     let body = format!(r#"{{"limit":"{limit}","key":"attacker","cost":{cost},"ttl_ms":60000}}"#);
     let (_, answer) = post(server, "/v1/reserve", &body);
@@ -154,6 +177,32 @@ fn invented_keys(server: &Tollgate, round: usize) {
     };
     let commands: Vec<Vec<String>> = (0..500).map(throttle).collect();
     pipeline(server, &commands);
+}
+
+fn invented_keys_of_many(server: &Tollgate, round: usize) {
+    invented_keys_of_fifty(server, round, 160);
+}
+
+/// More than the store takes in a timeout, where each call takes it 30 ms.
+pub(crate) fn invented_keys_beyond_a_timeout(server: &Tollgate, round: usize) {
+    invented_keys_of_fifty(server, round, 600);
+}
+
+/// Fifty connections that each send so many charges of new keys at once. All of them went to the store at the same time, and
+/// everybody's waited until they were late.
+fn invented_keys_of_fifty(server: &Tollgate, round: usize, of_each: usize) {
+    std::thread::scope(|scope| {
+        for connection in 0..50 {
+            scope.spawn(move || {
+                let throttle = |number: usize| {
+                    let key = format!("invented-{round}-{connection}-{number}");
+                    vec!["CL.THROTTLE".into(), key, "15".into(), "30".into(), "60".into(), "1".into()]
+                };
+                let commands: Vec<Vec<String>> = (0..of_each).map(throttle).collect();
+                pipeline(server, &commands);
+            });
+        }
+    });
 }
 
 fn long_lived_keys(server: &Tollgate, round: usize) {

@@ -6,8 +6,15 @@
 mod attack;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tollgate::ManualClock;
+use tollgate::store::{
+    Cost, Item, Micros, PostgresOptions, PostgresStore, RedisOptions, RedisStore, SlidingWindow, Store,
+    StoredLimit,
+};
 use tollgate_testkit::postgres::PostgresServer;
+use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
 use tollgate_testkit::tollgate::Tollgate;
 
@@ -22,6 +29,11 @@ window = "1h"
 [limits.log]
 strategy = "sliding_window"
 limit = 2000
+window = "1h"
+
+[limits.deep]
+strategy = "sliding_window"
+limit = 30000
 window = "1h"
 
 [limits.bucket]
@@ -144,4 +156,71 @@ fn on_postgresql() {
     let postgres = PostgresServer::start();
     let url = postgres.url("postgres");
     withstands(&server(&format!("mode = \"postgres\"\npostgres = {{ url = \"{url}\" }}")));
+}
+
+/// The bystander's calls beside denied charges of large cost under a log of 30,000 entries, which this fills in the server's store.
+fn withstands_a_deep_log<S: Store>(server: &Tollgate, connect: impl AsyncFn(ManualClock) -> S) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        // Each entry has an instant of its own, in the last minute; charges of one instant would be one entry.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        let clock = ManualClock::at(Micros::new(
+            u64::try_from((now - Duration::from_secs(60)).as_micros()).expect("few"),
+        ));
+        let store = connect(clock.clone()).await;
+        let window = SlidingWindow::new(attack::DEEP, Micros::from_secs(3_600)).expect("a sound limit");
+        let limit = StoredLimit::new(attack::DEEP_LIMIT, window.into());
+        let item = Item { limit: &limit, key: attack::DEEP_KEY, cost: Cost::ONE, shadow: false };
+        for entry in 0..attack::DEEP {
+            let charged = store.charge(&[item], None).await.expect("a charge");
+            assert!(charged.allowed, "entry {entry}");
+            clock.advance(Micros::new(1_000));
+        }
+    });
+    let (limit, key) = (attack::DEEP_LIMIT, attack::DEEP_KEY);
+    let denied = server.post("/v1/check", &format!(r#"{{"limit":"{limit}","key":"{key}"}}"#)).body;
+    assert!(denied.contains("\"allowed\":false") && denied.contains("\"degraded\":false"), "{denied}");
+
+    assert_eq!(ask(server, "user:before", ASKED), five_and_no_more(ASKED));
+    let attack: (&str, Attack) = ("large costs under a deep log", attack::large_costs_under_a_deep_log);
+    asks_under(server, attack.0, &[attack], NEWCOMERS);
+    assert_eq!(ask(server, "user:after", ASKED), five_and_no_more(ASKED));
+}
+
+#[test]
+fn beside_a_deep_log_on_redis() {
+    let redis = RedisServer::start();
+    let server = server(&format!("mode = \"redis\"\nredis = {{ url = \"{}\" }}", redis.url()));
+    withstands_a_deep_log(&server, async |clock| {
+        let mut options = RedisOptions::new(redis.url());
+        (options.clock, options.timeout) = (Some(clock), Duration::from_secs(5));
+        RedisStore::new(options).expect("sound options")
+    });
+}
+
+#[test]
+fn beside_a_deep_log_on_postgresql() {
+    // Nothing crashes here, so nothing need be on disk.
+    let postgres = PostgresServer::builder().setting("fsync", "off").start();
+    let url = postgres.url("postgres");
+    let server = server(&format!("mode = \"postgres\"\npostgres = {{ url = \"{url}\" }}"));
+    withstands_a_deep_log(&server, async |clock| {
+        let timeout = Duration::from_secs(5);
+        let options = PostgresOptions { clock: Some(clock.clock()), timeout, ..PostgresOptions::new(&url) };
+        PostgresStore::connect(options).await.expect("a store")
+    });
+}
+
+/// Where the store is far away, a flood that waits for it is long, whatever the machine: it must not be the bystander who waits.
+#[test]
+fn beside_a_flood_of_keys_on_a_distant_redis() {
+    let redis = RedisServer::start();
+    let proxy = FaultProxy::start(redis.port());
+    let url = format!("redis://127.0.0.1:{}", proxy.port());
+    let server = server(&format!("mode = \"redis\"\nredis = {{ url = \"{url}\" }}"));
+    proxy.set(Mode::Latency(Duration::from_millis(15)));
+    assert_eq!(ask(&server, "user:before", ASKED), five_and_no_more(ASKED));
+    let attack: (&str, Attack) = ("a flood of invented keys", attack::invented_keys_beyond_a_timeout);
+    asks_under(&server, attack.0, &[attack], NEWCOMERS / 4);
+    assert_eq!(ask(&server, "user:after", ASKED), five_and_no_more(ASKED));
 }

@@ -87,11 +87,11 @@ begin
     charged_at_us := {prefix}sliding_window_now(seen.a, now_us);
     gone := 0;
     if seen.c > 0 and seen.d <= charged_at_us - parameters[2] then
-      gone := {prefix}log_sum_until(seen, charged_at_us - parameters[2]);
+      gone := {prefix}entries_sum_until(seen, charged_at_us - parameters[2]);
     end if;
     wanted := {prefix}sliding_window_wanted(seen.b, gone, parameters[1], cost);
     if wanted > 0 then
-      enough_us := {prefix}log_first_to_sum(seen, gone + wanted);
+      enough_us := {prefix}entries_first_to_sum(seen, gone + wanted);
     end if;
     select log.* into allowed, x, y, z
     from {prefix}sliding_window_charge(
@@ -100,12 +100,12 @@ begin
   else
     charged_at_us := {prefix}concurrency_end(parameters[2], now_us);
     gone := 0;
-    if coalesce(seen.d, 0) <= now_us then
-      gone := {prefix}leases_ended(seen, now_us);
+    if seen.c > 0 and seen.d <= now_us then
+      gone := {prefix}entries_sum_until(seen, now_us);
     end if;
     wanted := {prefix}concurrency_wanted(seen.b, gone, parameters[1], cost);
     if wanted > 0 then
-      enough_us := {prefix}leases_first_to_sum(seen, seen.b - gone, wanted, now_us);
+      enough_us := {prefix}entries_first_to_sum(seen, gone + wanted);
     end if;
     select leases.* into allowed, x, y, z
     from {prefix}concurrency_acquire(seen.b, seen.a, gone, enough_us, parameters[1], cost, now_us) as leases;
@@ -205,8 +205,6 @@ begin
         raise exception 'a key was forgotten just now' using errcode = 'serialization_failure';
       end if;
       seen := {prefix}fresh(part_keys[part]);
-    elsif part_strategies[part] = 6 and coalesce(seen.d, 0) <= decided_us then
-      seen := {prefix}leases_drop_ended(seen, decided_us);
     end if;
     said := {prefix}look(
       seen, part_strategies[part], part_parameters[5 * part - 4 : 5 * part], part_costs[part], decided_us);
@@ -243,6 +241,9 @@ begin
     if part_strategies[part] = 4 then
       seen := {prefix}log_take(seen, parameters[1], parameters[2], part_costs[part], charged_at[part]);
     elsif part_strategies[part] = 6 then
+      if seen.c > 0 and seen.d <= decided_us then
+        seen := {prefix}entries_drop_until(seen, decided_us);
+      end if;
       seen := {prefix}leases_insert(
         seen, charged_at[part], coalesce(hold_id, '00000000-0000-0000-0000-000000000000'), part_costs[part]);
       -- A lease is held at least as long as it lasts.
@@ -353,7 +354,6 @@ begin
   delete from {prefix}state as s where s.key = part_key;
   forgotten := found;
   delete from {prefix}execution as e where e.key = part_key;
-  delete from {prefix}lease as l where l.key = part_key;
   perform {prefix}refuse_if_late(not_after);
   server_us := {prefix}now_us();
 end

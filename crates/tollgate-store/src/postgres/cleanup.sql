@@ -18,10 +18,9 @@ begin
   looked := coalesce(cardinality(due), 0);
   delete from {prefix}state as s where s.key = any (idle);
   get diagnostics states = row_count;
-  delete from {prefix}execution as e where e.key = any (idle);
-  get diagnostics executions = row_count;
-  delete from {prefix}lease as l where l.key = any (idle);
-  get diagnostics leases = row_count;
+  with deleted as (
+    delete from {prefix}execution as e where e.key = any (idle) returning e.holders is null as is_log)
+  select count(*) filter (where d.is_log), count(*) filter (where not d.is_log) into executions, leases from deleted as d;
   update {prefix}state as s set sweep_us = s.a + s.tail_us where s.key = any (due);
   with old as (
     select h.id from {prefix}hold as h where h.end_us <= now_us order by h.end_us limit batch for update skip locked)

@@ -1,14 +1,29 @@
 -- Logs and leases: what a state is made of where it has entries of its own. Twin of the kernel's entries.rs, on tables. All functions
--- here expect the state to be locked, or only look; those that change a log answer the state as it is to be written then.
+-- here expect the state to be locked, or only look; those that change entries answer the state as it is to be written then.
 --
--- A log is kept in chunks of up to 64 entries with the sums up to each, so that an entry is found by a binary search in its chunk, and
--- what lies before it is the sums of the chunks before: one small row for 64 entries. A charge touches the newest chunk and, when
--- something has run out, the oldest; only a look that has to sum or to wait reads the sums of chunks between. Leases are rows of their
--- own, found by their end. Functions that walk these rows until they have enough tell the planner to walk the index in its order,
--- whatever the statistics say of a table that has just been made: sorting first would read them all.
+-- An entry has an instant, which is when it was charged or when the lease ends, and a cost; a lease also has a holder. Entries are kept
+-- in the order of instant and holder, in chunks of up to 64 (leases: 32) with the sums up to each. So an entry is found by a binary
+-- search in its chunk, and what lies before it is the sums of the chunks before: one small row for 64 entries. A charge touches the
+-- newest chunk and, when something has run out, the oldest; only a look that has to sum or to wait reads the sums of chunks between.
+-- Of a log, each instant has one entry, no holder is kept, and the state says which chunk is the newest (e). Functions that walk these
+-- rows until they have enough tell the planner to walk the index in its order, whatever the statistics say of a table that has just
+-- been made: sorting first would read them all.
 
--- What the entries of a log up to and with an instant come to.
-create or replace function {prefix}log_sum_until(seen {prefix}state, until_us bigint)
+-- How many of a chunk's entries are not behind an instant and holder.
+create or replace function {prefix}entries_place(at_us bigint[], holders uuid[], entry_us bigint, holder uuid)
+returns integer immutable language plpgsql as $$
+declare
+  place integer := width_bucket(entry_us, at_us);
+begin
+  while at_us[place] = entry_us and holders[place] > holder loop
+    place := place - 1;
+  end loop;
+  return place;
+end
+$$;
+
+-- What the entries up to and with an instant come to.
+create or replace function {prefix}entries_sum_until(seen {prefix}state, until_us bigint)
 returns bigint stable language plpgsql as $$
 begin
   if seen.c = 0 or seen.d > until_us then
@@ -24,7 +39,7 @@ end
 $$;
 
 -- The time of the first entry with which the entries from the oldest on come to at least so much. It is looked for from the nearer end.
-create or replace function {prefix}log_first_to_sum(seen {prefix}state, wanted bigint)
+create or replace function {prefix}entries_first_to_sum(seen {prefix}state, wanted bigint)
 returns bigint stable language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
@@ -37,24 +52,27 @@ begin
     -- What comes after it may stay.
     rest := seen.b - wanted;
     for chunk in
-      select e.first_us, e.total from {prefix}execution as e where e.key = seen.key order by e.first_us desc
+      select e.first_us, e.first_holder, e.total
+      from {prefix}execution as e where e.key = seen.key order by e.first_us desc, e.first_holder desc
     loop
       if chunk.total > rest then
         return (select e.at_us[width_bucket(e.total - rest - 1, e.sums) + 1]
-                from {prefix}execution as e where e.key = seen.key and e.first_us = chunk.first_us);
+                from {prefix}execution as e
+                where e.key = seen.key and e.first_us = chunk.first_us and e.first_holder = chunk.first_holder);
       end if;
       rest := rest - chunk.total;
     end loop;
   else
     rest := wanted;
     for chunk in
-      select e.first_us, e.total - case when e.first_us < seen.d then coalesce(e.sums[width_bucket(seen.d - 1, e.at_us)], 0) else 0 end
-               as total
-      from {prefix}execution as e where e.key = seen.key order by e.first_us
+      select e.first_us, e.first_holder,
+             e.total - case when e.first_us < seen.d then coalesce(e.sums[width_bucket(seen.d - 1, e.at_us)], 0) else 0 end as total
+      from {prefix}execution as e where e.key = seen.key order by e.first_us, e.first_holder
     loop
       if chunk.total >= rest then
         return (select e.at_us[width_bucket(e.total - chunk.total + rest - 1, e.sums) + 1]
-                from {prefix}execution as e where e.key = seen.key and e.first_us = chunk.first_us);
+                from {prefix}execution as e
+                where e.key = seen.key and e.first_us = chunk.first_us and e.first_holder = chunk.first_holder);
       end if;
       rest := rest - chunk.total;
     end loop;
@@ -64,7 +82,7 @@ end
 $$;
 
 -- Drops the entries up to and with an instant. Each chunk is deleted once; of the oldest that stays only the state says what is gone.
-create or replace function {prefix}log_drop_until(seen {prefix}state, until_us bigint)
+create or replace function {prefix}entries_drop_until(seen {prefix}state, until_us bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
   oldest record;
@@ -82,7 +100,7 @@ begin
   select e.last_us, e.before, coalesce(e.sums[e.before], 0) as sum_before,
          e.until, coalesce(e.sums[e.until], 0) as sum_until, e.at_us[e.until + 1] as next_us into oldest
   from (select x.*, width_bucket(seen.d - 1, x.at_us) as before, width_bucket(until_us, x.at_us) as until
-        from {prefix}execution as x where x.key = seen.key order by x.first_us limit 1) as e;
+        from {prefix}execution as x where x.key = seen.key order by x.first_us, x.first_holder limit 1) as e;
   seen.b := seen.b + oldest.sum_before;
   seen.c := seen.c + oldest.before;
   if oldest.last_us <= until_us then
@@ -94,7 +112,7 @@ begin
     seen.c := seen.c - gone.entries;
     select e.until, coalesce(e.sums[e.until], 0) as sum_until, e.at_us[e.until + 1] as next_us into oldest
     from (select x.*, width_bucket(until_us, x.at_us) as until
-          from {prefix}execution as x where x.key = seen.key order by x.first_us limit 1) as e;
+          from {prefix}execution as x where x.key = seen.key order by x.first_us, x.first_holder limit 1) as e;
   end if;
   seen.b := seen.b - oldest.sum_until;
   seen.c := seen.c - oldest.until;
@@ -109,7 +127,7 @@ returns {prefix}state volatile language plpgsql as $$
 begin
   seen.tail_us := {prefix}sliding_window_keep(seen.tail_us, window_us);
   if seen.c > 0 and seen.d <= now_us - seen.tail_us then
-    seen := {prefix}log_drop_until(seen, now_us - seen.tail_us);
+    seen := {prefix}entries_drop_until(seen, now_us - seen.tail_us);
   end if;
   if seen.c = 0 then
     seen.tail_us := window_us;
@@ -231,8 +249,8 @@ begin
 end
 $$;
 
--- Takes an amount off the entry of an instant, and drops the entry if nothing is left of it.
-create or replace function {prefix}log_give_back(seen {prefix}state, entry_us bigint, amount bigint)
+-- Takes an amount off the entry of an instant and holder, and drops the entry if nothing is left of it. Of a log the holder is zero.
+create or replace function {prefix}entries_give_back(seen {prefix}state, entry_us bigint, holder uuid, amount bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
   chunk record;
@@ -240,97 +258,135 @@ declare
 begin
   if seen.c = 0 or entry_us < seen.d or entry_us > seen.a then
     return seen;
+  elsif seen.c = 1 and amount >= seen.b then
+    delete from {prefix}execution as e
+    where e.key = seen.key and coalesce(e.holders[cardinality(e.holders)], '00000000-0000-0000-0000-000000000000') = holder;
+    if found then
+      seen.a := 0;
+      seen.b := 0;
+      seen.c := 0;
+    end if;
+    return seen;
   end if;
-  select e.first_us, e.place, e.at_us[e.place] as entry_us, cardinality(e.at_us) as entries,
+  select e.first_us, e.first_holder, e.place, e.at_us[e.place] as entry_us,
+         coalesce(e.holders[e.place], '00000000-0000-0000-0000-000000000000') as holder, e.holders is null as is_log,
          e.sums[e.place] - coalesce(e.sums[e.place - 1], 0) as cost,
-         e.at_us[e.place - 1] as before_us, e.at_us[e.place + 1] as after_us into chunk
-  from (select x.*, width_bucket(entry_us, x.at_us) as place
-        from {prefix}execution as x where x.key = seen.key and x.first_us <= entry_us order by x.first_us desc limit 1) as e;
-  if chunk.entry_us is distinct from entry_us then
+         e.at_us[e.place - 1] as before_us, e.at_us[e.place + 1] as after_us,
+         cardinality(e.at_us) as entries, cardinality(e.at_us) - width_bucket(seen.d - 1, e.at_us) = seen.c as is_only into chunk
+  from (select x.*, {prefix}entries_place(x.at_us, x.holders, entry_us, holder) as place
+        from {prefix}execution as x where x.key = seen.key and (x.first_us, x.first_holder) <= (entry_us, holder)
+        order by x.first_us desc, x.first_holder desc limit 1) as e;
+  if chunk.entry_us is distinct from entry_us or chunk.holder <> holder then
     return seen;
   end if;
   taken := least(amount, chunk.cost);
   seen.b := seen.b - taken;
   if taken < chunk.cost then
     update {prefix}execution as e
-    set total = e.total - taken,
-        sums = e.sums[1 : chunk.place - 1]
-          || array(select s - taken from unnest(e.sums[chunk.place :]) with ordinality as u (s, n) order by n)
-    where e.key = seen.key and e.first_us = chunk.first_us;
+    set total = e.total - taken, sums = {prefix}entries_sums(e.sums, chunk.place, 0, -taken)
+    where e.key = seen.key and e.first_us = chunk.first_us and e.first_holder = chunk.first_holder;
     return seen;
   end if;
   seen.c := seen.c - 1;
-  if seen.c = 0 then
-    delete from {prefix}execution as e where e.key = seen.key;
-    seen.a := 0;
-    return seen;
-  end if;
   -- What is before the oldest entry is gone already.
   if chunk.before_us < seen.d then
     chunk.before_us := null;
   end if;
   if chunk.before_us is null and chunk.after_us is null then
-    delete from {prefix}execution as e where e.key = seen.key and e.first_us = chunk.first_us;
+    delete from {prefix}execution as e
+    where e.key = seen.key and e.first_us = chunk.first_us and e.first_holder = chunk.first_holder;
   else
     update {prefix}execution as e
     set total = e.total - taken,
         last_us = case when chunk.after_us is null then chunk.before_us else e.last_us end,
         at_us = e.at_us[1 : chunk.place - 1] || e.at_us[chunk.place + 1 :],
-        sums = e.sums[1 : chunk.place - 1]
-          || array(select s - taken from unnest(e.sums[chunk.place + 1 :]) with ordinality as u (s, n) order by n)
-    where e.key = seen.key and e.first_us = chunk.first_us;
+        holders = e.holders[1 : chunk.place - 1] || e.holders[chunk.place + 1 :],
+        sums = {prefix}entries_sums(e.sums, chunk.place, 1, -taken)
+    where e.key = seen.key and e.first_us = chunk.first_us and e.first_holder = chunk.first_holder;
   end if;
-  if entry_us = seen.d then
-    seen.d := coalesce(chunk.after_us, (
-      select e.at_us[1] from {prefix}execution as e
-      where e.key = seen.key and e.first_us > chunk.first_us order by e.first_us limit 1));
-  elsif entry_us = seen.a then
-    seen.a := chunk.before_us;
-    if chunk.before_us is null then
-      select e.first_us, e.last_us into seen.e, seen.a
-      from {prefix}execution as e where e.key = seen.key and e.first_us < chunk.first_us order by e.first_us desc limit 1;
+  if chunk.is_only then
+    seen.d := case when chunk.before_us is null then chunk.after_us else seen.d end;
+    seen.a := case when chunk.after_us is null then chunk.before_us else seen.a end;
+    return seen;
+  end if;
+  -- Leases of one instant may be in several chunks.
+  if entry_us = seen.d and chunk.before_us is null then
+    select e.at_us[width_bucket(seen.d - 1, e.at_us) + 1] into seen.d
+    from {prefix}execution as e where e.key = seen.key order by e.first_us, e.first_holder limit 1;
+  elsif entry_us = seen.a and chunk.after_us is null then
+    if chunk.is_log and chunk.before_us is not null then
+      seen.a := chunk.before_us;
+    else
+      select case when chunk.is_log then e.first_us end, e.last_us into seen.e, seen.a
+      from {prefix}execution as e where e.key = seen.key order by e.first_us desc, e.first_holder desc limit 1;
     end if;
   end if;
-  return {prefix}log_join(seen, chunk.first_us);
+  if chunk.entries > (case when chunk.is_log then 17 else 9 end) then
+    return seen;
+  end if;
+  return {prefix}entries_join(seen, chunk.first_us, chunk.first_holder);
+end
+$$;
+
+-- The sums of a chunk where so many entries from a place on are taken out, and the sums after them are greater by so much.
+create or replace function {prefix}entries_sums(sums bigint[], place integer, removed integer, more bigint)
+returns bigint[] immutable language plpgsql as $$
+begin
+  if removed = 0 then
+    null;
+  elsif place = cardinality(sums) then
+    return sums[1 : place - 1];
+  else
+    sums := sums[1 : place - 1] || sums[place + 1 :];
+  end if;
+  for i in place .. cardinality(sums) loop
+    sums[i] := sums[i] + more;
+  end loop;
+  return sums;
 end
 $$;
 
 -- Joins a chunk that has become small with a neighbour, so that chunks stay few however many entries are given back: two that stand
--- side by side have more than 48 entries together, or both more than 16.
-create or replace function {prefix}log_join(seen {prefix}state, chunk_us bigint)
+-- side by side have more than three quarters of a full one together, or both more than a quarter.
+create or replace function {prefix}entries_join(seen {prefix}state, chunk_us bigint, chunk_holder uuid)
 returns {prefix}state volatile language plpgsql as $$
 declare
-  entries integer;
+  chunk record;
   other record;
-  left_us bigint;
-  right_us bigint;
+  merged record;
+  kept record;
 begin
-  select cardinality(e.at_us) into entries from {prefix}execution as e where e.key = seen.key and e.first_us = chunk_us;
-  if entries is null or entries > 16 then
+  select e.first_us, e.first_holder, cardinality(e.at_us) as entries, case when e.holders is null then 64 else 32 end as most into chunk
+  from {prefix}execution as e where e.key = seen.key and e.first_us = chunk_us and e.first_holder = chunk_holder;
+  if chunk.entries is null or chunk.entries > chunk.most / 4 then
     return seen;
   end if;
-  select e.first_us, cardinality(e.at_us) as entries into other
-  from {prefix}execution as e where e.key = seen.key and e.first_us > chunk_us order by e.first_us limit 1;
-  if entries + other.entries <= 48 then
-    left_us := chunk_us;
-    right_us := other.first_us;
+  select e.first_us, e.first_holder, cardinality(e.at_us) as entries into other
+  from {prefix}execution as e where e.key = seen.key and (e.first_us, e.first_holder) > (chunk_us, chunk_holder)
+  order by e.first_us, e.first_holder limit 1;
+  if chunk.entries + other.entries <= chunk.most * 3 / 4 then
+    kept := chunk;
+    merged := other;
   else
-    select e.first_us, cardinality(e.at_us) as entries into other
-    from {prefix}execution as e where e.key = seen.key and e.first_us < chunk_us order by e.first_us desc limit 1;
-    if other.first_us is null or entries + other.entries > 48 then
+    select e.first_us, e.first_holder, cardinality(e.at_us) as entries into other
+    from {prefix}execution as e where e.key = seen.key and (e.first_us, e.first_holder) < (chunk_us, chunk_holder)
+    order by e.first_us desc, e.first_holder desc limit 1;
+    if other.first_us is null or chunk.entries + other.entries > chunk.most * 3 / 4 then
       return seen;
     end if;
-    left_us := other.first_us;
-    right_us := chunk_us;
+    kept := other;
+    merged := chunk;
   end if;
   update {prefix}execution as e
-  set last_us = r.last_us, total = e.total + r.total, at_us = e.at_us || r.at_us,
-      sums = e.sums || array(select e.total + s from unnest(r.sums) with ordinality as u (s, n) order by n)
+  set last_us = r.last_us, total = e.total + r.total, at_us = e.at_us || r.at_us, holders = e.holders || r.holders,
+      sums = e.sums || {prefix}entries_sums(r.sums, 1, 0, e.total)
   from {prefix}execution as r
-  where e.key = seen.key and e.first_us = left_us and r.key = seen.key and r.first_us = right_us;
-  delete from {prefix}execution as e where e.key = seen.key and e.first_us = right_us;
-  if seen.e = right_us then
-    seen.e := left_us;
+  where e.key = seen.key and e.first_us = kept.first_us and e.first_holder = kept.first_holder
+    and r.key = seen.key and r.first_us = merged.first_us and r.first_holder = merged.first_holder;
+  delete from {prefix}execution as e
+  where e.key = seen.key and e.first_us = merged.first_us and e.first_holder = merged.first_holder;
+  if seen.e = merged.first_us then
+    seen.e := kept.first_us;
   end if;
   return seen;
 end
@@ -375,94 +431,85 @@ begin
 end
 $$;
 
--- What is held by leases that have ended and are not deleted yet.
-create or replace function {prefix}leases_ended(seen {prefix}state, now_us bigint)
-returns bigint stable language plpgsql as $$
-begin
-  if seen.a <= now_us then
-    return seen.b;
-  end if;
-  return (select coalesce(sum(l.cost), 0) from {prefix}lease as l where l.key = seen.key and l.end_us <= now_us);
-end
-$$;
-
--- Deletes leases that have ended, at most two hundred at a time, and notes when the next one ends. Each is deleted once.
-create or replace function {prefix}leases_drop_ended(seen {prefix}state, now_us bigint)
+-- Adds a lease, at its place.
+create or replace function {prefix}leases_insert(seen {prefix}state, lease_end_us bigint, lease_holder uuid, charged bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
-  ended bigint;
+  chunk record;
+  is_new boolean := seen.c = 0;
 begin
-  if seen.b = 0 then
-    seen.d := null;
-    return seen;
+  if not is_new and lease_end_us > seen.a then
+    -- It ends after all others, as most do.
+    update {prefix}execution as e
+    set last_us = lease_end_us, total = e.total + charged, at_us = e.at_us || lease_end_us, holders = e.holders || lease_holder,
+        sums = e.sums || (e.total + charged)
+    where e.key = seen.key and cardinality(e.at_us) < 32 and (e.first_us, e.first_holder) = (
+      select x.first_us, x.first_holder from {prefix}execution as x where x.key = seen.key
+      order by x.first_us desc, x.first_holder desc limit 1);
+    is_new := not found;
+  elsif not is_new then
+    select e.first_us, e.first_holder, e.place, cardinality(e.at_us) as entries, width_bucket(seen.d - 1, e.at_us) as gone,
+           e.at_us[e.place] = lease_end_us and e.holders[e.place] = lease_holder as is_known into chunk
+    from (select x.*, {prefix}entries_place(x.at_us, x.holders, lease_end_us, lease_holder) as place
+          from {prefix}execution as x where x.key = seen.key and (x.first_us, x.first_holder) <= (lease_end_us, lease_holder)
+          order by x.first_us desc, x.first_holder desc limit 1) as e;
+    if not found then
+      -- It ends before all others, and the first chunk takes its name.
+      update {prefix}execution as e set first_us = lease_end_us, first_holder = lease_holder
+      where e.ctid = (select x.ctid from {prefix}execution as x where x.key = seen.key order by x.first_us, x.first_holder limit 1);
+      return {prefix}leases_insert(seen, lease_end_us, lease_holder, charged);
+    elsif chunk.is_known then
+      update {prefix}execution as e
+      set total = e.total + charged, sums = {prefix}entries_sums(e.sums, chunk.place, 0, charged)
+      where e.key = seen.key and e.first_us = chunk.first_us and e.first_holder = chunk.first_holder;
+      seen.b := seen.b + charged;
+      return seen;
+    elsif chunk.entries < 32 then
+      update {prefix}execution as e
+      set total = e.total + charged, last_us = greatest(e.last_us, lease_end_us),
+          at_us = e.at_us[1 : chunk.place] || lease_end_us || e.at_us[chunk.place + 1 :],
+          holders = e.holders[1 : chunk.place] || lease_holder || e.holders[chunk.place + 1 :],
+          sums = e.sums[1 : chunk.place] || {prefix}entries_sums(
+            coalesce(e.sums[chunk.place], 0) || e.sums[chunk.place + 1 :], 1, 0, charged)
+      where e.key = seen.key and e.first_us = chunk.first_us and e.first_holder = chunk.first_holder;
+    elsif chunk.place < chunk.entries then
+      perform {prefix}leases_split(seen.key, chunk.first_us, chunk.first_holder, case when chunk.gone > 0 then chunk.gone else 16 end,
+                                   chunk.gone = 0);
+      return {prefix}leases_insert(seen, lease_end_us, lease_holder, charged);
+    else
+      -- A full chunk is left as it is by what comes behind it.
+      is_new := true;
+    end if;
   end if;
-  with deleted as (
-    delete from {prefix}lease as l
-    where l.ctid = any (array(
-      select x.ctid from {prefix}lease as x where x.key = seen.key and x.end_us <= now_us order by x.end_us limit 200))
-    returning l.cost)
-  select sum(d.cost) into ended from deleted as d;
-  seen.b := seen.b - coalesce(ended, 0);
-  select l.end_us into seen.d from {prefix}lease as l where l.key = seen.key order by l.end_us limit 1;
-  update {prefix}state as s set b = seen.b, d = seen.d where s.key = seen.key;
-  return seen;
-end
-$$;
-
--- The end of the first lease with which the leases that count, soonest first, come to at least so much. It is looked for from the
--- nearer end, and no further than it is.
-create or replace function {prefix}leases_first_to_sum(seen {prefix}state, held bigint, wanted bigint, now_us bigint)
-returns bigint stable language plpgsql
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
-declare
-  lease record;
-  rest bigint;
-begin
-  if wanted > held then
-    return null;
-  elsif wanted > held / 2 then
-    -- What ends after it may stay.
-    rest := held - wanted;
-    for lease in
-      select l.end_us, l.cost from {prefix}lease as l where l.key = seen.key and l.end_us > now_us order by l.end_us desc
-    loop
-      rest := rest - lease.cost;
-      exit when rest < 0;
-    end loop;
-  else
-    rest := wanted;
-    for lease in
-      select l.end_us, l.cost from {prefix}lease as l where l.key = seen.key and l.end_us > now_us order by l.end_us
-    loop
-      rest := rest - lease.cost;
-      exit when rest <= 0;
-    end loop;
+  if is_new then
+    insert into {prefix}execution (key, first_us, first_holder, last_us, total, at_us, holders, sums)
+    values (seen.key, lease_end_us, lease_holder, lease_end_us, charged, array[lease_end_us], array[lease_holder], array[charged]);
   end if;
-  return lease.end_us;
-end
-$$;
-
-create or replace function {prefix}leases_insert(
-    seen {prefix}state, lease_end_us bigint, lease_holder uuid, charged bigint)
-returns {prefix}state volatile language plpgsql as $$
-begin
-  insert into {prefix}lease as l (key, end_us, holder, cost) values (seen.key, lease_end_us, lease_holder, charged)
-  on conflict (key, end_us, holder) do update set cost = l.cost + excluded.cost;
   seen.a := greatest(seen.a, lease_end_us);
   seen.b := seen.b + charged;
-  seen.d := least(seen.d, lease_end_us);
+  seen.d := case when seen.c = 0 then lease_end_us else least(seen.d, lease_end_us) end;
+  seen.c := seen.c + 1;
   return seen;
 end
 $$;
 
--- Removes the lease of a holder that was given this end. Answers null where there is none.
-create or replace function {prefix}leases_take(seen {prefix}state, lease_end_us bigint, lease_holder uuid)
-returns bigint volatile language plpgsql as $$
+-- Splits a chunk after so many of its leases. The first of them make a chunk of their own, unless they are gone.
+create or replace function {prefix}leases_split(
+    chunk_key uuid, chunk_us bigint, chunk_holder uuid, leases integer, are_kept boolean)
+returns void volatile language plpgsql as $$
 declare
-  taken bigint;
+  chunk {prefix}execution;
 begin
-  delete from {prefix}lease as l where l.key = seen.key and l.end_us = lease_end_us and l.holder = lease_holder
-  returning l.cost into taken;
-  return taken;
+  delete from {prefix}execution as e where e.key = chunk_key and e.first_us = chunk_us and e.first_holder = chunk_holder
+  returning e.* into chunk;
+  if are_kept then
+    insert into {prefix}execution (key, first_us, first_holder, last_us, total, at_us, holders, sums)
+    values (chunk_key, chunk_us, chunk_holder, chunk.at_us[leases], chunk.sums[leases],
+            chunk.at_us[1 : leases], chunk.holders[1 : leases], chunk.sums[1 : leases]);
+  end if;
+  insert into {prefix}execution (key, first_us, first_holder, last_us, total, at_us, holders, sums)
+  values (chunk_key, chunk.at_us[leases + 1], chunk.holders[leases + 1], chunk.last_us, chunk.total - chunk.sums[leases],
+          chunk.at_us[leases + 1 :], chunk.holders[leases + 1 :],
+          {prefix}entries_sums(chunk.sums[leases + 1 :], 1, 0, -chunk.sums[leases]));
 end
 $$;

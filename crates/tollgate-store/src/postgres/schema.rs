@@ -18,7 +18,7 @@ use super::statement::{MIGRATIONS, functions, with_prefix};
 use crate::{Failure, StoreError};
 
 /// The version of the tables that this program makes and understands: the number of the last migration.
-const VERSION: i32 = 2;
+const VERSION: i32 = 3;
 
 /// The oldest server that has all that is needed.
 const OLDEST_SERVER: i32 = 13;
@@ -171,7 +171,7 @@ pub(super) async fn probe(pool: &Pool) -> Result<Vec<String>, StoreError> {
     warnings(pool, client).await
 }
 
-const TABLES: [&str; 6] = ["state", "execution", "lease", "hold", "life", "schema"];
+const TABLES: [&str; 5] = ["state", "execution", "hold", "life", "schema"];
 const FUNCTIONS: [&str; 8] = ["charge", "settle", "peek", "refund", "forget", "cleanup", "look", "now_us"];
 
 async fn any_table(pool: &Pool, client: &Client) -> Result<bool, StoreError> {

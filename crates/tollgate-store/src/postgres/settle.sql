@@ -155,7 +155,7 @@ begin
     seen := {prefix}with_counts(seen, {prefix}sliding_window_counter_give_back(
       {prefix}newer_counts(seen, parameters[2]), {prefix}older_counts(seen), parameters[2], taken_at_us, amount, now_us));
   elsif strategy = 4 then
-    seen := {prefix}log_give_back(seen, taken_at_us, amount);
+    seen := {prefix}entries_give_back(seen, taken_at_us, '00000000-0000-0000-0000-000000000000', amount);
   end if;
   perform {prefix}write_state(seen, strategy, now_us);
 end
@@ -191,18 +191,14 @@ create or replace function {prefix}release_lease(seen {prefix}state, lease_holde
 returns boolean volatile language plpgsql as $$
 #variable_conflict use_variable
 declare
-  released bigint;
+  before bigint := seen.b;
 begin
   if seen.key is null or lease_end_us <= now_us then
     return false;
   end if;
-  released := {prefix}leases_take(seen, lease_end_us, lease_holder);
-  if released is null then
+  seen := {prefix}entries_give_back(seen, lease_end_us, lease_holder, before);
+  if seen.b = before then
     return false;
-  end if;
-  seen.b := seen.b - released;
-  if lease_end_us >= seen.a then
-    select coalesce(max(l.end_us), 0) into seen.a from {prefix}lease as l where l.key = seen.key;
   end if;
   perform {prefix}write_state(seen, 6::smallint, now_us);
   return true;
@@ -216,19 +212,20 @@ create or replace function {prefix}renew_lease(
 returns bigint volatile language plpgsql as $$
 #variable_conflict use_variable
 declare
+  before bigint := seen.b;
   renewed bigint;
 begin
   if seen.key is null or lease_end_us <= now_us then
     return null;
   end if;
-  renewed := {prefix}leases_take(seen, lease_end_us, lease_holder);
-  if renewed is null then
+  seen := {prefix}entries_give_back(seen, lease_end_us, lease_holder, before);
+  renewed := before - seen.b;
+  if renewed = 0 then
     return null;
   end if;
-  if coalesce(seen.d, 0) <= now_us then
-    seen := {prefix}leases_drop_ended(seen, now_us);
+  if seen.c > 0 and seen.d <= now_us then
+    seen := {prefix}entries_drop_until(seen, now_us);
   end if;
-  seen.b := seen.b - renewed;
   lease_end_us := {prefix}concurrency_renew(lease_end_us, lease_us, now_us);
   seen := {prefix}leases_insert(seen, lease_end_us, lease_holder, renewed);
   perform {prefix}write_state(seen, 6::smallint, now_us);

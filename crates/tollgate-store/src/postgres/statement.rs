@@ -100,7 +100,8 @@ impl Verb {
 }
 
 /// The tables, one text for each version, the first first.
-pub(super) const MIGRATIONS: [&str; 2] = [include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
+pub(super) const MIGRATIONS: [&str; 3] =
+    [include_str!("migrations/1.sql"), include_str!("migrations/2.sql"), include_str!("migrations/3.sql")];
 
 /// All functions, in an order in which each finds what it calls.
 pub(super) fn functions(prefix: &str) -> String {

@@ -3,6 +3,7 @@
 
 mod deadline;
 mod faults;
+mod leases;
 mod ping;
 mod pooler;
 mod refusal;

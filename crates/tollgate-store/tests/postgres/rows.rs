@@ -95,7 +95,7 @@ async fn a_refusal_leaves_nothing_behind() {
     let full = hourly("full", 1);
     assert!(store.charge(&[item(&full, "k")], None).await.unwrap().allowed);
     let everything = "select (select array_agg(s order by key) from tollgate_state s)::text || \
-        (select count(*) from tollgate_execution) || (select count(*) from tollgate_lease) || (select count(*) from tollgate_hold)";
+        (select count(*) from tollgate_execution) || (select count(*) from tollgate_hold)";
     let before = server.psql(everything);
     for limit in every_strategy() {
         let held = Some(Hold { id: HoldId::random(), ttl: Micros::from_secs(60) });
@@ -153,7 +153,7 @@ async fn the_cleanup_deletes_what_says_nothing_and_nothing_else() {
     assert_eq!(store.cleaned_total().total(), 2 + 12 + cleaned.total());
     clock.advance(Micros::from_secs(20));
     store.cleanup().await.unwrap();
-    for table in ["state", "execution", "lease", "hold"] {
+    for table in ["state", "execution", "hold"] {
         assert_eq!(server.psql(&format!("select count(*) from tollgate_{table}")), "0", "{table}");
     }
 }

@@ -14,7 +14,7 @@ use crate::{connect, hourly, item, options};
 async fn subject(server: &Arc<PostgresServer>, clock: ManualClock) -> Subject {
     let of_clock = PostgresOptions { clock: Some(clock.clock()), ..options(&server.url("postgres")) };
     let store = connect(of_clock).await;
-    server.psql("truncate tollgate_state, tollgate_execution, tollgate_lease, tollgate_hold");
+    server.psql("truncate tollgate_state, tollgate_execution, tollgate_hold");
     let counted = (server.clone(), store.clone());
     let remembered = Box::new(move || -> Counting {
         let (server, store) = counted.clone();

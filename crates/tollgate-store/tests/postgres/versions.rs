@@ -1,4 +1,4 @@
-//! A database of version 1 of the tables is brought up to date, and goes on counting what it held.
+//! A database of version 1 or 2 of the tables is brought up to date, and goes on counting what it held.
 
 use std::collections::HashMap;
 
@@ -12,6 +12,7 @@ use tollgate_testkit::postgres::PostgresServer;
 use crate::{connect, item, options};
 
 const VERSION_1: &str = include_str!("../../src/postgres/migrations/1.sql");
+const VERSION_2: &str = include_str!("../../src/postgres/migrations/2.sql");
 
 fn limits() -> HashMap<&'static str, StoredLimit> {
     let s = Micros::from_secs;
@@ -132,7 +133,7 @@ async fn what_version_1_counted_is_counted_on() {
     let app = format!("postgres://app@127.0.0.1:{}/postgres", server.port());
     PostgresStore::new(options(&app)).unwrap().probe().await.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(
-        server.psql("select count(*) from tollgate_execution"),
+        server.psql("select count(*) from tollgate_execution where holders is null"),
         "5",
         "one chunk, and four of 64 and less"
     );
@@ -194,10 +195,60 @@ async fn the_functions_of_version_1_are_gone() {
     let store = PostgresStore::new(options(&server.url("postgres"))).unwrap();
     let error = store.probe().await.unwrap_err();
     assert_eq!(error.failure(), Some(Failure::Refused));
-    assert!(error.to_string().contains("of version 1, and this Tollgate needs 2; run migrate"), "{error}");
+    assert!(error.to_string().contains("of version 1, and this Tollgate needs 3; run migrate"), "{error}");
     store.migrate().await.unwrap();
     let of_charge = "select count(*) from pg_proc where proname = 'tollgate_charge'";
     assert_eq!(server.psql(of_charge), "1");
     assert_eq!(server.psql("select count(*) from pg_type where typname = 'tollgate_said'"), "0");
-    assert_eq!(server.psql("select version from tollgate_schema"), "2");
+    assert_eq!(server.psql("select version from tollgate_schema"), "3");
+}
+
+/// Leases were rows of their own in version 2. A program of that version may be running while another migrates, and goes on: it calls the
+/// same functions.
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_of_version_2_are_held_on() {
+    let clock = ManualClock::at(ORIGIN);
+    let server = PostgresServer::start();
+    let limit = StoredLimit::new("many", Limit::concurrency(200, Micros::from_secs(60)).unwrap());
+    let running = by(&clock, &server).await;
+    assert!(running.charge(&[item(&limit, "k")], None).await.unwrap().allowed);
+    let key = server.psql("select key from tollgate_state");
+    server.psql("drop schema public cascade");
+    server.psql("create schema public; grant usage on schema public to public");
+    server.psql(&format!("{VERSION_1}; {VERSION_2}").replace("{prefix}", "tollgate_"));
+    // 100 leases, ten at each instant; the first twenty have ended. The last of them all was held for a caller.
+    let (at, held) = (ORIGIN.get(), id(7));
+    server.psql(&format!(
+        "create table tollgate_schema (one boolean primary key default true check (one), version integer not null,
+           functions text not null);
+         insert into tollgate_schema (version, functions) values (2, 'those of version 2');
+         create function tollgate_leases_take(tollgate_state, bigint, uuid) returns bigint language sql as 'select 1::bigint';
+         insert into tollgate_lease select '{key}', {at} + (i / 10 - 1) * 1000000, gen_random_uuid(), 1 from generate_series(0, 98) as i;
+         insert into tollgate_lease values ('{key}', {at} + 8000000, '{held}', 2);
+         insert into tollgate_state (key, limit_name, a, b, c, admitted, at_us, tail_us, sweep_us, d)
+           values ('{key}', 'many', {at} + 8000000, 101, 0, true, {at}, 0, {at}, {at} - 5000000);
+         insert into tollgate_hold values ('{held}', '{{{key}}}', '{{many}}', '{{6}}', '{{200,60000000,0,0,0}}', '{{2}}',
+           '{{{}}}', '{{}}', '{{0,0,0,0,0,0,0,0}}', {at}, 60000000, {at} + 60000000, false)",
+        at + 8_000_000,
+    ));
+    let store = by(&clock, &server).await;
+    assert_eq!(server.psql("select count(*) from pg_proc where proname = 'tollgate_leases_take'"), "0");
+    assert_eq!(server.psql("select to_regclass('tollgate_lease') is null"), "t");
+    assert_eq!(server.psql(crate::leases::CONSISTENT), "0");
+    assert_eq!(server.psql("select count(*) from tollgate_execution"), "4", "32 to a chunk");
+    let used = async |store: &PostgresStore| {
+        let all = Item { cost: Cost::MAX, ..item(&limit, "k") };
+        store.peek(&[all]).await.unwrap().outcomes[0].used()
+    };
+    assert_eq!((used(&store).await, used(&running).await), (81, 81));
+    // All but a full limit: what ends first has to.
+    let most = [Item { cost: Cost::new(120).unwrap(), ..item(&limit, "k") }];
+    let denied = running.charge(&most, None).await.unwrap();
+    assert_eq!((denied.allowed, denied.outcomes[0].retry_after), (false, Some(Micros::from_secs(1))));
+    assert_eq!(store.settle(held, &Settlement::Renew).await.unwrap(), Settled::Done);
+    clock.advance(Micros::from_secs(8));
+    assert_eq!(used(&store).await, 2, "the renewed one");
+    assert_eq!(running.settle(held, &Settlement::Cancel).await.unwrap(), Settled::Done);
+    assert_eq!(used(&store).await, 0);
+    assert_eq!(server.psql(crate::leases::CONSISTENT), "0");
 }
