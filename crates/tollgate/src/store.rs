@@ -6,7 +6,7 @@ pub use tollgate_kernel::{
     SlidingWindowCounter, TokenBucket,
 };
 pub use tollgate_store::{
-    Charged, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Nodes, Outcomes, Scope, Store,
+    EachFuture, Charged, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Nodes, Outcomes, Scope, Store,
     StoreError, StoreFuture, StoreTask, StoredLimit, Subject, WhenFull,
 };
 #[cfg(feature = "postgres")]

@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 
 use std::time::Duration;
 use tollgate::store::{
-    Charged, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Store, StoreError, StoreFuture,
+    Charged, EachFuture, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Store, StoreError, StoreFuture,
     StoredLimit,
 };
 use tollgate::{ChargeId, ManualClock, Settled, Settlement};
@@ -162,6 +162,17 @@ impl Store for Elsewhere {
         self.answer(move || Store::charge(&self.store, items, hold))
     }
 
+    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+        Box::pin(async move {
+            let charged = self.answer(move || Box::pin(async { Ok(self.store.charge_each(items).await) }));
+            match charged.await {
+                Ok(outcomes) => outcomes,
+                // The whole call failed, so each of its charges did, in the same way.
+                Err(error) => items.iter().map(|_| Err(alike(&error))).collect(),
+            }
+        })
+    }
+
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         self.answer(move || Store::settle(&self.store, id, settlement))
     }
@@ -185,4 +196,13 @@ impl Store for Elsewhere {
             false => self.carry(|| Box::pin(async { Ok(()) })),
         }
     }
+}
+
+/// The same failure, for another charge of the call.
+fn alike(error: &StoreError) -> StoreError {
+    let alike = match error.failure() {
+        Some(failure) => StoreError::failed(failure, error.to_string()),
+        None => StoreError::invalid(error.to_string()),
+    };
+    if error.is_ambiguous() { alike.ambiguous() } else { alike }
 }
