@@ -329,7 +329,11 @@ impl Engine {
                 let started = is_sampled().then(Instant::now);
                 let numbers = memory.charge_known_or(text, cost, &unknown);
                 is_known.get().then(|| {
-                    entry.meter.straight(text, numbers.allowed, started.map(|started| started.elapsed()));
+                    entry.meter.count_fast_path(
+                        text,
+                        numbers.allowed,
+                        started.map(|started| started.elapsed()),
+                    );
                     Outcome::new(entry.name, numbers, Source::Store)
                 })
             }
@@ -343,7 +347,7 @@ impl Engine {
                 // Reading the clock costs about as much as finding the key: an admission that is not sampled is not timed.
                 let took =
                     started.filter(|_| is_sampled || !numbers.allowed).map(|started| started.elapsed());
-                entry.meter.straight(text, numbers.allowed, took.filter(|_| is_sampled));
+                entry.meter.count_fast_path(text, numbers.allowed, took.filter(|_| is_sampled));
                 if !numbers.allowed {
                     self.report_denial(entry, text, cost, &numbers, took);
                 }
@@ -473,7 +477,7 @@ impl Engine {
         if is_counted {
             let took = started.map(|started| started.elapsed());
             for ((entry, item), outcome) in entries.iter().zip(&items).zip(&outcomes) {
-                entry.meter.straight(item.key, outcome.is_allowed(), took);
+                entry.meter.count_fast_path(item.key, outcome.is_allowed(), took);
             }
         }
         Some(Decision::new(outcomes))
