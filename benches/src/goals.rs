@@ -41,18 +41,18 @@ impl fmt::Display for Wanted {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Grade {
     Reached,
     Missed,
     NotMeasured,
 }
 
-impl Verdict {
+impl Grade {
     pub(crate) const fn word(self) -> &'static str {
         match self {
-            Verdict::Reached => "reached",
-            Verdict::Missed => "missed",
-            Verdict::NotMeasured => "not measured",
+            Grade::Reached => "reached",
+            Grade::Missed => "missed",
+            Grade::NotMeasured => "not measured",
         }
     }
 }
@@ -67,16 +67,16 @@ pub(crate) struct Goal {
 }
 
 impl Goal {
-    pub(crate) fn verdict(&self) -> Verdict {
+    pub(crate) fn grade(&self) -> Grade {
         let reached = self.measured.map(|measured| match self.wanted {
             Wanted::AtLeast(least) => measured >= least,
             Wanted::AtMost(most) => measured <= most,
             Wanted::BelowMillis(millis) => measured < millis,
         });
         match reached {
-            Some(true) => Verdict::Reached,
-            Some(false) => Verdict::Missed,
-            None => Verdict::NotMeasured,
+            Some(true) => Grade::Reached,
+            Some(false) => Grade::Missed,
+            None => Grade::NotMeasured,
         }
     }
 }
@@ -163,7 +163,7 @@ fn speed_up(results: &Results, scene: Scene, threads: usize) -> Option<f64> {
 }
 
 fn median(results: &Results, scene: Scene, threads: usize) -> Option<f64> {
-    ours(results, scene, threads)?.told_median()
+    ours(results, scene, threads)?.reported_median()
 }
 
 fn ours(results: &Results, scene: Scene, threads: usize) -> Option<&Measurement> {
@@ -203,7 +203,7 @@ mod tests {
         let told: Vec<(&str, Option<f64>)> = goals
             .iter()
             .filter(|goal| goal.measured.is_some())
-            .map(|goal| (goal.verdict().word(), goal.measured))
+            .map(|goal| (goal.grade().word(), goal.measured))
             .collect();
         assert_eq!(told, [("reached", Some(5.0)), ("missed", Some(1.3)), ("reached", Some(0.5))]);
         assert_eq!(goals.len(), 16);

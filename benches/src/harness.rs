@@ -74,7 +74,7 @@ pub(crate) struct Measurement {
 
 impl Measurement {
     /// The median, if there are enough rounds to build a ratio on it.
-    pub(crate) fn told_median(&self) -> Option<f64> {
+    pub(crate) fn reported_median(&self) -> Option<f64> {
         self.ns.filter(|_| self.rounds >= FEWEST_ROUNDS).map(|ns| ns.median)
     }
 }

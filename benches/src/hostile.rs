@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hdrhistogram::Histogram;
 
-use tollgate_testkit::hostile::{ATTACKS, CLIENTS, Client, Faces, Said};
+use tollgate_testkit::hostile::{ATTACKS, Answered, CLIENTS, Client, Faces};
 use tollgate_testkit::tollgate::Tollgate;
 
 use crate::machine::Facts;
@@ -106,7 +106,7 @@ fn honest(client: &mut dyn Client, is_over: &AtomicBool, face: &str) -> Result<H
     while !is_over.load(Ordering::Relaxed) {
         let start = Instant::now();
         match client.charge() {
-            Ok(Said::Allowed) => {}
+            Ok(Answered::Allowed) => {}
             other => return Err(format!("{face}: {other:?} after {} answers", waits.len())),
         }
         waits.saturating_record(u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX));

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use crate::contestant::{BASELINE, Entrant};
-use crate::goals::{Goal, Verdict};
+use crate::goals::{Goal, Grade};
 use crate::harness::{Measurement, Plan, Quartiles};
 use crate::machine::Facts;
 use crate::memory::BytesPerKey;
@@ -26,7 +26,7 @@ impl Results {
                 && other.scene == measurement.scene
                 && other.threads == measurement.threads
         });
-        Some(baseline?.told_median()? / measurement.told_median()?)
+        Some(baseline?.reported_median()? / measurement.reported_median()?)
     }
 
     /// How many times the bytes of the baseline at the same number of keys.
@@ -108,23 +108,23 @@ pub(crate) fn print_memory(results: &Results) {
     println!();
 }
 
-/// The goals, each with its verdict.
+/// The goals, each with its grade.
 pub(crate) fn print_goals(goals: &[Goal]) {
-    let head = ["goal", "wanted", "measured", "verdict", "beside it"].map(str::to_string).to_vec();
+    let head = ["goal", "wanted", "measured", "grade", "beside it"].map(str::to_string).to_vec();
     let rows = goals.iter().map(|goal| {
-        let verdict = goal.verdict().word().to_string();
+        let grade = goal.grade().word().to_string();
         vec![
             goal.what.clone(),
             goal.wanted.to_string(),
             goal.wanted.spell(goal.measured),
-            verdict,
+            grade,
             goal.beside.clone(),
         ]
     });
     print_table(&std::iter::once(head).chain(rows).collect::<Vec<_>>());
-    let count = |verdict| goals.iter().filter(|goal| goal.verdict() == verdict).count();
-    let (reached, missed) = (count(Verdict::Reached), count(Verdict::Missed));
-    println!("\n{reached} reached, {missed} missed, {} not measured", count(Verdict::NotMeasured));
+    let count = |grade| goals.iter().filter(|goal| goal.grade() == grade).count();
+    let (reached, missed) = (count(Grade::Reached), count(Grade::Missed));
+    println!("\n{reached} reached, {missed} missed, {} not measured", count(Grade::NotMeasured));
 }
 
 /// The same for other programs.
@@ -180,14 +180,14 @@ pub(crate) fn machine_to_json(facts: &Facts, load_after: &str) -> Value {
     })
 }
 
-/// The goals, each with its verdict.
+/// The goals, each with its grade.
 pub(crate) fn goals_to_json(goals: &[Goal]) -> Value {
     let goals = goals.iter().map(|goal| {
         json!({
             "goal": goal.what,
             "wanted": goal.wanted.to_string(),
             "measured": goal.measured,
-            "verdict": goal.verdict().word(),
+            "grade": goal.grade().word(),
         })
     });
     goals.collect()

@@ -1,6 +1,6 @@
 //! Who takes part: one layer each, set up as its documentation shows, with a limit that nobody can reach.
 //!
-//! All of them stand before the same service and have the same payers, by the header field `x-key`. All are served with
+//! All of them stand before the same service and have the same keys, by the header field `x-key`. All are served with
 //! axum's `ConnectInfo`, which only the one that pays by address looks at, so that what differs is the layer alone.
 
 use std::convert::Infallible;
@@ -145,7 +145,7 @@ fn limits(format: Format, routes: &[RouteLimit]) -> Result<LimitLayer, tollgate:
     LimitLayer::builder(&gate.build()?).headers(format).limits(routes.iter().cloned()).build()
 }
 
-/// How tower_governor finds who pays.
+/// How tower_governor finds the key.
 #[derive(Clone, Copy)]
 struct ByKey;
 

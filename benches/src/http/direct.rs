@@ -19,7 +19,7 @@ use super::contestant::{Contestant, KEY, KEYS};
 use super::rounds::{Cell, Plan};
 use crate::machine::{Core, pin_to, thread_cpu_time};
 
-/// The values of the field that says who pays.
+/// The values of the header field that has the key.
 pub(crate) struct Keys {
     values: Vec<HeaderValue>,
     peer: SocketAddr,

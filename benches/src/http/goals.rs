@@ -57,7 +57,7 @@ pub(crate) fn rate_over(cells: &[Cell], name: &str, over: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::goals::Verdict;
+    use crate::goals::Grade;
     use crate::http::rounds::tests::cell;
 
     #[test]
@@ -69,10 +69,10 @@ mod tests {
         ];
         let direct = vec![cell(NONE, &[], &[100.0]), cell(TOLLGATE, &[], &[500.0])];
         let goals = judge(&Results { network, direct });
-        let told: Vec<_> = goals.iter().map(|goal| (goal.verdict(), goal.measured)).collect();
+        let told: Vec<_> = goals.iter().map(|goal| (goal.grade(), goal.measured)).collect();
         assert_eq!(
             told,
-            [(Verdict::Missed, Some(1.2)), (Verdict::NotMeasured, None), (Verdict::Reached, Some(0.96))]
+            [(Grade::Missed, Some(1.2)), (Grade::NotMeasured, None), (Grade::Reached, Some(0.96))]
         );
     }
 }

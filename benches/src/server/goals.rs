@@ -100,7 +100,7 @@ pub(crate) fn ratio(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::goals::Verdict;
+    use crate::goals::Grade;
     use crate::server::rounds::tests::cell;
 
     #[test]
@@ -112,8 +112,8 @@ mod tests {
             cell(GRPC_CONSTANT, &[(10.0, 10.0)]),
         ];
         let goals = judge(&cells);
-        let told: Vec<_> = goals.iter().map(|goal| (goal.verdict(), goal.measured)).collect();
-        use Verdict::{Missed, NotMeasured, Reached};
+        let told: Vec<_> = goals.iter().map(|goal| (goal.grade(), goal.measured)).collect();
+        use Grade::{Missed, NotMeasured, Reached};
         let none = (NotMeasured, None);
         assert_eq!(told, [(Missed, Some(1.4)), (Reached, Some(0.5)), none, (Reached, Some(1.1)), none]);
     }

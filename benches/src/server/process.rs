@@ -32,12 +32,12 @@ impl Process {
         self.child.id()
     }
 
-    /// The lines that a server says until it has told where all its doors are, each after one of these words. What it says
+    /// The lines that a server says until it has told where all its faces are, each after one of these words. What it says
     /// later is read as well, so that it never waits for a reader.
     pub(crate) fn addresses<const N: usize>(
         &self,
         output: impl Read + Send + 'static,
-        doors: [&str; N],
+        faces: [&str; N],
     ) -> Result<[SocketAddr; N], String> {
         let mut found = [None; N];
         let mut lines = BufReader::new(output).lines();
@@ -45,8 +45,8 @@ impl Process {
             let Some(Ok(line)) = lines.next() else {
                 return Err(format!("{} ended before it had said where it listens", self.name));
             };
-            for (door, found) in doors.iter().zip(&mut found) {
-                *found = found.or_else(|| address_after(&line, door));
+            for (face, found) in faces.iter().zip(&mut found) {
+                *found = found.or_else(|| address_after(&line, face));
             }
         }
         std::thread::spawn(move || lines.for_each(drop));
@@ -93,8 +93,8 @@ pub(crate) fn on<T: Send>(core: Option<Core>, work: impl FnOnce() -> T + Send) -
     })
 }
 
-fn address_after(line: &str, door: &str) -> Option<SocketAddr> {
-    let rest = line.split_once(door)?.1;
+fn address_after(line: &str, face: &str) -> Option<SocketAddr> {
+    let rest = line.split_once(face)?.1;
     rest.split(|character: char| character == '/' || character.is_whitespace()).next()?.parse().ok()
 }
 
@@ -168,8 +168,8 @@ mod tests {
         let said =
             "tollgate serves x\n  API    http://127.0.0.1:8080/v1/check\n  RESP   redis://127.0.0.1:6380\n";
         let process = Process::start(None, &mut Command::new("true")).unwrap();
-        let doors = process.addresses(said.as_bytes(), ["API    http://", "redis://"]).unwrap();
-        assert_eq!(doors.map(|door| door.port()), [8080, 6380]);
+        let faces = process.addresses(said.as_bytes(), ["API    http://", "redis://"]).unwrap();
+        assert_eq!(faces.map(|face| face.port()), [8080, 6380]);
         assert!(process.addresses(said.as_bytes(), ["grpc://"]).is_err());
     }
 

@@ -110,7 +110,7 @@ pub(crate) fn of_all(steady: &Steady, percent: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::goals::Verdict;
+    use crate::goals::Grade;
     use crate::stores::load::{Tally, no_latencies};
     use crate::stores::rounds::tests::cell;
 
@@ -138,8 +138,8 @@ mod tests {
             bytes: Vec::new(),
         };
         let goals = judge(&Results { redis: Some(found), postgres: None });
-        let verdicts: Vec<Verdict> = goals.iter().map(Goal::verdict).collect();
-        use Verdict::{Missed, NotMeasured, Reached};
+        let verdicts: Vec<Grade> = goals.iter().map(Goal::grade).collect();
+        use Grade::{Missed, NotMeasured, Reached};
         assert_eq!(
             verdicts,
             [Reached, NotMeasured, Missed, NotMeasured, NotMeasured, Reached, Reached, Missed]

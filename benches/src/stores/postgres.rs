@@ -33,7 +33,7 @@ const CONNECTIONS: usize = 8;
 const CROWD: usize = 64;
 
 /// No deadline is to pass because the machine is busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// All that a run on PostgreSQL found out.
 pub(crate) struct Found {
@@ -57,7 +57,7 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
     raw::make_tables(server, plan.keys)?;
     let url = server.url("postgres");
     let options = PostgresOptions {
-        timeout: PATIENCE,
+        timeout: TIMEOUT,
         connections: CONNECTIONS,
         cleanup_every: None,
         ..PostgresOptions::new(&url)

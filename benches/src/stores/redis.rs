@@ -45,7 +45,7 @@ const BURST: u64 = 2_400;
 const USED: u64 = 400;
 
 /// No deadline is to pass because the machine is busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Calls a second in the cell of latencies.
 pub(crate) const STEADY: u32 = 10_000;
@@ -88,7 +88,7 @@ pub(crate) fn measure(plan: &Plan, cores: &[Core]) -> Result<Found, String> {
 
 async fn measure_here(plan: &Plan, server: &RedisServer) -> Result<Found, String> {
     let mut options = RedisOptions::new(server.url());
-    options.timeout = PATIENCE;
+    options.timeout = TIMEOUT;
     let store: Arc<dyn Store> = Arc::new(RedisStore::new(options).map_err(|error| error.to_string())?);
     let connection = raw::connect(server).await?;
     let incr = Incr(connection.clone());

@@ -23,10 +23,7 @@ pub(crate) fn print_head(facts: &Facts, plan: &Plan) {
 
 /// What Redis did.
 pub(crate) fn print_redis(found: &redis::Found) {
-    println!(
-        "Redis {}, 256 callers over one connection unless said otherwise, each side on its core\n",
-        found.version
-    );
+    println!("Redis {}, 256 callers over one connection by default, each side on its core\n", found.version);
     print_cells(&found.cells, &[redis::INCR, redis::TEXTBOOK]);
     println!(
         "{}: the store was asked for one check in {:.0}\n",

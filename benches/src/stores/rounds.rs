@@ -140,13 +140,13 @@ pub(crate) async fn run(plan: &Plan, contestants: Vec<Contestant>, server: &Serv
             cell.asked += tally.checks;
             cell.tally.join(tally);
         }
-        tell_progress(round + 1, plan.rounds);
+        print_progress(round + 1, plan.rounds);
     }
     cells
 }
 
 /// For who looks on; nothing where the output is kept.
-fn tell_progress(done: usize, rounds: usize) {
+fn print_progress(done: usize, rounds: usize) {
     if std::io::stderr().is_terminal() {
         let end = if done == rounds { "\r                    \r" } else { "" };
         eprint!("\r{done} of {rounds} rounds{end}");

@@ -57,11 +57,6 @@ impl Micros {
         self.0
     }
 
-    /// Milliseconds, rounded up, so that waiting them out is enough.
-    pub const fn as_millis_ceil(self) -> u64 {
-        self.0.div_ceil(1_000)
-    }
-
     /// Seconds, rounded up, so that waiting them out is enough.
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1_000_000)
@@ -241,7 +236,6 @@ mod tests {
 
     #[test]
     fn conversions_round_up() {
-        assert_eq!(Micros::new(1).as_millis_ceil(), 1);
         assert_eq!(Micros::new(1).as_secs_ceil(), 1);
         assert_eq!(Micros::ZERO.as_secs_ceil(), 0);
         assert_eq!(Micros::from(Duration::from_nanos(1)), Micros::new(1));

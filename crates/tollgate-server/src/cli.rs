@@ -141,7 +141,7 @@ pub(crate) struct ServerArgs {
 pub(crate) struct CheckArgs {
     /// The name of the limit.
     pub(crate) limit: String,
-    /// Who pays, as namespace:key[:version].
+    /// The key, as namespace:key[:version].
     pub(crate) key: String,
     /// How much to charge.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
@@ -157,7 +157,7 @@ pub(crate) struct CheckArgs {
 pub(crate) struct OfKeyArgs {
     /// The name of the limit.
     pub(crate) limit: String,
-    /// Who pays, as namespace:key[:version].
+    /// The key, as namespace:key[:version].
     pub(crate) key: String,
     #[command(flatten)]
     pub(crate) server: ServerArgs,

@@ -59,9 +59,9 @@ impl Failure {
             Failure::Answered => ExitCode::from(COULD_NOT),
             Failure::CouldNot { details, message } => {
                 for detail in details {
-                    tell(format_args!("{detail}"));
+                    print_line(format_args!("{detail}"));
                 }
-                tell(format_args!("tollgate: error: {message}"));
+                print_line(format_args!("tollgate: error: {message}"));
                 ExitCode::from(COULD_NOT)
             }
         }
@@ -80,7 +80,7 @@ impl fmt::Display for Failure {
 
 /// A line on stderr, in one write: the log writes there too, and neither is to end up in the middle of the other. When stderr is
 /// closed there is nobody left to tell, and no reason to panic.
-pub(crate) fn tell(line: fmt::Arguments<'_>) {
+pub(crate) fn print_line(line: fmt::Arguments<'_>) {
     let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 

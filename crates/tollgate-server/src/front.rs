@@ -2,12 +2,12 @@
 //!
 //! A face reads what came in, asks the registry through `app.rs`, and answers in its own words. It never counts.
 
+mod batch;
 pub(crate) mod json;
 pub(crate) mod page;
 pub(crate) mod peer;
 pub(crate) mod resp;
 pub(crate) mod rls;
-mod together;
 mod undecided;
 #[cfg(test)]
 mod waiting_store;

@@ -7,7 +7,7 @@ mod yaml;
 use std::io::{self, Write};
 
 use crate::cli::{ImportArgs, ImportEnvoyArgs, ImportFrom};
-use crate::failure::{Failure, tell};
+use crate::failure::{Failure, print_line};
 use crate::figures::counted;
 use crate::{source, validate};
 
@@ -52,8 +52,8 @@ fn from_envoy(asked: &ImportEnvoyArgs) -> Result<(), Failure> {
         return Err(Failure::with_details(notes, message));
     }
     for note in &notes {
-        tell(format_args!("{note}"));
+        print_line(format_args!("{note}"));
     }
-    tell(format_args!("{summary}"));
+    print_line(format_args!("{summary}"));
     Ok(())
 }

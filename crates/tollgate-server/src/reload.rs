@@ -64,7 +64,7 @@ impl History {
         reloads.push_back(Reload { at: SystemTime::now(), refused, restart });
     }
 
-    pub(crate) fn told(&self) -> Vec<Value> {
+    pub(crate) fn to_json(&self) -> Vec<Value> {
         let seconds =
             |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let reloads = self.reloads.lock();

@@ -38,12 +38,12 @@ pub(crate) fn check(asked: &CheckArgs) -> Result<ExitCode, Failure> {
         let degraded =
             if decision["degraded"] == true { " (by the fallback: the store is down)" } else { "" };
         let limits = decision["limits"].as_array();
-        let said: Vec<String> = limits.into_iter().flatten().map(standing).collect();
+        let outcome: Vec<String> = limits.into_iter().flatten().map(described).collect();
         let delay = match decision["delay_ms"].as_u64() {
             Some(delay @ 1..) if allowed => format!("; start after a delay of {}", span(delay)),
             _ => String::new(),
         };
-        writeln!(out, "{verdict} by {}{delay}{degraded}", said.join("; "))
+        writeln!(out, "{verdict} by {}{delay}{degraded}", outcome.join("; "))
     };
     printed.map_err(Failure::answering)?;
     Ok(if allowed { ExitCode::SUCCESS } else { ExitCode::from(DENIED) })
@@ -57,7 +57,7 @@ pub(crate) fn status(asked: &OfKeyArgs) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let printed = match asked.json {
         true => writeln!(out, "{status}"),
-        false => writeln!(out, "{}", standing(&status)),
+        false => writeln!(out, "{}", described(&status)),
     };
     printed.map_err(Failure::answering)
 }
@@ -123,22 +123,23 @@ pub(crate) fn limits(asked: &LimitsArgs) -> Result<(), Failure> {
 }
 
 /// What one limit says, in words: `api, 19 of 20 left`.
-fn standing(said: &Value) -> String {
-    let name = text(&said["limit"]);
-    let left = match (&said["remaining"], &said["capacity"]) {
+fn described(outcome: &Value) -> String {
+    let name = text(&outcome["limit"]);
+    let left = match (&outcome["remaining"], &outcome["capacity"]) {
         (Value::Null, _) => "unlimited".to_owned(),
         (remaining, capacity) => format!("{} of {} left", number(remaining), number(capacity)),
     };
-    let wait = match (&said["allowed"], &said["retry_after_ms"]) {
+    let wait = match (&outcome["allowed"], &outcome["retry_after_ms"]) {
         (Value::Bool(true), _) => String::new(),
-        (_, Value::Null) => match said["reason"].as_str() {
+        (_, Value::Null) => match outcome["reason"].as_str() {
             Some("blocked") => ", blocked".to_owned(),
             _ => ", the cost is above the capacity".to_owned(),
         },
         (_, wait) => format!(", retry after {}", span(wait.as_u64().unwrap_or_default())),
     };
-    let watched = if said["would_deny"] == true { ", would deny if it were not in shadow mode" } else { "" };
-    let full = match said["reset_after_ms"].as_u64() {
+    let watched =
+        if outcome["would_deny"] == true { ", would deny if it were not in shadow mode" } else { "" };
+    let full = match outcome["reset_after_ms"].as_u64() {
         Some(reset @ 1..) => format!(", full again in {}", span(reset)),
         _ => String::new(),
     };
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_standing_is_a_sentence() {
-        for (said, expected) in [
+        for (outcome, expected) in [
             (
                 r#"{"limit":"api","allowed":true,"capacity":20,"remaining":19,"retry_after_ms":0,"reset_after_ms":100}"#,
                 "api: 19 of 20 left, full again in 100 ms",
@@ -201,8 +202,8 @@ mod tests {
             ),
             ("{}", "-: unlimited, the cost is above the capacity"),
         ] {
-            let said: Value = serde_json::from_str(said).expect("JSON");
-            assert_eq!(standing(&said), expected);
+            let outcome: Value = serde_json::from_str(outcome).expect("JSON");
+            assert_eq!(described(&outcome), expected);
         }
     }
 

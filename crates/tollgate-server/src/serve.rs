@@ -1,12 +1,12 @@
 //! `tollgate serve`: the server, from its config to its last answer.
 //!
-//! `listen.rs` accepts, `patience.rs` gives slow peers up, `front/` answers, `reload.rs` follows the config, `log.rs` writes the log.
+//! `listen.rs` accepts, `timeouts.rs` gives slow peers up, `front/` answers, `reload.rs` follows the config, `log.rs` writes the log.
 //! Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c it is not ready any more, after
 //! `drain_delay` nothing more is accepted, what has begun is finished, and the process exits with 0.
 
 pub(crate) mod listen;
 mod log;
-pub(crate) mod patience;
+pub(crate) mod timeouts;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -30,11 +30,11 @@ use tollgate::store::Micros;
 use tollgate::telemetry::Telemetry;
 use tollgate::{Clock, Tollgate};
 
-use self::listen::{Door, Room};
-use self::patience::{Patience, Patient};
+use self::listen::{ConnectionLimit, Room};
+use self::timeouts::{TimedStream, Timeouts};
 use crate::app::App;
 use crate::cli::ServeArgs;
-use crate::failure::{Failure, tell};
+use crate::failure::{Failure, print_line};
 use crate::front::{json, page, resp, rls};
 use crate::reload::{self, Looks};
 use crate::stats::{Settings, Stats};
@@ -51,7 +51,7 @@ const GRACE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(60);
 
 /// How long a peer is waited for that speaks HTTP. Bodies have a time of their own (`front/json/body.rs`), which is over first.
-const PATIENCE: Patience = Patience {
+const TIMEOUTS: Timeouts = Timeouts {
     greeting: Duration::from_secs(5),
     head: Duration::from_secs(5),
     busy: Duration::from_secs(20),
@@ -59,8 +59,8 @@ const PATIENCE: Patience = Patience {
 };
 
 /// The same for RESP. Its clients keep connections that they have not used yet, and a command has no head.
-const RESP_PATIENCE: Patience =
-    Patience { greeting: IDLE, head: Duration::from_secs(10), busy: Duration::from_secs(10), idle: IDLE };
+const RESP_TIMEOUTS: Timeouts =
+    Timeouts { greeting: IDLE, head: Duration::from_secs(10), busy: Duration::from_secs(10), idle: IDLE };
 
 /// Does what was asked.
 pub(crate) fn run(asked: &ServeArgs) -> Result<(), Failure> {
@@ -103,12 +103,13 @@ async fn serve(
 ) -> Result<(), Failure> {
     // Before anybody can know that it runs: who is told where it is may well tell it to stop.
     let mut signals = Signals::listen()?;
-    let doors = Doors::open(asked, &config).await?;
-    let address = doors.http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
+    let listeners = Listeners::open(asked, &config).await?;
+    let address =
+        listeners.http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
     let token = secret("server.admin_token", config.server.admin_token.as_ref())?;
     let resp_password = secret("server.resp_password", config.server.resp_password.as_ref())?;
     if !asked.without_token {
-        doors.check_reach(token.is_some(), resp_password.is_some())?;
+        listeners.check_reach(token.is_some(), resp_password.is_some())?;
     }
     let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
         .set_buckets(&tollgate::telemetry::BUCKETS_MS)
@@ -123,30 +124,30 @@ async fn serve(
         .map_err(|error| Failure::new(error.to_string()))?;
     let settings = config.server.clone();
     let app = Arc::new(App::new(gate, config, token, metrics, stats));
-    announce(asked, address, &doors, &app);
-    let room = doors.room(&settings);
+    announce(asked, address, &listeners, &app);
+    let room = listeners.room(&settings);
     tokio::spawn(page::feed(app.clone()));
     beside(&app);
     let (close, closing) = watch::channel(false);
     let tasks = TaskTracker::new();
     let mut accepting = JoinSet::new();
-    if let Some(grpc) = doors.grpc {
+    if let Some(grpc) = listeners.grpc {
         accepting.spawn(rls::serve(
             grpc,
-            Door::new("grpc", room.manifold(&settings)),
+            ConnectionLimit::new("grpc", room.multiplexed(&settings)),
             app.clone(),
             tasks.clone(),
             closing.clone(),
         )?);
     }
-    if let Some(resp) = doors.resp {
+    if let Some(resp) = listeners.resp {
         let (face, closing) = (resp::Face::new(app.clone(), resp_password), closing.clone());
-        let (door, tasks, until) = (Door::new("resp", room), tasks.clone(), closing.clone());
+        let (door, tasks, until) = (ConnectionLimit::new("resp", room), tasks.clone(), closing.clone());
         let app = app.clone();
         let speak = move |stream, peer: SocketAddr| {
             let (app, face, closing) = (app.clone(), face.clone(), closing.clone());
             async move {
-                let speaking = face.speak(Patient::new(stream, RESP_PATIENCE), closing);
+                let speaking = face.speak(TimedStream::new(stream, RESP_TIMEOUTS), closing);
                 app.serve_peer(peer.ip(), speaking).await;
             }
         };
@@ -162,8 +163,14 @@ async fn serve(
             }
         }
     };
-    accepting.spawn(listen::accept(doors.http, Door::new("http", room), tasks.clone(), closing, speak));
-    signals.until_told_to_stop(&app).await;
+    accepting.spawn(listen::accept(
+        listeners.http,
+        ConnectionLimit::new("http", room),
+        tasks.clone(),
+        closing,
+        speak,
+    ));
+    signals.until_stopped(&app).await;
     app.drain();
     let is_patient = signals.none_for(settings.drain_delay, &app).await;
     app.end();
@@ -180,20 +187,20 @@ async fn serve(
             tracing::warn!("some connections were still busy after {} s and are cut", GRACE.as_secs());
         }
         // Whoever asks twice does not want to wait.
-        () = signals.until_told_to_stop(&app) => tracing::warn!("told to stop again: busy connections are cut"),
+        () = signals.until_stopped(&app) => tracing::warn!("told to stop again: busy connections are cut"),
     }
     Ok(())
 }
 
 /// Where the faces are asked.
-struct Doors {
+struct Listeners {
     http: TcpListener,
     resp: Option<TcpListener>,
     grpc: Option<TcpListener>,
 }
 
-impl Doors {
-    async fn open(asked: &ServeArgs, config: &Config) -> Result<Doors, Failure> {
+impl Listeners {
+    async fn open(asked: &ServeArgs, config: &Config) -> Result<Listeners, Failure> {
         let named = asked.listen.as_deref().or(config.server.http.as_deref());
         let http = bind("http", "--listen", named, "127.0.0.1:8080").await?;
         let named = asked.resp.as_deref().or(config.server.resp.as_deref());
@@ -202,12 +209,12 @@ impl Doors {
         // Whoever writes rules for Envoy wants it served.
         let may_lack = config.envoy.rules().is_empty();
         let grpc = bind_unless_taken("grpc", "--grpc", named, "127.0.0.1:8081", may_lack).await?;
-        Ok(Doors { http, resp, grpc })
+        Ok(Listeners { http, resp, grpc })
     }
 
     /// Refuses to be reached from beyond this machine through a door at which callers show nothing.
     fn check_reach(&self, has_token: bool, has_password: bool) -> Result<(), Failure> {
-        let doors = [
+        let listeners = [
             (
                 Some(&self.http).filter(|_| !has_token),
                 "reset keys: set server.admin_token (or TOLLGATE_SERVER_ADMIN_TOKEN), or say --without-token",
@@ -223,7 +230,7 @@ impl Doors {
                  and say --without-token",
             ),
         ];
-        for (door, what) in doors {
+        for (door, what) in listeners {
             let address = door.and_then(|door| door.local_addr().ok());
             if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
                 return Err(Failure::new(format!("listening on {address} lets others {what}")));
@@ -276,7 +283,7 @@ async fn bind_unless_taken(
     match bind(face, option, address, otherwise).await {
         Ok(listener) => Ok(Some(listener)),
         Err(failure) if address.is_none() && may_lack => {
-            tell(format_args!("tollgate: {failure}; it is served without {face}"));
+            print_line(format_args!("tollgate: {failure}; it is served without {face}"));
             Ok(None)
         }
         Err(failure) => Err(failure),
@@ -290,27 +297,27 @@ fn secret(field: &str, password: Option<&Password>) -> Result<Option<Token>, Fai
 }
 
 /// Says where it is, for people.
-fn announce(asked: &ServeArgs, address: SocketAddr, doors: &Doors, app: &App) {
+fn announce(asked: &ServeArgs, address: SocketAddr, listeners: &Listeners, app: &App) {
     let state = app.state();
     let policy = match &asked.config {
         Some(file) => file.display().to_string(),
         None if asked.is_demo => "a demo policy to made-up callers".to_owned(),
         None => "an example policy (name your own with --config)".to_owned(),
     };
-    tell(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));
-    tell(format_args!("  page   http://{address}/"));
-    tell(format_args!("  API    http://{address}/v1/check"));
+    print_line(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));
+    print_line(format_args!("  page   http://{address}/"));
+    print_line(format_args!("  API    http://{address}/v1/check"));
     let address_of = |door: &Option<TcpListener>| door.as_ref().and_then(|door| door.local_addr().ok());
-    if let Some(resp) = address_of(&doors.resp) {
-        tell(format_args!("  RESP   redis://{resp}"));
+    if let Some(resp) = address_of(&listeners.resp) {
+        print_line(format_args!("  RESP   redis://{resp}"));
     }
-    if let Some(grpc) = address_of(&doors.grpc) {
-        tell(format_args!("  Envoy  grpc://{grpc}"));
+    if let Some(grpc) = address_of(&listeners.grpc) {
+        print_line(format_args!("  Envoy  grpc://{grpc}"));
     }
-    tell(format_args!("  docs   http://{address}/openapi.json"));
+    print_line(format_args!("  docs   http://{address}/openapi.json"));
     let policy = state.gate.policy();
     let limit = policy.rules().first().map_or("api", |rule| rule.name());
-    tell(format_args!(
+    print_line(format_args!(
         "  try    curl -s http://{address}/v1/check -H 'content-type: application/json' -d '{{\"limit\":\"{limit}\",\"key\":\"user:42\"}}'"
     ));
 }
@@ -341,12 +348,12 @@ impl Signals {
         tracing::info!(%delay, "told to stop: not ready any more, and still answering");
         tokio::select! {
             () = tokio::time::sleep(Duration::from_micros(delay.get())) => true,
-            () = self.until_told_to_stop(app) => false,
+            () = self.until_stopped(app) => false,
         }
     }
 
     /// Waits for a signal to stop; others are followed meanwhile.
-    async fn until_told_to_stop(&mut self, app: &Arc<App>) {
+    async fn until_stopped(&mut self, app: &Arc<App>) {
         loop {
             tokio::select! {
                 _ = self.term.recv() => return,
@@ -359,7 +366,7 @@ impl Signals {
 
 /// Serves one connection until its peer is done, or the server is.
 async fn speak_http(app: Arc<App>, stream: TcpStream, peer: IpAddr, mut closing: watch::Receiver<bool>) {
-    let stream = Patient::new(stream, PATIENCE);
+    let stream = TimedStream::new(stream, TIMEOUTS);
     let progress = stream.progress();
     let service = service_fn(|request: Request<Incoming>| {
         let (app, progress) = (app.clone(), progress.clone());
@@ -374,7 +381,7 @@ async fn speak_http(app: Arc<App>, stream: TcpStream, peer: IpAddr, mut closing:
         }
     });
     let mut builder = http1::Builder::new();
-    // Heads are timed by `Patient`: the timer for them here would cut connections that are only kept.
+    // Heads are timed by `TimedStream`: the timer for them here would cut connections that are only kept.
     // Answers are small: head and body are copied together and written as one piece.
     builder.header_read_timeout(None).max_headers(64).max_buf_size(64 * 1024).writev(false);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));

@@ -21,7 +21,7 @@ use tollgate::telemetry::Telemetry;
 use tollgate::telemetry::{Admissions, Event, Observer};
 
 use self::latency::Latency;
-use self::offenders::{Offender, Offenders, Standing, Who};
+use self::offenders::{LastOutcome, Offender, Offenders, Who};
 use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
 
 /// Keys longer than this are shown by their hash only.
@@ -146,8 +146,8 @@ impl Stats {
     }
 
     fn denied(&self, limit: &OfLimit, event: &Event<'_>, second: u64) {
-        let Some(key) = event.payer.reveal() else { return };
-        let standing = Standing {
+        let Some(key) = event.key.reveal() else { return };
+        let standing = LastOutcome {
             capacity: event.outcome.capacity(),
             remaining: event.outcome.remaining(),
             reset_after: event.outcome.numbers().reset_after,

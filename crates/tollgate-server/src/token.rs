@@ -10,7 +10,7 @@ use tollgate::store::{Cost, Micros};
 use tollgate::{Clock, Limit, Rate};
 use tollgate_kernel::State;
 
-use crate::serve::listen::household;
+use crate::serve::listen::peer_prefix;
 
 /// What admin calls have to show.
 pub(crate) struct Token(String);
@@ -61,7 +61,7 @@ impl Guesses {
     /// How long a peer is not listened to, if it is not.
     pub(crate) fn wait(&self, peer: IpAddr) -> Option<Micros> {
         let (limit, peers) = (self.limit.as_ref()?, self.peers.lock());
-        let state = peers.get(&household(peer)).or_else(|| match peers.len() >= MOST_PEERS {
+        let state = peers.get(&peer_prefix(peer)).or_else(|| match peers.len() >= MOST_PEERS {
             true => peers.get(&ALL_OTHERS),
             false => None,
         })?;
@@ -73,7 +73,7 @@ impl Guesses {
     pub(crate) fn wrong(&self, peer: IpAddr) -> u64 {
         let Some(limit) = &self.limit else { return 0 };
         let (now, mut peers) = (self.clock.now(), self.peers.lock());
-        let mut peer = household(peer);
+        let mut peer = peer_prefix(peer);
         if peers.len() >= MOST_PEERS && !peers.contains_key(&peer) {
             // Who may show as many as a newcomer is no different from one.
             peers.retain(|_, state| limit.peek(state, Cost::ONE, now).remaining + 1 < MOST_GUESSES);

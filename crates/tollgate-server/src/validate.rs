@@ -25,13 +25,13 @@ pub(crate) fn run(asked: &ValidateArgs) -> Result<(), Failure> {
         answer(&parsed).map_err(Failure::answering)?;
         return if valid { Ok(()) } else { Err(Failure::Answered) };
     }
-    let config = parsed.map_err(|mistakes| told(&asked.file, &mistakes))?;
+    let config = parsed.map_err(|mistakes| failure_of(&asked.file, &mistakes))?;
     print(&config, &source::name(&asked.file)).map_err(Failure::answering)
 }
 
 /// Reads a config for another command; its mistakes are told just as here.
 pub(crate) fn load(path: &Path) -> Result<Config, Failure> {
-    parse(&source::read_text(path)?).map_err(|mistakes| told(path, &mistakes))
+    parse(&source::read_text(path)?).map_err(|mistakes| failure_of(path, &mistakes))
 }
 
 /// A config as the environment has it: `TOLLGATE_…` and the short names go before what the file says.
@@ -42,7 +42,7 @@ pub(crate) fn parse(text: &str) -> Result<Config, Mistakes> {
     Config::parse_with_env(text, variables)
 }
 
-fn told(path: &Path, mistakes: &Mistakes) -> Failure {
+fn failure_of(path: &Path, mistakes: &Mistakes) -> Failure {
     let name = source::name(path);
     let details: Vec<String> = mistakes.iter().map(|mistake| line(&name, mistake)).collect();
     let message = format!("{} in {name}", counted(details.len() as u64, "mistake"));
@@ -58,7 +58,7 @@ fn line(name: &str, mistake: &Mistake) -> String {
     format!("{name}:{}:{column} {}", mistake.line, mistake.message())
 }
 
-/// A limit in words: how much, and whether it only watches.
+/// A limit in words: how much, and whether it is in shadow mode.
 pub(crate) fn words(rule: &Rule) -> String {
     let how_much = rule.allowance().to_string();
     if rule.is_shadow() { format!("{how_much} (shadow)") } else { how_much }

@@ -64,15 +64,15 @@ impl Home {
 
     /// From now on this process must not outlive us.
     pub(crate) fn server_runs(&self, pid: u32) {
-        self.tell(&format!("run {pid}\n"));
+        self.notify(&format!("run {pid}\n"));
     }
 
     /// The process has been waited for; its number may soon belong to another.
     pub(crate) fn server_is_gone(&self) {
-        self.tell("gone\n");
+        self.notify("gone\n");
     }
 
-    fn tell(&self, order: &str) {
+    fn notify(&self, order: &str) {
         if let Some(orders) = self.orders.lock().as_mut() {
             // A caretaker that somebody has ended leaves the tidying to `drop`.
             let _ = orders.write_all(order.as_bytes());
@@ -87,7 +87,7 @@ impl Drop for Home {
         {
             eprintln!("cannot remove a temporary directory: {error}");
         }
-        self.tell("farewell\n");
+        self.notify("farewell\n");
         *self.orders.lock() = None;
         let _ = self.caretaker.wait();
     }

@@ -7,4 +7,4 @@ mod frames;
 mod honest;
 
 pub use attack::{ATTACKS, Attack};
-pub use honest::{CLIENTS, Client, Faces, Make, Said};
+pub use honest::{Answered, CLIENTS, Client, Faces, Make};

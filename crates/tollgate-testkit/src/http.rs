@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// How long an answer may take on a loaded machine before the test is told.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One connection to a server.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Connection {
     /// Connects, and panics if nobody listens there: a test can do nothing else.
     pub fn open(address: SocketAddr) -> Connection {
         let stream = TcpStream::connect(address).and_then(|stream| {
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             stream.set_nodelay(true)?;
             Ok(stream)
         });

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -210,7 +210,8 @@ fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
 
 /// As a value in the query of a URL.
 fn escaped(text: &str) -> String {
-    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+    const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'_');
+    utf8_percent_encode(text, ENCODED).to_string()
 }
 
 #[cfg(test)]

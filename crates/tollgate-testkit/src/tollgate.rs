@@ -36,7 +36,7 @@ pub struct Tollgate {
     child: Mutex<Child>,
     binary: PathBuf,
     home: Home,
-    doors: Doors,
+    addresses: Addresses,
     output: Arc<Mutex<String>>,
     readers: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -52,13 +52,13 @@ pub struct Ended {
 
 /// Where it listens, as far as it says so.
 #[derive(Clone, Copy, Debug, Default)]
-struct Doors {
+struct Addresses {
     http: Option<SocketAddr>,
     resp: Option<SocketAddr>,
     grpc: Option<SocketAddr>,
 }
 
-impl Doors {
+impl Addresses {
     fn note(&mut self, line: &str) {
         let mut words = line.split_whitespace();
         let (Some(face), Some(url)) = (words.next(), words.next()) else { return };
@@ -118,13 +118,13 @@ impl TollgateBuilder {
         let mut child = start.spawn().expect("the binary starts");
         home.server_runs(child.id());
         let mut lines = BufReader::new(child.stderr.take().expect("piped"));
-        let (mut said, mut doors) = (String::new(), Doors::default());
+        let (mut said, mut addresses) = (String::new(), Addresses::default());
         // The line to try is the last that it says of itself.
         loop {
             let start = said.len();
             assert_ne!(lines.read_line(&mut said).expect("text"), 0, "it ended: {said}");
             let line = &said[start..];
-            doors.note(line);
+            addresses.note(line);
             if line.trim_start().starts_with("try ") {
                 break;
             }
@@ -137,7 +137,7 @@ impl TollgateBuilder {
             child: Mutex::new(child),
             binary,
             home,
-            doors,
+            addresses,
             output,
             readers: Mutex::new(readers),
         }
@@ -170,17 +170,17 @@ impl Tollgate {
 
     /// Where the API and the page are.
     pub fn http(&self) -> SocketAddr {
-        self.doors.http.expect("it says where its API is")
+        self.addresses.http.expect("it says where its API is")
     }
 
     /// Where the protocol of Redis is spoken.
     pub fn resp(&self) -> SocketAddr {
-        self.doors.resp.expect("it speaks RESP")
+        self.addresses.resp.expect("it speaks RESP")
     }
 
     /// Where Envoy asks.
     pub fn grpc(&self) -> SocketAddr {
-        self.doors.grpc.expect("it speaks gRPC")
+        self.addresses.grpc.expect("it speaks gRPC")
     }
 
     /// Where the API is, as people write it.

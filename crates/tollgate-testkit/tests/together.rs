@@ -10,7 +10,7 @@ use tollgate_testkit::redis::{Client, RedisServer, Value};
 
 const LIMIT: u64 = 50;
 const WINDOW_US: u64 = 250_000;
-const PATIENCE: Duration = Duration::from_millis(60);
+const TIMEOUT: Duration = Duration::from_millis(60);
 
 /// A sliding window in one script. Gives whether it fits, the version, and the store's time.
 const ATOMIC: &str = r"
@@ -54,7 +54,7 @@ fn ask(client: &mut Client, scripts: &[&str]) -> std::io::Result<Vec<u64>> {
 
 fn clients(port: u16, recorder: &Recorder, scripts: &[&str]) {
     let end = now_us() + 6 * WINDOW_US;
-    let mut client = Client::connect(port, PATIENCE).unwrap();
+    let mut client = Client::connect(port, TIMEOUT).unwrap();
     while now_us() < end {
         let start_us = now_us();
         let answer = ask(&mut client, scripts);
@@ -65,7 +65,7 @@ fn clients(port: u16, recorder: &Recorder, scripts: &[&str]) {
             Ok(other) => panic!("the script says {other:?}"),
             Err(_) => {
                 // Nothing can be trusted on this connection any more.
-                client = Client::connect(port, PATIENCE).unwrap();
+                client = Client::connect(port, TIMEOUT).unwrap();
                 (Outcome::Ambiguous, None, None)
             }
         };

@@ -81,7 +81,7 @@ impl TollgateBuilder {
         self
     }
 
-    /// Registers a rule: a limit with overrides, or one that only watches, lets everything through, or nothing.
+    /// Registers a rule: a limit with overrides, one in shadow mode, an unlimited or a blocked one.
     pub fn rule(mut self, rule: Rule) -> Self {
         self.rules.push(Ok(rule));
         self
@@ -93,14 +93,14 @@ impl TollgateBuilder {
         self
     }
 
-    /// Where the memory store's time comes from; the system clock, unless said. Whatever else this process measures (waiting,
+    /// Where the memory store's time comes from; the system clock by default. Whatever else this process measures (waiting,
     /// outages, denials) goes by it too; a remote store has its own.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.memory.clock = clock;
         self
     }
 
-    /// How many keys the memory store remembers at most; ten million, unless said.
+    /// How many keys the memory store remembers at most; ten million by default.
     pub fn max_keys(mut self, max_keys: usize) -> Self {
         self.memory.max_keys = max_keys;
         self
@@ -119,7 +119,7 @@ impl TollgateBuilder {
         self
     }
 
-    /// How often a thread of the memory store forgets a tenth of what is as good as new; `None` starts no thread.
+    /// How often a thread of the memory store forgets a tenth of the keys that are full again; `None` starts no thread.
     pub fn sweep_every(mut self, every: Option<Duration>) -> Self {
         self.memory.sweep_every = every;
         self
@@ -219,14 +219,14 @@ impl TollgateBuilder {
     }
 
     /// Among how many instances of this program a limit is divided while each counts locally, so that all of them together
-    /// admit at most the limit; one, unless said. Capacities and rates are divided and rounded down, but each instance has at
+    /// admit at most the limit; one by default. Capacities and rates are divided and rounded down, but each instance has at
     /// least one unit: where a limit is below *n*, *n* instances admit up to *n*.
     pub fn instances(mut self, instances: u64) -> Self {
         self.defaults.instances = instances;
         self
     }
 
-    /// For how long at most a denial of a remote store is believed without asking again; 100 ms unless said, and zero asks
+    /// For how long at most a denial of a remote store is believed without asking again; 100 ms by default, and zero asks
     /// every time.
     ///
     /// A key that the store denied until some time is denied until then with the answer that the store would give, at no round

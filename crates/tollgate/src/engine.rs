@@ -322,7 +322,7 @@ impl Engine {
                 let is_known = memory.charge_known(text, cost, outcome.numbers_mut());
                 if is_known {
                     let took = started.map(|started| started.elapsed());
-                    entry.meter.straight(text, outcome.is_allowed(), took);
+                    entry.meter.count_fast_path(text, outcome.is_allowed(), took);
                 }
                 is_known
             }
@@ -348,7 +348,7 @@ impl Engine {
         let is_denied = !outcome.is_allowed();
         // Reading the clock costs about as much as finding the key: an admission that is not sampled is not timed.
         let took = started.filter(|_| is_sampled || is_denied).map(|started| started.elapsed());
-        entry.meter.straight(text, !is_denied, took.filter(|_| is_sampled));
+        entry.meter.count_fast_path(text, !is_denied, took.filter(|_| is_sampled));
         if is_denied {
             self.report_denial(entry, text, cost, outcome.numbers(), took);
         }
@@ -509,7 +509,7 @@ impl Engine {
         if is_counted {
             let took = started.map(|started| started.elapsed());
             for ((entry, item), outcome) in entries.iter().zip(&items).zip(decision.outcomes()) {
-                entry.meter.straight(item.key, outcome.is_allowed(), took);
+                entry.meter.count_fast_path(item.key, outcome.is_allowed(), took);
             }
         }
         decision.bind();

@@ -1,4 +1,4 @@
-//! Who pays.
+//! Keys: who is limited.
 //!
 //! A key is a namespace, a key and an optional version. As text it is `namespace:key[:version]`, where `:` and `%` inside a
 //! part are written `%3A` and `%25`; text without any `:` is a key in the namespace `default`. Everything downstream (the
@@ -35,7 +35,7 @@ const MAX_SUGGESTION: usize = 256;
 /// The namespace of a key written without one.
 const DEFAULT: &str = "default";
 
-/// Who pays: a namespace, a key and an optional version.
+/// The key: a namespace, a key and an optional version.
 ///
 /// ```
 /// use tollgate::Key;

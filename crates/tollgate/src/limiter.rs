@@ -138,7 +138,7 @@ impl Limiter {
         let answers = keys.iter().zip(&outcomes[start..]).enumerate();
         let fast = answers.filter(|(index, _)| slow.next_if_eq(index).is_none());
         let fast = fast.map(|(_, (key, outcome))| (key.as_ref(), outcome.is_allowed()));
-        entry.meter.straight_many(fast, started.map(|started| started.elapsed()));
+        entry.meter.count_fast_path_many(fast, started.map(|started| started.elapsed()));
     }
 
     /// Answers as a charge would, and changes nothing.

@@ -1,7 +1,7 @@
 //! Which limits apply.
 //!
 //! A [`Policy`] is a list of [`Rule`]s. A rule is a named limit, or says that everything or nothing passes; it may treat
-//! single keys differently (overrides), only watch instead of denying (shadow), and choose what happens when the store
+//! single keys differently (overrides), decide without denying (shadow), and choose what happens when the store
 //! fails. All of it is checked while it is built, so whatever holds a policy need not check again.
 //!
 //! Rules are data: nothing here counts, decides or reads a clock. A policy is built in code or, with the feature `config`,
@@ -124,7 +124,7 @@ impl Rule {
         Rule::named(name.to_owned(), allowance)
     }
 
-    /// The same rule, only watching: it decides and counts, but never denies.
+    /// The same rule in shadow mode: it decides and counts, but never denies.
     #[must_use]
     pub fn shadow(self) -> Rule {
         Rule { shadow: true, ..self }
@@ -198,7 +198,7 @@ impl Rule {
         self.position(key).map_or(&self.allowance, |position| &self.overrides[position].1)
     }
 
-    /// Whether the rule only watches.
+    /// Whether the rule is in shadow mode.
     pub fn is_shadow(&self) -> bool {
         self.shadow
     }

@@ -2,7 +2,7 @@
 //!
 //! An [`Observer`] sees them all, in the thread that decided, after the decision is made: it cannot change it. Events show a
 //! key's namespace; whoever turns that into labels must still bound how many there are. The key itself is shown only to whoever
-//! asks for it by [`Payer::reveal`]. How the store fares is in `health.rs`.
+//! asks for it by [`EventKey::reveal`]. How the store fares is in `health.rs`.
 //!
 //! With the feature `telemetry` the same is measured, logged and traced here (`watch.rs`): metrics in `meter.rs` and
 //! `store_meter.rs`, the decision log in `log.rs`, spans in `spans.rs`. What the host chooses of it is in `settings.rs`. Everything
@@ -11,6 +11,7 @@
 //!
 //! Nothing of this can change a decision, hold it up for long, or show a key. What callers see is in `response/`.
 
+mod event_key;
 #[cfg(feature = "otlp")]
 mod json_lines;
 #[cfg(feature = "telemetry")]
@@ -26,7 +27,6 @@ mod namespaces;
 mod observers;
 #[cfg(feature = "otlp")]
 mod otlp;
-mod payer;
 #[cfg(feature = "telemetry")]
 mod settings;
 #[cfg(feature = "telemetry")]
@@ -50,6 +50,7 @@ use crate::health::StoreChange;
 use crate::outcome::Outcome;
 pub use crate::outcome::Source;
 
+pub use self::event_key::EventKey;
 #[cfg(feature = "otlp")]
 pub use self::json_lines::{JsonLines, JsonLinesGuard, json_lines, json_lines_to};
 #[cfg(feature = "telemetry")]
@@ -59,7 +60,6 @@ pub(crate) use self::metrics::Sink;
 pub(crate) use self::observers::Observers;
 #[cfg(feature = "otlp")]
 pub use self::otlp::{Otlp, OtlpGuard, otlp};
-pub use self::payer::Payer;
 #[cfg(feature = "telemetry")]
 pub use self::settings::{BUCKETS_MS, LogDecisions, Telemetry};
 pub(crate) use self::started::Started;
@@ -75,45 +75,46 @@ pub(crate) struct Trouble {
     pub(crate) is_first: bool,
 }
 
-/// What a limit said, as metrics and logs have it.
+/// What a limit answered, as metrics and logs have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum OutcomeKind {
     Allowed,
     Denied,
-    /// The limit only watches, and would have denied.
+    /// The limit is in shadow mode, and would have denied.
     WouldDeny,
 }
 
-impl Verdict {
+impl OutcomeKind {
     #[cfg(feature = "telemetry")]
-    pub(crate) const ALL: [Verdict; 3] = [Verdict::Allowed, Verdict::Denied, Verdict::WouldDeny];
+    pub(crate) const ALL: [OutcomeKind; 3] =
+        [OutcomeKind::Allowed, OutcomeKind::Denied, OutcomeKind::WouldDeny];
 
     #[inline]
-    pub(crate) const fn of(allowed: bool, shadow: bool) -> Verdict {
+    pub(crate) const fn of(allowed: bool, shadow: bool) -> OutcomeKind {
         match (allowed, shadow) {
-            (true, _) => Verdict::Allowed,
-            (false, false) => Verdict::Denied,
-            (false, true) => Verdict::WouldDeny,
+            (true, _) => OutcomeKind::Allowed,
+            (false, false) => OutcomeKind::Denied,
+            (false, true) => OutcomeKind::WouldDeny,
         }
     }
 
     #[cfg(feature = "telemetry")]
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Verdict::Allowed => "allowed",
-            Verdict::Denied => "denied",
-            Verdict::WouldDeny => "would_deny",
+            OutcomeKind::Allowed => "allowed",
+            OutcomeKind::Denied => "denied",
+            OutcomeKind::WouldDeny => "would_deny",
         }
     }
 }
 
 /// One limit's part in one decision, as it is counted.
 #[cfg_attr(not(feature = "telemetry"), allow(dead_code, reason = "without the feature nobody reads it"))]
-pub(crate) struct LimitTold<'a> {
+pub(crate) struct LimitReport<'a> {
     /// The canonical text of its key, if that makes sense.
     pub(crate) key: Option<&'a str>,
     pub(crate) strategy: Option<Strategy>,
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: OutcomeKind,
     pub(crate) source: Source,
     pub(crate) failure: Option<Failure>,
     /// How long the whole decision took, if it was timed.
@@ -122,10 +123,10 @@ pub(crate) struct LimitTold<'a> {
 
 /// A whole decision, as it is logged and traced: by the limit that bound.
 #[cfg_attr(not(feature = "telemetry"), allow(dead_code, reason = "without the feature nobody reads it"))]
-pub(crate) struct Concluded<'a> {
+pub(crate) struct DecisionReport<'a> {
     pub(crate) operation: &'static str,
     pub(crate) limiter: &'a str,
-    pub(crate) told: LimitTold<'a>,
+    pub(crate) told: LimitReport<'a>,
     /// How long to wait; `None` is never.
     pub(crate) retry_after: Option<Micros>,
     /// How many limits there were.
@@ -153,15 +154,15 @@ pub struct Event<'a> {
     pub strategy: Option<Strategy>,
     /// The key's namespace; empty when the key is malformed.
     pub namespace: &'a str,
-    /// Who paid, or was to.
-    pub payer: Payer<'a>,
+    /// The key that was charged.
+    pub key: EventKey<'a>,
     /// What was asked for.
     pub cost: u64,
-    /// Whether this limit let it pass; a limit that only watches always does.
+    /// Whether this limit allows it; a limit in shadow mode always does.
     pub allowed: bool,
-    /// Whether the limit only watches.
+    /// Whether the limit is in shadow mode.
     pub shadow: bool,
-    /// What the limit said.
+    /// What the limit answered.
     pub outcome: Outcome,
     /// Where the answer came from.
     pub source: Source,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate::headers::{Field, Format, ResetAs, Said, Unit, policy_item, render};
+use tollgate::headers::{Field, Format, ReportedLimit, ResetAs, Unit, policy_item, render};
 use tollgate::store::{Micros, Outcome};
 use tollgate::{Limit, ManualClock, Tollgate};
 
@@ -32,7 +32,8 @@ fn check(limit: Limit, policy: &str, steps: &[(u64, u64, &str)]) {
             }
             _ => *api.charge("user:42", cost).unwrap().numbers(),
         };
-        let said = Said { name: "api", limit: Some(&limit), cost, outcome, shadow: false, unit: None };
+        let said =
+            ReportedLimit { name: "api", limit: Some(&limit), cost, outcome, shadow: false, unit: None };
         let told = told(Format::default(), &[said], hands.now());
         let value = |field| told.iter().find(|(other, _)| *other == field).map_or("-", |(_, value)| value);
         assert_eq!(value(Field::Policy), policy, "{limit}");
@@ -42,7 +43,7 @@ fn check(limit: Limit, policy: &str, steps: &[(u64, u64, &str)]) {
     }
 }
 
-fn told(format: Format, said: &[Said<'_>], now: Micros) -> Vec<(Field, String)> {
+fn told(format: Format, said: &[ReportedLimit<'_>], now: Micros) -> Vec<(Field, String)> {
     let mut told = Vec::new();
     render(&format, said.iter().copied(), now, |field, value| told.push((field, value.to_owned())));
     told
@@ -248,13 +249,13 @@ fn drawn() -> impl Strategy<Value = Drawn> {
 }
 
 impl Drawn {
-    fn said(&self) -> Said<'_> {
+    fn said(&self) -> ReportedLimit<'_> {
         let mut outcome = self.outcome;
         if let Some(limit) = self.limit.filter(|_| self.fits) {
             outcome.capacity = limit.capacity();
             outcome.remaining = outcome.remaining.min(outcome.capacity);
         }
-        Said {
+        ReportedLimit {
             name: &self.name,
             limit: self.limit.as_ref(),
             cost: self.cost,
@@ -276,7 +277,7 @@ proptest! {
         now in any::<u64>(),
         unix in any::<bool>(),
     ) {
-        let said: Vec<Said<'_>> = drawn.iter().map(Drawn::said).collect();
+        let said: Vec<ReportedLimit<'_>> = drawn.iter().map(Drawn::said).collect();
         let shown: Vec<_> = said.iter().filter(|said| !said.shadow && said.outcome != Outcome::UNLIMITED).collect();
         let reset = if unix { ResetAs::UnixTime } else { ResetAs::Seconds };
         let told = told(Format { reset, ..Format::default() }, &said, Micros::new(now));
@@ -302,7 +303,7 @@ proptest! {
     }
 }
 
-fn reads_as_policy(value: &str, shown: &[&Said<'_>]) -> Result<(), TestCaseError> {
+fn reads_as_policy(value: &str, shown: &[&ReportedLimit<'_>]) -> Result<(), TestCaseError> {
     let items = parse_list(value).ok_or_else(|| TestCaseError::fail(value.to_owned()))?;
     prop_assert_eq!(items.len(), shown.len());
     for (item, said) in items.iter().zip(shown) {
@@ -323,7 +324,7 @@ fn reads_as_policy(value: &str, shown: &[&Said<'_>]) -> Result<(), TestCaseError
     Ok(())
 }
 
-fn reads_as_quota(value: &str, shown: &[&Said<'_>], wait: Option<u64>) -> Result<(), TestCaseError> {
+fn reads_as_quota(value: &str, shown: &[&ReportedLimit<'_>], wait: Option<u64>) -> Result<(), TestCaseError> {
     let items = parse_list(value).ok_or_else(|| TestCaseError::fail(value.to_owned()))?;
     prop_assert_eq!(items.len(), shown.len());
     for (item, said) in items.iter().zip(shown) {

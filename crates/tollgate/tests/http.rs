@@ -14,11 +14,11 @@ mod answers;
 mod building;
 #[path = "http/delay.rs"]
 mod delay;
+#[path = "http/fast_path.rs"]
+mod fast_path;
 #[path = "http/keys.rs"]
 mod keys;
 #[path = "http/reload.rs"]
 mod reload;
 #[path = "http/routes.rs"]
 mod routes;
-#[path = "http/straight.rs"]
-mod straight;

@@ -1,4 +1,5 @@
-//! What must hold of the source tree: modules import in one direction, and the root exports fit on one screen.
+//! What must hold of the source tree: modules import in one direction, the root exports fit on one screen, and names are words of the
+//! field (STYLE, section 2).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,6 +7,49 @@ use std::path::{Path, PathBuf};
 
 /// How many names the root may export.
 const MOST_NAMES: usize = 40;
+
+/// Words that stand for a term of the field, which is to be used instead. A definition (a function, a type, a constant, a module) has
+/// none of them in its name; local variables are not looked at.
+const BANNED: [(&str, &str); 27] = [
+    ("straight", "fast path"),
+    ("payer", "key, key extractor"),
+    ("toll", "route limit, charge"),
+    ("tolls", "route limits, charges"),
+    ("due", "charge"),
+    ("dues", "charges"),
+    ("question", "request, charge"),
+    ("questions", "requests, charges"),
+    ("said", "outcome, reported limit"),
+    ("told", "reported, logged"),
+    ("untold", "suppressed"),
+    ("marks", "headers"),
+    ("sheet", "header template"),
+    ("standing", "outcome"),
+    ("met", "outcome"),
+    ("meets", "matches"),
+    ("verdict", "decision"),
+    ("concluded", "decision"),
+    ("household", "peer prefix"),
+    ("manifold", "multiplexed"),
+    ("parting", "lingering close"),
+    ("patience", "timeout"),
+    ("patient", "timed stream"),
+    ("door", "listener, connection limit"),
+    ("doors", "listeners"),
+    ("beliefs", "denial cache"),
+    ("stead", "fallback"),
+];
+
+/// Where names are looked at. The store crate has words of its own still.
+const NAMED: [&str; 4] =
+    ["crates/tollgate/src", "crates/tollgate-server/src", "crates/tollgate-testkit/src", "benches/src"];
+
+/// Names that have such a word for another reason.
+const ALLOWED: [&str; 1] = ["ping_if_due"];
+
+/// Phrases of the old vocabulary in texts that users read.
+const PHRASES: [&str; 7] =
+    ["only watch", "who pays", "Who pays", "unless said", "is as new", "told here", "kept in\""];
 
 /// Which files of a module are another, because they stand at another step: what a config reads is above the policy that it makes.
 const APART: [(&str, &str); 1] = [("policy/config", "config")];
@@ -189,4 +233,101 @@ fn the_root_exports_at_most_forty_names() {
     }
     assert!(names.contains("Tollgate") && names.contains("ChargeId") && names.contains("store"), "{names:?}");
     assert!(names.len() <= MOST_NAMES, "{} names: {names:?}", names.len());
+}
+
+/// The words of a name: `read_kept` and `ReadKept` are `read` and `kept`.
+fn words(name: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut before = '_';
+    for character in name.chars() {
+        let starts = before == '_' || character.is_uppercase() && !before.is_uppercase();
+        match words.last_mut() {
+            Some(word) if !starts => word.extend(character.to_lowercase()),
+            _ if character != '_' => words.push(character.to_lowercase().collect()),
+            _ => {}
+        }
+        before = character;
+    }
+    words.iter().map(|word| word.trim_end_matches('_').to_owned()).collect()
+}
+
+/// The names that a piece of code defines.
+fn defined(code: &str) -> Vec<&str> {
+    const KEYWORDS: [&str; 8] = ["fn", "struct", "enum", "trait", "type", "mod", "const", "static"];
+    let tokens: Vec<&str> = code
+        .split(|character: char| !(character.is_alphanumeric() || character == '_'))
+        .filter(|token| !token.is_empty())
+        .collect();
+    tokens.windows(2).filter(|pair| KEYWORDS.contains(&pair[0])).map(|pair| pair[1]).collect()
+}
+
+fn banned(name: &str) -> Option<&'static (&'static str, &'static str)> {
+    let words = words(name);
+    BANNED.iter().find(|(word, _)| words.iter().any(|other| other == word) && !ALLOWED.contains(&name))
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn names_are_words_of_the_field() {
+    let mut found = Vec::new();
+    for directory in NAMED {
+        for file in files(&repository().join(directory)) {
+            let text = fs::read_to_string(&file).expect("text");
+            let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            let code = code(&text);
+            for name in defined(&code).into_iter().chain([stem]) {
+                if let Some((word, instead)) = banned(name) {
+                    found.push(format!("{}: `{name}` has `{word}`; use {instead}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// The check above can fail.
+#[test]
+fn a_banned_word_is_found() {
+    assert_eq!(words("OF_ONE_PEER"), ["of", "one", "peer"]);
+    assert_eq!(words("NoPayer"), ["no", "payer"]);
+    assert_eq!(
+        defined("pub(crate) async fn ask(x: Toll) {}\nstruct Toll;\nmod told;"),
+        ["ask", "Toll", "told"]
+    );
+    for (name, is_banned) in [
+        ("Toll", true),
+        ("no_payer", true),
+        ("Tollgate", false),
+        ("untouched", false),
+        ("OF_ONE_PEER_MANIFOLD", true),
+    ] {
+        assert_eq!(banned(name).is_some(), is_banned, "{name}");
+    }
+}
+
+/// Help, messages, the page and the documents are in plain words.
+#[test]
+fn texts_that_users_read_have_no_private_phrases() {
+    let root = repository();
+    let mut texts = vec![root.join("README.md"), root.join("crates/tollgate-server/src/cli.rs")];
+    for directory in
+        ["docs", "crates/tollgate-server/src/front/page", "crates/tollgate-server/src/front/json"]
+    {
+        let entries = fs::read_dir(root.join(directory)).expect("a directory");
+        texts.extend(entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_file()));
+    }
+    let mut found = Vec::new();
+    for path in texts {
+        let text = fs::read_to_string(&path).expect("text");
+        found.extend(
+            PHRASES
+                .iter()
+                .filter(|phrase| text.contains(**phrase))
+                .map(|phrase| format!("{}: {phrase}", path.display())),
+        );
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }

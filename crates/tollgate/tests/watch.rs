@@ -17,7 +17,7 @@ use board::Board;
 use service::{Service, described};
 
 /// How long a scrape may let us wait, on a machine that is busy with other tests.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -48,7 +48,7 @@ fn metrics_in(expression: &str) -> BTreeSet<String> {
 /// Asserts that every expression is worth so much, as soon as Prometheus has scraped it.
 fn check(prometheus: &Prometheus, expected: &[(&str, f64)]) {
     for (expression, value) in expected {
-        prometheus.wait_for(PATIENCE, |prometheus| match prometheus.number(expression)? {
+        prometheus.wait_for(TIMEOUT, |prometheus| match prometheus.number(expression)? {
             Some(number) if number == *value => Ok(()),
             other => Err(format!("{expression} is {other:?} and should be {value}")),
         });
@@ -57,7 +57,7 @@ fn check(prometheus: &Prometheus, expected: &[(&str, f64)]) {
 
 /// Waits until these alerts, and maybe others, are at least on their way.
 fn check_alerts(prometheus: &Prometheus, expected: &[&str]) {
-    prometheus.wait_for(PATIENCE, |prometheus| {
+    prometheus.wait_for(TIMEOUT, |prometheus| {
         let rules = prometheus.rules()?;
         let active: Vec<&str> = rules
             .iter()
@@ -214,7 +214,7 @@ async fn what_prometheus_shows_is_what_was_decided() {
 fn everything_can_be_asked(prometheus: &Prometheus) {
     let board = Board::read(&read("deploy/grafana/tollgate.json"));
     for query in &board.choices {
-        prometheus.wait_for(PATIENCE, |prometheus| match prometheus.query(&query.expression)?.len() {
+        prometheus.wait_for(TIMEOUT, |prometheus| match prometheus.query(&query.expression)?.len() {
             0 => Err(format!("there is nothing to choose from: {}", query.expression)),
             _ => Ok(()),
         });
@@ -222,7 +222,7 @@ fn everything_can_be_asked(prometheus: &Prometheus) {
     for (panel, query) in
         board.panels.iter().flat_map(|panel| panel.queries.iter().map(move |query| (panel, query)))
     {
-        prometheus.wait_for(PATIENCE, |prometheus| {
+        prometheus.wait_for(TIMEOUT, |prometheus| {
             let series = prometheus.query(&query.expression)?;
             if series.is_empty() {
                 return Err(format!("{} is empty: {}", panel.title, query.expression));

@@ -25,7 +25,7 @@ pub(super) struct Draft {
 impl Draft {
     /// With the mode of what it will replace, from before its first word on.
     pub(super) fn create(target: PathBuf, replaced: Option<&Metadata>) -> io::Result<(Draft, File)> {
-        remove_when_told()?;
+        remove_on_signal()?;
         let mut name = OsString::from(".");
         name.push(target.file_name().ok_or(io::ErrorKind::InvalidInput)?);
         name.push(format!(".{}.part", std::process::id()));
@@ -58,7 +58,7 @@ impl Drop for Draft {
 }
 
 /// Has ctrl-c and SIGTERM end the process as ever, but without drafts.
-fn remove_when_told() -> io::Result<()> {
+fn remove_on_signal() -> io::Result<()> {
     static WAITING: OnceLock<()> = OnceLock::new();
     if WAITING.set(()).is_err() {
         return Ok(());

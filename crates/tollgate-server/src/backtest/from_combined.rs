@@ -70,7 +70,7 @@ pub(super) struct Access<'a> {
 impl<'a> Access<'a> {
     fn of(line: &'a [u8]) -> Result<Access<'a>, Mistake> {
         let wrong = |fix: &str| Mistake::new("line", &String::from_utf8_lossy(line), fix);
-        let (who, asked) = split(line, b"] \"").ok_or_else(|| wrong(SHAPE))?;
+        let (who, request) = split(line, b"] \"").ok_or_else(|| wrong(SHAPE))?;
         let opened = who.iter().rposition(|&byte| byte == b'[').ok_or_else(|| wrong(SHAPE))?;
         let (who, time) = (&who[..opened], &who[opened + 1..]);
         let mut fields = who.trim_ascii_end().splitn(3, |&byte| byte == b' ');
@@ -84,7 +84,7 @@ impl<'a> Access<'a> {
             return Err(wrong("has a field before the client's address, as vhost_combined does; cut it off"));
         }
         let open = || wrong("has a quote that is never closed; is the line cut off?");
-        let (line, rest) = quoted(asked).ok_or_else(open)?;
+        let (line, rest) = quoted(request).ok_or_else(open)?;
         let mut numbers = rest.trim_ascii_start().splitn(3, |&byte| byte == b' ');
         let (status, bytes) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
         let whole = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
@@ -122,7 +122,7 @@ impl<'a> Access<'a> {
             .logged_user(self.user.as_deref())
             .logged_headers(self.referer.as_deref(), self.agent.as_deref())
             .bytes_sent(self.bytes);
-        match asked(&self.line) {
+        match split_request(&self.line) {
             Some((method, target)) => request.target(method, target),
             None => request,
         }
@@ -138,7 +138,7 @@ fn is_name_and_port(field: &[u8]) -> bool {
 }
 
 /// The method and the target of a request line; `None` if it is none. A target may have blanks in it, as some clients send.
-fn asked(line: &str) -> Option<(&str, &str)> {
+fn split_request(line: &str) -> Option<(&str, &str)> {
     let (method, rest) = line.split_once(' ')?;
     http::Method::from_bytes(method.as_bytes()).ok()?;
     match rest.rsplit_once(' ') {
@@ -240,7 +240,7 @@ mod tests {
     /// The fields of a line: client, user, method, path, bytes, referer and agent, with `-` for what is not there.
     fn check(line: &str, expected: [&str; 7]) {
         let access = Access::of(line.as_bytes()).unwrap_or_else(|mistake| panic!("{line}: {mistake:?}"));
-        let (method, target) = asked(&access.line).unwrap_or(("-", "-"));
+        let (method, target) = split_request(&access.line).unwrap_or(("-", "-"));
         let or_dash = |text: &Option<Cow<'_, str>>| text.as_deref().unwrap_or("-").to_string();
         let found = [
             access.client.to_string(),

@@ -3,7 +3,7 @@
 //! The readers (`from_csv.rs`, `from_jsonl.rs`) hand over the texts of a line's fields; what they mean is decided here, once,
 //! so that both formats give the same answers. `from_combined.rs` hands over whole requests, and the config's `[[routes]]` say which
 //! limits those meet: one line becomes a charge for each, found by the same code as in the tower layer. A line that cannot be read is never guessed at: by default all of them are
-//! told (the first twenty, if there are more) and nothing is replayed; with `--skip-bad` they are counted.
+//! reported (the first twenty, if there are more) and nothing is replayed; with `--skip-bad` they are counted.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -16,7 +16,7 @@ use tollgate::route::Routes;
 use super::from_combined::Access;
 use super::instant;
 use super::traffic::{Request, Traffic};
-use crate::failure::{Failure, tell};
+use crate::failure::{Failure, print_line};
 use crate::figures::{counted, shortened};
 use crate::screen::Progress;
 use crate::validate::is_concurrency;
@@ -24,10 +24,10 @@ use crate::validate::is_concurrency;
 /// The key of a request that has none: every limit denies it, and nothing is charged.
 pub(super) const NO_KEY: &str = "";
 
-/// How many bad lines are told before the rest of the input is left unread.
+/// How many bad lines are reported before the rest of the input is left unread.
 const MOST_BAD: usize = 20;
 
-/// How many names of ignored columns are told.
+/// How many names of ignored columns are reported.
 const MOST_IGNORED: usize = 8;
 
 /// The largest cost: 2^53 − 1, like every count of Tollgate.
@@ -79,7 +79,7 @@ impl Mistake {
         Mistake { field, value: None, fix: fix.into() }
     }
 
-    fn told(&self, file: &str, line: u64) -> String {
+    fn in_words(&self, file: &str, line: u64) -> String {
         let Mistake { field, value, fix } = self;
         match value {
             Some(value) => format!("{file}:{line}: {field} = {value}: {fix}"),
@@ -110,7 +110,7 @@ pub(super) struct Intake {
     file: u16,
     file_name: String,
     traffic: Traffic,
-    told: Vec<String>,
+    reported: Vec<String>,
     bad: u64,
     unmet: u64,
     ignored: BTreeSet<String>,
@@ -166,7 +166,7 @@ impl Intake {
             file: 0,
             file_name: String::new(),
             traffic: Traffic::default(),
-            told: Vec::new(),
+            reported: Vec::new(),
             bad: 0,
             unmet: 0,
             ignored: BTreeSet::new(),
@@ -209,7 +209,7 @@ impl Intake {
     pub(super) fn begin_access_log(&mut self) {
         self.traffic.whole_lines.insert(self.file);
         for route in std::mem::take(&mut self.left_out) {
-            tell(format_args!("tollgate: note: left out {route}"));
+            print_line(format_args!("tollgate: note: left out {route}"));
         }
     }
 
@@ -254,7 +254,7 @@ impl Intake {
     /// Everything that was read, unless there were bad lines and they were not to be skipped.
     pub(super) fn finish(mut self) -> Result<Harvest, Failure> {
         if self.bad > 0 && self.bad_lines == BadLines::Refuse {
-            return Err(self.verdict(""));
+            return Err(self.refused(""));
         }
         drop(self.progress);
         if !self.empty.is_empty() {
@@ -263,40 +263,40 @@ impl Intake {
                 return Err(Failure::new(format!("all {logs} are empty; there is nothing to replay")));
             }
             let (logs, names) = (counted(self.empty.len() as u64, "empty log"), self.empty.join(", "));
-            tell(format_args!("tollgate: note: passed over {logs}: {}", names.escape_debug()));
+            print_line(format_args!("tollgate: note: passed over {logs}: {}", names.escape_debug()));
         }
         if !self.ignored.is_empty() {
             let more = if self.ignored.len() > MOST_IGNORED { " and more" } else { "" };
             let names: Vec<String> =
                 self.ignored.iter().take(MOST_IGNORED).map(|name| shortened(name, SHOWN)).collect();
             let names = names.join(", ").escape_debug().to_string();
-            tell(format_args!("tollgate: note: ignored what a backtest does not read: {names}{more}"));
+            print_line(format_args!("tollgate: note: ignored what a backtest does not read: {names}{more}"));
         }
         Ok(Harvest {
             traffic: self.traffic,
             skipped: self.bad,
-            first_skipped: self.told.into_iter().next(),
+            first_skipped: self.reported.into_iter().next(),
             unmet: self.unmet,
         })
     }
 
     fn refuse(&mut self, mistake: &Mistake, line: u64) -> Result<(), Failure> {
         self.bad += 1;
-        if self.told.len() < MOST_BAD {
-            self.told.push(mistake.told(&self.file_name, line));
+        if self.reported.len() < MOST_BAD {
+            self.reported.push(mistake.in_words(&self.file_name, line));
         }
-        if self.bad_lines == BadLines::Refuse && self.told.len() == MOST_BAD {
-            return Err(self.verdict(", and the rest was not read"));
+        if self.bad_lines == BadLines::Refuse && self.reported.len() == MOST_BAD {
+            return Err(self.refused(", and the rest was not read"));
         }
         Ok(())
     }
 
-    fn verdict(&mut self, rest: &str) -> Failure {
+    fn refused(&mut self, rest: &str) -> Failure {
         let message = format!(
             "{} in the log{rest}; nothing was replayed (--skip-bad counts such lines and goes on)",
             counted(self.bad, "bad line"),
         );
-        Failure::with_details(std::mem::take(&mut self.told), message)
+        Failure::with_details(std::mem::take(&mut self.reported), message)
     }
 
     fn request(&mut self, line: u64, entry: &Entry<'_>) -> Result<Request, Mistake> {
@@ -304,7 +304,7 @@ impl Intake {
         let time_us = instant::parse(time).map_err(|fix| Mistake::new("time", time, fix))?;
         let limit = self.limit(entry.limit.as_deref())?;
         let key =
-            entry.key.as_deref().ok_or_else(|| Mistake::absent("key", "say who pays, such as user:42"))?;
+            entry.key.as_deref().ok_or_else(|| Mistake::absent("key", "write the key, such as user:42"))?;
         let cost = entry.cost.as_deref().map_or(Ok(1), cost)?;
         let key = match self.traffic.keys.find(key) {
             Some(id) => id,
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn a_bad_line_is_told_with_file_line_field_value_and_fix() {
         let none = Entry::default;
-        for (entry, told) in [
+        for (entry, reported) in [
             (entry("noon", "api", "u", None), "log.csv:7: time = \"noon\": write RFC 3339"),
             (
                 entry("1", "apy", "u", None),
@@ -395,15 +395,15 @@ mod tests {
             (entry("1", "api", "u", Some("9223372036854775808")), "must be at most 9007199254740991"),
             (entry("1", "api", "u", Some("99999999999999999999999")), "must be at most 9007199254740991"),
             (none(), "log.csv:7: time is missing: say when"),
-            (Entry { key: None, ..entry("1", "api", "", None) }, "log.csv:7: key is missing: say who"),
+            (Entry { key: None, ..entry("1", "api", "", None) }, "log.csv:7: key is missing: write the key"),
             (Entry { limit: None, ..entry("1", "", "u", None) }, "log.csv:7: limit is missing: name a limit"),
         ] {
             let mut intake = intake(BadLines::Refuse);
             intake.take(7, Ok(entry)).unwrap();
             let Err(Failure::CouldNot { details, message }) = intake.finish() else {
-                panic!("{told}: accepted")
+                panic!("{reported}: accepted")
             };
-            assert!(details[0].contains(told), "{told}: {details:?}");
+            assert!(details[0].contains(reported), "{reported}: {details:?}");
             assert!(message.starts_with("1 bad line in the log; nothing was replayed"), "{message}");
         }
     }
@@ -433,6 +433,6 @@ mod tests {
     #[test]
     fn long_values_are_cut() {
         let mistake = Mistake::new("key", &"k".repeat(5000), "fix");
-        assert!(mistake.told("f", 1).len() < 100);
+        assert!(mistake.in_words("f", 1).len() < 100);
     }
 }

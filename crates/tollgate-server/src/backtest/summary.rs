@@ -81,7 +81,7 @@ pub(super) struct DeniedBy {
 pub(super) struct Answer {
     pub(super) outcome: Outcome,
     pub(super) ending: Ending,
-    /// Whether the limit only watches.
+    /// Whether the limit is in shadow mode.
     pub(super) shadow: bool,
 }
 

@@ -19,7 +19,7 @@ use crate::figures::grouped;
 use crate::screen::{Ink, Progress, Tone};
 use crate::table::{Cell, Side, Table};
 
-/// How many keys the largest run has, unless said.
+/// How many keys the largest run has by default.
 const MANY_KEYS: u32 = 1_000_000;
 
 /// How many keys the middle runs have.

@@ -23,10 +23,10 @@ use crate::figures::{counted, grouped};
 use crate::screen::{Ink, Progress, Tone};
 use crate::table::{Cell, Side, Table};
 
-/// How many keys the larger runs have, unless said: they are removed one by one.
+/// How many keys the larger runs have by default: they are removed one by one.
 const MANY_KEYS: u32 = 10_000;
 
-/// How many callers there are at once, unless said.
+/// How many callers there are at once by default.
 const CALLERS: u16 = 64;
 
 /// Never empty at less than a million checks a second of one key, and full again after twenty seconds.
@@ -103,7 +103,7 @@ async fn measure(
     // Unlike a charge, this does not fall back.
     let _ = gate.status(&limit, "user:0").await.map_err(cannot)?;
     let scene = Arc::new(Scene::new(gate, limit, most));
-    stop_when_told(&scene)?;
+    stop_on_signal(&scene)?;
 
     let (sizes, crews) = (distinct([1, most]), distinct([1, callers]));
     let shapes = sizes.len() * crews.len() * 2;
@@ -156,7 +156,7 @@ async fn measure(
 }
 
 /// Ctrl-c and SIGTERM end the measuring; what was written is removed all the same.
-fn stop_when_told(scene: &Arc<Scene>) -> Result<(), Failure> {
+fn stop_on_signal(scene: &Arc<Scene>) -> Result<(), Failure> {
     let listen =
         |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
     let (mut term, mut int) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);

@@ -1,17 +1,17 @@
 //! HTTP: the JSON API, the gate for proxies, health, metrics, and the page.
 //!
-//! `ask.rs` reads questions, `tell.rs` writes decisions, `fault.rs` says what is wrong with a call, `gate.rs` and
+//! `requests.rs` reads requests, `render.rs` writes decisions, `fault.rs` says what is wrong with a call, `gate.rs` and
 //! `gate_routes.rs` answer proxies.
 //! Routes are a `match`: there are few, and a check must cost little more than reading it.
 
 mod admin;
-mod ask;
 mod body;
 mod fault;
 mod gate;
 mod gate_routes;
 mod look;
-mod tell;
+mod render;
+mod requests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use hyper::body::Incoming;
 use tollgate::store::Micros;
 use tollgate::{Allowance, Charge, ChargeId, Decision, Limit, Rule, Settled, Settlement};
 
-use self::ask::{Actual, Batch, OfReservation, Question};
 use self::look::Look;
-use super::together::first_run;
+use self::requests::{Actual, Batch, CheckRequest, OfReservation};
+use super::batch::first_run;
 use super::{page, peer};
 use crate::app::{Act, App, Decided, State};
 
@@ -36,7 +36,7 @@ pub(crate) use self::fault::Fault;
 pub(crate) use self::gate_routes::GateRoutes;
 pub(crate) use self::look::{ad_hoc as described_ad_hoc, limit as described};
 
-/// How long a reservation can be settled, unless said.
+/// How long a reservation can be settled by default.
 const TTL: Duration = Duration::from_secs(60);
 
 /// Answers one request of a peer. A fault is an answer too.
@@ -106,20 +106,20 @@ async fn posted(request: Request<Incoming>) -> Result<Bytes, Fault> {
 async fn decide(
     app: &App,
     request: Request<Incoming>,
-    act: impl FnOnce(&Question<'_>) -> Result<Act, Fault>,
+    act: impl FnOnce(&CheckRequest<'_>) -> Result<Act, Fault>,
 ) -> Result<Response<Body>, Fault> {
     let body = posted(request).await?;
-    let asked: Question<'_> = ask::read(&body)?;
+    let asked: CheckRequest<'_> = requests::read(&body)?;
     let act = act(&asked)?;
     if asked.ttl_ms().is_some() && !matches!(act, Act::Reserve(_)) {
         return Err(Fault::malformed("`ttl_ms` is for /v1/reserve"));
     }
-    let asks = asked.asks()?;
-    let told = app.decide(act, &asks, |state, decided| {
-        let mut out = String::with_capacity(192 + 128 * asks.len());
+    let charges = asked.charges()?;
+    let told = app.decide(act, &charges, |state, decided| {
+        let mut out = String::with_capacity(192 + 128 * charges.len());
         match decided {
-            Ok(decided) => tell::decision(&mut out, &decided),
-            Err(error) => return Err(undecided(state, &asks, &error)),
+            Ok(decided) => render::decision(&mut out, &decided),
+            Err(error) => return Err(undecided(state, &charges, &error)),
         }
         Ok(out)
     });
@@ -129,34 +129,35 @@ async fn decide(
 /// Many checks in one call, each by itself.
 async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
     let body = posted(request).await?;
-    let batch: Batch<'_> = ask::read(&body)?;
-    if batch.checks.is_empty() || batch.checks.len() > ask::MOST_CHECKS {
-        let (count, most) = (batch.checks.len(), ask::MOST_CHECKS);
+    let batch: Batch<'_> = requests::read(&body)?;
+    if batch.checks.is_empty() || batch.checks.len() > requests::MOST_CHECKS {
+        let (count, most) = (batch.checks.len(), requests::MOST_CHECKS);
         return Err(Fault::malformed(format!("`checks` has {count} entries; a batch has 1 to {most}")));
     }
     // All of them are read before the first is charged: a batch with a mistake in it charges nothing.
-    let asks = batch.checks.iter().map(|one| one.0.ask()).collect::<Result<Vec<Charge<'_>>, Fault>>()?;
+    let charges =
+        batch.checks.iter().map(|one| one.0.charge()).collect::<Result<Vec<Charge<'_>>, Fault>>()?;
     let state = app.state();
-    known(&state, &asks)?;
+    known(&state, &charges)?;
     let policy = state.gate.policy();
-    let is_lease = |ask: &&Charge<'_>| {
-        let rule = policy.rule(ask.limit());
+    let is_lease = |charge: &&Charge<'_>| {
+        let rule = policy.rule(charge.limit());
         rule.is_some_and(|rule| matches!(rule.allowance(), Allowance::Limited(Limit::Concurrency(_))))
     };
-    if let Some(ask) = asks.iter().find(is_lease) {
-        return Err(Fault::needs_reserve(ask.limit()));
+    if let Some(charge) = charges.iter().find(is_lease) {
+        return Err(Fault::needs_reserve(charge.limit()));
     }
-    let results = Box::pin(check_each(&state, &batch, &asks)).await?;
-    Ok(json(results.told()?))
+    let results = Box::pin(check_each(&state, &batch, &charges)).await?;
+    Ok(json(results.into_json()?))
 }
 
 /// Charges each by itself: those of different keys at the same time, so that a remote store makes few calls of them.
-async fn check_each(state: &State, batch: &Batch<'_>, asks: &[Charge<'_>]) -> Result<Results, Fault> {
+async fn check_each(state: &State, batch: &Batch<'_>, charges: &[Charge<'_>]) -> Result<Results, Fault> {
     let names = batch.checks.iter().map(|one| one.0.name()).collect::<Result<Vec<_>, Fault>>()?;
-    let mut results = Results::with_capacity(asks.len());
+    let mut results = Results::with_capacity(charges.len());
     let mut at = 0;
-    while at < asks.len() {
-        let run = &asks[at..at + first_run(&names[at..], |one, other| one == other)];
+    while at < charges.len() {
+        let run = &charges[at..at + first_run(&names[at..], |one, other| one == other)];
         let decided = join_all(run.chunks(1).map(async |one| {
             let _share = peer::share().await;
             state.gate.charge(one).await
@@ -172,26 +173,26 @@ async fn check_each(state: &State, batch: &Batch<'_>, asks: &[Charge<'_>]) -> Re
 
 /// The answer to a batch, as it grows: for each check the decision, or why there is none.
 struct Results {
-    told: String,
+    json: String,
     is_any_decided: bool,
     first_fault: Option<Fault>,
 }
 
 impl Results {
     fn with_capacity(count: usize) -> Results {
-        let told = String::with_capacity(32 + 256 * count);
-        Results { told, is_any_decided: false, first_fault: None }
+        let json = String::with_capacity(32 + 256 * count);
+        Results { json, is_any_decided: false, first_fault: None }
     }
 
     fn add(&mut self, decided: Result<Decision, Fault>) {
-        self.told.push_str(if self.told.is_empty() { "{\"results\":[" } else { "," });
+        self.json.push_str(if self.json.is_empty() { "{\"results\":[" } else { "," });
         match decided {
             Ok(decision) => {
                 self.is_any_decided = true;
-                tell::decision(&mut self.told, &Decided { decision, reservation: None });
+                render::decision(&mut self.json, &Decided { decision, reservation: None });
             }
             Err(fault) => {
-                self.told.push_str(&fault.in_place());
+                self.json.push_str(&fault.in_place());
                 self.first_fault.get_or_insert(fault);
             }
         }
@@ -199,10 +200,10 @@ impl Results {
 
     /// A fault says that nothing was charged. So it is that of the whole call only where nothing was decided, and stands in the
     /// place of its check where others were.
-    fn told(self) -> Result<String, Fault> {
+    fn into_json(self) -> Result<String, Fault> {
         match self.first_fault {
             Some(fault) if !self.is_any_decided => Err(fault),
-            _ => Ok(self.told + "]}"),
+            _ => Ok(self.json + "]}"),
         }
     }
 }
@@ -213,7 +214,7 @@ async fn settle(
     settlement: impl FnOnce(&OfReservation<'_>) -> Result<Settlement, Fault>,
 ) -> Result<Response<Body>, Fault> {
     let body = posted(request).await?;
-    let asked: OfReservation<'_> = ask::read(&body)?;
+    let asked: OfReservation<'_> = requests::read(&body)?;
     let id: ChargeId = asked.reservation.0.parse().map_err(|error| Fault::malformed(format!("{error}")))?;
     // All that the caller chose is checked before the store sees any of it.
     let settlement = settlement(&asked)?;
@@ -234,8 +235,8 @@ fn settlement(asked: &OfReservation<'_>) -> Result<Settlement, Fault> {
     match &asked.actual {
         Some(Actual::All(actual)) => Ok(Settlement::Actual(*actual)),
         Some(Actual::Each(each)) => {
-            if each.len() > ask::MOST_CHARGES {
-                let (count, most) = (each.len(), ask::MOST_CHARGES);
+            if each.len() > requests::MOST_CHARGES {
+                let (count, most) = (each.len(), requests::MOST_CHARGES);
                 return Err(Fault::malformed(format!(
                     "`actual` names {count} limits; a charge has at most {most}"
                 )));
@@ -275,8 +276,8 @@ fn sound_name(name: &str) -> Result<(), Fault> {
 }
 
 /// Refuses a question about a limit that there is not, or that there cannot be.
-fn known(state: &State, asks: &[Charge<'_>]) -> Result<(), Fault> {
-    asks.iter().try_for_each(|ask| known_limit(state, ask.limit()))
+fn known(state: &State, charges: &[Charge<'_>]) -> Result<(), Fault> {
+    charges.iter().try_for_each(|charge| known_limit(state, charge.limit()))
 }
 
 fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
@@ -287,8 +288,8 @@ fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
 }
 
 /// Why a question could not be decided: it was wrong, or nobody was there to answer.
-fn undecided(state: &State, asks: &[Charge<'_>], error: &tollgate::Error) -> Fault {
-    known(state, asks).err().unwrap_or_else(|| Fault::undecided(error))
+fn undecided(state: &State, charges: &[Charge<'_>], error: &tollgate::Error) -> Fault {
+    known(state, charges).err().unwrap_or_else(|| Fault::undecided(error))
 }
 
 fn json(text: String) -> Response<Body> {
@@ -316,16 +317,16 @@ mod tests {
     async fn a_batch_tells_a_fault_where_others_were_charged() {
         let config = Config::parse("[limits.free]\nunlimited = true\n").unwrap();
         let gate = Tollgate::builder().config(&config).build().unwrap();
-        let asks = [Charge::new("free", "k")];
+        let charges = [Charge::new("free", "k")];
         let check = async |pattern: &str, expected: Result<&[&str], &str>| {
             let mut results = Results::with_capacity(pattern.len());
             for kind in pattern.chars() {
                 results.add(match kind {
-                    'd' => Ok(gate.charge(&asks).await.unwrap()),
+                    'd' => Ok(gate.charge(&charges).await.unwrap()),
                     _ => Err(Fault::unavailable("gone")),
                 });
             }
-            let told = results.told();
+            let told = results.into_json();
             match (told, expected) {
                 (Err(fault), Err(detail)) => assert_eq!(fault.to_string(), detail, "{pattern}"),
                 (Ok(told), Ok(expected)) => {

@@ -1,6 +1,6 @@
 //! How many calls to a shared store one peer has in flight, over all its connections and all faces.
 //!
-//! A connection has few calls in flight by itself (`together.rs`), but a peer may have a thousand connections, and each key and each
+//! A connection has few calls in flight by itself (`batch.rs`), but a peer may have a thousand connections, and each key and each
 //! limit has a share of the store of its own, of which a caller can invent or name many. So calls of one peer address, or one /64 of
 //! IPv6, have a number of permits. Whoever finds none waits for the calls of its own peer, in the order of coming and before
 //! anything is sent: nothing of the store is taken meanwhile, no timeout of the store runs, and nobody else waits.
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tollgate::config::ServerConfig;
 
-use crate::serve::listen::household;
+use crate::serve::listen::peer_prefix;
 
 /// How many calls of one peer are in flight, unless the config says: at a millisecond each, tens of thousands a second.
 const MOST: usize = 64;
@@ -53,13 +53,13 @@ impl Peers {
     pub(crate) fn of(config: &ServerConfig) -> Arc<Peers> {
         let most = config.store_calls_per_peer.unwrap_or(MOST);
         let trusted = config.trusted_peers.as_ref();
-        let trusted = trusted.map(|peers| peers.iter().copied().map(household).collect());
+        let trusted = trusted.map(|peers| peers.iter().copied().map(peer_prefix).collect());
         Arc::new(Peers { most, trusted, by_address: Mutex::default() })
     }
 
     /// Runs what a connection of this peer, or one call of it, has to do.
     pub(crate) async fn scope<F: Future>(self: &Arc<Self>, address: IpAddr, work: F) -> F::Output {
-        match self.peer(household(address)) {
+        match self.peer(peer_prefix(address)) {
             Some(peer) => PEER.scope(peer, work).await,
             None => work.await,
         }
@@ -69,7 +69,7 @@ impl Peers {
     fn peer(self: &Arc<Self>, address: IpAddr) -> Option<Arc<Peer>> {
         let is_trusted = match &self.trusted {
             Some(trusted) => trusted.contains(&address),
-            None => address.is_loopback() || address == household(std::net::Ipv6Addr::LOCALHOST.into()),
+            None => address.is_loopback() || address == peer_prefix(std::net::Ipv6Addr::LOCALHOST.into()),
         };
         if is_trusted {
             return None;
@@ -123,7 +123,7 @@ mod tests {
     /// Whether a call of this peer gets its share at once, which it then keeps.
     async fn take(peers: &Arc<Peers>, from: &str, kept: &mut Vec<(Option<Arc<Peer>>, Share)>) -> bool {
         // As long as its connection lasts.
-        let peer = peers.peer(household(address(from)));
+        let peer = peers.peer(peer_prefix(address(from)));
         let taken = peers.scope(address(from), async { share().now_or_never() }).await;
         taken.map(|share| kept.push((peer, share))).is_some()
     }

@@ -2,18 +2,18 @@
 //! `TOLLGATE.CHECK` for limits of the policy.
 //!
 //! Everything that one read brought is answered in one write. Where the counters are in this process all of it is decided in one
-//! go, without allocating; where they are elsewhere those that concern different keys are asked for together, a few at a time, and
-//! told in order. `parse.rs` finds commands, `question.rs` reads the two that ask for a decision, `session.rs` answers all others,
-//! `queue.rs` keeps those of a transaction, `reply.rs` writes. The limits that a connection used last are at hand (`ways.rs`).
+//! go, without allocating; where they are remote, charges of different keys are sent at once, a few at a time, and
+//! answered in order. `parse.rs` finds commands, `request.rs` reads the two that ask for a decision, `session.rs` answers all others,
+//! `queue.rs` keeps those of a transaction, `reply.rs` writes. The limits that a connection used last are at hand (`limiters.rs`).
 
 #[cfg(test)]
 mod in_flight;
+mod limiters;
 mod parse;
-mod question;
 mod queue;
 mod reply;
+mod request;
 mod session;
-mod ways;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,13 +26,13 @@ use tokio::sync::watch;
 use tollgate::store::Micros;
 use tollgate::{Charge, Key, Outcome, Reason, Tollgate};
 
+use self::limiters::LimiterCache;
 use self::parse::Spans;
-use self::question::{Mistake, Question, canonical, tell_check, tell_throttle};
 use self::reply::Reply;
+use self::request::{Mistake, Request, canonical, write_check, write_throttle};
 use self::session::{Session, Then};
-use self::ways::Ways;
+use super::batch::goes_along;
 use super::peer;
-use super::together::goes_along;
 use super::undecided::words;
 use crate::app::{App, Bounds};
 use crate::token::Token;
@@ -41,12 +41,12 @@ use crate::token::Token;
 const LEAST_READ: usize = 4 * 1024;
 const MOST_READ: usize = 64 * 1024;
 
-/// How many bytes of answers are written together, at least while there are more.
+/// How many bytes of answers are written at once, at least while there are more.
 const FULL: usize = 64 * 1024;
 
 /// How long a peer may take to notice that the connection has ended, and how much it may send meanwhile.
-const PARTING: Duration = Duration::from_secs(1);
-const PARTING_BYTES: usize = 1024 * 1024;
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 1024 * 1024;
 
 /// The face: what all its connections share.
 pub(crate) struct Face {
@@ -59,7 +59,7 @@ pub(crate) struct Face {
 struct Connection {
     session: Session,
     reply: Reply,
-    ways: Ways,
+    limiters: LimiterCache,
     spans: Spans,
     /// A key of `CL.THROTTLE`, as text.
     text: Vec<u8>,
@@ -105,11 +105,11 @@ impl Face {
                 Ok(_) => {}
             }
             let stop = loop {
-                let (answered, stop) = match self.app.with_state(|state| connection.here(&state.gate, &input))
-                {
-                    Some(done) => done,
-                    None => connection.elsewhere(&self.app.state().gate, &input).await,
-                };
+                let (answered, stop) =
+                    match self.app.with_state(|state| connection.answer_local(&state.gate, &input)) {
+                        Some(done) => done,
+                        None => connection.answer_remote(&self.app.state().gate, &input).await,
+                    };
                 input.advance(answered);
                 if stop == Stop::Executes {
                     // As if they came only now, and in one piece.
@@ -131,19 +131,19 @@ impl Face {
                 break;
             }
         }
-        part(stream, input).await;
+        lingering_close(stream, input).await;
     }
 }
 
 /// Ends a connection so that what was written last arrives: what the peer still sends is read, because closing on it would make
 /// its machine throw away what it has not read yet.
-async fn part<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, mut input: BytesMut) {
+async fn lingering_close<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, mut input: BytesMut) {
     let rest = async {
         if stream.shutdown().await.is_err() {
             return;
         }
         let mut read = 0;
-        while read < PARTING_BYTES {
+        while read < LINGER_BYTES {
             input.clear();
             input.reserve(LEAST_READ);
             match stream.read_buf(&mut input).await {
@@ -152,7 +152,7 @@ async fn part<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, mut input: Bytes
             }
         }
     };
-    let _ = tokio::time::timeout(PARTING, rest).await;
+    let _ = tokio::time::timeout(LINGER, rest).await;
 }
 
 impl Connection {
@@ -160,16 +160,16 @@ impl Connection {
         Connection {
             session: Session::new(id, password),
             reply: Reply::new(),
-            ways: Ways::new(bounds),
+            limiters: LimiterCache::new(bounds),
             spans: Spans::new(),
             text: Vec::new(),
         }
     }
 
     /// Answers the whole commands in `bytes`, whose counters are in this process, and says how many bytes they were.
-    fn here(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
-        self.ways.lead_to(gate);
-        let Connection { session, reply, ways, spans, text } = self;
+    fn answer_local(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
+        self.limiters.follow(gate);
+        let Connection { session, reply, limiters, spans, text } = self;
         let mut at = 0;
         while reply.bytes.len() < FULL {
             let rest = &bytes[at..];
@@ -182,9 +182,9 @@ impl Connection {
                 }
             }
             let Some(command) = spans.command(rest) else { continue };
-            let question = if session.decides() { Question::read(&command) } else { None };
-            match question {
-                Some(Ok(question)) => tell_here(ways, text, &question, reply),
+            let request = if session.decides() { Request::read(&command) } else { None };
+            match request {
+                Some(Ok(request)) => write_local(limiters, text, &request, reply),
                 Some(Err(mistake)) => reply.error(mistake),
                 None => match session.answer(&command, reply) {
                     Then::GoesOn => {}
@@ -197,9 +197,9 @@ impl Connection {
     }
 
     /// The same where the counters are elsewhere.
-    async fn elsewhere(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
-        let bounds = self.ways.bounds();
-        let mut together: Vec<Question<'_>> = Vec::new();
+    async fn answer_remote(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
+        let bounds = self.limiters.bounds();
+        let mut batch: Vec<Request<'_>> = Vec::new();
         let mut at = 0;
         while self.reply.bytes.len() < FULL {
             let rest = &bytes[at..];
@@ -210,24 +210,24 @@ impl Connection {
                     self.spans.command(rest)
                 }
                 Ok(None) | Err(_) => {
-                    decide_elsewhere(gate, bounds, &mut together, &mut self.reply).await;
+                    decide_remote(gate, bounds, &mut batch, &mut self.reply).await;
                     let Err(fault) = found else { return (at, Stop::Done) };
                     self.reply.error(fault);
                     return (at, Stop::Ended);
                 }
             };
             let Some(command) = command else { continue };
-            let question = if self.session.decides() { Question::read(&command) } else { None };
+            let request = if self.session.decides() { Request::read(&command) } else { None };
             // What is told in order, or charged to one key in order, waits for those before it.
-            let goes_along = match &question {
-                Some(Ok(question)) => goes_along(&together, question, Question::is_of_one_key),
+            let goes_along = match &request {
+                Some(Ok(request)) => goes_along(&batch, request, Request::is_of_one_key),
                 _ => false,
             };
             if !goes_along {
-                decide_elsewhere(gate, bounds, &mut together, &mut self.reply).await;
+                decide_remote(gate, bounds, &mut batch, &mut self.reply).await;
             }
-            match question {
-                Some(Ok(question)) => together.push(question),
+            match request {
+                Some(Ok(request)) => batch.push(request),
                 Some(Err(mistake)) => self.reply.error(mistake),
                 None => match self.session.answer(&command, &mut self.reply) {
                     Then::GoesOn => {}
@@ -236,76 +236,71 @@ impl Connection {
                 },
             }
         }
-        decide_elsewhere(gate, bounds, &mut together, &mut self.reply).await;
+        decide_remote(gate, bounds, &mut batch, &mut self.reply).await;
         (at, Stop::Full)
     }
 }
 
 #[inline]
-fn tell_here(ways: &mut Ways, text: &mut Vec<u8>, question: &Question<'_>, reply: &mut Reply) {
-    if let Err(mistake) = decide_here(ways, text, question, reply) {
+fn write_local(limiters: &mut LimiterCache, text: &mut Vec<u8>, request: &Request<'_>, reply: &mut Reply) {
+    if let Err(mistake) = decide_local(limiters, text, request, reply) {
         reply.error(mistake);
     }
 }
 
 #[inline]
-fn decide_here(
-    ways: &mut Ways,
+fn decide_local(
+    limiters: &mut LimiterCache,
     text: &mut Vec<u8>,
-    question: &Question<'_>,
+    request: &Request<'_>,
     reply: &mut Reply,
 ) -> Result<(), Mistake> {
-    match question {
-        Question::Throttle { key, bucket, quantity } => {
-            let limiter = ways.bucket(bucket)?;
+    match request {
+        Request::Throttle { key, bucket, quantity } => {
+            let limiter = limiters.bucket(bucket)?;
             let key = canonical(key, text)?;
             let outcome = match quantity {
                 0 => limiter.status(key),
                 _ => limiter.charge(key, *quantity).map_err(undecided)?,
             };
-            tell_throttle(reply, outcome.numbers(), *quantity);
+            write_throttle(reply, outcome.numbers(), *quantity);
         }
-        Question::Check { limit, key, cost } => {
-            let limiter = ways.limit(limit)?;
+        Request::Check { limit, key, cost } => {
+            let limiter = limiters.limit(limit)?;
             let outcome = limiter.charge(key, *cost).map_err(undecided)?;
             match outcome.reason() {
                 Reason::MalformedKey => sound(key)?,
                 Reason::NeedsPermit => return Err(needs_permit(limit)),
                 _ => {}
             }
-            tell_check(reply, limit, &counted(&outcome));
+            write_check(reply, limit, &counted(&outcome));
         }
     }
     Ok(())
 }
 
 /// Decides what was gathered, and tells it in order.
-async fn decide_elsewhere(
-    gate: &Tollgate,
-    bounds: Bounds,
-    together: &mut Vec<Question<'_>>,
-    reply: &mut Reply,
-) {
-    if together.is_empty() {
+async fn decide_remote(gate: &Tollgate, bounds: Bounds, batch: &mut Vec<Request<'_>>, reply: &mut Reply) {
+    if batch.is_empty() {
         return;
     }
-    let decided = join_all(together.iter().map(|question| ask(gate, bounds, question))).await;
-    for (question, decided) in together.drain(..).zip(decided) {
-        match (question, decided) {
-            (Question::Throttle { quantity, .. }, Ok(outcome)) => {
-                tell_throttle(reply, outcome.numbers(), quantity);
+    let decided = join_all(batch.iter().map(|request| charge(gate, bounds, request))).await;
+    for (request, decided) in batch.drain(..).zip(decided) {
+        match (request, decided) {
+            (Request::Throttle { quantity, .. }, Ok(outcome)) => {
+                write_throttle(reply, outcome.numbers(), quantity);
             }
-            (Question::Check { limit, .. }, Ok(outcome)) => tell_check(reply, limit, &counted(&outcome)),
+            (Request::Check { limit, .. }, Ok(outcome)) => write_check(reply, limit, &counted(&outcome)),
             (_, Err(mistake)) => reply.error(mistake),
         }
     }
 }
 
-async fn ask(gate: &Tollgate, bounds: Bounds, question: &Question<'_>) -> Result<Outcome, Mistake> {
+async fn charge(gate: &Tollgate, bounds: Bounds, request: &Request<'_>) -> Result<Outcome, Mistake> {
     let _share = peer::share().await;
-    match question {
-        Question::Throttle { key, bucket, quantity } => {
-            let bucket = ways::open(gate, bounds, bucket)?;
+    match request {
+        Request::Throttle { key, bucket, quantity } => {
+            let bucket = limiters::open(gate, bounds, bucket)?;
             let mut text = Vec::new();
             let key = canonical(key, &mut text)?;
             match quantity {
@@ -316,7 +311,7 @@ async fn ask(gate: &Tollgate, bounds: Bounds, question: &Question<'_>) -> Result
                 }
             }
         }
-        Question::Check { limit, key, cost } => {
+        Request::Check { limit, key, cost } => {
             sound(key)?;
             let charge = [Charge::new(*limit, *key).cost(*cost)];
             Ok(*gate.charge(&charge).await.map_err(undecided)?.binding())

@@ -1,20 +1,20 @@
-//! gRPC: the rate limit service that Envoy asks, with health and reflection.
+//! gRPC: the rate limit service that Envoy calls, with health and reflection.
 //!
-//! `ask.rs` reads which limits the descriptors of a call meet, `payer.rs` who pays, `tell.rs` writes the answer, and
+//! `descriptors.rs` finds the limits that the descriptors of a call meet, `key.rs` by which key, `reply.rs` writes the answer, and
 //! `connection.rs` speaks HTTP/2, with `budget.rs` on how much of it is held and `seats.rs` on how many are waited for. All descriptors of a call are one charge: all of them, or none.
 //!
-//! Envoy lets a request pass when it gets no answer that it knows, unless it is told otherwise. So there is always an answer
+//! Envoy lets a request pass when it gets no answer that it knows, unless it is configured otherwise. So there is always an answer
 //! that says what is meant: OK, OVER_LIMIT, or an error of gRPC, and never the code UNKNOWN.
 
-mod ask;
 mod budget;
 mod connection;
+mod descriptors;
 #[cfg(test)]
 mod in_flight;
-mod payer;
+mod key;
 mod proto;
+mod reply;
 mod seats;
-mod tell;
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use metrics::Counter;
 use tollgate::{Charge, Decision, Error, Outcome, Tollgate};
 use tonic::{Request, Response, Status};
 
-use self::ask::{Hits, Meets};
+use self::descriptors::{Hits, Matched};
 use self::proto::service::rate_limit_service_server::RateLimitService;
 use self::proto::service::{RateLimitRequest, RateLimitResponse};
 use super::peer;
@@ -59,7 +59,7 @@ impl RateLimitService for Rls {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let answered = answer(&self.app, request.get_ref()).await;
         let calls = match &answered {
-            Ok(answer) if tell::is_over_limit(answer) => &self.calls.over_limit,
+            Ok(answer) if reply::is_over_limit(answer) => &self.calls.over_limit,
             Ok(_) => &self.calls.ok,
             Err(_) => &self.calls.error,
         };
@@ -85,9 +85,9 @@ async fn decide(
     bounds: Bounds,
     request: &RateLimitRequest,
 ) -> Result<RateLimitResponse, Status> {
-    let meets = ask::read(&state.gate, bounds, &state.config.envoy, request)?;
-    let answers = charge(&state.gate, &meets).await.map_err(undecided)?;
-    Ok(tell::response(&state.gate, &meets, &answers))
+    let matched = descriptors::read(&state.gate, bounds, &state.config.envoy, request)?;
+    let answers = charge(&state.gate, &matched).await.map_err(undecided)?;
+    Ok(reply::response(&state.gate, &matched, &answers))
 }
 
 /// Envoy goes by its own failure mode then, as its operator has chosen.
@@ -95,49 +95,50 @@ fn undecided(error: Error) -> Status {
     Status::unavailable(format!("cannot decide: {}", words(&error)))
 }
 
-/// What the limits said to each descriptor that meets one.
+/// What the limits answered to each descriptor that matched one.
 struct Answers {
     each: Vec<Option<Outcome>>,
     is_denied: bool,
 }
 
 /// Charges what is to be charged, if all of it fits and nothing that is only looked at denies.
-async fn charge(gate: &Tollgate, meets: &[Meets<'_>]) -> Result<Answers, Error> {
-    let mut answers = Answers { each: vec![None; meets.len()], is_denied: false };
+async fn charge(gate: &Tollgate, matched: &[Matched<'_>]) -> Result<Answers, Error> {
+    let mut answers = Answers { each: vec![None; matched.len()], is_denied: false };
     // What was charged too much is given back first, and whatever becomes of the rest.
-    let back = Asks::of(meets, |hits| match hits {
+    let back = Charges::of(matched, |hits| match hits {
         Hits::GiveBack(hits) => Some(hits),
         _ => None,
     });
-    if !back.asks.is_empty() {
-        match gate.refund(&back.asks).await {
+    if !back.charges.is_empty() {
+        match gate.refund(&back.charges).await {
             // The store failed. That holds nobody up: what could not be given back stays charged.
             Err(error) if error.is_transient() => {
-                metrics::counter!("tollgate_envoy_refunds_dropped_total").increment(back.asks.len() as u64);
+                metrics::counter!("tollgate_envoy_refunds_dropped_total")
+                    .increment(back.charges.len() as u64);
             }
             refunded => {
                 refunded?;
-                metrics::counter!("tollgate_envoy_refunds_total").increment(back.asks.len() as u64);
+                metrics::counter!("tollgate_envoy_refunds_total").increment(back.charges.len() as u64);
             }
         }
-        let standing: Vec<Charge<'_>> = back.asks.iter().map(|ask| ask.clone().cost(1)).collect();
-        let decision = gate.peek(&standing).await?;
+        let after_call: Vec<Charge<'_>> = back.charges.iter().map(|charge| charge.clone().cost(1)).collect();
+        let decision = gate.peek(&after_call).await?;
         answers.note(&back, &decision);
     }
-    let looks = Asks::of(meets, |hits| (hits == Hits::Look).then_some(1));
-    if !looks.asks.is_empty() {
-        let decision = gate.peek(&looks.asks).await?;
+    let looks = Charges::of(matched, |hits| (hits == Hits::Look).then_some(1));
+    if !looks.charges.is_empty() {
+        let decision = gate.peek(&looks.charges).await?;
         answers.note(&looks, &decision);
         answers.is_denied |= !decision.is_allowed();
     }
-    let charges = Asks::of(meets, |hits| match hits {
+    let charges = Charges::of(matched, |hits| match hits {
         Hits::Charge(hits) => Some(hits),
         _ => None,
     });
-    if !charges.asks.is_empty() {
+    if !charges.charges.is_empty() {
         let decision = match answers.is_denied {
-            true => gate.peek(&charges.asks).await?,
-            false => gate.charge(&charges.asks).await?,
+            true => gate.peek(&charges.charges).await?,
+            false => gate.charge(&charges.charges).await?,
         };
         answers.note(&charges, &decision);
         answers.is_denied |= !decision.is_allowed();
@@ -146,25 +147,26 @@ async fn charge(gate: &Tollgate, meets: &[Meets<'_>]) -> Result<Answers, Error> 
 }
 
 impl Answers {
-    fn note(&mut self, asks: &Asks<'_>, decision: &Decision) {
-        for (index, outcome) in asks.places.iter().zip(decision.outcomes()) {
+    fn note(&mut self, charges: &Charges<'_>, decision: &Decision) {
+        for (index, outcome) in charges.places.iter().zip(decision.outcomes()) {
             self.each[*index] = Some(*outcome);
         }
     }
 }
 
-/// Asks of one kind, and which descriptors they are of.
-struct Asks<'a> {
+/// Charges of one kind, and which descriptors they are of.
+struct Charges<'a> {
     places: Vec<usize>,
-    asks: Vec<Charge<'a>>,
+    charges: Vec<Charge<'a>>,
 }
 
-impl<'a> Asks<'a> {
-    fn of(meets: &'a [Meets<'_>], cost: impl Fn(Hits) -> Option<u64>) -> Asks<'a> {
-        let tolls = meets.iter().enumerate().filter_map(|(place, met)| Some((place, met.toll()?)));
-        let (places, asks) =
-            tolls.filter_map(|(place, toll)| Some((place, toll.ask(cost(toll.hits)?)))).unzip();
-        Asks { places, asks }
+impl<'a> Charges<'a> {
+    fn of(matched: &'a [Matched<'_>], cost: impl Fn(Hits) -> Option<u64>) -> Charges<'a> {
+        let of_limits = matched.iter().enumerate().filter_map(|(place, one)| Some((place, one.charge()?)));
+        let (places, charges) = of_limits
+            .filter_map(|(place, charge)| Some((place, charge.with_cost(cost(charge.hits)?))))
+            .unzip();
+        Charges { places, charges }
     }
 }
 

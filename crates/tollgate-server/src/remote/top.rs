@@ -70,7 +70,7 @@ fn live(client: &Client, first: Look) -> Result<(), Failure> {
             page.extend_from_slice(format!("\n{}", ink.paint(Tone::Bad, trouble)).as_bytes());
         }
         draw(&page).map_err(Failure::answering)?;
-        if is_told_to_quit(LOOK).map_err(|error| Failure::reading("stdin", &error))? {
+        if wants_to_quit(LOOK).map_err(|error| Failure::reading("stdin", &error))? {
             return Ok(());
         }
         match Look::take(client) {
@@ -192,7 +192,7 @@ fn counts(metrics: &str) -> BTreeMap<String, Count> {
 }
 
 /// Waits for a key that ends it: q, ctrl-c, ctrl-d, escape, or the end of the input.
-fn is_told_to_quit(wait: Duration) -> io::Result<bool> {
+fn wants_to_quit(wait: Duration) -> io::Result<bool> {
     let end = Instant::now() + wait;
     loop {
         let left = end.saturating_duration_since(Instant::now());

@@ -22,7 +22,7 @@ use tollgate::config::ServerConfig;
 /// over gRPC, one peer needs fewer of them, and would have the server hold much with as many.
 const CONNECTIONS: usize = 10_000;
 const OF_ONE_PEER: usize = 1_000;
-const OF_ONE_PEER_MANIFOLD: usize = 100;
+const OF_ONE_PEER_MULTIPLEXED: usize = 100;
 
 /// How many files the process needs beside its connections: logs, stores, the policy.
 const OTHER_FILES: usize = 128;
@@ -41,8 +41,8 @@ impl Room {
     }
 
     /// The same where a connection carries many calls at once.
-    pub(crate) fn manifold(self, config: &ServerConfig) -> Room {
-        let of_one_peer = Room::with(config, OF_ONE_PEER_MANIFOLD).of_one_peer.min(self.of_one_peer);
+    pub(crate) fn multiplexed(self, config: &ServerConfig) -> Room {
+        let of_one_peer = Room::with(config, OF_ONE_PEER_MULTIPLEXED).of_one_peer.min(self.of_one_peer);
         Room { of_one_peer, ..self }
     }
 
@@ -72,7 +72,7 @@ pub(crate) fn files() -> Option<usize> {
 }
 
 /// The connections that there are.
-pub(crate) struct Door {
+pub(crate) struct ConnectionLimit {
     room: Room,
     inside: Mutex<Inside>,
     connections: Gauge,
@@ -88,15 +88,15 @@ struct Inside {
 
 /// Leave to be connected, given back when dropped.
 pub(crate) struct Entry {
-    door: Arc<Door>,
+    door: Arc<ConnectionLimit>,
     peer: IpAddr,
 }
 
-impl Door {
-    pub(crate) fn new(face: &'static str, room: Room) -> Arc<Door> {
+impl ConnectionLimit {
+    pub(crate) fn new(face: &'static str, room: Room) -> Arc<ConnectionLimit> {
         let refused =
             |why| metrics::counter!("tollgate_connections_refused_total", "face" => face, "reason" => why);
-        Arc::new(Door {
+        Arc::new(ConnectionLimit {
             room,
             inside: Mutex::default(),
             connections: metrics::gauge!("tollgate_connections", "face" => face),
@@ -107,7 +107,7 @@ impl Door {
 
     /// Lets a peer in, if there is room.
     pub(crate) fn enter(self: &Arc<Self>, peer: IpAddr) -> Option<Entry> {
-        let peer = household(peer);
+        let peer = peer_prefix(peer);
         let mut inside = self.inside.lock();
         if inside.all >= self.room.connections {
             self.full.increment(1);
@@ -125,8 +125,8 @@ impl Door {
     }
 }
 
-/// Who counts as one peer: an address of IPv4, and of IPv6 the 64 bits that a household or a machine is given.
-pub(crate) fn household(peer: IpAddr) -> IpAddr {
+/// Who counts as one peer: an address of IPv4, and of IPv6 the 64 bits that a network of one subscriber is given.
+pub(crate) fn peer_prefix(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(peer) => IpAddr::V6(Ipv6Addr::from_bits(peer.to_bits() >> 64 << 64)),
         peer => peer,
@@ -150,7 +150,7 @@ impl Drop for Entry {
 /// Accepts connections until `closing` says so, and serves each in a task of its own.
 pub(crate) async fn accept<F>(
     listener: TcpListener,
-    door: Arc<Door>,
+    door: Arc<ConnectionLimit>,
     tasks: TaskTracker,
     mut closing: watch::Receiver<bool>,
     serve: impl Fn(TcpStream, SocketAddr) -> F,
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_so_many_and_for_so_many_of_one_peer() {
-        let door = Door::new("test", Room { connections: 3, of_one_peer: 2 });
+        let door = ConnectionLimit::new("test", Room { connections: 3, of_one_peer: 2 });
         let [one, other] = [peer("192.0.2.1"), peer("2001:db8::1")];
         let first = door.enter(one).expect("room");
         let _second = door.enter(peer("::ffff:192.0.2.1")).expect("room");
@@ -221,7 +221,7 @@ mod tests {
             ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", true),
             ("2001:db8:0:1::1", "2001:db8:0:2::1", false),
         ] {
-            assert_eq!(household(peer(one)) == household(peer(other)), are_one, "{one} {other}");
+            assert_eq!(peer_prefix(peer(one)) == peer_prefix(peer(other)), are_one, "{one} {other}");
         }
     }
 
@@ -240,9 +240,13 @@ mod tests {
         }
         assert!(files().is_none_or(|files| files > 0));
         let mut config = ServerConfig::default();
-        assert_eq!(room.manifold(&config).of_one_peer, 100);
-        assert_eq!(room.within(64, 3).manifold(&config).of_one_peer, 1, "never more than there are");
+        assert_eq!(room.multiplexed(&config).of_one_peer, 100);
+        assert_eq!(room.within(64, 3).multiplexed(&config).of_one_peer, 1, "never more than there are");
         config.max_connections_per_peer = Some(700);
-        assert_eq!(Room::of(&config).manifold(&config).of_one_peer, 700, "what is said holds for all faces");
+        assert_eq!(
+            Room::of(&config).multiplexed(&config).of_one_peer,
+            700,
+            "what is said holds for all faces"
+        );
     }
 }

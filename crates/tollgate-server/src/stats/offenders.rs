@@ -24,7 +24,7 @@ pub(crate) struct Who {
 
 /// How a key stood when it was last denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct LastOutcome {
     pub(crate) capacity: u64,
     pub(crate) remaining: u64,
     pub(crate) reset_after: Micros,
@@ -38,7 +38,7 @@ pub(crate) struct Offender {
     pub(crate) who: Who,
     /// How often, at least.
     pub(crate) denials: u64,
-    pub(crate) standing: Standing,
+    pub(crate) standing: LastOutcome,
 }
 
 /// The keys that one limit denied.
@@ -63,14 +63,14 @@ struct Known {
     key: String,
     /// How much of its count may be others'.
     inherited: u64,
-    standing: Standing,
+    standing: LastOutcome,
     /// Once somebody has asked.
     who: Option<Who>,
 }
 
 impl Offenders {
     /// A key was denied. `mark` tells it apart.
-    pub(crate) fn note(&mut self, mark: u64, key: &str, standing: Standing) {
+    pub(crate) fn note(&mut self, mark: u64, key: &str, standing: LastOutcome) {
         self.minute(standing.second / 60).note(mark, key, standing);
     }
 
@@ -120,7 +120,7 @@ impl Minute {
         Minute { number, marks: room(), counts: room(), known: Vec::with_capacity(KEYS), least: 1, place: 0 }
     }
 
-    fn note(&mut self, mark: u64, key: &str, standing: Standing) {
+    fn note(&mut self, mark: u64, key: &str, standing: LastOutcome) {
         if let Some(at) = place_of(&self.marks, mark) {
             self.counts[at] += 1;
             self.known[at].standing = standing;
@@ -169,7 +169,7 @@ mod tests {
     const NOW: u64 = 1_700_000_040;
 
     fn note(offenders: &mut Offenders, name: u64, second: u64) {
-        let standing = Standing { capacity: 5, remaining: 0, reset_after: Micros::from_secs(9), second };
+        let standing = LastOutcome { capacity: 5, remaining: 0, reset_after: Micros::from_secs(9), second };
         offenders.note(name, &format!("{name:032x}"), standing);
     }
 

@@ -19,7 +19,7 @@ pub(crate) const PLACES: u64 = 304;
 pub(crate) enum Counted {
     Allowed,
     Denied,
-    /// The limit only watches, and would have denied.
+    /// The limit is in shadow mode, and would have denied.
     WouldDeny,
     /// Decided without the store, which failed. Counted beside one of the others.
     FellBack,

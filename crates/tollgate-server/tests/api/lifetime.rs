@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::server::{self, POLICY, Tollgate};
 
 /// How long a change may take to be noticed on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn about(server: &Tollgate) -> Value {
     serde_json::from_str(&server.get("/v1/server").body).expect("JSON")
@@ -18,9 +18,9 @@ fn about(server: &Tollgate) -> Value {
 
 /// Asks until it is so.
 fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !is_so() {
-        assert!(Instant::now() < end, "not so after {PATIENCE:?}: {what}");
+        assert!(Instant::now() < end, "not so after {TIMEOUT:?}: {what}");
         std::thread::yield_now();
     }
 }

@@ -74,7 +74,7 @@ fn bad_lines_of_csv_are_told() {
         ("1,api,100%,1", "log.csv:3: key = \"100%\": "),
         ("1,api,a\tb,1", "log.csv:3: key = \"a\\tb\": "),
         (&long_key, "log.csv:3: key = \"kkkkk"),
-        ("1,api", "log.csv:3: key is missing: say who pays"),
+        ("1,api", "log.csv:3: key is missing: write the key"),
         ("1", "log.csv:3: limit is missing: name a limit of the config: api, login"),
         ("1,,a,1", "log.csv:3: limit is missing: name a limit of the config: api, login"),
         ("1,apy,a,1", "log.csv:3: limit = \"apy\": name a limit of the config: api, login"),
@@ -123,7 +123,7 @@ fn bad_lines_of_jsonl_are_told() {
             r#"{"time":1,"limit":"nope","key":"a"}"#,
             "log.jsonl:3: limit = \"nope\": name a limit of the config: api, login",
         ),
-        (r#"{"time":1,"limit":"api"}"#, "log.jsonl:3: key is missing: say who pays"),
+        (r#"{"time":1,"limit":"api"}"#, "log.jsonl:3: key is missing: write the key"),
         (
             r#"{"time":1,"limit":"api","key":42}"#,
             "log.jsonl:3: key = 42: write a text in quotes, such as \"user:42\"",

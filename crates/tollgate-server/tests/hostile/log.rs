@@ -13,7 +13,7 @@ use crate::collector::Collector;
 use crate::server::{self, POLICY, Tollgate, command, home};
 
 /// How long a line may take to be written on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const LOGIN: &str = r#"{"limit":"login","key":"user:mallory"}"#;
 
@@ -26,7 +26,7 @@ fn lines(server: &Tollgate) -> Vec<Value> {
 
 /// A line of this kind, as soon as it is there.
 pub(crate) fn wait_for_line(server: &Tollgate, is_it: impl Fn(&Value) -> bool) -> Value {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         if let Some(line) = lines(server).into_iter().find(|line| is_it(line)) {
             return line;

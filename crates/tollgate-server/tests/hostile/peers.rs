@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use rustix::process::Signal;
 
 use crate::server::{self, Tollgate};
-use tollgate_testkit::hostile::{ATTACKS, CLIENTS, Faces, Said};
+use tollgate_testkit::hostile::{ATTACKS, Answered, CLIENTS, Faces};
 
 /// The most memory that the server may ever have resident, in KiB. It starts with some 20 MiB; 200 peers that have each sent
 /// 64 KB of something unfinished take 13 MiB, 2,700 silent ones about as much.
@@ -51,7 +51,7 @@ fn check(place: usize, names: &[&str]) {
                 let mut asked = 0;
                 while asked == 0 || !end.load(Ordering::Relaxed) {
                     match client.charge() {
-                        Ok(Said::Allowed) => asked += 1,
+                        Ok(Answered::Allowed) => asked += 1,
                         other => panic!("{face}: {other:?} after {asked} answers"),
                     }
                 }
@@ -66,7 +66,7 @@ fn check(place: usize, names: &[&str]) {
         // Whoever comes anew is served as well.
         for (face, make) in CLIENTS {
             let said = make(&faces, "free", "user:new").charge();
-            assert!(matches!(said, Ok(Said::Allowed)), "{face} after {name}: {said:?}");
+            assert!(matches!(said, Ok(Answered::Allowed)), "{face} after {name}: {said:?}");
         }
         let peak = peak(&server);
         assert!(peak <= MOST_MEMORY, "{peak} KiB after {name}");
@@ -132,13 +132,13 @@ fn an_idle_connection_outlives_a_slow_head() {
     let faces = faces(&server);
     let mut kept: Vec<_> = CLIENTS.iter().map(|(_, make)| make(&faces, "free", "user:kept")).collect();
     for client in &mut kept {
-        assert_eq!(client.charge().expect("an answer"), Said::Allowed);
+        assert_eq!(client.charge().expect("an answer"), Answered::Allowed);
     }
     let mut slow = TcpStream::connect(faces.http).expect("it listens");
     std::io::Write::write_all(&mut slow, b"GET /healthz HTTP/1.1\r\nhost:").expect("room");
     assert_eq!(slow.read(&mut [0; 1]).expect("an end"), 0, "hung up on, after five seconds");
     for client in &mut kept {
-        assert_eq!(client.charge().expect("an answer"), Said::Allowed);
+        assert_eq!(client.charge().expect("an answer"), Answered::Allowed);
     }
 }
 
@@ -152,11 +152,11 @@ fn there_is_room_for_so_many() {
         let faces = faces(&server);
         let mut inside: Vec<_> = (0..3).map(|_| CLIENTS[1].1(&faces, "free", "user:in")).collect();
         for client in &mut inside {
-            assert_eq!(client.charge().expect("an answer"), Said::Allowed);
+            assert_eq!(client.charge().expect("an answer"), Answered::Allowed);
         }
         for _ in 0..2 {
             let said = CLIENTS[1].1(&faces, "free", "user:out").charge().expect("no answer");
-            assert_eq!(said, Said::HungUp, "{settings}");
+            assert_eq!(said, Answered::HungUp, "{settings}");
         }
         // The other faces have doors of their own.
         let metrics = server.get("/metrics").body;
@@ -168,6 +168,6 @@ fn there_is_room_for_so_many() {
         }
         // Who leaves makes room.
         drop(inside.pop());
-        while CLIENTS[1].1(&faces, "free", "user:out").charge().expect("an answer") != Said::Allowed {}
+        while CLIENTS[1].1(&faces, "free", "user:out").charge().expect("an answer") != Answered::Allowed {}
     }
 }

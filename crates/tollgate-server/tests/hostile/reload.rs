@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tollgate_testkit::hostile::{CLIENTS, Said};
+use tollgate_testkit::hostile::{Answered, CLIENTS};
 
 use crate::peers::faces;
 use crate::server::{self, Tollgate};
 
 /// How long a change may take to be shown on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const RELOADS: u64 = 1_000;
 
@@ -85,9 +85,9 @@ fn a_thousand_reloads_lose_no_quota_and_make_none() {
                         // Looked at before the answer: what is denied under the last config stays so.
                         let is_last = is_last.load(Ordering::Acquire);
                         match client.charge() {
-                            Ok(Said::Allowed) => allowed += 1,
-                            Ok(Said::Denied) if is_last => return allowed,
-                            Ok(Said::Denied) => {}
+                            Ok(Answered::Allowed) => allowed += 1,
+                            Ok(Answered::Denied) if is_last => return allowed,
+                            Ok(Answered::Denied) => {}
                             other => panic!("{face}: {other:?}"),
                         }
                     }
@@ -124,7 +124,7 @@ fn a_thousand_reloads_lose_no_quota_and_make_none() {
 
 /// Waits until the last reload is told so, here and on the page, which looks once a second.
 fn wait_for_last(server: &Tollgate, is_so: impl Fn(&Value) -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     for path in ["/v1/server", "/v1/snapshot"] {
         loop {
             let told: Value = serde_json::from_str(&server.get(path).body).expect("JSON");
@@ -147,7 +147,7 @@ fn a_broken_config_is_told_everywhere_until_a_better_one_comes() {
     assert_eq!(server.ask("POST", "/v1/reload", &[], "").status, 400);
     wait_for_last(&server, |refused| refused.as_str().is_some_and(|why| why.contains(said)));
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 1"));
-    assert_eq!(client.charge().expect("an answer"), Said::Allowed, "the last good one serves");
+    assert_eq!(client.charge().expect("an answer"), Answered::Allowed, "the last good one serves");
     let line = crate::log::wait_for_line(&server, |line| line["target"] == "tollgate::reload");
     assert_eq!(line["level"], "ERROR");
     assert!(line["message"].as_str().is_some_and(|message| message.contains(said)), "{line}");
@@ -169,7 +169,7 @@ fn a_config_that_is_gone_is_told_until_it_is_back() {
     let line = crate::log::wait_for_line(&server, |line| line["target"] == "tollgate::reload");
     assert_eq!(line["level"], "WARN", "{line}");
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 1"));
-    assert_eq!(client.charge().expect("an answer"), Said::Allowed, "the last good one serves");
+    assert_eq!(client.charge().expect("an answer"), Answered::Allowed, "the last good one serves");
     // Told once, and read when it is back.
     server.write_config(&config(RELOADS));
     wait_for_last(&server, Value::is_null);

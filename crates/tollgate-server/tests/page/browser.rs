@@ -9,7 +9,7 @@ use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::{Value, json};
 
 /// How long the page has to become as expected. Generous: it is the limit of a failing test, not the length of a passing one.
-const PATIENCE_MS: u32 = 60_000;
+const TIMEOUT_MS: u32 = 60_000;
 
 /// One browser with one window. Ends when dropped.
 pub(crate) struct Browser {
@@ -39,7 +39,7 @@ impl Browser {
             &json!({ "capabilities": { "alwaysMatch": {
                 "goog:chromeOptions": { "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"] },
                 "goog:loggingPrefs": { "browser": "ALL" },
-                "timeouts": { "script": 2 * PATIENCE_MS },
+                "timeouts": { "script": 2 * TIMEOUT_MS },
             } } }),
         );
         browser.session = format!("/{}", opened["sessionId"].as_str().expect("a session"));
@@ -63,7 +63,7 @@ impl Browser {
     /// Waits until an expression is true in the page.
     pub(crate) fn until(&self, expression: &str) {
         let script = format!(
-            "const done = arguments[arguments.length - 1], end = Date.now() + {PATIENCE_MS};
+            "const done = arguments[arguments.length - 1], end = Date.now() + {TIMEOUT_MS};
              const look = () => {{
                let is = false;
                try {{ is = Boolean({expression}); }} catch {{}}

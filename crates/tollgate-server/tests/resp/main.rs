@@ -49,7 +49,7 @@ fn throttle_answers_as_redis_cell_does() {
         ("CL.THROTTLE|slow|15|30|60000|3", "*5/:1/:16/:0/:~6000/:~32000/"),
         ("CL.THROTTLE|slow|15|30|60000|17", "*5/:1/:16/:0/:-1/:~32000/"),
         ("CL.THROTTLE|slow|15|30|60000|0", "*5/:0/:16/:0/:-1/:~32000/"),
-        // Others are not concerned, and a key that was never charged is as new.
+        // Others are not concerned, and a key that was never charged is full again.
         ("CL.THROTTLE|other|15|30|60|0", "*5/:0/:16/:16/:-1/:0/"),
         ("CL.THROTTLE||0|1|100000", "*5/:0/:1/:0/:-1/:100000/"),
         ("CL.THROTTLE||0|1|100000", "*5/:1/:1/:0/:~100000/:~100000/"),

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
-use tollgate_testkit::hostile::{CLIENTS, Faces, Said};
+use tollgate_testkit::hostile::{Answered, CLIENTS, Faces};
 use tollgate_testkit::redis::RedisServer;
 
 use crate::redis::over;
@@ -40,8 +40,8 @@ fn what_was_acknowledged_over_any_face_is_counted() {
                     let mut acknowledged = 0;
                     loop {
                         match client.charge() {
-                            Ok(Said::Allowed) => acknowledged += 1,
-                            Ok(Said::HungUp) => return acknowledged,
+                            Ok(Answered::Allowed) => acknowledged += 1,
+                            Ok(Answered::HungUp) => return acknowledged,
                             other => panic!("{face}: {other:?}"),
                         }
                         is_busy.store(acknowledged > 10, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, GO_AWAY, HEADERS, PING, RESET, SETTINGS};
 
 /// How long an answer may take on a loaded machine before a test is told.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where a server is asked.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub struct Faces {
 
 /// What a server answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum Answered {
     /// It passes.
     Allowed,
     /// It does not.
@@ -34,7 +34,7 @@ pub enum Said {
 /// Charges one to a key, again and again. An error is half an answer, or a wrong one.
 pub trait Client: Send {
     /// Charges, and reads the answer.
-    fn charge(&mut self) -> io::Result<Said>;
+    fn charge(&mut self) -> io::Result<Answered>;
 }
 
 /// How clients are made: from a server, the name of a limit (for gRPC an entry `limit=…` that meets it) and a key.
@@ -49,7 +49,7 @@ pub const CLIENTS: [(&str, Make); 3] = [
 
 fn dial(address: SocketAddr) -> BufReader<TcpStream> {
     let stream = TcpStream::connect(address).expect("it listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("an option");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("an option");
     stream.set_nodelay(true).expect("an option");
     BufReader::new(stream)
 }
@@ -58,11 +58,11 @@ fn wrong(said: impl AsRef<[u8]>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("`{}`", said.as_ref().escape_ascii()))
 }
 
-/// Sends a question; true if an answer begins.
-fn ask(stream: &mut BufReader<TcpStream>, question: &[u8]) -> io::Result<bool> {
+/// Sends a request; true if an answer begins.
+fn ask(stream: &mut BufReader<TcpStream>, request: &[u8]) -> io::Result<bool> {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     let began =
-        stream.get_mut().write_all(question).and_then(|()| stream.fill_buf().map(|bytes| !bytes.is_empty()));
+        stream.get_mut().write_all(request).and_then(|()| stream.fill_buf().map(|bytes| !bytes.is_empty()));
     match began {
         Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => Ok(false),
         began => began,
@@ -77,24 +77,24 @@ fn line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
 
 struct Http {
     stream: BufReader<TcpStream>,
-    question: Vec<u8>,
+    request: Vec<u8>,
 }
 
 impl Http {
     fn new(faces: &Faces, limit: &str, key: &str) -> Http {
         let body = format!(r#"{{"limit":"{limit}","key":"{key}"}}"#);
-        let question = format!(
+        let request = format!(
             "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
-        Http { stream: dial(faces.http), question: question.into_bytes() }
+        Http { stream: dial(faces.http), request: request.into_bytes() }
     }
 }
 
 impl Client for Http {
-    fn charge(&mut self) -> io::Result<Said> {
-        if !ask(&mut self.stream, &self.question)? {
-            return Ok(Said::HungUp);
+    fn charge(&mut self) -> io::Result<Answered> {
+        if !ask(&mut self.stream, &self.request)? {
+            return Ok(Answered::HungUp);
         }
         let status = line(&mut self.stream)?;
         let mut length = 0;
@@ -109,9 +109,9 @@ impl Client for Http {
         let mut body = vec![0; length];
         self.stream.read_exact(&mut body).map_err(|error| wrong(error.to_string()))?;
         if status.starts_with("HTTP/1.1 200 ") && body.starts_with(b"{\"allowed\":true,") {
-            Ok(Said::Allowed)
+            Ok(Answered::Allowed)
         } else if status.starts_with("HTTP/1.1 200 ") && body.starts_with(b"{\"allowed\":false,") {
-            Ok(Said::Denied)
+            Ok(Answered::Denied)
         } else {
             Err(wrong([status.as_bytes(), &body].concat()))
         }
@@ -120,20 +120,20 @@ impl Client for Http {
 
 struct Resp {
     stream: BufReader<TcpStream>,
-    question: Vec<u8>,
+    request: Vec<u8>,
 }
 
 impl Resp {
     fn new(faces: &Faces, limit: &str, key: &str) -> Resp {
         let words = ["TOLLGATE.CHECK", limit, key].map(|word| format!("${}\r\n{word}\r\n", word.len()));
-        Resp { stream: dial(faces.resp), question: format!("*3\r\n{}", words.concat()).into_bytes() }
+        Resp { stream: dial(faces.resp), request: format!("*3\r\n{}", words.concat()).into_bytes() }
     }
 }
 
 impl Client for Resp {
-    fn charge(&mut self) -> io::Result<Said> {
-        if !ask(&mut self.stream, &self.question)? {
-            return Ok(Said::HungUp);
+    fn charge(&mut self) -> io::Result<Answered> {
+        if !ask(&mut self.stream, &self.request)? {
+            return Ok(Answered::HungUp);
         }
         let mut lines = Vec::new();
         // Six values, of which the last has two lines, after a line that says so.
@@ -144,8 +144,8 @@ impl Client for Resp {
             }
         }
         match &*lines[1] {
-            ":1" => Ok(Said::Allowed),
-            ":0" => Ok(Said::Denied),
+            ":1" => Ok(Answered::Allowed),
+            ":0" => Ok(Answered::Denied),
             other => Err(wrong(other)),
         }
     }
@@ -167,21 +167,21 @@ impl Grpc {
 }
 
 impl Client for Grpc {
-    fn charge(&mut self) -> io::Result<Said> {
+    fn charge(&mut self) -> io::Result<Answered> {
         let id = self.next;
         self.next += 2;
-        let question = [
+        let request = [
             frames::frame(HEADERS, END_HEADERS, id, &frames::head()),
             frames::frame(DATA, END_STREAM, id, &self.call),
         ];
-        if !ask(&mut self.stream, &question.concat())? {
-            return Ok(Said::HungUp);
+        if !ask(&mut self.stream, &request.concat())? {
+            return Ok(Answered::HungUp);
         }
         let mut data = Vec::new();
         loop {
             let frame = match frames::read(&mut self.stream) {
                 Ok(frame) => frame,
-                Err(_) if data.is_empty() => return Ok(Said::HungUp),
+                Err(_) if data.is_empty() => return Ok(Answered::HungUp),
                 Err(error) => return Err(error),
             };
             let answer = match (frame.kind, frame.flags & ACK) {
@@ -195,11 +195,11 @@ impl Client for Grpc {
                 (HEADERS, END_STREAM) if frame.stream == id => break,
                 // The call was not looked at, or will not be: the server goes.
                 (RESET, _) if data.is_empty() && frame.payload == 7_u32.to_be_bytes() => {
-                    return Ok(Said::HungUp);
+                    return Ok(Answered::HungUp);
                 }
                 (RESET, _) => return Err(wrong(&frame.payload)),
                 (GO_AWAY, _) if frame.payload[4..8] != [0; 4] => return Err(wrong(&frame.payload)),
-                (GO_AWAY, _) if frame.payload[..4] < id.to_be_bytes()[..] => return Ok(Said::HungUp),
+                (GO_AWAY, _) if frame.payload[..4] < id.to_be_bytes()[..] => return Ok(Answered::HungUp),
                 _ => continue,
             };
             // Whoever goes may not be there any more to be told.
@@ -207,8 +207,8 @@ impl Client for Grpc {
         }
         // The first field of the message: OK is 1, OVER_LIMIT 2.
         match data.get(5..7) {
-            Some([8, 1]) => Ok(Said::Allowed),
-            Some([8, 2]) => Ok(Said::Denied),
+            Some([8, 1]) => Ok(Answered::Allowed),
+            Some([8, 2]) => Ok(Answered::Denied),
             _ => Err(wrong(&data)),
         }
     }

@@ -152,11 +152,11 @@ impl Engine {
         let counts_are_enough =
             self.observers.is_empty() || (self.observers.take_counts() && entry.meter.is_on());
         match () {
-            () if self.observers.is_empty() && self.watch.lets_straight() && entry.meter.is_on() => {
+            () if self.observers.is_empty() && self.watch.allows_fast_path() && entry.meter.is_on() => {
                 Path::FastCounted
             }
-            () if self.observers.is_empty() && self.watch.lets_straight() => Path::Fast,
-            () if counts_are_enough && (self.watch.lets_straight() || self.watch.tells_denials_alone()) => {
+            () if self.observers.is_empty() && self.watch.allows_fast_path() => Path::Fast,
+            () if counts_are_enough && (self.watch.allows_fast_path() || self.watch.logs_denials_only()) => {
                 Path::FastDenials
             }
             () => Path::Slow,

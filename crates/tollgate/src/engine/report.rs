@@ -12,7 +12,7 @@ use crate::key::Key;
 use crate::outcome::{Outcome, Source};
 use crate::policy::entry::{Entry, Resolved};
 use crate::telemetry::watch::is_sampled;
-use crate::telemetry::{Concluded, Event, LimitTold, Payer, Started, Trouble, Verdict};
+use crate::telemetry::{DecisionReport, Event, EventKey, LimitReport, OutcomeKind, Started, Trouble};
 
 impl Engine {
     /// The start of a decision.
@@ -76,7 +76,7 @@ impl Engine {
         for (index, (charge, outcome)) in charges.iter().zip(decision.outcomes()).enumerate() {
             let told = self.report_limit(operation, charge, outcome, trouble, took);
             if index == decision.binding_index() {
-                let concluded = Concluded {
+                let decision_report = DecisionReport {
                     operation,
                     limiter: outcome.limit(),
                     told,
@@ -85,7 +85,7 @@ impl Engine {
                     is_degraded,
                     is_first: is_degraded && trouble.is_first,
                 };
-                self.watch.concluded(&concluded, started.span(), &self.clock);
+                self.watch.report(&decision_report, started.span(), &self.clock);
             }
         }
     }
@@ -107,7 +107,7 @@ impl Engine {
                 limiter: entry.name,
                 strategy: entry.base.strategy(),
                 namespace: &namespace,
-                payer: Payer::new(Some(key)),
+                key: EventKey::new(Some(key)),
                 cost: cost.get(),
                 allowed: false,
                 shadow: false,
@@ -118,15 +118,15 @@ impl Engine {
                 duration: took.unwrap_or_default(),
             });
         }
-        let told = LimitTold {
+        let told = LimitReport {
             key: Some(key),
             strategy: entry.base.strategy(),
-            verdict: Verdict::Denied,
+            verdict: OutcomeKind::Denied,
             source: Source::Store,
             failure: None,
             took,
         };
-        let concluded = Concluded {
+        let decision_report = DecisionReport {
             operation: "charge",
             limiter: entry.name,
             told,
@@ -135,14 +135,14 @@ impl Engine {
             is_degraded: false,
             is_first: false,
         };
-        self.watch.concluded(&concluded, &Span::none(), &self.clock);
+        self.watch.report(&decision_report, &Span::none(), &self.clock);
     }
 
     /// The key of a decision that is reported as a number, if it is one.
     #[inline]
-    fn admission<'a>(&self, operation: &str, entry: &Entry, told: &LimitTold<'a>) -> Option<&'a str> {
+    fn admission<'a>(&self, operation: &str, entry: &Entry, told: &LimitReport<'a>) -> Option<&'a str> {
         let is_one = entry.meter.is_on()
-            && told.verdict == Verdict::Allowed
+            && told.verdict == OutcomeKind::Allowed
             && told.source == Source::Store
             && told.strategy == entry.base.strategy()
             && self.is_local()
@@ -158,14 +158,14 @@ impl Engine {
         outcome: &Outcome,
         trouble: Trouble,
         took: Option<Duration>,
-    ) -> LimitTold<'a> {
+    ) -> LimitReport<'a> {
         let entry = &*charge.entry;
         let (numbers, source) = (*outcome.numbers(), outcome.source());
-        let told = LimitTold {
+        let told = LimitReport {
             key: charge.canonical(),
             // A malformed key meets nothing; it is counted where it would have.
             strategy: charge.place().map_or_else(|| entry.base.strategy(), |place| place.strategy()),
-            verdict: Verdict::of(numbers.allowed, outcome.is_shadow()),
+            verdict: OutcomeKind::of(numbers.allowed, outcome.is_shadow()),
             source,
             // What was answered without the store, or meets no counters, did not depend on it.
             failure: trouble.failure.filter(|_| source.is_fallback()),
@@ -174,7 +174,7 @@ impl Engine {
         if self.observers.take_counts()
             && let Some(key) = self.admission(operation, entry, &told)
         {
-            entry.meter.straight(key, true, took);
+            entry.meter.count_fast_path(key, true, took);
             return told;
         }
         if operation != "peek" {
@@ -187,7 +187,7 @@ impl Engine {
                 limiter: entry.name,
                 strategy: charge.place().and_then(|place| place.strategy()),
                 namespace: &namespace,
-                payer: Payer::new(told.key),
+                key: EventKey::new(told.key),
                 cost: charge.cost.get(),
                 allowed: outcome.is_allowed(),
                 shadow: outcome.is_shadow(),

@@ -14,7 +14,7 @@ use tollgate_store::Settlement;
 
 use super::applied::{AppliedLimit, Which};
 use super::charge;
-use super::charges::{Due, Dues};
+use super::charges::{RouteCharge, RouteCharges};
 use super::layer::Inner;
 use crate::lease::Lease;
 use crate::reservation::Reservation;
@@ -24,7 +24,7 @@ use crate::route::{ResponseHead, Settle};
 pub(super) struct After {
     inner: Arc<Inner>,
     reservation: Reservation,
-    tolls: SmallVec<[Paid; 4]>,
+    charged: SmallVec<[Paid; 4]>,
     bytes: u64,
     is_answered: bool,
     is_done: bool,
@@ -50,14 +50,18 @@ struct Paid {
 }
 
 impl After {
-    pub(super) fn new(inner: Arc<Inner>, reservation: Reservation, dues: &Dues) -> After {
-        let paid = |due: &Due| Paid { which: due.which(), reserved: due.cost.get(), actual: None };
-        let tolls = dues.iter().map(paid).collect();
+    pub(super) fn new(inner: Arc<Inner>, reservation: Reservation, route_charges: &RouteCharges) -> After {
+        let paid = |route_charge: &RouteCharge| Paid {
+            which: route_charge.which(),
+            reserved: route_charge.cost.get(),
+            actual: None,
+        };
+        let charged = route_charges.iter().map(paid).collect();
         let is_renewed = reservation.held().lease.is_some() && !inner.gate.engine.is_local();
         if is_renewed {
             inner.gate.engine.keep_renewed(reservation.held(), &Arc::new(Lease::default()));
         }
-        After { inner, reservation, tolls, bytes: 0, is_answered: false, is_done: false, is_renewed }
+        After { inner, reservation, charged, bytes: 0, is_answered: false, is_done: false, is_renewed }
     }
 
     /// The head of the answer is there. Returns what settles it, if there is anything to settle, it need not wait for the body
@@ -66,14 +70,14 @@ impl After {
         &mut self,
         answer: &ResponseHead<'_>,
     ) -> Answered<impl Future<Output = ()> + Send + 'static> {
-        for paid in &mut self.tolls {
+        for paid in &mut self.charged {
             paid.actual = self.inner.limits.get(&paid.which).settle.by_head(answer);
         }
         // Only now: a function that panics has seen nothing answered.
         self.is_answered = true;
         let waits =
             |applied: &AppliedLimit| applied.lease.is_some() || matches!(applied.settle, Settle::ByBytes);
-        if self.tolls.iter().any(|paid| waits(self.inner.limits.get(&paid.which))) {
+        if self.charged.iter().any(|paid| waits(self.inner.limits.get(&paid.which))) {
             return Answered::Waits;
         }
         if self.is_in_process() {
@@ -85,7 +89,7 @@ impl After {
 
     /// Whether it holds a lease, which ends when this is dropped.
     pub(super) fn has_lease(&self) -> bool {
-        self.tolls.iter().any(|paid| self.inner.limits.get(&paid.which).lease.is_some())
+        self.charged.iter().any(|paid| self.inner.limits.get(&paid.which).lease.is_some())
     }
 
     /// So much of the body went out.
@@ -119,9 +123,9 @@ impl After {
         if self.is_renewed {
             self.inner.gate.engine.stop_renewing(self.reservation.id());
         }
-        let is_corrected = self.tolls.iter().any(|paid| self.actual(paid).is_some());
+        let is_corrected = self.charged.iter().any(|paid| self.actual(paid).is_some());
         let actuals: SmallVec<[u64; 4]> =
-            self.tolls.iter().map(|paid| self.actual(paid).unwrap_or(paid.reserved)).collect();
+            self.charged.iter().map(|paid| self.actual(paid).unwrap_or(paid.reserved)).collect();
         self.reservation.each(&actuals).ok().filter(|_| is_corrected)
     }
 

@@ -9,10 +9,10 @@ use parking_lot::RwLock;
 use tollgate_kernel::{Cost, Limit, Micros, Outcome, Strategy};
 
 use super::layer::Inner;
-use super::marks::Sheet;
+use super::rate_limit_headers::HeaderTemplate;
 use crate::charge::NamedLimit;
 use crate::error::Error;
-use crate::headers::{Format, Said, Unit};
+use crate::headers::{Format, ReportedLimit, Unit};
 use crate::limiter::Limiter;
 use crate::policy::Allowance;
 use crate::route::{Choice, RequestLimit, RouteLimit, Settle};
@@ -27,10 +27,10 @@ pub(super) struct AppliedLimit {
     /// Charged in a way that can be corrected.
     pub(super) is_held: bool,
     /// The fast path, where the counters are in this process and a charge need only ask them.
-    pub(super) straight: Option<Limiter>,
+    pub(super) fast_path: Option<Limiter>,
     pub(super) unit: Option<Unit>,
     /// The rate-limit headers of the fast path.
-    pub(super) sheet: Option<Sheet>,
+    pub(super) template: Option<HeaderTemplate>,
 }
 
 /// The settings of the layer that matter to a limit.
@@ -48,9 +48,9 @@ impl AppliedLimit {
         settings: &Settings,
     ) -> Result<AppliedLimit, Error> {
         let mut applied = AppliedLimit::new(gate, limit, settle, settings)?;
-        if let (Some(_), Allowance::Limited(limit)) = (&applied.straight, applied.limit.allowance()) {
+        if let (Some(_), Allowance::Limited(limit)) = (&applied.fast_path, applied.limit.allowance()) {
             let fresh = Outcome { capacity: limit.capacity(), ..Outcome::UNLIMITED };
-            applied.sheet = Sheet::new(&settings.format, &applied.said(Cost::ONE, fresh));
+            applied.template = HeaderTemplate::new(&settings.format, &applied.reported(Cost::ONE, fresh));
         }
         Ok(applied)
     }
@@ -84,20 +84,20 @@ impl AppliedLimit {
         }
         let is_held = lease.is_some() || may_wait_long || is_settled;
         // A charge that is held, or may be delayed, needs more than its counters.
-        let straight = gate.local(&limit).ok().filter(Limiter::is_fast);
-        let straight = straight.filter(|_| !is_held && !limits().any(is(Strategy::LeakyBucket)));
+        let fast_path = gate.local(&limit).ok().filter(Limiter::is_fast);
+        let fast_path = fast_path.filter(|_| !is_held && !limits().any(is(Strategy::LeakyBucket)));
         let unit = match (settle, lease) {
             (Settle::ByBytes, _) => Some(Unit::ContentBytes),
             (_, Some(_)) => Some(Unit::ConcurrentRequests),
             _ => None,
         };
-        Ok(AppliedLimit { settle: settle.clone(), lease, is_held, straight, unit, sheet: None, limit })
+        Ok(AppliedLimit { settle: settle.clone(), lease, is_held, fast_path, unit, template: None, limit })
     }
 
     /// What the response shows of an outcome, where no override applies and the limit is not in shadow mode.
-    pub(super) fn said(&self, cost: Cost, outcome: Outcome) -> Said<'_> {
+    pub(super) fn reported(&self, cost: Cost, outcome: Outcome) -> ReportedLimit<'_> {
         let (name, limit) = (self.limit.name(), self.limit.entry.newest().base.limit());
-        Said { name, limit, cost: cost.get(), outcome, shadow: false, unit: self.unit }
+        ReportedLimit { name, limit, cost: cost.get(), outcome, shadow: false, unit: self.unit }
     }
 }
 

@@ -1,4 +1,4 @@
-//! From a request to a verdict: who owes what under which limits, charged all at once, and what that means for the request.
+//! From a request to its admission: its charges, made all at once, and what the decision means for the request.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,197 +11,221 @@ use tollgate_kernel::{Limit, Micros};
 use tollgate_store::{Hold, HoldId, Settlement};
 
 use super::after::After;
-use super::charges::{Due, Dues};
+use super::charges::{RouteCharge, RouteCharges};
 use super::layer::Inner;
-use super::marks::Marks;
+use super::rate_limit_headers::RateLimitHeaders;
 use super::refusal::{Protocol, Refusal};
 use crate::charge::Charge;
 use crate::engine::{self, Answer, Charges, Mode, Step, Take};
 use crate::error::Error;
-use crate::headers::{ResetAs, Said};
+use crate::headers::{ReportedLimit, ResetAs};
 use crate::problem::Reason;
 use crate::reservation::Reservation;
 
 /// What becomes of a request.
-pub(super) enum Verdict {
+pub(super) enum Admission {
     /// It goes on, after a while.
-    Pass { delay: Micros, marks: Marks, after: Option<Box<After>> },
+    Pass { delay: Micros, rate_limit_headers: RateLimitHeaders, after: Option<Box<After>> },
     /// It is answered here. Boxed, because those that pass carry the room.
     Stop(Box<Response<Bytes>>),
 }
 
-impl Verdict {
-    fn stop(answer: Response<Bytes>) -> Verdict {
-        Verdict::Stop(Box::new(answer))
+impl Admission {
+    fn stop(answer: Response<Bytes>) -> Admission {
+        Admission::Stop(Box::new(answer))
     }
 
     /// It goes on, and nothing was charged.
-    pub(super) fn free() -> Verdict {
-        Verdict::Pass { delay: Micros::ZERO, marks: Marks::default(), after: None }
+    pub(super) fn free() -> Admission {
+        Admission::Pass { delay: Micros::ZERO, rate_limit_headers: RateLimitHeaders::default(), after: None }
     }
 
     /// Nobody could decide, neither the store nor a fallback: it does not pass.
-    pub(super) fn undecided(inner: &Inner, protocol: Protocol) -> Verdict {
-        Verdict::stop(Refusal::undecided(protocol).answer(inner.responder.as_ref(), Marks::default()))
+    pub(super) fn undecided(inner: &Inner, protocol: Protocol) -> Admission {
+        Admission::stop(
+            Refusal::undecided(protocol).answer(inner.responder.as_ref(), RateLimitHeaders::default()),
+        )
     }
 }
 
-/// A verdict that is waited for: boxed, as the future of a store elsewhere is.
-pub(super) type Asked = Pin<Box<dyn Future<Output = Verdict> + Send>>;
+/// An admission that is waited for: boxed, as the future of a remote store is.
+pub(super) type Deciding = Pin<Box<dyn Future<Output = Admission> + Send>>;
 
-/// Charges what is due in a remote store.
+/// Makes the charges of a request in a remote store.
 ///
 /// A charge that is to be corrected later is seen through even if the caller goes away meanwhile: once it is there, its lease can
 /// be given back.
-pub(super) fn ask(inner: Arc<Inner>, dues: Dues, protocol: Protocol) -> Asked {
-    if !is_held(&inner, &dues) {
-        return Box::pin(async move { decide(&inner, &dues, protocol).await });
+pub(super) fn decide_remote(inner: Arc<Inner>, route_charges: RouteCharges, protocol: Protocol) -> Deciding {
+    if !is_held(&inner, &route_charges) {
+        return Box::pin(async move { decide(&inner, &route_charges, protocol).await });
     }
     let deciding = {
         let inner = inner.clone();
-        tokio::spawn(async move { decide(&inner, &dues, protocol).await })
+        tokio::spawn(async move { decide(&inner, &route_charges, protocol).await })
     };
-    Box::pin(async move { deciding.await.unwrap_or_else(|_| Verdict::undecided(&inner, protocol)) })
+    Box::pin(async move { deciding.await.unwrap_or_else(|_| Admission::undecided(&inner, protocol)) })
 }
 
 /// Whether anything of it is to be corrected later.
-fn is_held(inner: &Inner, dues: &Dues) -> bool {
-    dues.iter().any(|due| due.limit(inner).is_held)
+fn is_held(inner: &Inner, route_charges: &RouteCharges) -> bool {
+    route_charges.iter().any(|route_charge| route_charge.limit(inner).is_held)
 }
 
 /// How long what is to be corrected is held. Where the counters are in this process a lease has no end: the request that holds it
 /// is in this process too, and gives it back however it ends.
-fn hold_ttl(inner: &Inner, dues: &Dues) -> Micros {
-    let is_leased = dues.iter().any(|due| due.limit(inner).lease.is_some());
+fn hold_ttl(inner: &Inner, route_charges: &RouteCharges) -> Micros {
+    let is_leased = route_charges.iter().any(|route_charge| route_charge.limit(inner).lease.is_some());
     if is_leased && inner.gate.engine.is_local() { Hold::UNTIL_RELEASED } else { inner.settle_within }
 }
 
-/// What each limit of a charge said, in the order of the dues.
-type AllSaid<'a> = SmallVec<[Said<'a>; 4]>;
+/// What each limit of a charge answered, in the order of the charges.
+type ReportedLimits<'a> = SmallVec<[ReportedLimit<'a>; 4]>;
 
-/// Charges what is due where the counters are in this process, and says what that means.
+/// Makes the charges of a request where the counters are in this process, and says what the decision means.
 ///
 /// Fast path, which nearly every request takes: one limit whose counters need only be asked, and a valid key.
-pub(super) fn decide_local<B>(inner: &Arc<Inner>, dues: &Dues, request: &Request<B>) -> Verdict {
-    if let [due] = &dues[..]
-        && let Some(verdict) = decide_one(inner, due, request)
+pub(super) fn decide_local<B>(
+    inner: &Arc<Inner>,
+    route_charges: &RouteCharges,
+    request: &Request<B>,
+) -> Admission {
+    if let [route_charge] = &route_charges[..]
+        && let Some(admission) = decide_one(inner, route_charge, request)
     {
-        return verdict;
+        return admission;
     }
     let protocol = Protocol::of(request);
-    let charges: SmallVec<[Charge<'_>; 4]> = dues.iter().map(|due| due.charge(inner)).collect();
-    match inner.gate.engine.charge(&mut to_charge(inner, dues, &charges)) {
-        Step::Done(Ok(answer)) => match conclude(inner, dues, protocol, answer) {
-            Concluded::Verdict(verdict) => verdict,
-            Concluded::Cancel(reservation, verdict) => {
+    let charges: SmallVec<[Charge<'_>; 4]> =
+        route_charges.iter().map(|route_charge| route_charge.charge(inner)).collect();
+    match inner.gate.engine.charge(&mut to_charge(inner, route_charges, &charges)) {
+        Step::Done(Ok(answer)) => match conclude(inner, route_charges, protocol, answer) {
+            Conclusion::Admission(admission) => admission,
+            Conclusion::Cancel(reservation, admission) => {
                 settle_local(inner, reservation.id(), &Settlement::Cancel);
-                verdict
+                admission
             }
         },
         Step::Done(Err(error)) => undecided(inner, protocol, &error),
-        Step::Waits(_) => Verdict::undecided(inner, protocol),
+        Step::Waits(_) => Admission::undecided(inner, protocol),
     }
 }
 
 /// Fast path of one limit. `None`, and nothing charged, if it is not open.
-fn decide_one<B>(inner: &Inner, due: &Due, request: &Request<B>) -> Option<Verdict> {
-    let applied = due.limit(inner);
-    let limiter = applied.straight.as_ref().filter(|limiter| limiter.is_fast())?;
-    let outcome = limiter.charge_cost(due.key.as_ref()?, due.cost);
-    // What was said is not put together unless it is needed: it was written only now, and copying it would wait for that.
-    let said = || [applied.said(due.cost, *outcome.numbers())];
+fn decide_one<B>(inner: &Inner, route_charge: &RouteCharge, request: &Request<B>) -> Option<Admission> {
+    let applied = route_charge.limit(inner);
+    let limiter = applied.fast_path.as_ref().filter(|limiter| limiter.is_fast())?;
+    let outcome = limiter.charge_cost(route_charge.key.as_ref()?, route_charge.cost);
+    // The report is made only if it is needed: the outcome was written just now, and copying it would wait for that.
+    let reported = || [applied.reported(route_charge.cost, *outcome.numbers())];
     if !outcome.is_allowed() {
-        return Some(refuse(inner, Protocol::of(request), &said(), Reason::QuotaExceeded));
+        return Some(refuse(inner, Protocol::of(request), &reported(), Reason::QuotaExceeded));
     }
-    let marks = match &applied.sheet {
-        Some(sheet) if sheet.fits(outcome.numbers()) => sheet.filled(outcome.numbers(), due.cost, now(inner)),
-        None if !inner.settings.format.legacy && !inner.settings.format.draft => Marks::default(),
-        _ => marks(inner, &said()),
+    let rate_limit_headers = match &applied.template {
+        Some(template) if template.fits(outcome.numbers()) => {
+            template.filled(outcome.numbers(), route_charge.cost, now(inner))
+        }
+        None if !inner.settings.format.legacy && !inner.settings.format.draft => RateLimitHeaders::default(),
+        _ => rate_limit_headers(inner, &reported()),
     };
-    Some(Verdict::Pass { delay: Micros::ZERO, marks, after: None })
+    Some(Admission::Pass { delay: Micros::ZERO, rate_limit_headers, after: None })
 }
 
-/// The call of the engine for what is due.
-fn to_charge<'a>(inner: &Inner, dues: &Dues, charges: &'a [Charge<'a>]) -> engine::Request<'a> {
-    let take = match is_held(inner, dues) {
-        true => Take::Reservation(hold_ttl(inner, dues)),
+/// The call of the engine for the charges of a request.
+fn to_charge<'a>(
+    inner: &Inner,
+    route_charges: &RouteCharges,
+    charges: &'a [Charge<'a>],
+) -> engine::Request<'a> {
+    let take = match is_held(inner, route_charges) {
+        true => Take::Reservation(hold_ttl(inner, route_charges)),
         false => Take::Nothing,
     };
     engine::Request { take, ..engine::Request::new(Charges::All(charges), Mode::AllOrNone) }
 }
 
-/// Charges what is due, and says what that means.
-pub(super) async fn decide(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol) -> Verdict {
-    let charges: SmallVec<[Charge<'_>; 4]> = dues.iter().map(|due| due.charge(inner)).collect();
-    let answer = match inner.gate.engine.charge(&mut to_charge(inner, dues, &charges)) {
+/// Makes the charges of a request, and says what the decision means.
+pub(super) async fn decide(
+    inner: &Arc<Inner>,
+    route_charges: &RouteCharges,
+    protocol: Protocol,
+) -> Admission {
+    let charges: SmallVec<[Charge<'_>; 4]> =
+        route_charges.iter().map(|route_charge| route_charge.charge(inner)).collect();
+    let answer = match inner.gate.engine.charge(&mut to_charge(inner, route_charges, &charges)) {
         Step::Done(answer) => answer,
         Step::Waits(waiting) => waiting.await,
     };
-    match answer.map(|answer| conclude(inner, dues, protocol, answer)) {
-        Ok(Concluded::Verdict(verdict)) => verdict,
-        Ok(Concluded::Cancel(reservation, verdict)) => {
+    match answer.map(|answer| conclude(inner, route_charges, protocol, answer)) {
+        Ok(Conclusion::Admission(admission)) => admission,
+        Ok(Conclusion::Cancel(reservation, admission)) => {
             settle(inner, reservation.id(), &Settlement::Cancel).await;
-            verdict
+            admission
         }
         Err(error) => undecided(inner, protocol, &error),
     }
 }
 
 #[cold]
-fn undecided(inner: &Inner, protocol: Protocol, error: &Error) -> Verdict {
+fn undecided(inner: &Inner, protocol: Protocol, error: &Error) -> Admission {
     if let Some(count) = inner.undecided.count() {
         tracing::error!(count, "refused a request that could not be decided: {error}");
     }
-    Verdict::undecided(inner, protocol)
+    Admission::undecided(inner, protocol)
 }
 
 /// What an answer means for the request.
-enum Concluded {
-    Verdict(Verdict),
+enum Conclusion {
+    Admission(Admission),
     /// It is refused though it was charged: that is to be given back.
-    Cancel(Box<Reservation>, Verdict),
+    Cancel(Box<Reservation>, Admission),
 }
 
-fn conclude(inner: &Arc<Inner>, dues: &Dues, protocol: Protocol, answer: Answer) -> Concluded {
+fn conclude(
+    inner: &Arc<Inner>,
+    route_charges: &RouteCharges,
+    protocol: Protocol,
+    answer: Answer,
+) -> Conclusion {
     let Answer { decision, held } = answer;
-    let entries: SmallVec<[_; 4]> = dues.iter().map(|due| due.limit(inner).limit.entry.newest()).collect();
-    let mut said: AllSaid<'_> = SmallVec::new();
-    for ((due, entry), outcome) in dues.iter().zip(&entries).zip(decision.outcomes()) {
-        let limit = due.key.as_ref().and_then(|key| entry.place(key).limit());
-        let told = due.limit(inner).said(due.cost, *outcome.numbers());
-        said.push(Said { limit, shadow: outcome.is_shadow(), ..told });
+    let entries: SmallVec<[_; 4]> =
+        route_charges.iter().map(|route_charge| route_charge.limit(inner).limit.entry.newest()).collect();
+    let mut reported: ReportedLimits<'_> = SmallVec::new();
+    for ((route_charge, entry), outcome) in route_charges.iter().zip(&entries).zip(decision.outcomes()) {
+        let limit = route_charge.key.as_ref().and_then(|key| entry.place(key).limit());
+        let report = route_charge.limit(inner).reported(route_charge.cost, *outcome.numbers());
+        reported.push(ReportedLimit { limit, shadow: outcome.is_shadow(), ..report });
     }
     let mut is_too_late = false;
-    for limit in &mut said {
+    for limit in &mut reported {
         is_too_late |= refuse_long_wait(limit, inner.settings.most_delay);
     }
     let reason = Reason::of(&decision);
     if reason.is_some() || is_too_late {
-        let refused = refuse(inner, protocol, &said, reason.unwrap_or(Reason::QuotaExceeded));
+        let refused = refuse(inner, protocol, &reported, reason.unwrap_or(Reason::QuotaExceeded));
         // It would rather not have been charged.
         return match held.filter(|_| reason.is_none()) {
             Some(held) => {
                 let reservation = Reservation::new(inner.gate.engine.clone(), held, decision);
-                Concluded::Cancel(Box::new(reservation), refused)
+                Conclusion::Cancel(Box::new(reservation), refused)
             }
-            None => Concluded::Verdict(refused),
+            None => Conclusion::Admission(refused),
         };
     }
-    let (delay, marks) = (Micros::from(decision.delay()), marks(inner, &said));
+    let (delay, rate_limit_headers) = (Micros::from(decision.delay()), rate_limit_headers(inner, &reported));
     let after = held.map(|held| {
         let reservation = Reservation::new(inner.gate.engine.clone(), held, decision);
-        Box::new(After::new(inner.clone(), reservation, dues))
+        Box::new(After::new(inner.clone(), reservation, route_charges))
     });
-    Concluded::Verdict(Verdict::Pass { delay, marks, after })
+    Conclusion::Admission(Admission::Pass { delay, rate_limit_headers, after })
 }
 
-/// Makes a refusal of what a leaky bucket would hold back for longer than `most`, and says whether it is one. Whoever was
-/// refused is not told to come back as soon as there is room, but when the wait in it is short enough.
-fn refuse_long_wait(said: &mut Said<'_>, most: Micros) -> bool {
-    if said.shadow || !matches!(said.limit, Some(Limit::LeakyBucket(_))) {
+/// Makes a refusal of what a leaky bucket would hold back for longer than `most`, and says whether it is one. A refused
+/// caller gets the time at which the wait is short enough, not the time at which there is room.
+fn refuse_long_wait(reported: &mut ReportedLimit<'_>, most: Micros) -> bool {
+    if reported.shadow || !matches!(reported.limit, Some(Limit::LeakyBucket(_))) {
         return false;
     }
-    let outcome = &mut said.outcome;
+    let outcome = &mut reported.outcome;
     // All that is ahead; a refused charge has added nothing to it.
     let ahead = if outcome.allowed { outcome.delay } else { outcome.reset_after };
     if ahead <= most {
@@ -212,7 +236,7 @@ fn refuse_long_wait(said: &mut Said<'_>, most: Micros) -> bool {
         outcome.allowed = false;
         outcome.retry_after = Some(wait);
         // It is given back, or was never taken.
-        outcome.remaining = outcome.remaining.saturating_add(said.cost).min(outcome.capacity);
+        outcome.remaining = outcome.remaining.saturating_add(reported.cost).min(outcome.capacity);
     } else {
         outcome.retry_after = outcome.retry_after.map(|room| room.max(wait));
     }
@@ -220,17 +244,17 @@ fn refuse_long_wait(said: &mut Said<'_>, most: Micros) -> bool {
 }
 
 #[cold]
-fn refuse(inner: &Inner, protocol: Protocol, said: &[Said<'_>], reason: Reason) -> Verdict {
-    let refusal = Refusal::new(protocol, said, reason);
-    Verdict::stop(refusal.answer(inner.responder.as_ref(), marks(inner, said)))
+fn refuse(inner: &Inner, protocol: Protocol, reported: &[ReportedLimit<'_>], reason: Reason) -> Admission {
+    let refusal = Refusal::new(protocol, reported, reason);
+    Admission::stop(refusal.answer(inner.responder.as_ref(), rate_limit_headers(inner, reported)))
 }
 
 /// The fields that tell how the caller stands.
-fn marks(inner: &Inner, said: &[Said<'_>]) -> Marks {
-    Marks::new(&inner.settings.format, said, now(inner))
+fn rate_limit_headers(inner: &Inner, reported: &[ReportedLimit<'_>]) -> RateLimitHeaders {
+    RateLimitHeaders::new(&inner.settings.format, reported, now(inner))
 }
 
-/// The time, where it is told: only where the reset is one, as reading it takes a good part of a charge.
+/// The time, where it is written: only where the reset is one, as reading it takes a good part of a charge.
 fn now(inner: &Inner) -> Micros {
     match inner.settings.format.reset {
         ResetAs::Seconds => Micros::ZERO,

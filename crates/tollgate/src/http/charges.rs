@@ -15,15 +15,15 @@ use crate::problem::Reason;
 use crate::route::{NoKey, RequestHead};
 
 /// What a request is charged under one limit. Without a key it is denied.
-pub(super) struct Due {
+pub(super) struct RouteCharge {
     which: Which,
     pub(super) key: Option<Key<'static>>,
     pub(super) cost: Cost,
 }
 
-pub(super) type Dues = SmallVec<[Due; 4]>;
+pub(super) type RouteCharges = SmallVec<[RouteCharge; 4]>;
 
-impl Due {
+impl RouteCharge {
     /// The limit that applies.
     pub(super) fn limit<'a>(&'a self, inner: &'a Inner) -> &'a AppliedLimit {
         inner.limits.get(&self.which)
@@ -41,26 +41,30 @@ impl Due {
     }
 }
 
-/// Adds the charges of a request to `dues`; none, if no limit applies to it. They are filled in place: moving them costs more
+/// Adds the charges of a request to `route_charges`; none, if no limit applies to it. They are filled in place: moving them costs more
 /// than filling them. An error is the response to a request that cannot be charged.
 pub(super) fn find<B>(
     inner: &Inner,
     request: &Request<B>,
-    dues: &mut Dues,
+    route_charges: &mut RouteCharges,
 ) -> Result<(), Box<Response<Bytes>>> {
     let head = inner.routes.head(request).map_err(|error| Box::new(refusal::bad_path(&error)))?;
     if inner.is_skipped(&head) {
         return Ok(());
     }
-    find_charges(inner, &head, dues).map_err(|stop| stop.response(inner, request))
+    find_charges(inner, &head, route_charges).map_err(|stop| stop.response(inner, request))
 }
 
-fn find_charges<'a>(inner: &'a Inner, head: &RequestHead<'a>, dues: &mut Dues) -> Result<(), Stop> {
+fn find_charges<'a>(
+    inner: &'a Inner,
+    head: &RequestHead<'a>,
+    route_charges: &mut RouteCharges,
+) -> Result<(), Stop> {
     for charge in inner.routes.charges(head) {
         let Some(limit) = charge.limit else { return Err(Stop::NoLimit) };
         let which = inner.limits.find(inner, charge.route, &limit).map_err(Stop::Unknown)?;
         let key = charge.key.map_err(|no_key| warn(inner, limit.name(), &no_key)).ok();
-        dues.push(Due { which, key, cost: charge.cost });
+        route_charges.push(RouteCharge { which, key, cost: charge.cost });
     }
     Ok(())
 }
@@ -82,7 +86,7 @@ impl Stop {
                 if let Some(count) = inner.unpaid.count() {
                     tracing::warn!(count, "denied a request for which no limit was chosen");
                 }
-                Refusal::new(protocol, &[], Reason::NoPayer)
+                Refusal::new(protocol, &[], Reason::NoKey)
             }
             Stop::Unknown(error) => {
                 if let Some(count) = inner.undecided.count() {

@@ -12,9 +12,9 @@ use tower_service::Service;
 
 use super::after::{After, Answered as Settles};
 use super::body::LimitedBody;
-use super::charge::{Asked, Verdict};
+use super::charge::{Admission, Deciding};
 use super::lease::Lease;
-use super::marks::Marks;
+use super::rate_limit_headers::RateLimitHeaders;
 use crate::route::ResponseHead;
 
 type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -35,13 +35,13 @@ pin_project! {
     // Nearly every request is only ever inside; what the others need is boxed, so that this is not larger for all.
     enum State<S, B, F, R> {
         /// The store is asked.
-        Asking { asked: Asked, waiting: Option<Box<Waiting<S, B>>> },
+        Asking { asked: Deciding, waiting: Option<Box<Waiting<S, B>>> },
         /// A leaky bucket holds it back.
         Delayed { sleep: Pin<Box<tokio::time::Sleep>>, waiting: Option<Box<Waiting<S, B>>>, on: Option<OnAnswer> },
         /// The service inside has it.
         Inside { #[pin] answer: F, on: Option<OnAnswer> },
         /// It is answered, and what it cost is corrected.
-        Settling { settling: Settling, answer: Option<Box<R>>, marks: Option<Marks> },
+        Settling { settling: Settling, answer: Option<Box<R>>, rate_limit_headers: Option<RateLimitHeaders> },
         /// It never came inside.
         Stopped { answer: Option<Box<Response<Bytes>>> },
     }
@@ -55,7 +55,7 @@ struct Waiting<S, B> {
 
 /// What is done once the answer is there.
 pub(super) struct OnAnswer {
-    marks: Marks,
+    rate_limit_headers: RateLimitHeaders,
     after: Option<Box<After>>,
     /// What the service inside was handed of it, if it holds a lease.
     lease: Option<Lease>,
@@ -63,12 +63,16 @@ pub(super) struct OnAnswer {
 
 impl OnAnswer {
     /// Of a request that is let through. One that holds a lease is told so in its extensions.
-    pub(super) fn of<B>(request: &mut Request<B>, marks: Marks, after: Option<Box<After>>) -> OnAnswer {
+    pub(super) fn of<B>(
+        request: &mut Request<B>,
+        rate_limit_headers: RateLimitHeaders,
+        after: Option<Box<After>>,
+    ) -> OnAnswer {
         let lease = after.as_ref().filter(|after| after.has_lease()).map(|_| Lease::new());
         if let Some(lease) = &lease {
             request.extensions_mut().insert(lease.clone());
         }
-        OnAnswer { marks, after, lease }
+        OnAnswer { rate_limit_headers, after, lease }
     }
 }
 
@@ -80,7 +84,7 @@ where
         LimitFuture { state }
     }
 
-    pub(super) fn asking(asked: Asked, service: S, request: Request<B>) -> Self {
+    pub(super) fn asking(asked: Deciding, service: S, request: Request<B>) -> Self {
         LimitFuture::new(State::Asking { asked, waiting: Some(Box::new(Waiting { service, request })) })
     }
 
@@ -140,11 +144,11 @@ where
         loop {
             let next = match state.as_mut().project() {
                 Now::Asking { asked, waiting } => {
-                    let verdict = ready!(asked.as_mut().poll(context));
-                    match (verdict, waiting.take()) {
-                        (Verdict::Stop(answer), _) => State::Stopped { answer: Some(answer) },
-                        (Verdict::Pass { delay, marks, after }, Some(mut waiting)) => {
-                            let on = Some(OnAnswer::of(&mut waiting.request, marks, after));
+                    let admission = ready!(asked.as_mut().poll(context));
+                    match (admission, waiting.take()) {
+                        (Admission::Stop(answer), _) => State::Stopped { answer: Some(answer) },
+                        (Admission::Pass { delay, rate_limit_headers, after }, Some(mut waiting)) => {
+                            let on = Some(OnAnswer::of(&mut waiting.request, rate_limit_headers, after));
                             if delay.get() == 0 {
                                 State::Inside { answer: waiting.service.call(waiting.request), on }
                             } else {
@@ -161,8 +165,10 @@ where
                 }
                 Now::Inside { answer, on } => {
                     let answer = ready!(answer.poll(context))?;
-                    let OnAnswer { marks, after, lease } = on.take().expect(POLLED_AGAIN);
-                    let Some(mut after) = after else { return Poll::Ready(Ok(passed(answer, marks, None))) };
+                    let OnAnswer { rate_limit_headers, after, lease } = on.take().expect(POLLED_AGAIN);
+                    let Some(mut after) = after else {
+                        return Poll::Ready(Ok(passed(answer, rate_limit_headers, None)));
+                    };
                     let head = ResponseHead {
                         status: answer.status(),
                         headers: answer.headers(),
@@ -171,7 +177,7 @@ where
                     let is_upgraded = head.status == StatusCode::SWITCHING_PROTOCOLS;
                     let settling = match after.answered(&head) {
                         Settles::Settling(settling) => settling,
-                        Settles::Settled => return Poll::Ready(Ok(passed(answer, marks, None))),
+                        Settles::Settled => return Poll::Ready(Ok(passed(answer, rate_limit_headers, None))),
                         Settles::Waits => {
                             let after = match lease.filter(|_| is_upgraded) {
                                 // The body is over at once, and the connection is not.
@@ -181,7 +187,7 @@ where
                                 }
                                 None => Some(after),
                             };
-                            return Poll::Ready(Ok(passed(answer, marks, after)));
+                            return Poll::Ready(Ok(passed(answer, rate_limit_headers, after)));
                         }
                     };
                     // Seen through even if the caller goes away meanwhile.
@@ -189,13 +195,17 @@ where
                     State::Settling {
                         settling: Box::pin(async move { settling.await.unwrap_or_default() }),
                         answer: Some(Box::new(answer)),
-                        marks: Some(marks),
+                        rate_limit_headers: Some(rate_limit_headers),
                     }
                 }
-                Now::Settling { settling, answer, marks } => {
+                Now::Settling { settling, answer, rate_limit_headers } => {
                     ready!(settling.as_mut().poll(context));
                     let answer = *answer.take().expect(POLLED_AGAIN);
-                    return Poll::Ready(Ok(passed(answer, marks.take().unwrap_or_default(), None)));
+                    return Poll::Ready(Ok(passed(
+                        answer,
+                        rate_limit_headers.take().unwrap_or_default(),
+                        None,
+                    )));
                 }
                 Now::Stopped { answer } => {
                     let answer = answer.take().expect(POLLED_AGAIN);
@@ -211,7 +221,11 @@ where
 const POLLED_AGAIN: &str = "a future is not polled again after it was ready";
 
 /// The answer of the service inside, with the fields that tell the caller how it stands.
-fn passed<R>(mut answer: Response<R>, marks: Marks, after: Option<Box<After>>) -> Answered<R> {
-    marks.write(answer.headers_mut());
+fn passed<R>(
+    mut answer: Response<R>,
+    rate_limit_headers: RateLimitHeaders,
+    after: Option<Box<After>>,
+) -> Answered<R> {
+    rate_limit_headers.write(answer.headers_mut());
     Answered::Inside(answer, after)
 }

@@ -7,9 +7,9 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_A
 use http::{Method, Request, Response, StatusCode, Version};
 use tollgate_kernel::Micros;
 
-use super::marks::Marks;
+use super::rate_limit_headers::RateLimitHeaders;
 use crate::grpc;
-use crate::headers::Said;
+use crate::headers::ReportedLimit;
 use crate::problem::{self, Reason};
 use crate::route::BadPath;
 
@@ -41,12 +41,12 @@ impl Protocol {
 /// Why a request may not pass, for whoever writes the answer.
 pub struct Refusal<'a> {
     protocol: Protocol,
-    limits: &'a [Said<'a>],
+    limits: &'a [ReportedLimit<'a>],
     reason: Reason,
 }
 
 impl<'a> Refusal<'a> {
-    pub(super) fn new(protocol: Protocol, limits: &'a [Said<'a>], reason: Reason) -> Refusal<'a> {
+    pub(super) fn new(protocol: Protocol, limits: &'a [ReportedLimit<'a>], reason: Reason) -> Refusal<'a> {
         Refusal { protocol, limits, reason }
     }
 
@@ -60,8 +60,8 @@ impl<'a> Refusal<'a> {
         self.reason
     }
 
-    /// What each limit of the charge said.
-    pub fn limits(&self) -> &[Said<'a>] {
+    /// What each limit of the charge reported.
+    pub fn limits(&self) -> &[ReportedLimit<'a>] {
         self.limits
     }
 
@@ -109,13 +109,17 @@ impl<'a> Refusal<'a> {
     }
 
     /// The answer, with the fields that tell the caller how it stands.
-    pub(super) fn answer(&self, responder: Option<&Responder>, marks: Marks) -> Response<Bytes> {
+    pub(super) fn answer(
+        &self,
+        responder: Option<&Responder>,
+        rate_limit_headers: RateLimitHeaders,
+    ) -> Response<Bytes> {
         let mut answer = responder.map_or_else(|| self.plain(), |write| write(self));
         if self.limits.is_empty() && self.reason == Reason::ReducedCapacity {
             // Nobody could say how long; whatever it was may have passed by then.
             answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        marks.write(answer.headers_mut());
+        rate_limit_headers.write(answer.headers_mut());
         answer
     }
 }

@@ -9,8 +9,8 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::body::LimitedBody;
-use super::charge::{self, Verdict};
-use super::charges::{self, Dues};
+use super::charge::{self, Admission};
+use super::charges::{self, RouteCharges};
 use super::future::{LimitFuture, OnAnswer};
 use super::layer::Inner;
 use super::refusal::Protocol;
@@ -49,18 +49,18 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> LimitFuture<S, B> {
-        let mut dues = Dues::new();
-        if let Err(response) = charges::find(&self.inner, &request, &mut dues) {
+        let mut route_charges = RouteCharges::new();
+        if let Err(response) = charges::find(&self.inner, &request, &mut route_charges) {
             return LimitFuture::stopped(response);
         }
-        if dues.is_empty() {
-            return self.go(Verdict::free(), request);
+        if route_charges.is_empty() {
+            return self.go(Admission::free(), request);
         }
         if self.inner.gate.engine.is_local() {
-            let verdict = charge::decide_local(&self.inner, &dues, &request);
-            return self.go(verdict, request);
+            let admission = charge::decide_local(&self.inner, &route_charges, &request);
+            return self.go(admission, request);
         }
-        let asked = charge::ask(self.inner.clone(), dues, Protocol::of(&request));
+        let asked = charge::decide_remote(self.inner.clone(), route_charges, Protocol::of(&request));
         LimitFuture::asking(asked, self.ready_service(), request)
     }
 }
@@ -72,14 +72,14 @@ impl<S: Clone> LimitService<S> {
         mem::replace(&mut self.service, clone)
     }
 
-    fn go<B, R>(&mut self, verdict: Verdict, mut request: Request<B>) -> LimitFuture<S, B>
+    fn go<B, R>(&mut self, admission: Admission, mut request: Request<B>) -> LimitFuture<S, B>
     where
         S: Service<Request<B>, Response = Response<R>>,
     {
-        match verdict {
-            Verdict::Stop(answer) => LimitFuture::stopped(answer),
-            Verdict::Pass { delay, marks, after } => {
-                let on = OnAnswer::of(&mut request, marks, after);
+        match admission {
+            Admission::Stop(answer) => LimitFuture::stopped(answer),
+            Admission::Pass { delay, rate_limit_headers, after } => {
+                let on = OnAnswer::of(&mut request, rate_limit_headers, after);
                 if delay.get() == 0 {
                     LimitFuture::inside(self.service.call(request), on)
                 } else {

@@ -82,7 +82,7 @@ use crate::policy::jobs::JobsConfig;
 /// or `blocked = true`. An override says what differs for one key and has the rest from its limit. How a limit is applied:
 /// `shadow`, `fallback` and `subject` (`key` or `namespace`: what is kept together in a cluster).
 ///
-/// | of `[store]` | says | unless said |
+/// | of `[store]` | says | by default |
 /// |---|---|---|
 /// | `mode` | `memory`, `redis` or `postgres` | `memory` |
 /// | `fallback` | `open`, `closed` or `local`, when the store fails | `local` |

@@ -1,7 +1,7 @@
 //! Numbers that tell limits apart in what this process remembers of keys that are counted elsewhere.
 //!
 //! A limit that a registry takes over from the one that it continues, unchanged, keeps its number, and with it what is
-//! known of its keys: denials that are still true, and slices with units left. One whose numbers were changed gets a number that
+//! known of its keys: denials that are still true. One whose numbers were changed gets a number that
 //! no limit had before, because what was known of it may no longer hold.
 
 use std::collections::HashMap;

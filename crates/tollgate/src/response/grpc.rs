@@ -8,7 +8,7 @@ use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tollgate_kernel::Micros;
 
-use super::headers::{Said, visible};
+use super::headers::{ReportedLimit, visible};
 use super::problem::{Reason, denying, detail, longest_wait, violation};
 
 /// The trailer of the code.
@@ -41,31 +41,31 @@ pub struct Status {
 ///
 /// ```
 /// use tollgate::grpc;
-/// use tollgate::headers::Said;
+/// use tollgate::headers::ReportedLimit;
 /// use tollgate::problem::Reason;
 /// use tollgate::{Limit, Limiter};
 ///
 /// let limit = Limit::token_bucket("1/h", 1)?;
 /// let outcome = *Limiter::new(limit).charge("user:42", 2)?.numbers();
-/// let said = Said { name: "api", limit: Some(&limit), cost: 2, outcome, shadow: false, unit: None };
-/// let status = grpc::status(Reason::QuotaExceeded, [said].into_iter());
+/// let reported = ReportedLimit { name: "api", limit: Some(&limit), cost: 2, outcome, shadow: false, unit: None };
+/// let status = grpc::status(Reason::QuotaExceeded, [reported].into_iter());
 /// assert_eq!(status.code, 8);
 /// assert_eq!(status.message, "api allows 1/h, bursts of 1; a cost of 2 can never fit");
 /// # Ok::<(), tollgate::Error>(())
 /// ```
-pub fn status<'a>(reason: Reason, said: impl Iterator<Item = Said<'a>> + Clone) -> Status {
+pub fn status<'a>(reason: Reason, limits: impl Iterator<Item = ReportedLimit<'a>> + Clone) -> Status {
     let code = match reason {
-        Reason::QuotaExceeded | Reason::NoPayer => EXHAUSTED,
+        Reason::QuotaExceeded | Reason::NoKey => EXHAUSTED,
         Reason::ReducedCapacity => UNAVAILABLE,
     };
-    let message = detail(reason, said.clone());
+    let message = detail(reason, limits.clone());
     let mut details = Vec::new();
     put_number(&mut details, 1, code.into());
     put_bytes(&mut details, 2, message.as_bytes());
-    if let Some(wait) = longest_wait(said.clone()) {
+    if let Some(wait) = longest_wait(limits.clone()) {
         put_any(&mut details, "type.googleapis.com/google.rpc.RetryInfo", &retry_info(wait));
     }
-    put_any(&mut details, "type.googleapis.com/google.rpc.QuotaFailure", &quota_failure(said));
+    put_any(&mut details, "type.googleapis.com/google.rpc.QuotaFailure", &quota_failure(limits));
     Status { code, message: percent_encoded(&message), details: BASE64_STANDARD_NO_PAD.encode(&details) }
 }
 
@@ -80,9 +80,9 @@ fn retry_info(wait: Micros) -> Vec<u8> {
 }
 
 /// QuotaFailure { violations: Violation { subject, description } … }.
-fn quota_failure<'a>(said: impl Iterator<Item = Said<'a>>) -> Vec<u8> {
+fn quota_failure<'a>(limits: impl Iterator<Item = ReportedLimit<'a>>) -> Vec<u8> {
     let mut failure = Vec::new();
-    for limit in denying(said) {
+    for limit in denying(limits) {
         let mut one = Vec::new();
         put_bytes(&mut one, 1, visible(limit.name).as_bytes());
         put_bytes(&mut one, 2, violation(&limit).as_bytes());
@@ -137,10 +137,10 @@ mod tests {
 
     use super::*;
 
-    fn said<'a>(name: &'a str, limit: Option<&'a Limit>, wait_us: Option<u64>) -> Said<'a> {
+    fn reported<'a>(name: &'a str, limit: Option<&'a Limit>, wait_us: Option<u64>) -> ReportedLimit<'a> {
         let capacity = limit.map_or(0, Limit::capacity);
         let outcome = Outcome { capacity, retry_after: wait_us.map(Micros::new), ..Outcome::BLOCKED };
-        Said { name, limit, cost: 9, outcome, shadow: false, unit: None }
+        ReportedLimit { name, limit, cost: 9, outcome, shadow: false, unit: None }
     }
 
     /// Worked out by hand from the wire format.
@@ -156,7 +156,7 @@ mod tests {
         bytes.extend(b"type.googleapis.com/google.rpc.QuotaFailure");
         bytes.extend([0x12, 46, 0x0a, 44, 0x0a, 1, b'a', 0x12, 39]);
         bytes.extend(words);
-        let status = status(Reason::QuotaExceeded, [said("a", None, Some(1_500_000))].into_iter());
+        let status = status(Reason::QuotaExceeded, [reported("a", None, Some(1_500_000))].into_iter());
         assert_eq!(BASE64_STANDARD_NO_PAD.decode(&status.details).unwrap(), bytes);
     }
 
@@ -166,11 +166,11 @@ mod tests {
         let never = "b allows 5 per 1m window; a cost of 9 can never fit";
         let soon = "a allows 5 per 1m window; retry after 1 s";
         let later = "b allows 5 per 1m window; retry after 8000 s";
-        let limits = |a, b| vec![said("a", Some(&window), a), said("b", Some(&window), b)];
-        let watching = Said { shadow: true, ..said("w", Some(&window), None) };
+        let limits = |a, b| vec![reported("a", Some(&window), a), reported("b", Some(&window), b)];
+        let watching = ReportedLimit { shadow: true, ..reported("w", Some(&window), None) };
         let both =
             |one: &str, other: &str| vec![("a".to_owned(), one.into()), ("b".to_owned(), other.into())];
-        for (reason, said, code, message, wait, violations) in [
+        for (reason, limits, code, message, wait, violations) in [
             (
                 Reason::QuotaExceeded,
                 limits(Some(1), Some(8_000_000_000)),
@@ -189,22 +189,22 @@ mod tests {
             ),
             (
                 Reason::ReducedCapacity,
-                vec![said("a", Some(&window), Some(7)), watching],
+                vec![reported("a", Some(&window), Some(7)), watching],
                 14,
                 "the counters cannot be reached at the moment; retry after 1 s".to_owned(),
                 Some((0, 7_000)),
                 vec![("a".to_owned(), soon.to_owned())],
             ),
             (
-                Reason::NoPayer,
-                vec![said("a", None, None)],
+                Reason::NoKey,
+                vec![reported("a", None, None)],
                 8,
-                "the request does not say who pays: its key is missing or malformed".to_owned(),
+                "the request has no key, or a malformed one".to_owned(),
                 None,
                 vec![("a".to_owned(), "a lets nothing through".to_owned())],
             ),
         ] {
-            let status = status(reason, said.into_iter());
+            let status = status(reason, limits.into_iter());
             assert_eq!((status.code, &status.message), (code, &message));
             let read = read(&BASE64_STANDARD_NO_PAD.decode(&status.details).unwrap());
             assert_eq!(read, Read { code: code.into(), message, wait, violations });

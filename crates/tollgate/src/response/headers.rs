@@ -1,32 +1,32 @@
-//! The fields that tell a caller how it stands: one text for every face, whether middleware, API or proxy.
+//! The rate-limit header fields: one text for every face, whether middleware, API or proxy.
 //!
 //! Two sets: the old `X-RateLimit-*`, which have room for one limit and show the one that binds, and `RateLimit-Policy` and
 //! `RateLimit` of the IETF draft (draft-ietf-httpapi-ratelimit-headers-10), which list all. `Retry-After` comes with every
-//! refusal that a wait can end. A limit that only watches is never told, because it never slows anybody down; nor is
-//! one that lets everything through.
+//! refusal that a wait can end. A limit in shadow mode is never reported, because it never slows anybody down; nor is
+//! an unlimited one.
 //!
-//! Times are whole seconds, rounded up, so that waiting them out is enough. Nothing here knows HTTP: each field is told by
-//! its name and a value of visible ASCII.
+//! Times are whole seconds, rounded up, so that waiting them out is enough. Nothing here knows HTTP: a field is a
+//! name and a value of visible ASCII.
 
+mod fields;
 mod line;
-mod told;
 
 use tollgate_kernel::{Limit, Micros, Outcome, Strategy};
 
 use crate::decision::binds_over;
+pub(crate) use fields::HeaderFields;
+use fields::write_policy;
+#[cfg(feature = "http")]
+pub(crate) use fields::{QuotaNumbers, quota_start};
 pub(crate) use line::Line;
 pub(in crate::response) use line::visible;
-pub(crate) use told::Told;
-use told::write_policy;
-#[cfg(feature = "http")]
-pub(crate) use told::{Standing, quota_start};
 
 /// The largest integer of a structured field (RFC 9651): fifteen digits.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
 /// One limit of a decision, as headers show it.
 #[derive(Clone, Copy, Debug)]
-pub struct Said<'a> {
+pub struct ReportedLimit<'a> {
     /// The limit's name.
     pub name: &'a str,
     /// The limit that was met; `None` for one that blocks.
@@ -35,15 +35,15 @@ pub struct Said<'a> {
     pub cost: u64,
     /// What the limit answered.
     pub outcome: Outcome,
-    /// Whether the limit only watches.
+    /// Whether the limit is in shadow mode.
     pub shadow: bool,
     /// What it counts, if not what its strategy suggests.
     pub unit: Option<Unit>,
 }
 
-impl Said<'_> {
+impl ReportedLimit<'_> {
     /// Whether the limit holds anybody up: a caller must not slow down for one that never denies.
-    pub(super) fn is_told(&self) -> bool {
+    pub(super) fn is_reported(&self) -> bool {
         !self.shadow && self.outcome != Outcome::UNLIMITED
     }
 
@@ -118,7 +118,7 @@ impl Unit {
     }
 }
 
-/// A field that may be told.
+/// A field that may be reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Field {
     /// The capacity of the limit that binds.
@@ -136,7 +136,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// All of them, in the order in which they are told.
+    /// All of them, in the order in which they are reported.
     pub const ALL: [Field; 6] =
         [Field::Limit, Field::Remaining, Field::Reset, Field::RetryAfter, Field::Policy, Field::Quota];
 
@@ -163,7 +163,7 @@ pub enum ResetAs {
     UnixTime,
 }
 
-/// Which fields are told. `Retry-After` is told under every format.
+/// Which fields are reported. `Retry-After` is reported under every format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Format {
     /// Whether the `X-RateLimit-*` fields are.
@@ -188,19 +188,19 @@ impl Default for Format {
     }
 }
 
-/// Tells `tell` each field and its value, at most once each, in the order of [`Field::ALL`]. `now` is the time since 1970.
+/// Tells `write` each field and its value, at most once each, in the order of [`Field::ALL`]. `now` is the time since 1970.
 ///
 /// ```
-/// use tollgate::headers::{self, Format, Said};
+/// use tollgate::headers::{self, Format, ReportedLimit};
 /// use tollgate::store::Micros;
 /// use tollgate::{Limit, Limiter};
 ///
 /// let limit = Limit::token_bucket("10/s", 20)?;
 /// let outcome = *Limiter::new(limit).check("user:42").numbers();
-/// let said = Said { name: "api", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
+/// let reported = ReportedLimit { name: "api", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
 ///
 /// let mut lines = Vec::new();
-/// headers::render(&Format::default(), [said].into_iter(), Micros::ZERO, |field, value| {
+/// headers::render(&Format::default(), [reported].into_iter(), Micros::ZERO, |field, value| {
 ///     lines.push(format!("{}: {value}", field.name()));
 /// });
 /// assert_eq!(lines, [
@@ -214,23 +214,23 @@ impl Default for Format {
 /// ```
 pub fn render<'a>(
     format: &Format,
-    said: impl Iterator<Item = Said<'a>> + Clone,
+    limits: impl Iterator<Item = ReportedLimit<'a>> + Clone,
     now: Micros,
-    mut tell: impl FnMut(Field, &str),
+    mut write: impl FnMut(Field, &str),
 ) {
-    let Some(told) = Told::new(format, said, now) else { return };
+    let Some(reported) = HeaderFields::new(format, limits, now) else { return };
     let mut line = Line::default();
-    for (field, number) in told.numbers() {
+    for (field, number) in reported.numbers() {
         line.clear();
-        tell(field, line.number(number).as_str());
+        write(field, line.number(number).as_str());
     }
     if format.draft {
         line.clear();
-        told.write_policy(&mut line);
-        tell(Field::Policy, line.as_str());
+        reported.write_policy(&mut line);
+        write(Field::Policy, line.as_str());
         line.clear();
-        told.write_quota(&mut line);
-        tell(Field::Quota, line.as_str());
+        reported.write_quota(&mut line);
+        write(Field::Quota, line.as_str());
     }
 }
 
@@ -238,26 +238,26 @@ pub fn render<'a>(
 /// unit, and the capacity it answered with, and on nothing else of a charge.
 ///
 /// ```
-/// use tollgate::headers::{Said, policy_item};
+/// use tollgate::headers::{ReportedLimit, policy_item};
 /// use std::time::Duration;
 /// use tollgate::Limit;
 /// use tollgate::store::Outcome;
 ///
 /// let limit = Limit::fixed_window(5, Duration::from_secs(60))?;
 /// let outcome = Outcome { capacity: limit.capacity(), ..Outcome::UNLIMITED };
-/// let said = Said { name: "login", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
-/// assert_eq!(policy_item(&said), "\"login\";q=5;w=60");
+/// let reported = ReportedLimit { name: "login", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
+/// assert_eq!(policy_item(&reported), "\"login\";q=5;w=60");
 /// # Ok::<(), tollgate::Error>(())
 /// ```
-pub fn policy_item(said: &Said<'_>) -> String {
+pub fn policy_item(reported: &ReportedLimit<'_>) -> String {
     let mut line = Line::default();
-    write_policy(&mut line, said);
+    write_policy(&mut line, reported);
     line.as_str().to_owned()
 }
 
 /// The limit that binds, as decisions have it: of those that deny the longest wait, else the smallest share left.
-pub(super) fn binding<'a>(told: impl Iterator<Item = Said<'a>>) -> Option<Said<'a>> {
-    told.reduce(|bound, next| if binds_over(&next.outcome, &bound.outcome) { next } else { bound })
+pub(super) fn binding<'a>(reported: impl Iterator<Item = ReportedLimit<'a>>) -> Option<ReportedLimit<'a>> {
+    reported.reduce(|bound, next| if binds_over(&next.outcome, &bound.outcome) { next } else { bound })
 }
 
 /// A wait as `Retry-After` has it: never zero, which would ask for another try at once.
@@ -281,20 +281,20 @@ mod tests {
         Outcome { allowed: false, retry_after: wait_ms.map(Micros::from_millis), ..left(0, 9) }
     }
 
-    fn said<'a>(name: &'a str, limit: &'a Limit, outcome: Outcome) -> Said<'a> {
-        Said { name, limit: Some(limit), cost: 1, outcome, shadow: false, unit: None }
+    fn reported<'a>(name: &'a str, limit: &'a Limit, outcome: Outcome) -> ReportedLimit<'a> {
+        ReportedLimit { name, limit: Some(limit), cost: 1, outcome, shadow: false, unit: None }
     }
 
-    /// What is told, in order: `x-ratelimit-limit=10 retry-after=1 …`.
-    fn check(format: Format, said: &[Said<'_>], now_us: u64, expected: &str) {
+    /// What is reported, in order: `x-ratelimit-limit=10 retry-after=1 …`.
+    fn check(format: Format, limits: &[ReportedLimit<'_>], now_us: u64, expected: &str) {
         let mut lines = Vec::new();
-        render(&format, said.iter().copied(), Micros::new(now_us), |field, value| {
+        render(&format, limits.iter().copied(), Micros::new(now_us), |field, value| {
             lines.push((field, format!("{}={value}", field.name())));
         });
         let position = |field| Field::ALL.iter().position(|other| *other == field);
         assert!(lines.is_sorted_by(|a, b| position(a.0) < position(b.0)), "each once, in order: {lines:?}");
         let lines: Vec<_> = lines.into_iter().map(|(_, line)| line).collect();
-        assert_eq!(lines.join(" "), expected, "{format:?} {said:#?}");
+        assert_eq!(lines.join(" "), expected, "{format:?} {limits:#?}");
     }
 
     #[test]
@@ -302,12 +302,12 @@ mod tests {
         let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
         let bucket = Limit::token_bucket("1/s", 10).unwrap();
         let held = Limit::concurrency(10, Micros::from_secs(60)).unwrap();
-        let (a, b) = (|outcome| said("a", &window, outcome), |outcome| said("b", &window, outcome));
-        let shadow = |outcome| Said { shadow: true, ..said("shadow", &window, outcome) };
-        let blocked = Said { limit: None, ..a(Outcome::BLOCKED) };
+        let (a, b) = (|outcome| reported("a", &window, outcome), |outcome| reported("b", &window, outcome));
+        let shadow = |outcome| ReportedLimit { shadow: true, ..reported("shadow", &window, outcome) };
+        let blocked = ReportedLimit { limit: None, ..a(Outcome::BLOCKED) };
         let closed = Outcome { reset_after: Micros::ZERO, ..denied(Some(1_500)) };
         let full = Outcome { reset_after: Micros::ZERO, ..left(10, 0) };
-        for (said, expected) in [
+        for (limits, expected) in [
             (vec![], ""),
             (vec![a(Outcome::UNLIMITED)], ""),
             (vec![shadow(denied(Some(5)))], ""),
@@ -325,7 +325,7 @@ mod tests {
             ),
             (
                 // The other would have taken it, and has not been charged.
-                vec![a(denied(Some(1))), b(left(0, 40)), Said { cost: 4, ..b(left(8, 30)) }],
+                vec![a(denied(Some(1))), b(left(0, 40)), ReportedLimit { cost: 4, ..b(left(8, 30)) }],
                 r#"10 0 9 1 "a";q=10;w=60,"b";q=10;w=60,"b";q=10;w=60 "a";r=0;t=1,"b";r=1;t=40,"b";r=10;t=30"#,
             ),
             (
@@ -337,26 +337,29 @@ mod tests {
                 vec![a(denied(Some(2_000))), b(denied(None))],
                 r#"10 0 9 - "a";q=10;w=60,"b";q=10;w=60 "a";r=0;t=2,"b";r=0;t=9"#,
             ),
-            // The wait is over within a µs, and still the caller is told to wait.
+            // The wait is over within a µs, and still the caller has to wait.
             (vec![a(denied(Some(0)))], r#"10 0 9 1 "a";q=10;w=60 "a";r=0;t=0"#),
             (vec![blocked], r#"0 0 0 - "a";q=0 "a";r=0"#),
             // A malformed key meets a limit that it cannot be counted under.
             (vec![a(Outcome::BLOCKED)], r#"0 0 0 - "a";q=0 "a";r=0"#),
-            (vec![said("a", &bucket, Outcome::BLOCKED)], r#"0 0 0 - "a";q=0 "a";r=0"#),
+            (vec![reported("a", &bucket, Outcome::BLOCKED)], r#"0 0 0 - "a";q=0 "a";r=0"#),
             // The store failed: closed, then open.
             (vec![a(closed)], r#"10 0 2 2 "a";q=10;w=60 "a";r=0;t=2"#),
-            (vec![said("a", &bucket, closed)], r#"10 0 2 2 "a";q=10;w=10 "a";r=0;t=2"#),
-            (vec![said("a", &bucket, full)], r#"10 10 0 - "a";q=10;w=10 "a";r=10;t=0"#),
-            (vec![Said { limit: None, ..a(left(4, 7)) }], r#"10 4 7 - "a";q=10 "a";r=4;t=7"#),
-            (vec![said("a", &bucket, denied(None))], r#"10 0 9 - "a";q=10;w=10 "a";r=0"#),
+            (vec![reported("a", &bucket, closed)], r#"10 0 2 2 "a";q=10;w=10 "a";r=0;t=2"#),
+            (vec![reported("a", &bucket, full)], r#"10 10 0 - "a";q=10;w=10 "a";r=10;t=0"#),
+            (vec![ReportedLimit { limit: None, ..a(left(4, 7)) }], r#"10 4 7 - "a";q=10 "a";r=4;t=7"#),
+            (vec![reported("a", &bucket, denied(None))], r#"10 0 9 - "a";q=10;w=10 "a";r=0"#),
             // Units.
-            (vec![said("a", &held, left(4, 7))], r#"10 4 7 - "a";q=10;qu="concurrent-requests" "a";r=4;t=7"#),
             (
-                vec![Said { unit: Some(Unit::Requests), ..said("a", &held, left(4, 7)) }],
+                vec![reported("a", &held, left(4, 7))],
+                r#"10 4 7 - "a";q=10;qu="concurrent-requests" "a";r=4;t=7"#,
+            ),
+            (
+                vec![ReportedLimit { unit: Some(Unit::Requests), ..reported("a", &held, left(4, 7)) }],
                 r#"10 4 7 - "a";q=10 "a";r=4;t=7"#,
             ),
             (
-                vec![Said { unit: Some(Unit::ContentBytes), ..a(left(4, 7)) }],
+                vec![ReportedLimit { unit: Some(Unit::ContentBytes), ..a(left(4, 7)) }],
                 r#"10 4 7 - "a";q=10;qu="content-bytes";w=60 "a";r=4;t=7"#,
             ),
             // Structured fields have fifteen digits; the old ones are written as they are.
@@ -367,12 +370,15 @@ mod tests {
                     r#""a";q=999999999999999;w=60 "a";r=999999999999999;t=7"#
                 ),
             ),
-            (vec![said("a\"\r\nb", &window, left(4, 7))], r#"10 4 7 - "a___b";q=10;w=60 "a___b";r=4;t=7"#),
+            (
+                vec![reported("a\"\r\nb", &window, left(4, 7))],
+                r#"10 4 7 - "a___b";q=10;w=60 "a___b";r=4;t=7"#,
+            ),
         ] {
             let expected = spelled(expected);
-            check(BOTH, &said, 0, &expected);
-            if let [said] = said[..] {
-                let policy = format!("ratelimit-policy={}", policy_item(&said));
+            check(BOTH, &limits, 0, &expected);
+            if let [reported] = limits[..] {
+                let policy = format!("ratelimit-policy={}", policy_item(&reported));
                 assert!(expected.is_empty() || expected.split(' ').any(|line| line == policy), "{policy}");
             }
         }
@@ -388,36 +394,37 @@ mod tests {
     #[test]
     fn a_format_chooses_the_fields_and_never_hides_the_wait() {
         let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
-        let (told, refused) = (said("a", &window, left(9, 50)), said("a", &window, denied(Some(3_000))));
+        let (reported, refused) =
+            (reported("a", &window, left(9, 50)), reported("a", &window, denied(Some(3_000))));
         let legacy = Format { draft: false, ..Format::default() };
         let draft = Format { legacy: false, ..Format::default() };
         let unix = Format { reset: ResetAs::UnixTime, ..legacy };
-        for (format, now_us, said, expected) in [
-            (Format::none(), 0, told, ""),
+        for (format, now_us, limits, expected) in [
+            (Format::none(), 0, reported, ""),
             (Format::none(), 0, refused, "retry-after=3"),
-            (legacy, 0, told, "x-ratelimit-limit=10 x-ratelimit-remaining=9 x-ratelimit-reset=50"),
-            (draft, 0, told, r#"ratelimit-policy="a";q=10;w=60 ratelimit="a";r=9;t=50"#),
+            (legacy, 0, reported, "x-ratelimit-limit=10 x-ratelimit-remaining=9 x-ratelimit-reset=50"),
+            (draft, 0, reported, r#"ratelimit-policy="a";q=10;w=60 ratelimit="a";r=9;t=50"#),
             (draft, 0, refused, r#"retry-after=3 ratelimit-policy="a";q=10;w=60 ratelimit="a";r=0;t=3"#),
             (
                 unix,
                 1_700_000_000_000_001,
-                told,
+                reported,
                 "x-ratelimit-limit=10 x-ratelimit-remaining=9 x-ratelimit-reset=1700000051",
             ),
             (
                 unix,
                 1_700_000_000_000_000,
-                told,
+                reported,
                 "x-ratelimit-limit=10 x-ratelimit-remaining=9 x-ratelimit-reset=1700000050",
             ),
             (
                 unix,
                 u64::MAX,
-                told,
+                reported,
                 "x-ratelimit-limit=10 x-ratelimit-remaining=9 x-ratelimit-reset=18446744073710",
             ),
         ] {
-            check(format, &[said], now_us, expected);
+            check(format, &[limits], now_us, expected);
         }
         assert_eq!(Format::default(), BOTH);
         assert_eq!(Unit::default().name(), "requests");
@@ -427,7 +434,7 @@ mod tests {
     fn a_list_may_be_long() {
         let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
         let names: Vec<String> = (0..30).map(|index| format!("limit-{index:02}{}", "x".repeat(50))).collect();
-        let all: Vec<_> = names.iter().map(|name| said(name, &window, left(9, 50))).collect();
+        let all: Vec<_> = names.iter().map(|name| reported(name, &window, left(9, 50))).collect();
         let listed = |item: &dyn Fn(&String) -> String| names.iter().map(item).collect::<Vec<_>>().join(", ");
         let policy = listed(&|name| format!("\"{name}\";q=10;w=60"));
         let quota = listed(&|name| format!("\"{name}\";r=9;t=50"));

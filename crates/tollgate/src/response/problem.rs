@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use tollgate_kernel::Micros;
 
-use super::headers::{Said, binding, seconds_to_wait, visible};
+use super::headers::{ReportedLimit, binding, seconds_to_wait, visible};
 use crate::decision::Decision;
 use crate::outcome::{Outcome, Source};
 
@@ -21,13 +21,13 @@ pub enum Reason {
     QuotaExceeded,
     /// The store failed, and nothing denies it but limits that are closed then.
     ReducedCapacity,
-    /// It does not say who pays: its key is missing or malformed.
-    NoPayer,
+    /// It has no key: its key is missing or malformed.
+    NoKey,
 }
 
 impl Reason {
     /// All of them, in the order of the documentation.
-    pub const ALL: [Reason; 3] = [Reason::QuotaExceeded, Reason::ReducedCapacity, Reason::NoPayer];
+    pub const ALL: [Reason; 3] = [Reason::QuotaExceeded, Reason::ReducedCapacity, Reason::NoKey];
 
     /// Why a decision is a refusal; `None` if it is none.
     ///
@@ -40,7 +40,7 @@ impl Reason {
     /// let charge = |key| api.charge_all(&[Charge::new("api", key)]).map(|decision| Reason::of(&decision));
     /// assert_eq!(charge("user:42")?, None);
     /// assert_eq!(charge("user:42")?, Some(Reason::QuotaExceeded));
-    /// assert_eq!(charge("")?, Some(Reason::NoPayer));
+    /// assert_eq!(charge("")?, Some(Reason::NoKey));
     /// # Ok::<(), tollgate::Error>(())
     /// ```
     pub fn of(decision: &Decision) -> Option<Reason> {
@@ -50,7 +50,7 @@ impl Reason {
         if decision.is_allowed() {
             None
         } else if denying().any(|outcome| outcome.source() == Source::Malformed) {
-            Some(Reason::NoPayer)
+            Some(Reason::NoKey)
         // What can never fit is denied whether the store answers or not.
         } else if denying().all(is_closed) {
             Some(Reason::ReducedCapacity)
@@ -62,7 +62,7 @@ impl Reason {
     /// The HTTP status.
     pub const fn status(self) -> u16 {
         match self {
-            Reason::QuotaExceeded | Reason::NoPayer => 429,
+            Reason::QuotaExceeded | Reason::NoKey => 429,
             Reason::ReducedCapacity => 503,
         }
     }
@@ -74,7 +74,7 @@ impl Reason {
             Reason::ReducedCapacity => {
                 "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
             }
-            Reason::NoPayer => "about:blank",
+            Reason::NoKey => "about:blank",
         }
     }
 
@@ -84,7 +84,7 @@ impl Reason {
             Reason::QuotaExceeded => "Quota exceeded",
             Reason::ReducedCapacity => "Temporarily reduced capacity",
             // What about:blank prescribes: the phrase of the status.
-            Reason::NoPayer => "Too Many Requests",
+            Reason::NoKey => "Too Many Requests",
         }
     }
 }
@@ -92,7 +92,7 @@ impl Reason {
 /// The body of a refusal.
 ///
 /// ```
-/// use tollgate::headers::Said;
+/// use tollgate::headers::ReportedLimit;
 /// use tollgate::problem::{Reason, body};
 /// use tollgate::{Limit, Limiter};
 ///
@@ -100,9 +100,9 @@ impl Reason {
 /// let limiter = Limiter::new(limit);
 /// assert!(limiter.check("user:42").is_allowed());
 /// let outcome = *limiter.charge("user:42", 2)?.numbers();
-/// let said = Said { name: "api", limit: Some(&limit), cost: 2, outcome, shadow: false, unit: None };
+/// let reported = ReportedLimit { name: "api", limit: Some(&limit), cost: 2, outcome, shadow: false, unit: None };
 /// assert_eq!(
-///     body(Reason::QuotaExceeded, [said].into_iter()),
+///     body(Reason::QuotaExceeded, [reported].into_iter()),
 ///     concat!(
 ///         r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","#,
 ///         r#""status":429,"detail":"api allows 1/h, bursts of 1; a cost of 2 can never fit","#,
@@ -111,56 +111,60 @@ impl Reason {
 /// );
 /// # Ok::<(), tollgate::Error>(())
 /// ```
-pub fn body<'a>(reason: Reason, said: impl Iterator<Item = Said<'a>> + Clone) -> String {
-    body_of(reason.status(), reason, said)
+pub fn body<'a>(reason: Reason, limits: impl Iterator<Item = ReportedLimit<'a>> + Clone) -> String {
+    body_of(reason.status(), reason, limits)
 }
 
 /// The same for an answer with another status than [`Reason::status`].
-pub fn body_of<'a>(status: u16, reason: Reason, said: impl Iterator<Item = Said<'a>> + Clone) -> String {
-    let names: Vec<_> = denying(said.clone()).map(|limit| format!("\"{}\"", visible(limit.name))).collect();
+pub fn body_of<'a>(
+    status: u16,
+    reason: Reason,
+    limits: impl Iterator<Item = ReportedLimit<'a>> + Clone,
+) -> String {
+    let names: Vec<_> = denying(limits.clone()).map(|limit| format!("\"{}\"", visible(limit.name))).collect();
     format!(
         r#"{{"type":"{}","title":"{}","status":{},"detail":"{}","violated-policies":[{}]}}"#,
         reason.kind(),
         reason.title(),
         status,
-        detail(reason, said),
+        detail(reason, limits),
         names.join(","),
     )
 }
 
 /// What is wrong, in words of visible ASCII without quotes or backslashes.
-pub(super) fn detail<'a>(reason: Reason, said: impl Iterator<Item = Said<'a>> + Clone) -> String {
+pub(super) fn detail<'a>(reason: Reason, limits: impl Iterator<Item = ReportedLimit<'a>> + Clone) -> String {
     let mut text = String::new();
     match reason {
         Reason::QuotaExceeded => {
-            for limit in denying(said) {
+            for limit in denying(limits) {
                 text.push_str(if text.is_empty() { "" } else { ". " });
                 text.push_str(&violation(&limit));
             }
         }
         Reason::ReducedCapacity => {
             text.push_str("the counters cannot be reached at the moment");
-            if let Some(wait) = longest_wait(said) {
+            if let Some(wait) = longest_wait(limits) {
                 push_wait(&mut text, wait);
             }
         }
-        Reason::NoPayer => {
-            text.push_str("the request does not say who pays: its key is missing or malformed")
-        }
+        Reason::NoKey => text.push_str("the request has no key, or a malformed one"),
     }
     text
 }
 
 /// What one denying limit says, in words.
-pub(super) fn violation(said: &Said<'_>) -> String {
-    let mut text = visible(said.name).into_owned();
-    match said.limit.filter(|_| said.outcome.capacity > 0) {
+pub(super) fn violation(reported: &ReportedLimit<'_>) -> String {
+    let mut text = visible(reported.name).into_owned();
+    match reported.limit.filter(|_| reported.outcome.capacity > 0) {
         Some(limit) => _ = write!(text, " allows {limit}"),
         None => text.push_str(" lets nothing through"),
     }
-    match said.outcome.retry_after {
+    match reported.outcome.retry_after {
         Some(wait) => push_wait(&mut text, wait),
-        None if said.outcome.capacity > 0 => _ = write!(text, "; a cost of {} can never fit", said.cost),
+        None if reported.outcome.capacity > 0 => {
+            _ = write!(text, "; a cost of {} can never fit", reported.cost)
+        }
         None => {}
     }
     text
@@ -171,13 +175,15 @@ fn push_wait(text: &mut String, wait: Micros) {
 }
 
 /// The limits that deny.
-pub(super) fn denying<'a>(said: impl Iterator<Item = Said<'a>>) -> impl Iterator<Item = Said<'a>> {
-    said.filter(Said::denies)
+pub(super) fn denying<'a>(
+    limits: impl Iterator<Item = ReportedLimit<'a>>,
+) -> impl Iterator<Item = ReportedLimit<'a>> {
+    limits.filter(ReportedLimit::denies)
 }
 
 /// How long to wait before all limits that deny now admit the charge; `None` if one of them never does.
-pub(crate) fn longest_wait<'a>(said: impl Iterator<Item = Said<'a>>) -> Option<Micros> {
-    binding(denying(said))?.outcome.retry_after
+pub(crate) fn longest_wait<'a>(limits: impl Iterator<Item = ReportedLimit<'a>>) -> Option<Micros> {
+    binding(denying(limits))?.outcome.retry_after
 }
 
 #[cfg(test)]
@@ -208,7 +214,7 @@ mod tests {
             (vec![(wait, closed, false), (wait, store, false)], Some(Reason::QuotaExceeded)),
             (vec![(never, closed, false)], Some(Reason::QuotaExceeded)),
             (vec![(wait, Source::FallbackLocal, false)], Some(Reason::QuotaExceeded)),
-            (vec![(Outcome::BLOCKED, malformed, false), (wait, store, false)], Some(Reason::NoPayer)),
+            (vec![(Outcome::BLOCKED, malformed, false), (wait, store, false)], Some(Reason::NoKey)),
         ] {
             let limit =
                 |&(outcome, source, shadow)| crate::Outcome::new("a", outcome, source).shadowed(shadow);
@@ -220,24 +226,30 @@ mod tests {
     #[test]
     fn a_body_says_who_denies_and_when_to_come_back() {
         let window = Limit::fixed_window(10, Micros::from_secs(60)).unwrap();
-        let said =
-            |name, outcome| Said { name, limit: Some(&window), cost: 11, outcome, shadow: false, unit: None };
-        let watching = Said { shadow: true, ..said("watching", denied(None)) };
-        let shut = Said { limit: None, ..said("shut", Outcome::BLOCKED) };
+        let reported = |name, outcome| ReportedLimit {
+            name,
+            limit: Some(&window),
+            cost: 11,
+            outcome,
+            shadow: false,
+            unit: None,
+        };
+        let watching = ReportedLimit { shadow: true, ..reported("watching", denied(None)) };
+        let shut = ReportedLimit { limit: None, ..reported("shut", Outcome::BLOCKED) };
         let no_room = Outcome { retry_after: Some(Micros::from_secs(1)), ..Outcome::BLOCKED };
         let quota = r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","status":429,"#;
         let reduced = r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporarily reduced capacity","status":503,"#;
         let blank = r#"{"type":"about:blank","title":"Too Many Requests","status":429,"#;
-        for (reason, said, head, rest) in [
+        for (reason, limits, head, rest) in [
             (
                 Reason::QuotaExceeded,
-                vec![said("login", denied(Some(2_500))), said("free", ALLOWED), watching],
+                vec![reported("login", denied(Some(2_500))), reported("free", ALLOWED), watching],
                 quota,
                 r#""detail":"login allows 10 per 1m window; retry after 3 s","violated-policies":["login"]}"#,
             ),
             (
                 Reason::QuotaExceeded,
-                vec![said("a", denied(Some(0))), said("b", denied(None)), shut],
+                vec![reported("a", denied(Some(0))), reported("b", denied(None)), shut],
                 quota,
                 concat!(
                     r#""detail":"a allows 10 per 1m window; retry after 1 s. "#,
@@ -247,19 +259,19 @@ mod tests {
             ),
             (
                 Reason::QuotaExceeded,
-                vec![said("a", no_room)],
+                vec![reported("a", no_room)],
                 quota,
                 r#""detail":"a lets nothing through; retry after 1 s","violated-policies":["a"]}"#,
             ),
             (
                 Reason::QuotaExceeded,
-                vec![said("a\",\n\\é", denied(Some(1)))],
+                vec![reported("a\",\n\\é", denied(Some(1)))],
                 quota,
                 r#""detail":"a_,___ allows 10 per 1m window; retry after 1 s","violated-policies":["a_,___"]}"#,
             ),
             (
                 Reason::ReducedCapacity,
-                vec![said("a", denied(Some(100))), said("b", denied(Some(1_100)))],
+                vec![reported("a", denied(Some(100))), reported("b", denied(Some(1_100)))],
                 reduced,
                 r#""detail":"the counters cannot be reached at the moment; retry after 2 s","violated-policies":["a","b"]}"#,
             ),
@@ -270,13 +282,13 @@ mod tests {
                 r#""detail":"the counters cannot be reached at the moment","violated-policies":[]}"#,
             ),
             (
-                Reason::NoPayer,
-                vec![said("a", Outcome::BLOCKED)],
+                Reason::NoKey,
+                vec![reported("a", Outcome::BLOCKED)],
                 blank,
-                r#""detail":"the request does not say who pays: its key is missing or malformed","violated-policies":["a"]}"#,
+                r#""detail":"the request has no key, or a malformed one","violated-policies":["a"]}"#,
             ),
         ] {
-            assert_eq!(body(reason, said.into_iter()), format!("{head}{rest}"));
+            assert_eq!(body(reason, limits.into_iter()), format!("{head}{rest}"));
             assert!(Reason::ALL.contains(&reason));
         }
     }

@@ -9,7 +9,7 @@ use tollgate_kernel::Micros;
 use super::LogDecisions;
 use super::spans::millis;
 use super::storm::Storm;
-use super::{Concluded, KeyHasher, Verdict, strategy_name};
+use super::{DecisionReport, KeyHasher, OutcomeKind, strategy_name};
 
 pub(crate) struct DecisionLog {
     logs_all: bool,
@@ -38,53 +38,53 @@ impl DecisionLog {
     }
 
     /// Whether decisions that let a charge pass are left out, but for the first to meet a failure.
-    pub(crate) fn tells_denials_alone(&self) -> bool {
+    pub(crate) fn logs_denials_only(&self) -> bool {
         !self.logs_all
     }
 
     /// Logs a decision, if it is to be logged.
-    pub(crate) fn tell(
+    pub(crate) fn write(
         &self,
-        concluded: &Concluded<'_>,
+        decision_report: &DecisionReport<'_>,
         storage_mode: &'static str,
         hasher: &KeyHasher,
         now: Micros,
     ) {
-        let told = &concluded.told;
-        let is_denial = told.verdict != Verdict::Allowed;
-        let is_wanted = self.logs_all || is_denial || concluded.is_first;
-        if concluded.operation == "peek" || !is_wanted {
+        let told = &decision_report.told;
+        let is_denial = told.verdict != OutcomeKind::Allowed;
+        let is_wanted = self.logs_all || is_denial || decision_report.is_first;
+        if decision_report.operation == "peek" || !is_wanted {
             return;
         }
-        let line = match is_denial && !concluded.is_first {
-            true => self.storm.denial(concluded.limiter, told.key, now),
+        let line = match is_denial && !decision_report.is_first {
+            true => self.storm.denial(decision_report.limiter, told.key, now),
             false => self.storm.other(now),
         };
         let Some(line) = line else {
             self.suppressed.iter().for_each(|counter| counter.increment(1));
             return;
         };
-        tell_left_out(line.left_out);
+        write_left_out(line.left_out);
         macro_rules! decided {
             ($level:ident) => {
                 line!(
                     $level,
                     decision = told.verdict.name(),
-                    operation = concluded.operation,
-                    limiter = concluded.limiter,
+                    operation = decision_report.operation,
+                    limiter = decision_report.limiter,
                     strategy = strategy_name(told.strategy),
                     storage_mode,
                     source = told.source.name(),
                     failure = told.failure.map(|failure| failure.name()),
                     latency_ms = told.took.map(|took| took.as_secs_f64() * 1e3),
-                    retry_after_ms = concluded.retry_after.map(millis),
+                    retry_after_ms = decision_report.retry_after.map(millis),
                     key_hash = told.key.map(|key| hasher.hash(key)),
                     suppressed = line.suppressed,
                     "decided"
                 )
             };
         }
-        match (concluded.is_degraded, concluded.is_first) {
+        match (decision_report.is_degraded, decision_report.is_first) {
             (true, true) => decided!(error),
             (true, false) => decided!(warn),
             (false, _) => decided!(info),
@@ -92,12 +92,12 @@ impl DecisionLog {
     }
 
     /// Tells of lines that were left out, if a second of them is over.
-    pub(crate) fn tell_left_out(&self, now: Micros) {
-        tell_left_out(self.storm.left_out(now));
+    pub(crate) fn write_left_out(&self, now: Micros) {
+        write_left_out(self.storm.left_out(now));
     }
 }
 
-fn tell_left_out(left_out: u64) {
+fn write_left_out(left_out: u64) {
     if left_out > 0 {
         line!(warn, left_out, "too many decisions to log each");
     }

@@ -5,7 +5,7 @@
 //! namespaces can make up series or names in them, not even after a reload (`namespaces.rs`); keys that are malformed are counted
 //! under `none`. A counter is made when it first counts.
 //!
-//! Decisions on the straight way are added up in stripes, one for each thread, and handed to the counter 64 at a time: see
+//! Decisions on the fast path are added up in stripes, one for each thread, and handed to the counter 64 at a time: see
 //! `stripes.rs`. In this process one decision in 64 is timed, because reading the clock twice costs as much as deciding.
 
 use std::cell::Cell;
@@ -17,10 +17,10 @@ use tollgate_kernel::Strategy;
 use tollgate_store::Failure;
 
 use super::metrics::{DECISIONS, FALLBACKS, LATENCY, Sink};
-use super::namespaces::{DEFAULT, Met, NAMESPACES};
+use super::namespaces::{DEFAULT, LimitNamespaces, NAMESPACES};
 use super::stripes::Stripes;
 use super::watch::Watch;
-use super::{Admissions, LimitTold, Observers, Source, Verdict, strategy_name};
+use super::{Admissions, LimitReport, Observers, OutcomeKind, Source, strategy_name};
 use crate::key::Key;
 use crate::outcome::Fallback;
 
@@ -57,7 +57,7 @@ struct ByNamespace {
     strategy: Option<Strategy>,
     source: SeriesSource,
     /// Those that may have series, as far as known; what was met before this registry has its place there.
-    met: Arc<Met>,
+    met: Arc<LimitNamespaces>,
     known: [OnceLock<Named>; NAMESPACES],
     other: OnceLock<Series>,
     none: OnceLock<Series>,
@@ -86,8 +86,8 @@ struct Series {
     source: SeriesSource,
     namespace: Label,
     /// What counters in this process have denied and allowed, as far as it is not in `decisions` yet.
-    straight: Stripes,
-    decisions: [[OnceLock<Counter>; Source::ALL.len()]; Verdict::ALL.len()],
+    count_fast_path: Stripes,
+    decisions: [[OnceLock<Counter>; Source::ALL.len()]; OutcomeKind::ALL.len()],
     fallbacks: [[OnceLock<Counter>; Failure::ALL.len()]; Fallback::ALL.len()],
     latency: OnceLock<Histogram>,
 }
@@ -137,20 +137,20 @@ impl Meter {
 
     /// The counters in this process answered for a key that they know, and that is canonical as it stands.
     #[inline]
-    pub(crate) fn straight(&self, key: &str, allowed: bool, took: Option<Duration>) {
+    pub(crate) fn count_fast_path(&self, key: &str, allowed: bool, took: Option<Duration>) {
         let Some(counts) = &self.0 else { return };
         let series = counts.base.series(key);
-        series.count_straight(allowed, 1);
+        series.add_fast_path(allowed, 1);
         if let Some(took) = took {
             series.time(took);
             if allowed {
-                series.source.tell_admissions(0, Some(took));
+                series.source.report_admissions(0, Some(took));
             }
         }
     }
 
     /// The same for many keys of one call, which took so long in all. Neighbours of one namespace are counted together.
-    pub(crate) fn straight_many<'k>(
+    pub(crate) fn count_fast_path_many<'k>(
         &self,
         answers: impl Iterator<Item = (&'k str, bool)>,
         took: Option<Duration>,
@@ -160,7 +160,7 @@ impl Meter {
         let count = |(series, [denied, allowed]): (&Series, [u64; 2])| {
             for (is_allowed, count) in [(false, denied), (true, allowed)] {
                 if count > 0 {
-                    series.count_straight(is_allowed, count);
+                    series.add_fast_path(is_allowed, count);
                 }
             }
         };
@@ -190,7 +190,7 @@ impl Meter {
     }
 
     /// A decision was made, by whomever.
-    pub(crate) fn decided(&self, told: &LimitTold<'_>) {
+    pub(crate) fn decided(&self, told: &LimitReport<'_>) {
         let Some(counts) = &self.0 else { return };
         let is_same = |table: &&ByNamespace| table.strategy == told.strategy;
         let table = counts.others.iter().find(is_same).unwrap_or(&counts.base);
@@ -215,7 +215,7 @@ impl Meter {
 }
 
 impl ByNamespace {
-    fn new(strategy: Option<Strategy>, met: Arc<Met>, source: SeriesSource) -> ByNamespace {
+    fn new(strategy: Option<Strategy>, met: Arc<LimitNamespaces>, source: SeriesSource) -> ByNamespace {
         let known = [const { OnceLock::new() }; NAMESPACES];
         let (other, none, undeclared) = Default::default();
         ByNamespace { strategy, source, met, known, other, none, undeclared }
@@ -291,7 +291,7 @@ impl Named {
 }
 
 impl SeriesSource {
-    fn tell_admissions(&self, count: u64, duration: Option<Duration>) {
+    fn report_admissions(&self, count: u64, duration: Option<Duration>) {
         if let Some(observers) = &self.observers {
             let limiter = self.labels[0].value();
             observers.admitted(&Admissions { limiter, count, duration });
@@ -302,7 +302,7 @@ impl SeriesSource {
         Series {
             source: self.clone(),
             namespace: Label::new("namespace", namespace),
-            straight: Stripes::new(),
+            count_fast_path: Stripes::new(),
             decisions: Default::default(),
             fallbacks: Default::default(),
             latency: OnceLock::new(),
@@ -318,34 +318,34 @@ impl Series {
 
     /// Counters in this process answered.
     #[inline]
-    fn count_straight(&self, allowed: bool, count: u64) {
-        self.straight.add(usize::from(allowed), count, |count| self.counted_straight(allowed, count));
+    fn add_fast_path(&self, allowed: bool, count: u64) {
+        self.count_fast_path.add(usize::from(allowed), count, |count| self.added_fast_path(allowed, count));
     }
 
     #[cold]
-    fn counted_straight(&self, allowed: bool, count: u64) {
-        self.count(Verdict::of(allowed, false), Source::Store, count);
+    fn added_fast_path(&self, allowed: bool, count: u64) {
+        self.count(OutcomeKind::of(allowed, false), Source::Store, count);
         if allowed {
-            self.source.tell_admissions(count, None);
+            self.source.report_admissions(count, None);
         }
     }
 
     fn hand_over(&self) {
         for allowed in [false, true] {
-            let count = self.straight.hand_over(usize::from(allowed));
+            let count = self.count_fast_path.hand_over(usize::from(allowed));
             if count > 0 {
-                self.counted_straight(allowed, count);
+                self.added_fast_path(allowed, count);
             }
         }
     }
 
-    fn count(&self, verdict: Verdict, source: Source, count: u64) {
+    fn count(&self, verdict: OutcomeKind, source: Source, count: u64) {
         let counter = &self.decisions[verdict as usize][source as usize];
         counter.get_or_init(|| self.decisions(verdict, source)).increment(count);
     }
 
     #[cold]
-    fn decisions(&self, verdict: Verdict, source: Source) -> Counter {
+    fn decisions(&self, verdict: OutcomeKind, source: Source) -> Counter {
         let labels = self.labels(&[("decision", verdict.name()), ("source", source.name())]);
         self.source.sink.counter(DECISIONS, labels)
     }

@@ -2,7 +2,7 @@
 //!
 //! A namespace may be a caller's choice, and then its name is personal data that anybody who may scrape would read. So only
 //! names that the operator or the program has written down are labels: in the config (`server.namespaces`, overrides, domains of
-//! Envoy), in `Telemetry::namespaces`, or as the namespace of a payer of the HTTP layer. All others are counted as `other`.
+//! Envoy), in `Telemetry::namespaces`, or as the namespace of a key of route limits. All others are counted as `other`.
 //!
 //! A recorder keeps a series for as long as the process lives. So these names outlive a registry: one that continues another
 //! (`TollgateBuilder::continuing`) has the places that are left, and a config that is read again makes no new ones. Limits are told
@@ -29,7 +29,7 @@ pub(crate) const DEFAULT: &str = "default";
 #[derive(Default)]
 pub(crate) struct Namespaces {
     declared: Arc<Declared>,
-    met: Mutex<HashMap<Box<str>, Arc<Met>>>,
+    met: Mutex<HashMap<Box<str>, Arc<LimitNamespaces>>>,
 }
 
 /// The namespaces that may be labels, as the canonical text of their keys begins. Names are only ever added, so they are read
@@ -41,14 +41,15 @@ pub(crate) struct Declared {
 }
 
 /// The namespaces that a limit has met, in the order in which it met them.
-pub(crate) struct Met {
+pub(crate) struct LimitNamespaces {
     declared: Arc<Declared>,
     places: [OnceLock<Box<str>>; NAMESPACES],
 }
 
 impl Namespaces {
-    pub(crate) fn of(&self, limiter: &str) -> Arc<Met> {
-        let new = || Arc::new(Met { declared: self.declared.clone(), places: Default::default() });
+    pub(crate) fn of(&self, limiter: &str) -> Arc<LimitNamespaces> {
+        let new =
+            || Arc::new(LimitNamespaces { declared: self.declared.clone(), places: Default::default() });
         self.met.lock().entry(limiter.into()).or_insert_with(new).clone()
     }
 
@@ -73,7 +74,7 @@ impl Declared {
     }
 }
 
-impl Met {
+impl LimitNamespaces {
     /// How many names were declared so far. Once it has grown, a name that was not declared may be.
     #[inline]
     pub(crate) fn declared(&self) -> usize {

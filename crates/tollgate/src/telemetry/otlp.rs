@@ -33,7 +33,7 @@ pub struct Otlp {
 }
 
 /// Sends spans to an OTLP collector over gRPC: to `OTEL_EXPORTER_OTLP_ENDPOINT` or `http://localhost:4317`, as
-/// `OTEL_SERVICE_NAME`, unless said otherwise.
+/// `OTEL_SERVICE_NAME` by default.
 ///
 /// ```no_run
 /// use tracing_subscriber::layer::SubscriberExt;

@@ -24,13 +24,13 @@ pub enum LogDecisions {
     /// None.
     #[default]
     Off,
-    /// What was denied, or would have been by a limit that only watches, and what first met a failure of the store.
+    /// What was denied, or would have been by a limit in shadow mode, and what first met a failure of the store.
     Denials,
     /// All of them.
     All,
 }
 
-/// What a registry tells of its decisions. Nothing, unless said.
+/// What a registry tells of its decisions. Nothing by default.
 ///
 /// ```
 /// use tollgate::telemetry::{LogDecisions, Telemetry};

@@ -6,7 +6,7 @@ use tollgate_kernel::Micros;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::{Concluded, KeyHasher, strategy_name};
+use super::{DecisionReport, KeyHasher, strategy_name};
 
 /// Around a decision. What it is about is told once it is made: of several limits, the one that bound; of many keys that are
 /// checked in one call, the limit and how many keys.
@@ -32,12 +32,17 @@ pub(crate) fn store(operation: &'static str, storage_mode: &'static str) -> Span
     tracing::info_span!(target: "tollgate", "rate_limit.store", operation, storage_mode, failure = Empty)
 }
 
-pub(crate) fn conclude(span: &Span, concluded: &Concluded<'_>, mode: &'static str, hasher: &KeyHasher) {
+pub(crate) fn conclude(
+    span: &Span,
+    decision_report: &DecisionReport<'_>,
+    mode: &'static str,
+    hasher: &KeyHasher,
+) {
     if span.is_disabled() {
         return;
     }
-    let told = &concluded.told;
-    span.record("limiter", concluded.limiter);
+    let told = &decision_report.told;
+    span.record("limiter", decision_report.limiter);
     span.record("strategy", strategy_name(told.strategy));
     span.record("storage_mode", mode);
     if let Some(key) = told.key {
@@ -45,10 +50,10 @@ pub(crate) fn conclude(span: &Span, concluded: &Concluded<'_>, mode: &'static st
     }
     span.record("decision", told.verdict.name());
     span.record("source", told.source.name());
-    if let Some(wait) = concluded.retry_after {
+    if let Some(wait) = decision_report.retry_after {
         span.record("retry_after_ms", millis(wait));
     }
-    span.record("limits", concluded.limits);
+    span.record("limits", decision_report.limits);
 }
 
 /// Whole milliseconds, rounded up: who waits so long has waited long enough.

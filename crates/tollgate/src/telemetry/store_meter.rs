@@ -53,7 +53,7 @@ struct Published {
 
 impl Published {
     /// Brings the counter up to `count`. Registries may share a counter, so it is told what was added.
-    fn tell(&self, count: u64, counter: impl FnOnce() -> Counter) {
+    fn bring_up_to(&self, count: u64, counter: impl FnOnce() -> Counter) {
         let before = self.told.fetch_max(count, Ordering::Relaxed);
         self.counter.get_or_init(counter).increment(count.saturating_sub(before));
     }
@@ -126,17 +126,17 @@ impl StoreMeter {
             gauge.set(keys as f64);
         }
         if let Some(count) = reading.contention {
-            self.contention.tell(count, || self.counter(CONTENTION));
+            self.contention.bring_up_to(count, || self.counter(CONTENTION));
         }
         if let Some(count) = reading.losses {
-            self.losses.tell(count, || self.counter(LOSSES));
+            self.losses.bring_up_to(count, || self.counter(LOSSES));
         }
-        self.leases_lost.tell(reading.leases_lost, || self.counter(LEASES_LOST));
+        self.leases_lost.bring_up_to(reading.leases_lost, || self.counter(LEASES_LOST));
         if let Some((pending, abandoned)) = reading.cancels {
             let gauge =
                 self.pending_cancels.get_or_init(|| self.sink.gauge(PENDING_CANCELS, self.labels(None)));
             gauge.set(pending as f64);
-            self.abandoned_cancels.tell(abandoned, || self.counter(ABANDONED_CANCELS));
+            self.abandoned_cancels.bring_up_to(abandoned, || self.counter(ABANDONED_CANCELS));
         }
     }
 }

@@ -8,7 +8,7 @@ use tollgate_kernel::Strategy;
 use tollgate_store::{Clock, StoreError};
 use tracing::Span;
 
-use super::{Concluded, LimitTold, Observers};
+use super::{DecisionReport, LimitReport, Observers};
 
 /// There is none.
 pub(crate) type Telemetry = std::convert::Infallible;
@@ -26,11 +26,11 @@ impl Watch {
         true
     }
 
-    pub(crate) const fn lets_straight(&self) -> bool {
+    pub(crate) const fn allows_fast_path(&self) -> bool {
         true
     }
 
-    pub(crate) const fn tells_denials_alone(&self) -> bool {
+    pub(crate) const fn logs_denials_only(&self) -> bool {
         false
     }
 
@@ -50,7 +50,7 @@ impl Watch {
         StoreCall
     }
 
-    pub(crate) fn concluded(&self, _concluded: &Concluded<'_>, _span: &Span, _clock: &Clock) {}
+    pub(crate) fn report(&self, _report: &DecisionReport<'_>, _span: &Span, _clock: &Clock) {}
 
     pub(crate) fn store_changed(&self, _is_up: bool) {}
 }
@@ -88,16 +88,16 @@ impl Meter {
 
     pub(crate) const fn publish(&self) {}
 
-    pub(crate) fn straight(&self, _key: &str, _allowed: bool, _took: Option<Duration>) {}
+    pub(crate) fn count_fast_path(&self, _key: &str, _allowed: bool, _took: Option<Duration>) {}
 
-    pub(crate) fn straight_many<'k>(
+    pub(crate) fn count_fast_path_many<'k>(
         &self,
         _answers: impl Iterator<Item = (&'k str, bool)>,
         _took: Option<Duration>,
     ) {
     }
 
-    pub(crate) fn decided(&self, _told: &LimitTold<'_>) {}
+    pub(crate) fn decided(&self, _told: &LimitReport<'_>) {}
 }
 
 pub(crate) const fn is_sampled() -> bool {

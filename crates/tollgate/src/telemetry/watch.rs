@@ -15,7 +15,7 @@ use super::log::DecisionLog;
 use super::metrics::Sink;
 use super::namespaces::Namespaces;
 use super::store_meter::{Reading, StoreMeter};
-use super::{Concluded, spans};
+use super::{DecisionReport, spans};
 
 pub(crate) use super::Telemetry;
 pub(crate) use super::meter::{Meter, is_sampled};
@@ -61,17 +61,17 @@ impl Watch {
 
     /// Whether there is nobody to tell.
     pub(crate) fn is_off(&self) -> bool {
-        self.meter.is_none() && self.lets_straight()
+        self.meter.is_none() && self.allows_fast_path()
     }
 
-    /// Whether a decision may take the straight way, on which there is only counting.
-    pub(crate) fn lets_straight(&self) -> bool {
+    /// Whether a decision may take the fast path, on which there is only counting.
+    pub(crate) fn allows_fast_path(&self) -> bool {
         self.log.is_none() && !self.has_spans
     }
 
     /// Whether nobody wants more of a decision than its count, unless it is a denial.
-    pub(crate) fn tells_denials_alone(&self) -> bool {
-        self.log.as_ref().is_some_and(DecisionLog::tells_denials_alone) && !self.has_spans
+    pub(crate) fn logs_denials_only(&self) -> bool {
+        self.log.as_ref().is_some_and(DecisionLog::logs_denials_only) && !self.has_spans
     }
 
     /// Whether every decision is to be timed: where a clock costs nothing beside the store, and where lines say how long it took.
@@ -101,12 +101,12 @@ impl Watch {
     }
 
     /// A decision was made; `span` is its own.
-    pub(crate) fn concluded(&self, concluded: &Concluded<'_>, span: &Span, clock: &Clock) {
+    pub(crate) fn report(&self, decision_report: &DecisionReport<'_>, span: &Span, clock: &Clock) {
         let Some(hasher) = &self.hasher else { return };
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            spans::conclude(span, concluded, self.mode, hasher);
+            spans::conclude(span, decision_report, self.mode, hasher);
             if let Some(log) = &self.log {
-                log.tell(concluded, self.mode, hasher, clock.now());
+                log.write(decision_report, self.mode, hasher, clock.now());
             }
         }));
     }
@@ -128,7 +128,7 @@ impl Watch {
     /// Sets what nobody tells of by itself.
     pub(crate) fn publish(&self, reading: &Reading, clock: &Clock) {
         if let Some(log) = &self.log {
-            log.tell_left_out(clock.now());
+            log.write_left_out(clock.now());
         }
         if let Some(meter) = &self.meter {
             meter.publish(reading);

@@ -5,20 +5,20 @@ use tollgate::route::{ClientAddress, KeyExtractor, MissingKey, Route, RouteLimit
 use crate::scene::{Asked, BOTH, On, ask, gate, get, serve, statuses, used, window};
 
 /// The keys that requests are charged to: `""` for one that is denied because it has none.
-async fn check(route: Route, payer: KeyExtractor, asked: Vec<(Asked, &str)>) {
+async fn check(route: Route, extractor: KeyExtractor, asked: Vec<(Asked, &str)>) {
     for (asked, key) in asked {
         let (gate, _) = gate(On::Memory, |gate| gate.limit("api", window(10)));
         let (service, inside) =
-            serve(&gate, |layer| layer.limit(RouteLimit::new("api", payer.clone()).on(route.clone())));
+            serve(&gate, |layer| layer.limit(RouteLimit::new("api", extractor.clone()).on(route.clone())));
         let answer = ask(&service, asked).await;
         let calls = inside.calls.load(std::sync::atomic::Ordering::Relaxed);
         if key.is_empty() {
-            assert_eq!((answer.status, calls, gate.keys()), (429, 0, 0), "{payer:?}");
+            assert_eq!((answer.status, calls, gate.keys()), (429, 0, 0), "{extractor:?}");
             assert_eq!(answer.field("retry-after"), "", "waiting does not help");
             assert!(answer.body.contains("\"violated-policies\":[\"api\"]"), "{}", answer.body);
         } else {
-            assert_eq!((answer.status, calls), (200, 1), "{payer:?} {key}: {}", answer.body);
-            assert_eq!(used(&gate, "api", key).await, 1, "{payer:?} {key}");
+            assert_eq!((answer.status, calls), (200, 1), "{extractor:?} {key}: {}", answer.body);
+            assert_eq!(used(&gate, "api", key).await, 1, "{extractor:?} {key}");
         }
     }
 }
@@ -104,11 +104,11 @@ async fn each_source_gives_its_key() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_payer_is_charged_as_was_said() {
-    let payer = |missing| KeyExtractor::header("x-user").if_missing(missing);
+async fn a_request_without_a_key_is_charged_as_was_said() {
+    let extractor = |missing| KeyExtractor::header("x-user").if_missing(missing);
     check(
         Route::any(),
-        payer(MissingKey::Shared),
+        extractor(MissingKey::Shared),
         vec![
             (get("/"), "x-user:missing:shared"),
             (get("/").with("x-user", "missing"), "x-user:missing"),
@@ -119,7 +119,7 @@ async fn a_request_without_a_payer_is_charged_as_was_said() {
     .await;
     check(
         Route::any(),
-        payer(MissingKey::Ip),
+        extractor(MissingKey::Ip),
         vec![
             (get("/"), "ip:192.0.2.1"),
             (get("/").of_unknown_origin(), ""),
@@ -127,7 +127,7 @@ async fn a_request_without_a_payer_is_charged_as_was_said() {
         ],
     )
     .await;
-    check(Route::any(), payer(MissingKey::Deny), vec![(get("/"), "")]).await;
+    check(Route::any(), extractor(MissingKey::Deny), vec![(get("/"), "")]).await;
 }
 
 #[tokio::test]
@@ -163,7 +163,7 @@ async fn proxies_are_believed_where_they_are_named() {
 }
 
 #[tokio::test]
-async fn a_limit_that_only_watches_does_not_let_a_request_without_a_payer_pass() {
+async fn a_limit_in_shadow_mode_does_not_let_a_request_without_a_key_pass() {
     let (gate, _) =
         gate(On::Memory, |gate| gate.rule(tollgate::Rule::new("api", window(1)).expect("a rule").shadow()));
     let (service, _) =

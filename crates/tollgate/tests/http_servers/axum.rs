@@ -258,7 +258,7 @@ fn a_service_that_does_not_know_its_callers_denies_and_says_what_to_do() {
         denied.body,
         concat!(
             r#"{"type":"about:blank","title":"Too Many Requests","status":429,"#,
-            r#""detail":"the request does not say who pays: its key is missing or malformed","#,
+            r#""detail":"the request has no key, or a malformed one","#,
             r#""violated-policies":["per-client"]}"#
         )
     );

@@ -54,9 +54,9 @@ fn all_limits_are_charged_or_none() {
             let told: Vec<_> =
                 told.map(|((limit, most), used)| format!("\"{limit}\";r={};", most - used)).collect();
             let quota = answer.field("ratelimit").unwrap_or_default();
-            let is_told =
+            let is_reported =
                 quota.split(", ").count() == told.len() && told.iter().all(|one| quota.contains(one));
-            assert!(is_told || user.is_empty(), "{context}: not {told:?}");
+            assert!(is_reported || user.is_empty(), "{context}: not {told:?}");
         }
     }
 }

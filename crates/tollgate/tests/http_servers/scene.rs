@@ -27,7 +27,7 @@ pub(crate) enum On {
 pub(crate) const ALL: [On; 3] = [On::Memory, On::Redis, On::Postgres];
 
 /// Time enough for whatever a loaded machine does.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// When the clock starts: at a full hour, where windows of the clock begin.
 const START: Duration = Duration::from_secs(472_222 * 3_600);
@@ -131,7 +131,7 @@ async fn store(on: On, clock: Option<&ManualClock>) -> Option<Arc<dyn Store>> {
         On::Redis => {
             let mut options = RedisOptions::new(redis().url());
             options.prefix = format!("t{number}:");
-            options.timeout = PATIENCE;
+            options.timeout = TIMEOUT;
             options.clock = clock.cloned();
             Some(Arc::new(RedisStore::new(options).expect("sound options")))
         }
@@ -141,7 +141,7 @@ async fn store(on: On, clock: Option<&ManualClock>) -> Option<Arc<dyn Store>> {
             let letters =
                 number.to_string().bytes().map(|digit| char::from(digit - b'0' + b'a')).collect::<String>();
             options.prefix = format!("t_{letters}_");
-            options.timeout = PATIENCE;
+            options.timeout = TIMEOUT;
             options.clock = clock.map(ManualClock::clock);
             let store = PostgresStore::new(options).expect("sound options");
             store.migrate().await.expect("tables");
@@ -159,7 +159,7 @@ pub(crate) fn format(reset: ResetAs) -> Format {
 pub(crate) fn until(what: &str, mut happened: impl FnMut() -> bool) {
     let started = std::time::Instant::now();
     while !happened() {
-        assert!(started.elapsed() < PATIENCE, "it never came about that {what}");
+        assert!(started.elapsed() < TIMEOUT, "it never came about that {what}");
         std::thread::yield_now();
     }
 }

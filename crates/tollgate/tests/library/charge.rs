@@ -75,7 +75,7 @@ fn all_are_charged_or_none_is_and_the_answer_names_the_limit_that_bound() {
         ),
         // The same limit for another key, and the same key under another limit, are other counters.
         (&[("tight", "a", 2), ("tight", "b", 2)], "allowed by tight, 0 of 2 left", [0, 2, 0, 0]),
-        // A limit that only watches is charged what fits, and never holds anybody up.
+        // A limit in shadow mode is charged what fits, and never holds anybody up.
         (&[("watching", "a", 2), ("api", "a", 1)], "allowed by api, 9 of 10 left", [1, 0, 0, 2]),
         (
             &[("api", "a", 1), ("watching", "a", 3), ("tight", "a", 1)],

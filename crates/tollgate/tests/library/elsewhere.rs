@@ -7,8 +7,8 @@ use std::task::{Poll, Waker};
 
 use std::time::Duration;
 use tollgate::store::{
-    Charged, EachFuture, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Store, StoreError, StoreFuture,
-    StoredLimit,
+    Charged, EachFuture, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Store, StoreError,
+    StoreFuture, StoredLimit,
 };
 use tollgate::{ChargeId, ManualClock, Settled, Settlement};
 

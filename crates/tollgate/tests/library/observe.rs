@@ -35,7 +35,7 @@ impl Observer for Recorder {
     fn decided(&self, event: &Event<'_>) {
         assert!(event.duration < HOUR);
         assert!(!format!("{event:?}").contains("alice"), "a key has leaked: {event:?}");
-        assert_eq!(event.payer.reveal().is_none(), event.source == Source::Malformed, "{event:?}");
+        assert_eq!(event.key.reveal().is_none(), event.source == Source::Malformed, "{event:?}");
         self.0.lock().unwrap().push(Seen {
             operation: event.operation,
             limiter: event.limiter.to_owned(),

@@ -22,9 +22,9 @@ use crate::scrape::Scrape;
 const SECRET: &str = "canary4711";
 
 /// Everything that was said anywhere.
-struct Said(String);
+struct ReportedLimit(String);
 
-impl Said {
+impl ReportedLimit {
     fn hear(&mut self, what: &impl std::fmt::Debug) {
         let _ = writeln!(self.0, "{what:?} {what:#?}");
     }
@@ -78,7 +78,7 @@ fn keys() -> Vec<String> {
 }
 
 /// Every call there is, with this key.
-async fn use_everywhere(gate: &Tollgate, key: &str, said: &mut Said) {
+async fn use_everywhere(gate: &Tollgate, key: &str, said: &mut ReportedLimit) {
     let ttl = Duration::from_millis(10);
     for limit in ["api", "workers", "watching", "shut", "free"] {
         let ask = [Charge::new(limit, key)];
@@ -123,7 +123,7 @@ async fn use_everywhere(gate: &Tollgate, key: &str, said: &mut Said) {
 }
 
 /// Stores whose address or password holds the secret, and which cannot be used.
-async fn open_badly(server: &RedisServer, said: &mut Said) {
+async fn open_badly(server: &RedisServer, said: &mut ReportedLimit) {
     let limits = "[limits.api]\nstrategy = 'fixed_window'\nlimit = 2\nwindow = '1h'\n";
     let redis = format!("127.0.0.1:{}", server.port());
     for store in [
@@ -161,7 +161,7 @@ async fn nothing_of_a_secret_comes_out_anywhere() {
     let server = RedisServer::builder().password("another").start();
     let (scrape, page, collector, told) =
         (Scrape::new(), Page::default(), Collector::start(), Arc::new(Told::default()));
-    let mut said = Said(String::new());
+    let mut said = ReportedLimit(String::new());
     // Every target at every level, dependencies included.
     let (lines, lines_guard) = json_lines_to(page.clone());
     let (layer, guard) = otlp().endpoint(collector.endpoint()).start().unwrap();

@@ -96,7 +96,7 @@ fn every_way_to_be_charged_is_counted_once() {
         ],
     );
     check(
-        "a limit that only watches",
+        "a limit in shadow mode",
         |gate| (0..3).for_each(|_| assert!(limiter(gate, "watching").check("k").is_allowed())),
         &[
             "allowed store watching fixed_window memory default 1",

@@ -1,4 +1,4 @@
-//! What was allowed and denied over time, as bars: drawn, said in words, and as a table below.
+//! What was allowed and denied over time, as bars: drawn, described in words, and as a table below.
 //!
 //! The picture is stretched to the width there is, so no text is in it. All is whole numbers: a bar is at most a thousand high.
 
@@ -34,7 +34,7 @@ pub(super) fn figure(out: &mut String, line: &Timeline, title: &str) -> fmt::Res
         height = HEIGHT + 2 * LEAST,
     )?;
     for (index, bucket) in line.buckets.iter().enumerate() {
-        write!(out, "<g><title>{}</title>", Escaped(&said(bucket, &at(bucket))))?;
+        write!(out, "<g><title>{}</title>", Escaped(&described(bucket, &at(bucket))))?;
         let mut top = HEIGHT;
         for (class, count) in [
             ("allowed", bucket.allowed - bucket.would_deny),
@@ -117,7 +117,7 @@ fn table(out: &mut String, line: &Timeline, title: &str, at: impl Fn(&Bucket) ->
 }
 
 /// One bar in words.
-fn said(bucket: &Bucket, at: &str) -> String {
+fn described(bucket: &Bucket, at: &str) -> String {
     let mut words = format!("{at}: {} allowed, {} denied", grouped(bucket.allowed), grouped(bucket.denied));
     if bucket.would_deny > 0 {
         let _ = write!(words, ", {} would have been denied", grouped(bucket.would_deny));

@@ -9,9 +9,9 @@ use http::uri::Authority;
 use http::{Request, Response};
 use hyper::body::Incoming;
 
-use super::ask::{self, OfKey};
 use super::body::Body;
 use super::fault::Fault;
+use super::requests::{self, OfKey};
 use super::{json, known_limit, posted};
 use crate::app::App;
 
@@ -24,7 +24,7 @@ pub(super) async fn reset(
     super::only(&request, "POST", &[http::Method::POST])?;
     authorize(app, peer, "reset", &request)?;
     let body = posted(request).await?;
-    let asked: OfKey<'_> = ask::read(&body)?;
+    let asked: OfKey<'_> = requests::read(&body)?;
     let key = asked.key.parsed()?;
     let state = app.state();
     known_limit(&state, &asked.limit.0)?;

@@ -21,7 +21,7 @@ pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
 pub(crate) const MOST_BYTES: usize = 64 * 1024;
 
 /// How long a body may take to come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A whole body, if it is short and comes in time.
 pub(crate) async fn read(body: Incoming) -> Result<Bytes, Fault> {
@@ -29,7 +29,7 @@ pub(crate) async fn read(body: Incoming) -> Result<Bytes, Fault> {
     if body.size_hint().lower() > MOST_BYTES as u64 {
         return Err(Fault::too_large(MOST_BYTES));
     }
-    match tokio::time::timeout(PATIENCE, gather(body)).await {
+    match tokio::time::timeout(TIMEOUT, gather(body)).await {
         Ok(gathered) => gathered,
         Err(_) => Err(Fault::too_slow()),
     }

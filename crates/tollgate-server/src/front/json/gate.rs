@@ -4,14 +4,14 @@
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
-use tollgate::headers::{self, Format, Said};
+use tollgate::headers::{self, Format, ReportedLimit};
 use tollgate::problem::{self, Reason};
 use tollgate::route::{ClientAddress, address, decoded};
 use tollgate::{Allowance, Charge, Clock, Decision, Key};
 
-use super::ask::key_of_url;
 use super::body::{Body, full};
 use super::fault::Fault;
+use super::requests::key_of_url;
 use super::undecided;
 use crate::app::{Act, App, State};
 
@@ -22,12 +22,12 @@ pub(super) async fn answer(
     query: Option<&str>,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Fault> {
-    let Asked { cost, deny, kind, header } = read_query(query)?;
+    let GateRequest { cost, deny, kind, header } = read_query(query)?;
     let (limit, key) = match (path.split_once('/'), header, &kind) {
         (Some((limit, key)), None, _) => (decoded(limit), decoded(key)),
         // What a header says is raw: nobody chooses a namespace by it.
         (None, Some(header), Kind::Raw(_) | Kind::Address) => {
-            (decoded(path), said_by_proxy(headers, &header)?.into())
+            (decoded(path), proxy_header(headers, &header)?.into())
         }
         _ => {
             return Err(Fault::malformed(
@@ -43,14 +43,14 @@ pub(super) async fn answer(
     };
     let asks = [Charge::new(&limit, key.canonical()).cost(cost)];
     app.decide(Act::Charge, &asks, |state, decided| match decided {
-        Ok(decided) => Ok(told(state, &decided.decision, &[(Some(&key), cost)], deny)),
+        Ok(decided) => Ok(response(state, &decided.decision, &[(Some(&key), cost)], deny)),
         Err(error) => Err(undecided(state, &asks, &error)),
     })
     .await
 }
 
 /// The key in a header that the proxy sets: the last of a list, which the proxy itself has added.
-fn said_by_proxy<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, Fault> {
+fn proxy_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, Fault> {
     let last = headers.get_all(name).iter().next_back().and_then(|value| value.to_str().ok());
     let last = last.and_then(|list| list.rsplit(',').next()).map(str::trim).filter(|said| !said.is_empty());
     last.ok_or_else(|| Fault::malformed(format!("the header `{name}`, which has the key, is missing")))
@@ -76,7 +76,7 @@ enum Kind {
 }
 
 /// What a query may have.
-struct Asked {
+struct GateRequest {
     cost: u64,
     deny: StatusCode,
     kind: Kind,
@@ -93,8 +93,9 @@ impl Kind {
     }
 }
 
-fn read_query(query: Option<&str>) -> Result<Asked, Fault> {
-    let mut asked = Asked { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS, kind: Kind::Whole, header: None };
+fn read_query(query: Option<&str>) -> Result<GateRequest, Fault> {
+    let mut asked =
+        GateRequest { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS, kind: Kind::Whole, header: None };
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
             Some(("cost", cost)) => {
@@ -131,18 +132,18 @@ pub(super) fn read_deny(status: &str) -> Result<StatusCode, Fault> {
 }
 
 /// The response to a decision about these charges: for each its key, if it has one, and its cost.
-pub(super) fn told(
+pub(super) fn response(
     state: &State,
     decision: &Decision,
     charges: &[(Option<&Key<'_>>, u64)],
     deny: StatusCode,
 ) -> Response<Body> {
     let policy = state.gate.policy();
-    let said: Vec<Said<'_>> = decision
+    let said: Vec<ReportedLimit<'_>> = decision
         .outcomes()
         .iter()
         .zip(charges)
-        .map(|(outcome, &(key, cost))| Said {
+        .map(|(outcome, &(key, cost))| ReportedLimit {
             name: outcome.limit(),
             limit: key.zip(policy.rule(outcome.limit())).and_then(|(key, rule)| {
                 match rule.allowance_for(key) {

@@ -20,7 +20,7 @@ use tollgate::{Charge, Key};
 
 use super::body::{Body, full};
 use super::fault::Fault;
-use super::gate::{read_deny, told};
+use super::gate::{read_deny, response};
 use super::undecided;
 use crate::app::{Act, App};
 use crate::validate::is_concurrency;
@@ -116,7 +116,7 @@ pub(super) async fn answer(
     let asks: Vec<Charge<'_>> = charges.iter().map(GateCharge::charge).collect();
     let keys: Vec<_> = charges.iter().map(|charge| (charge.key.as_ref(), charge.cost)).collect();
     app.decide(Act::Charge, &asks, |state, decided| match decided {
-        Ok(decided) => Ok(told(state, &decided.decision, &keys, deny)),
+        Ok(decided) => Ok(response(state, &decided.decision, &keys, deny)),
         Err(error) => Err(undecided(state, &asks, &error)),
     })
     .await

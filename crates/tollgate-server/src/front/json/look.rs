@@ -9,10 +9,10 @@ use tollgate::route::decoded;
 use tollgate::store::StoreState;
 use tollgate::{Allowance, Rule};
 
-use super::ask::key_of_url;
 use super::body::Body;
 use super::fault::Fault;
-use super::{json as answered, known_limit, tell, text};
+use super::requests::key_of_url;
+use super::{json as answered, known_limit, render, text};
 use crate::app::{App, State};
 use crate::front::peer;
 
@@ -141,7 +141,7 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
     drop(share);
     let mut out = String::with_capacity(192);
     let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.numbers().allowed);
-    tell::outcome(&mut out, &outcome);
+    render::outcome(&mut out, &outcome);
     if !outcome.is_unlimited() {
         let _ = write!(out, ",\"used\":{}", outcome.used());
     }
@@ -168,6 +168,6 @@ fn server(app: &App) -> Value {
             "ambiguous": health.ambiguous,
         },
         "keys": state.gate.keys(),
-        "reloads": app.history.told(),
+        "reloads": app.history.to_json(),
     })
 }

@@ -108,7 +108,7 @@ pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
         keys: is_here(&state).then(|| state.gate.keys()),
         needs_token: app.token.is_some(),
         shows_keys: app.stats.shows_keys(),
-        reloads: app.history.told(),
+        reloads: app.history.to_json(),
         limits: named.chain(ad_hoc).collect(),
         more_limits: rules.len().saturating_sub(LIMITS),
     };

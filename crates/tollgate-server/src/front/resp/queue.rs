@@ -5,7 +5,7 @@
 //! A connection keeps at most so many commands and bytes; what is beyond that is refused, too.
 
 use super::parse::Command;
-use super::question::{Mistake, Question};
+use super::request::{Mistake, Request};
 use super::session;
 
 /// How many commands are queued, and how long they are in all.
@@ -44,7 +44,7 @@ impl Queue {
         if is(b"AUTH") || is(b"HELLO") {
             return Err(Mistake::Borrowed("ERR Command not allowed inside a transaction"));
         }
-        if let Some(Err(mistake)) = Question::read(command) {
+        if let Some(Err(mistake)) = Request::read(command) {
             return Err(mistake);
         }
         if let Some(fault) = session::fault(command) {

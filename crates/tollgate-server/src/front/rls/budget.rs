@@ -118,8 +118,8 @@ where
         if self.drawn.reach(self.bytes) {
             return Poll::Ready(Some(Ok(frame)));
         }
-        let said = "too many long calls are being sent at once; try again, or send shorter ones";
-        Poll::Ready(Some(Err(refused(said))))
+        let reported = "too many long calls are being sent at once; try again, or send shorter ones";
+        Poll::Ready(Some(Err(refused(reported))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -36,7 +36,7 @@ use super::proto::service::rate_limit_service_server::{RateLimitServiceServer, S
 use super::seats::{Row, Seated, Seats};
 use crate::app::App;
 use crate::failure::Failure;
-use crate::serve::listen::{self, Door};
+use crate::serve::listen::{self, ConnectionLimit};
 
 /// The longest message that is read.
 const MOST_BYTES: usize = 256 * 1024;
@@ -72,7 +72,7 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Serves Envoy until `closing` says so.
 pub(crate) fn serve(
     listener: TcpListener,
-    door: Arc<Door>,
+    door: Arc<ConnectionLimit>,
     app: Arc<App>,
     tasks: TaskTracker,
     closing: watch::Receiver<bool>,
@@ -80,7 +80,7 @@ pub(crate) fn serve(
     let mut health = HealthReporter::new();
     let services = services(app.clone(), health.clone())?;
     Ok(async move {
-        tell_health(&health, ServingStatus::Serving).await;
+        send_health(&health, ServingStatus::Serving).await;
         let face = {
             let (closing, calls, aside) = (closing.clone(), Seats::of_calls(), Seats::aside());
             move |stream, peer: SocketAddr| {
@@ -89,16 +89,16 @@ pub(crate) fn serve(
             }
         };
         let mut accepting = std::pin::pin!(listen::accept(listener, door, tasks, closing, face));
-        // Who asks before it ends is told so, and answered all the same.
+        // A call that came before the end is answered.
         let has_ended = tokio::select! {
             () = accepting.as_mut() => true,
             () = app.until_draining() => false,
         };
-        tell_health(&health, ServingStatus::NotServing).await;
+        send_health(&health, ServingStatus::NotServing).await;
         if !has_ended {
             accepting.await;
         }
-        // Whoever watches has been told, and would hold the end up.
+        // A health stream has had its last answer, and would delay the end.
         for name in NAMES {
             health.clear_service_status(name).await;
         }
@@ -108,7 +108,7 @@ pub(crate) fn serve(
 /// The server as a whole, and its service: they are there or not together.
 const NAMES: [&str; 2] = ["", SERVICE_NAME];
 
-async fn tell_health(health: &HealthReporter, status: ServingStatus) {
+async fn send_health(health: &HealthReporter, status: ServingStatus) {
     for name in NAMES {
         health.set_service_status(name, status).await;
     }

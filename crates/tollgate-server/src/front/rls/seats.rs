@@ -1,9 +1,9 @@
 //! How many calls are waited for at once, over all connections.
 //!
 //! A call whose message has not come whole holds a stream, a task and what it has sent so far (some 12 KiB with its first 4 KiB), and
-//! so does one that is told things for as long as it likes (health, reflection). A peer may have a hundred of them on each of its
+//! so does one that streams answers for as long as it likes (health, reflection). A peer may have a hundred of them on each of its
 //! connections. So whoever is waited for takes a seat: first one of the few that each connection has for itself, then one of those
-//! for all, of which one peer has a quarter at most. Those who are told things may sit for an hour, and have seats apart: they keep
+//! for all, of which one peer has a quarter at most. Streams may sit for an hour, and have seats apart: they keep
 //! nobody waiting of whom more is to come. Calls of honest peers come whole or nearly so, and leave their seat at once: those few are
 //! enough for them, whoever else sits there. A call that waits for its store takes none.
 
@@ -19,13 +19,13 @@ use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tonic::Status;
 
-use crate::serve::listen::household;
+use crate::serve::listen::peer_prefix;
 
 /// How many seats there are for all, and beyond those for each connection.
 const FOR_ALL: usize = 1_024;
 const OF_EACH: usize = 8;
 
-/// The same for those who are told things: a watch for each connection and a check beside it, and a hundred of one connection.
+/// The same for streams: a watch for each connection and a check beside it, and a hundred of one connection.
 const FOR_ALL_ASIDE: usize = 512;
 const OF_EACH_ASIDE: usize = 2;
 
@@ -65,7 +65,7 @@ impl Seats {
         Seats::new(FOR_ALL, OF_EACH)
     }
 
-    /// For those who are told things.
+    /// For streams.
     pub(super) fn aside() -> Arc<Seats> {
         Seats::new(FOR_ALL_ASIDE, OF_EACH_ASIDE)
     }
@@ -76,7 +76,7 @@ impl Seats {
 
     /// For a new connection of a peer.
     pub(super) fn row(self: &Arc<Self>, peer: SocketAddr) -> Arc<Row> {
-        let address = household(peer.ip());
+        let address = peer_prefix(peer.ip());
         let mut peers = self.peers.lock();
         let known = peers.get(&address).and_then(Weak::upgrade);
         let peer = known.unwrap_or_else(|| {

@@ -31,7 +31,7 @@ pub struct RedisConfig {
     pub cert_file: Option<PathBuf>,
     /// The key of `cert_file`.
     pub key_file: Option<PathBuf>,
-    /// The beginning of every key in Redis; the store's own default unless said otherwise.
+    /// The beginning of every key in Redis; the store's default if `None`.
     pub prefix: Option<String>,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Debug for RedisConfig {
 pub struct PostgresConfig {
     /// `postgres://` or `postgresql://`; may hold a password.
     pub url: String,
-    /// The beginning of every table's name; `tollgate_` unless said otherwise.
+    /// The beginning of every table's name; `tollgate_` by default.
     pub prefix: String,
     /// The password, if it is not in the address.
     pub password: Option<Password>,

@@ -2,7 +2,7 @@
 //!
 //! A rule names a domain, a list of entries and a limit. It matches a descriptor whose entries have exactly these keys in this
 //! order, so what envoyproxy/ratelimit nests is written here as one list. Of several rules that match, the most specific
-//! wins; `tree.rs` finds it. Who pays is not decided here: the server makes a key of what a descriptor says.
+//! wins; `tree.rs` finds it. The key is not made here: the server makes it from the descriptor.
 
 mod tree;
 
@@ -49,14 +49,14 @@ const MOST_ENTRIES: usize = 16;
 /// the one wins that is more specific at the first entry at which they differ: a value before a prefix, a longer prefix before
 /// a shorter one, and a prefix before any value.
 ///
-/// | of `[[envoy]]` | says | unless said |
+/// | of `[[envoy]]` | meaning | default |
 /// |---|---|---|
 /// | `domain` | the domain that Envoy names | |
 /// | `entries` | the keys of the descriptor, in its order, and which values match | |
-/// | `limit` | the limit that it meets; every descriptor pays by itself | |
+/// | `limit` | the limit that it meets; every descriptor has a counter of its own | |
 /// | `unlimited` | `true` in place of `limit`: it passes, uncounted | `false` |
-/// | `shared` | keys whose values do not tell payers apart: all that match pay together | none |
-/// | `headers` | whether the caller is told how it stands under the limit | `true` |
+/// | `shared` | keys of entries whose values share one counter | none |
+/// | `headers` | whether the caller gets the rate-limit headers of the limit | `true` |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EnvoyRules {
     rules: Vec<EnvoyRule>,
@@ -74,7 +74,7 @@ pub struct EnvoyRule {
     pub entries: Vec<EnvoyEntry>,
     /// The limit that they meet; `None` lets them pass, uncounted.
     pub limit: Option<String>,
-    /// Whether the caller is told how it stands.
+    /// Whether the caller gets the headers of the limit.
     pub headers: bool,
 }
 
@@ -86,7 +86,7 @@ pub struct EnvoyEntry {
     pub key: String,
     /// Which values match.
     pub value: EnvoyValue,
-    /// Whether all values that match pay together.
+    /// Whether all values that match share one counter.
     pub shared: bool,
 }
 
@@ -252,7 +252,7 @@ fn read_limit(
     named::read(reader, field, names, rules, Some("Envoy does not say when a request is done")).map(Some)
 }
 
-/// Reads which entries do not tell payers apart.
+/// Reads which entries share one counter.
 fn read_shared(reader: &mut Reader<'_>, field: &Field<'_>, entries: &mut [EnvoyEntry]) {
     for key in reader.texts(field, "[\"path\"]").unwrap_or_default() {
         let mut found = false;

@@ -24,16 +24,16 @@ pub struct ServerConfig {
     pub admin_token: Option<Password>,
     /// Whether the page shows keys as they are, to whoever may look at it. Unless said it shows their hashes.
     pub show_keys: bool,
-    /// What whoever speaks the Redis protocol must show; anybody may, unless said.
+    /// The password of clients of the Redis protocol; none by default.
     pub resp_password: Option<Password>,
-    /// How many connections each face has at once; the server's own default unless said.
+    /// How many connections each face has at once; the server's default if `None`.
     pub max_connections: Option<usize>,
     /// How many of them one peer may have: an IPv4 address, or a /64 of IPv6.
     pub max_connections_per_peer: Option<usize>,
-    /// How many calls to a shared store one peer may have in flight, over all its connections; the server's own default unless said.
+    /// How many calls to a shared store one peer may have in flight, over all its connections; the server's default if `None`.
     pub store_calls_per_peer: Option<usize>,
     /// Peers whose calls are not counted, because they speak for others: addresses, of IPv6 the /64 around each. Those on the server's
-    /// own machine unless said.
+    /// own machine by default.
     pub trusted_peers: Option<Vec<IpAddr>>,
     /// What the server writes to its log.
     pub log: LogLevel,
@@ -43,12 +43,12 @@ pub struct ServerConfig {
     pub log_lines: Option<u64>,
     /// Whether every line about a decision is written: also those above `log_lines`, and every denial of one key.
     pub log_all: bool,
-    /// How long the server goes on accepting after it was told to stop, while it says that it is not ready. None unless said.
+    /// How long the server goes on accepting after it was told to stop, while it says that it is not ready. None by default.
     pub drain_delay: Micros,
-    /// The longest time to live that a caller may ask for a reservation; the server's own default unless said.
+    /// The longest time to live that a caller may ask for a reservation; the server's default if `None`.
     pub max_ttl: Option<Micros>,
     /// How long at most a key stays in the store whose limit came with the call (`CL.THROTTLE`, Envoy): the window, or the time in
-    /// which an empty bucket fills; the server's own default unless said.
+    /// which an empty bucket fills; the server's default if `None`.
     pub max_period: Option<Micros>,
     /// Namespaces of keys that metrics show by name, beside those that the file names anyway: in overrides and as domains of Envoy.
     pub namespaces: Vec<String>,

@@ -26,22 +26,22 @@ const MOST_CONNECTIONS: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreConfig {
-    /// Which store; memory unless said otherwise.
+    /// Which store; memory by default.
     pub mode: StoreMode,
     /// What to answer when the store cannot, for limits that do not say; local by default.
     pub fallback: Fallback,
-    /// Among how many instances a limit is divided while each counts locally; one unless said otherwise.
+    /// Among how many instances a limit is divided while each counts locally; one by default.
     pub fallback_instances: u64,
-    /// The deadline of one call; 100 ms unless said otherwise.
+    /// The deadline of one call; 100 ms by default.
     pub timeout: Micros,
-    /// How long a denial is believed without asking again; 100 ms unless said otherwise, zero for not at all.
+    /// How long a denial is believed without asking again; 100 ms by default, zero for not at all.
     pub denial_cache: Micros,
-    /// How many connections to keep to each server; the store's own default unless said otherwise.
+    /// How many connections to keep to each server; the store's default if `None`.
     pub connections: Option<usize>,
     /// How many keys the memory store holds at most, and from how many on a shared store begins none under numbers that come with
-    /// the call; 10,000,000 unless said otherwise.
+    /// the call; 10,000,000 by default.
     pub max_keys: usize,
-    /// What becomes of new keys when the memory store is full; they share unless said otherwise.
+    /// What becomes of new keys when the memory store is full; they share by default.
     pub when_full: WhenFull,
     /// How to reach Redis; always there in the mode `redis`.
     pub redis: Option<RedisConfig>,

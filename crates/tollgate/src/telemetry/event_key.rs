@@ -1,8 +1,8 @@
-//! Who paid, in an event: told only to those who ask.
+//! The key of an event: shown only to observers that ask for it.
 
 use std::fmt;
 
-/// Who paid, or was to. Shown as nothing: a key is personal data, and an event is easily printed.
+/// The key of a charge. `Debug` does not show it: a key is personal data, and an event is easily printed.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use std::fmt;
 ///
 /// impl Observer for Denied {
 ///     fn decided(&self, event: &Event<'_>) {
-///         if let (false, Some(key)) = (event.allowed, event.payer.reveal()) {
+///         if let (false, Some(key)) = (event.allowed, event.key.reveal()) {
 ///             self.0.lock().unwrap().push(key.to_owned());
 ///         }
 ///     }
@@ -31,12 +31,12 @@ use std::fmt;
 /// # Ok::<(), tollgate::Error>(())
 /// ```
 #[derive(Clone, Copy)]
-pub struct Payer<'a>(Option<&'a str>);
+pub struct EventKey<'a>(Option<&'a str>);
 
-impl<'a> Payer<'a> {
+impl<'a> EventKey<'a> {
     /// By the canonical text of the key, if that makes sense.
-    pub(crate) fn new(canonical: Option<&'a str>) -> Payer<'a> {
-        Payer(canonical)
+    pub(crate) fn new(canonical: Option<&'a str>) -> EventKey<'a> {
+        EventKey(canonical)
     }
 
     /// The canonical text of the key; `None` where it is malformed. Whoever shows it to others answers for that;
@@ -46,8 +46,8 @@ impl<'a> Payer<'a> {
     }
 }
 
-impl fmt::Debug for Payer<'_> {
+impl fmt::Debug for EventKey<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Payer(..)")
+        f.write_str("EventKey(..)")
     }
 }

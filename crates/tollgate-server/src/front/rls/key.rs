@@ -1,4 +1,4 @@
-//! Who pays for a descriptor: a key in the namespace of its domain.
+//! The key of a descriptor, in the namespace of its domain.
 //!
 //! The key is the descriptor's text, `path=/login&remote_address=192.0.2.1`, so that operators can read it and ask for it.
 //! What could be taken for a separator is percent-encoded, and so is every byte that is not text (UTF-8), so no two descriptors have
@@ -49,7 +49,7 @@ pub(super) fn key(domain: &str, entries: &[(&[u8], &[u8])], rule: &[EnvoyEntry])
 }
 
 /// Adds a text, with these characters, all control characters and what is not text percent-encoded. `%` is always among the
-/// characters, so the bytes can be told from it again.
+/// characters, so the bytes can be recovered from the text.
 fn escape(out: &mut String, text: &[u8], special: &[char]) {
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !special.contains(&char::from(*byte));
     let encode = |out: &mut String, bytes: &[u8]| {
@@ -136,7 +136,7 @@ mod tests {
         assert!(known.keys().all(|key| key.len() <= 3 * LONGEST + 10));
     }
 
-    /// Every byte string has a key of its own, and can be told from it again.
+    /// Every byte string has a key of its own, and can be recovered from it.
     #[test]
     fn what_is_not_text_has_a_key_of_its_own() {
         let mut values: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_is_one_payer() {
+    fn what_is_shared_is_one_key() {
         let rules =
             "[[envoy]]\ndomain = 'edge'\nentries = ['a', 'b=c*', 'd']\nunlimited = true\nshared = ['a', 'b']";
         let config = Config::parse(rules).expect("sound");

@@ -21,7 +21,7 @@ const MOST_TEXT: usize = 1_024;
 
 /// What a decision is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Question<'a> {
+pub(super) enum Request<'a> {
     Throttle { key: &'a [u8], bucket: Bucket, quantity: u64 },
     Check { limit: &'a str, key: &'a str, cost: u64 },
 }
@@ -44,10 +44,10 @@ impl Bucket {
     }
 }
 
-impl<'a> Question<'a> {
+impl<'a> Request<'a> {
     /// Reads a command, if it is one of the two.
     #[inline]
-    pub(super) fn read(command: &Command<'a, '_>) -> Option<Result<Question<'a>, Mistake>> {
+    pub(super) fn read(command: &Command<'a, '_>) -> Option<Result<Request<'a>, Mistake>> {
         let name = command.name();
         if name.eq_ignore_ascii_case(b"CL.THROTTLE") {
             Some(throttle(command))
@@ -59,10 +59,10 @@ impl<'a> Question<'a> {
     }
 
     /// Whether both are charged to one key, so that their order matters.
-    pub(super) fn is_of_one_key(&self, other: &Question<'_>) -> bool {
+    pub(super) fn is_of_one_key(&self, other: &Request<'_>) -> bool {
         match (self, other) {
-            (Question::Throttle { key, .. }, Question::Throttle { key: other, .. }) => key == other,
-            (Question::Check { limit, key, .. }, Question::Check { limit: others, key: other, .. }) => {
+            (Request::Throttle { key, .. }, Request::Throttle { key: other, .. }) => key == other,
+            (Request::Check { limit, key, .. }, Request::Check { limit: others, key: other, .. }) => {
                 (limit, key) == (others, other)
             }
             _ => false,
@@ -70,7 +70,7 @@ impl<'a> Question<'a> {
     }
 }
 
-fn throttle<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
+fn throttle<'a>(command: &Command<'a, '_>) -> Result<Request<'a>, Mistake> {
     let quantity = command.get(4);
     let (Some(key), Some(burst), Some(count), Some(period), 4..=5) =
         (command.get(0), command.get(1), command.get(2), command.get(3), command.count())
@@ -85,10 +85,10 @@ fn throttle<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
         period: number("period", period, 1)?,
     };
     let quantity = quantity.map_or(Ok(1), |quantity| number("quantity", quantity, 0))?;
-    Ok(Question::Throttle { key, bucket, quantity })
+    Ok(Request::Throttle { key, bucket, quantity })
 }
 
-fn check<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
+fn check<'a>(command: &Command<'a, '_>) -> Result<Request<'a>, Mistake> {
     let (Some(limit), Some(key), 2..=3) = (command.get(0), command.get(1), command.count()) else {
         return Err("ERR Usage: tollgate.check <limit> <key> [<cost>]".into());
     };
@@ -96,7 +96,7 @@ fn check<'a>(command: &Command<'a, '_>) -> Result<Question<'a>, Mistake> {
         std::str::from_utf8(bytes).map_err(|_| Mistake::from(format!("ERR the {name} is not text (UTF-8)")))
     };
     let cost = command.get(2).map_or(Ok(1), |cost| number("cost", cost, 1))?;
-    Ok(Question::Check { limit: text(limit, "name of the limit")?, key: text(key, "key")?, cost })
+    Ok(Request::Check { limit: text(limit, "name of the limit")?, key: text(key, "key")?, cost })
 }
 
 #[inline]
@@ -158,9 +158,9 @@ pub(super) fn canonical<'t>(key: &[u8], text: &'t mut Vec<u8>) -> Result<&'t str
 }
 
 /// Limited or not, the limit, what remains, seconds to wait (-1 if there is nothing to wait for, or no wait would help), and
-/// seconds until the key is as new. Parts of a second are whole ones: whoever came back earlier would come in vain.
+/// seconds until the key is full again. Parts of a second are whole ones: whoever came back earlier would come in vain.
 #[inline]
-pub(super) fn tell_throttle(reply: &mut Reply, outcome: &Outcome, quantity: u64) {
+pub(super) fn write_throttle(reply: &mut Reply, outcome: &Outcome, quantity: u64) {
     let is_limited = !outcome.allowed && quantity > 0;
     reply.integers(&[
         i64::from(is_limited),
@@ -172,9 +172,9 @@ pub(super) fn tell_throttle(reply: &mut Reply, outcome: &Outcome, quantity: u64)
 }
 
 /// Allowed or not, what remains (-1 where there is no limit), milliseconds to wait (-1 if no wait would help), until the key is
-/// as new, to hold an admitted one back, and the name of the limit.
+/// full again, to hold an admitted one back, and the name of the limit.
 #[inline]
-pub(super) fn tell_check(reply: &mut Reply, limit: &str, outcome: &Outcome) {
+pub(super) fn write_check(reply: &mut Reply, limit: &str, outcome: &Outcome) {
     let remaining = if *outcome == Outcome::UNLIMITED { -1 } else { whole(outcome.remaining) };
     reply.array(6);
     reply.integer(i64::from(outcome.allowed));
@@ -257,8 +257,8 @@ mod tests {
             let mut spans = Spans::new();
             assert_eq!(spans.find(&bytes), Ok(Some(bytes.len())), "{arguments:?}");
             let command = spans.command(&bytes).expect("a command");
-            match (Question::read(&command).expect("it asks for a decision"), expected) {
-                (Ok(Question::Throttle { bucket, quantity, .. }), Ok(numbers)) => {
+            match (Request::read(&command).expect("it asks for a decision"), expected) {
+                (Ok(Request::Throttle { bucket, quantity, .. }), Ok(numbers)) => {
                     assert_eq!((bucket.burst, quantity), numbers);
                 }
                 (Err(mistake), Err(expected)) => assert!(mistake.contains(expected), "{mistake}"),
@@ -279,7 +279,7 @@ mod tests {
             (Outcome { retry_after: None, ..wait(0) }, 99, r"*5\r\n:1\r\n:16\r\n:0\r\n:-1\r\n:1\r\n"),
         ] {
             let mut reply = Reply::new();
-            tell_throttle(&mut reply, &outcome, quantity);
+            write_throttle(&mut reply, &outcome, quantity);
             assert_eq!(reply.bytes.escape_ascii().to_string(), expected);
         }
     }

@@ -18,7 +18,7 @@ pub(crate) const MOST_CHECKS: usize = 1_024;
 /// The body of check, peek and reserve: one charge, or several that are charged together.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Question<'a> {
+pub(crate) struct CheckRequest<'a> {
     #[serde(borrow, default, deserialize_with = "present")]
     limit: Option<Text<'a>>,
     #[serde(borrow, default, deserialize_with = "present")]
@@ -127,18 +127,18 @@ impl<'de, const LEAST: u64> Deserialize<'de> for Whole<LEAST> {
     }
 }
 
-pub(crate) type Asks<'a> = SmallVec<[Charge<'a>; 4]>;
+pub(crate) type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
 
-impl Question<'_> {
+impl CheckRequest<'_> {
     /// The time to live that was asked for.
     pub(crate) fn ttl_ms(&self) -> Option<u64> {
         self.ttl_ms.map(|Whole(ms)| ms)
     }
 
     /// The asks of one charge.
-    pub(crate) fn asks(&self) -> Result<Asks<'_>, Fault> {
+    pub(crate) fn charges(&self) -> Result<Charges<'_>, Fault> {
         match (&self.limit, &self.key, &self.charges) {
-            (Some(limit), Some(key), None) => Ok(std::iter::once(ask(limit, key, self.cost)?).collect()),
+            (Some(limit), Some(key), None) => Ok(std::iter::once(charge(limit, key, self.cost)?).collect()),
             (None, None, Some(charges)) if self.cost.is_none() => {
                 if charges.is_empty() || charges.len() > MOST_CHARGES {
                     let count = charges.len();
@@ -146,7 +146,7 @@ impl Question<'_> {
                         "`charges` has {count} entries; a charge names 1 to {MOST_CHARGES} limits"
                     )));
                 }
-                charges.iter().map(|one| one.0.ask()).collect()
+                charges.iter().map(|one| one.0.charge()).collect()
             }
             _ => Err(Fault::malformed(
                 "write either {\"limit\":…,\"key\":…,\"cost\":…} or {\"charges\":[{\"limit\":…,\"key\":…},…]}",
@@ -156,8 +156,8 @@ impl Question<'_> {
 }
 
 impl One<'_> {
-    pub(crate) fn ask(&self) -> Result<Charge<'_>, Fault> {
-        ask(&self.limit, &self.key, self.cost)
+    pub(crate) fn charge(&self) -> Result<Charge<'_>, Fault> {
+        charge(&self.limit, &self.key, self.cost)
     }
 
     /// The limit, and the key as it is kept: a key may be written in several ways.
@@ -167,7 +167,11 @@ impl One<'_> {
     }
 }
 
-fn ask<'a>(limit: &'a Text<'_>, key: &'a KeyText<'_>, cost: Option<Whole<1>>) -> Result<Charge<'a>, Fault> {
+fn charge<'a>(
+    limit: &'a Text<'_>,
+    key: &'a KeyText<'_>,
+    cost: Option<Whole<1>>,
+) -> Result<Charge<'a>, Fault> {
     let cost = cost.map_or(1, |Whole(cost)| cost);
     if cost == 0 {
         return Err(Fault::malformed("`cost` must be at least 1; to look without charging, ask /v1/peek"));
@@ -197,7 +201,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// Who pays: `"user:42"`, or raw parts that need no encoding, `{"namespace":"ip","key":"2001:db8::1"}`.
+/// The key: `"user:42"`, or raw parts that need no encoding, `{"namespace":"ip","key":"2001:db8::1"}`.
 pub(crate) struct KeyText<'a>(Result<Cow<'a, str>, String>);
 
 impl KeyText<'_> {
@@ -376,9 +380,9 @@ mod tests {
 
     /// The asks of a body, as `limit key cost` each, or what is said of it.
     fn check(body: &str, expected: Result<&[&str], &str>) {
-        let asked = read::<Question<'_>>(body.as_bytes());
+        let asked = read::<CheckRequest<'_>>(body.as_bytes());
         let asks = asked.as_ref().map_err(ToString::to_string).and_then(|asked| {
-            let asks = asked.asks().map_err(|fault| fault.to_string())?;
+            let asks = asked.charges().map_err(|fault| fault.to_string())?;
             assert!(asks.iter().map(Charge::limit).eq(parts(asked).map(|(limit, _, _)| &*limit.0)), "{body}");
             // An ask does not show its key to anybody.
             let words = |(limit, key, cost): (&Text<'_>, &KeyText<'_>, Option<Whole<1>>)| {
@@ -395,7 +399,7 @@ mod tests {
     }
 
     fn parts<'a>(
-        asked: &'a Question<'_>,
+        asked: &'a CheckRequest<'_>,
     ) -> impl Iterator<Item = (&'a Text<'a>, &'a KeyText<'a>, Option<Whole<1>>)> {
         let alone = asked.limit.as_ref().zip(asked.key.as_ref()).map(|(limit, key)| (limit, key, asked.cost));
         let several = asked.charges.iter().flatten().map(|Object(one)| (&one.limit, &one.key, one.cost));
@@ -464,7 +468,7 @@ mod tests {
             Err("`key.version` must be a string, not null"),
         );
         let not_text =
-            read::<Question<'_>>(b"{\"limit\":\"\xff\"}").map(drop).expect_err("not text").to_string();
+            read::<CheckRequest<'_>>(b"{\"limit\":\"\xff\"}").map(drop).expect_err("not text").to_string();
         assert!(not_text.contains("the body, line 1 column"), "{not_text}");
         let deep = format!("{{\"limit\":{}", "[".repeat(100_000));
         check(&deep, Err("the body"));

@@ -1,4 +1,4 @@
-//! What a call asks for: which limit each descriptor meets, who pays, and how much.
+//! What a call charges: which limit each descriptor meets, by which key, and how much.
 
 use smallvec::SmallVec;
 use tollgate::config::EnvoyRules;
@@ -10,33 +10,33 @@ use super::proto::RateLimitUnit;
 use super::proto::common::RateLimitDescriptor;
 use super::proto::common::rate_limit_descriptor::RateLimitOverride;
 use super::proto::service::RateLimitRequest;
-use super::{payer, undecided};
+use super::undecided;
 use crate::app::Bounds;
 
 /// How many descriptors a call and entries a descriptor may have.
 const MOST_DESCRIPTORS: usize = 64;
 const MOST_ENTRIES: usize = 16;
 
-/// What a descriptor meets.
+/// The rule that a descriptor matches.
 #[derive(Debug)]
-pub(super) enum Meets<'a> {
+pub(super) enum Matched<'a> {
     /// No rule: it passes.
     Nothing,
     /// A rule that lets everything pass.
     Unlimited,
-    Limit(Toll<'a>),
+    Limit(DescriptorCharge<'a>),
 }
 
-/// What is to be paid for a descriptor.
+/// The charge of a descriptor.
 #[derive(Debug)]
-pub(super) struct Toll<'a> {
+pub(super) struct DescriptorCharge<'a> {
     pub(super) limit: &'a str,
     /// The limit that came with the call, if it is that one.
     pub(super) own: Option<NamedLimit>,
     pub(super) key: String,
     pub(super) hits: Hits,
-    /// Whether the caller is told how it stands.
-    pub(super) is_told: bool,
+    /// Whether the caller gets the headers of this limit.
+    pub(super) is_reported: bool,
 }
 
 /// What is done with a limit.
@@ -48,17 +48,17 @@ pub(super) enum Hits {
     GiveBack(u64),
 }
 
-impl<'a> Meets<'a> {
-    pub(super) fn toll(&self) -> Option<&Toll<'a>> {
+impl<'a> Matched<'a> {
+    pub(super) fn charge(&self) -> Option<&DescriptorCharge<'a>> {
         match self {
-            Meets::Limit(toll) => Some(toll),
-            Meets::Nothing | Meets::Unlimited => None,
+            Matched::Limit(charge) => Some(charge),
+            Matched::Nothing | Matched::Unlimited => None,
         }
     }
 }
 
-impl Toll<'_> {
-    pub(super) fn ask(&self, cost: u64) -> Charge<'_> {
+impl DescriptorCharge<'_> {
+    pub(super) fn with_cost(&self, cost: u64) -> Charge<'_> {
         match &self.own {
             None => Charge::new(self.limit, &self.key).cost(cost),
             Some(own) => Charge::new(own, &self.key).cost(cost),
@@ -72,7 +72,7 @@ pub(super) fn read<'a>(
     bounds: Bounds,
     rules: &'a EnvoyRules,
     request: &RateLimitRequest,
-) -> Result<Vec<Meets<'a>>, Status> {
+) -> Result<Vec<Matched<'a>>, Status> {
     let domain = match std::str::from_utf8(&request.domain) {
         Ok("") => return Err(Status::invalid_argument("the domain is empty; name it in Envoy's filter")),
         Ok(domain) => domain,
@@ -82,53 +82,59 @@ pub(super) fn read<'a>(
         0 => return Err(Status::invalid_argument("there are no descriptors; a call has at least one")),
         1..=MOST_DESCRIPTORS => {}
         count => {
-            let said = format!("there are {count} descriptors; a call has at most {MOST_DESCRIPTORS}");
-            return Err(Status::invalid_argument(said));
+            let message = format!("there are {count} descriptors; a call has at most {MOST_DESCRIPTORS}");
+            return Err(Status::invalid_argument(message));
         }
     }
-    let asked = Asked { gate, bounds, domain, request };
-    request.descriptors.iter().map(|descriptor| meets(&asked, rules, descriptor)).collect()
+    let asked = Call { gate, bounds, domain, request };
+    request.descriptors.iter().map(|descriptor| matched(&asked, rules, descriptor)).collect()
 }
 
 /// A call, and what it is read by.
-struct Asked<'r> {
+struct Call<'r> {
     gate: &'r Tollgate,
     bounds: Bounds,
     domain: &'r str,
     request: &'r RateLimitRequest,
 }
 
-fn meets<'a>(
-    asked: &Asked<'_>,
+fn matched<'a>(
+    asked: &Call<'_>,
     rules: &'a EnvoyRules,
     descriptor: &RateLimitDescriptor,
-) -> Result<Meets<'a>, Status> {
+) -> Result<Matched<'a>, Status> {
     let count = descriptor.entries.len();
     if count > MOST_ENTRIES {
-        let said = format!("a descriptor has {count} entries; at most {MOST_ENTRIES}");
-        return Err(Status::invalid_argument(said));
+        let message = format!("a descriptor has {count} entries; at most {MOST_ENTRIES}");
+        return Err(Status::invalid_argument(message));
     }
     let entries: SmallVec<[(&[u8], &[u8]); 8]> =
         descriptor.entries.iter().map(|entry| (entry.key.as_slice(), entry.value.as_slice())).collect();
     let rule = rules.find_bytes(asked.domain, &entries);
     let own =
         descriptor.limit.as_ref().filter(|_| count > 0).map(|limit| brought(asked, limit)).transpose()?;
-    let (limit, shared, is_told) = match (&own, rule) {
+    let (limit, shared, is_reported) = match (&own, rule) {
         (Some(own), rule) => (own.name(), &[][..], rule.is_none_or(|rule| rule.headers)),
         (None, None) => {
             metrics::counter!("tollgate_envoy_descriptors_unmatched_total").increment(1);
-            return Ok(Meets::Nothing);
+            return Ok(Matched::Nothing);
         }
         (None, Some(rule)) => match &rule.limit {
             Some(limit) => (limit.as_str(), &rule.entries[..], rule.headers),
-            None => return Ok(Meets::Unlimited),
+            None => return Ok(Matched::Unlimited),
         },
     };
-    // The key is not repeated: others may read what is said here.
-    let key = payer::key(asked.domain, &entries, shared);
+    // The key is not repeated: others may read this message.
+    let key = super::key::key(asked.domain, &entries, shared);
     let key =
         key.map_err(|_| Status::invalid_argument("the domain has control characters, or is too long"))?;
-    Ok(Meets::Limit(Toll { limit, own, key, hits: hits(asked.request, descriptor), is_told }))
+    Ok(Matched::Limit(DescriptorCharge {
+        limit,
+        own,
+        key,
+        hits: hits(asked.request, descriptor),
+        is_reported,
+    }))
 }
 
 fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Hits {
@@ -141,7 +147,7 @@ fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Hits {
 }
 
 /// The limit that came with a descriptor: so many in each second, minute, … of the clock.
-fn brought(asked: &Asked<'_>, limit: &RateLimitOverride) -> Result<NamedLimit, Status> {
+fn brought(asked: &Call<'_>, limit: &RateLimitOverride) -> Result<NamedLimit, Status> {
     let Some((name, window)) = unit(limit.unit()) else {
         return Err(Status::invalid_argument("the limit of a descriptor has no unit that is known here"));
     };
@@ -201,25 +207,25 @@ mod tests {
         RateLimitRequest { domain: "edge".into(), descriptors, hits_addend: 0 }
     }
 
-    /// What one descriptor meets, in words, or what is said of it.
+    /// What one descriptor matches, in words, or the error.
     fn check(request: &RateLimitRequest, expected: Result<&str, &str>) {
         let config = Config::parse(RULES).expect("sound");
         let gate = Tollgate::builder().config(&config).build().expect("sound");
         let read = read(&gate, Bounds::of(&config.server), &config.envoy, request);
-        let told = read.map(|meets| match &meets[0] {
-            Meets::Limit(Toll { limit, own, key, hits, is_told }) => {
+        let messages = read.map(|matched| match &matched[0] {
+            Matched::Limit(DescriptorCharge { limit, own, key, hits, is_reported }) => {
                 let own = own.as_ref().map_or_else(String::new, |own| format!(" {}", own.allowance()));
-                format!("{limit}{own} {key} {hits:?} {is_told}")
+                format!("{limit}{own} {key} {hits:?} {is_reported}")
             }
             other => format!("{other:?}"),
         });
-        match (told, expected) {
-            (Ok(told), Ok(expected)) => assert_eq!(told, expected, "{request:?}"),
+        match (messages, expected) {
+            (Ok(messages), Ok(expected)) => assert_eq!(messages, expected, "{request:?}"),
             (Err(status), Err(expected)) => {
                 assert!(status.message().contains(expected), "{request:?}: {status}");
                 assert_eq!(status.code(), Code::InvalidArgument);
             }
-            (told, expected) => panic!("{request:?}: {told:?} {expected:?}"),
+            (messages, expected) => panic!("{request:?}: {messages:?} {expected:?}"),
         }
     }
 
@@ -263,8 +269,9 @@ mod tests {
             let mut asked = request(vec![descriptor(&[("a", "b")])]);
             let unit = i32::from(unit);
             asked.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: count, unit });
-            let told = expected.map(|(name, words)| format!("envoy.{name} {words} edge:a=b Charge(1) true"));
-            check(&asked, told.as_deref().map_err(|why| *why));
+            let messages =
+                expected.map(|(name, words)| format!("envoy.{name} {words} edge:a=b Charge(1) true"));
+            check(&asked, messages.as_deref().map_err(|why| *why));
         }
         let mut strange = request(vec![descriptor(&[("a", "b")])]);
         strange.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 99 });
@@ -294,7 +301,7 @@ mod tests {
             let mut asked = request(vec![descriptor(&[("a", "b")])]);
             asked.descriptors[0].limit =
                 Some(RateLimitOverride { requests_per_unit: 1, unit: i32::from(unit) });
-            let told = read(&gate, bounds, &EnvoyRules::default(), &asked).err().map(|status| {
+            let messages = read(&gate, bounds, &EnvoyRules::default(), &asked).err().map(|status| {
                 assert_eq!(status.code(), Code::InvalidArgument);
                 status.message().to_owned()
             });
@@ -304,7 +311,7 @@ mod tests {
                      last 7d (server.max_period)"
                 )
             });
-            assert_eq!(told, expected, "{unit:?}");
+            assert_eq!(messages, expected, "{unit:?}");
         }
     }
 

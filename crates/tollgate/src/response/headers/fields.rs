@@ -5,27 +5,29 @@ use tollgate_kernel::{Cost, Outcome};
 use tollgate_kernel::{Limit, Micros, Strategy};
 
 use super::line::{Line, visible};
-use super::{Field, Format, MAX_INTEGER, ResetAs, Said, Unit, binding, reset_after, seconds_to_wait};
+use super::{
+    Field, Format, MAX_INTEGER, ReportedLimit, ResetAs, Unit, binding, reset_after, seconds_to_wait,
+};
 
 /// What the fields tell: numbers and, of the draft, lists.
-pub(crate) struct Told<I> {
-    told: I,
+pub(crate) struct HeaderFields<I> {
+    reported: I,
     legacy: Option<[u64; 3]>,
     retry_after: Option<u64>,
 }
 
-impl<'a, I: Iterator<Item = Said<'a>> + Clone> Told<I> {
+impl<'a, I: Iterator<Item = ReportedLimit<'a>> + Clone> HeaderFields<I> {
     /// What there is to tell, if there is anything.
     pub(crate) fn new(
         format: &Format,
-        said: I,
+        limits: I,
         now: Micros,
-    ) -> Option<Told<impl Iterator<Item = Said<'a>> + Clone + use<'a, I>>> {
-        if !format.legacy && !format.draft && !said.clone().any(|limit| limit.denies()) {
+    ) -> Option<HeaderFields<impl Iterator<Item = ReportedLimit<'a>> + Clone + use<'a, I>>> {
+        if !format.legacy && !format.draft && !limits.clone().any(|limit| limit.denies()) {
             return None;
         }
-        let told = said.filter(Said::is_told);
-        let bound = binding(told.clone())?;
+        let reported = limits.filter(ReportedLimit::is_reported);
+        let bound = binding(reported.clone())?;
         let denies = bound.denies();
         let legacy = format.legacy.then(|| {
             let reset_after = reset_after(bound.limit, &bound.outcome, bound.more_after());
@@ -33,8 +35,8 @@ impl<'a, I: Iterator<Item = Said<'a>> + Clone> Told<I> {
             [bound.outcome.capacity, bound.outcome.remaining, reset]
         });
         let retry_after = bound.outcome.retry_after.filter(|_| denies).map(seconds_to_wait);
-        let told = told.map(move |limit| if denies { limit.uncharged() } else { limit });
-        Some(Told { told, legacy, retry_after })
+        let reported = reported.map(move |limit| if denies { limit.uncharged() } else { limit });
+        Some(HeaderFields { reported, legacy, retry_after })
     }
 
     /// The fields that are numbers.
@@ -45,20 +47,20 @@ impl<'a, I: Iterator<Item = Said<'a>> + Clone> Told<I> {
     }
 
     pub(crate) fn write_policy(&self, line: &mut Line) {
-        write_list(line, self.told.clone(), write_policy);
+        write_list(line, self.reported.clone(), write_policy);
     }
 
     pub(crate) fn write_quota(&self, line: &mut Line) {
-        write_list(line, self.told.clone(), write_quota);
+        write_list(line, self.reported.clone(), write_quota);
     }
 }
 
 fn write_list<'a>(
     line: &mut Line,
-    told: impl Iterator<Item = Said<'a>>,
-    write: impl Fn(&mut Line, &Said<'_>),
+    reported: impl Iterator<Item = ReportedLimit<'a>>,
+    write: impl Fn(&mut Line, &ReportedLimit<'_>),
 ) {
-    for (index, limit) in told.enumerate() {
+    for (index, limit) in reported.enumerate() {
         if index > 0 {
             line.text(", ");
         }
@@ -67,24 +69,28 @@ fn write_list<'a>(
 }
 
 /// `"api";q=20;w=2`.
-pub(super) fn write_policy(line: &mut Line, said: &Said<'_>) {
-    line.text("\"").text(&visible(said.name)).text("\";q=").number(said.outcome.capacity.min(MAX_INTEGER));
-    let unit = said.unit();
+pub(super) fn write_policy(line: &mut Line, reported: &ReportedLimit<'_>) {
+    line.text("\"")
+        .text(&visible(reported.name))
+        .text("\";q=")
+        .number(reported.outcome.capacity.min(MAX_INTEGER));
+    let unit = reported.unit();
     if unit != Unit::Requests {
         line.text(";qu=\"").text(unit.name()).text("\"");
     }
     // A lease is given back when its holder is done, so its length is no window; what is blocked opens in none.
-    let windowed = |limit: &&Limit| limit.strategy() != Strategy::Concurrency && said.outcome.capacity > 0;
-    if let Some(limit) = said.limit.filter(windowed) {
+    let windowed =
+        |limit: &&Limit| limit.strategy() != Strategy::Concurrency && reported.outcome.capacity > 0;
+    if let Some(limit) = reported.limit.filter(windowed) {
         // At least 1, because no window is empty, and far from the largest integer.
         line.text(";w=").number(limit.window().as_secs_ceil());
     }
 }
 
 /// `"api";r=19;t=1`.
-fn write_quota(line: &mut Line, said: &Said<'_>) {
-    line.text("\"").text(&visible(said.name)).text("\";r=");
-    write_left(line, said.outcome.remaining, said.more_after());
+fn write_quota(line: &mut Line, reported: &ReportedLimit<'_>) {
+    line.text("\"").text(&visible(reported.name)).text("\";r=");
+    write_left(line, reported.outcome.remaining, reported.more_after());
 }
 
 /// `19;t=1`.
@@ -98,7 +104,7 @@ fn write_left(line: &mut Line, remaining: u64, more_after: Option<Micros>) {
 /// What changes from charge to charge, where one limit alone was charged and has let it through: for those who have the rest
 /// written already.
 #[cfg(feature = "http")]
-pub(crate) struct Standing {
+pub(crate) struct QuotaNumbers {
     pub(crate) remaining: u64,
     /// As `X-RateLimit-Reset` has it.
     pub(crate) reset: u64,
@@ -106,12 +112,18 @@ pub(crate) struct Standing {
 }
 
 #[cfg(feature = "http")]
-impl Standing {
+impl QuotaNumbers {
     #[inline]
-    pub(crate) fn new(limit: &Limit, outcome: &Outcome, cost: Cost, reset: ResetAs, now: Micros) -> Standing {
+    pub(crate) fn new(
+        limit: &Limit,
+        outcome: &Outcome,
+        cost: Cost,
+        reset: ResetAs,
+        now: Micros,
+    ) -> QuotaNumbers {
         let more_after = super::more_after(Some(limit), outcome, cost.get());
         let reset_after = reset_after(Some(limit), outcome, more_after);
-        Standing { remaining: outcome.remaining, reset: reset_as(reset, reset_after, now), more_after }
+        QuotaNumbers { remaining: outcome.remaining, reset: reset_as(reset, reset_after, now), more_after }
     }
 
     /// The rest of an item in `RateLimit`, after [`quota_start`].

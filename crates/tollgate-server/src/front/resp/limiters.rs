@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use tollgate::{Limiter, NamedLimit, Policy, Tollgate};
 
-use super::question::{Bucket, Mistake, THROTTLE};
+use super::request::{Bucket, Mistake, THROTTLE};
 use super::undecided;
 use crate::app::Bounds;
 
 /// How many of each kind. Few connections use more, and those pay a look-up for it.
 const MOST: usize = 8;
 
-pub(super) struct Ways {
+pub(super) struct LimiterCache {
     bounds: Bounds,
     gate: Option<(Tollgate, Arc<Policy>)>,
     buckets: Vec<(Bucket, Limiter)>,
@@ -22,9 +22,9 @@ pub(super) struct Ways {
     next: usize,
 }
 
-impl Ways {
-    pub(super) fn new(bounds: Bounds) -> Ways {
-        Ways { bounds, gate: None, buckets: Vec::new(), limits: Vec::new(), next: 0 }
+impl LimiterCache {
+    pub(super) fn new(bounds: Bounds) -> LimiterCache {
+        LimiterCache { bounds, gate: None, buckets: Vec::new(), limits: Vec::new(), next: 0 }
     }
 
     /// How long what callers choose may last.
@@ -33,10 +33,10 @@ impl Ways {
     }
 
     /// From here on they lead to this gate, as its policy is now.
-    pub(super) fn lead_to(&mut self, gate: &Tollgate) {
+    pub(super) fn follow(&mut self, gate: &Tollgate) {
         let policy = gate.policy();
         if !self.gate.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, &policy)) {
-            *self = Ways { gate: Some((gate.clone(), policy)), ..Ways::new(self.bounds) };
+            *self = LimiterCache { gate: Some((gate.clone(), policy)), ..LimiterCache::new(self.bounds) };
         }
     }
 

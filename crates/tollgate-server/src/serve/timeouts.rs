@@ -22,12 +22,12 @@ use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep};
 
 /// How long, and for how many bytes, a refused peer is listened to so that it gets to read why.
-const PARTING: Duration = Duration::from_secs(1);
-const PARTING_BYTES: usize = 1024 * 1024;
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 1024 * 1024;
 
 /// How long a peer is waited for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct Timeouts {
     /// For the first byte of all.
     pub(crate) greeting: Duration,
     /// From the first byte of a request to the end of its head.
@@ -68,9 +68,9 @@ impl Progress {
 }
 
 /// A stream that ends with an error when its peer is too slow.
-pub(crate) struct Patient<S> {
+pub(crate) struct TimedStream<S> {
     stream: S,
-    patience: Patience,
+    timeouts: Timeouts,
     progress: Progress,
     deadline: Instant,
     /// When the request began that is not answered yet, if its head has still to come.
@@ -83,12 +83,12 @@ pub(crate) struct Patient<S> {
     is_awaited: bool,
 }
 
-impl<S> Patient<S> {
-    pub(crate) fn new(stream: S, patience: Patience) -> Patient<S> {
-        let deadline = Instant::now() + patience.greeting;
-        Patient {
+impl<S> TimedStream<S> {
+    pub(crate) fn new(stream: S, timeouts: Timeouts) -> TimedStream<S> {
+        let deadline = Instant::now() + timeouts.greeting;
+        TimedStream {
             stream,
-            patience,
+            timeouts,
             progress: Progress::default(),
             deadline,
             head_since: None,
@@ -115,7 +115,7 @@ impl<S> Patient<S> {
                 && self.progress.is(HEAD_IS_IN)
             {
                 self.head_since = None;
-                self.deadline = began + self.patience.busy;
+                self.deadline = began + self.timeouts.busy;
             }
             if Instant::now() >= self.deadline {
                 return true;
@@ -132,7 +132,7 @@ impl<S> Patient<S> {
         let now = Instant::now();
         self.is_busy = true;
         self.head_since = Some(now);
-        self.deadline = now + self.patience.head;
+        self.deadline = now + self.timeouts.head;
         if self.timer.deadline() > self.deadline {
             let deadline = self.deadline;
             self.timer.as_mut().reset(deadline);
@@ -144,7 +144,7 @@ impl<S> Patient<S> {
         self.is_busy = false;
         self.head_since = None;
         self.progress.answered();
-        self.deadline = Instant::now() + self.patience.idle;
+        self.deadline = Instant::now() + self.timeouts.idle;
     }
 }
 
@@ -152,7 +152,7 @@ fn too_slow() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the peer is too slow")
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -173,7 +173,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         match Pin::new(&mut this.stream).poll_write(context, bytes) {
@@ -217,8 +217,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
             if !this.progress.is(UNREAD) {
                 return Poll::Ready(Ok(()));
             }
-            this.parting = Some(PARTING_BYTES);
-            this.timer.as_mut().reset(Instant::now() + PARTING);
+            this.parting = Some(LINGER_BYTES);
+            this.timer.as_mut().reset(Instant::now() + LINGER);
         }
         let mut bytes = [0; 4 * 1024];
         while let Some(left @ 1..) = this.parting {
@@ -241,20 +241,20 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Patience = Patience {
+    const TIMEOUTS: Timeouts = Timeouts {
         greeting: Duration::from_secs(7),
         head: Duration::from_secs(5),
         busy: Duration::from_secs(15),
         idle: Duration::from_secs(60),
     };
 
-    fn pair() -> (DuplexStream, Patient<DuplexStream>) {
+    fn pair() -> (DuplexStream, TimedStream<DuplexStream>) {
         let (peer, stream) = tokio::io::duplex(64);
-        (peer, Patient::new(stream, PATIENCE))
+        (peer, TimedStream::new(stream, TIMEOUTS))
     }
 
     /// A request of three bytes and its answer, after which the connection is idle.
-    async fn exchange(peer: &mut DuplexStream, stream: &mut Patient<DuplexStream>) {
+    async fn exchange(peer: &mut DuplexStream, stream: &mut TimedStream<DuplexStream>) {
         peer.write_all(b"ask").await.expect("room");
         stream.read_exact(&mut [0; 3]).await.expect("a request");
         stream.progress().head_is_in();
@@ -264,7 +264,11 @@ mod tests {
 
     /// After how many seconds a peer is given up that drips a byte a second, from when it begins; its head is whole after so many
     /// bytes, if ever.
-    async fn given_up_after(mut peer: DuplexStream, mut stream: Patient<DuplexStream>, head: usize) -> u64 {
+    async fn given_up_after(
+        mut peer: DuplexStream,
+        mut stream: TimedStream<DuplexStream>,
+        head: usize,
+    ) -> u64 {
         let dripping = tokio::spawn(async move {
             while peer.write_all(b"x").await.is_ok() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -385,8 +389,8 @@ mod tests {
         assert_eq!(parted_after(false, 0).await, (0, Duration::ZERO));
         let (sent, took) = parted_after(true, 10_000).await;
         assert_eq!((sent, took.as_secs()), (10_000, 1));
-        let (sent, took) = parted_after(true, 10 * PARTING_BYTES).await;
-        assert!((PARTING_BYTES..2 * PARTING_BYTES).contains(&sent), "{sent}");
+        let (sent, took) = parted_after(true, 10 * LINGER_BYTES).await;
+        assert!((LINGER_BYTES..2 * LINGER_BYTES).contains(&sent), "{sent}");
         assert_eq!(took, Duration::ZERO);
     }
 }

@@ -1,32 +1,37 @@
 //! The answer to a call: one status for each descriptor, in their order, and the headers that tell the caller how it stands.
 
 use prost_types::Duration;
-use tollgate::headers::{self, Format, Said};
+use tollgate::headers::{self, Format, ReportedLimit};
 use tollgate::store::{Micros, Outcome as Numbers};
 use tollgate::{Allowance, Clock, Key, Outcome, Tollgate};
 
 use super::Answers;
-use super::ask::{Hits, Meets, Toll, UNITS};
+use super::descriptors::{DescriptorCharge, Hits, Matched, UNITS};
 use super::proto::HeaderValue;
 use super::proto::service::RateLimitResponse;
 use super::proto::service::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 
 /// What is answered.
-pub(super) fn response(gate: &Tollgate, meets: &[Meets<'_>], answers: &Answers) -> RateLimitResponse {
-    let met = meets.iter().zip(&answers.each).map(|(meets, answer)| {
-        let (toll, outcome) = (meets.toll()?, answer.as_ref()?);
-        Some(Met { toll, outcome, allowance: allowance(gate, toll), is_denied: answers.is_denied })
+pub(super) fn response(gate: &Tollgate, matched: &[Matched<'_>], answers: &Answers) -> RateLimitResponse {
+    let outcomes = matched.iter().zip(&answers.each).map(|(matched, answer)| {
+        let (charge, outcome) = (matched.charge()?, answer.as_ref()?);
+        Some(MatchedOutcome {
+            charge,
+            outcome,
+            allowance: allowance(gate, charge),
+            is_denied: answers.is_denied,
+        })
     });
-    let met: Vec<Option<Met<'_>>> = met.collect();
-    let statuses = meets.iter().zip(&met).map(|(meets, met)| match (meets, met) {
-        (_, Some(met)) => met.status(),
-        (Meets::Unlimited, None) => DescriptorStatus { limit_remaining: u32::MAX, ..ok() },
+    let outcomes: Vec<Option<MatchedOutcome<'_>>> = outcomes.collect();
+    let statuses = matched.iter().zip(&outcomes).map(|(matched, one)| match (matched, one) {
+        (_, Some(one)) => one.status(),
+        (Matched::Unlimited, None) => DescriptorStatus { limit_remaining: u32::MAX, ..ok() },
         (_, None) => ok(),
     });
     RateLimitResponse {
         overall_code: i32::from(if answers.is_denied { Code::OverLimit } else { Code::Ok }),
         statuses: statuses.collect(),
-        response_headers_to_add: headers(&met),
+        response_headers_to_add: headers(&outcomes),
     }
 }
 
@@ -39,32 +44,32 @@ fn ok() -> DescriptorStatus {
 }
 
 /// What a key is allowed under the limit that a descriptor meets.
-fn allowance(gate: &Tollgate, toll: &Toll<'_>) -> Option<Allowance> {
-    match &toll.own {
+fn allowance(gate: &Tollgate, charge: &DescriptorCharge<'_>) -> Option<Allowance> {
+    match &charge.own {
         Some(own) => Some(own.allowance()),
         None => {
-            let rule = gate.find(toll.limit).ok()?;
+            let rule = gate.find(charge.limit).ok()?;
             // Most have no keys that are treated otherwise.
             match rule.overrides() {
                 [] => Some(*rule.allowance()),
-                _ => Some(*rule.allowance_for(&Key::parse(&toll.key).ok()?)),
+                _ => Some(*rule.allowance_for(&Key::parse(&charge.key).ok()?)),
             }
         }
     }
 }
 
-/// A descriptor that met a limit, and what that said.
-struct Met<'a> {
-    toll: &'a Toll<'a>,
+/// A descriptor that matched a limit, and what the limit answered.
+struct MatchedOutcome<'a> {
+    charge: &'a DescriptorCharge<'a>,
     outcome: &'a Outcome,
     allowance: Option<Allowance>,
     /// Whether the whole call is denied, so that nothing was charged.
     is_denied: bool,
 }
 
-impl Met<'_> {
+impl MatchedOutcome<'_> {
     fn status(&self) -> DescriptorStatus {
-        let Met { outcome, allowance, .. } = self;
+        let MatchedOutcome { outcome, allowance, .. } = self;
         let numbers = outcome.numbers();
         if outcome.is_unlimited() {
             return DescriptorStatus { limit_remaining: u32::MAX, ..ok() };
@@ -83,20 +88,20 @@ impl Met<'_> {
                 unit: window.map(unit_of).unwrap_or_default(),
                 name: outcome.limit().to_owned(),
             }),
-            limit_remaining: saturated(self.standing().remaining),
+            limit_remaining: saturated(self.after_call().remaining),
             duration_until_reset: Some(duration(numbers.reset_after.max(wait))),
         }
     }
 
     /// What is given back is always in order.
     fn denies(&self) -> bool {
-        !self.outcome.is_allowed() && !matches!(self.toll.hits, Hits::GiveBack(_))
+        !self.outcome.is_allowed() && !matches!(self.charge.hits, Hits::GiveBack(_))
     }
 
     /// The limit's answer as it stands after the call.
-    fn standing(&self) -> Numbers {
+    fn after_call(&self) -> Numbers {
         let outcome = *self.outcome.numbers();
-        let uncharged = match self.toll.hits {
+        let uncharged = match self.charge.hits {
             Hits::Charge(hits) if self.is_denied => hits,
             Hits::Charge(_) => 0,
             Hits::Look | Hits::GiveBack(_) => 1,
@@ -107,14 +112,14 @@ impl Met<'_> {
         Numbers { remaining: outcome.remaining.saturating_add(uncharged).min(outcome.capacity), ..outcome }
     }
 
-    fn said(&self, outcome: Numbers) -> Said<'_> {
-        Said {
+    fn reported(&self, outcome: Numbers) -> ReportedLimit<'_> {
+        ReportedLimit {
             name: self.outcome.limit(),
             limit: match &self.allowance {
                 Some(Allowance::Limited(limit)) => Some(limit),
                 _ => None,
             },
-            cost: match self.toll.hits {
+            cost: match self.charge.hits {
                 Hits::Charge(hits) => hits,
                 Hits::Look | Hits::GiveBack(_) => 1,
             },
@@ -125,16 +130,18 @@ impl Met<'_> {
     }
 }
 
-/// The fields of the limits that may be told.
-fn headers(met: &[Option<Met<'_>>]) -> Vec<HeaderValue> {
-    let is_told = |met: &&Met<'_>| met.toll.is_told && !matches!(met.toll.hits, Hits::GiveBack(_));
-    let told = || met.iter().flatten().filter(is_told);
+/// The header fields of the limits that may be reported.
+fn headers(outcomes: &[Option<MatchedOutcome<'_>>]) -> Vec<HeaderValue> {
+    let is_reported =
+        |one: &&MatchedOutcome<'_>| one.charge.is_reported && !matches!(one.charge.hits, Hits::GiveBack(_));
+    let ones = || outcomes.iter().flatten().filter(is_reported);
     // Where one of them denies, it is worked out over there what the others would have left.
-    let one_denies = told().any(Met::denies);
-    let said = told().map(|met| met.said(if one_denies { *met.outcome.numbers() } else { met.standing() }));
-    let said: Vec<Said<'_>> = said.collect();
+    let one_denies = ones().any(MatchedOutcome::denies);
+    let reported =
+        ones().map(|one| one.reported(if one_denies { *one.outcome.numbers() } else { one.after_call() }));
+    let reported: Vec<ReportedLimit<'_>> = reported.collect();
     let mut headers = Vec::new();
-    headers::render(&Format::default(), said.iter().copied(), Clock::system().now(), |field, value| {
+    headers::render(&Format::default(), reported.iter().copied(), Clock::system().now(), |field, value| {
         headers.push(HeaderValue { key: field.name().to_owned(), value: value.to_owned() });
     });
     headers
