@@ -19,7 +19,7 @@ use super::proto::common::rate_limit_descriptor::Entry;
 use super::proto::service::rate_limit_response::Code;
 use super::proto::service::{RateLimitRequest, RateLimitResponse};
 use crate::front::waiting_store::{WaitingStore, app_over};
-use crate::serve::listen::{Door, Room};
+use crate::serve::listen::{ConnectionLimit, Room};
 
 /// Two machines, as the server sees it.
 const GREEDY: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
@@ -40,7 +40,7 @@ impl Server {
         let (store, app) = app_over(settings);
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.expect("a port");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().expect("bound").port()));
-        let door = Door::new("test", Room { connections: 100, of_one_peer: 100 });
+        let door = ConnectionLimit::new("test", Room { connections: 100, of_one_peer: 100 });
         let (closing, until) = watch::channel(false);
         tokio::spawn(super::serve(listener, door, app, TaskTracker::new(), until).expect("a service"));
         Server { store, address, _closing: closing }
