@@ -42,6 +42,8 @@ pub(crate) struct Look {
     /// Since when it waits, and when it expects its turn.
     pub(crate) since_us: Option<u64>,
     pub(crate) slot_us: Option<u64>,
+    /// Until when it was to sleep.
+    until_us: Option<u64>,
     /// The units ahead of it at each of its charges.
     pub(crate) ahead: Vec<u64>,
 }
@@ -54,6 +56,11 @@ impl Look {
 
     pub(crate) fn is_waiting(&self) -> bool {
         self.since_us.is_some()
+    }
+
+    /// Whether it came long before it was to: it was called, or its sleep was not kept.
+    pub(crate) fn is_early(&self) -> bool {
+        self.until_us.is_some_and(|until_us| until_us > self.now_us().saturating_add(250_000))
     }
 
     fn read(row: &PgRow) -> Result<Look, sqlx::Error> {
@@ -69,6 +76,7 @@ impl Look {
             closed: row.try_get::<Option<Vec<Uuid>>, _>("closed")?.unwrap_or_default(),
             since_us: us("since_us")?,
             slot_us: us("slot_us")?,
+            until_us: us("until_us")?,
             ahead: ahead.into_iter().map(|units| u64::try_from(units).unwrap_or(0)).collect(),
         })
     }
@@ -98,10 +106,9 @@ impl Line {
     }
 
     /// Makes the tables and functions, or brings them up to date. Processes that start at once wait for each other.
-    pub(crate) async fn migrate(&self, more: &[&str]) -> Result<(), Error> {
+    pub(crate) async fn migrate(&self) -> Result<(), Error> {
         let failed = |error| Error::database("migrating the tables of the line", error);
-        let functions: String = std::iter::once(FUNCTIONS).chain(more.iter().copied()).collect();
-        let digest = Sha256::digest(functions.replace("{prefix}", &self.prefix).as_bytes());
+        let digest = Sha256::digest(FUNCTIONS.replace("{prefix}", &self.prefix).as_bytes());
         let fingerprint: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut transaction = self.pool.begin().await.map_err(failed)?;
         let begin = "select pg_advisory_xact_lock(hashtextextended('tollgate migrate jobs {prefix}', 0));
@@ -128,7 +135,7 @@ impl Line {
             sqlx::raw_sql(self.sql(text)).execute(&mut *transaction).await.map_err(failed)?;
         }
         if made != fingerprint {
-            sqlx::raw_sql(self.sql(&functions)).execute(&mut *transaction).await.map_err(failed)?;
+            sqlx::raw_sql(self.sql(FUNCTIONS)).execute(&mut *transaction).await.map_err(failed)?;
         }
         let note = "insert into {prefix}job_schema (version, functions) values ($1, $2)
             on conflict (one) do update set version = excluded.version, functions = excluded.functions";
@@ -196,6 +203,27 @@ impl Line {
     pub(crate) async fn next(&self, lines: &[Uuid]) -> Result<Vec<String>, sqlx::Error> {
         let call = sqlx::query_scalar(self.sql("select {prefix}job_next($1, 1)"));
         call.bind(lines).fetch_all(&self.pool).await
+    }
+
+    /// The next jobs that sleep, behind one of them, in the order of their slots; and the last of them.
+    pub(crate) async fn sleepers(&self, behind: (i64, String)) -> Result<Vec<(String, i64)>, sqlx::Error> {
+        let call = sqlx::query_as(self.sql("select job, slot_us from {prefix}job_sleepers($1, $2, 1000)"));
+        call.bind(behind.0).bind(behind.1).fetch_all(&self.pool).await
+    }
+
+    /// Forgets what was left behind, a batch at a time, so that nobody waits for long; answers how many rows.
+    pub(crate) async fn cleanup(&self, keep: Duration) -> Result<u64, sqlx::Error> {
+        const BATCH: i32 = 2_000;
+        let mut rows = 0;
+        loop {
+            let call = sqlx::query_scalar(self.sql("select {prefix}job_cleanup($1, $2)"));
+            let gone: i64 = call.bind(micros(keep)).bind(BATCH).fetch_one(&self.pool).await?;
+            rows += u64::try_from(gone).unwrap_or(0);
+            if gone < i64::from(BATCH) {
+                return Ok(rows);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Closes a key for some time, or opens it.

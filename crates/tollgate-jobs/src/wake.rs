@@ -13,6 +13,12 @@ use parking_lot::Mutex;
 pub trait Wake: Send + Sync {
     /// Those of these jobs that wait are due now.
     fn wake<'a>(&'a self, jobs: &'a [String]) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+    /// A job came long before it was to. It may have been called; or the framework does not keep the times that it is given, which
+    /// is looked into here.
+    fn came_early(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// How many instants are remembered at most; what is beyond is found by polling.

@@ -191,9 +191,7 @@ impl JobLimits {
             ));
         }
         if self.key.is_some() && scope == JobScope::Global {
-            return Some(
-                "is not split by a field; remove `key`, or split a type or a queue".to_owned(),
-            );
+            return Some("is not split by a field; remove `key`, or split a type or a queue".to_owned());
         }
         if self.limit_key.is_some() && self.limits.is_empty() {
             return Some("limit_key names the key of `limits`, and there are none".to_owned());

@@ -317,12 +317,7 @@ if_missing = "deny"
             ),
             ("limit = 5\nwindow = '1m'\nlease = '10s'", "lease", "'10s'", "concurrency = 5"),
             ("concurrency = 0", "concurrency", "0", "must be at least 1"),
-            (
-                "strategy = 'concurrency'\nlimit = 5",
-                "strategy",
-                "'concurrency'",
-                "concurrency = 5",
-            ),
+            ("strategy = 'concurrency'\nlimit = 5", "strategy", "'concurrency'", "concurrency = 5"),
             ("limt = 5\nconcurrency = 1", "limt", "5", "did you mean `limit`?"),
             ("limit = 5\nwindow = '250ms'", "window", "'250ms'", "subsecond = true"),
             (
