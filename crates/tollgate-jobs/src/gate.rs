@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::decision::{Delay, Held, JobDecision, RunPermit};
 use crate::error::Error;
 use crate::job::Job;
-use crate::line::{Line, Look};
+use crate::line::{ClosedKey, Line, Look};
 use crate::metrics;
 use crate::plan::{Plan, closable};
 use crate::policy::Jobs;
@@ -78,29 +78,33 @@ impl JobGateBuilder {
 
     /// Puts the limits into the gate, makes the tables, and answers what is wrong where something is.
     pub async fn connect(self) -> Result<JobGate, Error> {
+        let gate = self.attach()?;
+        gate.inner.line.migrate().await?;
+        tokio::spawn(keep_house(Arc::downgrade(&gate.inner)));
+        Ok(gate)
+    }
+
+    /// The same for programs that look at jobs and run none: makes no tables, and starts no task.
+    pub fn attach(self) -> Result<JobGate, Error> {
         let sound = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         if self.prefix.len() > 32
             || !self.prefix.bytes().all(sound)
-            || self.prefix.starts_with(|c: char| c.is_ascii_digit())
+            || self.prefix.starts_with(|first: char| first.is_ascii_digit())
         {
             return Err(Error::new(format!(
                 "prefix {:?}: has at most 32 characters a-z, 0-9 and `_`, and begins with no digit",
                 self.prefix
             )));
         }
-        let line = Line { pool: self.pool, prefix: self.prefix };
-        let gate = JobGate {
-            inner: Arc::new(Inner {
-                tollgate: self.tollgate,
-                line,
-                jobs: RwLock::default(),
-                wake: RwLock::default(),
-                wakes: Wakes::default(),
-            }),
+        let inner = Inner {
+            tollgate: self.tollgate,
+            line: Line { pool: self.pool, prefix: self.prefix },
+            jobs: RwLock::default(),
+            wake: RwLock::default(),
+            wakes: Wakes::default(),
         };
+        let gate = JobGate { inner: Arc::new(inner) };
         gate.apply(self.jobs)?;
-        gate.inner.line.migrate().await?;
-        tokio::spawn(keep_house(Arc::downgrade(&gate.inner)));
         Ok(gate)
     }
 }
@@ -374,6 +378,15 @@ impl JobGate {
         Ok(statuses)
     }
 
+    /// The keys that are closed now.
+    pub async fn closed(&self) -> Result<Vec<ClosedKey>, Error> {
+        self.inner
+            .line
+            .closed()
+            .await
+            .map_err(|error| Error::database("reading which keys are closed", error))
+    }
+
     /// The limits behind it.
     pub fn tollgate(&self) -> &Tollgate {
         &self.inner.tollgate
@@ -383,6 +396,7 @@ impl JobGate {
         &self.inner.line
     }
 
+    #[cfg(feature = "apalis")]
     pub(crate) fn wakes(&self) -> &Wakes {
         &self.inner.wakes
     }
@@ -391,11 +405,13 @@ impl JobGate {
         self.inner.wake.read().clone()
     }
 
+    #[cfg(feature = "apalis")]
     pub(crate) fn set_wake(&self, wake: Arc<dyn Wake>) {
         *self.inner.wake.write() = Some(wake);
     }
 
     /// Closes the keys of a job whose remote side asked for that, and puts the job off.
+    #[cfg(feature = "apalis")]
     pub(crate) async fn close_for(&self, plan: Option<&Plan>, retry_after: Duration) -> Delay {
         let charge = plan.and_then(|plan| plan.charges.first());
         if let Some(charge) = charge {

@@ -82,6 +82,18 @@ impl Look {
     }
 }
 
+/// A key that is closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClosedKey {
+    /// `job:<type>`, `queue:<name>` or `global`; `shared` for the key of a limit that others use too.
+    pub label: String,
+    /// For how long yet.
+    pub wait: Duration,
+    /// Why.
+    pub reason: String,
+}
+
 /// What is said of one label's line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waiting {
@@ -251,6 +263,14 @@ impl Line {
             .bind(key)
             .execute(&self.pool);
         Ok(done.await?.rows_affected() > 0)
+    }
+
+    pub(crate) async fn closed(&self) -> Result<Vec<ClosedKey>, sqlx::Error> {
+        let text = "select label, until_us - {prefix}job_now_us(), reason from {prefix}job_closed
+            where until_us > {prefix}job_now_us() order by label, until_us";
+        let rows: Vec<(String, i64, String)> = sqlx::query_as(self.sql(text)).fetch_all(&self.pool).await?;
+        let wait = |us: i64| Duration::from_micros(u64::try_from(us).unwrap_or(0));
+        Ok(rows.into_iter().map(|(label, us, reason)| ClosedKey { label, wait: wait(us), reason }).collect())
     }
 
     /// Who waits under a label.

@@ -43,6 +43,7 @@ impl Wakes {
     }
 
     /// The first instant that is to come. Those that have passed are forgotten.
+    #[cfg(feature = "apalis")]
     pub(crate) fn next(&self, now: Instant) -> Option<Instant> {
         let mut instants = self.instants.lock();
         while instants.peek().is_some_and(|first| first.0 <= now) {
