@@ -7,21 +7,21 @@
 //!
 //! Nothing here fails because of one job: what cannot be decided is a delay. No arithmetic of limits is done here.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::RwLock;
 use sqlx::postgres::PgPool;
 use tollgate::policy::jobs::{JobScope, JobsConfig, OnExceeded};
 use tollgate::telemetry::Source;
-use tollgate::{Allowance, Charge, ChargeId, Decision, Key, Limit, Permit, Policy, Reason, Rule, Tollgate};
+use tollgate::{Allowance, Charge, ChargeId, Decision, Key, Limit, Permit, Policy, Reason, Tollgate};
 use tollgate_kernel::{Cost, Micros};
 use uuid::Uuid;
 
 use crate::decision::{Delay, Held, JobDecision, RunPermit};
 use crate::error::Error;
 use crate::job::Job;
-use crate::line::{Line, Look};
+use crate::line::{ClosedKey, Line, Look};
 use crate::metrics;
 use crate::plan::{Plan, closable};
 use crate::policy::Jobs;
@@ -43,6 +43,16 @@ const LEASE_WAIT_EACH: Duration = Duration::from_millis(100);
 
 /// How often a charge whose answer was lost is sent again, under the same id.
 const SENT: usize = 3;
+
+/// Called jobs come in batches: how long after one the next is called.
+const CALLED_EVERY: Duration = Duration::from_millis(200);
+
+/// How long a place is kept whose time has passed.
+const KEPT: Duration = Duration::from_secs(86_400);
+
+/// How often gauges are set, and after how many times of that the line is cleaned up.
+const GAUGES_EVERY: Duration = Duration::from_secs(15);
+const CLEANUP_EVERY: u32 = 40;
 
 /// Builds a [`JobGate`].
 #[must_use]
@@ -68,28 +78,33 @@ impl JobGateBuilder {
 
     /// Puts the limits into the gate, makes the tables, and answers what is wrong where something is.
     pub async fn connect(self) -> Result<JobGate, Error> {
+        let gate = self.attach()?;
+        gate.inner.line.migrate().await?;
+        tokio::spawn(keep_house(Arc::downgrade(&gate.inner)));
+        Ok(gate)
+    }
+
+    /// The same for programs that look at jobs and run none: makes no tables, and starts no task.
+    pub fn attach(self) -> Result<JobGate, Error> {
         let sound = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         if self.prefix.len() > 32
             || !self.prefix.bytes().all(sound)
-            || self.prefix.starts_with(|c: char| c.is_ascii_digit())
+            || self.prefix.starts_with(|first: char| first.is_ascii_digit())
         {
             return Err(Error::new(format!(
                 "prefix {:?}: has at most 32 characters a-z, 0-9 and `_`, and begins with no digit",
                 self.prefix
             )));
         }
-        let line = Line { pool: self.pool, prefix: self.prefix };
-        let gate = JobGate {
-            inner: Arc::new(Inner {
-                tollgate: self.tollgate,
-                line,
-                jobs: RwLock::default(),
-                wake: RwLock::default(),
-                wakes: Wakes::default(),
-            }),
+        let inner = Inner {
+            tollgate: self.tollgate,
+            line: Line { pool: self.pool, prefix: self.prefix },
+            jobs: RwLock::default(),
+            wake: RwLock::default(),
+            wakes: Wakes::default(),
         };
-        gate.reload(self.jobs)?;
-        gate.inner.line.migrate(&[]).await?;
+        let gate = JobGate { inner: Arc::new(inner) };
+        gate.apply(self.jobs)?;
         Ok(gate)
     }
 }
@@ -165,17 +180,61 @@ impl JobGate {
         JobGateBuilder { tollgate, pool, jobs: Jobs::new(), prefix: "tollgate_".to_owned() }
     }
 
-    /// Puts other policies in place; their limits keep what they have counted. If anything is refused, the old ones stay.
-    pub fn reload(&self, jobs: Jobs) -> Result<(), Error> {
+    /// Puts other policies in place; their limits keep what they have counted. Waiting jobs are called, so that they run sooner where
+    /// more is allowed now; where less is, they find out when their time comes. If anything is refused, the old ones stay.
+    pub async fn reload(&self, jobs: Jobs) -> Result<(), Error> {
+        self.apply(jobs)?;
+        self.call_sleepers().await
+    }
+
+    /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay.
+    pub async fn reload_config(&self, config: &tollgate::config::Config) -> Result<(), Error> {
+        let jobs = self.inner.jobs.read().with_config(&config.jobs);
+        self.put_in_place(config.policy.clone(), jobs)?;
+        self.call_sleepers().await
+    }
+
+    fn apply(&self, jobs: Jobs) -> Result<(), Error> {
         let rules = jobs.rules()?;
         let current = self.inner.tollgate.policy();
         check_names(jobs.config(), &current)?;
-        let is_ours = |rule: &&Rule| rule.name().starts_with("jobs.");
-        let others = current.rules().iter().filter(|rule| !is_ours(rule)).cloned();
+        let others = current.rules().iter().filter(|rule| !rule.name().starts_with("jobs.")).cloned();
         let policy = Policy::new(others.chain(rules)).map_err(tollgate::Error::from)?;
+        self.put_in_place(policy, jobs)
+    }
+
+    fn put_in_place(&self, policy: Policy, jobs: Jobs) -> Result<(), Error> {
         self.inner.tollgate.reload(policy)?;
         *self.inner.jobs.write() = Arc::new(jobs);
         Ok(())
+    }
+
+    /// Calls all jobs that sleep, first those whose turn comes first, some at a time.
+    async fn call_sleepers(&self) -> Result<(), Error> {
+        let Some(wake) = self.wake() else { return Ok(()) };
+        let mut behind = (i64::MIN, String::new());
+        loop {
+            let sleepers = self.inner.line.sleepers(behind).await;
+            let sleepers = sleepers.map_err(|error| Error::database("calling waiting jobs", error))?;
+            let Some((job, slot_us)) = sleepers.last() else { return Ok(()) };
+            behind = (*slot_us, job.clone());
+            let jobs: Vec<String> = sleepers.into_iter().map(|(job, _)| job).collect();
+            wake.wake(&jobs).await;
+            self.inner.wakes.push(Duration::ZERO);
+            tokio::time::sleep(CALLED_EVERY).await;
+        }
+    }
+
+    /// Forgets places in line whose time passed a day ago and that nobody came for, and keys that are open again. Answers how many
+    /// rows. A task of the gate does so every ten minutes; what was charged is the store's and swept by it.
+    pub async fn cleanup(&self) -> Result<u64, Error> {
+        let rows = self.inner.line.cleanup(KEPT).await;
+        let rows = rows.map_err(|error| Error::database("cleaning up the line", error))?;
+        metrics::cleaned(rows);
+        if rows > 0 {
+            tracing::info!(rows, "old rows of the line removed");
+        }
+        Ok(rows)
     }
 
     /// What a job is to be charged; `None` if it meets no policy and may run as it is.
@@ -203,6 +262,11 @@ impl JobGate {
                 return self.enter_without_line(plan).await;
             }
         };
+        if look.is_early()
+            && let Some(wake) = self.wake()
+        {
+            wake.came_early().await;
+        }
         let is_due = look.slot_us.map_or_else(
             || look.ahead.iter().all(|ahead| *ahead == 0),
             |slot_us| slot_us <= look.now_us().saturating_add(micros(SHORT_WAIT)),
@@ -314,6 +378,15 @@ impl JobGate {
         Ok(statuses)
     }
 
+    /// The keys that are closed now.
+    pub async fn closed(&self) -> Result<Vec<ClosedKey>, Error> {
+        self.inner
+            .line
+            .closed()
+            .await
+            .map_err(|error| Error::database("reading which keys are closed", error))
+    }
+
     /// The limits behind it.
     pub fn tollgate(&self) -> &Tollgate {
         &self.inner.tollgate
@@ -323,15 +396,22 @@ impl JobGate {
         &self.inner.line
     }
 
+    #[cfg(feature = "apalis")]
     pub(crate) fn wakes(&self) -> &Wakes {
         &self.inner.wakes
     }
 
+    fn wake(&self) -> Option<Arc<dyn Wake>> {
+        self.inner.wake.read().clone()
+    }
+
+    #[cfg(feature = "apalis")]
     pub(crate) fn set_wake(&self, wake: Arc<dyn Wake>) {
         *self.inner.wake.write() = Some(wake);
     }
 
     /// Closes the keys of a job whose remote side asked for that, and puts the job off.
+    #[cfg(feature = "apalis")]
     pub(crate) async fn close_for(&self, plan: Option<&Plan>, retry_after: Duration) -> Delay {
         let charge = plan.and_then(|plan| plan.charges.first());
         if let Some(charge) = charge {
@@ -353,7 +433,7 @@ impl JobGate {
 
     /// Calls the first jobs of these lines: something was released.
     pub(crate) async fn call_next(&self, lines: &[Uuid]) {
-        let Some(wake) = self.inner.wake.read().clone() else { return };
+        let Some(wake) = self.wake() else { return };
         match self.inner.line.next(lines).await {
             Ok(jobs) if jobs.is_empty() => {}
             Ok(jobs) => {
@@ -555,6 +635,20 @@ impl JobGate {
 impl std::fmt::Debug for JobGate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("JobGate").field("jobs", &self.inner.jobs.read()).finish_non_exhaustive()
+    }
+}
+
+/// Sets gauges and cleans up for as long as the gate is there.
+async fn keep_house(gate: Weak<Inner>) {
+    for round in 1_u32.. {
+        tokio::time::sleep(GAUGES_EVERY).await;
+        let Some(inner) = gate.upgrade() else { return };
+        let gate = JobGate { inner };
+        let gauges = gate.statuses().await.map(drop);
+        let cleanup = if round % CLEANUP_EVERY == 0 { gate.cleanup().await.map(drop) } else { Ok(()) };
+        if let Err(error) = gauges.and(cleanup) {
+            tracing::warn!(%error, "the line of waiting jobs cannot be looked after");
+        }
     }
 }
 

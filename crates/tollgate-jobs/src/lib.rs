@@ -7,6 +7,7 @@
 //! line of those who wait (`line.rs`), what becomes of it (`decision.rs`), and what a framework makes of that ([`adapter`], for apalis on
 //! PostgreSQL). Limits are counted by `tollgate`, and when it is whose turn is the kernel's to say: nothing here counts.
 
+#[cfg(feature = "apalis")]
 pub mod adapter;
 mod decision;
 mod error;
@@ -14,6 +15,7 @@ mod gate;
 mod job;
 mod line;
 mod metrics;
+mod open;
 mod plan;
 mod policy;
 mod wake;
@@ -22,6 +24,7 @@ pub use decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED, RunPermit};
 pub use error::Error;
 pub use gate::{JobGate, JobGateBuilder, JobStatus};
 pub use job::Job;
+pub use line::ClosedKey;
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};
 pub use tollgate::policy::jobs::{MissingField, OnExceeded};

@@ -42,6 +42,8 @@ pub(crate) struct Look {
     /// Since when it waits, and when it expects its turn.
     pub(crate) since_us: Option<u64>,
     pub(crate) slot_us: Option<u64>,
+    /// Until when it was to sleep.
+    until_us: Option<u64>,
     /// The units ahead of it at each of its charges.
     pub(crate) ahead: Vec<u64>,
 }
@@ -54,6 +56,11 @@ impl Look {
 
     pub(crate) fn is_waiting(&self) -> bool {
         self.since_us.is_some()
+    }
+
+    /// Whether it came long before it was to: it was called, or its sleep was not kept.
+    pub(crate) fn is_early(&self) -> bool {
+        self.until_us.is_some_and(|until_us| until_us > self.now_us().saturating_add(250_000))
     }
 
     fn read(row: &PgRow) -> Result<Look, sqlx::Error> {
@@ -69,9 +76,22 @@ impl Look {
             closed: row.try_get::<Option<Vec<Uuid>>, _>("closed")?.unwrap_or_default(),
             since_us: us("since_us")?,
             slot_us: us("slot_us")?,
+            until_us: us("until_us")?,
             ahead: ahead.into_iter().map(|units| u64::try_from(units).unwrap_or(0)).collect(),
         })
     }
+}
+
+/// A key that is closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClosedKey {
+    /// `job:<type>`, `queue:<name>` or `global`; `shared` for the key of a limit that others use too.
+    pub label: String,
+    /// For how long yet.
+    pub wait: Duration,
+    /// Why.
+    pub reason: String,
 }
 
 /// What is said of one label's line.
@@ -98,10 +118,9 @@ impl Line {
     }
 
     /// Makes the tables and functions, or brings them up to date. Processes that start at once wait for each other.
-    pub(crate) async fn migrate(&self, more: &[&str]) -> Result<(), Error> {
+    pub(crate) async fn migrate(&self) -> Result<(), Error> {
         let failed = |error| Error::database("migrating the tables of the line", error);
-        let functions: String = std::iter::once(FUNCTIONS).chain(more.iter().copied()).collect();
-        let digest = Sha256::digest(functions.replace("{prefix}", &self.prefix).as_bytes());
+        let digest = Sha256::digest(FUNCTIONS.replace("{prefix}", &self.prefix).as_bytes());
         let fingerprint: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut transaction = self.pool.begin().await.map_err(failed)?;
         let begin = "select pg_advisory_xact_lock(hashtextextended('tollgate migrate jobs {prefix}', 0));
@@ -128,7 +147,7 @@ impl Line {
             sqlx::raw_sql(self.sql(text)).execute(&mut *transaction).await.map_err(failed)?;
         }
         if made != fingerprint {
-            sqlx::raw_sql(self.sql(&functions)).execute(&mut *transaction).await.map_err(failed)?;
+            sqlx::raw_sql(self.sql(FUNCTIONS)).execute(&mut *transaction).await.map_err(failed)?;
         }
         let note = "insert into {prefix}job_schema (version, functions) values ($1, $2)
             on conflict (one) do update set version = excluded.version, functions = excluded.functions";
@@ -198,6 +217,27 @@ impl Line {
         call.bind(lines).fetch_all(&self.pool).await
     }
 
+    /// The next jobs that sleep, behind one of them, in the order of their slots; and the last of them.
+    pub(crate) async fn sleepers(&self, behind: (i64, String)) -> Result<Vec<(String, i64)>, sqlx::Error> {
+        let call = sqlx::query_as(self.sql("select job, slot_us from {prefix}job_sleepers($1, $2, 1000)"));
+        call.bind(behind.0).bind(behind.1).fetch_all(&self.pool).await
+    }
+
+    /// Forgets what was left behind, a batch at a time, so that nobody waits for long; answers how many rows.
+    pub(crate) async fn cleanup(&self, keep: Duration) -> Result<u64, sqlx::Error> {
+        const BATCH: i32 = 2_000;
+        let mut rows = 0;
+        loop {
+            let call = sqlx::query_scalar(self.sql("select {prefix}job_cleanup($1, $2)"));
+            let gone: i64 = call.bind(micros(keep)).bind(BATCH).fetch_one(&self.pool).await?;
+            rows += u64::try_from(gone).unwrap_or(0);
+            if gone < i64::from(BATCH) {
+                return Ok(rows);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Closes a key for some time, or opens it.
     pub(crate) async fn close(
         &self,
@@ -223,6 +263,14 @@ impl Line {
             .bind(key)
             .execute(&self.pool);
         Ok(done.await?.rows_affected() > 0)
+    }
+
+    pub(crate) async fn closed(&self) -> Result<Vec<ClosedKey>, sqlx::Error> {
+        let text = "select label, until_us - {prefix}job_now_us(), reason from {prefix}job_closed
+            where until_us > {prefix}job_now_us() order by label, until_us";
+        let rows: Vec<(String, i64, String)> = sqlx::query_as(self.sql(text)).fetch_all(&self.pool).await?;
+        let wait = |us: i64| Duration::from_micros(u64::try_from(us).unwrap_or(0));
+        Ok(rows.into_iter().map(|(label, us, reason)| ClosedKey { label, wait: wait(us), reason }).collect())
     }
 
     /// Who waits under a label.

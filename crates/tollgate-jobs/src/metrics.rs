@@ -9,6 +9,12 @@ pub(crate) const USAGE: &str = "tollgate_job_rate_limit_usage";
 pub(crate) const WAITING: &str = "tollgate_job_waiting";
 pub(crate) const DELAY: &str = "tollgate_job_delay_seconds";
 
+pub(crate) const CLEANUP: &str = "tollgate_job_cleanup_rows_total";
+
+pub(crate) fn cleaned(rows: u64) {
+    metrics::counter!(CLEANUP).increment(rows);
+}
+
 pub(crate) fn hit(label: &str, behaviour: OnExceeded) {
     metrics::counter!(HITS, "key" => label.to_owned(), "behavior" => behaviour.name()).increment(1);
 }

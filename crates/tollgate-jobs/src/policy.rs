@@ -273,6 +273,11 @@ impl Jobs {
         self.config.rules().map_err(|error| Error::new(error.to_string()))
     }
 
+    /// The same with what another configuration says; costs, which exist in code alone, stay.
+    pub(crate) fn with_config(&self, config: &JobsConfig) -> Jobs {
+        Jobs { config: config.clone(), costs: self.costs.clone(), faults: Vec::new() }
+    }
+
     pub(crate) fn config(&self) -> &JobsConfig {
         &self.config
     }

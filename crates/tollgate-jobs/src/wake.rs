@@ -13,6 +13,12 @@ use parking_lot::Mutex;
 pub trait Wake: Send + Sync {
     /// Those of these jobs that wait are due now.
     fn wake<'a>(&'a self, jobs: &'a [String]) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+    /// A job came long before it was to. It may have been called; or the framework does not keep the times that it is given, which
+    /// is looked into here.
+    fn came_early(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// How many instants are remembered at most; what is beyond is found by polling.
@@ -37,6 +43,7 @@ impl Wakes {
     }
 
     /// The first instant that is to come. Those that have passed are forgotten.
+    #[cfg(feature = "apalis")]
     pub(crate) fn next(&self, now: Instant) -> Option<Instant> {
         let mut instants = self.instants.lock();
         while instants.peek().is_some_and(|first| first.0 <= now) {

@@ -367,6 +367,69 @@ async fn s16_a_closed_key_starts_nothing_and_then_is_paced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn s17_status_and_metrics_are_what_the_database_says() {
+    let exporter = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder().unwrap();
+    let world = World::new(Jobs::new().job("s17", rate(5, HOUR)).queue("s17", rate(20, HOUR))).await;
+    world.push("s17", jobs("s17", 12)).await;
+    let _worker = world.worker("s17");
+    world.until("select count(*) from tollgate_job_waiting where delays > 0", 7).await;
+    world.until_done(5).await;
+    let status = world.gate.status("job:s17").await.unwrap();
+    assert_eq!((status.count, status.limit, status.remaining, status.waiting), (5, 5, 0, 7));
+    assert_eq!(status.limit_name, "jobs.type.s17");
+    assert!(status.resets_after > Duration::from_secs(3_000) && status.resets_after <= HOUR, "{status:?}");
+    let (next, last) = (status.next_slot.unwrap(), status.backlog_ends.unwrap());
+    assert!(
+        next > Duration::from_secs(3_000) && next <= HOUR,
+        "the first place is free in an hour: {status:?}"
+    );
+    assert!(last > HOUR && last <= 2 * HOUR, "two of seven wait for another hour: {status:?}");
+    let queue = world.gate.status("queue:s17").await.unwrap();
+    assert_eq!((queue.count, queue.limit, queue.waiting), (5, 20, 0));
+    let error = world.gate.status("job:s71").await.unwrap_err().to_string();
+    assert!(error.contains("job:s17, queue:s17"), "{error}");
+    assert_eq!(world.gate.statuses().await.unwrap().len(), 2);
+    let text = exporter.render();
+    let value =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+    assert_eq!(
+        value("tollgate_job_rate_limit_hits_total{key=\"job:s17\",behavior=\"delay\"}"),
+        Some(7.0),
+        "{text}"
+    );
+    assert_eq!(value("tollgate_job_rate_limit_usage{key=\"job:s17\"}"), Some(1.0));
+    assert_eq!(value("tollgate_job_rate_limit_usage{key=\"queue:s17\"}"), Some(0.25));
+    assert_eq!(value("tollgate_job_waiting{key=\"job:s17\"}"), Some(7.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s18_old_rows_are_removed_in_batches_while_jobs_run() {
+    let world = World::new(only("mail", rate(1_000, HOUR))).await;
+    world.server.psql(
+        "insert into tollgate_job_waiting select 'old-' || n, 'q', 'mail', 0, n, n, 1, '' from generate_series(1, 50000) n;
+         insert into tollgate_job_line select md5('k')::uuid, n, 'old-' || n, 'job:old', 1, n from generate_series(1, 50000) n;
+         insert into tollgate_job_closed values (md5('c')::uuid, 'job:old', 1, '')",
+    );
+    let young = "insert into tollgate_job_waiting values ('young', 'q', 'mail', 0, tollgate_job_now_us() - 3600000000, 0, 1, '')";
+    world.server.psql(young);
+    let entering = {
+        let gate = world.gate.clone();
+        tokio::spawn(async move {
+            for number in 0..200 {
+                let id = number.to_string();
+                let plan = gate.plan(&Job::new(&id, "mail", "q")).unwrap();
+                assert!(matches!(gate.enter(&plan).await, JobDecision::Run(_)));
+            }
+        })
+    };
+    assert_eq!(world.gate.cleanup().await.unwrap(), 100_001);
+    entering.await.unwrap();
+    assert_eq!(world.number("select count(*) from tollgate_job_waiting").await, 1, "an hour is not old");
+    assert_eq!(world.number("select count(*) from tollgate_job_line").await, 0);
+    assert_eq!(world.gate.cleanup().await.unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn s19_policies_in_code_are_checked_by_name() {
     let minute = Duration::from_secs(60);
     let good = Jobs::new()
@@ -464,6 +527,32 @@ async fn s22_two_windows_hold_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn s24_waiting_jobs_follow_a_changed_limit() {
+    let world = World::new(only("mail", rate(1, 60 * SECOND))).await;
+    world.push("q", jobs("mail", 51)).await;
+    let _workers = (world.worker("q"), world.worker_with("two", "q", WorkerOptions::default()));
+    world.until("select count(*) from tollgate_job_waiting where delays > 0", 50).await;
+    let clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint";
+    let raised = world.number(clock).await;
+    world.gate.reload(only("mail", rate(100, SECOND))).await.unwrap();
+    world.until_done(51).await;
+    let took = world.number(&format!("select max(at_us) - {raised} from permits")).await;
+    println!("50 jobs ran {took} µs after the limit was raised");
+    assert!(took < 5_000_000, "{took} µs");
+    // Lowered: no start beyond the new limit.
+    let text = "[jobs.types.mail]\nlimit = 2\nwindow = '1s'\n";
+    let config = tollgate::config::Config::parse(text).unwrap();
+    world.gate.reload_config(&config).await.unwrap();
+    world.server.psql("truncate permits");
+    world.push("q", jobs("mail", 8)).await;
+    world.until_done(59).await;
+    assert_eq!(world.most_permits("jobs.type.mail", SECOND).await, 2);
+    let refused = world.gate.reload(only("mail", rate(0, SECOND))).await.unwrap_err().to_string();
+    assert!(refused.contains("the job type `mail`"), "{refused}");
+    assert_eq!(world.gate.status("job:mail").await.unwrap().limit, 2, "the last good one stays");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn s25_a_429_closes_the_key_for_all_and_costs_no_attempt() {
     let world = World::new(only("call", rate(100, SECOND))).await;
     world.push("q", [TestJob::new("call", 1).act(Act::AskForRestMs(2_000))]).await;
@@ -497,6 +586,22 @@ async fn s29_a_denial_that_only_an_outage_made_is_a_delay() {
             "{behaviour}"
         );
     }
+}
+
+/// Without its trigger apalis gives a delayed job back at once. That is noticed, and the trigger made again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trigger_that_is_dropped_while_workers_run_is_made_again() {
+    let world = World::new(only("mail", rate(1, HOUR))).await;
+    world.push("q", jobs("mail", 5)).await;
+    let _worker = world.worker("q");
+    let asleep =
+        "select count(*) from apalis.jobs where status = 'Pending' and run_at > now() and lock_by is null";
+    world.until(asleep, 4).await;
+    tokio::time::sleep(SECOND).await;
+    world.server.psql("drop trigger tollgate_job_defer on apalis.jobs; update apalis.jobs set run_at = now() where status = 'Pending'");
+    world.until("select count(*) from pg_trigger where tgname = 'tollgate_job_defer'", 1).await;
+    world.until(asleep, 4).await;
+    assert_eq!(world.starts("mail").await, 1);
 }
 
 /// Runs that wait for another to end are called when one does, in the order of their places.

@@ -56,6 +56,11 @@ pub(crate) enum Command {
     /// A valid file is answered with a table of its limits in words and exit code 0. Otherwise every mistake is told on
     /// stderr with its line, field, value and fix, and the exit code is 2.
     Validate(ValidateArgs),
+    /// Look at background jobs: what each limit has counted, who waits, when the backlog will be done
+    ///
+    /// Asks the database that the config names, so that it shows all workers. Also closes a key, so that no job that is charged to it
+    /// starts for a while, and opens it again.
+    Jobs(JobsArgs),
     /// Replay recorded traffic through a policy: who would have been denied, and when
     ///
     /// Each line of a log is one charge: a time, the name of a limit, a key and, optionally, a cost. Lines are replayed in
@@ -232,6 +237,46 @@ pub(crate) struct ValidateArgs {
     /// Answer with one JSON object on stdout.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct JobsArgs {
+    #[command(subcommand)]
+    pub(crate) command: JobsCommand,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum JobsCommand {
+    /// Every key: its count, its limit, when it resets, who waits, the next slot and when the backlog will be done
+    #[command(after_help = "Example:\n  tollgate jobs status --config tollgate.toml")]
+    Status {
+        /// The config (TOML) with a section [jobs].
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Answer with one JSON object on stdout.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Close a key for all workers: no job that is charged to it starts until then
+    #[command(after_help = "Example:\n  tollgate jobs close job:send_email 10m --config tollgate.toml")]
+    Close {
+        /// `job:TYPE`, `queue:NAME`, `global`, or `job:TYPE:VALUE` where a field splits it.
+        key: String,
+        /// For how long, such as 30s or 10m.
+        #[arg(value_name = "DURATION")]
+        wait: String,
+        /// The config (TOML) with a section [jobs].
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Open a key that was closed
+    Open {
+        /// The key, as it was closed.
+        key: String,
+        /// The config (TOML) with a section [jobs].
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
 }
 
 #[derive(Args)]

@@ -14,6 +14,7 @@ mod failure;
 mod figures;
 mod front;
 mod import;
+mod jobs;
 mod reload;
 mod remote;
 mod screen;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Command::Limits(asked) => remote::limits(asked),
         Command::Top(asked) => remote::top::run(asked),
         Command::Validate(asked) => validate::run(asked),
+        Command::Jobs(asked) => jobs::run(asked),
         Command::Backtest(asked) => backtest::run(asked),
         Command::Bench(asked) => bench::run(asked),
         Command::Import(asked) => import::run(asked),

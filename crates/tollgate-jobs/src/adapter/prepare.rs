@@ -3,9 +3,11 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use apalis::prelude::{Status, TaskResult};
 use apalis_postgres::PgTaskId;
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgPool};
@@ -44,7 +46,7 @@ pub async fn prepare(gate: &JobGate) -> Result<(), Error> {
     let tried = try_ack(&mut transaction).await;
     transaction.rollback().await.map_err(failed)?;
     tried?;
-    gate.set_wake(Arc::new(ApalisWake { pool: line.pool.clone() }));
+    gate.set_wake(Arc::new(ApalisWake { line: line.clone(), checked: Mutex::new(Instant::now()) }));
     Ok(())
 }
 
@@ -79,8 +81,8 @@ async fn check_columns(pool: &PgPool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the trigger unless it is there with the same text: making it locks the table for a moment.
-async fn install(line: &Line) -> Result<(), Error> {
+/// Makes the trigger unless it is there with the same text: making it locks the table for a moment. Answers whether it was made.
+async fn install(line: &Line) -> Result<bool, Error> {
     let failed = |error| Error::database("making the trigger on apalis.jobs", error);
     let digest = Sha256::digest(TRIGGER.replace("{prefix}", &line.prefix).as_bytes());
     let fingerprint: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -91,12 +93,14 @@ async fn install(line: &Line) -> Result<(), Error> {
         where t.tgrelid = 'apalis.jobs'::regclass and t.tgname = '{prefix}job_defer' and t.tgenabled in ('O', 'A')";
     let made: Option<Option<String>> =
         sqlx::query_scalar(line.sql(made)).fetch_optional(&mut *transaction).await.map_err(failed)?;
-    if made.flatten().as_deref() != Some(&fingerprint) {
+    let is_missing = made.flatten().as_deref() != Some(&*fingerprint);
+    if is_missing {
         sqlx::raw_sql(line.sql(TRIGGER)).execute(&mut *transaction).await.map_err(failed)?;
         let note = format!("comment on trigger {{prefix}}job_defer on apalis.jobs is '{fingerprint}'");
         sqlx::raw_sql(line.sql(&note)).execute(&mut *transaction).await.map_err(failed)?;
     }
-    transaction.commit().await.map_err(failed)
+    transaction.commit().await.map_err(failed)?;
+    Ok(is_missing)
 }
 
 /// The ack of a delayed job, by apalis's own statement, must be its reschedule.
@@ -136,16 +140,41 @@ async fn try_ack(connection: &mut PgConnection) -> Result<(), Error> {
 
 /// Calls waiting jobs by their row.
 struct ApalisWake {
-    pool: PgPool,
+    line: Line,
+    /// When the trigger was last looked for.
+    checked: Mutex<Instant>,
 }
+
+/// How often the trigger is looked for at most.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 impl Wake for ApalisWake {
     fn wake<'a>(&'a self, jobs: &'a [String]) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
         let text = "update apalis.jobs set run_at = clock_timestamp()
             where id = any($1) and status = 'Pending' and run_at > clock_timestamp()";
         Box::pin(async move {
-            if let Err(error) = sqlx::query(text).bind(jobs).execute(&self.pool).await {
+            if let Err(error) = sqlx::query(text).bind(jobs).execute(&self.line.pool).await {
                 tracing::debug!(%error, "waiting jobs cannot be called; they look again by themselves");
+            }
+        })
+    }
+
+    /// Without the trigger a delayed job comes back at once, again and again.
+    fn came_early(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        {
+            let mut checked = self.checked.lock();
+            if checked.elapsed() < CHECK_EVERY {
+                return Box::pin(std::future::ready(()));
+            }
+            *checked = Instant::now();
+        }
+        Box::pin(async {
+            match install(&self.line).await {
+                Ok(false) => {}
+                Ok(true) => tracing::error!(
+                    "the trigger on apalis.jobs was gone, so that delayed jobs came back at once; it is there again"
+                ),
+                Err(error) => tracing::error!(%error, "the trigger on apalis.jobs cannot be looked after"),
             }
         })
     }

@@ -78,3 +78,24 @@ create or replace function {prefix}job_next(p_keys uuid[], p_count integer) retu
   select distinct n.job from unnest(p_keys) as k(key)
     cross join lateral (select l.job from {prefix}job_line l where l.key = k.key order by l.place limit p_count) as n
 $$;
+
+-- The jobs that sleep, in the order of their slots, behind one of them.
+create or replace function {prefix}job_sleepers(p_slot_us bigint, p_job text, p_count integer)
+returns table (job text, slot_us bigint) language sql volatile as $$
+  select w.job, w.slot_us from {prefix}job_waiting w
+    where (w.slot_us, w.job) > (p_slot_us, p_job) and w.until_us > {prefix}job_now_us() order by w.slot_us, w.job limit p_count
+$$;
+
+-- Forgets a batch of jobs whose slot passed long ago and that nobody came for, and keys that are open again. Answers how many rows.
+create or replace function {prefix}job_cleanup(p_keep_us bigint, p_batch integer) returns bigint language sql volatile as $$
+  with gone as (
+    delete from {prefix}job_waiting where job in (
+      select w.job from {prefix}job_waiting w where w.slot_us < {prefix}job_now_us() - p_keep_us order by w.slot_us limit p_batch)
+    returning job
+  ), places as (
+    delete from {prefix}job_line l using gone where l.job = gone.job returning 1
+  ), opened as (
+    delete from {prefix}job_closed where until_us < {prefix}job_now_us() returning 1
+  )
+  select (select count(*) from gone) + (select count(*) from places) + (select count(*) from opened)
+$$;

@@ -7,6 +7,7 @@ mod combined;
 mod formats;
 mod golden;
 mod import;
+mod jobs;
 mod order;
 mod output;
 mod page;

@@ -29,7 +29,16 @@ fn build(folder: &Path, examples: &[&str], features: &str) {
         Some(profile) => profile,
     };
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "tollgate", "--profile", profile, "--features", features]);
+    cargo.args([
+        "build",
+        "--quiet",
+        "--package",
+        env!("CARGO_PKG_NAME"),
+        "--profile",
+        profile,
+        "--features",
+        features,
+    ]);
     cargo.args(examples.iter().flat_map(|name| ["--example", name]));
     cargo.arg("--target-dir").arg(folder.parent().expect("a profile is a folder of the target"));
     assert!(cargo.status().expect("cargo is there").success(), "the examples do not build");

@@ -1,0 +1,86 @@
+//! `tollgate jobs`: what the database says of all workers.
+
+use tollgate::config::Config;
+use tollgate_jobs::{Job, JobDecision, JobGate};
+use tollgate_testkit::postgres::PostgresServer;
+
+use crate::binary::Scratch;
+
+#[test]
+fn status_is_what_the_database_says_and_keys_are_closed_and_opened() {
+    let server = PostgresServer::start();
+    let scratch = Scratch::new("jobs");
+    let text = format!(
+        "[store]\nmode = 'postgres'\ntimeout = '2s'\npostgres = {{ url = '{}' }}\n\
+         [jobs.types.send_email]\nlimit = 2\nwindow = '1h'\n[jobs.queues.mail]\nlimit = 10\nwindow = '1h'\n",
+        server.url("postgres")
+    );
+    scratch.write("jobs.toml", &text);
+    scratch.write("none.toml", "[limits.a]\nblocked = true\n");
+    let status = ["jobs", "status", "--config", "jobs.toml"];
+
+    let ended = scratch.run(&["jobs", "status", "--config", "none.toml"]);
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains("none.toml says nothing of jobs; write [jobs.types.NAME]"),
+        "{}",
+        ended.stderr
+    );
+    let ended = scratch.run(&status);
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("the job tables are not there"), "{}", ended.stderr);
+
+    let config = Config::parse(&text).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let gate = JobGate::from_config(&config).await.unwrap().connect().await.unwrap();
+        for number in 0..5 {
+            let id = number.to_string();
+            let plan = gate.plan(&Job::new(&id, "send_email", "mail")).unwrap();
+            let is_run = matches!(gate.enter(&plan).await, JobDecision::Run(_));
+            assert_eq!(is_run, number < 2);
+        }
+    });
+
+    let ended = scratch.run(&["jobs", "close", "job:send_email", "10m", "--config", "jobs.toml"]);
+    ended.done("close");
+    let ended = scratch.run(&["jobs", "close", "job:send_email", "soon", "--config", "jobs.toml"]);
+    assert_eq!(ended.code, Some(2));
+    let ended = scratch.run(&[&status[..], &["--json"]].concat());
+    ended.done("status --json");
+    let answer: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    let email = &answer["keys"][0];
+    assert_eq!(
+        (email["key"].as_str(), email["limit_name"].as_str()),
+        (Some("job:send_email"), Some("jobs.type.send_email"))
+    );
+    let number = |name: &str| email[name].as_u64().unwrap();
+    assert_eq!((number("count"), number("limit"), number("remaining"), number("waiting")), (2, 2, 0, 3));
+    let hour = 3_600_000;
+    assert!(
+        number("next_slot_ms") <= hour && number("backlog_ends_ms") > hour,
+        "two go in an hour, one in two: {email}"
+    );
+    assert_eq!(
+        (answer["keys"][1]["key"].as_str(), answer["keys"][1]["count"].as_u64()),
+        (Some("queue:mail"), Some(2))
+    );
+    assert_eq!(answer["closed"][0]["key"], "job:send_email");
+    assert!(answer["closed"][0]["wait_ms"].as_u64().unwrap() <= 600_000);
+
+    let ended = scratch.run(&status);
+    ended.done("status");
+    let first = ended.stdout.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(
+        (first[0], first[1], first[2], first[4]),
+        ("job:send_email", "2", "2", "3"),
+        "{}",
+        ended.stdout
+    );
+    assert!(ended.stdout.contains("job:send_email is closed for 10m"), "{}", ended.stdout);
+    for said in ["open", "was not closed"] {
+        let ended = scratch.run(&["jobs", "open", "job:send_email", "--config", "jobs.toml"]);
+        ended.done("open");
+        assert_eq!(ended.stdout.trim(), said);
+    }
+}
