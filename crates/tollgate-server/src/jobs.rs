@@ -107,7 +107,7 @@ struct AnswerClosed<'a> {
 
 /// Rounded up, as everywhere.
 fn ms(span: Duration) -> u64 {
-    Micros::from(span).as_millis_ceil()
+    Micros::from(span).get().div_ceil(1_000)
 }
 
 fn answer(statuses: &[JobStatus], closed: &[ClosedKey]) -> io::Result<()> {
