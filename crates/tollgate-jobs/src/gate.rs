@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::decision::{Delay, Held, JobDecision, RunPermit};
 use crate::error::Error;
 use crate::job::Job;
-use crate::line::{ClosedKey, Line, Look};
+use crate::line::{ClosedKey, Line, Look, Taken};
 use crate::metrics;
 use crate::plan::{Plan, closable};
 use crate::policy::Jobs;
@@ -277,26 +277,26 @@ impl JobGate {
             for (waits, charge) in waits_for.iter_mut().zip(&plan.charges) {
                 *waits |= charge.is_closed(&look.closed);
             }
+            let mut had = Taken::default();
             if may_charge {
+                if look.is_waiting() {
+                    // Without its place while it is charged: nobody else counts it twice, in line and in the limit.
+                    had = self.take(plan).await;
+                }
                 match self.charge(plan).await {
-                    Charged::Admitted(permit) => {
-                        if look.is_waiting() {
-                            self.leave(plan).await;
-                        }
-                        return JobDecision::Run(permit);
-                    }
-                    Charged::Unknown => return self.put_off(plan, OUTAGE_WAIT, 0),
+                    Charged::Admitted(permit) => return JobDecision::Run(permit),
+                    Charged::Unknown => return self.put_off_in_line(plan, had, OUTAGE_WAIT).await,
                     Charged::Denied(decision) => match judge(plan, &decision) {
-                        Denial::Outage(wait) => return self.put_off(plan, wait, 0),
+                        Denial::Outage(wait) => return self.put_off_in_line(plan, had, wait).await,
                         Denial::Ends(behaviour, index) => {
                             let label = plan.charges[index].label.clone();
-                            return self.end(plan, behaviour, &label, look.is_waiting()).await;
+                            return self.end(plan, behaviour, &label, false).await;
                         }
                         Denial::Waits(denying, _) => waits_for = denying,
                     },
                 }
             }
-            look = match self.inner.line.stand(plan, &waits_for).await {
+            look = match self.inner.line.stand(plan, &waits_for, had).await {
                 Ok(look) => look,
                 Err(error) => {
                     tracing::warn!(%error, "a place in line cannot be taken");
@@ -569,6 +569,25 @@ impl JobGate {
             tracing::warn!(%error, "a slot cannot be written; the job keeps its place as long as that lasts");
         }
         self.delayed(plan, sleep, Some(until_us), turn.binding)
+    }
+
+    /// Takes a job out of its lines while it is charged.
+    async fn take(&self, plan: &Plan) -> Taken {
+        self.inner.line.take(plan).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "a job cannot be taken out of the line; its place runs out by itself");
+            Taken::default()
+        })
+    }
+
+    /// Puts a job off that could not be decided, and gives it back the place that it had.
+    async fn put_off_in_line(&self, plan: &Plan, had: Taken, wait: Duration) -> JobDecision {
+        if had.is_some() {
+            let nowhere = vec![false; plan.charges.len()];
+            if let Err(error) = self.inner.line.stand(plan, &nowhere, had).await {
+                tracing::warn!(%error, "a place in line cannot be taken");
+            }
+        }
+        self.put_off(plan, wait, 0)
     }
 
     /// Puts a job off that has no place in line.

@@ -82,6 +82,22 @@ impl Look {
     }
 }
 
+/// What a job had in line, while it is charged.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Taken {
+    /// Its place at each of its charges, if it has one there.
+    places: Vec<Option<i64>>,
+    since_us: Option<i64>,
+    delays: Option<i32>,
+}
+
+impl Taken {
+    /// Whether it waited.
+    pub(crate) fn is_some(&self) -> bool {
+        self.since_us.is_some()
+    }
+}
+
 /// A key that is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -172,23 +188,40 @@ impl Line {
         Look::read(&row)
     }
 
-    /// Takes a place in the lines that are marked, and looks.
-    pub(crate) async fn stand(&self, plan: &Plan, stands: &[bool]) -> Result<Look, sqlx::Error> {
+    /// Takes a job out of its lines while it is charged.
+    pub(crate) async fn take(&self, plan: &Plan) -> Result<Taken, sqlx::Error> {
+        let row = sqlx::query(self.sql("select places, since_us, delays from {prefix}job_take($1, $2)"))
+            .bind(&plan.job)
+            .bind(plan.lines())
+            .fetch_one(&self.pool)
+            .await?;
+        let places: Option<Vec<Option<i64>>> = row.try_get(0)?;
+        Ok(Taken { places: places.unwrap_or_default(), since_us: row.try_get(1)?, delays: row.try_get(2)? })
+    }
+
+    /// Takes a place in the lines that are marked, and again those that it had, and looks.
+    pub(crate) async fn stand(&self, plan: &Plan, stands: &[bool], had: Taken) -> Result<Look, sqlx::Error> {
+        let mut places = had.places;
+        places.resize(plan.charges.len(), None);
         let labels: Vec<&str> = plan.charges.iter().map(|charge| charge.label.as_str()).collect();
         let units: Vec<i64> = plan.charges.iter().map(|charge| signed(charge.cost)).collect();
-        let row =
-            sqlx::query(self.sql("select * from {prefix}job_stand($1, $2, $3, $4, $5, $6, $7, $8, $9)"))
-                .bind(&plan.job)
-                .bind(&plan.queue)
-                .bind(&plan.job_type)
-                .bind(plan.lines())
-                .bind(labels)
-                .bind(units)
-                .bind(stands)
-                .bind(&plan.closable)
-                .bind(micros(GRACE))
-                .fetch_one(&self.pool)
-                .await?;
+        let row = sqlx::query(
+            self.sql("select * from {prefix}job_stand($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"),
+        )
+        .bind(&plan.job)
+        .bind(&plan.queue)
+        .bind(&plan.job_type)
+        .bind(plan.lines())
+        .bind(labels)
+        .bind(units)
+        .bind(stands)
+        .bind(places)
+        .bind(had.since_us)
+        .bind(had.delays)
+        .bind(&plan.closable)
+        .bind(micros(GRACE))
+        .fetch_one(&self.pool)
+        .await?;
         Look::read(&row)
     }
 
