@@ -9,6 +9,7 @@ mod connection;
 mod environment;
 mod envoy;
 mod limits;
+mod llm;
 mod mistake;
 mod named;
 mod reader;
@@ -24,6 +25,10 @@ use toml::de::DeTable;
 pub use self::connection::{Password, PostgresConfig, RedisConfig};
 use self::environment::Environment;
 pub use self::envoy::{EnvoyEntry, EnvoyRule, EnvoyRules, EnvoyValue};
+pub use self::llm::{
+    ClientConfig, Counts, LlmConfig, ModelConfig, ModelLimit, Oversize, Priority, UnknownModel,
+    UpstreamConfig, UpstreamKey, UpstreamKind, llm_key,
+};
 pub use self::mistake::{Mistake, Mistakes};
 use self::reader::{Field, Reader, Section};
 #[cfg(feature = "http")]
@@ -123,6 +128,8 @@ pub struct Config {
     pub policy: Policy,
     /// `[[envoy]]`: which descriptors of Envoy meet which limit.
     pub envoy: EnvoyRules,
+    /// `[llm]`: language models, their limits and who may call them.
+    pub llm: Option<LlmConfig>,
     /// `[requests]`: how route limits read a request.
     #[cfg(feature = "http")]
     pub requests: RequestsConfig,
@@ -214,20 +221,15 @@ impl Config {
             &root,
             &["server", "store", "limits", "jobs", "llm", "requests", "routes", "envoy", "rules"],
         );
-        for (name, what) in [("jobs", "job limits"), ("llm", "language-model limits")] {
-            if let Some(field) = root.field(name).filter(|field| field.has_content()) {
-                reader.misnamed(
-                    field,
-                    format!("this version does not have {what} yet; leave it empty or remove it"),
-                );
-            }
+        if let Some(field) = root.field("jobs").filter(|field| field.has_content()) {
+            reader.misnamed(field, "this version does not have job limits yet; leave it empty or remove it");
         }
         let mut section = |name| root.field(name).and_then(|field: &Field<'_>| reader.section(field));
         let (server, store, limits) = (section("server"), section("store"), section("limits"));
         let server = server.map(|section| ServerConfig::read(&mut reader, section)).unwrap_or_default();
         let store = store.map(|section| StoreConfig::read(&mut reader, section)).unwrap_or_default();
         let limits = limits.map(Section::showing_all);
-        let rules = limits.as_ref().map(|section| limits::read(&mut reader, section)).unwrap_or_default();
+        let mut rules = limits.as_ref().map(|section| limits::read(&mut reader, section)).unwrap_or_default();
         let envoy = root.field("envoy").map(|field| envoy::read(&mut reader, field, limits.as_ref(), &rules));
         #[cfg(feature = "http")]
         let (requests, routes) = {
@@ -243,13 +245,15 @@ impl Config {
             let routes = field.map(|field| routes::read(&mut reader, field, limits.as_ref(), &rules));
             (requests.unwrap_or_default(), routes.unwrap_or_default())
         };
-        // The names are distinct because they are the keys of one table.
+        let llm = root.field("llm").and_then(|field| llm::read(&mut reader, field, &mut rules));
+        // The names are distinct: they are the keys of one table, and `[llm]` adds none that is taken.
         let policy = Policy { rules };
         reader.finish(Config {
             server,
             store,
             policy,
             envoy: envoy.unwrap_or_default(),
+            llm,
             #[cfg(feature = "http")]
             requests,
             #[cfg(feature = "http")]
@@ -527,13 +531,10 @@ overrides = { "user:42" = { limit = 1000 } }
     #[test]
     fn what_comes_later_is_told_apart_from_what_is_wrong() {
         check(
-            "jobs.global.limit = 5\n[llm.models.a]\nrpm = 5",
-            &[
-                (1, "jobs", "", "this version does not have job limits yet; leave it empty or remove it"),
-                (2, "llm", "", "this version does not have language-model limits yet"),
-            ],
+            "jobs.global.limit = 5",
+            &[(1, "jobs", "", "this version does not have job limits yet; leave it empty or remove it")],
         );
-        check("jobs = 1\nllm = 'x'", &[(1, "jobs", "", "does not have job limits"), (2, "llm", "", "")]);
+        check("jobs = 1", &[(1, "jobs", "", "does not have job limits")]);
     }
 
     #[test]
