@@ -3,6 +3,7 @@
 //! A face reads what came in, asks the registry through `app.rs`, and answers in its own words. It never counts.
 
 pub(crate) mod json;
+pub(crate) mod models;
 pub(crate) mod page;
 pub(crate) mod peer;
 pub(crate) mod resp;
