@@ -15,6 +15,7 @@ use tollgate::store::Micros;
 use tollgate::{Charge, ChargeId, Decision, Error, Limit, Tollgate};
 
 use crate::front::json::GateRoutes;
+use crate::front::models::Models;
 use crate::front::page::Feed;
 use crate::front::peer::{self, Peers};
 use crate::reload::History;
@@ -32,6 +33,8 @@ pub(crate) struct App {
     pub(crate) metrics: metrics_exporter_prometheus::PrometheusHandle,
     pub(crate) stats: Arc<Stats>,
     pub(crate) feed: Feed,
+    /// The gateway of language models, if the config has one.
+    models: RwLock<Option<Arc<Models>>>,
     is_draining: watch::Sender<bool>,
 }
 
@@ -144,6 +147,7 @@ impl App {
             metrics,
             stats,
             feed: Feed::default(),
+            models: RwLock::new(None),
             is_draining: watch::Sender::new(false),
         }
     }
@@ -151,6 +155,16 @@ impl App {
     /// The state as it is now, for what need not be exact across a reload.
     pub(crate) fn state(&self) -> Arc<State> {
         self.state.read().clone()
+    }
+
+    /// The gateway of language models, if there is one.
+    pub(crate) fn models(&self) -> Option<Arc<Models>> {
+        self.models.read().clone()
+    }
+
+    /// Puts a gateway of language models in place, or none.
+    pub(crate) fn set_models(&self, models: Option<Arc<Models>>) {
+        *self.models.write() = models;
     }
 
     /// Decides, and hands the decision over.

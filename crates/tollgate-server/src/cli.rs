@@ -75,6 +75,8 @@ pub(crate) enum Command {
     /// which limit, by path, method, client, user and header, and by which key; limits that one request meets are charged together,
     /// all or none.
     Backtest(BacktestArgs),
+    /// Language models: count the tokens of a request
+    Llm(LlmArgs),
     /// Measure throughput and latency of a store, and the memory of keys, on this machine
     ///
     /// In memory: a hot key, 1,000 keys and many keys, one check at a time and in groups of 16, on one thread and on several.
@@ -350,6 +352,35 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "S", default_value_t = 9,
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub(crate) seconds: u32,
+    /// Answer with one JSON object on stdout.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct LlmArgs {
+    #[command(subcommand)]
+    pub(crate) what: LlmCommand,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum LlmCommand {
+    /// Count the tokens of a text or of a request body: exact for OpenAI's models, an estimate for others
+    Count(LlmCountArgs),
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    tollgate llm count prompt.txt --model gpt-4o\n  \
+    tollgate llm count request.json --model claude-sonnet-4-5 --json\n\n\
+    A file that is a JSON object with `messages` is counted as a request: messages with their overhead, system text and tools.")]
+pub(crate) struct LlmCountArgs {
+    /// The text or the request body; - reads stdin.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// The model whose tokens are counted.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: String,
     /// Answer with one JSON object on stdout.
     #[arg(long)]
     pub(crate) json: bool,

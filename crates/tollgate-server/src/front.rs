@@ -4,6 +4,7 @@
 
 mod batch;
 pub(crate) mod json;
+pub(crate) mod models;
 pub(crate) mod page;
 pub(crate) mod peer;
 pub(crate) mod resp;

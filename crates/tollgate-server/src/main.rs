@@ -1,6 +1,6 @@
 //! The binary `tollgate`: a thin `main` over one room for each command.
 //!
-//! `cli` says what may be asked; `serve`, `validate`, `backtest`, `bench` and `import` answer, each through the library that
+//! `cli` says what may be asked; `serve`, `validate`, `backtest`, `bench`, `import` and `llm` answer, each through the library that
 //! programs embed, so that what they tell holds for those programs too; `remote` asks a server that runs. Nothing here counts or
 //! decides. What could not be done is a [`Failure`](failure::Failure): one clear line on stderr and exit code 2.
 
@@ -15,6 +15,7 @@ mod figures;
 mod front;
 mod import;
 mod jobs;
+mod llm;
 mod reload;
 mod remote;
 mod screen;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::Backtest(asked) => backtest::run(asked),
         Command::Bench(asked) => bench::run(asked),
         Command::Import(asked) => import::run(asked),
+        Command::Llm(asked) => llm::run(asked),
         Command::Completions(asked) => cli::completions(asked),
         Command::Man(asked) => cli::man(asked),
     };

@@ -21,6 +21,7 @@ use tollgate::Rule;
 use tollgate::config::{Config, Mistakes};
 
 use crate::app::{App, State};
+use crate::front::models::Setup;
 use crate::{source, validate};
 
 /// How often the file is looked at; it has to rest for as long before it is read.
@@ -147,6 +148,15 @@ pub(crate) fn reload(app: &App) -> Result<Vec<String>, String> {
 fn try_reload(app: &App, file: &Path) -> Result<Applied, Refusal> {
     let text = source::read_text(file).map_err(|failure| failure.to_string())?;
     let mut config = validate::parse(&text)?;
+    let models = match (&config.llm, app.models()) {
+        (Some(llm), Some(models)) => Some((models, Setup::of(llm)?)),
+        (Some(llm), None) if !llm.upstreams.is_empty() => {
+            return Err("[llm] is new: the gateway begins with a restart".to_owned().into());
+        }
+        (None, Some(_)) => return Err("[llm] is gone: the gateway ends with a restart".to_owned().into()),
+        _ => None,
+    };
+    let llm = config.llm.clone();
     let mut applied = Applied::default();
     app.change(|state| {
         applied.restart = keep_fixed(&state.config, &mut config);
@@ -159,6 +169,9 @@ fn try_reload(app: &App, file: &Path) -> Result<Applied, Refusal> {
         gate.reload(config.policy.clone()).map_err(|error| error.to_string())?;
         Ok::<_, String>(State::new(gate, config))
     })?;
+    if let (Some((models, setup)), Some(llm)) = (models, llm) {
+        models.reload(&llm, setup);
+    }
     Ok(applied)
 }
 

@@ -35,7 +35,7 @@ use self::timeouts::{TimedStream, Timeouts};
 use crate::app::App;
 use crate::cli::ServeArgs;
 use crate::failure::{Failure, print_line};
-use crate::front::{json, page, resp, rls};
+use crate::front::{json, models, page, resp, rls};
 use crate::reload::{self, Looks};
 use crate::stats::{Settings, Stats};
 use crate::token::Token;
@@ -46,6 +46,9 @@ const EXAMPLE: &str = include_str!("serve/example.toml");
 
 /// How long what has begun may take to finish.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// The same for calls of language models: as long as an answer takes.
+const MODEL_GRACE: Duration = Duration::from_secs(600);
 
 /// How long a peer may be silent between two requests.
 const IDLE: Duration = Duration::from_secs(60);
@@ -123,7 +126,15 @@ async fn serve(
         .build()
         .map_err(|error| Failure::new(error.to_string()))?;
     let settings = config.server.clone();
+    let models = models::Models::open(&config, gate.clone()).map_err(Failure::new)?;
+    if models.as_ref().is_some_and(|models| !models.has_clients()) && !address.ip().is_loopback() {
+        return Err(Failure::new(format!(
+            "listening on {address} lets others spend the quota of your language models: name them under [llm.clients], \
+             or listen on 127.0.0.1"
+        )));
+    }
     let app = Arc::new(App::new(gate, config, token, metrics, stats));
+    app.set_models(models);
     announce(asked, address, &listeners, &app);
     let room = listeners.room(&settings);
     tokio::spawn(page::feed(app.clone()));
@@ -182,14 +193,32 @@ async fn serve(
         return Ok(());
     }
     tokio::select! {
-        () = tasks.wait() => {}
-        () = tokio::time::sleep(GRACE) => {
+        () = finished(&tasks, &app) => {}
+        () = grace(&app) => {
             tracing::warn!("some connections were still busy after {} s and are cut", GRACE.as_secs());
         }
         // Whoever asks twice does not want to wait.
         () = signals.until_stopped(&app) => tracing::warn!("told to stop again: busy connections are cut"),
     }
     Ok(())
+}
+
+/// Waits until all connections are done, and all calls of language models are settled.
+async fn finished(tasks: &TaskTracker, app: &App) {
+    tasks.wait().await;
+    until_settled(app).await;
+}
+
+/// How long what has begun may take: longer while calls of language models run.
+async fn grace(app: &App) {
+    tokio::time::sleep(GRACE).await;
+    let _ = tokio::time::timeout(MODEL_GRACE, until_settled(app)).await;
+}
+
+async fn until_settled(app: &App) {
+    while app.models().is_some_and(|models| models.in_flight() > 0) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Where the faces are asked.
@@ -314,6 +343,9 @@ fn announce(asked: &ServeArgs, address: SocketAddr, listeners: &Listeners, app: 
     if let Some(grpc) = address_of(&listeners.grpc) {
         print_line(format_args!("  Envoy  grpc://{grpc}"));
     }
+    if app.models().is_some() {
+        print_line(format_args!("  models http://{address}/v1 (OpenAI), http://{address} (Anthropic)"));
+    }
     print_line(format_args!("  docs   http://{address}/openapi.json"));
     let policy = state.gate.policy();
     let limit = policy.rules().first().map_or("api", |rule| rule.name());
@@ -373,7 +405,13 @@ async fn speak_http(app: Arc<App>, stream: TcpStream, peer: IpAddr, mut closing:
         progress.head_is_in();
         async move {
             let has_body = !request.body().is_end_stream();
-            let response = json::answer(app, peer, request).await;
+            let model = models::route(request.uri().path()).and_then(|route| Some((route, app.models()?)));
+            let response = match model {
+                Some((route, models)) => {
+                    Box::pin(models::answer(models, route, request, progress.clone())).await
+                }
+                None => json::answer(app, peer, request).await,
+            };
             if has_body && response.status().is_client_error() {
                 progress.leaves_unread();
             }

@@ -6,6 +6,9 @@
 //! two requests, and cuts connections that are only kept. There is one timer for a connection, set again when it
 //! fires, and brought forward every few seconds at most: a request costs two readings of the clock and little else.
 //!
+//! A call of a language model takes as long as its model does, and is silent meanwhile. Who answers it says so, too: then only a peer
+//! that does not read its answer is given up.
+//!
 //! A request that is refused before all of it has come is parted with slowly: closing on bytes that nobody has read would make
 //! the peer's machine throw the answer away.
 
@@ -44,11 +47,22 @@ pub(crate) struct Progress(Arc<AtomicU8>);
 
 const HEAD_IS_IN: u8 = 1;
 const UNREAD: u8 = 2;
+const LONG: u8 = 3;
 
 impl Progress {
     /// The head of a request has come.
     pub(crate) fn head_is_in(&self) {
         self.0.store(HEAD_IS_IN, Ordering::Relaxed);
+    }
+
+    /// The answer may take long, in whole and between any two bytes of it.
+    pub(crate) fn takes_long(&self) {
+        self.0.store(LONG, Ordering::Relaxed);
+    }
+
+    /// An answer that takes long has ended.
+    pub(crate) fn is_answered(&self) {
+        let _ = self.0.compare_exchange(LONG, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// It is answered though there is more of it.
@@ -76,6 +90,8 @@ pub(crate) struct TimedStream<S> {
     /// When the request began that is not answered yet, if its head has still to come.
     head_since: Option<Instant>,
     is_busy: bool,
+    /// Since when the peer takes nothing of its answer.
+    stalled_since: Option<Instant>,
     /// How many bytes more are read of a peer that was refused.
     parting: Option<usize>,
     timer: Pin<Box<Sleep>>,
@@ -93,6 +109,7 @@ impl<S> TimedStream<S> {
             deadline,
             head_since: None,
             is_busy: false,
+            stalled_since: None,
             parting: None,
             timer: Box::pin(tokio::time::sleep_until(deadline)),
             is_awaited: false,
@@ -117,7 +134,12 @@ impl<S> TimedStream<S> {
                 self.head_since = None;
                 self.deadline = began + self.timeouts.busy;
             }
-            if Instant::now() >= self.deadline {
+            let now = Instant::now();
+            if self.progress.is(LONG) {
+                self.head_since = None;
+                self.deadline = self.stalled_since.unwrap_or(now) + self.timeouts.idle;
+            }
+            if now >= self.deadline {
                 return true;
             }
             let deadline = self.deadline;
@@ -142,6 +164,7 @@ impl<S> TimedStream<S> {
 
     fn wrote(&mut self) {
         self.is_busy = false;
+        self.stalled_since = None;
         self.head_since = None;
         self.progress.answered();
         self.deadline = Instant::now() + self.timeouts.idle;
@@ -181,8 +204,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
                 this.wrote();
                 Poll::Ready(wrote)
             }
-            Poll::Pending if this.is_over(context) => Poll::Ready(Err(too_slow())),
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => {
+                this.stalled_since.get_or_insert_with(Instant::now);
+                if this.is_over(context) { Poll::Ready(Err(too_slow())) } else { Poll::Pending }
+            }
         }
     }
 
@@ -197,8 +222,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
                 this.wrote();
                 Poll::Ready(wrote)
             }
-            Poll::Pending if this.is_over(context) => Poll::Ready(Err(too_slow())),
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => {
+                this.stalled_since.get_or_insert_with(Instant::now);
+                if this.is_over(context) { Poll::Ready(Err(too_slow())) } else { Poll::Pending }
+            }
         }
     }
 
@@ -289,6 +316,26 @@ mod tests {
         drop(stream);
         dripping.await.expect("it notices");
         started.elapsed().as_secs()
+    }
+
+    /// The peer of a call that takes long may be silent for an hour, between any two bytes, but has to read.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_takes_long_is_waited_for_and_a_peer_that_does_not_read_is_not() {
+        let (mut peer, stream) = tokio::io::duplex(16);
+        let mut stream = TimedStream::new(stream, TIMEOUTS);
+        let progress = stream.progress();
+        peer.write_all(b"POST /").await.expect("sent");
+        let mut bytes = [0; 16];
+        assert_eq!(stream.read(&mut bytes).await.expect("read"), 6);
+        progress.head_is_in();
+        progress.takes_long();
+        let hour = Duration::from_secs(3_600);
+        assert!(tokio::time::timeout(hour, stream.read(&mut bytes)).await.is_err(), "it is waited for");
+        stream.write_all(b"first").await.expect("written");
+        assert!(tokio::time::timeout(hour, stream.read(&mut bytes)).await.is_err(), "and so is the rest");
+        let began = Instant::now();
+        let error = stream.write_all(&[0; 64]).await.expect_err("nobody reads");
+        assert_eq!((error.kind(), began.elapsed().as_secs()), (io::ErrorKind::TimedOut, 60));
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,6 +20,7 @@ mod environment;
 mod envoy;
 mod jobs;
 mod limits;
+mod llm;
 mod mistake;
 mod named;
 mod reader;
@@ -35,6 +36,10 @@ use toml::de::DeTable;
 pub use self::connection::{Password, PostgresConfig, RedisConfig};
 use self::environment::Environment;
 pub use self::envoy::{EnvoyEntry, EnvoyRule, EnvoyRules, EnvoyValue};
+pub use self::llm::{
+    ClientConfig, Counts, LlmConfig, ModelConfig, ModelLimit, Oversize, Priority, UnknownModel,
+    UpstreamConfig, UpstreamKey, UpstreamKind, llm_key,
+};
 pub use self::mistake::{Mistake, Mistakes};
 use self::reader::{Field, Reader, Section};
 #[cfg(feature = "http")]
@@ -152,6 +157,8 @@ pub struct Config {
     pub jobs: JobsConfig,
     /// `[[envoy]]`: which descriptors of Envoy meet which limit.
     pub envoy: EnvoyRules,
+    /// `[llm]`: language models, their limits and who may call them.
+    pub llm: Option<LlmConfig>,
     /// `[requests]`: how route limits read a request.
     #[cfg(feature = "http")]
     pub requests: RequestsConfig,
@@ -243,21 +250,12 @@ impl Config {
             &root,
             &["server", "store", "limits", "jobs", "llm", "requests", "routes", "envoy", "rules"],
         );
-        for (name, what) in [("llm", "language-model limits")] {
-            if let Some(field) = root.field(name).filter(|field| field.has_content()) {
-                reader.misnamed(
-                    field,
-                    format!("this version does not have {what} yet; leave it empty or remove it"),
-                );
-            }
-        }
         let mut section = |name| root.field(name).and_then(|field: &Field<'_>| reader.section(field));
         let (server, store, limits) = (section("server"), section("store"), section("limits"));
         let server = server.map(|section| ServerConfig::read(&mut reader, section)).unwrap_or_default();
         let store = store.map(|section| StoreConfig::read(&mut reader, section)).unwrap_or_default();
         let limits = limits.map(Section::showing_all);
-        let rules = limits.as_ref().map(|section| limits::read(&mut reader, section)).unwrap_or_default();
-        let mut rules = rules;
+        let mut rules = limits.as_ref().map(|section| limits::read(&mut reader, section)).unwrap_or_default();
         let jobs = root.field("jobs").and_then(|field| reader.section(field));
         let jobs = jobs.map(|section| jobs::read(&mut reader, section, limits.as_ref(), &mut rules));
         let envoy = root.field("envoy").map(|field| envoy::read(&mut reader, field, limits.as_ref(), &rules));
@@ -275,7 +273,8 @@ impl Config {
             let routes = field.map(|field| routes::read(&mut reader, field, limits.as_ref(), &rules));
             (requests.unwrap_or_default(), routes.unwrap_or_default())
         };
-        // The names are distinct because they are the keys of one table.
+        let llm = root.field("llm").and_then(|field| llm::read(&mut reader, field, &mut rules));
+        // The names are distinct: they are the keys of one table, and `[llm]` adds none that is taken.
         let policy = Policy { rules };
         reader.finish(Config {
             server,
@@ -283,6 +282,7 @@ impl Config {
             policy,
             jobs: jobs.unwrap_or_default(),
             envoy: envoy.unwrap_or_default(),
+            llm,
             #[cfg(feature = "http")]
             requests,
             #[cfg(feature = "http")]
@@ -555,20 +555,6 @@ overrides = { "user:42" = { limit = 1000 } }
         }
         check("limits = 5", &[(1, "limits", "***", "must be a table: write [limits]")]);
         check("[[limits.a]]\nblocked = true", &[(1, "limits.a", "[…]", "must be a table: write [limits.a]")]);
-    }
-
-    #[test]
-    fn what_comes_later_is_told_apart_from_what_is_wrong() {
-        check(
-            "[llm.models.a]\nrpm = 5",
-            &[(
-                1,
-                "llm",
-                "",
-                "this version does not have language-model limits yet; leave it empty or remove it",
-            )],
-        );
-        check("llm = 'x'", &[(1, "llm", "", "does not have language-model limits")]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Bodies, out and in.
 
-use std::convert::Infallible;
+use std::io;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -10,8 +10,8 @@ use hyper::body::{Body as _, Incoming};
 
 use super::fault::Fault;
 
-/// The body of an answer: a text, or a stream of events.
-pub(crate) type Body = Either<Full<Bytes>, BoxBody<Bytes, Infallible>>;
+/// The body of an answer: a text, or a stream, which may break off as its source does.
+pub(crate) type Body = Either<Full<Bytes>, BoxBody<Bytes, io::Error>>;
 
 pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
     Either::Left(Full::new(bytes.into()))

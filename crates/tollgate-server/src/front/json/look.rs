@@ -52,6 +52,9 @@ impl Look {
             Look::Readiness => Ok(ready(app)),
             Look::Metrics => {
                 app.state().gate.publish_metrics();
+                if let Some(models) = app.models() {
+                    models.publish(&app.state().gate).await;
+                }
                 app.metrics.run_upkeep();
                 Ok(text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", app.metrics.render()))
             }

@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http_body_util::BodyExt as _;
 use http_body_util::Either;
 use http_body_util::combinators::BoxBody;
 use hyper::body::Frame;
@@ -87,7 +88,7 @@ impl Feed {
                 next = ticks.borrow_and_update().clone();
             }
         });
-        Some(Either::Right(BoxBody::new(Events { frames, _seat: seat })))
+        Some(Either::Right(BoxBody::new(Events { frames, _seat: seat }.map_err(|never| match never {}))))
     }
 
     /// Writes and sends what there is to say of the second that has just ended, if anybody looks.

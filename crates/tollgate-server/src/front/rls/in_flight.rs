@@ -60,7 +60,7 @@ impl Server {
 }
 
 async fn ask(channel: Channel, user: String) -> Result<RateLimitResponse, Status> {
-    let entry = Entry { key: "user".into(), value: user.into_bytes().into() };
+    let entry = Entry { key: "user".into(), value: user.into_bytes() };
     let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
     let request = RateLimitRequest { domain: "edge".into(), descriptors: vec![descriptor], hits_addend: 0 };
     let mut client = tonic::client::Grpc::new(channel);

@@ -4,7 +4,7 @@
 //! same code as everything else; its text is put below the file's, so that a mistake can tell where it stands. Nothing here
 //! reads the environment: it is handed over as names and values.
 //!
-//! `TOLLGATE_…` has a variable for each scalar of `[server]`, `[store]`, `[requests]` and of every limit in the file. The short names of
+//! `TOLLGATE_…` has a variable for each scalar of `[server]`, `[store]`, `[requests]`, of `[llm]` itself and of every limit in the file. The short names of
 //! other tools (`REDIS_ADDR`, `DATABASE_URL`) are taken only where the mode asks for them. An unknown name in one of our
 //! sections, or near to one, is a mistake; other `TOLLGATE_` names are somebody else's.
 
@@ -28,8 +28,8 @@ pub(super) enum Kind {
     Texts,
 }
 
-/// The fields of `[server]`, `[store]` and `[requests]`.
-const FIELDS: [(&str, Kind); 48] = [
+/// The fields of `[server]`, `[store]`, `[requests]` and `[llm]`.
+const FIELDS: [(&str, Kind); 57] = [
     ("server.http", Kind::Text),
     ("server.grpc", Kind::Text),
     ("server.resp", Kind::Text),
@@ -78,6 +78,15 @@ const FIELDS: [(&str, Kind); 48] = [
     ("requests.ipv6_prefix", Kind::Number),
     ("requests.encoded_separators", Kind::Text),
     ("requests.user_header", Kind::Text),
+    ("llm.log_dir", Kind::Text),
+    ("llm.window", Kind::Text),
+    ("llm.max_wait", Kind::Text),
+    ("llm.margin", Kind::Text),
+    ("llm.default_output_tokens", Kind::Number),
+    ("llm.unknown_model", Kind::Text),
+    ("llm.on_oversize", Kind::Text),
+    ("llm.max_waiting", Kind::Number),
+    ("llm.memory_mib", Kind::Number),
 ];
 
 /// The short names that set a field as it is, and the mode that they belong to, if to one.
@@ -90,7 +99,7 @@ const SHORT: [(&str, &str, Kind, Option<&str>); 5] = [
 ];
 
 /// Our sections, as names of variables have them.
-const SECTIONS: [&str; 4] = ["SERVER_", "STORE_", "LIMITS_", "REQUESTS_"];
+const SECTIONS: [&str; 5] = ["SERVER_", "STORE_", "LIMITS_", "REQUESTS_", "LLM_"];
 
 /// What the environment sets, and which of its names make no sense.
 #[derive(Default)]
@@ -530,6 +539,15 @@ lease = "1m"
             ("TOLLGATE_REQUESTS_IPV6_PREFIX", "48"),
             ("TOLLGATE_REQUESTS_ENCODED_SEPARATORS", "keep"),
             ("TOLLGATE_REQUESTS_USER_HEADER", "x-user"),
+            ("TOLLGATE_LLM_LOG_DIR", "logs"),
+            ("TOLLGATE_LLM_WINDOW", "10s"),
+            ("TOLLGATE_LLM_MAX_WAIT", "30s"),
+            ("TOLLGATE_LLM_MARGIN", "50ms"),
+            ("TOLLGATE_LLM_DEFAULT_OUTPUT_TOKENS", "500"),
+            ("TOLLGATE_LLM_UNKNOWN_MODEL", "refuse"),
+            ("TOLLGATE_LLM_ON_OVERSIZE", "alone"),
+            ("TOLLGATE_LLM_MAX_WAITING", "7"),
+            ("TOLLGATE_LLM_MEMORY_MIB", "64"),
         ];
         // All there are, but for `url`, which stands in place of `urls`.
         let names: BTreeSet<String> = FIELDS
@@ -538,7 +556,10 @@ lease = "1m"
             .filter(|name| name != "TOLLGATE_STORE_REDIS_URL")
             .collect();
         assert_eq!(variables.iter().map(|(name, _)| (*name).to_owned()).collect::<BTreeSet<_>>(), names);
-        let Config { server, store, .. } = sound(&variables);
+        let Config { server, store, llm, .. } = sound(&variables);
+        let llm = llm.expect("a section");
+        assert_eq!((llm.window.as_secs(), llm.max_wait.as_secs(), llm.default_output_tokens), (10, 30, 500));
+        assert_eq!((llm.max_waiting, llm.memory), (7, 64 << 20));
         assert!(server.admin_token.is_some() && server.show_keys);
         let faces = [server.http, server.grpc, server.resp].map(Option::unwrap);
         assert_eq!(faces, ["0.0.0.0:1", "0.0.0.0:2", "0.0.0.0:3"]);

@@ -119,17 +119,6 @@ impl<'d> Field<'d> {
     pub(super) fn as_text(&self) -> Option<&'d str> {
         self.value.as_str()
     }
-
-    /// Whether the value is a table or an array with anything in it, or a plain value.
-    pub(super) fn has_content(&self) -> bool {
-        match self.value {
-            DeValue::Table(table) => !table.is_empty(),
-            DeValue::Array(items) => {
-                !items.iter().all(|item| item.get_ref().as_table().is_some_and(DeTable::is_empty))
-            }
-            _ => true,
-        }
-    }
 }
 
 impl<'t> Reader<'t> {

@@ -1,0 +1,345 @@
+//! The events of a streamed answer: where they end, what they report, and what they have produced so far.
+//!
+//! Bytes go in as they come, in pieces of any size. Events come out as they were, byte for byte, so that whoever passes them on changes
+//! nothing. What a stream reports of its usage is taken from it; what it does not report is counted from its text, which is what a
+//! client that left early is charged for.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::count::{Encoding, Tokenizer};
+use crate::usage::{Reported, Usage};
+
+/// The longest event that is looked into. A longer one is passed on unread.
+const LONGEST_EVENT: usize = 4 * 1024 * 1024;
+
+/// How much text is gathered before it is counted.
+const GATHERED: usize = 4 * 1024;
+
+/// One event of a stream, as it was sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// All its bytes, the empty line at its end included.
+    pub bytes: Vec<u8>,
+    /// What it is.
+    pub kind: EventKind,
+}
+
+/// What an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A part of the answer.
+    Content,
+    /// OpenAI's chunk without choices that has the usage of the whole stream.
+    UsageOnly,
+    /// An error, of either provider.
+    Error,
+    /// Anything else: comments, pings, beginnings and ends.
+    Other,
+}
+
+/// What a stream has produced and reported so far.
+#[derive(Clone, Debug)]
+pub struct Streamed {
+    encoding: Encoding,
+    usage: Option<Usage>,
+    has_final_output: bool,
+    has_content: bool,
+    text: String,
+    counted: u64,
+}
+
+impl Streamed {
+    /// Nothing yet.
+    pub fn new(encoding: Encoding) -> Streamed {
+        Streamed {
+            encoding,
+            usage: None,
+            has_final_output: false,
+            has_content: false,
+            text: String::new(),
+            counted: 0,
+        }
+    }
+
+    /// Whether a part of the answer has come.
+    pub fn has_content(&self) -> bool {
+        self.has_content
+    }
+
+    /// What the provider has reported, if it has reported the whole of it.
+    pub fn reported(&self) -> Option<Usage> {
+        self.usage.filter(|_| self.has_final_output)
+    }
+
+    /// The input that was reported, if it was.
+    pub fn input(&self) -> Option<Usage> {
+        self.usage
+    }
+
+    /// How many output tokens have come so far: as reported, else as counted, whichever is more.
+    pub fn output(&self) -> u64 {
+        let reported = self.usage.map_or(0, |usage| usage.output);
+        reported.max(self.counted.saturating_add(self.encoding.count(&self.text)))
+    }
+
+    fn add(&mut self, text: &str) {
+        self.has_content = true;
+        self.text.push_str(text);
+        if self.text.len() >= GATHERED {
+            self.counted = self.counted.saturating_add(self.encoding.count(&self.text));
+            self.text.clear();
+        }
+    }
+
+    /// Anthropic reports input first and output again and again, cumulatively; OpenAI all of it once.
+    fn report(&mut self, usage: Usage, is_first: bool) {
+        let known = self.usage.get_or_insert(usage);
+        if usage.input > 0 {
+            (known.input, known.cached) = (usage.input, usage.cached);
+        }
+        known.output = known.output.max(usage.output);
+        self.has_final_output |= !is_first;
+    }
+}
+
+/// Splits a stream into events.
+#[derive(Clone, Debug)]
+pub struct EventReader {
+    buffer: Vec<u8>,
+    /// Up to where the buffer has been searched for the end of an event.
+    searched: usize,
+    streamed: Streamed,
+}
+
+#[derive(Deserialize)]
+struct Data<'a> {
+    #[serde(borrow, default, rename = "type")]
+    kind: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    choices: Option<Vec<Choice<'a>>>,
+    #[serde(default)]
+    usage: Option<Reported>,
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
+    #[serde(default)]
+    message: Option<WithUsage>,
+    #[serde(default)]
+    response: Option<WithUsage>,
+    #[serde(borrow, default)]
+    delta: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow, default)]
+    delta: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct WithUsage {
+    #[serde(default)]
+    usage: Option<Reported>,
+}
+
+impl EventReader {
+    /// Of a model whose texts are counted so.
+    pub fn new(encoding: Encoding) -> EventReader {
+        EventReader { buffer: Vec::new(), searched: 0, streamed: Streamed::new(encoding) }
+    }
+
+    /// What the stream has produced so far.
+    pub fn streamed(&self) -> &Streamed {
+        &self.streamed
+    }
+
+    /// Takes the next bytes, and gives the events that they complete.
+    pub fn feed(&mut self, bytes: &[u8]) -> Vec<Event> {
+        self.buffer.extend_from_slice(bytes);
+        let mut events = Vec::new();
+        while let Some(end) = self.end_of_event() {
+            let bytes: Vec<u8> = self.buffer.drain(..end).collect();
+            self.searched = 0;
+            let kind = self.look(&bytes);
+            events.push(Event { bytes, kind });
+        }
+        if self.buffer.len() > LONGEST_EVENT {
+            self.searched = 0;
+            events.push(Event { bytes: std::mem::take(&mut self.buffer), kind: EventKind::Other });
+        }
+        events
+    }
+
+    /// What is left when the stream has ended: an event without its empty line.
+    pub fn rest(&mut self) -> Option<Event> {
+        let bytes = std::mem::take(&mut self.buffer);
+        self.searched = 0;
+        (!bytes.is_empty()).then(|| Event { kind: self.look(&bytes), bytes })
+    }
+
+    /// Where the first event ends: behind an empty line.
+    fn end_of_event(&mut self) -> Option<usize> {
+        let start = self.searched.saturating_sub(3);
+        for at in start..self.buffer.len() {
+            let before = &self.buffer[..=at];
+            if before.ends_with(b"\n\n") || before.ends_with(b"\n\r\n") {
+                return Some(at + 1);
+            }
+        }
+        self.searched = self.buffer.len();
+        None
+    }
+
+    fn look(&mut self, event: &[u8]) -> EventKind {
+        let Ok(text) = std::str::from_utf8(event) else { return EventKind::Other };
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start);
+        let data = match (lines.next(), lines.next()) {
+            (None, _) => return EventKind::Other,
+            (Some(one), None) => Cow::Borrowed(one),
+            (Some(one), Some(two)) => {
+                Cow::Owned([one, two].into_iter().chain(lines).collect::<Vec<_>>().join("\n"))
+            }
+        };
+        match serde_json::from_str::<Data<'_>>(&data) {
+            Ok(decoded) if data.starts_with('{') => self.take(&decoded),
+            _ => EventKind::Other,
+        }
+    }
+
+    fn take(&mut self, data: &Data<'_>) -> EventKind {
+        let kind = data.kind.as_deref().unwrap_or_default();
+        if data.error.is_some() || kind == "error" {
+            return EventKind::Error;
+        }
+        let started = data.message.as_ref().and_then(|message| message.usage.as_ref());
+        if let Some(usage) = started.and_then(Reported::usage) {
+            self.streamed.report(usage, true);
+        }
+        let of_response = data.response.as_ref().and_then(|response| response.usage.as_ref());
+        if let Some(usage) = data.usage.as_ref().or(of_response).and_then(Reported::usage) {
+            self.streamed.report(usage, false);
+        }
+        let before = self.streamed.has_content;
+        self.streamed.has_content = false;
+        for delta in data.choices.iter().flatten().filter_map(|choice| choice.delta).chain(data.delta) {
+            self.gather(delta.get());
+        }
+        let is_content = self.streamed.has_content;
+        self.streamed.has_content |= before;
+        match &data.choices {
+            Some(choices) if choices.is_empty() && data.usage.is_some() => EventKind::UsageOnly,
+            _ if is_content => EventKind::Content,
+            _ => EventKind::Other,
+        }
+    }
+
+    /// Gathers what a model has written: all texts of a delta but those that name or describe.
+    fn gather(&mut self, delta: &str) {
+        let Ok(delta) = serde_json::from_str::<serde_json::Value>(delta) else { return };
+        let mut left = vec![delta];
+        while let Some(value) = left.pop() {
+            match value {
+                serde_json::Value::String(text) => self.streamed.add(&text),
+                serde_json::Value::Array(items) => left.extend(items),
+                serde_json::Value::Object(fields) => {
+                    let described =
+                        ["role", "type", "id", "index", "signature", "stop_reason", "stop_sequence"];
+                    let written = fields.into_iter().filter(|(name, _)| !described.contains(&name.as_str()));
+                    left.extend(written.map(|(_, value)| value));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPENAI: &str = concat!(
+        ": a comment\n\n",
+        "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}],\"usage\":null}\n\n",
+        "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hé\"}}],\"x\":[1]}\r\n\r\n",
+        "data: {\"choices\":[{\"delta\":{\"content\":\"llo\"}}]}\n\n",
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":2,\"total_tokens\":9}}\n\n",
+        "data: [DONE]\n\n",
+    );
+
+    const ANTHROPIC: &str = concat!(
+        "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":3,\"cache_read_input_tokens\":90,\"output_tokens\":1}}}\n\n",
+        "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+        "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"hello world\"}}\n\n",
+        "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":5}}\n\n",
+        "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{},\"usage\":{\"output_tokens\":12}}\n\n",
+        "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+    );
+
+    fn feed(text: &str, piece: usize) -> (Vec<Event>, EventReader) {
+        let mut reader = EventReader::new(Encoding::O200k);
+        let mut events: Vec<Event> =
+            text.as_bytes().chunks(piece).flat_map(|bytes| reader.feed(bytes)).collect();
+        events.extend(reader.rest());
+        (events, reader)
+    }
+
+    #[test]
+    fn c7_no_byte_changes_however_a_stream_is_cut() {
+        for text in [OPENAI, ANTHROPIC, "data: {\"choices\":[]}", "\n\n\n", "garbage\u{0}\n\ndata: {{{\n\n"] {
+            for piece in [1, 2, 3, 7, 64, 4_096] {
+                let (events, _) = feed(text, piece);
+                let bytes: Vec<u8> = events.into_iter().flat_map(|event| event.bytes).collect();
+                assert_eq!(bytes, text.as_bytes(), "pieces of {piece}");
+            }
+        }
+    }
+
+    #[test]
+    fn c1_the_chunk_without_choices_is_known() {
+        let (events, reader) = feed(OPENAI, 5);
+        let usage_only: Vec<usize> =
+            (0..events.len()).filter(|at| events[*at].kind == EventKind::UsageOnly).collect();
+        assert_eq!(usage_only, [4]);
+        assert_eq!(reader.streamed().reported(), Some(Usage { input: 7, cached: 0, output: 2 }));
+    }
+
+    #[test]
+    fn c2_the_last_cumulative_output_counts() {
+        let (_, reader) = feed(ANTHROPIC, 9);
+        assert_eq!(reader.streamed().reported(), Some(Usage { input: 93, cached: 90, output: 12 }));
+    }
+
+    #[test]
+    fn c3_a_stream_that_is_left_is_counted_by_its_text() {
+        let end = OPENAI.find("data: {\"choices\":[],").unwrap();
+        let (_, reader) = feed(&OPENAI[..end], 11);
+        let streamed = reader.streamed();
+        assert_eq!(streamed.reported(), None);
+        assert_eq!(streamed.output(), Encoding::O200k.count("Héllo"));
+        let end = ANTHROPIC.find("event: message_delta").unwrap();
+        let (_, reader) = feed(&ANTHROPIC[..end], 11);
+        assert_eq!(reader.streamed().reported(), None);
+        assert_eq!(reader.streamed().input().map(|usage| usage.input), Some(93));
+        assert_eq!(reader.streamed().output(), 2);
+    }
+
+    #[test]
+    fn c5_errors_are_known_in_both_shapes() {
+        for text in [
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded\"}}\n\n",
+            "data: {\"error\":{\"message\":\"gone\"}}\n\n",
+        ] {
+            assert_eq!(feed(text, 4).0[0].kind, EventKind::Error, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_event_without_end_is_passed_on() {
+        let mut reader = EventReader::new(Encoding::O200k);
+        let piece = vec![b'x'; 1024 * 1024];
+        let passed: usize = (0..9).flat_map(|_| reader.feed(&piece)).map(|event| event.bytes.len()).sum();
+        assert!(passed >= LONGEST_EVENT && reader.buffer.len() <= LONGEST_EVENT);
+    }
+}

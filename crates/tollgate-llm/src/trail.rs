@@ -1,0 +1,214 @@
+//! The trail: one JSON line for each attempt, and one for each request that had to wait or was refused.
+//!
+//! Lines go through a bounded queue to a thread of their own, so that no call waits for a disk; what does not fit is dropped and
+//! counted. A line is one write at the end of the file, so that after a kill the file has whole lines only. A file of 64 MiB is put
+//! aside as `.1`, and the one before is removed. No prompt, no answer and no key is ever written.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
+
+use serde::Serialize;
+
+/// How many lines may wait to be written.
+const QUEUED: usize = 8 * 1024;
+
+/// From how many bytes on a file is put aside.
+const ROTATED: u64 = 64 * 1024 * 1024;
+
+/// A line of the trail.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TrailLine {
+    /// When, in RFC 3339 and UTC.
+    pub timestamp: String,
+    /// The model that was asked.
+    pub model: String,
+    /// Who is behind the call.
+    pub agent_id: String,
+    /// The request.
+    pub request_id: String,
+    /// All input tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens: Option<u64>,
+    /// All output tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u64>,
+    /// Both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_tokens: Option<u64>,
+    /// Why it waited, was refused or failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How long the limit asked it to wait; absent for never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_seconds: Option<f64>,
+    /// `success`, `rate_limited` or `error`.
+    pub status: &'static str,
+    /// Which attempt of its request it was, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// What its input was reckoned at before it was sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimated_input: Option<u64>,
+    /// What was reserved for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<u64>,
+    /// The input tokens that were read from a cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u64>,
+    /// Where the tokens are from: `reported` by the provider, or `estimated`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<&'static str>,
+    /// The status that the provider answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http_status: Option<u16>,
+}
+
+/// Writes lines from a thread of its own.
+pub struct Trail {
+    queue: Option<SyncSender<Message>>,
+    dropped: Arc<AtomicU64>,
+    writer: Option<JoinHandle<()>>,
+}
+
+enum Message {
+    Line(Vec<u8>),
+    Flush(Arc<Barrier>),
+}
+
+impl Trail {
+    /// Below a directory, as `gateway/rate_limits.jsonl`. What is missing is made.
+    pub fn open(log_dir: &Path) -> io::Result<Trail> {
+        let directory = log_dir.join("gateway");
+        std::fs::create_dir_all(&directory)?;
+        let mut file = TrailFile::open(directory.join("rate_limits.jsonl"))?;
+        let (queue, lines) = sync_channel(QUEUED);
+        let writer = std::thread::Builder::new()
+            .name("tollgate-trail".into())
+            .spawn(move || write(&mut file, &lines))?;
+        Ok(Trail { queue: Some(queue), dropped: Arc::default(), writer: Some(writer) })
+    }
+
+    /// Writes a line some time soon. It is dropped and counted if too many wait already.
+    pub fn write(&self, line: &TrailLine) {
+        let Ok(mut bytes) = serde_json::to_vec(line) else { return };
+        bytes.push(b'\n');
+        let queued = self.queue.as_ref().map(|queue| queue.try_send(Message::Line(bytes)));
+        if !matches!(queued, Some(Ok(()))) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many lines were dropped because the disk was too slow.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all lines so far are written: for tests and for the end of a program.
+    pub fn flush(&self) {
+        let barrier = Arc::new(Barrier::new(2));
+        if let Some(queue) = &self.queue
+            && queue.send(Message::Flush(barrier.clone())).is_ok()
+        {
+            barrier.wait();
+        }
+    }
+}
+
+impl Drop for Trail {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+fn write(file: &mut TrailFile, lines: &Receiver<Message>) {
+    let mut is_told = false;
+    while let Ok(first) = lines.recv() {
+        let mut batch = Vec::new();
+        let mut flushed = Vec::new();
+        for message in std::iter::once(first).chain(lines.try_iter().take(256)) {
+            match message {
+                Message::Line(bytes) => batch.extend_from_slice(&bytes),
+                Message::Flush(barrier) => flushed.push(barrier),
+            }
+        }
+        match file.append(&batch) {
+            Ok(()) => is_told = false,
+            Err(error) if !is_told => {
+                is_told = true;
+                tracing::error!(%error, "the trail of language-model calls cannot be written");
+            }
+            Err(_) => {}
+        }
+        for barrier in &flushed {
+            barrier.wait();
+        }
+    }
+}
+
+struct TrailFile {
+    path: PathBuf,
+    file: File,
+    length: u64,
+}
+
+impl TrailFile {
+    fn open(path: PathBuf) -> io::Result<TrailFile> {
+        let file = OpenOptions::new().create(true).append(true).open(&path)?;
+        let length = file.metadata()?.len();
+        Ok(TrailFile { path, file, length })
+    }
+
+    fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        if self.length > 0 && self.length + lines.len() as u64 > ROTATED {
+            std::fs::rename(&self.path, self.path.with_extension("jsonl.1"))?;
+            *self = TrailFile::open(self.path.clone())?;
+        }
+        self.file.write_all(lines)?;
+        self.length += lines.len() as u64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_written_in_order_and_whole() {
+        let home = tempfile::tempdir().expect("a directory");
+        let trail = Trail::open(home.path()).expect("a trail");
+        for number in 0..100 {
+            let line =
+                TrailLine { request_id: format!("r{number}"), status: "success", ..TrailLine::default() };
+            trail.write(&line);
+        }
+        trail.flush();
+        let text = std::fs::read_to_string(home.path().join("gateway/rate_limits.jsonl")).expect("a file");
+        let ids: Vec<String> = text
+            .lines()
+            .map(|line| {
+                serde_json::from_str::<serde_json::Value>(line).expect("JSON")["request_id"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned()
+            })
+            .collect();
+        assert_eq!(ids, (0..100).map(|number| format!("r{number}")).collect::<Vec<_>>());
+        assert_eq!(trail.dropped(), 0);
+        drop(trail);
+        // Another process goes on in the same file.
+        let trail = Trail::open(home.path()).expect("a trail");
+        trail.write(&TrailLine::default());
+        drop(trail);
+        let text = std::fs::read_to_string(home.path().join("gateway/rate_limits.jsonl")).expect("a file");
+        assert_eq!(text.lines().count(), 101);
+    }
+}

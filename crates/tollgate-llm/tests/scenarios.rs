@@ -1,0 +1,533 @@
+//! Scenarios of admission, reservation and settlement on a clock that is moved by hand. The gateway's own are in the server's tests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tollgate::config::Config;
+use tollgate::store::Micros;
+use tollgate::{ManualClock, Tollgate};
+use tollgate_llm::{Admission, Api, Caller, Check, ModelLimits, ModelRequest, Refusal, RefusalKind, Usage};
+
+/// The input tokens of the request below.
+const INPUT: u64 = 8;
+
+/// A gate whose clock the test moves.
+#[derive(Clone)]
+struct World {
+    hands: ManualClock,
+    gate: Tollgate,
+    limits: ModelLimits,
+}
+
+const OPENAI: &str = "[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n";
+const ANTHROPIC: &str =
+    "[llm.upstreams.up]\nkind = 'anthropic'\nbase_url = 'http://localhost'\napi_key = 'x'\n";
+
+impl World {
+    fn of(upstream: &str, rest: &str) -> World {
+        let config =
+            Config::parse(&format!("{rest}\n{upstream}")).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
+        let gate = Tollgate::builder().config(&config).clock(hands.clock()).build().expect("a gate");
+        let limits = ModelLimits::with_clock(gate.clone(), config.llm.expect("a section"), hands.clock());
+        World { hands, gate, limits }
+    }
+
+    fn openai(model: &str) -> World {
+        World::of(OPENAI, &format!("[llm.models.gpt-4o]\n{model}"))
+    }
+
+    fn advance(&self, seconds: u64) {
+        self.hands.advance(Micros::from_secs(seconds));
+    }
+
+    async fn admit(&self, tokens: u64) -> Result<Admission, Refusal> {
+        self.admit_within(tokens, None).await
+    }
+
+    async fn admit_within(&self, tokens: u64, within: Option<Duration>) -> Result<Admission, Refusal> {
+        let body = body(tokens);
+        let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+        self.limits.admit(&request, &Caller::default(), within).await
+    }
+
+    async fn check(&self, tokens: u64) -> Check {
+        let body = body(tokens);
+        let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+        self.limits.check(&request, &Caller::default()).await.expect("a check")
+    }
+
+    /// A call that uses exactly what was reserved for it.
+    async fn call(&self, tokens: u64) {
+        let admission = self.admit(tokens).await.expect("room");
+        admission.settle(used(tokens)).await.expect("settled");
+    }
+
+    async fn left(&self, limit: &str) -> u64 {
+        self.gate.status(limit, "llm:up").await.expect("a status").remaining()
+    }
+}
+
+fn used(tokens: u64) -> Usage {
+    Usage { input: INPUT, cached: 0, output: tokens - INPUT }
+}
+
+/// A request that reserves so many tokens.
+fn body(tokens: u64) -> String {
+    let cap = tokens - INPUT;
+    format!(r#"{{"model":"gpt-4o","messages":[{{"role":"user","content":"hi"}}],"max_tokens":{cap}}}"#)
+}
+
+/// Lets everything that can run, run.
+async fn settle_down() {
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The cases of the original request, and those that naive limiters get wrong.
+#[tokio::test]
+async fn the_table_of_scenarios() {
+    let cases: Vec<serde_json::Value> =
+        serde_json::from_str(include_str!("scenarios.json")).expect("a table");
+    for case in cases {
+        let number = |name: &str| case[name].as_u64().expect("a number");
+        let world = World::openai(&format!("rpm = {}\ntpm = {}", number("rpm"), number("tpm")));
+        let mut now = 0;
+        for call in case["before"].as_array().expect("calls") {
+            let (at, tokens) = (call[0].as_u64().expect("seconds"), call[1].as_u64().expect("tokens"));
+            world.advance(at - now);
+            now = at;
+            world.call(tokens).await;
+        }
+        world.advance(number("at") - now);
+        let check = world.check(number("tokens")).await;
+        let name = &case["name"];
+        assert_eq!(check.can_proceed, check.reason.is_none(), "{name}");
+        assert_eq!(check.reason.as_deref(), case["reason"].as_str(), "{name}");
+        assert_eq!(check.wait, case["wait"].as_u64().map(Duration::from_secs), "{name}");
+        assert_eq!(check.input_tokens, INPUT, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a2_a_boundary_burst_never_exceeds_the_limit() {
+    let world = World::openai("tpm = 1000");
+    world.advance(57);
+    world.call(991).await;
+    world.advance(5);
+    let check = world.check(991).await;
+    assert_eq!((check.can_proceed, check.wait), (false, Some(Duration::from_secs(55))));
+    world.advance(55);
+    world.call(991).await;
+}
+
+#[tokio::test]
+async fn a3_of_a_hundred_at_once_ten_go_and_ninety_wait() {
+    let world = World::of(OPENAI, "llm.max_wait = '1h'\n[llm.models.gpt-4o]\nrpm = 10");
+    let (sent, failed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let calls: Vec<_> = (0..100)
+        .map(|_| {
+            let (world, sent, failed) = (world.clone(), sent.clone(), failed.clone());
+            tokio::spawn(async move {
+                match world.admit(100).await {
+                    Ok(admission) => {
+                        sent.fetch_add(1, Ordering::Relaxed);
+                        let _ = admission.settle(used(100)).await;
+                    }
+                    Err(_) => drop(failed.fetch_add(1, Ordering::Relaxed)),
+                }
+            })
+        })
+        .collect();
+    for minute in 1..=10 {
+        settle_down().await;
+        assert_eq!(sent.load(Ordering::Relaxed), 10 * minute, "minute {minute}");
+        assert_eq!(world.limits.waiting("gpt-4o"), 100 - 10 * minute);
+        world.advance(59);
+        settle_down().await;
+        assert_eq!(sent.load(Ordering::Relaxed), 10 * minute, "not a second too early");
+        world.advance(1);
+    }
+    for call in calls {
+        call.await.expect("no panic");
+    }
+    assert_eq!(failed.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a4_waiters_wake_exactly_and_in_order() {
+    let world = World::openai("tpm = 10000");
+    world.call(9_000).await;
+    world.advance(40);
+    world.call(500).await;
+    world.advance(10);
+    world.call(500).await;
+    world.advance(1);
+    let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let waiters: Vec<_> = [3_000, 3_000, 3_000]
+        .into_iter()
+        .enumerate()
+        .map(|(number, tokens)| {
+            let (world, order) = (world.clone(), order.clone());
+            tokio::spawn(async move {
+                let admission = world.admit(tokens).await.expect("it waits");
+                order.lock().push(number);
+                assert_eq!(admission.waited(), Duration::from_secs(9));
+            })
+        })
+        .collect();
+    settle_down().await;
+    world.hands.advance(Micros::new(8_999_999));
+    settle_down().await;
+    assert!(order.lock().is_empty());
+    world.hands.advance(Micros::new(1));
+    for waiter in waiters {
+        waiter.await.expect("no panic");
+    }
+    assert_eq!(*order.lock(), [0, 1, 2]);
+}
+
+#[tokio::test]
+async fn a5_a_request_larger_than_the_limit_is_refused_or_runs_alone() {
+    let world = World::openai("tpm = 1000");
+    let refusal = world.admit(50_000).await.expect_err("it is too large");
+    assert_eq!((refusal.kind, refusal.retry_after), (RefusalKind::Never, None));
+    assert_eq!(world.left("llm.gpt-4o.tpm").await, 1_000);
+
+    let world = World::of(OPENAI, "llm.on_oversize = 'alone'\n[llm.models.gpt-4o]\ntpm = 1000");
+    world.call(10).await;
+    let waiting = tokio::spawn({
+        let world = world.clone();
+        async move { world.admit(50_000).await.expect("it waits for an empty window") }
+    });
+    settle_down().await;
+    assert!(!waiting.is_finished());
+    world.advance(60);
+    let admission = waiting.await.expect("no panic");
+    assert_eq!(admission.waited(), Duration::from_secs(60));
+    world.advance(30);
+    admission.settle(used(3_000)).await.expect("settled");
+    // What was reserved leaves after 60 s, the debt 60 s after it was made.
+    let check = world.check(100).await;
+    assert_eq!((check.can_proceed, check.wait), (false, Some(Duration::from_secs(60))));
+}
+
+#[tokio::test]
+async fn a6_a_refusal_at_one_limit_leaves_the_others_unchanged() {
+    let world = World::of(
+        OPENAI,
+        "[llm.models.gpt-4o]\nrpm = 100\ntpm = 100000\n[llm.clients.team]\nkey = 'k'\nmodels.gpt-4o = { tpm = 200 }",
+    );
+    let body = body(200);
+    let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+    let caller = Caller { client: Some("team".to_owned()) };
+    let held = world.limits.admit(&request, &caller, None).await.expect("room");
+    let before = (world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await);
+    assert_eq!(before, (99, 99_800));
+    for _ in 0..1_000 {
+        let refusal =
+            world.limits.admit(&request, &caller, Some(Duration::ZERO)).await.expect_err("it is out");
+        assert_eq!(refusal.reason, "Token limit exceeded: 200 tokens / 200 TPM");
+    }
+    assert_eq!((world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await), before);
+    held.cancel().await.expect("cancelled");
+    assert_eq!((world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await), (100, 100_000));
+}
+
+#[tokio::test]
+async fn a7_a_minute_that_is_judged_by_the_second_is_kept_by_the_second() {
+    let world = World::openai("rpm = 600\nslice = '1s'");
+    let mut sent = 0;
+    for _ in 0..100 {
+        while let Ok(admission) = world.admit_within(100, Some(Duration::ZERO)).await {
+            admission.settle(used(100)).await.expect("settled");
+            sent += 1;
+        }
+        world.hands.advance(Micros::from_millis(100));
+    }
+    assert_eq!(sent, 100, "ten in each second of ten");
+}
+
+#[tokio::test]
+async fn b1_what_was_not_used_wakes_a_waiter_at_once() {
+    let world = World::openai("tpm = 1000");
+    let first = world.admit(900).await.expect("room");
+    let waiting = tokio::spawn({
+        let world = world.clone();
+        async move { world.admit(900).await.expect("it waits") }
+    });
+    settle_down().await;
+    assert!(!waiting.is_finished());
+    first.settle(used(20)).await.expect("settled");
+    let second = waiting.await.expect("no panic");
+    assert_eq!(second.waited(), Duration::ZERO, "the clock has not moved");
+    assert_eq!(world.left("llm.gpt-4o.tpm").await, 80);
+}
+
+/// LiteLLM's counter went to -870 here.
+#[tokio::test]
+async fn b2_a_late_settlement_makes_no_credit() {
+    let world = World::openai("tpm = 1000");
+    let late = world.admit(900).await.expect("room");
+    world.advance(61);
+    let other = world.admit(11).await.expect("room");
+    late.settle(used(20)).await.expect("settled");
+    assert_eq!(world.left("llm.gpt-4o.tpm").await, 989, "what left the window is not given back again");
+    other.settle(used(11)).await.expect("settled");
+    let mut admitted = 11;
+    while let Ok(admission) = world.admit_within(401, Some(Duration::ZERO)).await {
+        admission.settle(used(401)).await.expect("settled");
+        admitted += 401;
+    }
+    assert!(admitted <= 1_000, "{admitted}");
+}
+
+#[tokio::test]
+async fn b3_excess_is_a_debt_that_delays_the_next() {
+    let world = World::openai("tpm = 1000");
+    let short = world.admit(500).await.expect("room");
+    world.advance(10);
+    world.call(500).await;
+    world.advance(10);
+    short.settle(used(1_500)).await.expect("settled");
+    // At 20 s: 500 of 0 s, 500 of 10 s and 1,000 of now. A hundred fit when the first two and the debt are gone: 60 s.
+    assert_eq!(world.check(100).await.wait, Some(Duration::from_secs(60)));
+    assert_eq!(world.left("llm.gpt-4o.tpm").await, 0, "never below zero");
+}
+
+/// Reservations, settlements and cancels from eight threads: at no moment is more held than the limit.
+#[test]
+fn b4_eight_threads_never_hold_more_than_the_limit() {
+    let operations: usize = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .map_or(1_000_000, |cases: usize| cases * 100);
+    let world = World::of(OPENAI, "[llm.models.gpt-4o]\ntpm = 1000\nrpm = 100000000");
+    let held = Arc::new(std::sync::atomic::AtomicI64::new(0));
+    let threads: Vec<_> = (0..8_u64)
+        .map(|thread| {
+            let (world, held) = (world.clone(), held.clone());
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+                runtime.block_on(async {
+                    let body = body(100 + thread);
+                    let request =
+                        ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+                    for round in 0..operations / 8 {
+                        let admitted =
+                            world.limits.admit(&request, &Caller::default(), Some(Duration::ZERO)).await;
+                        let Ok(admission) = admitted else { continue };
+                        // The clock stands still: all that was admitted counts until it is given back.
+                        let tokens = i64::try_from(100 + thread).expect("small");
+                        let now = held.fetch_add(tokens, Ordering::SeqCst) + tokens;
+                        assert!(now <= 1_000, "{now} are held");
+                        if round % 2 == 0 {
+                            tokio::task::yield_now().await;
+                        }
+                        held.fetch_sub(tokens, Ordering::SeqCst);
+                        admission.cancel().await.expect("cancelled");
+                    }
+                });
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    assert_eq!(runtime.block_on(world.left("llm.gpt-4o.tpm")), 1_000, "nothing has leaked");
+}
+
+#[tokio::test]
+async fn b5_without_usage_nothing_unproven_is_given_back() {
+    let world = World::openai("tpm = 1000");
+    world.admit(500).await.expect("room").settle_estimated(20, true).await.expect("settled");
+    assert_eq!(
+        world.left("llm.gpt-4o.tpm").await,
+        1_000 - INPUT - 20,
+        "an answer that ended is counted by its text"
+    );
+    world.admit(500).await.expect("room").settle_estimated(20, false).await.expect("settled");
+    assert_eq!(
+        world.left("llm.gpt-4o.tpm").await,
+        1_000 - INPUT - 20 - 500,
+        "one that did not is charged as reserved"
+    );
+    drop(world.admit(100).await.expect("room"));
+    assert_eq!(
+        world.left("llm.gpt-4o.tpm").await,
+        1_000 - INPUT - 20 - 600,
+        "and so is one that is forgotten"
+    );
+}
+
+#[tokio::test]
+async fn b6_a_call_without_a_cap_reserves_what_answers_have_been() {
+    let world = World::openai("tpm = 100000");
+    let body = r#"{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}]}"#;
+    let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+    let reserved = async || {
+        let admission = world.limits.admit(&request, &Caller::default(), None).await.expect("room");
+        let reserved = admission.reserved();
+        admission.settle(Usage { input: INPUT, cached: 0, output: 40 }).await.expect("settled");
+        reserved
+    };
+    for _ in 0..8 {
+        assert_eq!(reserved().await, INPUT + 1_000);
+    }
+    assert_eq!(reserved().await, INPUT + 40);
+    // A guess is lowered to what a small limit holds, and the first call of a fresh key is not refused for ever.
+    let small = World::openai("tpm = 100");
+    let admission = small.limits.admit(&request, &Caller::default(), None).await.expect("room");
+    assert_eq!(admission.reserved(), 100);
+}
+
+fn anthropic(model: &str) -> World {
+    World::of(ANTHROPIC, &format!("[llm.models.claude-x]\n{model}"))
+}
+
+fn message(text: &str, cap: u64) -> String {
+    format!(r#"{{"model":"claude-x","max_tokens":{cap},"messages":[{{"role":"user","content":"{text}"}}]}}"#)
+}
+
+/// How many calls of a thousand tokens, four fifths of them read from a cache, go through in a minute.
+async fn cached_calls(world: &World) -> u64 {
+    let body = message(&"word ".repeat(995), 10);
+    let request = ModelRequest::read(Api::Messages, body.as_bytes()).expect("a request");
+    let usage = Usage { input: 1_000, cached: 800, output: 5 };
+    let mut calls = 0;
+    while let Ok(admission) = world.limits.admit(&request, &Caller::default(), Some(Duration::ZERO)).await {
+        admission.settle(usage).await.expect("settled");
+        calls += 1;
+    }
+    calls
+}
+
+#[tokio::test]
+async fn b7_what_a_cache_has_read_does_not_count_for_anthropic() {
+    let world = anthropic("input_tpm = 20000");
+    assert!(
+        cached_calls(&world).await >= 95,
+        "five times what a naive count admits, but for the first calls"
+    );
+    world.advance(61);
+    assert_eq!(cached_calls(&world).await, 100);
+    let old = anthropic("input_tpm = 20000\ncount_cache_reads = true");
+    cached_calls(&old).await;
+    old.advance(61);
+    assert_eq!(cached_calls(&old).await, 20);
+}
+
+#[tokio::test]
+async fn c2_output_counts_in_the_minute_in_which_it_was_produced() {
+    let world = anthropic("output_tpm = 1000\nrpm = 100");
+    let body = message("hello", 900);
+    let request = ModelRequest::read(Api::Messages, body.as_bytes()).expect("a request");
+    let mut admission = world.limits.admit(&request, &Caller::default(), None).await.expect("room");
+    let left = async || world.left("llm.claude-x.output_tpm").await;
+    assert_eq!(left().await, 100);
+    let input = Some(Usage { input: 9, cached: 0, output: 1 });
+    for second in 1..=90 {
+        world.advance(1);
+        admission.produced(input, 10 * second).await.expect("charged");
+    }
+    admission.settle(Usage { input: 9, cached: 0, output: 900 }).await.expect("settled");
+    // Of 900 tokens at ten a second, 600 were produced in the last minute. A charge at the beginning would have left it by now.
+    assert!((390..=410).contains(&left().await), "{}", left().await);
+    world.advance(30);
+    assert!((690..=710).contains(&left().await), "{}", left().await);
+}
+
+#[tokio::test]
+async fn c6_a_waiter_that_leaves_leaves_nothing() {
+    let world = World::openai("tpm = 1000\nrpm = 10");
+    world.call(1_000).await;
+    let waiting = tokio::spawn({
+        let world = world.clone();
+        async move { world.admit(500).await.map(drop) }
+    });
+    settle_down().await;
+    assert_eq!(world.limits.waiting("gpt-4o"), 1);
+    waiting.abort();
+    settle_down().await;
+    assert_eq!(world.limits.waiting("gpt-4o"), 0);
+    assert_eq!((world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await), (9, 0));
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_waiting_with_a_true_hint() {
+    let world = World::openai("tpm = 1000");
+    world.call(1_000).await;
+    world.advance(10);
+    let refusal =
+        world.admit_within(100, Some(Duration::from_secs(20))).await.expect_err("there is no room in time");
+    assert_eq!((refusal.kind, refusal.retry_after), (RefusalKind::Limited, Some(Duration::from_secs(50))));
+    world.advance(50);
+    assert!(world.admit_within(100, Some(Duration::ZERO)).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_client_that_is_out_does_not_hold_up_the_next() {
+    let world = World::of(
+        OPENAI,
+        "[llm.models.gpt-4o]\ntpm = 1000\n[llm.clients.a]\nkey = 'k'\nmodels.gpt-4o = { rpm = 1 }\n[llm.clients.b]\nkey = 'l'",
+    );
+    let body = body(100);
+    let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+    let [a, b] = ["a", "b"].map(|name| Caller { client: Some(name.to_owned()) });
+    world.limits.admit(&request, &a, None).await.expect("room").settle(used(100)).await.expect("settled");
+    let waiting = tokio::spawn({
+        let (world, a) = (world.clone(), a.clone());
+        async move {
+            let body = self::body(100);
+            let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+            world.limits.admit(&request, &a, None).await.map(drop)
+        }
+    });
+    settle_down().await;
+    assert_eq!(world.limits.waiting("gpt-4o"), 1);
+    world
+        .limits
+        .admit(&request, &b, Some(Duration::ZERO))
+        .await
+        .expect("the other goes on")
+        .cancel()
+        .await
+        .expect("cancelled");
+    world.advance(60);
+    waiting.await.expect("no panic").expect("its own turn");
+}
+
+#[tokio::test]
+async fn quota_groups_of_keys_add_up() {
+    let upstream = "[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n\
+                    keys = [{ key = 'x', group = 'one' }, { key = 'y', group = 'one' }, { key = 'z', group = 'two' }]\n";
+    let world = World::of(upstream, "[llm.models.gpt-4o]\nrpm = 2");
+    let mut groups = Vec::new();
+    while let Ok(admission) = world.admit_within(100, Some(Duration::ZERO)).await {
+        groups.push(admission.group().expect("a group").to_owned());
+        admission.settle(used(100)).await.expect("settled");
+    }
+    groups.sort();
+    assert_eq!(groups, ["one", "one", "two", "two"]);
+}
+
+#[tokio::test]
+async fn an_unknown_model_passes_or_is_refused() {
+    let body = r#"{"model":"other","messages":[]}"#;
+    let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+    let world = World::openai("rpm = 1");
+    for _ in 0..5 {
+        world
+            .limits
+            .admit(&request, &Caller::default(), None)
+            .await
+            .expect("it passes")
+            .settle(Usage::default())
+            .await
+            .expect("settled");
+    }
+    let world = World::of(OPENAI, "llm.unknown_model = 'refuse'\n[llm.models.gpt-4o]\nrpm = 1");
+    let refusal = world.limits.admit(&request, &Caller::default(), None).await.expect_err("refused");
+    assert_eq!(refusal.kind, RefusalKind::UnknownModel);
+}

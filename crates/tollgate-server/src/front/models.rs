@@ -1,0 +1,286 @@
+//! The gateway: calls of language models, limited before they are sent.
+//!
+//! It answers on the providers' own routes, so that their SDKs work by changing their base URL. `body.rs` reads a call under one memory
+//! budget, `call.rs` admits it, sends it and tries again, `upstream.rs` speaks to providers, `pump.rs` passes the answer on as it comes
+//! and settles the call when it ends in whatever way, `report.rs` writes limit headers, `fault.rs` errors in the provider's own shape.
+//! Which limits a call charges and who waits is decided in the crate `tollgate-llm`.
+
+mod body;
+mod call;
+mod fault;
+mod pump;
+mod report;
+mod upstream;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Method, Request, Response};
+use hyper::body::Incoming;
+use parking_lot::RwLock;
+use tollgate::Tollgate;
+use tollgate::config::{Config, LlmConfig, Password, UpstreamKind};
+use tollgate_llm::{Api, Caller, ModelLimits, ModelRequest, Trail};
+
+use self::body::Budget;
+use self::fault::Fault;
+use self::upstream::Upstream;
+use super::json::{Body, full};
+use crate::serve::timeouts::Progress;
+use crate::token::Token;
+
+/// The gateway of a server.
+pub(crate) struct Models {
+    limits: ModelLimits,
+    setup: RwLock<Arc<Setup>>,
+    trail: Option<Trail>,
+    budget: Budget,
+    in_flight: AtomicUsize,
+}
+
+/// What a config says of upstreams and clients, resolved.
+pub(crate) struct Setup {
+    config: Arc<LlmConfig>,
+    upstreams: Vec<Upstream>,
+    clients: Vec<(String, Token)>,
+}
+
+impl Setup {
+    pub(crate) fn of(config: &LlmConfig) -> Result<Setup, String> {
+        let upstreams = config.upstreams.iter().map(Upstream::new).collect::<Result<_, String>>()?;
+        let client = |client: &tollgate::config::ClientConfig| {
+            let key =
+                resolved(&client.key).map_err(|why| format!("llm.clients.{}.key: {why}", client.name))?;
+            Ok((client.name.clone(), Token::new(key)))
+        };
+        let clients = config.clients.iter().map(client).collect::<Result<_, String>>()?;
+        Ok(Setup { config: Arc::new(config.clone()), upstreams, clients })
+    }
+
+    /// Where a call of this model goes: where the config says, else to the first upstream that speaks the route.
+    fn upstream(&self, model: &str, api: Api) -> Result<&Upstream, Fault> {
+        let kind = if api.is_anthropic() { UpstreamKind::Anthropic } else { UpstreamKind::OpenAi };
+        let known = self.config.model(model);
+        let found = self.upstreams.iter().find(|upstream| match known {
+            Some(model) => upstream.name() == model.upstream,
+            None => upstream.kind() == kind,
+        });
+        match found {
+            Some(upstream) if upstream.kind() == kind => Ok(upstream),
+            Some(upstream) => {
+                let route = match upstream.kind() {
+                    UpstreamKind::OpenAi => Api::ChatCompletions,
+                    UpstreamKind::Anthropic => Api::Messages,
+                };
+                Err(Fault::invalid("model", format!("this model is served at {}", route.path())))
+            }
+            None => Err(Fault::no_model(format!("no upstream here serves {}", api.path()))),
+        }
+    }
+}
+
+fn resolved(password: &Password) -> Result<String, String> {
+    password.resolve(|name| std::env::var(name).ok()).map_err(|why| why.replace("the password", "the key"))
+}
+
+/// What is asked of the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    Call(Api),
+    Models,
+    Check,
+}
+
+/// The gateway's routes.
+pub(crate) fn route(path: &str) -> Option<Route> {
+    match path {
+        "/v1/models" => Some(Route::Models),
+        "/v1/llm/check" => Some(Route::Check),
+        _ => Api::at(path).map(Route::Call),
+    }
+}
+
+impl Models {
+    /// The gateway that a config describes, if it describes one.
+    pub(crate) fn open(config: &Config, gate: Tollgate) -> Result<Option<Arc<Models>>, String> {
+        let Some(llm) = config.llm.as_ref().filter(|llm| !llm.upstreams.is_empty()) else { return Ok(None) };
+        let trail = llm.log_dir.as_deref().map(Trail::open).transpose();
+        let trail = trail.map_err(|error| format!("llm.log_dir: the trail cannot be written: {error}"))?;
+        Ok(Some(Arc::new(Models {
+            limits: ModelLimits::new(gate, llm.clone()),
+            setup: RwLock::new(Arc::new(Setup::of(llm)?)),
+            trail,
+            budget: Budget::new(llm.memory),
+            in_flight: AtomicUsize::new(0),
+        })))
+    }
+
+    /// Puts another config in place; the gate has its limits already.
+    pub(crate) fn reload(&self, config: &LlmConfig, setup: Setup) {
+        *self.setup.write() = Arc::new(setup);
+        self.limits.reload(config.clone());
+    }
+
+    /// How many calls are on their way.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// Whether callers show a key.
+    pub(crate) fn has_clients(&self) -> bool {
+        !self.setup().clients.is_empty()
+    }
+
+    fn setup(&self) -> Arc<Setup> {
+        self.setup.read().clone()
+    }
+
+    /// Sets the gauges that no call sets by itself.
+    pub(crate) async fn publish(&self, gate: &Tollgate) {
+        let setup = self.setup();
+        for model in &setup.config.models {
+            let waiting = u32::try_from(self.limits.waiting(&model.name)).unwrap_or(u32::MAX);
+            metrics::gauge!("tollgate_llm_queue", "model" => model.name.clone()).set(f64::from(waiting));
+            let groups =
+                setup.config.upstream(&model.upstream).into_iter().flat_map(|upstream| &upstream.keys);
+            let mut groups: Vec<&str> = groups.map(|key| key.group.as_str()).collect();
+            groups.dedup();
+            if groups.is_empty() {
+                groups.push(&model.upstream);
+            }
+            for limit in &model.limits {
+                let mut fullest = 0.0_f64;
+                for group in &groups {
+                    let key = tollgate::config::llm_key(group);
+                    let Ok(outcome) = gate.status(limit.name.as_str(), key.as_str()).await else { continue };
+                    #[expect(clippy::cast_precision_loss, reason = "a gauge")]
+                    let share = outcome.used() as f64 / outcome.capacity().max(1) as f64;
+                    fullest = fullest.max(share);
+                }
+                let labels = [("model", model.name.clone()), ("limit", limit.unit.to_owned())];
+                metrics::gauge!("tollgate_llm_usage", &labels).set(fullest);
+            }
+        }
+    }
+
+    /// Who calls, by the key that it shows.
+    fn caller(&self, setup: &Setup, headers: &HeaderMap) -> Result<Caller, Fault> {
+        if setup.clients.is_empty() {
+            return Ok(Caller::default());
+        }
+        let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        let shown = bearer.or_else(|| headers.get("x-api-key").map(http::HeaderValue::as_bytes));
+        let Some(shown) = shown else {
+            return Err(Fault::no_key("you did not provide a key of this gateway"));
+        };
+        // All are compared, so that the time says nothing of which one was near.
+        let mut found = None;
+        for (name, token) in &setup.clients {
+            if token.is(shown.trim_ascii()) {
+                found = Some(name.clone());
+            }
+        }
+        match found {
+            Some(name) => Ok(Caller { client: Some(name) }),
+            None => Err(Fault::no_key("the key is not one of this gateway's")),
+        }
+    }
+}
+
+/// A call on its way, counted until it is settled.
+pub(crate) struct InFlight(Arc<Models>);
+
+impl InFlight {
+    fn of(models: &Arc<Models>) -> InFlight {
+        models.in_flight.fetch_add(1, Ordering::AcqRel);
+        InFlight(models.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Answers one request on a route of the gateway.
+pub(crate) async fn answer(
+    models: Arc<Models>,
+    route: Route,
+    request: Request<Incoming>,
+    progress: Progress,
+) -> Response<Body> {
+    let is_anthropic = match route {
+        Route::Call(api) => api.is_anthropic(),
+        // Their SDKs say which API they speak.
+        Route::Models | Route::Check => request.headers().contains_key("anthropic-version"),
+    };
+    let id = call::request_id(request.headers());
+    let answered_at = progress.clone();
+    let answered = match route {
+        Route::Call(api) => call::answer(&models, api, request, progress, &id).await,
+        Route::Models => list(&models, &request),
+        Route::Check => check(&models, request).await,
+    };
+    let mut response = match answered {
+        Ok(response) => response,
+        Err(fault) => fault.into_response(is_anthropic, &id),
+    };
+    // A streamed body says by itself when it has ended.
+    if matches!(response.body(), http_body_util::Either::Left(_)) {
+        answered_at.is_answered();
+    }
+    if let Ok(id) = http::HeaderValue::try_from(id) {
+        response.headers_mut().insert("x-request-id", id);
+    }
+    response
+}
+
+/// `GET /v1/models`: the models of the config.
+fn list(models: &Arc<Models>, request: &Request<Incoming>) -> Result<Response<Body>, Fault> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return Err(Fault::method("GET"));
+    }
+    let setup = models.setup();
+    models.caller(&setup, request.headers())?;
+    let model = |model: &tollgate::config::ModelConfig| {
+        serde_json::json!({
+            "id": model.name, "object": "model", "type": "model", "created": 0, "owned_by": model.upstream,
+            "display_name": model.name, "created_at": "1970-01-01T00:00:00Z",
+        })
+    };
+    let data: Vec<serde_json::Value> = setup.config.models.iter().map(model).collect();
+    Ok(json(&serde_json::json!({ "object": "list", "data": data, "has_more": false })))
+}
+
+/// `POST /v1/llm/check`: whether a request could proceed. Charges nothing.
+async fn check(models: &Arc<Models>, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
+    if request.method() != Method::POST {
+        return Err(Fault::method("POST"));
+    }
+    let setup = models.setup();
+    let (head, body) = request.into_parts();
+    let caller = models.caller(&setup, &head.headers)?;
+    let held = models.budget.read(body).await?;
+    let is_anthropic = head.headers.contains_key("anthropic-version");
+    let api = if is_anthropic { Api::Messages } else { Api::ChatCompletions };
+    let request = ModelRequest::read(api, &held.bytes)?;
+    let check = models.limits.check(&request, &caller).await?;
+    let seconds = |wait: Duration| wait.as_secs_f64();
+    Ok(json(&serde_json::json!({
+        "can_proceed": check.can_proceed,
+        "reason": check.reason,
+        "wait_seconds": check.wait.map(seconds),
+        "input_tokens": check.input_tokens,
+        "reserved_tokens": check.reserved_tokens,
+    })))
+}
+
+fn json(value: &serde_json::Value) -> Response<Body> {
+    let mut response = Response::new(full(value.to_string()));
+    let kind = http::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(http::header::CONTENT_TYPE, kind);
+    response
+}

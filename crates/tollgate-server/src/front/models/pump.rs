@@ -1,0 +1,321 @@
+//! Passes an answer on as it comes, and settles the call when it ends: in its own way, by a client that leaves, or broken off.
+//!
+//! A task of its own reads the upstream, so that a call is settled once whatever becomes of the client's connection. A client that
+//! leaves closes the upstream's connection, and what was streamed until then is charged. No byte is changed or held back, but for the
+//! usage of a stream that the gateway asked for and the client did not.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Either};
+use hyper::body::{Frame, Incoming};
+use tokio::sync::mpsc;
+use tollgate_llm::{Admission, Event, EventKind, EventReader, TrailLine, Usage};
+use tracing::Instrument;
+
+use super::super::json::Body;
+use super::call::Named;
+use super::{InFlight, Models};
+use crate::serve::timeouts::Progress;
+
+/// How long an upstream may be silent in the middle of an answer.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// How often places under concurrency limits are renewed.
+const RENEWAL: Duration = Duration::from_secs(20);
+
+/// How many pieces may wait for a slow client.
+const WAITING: usize = 8;
+
+/// How much of an answer that is not streamed is kept to find its usage.
+const KEPT: usize = 32 * 1024 * 1024;
+
+/// An answer that has begun.
+pub(super) struct Answer {
+    pub(super) incoming: Incoming,
+    /// Of a stream.
+    pub(super) reader: Option<EventReader>,
+    /// What has been read of it, and the events in it.
+    pub(super) begun: Vec<(Bytes, Vec<Event>)>,
+    /// Whether it has ended already.
+    pub(super) end: Option<End>,
+    pub(super) hides_usage: bool,
+    pub(super) admission: Admission,
+    pub(super) named: Named,
+    pub(super) attempt: u32,
+    pub(super) http_status: u16,
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Whole,
+    Left,
+    Broken,
+}
+
+type Pieces = mpsc::Sender<Result<Bytes, io::Error>>;
+
+/// The body that the client reads.
+struct Passed {
+    pieces: mpsc::Receiver<Result<Bytes, io::Error>>,
+    /// Why it broke off, once that is known.
+    broken: Option<io::Error>,
+    progress: Progress,
+}
+
+impl hyper::body::Body for Passed {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        match self.pieces.poll_recv(context) {
+            // An error ends the connection at once. What came before it is written while this is pending.
+            Poll::Ready(Some(Err(error))) => {
+                self.broken = Some(error);
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            piece => piece.map(|piece| piece.map(|piece| piece.map(Frame::data))),
+        }
+    }
+}
+
+impl Drop for Passed {
+    fn drop(&mut self) {
+        self.progress.is_answered();
+    }
+}
+
+/// Begins to pass an answer on.
+pub(super) fn start(models: Arc<Models>, answer: Answer, progress: Progress, in_flight: InFlight) -> Body {
+    let (sender, pieces) = mpsc::channel(WAITING);
+    let pumping = async move {
+        pump(&models, answer, sender).await;
+        drop(in_flight);
+    };
+    tokio::spawn(pumping.in_current_span());
+    Either::Right(BoxBody::new(Passed { pieces, broken: None, progress }))
+}
+
+async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
+    let mut whole = Vec::new();
+    let mut end = answer.end;
+    for (piece, events) in std::mem::take(&mut answer.begun) {
+        if !pass(&pieces, &answer, piece, events).await {
+            end = Some(End::Left);
+            break;
+        }
+    }
+    let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + RENEWAL, RENEWAL);
+    while end.is_none() {
+        let frame = tokio::select! {
+            biased;
+            () = pieces.closed() => {
+                end = Some(End::Left);
+                break;
+            }
+            _ = renewal.tick() => {
+                if let Err(error) = answer.admission.renew().await {
+                    tracing::warn!(%error, "the place of a running call could not be renewed");
+                }
+                continue;
+            }
+            frame = tokio::time::timeout(SILENCE, answer.incoming.frame()) => frame,
+        };
+        match frame {
+            Ok(None) => end = Some(End::Whole),
+            Err(_) | Ok(Some(Err(_))) => end = Some(End::Broken),
+            Ok(Some(Ok(frame))) => {
+                let Ok(piece) = frame.into_data() else { continue };
+                let events = match &mut answer.reader {
+                    Some(reader) => reader.feed(&piece),
+                    None => {
+                        if whole.len() + piece.len() <= KEPT {
+                            whole.extend_from_slice(&piece);
+                        }
+                        Vec::new()
+                    }
+                };
+                if !pass(&pieces, &answer, piece, events).await {
+                    end = Some(End::Left);
+                }
+                produced(&mut answer).await;
+            }
+        }
+    }
+    let end = end.unwrap_or(End::Whole);
+    if end == End::Whole
+        && answer.hides_usage
+        && let Some(rest) = answer.reader.as_mut().and_then(EventReader::rest)
+        && rest.kind != EventKind::UsageOnly
+    {
+        let _ = pieces.send(Ok(rest.bytes.into())).await;
+    }
+    let Answer { incoming, reader, admission, named, attempt, http_status, .. } = answer;
+    // Closes the upstream's connection if it has more to say.
+    drop(incoming);
+    let ended = Ended { end, reader, whole, named, attempt, http_status };
+    ended.settle(models, admission).instrument(tracing::info_span!("settle")).await;
+    if end == End::Broken {
+        let _ = pieces.send(Err(io::Error::other("the upstream broke off"))).await;
+    }
+}
+
+/// Passes a piece on as it is, or its events but for the usage that is hidden; false if the client has left.
+async fn pass(pieces: &Pieces, answer: &Answer, piece: Bytes, events: Vec<Event>) -> bool {
+    let piece = match answer.hides_usage && answer.reader.is_some() {
+        false => piece,
+        true => {
+            let shown = events.into_iter().filter(|event| event.kind != EventKind::UsageOnly);
+            shown.flat_map(|event| event.bytes).collect::<Vec<u8>>().into()
+        }
+    };
+    piece.is_empty() || pieces.send(Ok(piece)).await.is_ok()
+}
+
+/// Charges what has been produced so far, for providers that count it so.
+async fn produced(answer: &mut Answer) {
+    let Some(streamed) = answer.reader.as_ref().map(EventReader::streamed) else { return };
+    let (input, output) = (streamed.input(), streamed.output());
+    if let Err(error) = answer.admission.produced(input, output).await {
+        tracing::warn!(%error, "output could not be charged as it was produced");
+    }
+}
+
+/// A call whose answer has ended.
+struct Ended {
+    end: End,
+    reader: Option<EventReader>,
+    whole: Vec<u8>,
+    named: Named,
+    attempt: u32,
+    http_status: u16,
+}
+
+impl Ended {
+    /// Settles the call with what is known of it, and writes its line.
+    async fn settle(self, models: &Models, admission: Admission) {
+        let (estimated_input, reserved) = (admission.estimated_input(), admission.reserved());
+        let (usage, source) = match (&self.reader, self.end) {
+            (Some(reader), _) => {
+                let streamed = reader.streamed();
+                match streamed.reported() {
+                    Some(usage) => (Some(usage), "reported"),
+                    None => {
+                        let input = streamed.input().unwrap_or_else(|| admission.estimate(0));
+                        (Some(Usage { output: streamed.output(), ..input }), "estimated")
+                    }
+                }
+            }
+            (None, End::Whole) => match of_whole(&self.whole, &admission) {
+                Some((usage, source)) => (Some(usage), source),
+                None => (None, "estimated"),
+            },
+            // It may have been written to its end at the provider.
+            (None, End::Left | End::Broken) => (None, "estimated"),
+        };
+        let settled = match (usage, source) {
+            (Some(usage), "reported") => admission.settle(usage).await,
+            (Some(usage), _) => match self.reader.as_ref().and_then(|reader| reader.streamed().input()) {
+                Some(input) => admission.settle_partial(Usage { output: usage.output, ..input }).await,
+                None => admission.settle_estimated(usage.output, true).await,
+            },
+            (None, _) => admission.settle_estimated(0, false).await,
+        };
+        if let Err(error) = settled {
+            tracing::warn!(%error, "a call could not be settled and stays charged as reserved");
+        }
+        let usage = usage.unwrap_or(Usage {
+            input: estimated_input,
+            cached: 0,
+            output: reserved.saturating_sub(estimated_input),
+        });
+        let outcome = match self.end {
+            End::Whole => "success",
+            End::Left => "left",
+            End::Broken => "broken",
+        };
+        let label = || self.named.label.clone();
+        metrics::counter!("tollgate_llm_attempts_total", "model" => label(), "outcome" => outcome)
+            .increment(1);
+        metrics::counter!("tollgate_llm_tokens_total", "model" => label(), "kind" => "input")
+            .increment(usage.input);
+        metrics::counter!("tollgate_llm_tokens_total", "model" => label(), "kind" => "output")
+            .increment(usage.output);
+        models.write(&TrailLine {
+            input_tokens: Some(usage.input),
+            output_tokens: Some(usage.output),
+            total_tokens: Some(usage.total()),
+            attempt: Some(self.attempt),
+            estimated_input: Some(estimated_input),
+            reserved: Some(reserved),
+            cached_tokens: Some(usage.cached),
+            source: Some(source),
+            http_status: Some(self.http_status),
+            reason: (self.end != End::Whole).then(|| format!("the answer ended early: {outcome}")),
+            ..self.named.line("success")
+        });
+    }
+}
+
+/// The usage of an answer that was not streamed: as reported, else counted from its texts.
+fn of_whole(whole: &[u8], admission: &Admission) -> Option<(Usage, &'static str)> {
+    use tollgate_llm::count::Tokenizer;
+    #[derive(serde::Deserialize)]
+    struct Reply<'a> {
+        #[serde(borrow, default)]
+        usage: Option<&'a serde_json::value::RawValue>,
+        #[serde(default)]
+        choices: serde_json::Value,
+        #[serde(default)]
+        content: serde_json::Value,
+        #[serde(default)]
+        output: serde_json::Value,
+        #[serde(default)]
+        input_tokens: Option<u64>,
+    }
+    let reply: Reply<'_> = serde_json::from_slice(whole).ok()?;
+    if let Some(usage) = reply.usage.and_then(|usage| Usage::read(usage.get())) {
+        return Some((usage, "reported"));
+    }
+    // The answer of count_tokens: nothing was generated.
+    if reply.input_tokens.is_some() {
+        return Some((admission.estimate(0), "estimated"));
+    }
+    let mut output = 0_u64;
+    let mut left = vec![reply.choices, reply.content, reply.output];
+    let mut has_text = false;
+    while let Some(value) = left.pop() {
+        match value {
+            serde_json::Value::String(text) => {
+                has_text = true;
+                output = output.saturating_add(admission.encoding().count(&text));
+            }
+            serde_json::Value::Array(items) => left.extend(items),
+            serde_json::Value::Object(fields) => {
+                let described =
+                    ["role", "type", "id", "index", "finish_reason", "object", "stop_reason", "status"];
+                left.extend(
+                    fields
+                        .into_iter()
+                        .filter(|(name, _)| !described.contains(&name.as_str()))
+                        .map(|(_, value)| value),
+                );
+            }
+            _ => {}
+        }
+    }
+    has_text.then(|| (admission.estimate(output), "estimated"))
+}

@@ -1,0 +1,200 @@
+//! HTTP to providers: one client for each upstream, pooled, which sends nothing twice.
+//!
+//! Addresses come from the config alone. Callers' headers are passed on but for those of the connection, and their keys are replaced
+//! by the upstream's. Answers are asked for uncompressed, because they are looked into.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Response, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use tollgate::config::{UpstreamConfig, UpstreamKind};
+use tollgate_llm::Api;
+
+/// How long a connection may take, and how long it is kept.
+const CONNECT: Duration = Duration::from_secs(10);
+const KEPT: Duration = Duration::from_secs(50);
+
+/// What is about one connection and not about the call, or is the gateway's own.
+const NOT_PASSED: [&str; 17] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "host",
+    "content-length",
+    "expect",
+    "accept-encoding",
+    "x-agent-id",
+    "cookie",
+    "set-cookie",
+    "forwarded",
+];
+
+/// Why a call could not be sent or was not answered.
+#[derive(Debug)]
+pub(super) enum SendError {
+    /// Nobody was reached, so nothing was sent.
+    NotSent(String),
+    /// It was sent, and what became of it is not known.
+    Lost(String),
+}
+
+/// One upstream.
+pub(super) struct Upstream {
+    name: String,
+    kind: UpstreamKind,
+    base_url: String,
+    /// The quota group and what is shown, ready to be sent.
+    keys: Vec<(String, HeaderValue)>,
+    next_key: AtomicUsize,
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+impl Upstream {
+    pub(super) fn new(config: &UpstreamConfig) -> Result<Upstream, String> {
+        let mut keys = Vec::new();
+        for (index, key) in config.keys.iter().enumerate() {
+            let wrong = |why: &str| format!("llm.upstreams.{}, key {}: {why}", config.name, index + 1);
+            let text = super::resolved(&key.key).map_err(|why| wrong(&why))?;
+            let shown = match config.kind {
+                UpstreamKind::OpenAi => format!("Bearer {text}"),
+                UpstreamKind::Anthropic => text,
+            };
+            let mut value = HeaderValue::try_from(shown)
+                .map_err(|_| wrong("it has characters that no header can have"))?;
+            value.set_sensitive(true);
+            keys.push((key.group.clone(), value));
+        }
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        http.set_connect_timeout(Some(CONNECT));
+        let tls = tls(config)?;
+        let connector = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(http);
+        let mut builder = Client::builder(TokioExecutor::new());
+        // A request of which nothing was written, because a kept connection had ended, is sent on another. One that was written may have
+        // run, and whether it is sent again is decided where it is counted.
+        builder.pool_idle_timeout(KEPT);
+        builder.pool_timer(hyper_util::rt::TokioTimer::new());
+        Ok(Upstream {
+            name: config.name.clone(),
+            kind: config.kind,
+            base_url: config.base_url.clone(),
+            keys,
+            next_key: AtomicUsize::new(0),
+            client: builder.build(connector),
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn kind(&self) -> UpstreamKind {
+        self.kind
+    }
+
+    /// Where a route is: SDKs of OpenAI have the version in their base URL, those of Anthropic have not.
+    fn uri(&self, api: Api) -> Result<Uri, SendError> {
+        let path = match self.base_url.ends_with("/v1") {
+            true => api.path().strip_prefix("/v1").unwrap_or(api.path()),
+            false => api.path(),
+        };
+        let uri = format!("{}{path}", self.base_url).parse();
+        uri.map_err(|_| SendError::NotSent("the upstream's address is wrong".to_owned()))
+    }
+
+    /// Sends a call with a key of this quota group, and waits for the head of its answer.
+    pub(super) async fn send(
+        &self,
+        api: Api,
+        headers: &HeaderMap,
+        group: Option<&str>,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, SendError> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri(api)?;
+        *request.headers_mut() = self.headers(headers, group);
+        self.client.request(request).await.map_err(|error| match error.is_connect() {
+            true => SendError::NotSent("the upstream cannot be reached".to_owned()),
+            false => SendError::Lost("the upstream did not answer".to_owned()),
+        })
+    }
+
+    fn headers(&self, headers: &HeaderMap, group: Option<&str>) -> HeaderMap {
+        let named = headers.get_all("connection").iter().filter_map(|value| value.to_str().ok());
+        let named: Vec<String> =
+            named.flat_map(|list| list.split(',')).map(|name| name.trim().to_ascii_lowercase()).collect();
+        let mut passed = HeaderMap::with_capacity(headers.len() + 2);
+        for (name, value) in headers {
+            let text = name.as_str();
+            let is_forwarded = text.starts_with("x-forwarded-") || text == "x-real-ip";
+            if !NOT_PASSED.contains(&text) && !is_forwarded && !named.iter().any(|other| other == text) {
+                passed.append(name.clone(), value.clone());
+            }
+        }
+        passed.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        passed.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+        let of_group: Vec<&HeaderValue> = self
+            .keys
+            .iter()
+            .filter(|(of, _)| group.is_none_or(|group| group == of))
+            .map(|(_, key)| key)
+            .collect();
+        if !of_group.is_empty() {
+            let key = of_group[self.next_key.fetch_add(1, Ordering::Relaxed) % of_group.len()];
+            passed.remove(AUTHORIZATION);
+            passed.remove("x-api-key");
+            match self.kind {
+                UpstreamKind::OpenAi => passed.insert(AUTHORIZATION, key.clone()),
+                UpstreamKind::Anthropic => passed.insert(HeaderName::from_static("x-api-key"), key.clone()),
+            };
+        }
+        passed
+    }
+}
+
+/// Headers of an answer that are about the connection it came on.
+pub(super) fn passed_back(headers: &HeaderMap) -> HeaderMap {
+    let is_passed = |name: &HeaderName| !NOT_PASSED.contains(&name.as_str()) || name == "content-length";
+    let passed = headers.iter().filter(|(name, _)| is_passed(name));
+    passed.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// The same TLS as the stores have: rustls with ring, and the machine's certificates where no other are named.
+fn tls(config: &UpstreamConfig) -> Result<rustls::ClientConfig, String> {
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject;
+    let wrong = |why: String| format!("llm.upstreams.{}: {why}", config.name);
+    let mut roots = rustls::RootCertStore::empty();
+    if let Some(file) = &config.ca_file {
+        let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let read = read.map_err(|error| wrong(format!("ca_file {}: {error}", file.display())))?;
+        roots.add_parsable_certificates(read);
+    } else if config.base_url.starts_with("https://") {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| wrong(error.to_string()))?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}

@@ -1,0 +1,194 @@
+//! Who is let through, who waits, and what callers are told.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tollgate_testkit::http::Connection;
+use tollgate_testkit::provider::{Allowed, Provider, openai};
+
+use crate::{chat, gateway, left, trail, until};
+
+#[test]
+fn a1_many_clients_at_both_limits_and_the_judge_is_clean() {
+    let allowed = Allowed { requests: 60, tokens: 1_440, window: Duration::from_secs(2) };
+    let provider = Provider::judging(allowed, openai);
+    let server = gateway(
+        &provider,
+        "openai",
+        "llm.window = '2s'\nllm.margin = '300ms'\n[llm.models.gpt-4o]\nrpm = 60\ntpm = 1440",
+    );
+    let next = Arc::new(AtomicUsize::new(0));
+    let clients: Vec<_> = (0..64)
+        .map(|_| {
+            let (next, address) = (next.clone(), server.http());
+            std::thread::spawn(move || {
+                let mut connection = Connection::open(address);
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= 300 {
+                        return;
+                    }
+                    let body = chat(if number % 2 == 0 { 16 } else { 32 }, "");
+                    let lines = ["content-type: application/json"];
+                    let answer = connection.ask_with_body("POST", "/v1/chat/completions", &lines, &body);
+                    assert_eq!(answer.status, 200, "{}", answer.body);
+                }
+            })
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().expect("no client fails"));
+    provider.assert_clean();
+    let arrivals = provider.arrivals();
+    assert_eq!(arrivals.len(), 300);
+    let took = arrivals[299].at - arrivals[0].at;
+    // Five windows of sixty: the last sixty go four windows after the first.
+    assert!(took >= Duration::from_secs(8), "{took:?}");
+}
+
+#[test]
+fn a5_what_can_never_fit_is_refused_at_once() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\ntpm = 1000");
+    let answer = server.post("/v1/chat/completions", &chat(50_000, ""));
+    assert_eq!((answer.status, answer.field("x-should-retry")), (400, Some("false")), "{answer:?}");
+    assert!(answer.body.contains("Token limit exceeded: 50000 tokens / 1000 TPM"), "{}", answer.body);
+    assert!(answer.field("retry-after").is_none() && provider.arrivals().is_empty());
+}
+
+#[test]
+fn a_refusal_has_the_providers_shape_and_a_true_hint() {
+    let provider = Provider::start(openai);
+    let server = gateway(
+        &provider,
+        "openai",
+        "llm.log_dir = 'logs'\nllm.max_wait = '1ms'\n[llm.models.gpt-4o]\nrpm = 1",
+    );
+    let first = server.post("/v1/chat/completions", &chat(100, ""));
+    assert_eq!(first.field("x-ratelimit-limit-requests"), Some("1"));
+    assert_eq!(first.field("x-ratelimit-remaining-requests"), Some("0"));
+    assert!(first.field("x-request-id").is_some_and(|id| id.starts_with("req_")));
+    let lines = ["content-type: application/json", "x-request-id: mine", "x-agent-id: crawler"];
+    let answer = server.ask("POST", "/v1/chat/completions", &lines, &chat(100, ""));
+    assert_eq!(answer.status, 429, "{answer:?}");
+    let error: serde_json::Value = serde_json::from_str(&answer.body).expect("JSON");
+    assert_eq!(error["error"]["message"], "Rate limit exceeded: 1 requests / 1 RPM");
+    assert_eq!(
+        (&error["error"]["type"], &error["error"]["code"]),
+        (&"requests".into(), &"rate_limit_exceeded".into())
+    );
+    assert_eq!(answer.field("x-request-id"), Some("mine"));
+    let ms: u64 = answer.field("retry-after-ms").and_then(|ms| ms.parse().ok()).expect("a hint");
+    assert!((50_000..=60_000).contains(&ms), "{ms}");
+    assert_eq!(answer.field("retry-after"), Some(ms.div_ceil(1_000).to_string().as_str()));
+    until("the trail has both", || trail(&server).len() == 2);
+    let line = &trail(&server)[1];
+    assert_eq!(
+        (&line["status"], &line["request_id"], &line["agent_id"], &line["reason"]),
+        (
+            &"rate_limited".into(),
+            &"mine".into(),
+            &"crawler".into(),
+            &"Rate limit exceeded: 1 requests / 1 RPM".into()
+        )
+    );
+    assert!(line["wait_seconds"].as_f64().is_some_and(|wait| wait > 50.0), "{line}");
+    let metrics = server.get("/metrics").body;
+    for series in [
+        "tollgate_llm_requests_total{model=\"gpt-4o\",outcome=\"refused\"} 1",
+        "tollgate_llm_usage{",
+        "tollgate_llm_queue{model=\"gpt-4o\"} 0",
+    ] {
+        assert!(metrics.contains(series), "{series} is not in\n{metrics}");
+    }
+}
+
+#[test]
+fn a_check_says_whether_a_request_could_proceed_and_charges_nothing() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 1\ntpm = 1000");
+    let check = || -> serde_json::Value {
+        serde_json::from_str(&server.post("/v1/llm/check", &chat(100, "")).body).expect("JSON")
+    };
+    for _ in 0..3 {
+        assert_eq!(
+            check(),
+            serde_json::json!({ "can_proceed": true, "reason": null, "wait_seconds": 0.0, "input_tokens": 8, "reserved_tokens": 100 })
+        );
+    }
+    assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
+    let denied = check();
+    assert_eq!(
+        (&denied["can_proceed"], &denied["reason"]),
+        (&false.into(), &"Rate limit exceeded: 1 requests / 1 RPM".into())
+    );
+    assert!(denied["wait_seconds"].as_f64().is_some_and(|wait| (50.0..=60.0).contains(&wait)), "{denied}");
+    assert_eq!(left(&server, "llm.gpt-4o.tpm"), 900);
+    let models = server.get("/v1/models").body;
+    assert!(models.contains("\"id\":\"gpt-4o\""), "{models}");
+}
+
+#[test]
+fn clients_show_keys_of_the_gateway_and_the_provider_sees_its_own() {
+    let provider = Provider::start(openai);
+    let server = gateway(
+        &provider,
+        "openai",
+        "[llm.models.gpt-4o]\nrpm = 100\n[llm.clients.team]\nkey = 'team-key'\nmodels.gpt-4o = { rpm = 1 }",
+    );
+    let ask = |key: &str| {
+        let lines = [
+            "content-type: application/json".to_owned(),
+            key.to_owned(),
+            "x-stainless-read-timeout: 0.1".to_owned(),
+        ];
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+        server.ask("POST", "/v1/chat/completions", &lines, &chat(100, ""))
+    };
+    for wrong in [
+        "x-none: 1",
+        "authorization: Bearer nobody",
+        "authorization: Bearer team-ke",
+        "authorization: Bearer ",
+    ] {
+        let answer = ask(wrong);
+        assert_eq!(answer.status, 401, "{wrong}: {answer:?}");
+        assert!(answer.body.contains("invalid_api_key"), "{}", answer.body);
+    }
+    assert_eq!(ask("authorization: Bearer team-key").status, 200);
+    assert_eq!(ask("x-api-key: team-key").status, 429, "its own limit, by either header");
+    let arrival = &provider.arrivals()[0];
+    assert_eq!(arrival.header("authorization"), Some("Bearer provider-key"));
+    assert!(arrival.header("x-api-key").is_none() && !arrival.raw.contains("team-key"));
+}
+
+#[test]
+fn a_429_of_the_provider_is_waited_out_and_each_attempt_counts() {
+    let provider = Provider::start(|arrival| match arrival.number {
+        0 => tollgate_testkit::provider::Reply::json(
+            429,
+            &serde_json::json!({ "error": { "code": "rate_limit_exceeded" } }),
+        )
+        .header("retry-after-ms: 150"),
+        _ => openai(arrival),
+    });
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 10\ntpm = 1000");
+    assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
+    let arrivals = provider.arrivals();
+    assert_eq!(arrivals.len(), 1 + usize::from(arrivals.len() > 1));
+    until("both attempts count as requests, and one as tokens", || {
+        (left(&server, "llm.gpt-4o.rpm"), left(&server, "llm.gpt-4o.tpm")) == (8, 900)
+    });
+}
+
+#[test]
+fn a_reload_changes_the_limits_of_models() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 10");
+    assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
+    let config = std::fs::read_to_string(server.home().join("tollgate.toml")).expect("a config");
+    server.reload(&config.replace("rpm = 10", "rpm = 20\ntpm = 500"));
+    assert_eq!((left(&server, "llm.gpt-4o.rpm"), left(&server, "llm.gpt-4o.tpm")), (19, 500));
+    assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
+    assert_eq!((left(&server, "llm.gpt-4o.rpm"), left(&server, "llm.gpt-4o.tpm")), (18, 400));
+}

@@ -1,0 +1,192 @@
+//! Streams: what the client sees of them, and what becomes of a call whose stream does not end well.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use tollgate_testkit::provider::{Provider, Reply, anthropic, openai};
+use tollgate_testkit::tollgate::Tollgate;
+
+use crate::{chat, gateway, left, trail, until};
+
+/// Sends a request and reads up to some text; the connection is left open.
+fn begin(server: &Tollgate, body: &str, up_to: &str) -> (TcpStream, String) {
+    let mut stream = TcpStream::connect(server.http()).expect("connected");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all([head.as_bytes(), body.as_bytes()].concat().as_slice()).expect("sent");
+    let mut read = Vec::new();
+    let mut piece = [0; 4_096];
+    while !String::from_utf8_lossy(&read).contains(up_to) {
+        let length = stream.read(&mut piece).expect("an answer");
+        assert_ne!(length, 0, "{}", String::from_utf8_lossy(&read));
+        read.extend_from_slice(&piece[..length]);
+    }
+    (stream, String::from_utf8_lossy(&read).into_owned())
+}
+
+#[test]
+fn c1_usage_is_asked_for_and_hidden_unless_the_client_asks() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\ntpm = 10000");
+    for (options, seen) in [
+        ("", 0),
+        (",\"stream_options\":{\"include_usage\":true}", 1),
+        (",\"stream_options\":{\"include_usage\":false}", 0),
+        (",\"stream_options\":null", 0),
+    ] {
+        let answer = server.post("/v1/chat/completions", &chat(100, &format!(",\"stream\":true{options}")));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.field("content-type"), Some("text/event-stream"));
+        assert_eq!(answer.body.matches("\"choices\":[]").count(), seen, "{options}: {}", answer.body);
+        assert!(
+            answer.body.ends_with("data: [DONE]\n\n") && answer.body.contains(" there"),
+            "{}",
+            answer.body
+        );
+    }
+    assert!(
+        provider.arrivals().iter().all(|arrival| arrival.body["stream_options"]["include_usage"] == true)
+    );
+    until("all are settled by what was reported", || left(&server, "llm.gpt-4o.tpm") == 10_000 - 400);
+}
+
+#[test]
+fn c3_a_client_that_leaves_is_charged_for_what_was_streamed() {
+    let provider = Provider::start(|arrival| {
+        let word = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\" word\"}}]}\n\n".to_owned();
+        let _ = arrival;
+        Reply::events(std::iter::repeat_n(word, 500)).paced(Duration::from_millis(10))
+    });
+    let server = gateway(
+        &provider,
+        "openai",
+        "llm.log_dir = 'logs'\n[llm.models.gpt-4o]\ntpm = 1000\nconcurrency = 1",
+    );
+    let (stream, _) = begin(&server, &chat(900, ",\"stream\":true"), " word");
+    assert_eq!((left(&server, "llm.gpt-4o.tpm"), left(&server, "llm.gpt-4o.concurrency")), (100, 0));
+    drop(stream);
+    until("the upstream is closed", || provider.cut() == 1);
+    until("its place is free", || left(&server, "llm.gpt-4o.concurrency") == 1);
+    until("the trail is written", || trail(&server).len() == 1);
+    let line = &trail(&server)[0];
+    let output = line["output_tokens"].as_u64().expect("a count");
+    assert!((1..=200).contains(&output) && line["source"] == "estimated", "{line}");
+    assert_eq!(left(&server, "llm.gpt-4o.tpm"), 1_000 - 8 - output);
+}
+
+#[test]
+fn c3_a_client_that_leaves_just_before_the_usage_is_charged_too() {
+    let provider = Provider::start(|arrival| openai(arrival).paced(Duration::from_millis(150)));
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\ntpm = 1000");
+    let (stream, _) = begin(&server, &chat(900, ",\"stream\":true"), "\"stop\"");
+    drop(stream);
+    // "Hello there" is two tokens; if the usage came first, it says 892.
+    until("it is settled", || left(&server, "llm.gpt-4o.tpm") != 100);
+    assert_eq!(left(&server, "llm.gpt-4o.tpm"), 1_000 - 8 - 2);
+}
+
+#[test]
+fn c3_many_that_leave_leak_nothing() {
+    let provider = Provider::start(|arrival| openai(arrival).paced(Duration::from_millis(20)));
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nconcurrency = 4\nrpm = 100000");
+    for _ in 0..100 {
+        drop(begin(&server, &chat(50, ",\"stream\":true"), "Hel"));
+    }
+    until("all places are free", || left(&server, "llm.gpt-4o.concurrency") == 4);
+}
+
+#[test]
+fn c4_an_upstream_that_breaks_off_is_broken_off_for_the_client_and_charged_once() {
+    let provider = Provider::start(|arrival| openai(arrival).cut_after(2));
+    let server =
+        gateway(&provider, "openai", "llm.log_dir = 'logs'\n[llm.models.gpt-4o]\nrpm = 10\ntpm = 1000");
+    let (mut stream, read) = begin(&server, &chat(900, ",\"stream\":true"), "lo");
+    let mut rest = Vec::new();
+    // Either an error or an end without the last chunk: no client takes it for a whole answer.
+    let _ = stream.read_to_end(&mut rest);
+    let whole = read + &String::from_utf8_lossy(&rest);
+    assert!(!whole.contains("0\r\n\r\n") && !whole.contains("[DONE]"), "{whole}");
+    until("it is settled", || left(&server, "llm.gpt-4o.tpm") == 1_000 - 8 - 1);
+    assert_eq!(
+        (provider.arrivals().len(), left(&server, "llm.gpt-4o.rpm")),
+        (1, 9),
+        "nothing is tried again"
+    );
+}
+
+#[test]
+fn c5_a_stream_that_begins_with_an_error_is_tried_again() {
+    let error = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded\"}}\n\n";
+    let provider = Provider::start(move |arrival| match arrival.number {
+        0 => Reply::events([error.to_owned(), String::new()]),
+        _ => anthropic(arrival),
+    });
+    let server = gateway(&provider, "anthropic", "[llm.models.claude-x]\nrpm = 10");
+    let body =
+        r#"{"model":"claude-x","max_tokens":50,"messages":[{"role":"user","content":"hi"}],"stream":true}"#;
+    let answer = server.post("/v1/messages", body);
+    assert!(answer.body.contains("message_stop") && !answer.body.contains("overloaded"), "{}", answer.body);
+    assert_eq!((provider.arrivals().len(), left(&server, "llm.claude-x.rpm")), (2, 8));
+}
+
+#[test]
+fn c5_an_error_after_content_is_passed_through() {
+    let provider = Provider::start(|arrival| {
+        let mut reply = anthropic(arrival);
+        reply.steps.truncate(4);
+        let error = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n";
+        reply.steps.push(tollgate_testkit::provider::Step::Send(error.into()));
+        reply
+    });
+    let server = gateway(&provider, "anthropic", "[llm.models.claude-x]\nrpm = 10");
+    let body = r#"{"model":"claude-x","max_tokens":50,"messages":[],"stream":true}"#;
+    assert!(server.post("/v1/messages", body).body.ends_with("\"overloaded_error\"}}\n\n"));
+    assert_eq!(provider.arrivals().len(), 1);
+}
+
+#[test]
+fn c6_a_client_that_leaves_the_line_costs_nothing() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\ntpm = 1000\nrpm = 10");
+    assert_eq!(server.post("/v1/chat/completions", &chat(1_000, "")).status, 200);
+    let body = chat(500, "");
+    let mut stream = TcpStream::connect(server.http()).expect("connected");
+    let head =
+        format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all([head.as_bytes(), body.as_bytes()].concat().as_slice()).expect("sent");
+    let waiting = |count: &str| {
+        server.get("/metrics").body.contains(&format!("tollgate_llm_queue{{model=\"gpt-4o\"}} {count}"))
+    };
+    until("it waits", || waiting("1"));
+    drop(stream);
+    until("it has left the line", || waiting("0"));
+    assert_eq!((provider.arrivals().len(), left(&server, "llm.gpt-4o.rpm")), (1, 9));
+}
+
+#[test]
+fn c7_bytes_pass_unchanged() {
+    let pieces: Vec<Vec<u8>> = vec![
+        b": comment\r\n\r\nevent: unknown\r\ndata: {\"x\" : [1.0e5, \"\\u00e9\"]}\r\n\r\n".to_vec(),
+        "data: {\"choices\":[{\"delta\":{\"content\":\"h".into(),
+        vec![0xc3],
+        vec![0xa9, b'"'],
+        b"}}]}\n\ndata: not json\n\n\n\n".to_vec(),
+        b"data: [DONE]\n\ntrailing".to_vec(),
+    ];
+    let expected: Vec<u8> = pieces.concat();
+    let provider = Provider::start(move |_| {
+        let mut reply = Reply::events([]);
+        reply.steps = pieces.iter().cloned().map(tollgate_testkit::provider::Step::Send).collect();
+        reply.header("x-custom: kept")
+    });
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\ntpm = 100000");
+    for options in ["", ",\"stream_options\":{\"include_usage\":true}"] {
+        let answer = server.post("/v1/chat/completions", &chat(100, &format!(",\"stream\":true{options}")));
+        assert_eq!(answer.body.as_bytes(), expected, "{options}");
+        assert_eq!(answer.field("x-custom"), Some("kept"));
+    }
+}
