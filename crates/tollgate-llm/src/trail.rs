@@ -147,7 +147,9 @@ fn write(file: &mut TrailFile, lines: &Receiver<Message>) {
             }
             Err(_) => {}
         }
-        flushed.iter().for_each(|barrier| drop(barrier.wait()));
+        for barrier in flushed {
+            barrier.wait();
+        }
     }
 }
 
