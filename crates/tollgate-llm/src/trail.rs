@@ -147,7 +147,7 @@ fn write(file: &mut TrailFile, lines: &Receiver<Message>) {
             }
             Err(_) => {}
         }
-        for barrier in &flushed {
+        for barrier in flushed {
             barrier.wait();
         }
     }

@@ -256,7 +256,7 @@ impl Call<'_> {
         let left = Left { call: self, attempt, is_left: true };
         let sending = self.upstream.send(api, self.headers, admission.group(), body);
         let response = tokio::time::timeout(HEAD, sending).await;
-        left.is_answered();
+        left.not_left();
         let response = match response {
             Ok(Ok(response)) => response,
             Ok(Err(SendError::NotSent(why))) => {
@@ -376,7 +376,7 @@ struct Left<'a> {
 }
 
 impl Left<'_> {
-    fn is_answered(mut self) {
+    fn not_left(mut self) {
         self.is_left = false;
     }
 }

@@ -14,25 +14,28 @@ use super::report;
 /// Beyond this, SDKs of OpenAI do not retry at all and those of Anthropic sleep for as long as they are told.
 const LONGEST_HINT: Duration = Duration::from_secs(120);
 
+/// `error.type` in the shape of OpenAI and in that of Anthropic.
+type Kinds = (&'static str, &'static str);
+
 /// What is wrong with a call.
 #[derive(Debug)]
 pub(super) struct Fault {
     status: StatusCode,
     message: String,
     /// `error.type` for OpenAI and for Anthropic.
-    kinds: (&'static str, &'static str),
+    kinds: &'static Kinds,
     code: Option<&'static str>,
     param: Option<&'static str>,
     retry_after: Option<Duration>,
     is_final: bool,
-    standing: Vec<Standing>,
+    standing: Box<[Standing]>,
     allow: Option<&'static str>,
 }
 
-const INVALID: (&str, &str) = ("invalid_request_error", "invalid_request_error");
+const INVALID: &Kinds = &("invalid_request_error", "invalid_request_error");
 
 impl Fault {
-    fn new(status: StatusCode, kinds: (&'static str, &'static str), message: impl Into<String>) -> Fault {
+    fn new(status: StatusCode, kinds: &'static Kinds, message: impl Into<String>) -> Fault {
         Fault {
             status,
             message: message.into(),
@@ -41,7 +44,7 @@ impl Fault {
             param: None,
             retry_after: None,
             is_final: false,
-            standing: Vec::new(),
+            standing: Box::default(),
             allow: None,
         }
     }
@@ -55,12 +58,12 @@ impl Fault {
     }
 
     pub(super) fn no_model(message: impl Into<String>) -> Fault {
-        let kinds = ("invalid_request_error", "not_found_error");
+        let kinds = &("invalid_request_error", "not_found_error");
         Fault { code: Some("model_not_found"), ..Fault::new(StatusCode::NOT_FOUND, kinds, message) }
     }
 
     pub(super) fn no_key(message: impl Into<String>) -> Fault {
-        let kinds = ("invalid_request_error", "authentication_error");
+        let kinds = &("invalid_request_error", "authentication_error");
         Fault { code: Some("invalid_api_key"), ..Fault::new(StatusCode::UNAUTHORIZED, kinds, message) }
     }
 
@@ -70,7 +73,7 @@ impl Fault {
     }
 
     pub(super) fn too_large(most: usize) -> Fault {
-        let kinds = ("invalid_request_error", "request_too_large");
+        let kinds = &("invalid_request_error", "request_too_large");
         Fault::new(StatusCode::PAYLOAD_TOO_LARGE, kinds, format!("the body is longer than {most} bytes"))
     }
 
@@ -79,7 +82,7 @@ impl Fault {
     }
 
     pub(super) fn no_memory() -> Fault {
-        let kinds = ("server_error", "overloaded_error");
+        let kinds = &("server_error", "overloaded_error");
         let message = "the gateway holds as many requests as it has memory for (llm.memory_mib)";
         Fault {
             retry_after: Some(Duration::from_secs(1)),
@@ -89,7 +92,7 @@ impl Fault {
 
     /// The upstream did not answer. The gateway has made all attempts that there are.
     pub(super) fn upstream(status: StatusCode, message: impl Into<String>) -> Fault {
-        Fault { is_final: true, ..Fault::new(status, ("server_error", "api_error"), message) }
+        Fault { is_final: true, ..Fault::new(status, &("server_error", "api_error"), message) }
     }
 
     pub(super) fn into_response(self, is_anthropic: bool, request_id: &str) -> Response<Body> {
@@ -147,7 +150,11 @@ impl From<Refusal> for Fault {
                 retry_after,
                 ..Fault::new(
                     StatusCode::TOO_MANY_REQUESTS,
-                    (if is_of_requests { "requests" } else { "tokens" }, "rate_limit_error"),
+                    if is_of_requests {
+                        &("requests", "rate_limit_error")
+                    } else {
+                        &("tokens", "rate_limit_error")
+                    },
                     reason,
                 )
             },
@@ -157,9 +164,9 @@ impl From<Refusal> for Fault {
             RefusalKind::UnknownModel => Fault::no_model(reason),
             RefusalKind::Undecided => Fault {
                 retry_after,
-                ..Fault::new(StatusCode::SERVICE_UNAVAILABLE, ("server_error", "api_error"), reason)
+                ..Fault::new(StatusCode::SERVICE_UNAVAILABLE, &("server_error", "api_error"), reason)
             },
         };
-        Fault { standing, ..fault }
+        Fault { standing: standing.into(), ..fault }
     }
 }
