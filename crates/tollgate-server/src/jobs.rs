@@ -33,11 +33,11 @@ pub(crate) fn run(asked: &JobsArgs) -> Result<(), Failure> {
                 let span =
                     span.map_err(|error| Failure::new(format!("{wait:?} is no duration: {}", error.fix())))?;
                 attach(config).await?.close(key, span.into()).await.map_err(failed)?;
-                told(format_args!("closed for {span}"))
+                print_result(format_args!("closed for {span}"))
             }
             JobsCommand::Open { key, config } => {
                 let was_closed = attach(config).await?.open(key).await.map_err(failed)?;
-                told(format_args!("{}", if was_closed { "open" } else { "was not closed" }))
+                print_result(format_args!("{}", if was_closed { "open" } else { "was not closed" }))
             }
         }
     })
@@ -47,7 +47,7 @@ fn failed(error: tollgate_jobs::Error) -> Failure {
     Failure::new(error.to_string())
 }
 
-fn told(words: std::fmt::Arguments<'_>) -> Result<(), Failure> {
+fn print_result(words: std::fmt::Arguments<'_>) -> Result<(), Failure> {
     writeln!(io::stdout().lock(), "{words}").map_err(Failure::answering)
 }
 

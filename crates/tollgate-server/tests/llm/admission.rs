@@ -174,11 +174,28 @@ fn a_429_of_the_provider_is_waited_out_and_each_attempt_counts() {
     });
     let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 10\ntpm = 1000");
     assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
-    let arrivals = provider.arrivals();
-    assert_eq!(arrivals.len(), 1 + usize::from(arrivals.len() > 1));
+    assert_eq!(provider.arrivals().len(), 2);
     until("both attempts count as requests, and one as tokens", || {
         (left(&server, "llm.gpt-4o.rpm"), left(&server, "llm.gpt-4o.tpm")) == (8, 900)
     });
+}
+
+/// An upstream that asks for longer than anybody can wait is believed, and its refusal passed on.
+#[test]
+fn an_absurd_wait_of_the_provider_is_not_waited_for() {
+    for wait in ["1e18", "99999999999999999999", "-1", "nan", "soon"] {
+        let provider = Provider::start(move |arrival| match arrival.number {
+            0..3 => tollgate_testkit::provider::Reply::json(
+                429,
+                &serde_json::json!({ "error": { "code": "rate_limit_exceeded" } }),
+            )
+            .header(&format!("retry-after: {wait}")),
+            _ => openai(arrival),
+        });
+        let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 10\ntpm = 1000");
+        assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 429, "{wait}");
+        until("what was not run costs no tokens", || left(&server, "llm.gpt-4o.tpm") == 1_000);
+    }
 }
 
 #[test]

@@ -129,9 +129,9 @@ fn many_keys_in_one_call_are_one_span_with_its_calls() {
         drop(ready(gate.charge_each(&["a", "b", "a"].map(|key| Charge::new("api", key)))).unwrap())
     });
     let names: Vec<&str> = spans.iter().map(|span| &span.name[..]).collect();
-    assert_eq!(names, ["rate_limit.store", "rate_limit.store", "rate_limit.check"]);
-    assert_eq!(spans[2].brief(&["limiter", "keys", "key_hash", "decision"]), "api 3  ");
-    assert!(spans[..2].iter().all(|call| call.parent_id == spans[2].span_id));
+    assert_eq!(names, ["rate_limit.store", "rate_limit.check"]);
+    assert_eq!(spans[1].brief(&["limiter", "keys", "key_hash", "decision"]), "api 3  ");
+    assert_eq!(spans[0].parent_id, spans[1].span_id);
 }
 
 #[test]

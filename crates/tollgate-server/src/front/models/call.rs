@@ -39,6 +39,9 @@ const MARGIN: Duration = Duration::from_secs(2);
 /// How long after a provider said that it is overloaded it is tried again, if it does not say.
 const OVERLOADED: Duration = Duration::from_millis(500);
 
+/// How many bytes of a stream are kept back until its first event.
+const MOST_BEGUN: usize = 64 * 1024;
+
 /// The longest refusal that is looked into.
 const MOST_REFUSAL: usize = 64 * 1024;
 
@@ -200,7 +203,9 @@ impl Call<'_> {
                 Err(failed) => failed,
             };
             let again = failed.again.filter(|_| attempt < MOST_ATTEMPTS);
-            match again.filter(|again| Instant::now() + *again < self.deadline) {
+            // A provider may ask for more than can be added to an instant.
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            match again.filter(|again| *again < left) {
                 Some(again) => tokio::time::sleep(again).await,
                 None => {
                     let mut response = failed.response?;
@@ -426,7 +431,8 @@ async fn first_event(answer: &mut Answer) -> Option<Bytes> {
             let bytes: Vec<u8> = answer.begun.iter().flat_map(|(piece, _)| piece.iter().copied()).collect();
             return Some(bytes.into());
         }
-        if is_any {
+        let begun: usize = answer.begun.iter().map(|(piece, _)| piece.len()).sum();
+        if is_any || begun > MOST_BEGUN {
             return None;
         }
     }
