@@ -222,7 +222,7 @@ mod tests {
     fn expressions_are_escaped() {
         for (text, expected) in [
             ("up", "up"),
-            ("sum(rate(a_b[1m])) > 0", "sum%28rate%28a%5Fb%5B1m%5D%29%29%20%3E%200"),
+            ("sum(rate(a_b[1m])) > 0", "sum%28rate%28a_b%5B1m%5D%29%29%20%3E%200"),
             ("a{b=~\"ü+&\"}", "a%7Bb%3D%7E%22%C3%BC%2B%26%22%7D"),
         ] {
             assert_eq!(escaped(text), expected);
