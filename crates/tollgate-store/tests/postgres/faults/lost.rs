@@ -148,7 +148,7 @@ async fn of_keys_in_one_statement_only_those_that_were_late_are_said_to_be() {
         proxy.set(Mode::Latency(Duration::from_millis(1_000)));
         let store = PostgresStore::new(through(&proxy, Duration::from_millis(1_500), 1)).unwrap();
         store.charge(&[item(&hourly("other", 1), "k")], None).await.unwrap_err();
-        tokio::time::sleep(Duration::from_millis(3_300)).await;
+        tokio::time::sleep(Duration::from_millis(6_000)).await;
         proxy.set(Mode::Pass);
         let stranger = super::connect_stranger(&server).await.unwrap();
         let last = "(select key from tollgate_state where limit_name = 'api' order by key desc limit 1)";
