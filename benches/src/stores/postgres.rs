@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tollgate_store::{Cost, Item, Limit, PostgresOptions, PostgresStore, Store, StoredLimit};
+use tollgate::store::LimitError;
+use tollgate_store::{Cost, Item, Limit, Micros, PostgresOptions, PostgresStore, Store, StoredLimit};
 use tollgate_testkit::postgres::PostgresServer;
 
 use self::pgbench::Pgbench;
@@ -67,7 +68,12 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
 
     let keys = keys("", plan.keys);
     let (single, many, held) = (bucket("single")?, bucket("many")?, bucket("held")?);
-    for limit in [&single, &many, &held] {
+    let span = Micros::from_secs(600);
+    let fixed = limit("fixed", Limit::fixed_window(1_000_000, span))?;
+    let counter = limit("counter", Limit::sliding_window_counter(1_000_000, span))?;
+    let log = limit("log", Limit::sliding_window(100, Micros::from_secs(10)))?;
+    let leases = limit("leases", Limit::concurrency(1_000, Micros::from_secs(10)))?;
+    for limit in [&single, &many, &held, &fixed, &counter, &log] {
         let items: Vec<Item<'_>> =
             keys.iter().map(|key| Item { limit, key, cost: Cost::ONE, shadow: false }).collect();
         for filled in store.charge_each(&items).await {
@@ -79,11 +85,16 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
     let charges = Charges { store: store.clone(), limits: [single].into() };
     let crowd = charges.clone();
     let many = ManyCharges { store: store.clone(), limit: Arc::new(many) };
+    let windows = [("fixed window", fixed), ("sliding counter", counter), ("sliding window", log)];
+    let windows =
+        windows.map(|(name, limit)| (name, Charges { store: store.clone(), limits: [limit].into() }));
+    let leases = Reserves { store: store.clone(), limit: Arc::new(leases) };
     let reserves = Reserves { store, limit: Arc::new(held) };
+    let crowd_of_reserves = reserves.clone();
     let (one, fifty) =
         (connections(&url, Executions::One).await?, connections(&url, Executions::Fifty).await?);
     let about_many = format!("{MANY} keys by charge_each, 8 callers");
-    let contestants = vec![
+    let mut contestants = vec![
         pgbench.contestant(SELECT, "no table at all: the protocol's ceiling", &url, pgbench::SELECT),
         pgbench.contestant(
             UPSERT,
@@ -102,10 +113,23 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
             &keys,
             by_turns(fifty),
         ),
+        Contestant::new(
+            "concurrency",
+            "reserve and release: two calls, each on disk",
+            CONNECTIONS,
+            &keys,
+            move || leases.clone(),
+        ),
         Contestant::new("reserve, give back", "two calls, each on disk", CONNECTIONS, &keys, move || {
             reserves.clone()
         }),
+        Contestant::new("reserve, give back, 64", "the same with 64 callers", CROWD, &keys, move || {
+            crowd_of_reserves.clone()
+        }),
     ];
+    contestants.extend(windows.map(|(name, charges)| {
+        Contestant::new(name, "one check a call, 8 callers", CONNECTIONS, &keys, move || charges.clone())
+    }));
     let cells = rounds::run(plan, contestants, &Server::Postgres(server)).await;
     Ok(Found { version: server.try_psql("show server_version")?, cells })
 }
@@ -126,6 +150,9 @@ fn by_turns<C: Clone>(callers: Vec<C>) -> impl Fn() -> C {
 
 /// As on Redis: slow and too deep to be emptied.
 fn bucket(name: &str) -> Result<StoredLimit, String> {
-    let limit = tollgate::Rate::per_second(4).and_then(|rate| Limit::token_bucket(rate, 2_400));
+    limit(name, tollgate::Rate::per_second(4).and_then(|rate| Limit::token_bucket(rate, 2_400)))
+}
+
+fn limit(name: &str, limit: Result<Limit, LimitError>) -> Result<StoredLimit, String> {
     limit.map(|limit| StoredLimit::new(name, limit)).map_err(|error| error.to_string())
 }

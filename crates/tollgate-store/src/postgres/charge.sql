@@ -185,8 +185,8 @@ begin
     fits[part] := part_costs[part] <= part_parameters[5 * part - case when part_strategies[part] <= 2 then 2 else 4 end];
     never := never or not (fits[part] or part_shadows[part]);
   end loop;
-  -- What can never pass makes nothing.
-  if not never then
+  -- What can never pass makes nothing. Mostly all states are there.
+  if not never and (select count(*) from {prefix}state as s where s.key = any (part_keys)) < parts then
     made := {prefix}make_states(part_keys, part_limits, fits);
   end if;
   for seen in select s.* from {prefix}state as s where s.key = any (part_keys) order by s.key for update loop
@@ -255,17 +255,20 @@ begin
 
   -- Where nothing was charged there is nothing to settle, and nothing is kept.
   if hold_id is not null and cardinality(charged) > 0 then
+    if cardinality(charged) < parts then
+      -- Limits that only watch have refused.
+      select array_agg(part_keys[c.part] order by c.n), array_agg(part_limits[c.part] order by c.n),
+             array_agg(part_strategies[c.part] order by c.n),
+             (select array_agg(part_parameters[5 * d.part - 5 + i] order by d.n, i)
+              from unnest(charged) with ordinality as d (part, n), generate_series(1, 5) as i),
+             array_agg(part_costs[c.part] order by c.n), array_agg(charged_at[c.part] order by c.n)
+      into part_keys, part_limits, part_strategies, part_parameters, part_costs, charged_at
+      from unnest(charged) with ordinality as c (part, n);
+    end if;
     insert into {prefix}hold as h (
       id, keys, limit_names, strategies, parameters, costs, charged_at_us, asked, readings, at_us, ttl_us, end_us, settled)
-    select hold_id, coalesce(array_agg(part_keys[c.part] order by c.n), '{}'),
-           coalesce(array_agg(part_limits[c.part] order by c.n), '{}'),
-           coalesce(array_agg(part_strategies[c.part] order by c.n), '{}'),
-           coalesce((select array_agg(part_parameters[5 * d.part - 5 + i] order by d.n, i)
-                     from unnest(charged) with ordinality as d (part, n), generate_series(1, 5) as i), '{}'),
-           coalesce(array_agg(part_costs[c.part] order by c.n), '{}'),
-           coalesce(array_agg(charged_at[c.part] order by c.n), '{}'),
-           hold_asked, readings, decided_us, ttl_us, decided_us + ttl_us, false
-    from unnest(charged) with ordinality as c (part, n)
+    values (hold_id, part_keys, part_limits, part_strategies, part_parameters, part_costs, charged_at,
+            hold_asked, readings, decided_us, ttl_us, decided_us + ttl_us, false)
     on conflict (id) do update set
       keys = excluded.keys, limit_names = excluded.limit_names, strategies = excluded.strategies,
       parameters = excluded.parameters, costs = excluded.costs, charged_at_us = excluded.charged_at_us,

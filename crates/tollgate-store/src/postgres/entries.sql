@@ -392,41 +392,40 @@ begin
 end
 $$;
 
--- Takes an amount off the newest entries.
+-- Takes an amount off the newest entries. However many those are, whole chunks are deleted by one statement.
 create or replace function {prefix}log_refund(seen {prefix}state, amount bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
+  entry_us bigint;
+  gone record;
   chunk record;
-  rest bigint := amount;
 begin
-  while rest > 0 and seen.c > 0 loop
-    -- The last entry that stays, and what is then left of the sum up to it.
-    select e.total - coalesce(e.sums[e.before], 0) as total, e.entries - e.before as entries,
-           e.total - rest as sum, e.entries - e.place as dropped, e.place, e.at_us[e.place] as last_us into chunk
-    from (select x.*, cardinality(x.at_us) as entries, width_bucket(seen.d - 1, x.at_us) as before,
-                 width_bucket(x.total - rest - 1, x.sums) + 1 as place
-          from {prefix}execution as x where x.key = seen.key and x.first_us = seen.e) as e;
-    if chunk.total > rest then
-      update {prefix}execution as e
-      set total = chunk.sum, last_us = chunk.last_us, at_us = e.at_us[1 : chunk.place],
-          sums = e.sums[1 : chunk.place - 1] || chunk.sum
-      where e.key = seen.key and e.first_us = seen.e;
-      seen.a := chunk.last_us;
-      seen.b := seen.b - rest;
-      seen.c := seen.c - chunk.dropped;
-      return seen;
-    end if;
-    delete from {prefix}execution as e where e.key = seen.key and e.first_us = seen.e;
-    seen.b := seen.b - chunk.total;
-    seen.c := seen.c - chunk.entries;
-    rest := rest - chunk.total;
-    if seen.c = 0 then
-      seen.a := 0;
-    else
-      select e.first_us, e.last_us into seen.e, seen.a
-      from {prefix}execution as e where e.key = seen.key order by e.first_us desc limit 1;
-    end if;
-  end loop;
+  if amount >= seen.b then
+    delete from {prefix}execution as e where e.key = seen.key;
+    seen.a := 0;
+    seen.b := 0;
+    seen.c := 0;
+    return seen;
+  elsif amount <= 0 then
+    return seen;
+  end if;
+  -- The last entry that stays.
+  entry_us := {prefix}entries_first_to_sum(seen, seen.b - amount);
+  with deleted as (
+    delete from {prefix}execution as e where e.key = seen.key and e.first_us > entry_us
+    returning e.total, cardinality(e.at_us) as entries)
+  select coalesce(sum(d.total), 0)::bigint as total, coalesce(sum(d.entries), 0) as entries into gone from deleted as d;
+  select e.first_us, e.place, cardinality(e.at_us) - e.place as dropped, e.total - (amount - gone.total) as total into chunk
+  from (select x.*, width_bucket(entry_us, x.at_us) as place
+        from {prefix}execution as x where x.key = seen.key and x.first_us <= entry_us order by x.first_us desc limit 1) as e;
+  update {prefix}execution as e
+  set total = chunk.total, last_us = entry_us, at_us = e.at_us[1 : chunk.place],
+      sums = e.sums[1 : chunk.place - 1] || chunk.total
+  where e.key = seen.key and e.first_us = chunk.first_us;
+  seen.a := entry_us;
+  seen.b := seen.b - amount;
+  seen.c := seen.c - gone.entries - chunk.dropped;
+  seen.e := chunk.first_us;
   return seen;
 end
 $$;

@@ -511,13 +511,16 @@ fn is_poolers_refusal(error: &tokio_postgres::Error) -> bool {
 }
 
 /// What calls need of a session, or of a transaction: the server gives up a little before the caller does.
-fn call_settings(timeout: Duration) -> [(&'static str, String); 4] {
+fn call_settings(timeout: Duration) -> [(&'static str, String); 5] {
     let ms = |percent: u128| (timeout.as_micros() * percent / 100_000).max(1).to_string();
     [
         ("lock_timeout", ms(80)),
         ("statement_timeout", ms(90)),
         ("synchronous_commit", "off".to_owned()),
         ("client_min_messages", "warning".to_owned()),
+        // Every call finds its rows by their keys. A plan that was made while a table was empty would read all of it for as long as the
+        // statistics say so, which is until long after a flood of new keys.
+        ("enable_seqscan", "off".to_owned()),
     ]
 }
 

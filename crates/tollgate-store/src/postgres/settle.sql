@@ -14,6 +14,7 @@ declare
   now_us bigint;
   real_cost bigint;
   real_costs bigint[] := '{}';
+  is_debt boolean[] := '{}';
   seen {prefix}state;
   states {prefix}state[];
   is_found boolean;
@@ -50,12 +51,13 @@ begin
       when kind = 'actual' then one_actual
       else coalesce(actuals[array_position(actual_names, held.limit_names[part])], held.costs[part]) end;
     real_costs[part] := least(real_cost, 9007199254740991);
+    is_debt[part] := real_costs[part] > held.costs[part];
   end loop;
 
-  perform {prefix}make_states(held.keys, held.limit_names, (
-    -- Only a debt needs a state where there is none.
-    select array_agg(r.cost > h.cost order by r.n)
-    from unnest(real_costs) with ordinality as r (cost, n) join unnest(held.costs) with ordinality as h (cost, n) using (n)));
+  -- Only a debt needs a state where there is none.
+  if true = any (is_debt) then
+    perform {prefix}make_states(held.keys, held.limit_names, is_debt);
+  end if;
   states := array_fill(null::{prefix}state, array[greatest(parts, 1)]);
   for seen in select s.* from {prefix}state as s where s.key = any (held.keys) order by s.key for update loop
     states[array_position(held.keys, seen.key)] := seen;
