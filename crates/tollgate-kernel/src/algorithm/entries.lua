@@ -5,8 +5,8 @@
 -- row: the instant of its last record, its sum, how many records it has, and the number under which texts[number] or
 -- fetch(number) has its text. Rows are one string, because most are only skipped. changed[number] says that a text is new.
 --
--- Whatever is asked, whole blocks are skipped by their rows, and one or two are read. A block takes 128 records, and more where
--- there are more than 64 blocks, so the steps grow with the square root of the entries: some 500 for 30,000.
+-- Whatever is asked, whole blocks are skipped by their rows, from the nearer end, and one or two are read. A block takes 128 records,
+-- and more where there are more than 64 blocks, so the steps grow with the square root of the entries: some 300 for 30,000.
 
 local RECORD, ROW, ROW_BYTES = '>I7I7', '>I7I7I3I4', 21
 local unpack_struct, pack_struct, sub = struct.unpack, struct.pack, string.sub
@@ -53,33 +53,74 @@ local function entries_last(entries)
   return (entries_row(entries, entries.blocks))
 end
 
--- What the entries up to and with an instant come to.
-local function entries_sum_until(entries, instant)
+-- The first block whose last record is at an instant or later; one more than there are where none is.
+local function entries_block_of(entries, instant)
+  local low, high = 1, entries.blocks + 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if entries_row(entries, middle) < instant then low = middle + 1 else high = middle end
+  end
+  return low
+end
+
+-- What the blocks from one to another come to.
+local function entries_sum_of(entries, first, last)
   local sum = 0
-  for index = 1, entries.blocks do
-    local last_us, block_sum, _, number = entries_row(entries, index)
-    if last_us > instant then
-      local text = entries_text(entries, number)
-      return sum + entries_sum(text, entries.width, entries_until(text, entries.width, instant))
-    end
+  for index = first, last do
+    local _, block_sum = entries_row(entries, index)
     sum = sum + block_sum
   end
   return sum
 end
 
+-- What the entries up to and with an instant come to.
+local function entries_sum_until(entries, instant)
+  local blocks, index, sum = entries.blocks, 1, 0
+  if blocks == 0 then return 0 end
+  -- Mostly nothing, or a few of the first block.
+  if entries_row(entries, 1) <= instant then
+    index = entries_block_of(entries, instant + 1)
+    if 2 * index <= blocks then
+      sum = entries_sum_of(entries, 1, index - 1)
+    else
+      sum = entries.total - entries_sum_of(entries, index, blocks)
+    end
+    if index > blocks then return sum end
+  end
+  local _, _, _, number = entries_row(entries, index)
+  local text = entries_text(entries, number)
+  return sum + entries_sum(text, entries.width, entries_until(text, entries.width, instant))
+end
+
 -- The instant of the first entry with which the entries from the oldest on come to at least a sum.
 local function entries_first_to_sum(entries, sum)
-  for index = 1, entries.blocks do
-    local _, block_sum, count, number = entries_row(entries, index)
-    if block_sum >= sum then
-      local text, width = entries_text(entries, number), entries.width
-      for at = 1, count * width, width do
-        local instant, cost = unpack_struct(RECORD, text, at)
-        sum = sum - cost
-        if sum <= 0 then return instant end
-      end
+  local total, index, block_sum, number = entries.total, 0, nil, nil
+  if sum > total then return nil end
+  if 2 * sum <= total then
+    while true do
+      index = index + 1
+      local _
+      _, block_sum, _, number = entries_row(entries, index)
+      if block_sum >= sum then break end
+      sum = sum - block_sum
     end
-    sum = sum - block_sum
+  else
+    -- What comes after it.
+    local rest = total - sum
+    index = entries.blocks
+    while true do
+      local _
+      _, block_sum, _, number = entries_row(entries, index)
+      if block_sum > rest then break end
+      index, rest = index - 1, rest - block_sum
+    end
+    sum = block_sum - rest
+  end
+  local text, width = entries_text(entries, number), entries.width
+  for at = 1, #text, width do
+    local instant, cost = unpack_struct(RECORD, text, at)
+    sum = sum - cost
+    if sum <= 0 then return instant end
   end
 end
 
@@ -131,16 +172,6 @@ local function entries_add_block(entries, index, text, sum)
   local number = entries.next_number
   entries.next_number = number + 1
   entries_put(entries, index, 0, number, text, sum)
-end
-
--- The first block whose last record is at an instant or later; one more than there are where none is.
-local function entries_block_of(entries, instant)
-  local low, high = 1, entries.blocks + 1
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if entries_row(entries, middle) < instant then low = middle + 1 else high = middle end
-  end
-  return low
 end
 
 -- Adds an entry behind all that are not later. `whose` is sixteen bytes, or none where the width has no room for them.

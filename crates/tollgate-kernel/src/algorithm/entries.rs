@@ -1,8 +1,8 @@
 //! Costs in the order of an instant, with sums by the block: the log of a sliding window, and leases by their end.
 //!
 //! What a charge asks of thousands of entries (what do those up to an instant come to, and which is the first that frees so
-//! much) is answered by skipping whole blocks, so that the work grows with n/64 + 64 additions and not with n: at 30,000
-//! entries some 500 steps of a nanosecond or two. Adding at the end and dropping from the front touch one block.
+//! much) is answered by skipping whole blocks, from the nearer end, so that the work grows with n/128 + 64 additions and not with
+//! n: at 30,000 entries some 300 steps of a nanosecond or two. Adding at the end and dropping from the front touch one block.
 
 use std::collections::VecDeque;
 
@@ -67,31 +67,41 @@ impl<E: Entry> Entries<E> {
 
     /// What the entries up to and with an instant come to.
     pub(crate) fn sum_until(&self, instant: Micros) -> u64 {
-        let mut sum = 0;
-        for block in &self.blocks {
-            if block.entries.back().is_some_and(|last| last.instant() <= instant) {
-                sum += block.sum;
-                continue;
-            }
-            let until = block.entries.iter().take_while(|entry| entry.instant() <= instant);
-            return sum + until.map(Entry::cost).sum::<u64>();
-        }
-        sum
+        let is_before = |block: &Block<E>| block.entries.back().is_some_and(|last| last.instant() <= instant);
+        let at = self.blocks.partition_point(is_before);
+        let sum = match 2 * at < self.blocks.len() {
+            true => self.blocks.iter().take(at).map(|block| block.sum).sum::<u64>(),
+            false => self.total - self.blocks.iter().skip(at).map(|block| block.sum).sum::<u64>(),
+        };
+        let Some(block) = self.blocks.get(at) else { return sum };
+        let until = block.entries.iter().take_while(|entry| entry.instant() <= instant);
+        sum + until.map(Entry::cost).sum::<u64>()
     }
 
     /// The instant of the first entry with which the entries from the oldest on come to at least `sum`.
     pub(crate) fn first_to_sum(&self, sum: u64) -> Option<Micros> {
-        let mut left = sum;
-        for block in &self.blocks {
-            if block.sum < left {
-                left -= block.sum;
-                continue;
-            }
-            for entry in &block.entries {
-                match left.checked_sub(entry.cost()) {
-                    Some(rest) if rest > 0 => left = rest,
-                    _ => return Some(entry.instant()),
-                }
+        // What comes after it.
+        let mut rest = self.total.checked_sub(sum)?;
+        let (block, mut left) = if sum <= rest {
+            let mut left = sum;
+            let block = self.blocks.iter().find(|block| {
+                let is_it = block.sum >= left;
+                left -= if is_it { 0 } else { block.sum };
+                is_it
+            })?;
+            (block, left)
+        } else {
+            let block = self.blocks.iter().rev().find(|block| {
+                let is_it = block.sum > rest;
+                rest -= if is_it { 0 } else { block.sum };
+                is_it
+            })?;
+            (block, block.sum - rest)
+        };
+        for entry in &block.entries {
+            match left.checked_sub(entry.cost()) {
+                Some(rest) if rest > 0 => left = rest,
+                _ => return Some(entry.instant()),
             }
         }
         None

@@ -32,33 +32,33 @@ end
 
 -- Takes an amount off the newest entries.
 local function entries_reduce_newest(entries, amount)
-  while amount > 0 and entries.blocks > 0 do
-    local _, sum, count, number = entries_row(entries, entries.blocks)
-    if sum > amount then
-      -- Within this block.
-      local text, width = entries_text(entries, number), entries.width
-      local kept, left = #text, amount
-      while true do
-        local instant, cost = unpack_struct(RECORD, text, kept - width + 1)
-        if cost > left then
-          text = sub(text, 1, kept - width) .. pack_struct(RECORD, instant, cost - left) .. sub(text, kept - width + 15, kept)
-          break
-        end
-        kept, left = kept - width, left - cost
-        entries.length = entries.length - 1
-        if left == 0 then
-          text = sub(text, 1, kept)
-          break
-        end
-      end
-      entries.total = entries.total - amount
-      entries_put(entries, entries.blocks, 1, number, text, sum - amount)
-      return
-    end
-    amount = amount - sum
+  local blocks, before = entries.blocks, entries.blocks
+  local sum, count, number, _
+  -- Whole blocks first.
+  while blocks > 0 do
+    _, sum, count, number = entries_row(entries, blocks)
+    if sum > amount then break end
+    blocks, amount = blocks - 1, amount - sum
+    entries.texts[number], entries.changed[number] = nil, nil
+    entries.dropped[#entries.dropped + 1] = number
     entries.total, entries.length = entries.total - sum, entries.length - count
-    entries_put(entries, entries.blocks, 1, number, '', 0)
   end
+  if blocks < before then entries.rows, entries.blocks = sub(entries.rows, 1, ROW_BYTES * blocks), blocks end
+  if blocks == 0 or amount == 0 then return end
+  local text, width = entries_text(entries, number), entries.width
+  local kept, left = #text, amount
+  while left > 0 do
+    local instant, cost = unpack_struct(RECORD, text, kept - width + 1)
+    if cost > left then
+      text = sub(text, 1, kept - width) .. pack_struct(RECORD, instant, cost - left) .. sub(text, kept - width + 15, kept)
+      kept, left = #text, 0
+    else
+      kept, left = kept - width, left - cost
+      entries.length = entries.length - 1
+    end
+  end
+  entries.total = entries.total - amount
+  entries_put(entries, blocks, 1, number, sub(text, 1, kept), sum - amount)
 end
 
 -- Merges the oldest entry into the one after it, if that is not later than an instant. Answers whether it was.

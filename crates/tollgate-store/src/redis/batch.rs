@@ -87,7 +87,8 @@ impl RedisStore {
         if self.route.is_cluster() { self.route.server_of(slot(&self.names.part(part))) } else { 0 }
     }
 
-    /// Charges of one shape, in one call.
+    /// Charges of one shape, in one call; in several, one after the other, where what is kept for their keys is much, so that no
+    /// call holds the server up.
     pub(super) async fn ask(
         &self,
         shape: &Shape,
@@ -104,15 +105,40 @@ impl RedisStore {
         };
         let question = shape.question(operation, self.route.options().clock.as_ref());
         let named = if shape.has_hold() { Named::Yes } else { Named::No };
-        let put = |cmd: &mut Cmd| {
-            // There is a connection now, and what is put to it is as good as sent.
-            sent();
-            question.put(cmd, charges);
-        };
-        let keys = Question::keys(charges);
-        let answer = self.call(question.script, question.operation(), &keys, named, deadline, &put).await?;
-        question.read(&answer, charges.len()).ok_or_else(|| no_answer("a charge"))
+        let mut answers: Vec<Result<Answer, StoreError>> = Vec::new();
+        loop {
+            let rest = &charges[answers.len()..];
+            let put = |cmd: &mut Cmd| {
+                // There is a connection now, and what is put to it is as good as sent.
+                sent();
+                question.put(cmd, rest);
+            };
+            let keys = Question::keys(rest);
+            let answer = self.call(question.script, question.operation(), &keys, named, deadline, &put).await;
+            let read = |answer| question.read(&answer, rest.len()).ok_or_else(|| no_answer("a charge"));
+            match answer.and_then(read) {
+                Ok(first) if answers.is_empty() && first.len() == charges.len() => return Ok(first),
+                read => add(&mut answers, read, charges.len())?,
+            }
+            if answers.len() == charges.len() {
+                return Ok(answers);
+            }
+        }
     }
+}
+
+/// Adds the answers of a call that was made for the rest of several. An error is that of all whom it was made for.
+fn add<T>(
+    answers: &mut Vec<Result<T, StoreError>>,
+    read: Result<Vec<Result<T, StoreError>>, StoreError>,
+    all: usize,
+) -> Result<(), StoreError> {
+    match read {
+        Ok(more) => answers.extend(more),
+        Err(error) if answers.is_empty() => return Err(error),
+        Err(error) => answers.resize_with(all, || Err(error.for_another())),
+    }
+    Ok(())
 }
 
 impl Carrier for RedisStore {
@@ -212,12 +238,19 @@ impl Carrier for Settlements {
         sent: &(dyn Fn() + Send + Sync),
     ) -> Result<Vec<Result<Settled, StoreError>>, StoreError> {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let answer = self.store.ask_settlement(settlement, &keys, keys.len(), deadline, sent).await?;
-        let Value::Array(answers) = &answer else { return Err(no_answer("a settlement")) };
-        if answers.len() != keys.len() {
-            return Err(no_answer("a settlement"));
+        let mut answers: Vec<Result<Settled, StoreError>> = Vec::new();
+        while answers.len() < keys.len() {
+            let rest = &keys[answers.len()..];
+            let answer = self.store.ask_settlement(settlement, rest, rest.len(), deadline, sent).await;
+            let read = |answer: Value| match answer {
+                Value::Array(first) if (1..=rest.len()).contains(&first.len()) => {
+                    Ok(first.iter().map(read_settled).collect())
+                }
+                _ => Err(no_answer("a settlement")),
+            };
+            add(&mut answers, answer.and_then(read), keys.len())?;
         }
-        Ok(answers.iter().map(read_settled).collect())
+        Ok(answers)
     }
 }
 

@@ -43,6 +43,7 @@ local function read_entries(key, kind, width, convert)
   _, entries.keep_us, entries.total, entries.length, entries.next_number = unpack_struct(HEAD .. 'I4I4', directory)
   entries.rows, entries.is_hash = sub(directory, 25), true
   entries.blocks = #entries.rows / ROW_BYTES
+  work = work + entries.blocks
   entries.fetch = function(number) return call('HGET', key, number) or not_ours() end
   return entries
 end

@@ -5,6 +5,10 @@
 
 local format, no_sooner = string.format, false
 
+-- How many blocks of logs and leases this call has met, and after how many it leaves the rest of its charges or settlements to
+-- another call: the server serves nobody else meanwhile.
+local work, MOST_WORK = 0, 1000
+
 -- What is kept under a key is not ours, or of a version that we do not know.
 local function not_ours()
   error('TOLLGATE_STATE', 0)

@@ -5,7 +5,7 @@
 -- actual: the true cost; each: pairs of a limit's name and its true cost; cancel, renew, forget: none. undo is a cancel that leaves no
 -- hold behind, as if there had been no charge. answer and query look.
 --
--- The answer is a list with one for each hold: DONE, ALREADY or UNKNOWN; DIFFERENT with the names and costs that one number cannot
+-- The answer is a list with one for each hold, or for the first of them (settle_all.lua): DONE, ALREADY or UNKNOWN; DIFFERENT with the names and costs that one number cannot
 -- settle; NAMES with the limits there are, where one was named that is not; STATE where what is kept is not ours, FAILED where a
 -- command was refused; and for forget, whether something was there.
 

@@ -1,4 +1,5 @@
--- Settles each hold of the call: the common way first, then any way. See settle.lua.
+-- Settles each hold of the call: the common way first, then any way. See settle.lua. A call that has met much answers for its first
+-- holds alone.
 
 local answers = {}
 for index = 1, ARGV[3] + 0 do
@@ -17,5 +18,6 @@ for index = 1, ARGV[3] + 0 do
     answer = {ok = is_state and 'STATE' or 'FAILED'}
   end
   answers[index] = answer
+  if work > MOST_WORK then break end
 end
 return answers

@@ -150,7 +150,7 @@ impl Question<'_> {
         }
     }
 
-    /// Reads the answers, one for each charge.
+    /// Reads the answers, one for each charge; or for the first of them, where the script left the rest to another call.
     pub(super) fn read(&self, answer: &Value, charges: usize) -> Option<Vec<Result<Answer, StoreError>>> {
         let Value::Array(answers) = answer else { return None };
         let (Value::Int(now), answers) = answers.split_first()? else { return None };
@@ -168,7 +168,7 @@ impl Question<'_> {
             Value::Array(_) => Held::read(answer).map(Answer::Held).map(Ok),
             _ => None,
         };
-        (answers.len() == charges).then(|| answers.iter().map(read).collect())?
+        (1..=charges).contains(&answers.len()).then(|| answers.iter().map(read).collect())?
     }
 }
 
@@ -262,7 +262,10 @@ mod tests {
         let expected =
             [Ok(true), refused(Failure::State), Ok(false), refused(Failure::Full), refused(Failure::Refused)];
         assert_eq!(read, expected);
+        let first = question.read(&Value::Array(all.to_vec()), 9).unwrap();
+        assert_eq!(first.len(), 5, "the others are left to another call");
         assert!(question.read(&Value::Array(all.to_vec()), 4).is_none());
+        assert!(question.read(&Value::Array(vec![Value::Int(9)]), 4).is_none(), "at least one is answered");
         for wrong in
             [vec![], vec![Value::Nil], vec![Value::Int(9), Value::Nil], vec![Value::Int(9), status("?")]]
         {

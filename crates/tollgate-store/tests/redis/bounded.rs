@@ -1,8 +1,9 @@
 //! A call takes a bounded number of steps however much is kept for its key: large logs and many leases are neither walked nor
 //! fetched. And what a full server still answers.
 
+use tollgate_store::conformance::cases::ORIGIN;
 use tollgate_store::{
-    Failure, Hold, HoldId, Limit, Micros, RedisStore, Settled, Settlement, Store, StoredLimit,
+    Failure, Hold, HoldId, Limit, ManualClock, Micros, RedisStore, Settled, Settlement, Store, StoredLimit,
 };
 use tollgate_testkit::redis::RedisServer;
 
@@ -35,11 +36,13 @@ async fn commands<T>(server: &RedisServer, call: impl Future<Output = T>) -> (T,
 }
 
 /// Fills a key, and gives some of the holds that it was filled by.
-async fn fill(store: &RedisStore, limit: &StoredLimit) -> Vec<HoldId> {
+async fn fill(store: &RedisStore, limit: &StoredLimit, clock: &ManualClock) -> Vec<HoldId> {
     let mut ids = Vec::new();
-    for round in 0..MANY / 500 {
-        let calls = (0..500).map(|number| {
-            let hold = (number % 100 == 0 || limit.name == "leases").then(hold);
+    // Charges of one instant are one entry of a log, and those of one call are of one instant. So it is filled one by one.
+    let (rounds, at_once) = if limit.name == "log" { (MANY, 1) } else { (MANY / 500, 500) };
+    for round in 0..rounds {
+        let calls = (0..at_once).map(|number| {
+            let hold = ((round + number) % 100 == 0 || limit.name == "leases").then(hold);
             async move {
                 let charged = store.charge(&[item(limit, "k")], hold).await.expect("a charge");
                 assert!(charged.allowed, "{}, round {round}", limit.name);
@@ -48,8 +51,62 @@ async fn fill(store: &RedisStore, limit: &StoredLimit) -> Vec<HoldId> {
         });
         let held = futures_util::future::join_all(calls).await;
         ids.extend(held.into_iter().flatten().map(|hold| hold.id));
+        clock.advance(Micros::new(1));
     }
     ids
+}
+
+/// How many scripts the server has run since its statistics were reset.
+fn scripts(server: &RedisServer) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]).expect("info").text();
+    let line = stats.lines().find(|line| line.contains("evalsha")).unwrap_or_default();
+    let calls = line.split_once("calls=").and_then(|(_, rest)| rest.split(',').next());
+    calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)
+}
+
+/// Charges and settlements that go in one call are as many calls as they take, where much is kept for each of their keys: the server
+/// serves nobody else meanwhile. The key `k` is full.
+async fn no_script_works_for_long(
+    server: &RedisServer,
+    store: &RedisStore,
+    limit: &StoredLimit,
+    held: &[HoldId],
+) {
+    const TOGETHER: usize = 32;
+    /// With 30,000 entries a script takes some seven charges; all of them were one script.
+    const MOST_IN_A_SCRIPT: u64 = 10;
+    let most = u64::try_from(MANY).expect("a count");
+    let ours = || -> Vec<String> {
+        let all = keys(server, store.prefix()).into_iter();
+        all.filter(|key| key.ends_with(&limit.name)).collect()
+    };
+    let full = ours().remove(0);
+    let others: Vec<String> = (0..TOGETHER).map(|number| format!("k{number}")).collect();
+    let items: Vec<_> = others.iter().map(|key| item(limit, key)).collect();
+    for charged in store.charge_each(&items).await {
+        assert!(charged.expect("a charge").allowed);
+    }
+    for key in ours().iter().filter(|key| **key != full) {
+        server.command(&["COPY", &full, key, "REPLACE"]).expect("copied");
+    }
+    let items: Vec<_> = others.iter().map(|key| costing(limit, key, most)).collect();
+    let (denied, _, took_us) = commands(server, store.charge_each(&items)).await;
+    let (count, name) = (scripts(server), &limit.name);
+    println!("{name}, {TOGETHER} full keys denied: {count} scripts, {} us each", took_us / count.max(1));
+    assert!(count >= TOGETHER as u64 / MOST_IN_A_SCRIPT, "{name}: {count} scripts");
+    for outcome in denied {
+        let outcome = outcome.expect("a charge");
+        assert!(!outcome.allowed && outcome.used() == most, "{outcome:?}");
+    }
+    let settle = held.iter().map(|id| store.settle(*id, &Settlement::Cancel));
+    let (settled, _, took_us) = commands(server, futures_util::future::join_all(settle)).await;
+    let (count, all) = (scripts(server), settled.len() as u64);
+    println!("{name}, {all} settled at once: {count} scripts, {} us each", took_us / count.max(1));
+    assert!(all > 100 && count >= all / MOST_IN_A_SCRIPT, "{name}: {count} scripts for {all}");
+    for settled in settled {
+        assert_eq!(settled.expect("a settlement"), Settled::Done);
+    }
+    assert_eq!(used(store, limit, "k").await, most - all);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,9 +117,15 @@ async fn no_call_walks_what_is_kept() {
     for (name, limit) in
         [("log", Limit::sliding_window(most, HOUR)), ("leases", Limit::concurrency(most, HOUR))]
     {
-        let store = store_on(&server, None);
+        let clock = ManualClock::at(ORIGIN);
+        let store = store_on(&server, Some(&clock));
         let limit = StoredLimit::new(name, limit.expect("a sound limit"));
-        let ids = fill(&store, &limit).await;
+        let mut ids = fill(&store, &limit, &clock).await;
+        no_script_works_for_long(&server, &store, &limit, &ids.split_off(ids.len() - 150)).await;
+        for _ in 0..150 {
+            assert!(store.charge(&[item(&limit, "k")], None).await.expect("a charge").allowed);
+            clock.advance(Micros::new(1));
+        }
         let all = [costing(&limit, "k", most)];
         let one = [item(&limit, "k")];
         let check = |what: &str, calls: u64, took_us: u64| {
