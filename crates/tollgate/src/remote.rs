@@ -258,9 +258,10 @@ impl Remote {
     ) -> Result<Answered, Error> {
         let items: SmallVec<[Item<'_>; 4]> = charges.iter().filter_map(Resolved::store_item).collect();
         let kept = identity.filter(|identity| identity.is_kept).map(|identity| identity.hold);
+        let sent_at = self.shared.clock.now();
         match self.charge_store(charges, &items, identity).await {
             Ok(charged) => {
-                self.learn(charges, sent, &charged);
+                self.learn(charges, sent, sent_at, &charged);
                 self.remember(charges, kept.filter(|_| charged.allowed));
                 Ok(Answered::by_store(&charged.outcomes))
             }
@@ -369,6 +370,7 @@ impl Remote {
         }
         let in_flight = InFlight::new(self, charges, None);
         self.shared.tally.asked();
+        let sent_at = self.shared.clock.now();
         let call = self.watch.store_call("charge");
         let outcomes = self.shared.store.charge_each(&items).instrument(call.span()).await;
         // For metrics a call fails as its first charge does that fails.
@@ -386,7 +388,7 @@ impl Remote {
                     }
                     let charged =
                         Charged { allowed: outcome.allowed, outcomes: SmallVec::from_elem(outcome, 1) };
-                    self.learn(std::slice::from_ref(charge), *sent, &charged);
+                    self.learn(std::slice::from_ref(charge), *sent, sent_at, &charged);
                     Answered::by_store(&charged.outcomes)
                 }
                 Err(error) => {
@@ -434,9 +436,12 @@ impl Remote {
         // end nothing unless the store knows them: anybody can make ids up.
         let ended = known.filter(|_| !is_renewal).map(|keys| self.shared.denials.end(keys));
         let settled = self.settle_store(id, settlement).await?;
-        match settled {
-            Settled::Done if is_renewal => self.shared.reservations.renewed(id, self.shared.clock.now()),
-            Settled::Done if ended.is_none() => drop(self.shared.denials.end_all()),
+        match (settled, ended) {
+            (Settled::Done, _) if is_renewal => {
+                self.shared.reservations.renewed(id, self.shared.clock.now());
+            }
+            (Settled::Done, None) => drop(self.shared.denials.end_all()),
+            (Settled::Done, Some(ended)) => ended.given_back(),
             _ => {}
         }
         if !is_renewal || settled != Settled::Done {
@@ -463,12 +468,13 @@ impl Remote {
         key: &str,
     ) -> Result<bool, Error> {
         let fingerprint = self.shared.seeds.fingerprint(remote.number, key);
-        let _ended = self.shared.denials.end([fingerprint].into_iter().collect());
+        let ended = self.shared.denials.end([fingerprint].into_iter().collect());
         let item = Item { limit: stored, key, cost: Cost::ONE, shadow: false };
         let nodes = self.nodes_of(&[item], None);
         let forgotten = self.call("forget", nodes, |store| store.forget(stored, key)).await;
         let forgotten = forgotten.map_err(Missed::into_error)?;
         let was_here = self.shared.fallback.forget(remote, key);
+        ended.given_back();
         drop(self.shared.denials.end_all());
         self.answered().await;
         Ok(forgotten || was_here)
@@ -603,7 +609,12 @@ impl Remote {
     }
 
     fn ask_fallback(&self, charges: &[Resolved<'_, '_>], act: Act, missed: &Missed) -> Answered {
-        let answers = self.shared.fallback.answer(charges, act, missed.retry_after());
+        let now = self.shared.clock.now();
+        let last_denial = |charge: &Resolved<'_, '_>| {
+            let fingerprint = self.fingerprint(charge)?;
+            self.shared.denials.last(fingerprint, charge.cost, now)
+        };
+        let answers = self.shared.fallback.answer(charges, act, missed.retry_after(), last_denial);
         for (_, source) in &answers {
             self.shared.tally.answered(*source);
         }
@@ -611,7 +622,7 @@ impl Remote {
     }
 
     /// Notes what a charge that the store answered says about denials.
-    fn learn(&self, charges: &[Resolved<'_, '_>], sent: Option<Sent>, charged: &Charged) {
+    fn learn(&self, charges: &[Resolved<'_, '_>], sent: Option<Sent>, sent_at: Micros, charged: &Charged) {
         let counted =
             charges.iter().find_map(|charge| charge.remote().map(|(_, stored, _)| (stored, charge.cost)));
         match (sent, counted, charged.outcomes.first()) {
@@ -619,7 +630,25 @@ impl Remote {
                 self.shared.denials.learn(sent, &stored.limit, cost, outcome);
             }
             _ if charged.allowed => self.changed(charges),
-            _ => {}
+            _ => self.note_denials(charges, sent_at, charged),
+        }
+    }
+
+    /// Notes which limits of a charge have denied it.
+    fn note_denials(&self, charges: &[Resolved<'_, '_>], sent_at: Micros, charged: &Charged) {
+        let counted = || charges.iter().filter(|charge| charge.remote().is_some());
+        for (charge, outcome) in counted().zip(&charged.outcomes).filter(|(_, outcome)| !outcome.allowed) {
+            let Some((_, stored, _)) = charge.remote() else { continue };
+            let fingerprint = self.fingerprint(charge);
+            // What one of two charges of a key costs says nothing of the other.
+            let is_only = counted().filter(|other| self.fingerprint(other) == fingerprint).count() == 1;
+            if let Some(fingerprint) = fingerprint
+                && is_only
+                && !charge.is_shadow()
+                && self.shared.denials.covers(&stored.limit)
+            {
+                self.shared.denials.note(fingerprint, sent_at, charge.cost, outcome);
+            }
         }
     }
 

@@ -208,6 +208,63 @@ async fn postgres_goes_and_comes_back() {
     through_an_outage(&[("RL_STORAGE_MODE", "postgres"), ("DATABASE_URL", &url)], &proxy).await;
 }
 
+/// How the way to a store is broken: late, silent, refused, or with its replies lost, which are different errors.
+const OUTAGES: [Mode; 6] = [
+    Mode::Latency(Duration::from_millis(900)),
+    Mode::Blackhole,
+    Mode::Reset,
+    Mode::SwallowReplies,
+    Mode::Refuse,
+    Mode::CutReply { after_bytes: 3 },
+];
+
+/// Counters of a process begin empty. So a call that failed, for want of the store or of time, let a spent key pass again, and who
+/// could make its calls fail had switched its limit off.
+async fn a_spent_key_stays_denied(variables: &[(&str, &str)], proxy: &FaultProxy) {
+    let gate = open(variables).await.expect("opened");
+    let alone = [Charge::new("local", "spent")];
+    let beside = [Charge::new("bucket", "spent"), Charge::new("local", "spent")];
+    assert_eq!(admitted(&gate, "local", "spent", 4).await.0, 3);
+    for mode in OUTAGES {
+        proxy.set(mode);
+        for charges in [&alone[..], &beside] {
+            // Until then the denial cache answers.
+            let started = Instant::now();
+            let mut fallen_back = 0;
+            while fallen_back < 4 {
+                assert!(started.elapsed() < Duration::from_secs(30), "{mode:?} breaks nothing");
+                let decision = gate.charge(charges).await.expect("decided");
+                assert!(!decision.is_allowed(), "{mode:?}: {decision}");
+                fallen_back += usize::from(decision.is_degraded());
+            }
+        }
+        proxy.set(Mode::Pass);
+        let started = Instant::now();
+        while gate.charge(&beside).await.expect("decided").is_degraded() {
+            assert!(started.elapsed() < Duration::from_secs(30), "the store is back and is not asked");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    let used = gate.status("local", "spent").await.expect("status").used();
+    assert_eq!(used, 3, "nothing was charged by what was denied");
+}
+
+#[tokio::test]
+async fn a_spent_key_stays_denied_in_every_outage_of_redis() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let address = format!("127.0.0.1:{}", proxy.port());
+    a_spent_key_stays_denied(&[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", &address)], &proxy).await;
+}
+
+#[tokio::test]
+async fn a_spent_key_stays_denied_in_every_outage_of_postgresql() {
+    let server = PostgresServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let url = server.url("postgres").replace(&server.port().to_string(), &proxy.port().to_string());
+    a_spent_key_stays_denied(&[("RL_STORAGE_MODE", "postgres"), ("DATABASE_URL", &url)], &proxy).await;
+}
+
 /// The store charges a reservation and its reply is lost. The fallback answers, the caller cancels, and once the network heals
 /// the store holds nothing of it, without another call. So it is with a wait and a reserve that are dropped in flight.
 async fn through_lost_replies(variables: &[(&str, &str)], proxy: &FaultProxy) {

@@ -9,8 +9,13 @@
 //!
 //! Whatever this process does to a key ends what is believed about it: an admission, a refund or a settlement. A reset, and the
 //! settlement of a reservation that another process made, end what is believed about every key, but only once the store has
-//! carried them out: nobody empties the cache with ids that they made up. What *other* processes give back or reset is not seen, so nothing is believed for longer than a cap. Memory is
-//! bounded: a fixed number of slots, where a newcomer overwrites whoever is there, at the price of a round trip.
+//! carried them out: nobody empties the cache with ids that they made up. What *other* processes give back or reset is not seen,
+//! so nothing is believed for longer than a cap. Memory is bounded: a fixed number of slots, where a newcomer overwrites what is
+//! there, at the price of a round trip.
+//!
+//! While the store does not answer, a denial says more ([`Denials::last`]): counters of this process begin empty, so a key that
+//! the store denied would be admitted again. Until the instant at which the store itself would have admitted it, the fallback
+//! denies it, cap or no cap.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,7 +52,10 @@ struct Denial {
     /// Whether it answers higher costs too.
     and_above: bool,
     sent: Micros,
+    /// Until when it stands for the store's answer.
     until: Micros,
+    /// Until when the store would have denied, as far as this process knows.
+    ends: Micros,
     outcome: Outcome,
 }
 
@@ -79,14 +87,16 @@ impl Denials {
         let sent = Sent { fingerprint, version: shard.version, epoch, at: now };
         let is_true = |denial: &&Denial| denial.is_of(fingerprint, epoch, now) && denial.answers(cost);
         let found = shard.slots.get(slot).and_then(Option::as_ref);
-        let Some(denial) = found.filter(is_true) else { return Err(sent) };
-        let passed = now.saturating_sub(denial.sent);
-        let outcome = denial.outcome;
-        Ok(Outcome {
-            retry_after: outcome.retry_after.map(|wait| wait.saturating_sub(passed)),
-            reset_after: outcome.reset_after.saturating_sub(passed),
-            ..outcome
-        })
+        found.filter(is_true).map(|denial| denial.outcome_at(now)).ok_or(sent)
+    }
+
+    /// The last denial of a key, for a caller whom the store does not answer: of this cost or a lower one, and not over yet. What
+    /// other processes may have given back meanwhile is not known; it is denied rather than admitted twice.
+    pub(crate) fn last(&self, fingerprint: u128, cost: Cost, now: Micros) -> Option<Outcome> {
+        let (shard, slot) = self.place(fingerprint);
+        let denial = shard.slots.get(slot)?.as_ref()?;
+        let is_true = denial.fingerprint == fingerprint && now < denial.ends && cost >= denial.cost;
+        is_true.then(|| denial.outcome_at(now))
     }
 
     /// What to remember of a call that is sent whatever is believed.
@@ -102,22 +112,20 @@ impl Denials {
         }
         let and_above = limit.strategy() == Strategy::FixedWindow;
         let leaves_one_less = cost.get() == outcome.remaining.saturating_add(1);
-        let Some(wait) = outcome.retry_after.filter(|_| and_above || leaves_one_less) else { return };
+        let believed_for = if and_above || leaves_one_less { self.cap } else { Micros::ZERO };
         let (mut shard, slot) = self.place(sent.fingerprint);
         let epoch = self.epoch.load(Ordering::Acquire);
-        if shard.version != sent.version || epoch != sent.epoch {
-            return;
+        if shard.version == sent.version && epoch == sent.epoch {
+            shard.keep(slot, sent, cost, and_above, believed_for, outcome);
         }
-        if shard.slots.is_empty() {
-            shard.slots.resize_with(SLOTS_IN_A_SHARD, || None);
-        }
-        let known = |denial: &Denial| denial.is_of(sent.fingerprint, epoch, sent.at) && denial.answers(cost);
-        if shard.slots[slot].as_ref().is_some_and(known) {
-            return;
-        }
-        let (Sent { fingerprint, at, .. }, outcome) = (sent, *outcome);
-        let until = at.saturating_add(wait.min(self.cap));
-        shard.slots[slot] = Some(Denial { fingerprint, epoch, cost, and_above, sent: at, until, outcome });
+    }
+
+    /// Remembers what the store said of one of several limits, for [`last`](Self::last) alone.
+    pub(crate) fn note(&self, fingerprint: u128, sent: Micros, cost: Cost, outcome: &Outcome) {
+        let (mut shard, slot) = self.place(fingerprint);
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let sent = Sent { fingerprint, version: shard.version, epoch, at: sent };
+        shard.keep(slot, sent, cost, false, Micros::ZERO, outcome);
     }
 
     /// Ends what is believed about a key: it was charged or refunded, or may have been.
@@ -126,6 +134,18 @@ impl Denials {
         shard.version += 1;
         if let Some(found) = shard.slots.get_mut(slot) {
             found.take_if(|denial| denial.fingerprint == fingerprint);
+        }
+    }
+
+    /// A call of this key is lost: what the store would answer now is not known. Its last denial stands, because a charge takes and
+    /// gives nothing back.
+    pub(crate) fn doubted(&self, fingerprint: u128) {
+        let (mut shard, slot) = self.place(fingerprint);
+        shard.version += 1;
+        if let Some(Some(denial)) = shard.slots.get_mut(slot)
+            && denial.fingerprint == fingerprint
+        {
+            denial.until = Micros::ZERO;
         }
     }
 
@@ -154,21 +174,67 @@ impl Drop for EndAll<'_> {
     }
 }
 
-/// Ends what is believed about some keys when dropped, so that it happens however the call in between ends.
+/// Ends what is believed about some keys when dropped, so that it happens however the call in between ends. Their last denials
+/// stand, unless something was [given back](Self::given_back).
 pub(crate) struct End<'a> {
     denials: &'a Denials,
     keys: SmallVec<[u128; 2]>,
 }
 
+impl End<'_> {
+    /// The store has given something back to the keys.
+    pub(crate) fn given_back(self) {
+        self.keys.iter().for_each(|key| self.denials.changed(*key));
+    }
+}
+
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.keys.iter().for_each(|key| self.denials.changed(*key));
+        self.keys.iter().for_each(|key| self.denials.doubted(*key));
+    }
+}
+
+impl Shard {
+    /// Keeps a denial that ends, unless one is known that says as much.
+    fn keep(
+        &mut self,
+        slot: usize,
+        Sent { fingerprint, epoch, at, .. }: Sent,
+        cost: Cost,
+        and_above: bool,
+        believed_for: Micros,
+        outcome: &Outcome,
+    ) {
+        let Some(wait) = outcome.retry_after else { return };
+        if self.slots.is_empty() {
+            self.slots.resize_with(SLOTS_IN_A_SHARD, || None);
+        }
+        let ends = at.saturating_add(wait);
+        let says_as_much = |denial: &Denial| match believed_for > Micros::ZERO {
+            true => denial.is_of(fingerprint, epoch, at) && denial.answers(cost),
+            false => denial.fingerprint == fingerprint && at < denial.ends && denial.cost <= cost,
+        };
+        if !self.slots[slot].as_ref().is_some_and(says_as_much) {
+            let (until, outcome) = (at.saturating_add(wait.min(believed_for)), *outcome);
+            let denial = Denial { fingerprint, epoch, cost, and_above, sent: at, until, ends, outcome };
+            self.slots[slot] = Some(denial);
+        }
     }
 }
 
 impl Denial {
     fn is_of(&self, fingerprint: u128, epoch: u64, now: Micros) -> bool {
         self.fingerprint == fingerprint && self.epoch == epoch && now < self.until
+    }
+
+    /// What it says some time later.
+    fn outcome_at(&self, now: Micros) -> Outcome {
+        let passed = now.saturating_sub(self.sent);
+        Outcome {
+            retry_after: self.outcome.retry_after.map(|wait| wait.saturating_sub(passed)),
+            reset_after: self.outcome.reset_after.saturating_sub(passed),
+            ..self.outcome
+        }
     }
 
     fn answers(&self, cost: Cost) -> bool {
@@ -249,7 +315,8 @@ mod tests {
 
     #[test]
     fn whatever_happens_meanwhile_ends_it() {
-        let ways: [fn(&Denials); 2] = [|denials| denials.changed(7), |denials| drop(denials.end_all())];
+        let ways: [fn(&Denials); 3] =
+            [|denials| denials.changed(7), |denials| denials.doubted(7), |denials| drop(denials.end_all())];
         for happens in ways {
             let denials = learnt(&bucket(), 1, &denied(0, 300));
             assert!(denials.find(7, Cost::ONE, at(1)).is_ok());
@@ -259,6 +326,33 @@ mod tests {
             denials.learn(sent, &bucket(), Cost::ONE, &denied(0, 300));
             assert!(denials.find(7, Cost::ONE, at(1)).is_err(), "the call was on its way meanwhile");
         }
+    }
+
+    #[test]
+    fn the_last_denial_stands_in_for_a_silent_store_until_it_ends() {
+        let denials = learnt(&bucket(), 2, &denied(1, 5_000_000));
+        let past_the_cap = at(4_999_999);
+        assert!(denials.find(7, cost(2), past_the_cap).is_err());
+        for units in [2, 3] {
+            assert_eq!(denials.last(7, cost(units), past_the_cap), Some(denied(1, 1)));
+        }
+        assert_eq!(denials.last(7, Cost::ONE, past_the_cap), None, "one was left");
+        assert_eq!(denials.last(7, cost(2), at(5_000_000)), None, "the store would admit it");
+        assert_eq!(denials.last(8, cost(2), past_the_cap), None, "another key");
+        drop(denials.end_all());
+        denials.doubted(7);
+        drop(denials.end([7].into_iter().collect()));
+        assert!(denials.last(7, cost(2), past_the_cap).is_some(), "what is not known ends nothing here");
+        denials.end([7].into_iter().collect()).given_back();
+        assert_eq!(denials.last(7, cost(2), past_the_cap), None);
+
+        // What does not stand for the store's answer stands in for it, too, and takes the place of nothing that says more.
+        let denials = learnt(&bucket(), 4, &denied(2, 5_000_000));
+        assert!(denials.find(7, cost(4), at(1)).is_err());
+        assert!(denials.last(7, cost(4), at(1)).is_some() && denials.last(7, cost(3), at(1)).is_none());
+        denials.note(7, at(0), cost(3), &denied(2, 3_000_000));
+        denials.note(7, at(0), cost(5), &denied(2, 6_000_000));
+        assert_eq!(denials.last(7, cost(4), at(0)), Some(denied(2, 3_000_000)));
     }
 
     #[test]

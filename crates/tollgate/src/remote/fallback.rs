@@ -2,7 +2,8 @@
 //!
 //! A charge comes here from `remote.rs` when a call to the store failed, in whichever way, or the breaker turned it away. Each
 //! limit of the charge answers by its own policy: *open* allows and charges nothing, *closed* denies until the store is tried
-//! next, *local* counts in a memory store of this process. The charge is admitted if all of them allow it, and only then is
+//! next, *local* counts in a memory store of this process, and denies what the store last denied until that is over, because its
+//! own counters begin empty. The charge is admitted if all of them allow it, and only then is
 //! anything charged, all local limits together. Every answer says where it came from; nothing counted here is ever sent to the
 //! store afterwards.
 //!
@@ -59,6 +60,7 @@ impl<'a> Part<'a> {
         charge: &'a Resolved<'_, '_>,
         charges: &[Resolved<'_, '_>],
         retry_after: Micros,
+        last_denial: impl Fn(&Resolved<'_, '_>) -> Option<Outcome>,
     ) -> Option<Part<'a>> {
         let (key, stored, remote) = charge.remote()?;
         let capacity = stored.limit.capacity();
@@ -67,7 +69,7 @@ impl<'a> Part<'a> {
             _ if total_cost(charge, charges) > capacity => Some(denied),
             Fallback::Open => Some(Outcome { capacity, remaining: capacity, ..Outcome::UNLIMITED }),
             Fallback::Closed => Some(Outcome { retry_after: Some(retry_after), ..denied }),
-            Fallback::Local => None,
+            Fallback::Local => last_denial(charge),
         };
         let name = charge.entry.name;
         Some(Part { name, remote, key, cost: charge.cost, shadow: charge.is_shadow(), outcome })
@@ -92,16 +94,20 @@ impl FallbackStore {
         remote.local.get_or_init(|| self.local().open(&remote.share))
     }
 
-    /// Answers for the store, in the order of the charges that meet counters. `retry_after` is when it is tried next, if known.
+    /// Answers for the store, in the order of the charges that meet counters. `retry_after` is when it is tried next, if known;
+    /// `last_denial` what the store last denied of a charge, if that is not over yet.
     pub(crate) fn answer(
         &self,
         charges: &[Resolved<'_, '_>],
         act: Act,
         retry_after: Option<Micros>,
+        last_denial: impl Fn(&Resolved<'_, '_>) -> Option<Outcome>,
     ) -> Answers {
         let retry_after = retry_after.unwrap_or(A_SECOND).max(Micros::new(1));
-        let parts: SmallVec<[Part<'_>; 4]> =
-            charges.iter().filter_map(|charge| Part::new(charge, charges, retry_after)).collect();
+        let parts: SmallVec<[Part<'_>; 4]> = charges
+            .iter()
+            .filter_map(|charge| Part::new(charge, charges, retry_after, &last_denial))
+            .collect();
         if matches!(act, Act::Charge(Some(_))) {
             self.note_uncounted(&parts);
         }

@@ -31,7 +31,7 @@ impl<'a, 'b> InFlight<'a, 'b> {
 impl Drop for InFlight<'_, '_> {
     fn drop(&mut self) {
         let Some(charges) = self.charges else { return };
-        self.remote.changed(charges);
+        self.remote.doubted(charges);
         if let Some(hold) = self.hold {
             self.remote.cancel_later(hold, charges, self.sent);
         }
@@ -56,6 +56,11 @@ impl Remote {
             self.shared.clock.now(),
         );
         self.start_tasks();
+    }
+
+    /// What the store would answer for the keys of a charge now is not known.
+    fn doubted(&self, charges: &[Resolved<'_, '_>]) {
+        self.fingerprints(charges).into_iter().for_each(|key| self.shared.denials.doubted(key));
     }
 
     /// The keys of a charge that the denial cache may believe something of.

@@ -19,6 +19,10 @@ impl Remote {
         // However this ends, the keys may have more left than is believed.
         let _in_flight = InFlight::new(self, charges, None);
         let nodes = self.nodes_of(&items, None);
-        self.call("refund", nodes, |store| store.refund(&items)).await.map_err(Missed::into_error)
+        let refunded = self.call("refund", nodes, |store| store.refund(&items)).await;
+        if refunded.is_ok() {
+            self.changed(charges);
+        }
+        refunded.map_err(Missed::into_error)
     }
 }

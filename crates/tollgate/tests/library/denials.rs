@@ -309,6 +309,82 @@ fn a_denial_outlives_the_stores_failure_and_a_lost_answer_ends_it() {
     );
 }
 
+/// Counters of this process begin empty, so a store that fails would let a spent key pass again: who makes the calls of a key fail,
+/// by load or by an outage, would switch its limit off.
+#[test]
+fn a_key_that_the_store_denied_is_denied_while_it_fails_until_the_store_would_admit_it() {
+    let timeout = Failure::Timeout;
+    for fault in [Fault::Fails(timeout), Fault::Loses(timeout), Fault::Fails(Failure::Connection)] {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, bucket("1/h", 2), Duration::from_millis(100));
+        let passes = |key: &str, cost: u64| {
+            let (outcome, source) = charge(&gate, key, cost);
+            assert_eq!(source, Source::FallbackLocal, "{fault:?}");
+            outcome.is_allowed()
+        };
+        let _ = charge(&gate, "a", 2);
+        assert_eq!(charge(&gate, "a", 1).1, Source::Store);
+        elsewhere.fault(fault);
+        hands.advance(Duration::from_millis(100));
+        for minute in 0..59 {
+            for cost in [1, 2] {
+                assert!(!passes("a", cost), "{fault:?}, minute {minute}, cost {cost}");
+            }
+            hands.advance(secs(60));
+        }
+        assert!(passes("b", 1), "another key is counted here");
+        let failed = ready(gate.reset("api", "a"));
+        assert!(failed.is_err(), "{failed:?}");
+        assert!(!passes("a", 1), "a reset that fails forgets nothing");
+        hands.advance(secs(60));
+        assert!(passes("a", 1), "the store would admit it, too");
+    }
+}
+
+/// The same of a limit that was charged with others, and of a cost that was more than was left.
+#[test]
+fn a_limit_that_denied_beside_others_denies_while_the_store_fails() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, bucket("1/h", 4), Duration::from_millis(100));
+    let both = |cost| [Charge::new("other", "a"), Charge::new("api", "a").cost(cost)];
+    assert!(charged(&gate, &both(2)).is_allowed());
+    assert!(!charged(&gate, &both(3)).is_allowed());
+    let twice = [Charge::new("api", "b").cost(3), Charge::new("api", "b").cost(3)];
+    assert!(!charged(&gate, &twice).is_allowed());
+    elsewhere.fault(Fault::Fails(Failure::Timeout));
+    let passed = [2, 3].map(|cost| charged(&gate, &both(cost)).is_allowed());
+    assert_eq!(passed, [true, false], "two were left");
+    let passed = [3, 4].map(|cost| charge(&gate, "a", cost).0.is_allowed());
+    assert_eq!(passed, [false, false]);
+    assert!(charge(&gate, "b", 3).0.is_allowed(), "it was denied twice as much");
+}
+
+/// What this process gives back is known, and ends the denial for the fallback, too.
+#[test]
+fn what_is_given_back_before_an_outage_can_be_had_in_it() {
+    for give_back in ["settle", "reset", "refund", "nothing"] {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, bucket("1/h", 2), Duration::from_millis(100));
+        let two = [Charge::new("api", "a").cost(2)];
+        let held = ready(gate.reserve(&two, HOUR)).unwrap().unwrap();
+        assert!(!charge(&gate, "a", 1).0.is_allowed());
+        match give_back {
+            "settle" => drop(ready(gate.settle(held.id(), &Settlement::Cancel)).unwrap()),
+            "reset" => drop(ready(gate.reset("api", "a")).unwrap()),
+            "refund" => ready(gate.refund(&two)).unwrap(),
+            _ => {}
+        }
+        hands.advance(secs(1));
+        elsewhere.fault(Fault::Fails(Failure::Connection));
+        let (outcome, source) = charge(&gate, "a", 1);
+        assert_eq!(
+            (outcome.is_allowed(), source),
+            (give_back != "nothing", Source::FallbackLocal),
+            "{give_back}"
+        );
+    }
+}
+
 /// However threads interleave, no denial is left behind that is not true any more: the clock stands, so it would never end.
 #[test]
 fn threads_leave_no_stale_denial_behind() {
