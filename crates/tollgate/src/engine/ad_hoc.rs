@@ -17,7 +17,9 @@ use super::{Backend, Engine};
 use crate::error::Error;
 use crate::policy::entry::Entry;
 use crate::policy::{Allowance, Rule};
-use crate::telemetry::{DecisionMeter, Meter};
+#[cfg(feature = "telemetry")]
+use crate::telemetry::DecisionMeter;
+use crate::telemetry::Meter;
 
 /// How many of one name are kept at most.
 const MOST: usize = 1_024;
