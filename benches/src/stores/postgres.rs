@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tollgate::store::LimitError;
-use tollgate_store::{Cost, Item, Limit, Micros, PostgresOptions, PostgresStore, Store, StoredLimit};
+use tollgate_store::{Cost, Limit, Micros, PostgresOptions, PostgresStore, Store, StoredCharge, StoredLimit};
 use tollgate_testkit::postgres::PostgresServer;
 
 use self::pgbench::Pgbench;
@@ -74,8 +74,8 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
     let log = limit("log", Limit::sliding_window(100, Micros::from_secs(10)))?;
     let leases = limit("leases", Limit::concurrency(1_000, Micros::from_secs(10)))?;
     for limit in [&single, &many, &held, &fixed, &counter, &log] {
-        let items: Vec<Item<'_>> =
-            keys.iter().map(|key| Item { limit, key, cost: Cost::ONE, shadow: false }).collect();
+        let items: Vec<StoredCharge<'_>> =
+            keys.iter().map(|key| StoredCharge { limit, key, cost: Cost::ONE, shadow: false }).collect();
         for filled in store.charge_each(&items).await {
             filled.map_err(|error| format!("filling `{}`: {error}", limit.name))?;
         }

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use sqlx::postgres::PgPool;
-use tollgate::policy::jobs::{JobScope, JobsConfig, OnExceeded};
 use tollgate::telemetry::Source;
 use tollgate::{Allowance, Charge, ChargeId, Decision, Key, Limit, Permit, Policy, Reason, Tollgate};
 use tollgate_kernel::{Cost, Micros};
@@ -21,6 +20,7 @@ use uuid::Uuid;
 use crate::decision::{Delay, Held, JobDecision, RunPermit};
 use crate::error::Error;
 use crate::job::Job;
+use crate::limits::{JobScope, JobsConfig, OnExceeded};
 use crate::line::{ClosedKey, Line, Look, Taken};
 use crate::metrics;
 use crate::plan::{Plan, closable};
@@ -48,7 +48,7 @@ const SENT: usize = 3;
 const CALLED_EVERY: Duration = Duration::from_millis(200);
 
 /// How long a place is kept whose time has passed.
-const KEPT: Duration = Duration::from_secs(86_400);
+const RETENTION: Duration = Duration::from_secs(86_400);
 
 /// How often gauges are set, and after how many times of that the line is cleaned up.
 const GAUGES_EVERY: Duration = Duration::from_secs(15);
@@ -188,8 +188,12 @@ impl JobGate {
     }
 
     /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay.
-    pub async fn reload_config(&self, config: &tollgate::config::Config) -> Result<(), Error> {
-        let jobs = self.inner.jobs.read().with_config(&config.jobs);
+    pub async fn reload_config(
+        &self,
+        config: &tollgate::config::Config,
+        jobs: &JobsConfig,
+    ) -> Result<(), Error> {
+        let jobs = self.inner.jobs.read().with_config(jobs);
         self.put_in_place(config.policy.clone(), jobs)?;
         self.call_sleepers().await
     }
@@ -228,7 +232,7 @@ impl JobGate {
     /// Forgets places in line whose time passed a day ago and that nobody came for, and keys that are open again. Answers how many
     /// rows. A task of the gate does so every ten minutes; what was charged is the store's and swept by it.
     pub async fn cleanup(&self) -> Result<u64, Error> {
-        let rows = self.inner.line.cleanup(KEPT).await;
+        let rows = self.inner.line.cleanup(RETENTION).await;
         let rows = rows.map_err(|error| Error::database("cleaning up the line", error))?;
         metrics::cleaned(rows);
         if rows > 0 {

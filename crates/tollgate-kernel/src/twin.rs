@@ -1,13 +1,13 @@
-//! What the twins of the kernel, in Lua and SQL, are told and what they tell.
+//! What the twins of the kernel, in Lua and SQL, get and return.
 //!
-//! A store that is elsewhere keeps the state there and decides there, so each strategy has a twin in the store's language,
-//! beside its Rust: `algorithm/name.lua`, `algorithm/name.sql`. A twin is told the limit as a row of whole numbers
+//! A remote store keeps the state there and decides there, so each strategy has a twin in the store's language,
+//! beside its Rust: `algorithm/name.lua`, `algorithm/name.sql`. A twin gets the limit as a row of whole numbers
 //! ([`Parameters`]) and tells what it found before the charge ([`Reading`]); the whole answer is worked out from that here, by
 //! the very code that answers for the memory store. So what a twin has to get right is small: whether it fits, and the next
 //! state.
 
 use crate::algorithm::{Algorithm, Align, BucketNumbers, TokenBucket};
-use crate::algorithm::{CounterState, Look, WindowState};
+use crate::algorithm::{CounterState, EntriesReading, WindowState};
 use crate::limit::Limit;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -40,7 +40,7 @@ pub const SQL: [(&str, &str); 6] = [
     ("concurrency.sql", include_str!("algorithm/concurrency.sql")),
 ];
 
-/// A limit as the twins are told it: whole numbers below 2^53, in the order of the strategy's files.
+/// A limit as the twins get it: whole numbers below 2^53, in the order of the strategy's files.
 ///
 /// | strategy | numbers |
 /// |---|---|
@@ -67,15 +67,15 @@ pub enum Reading {
     /// The open window; an end that has passed means that none is open.
     Window(WindowState),
     /// A look at the log.
-    Log(Look),
+    Log(EntriesReading),
     /// The counters, by the last length and by another.
     Counter(CounterState),
     /// A look at the leases.
-    Leases(Look),
+    Leases(EntriesReading),
 }
 
 impl Limit {
-    /// The limit as the twins are told it.
+    /// The limit as the twins get it.
     pub fn parameters(&self) -> Parameters {
         let bucket = |bucket: &TokenBucket| {
             let BucketNumbers { tokens, period_us, burst } = bucket.numbers();
@@ -93,7 +93,7 @@ impl Limit {
         }
     }
 
-    /// What a charge takes, as the twins are told it: whole µs and a rest for a bucket, else units and nothing. `None` if the
+    /// What a charge takes, as the twins get it: whole µs and a rest for a bucket, else units and nothing. `None` if the
     /// charge can never fit.
     pub fn price(&self, cost: Cost) -> Option<(u64, u64)> {
         let of_bucket = |bucket: &TokenBucket| bucket.price(cost).map(|units| bucket.split(units));
@@ -179,6 +179,6 @@ mod tests {
     #[should_panic(expected = "a reading of another strategy")]
     fn a_reading_belongs_to_its_strategy() {
         let window = Limit::fixed_window(5, Micros::from_secs(60)).unwrap();
-        window.answer(&Reading::Log(Look::default()), Cost::ONE, Micros::ZERO);
+        window.answer(&Reading::Log(EntriesReading::default()), Cost::ONE, Micros::ZERO);
     }
 }

@@ -14,9 +14,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use crate::config::Priority;
 use parking_lot::Mutex;
 use tollgate::Clock;
-use tollgate::config::Priority;
 use tollgate::store::Micros;
 
 /// What one token of a client of weight one advances it by. Divisible by small weights, so that shares are even.
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_is_bounded_and_whoever_leaves_leaves_nothing() {
+    fn the_line_is_bounded_and_a_waiter_that_leaves_leaves_nothing() {
         let hands = ManualClock::at(Micros::ZERO);
         let line = Line::new(hands.clock(), 2, WINDOW);
         let one = line.join(joining("a", 1, Priority::Interactive, 7)).unwrap();

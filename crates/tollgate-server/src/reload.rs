@@ -2,7 +2,7 @@
 //!
 //! The file is looked at once a second, and read when it has changed and rests; `SIGHUP` and `POST /v1/reload` read it at once.
 //! What was consumed stays consumed: the new limits stand on the same counters. A file with a mistake in it changes nothing, and
-//! is told in the log, in a metric and on the page until a better one comes, and so is a file that is gone: the last good config
+//! is shown in the log, in a metric and on the page until a better one comes, and so is a file that is gone: the last good config
 //! stays, and the file is read when it is back. `[server]` and `[store]` stay as they were at start: a file that changes them is applied
 //! without that, and the fields that need a restart are named. A file without limits is refused: most likely somebody is still
 //! writing it.
@@ -18,9 +18,10 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tollgate::Rule;
-use tollgate::config::{Config, Mistakes};
+use tollgate::config::Mistakes;
 
 use crate::app::{App, State};
+use crate::config::Config;
 use crate::front::models::Setup;
 use crate::{source, validate};
 
@@ -162,11 +163,11 @@ fn try_reload(app: &App, file: &Path) -> Result<Applied, Refusal> {
         applied.restart = keep_fixed(&state.config, &mut config);
         has_limits(&state.config, &config)?;
         let gate = state.gate.clone();
-        let is_gone = |name: &&str| config.policy.rule(name).is_none();
+        let is_gone = |name: &&str| config.gate.policy.rule(name).is_none();
         applied.gone =
             gate.policy().rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
         gate.show_namespaces(config.namespaces());
-        gate.reload(config.policy.clone()).map_err(|error| error.to_string())?;
+        gate.reload(config.gate.policy.clone()).map_err(|error| error.to_string())?;
         Ok::<_, String>(State::new(gate, config))
     })?;
     if let (Some((models, setup)), Some(llm)) = (models, llm) {
@@ -188,19 +189,20 @@ fn named(names: &[String]) -> String {
 fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
     let server = old.server.changed_fields(&new.server).into_iter().filter(|field| *field != "namespaces");
     let server = server.map(|field| format!("server.{field}"));
-    let store = old.store.changed_fields(&new.store).into_iter().map(|field| format!("store.{field}"));
+    let store =
+        old.gate.store.changed_fields(&new.gate.store).into_iter().map(|field| format!("store.{field}"));
     let changed = server.chain(store).collect();
     let namespaces = std::mem::take(&mut new.server.namespaces);
     new.server = old.server.clone();
     new.server.namespaces = namespaces;
-    new.store = old.store.clone();
+    new.gate.store = old.gate.store.clone();
     changed
 }
 
 /// An empty file is what an editor leaves for a moment before it writes, and would let everything through.
 fn has_limits(old: &Config, new: &Config) -> Result<(), String> {
-    let is_empty = new.policy.rules().is_empty() && new.envoy.rules().is_empty();
-    match old.policy.rules().len() {
+    let is_empty = new.gate.policy.rules().is_empty() && new.envoy.rules().is_empty();
+    match old.gate.policy.rules().len() {
         had @ 1.. if is_empty => Err(format!(
             "it has no limits; the one in force has {had}: write at least one, or restart to serve none"
         )),
@@ -220,7 +222,7 @@ pub(crate) async fn watch(app: Arc<App>, file: PathBuf, mut looks: Looks) {
     }
 }
 
-/// The file is not there any more. A restart would fail now, so whoever looks is told until it is back.
+/// The file is not there any more. A restart would fail now, so it is shown until the file is back.
 fn gone(app: &App) {
     let why = "the config file is gone; put it back, as a restart would not find it";
     tracing::warn!("the config stays as it was: {why}");
@@ -274,8 +276,8 @@ impl Looks {
     /// What is to be done. A file that is not as it was a look ago may be half written, or about to be put in its place, and is
     /// left alone until it rests.
     ///
-    /// One that nobody lets us read is told once and tried again at every look: it can be let without a change of the file. One
-    /// that is gone is told once, and read when it is back, even if it is the same.
+    /// One that cannot be read is reported once and tried again at every look: it can be let without a change of the file. One
+    /// that is gone is reported once, and read when it is back, even if it is the same.
     fn look(&mut self, now: Option<Stamp>, can_be_read: impl FnOnce() -> bool) -> Look {
         let rests = std::mem::replace(&mut self.seen, now) == now;
         if !rests || now == self.read {
@@ -300,7 +302,7 @@ impl Looks {
 mod tests {
     use super::*;
 
-    /// A letter is how the file is at a look, `-` that there is none, a capital that it is read then and `=` that it is told that
+    /// A letter is how the file is at a look, `-` that there is none, a capital that it is read then and `=` that it is reported that
     /// it is gone; after `!` it cannot be read.
     /// The first is as it was before it was read at start.
     #[test]
@@ -334,11 +336,11 @@ mod tests {
         check("abaa");
         check("a-a-bBaA");
         check("-aA");
-        // Told once, and tried until it can be read; another one is told again.
+        // Reported once, and tried until it can be read; another one is reported again.
         check("a!b!B!b!bBb");
         check("a!b!B!b!c!C!c");
         check("a!a!aa");
-        // Gone for one look, it is being replaced; gone for two, it is told once, and read when it is back.
+        // Gone for one look, it is being replaced; gone for two, it is reported once, and read when it is back.
         check("a-aa");
         check("a-=--aAa");
         check("a-=-bBb-=-bBb");
@@ -374,9 +376,9 @@ mod tests {
             "server.http = 'b:2'\nserver.namespaces = ['user']\nstore.max_keys = 7\nlimits.a.blocked = true";
         let mut new = Config::parse(new).expect("a config");
         assert_eq!(keep_fixed(&old, &mut new), ["server.http", "store.timeout", "store.max_keys"]);
-        assert_eq!((new.server.http.as_deref(), &new.store), (Some("a:1"), &old.store));
+        assert_eq!((new.server.http.as_deref(), &new.gate.store), (Some("a:1"), &old.gate.store));
         assert_eq!(new.server.namespaces, ["user"]);
-        assert_eq!(new.policy.rules().len(), 1);
+        assert_eq!(new.gate.policy.rules().len(), 1);
         assert!(keep_fixed(&old, &mut old.clone()).is_empty());
     }
 

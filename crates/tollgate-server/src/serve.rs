@@ -25,7 +25,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, unconstrained};
 use tokio_util::task::TaskTracker;
-use tollgate::config::{Config, Password, ServerConfig};
+use tollgate::config::Password;
 use tollgate::store::Micros;
 use tollgate::telemetry::Telemetry;
 use tollgate::{Clock, Tollgate};
@@ -34,6 +34,7 @@ use self::listen::{ConnectionLimit, Room};
 use self::timeouts::{TimedStream, Timeouts};
 use crate::app::App;
 use crate::cli::ServeArgs;
+use crate::config::{Config, ServerConfig};
 use crate::failure::{Failure, print_line};
 use crate::front::{json, models, page, resp, rls};
 use crate::reload::{self, Looks};
@@ -86,7 +87,7 @@ pub(crate) fn start(
     config: Config,
     beside: impl FnOnce(&Arc<App>),
 ) -> Result<(), Failure> {
-    // Before the runtime, and dropped after it: what is told last is written too.
+    // Before the runtime, and dropped after it: the last lines are written too.
     let (_log, telemetry) = log::start(&config.server)?;
     // On one core a second thread would only be woken in vain.
     let mut runtime = match std::thread::available_parallelism() {
@@ -104,7 +105,7 @@ async fn serve(
     telemetry: Telemetry,
     beside: impl FnOnce(&Arc<App>),
 ) -> Result<(), Failure> {
-    // Before anybody can know that it runs: who is told where it is may well tell it to stop.
+    // Before anybody can know that it runs: a program that knows its address may stop it at once.
     let mut signals = Signals::listen()?;
     let listeners = Listeners::open(asked, &config).await?;
     let address =
@@ -118,7 +119,8 @@ async fn serve(
         .set_buckets(&tollgate::telemetry::BUCKETS_MS)
         .and_then(metrics_exporter_prometheus::PrometheusBuilder::install_recorder)
         .map_err(|error| Failure::new(format!("cannot count: {error}")))?;
-    let gate = Tollgate::opening(&config).await.map_err(|error| Failure::new(error.to_string()))?;
+    let telemetry = telemetry.namespaces(config.namespaces());
+    let gate = Tollgate::opening(&config.gate).await.map_err(|error| Failure::new(error.to_string()))?;
     let stats = Stats::new(telemetry.clone(), Settings::of(&config), Clock::system().now().get() / 1_000_000);
     let gate = gate
         .telemetry(telemetry)
@@ -197,7 +199,7 @@ async fn serve(
         () = grace(&app) => {
             tracing::warn!("some connections were still busy after {} s and are cut", GRACE.as_secs());
         }
-        // Whoever asks twice does not want to wait.
+        // A second signal means: do not wait.
         () = signals.until_stopped(&app) => tracing::warn!("told to stop again: busy connections are cut"),
     }
     Ok(())
@@ -235,7 +237,7 @@ impl Listeners {
         let named = asked.resp.as_deref().or(config.server.resp.as_deref());
         let resp = bind_unless_taken("resp", "--resp", named, "127.0.0.1:6380", true).await?;
         let named = asked.grpc.as_deref().or(config.server.grpc.as_deref());
-        // Whoever writes rules for Envoy wants it served.
+        // A config with rules for Envoy needs this listener.
         let may_lack = config.envoy.rules().is_empty();
         let grpc = bind_unless_taken("grpc", "--grpc", named, "127.0.0.1:8081", may_lack).await?;
         Ok(Listeners { http, resp, grpc })
@@ -333,7 +335,7 @@ fn announce(asked: &ServeArgs, address: SocketAddr, listeners: &Listeners, app: 
         None if asked.is_demo => "a demo policy to made-up callers".to_owned(),
         None => "an example policy (name your own with --config)".to_owned(),
     };
-    print_line(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));
+    print_line(format_args!("tollgate serves {policy}, counting in {}", state.config.gate.store.mode.name()));
     print_line(format_args!("  page   http://{address}/"));
     print_line(format_args!("  API    http://{address}/v1/check"));
     let address_of = |door: &Option<TcpListener>| door.as_ref().and_then(|door| door.local_addr().ok());

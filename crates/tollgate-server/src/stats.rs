@@ -1,10 +1,10 @@
 //! What the page shows of decisions: how many a second under each limit, who is denied most, how long they take.
 //!
 //! An observer of the registry, so it sees every decision of every face and can change none. Admissions by counters in this
-//! process are told to it as numbers, 64 at a time, so that a check costs what it does without a page; a denial costs a look in
-//! a map and a look through 64 numbers. Which second it is, is told once a second from outside ([`Stats::tick`]), not read from a
+//! process reach it as numbers, 64 at a time, so that a check costs what it does without a page; a denial costs a look in
+//! a map and a look through 64 numbers. The current second is set once a second from outside ([`Stats::tick`]), not read from a
 //! clock, after the registry was asked to hand over what it had counted. Everything is bounded: five minutes of seconds (`ring.rs`), so many keys a limit
-//! (`offenders.rs`), a few histograms (`latency.rs`). The metrics are elsewhere, and are the ones to keep.
+//! (`offenders.rs`), a few histograms (`latency.rs`). The metrics are in the library, and are the ones to keep.
 
 pub(crate) mod latency;
 pub(crate) mod offenders;
@@ -16,13 +16,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use tollgate::config::Config;
 use tollgate::telemetry::Telemetry;
 use tollgate::telemetry::{Admissions, Event, Observer};
 
 use self::latency::Latency;
 use self::offenders::{LastOutcome, Offender, Offenders, Who};
 use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
+
+use crate::config::Config;
 
 /// Keys longer than this are shown by their hash only.
 const LONGEST_SHOWN: usize = 256;
@@ -34,7 +35,7 @@ pub(crate) struct Stats {
     limits: RwLock<HashMap<String, OfLimit>>,
     latency: Mutex<Latency>,
     telemetry: Telemetry,
-    /// Tells keys apart, not to be guessed by whoever makes them up.
+    /// Tells keys apart, not to be guessed by a caller that makes them up.
     marks: RandomState,
     settings: Settings,
 }

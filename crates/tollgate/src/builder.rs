@@ -18,8 +18,8 @@ use crate::policy::entry::FallbackDefaults;
 use crate::policy::names::MAX_NAMES;
 use crate::policy::{Policy, PolicyError, Rule};
 use crate::remote::Remote;
-use crate::telemetry::watch::{Telemetry, Watch};
 use crate::telemetry::{Observer, Observers};
+use crate::telemetry::{Recorder, Telemetry, Watch};
 use crate::tollgate::Tollgate;
 use crate::wait::Lines;
 
@@ -167,7 +167,7 @@ impl TollgateBuilder {
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
     /// use std::time::Duration;
-    /// use tollgate::store::{Charged, Failure, Hold, Item, Store, StoreError, StoreFuture, StoredLimit};
+    /// use tollgate::store::{Charged, Failure, Hold, StoredCharge, Store, StoreError, StoreFuture, StoredLimit};
     /// use tollgate::telemetry::Source;
     /// use tollgate::{ChargeId, Fallback, Limit, Rule, Settled, Settlement, Tollgate};
     ///
@@ -179,13 +179,13 @@ impl TollgateBuilder {
     /// }
     ///
     /// impl Store for Nowhere {
-    ///     fn charge<'a>(&'a self, _: &'a [Item<'a>], _: Option<Hold>) -> StoreFuture<'a, Charged> {
+    ///     fn charge<'a>(&'a self, _: &'a [StoredCharge<'a>], _: Option<Hold>) -> StoreFuture<'a, Charged> {
     ///         fails()
     ///     }
     ///     fn settle<'a>(&'a self, _: ChargeId, _: &'a Settlement) -> StoreFuture<'a, Settled> {
     ///         fails()
     ///     }
-    ///     fn peek<'a>(&'a self, _: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    ///     fn peek<'a>(&'a self, _: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
     ///         fails()
     ///     }
     ///     fn forget<'a>(&'a self, _: &'a StoredLimit, _: &'a str) -> StoreFuture<'a, bool> {
@@ -238,7 +238,7 @@ impl TollgateBuilder {
         self
     }
 
-    /// Sees every decision. May be called several times: all are told. A panic of one is caught and changes no decision.
+    /// Sees every decision. May be called several times: all see it. A panic of one is caught and changes no decision.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observers.add(observer);
         self
@@ -262,7 +262,7 @@ impl TollgateBuilder {
     /// or two have the same.
     pub fn build(self) -> Result<Tollgate, Error> {
         match self.store {
-            StoreChoice::Memory | StoreChoice::Ready(_) => self.put_together(),
+            StoreChoice::Memory | StoreChoice::Ready(_) => self.assemble(),
             #[cfg(feature = "redis")]
             StoreChoice::Redis(_) => Err(Error::call("a gate on Redis is built by `connect().await`")),
             #[cfg(feature = "postgres")]
@@ -285,10 +285,10 @@ impl TollgateBuilder {
             StoreChoice::Postgres(options) => StoreChoice::Ready(crate::connect::postgres(*options).await?),
             ready => ready,
         };
-        self.put_together()
+        self.assemble()
     }
 
-    fn put_together(self) -> Result<Tollgate, Error> {
+    fn assemble(self) -> Result<Tollgate, Error> {
         let rules = self.rules.into_iter().collect::<Result<Vec<Rule>, PolicyError>>()?;
         let policy = Policy::new(rules)?;
         if self.defaults.instances == 0 {

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tollgate_store::HoldId;
+use tollgate_store::ChargeId;
 
 use crate::decision::Decision;
 use crate::engine::{Answer, Engine, Request, Step};
@@ -38,7 +38,7 @@ impl<'a, T> Call<'a, T> {
     /// Gives the charge an id of the caller's, such as an order's. Sent again under the same id, with the same charges, it is
     /// answered as before and charged once. Plain charges are remembered for ten minutes, reservations for their time to live.
     ///
-    /// Whoever chooses an id owns it: a call that is dropped before its answer came may have been charged, and is not cancelled.
+    /// A caller that chooses an id owns it: a call that is dropped before its answer came may have been charged, and is not cancelled.
     /// [`Tollgate::settle`](crate::Tollgate::settle) settles or cancels it. An id that was cancelled stays cancelled for its time.
     ///
     /// ```
@@ -58,7 +58,7 @@ impl<'a, T> Call<'a, T> {
     /// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
     /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
     /// ```
-    pub fn id(mut self, id: HoldId) -> Call<'a, T> {
+    pub fn id(mut self, id: ChargeId) -> Call<'a, T> {
         if let State::New(request) = &mut self.state {
             request.id = Some(id);
         }

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use tollgate_store::HoldId;
+use tollgate_store::ChargeId;
 
 use crate::call::Output;
 use crate::decision::{Decision, Denied};
@@ -54,7 +54,7 @@ impl Permit {
     }
 
     /// The id of the charge.
-    pub fn id(&self) -> HoldId {
+    pub fn id(&self) -> ChargeId {
         self.held.id
     }
 
@@ -99,7 +99,7 @@ impl Permit {
         is_gone
     }
 
-    /// Waits until a lease is gone: for whoever must stop working then.
+    /// Waits until a lease is gone: for holders that must stop working then.
     pub async fn lost(&self) {
         poll_fn(|context| {
             // Registered first, so that a loss in between is not missed.

@@ -13,7 +13,7 @@
 //! an estimate is enough, sliding_window_counter keeps two numbers. Twins: sliding_window.lua, .sql. Cases: sliding_window.cases.
 
 use super::entries::{Entries, Entry};
-use super::{Algorithm, Look, Taken};
+use super::{Algorithm, EntriesReading, Taken};
 use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -62,7 +62,7 @@ impl Entry for LogEntry {
 }
 
 /// How many entries more than its limit a log keeps for versions of the limit with a longer window.
-const KEPT_BESIDES: u64 = 64;
+const SPARE_ENTRIES: u64 = 64;
 
 /// The log of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -156,7 +156,7 @@ impl Algorithm for SlidingWindow {
         };
         let wait = wait.map_or(Micros::ZERO, |at| at.saturating_add(self.window).saturating_sub(now));
         let last = state.entries.last().map_or(Micros::ZERO, |newest| self.end(&newest).saturating_sub(now));
-        Look { used, wait, last }.answer(self.limit, self.window, cost)
+        EntriesReading { used, wait, last }.answer(self.limit, self.window, cost)
     }
 
     fn charge(&self, state: &mut LogState, cost: Cost, now: Micros) -> Outcome {
@@ -214,7 +214,7 @@ impl SlidingWindow {
         state.keep_for(self.window, now);
         state.push(now, cost);
         let own = Micros::new(now.get().saturating_sub(self.window.get()));
-        let most = usize::try_from(self.limit.saturating_add(KEPT_BESIDES)).unwrap_or(usize::MAX);
+        let most = usize::try_from(self.limit.saturating_add(SPARE_ENTRIES)).unwrap_or(usize::MAX);
         // Each charge adds one entry, so two merged make room however many there are.
         for _ in 0..2 {
             if state.len() <= most || now < self.window || !state.entries.merge_oldest_until(own) {

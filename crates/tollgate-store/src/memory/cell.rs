@@ -3,7 +3,7 @@
 //!
 //! A bucket takes one word (the instant of being full, counted from the store's start), windows and counters three, as long as the
 //! table's own numbers say the rest; with a history of other numbers they are written whole (whole.rs). Logs and leases, which have
-//! no fixed size, take one word that says where the state is kept (kept.rs).
+//! no fixed size, take one word that says where the state is kept (indirect.rs).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use tollgate_kernel::{
 };
 
 use super::budget::Budget;
-use super::ledger::Ledger;
+use super::limit_table::LimitTable;
 use super::table::Table;
 use super::whole::{InWhole, Whole, WholeNodes, WholeWords};
 
@@ -87,7 +87,7 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     /// A decided charge, of which the whole answer may be still to work out.
     type Decided: Copy;
 
-    /// Where the words are the state, charges them in place and says whether they changed; elsewhere, only decides.
+    /// Where the words are the state, charges them in place and says whether they changed; otherwise, only decides.
     fn decide(&self, words: &mut [u64; W], cost: Cost, now: Micros) -> (bool, Self::Decided);
 
     /// The whole answer to a decided charge.
@@ -133,7 +133,7 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     fn peek_whole(&self, whole: &Whole, cost: Cost, now: Micros) -> Outcome;
 
     /// The table of the same limit over the nodes of whole states.
-    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn Ledger>>;
+    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn LimitTable>>;
 }
 
 /// A strategy whose states are few words, as long as they were written under its own numbers.
@@ -449,7 +449,7 @@ where
         self.algorithm.peek(&A::State::of_whole(whole), cost, now)
     }
 
-    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn Ledger>> {
+    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn LimitTable>> {
         let cell = PlainCell { algorithm: self.algorithm.clone(), packing: WholeWords };
         Some(Arc::new(Table::new(cell, budget.clone(), nodes, None)))
     }

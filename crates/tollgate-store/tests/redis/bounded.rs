@@ -3,7 +3,7 @@
 
 use tollgate_store::conformance::cases::ORIGIN;
 use tollgate_store::{
-    Failure, Hold, HoldId, Limit, ManualClock, Micros, RedisStore, Settled, Settlement, Store, StoredLimit,
+    ChargeId, Failure, Hold, Limit, ManualClock, Micros, RedisStore, Settled, Settlement, Store, StoredLimit,
 };
 use tollgate_testkit::redis::RedisServer;
 
@@ -16,7 +16,7 @@ const MANY: usize = 30_000;
 const MOST_COMMANDS: u64 = 20;
 
 fn hold() -> Hold {
-    Hold { id: HoldId::random(), ttl: Micros::from_secs(3_600) }
+    Hold { id: ChargeId::random(), ttl: Micros::from_secs(3_600) }
 }
 
 /// How many commands the server ran for `call`, those of its script included, and how long the script took in us.
@@ -36,7 +36,7 @@ async fn commands<T>(server: &RedisServer, call: impl Future<Output = T>) -> (T,
 }
 
 /// Fills a key, and gives some of the holds that it was filled by.
-async fn fill(store: &RedisStore, limit: &StoredLimit, clock: &ManualClock) -> Vec<HoldId> {
+async fn fill(store: &RedisStore, limit: &StoredLimit, clock: &ManualClock) -> Vec<ChargeId> {
     let mut ids = Vec::new();
     // Charges of one instant are one entry of a log, and those of one call are of one instant. So it is filled one by one.
     let (rounds, at_once) = if limit.name == "log" { (MANY, 1) } else { (MANY / 500, 500) };
@@ -70,7 +70,7 @@ async fn no_script_works_for_long(
     server: &RedisServer,
     store: &RedisStore,
     limit: &StoredLimit,
-    held: &[HoldId],
+    held: &[ChargeId],
 ) {
     const TOGETHER: usize = 32;
     /// With 30,000 entries a script takes some seven charges; all of them were one script.

@@ -11,7 +11,7 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::outcome::{Outcome, Source};
 use crate::policy::entry::{Entry, Resolved};
-use crate::telemetry::watch::is_sampled;
+use crate::telemetry::{DecisionMeter, Recorder, is_sampled};
 use crate::telemetry::{DecisionReport, Event, EventKey, LimitReport, OutcomeKind, Started, Trouble};
 
 impl Engine {
@@ -164,7 +164,7 @@ impl Engine {
         let told = LimitReport {
             key: charge.canonical(),
             // A malformed key meets nothing; it is counted where it would have.
-            strategy: charge.place().map_or_else(|| entry.base.strategy(), |place| place.strategy()),
+            strategy: charge.key_limit().map_or_else(|| entry.base.strategy(), |place| place.strategy()),
             verdict: OutcomeKind::of(numbers.allowed, outcome.is_shadow()),
             source,
             // What was answered without the store, or meets no counters, did not depend on it.
@@ -185,7 +185,7 @@ impl Engine {
             self.observers.decided(&Event {
                 operation,
                 limiter: entry.name,
-                strategy: charge.place().and_then(|place| place.strategy()),
+                strategy: charge.key_limit().and_then(|place| place.strategy()),
                 namespace: &namespace,
                 key: EventKey::new(told.key),
                 cost: charge.cost.get(),

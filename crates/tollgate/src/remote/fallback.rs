@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 use tollgate_store::{
-    Hold, HoldId, MemoryItem, MemoryLimit, MemoryOptions, MemoryStore, Settled, Settlement, StoreError,
+    ChargeId, Hold, MemoryCharge, MemoryLimit, MemoryOptions, MemoryStore, Settled, Settlement, StoreError,
 };
 
 use super::Answers;
@@ -44,7 +44,7 @@ pub(crate) enum Act {
 }
 
 /// One limit of a charge that the store does not answer.
-struct Part<'a> {
+struct FallbackCharge<'a> {
     name: &'static str,
     remote: &'a RemoteLimit,
     key: &'a str,
@@ -54,14 +54,14 @@ struct Part<'a> {
     outcome: Option<Outcome>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> FallbackCharge<'a> {
     /// The part of a charge, if it meets counters.
     fn new(
         charge: &'a Resolved<'_, '_>,
         charges: &[Resolved<'_, '_>],
         retry_after: Micros,
         last_denial: impl Fn(&Resolved<'_, '_>) -> Option<Outcome>,
-    ) -> Option<Part<'a>> {
+    ) -> Option<FallbackCharge<'a>> {
         let (key, stored, remote) = charge.remote()?;
         let capacity = stored.limit.capacity();
         let denied = Outcome { capacity, ..Outcome::BLOCKED };
@@ -72,7 +72,7 @@ impl<'a> Part<'a> {
             Fallback::Local => last_denial(charge),
         };
         let name = charge.entry.name;
-        Some(Part { name, remote, key, cost: charge.cost, shadow: charge.is_shadow(), outcome })
+        Some(FallbackCharge { name, remote, key, cost: charge.cost, shadow: charge.is_shadow(), outcome })
     }
 
     fn denies(&self) -> bool {
@@ -104,19 +104,19 @@ impl FallbackStore {
         last_denial: impl Fn(&Resolved<'_, '_>) -> Option<Outcome>,
     ) -> Answers {
         let retry_after = retry_after.unwrap_or(A_SECOND).max(Micros::new(1));
-        let parts: SmallVec<[Part<'_>; 4]> = charges
+        let parts: SmallVec<[FallbackCharge<'_>; 4]> = charges
             .iter()
-            .filter_map(|charge| Part::new(charge, charges, retry_after, &last_denial))
+            .filter_map(|charge| FallbackCharge::new(charge, charges, retry_after, &last_denial))
             .collect();
         if matches!(act, Act::Charge(Some(_))) {
             self.note_uncounted(&parts);
         }
         // Nothing is charged if anything is denied already.
-        let act = if parts.iter().any(Part::denies) { Act::Peek } else { act };
-        let local: SmallVec<[MemoryItem<'_>; 4]> =
+        let act = if parts.iter().any(FallbackCharge::denies) { Act::Peek } else { act };
+        let local: SmallVec<[MemoryCharge<'_>; 4]> =
             parts.iter().filter(|part| part.outcome.is_none()).map(|part| self.item(part)).collect();
         let mut counted = self.count(&local, act).into_iter();
-        let answer = |part: &Part<'_>| {
+        let answer = |part: &FallbackCharge<'_>| {
             let outcome = part.outcome.unwrap_or_else(|| match counted.next() {
                 // What an instance's share can never hold, the store may: it is worth coming back.
                 Some(never @ Outcome { allowed: false, retry_after: None, .. }) => {
@@ -130,7 +130,7 @@ impl FallbackStore {
         parts.iter().map(answer).collect()
     }
 
-    fn note_uncounted(&self, parts: &[Part<'_>]) {
+    fn note_uncounted(&self, parts: &[FallbackCharge<'_>]) {
         let mut uncounted = self.uncounted.lock();
         for part in parts {
             match part.remote.fallback {
@@ -140,12 +140,17 @@ impl FallbackStore {
         }
     }
 
-    fn item<'a>(&self, part: &Part<'a>) -> MemoryItem<'a> {
-        MemoryItem { limit: self.counters(part.remote), key: part.key, cost: part.cost, shadow: part.shadow }
+    fn item<'a>(&self, part: &FallbackCharge<'a>) -> MemoryCharge<'a> {
+        MemoryCharge {
+            limit: self.counters(part.remote),
+            key: part.key,
+            cost: part.cost,
+            shadow: part.shadow,
+        }
     }
 
     /// Charges the limits that count locally, all or none.
-    fn count(&self, items: &[MemoryItem<'_>], act: Act) -> SmallVec<[Outcome; 4]> {
+    fn count(&self, items: &[MemoryCharge<'_>], act: Act) -> SmallVec<[Outcome; 4]> {
         match act {
             Act::Charge(None) | Act::Peek if items.is_empty() => SmallVec::new(),
             Act::Peek => self.local().peek_all(items).outcomes,
@@ -159,7 +164,11 @@ impl FallbackStore {
 
     /// Settles what was reserved here; `None` if it was not. Limits that are open or closed charged nothing here, and have nothing
     /// to correct.
-    pub(super) fn settle(&self, id: HoldId, settlement: &Settlement) -> Option<Result<Settled, StoreError>> {
+    pub(super) fn settle(
+        &self,
+        id: ChargeId,
+        settlement: &Settlement,
+    ) -> Option<Result<Settled, StoreError>> {
         let local = self.local.get()?;
         let settled = match settlement {
             Settlement::Each(actuals) => {

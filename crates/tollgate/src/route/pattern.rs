@@ -12,8 +12,8 @@ use http::{HeaderName, Method};
 use ipnet::IpNet;
 
 use super::client::canonical_network;
-use super::path::{self, EncodedSeparators};
 use super::request::RequestHead;
+use super::template::{Template, literal};
 use crate::error::Error;
 
 /// Which requests a [`RouteLimit`](super::RouteLimit) applies to.
@@ -160,9 +160,9 @@ impl Route {
     /// Compiles the route; the error says which part is wrong, and why.
     pub(crate) fn compile(&self) -> Result<Matcher, Error> {
         let place = match &self.at {
-            At::Any => Place::Any,
-            At::Template(template) => Place::Template(Template::parse(template)?),
-            At::Below(prefix) => Place::Below(literal(prefix)?.trim_end_matches('/').to_owned()),
+            At::Any => PathMatcher::Any,
+            At::Template(template) => PathMatcher::Template(Template::parse(template)?),
+            At::Below(prefix) => PathMatcher::Below(literal(prefix)?.trim_end_matches('/').to_owned()),
         };
         let except = self.except.iter().map(Route::compile).collect::<Result<_, _>>()?;
         let header = |(name, value): &(String, String)| match HeaderName::try_from(name.as_str()) {
@@ -228,7 +228,7 @@ impl Route {
 /// A compiled route.
 #[derive(Clone, Debug)]
 pub(crate) struct Matcher {
-    place: Place,
+    place: PathMatcher,
     methods: Vec<Method>,
     except: Vec<Matcher>,
     hosts: Vec<HostPattern>,
@@ -238,7 +238,7 @@ pub(crate) struct Matcher {
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum PathMatcher {
     Any,
     Template(Template),
     /// Without a trailing slash.
@@ -250,15 +250,15 @@ impl Matcher {
     /// do, so it is enough that the path fits as it came, or in its one spelling, or that the router matched it so.
     pub(crate) fn charges(&self, request: &RequestHead<'_>) -> bool {
         let place = match &self.place {
-            Place::Any => true,
+            PathMatcher::Any => true,
             // A line of a log that has no path.
             _ if request.path().is_empty() => false,
-            Place::Template(template) => {
+            PathMatcher::Template(template) => {
                 template.matches(request.path())
                     || (!request.is_plain() && template.matches(request.raw_path()))
                     || request.matched().is_some_and(|other| template.equals(other))
             }
-            Place::Below(prefix) => {
+            PathMatcher::Below(prefix) => {
                 is_below(prefix, request.path())
                     || (!request.is_plain() && is_below(prefix, request.raw_path()))
                     || request.matched().is_some_and(|other| is_below(prefix, other))
@@ -279,16 +279,16 @@ impl Matcher {
     /// written in its one spelling, to the last slash, and the router must not have matched it to anything else.
     pub(crate) fn frees(&self, request: &RequestHead<'_>) -> bool {
         let place = match &self.place {
-            Place::Any => true,
+            PathMatcher::Any => true,
             _ if request.path().is_empty() => false,
-            Place::Template(template) => {
+            PathMatcher::Template(template) => {
                 let is_ended = request.path().len() > 1 && request.path().ends_with('/');
                 request.is_plain()
                     && template.is_ended == is_ended
                     && template.matches(request.path())
                     && request.matched().is_none_or(|other| template.equals(other))
             }
-            Place::Below(prefix) => {
+            PathMatcher::Below(prefix) => {
                 request.is_plain()
                     && is_below(prefix, request.path())
                     && request.matched().is_none_or(|other| is_below(prefix, other))
@@ -327,12 +327,12 @@ impl Matcher {
 
     /// Whether it looks at the path.
     pub(crate) fn needs_path(&self) -> bool {
-        !matches!(self.place, Place::Any) || self.except.iter().any(Matcher::needs_path)
+        !matches!(self.place, PathMatcher::Any) || self.except.iter().any(Matcher::needs_path)
     }
 
     /// Whether it matches every request.
     pub(crate) fn matches_all(&self) -> bool {
-        matches!(self.place, Place::Any)
+        matches!(self.place, PathMatcher::Any)
             && self.methods.is_empty()
             && self.except.is_empty()
             && self.hosts.is_empty()
@@ -344,13 +344,13 @@ impl Matcher {
     /// A parameter of its template.
     pub(crate) fn parameter<'p>(&self, path: &'p str, name: &str) -> Option<&'p str> {
         match &self.place {
-            Place::Template(template) => template.parameter(path, name),
-            Place::Any | Place::Below(_) => None,
+            PathMatcher::Template(template) => template.parameter(path, name),
+            PathMatcher::Any | PathMatcher::Below(_) => None,
         }
     }
 
     pub(crate) fn has_parameter(&self, name: &str) -> bool {
-        matches!(&self.place, Place::Template(template) if template.has_parameter(name))
+        matches!(&self.place, PathMatcher::Template(template) if template.has_parameter(name))
     }
 }
 
@@ -431,190 +431,4 @@ fn without_port(host: &[u8]) -> &[u8] {
 /// Whether a path is this one, or one below it.
 fn is_below(prefix: &str, path: &str) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-/// A path with holes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Template {
-    segments: Vec<Segment>,
-    /// Whether it is written with a slash at its end.
-    is_ended: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Segment {
-    Text(String),
-    One(String),
-    Rest(String),
-}
-
-impl Template {
-    fn parse(text: &str) -> Result<Template, Error> {
-        let wrong = |why: &str| Error::call(format!("the route `{}`: {why}", text.escape_debug()));
-        let Some(inside) = text.strip_prefix('/') else {
-            return Err(wrong("must start with `/`"));
-        };
-        let mut segments = Vec::new();
-        for part in inside.strip_suffix('/').unwrap_or(inside).split('/') {
-            if matches!(segments.last(), Some(Segment::Rest(_))) {
-                return Err(wrong("nothing may follow `{*…}`"));
-            }
-            let hole = part.strip_prefix('{').and_then(|part| part.strip_suffix('}'));
-            let segment = match (hole, hole.and_then(|hole| hole.strip_prefix('*'))) {
-                (_, Some(name)) => Segment::Rest(name.to_owned()),
-                (Some(name), None) => Segment::One(name.to_owned()),
-                (None, None) if part.contains(['{', '}']) || part.starts_with([':', '*']) => {
-                    return Err(wrong("a parameter is a whole segment, written `{name}` or `{*name}`"));
-                }
-                (None, None) => {
-                    Segment::Text(literal(&format!("/{part}"))?.trim_start_matches('/').to_owned())
-                }
-            };
-            if let Segment::One(name) | Segment::Rest(name) = &segment {
-                let is_name = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
-                let is_taken = segments.iter().any(
-                    |other| matches!(other, Segment::One(other) | Segment::Rest(other) if other == name),
-                );
-                if !is_name || is_taken {
-                    return Err(wrong("each parameter needs a name of its own, of letters, digits and `_`"));
-                }
-            }
-            segments.push(segment);
-        }
-        Ok(Template { segments, is_ended: inside.ends_with('/') })
-    }
-
-    fn matches(&self, path: &str) -> bool {
-        self.walk(path, |_, _| {}).is_some()
-    }
-
-    /// Whether it is the same as another's text but for the names of parameters.
-    fn equals(&self, other: &str) -> bool {
-        let Ok(other) = Template::parse(other) else { return false };
-        let alike = |pair: (&Segment, &Segment)| match pair {
-            (Segment::Text(one), Segment::Text(other)) => one == other,
-            (one, other) => std::mem::discriminant(one) == std::mem::discriminant(other),
-        };
-        self.segments.len() == other.segments.len() && self.segments.iter().zip(&other.segments).all(alike)
-    }
-
-    fn has_parameter(&self, name: &str) -> bool {
-        let is = |segment: &Segment| matches!(segment, Segment::One(one) | Segment::Rest(one) if one == name);
-        self.segments.iter().any(is)
-    }
-
-    fn parameter<'p>(&self, path: &'p str, name: &str) -> Option<&'p str> {
-        let mut found = None;
-        self.walk(path, |parameter, text| {
-            if parameter == name {
-                found = Some(text);
-            }
-        })?;
-        found
-    }
-
-    /// Compares a path segment by segment and hands each parameter to `found`; `None` if the path does not fit.
-    fn walk<'p>(&self, path: &'p str, mut found: impl FnMut(&str, &'p str)) -> Option<()> {
-        let mut rest = path.strip_prefix('/')?;
-        // A trailing slash makes no difference.
-        rest = rest.strip_suffix('/').unwrap_or(rest);
-        let mut is_over = false;
-        for segment in &self.segments {
-            if is_over {
-                return None;
-            }
-            let (part, after) = match (segment, rest.split_once('/')) {
-                (Segment::Rest(_), _) | (_, None) => (rest, None),
-                (_, Some((part, after))) => (part, Some(after)),
-            };
-            match segment {
-                Segment::Text(text) if part == text => {}
-                Segment::One(name) | Segment::Rest(name) if !part.is_empty() => found(name, part),
-                _ => return None,
-            }
-            (rest, is_over) = after.map_or(("", true), |after| (after, false));
-        }
-        is_over.then_some(())
-    }
-}
-
-/// A text that paths are compared with, in their spelling.
-fn literal(text: &str) -> Result<String, Error> {
-    let wrong = |why: &str| Error::call(format!("the route `{}`: {why}", text.escape_debug()));
-    if !text.starts_with('/') {
-        return Err(wrong("must start with `/`"));
-    }
-    let normalized = path::normalized(text, EncodedSeparators::Keep);
-    normalized.map(|path| path.into_owned()).map_err(|error| wrong(&error.to_string()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a template finds in a path: `None`, or its parameters as `name=text`.
-    fn check(template: &str, path: &str, expected: Option<&str>) {
-        let template = Template::parse(template).expect("a sound template");
-        let mut parameters = Vec::new();
-        let found = template.walk(path, |name, text| parameters.push(format!("{name}={text}")));
-        assert_eq!(found.map(|()| parameters.join(" ")).as_deref(), expected, "{template:?} {path}");
-    }
-
-    #[test]
-    fn a_template_fits_whole_paths() {
-        check("/", "/", Some(""));
-        check("/", "/a", None);
-        check("/login", "/login", Some(""));
-        check("/login", "/login/", Some(""));
-        check("/login/", "/login", Some(""));
-        check("/login", "/logins", None);
-        check("/login", "/login/x", None);
-        check("/login", "", None);
-        check("/login", "*", None);
-        check("/users/{id}", "/users/7", Some("id=7"));
-        check("/users/{id}", "/users/me/", Some("id=me"));
-        check("/users/{id}", "/users/", None);
-        check("/users/{id}", "/users", None);
-        check("/users/{id}/posts/{post}", "/users/7/posts/9", Some("id=7 post=9"));
-        check("/users/{id}/posts", "/users/7/likes", None);
-        check("/files/{*path}", "/files/a/b/c", Some("path=a/b/c"));
-        check("/files/{*path}", "/files", None);
-        check("/files/{*path}", "/files/", None);
-        check("/{*all}", "/a/b", Some("all=a/b"));
-        check("/%75sers", "/users", Some(""));
-    }
-
-    #[test]
-    fn a_template_that_will_not_do_says_why() {
-        for (template, why) in [
-            ("login", "must start with `/`"),
-            ("", "must start with `/`"),
-            ("/users/{}", "each parameter needs a name"),
-            ("/users/{id}/{id}", "each parameter needs a name of its own"),
-            ("/users/{i d}", "each parameter needs a name"),
-            ("/users/a{id}", "a parameter is a whole segment"),
-            ("/users/:id", "a parameter is a whole segment"),
-            ("/files/{*path}/x", "nothing may follow"),
-            ("/a%zz", "the route `/a%zz`"),
-        ] {
-            let error = Route::at(template).compile().expect_err(template).to_string();
-            assert!(error.contains(why), "{template}: {error}");
-        }
-        assert!(Route::below("api").compile().is_err());
-        assert!(Route::any().except(Route::at("x")).compile().is_err());
-    }
-
-    #[test]
-    fn templates_are_equal_whatever_their_parameters_are_called() {
-        for (one, other, equal) in [
-            ("/users/{id}", "/users/{user_id}", true),
-            ("/users/{id}", "/users/{*id}", false),
-            ("/users/{id}", "/users/me", false),
-            ("/users", "/users/", true),
-            ("/users/{id}", "/users/{id}/posts", false),
-            ("/users", "no template", false),
-        ] {
-            assert_eq!(Template::parse(one).unwrap().equals(other), equal, "{one} {other}");
-        }
-    }
 }

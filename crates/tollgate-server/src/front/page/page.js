@@ -1,6 +1,6 @@
 // The page's script: takes what the server tells each second, and shows it.
 //
-// Whatever came from elsewhere (keys, names, reasons) is put in as text, never as markup. Nothing is kept but the choice of
+// Whatever came from the server (keys, names, reasons) is put in as text, never as markup. Nothing is kept but the choice of
 // light or dark. Numbers tick without being announced; states are announced. limits.js draws the cards, try.js is the form.
 
 import { average, dropCards, remember, series, showLimit } from "./limits.js";
