@@ -16,6 +16,7 @@ mod job;
 mod line;
 mod metrics;
 mod open;
+mod overview;
 mod plan;
 mod policy;
 mod wake;
@@ -25,6 +26,9 @@ pub use error::Error;
 pub use gate::{JobGate, JobGateBuilder, JobStatus};
 pub use job::Job;
 pub use line::ClosedKey;
+pub use overview::{
+    ClosedLabel, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, Unreadable, WaitingJob,
+};
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};
 pub use tollgate::policy::jobs::{MissingField, OnExceeded};

@@ -18,25 +18,29 @@ impl JobGate {
     /// What a configuration says of jobs: `[jobs]`, over the limits of `[limits]` and the store of `[store]`. The line is in
     /// `jobs.database` or, without it, in the database of the store.
     pub async fn from_config(config: &Config) -> Result<JobGateBuilder, Error> {
-        let postgres = config.store.postgres.as_ref();
-        let own = config.jobs.database.as_deref();
-        let Some(url) = own.or(postgres.map(|postgres| postgres.url.as_str())) else {
-            return Err(Error::new(
-                "which database has the jobs is not said; write database = \"postgres://…\" in [jobs], or a url in [store.postgres]",
-            ));
-        };
-        // What is wrong with an address is told without showing any of it.
-        let options = PgConnectOptions::from_str(url);
-        let mut options =
-            options.map_err(|_| Error::new("the address of the jobs' database cannot be read"))?;
-        if let (None, Some(password)) = (own, postgres.and_then(|postgres| postgres.password.as_ref())) {
-            let password = password.resolve(|name| std::env::var(name).ok()).map_err(Error::new)?;
-            options = options.password(&password);
-        }
+        let (options, prefix) = database(config)?;
         let pool = PgPoolOptions::new().acquire_timeout(CONNECT).connect_with(options).await;
         let pool = pool.map_err(|error| Error::database("connecting to the jobs' database", error))?;
         let tollgate = Tollgate::open(config).await?;
-        let prefix = postgres.map_or("tollgate_", |postgres| &postgres.prefix);
         Ok(JobGate::builder(tollgate, pool).jobs(Jobs::from_config(&config.jobs)).prefix(prefix))
     }
+}
+
+/// How to connect to the database that has the jobs, and what the names of its tables begin with.
+pub(crate) fn database(config: &Config) -> Result<(PgConnectOptions, &str), Error> {
+    let postgres = config.store.postgres.as_ref();
+    let own = config.jobs.database.as_deref();
+    let Some(url) = own.or(postgres.map(|postgres| postgres.url.as_str())) else {
+        return Err(Error::new(
+            "which database has the jobs is not said; write database = \"postgres://…\" in [jobs], or a url in [store.postgres]",
+        ));
+    };
+    // The message says what is wrong with an address without showing any of it.
+    let options = PgConnectOptions::from_str(url);
+    let mut options = options.map_err(|_| Error::new("the address of the jobs' database cannot be read"))?;
+    if let (None, Some(password)) = (own, postgres.and_then(|postgres| postgres.password.as_ref())) {
+        let password = password.resolve(|name| std::env::var(name).ok()).map_err(Error::new)?;
+        options = options.password(&password);
+    }
+    Ok((options, postgres.map_or("tollgate_", |postgres| &postgres.prefix)))
 }
