@@ -9,12 +9,12 @@ use std::time::Duration;
 use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgPoolOptions, PgRow};
 use tollgate::config::Config;
-use tollgate::policy::jobs::{JobLimits, JobScope, JobsConfig, OnExceeded};
 use tollgate::{Key, Limit, Tollgate};
 use uuid::Uuid;
 
 use crate::error::Error;
 use crate::gate::closing;
+use crate::limits::{JobLimits, JobScope, JobsConfig, OnExceeded};
 use crate::line::Line;
 use crate::open::database;
 use crate::plan::closable;
@@ -218,8 +218,8 @@ type Read<T> = Result<T, (Unreadable, Error)>;
 
 impl JobsReader {
     /// A reader of the database that a configuration names. Connects to nothing yet.
-    pub fn of(config: &Config) -> Result<JobsReader, Error> {
-        let (options, prefix) = database(config)?;
+    pub fn of(config: &Config, jobs: &JobsConfig) -> Result<JobsReader, Error> {
+        let (options, prefix) = database(config, jobs)?;
         let milliseconds = TIMEOUT.as_millis().to_string();
         let options = options
             .application_name("tollgate page")

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tollgate::config::{Counts, LlmConfig, ModelConfig, Priority, llm_key};
 use tollgate::store::Cost;
 use tollgate::store::Micros;
 use tollgate::{Allowance, Charge, Clock, Key, Tollgate};
 
+use crate::config::{Counts, LlmConfig, ModelConfig, Priority, llm_key};
 use crate::limits::ModelLimits;
 use crate::plan::Planned;
 use crate::usage::Usage;

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use tollgate::config::Config;
 use tollgate::telemetry::Telemetry;
 use tollgate::telemetry::{Admissions, Event, Observer};
 
@@ -26,6 +25,8 @@ use self::history::History;
 use self::latency::Latency;
 use self::offenders::{LastOutcome, Offender, Offenders, Who};
 use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
+
+use crate::config::Config;
 
 /// Keys longer than this are shown by their hash only.
 const LONGEST_SHOWN: usize = 256;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 use tollgate::config::Config;
-use tollgate_jobs::{Job, JobGate};
+use tollgate_jobs::{Job, JobGate, JobsConfig};
 use tollgate_testkit::postgres::PostgresServer;
 
 use crate::server;
@@ -102,10 +102,11 @@ fn every_example_is_answered_as_it_says() {
 
 /// Makes the tables of jobs, and has one of them wait.
 fn job_tables(config: &str) {
-    let config = Config::parse(config).unwrap();
+    let mut jobs = JobsConfig::default();
+    let config = Config::parse_with(config, [], &mut [&mut jobs]).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let gate = JobGate::from_config(&config).await.unwrap().connect().await.unwrap();
+        let gate = JobGate::from_config(&config, &jobs).await.unwrap().connect().await.unwrap();
         for id in ["1", "2", "3"] {
             let plan = gate.plan(&Job::new(id, "send_email", "mail")).unwrap();
             drop(gate.enter(&plan).await);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tollgate::config::Config;
-use tollgate_jobs::{Job, JobDecision, JobGate, RunPermit};
+use tollgate_jobs::{Job, JobDecision, JobGate, JobsConfig, RunPermit};
 use tollgate_testkit::postgres::PostgresServer;
 
 use crate::browser::Browser;
@@ -46,14 +46,15 @@ struct Workers {
 
 impl Workers {
     fn new(config: &str) -> Workers {
-        let config = Config::parse(config).expect("a config");
+        let mut jobs = JobsConfig::default();
+        let config = Config::parse_with(config, [], &mut [&mut jobs]).expect("a config");
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .expect("a runtime");
         let gate = runtime.block_on(async {
-            JobGate::from_config(&config).await.expect("a database").connect().await.expect("tables")
+            JobGate::from_config(&config, &jobs).await.expect("a database").connect().await.expect("tables")
         });
         Workers { gate, runtime, running: Vec::new() }
     }

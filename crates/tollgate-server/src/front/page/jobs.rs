@@ -163,7 +163,7 @@ impl JobsView {
         if let Some((_, reader)) = known.as_ref().filter(|(database, _)| *database == own) {
             return Ok(reader.clone());
         }
-        let reader = JobsReader::of(config).map_err(|error| error.to_string())?;
+        let reader = JobsReader::of(&config.gate, &config.jobs).map_err(|error| error.to_string())?;
         *known = Some((own, reader.clone()));
         Ok(reader)
     }
@@ -253,7 +253,7 @@ impl Answer {
         Answer {
             configured: !of.config.jobs.is_empty(),
             database: Database { state, since, problem },
-            store: of.config.store.mode.name(),
+            store: of.config.gate.store.mode.name(),
             jobs: Jobs::default(),
         }
     }

@@ -128,7 +128,7 @@ impl ModelsView {
         let trail = state.config.llm.as_ref().and_then(|llm| llm.log_dir.as_ref());
         let answer = Answer {
             configured: true,
-            store: state.config.store.mode.name(),
+            store: state.config.gate.store.mode.name(),
             minute: app.stats.second() / 60 * 60,
             trail: trail.map(|dir| dir.join("gateway/rate_limits.jsonl").display().to_string()),
             ..Answer::of(overview)
