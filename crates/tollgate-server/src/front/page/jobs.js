@@ -195,6 +195,15 @@ function askToClose() {
 
 // The whole: the chart, and when the backlog will be done.
 
+/** How many run, where that is limited: under the limit of all jobs, else by type, else by queue. A job is of one type and one queue. */
+function runningWords() {
+  for (const isOf of [(key) => key === "global", (key) => key.startsWith("job:"), (key) => key.startsWith("queue:")]) {
+    const counts = last.keys.filter(({ key, running }) => isOf(key) && running !== null).map(({ running }) => running);
+    if (counts.length) return number.format(counts.reduce((sum, count) => sum + count, 0));
+  }
+  return "–";
+}
+
 function showDone() {
   const isWaiting = last.waiting > 0;
   put($("jobs-done-at"), isWaiting ? moment(when(last.backlog_ends_ms)) : "nothing waits");
@@ -206,8 +215,7 @@ function showDone() {
     next ? `All else is done by ${moment(when(next.ends_ms))}.` : "",
     rule?.concurrency ? " When running jobs end is not known, so this is an estimate." : ""]));
   put($("jobs-sum-waiting"), sumWords());
-  const running = last.keys.filter(({ running: count }) => count !== null).map(({ running: count }) => count);
-  put($("jobs-sum-running"), running.length ? number.format(Math.max(...running)) : "–");
+  put($("jobs-sum-running"), runningWords());
   put($("jobs-sum-next"), isWaiting ? span(last.next_slot_ms) : "–");
   const facts = [["Longest wait so far", last.longest_wait_ms === null ? "–" : span(last.longest_wait_ms)],
     ["Delays of those who wait", number.format(last.keys.reduce((sum, { delays }) => sum + delays, 0))],
