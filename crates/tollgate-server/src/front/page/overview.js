@@ -31,21 +31,22 @@ function known(limit) {
   const asked = allowed + denied + would;
   return {
     limit, name, bars, allowed, denied, would, isIdle: isIdle(bars),
+    mean: { allowed: mean("allowed"), denied: mean("denied"), would: mean("would_deny") }, // of the whole range, by which rows are sorted
     share: asked > 0 ? (denied + would) / asked : 0,
     fallsBack: now(name, "fell_back") > 0,
   };
 }
 
 const SORTS = {
-  denied: { words: "denials first", of: (row) => row.denied * 1e9 + row.would }, // shadow after what is truly denied
-  allowed: { words: "allowed first", of: (row) => row.allowed },
+  denied: { words: "denials first", of: (row) => row.mean.denied * 1e9 + row.mean.would }, // shadow after what is truly denied
+  allowed: { words: "allowed first", of: (row) => row.mean.allowed },
   share: { words: "share denied", of: (row) => row.share },
   name: { words: "name", of: (row) => row.name },
 };
 
 const CHIPS = {
   all: { words: "All", has: () => true },
-  denying: { words: "Denying", has: (row) => row.denied > 0 },
+  denying: { words: "Denying", has: (row) => row.mean.denied > 0 },
   fallback: { words: "Fallback", has: (row) => row.fallsBack },
   shadow: { words: "Shadow", has: (row) => row.limit.shadow },
   overrides: { words: "Overrides", has: (row) => row.limit.overrides > 0 },
@@ -115,7 +116,7 @@ function showRow(row, item) {
   const isShadow = item.limit.shadow;
   const refused = isShadow ? item.would : item.denied;
   fill(denied, [refused, isShadow], () => (refused > 0 ? [h("b.deny", rate(refused)), isShadow && h("span.faint", " would")] : h("span.zero", "0")));
-  attribute(denied, "data-u", isShadow ? "would be denied/s" : refused > 0 ? "denied/s" : `of ${rate(item.allowed)}/s denied`);
+  attribute(denied, "data-u", refused === 0 ? `${rate(item.allowed)} allowed/s` : isShadow ? "would be denied/s" : "denied/s");
   fill(share, item.share, () => (item.share >= 0.05 ? h("b", percent(item.share)) : percent(item.share)));
   fill(counted, [item.limit.store, item.fallsBack], () => (item.fallsBack ? h("span.tag.warn", `fallback: ${item.limit.fallback}`) : h("span.faint", item.limit.store === "memory" ? "here" : "remote")));
   row.classList.toggle("idle-row", item.isIdle);

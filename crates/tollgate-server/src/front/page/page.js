@@ -16,7 +16,7 @@ const POLL_MS = 2000;
 const RETRY_MS = 30000;
 
 function showStore({ store, limits, keys }) {
-  put($("store"), store.mode === "memory" ? "counted in this process" : `${store.mode}: ${store.state}`);
+  put($("store"), store.mode === "memory" ? "in memory" : `${store.mode}: ${store.state}`);
   attribute($("store"), "data-state", store.state === "probing" ? "down" : store.state);
   const isDown = store.state !== "up";
   const fallbacks = Object.entries(Object.groupBy?.(limits, (limit) => limit.fallback) ?? {});
