@@ -211,7 +211,8 @@ impl SeenWaiting {
         };
         let charges = charges.iter().map(|charge| (charge.limit.clone(), charge.cost)).collect();
         state.open.insert(self.number, Open { since: now, charges });
-        if !waited.is_zero() {
+        // Who was let in at once has not waited.
+        if waited >= Duration::from_millis(1) {
             state.waits.push(Micros::from(waited).get());
         }
         drop(state);
