@@ -8,6 +8,10 @@ test:
 quick:
     ./test quick
 
+# Counts of the source tree, beside those of another revision.
+tree revision="HEAD":
+    cargo run -p tollgate --example tree {{revision}}
+
 # Us and our peers in one run.
 bench:
     cargo run --release -p tollgate-benches -- in-process

@@ -128,7 +128,7 @@ pub(crate) fn run_scene(
     lanes.into_iter().flatten().map(|lane| lane.finish(scene)).collect()
 }
 
-/// Draws the keys of a round, each stream on the core that will read it: whoever comes first in a round would otherwise
+/// Draws the keys of a round, each stream on the core that will read it: the first one in a round would otherwise
 /// fetch the texts from another core's cache.
 fn refill(streams: &mut [Stream], cores: &[Core]) {
     std::thread::scope(|scope| {

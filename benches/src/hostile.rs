@@ -1,7 +1,7 @@
 //! `hostile`: how long honest clients wait while others attack.
 //!
 //! A real `tollgate serve` for each attack, and beside it one client of each face that asks a thousand
-//! times a second at most. The attackers run on the same cores, so what is told is the server's share and theirs.
+//! times a second at most. The attackers run on the same cores, so what is shown is the server's share and theirs.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

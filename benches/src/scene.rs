@@ -2,7 +2,7 @@
 //!
 //! A scene is a key set, a spread, a regime and a call; measured with one thread and with two it gives two cells. A cell is
 //! named by its words, `2T/1M/zipf/allow/check`, and `--cells` chooses by words in any order: a pattern takes every cell that
-//! carries all of its words. Bytes per key are cells too, `memory/1M`. How a cell is measured is told in `harness.rs`.
+//! carries all of its words. Bytes per key are cells too, `memory/1M`. How a cell is measured is described in `harness.rs`.
 
 use crate::contestant::{Call, Regime};
 use crate::workload::{KeySet, Spread};

@@ -2,8 +2,8 @@
 //!
 //! `process.rs` starts them all, each on the core that servers have; `load.rs` asks from the other core, in the words of
 //! `resp.rs`, `http1.rs` and `http2.rs`; `cast.rs` says who is asked what; `constant.rs` is who decides nothing. `rounds.rs`
-//! keeps what was measured, `goals.rs` and `report.rs` tell. Every answer is looked at: whoever answers something else than
-//! what the cell says is told of. One request at a time costs mostly the kernel, so no goal is about a multiple there.
+//! keeps what was measured, `goals.rs` and `report.rs` tell. Every answer is looked at: a server that answers something else than
+//! what the cell says is reported. One request at a time costs mostly the kernel, so no goal is about a multiple there.
 
 mod cast;
 pub(crate) mod constant;

@@ -62,7 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     };
     let plan = Plan { rounds: options.rounds.map_or(rounds, usize::from), turn, keys };
     let wants = |which| options.only.is_none_or(|only| only == which);
-    // What is missing, and a file that cannot be written, are told before minutes of measuring.
+    // What is missing, and a file that cannot be written, are reported before minutes of measuring.
     if wants(Which::Redis) {
         find_redis()?;
     }

@@ -44,7 +44,7 @@ const TEXT: &str = "Hello, World!";
 /// So many, and as many a second: what is never denied. Both say it with ten digits.
 const PLENTY: u32 = 1_000_000_000;
 
-/// How much a key may ask for at once: a limit as services have them, so that what is told of it is of the usual length.
+/// How much a key may ask for at once: a limit as services have them, so that its headers are of the usual length.
 const BURST: u32 = 100;
 
 /// Who takes part.

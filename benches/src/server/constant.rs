@@ -1,6 +1,6 @@
 //! Servers that decide nothing: axum and tonic with one answer for everybody, which is the least that a server on them can cost.
 //!
-//! Each is this program, started again, so it is built as ours is. The answer is told on the command line, in hexadecimal
+//! Each is this program, started again, so it is built as ours is. The answer is given on the command line, in hexadecimal
 //! digits: it is what ours said to the first question, so that both write as much. On one core they have the runtime of one
 //! thread that ours has there.
 
@@ -60,7 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
 }
 
 async fn axum(listener: TcpListener, answer: Bytes) -> Result<(), String> {
-    // The body is taken, as whoever decides anything has to.
+    // The body is read, as every server that decides has to.
     let answering = move |_body: Bytes| async move { ([(CONTENT_TYPE, "application/json")], answer) };
     let listener = listener.tap_io(|stream| {
         stream.set_nodelay(true).ok();

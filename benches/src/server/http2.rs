@@ -52,7 +52,7 @@ pub(crate) struct Http2 {
     /// The fields of every call but the first.
     fields: Vec<u8>,
     /// Whether the message of the call that is being answered was as it should be; answers of several calls may come mixed,
-    /// which is told apart by their number only.
+    /// which differ by their number only.
     good: u64,
     taken: u32,
 }

@@ -2,7 +2,7 @@
 //!
 //! The first way finds out how much goes through; the second how long a call takes. In the second a latency is counted from
 //! when the call was *due*, not from when it was sent, so that calls which had to wait behind a slow one are not left out. How
-//! late the thread itself was that sends them on time is told beside it: that much is the machine's. All else runs on the
+//! late the thread itself was that sends them on time is shown beside it: that much is the machine's. All else runs on the
 //! runtime of one thread. What a call does is the business of a [`Caller`].
 
 use std::sync::Arc;

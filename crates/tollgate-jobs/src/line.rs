@@ -20,7 +20,7 @@ const MIGRATIONS: [&str; 1] = [include_str!("line/1.sql")];
 
 const FUNCTIONS: &str = include_str!("line/functions.sql");
 
-/// A place whose slot passed longer ago than this counts no more for those behind it: whoever has it does not come.
+/// A place whose slot passed longer ago than this counts no more for those behind it: its job does not come.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The line, in tables whose names begin with a prefix.

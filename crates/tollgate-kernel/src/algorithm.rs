@@ -42,7 +42,7 @@ pub const CASES: [(&str, &str); 6] = [
     ("concurrency.cases", include_str!("algorithm/concurrency.cases")),
 ];
 
-/// What a charge took, as whoever may give it back remembers it.
+/// What a charge took, so that it can be given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// How much.
@@ -75,7 +75,7 @@ pub trait Algorithm {
     /// now, and stays so.
     fn give_back(&self, state: &mut Self::State, taken: Taken, amount: u64, now: Micros);
 
-    /// Returns `amount` of what counts now, whoever was charged it and when: the newest first, and never more than there is.
+    /// Returns `amount` of what counts now, whichever caller was charged it and when: the newest first, and never more than there is.
     fn refund(&self, state: &mut Self::State, amount: u64, now: Micros) {
         let taken = Taken { cost: amount, at: self.charged_at(state, now) };
         self.give_back(state, taken, amount, now);
@@ -86,7 +86,7 @@ pub trait Algorithm {
     fn debit(&self, state: &mut Self::State, amount: u64, now: Micros);
 
     /// The state for one who joins others in it, to be charged there as if they were one. It keeps what the others were charged,
-    /// and keeps it long enough that nobody who was charged elsewhere before gets more by joining than the strategy allows. Only
+    /// and keeps it long enough that no caller that was charged under another state before gets more by joining than the strategy allows. Only
     /// windows that begin when they are first charged need to do anything for that.
     fn joined(&self, state: &Self::State, _now: Micros) -> Self::State {
         state.clone()

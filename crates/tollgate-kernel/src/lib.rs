@@ -2,7 +2,7 @@
 //!
 //! This crate answers one question of the walk through Tollgate: *does it fit?* Each strategy is a pure function from
 //! (state, limit, cost, now) to (outcome, next state), on whole numbers. No clock, no I/O, no async, no dependency and no
-//! float ever enters: time is an argument, and whoever remembers the state (a store) decides where it lives.
+//! float ever enters: time is an argument, and the store that remembers the state decides where it lives.
 //!
 //! ```
 //! use tollgate_kernel::{Algorithm, Cost, Limit, Micros, TokenBucket};

@@ -1,7 +1,7 @@
-//! What the twins of the kernel, in Lua and SQL, are told and what they tell.
+//! What the twins of the kernel, in Lua and SQL, get and return.
 //!
-//! A store that is elsewhere keeps the state there and decides there, so each strategy has a twin in the store's language,
-//! beside its Rust: `algorithm/name.lua`, `algorithm/name.sql`. A twin is told the limit as a row of whole numbers
+//! A remote store keeps the state there and decides there, so each strategy has a twin in the store's language,
+//! beside its Rust: `algorithm/name.lua`, `algorithm/name.sql`. A twin gets the limit as a row of whole numbers
 //! ([`Parameters`]) and tells what it found before the charge ([`Reading`]); the whole answer is worked out from that here, by
 //! the very code that answers for the memory store. So what a twin has to get right is small: whether it fits, and the next
 //! state.
@@ -40,7 +40,7 @@ pub const SQL: [(&str, &str); 6] = [
     ("concurrency.sql", include_str!("algorithm/concurrency.sql")),
 ];
 
-/// A limit as the twins are told it: whole numbers below 2^53, in the order of the strategy's files.
+/// A limit as the twins get it: whole numbers below 2^53, in the order of the strategy's files.
 ///
 /// | strategy | numbers |
 /// |---|---|
@@ -75,7 +75,7 @@ pub enum Reading {
 }
 
 impl Limit {
-    /// The limit as the twins are told it.
+    /// The limit as the twins get it.
     pub fn parameters(&self) -> Parameters {
         let bucket = |bucket: &TokenBucket| {
             let BucketNumbers { tokens, period_us, burst } = bucket.numbers();
@@ -93,7 +93,7 @@ impl Limit {
         }
     }
 
-    /// What a charge takes, as the twins are told it: whole µs and a rest for a bucket, else units and nothing. `None` if the
+    /// What a charge takes, as the twins get it: whole µs and a rest for a bucket, else units and nothing. `None` if the
     /// charge can never fit.
     pub fn price(&self, cost: Cost) -> Option<(u64, u64)> {
         let of_bucket = |bucket: &TokenBucket| bucket.price(cost).map(|units| bucket.split(units));

@@ -1,6 +1,6 @@
 //! Model limits: whether a call can proceed, its place in line, what is reserved for it and what it is settled with.
 //!
-//! All limits of a call are one charge of the library: all are reserved or none. Whoever must wait stands in the fair line of its
+//! All limits of a call are one charge of the library: all are reserved or none. A call that must wait stands in the fair line of its
 //! quota. What is reserved is settled once with what was used: less gives the difference back where it was taken, more is charged
 //! as debt, and what cannot be proven stays charged.
 
@@ -419,7 +419,7 @@ impl ModelLimits {
         }
     }
 
-    /// What a waiter is told whose turn never came.
+    /// The answer to a waiter whose turn never came.
     async fn refusal_in_line(&self, ticket: &Ticket<'_>, plans: &[Plan]) -> Result<Refusal, Refusal> {
         let plan = &plans[0];
         let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;

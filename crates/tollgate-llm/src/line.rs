@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_is_bounded_and_whoever_leaves_leaves_nothing() {
+    fn the_line_is_bounded_and_a_waiter_that_leaves_leaves_nothing() {
         let hands = ManualClock::at(Micros::ZERO);
         let line = Line::new(hands.clock(), 2, WINDOW);
         let one = line.join(joining("a", 1, Priority::Interactive, 7)).unwrap();

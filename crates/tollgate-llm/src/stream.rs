@@ -1,6 +1,6 @@
 //! The events of a streamed answer: where they end, what they report, and what they have produced so far.
 //!
-//! Bytes go in as they come, in pieces of any size. Events come out as they were, byte for byte, so that whoever passes them on changes
+//! Bytes go in as they come, in pieces of any size. Events come out as they were, byte for byte, so that a gateway that passes them on changes
 //! nothing. What a stream reports of its usage is taken from it; what it does not report is counted from its text, which is what a
 //! client that left early is charged for.
 

@@ -206,7 +206,7 @@ impl App {
         Ok(())
     }
 
-    /// From now on the server says that it is not ready. It answers all the same: whoever sends it requests may take a while to
+    /// From now on the server says that it is not ready. It answers all the same: a balancer may take a while to
     /// notice.
     pub(crate) fn drain(&self) {
         self.is_draining.send_replace(true);

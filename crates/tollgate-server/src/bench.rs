@@ -1,6 +1,6 @@
 //! `tollgate bench`: throughput and latency on this machine, of the store that is named, and what memory costs.
 //!
-//! `target.rs` says which store is meant. The memory store is measured by `in_process.rs`, as threads use it; one elsewhere by
+//! `target.rs` says which store is meant. The memory store is measured by `in_process.rs`, as threads use it; a remote one by
 //! `shared.rs`, through the registry, as the tasks of a service use it. `load.rs` has what both need: keys, and which of them
 //! comes next.
 

@@ -1,6 +1,6 @@
 //! What may be asked of `tollgate`, and the help that says so.
 //!
-//! Only the words of the command line live here; each command's room does the work. A call that clap refuses is told in one
+//! Only the words of the command line live here; each command's room does the work. A call that clap refuses is reported in one
 //! line like every other error, with clap's own tip when it has one.
 
 use std::io::{self, Write};
@@ -53,7 +53,7 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Check a config file: every mistake with its line, field, value and fix
     ///
-    /// A valid file is answered with a table of its limits in words and exit code 0. Otherwise every mistake is told on
+    /// A valid file is answered with a table of its limits in words and exit code 0. Otherwise every mistake is reported on
     /// stderr with its line, field, value and fix, and the exit code is 2.
     Validate(ValidateArgs),
     /// Look at background jobs: what each limit has counted, who waits, when the backlog will be done
@@ -89,7 +89,7 @@ pub(crate) enum Command {
     /// Make a config from that of another rate limiter
     ///
     /// The config goes to stdout, or to a file, and is one that `tollgate validate` finds sound. What could not be carried
-    /// over is told on stderr, each with its line; the config is written all the same, and the exit code is 2 unless that was
+    /// over is reported on stderr, each with its line; the config is written all the same, and the exit code is 2 unless that was
     /// said to be in order (--partial).
     Import(ImportArgs),
     /// Print tab completion for a shell

@@ -2,7 +2,7 @@
 //!
 //! The file is looked at once a second, and read when it has changed and rests; `SIGHUP` and `POST /v1/reload` read it at once.
 //! What was consumed stays consumed: the new limits stand on the same counters. A file with a mistake in it changes nothing, and
-//! is told in the log, in a metric and on the page until a better one comes, and so is a file that is gone: the last good config
+//! is shown in the log, in a metric and on the page until a better one comes, and so is a file that is gone: the last good config
 //! stays, and the file is read when it is back. `[server]` and `[store]` stay as they were at start: a file that changes them is applied
 //! without that, and the fields that need a restart are named. A file without limits is refused: most likely somebody is still
 //! writing it.
@@ -222,7 +222,7 @@ pub(crate) async fn watch(app: Arc<App>, file: PathBuf, mut looks: Looks) {
     }
 }
 
-/// The file is not there any more. A restart would fail now, so whoever looks is told until it is back.
+/// The file is not there any more. A restart would fail now, so it is shown until the file is back.
 fn gone(app: &App) {
     let why = "the config file is gone; put it back, as a restart would not find it";
     tracing::warn!("the config stays as it was: {why}");
@@ -276,8 +276,8 @@ impl Looks {
     /// What is to be done. A file that is not as it was a look ago may be half written, or about to be put in its place, and is
     /// left alone until it rests.
     ///
-    /// One that nobody lets us read is told once and tried again at every look: it can be let without a change of the file. One
-    /// that is gone is told once, and read when it is back, even if it is the same.
+    /// One that cannot be read is reported once and tried again at every look: it can be let without a change of the file. One
+    /// that is gone is reported once, and read when it is back, even if it is the same.
     fn look(&mut self, now: Option<Stamp>, can_be_read: impl FnOnce() -> bool) -> Look {
         let rests = std::mem::replace(&mut self.seen, now) == now;
         if !rests || now == self.read {
@@ -302,7 +302,7 @@ impl Looks {
 mod tests {
     use super::*;
 
-    /// A letter is how the file is at a look, `-` that there is none, a capital that it is read then and `=` that it is told that
+    /// A letter is how the file is at a look, `-` that there is none, a capital that it is read then and `=` that it is reported that
     /// it is gone; after `!` it cannot be read.
     /// The first is as it was before it was read at start.
     #[test]
@@ -336,11 +336,11 @@ mod tests {
         check("abaa");
         check("a-a-bBaA");
         check("-aA");
-        // Told once, and tried until it can be read; another one is told again.
+        // Reported once, and tried until it can be read; another one is reported again.
         check("a!b!B!b!bBb");
         check("a!b!B!b!c!C!c");
         check("a!a!aa");
-        // Gone for one look, it is being replaced; gone for two, it is told once, and read when it is back.
+        // Gone for one look, it is being replaced; gone for two, it is reported once, and read when it is back.
         check("a-aa");
         check("a-=--aAa");
         check("a-=-bBb-=-bBb");

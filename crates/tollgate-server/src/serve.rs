@@ -87,7 +87,7 @@ pub(crate) fn start(
     config: Config,
     beside: impl FnOnce(&Arc<App>),
 ) -> Result<(), Failure> {
-    // Before the runtime, and dropped after it: what is told last is written too.
+    // Before the runtime, and dropped after it: the last lines are written too.
     let (_log, telemetry) = log::start(&config.server)?;
     // On one core a second thread would only be woken in vain.
     let mut runtime = match std::thread::available_parallelism() {
@@ -105,7 +105,7 @@ async fn serve(
     telemetry: Telemetry,
     beside: impl FnOnce(&Arc<App>),
 ) -> Result<(), Failure> {
-    // Before anybody can know that it runs: who is told where it is may well tell it to stop.
+    // Before anybody can know that it runs: a program that knows its address may stop it at once.
     let mut signals = Signals::listen()?;
     let listeners = Listeners::open(asked, &config).await?;
     let address =
@@ -199,7 +199,7 @@ async fn serve(
         () = grace(&app) => {
             tracing::warn!("some connections were still busy after {} s and are cut", GRACE.as_secs());
         }
-        // Whoever asks twice does not want to wait.
+        // A second signal means: do not wait.
         () = signals.until_stopped(&app) => tracing::warn!("told to stop again: busy connections are cut"),
     }
     Ok(())
@@ -237,7 +237,7 @@ impl Listeners {
         let named = asked.resp.as_deref().or(config.server.resp.as_deref());
         let resp = bind_unless_taken("resp", "--resp", named, "127.0.0.1:6380", true).await?;
         let named = asked.grpc.as_deref().or(config.server.grpc.as_deref());
-        // Whoever writes rules for Envoy wants it served.
+        // A config with rules for Envoy needs this listener.
         let may_lack = config.envoy.rules().is_empty();
         let grpc = bind_unless_taken("grpc", "--grpc", named, "127.0.0.1:8081", may_lack).await?;
         Ok(Listeners { http, resp, grpc })

@@ -1,11 +1,11 @@
 //! What the page shows of decisions: how many a second under each limit, who is denied most, how long they take.
 //!
 //! An observer of the registry, so it sees every decision of every face and can change none. Admissions by counters in this
-//! process are told to it as numbers, 64 at a time, so that a check costs what it does without a page; a denial costs a look in
-//! a map and a look through 64 numbers. Which second it is, is told once a second from outside ([`Stats::tick`]), not read from a
-//! clock, after the registry was asked to hand over what it had counted. Everything is bounded: five minutes of seconds (`ring.rs`), an hour of minutes and a day of
-//! quarters of an hour (`history.rs`), so many keys a limit
-//! (`offenders.rs`), a few histograms (`latency.rs`). The metrics are elsewhere, and are the ones to keep.
+//! process reach it as numbers, 64 at a time, so that a check costs what it does without a page; a denial costs a look in
+//! a map and a look through 64 numbers. The current second is set once a second from outside ([`Stats::tick`]), not read from a
+//! clock, after the registry was asked to hand over what it had counted. Everything is bounded: five minutes of seconds (`ring.rs`), an hour of
+//! minutes and a day of quarters of an hour (`history.rs`), so many keys a limit
+//! (`offenders.rs`), a few histograms (`latency.rs`). The metrics are in the library, and are the ones to keep.
 
 pub(crate) mod history;
 pub(crate) mod latency;
@@ -38,7 +38,7 @@ pub(crate) struct Stats {
     limits: RwLock<HashMap<String, OfLimit>>,
     latency: Mutex<Latency>,
     telemetry: Telemetry,
-    /// Tells keys apart, not to be guessed by whoever makes them up.
+    /// Tells keys apart, not to be guessed by a caller that makes them up.
     marks: RandomState,
     settings: Settings,
 }

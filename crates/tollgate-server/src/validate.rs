@@ -30,7 +30,7 @@ pub(crate) fn run(asked: &ValidateArgs) -> Result<(), Failure> {
     print(&config, &source::name(&asked.file)).map_err(Failure::answering)
 }
 
-/// Reads a config for another command; its mistakes are told just as here.
+/// Reads a config for another command; its mistakes are reported in the same way.
 pub(crate) fn load(path: &Path) -> Result<Config, Failure> {
     parse(&source::read_text(path)?).map_err(|mistakes| failure_of(path, &mistakes))
 }
@@ -152,7 +152,7 @@ fn answer(parsed: &Result<Config, Mistakes>) -> io::Result<()> {
     out.flush()
 }
 
-/// How many overrides of a limit are told before the rest is only counted.
+/// How many overrides of a limit are shown before the rest is only counted.
 const MOST_OVERRIDES: usize = 5;
 
 /// How much of a key is shown.

@@ -25,7 +25,7 @@ enum Kind {
 pub enum Scope {
     /// This call alone: its key, its limit, its strategy or its share. Another call may succeed.
     Call,
-    /// The node that was asked, perhaps: it, or the way to it, may be ill. One call cannot tell, so whoever sees this pings the
+    /// The node that was asked, perhaps: it, or the way to it, may be ill. One call cannot tell, so the library pings the
     /// node ([`Store::ping`](crate::Store::ping)) before it concludes anything about other calls.
     Node,
 }

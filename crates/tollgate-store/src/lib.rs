@@ -53,7 +53,7 @@ pub type StoreTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub type Nodes = SmallVec<[NodeId; 4]>;
 
 /// One node of a store: a server that can be ill while others are well. A store on one server has the only node,
-/// [`NodeId::ONLY`]; a cluster has one for each primary. Small numbers, so that whoever keeps something for each node can index
+/// [`NodeId::ONLY`]; a cluster has one for each primary. Small numbers, so that what is kept for each node can be indexed
 /// by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(usize);
@@ -95,7 +95,7 @@ impl StoredLimit {
 }
 
 /// What decides where a key is kept, where a store is spread over several servers (Redis Cluster): keys with the same subject
-/// are kept together, whatever their limits, so one charge over them is one step. Elsewhere it changes nothing.
+/// are kept together, whatever their limits, so one charge over them is one step. On other stores it changes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Subject {
     /// The whole key: the limits of one key are together.
@@ -294,7 +294,7 @@ pub trait Store: Send + Sync + 'static {
         })
     }
 
-    /// Gives each item's cost back, of what counts now under its limit, whoever was charged it: the newest charge first, never
+    /// Gives each item's cost back, of what counts now under its limit, whichever caller was charged it: the newest charge first, never
     /// more than there is, and nothing of leases or to a key that is not remembered. Items are taken one after the other; it
     /// makes no difference whether they only watch. Where a store is spread over several servers, some of them may be given
     /// back and others not: the error then is [ambiguous](StoreError::is_ambiguous).

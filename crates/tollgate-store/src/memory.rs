@@ -181,8 +181,8 @@ impl MemoryStore {
     /// ```
     ///
     /// A limit that is held goes on by its own numbers, over the same counters. Buckets of different numbers, and counters of
-    /// different windows, hand a key over to whoever charges it next; a key that is begun under the old numbers at the very moment of
-    /// a change may be begun under both. Whoever changes limits under load lets nobody charge the old ones meanwhile.
+    /// different windows, hand a key over to its next charge; a key that is begun under the old numbers at the very moment of
+    /// a change may be begun under both. A caller that changes limits under load must let nobody charge the old ones meanwhile.
     pub fn open(&self, stored: &StoredLimit) -> MemoryLimit {
         self.open_as(stored, Opened::ToHold)
     }

@@ -2,7 +2,7 @@
 //!
 //! A charge on one limit is one statement (upsert/), decided on the locked row under read committed; everything else is one
 //! call of a function (charge.sql, settle.sql, refund.sql). Both ask the SQL twins of the kernel whether a charge fits, and what
-//! they found comes back as numbers from which the kernel here works out the answer: ask.rs. Every call has a deadline that covers
+//! they found comes back as numbers from which the kernel here works out the answer: codec.rs. Every call has a deadline that covers
 //! all it waits for (pool.rs), and carries it to the server, in the server's time (skew.rs), so that a call that comes late
 //! changes nothing there. What went wrong, and whether it may be sent again, is in fault.rs; tables and functions are made by
 //! schema.rs, and what says nothing any more is deleted by sweep.rs.
@@ -334,7 +334,7 @@ impl PostgresStore {
         let ttl_us = hold.map(|hold| whole(hold.ttl.min(Hold::MAX_TTL).get()));
         let kept = hold.map(|_| remembered(items, parts));
         let clock_us = self.inner.clock_us();
-        // A held charge has a name, and whoever sends it again is answered as before.
+        // A held charge has a name, and a caller that sends it again is answered as before.
         let resend = if hold.is_some() { Resend::Once } else { Resend::Never };
         let ChargeArrays { keys, limits, strategies, parameters, costs, shadows } = &asked;
         let values: &[&(dyn ToSql + Sync)] =

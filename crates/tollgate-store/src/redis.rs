@@ -1,6 +1,6 @@
 //! Counters in Redis: one server or a cluster, one script for each decision.
 //!
-//! The walk: a charge becomes parts (`shared.rs`), parts become the arguments of a script (`question.rs`), the script is called
+//! The walk: repeated pairs of a charge are added up (`remote.rs`), pairs become the arguments of a script (`codec.rs`), the script is called
 //! on the server that has the slot (`route.rs`, `node.rs`), and what its twins found goes back to the kernel, which answers. On
 //! a cluster a charge may be spread over several slots (`spread.rs`). No arithmetic of limits happens in this folder.
 //!

@@ -1,4 +1,4 @@
-//! What the stores that are elsewhere have in common: how a charge is put to them, and how their answer is read.
+//! What the remote stores have in common: how a charge is put to them, and how their answer is read.
 //!
 //! A charge becomes [`MergedCharges`], one for each pair of limit and key, with repeated pairs added up. What the store's twins found
 //! comes back as readings, one for each part, and [`MergedCharges::conclude`] has the kernel work out the answers. A store that says
@@ -24,7 +24,7 @@ pub(crate) struct MergedCharges<'a> {
 }
 
 impl<'a> MergedCharges<'a> {
-    /// One part for each pair; what is asked twice is added up, and whoever is to be held to a limit once is held to it.
+    /// One charge for each pair of limit and key. A pair that is charged twice is added up, and is in shadow mode only if both are.
     pub(crate) fn of(items: &[StoredCharge<'a>]) -> MergedCharges<'a> {
         let mut parts: SmallVec<[StoredCharge<'a>; 4]> = SmallVec::new();
         let mut of_item = SmallVec::new();

@@ -2,7 +2,7 @@
 //!
 //! Dropping a [`Home`] removes the directory. A test process that is killed drops nothing, and neither does one that keeps a
 //! server in a `static`. So each home has a caretaker: a shell that reads from a pipe which only this process holds open. It
-//! is told which server runs; when the pipe ends without a word of farewell, it ends that server and removes the directory.
+//! learns which server runs; when the pipe ends without a word of farewell, it ends that server and removes the directory.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;

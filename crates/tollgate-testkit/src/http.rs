@@ -1,4 +1,4 @@
-//! A small blocking client of HTTP/1.1: it sends exactly the bytes that it is told to and shows exactly the lines that came back.
+//! A small blocking client of HTTP/1.1: it sends exactly the bytes that the test gives it and shows exactly the lines that came back.
 //!
 //! Clients that people use put header fields in order, join those that are there twice and hide what they do not understand. A
 //! test of what a server says on the wire wants none of that. A [`Connection`] is kept alive until either side closes it.
@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// How long an answer may take on a loaded machine before the test is told.
+/// How long an answer may take on a loaded machine before the test fails.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One connection to a server.

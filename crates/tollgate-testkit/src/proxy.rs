@@ -136,7 +136,7 @@ impl FaultProxy {
         FaultProxy::start_with(upstream_port, None, seed)
     }
 
-    /// The same, but whoever connects from this address is not disturbed and not counted; refused they are like everybody.
+    /// The same, but connections from this address are not disturbed and not counted; refused they are like everybody.
     pub fn start_exempting(upstream_port: u16, address: IpAddr) -> FaultProxy {
         FaultProxy::start_with(upstream_port, Some(address), 1)
     }

@@ -50,7 +50,7 @@ impl Certificates {
         self.dir.path().join("ca.pem")
     }
 
-    /// The certificate of an authority that signed neither: whoever trusts only this one must refuse the server.
+    /// The certificate of an authority that signed neither: a client that trusts only this one must refuse the server.
     pub fn other_authority(&self) -> PathBuf {
         self.dir.path().join("other-ca.pem")
     }

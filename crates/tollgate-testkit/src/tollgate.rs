@@ -1,4 +1,4 @@
-//! The binary `tollgate` as a server, for tests of whoever speaks to it.
+//! The binary `tollgate` as a server, for tests of its clients.
 //!
 //! It serves on free ports, in a directory of its own, and heeds nothing of the caller's environment. Where it listens is read
 //! from what it says at start.

@@ -18,8 +18,8 @@ use crate::policy::entry::FallbackDefaults;
 use crate::policy::names::MAX_NAMES;
 use crate::policy::{Policy, PolicyError, Rule};
 use crate::remote::Remote;
-use crate::telemetry::watch::{Telemetry, Watch};
 use crate::telemetry::{Observer, Observers};
+use crate::telemetry::{Recorder, Telemetry, Watch};
 use crate::tollgate::Tollgate;
 use crate::wait::Lines;
 
@@ -238,7 +238,7 @@ impl TollgateBuilder {
         self
     }
 
-    /// Sees every decision. May be called several times: all are told. A panic of one is caught and changes no decision.
+    /// Sees every decision. May be called several times: all see it. A panic of one is caught and changes no decision.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observers.add(observer);
         self
@@ -262,7 +262,7 @@ impl TollgateBuilder {
     /// or two have the same.
     pub fn build(self) -> Result<Tollgate, Error> {
         match self.store {
-            StoreChoice::Memory | StoreChoice::Ready(_) => self.put_together(),
+            StoreChoice::Memory | StoreChoice::Ready(_) => self.assemble(),
             #[cfg(feature = "redis")]
             StoreChoice::Redis(_) => Err(Error::call("a gate on Redis is built by `connect().await`")),
             #[cfg(feature = "postgres")]
@@ -285,10 +285,10 @@ impl TollgateBuilder {
             StoreChoice::Postgres(options) => StoreChoice::Ready(crate::connect::postgres(*options).await?),
             ready => ready,
         };
-        self.put_together()
+        self.assemble()
     }
 
-    fn put_together(self) -> Result<Tollgate, Error> {
+    fn assemble(self) -> Result<Tollgate, Error> {
         let rules = self.rules.into_iter().collect::<Result<Vec<Rule>, PolicyError>>()?;
         let policy = Policy::new(rules)?;
         if self.defaults.instances == 0 {

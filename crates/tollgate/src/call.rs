@@ -38,7 +38,7 @@ impl<'a, T> Call<'a, T> {
     /// Gives the charge an id of the caller's, such as an order's. Sent again under the same id, with the same charges, it is
     /// answered as before and charged once. Plain charges are remembered for ten minutes, reservations for their time to live.
     ///
-    /// Whoever chooses an id owns it: a call that is dropped before its answer came may have been charged, and is not cancelled.
+    /// A caller that chooses an id owns it: a call that is dropped before its answer came may have been charged, and is not cancelled.
     /// [`Tollgate::settle`](crate::Tollgate::settle) settles or cancels it. An id that was cancelled stays cancelled for its time.
     ///
     /// ```

@@ -29,7 +29,7 @@ impl Decision {
         Decision { outcomes, binding }
     }
 
-    /// For [`push`](Self::push): whoever makes it adds the answers, and then has it [bound](Self::bind).
+    /// For [`push`](Self::push): the caller adds the answers, and then has it [bound](Self::bind).
     #[inline]
     pub(crate) fn empty() -> Decision {
         Decision { outcomes: Outcomes::new(), binding: 0 }

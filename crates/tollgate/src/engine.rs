@@ -42,7 +42,7 @@ use crate::policy::entry::{Entry, EntryRef, FallbackDefaults, KeyLimit, Path, Re
 use crate::policy::names::MAX_NAMES;
 use crate::quiet::Quiet;
 use crate::remote::{Answered, DenialCache, Identity, Remote, Way};
-use crate::telemetry::watch::{Watch, is_sampled};
+use crate::telemetry::{DecisionMeter, Recorder, Watch, is_sampled};
 use crate::telemetry::{Observers, Started, Trouble};
 use crate::wait::Lines;
 
@@ -791,7 +791,7 @@ impl Engine {
         }
     }
 
-    /// Renews the leases of a charge no more; whoever has them settles it.
+    /// Renews the leases of a charge no more; their holder settles it.
     pub(crate) fn stop_renewing(&self, id: ChargeId) {
         if let Backend::Remote(remote) = &self.backend {
             remote.stop_renewing(id);
@@ -828,7 +828,7 @@ impl Engine {
             return Ok(());
         }
         self.stop_renewing(held.id);
-        // Whoever drops this future has released it all the same.
+        // A caller that drops this future has released it all the same.
         let later = ReleaseOnDrop { engine: self, held: Some(held) };
         let released = self.settle(held.id, &held.release()).await;
         if released.is_ok() {

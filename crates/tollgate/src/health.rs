@@ -133,7 +133,7 @@ fn place_of<T: PartialEq, const N: usize>(all: &[T; N], one: T) -> usize {
     all.iter().position(|other| *other == one).unwrap_or_default()
 }
 
-/// What is counted, by whoever does it.
+/// What is counted.
 #[derive(Default)]
 pub(crate) struct Tally {
     calls: AtomicU64,

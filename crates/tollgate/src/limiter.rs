@@ -19,7 +19,7 @@ use crate::permit::Permit;
 use crate::policy::entry::Path;
 use crate::policy::{Policy, Rule};
 use crate::reservation::Reservation;
-use crate::telemetry::watch::is_sampled;
+use crate::telemetry::{DecisionMeter, is_sampled};
 
 /// How long a reservation can be settled by default.
 const DEFAULT_TTL: Duration = Duration::from_secs(60);

@@ -14,7 +14,7 @@ use crate::tollgate::Tollgate;
 
 impl Tollgate {
     /// The gate that a configuration describes, on the store that it names. `[store] mode`, or `RL_STORAGE_MODE` in the
-    /// environment, is all that it takes to count elsewhere; the features `redis` and `postgres` must be there for it.
+    /// environment, is all that it takes to count in another store; the features `redis` and `postgres` must be there for it.
     ///
     /// A shared store needs a tokio runtime. One that cannot be reached now is warned of, and limits fall back until it can.
     ///
@@ -34,7 +34,7 @@ impl Tollgate {
         Tollgate::opening(config).await?.build()
     }
 
-    /// The same, not yet built: already on the store that the configuration names, for whoever adds an observer, telemetry, a
+    /// The same, not yet built: already on the store that the configuration names, for programs that add an observer, telemetry, a
     /// clock or further limits.
     ///
     /// ```

@@ -11,7 +11,7 @@ use tollgate_kernel::Micros;
 
 /// What to answer when a remote store cannot. The memory store always can.
 ///
-/// An open limit is no limit while the store is down, so whoever can bring the store down can pass it: what guards logins or
+/// An open limit is no limit while the store is down, so an attacker that can bring the store down can pass it: what guards logins or
 /// money is better closed, or local with a share of the limit (see
 /// [`TollgateBuilder::instances`](crate::TollgateBuilder::instances)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

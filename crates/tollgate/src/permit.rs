@@ -99,7 +99,7 @@ impl Permit {
         is_gone
     }
 
-    /// Waits until a lease is gone: for whoever must stop working then.
+    /// Waits until a lease is gone: for holders that must stop working then.
     pub async fn lost(&self) {
         poll_fn(|context| {
             // Registered first, so that a loss in between is not missed.

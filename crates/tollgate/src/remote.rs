@@ -45,7 +45,7 @@ use crate::health::{NodeReading, StoreChange, StoreHealth, StoreState, Tally};
 use crate::lease::LostLeases;
 use crate::outcome::Source;
 use crate::policy::entry::{RemoteLimit, Resolved};
-use crate::telemetry::watch::Watch;
+use crate::telemetry::{CallRecorder, Recorder, Watch};
 use crate::telemetry::{Observers, Trouble};
 use crate::wait::Lines;
 
@@ -81,11 +81,11 @@ pub(crate) struct Identity {
     pub(crate) hold: Hold,
     /// Whether the caller keeps it to settle it, so that the fallback holds it too.
     pub(crate) is_kept: bool,
-    /// Whether the caller chose the id. Whoever chooses an id owns it: nobody else cancels it.
+    /// Whether the caller chose the id. A caller that chooses an id owns it: nobody else cancels it.
     pub(crate) is_callers: bool,
 }
 
-/// A remote store, and who is told of it.
+/// A remote store, and who observes it.
 #[derive(Clone)]
 pub(crate) struct Remote {
     observers: Arc<Observers>,
@@ -555,7 +555,7 @@ impl Remote {
         Missed::Failed { failure, error, is_first }
     }
 
-    /// Tells the log and whoever watches, once for each change.
+    /// Reports to the log and the observers, once for each change.
     #[cold]
     fn tell(&self, notice: &Notice, error: Option<&StoreError>) {
         let error = error.map(ToString::to_string).unwrap_or_default();

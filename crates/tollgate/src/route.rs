@@ -15,6 +15,7 @@ mod path;
 mod pattern;
 mod request;
 mod routes;
+mod template;
 
 pub use client::{ClientAddress, address, canonical};
 pub use ipnet::IpNet;

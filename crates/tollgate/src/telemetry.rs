@@ -1,13 +1,14 @@
 //! What operators see: an event for every limit of every decision, and a word whenever the store goes down or comes back.
 //!
 //! An [`Observer`] sees them all, in the thread that decided, after the decision is made: it cannot change it. Events show a
-//! key's namespace; whoever turns that into labels must still bound how many there are. The key itself is shown only to whoever
-//! asks for it by [`EventKey::reveal`]. How the store fares is in `health.rs`.
+//! key's namespace; an observer that makes labels of it must still bound how many there are. The key itself is shown only to an
+//! observer that asks for it by [`EventKey::reveal`]. How the store fares is in `health.rs`.
 //!
-//! With the feature `telemetry` the same is measured, logged and traced here (`watch.rs`): metrics in `meter.rs` and
+//! With the feature `telemetry` the same is measured, logged and traced here (`watch.rs`; `recorder.rs` has the null object
+//! that stands there without the feature): metrics in `meter.rs` and
 //! `store_meter.rs`, the decision log in `log.rs`, spans in `spans.rs`. What the host chooses of it is in `settings.rs`. Everything
 //! goes through the facades that the host has anyway: `metrics` for metrics, `tracing` for lines and spans. With the feature
-//! `otlp`, [`json_lines`] writes what `tracing` is told as JSON on standard output, and [`otlp`] sends spans to a collector.
+//! `otlp`, [`json_lines`] writes what goes to `tracing` as JSON on standard output, and [`otlp`] sends spans to a collector.
 //!
 //! Nothing of this can change a decision, hold it up for long, or show a key. What callers see is in `response/`.
 
@@ -27,6 +28,7 @@ mod namespaces;
 mod observers;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod recorder;
 #[cfg(feature = "telemetry")]
 mod settings;
 #[cfg(feature = "telemetry")]
@@ -38,8 +40,8 @@ mod store_meter;
 mod storm;
 #[cfg(feature = "telemetry")]
 mod stripes;
-#[cfg_attr(not(feature = "telemetry"), path = "telemetry/unwatched.rs")]
-pub(crate) mod watch;
+#[cfg(feature = "telemetry")]
+mod watch;
 
 use std::time::Duration;
 
@@ -58,6 +60,18 @@ pub(crate) use self::key_hash::KeyHasher;
 #[cfg(feature = "telemetry")]
 pub(crate) use self::metrics::Sink;
 pub(crate) use self::observers::Observers;
+pub(crate) use self::recorder::{CallRecorder, DecisionMeter, Recorder};
+// What the engine names: the telemetry of one engine and the meter of one limit, or the null object in place of both.
+#[cfg(feature = "telemetry")]
+pub(crate) use self::meter::{Meter, is_sampled};
+#[cfg(not(feature = "telemetry"))]
+pub(crate) use self::recorder::{NoTelemetry as Meter, NoTelemetry as Watch, is_sampled};
+#[cfg(feature = "telemetry")]
+pub(crate) use self::watch::Watch;
+
+/// Without the feature there are no settings.
+#[cfg(not(feature = "telemetry"))]
+pub(crate) type Telemetry = std::convert::Infallible;
 #[cfg(feature = "otlp")]
 pub use self::otlp::{Otlp, OtlpGuard, otlp};
 #[cfg(feature = "telemetry")]

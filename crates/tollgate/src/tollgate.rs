@@ -164,7 +164,7 @@ impl Tollgate {
     /// [is ambiguous](Error::is_ambiguous), it may have been; then it must not be asked for again, because a refund has no id
     /// under which the store would know it. On a cluster keys of different slots are refunded each for itself.
     ///
-    /// Whoever knows beforehand that a charge may shrink reserves and settles it: that cannot give back too much, and can be
+    /// A caller that knows beforehand that a charge may shrink reserves and settles it: that cannot give back too much, and can be
     /// sent again.
     ///
     /// ```

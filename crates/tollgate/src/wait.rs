@@ -74,7 +74,7 @@ impl Lines {
 }
 
 impl State {
-    /// Leaves a line. Returns whoever is first there now, to be woken.
+    /// Leaves a line. Returns the waiter that is first there now, to be woken.
     fn leave(&mut self, pair: &Pair, ticket: u64) -> Option<Waker> {
         let line = self.lines.get_mut(pair)?;
         let was_first = line.first() == Some(&ticket);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_held_up_by_one_limit_holds_up_nobody_who_waits_for_another() {
+    fn a_waiter_of_one_limit_holds_up_nobody_who_waits_for_another() {
         let lines = Lines::default();
         let first = lines.join(pairs(&["x", "y"]));
         assert!(may_try(&first));

@@ -5,7 +5,7 @@
 //! holds its first instant and not its end. A time before the open window counts as the window's start.
 //!
 //! Change: an open window keeps its start, its end and its count, whatever numbers it is charged by; the next one is opened by
-//! the numbers of whoever charges first. Settlement: what is given back goes into the window that is open if it was taken there.
+//! the numbers of the first charge. Settlement: what is given back goes into the window that is open if it was taken there.
 //!
 //! Bounds: limit < 2^53, window ≤ ten years; a count saturates below 2^53, debts included. No division. Known weakness: a burst at a window's edge,
 //! up to twice the limit within one window's length. Twins: fixed_window.lua, .sql. Cases: fixed_window.cases.

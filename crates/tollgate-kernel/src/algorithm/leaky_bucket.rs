@@ -1,4 +1,4 @@
-//! Leaky bucket: holds up to `capacity` units that drain at `rate`; each admitted charge is told how long to wait its turn.
+//! Leaky bucket: holds up to `capacity` units that drain at `rate`; each admitted charge gets the time to wait for its turn.
 //!
 //! The arithmetic and the state are the token bucket's, read the other way round: what is missing from a full token bucket is
 //! what lies in this one. The delay of an admitted charge is the time until all that was ahead of it has drained, rounded up,

@@ -62,7 +62,7 @@ impl Entry for LogEntry {
 }
 
 /// How many entries more than its limit a log keeps for versions of the limit with a longer window.
-const KEPT_BESIDES: u64 = 64;
+const SPARE_ENTRIES: u64 = 64;
 
 /// The log of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -214,7 +214,7 @@ impl SlidingWindow {
         state.keep_for(self.window, now);
         state.push(now, cost);
         let own = Micros::new(now.get().saturating_sub(self.window.get()));
-        let most = usize::try_from(self.limit.saturating_add(KEPT_BESIDES)).unwrap_or(usize::MAX);
+        let most = usize::try_from(self.limit.saturating_add(SPARE_ENTRIES)).unwrap_or(usize::MAX);
         // Each charge adds one entry, so two merged make room however many there are.
         for _ in 0..2 {
             if state.len() <= most || now < self.window || !state.entries.merge_oldest_until(own) {

@@ -99,7 +99,7 @@ pub struct BucketState {
     /// When a bucket with a larger burst would be full, which also counts what a smaller burst let go. Zero where that is the
     /// same instant.
     pub wider_full_at: u128,
-    /// The numbers that both instants are written under; `None` for those of whoever reads the state.
+    /// The numbers that both instants are written under; `None` for those of the reader of the state.
     pub under: Option<BucketNumbers>,
     /// The last change of numbers, as long as a charge from before it may still be given back.
     pub changed: Option<Changed>,

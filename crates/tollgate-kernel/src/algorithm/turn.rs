@@ -4,7 +4,7 @@
 //! turn is the wait of one place in that line: the units ahead are charged one by one, each as soon as it fits, and then the
 //! cost, as a whole. Nothing else comes in between.
 //!
-//! No state is needed, so that a turn can be told for a key that is counted in a remote store: whoever asks peeks at the cost that
+//! No state is needed, so that a turn can be computed for a key that is counted in a remote store: the caller peeks at the cost that
 //! [`Limit::turn_probe`] names, and [`Limit::turn`] reckons from the answer. `start` is for a key that is closed for a while: nothing
 //! of the line goes before it.
 //!

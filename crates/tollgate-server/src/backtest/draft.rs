@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The drafts of this process, in the hands of whoever ends it.
+/// The drafts of this process, which are deleted if it ends early.
 static DRAFTS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Unless it is published, it is removed.

@@ -34,7 +34,7 @@ pub(super) struct Sources {
     overrides: Vec<(String, String, String)>,
 }
 
-/// How many overrides are told.
+/// How many overrides are shown.
 const MOST_OVERRIDES: usize = 100;
 
 /// How many logs are named.

@@ -102,7 +102,7 @@ fn guess(path: &Path, beginning: &[u8]) -> Format {
             from_csv::is_header(line).then_some(Format::Csv)
         }
     };
-    // Of what is none of them, the header that is missing is told.
+    // Of what is none of them, the message names the header that is missing.
     texts(beginning).take(LOOKED_AT).find_map(format).unwrap_or(Format::Csv)
 }
 

@@ -13,7 +13,7 @@ use super::intake::{Harvest, NO_KEY};
 use super::timeline::Timeline;
 use super::traffic::{Keys, Request};
 
-/// How many of the keys that were denied most are told.
+/// How many of the keys that were denied most are shown.
 const MOST_DENIED: usize = 10;
 
 /// The whole answer, also as `--json` gives it.

@@ -13,7 +13,7 @@ pub(super) const fn sampled_every(group: usize) -> u32 {
     if group == 1 { 101 } else { 11 }
 }
 
-/// The longest latency that is told apart: a minute, in ns.
+/// The longest latency that is measured: a minute, in ns.
 const LONGEST_NS: u64 = 60_000_000_000;
 
 /// Texts of 24 bytes, one after the other, as long as real keys are.

@@ -1,8 +1,8 @@
-//! A store elsewhere, as the tasks of a service use it.
+//! A remote store, as the tasks of a service use it.
 //!
 //! The limit has a random name, so that its keys meet nobody's; it always allows, and a key that is not removed is as good as
 //! new within half a minute, which in Redis means gone. A store that is not there when the measuring begins is an error. One
-//! that fails meanwhile is told in the table, and as an error after it.
+//! that fails meanwhile is shown in the table, and as an error after it.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -205,7 +205,7 @@ impl Report {
         }
         let gone = match self.store == StoreMode::Redis.name() {
             true => "what is there of them expires within a minute",
-            false => "the next cleanup of whoever uses this database deletes them",
+            false => "the next cleanup of a process that uses this database deletes them",
         };
         format!("{wrote}; {} could not be removed: {gone}.", counted(self.keys_left, "key"))
     }

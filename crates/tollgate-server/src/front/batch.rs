@@ -1,5 +1,5 @@
-//! Which of many questions are asked at once, where the counters are elsewhere: those that concern different keys, so that it makes
-//! no difference which is decided first, and not too many at a time. They are told in the order in which they came.
+//! Which of many charges are sent at once, where the counters are remote: those that concern different keys, so that it makes
+//! no difference which is decided first, and not too many at a time. They are answered in the order in which they came.
 //!
 //! A store that sends checks together which come at the same time then makes few calls of them.
 

@@ -1,7 +1,7 @@
 //! The page: what an operator leaves open on a wall, and what feeds it.
 //!
 //! `index.html`, `page.css` and `page.js` are plain files that are part of the binary: no build step, and nothing is loaded
-//! from elsewhere. `feed.rs` sends a snapshot a second to those who look, `snapshot.rs` writes it, `assets.rs` hands the files
+//! of another origin. `feed.rs` sends a snapshot a second to those who look, `snapshot.rs` writes it, `assets.rs` hands the files
 //! out. Looking changes nothing: what the page does, it does through the API as everybody else.
 
 mod assets;

@@ -196,7 +196,7 @@ impl Connection {
         (at, Stop::Full)
     }
 
-    /// The same where the counters are elsewhere.
+    /// The same where the counters are remote.
     async fn answer_remote(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
         let bounds = self.limiters.bounds();
         let mut batch: Vec<Request<'_>> = Vec::new();
@@ -218,7 +218,7 @@ impl Connection {
             };
             let Some(command) = command else { continue };
             let request = if self.session.decides() { Request::read(&command) } else { None };
-            // What is told in order, or charged to one key in order, waits for those before it.
+            // What is answered in order, or charged to one key in order, waits for those before it.
             let goes_along = match &request {
                 Some(Ok(request)) => goes_along(&batch, request, Request::is_of_one_key),
                 _ => false,

@@ -1,12 +1,12 @@
-//! Why a question could not be decided, as callers of every face are told.
+//! Why a charge could not be decided, as every face reports it.
 //!
-//! If it was the question, they are told what is wrong with it. If it was the store, they are told in which way it failed, and
+//! If the request is wrong, the message says what is wrong. If the store failed, it says in which way, and
 //! not with which words: those say where it is and as whom it is asked, which is for the log, and the log has them.
 
 use tollgate::Error;
 use tollgate::store::Failure;
 
-/// What callers are told.
+/// What callers see.
 pub(crate) fn words(error: &Error) -> String {
     match error.failure() {
         None => error.to_string(),

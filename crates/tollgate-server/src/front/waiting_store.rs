@@ -1,4 +1,4 @@
-//! For tests: a shared store that counts the calls in flight and answers when it is told to, and a server's state over it.
+//! For tests: a shared store that counts the calls in flight and answers when the test lets it, and a server's state over it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

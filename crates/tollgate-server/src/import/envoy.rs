@@ -132,7 +132,7 @@ impl Import {
         let below = node.field("descriptors");
         match node.field("rate_limit") {
             Some(limit) => self.rate_limit(domain, &path, node, limit),
-            // Whoever is named without a limit has none, though a less specific one may be there for others.
+            // A descriptor that is named without a limit has none, though a less specific one may be there for others.
             None if below.is_none() || has_less_specific(node, siblings) => {
                 self.rule(domain, &path, node, None)
             }

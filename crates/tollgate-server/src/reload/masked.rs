@@ -1,7 +1,7 @@
 //! The mistakes of a config for everybody who may look: without the keys of its overrides.
 //!
 //! Such a key is often a person, and the page, `/v1/server` and the log are read by more people than the config. Line and column
-//! stay, so whoever may open the file finds the place.
+//! stay, so a reader of the file finds the place.
 
 use tollgate::config::{Mistake, Mistakes};
 

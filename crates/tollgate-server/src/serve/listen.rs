@@ -1,7 +1,7 @@
 //! Accepting connections: no more than there is room for, no more of one peer than its share, and none after the last.
 //!
 //! Each face has a door of its own, so that a crowd before one of them does not keep anybody from the others: health and metrics
-//! are answered while RESP is full. Whoever is turned away is counted (`tollgate_connections_refused_total`).
+//! are answered while RESP is full. Connections that are refused are counted (`tollgate_connections_refused_total`).
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -95,7 +95,7 @@ pub(crate) struct TimedStream<S> {
     /// How many bytes more are read of a peer that was refused.
     parting: Option<usize>,
     timer: Pin<Box<Sleep>>,
-    /// Whether the timer knows whom to wake.
+    /// Whether the timer has a waker.
     is_awaited: bool,
 }
 
@@ -121,7 +121,7 @@ impl<S> TimedStream<S> {
         self.progress.clone()
     }
 
-    /// Whether the peer's time is over. A connection stays with the task that it began in, so the timer is told once whom to wake.
+    /// Whether the peer's time is over. A connection stays with the task that it began in, so the waker is registered once.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
         if self.is_awaited && !self.timer.is_elapsed() {
             return false;
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!((error.kind(), started.elapsed().as_secs()), (io::ErrorKind::TimedOut, 60));
     }
 
-    /// A task that has done as much as it may in one go is put off by timers, which then do not know whom to wake.
+    /// A task that has done as much as it may in one go is put off by timers, which then have no waker.
     #[tokio::test(start_paused = true)]
     async fn a_busy_task_does_not_miss_that_a_peer_is_too_slow() {
         let (_peer, mut stream) = pair();
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_connects_and_says_nothing_is_not_waited_for_long() {
+    async fn a_silent_connection_is_closed_soon() {
         let (_peer, mut stream) = pair();
         let started = Instant::now();
         let error = stream.read_u8().await.expect_err("silence");

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 /// How many minutes are looked at, that of now among them.
 const MINUTES: usize = 5;
 
-/// The longest time that is told apart, in nanoseconds; what takes longer counts as this.
+/// The longest time that is measured, in nanoseconds; what takes longer counts as this.
 const LONGEST_NS: u64 = 60_000_000_000;
 
 /// The last minutes.

@@ -1,8 +1,8 @@
-//! Who is denied most under one limit, in constant memory, whoever comes.
+//! Which keys are denied most under one limit, in constant memory, however many keys there are.
 //!
 //! Space-saving (Metwally, Agrawal and El Abbadi, 2005) for each of the last five minutes: 64 keys have a count of their own,
 //! and a newcomer takes the place of the least and goes on from its count, which it remembers as what it may owe to others.
-//! Whoever has more than a 64th of a minute's denials is among them. What is told is what a key has for certain, so a flood of
+//! A key with more than a 64th of a minute's denials is among them. What is shown is what a key has for certain, so a flood of
 //! names that come once does not look like a crowd of offenders.
 
 use tollgate::store::Micros;
@@ -137,7 +137,7 @@ impl Minute {
         self.marks[at] = mark;
         self.counts[at] = least + 1;
         let known = &mut self.known[at];
-        // Into the same memory: whoever makes names up makes many.
+        // Into the same memory: a caller that makes names up makes many.
         known.key.clear();
         known.key.push_str(key);
         (known.inherited, known.standing, known.who) = (least, standing, None);

@@ -1,7 +1,7 @@
 //! What was counted under one limit in each of the last seconds.
 //!
 //! A ring of counters: a second counts in the place of one that is no longer shown, after that was cleared. There are a few
-//! places more than are shown, so that whoever is late by a second or two adds to a second that is over, and not to one that
+//! places more than are shown, so that a thread that is late by a second or two adds to a second that is over, and not to one that
 //! is to come.
 
 use std::sync::atomic::{AtomicU64, Ordering};

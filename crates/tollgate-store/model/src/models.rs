@@ -176,7 +176,7 @@ fn three_admitters() {
 }
 
 /// Charges one unit under each of two limits, or none: on what can be seen without the locks if that is undisturbed, and else
-/// under both, taken in one order everywhere. `fits` is told which limit it is asked about.
+/// under both, taken in one order everywhere. `fits` gets the limit that it is asked about.
 fn charge_both<const W: usize>(
     chains: &[Chain<W>; 2],
     order: [usize; 2],

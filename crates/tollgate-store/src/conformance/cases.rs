@@ -12,7 +12,7 @@
 //!
 //! A time is an offset from [`ORIGIN`]; one that is smaller than the line before is a clock stepping back. Only what a line
 //! names is expected. Reservations outlive their case: none of them runs out. This file knows nothing of stores: it turns
-//! text into [`Case`]s, and whoever replays them decides what they are played against.
+//! text into [`Case`]s, and the replayer decides what they are played against.
 
 use std::str::SplitWhitespace;
 

@@ -1,6 +1,6 @@
 //! What one caller sends never changes the answer that another key gets.
 //!
-//! A bystander and an attacker use one store. The model is told of the bystander alone, and every answer that the bystander gets
+//! A bystander and an attacker use one store. The model sees the bystander alone, and every answer that the bystander gets
 //! must equal the model's. The attacker's calls may be refused as wrong or for want of room, and fail in no other way: what a caller
 //! can provoke is not the store's failure.
 

@@ -170,7 +170,7 @@ impl Model {
         Some(if found { Settled::Done } else { Settled::Unknown })
     }
 
-    /// Every lease of the hold, or none: a holder that is told no keeps the ends that it knows, and can release by them.
+    /// Every lease of the hold, or none: a holder that is refused keeps the ends that it knows, and can release by them.
     fn renew(&mut self, id: ChargeId, now: Micros) -> Settled {
         let mut parts = self.holds[&id].parts.clone();
         for (name, limit, taken) in &parts {

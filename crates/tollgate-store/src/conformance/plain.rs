@@ -1,4 +1,4 @@
-//! The plainest store that is right: the model behind one lock. For the suite's own tests, and to be read by whoever writes a store.
+//! The plainest store that is right: the model behind one lock. For the suite's own tests, and for authors of stores to read.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -2,9 +2,9 @@
 //! is granted and nothing taken away, and every store answers the same `remaining`, `retry_after` and `reset_after`.
 //!
 //! What a key has seen is the time of its last admitted charge: a store need not write what it denies. So the clock steps back only
-//! just after an admitted charge, and each history has one limit and one key. The model is told the later of the clock and what was
+//! just after an admitted charge, and each history has one limit and one key. The model gets the later of the clock and what was
 //! seen. A store that has a clock of its own which never goes back, such as memory, takes no part in the steps: it goes by
-//! [`ManualClock::now`], so for it the model is told that.
+//! [`ManualClock::now`], so for it the model gets that.
 
 use super::model::Model;
 use super::random::Random;

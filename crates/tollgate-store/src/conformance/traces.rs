@@ -40,7 +40,7 @@ fn limits() -> Vec<StoredLimit> {
 }
 
 /// Limits at, or near, the bounds of what can be kept exact: products past 2^53 and 2^64, odd fractions of large numbers, windows
-/// of years, debts that saturate. Whoever computes in another language than the kernel gets these wrong first.
+/// of years, debts that saturate. A twin in another language gets these wrong first.
 fn wide_limits() -> Vec<StoredLimit> {
     use tollgate_kernel::{Limit, MAX_COUNT, MAX_SPAN, Rate};
     let (minute, day) = (Micros::from_secs(60), Micros::from_secs(86_400));

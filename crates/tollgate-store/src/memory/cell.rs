@@ -3,7 +3,7 @@
 //!
 //! A bucket takes one word (the instant of being full, counted from the store's start), windows and counters three, as long as the
 //! table's own numbers say the rest; with a history of other numbers they are written whole (whole.rs). Logs and leases, which have
-//! no fixed size, take one word that says where the state is kept (kept.rs).
+//! no fixed size, take one word that says where the state is kept (indirect.rs).
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     /// A decided charge, of which the whole answer may be still to work out.
     type Decided: Copy;
 
-    /// Where the words are the state, charges them in place and says whether they changed; elsewhere, only decides.
+    /// Where the words are the state, charges them in place and says whether they changed; otherwise, only decides.
     fn decide(&self, words: &mut [u64; W], cost: Cost, now: Micros) -> (bool, Self::Decided);
 
     /// The whole answer to a decided charge.

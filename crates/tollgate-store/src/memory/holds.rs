@@ -26,7 +26,7 @@ use crate::{ChargeId, Charged, Hold, Outcomes, Settled, Settlement, StoreError};
 
 const SHARDS: usize = 32;
 
-/// How many reservations one key may have open. Whoever has ten thousand calls under way at once is not one caller any more; and it is a
+/// How many reservations one key may have open. A key with ten thousand calls under way at once is not one caller any more; and it is a
 /// twentieth of what the default budget has room for. Leases are not counted: their limit is their bound.
 pub(crate) const MOST_OPEN_PER_KEY: usize = 10_000;
 

@@ -1,7 +1,7 @@
 //! A node: a handful of keys in two cache lines, written under its lock and read without it.
 //!
-//! Lock and version are one word: odd while somebody holds the lock, and two more each time it is given up. So whoever finds
-//! the same even version before and after looking has seen what stood there undisturbed, and whoever swaps that version for
+//! Lock and version are one word: odd while somebody holds the lock, and two more each time it is given up. So a reader that finds
+//! the same even version before and after looking has seen what stood there undisturbed, and a writer that swaps that version for
 //! the next odd one has the lock *and* the proof that nothing changed since the look: an admission costs one atomic exchange
 //! and a refusal none.
 //!
@@ -170,7 +170,7 @@ impl<const W: usize, const S: usize> Node<W, S> {
         std::array::from_fn(|word| self.slots[slot].words[word].load(Ordering::Relaxed))
     }
 
-    /// The next node of the chain. Whoever sees a link also sees that the node it leads to was made.
+    /// The next node of the chain. A reader that sees a link also sees that the node it leads to was made.
     #[inline]
     pub(crate) fn next(&self) -> Option<u32> {
         self.next.load(Ordering::Acquire).checked_sub(1)

@@ -2,7 +2,7 @@
 //!
 //! The words of a bucket or a counter do not say the numbers that they are written under: the table does. Where a limit's numbers
 //! were changed, or a key has an override, there is one table for each set of numbers and one of whole states (whole.rs), and a
-//! key is in at most one of them. Whoever does not find a key in its own table, nor written whole, asks the others, under the one
+//! key is in at most one of them. A charge that does not find a key in its own table, nor written whole, asks the others, under the one
 //! lock of all siblings, adopts what it finds by its own numbers, and keeps it in its own table if that can say all of it and
 //! written whole if not; nobody begins a new key before that. So nothing is lost, counted twice or begun twice, and only keys that
 //! are not known pay for it, and only while there are several tables. Moving keeps the room that a key takes.

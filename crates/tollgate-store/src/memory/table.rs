@@ -2,7 +2,7 @@
 //!
 //! A known key is charged on the short path: what can be seen without the lock decides, and the lock is taken only to write.
 //! A key that is not known takes the long path, and only there is asked whether it has a state that was written under other
-//! numbers of the same limit (kin.rs). nodes.rs says where keys are and how the table grows.
+//! numbers of the same limit (sibling_tables.rs). nodes.rs says where keys are and how the table grows.
 //!
 //! What never enters: the arithmetic of limits (the cell asks the kernel) and text keys (the store makes fingerprints).
 
@@ -290,7 +290,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
             after[..W].copy_from_slice(&words);
             self.cell.outcome(decided, cost)
         };
-        // One who joins may have been charged elsewhere just before, which a window that is about to end would not tell.
+        // One who joins may have been charged under another state just before, which a window that is about to end would not tell.
         let mut foresee_joined = |words: [u64; W]| {
             let outcome = foresee(self.cell.joined(words, now));
             if outcome.allowed { outcome } else { foresee(words) }

@@ -2,11 +2,11 @@
 //!
 //! Limits of one name whose states are written alike are one set of nodes, each with its own numbers over it: a limit that was
 //! changed, and a key that gains or loses an override, find what was consumed. Buckets of different numbers, and counters of
-//! different windows, are siblings (kin.rs), and a limit of another strategy begins afresh. So it is with the stores elsewhere, too.
+//! different windows, are siblings (sibling_tables.rs), and a limit of another strategy begins afresh. So it is with the remote stores, too.
 //!
 //! What nobody holds a limit of any more, and is empty, is dropped when another is opened or the store is swept; siblings that
 //! nobody charges any more are merged when there are too many of them to ask, and where many are held, all further ones share one
-//! set of nodes (whole.rs). So whoever is new asks few, however many limits of one name there are.
+//! set of nodes (whole.rs). So a new key asks few, however many limits of one name there are.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -234,7 +234,7 @@ impl Named {
     }
 
     /// Makes a new table known to its siblings. Its newcomers start from what theirs share, and siblings that nobody holds are merged if they
-    /// have become too many: all but the one that has most keys, so that few are moved by whoever makes numbers up.
+    /// have become too many: all but the one that has most keys, so that a caller that makes numbers up moves few.
     fn welcome(&mut self, family: Family, limit_table: &dyn LimitTable, making: &Making) {
         let now = making.clock.now();
         let siblings = self.family_tables(family).siblings.clone();
@@ -269,12 +269,12 @@ impl Named {
     /// Nobody may begin a key of a family meanwhile: a table is known to its siblings by one of its limits, and while that is gone and no
     /// other named, it would look as if the table were.
     fn tidy(&mut self) {
-        self.sets.retain_mut(|set| set.shape.family().is_some() || set.is_kept());
+        self.sets.retain_mut(|set| set.shape.family().is_some() || set.is_in_use());
         for family in Family::ALL {
             let siblings = self.family_tables(family).siblings.clone();
             let mut moving = siblings.moving();
             let before = self.limits();
-            self.sets.retain_mut(|set| set.shape.family() != Some(family) || set.is_kept());
+            self.sets.retain_mut(|set| set.shape.family() != Some(family) || set.is_in_use());
             let mut is_changed = self.limits() != before;
             // One table whose keys are all its own needs no other.
             let of_family = |set: &&NodeSet| set.shape.family() == Some(family);
@@ -307,7 +307,7 @@ impl NodeSet {
     }
 
     /// Lets go of limits that nobody holds, and says whether the rest is of use.
-    fn is_kept(&mut self) -> bool {
+    fn is_in_use(&mut self) -> bool {
         self.tidy();
         self.is_held() || self.limits.values().any(|opening| opening.by_call) || self.any().len() > 0
     }
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(sets(&store), 0, "and so is what nobody holds");
     }
 
-    /// The same where all of them are held, as limits are whose numbers come with calls: each had a table, and whoever was new was
+    /// The same where all of them are held, as limits are whose numbers come with calls: each had a table, and a new key was
     /// looked for in all of them, one by one and under one lock.
     #[test]
     fn many_held_limits_leave_few_tables_and_every_key() {
@@ -477,7 +477,7 @@ mod tests {
         }
     }
 
-    /// Whoever makes numbers up, and lets them go, moves few keys: a table with many is not emptied into a new one again and again.
+    /// A caller that makes numbers up, and drops them, moves few keys: a table with many is not emptied into a new one again and again.
     #[test]
     fn the_largest_table_stays_where_it_is() {
         let (store, _) = store(10_000);

@@ -3,7 +3,7 @@
 //! A bucket that was charged by several rates or bursts keeps more than one instant for as long as a full bucket takes to fill, and a
 //! counter that was charged by two lengths of window keeps two sets of counts. Such keys are few, and pass: they are in this one
 //! table of their limit's name, whatever numbers charge them, and move back into the table of the numbers that they are charged by
-//! when one instant or one set of counts says all (kin.rs). A limit that has been given too many numbers for a table each keeps
+//! when one instant or one set of counts says all (sibling_tables.rs). A limit that has been given too many numbers for a table each keeps
 //! all further keys here.
 
 use tollgate_kernel::{

@@ -1,4 +1,4 @@
-//! Plain checks that come at the same time, in one statement: what `batching.rs` is told about PostgreSQL.
+//! Plain checks that come at the same time, in one statement: what `batching.rs` has to know of PostgreSQL.
 //!
 //! A row that somebody else has locked holds up the keys that go with it. Nobody locks a row for longer than one statement of
 //! ours takes, so few keys go together, and several statements may be in flight, each on a connection of its own.

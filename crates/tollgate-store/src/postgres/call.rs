@@ -33,7 +33,7 @@ pub(super) enum Resend {
     Once,
 }
 
-/// Until when a call may take, and who is told once it may have left.
+/// Until when a call may take, and what is called once it may have left.
 pub(super) struct Until<'a> {
     pub(super) deadline: Instant,
     pub(super) sent: &'a (dyn Fn() + Send + Sync),

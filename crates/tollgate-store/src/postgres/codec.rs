@@ -8,7 +8,7 @@ use crate::remote::limit_codec;
 use crate::remote::{MergedCharges, name_of};
 use crate::{Charged, Failure, Micros, Outcomes, StoreError, StoredCharge, StoredLimit};
 
-/// How many numbers a part's parameters are told as, how many an item is remembered as, and how many a part is answered with.
+/// How many numbers the parameters of a charge are written as, how many a charge is remembered as, and how many it is answered with.
 const PARAMETERS: usize = 5;
 const REMEMBERED: usize = 7;
 const READING: usize = 8;
@@ -55,12 +55,12 @@ pub(super) fn key_of(limit: &StoredLimit, key: &str) -> Uuid {
     Uuid::from_bytes(name_of(&[kind, &limit.name, key]))
 }
 
-/// The limit as the twins are told it.
+/// The limit as the twins get it.
 pub(super) fn parameters(limit: &Limit) -> Vec<i64> {
     limit.parameters().into_iter().map(whole).collect()
 }
 
-/// What a charge takes, as the twins are told it.
+/// What a charge takes, as the twins get it.
 pub(super) fn price(limit: &Limit, cost: Cost) -> (i64, i64) {
     limit.price(cost).map_or((-1, 0), |(us, rest)| (whole(us), whole(rest)))
 }
@@ -134,7 +134,7 @@ pub(super) fn instant(us: i64) -> Result<Micros, StoreError> {
 }
 
 /// What a held charge asked for, as it is remembered with it: for each item the limit that it met, what it was asked for in all,
-/// and which part it belongs to. From that and the readings the answer can be given again to whoever sends the charge again.
+/// and which part it belongs to. From that and the readings the answer can be given again if the charge is sent again.
 pub(super) fn remembered(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> Vec<i64> {
     let mut numbers = Vec::with_capacity(items.len() * REMEMBERED);
     for item in items {
@@ -142,7 +142,7 @@ pub(super) fn remembered(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) 
         let index = parts.parts.iter().position(same).unwrap_or(0);
         let part = &parts.parts[index];
         numbers.extend(limit_codec::write(&part.limit.limit).map(whole));
-        // Costs above 2^63 are told as their bits.
+        // Costs above 2^63 are written as their bits.
         numbers.push(part.cost.get().cast_signed());
         numbers.push(i64::from(part.shadow));
         numbers.push(i64::try_from(index).unwrap_or(i64::MAX));

@@ -96,7 +96,7 @@ impl PostgresOptions {
         }
         if ["prefer", "allow"].iter().any(|mode| self.url.contains(&format!("sslmode={mode}"))) {
             return wrong(
-                "store.postgres.url: sslmode=prefer and sslmode=allow give way to whoever is in between; \
+                "store.postgres.url: sslmode=prefer and sslmode=allow give way to an attacker in between; \
                  write sslmode=require (always verified here) or sslmode=disable"
                     .into(),
             );

@@ -3,7 +3,7 @@
 //! It asks whether the server takes writes, because one that follows another, or was set to read only, refuses every charge. A
 //! connection that was idle for long may be dead without anybody having said so. So the kept one is given half of the time, and
 //! a new one the other half; together that is twice a call's deadline. A process that is merely busy does not take its own
-//! lateness for the server's (`shared/deadline.rs`).
+//! lateness for the server's (`remote/deadline.rs`).
 
 use tokio::task::AbortHandle;
 use tokio::time::Instant;

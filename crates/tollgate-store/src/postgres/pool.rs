@@ -1,6 +1,6 @@
 //! Connections to the server: a few, opened when needed, lent for one call each.
 //!
-//! Whoever finds none idle waits, first come first served, for the next one that is given back or newly opened, whichever comes
+//! A call that finds none idle waits, first come first served, for the next one that is given back or newly opened, whichever comes
 //! first. A connection is opened by a task of its own, so that a caller whose deadline passes meanwhile leaves a connection
 //! behind for the next and not half of one. Where no more can be opened (another program has the rest of `max_connections`),
 //! callers make do with those that are open, and another one is tried after a pause; with none open the error is theirs.
@@ -32,7 +32,7 @@ use super::skew::Skew;
 use super::statement::Verb;
 use crate::Failure;
 
-/// How long opening a connection may take, whoever waits for it.
+/// How long opening a connection may take, whichever call waits for it.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// How long a connection that nobody needs any more may wait for what it was last asked, at most.
@@ -67,7 +67,7 @@ pub(super) struct Pool {
     timeout: Duration,
     most_links: usize,
     state: Mutex<State>,
-    /// Held by whoever asks for the server's time.
+    /// Held by the task that asks for the server's time.
     asking: Arc<Semaphore>,
     open: Arc<AtomicUsize>,
     pub(super) skew: Skew,
@@ -236,7 +236,7 @@ impl Pool {
         self.losses.load(Ordering::Relaxed)
     }
 
-    /// A connection for one call. Whoever calls this sets the deadline.
+    /// A connection for one call. The caller sets the deadline.
     pub(super) async fn take(self: &Arc<Self>) -> Result<Borrowed, Fault> {
         let (waiting, given) = oneshot::channel();
         let mut closed = Vec::new();
@@ -261,7 +261,7 @@ impl Pool {
         Borrowed { link: Some(link), pool: self.clone(), is_spent: false }
     }
 
-    /// Gives a connection to whoever waits longest, or keeps it.
+    /// Gives a connection to the call that waits longest, or keeps it.
     fn give(self: &Arc<Self>, link: Link) {
         let mut link = link;
         loop {
@@ -272,7 +272,7 @@ impl Pool {
                     None => return state.idle.push(link),
                 }
             };
-            // Whoever stops waiting just now drops it, and so gives it to the next.
+            // A call that stops waiting just now drops it, and so gives it to the next.
             match waiting.send(Ok(self.borrowed(link))) {
                 Err(Ok(mut borrowed)) => match borrowed.link.take() {
                     Some(back) => link = back,
@@ -382,7 +382,7 @@ impl Pool {
         Ok(link)
     }
 
-    /// Opens a connection that is none of the pool's, for pings. Whoever calls this sets the deadline.
+    /// Opens a connection that is none of the pool's, for pings. The caller sets the deadline.
     pub(super) async fn open_apart(&self) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
         self.connect(&self.config).await
     }

@@ -107,7 +107,7 @@ impl PostgresStore {
 
     /// Which of these keys are known. For limits that refuse new ones.
     pub(super) async fn known(&self, keys: &[Uuid], until: &Until<'_>) -> Result<Vec<Uuid>, StoreError> {
-        // It changes nothing, so nobody is told that it left.
+        // It changes nothing, so it is not reported as sent.
         let until = Until { deadline: until.deadline, sent: &|| {} };
         let values: &[&(dyn ToSql + Sync)] = &[&keys];
         let rows = self.call(Verb::Known, Resend::Once, values, &until).await?;

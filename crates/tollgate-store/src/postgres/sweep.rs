@@ -18,7 +18,7 @@ use crate::StoreError;
 const BATCH: i32 = 1_000;
 
 /// How long one statement is waited for: the server gives up before that, and if it does not say so, it is gone.
-const PATIENCE: Duration = Duration::from_secs(330);
+const TIMEOUT: Duration = Duration::from_secs(330);
 
 /// How many rows a cleanup deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub(super) async fn cleanup(inner: &Inner) -> Result<Cleaned, StoreError> {
         let clock_us = inner.clock_us();
         let values: [(&(dyn ToSql + Sync), Type); 2] = [(&BATCH, Type::INT4), (&clock_us, Type::INT8)];
         let asked = in_transaction(&link.client, &begin, &text, &values);
-        let answer = tokio::time::timeout(PATIENCE, asked).await;
+        let answer = tokio::time::timeout(TIMEOUT, asked).await;
         let mut rows = answer
             .map_err(|_| Fault::timeout(Stage::Looking, "cleaning up", &pool.place).error)?
             .map_err(failed)?;

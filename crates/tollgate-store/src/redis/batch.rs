@@ -1,4 +1,4 @@
-//! Calls that come at the same time, in one script: what `batching.rs` is told about Redis.
+//! Calls that come at the same time, in one script: what `batching.rs` has to know of Redis.
 //!
 //! On one server only: on a cluster keys are in different slots, and each call goes alone. Charges that are alike go together, with
 //! a hold or without, and so do settlements.

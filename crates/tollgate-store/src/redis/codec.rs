@@ -1,6 +1,6 @@
 //! How a charge is put to the script, and how the script's answer is read.
 //!
-//! A charge with a hold also carries itself as text, to be kept beside the hold: whoever sends the same name again, in
+//! A charge with a hold also carries itself as text, to be kept beside the hold: a caller that sends the same id again, in
 //! whatever words, gets the answer to the charge that was made, and that can only be worked out from its limits and costs.
 
 use std::fmt::Write;

@@ -12,7 +12,7 @@ pub(crate) enum Remedy {
     LoadScripts,
     /// Nothing was done; another server has the slot.
     Redirect,
-    /// Nothing was done; wait a little and ask again, elsewhere if there is an elsewhere.
+    /// Nothing was done; wait a little and ask again, another server if there is one.
     Retry,
     /// Nothing was done, and asking again would not help.
     GiveUp,

@@ -1,7 +1,7 @@
 //! One Redis server: the connections to it, its clock, and a call that keeps its deadline.
 //!
 //! A connection carries many calls at a time, in the order in which they were made; there is nothing to check out or to wait
-//! for. Whoever finds none has one made, by a task of its own so that no caller's deadline cuts it short, and waits for it as
+//! for. A caller that finds none has one made, by a task of its own so that no caller's deadline cuts it short, and waits for it as
 //! long as its own deadline allows. A connection that breaks, or says nothing for the whole of a call's deadline, is dropped,
 //! and the next call has another one made. Nothing is ever sent twice from here.
 //!
@@ -27,7 +27,7 @@ use crate::{Clock, Failure, ManualClock, StoreError};
 /// How long a connection may take to be made, however short the deadlines of those who wait for it.
 const CONNECT_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// How long after a failed connection the next one is not tried: whoever comes meanwhile is told of the failure.
+/// How long after a failed connection the next one is not tried: callers that come meanwhile get the failure.
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 
 /// How often the server's clock is looked at, in us.
@@ -291,7 +291,7 @@ impl Node {
         })
     }
 
-    /// Makes a connection that carries no calls, for pings. Whoever calls this sets the deadline.
+    /// Makes a connection that carries no calls, for pings. The caller sets the deadline.
     pub(crate) async fn connect_apart(&self) -> Result<MultiplexedConnection, CallError> {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let made = self.client.get_multiplexed_async_connection_with_config(&config).await;

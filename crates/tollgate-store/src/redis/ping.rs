@@ -2,11 +2,11 @@
 //!
 //! The ping is a write that changes nothing: an expiry for a key that nobody has. A server that is loading, follows another, has
 //! too few replicas, cannot save or belongs to a cluster that is down refuses it as it would refuse a charge. One that is out of
-//! memory takes it, and so does one whose user misses a right that charges need: those are told key by key, and call by call.
+//! memory takes it, and so does one whose user misses a right that charges need: those are reported key by key, and call by call.
 //!
 //! A connection that was idle for long may be dead without anybody having said so. So the kept one is given half of the time,
 //! and a new one the other half; together that is twice a call's deadline. A process that is merely busy does not take its own
-//! lateness for the server's (`shared/deadline.rs`).
+//! lateness for the server's (`remote/deadline.rs`).
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl RedisStore {
         let half = Instant::now() + timeout;
         let deadline = half + timeout;
         if route.is_cluster() && node == NodeId::ONLY {
-            // Nobody has said yet where the slots are: whoever does so now answers for the cluster.
+            // It is not known yet where the slots are: a server that says so now answers for the cluster.
             return route.owner(0, deadline).await.map(drop);
         }
         // A server that has no slots any more is nobody's concern.

@@ -117,7 +117,7 @@ impl RedisStore {
         match field("maxmemory_policy") {
             None | Some("noeviction") => {}
             Some(policy) => warn(format!(
-                "maxmemory-policy is {policy}: under pressure Redis throws live counters away, and whoever was denied is \
+                "maxmemory-policy is {policy}: under pressure Redis throws live counters away, and a caller that was denied is \
                  admitted; set noeviction, on a server of its own"
             )),
         }

@@ -396,7 +396,7 @@ impl Route {
                 Err(_) => return,
             }
         }
-        // A slot that nobody has is asked of whoever is first, which says so.
+        // A slot without a server is asked of the first server, which says so.
         let Some((_, _, anybody)) = named.first() else { return };
         let mut owners = vec![anybody.clone(); usize::from(SLOTS)];
         for (first, last, node) in &named {

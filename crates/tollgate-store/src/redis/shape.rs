@@ -43,7 +43,7 @@ pub(super) enum Operation {
     Known,
     Peek,
     Hold,
-    /// A hold of which other parts are held elsewhere.
+    /// A hold of which other charges are held on other servers.
     HoldPart,
 }
 

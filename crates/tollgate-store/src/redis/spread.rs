@@ -220,7 +220,7 @@ impl RedisStore {
         all.map_err(|error| if is_any { error.ambiguous() } else { error })
     }
 
-    /// Undoes groups before the answer is given, so that whoever gets it finds them undone.
+    /// Undoes groups before the answer is given, so that its receiver finds them undone.
     async fn undo_now(
         &self,
         groups: &[Group<'_>],

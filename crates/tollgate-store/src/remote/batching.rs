@@ -324,7 +324,7 @@ impl<C: Carrier> Queue<C> {
 
     /// The next batch of a lane, which has one sender fewer if there is none.
     fn take(&self, carrier: &C, lane_of: Claim) -> Option<Batch<C>> {
-        // Those who are too late are told so after the lock.
+        // Checks that are too late are answered after the lock.
         let mut late = Vec::new();
         let mut lanes = self.lanes.lock();
         let lane = lanes.get_mut(&lane_of)?;

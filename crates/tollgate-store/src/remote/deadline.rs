@@ -1,7 +1,7 @@
 //! A deadline that tells the lateness of a server from our own.
 //!
 //! A process that is short of CPU time reads answers late, although they came in time. Its timers are late then too. So a
-//! deadline that fires late proves nothing about the server, and whoever must not mistake the one for the other waits once more.
+//! deadline that fires late proves nothing about the server, and a caller that must not mistake the one for the other waits once more.
 
 use std::future::Future;
 use std::time::Duration;

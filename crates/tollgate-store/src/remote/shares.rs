@@ -1,6 +1,6 @@
 //! Fair shares of a shared store: how many calls may be in flight for one key, for one limit, and to one server.
 //!
-//! A call claims its shares before it takes a connection. Whoever finds one of them used up waits for it, first come first
+//! A call claims its shares before it takes a connection. A call that finds one of them used up waits for it, first come first
 //! served, and holds nothing meanwhile: all claims are granted at once or none. So a call can wait only for calls of its own
 //! key, its own limit or its own server. If its time runs out while it waits, the error is its own and says nothing about the
 //! store ([`StoreError::own_share`]).
@@ -213,7 +213,7 @@ impl Shares {
         }
         drop(table);
         for Waiter { claims, granted } in granted {
-            // Whoever has just stopped waiting gives it back at once.
+            // A call that has just stopped waiting gives it back at once.
             let _ = granted.send(Share { shares: self.clone(), claims });
         }
     }

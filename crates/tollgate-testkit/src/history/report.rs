@@ -38,7 +38,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// One broken promise: for each check, kind and key the worst case is told, and how often it happened.
+/// One broken promise: for each check, kind and key the worst case is shown, and how often it happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// Which check found it.

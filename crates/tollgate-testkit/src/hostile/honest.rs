@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, GO_AWAY, HEADERS, PING, RESET, SETTINGS};
 
-/// How long an answer may take on a loaded machine before a test is told.
+/// How long an answer may take on a loaded machine before a test fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where a server is asked.
@@ -202,7 +202,7 @@ impl Client for Grpc {
                 (GO_AWAY, _) if frame.payload[..4] < id.to_be_bytes()[..] => return Ok(Answered::HungUp),
                 _ => continue,
             };
-            // Whoever goes may not be there any more to be told.
+            // A peer that goes may not be there any more.
             let _ = self.stream.get_mut().write_all(&answer);
         }
         // The first field of the message: OK is 1, OVER_LIMIT 2.

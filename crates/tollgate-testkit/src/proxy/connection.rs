@@ -1,4 +1,4 @@
-//! One connection through the proxy: two directions, each a reader that judges pieces and a writer that is told when to write.
+//! One connection through the proxy: two directions, each a reader that judges pieces and a writer that is triggered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -173,7 +173,7 @@ impl Line<'_> {
         }
     }
 
-    /// The sender has closed its side. Whoever lost bytes must not learn of it; but when the client itself has gone, there is
+    /// The sender has closed its side. A receiver that lost bytes must not learn of it; but when the client itself has gone, there is
     /// nobody left to keep a connection open for.
     async fn end(
         &self,

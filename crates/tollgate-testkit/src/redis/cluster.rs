@@ -64,7 +64,7 @@ impl RedisCluster {
         RedisCluster::start_from(RedisServer::builder(), false)
     }
 
-    /// The same, with a proxy before each node, through which clients are told to come. Replicas pass the proxies unharmed
+    /// The same, with a proxy before each node, through which clients are sent. Replicas pass the proxies unharmed
     /// from Redis 7.0 on; before, a fault hits them too.
     pub fn start_with_proxies() -> RedisCluster {
         RedisCluster::start_from(RedisServer::builder(), true)

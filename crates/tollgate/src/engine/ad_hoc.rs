@@ -4,7 +4,7 @@
 //! All numbers of one name share their counters, as they do when a config changes: a key that is charged by other numbers than
 //! before goes on from what was consumed. What a limit needs in this process is made when it is first asked for and kept for the
 //! next who asks. Of each name at most so many are kept; when that is reached those go that nobody holds, which loses no count,
-//! because counters are the store's. If all are held, another is made for whoever asks and goes with its holder: numbers may be a
+//! because counters are the store's. If all are held, another is made for the caller and goes with its holder: numbers may be a
 //! stranger's, and nobody may take a name from others by holding many.
 
 use std::collections::HashMap;
@@ -17,7 +17,9 @@ use super::{Backend, Engine};
 use crate::error::Error;
 use crate::policy::entry::Entry;
 use crate::policy::{Allowance, Rule};
-use crate::telemetry::watch::Meter;
+#[cfg(feature = "telemetry")]
+use crate::telemetry::DecisionMeter;
+use crate::telemetry::Meter;
 
 /// How many of one name are kept at most.
 const MOST: usize = 1_024;

@@ -14,7 +14,7 @@ use super::{Backend, Engine};
 use crate::error::Error;
 use crate::policy::entry::{Counters, Entry, Path};
 use crate::policy::{Policy, Rule};
-use crate::telemetry::watch::Meter;
+use crate::telemetry::{DecisionMeter, Recorder};
 
 /// Leases of a remote store that are shorter than this are warned of.
 const SHORT_LEASE: Micros = Micros::from_secs(1);
@@ -131,7 +131,7 @@ impl Engine {
         };
         let meter = |name: &str, strategies: &[_]| match old.map(|old| &old.meter) {
             Some(meter) if meter.counts(strategies) => meter.clone(),
-            _ => Meter::new(&self.watch, &self.observers, name, strategies.iter().copied()),
+            _ => self.watch.meter(&self.observers, name, strategies.iter().copied()),
         };
         let mut entry = Entry::new(rule, self.id, self.max_names, &mut counters, meter)?;
         entry.path = self.path_of(&entry);

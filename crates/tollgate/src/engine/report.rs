@@ -11,7 +11,7 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::outcome::{Outcome, Source};
 use crate::policy::entry::{Entry, Resolved};
-use crate::telemetry::watch::is_sampled;
+use crate::telemetry::{DecisionMeter, Recorder, is_sampled};
 use crate::telemetry::{DecisionReport, Event, EventKey, LimitReport, OutcomeKind, Started, Trouble};
 
 impl Engine {

@@ -1,7 +1,7 @@
 //! What is still to be done for a request that was let through: correct what was reserved, and give leases back.
 //!
 //! A reservation is settled once. If anything depends on the body of the answer, all of it waits for the body; else it is
-//! settled as soon as the head is there, before the answer goes out, so that the caller's next request finds it done. Whoever
+//! settled as soon as the head is there, before the answer goes out, so that the caller's next request finds it done. A client that
 //! goes away earlier leaves what was reserved, but gives leases back. A lease is renewed for as long as its request takes; if it is
 //! gone by then, because the process stood still for longer, that is logged and counted. A request that becomes another protocol
 //! (101) keeps its lease for as long as its handler keeps the [`Lease`](super::Lease).

@@ -62,7 +62,7 @@ pub(super) struct OnAnswer {
 }
 
 impl OnAnswer {
-    /// Of a request that is let through. One that holds a lease is told so in its extensions.
+    /// Of a request that is let through. One that holds a lease has that in its extensions.
     pub(super) fn of<B>(
         request: &mut Request<B>,
         rate_limit_headers: RateLimitHeaders,

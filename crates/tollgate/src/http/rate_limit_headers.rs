@@ -29,7 +29,7 @@ static USUAL: [HeaderName; 2] = [CONTENT_TYPE, CONTENT_LENGTH];
 /// The fields that tell a caller how it stands.
 #[derive(Default)]
 pub(super) struct RateLimitHeaders {
-    /// Each once; none, if nothing is told.
+    /// Each once; none, if nothing is reported.
     fields: Option<HeaderMap>,
     /// Which of [`USUAL`] stand among them with nothing in them.
     is_empty: [bool; USUAL.len()],

@@ -24,7 +24,7 @@ pub(super) enum Protocol {
 }
 
 impl Protocol {
-    /// Only a real gRPC call is answered as one: its refusal is a 200 to whoever knows nothing of gRPC.
+    /// Only a real gRPC call is answered as one: its refusal is a 200 to clients that know nothing of gRPC.
     pub(super) fn of<B>(request: &Request<B>) -> Protocol {
         let is_grpc = |value: &HeaderValue| {
             let rest = value.as_bytes().strip_prefix(b"application/grpc");
@@ -38,7 +38,7 @@ impl Protocol {
     }
 }
 
-/// Why a request may not pass, for whoever writes the answer.
+/// Why a request may not pass, for the code that writes the answer.
 pub struct Refusal<'a> {
     protocol: Protocol,
     limits: &'a [ReportedLimit<'a>],

@@ -24,7 +24,7 @@ const TOP: u64 = 0x80 * EACH;
 
 impl Plain {
     /// Looks at eight bytes at a time, once. The answers are the top bits of the bytes. Only a byte that is not plain carries
-    /// or borrows, and the lowest such byte of a word is answered rightly: no word with one passes (0xff alone is told by
+    /// or borrows, and the lowest such byte of a word is answered rightly: no word with one passes (0xff alone is found by
     /// `below_space`), and in a word without one every answer is exact, the count of separators too.
     #[inline]
     pub(super) fn of(bytes: &[u8]) -> Plain {

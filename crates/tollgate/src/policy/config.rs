@@ -41,7 +41,6 @@ pub use self::reader::{Field, Reader, Section};
 pub use self::requests::RequestsConfig;
 pub use self::store::{StoreConfig, StoreMode};
 use crate::policy::Policy;
-pub use crate::policy::nearest::nearest;
 
 /// The sections that a file may have, in this crate and in others of this repository.
 const SECTIONS: [&str; 9] =
@@ -274,6 +273,15 @@ impl Config {
             routes,
         })
     }
+}
+
+/// The known word nearest to one that is not known, if it is near enough for a "did you mean …?".
+///
+/// ```
+/// assert_eq!(tollgate::config::nearest("limts", ["limits", "store"]), Some("limits"));
+/// ```
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    crate::policy::nearest::nearest(word, known)
 }
 
 /// The beginning of a text, on one line and without control characters, for messages that repeat what a stranger wrote.

@@ -18,7 +18,7 @@ use super::{Allowance, Rule};
 use crate::error::Error;
 use crate::key::Key;
 use crate::outcome::{Fallback, Source};
-use crate::telemetry::watch::Meter;
+use crate::telemetry::Meter;
 
 /// One limit on its store.
 pub(crate) struct Entry {

@@ -2,7 +2,7 @@
 //!
 //! Answers carry the name of their limit without a lifetime and without counting references, so a name is never given back. It
 //! costs at most 64 bytes, and metrics recorders keep it as a label anyway. How many there may be is bounded, so that a program
-//! that makes up names (a limit for each tenant) is told so before it runs out of memory.
+//! that makes up names (a limit for each tenant) gets an error before it runs out of memory.
 
 use std::collections::HashSet;
 

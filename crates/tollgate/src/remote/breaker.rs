@@ -15,7 +15,7 @@
 //! answers in a row, and it is up. No caller's own charge ever serves as a ping.
 //!
 //! Nothing sleeps and no thread runs here: time is read when a call comes, from the registry's clock, and `remote.rs` sends the
-//! pings. What a caller who is turned away is told is not known here: `fallback.rs`.
+//! pings. What a caller that is turned away gets is not known here: `fallback.rs`.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
@@ -240,7 +240,7 @@ impl Breaker {
         notice
     }
 
-    /// Whether a ping is to be sent now; if so it is counted as sent, and whoever asked must send it and report how it went.
+    /// Whether a ping is to be sent now; if so it is counted as sent, and the caller must send it and report how it went.
     pub(crate) fn begins_ping(&self) -> bool {
         if self.is_well.load(Ordering::Acquire) {
             return false;
@@ -320,7 +320,7 @@ impl Breaker {
         notice
     }
 
-    /// The ping came to nothing: it could not be sent, or whoever sent it is gone. The next call sends another; a node that is
+    /// The ping came to nothing: it could not be sent, or its sender is gone. The next call sends another; a node that is
     /// down is left alone for as long again.
     pub(crate) fn ping_abandoned(&self) {
         let now = self.clock.now();

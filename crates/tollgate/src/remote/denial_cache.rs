@@ -10,7 +10,7 @@
 //! Whatever this process does to a key ends what is believed about it: an admission, a refund or a settlement. A reset, and the
 //! settlement of a reservation that another process made, end what is believed about every key, but only once the store has
 //! carried them out: nobody empties the cache with ids that they made up. What *other* processes give back or reset is not seen, so nothing is believed for longer than a cap. Memory is
-//! bounded: a fixed number of slots, where a newcomer overwrites whoever is there, at the price of a round trip.
+//! bounded: a fixed number of slots, where a newcomer overwrites the entry that is there, at the price of a round trip.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -43,7 +43,7 @@ pub(crate) enum Act {
 }
 
 /// One limit of a charge that the store does not answer.
-struct Part<'a> {
+struct FallbackCharge<'a> {
     name: &'static str,
     remote: &'a RemoteLimit,
     key: &'a str,
@@ -53,13 +53,13 @@ struct Part<'a> {
     outcome: Option<Outcome>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> FallbackCharge<'a> {
     /// The part of a charge, if it meets counters.
     fn new(
         charge: &'a Resolved<'_, '_>,
         charges: &[Resolved<'_, '_>],
         retry_after: Micros,
-    ) -> Option<Part<'a>> {
+    ) -> Option<FallbackCharge<'a>> {
         let (key, stored, remote) = charge.remote()?;
         let capacity = stored.limit.capacity();
         let denied = Outcome { capacity, ..Outcome::BLOCKED };
@@ -70,7 +70,7 @@ impl<'a> Part<'a> {
             Fallback::Local => None,
         };
         let name = charge.entry.name;
-        Some(Part { name, remote, key, cost: charge.cost, shadow: charge.is_shadow(), outcome })
+        Some(FallbackCharge { name, remote, key, cost: charge.cost, shadow: charge.is_shadow(), outcome })
     }
 
     fn denies(&self) -> bool {
@@ -100,17 +100,17 @@ impl FallbackStore {
         retry_after: Option<Micros>,
     ) -> Answers {
         let retry_after = retry_after.unwrap_or(A_SECOND).max(Micros::new(1));
-        let parts: SmallVec<[Part<'_>; 4]> =
-            charges.iter().filter_map(|charge| Part::new(charge, charges, retry_after)).collect();
+        let parts: SmallVec<[FallbackCharge<'_>; 4]> =
+            charges.iter().filter_map(|charge| FallbackCharge::new(charge, charges, retry_after)).collect();
         if matches!(act, Act::Charge(Some(_))) {
             self.note_uncounted(&parts);
         }
         // Nothing is charged if anything is denied already.
-        let act = if parts.iter().any(Part::denies) { Act::Peek } else { act };
+        let act = if parts.iter().any(FallbackCharge::denies) { Act::Peek } else { act };
         let local: SmallVec<[MemoryCharge<'_>; 4]> =
             parts.iter().filter(|part| part.outcome.is_none()).map(|part| self.item(part)).collect();
         let mut counted = self.count(&local, act).into_iter();
-        let answer = |part: &Part<'_>| {
+        let answer = |part: &FallbackCharge<'_>| {
             let outcome = part.outcome.unwrap_or_else(|| match counted.next() {
                 // What an instance's share can never hold, the store may: it is worth coming back.
                 Some(never @ Outcome { allowed: false, retry_after: None, .. }) => {
@@ -124,7 +124,7 @@ impl FallbackStore {
         parts.iter().map(answer).collect()
     }
 
-    fn note_uncounted(&self, parts: &[Part<'_>]) {
+    fn note_uncounted(&self, parts: &[FallbackCharge<'_>]) {
         let mut uncounted = self.uncounted.lock();
         for part in parts {
             match part.remote.fallback {
@@ -134,7 +134,7 @@ impl FallbackStore {
         }
     }
 
-    fn item<'a>(&self, part: &Part<'a>) -> MemoryCharge<'a> {
+    fn item<'a>(&self, part: &FallbackCharge<'a>) -> MemoryCharge<'a> {
         MemoryCharge {
             limit: self.counters(part.remote),
             key: part.key,

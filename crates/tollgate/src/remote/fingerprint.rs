@@ -1,4 +1,4 @@
-//! From a limit and a key to 128 bits, for what this process remembers about keys that are counted elsewhere.
+//! From a limit and a key to 128 bits, for what this process remembers about keys that are counted in a remote store.
 //!
 //! Two keys that shared a fingerprint would be taken for each other, so it is 128 bits wide, under two secret keys drawn for
 //! each registry: nobody can choose two texts that collide. The text itself is not kept.

@@ -1,4 +1,4 @@
-//! Numbers that tell limits apart in what this process remembers of keys that are counted elsewhere.
+//! Numbers that tell limits apart in what this process remembers of keys that are counted in a remote store.
 //!
 //! A limit that a registry takes over from the one that it continues, unchanged, keeps its number, and with it what is
 //! known of its keys: denials that are still true. One whose numbers were changed gets a number that

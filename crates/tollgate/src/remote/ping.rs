@@ -1,7 +1,7 @@
 //! Pings: how a node of the store is found to be down, and to be back. When one is due is decided in `breaker.rs`.
 //!
-//! A ping is a task that the store runs beside its callers. A store that cannot do so has the next caller wait for it. Whoever
-//! drops a ping before its answer came leaves the node as it was.
+//! A ping is a task that the store runs beside its callers. A store that cannot do so has the next caller wait for it. Dropping
+//! a ping before its answer came leaves the node as it was.
 
 use tollgate_store::{NodeId, Scope, StoreTask};
 

@@ -18,12 +18,12 @@ const SHARDS: usize = 64;
 const IN_A_SHARD: usize = 1_024;
 
 pub(super) struct Reservations {
-    shards: Box<[Mutex<HashMap<u128, Kept>>]>,
+    shards: Box<[Mutex<HashMap<u128, Reserved>>]>,
     /// Counts the registries that were built on this store. Limits may have other numbers in each.
     generation: AtomicU64,
 }
 
-struct Kept {
+struct Reserved {
     keys: Fingerprints,
     generation: u64,
     is_lease: bool,
@@ -46,7 +46,7 @@ impl Reservations {
         }
     }
 
-    fn shard(&self, id: ChargeId) -> &Mutex<HashMap<u128, Kept>> {
+    fn shard(&self, id: ChargeId) -> &Mutex<HashMap<u128, Reserved>> {
         &self.shards[usize::try_from(id.get() % SHARDS as u128).unwrap_or_default()]
     }
 
@@ -69,7 +69,8 @@ impl Reservations {
         }
         let ttl = hold.ttl.max(lease.unwrap_or_default());
         let generation = self.generation.load(Ordering::Acquire);
-        let kept = Kept { keys, generation, is_lease: lease.is_some(), ttl, end: now.saturating_add(ttl) };
+        let kept =
+            Reserved { keys, generation, is_lease: lease.is_some(), ttl, end: now.saturating_add(ttl) };
         shard.insert(hold.id.get(), kept);
     }
 

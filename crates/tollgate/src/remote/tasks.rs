@@ -249,7 +249,7 @@ impl Tasks {
         self.list.lock().is_running = false;
     }
 
-    /// Gives the place back if there is nothing left to do. Whoever adds an id afterwards starts another task.
+    /// Gives the place back if there is nothing left to do. A caller that adds an id afterwards starts another task.
     pub(super) fn stop_if_empty(&self) -> bool {
         let mut list = self.list.lock();
         if list.by_id.is_empty() {

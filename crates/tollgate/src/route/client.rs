@@ -78,7 +78,7 @@ impl ClientAddress {
     /// Behind proxies of these networks: for a request from one of them the client is taken from `X-Forwarded-For`; for any
     /// other it is the peer.
     ///
-    /// Name the proxies, not their whole network: whoever has an address in `proxies` can pose as any client.
+    /// Name the proxies, not their whole network: a client with an address in `proxies` can pose as any client.
     pub fn behind(proxies: impl IntoIterator<Item = IpNet>) -> ClientAddress {
         ClientAddress::new(Believed::Networks(proxies.into_iter().map(canonical_network).collect()))
     }
@@ -114,7 +114,7 @@ impl ClientAddress {
         self
     }
 
-    /// How many bits of an IPv6 address make one client: 32 to 128, 64 by default, because whoever has one address has the
+    /// How many bits of an IPv6 address make one client: 32 to 128, 64 by default, because a client with one address has the
     /// whole /64 to choose from.
     ///
     /// ```

@@ -32,7 +32,7 @@ use crate::key::{Key, KeyError};
 /// A request without the key is [denied](MissingKey::Deny) by default: it is never free by accident. A key that is there and
 /// malformed (empty, given twice, not text, over 1,024 bytes) is always denied. Both are logged (WARN) and charge nothing.
 ///
-/// A limit by what a client merely claims (a header, a path) is only as good as the claim: whoever makes one up for each request
+/// A limit by what a client merely claims (a header, a path) is only as good as the claim: a client that makes one up for each request
 /// gets a fresh limit each time. Put the layer inside the one that authenticates, or add a limit by [address](KeyExtractor::ip).
 #[derive(Clone)]
 pub struct KeyExtractor {

@@ -39,7 +39,7 @@ impl<'a> EventKey<'a> {
         EventKey(canonical)
     }
 
-    /// The canonical text of the key; `None` where it is malformed. Whoever shows it to others answers for that;
+    /// The canonical text of the key; `None` where it is malformed. An observer that shows it to others answers for that;
     /// `Telemetry::key_hash` is what can be shown.
     pub fn reveal(&self) -> Option<&'a str> {
         self.0

@@ -1,4 +1,4 @@
-//! What `tracing` is told, as JSON, one object a line.
+//! What goes to `tracing`, as JSON, one object a line.
 //!
 //! A line is put together in the thread that has something to tell, and written by a thread of its own. If that falls behind,
 //! or the output blocks, fails or panics, lines are dropped and counted: nobody waits for a log. Text is escaped as JSON asks,

@@ -17,7 +17,7 @@ pub(crate) struct DecisionLog {
     suppressed: Option<Counter>,
 }
 
-/// The target of all lines, for whoever filters.
+/// The target of all lines, for filters.
 macro_rules! line {
     ($level:ident, $($fields:tt)*) => { tracing::$level!(target: "tollgate::decision", $($fields)*) };
 }

@@ -18,6 +18,7 @@ use tollgate_store::Failure;
 
 use super::metrics::{DECISIONS, FALLBACKS, LATENCY, Sink};
 use super::namespaces::{DEFAULT, LimitNamespaces, NAMESPACES};
+use super::recorder::DecisionMeter;
 use super::stripes::Stripes;
 use super::watch::Watch;
 use super::{Admissions, LimitReport, Observers, OutcomeKind, Source, strategy_name};
@@ -70,7 +71,7 @@ struct ByNamespace {
 struct SeriesSource {
     sink: Sink,
     labels: [Label; 3],
-    /// Who is told of admissions as numbers, if anybody is.
+    /// Observers that get admissions as numbers, if there are any.
     observers: Option<Arc<Observers>>,
 }
 
@@ -94,7 +95,7 @@ struct Series {
 
 impl Meter {
     /// Of a limit that is known by this name and counts in these strategies, its own first.
-    pub(crate) fn new(
+    pub(super) fn new(
         watch: &Watch,
         observers: &Arc<Observers>,
         limiter: &str,
@@ -121,9 +122,10 @@ impl Meter {
         }
         Meter(Some(Arc::new(Counts { base, others })))
     }
+}
 
-    /// Whether it counts decisions of these strategies, the limit's own first.
-    pub(crate) fn counts(&self, strategies: &[Option<Strategy>]) -> bool {
+impl DecisionMeter for Meter {
+    fn counts(&self, strategies: &[Option<Strategy>]) -> bool {
         let Some(counts) = &self.0 else { return true };
         let is_known = |strategy: &Option<Strategy>| {
             counts.base.strategy == *strategy || counts.others.iter().any(|other| other.strategy == *strategy)
@@ -131,13 +133,12 @@ impl Meter {
         strategies.first() == Some(&counts.base.strategy) && strategies.iter().all(is_known)
     }
 
-    pub(crate) fn is_on(&self) -> bool {
+    fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The counters in this process answered for a key that they know, and that is canonical as it stands.
     #[inline]
-    pub(crate) fn count_fast_path(&self, key: &str, allowed: bool, took: Option<Duration>) {
+    fn count_fast_path(&self, key: &str, allowed: bool, took: Option<Duration>) {
         let Some(counts) = &self.0 else { return };
         let series = counts.base.series(key);
         series.add_fast_path(allowed, 1);
@@ -149,8 +150,7 @@ impl Meter {
         }
     }
 
-    /// The same for many keys of one call, which took so long in all. Neighbours of one namespace are counted together.
-    pub(crate) fn count_fast_path_many<'k>(
+    fn count_fast_path_many<'k>(
         &self,
         answers: impl Iterator<Item = (&'k str, bool)>,
         took: Option<Duration>,
@@ -182,33 +182,31 @@ impl Meter {
         run.into_iter().for_each(count);
     }
 
-    /// Brings the counters up to date.
-    pub(crate) fn publish(&self) {
+    fn publish(&self) {
         let Some(counts) = &self.0 else { return };
         let known = counts.base.known.iter().filter_map(|slot| slot.get().map(|named| &*named.series));
         known.chain(counts.base.other.get()).for_each(Series::hand_over);
     }
 
-    /// A decision was made, by whomever.
-    pub(crate) fn decided(&self, told: &LimitReport<'_>) {
+    fn decided(&self, report: &LimitReport<'_>) {
         let Some(counts) = &self.0 else { return };
-        let is_same = |table: &&ByNamespace| table.strategy == told.strategy;
+        let is_same = |table: &&ByNamespace| table.strategy == report.strategy;
         let table = counts.others.iter().find(is_same).unwrap_or(&counts.base);
-        let series = match told.key {
+        let series = match report.key {
             Some(key) => table.series(key),
             None => table.none.get_or_init(|| table.source.series("none")),
         };
-        series.count(told.verdict, told.source, 1);
-        let fallback = match told.source {
+        series.count(report.verdict, report.source, 1);
+        let fallback = match report.source {
             Source::FallbackOpen => Some(Fallback::Open),
             Source::FallbackClosed => Some(Fallback::Closed),
             Source::FallbackLocal => Some(Fallback::Local),
             _ => None,
         };
-        if let (Some(fallback), Some(failure)) = (fallback, told.failure) {
+        if let (Some(fallback), Some(failure)) = (fallback, report.failure) {
             series.fell_back(fallback, failure);
         }
-        if let Some(took) = told.took {
+        if let Some(took) = report.took {
             series.time(took);
         }
     }

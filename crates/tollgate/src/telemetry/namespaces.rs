@@ -5,8 +5,8 @@
 //! Envoy), in `Telemetry::namespaces`, or as the namespace of a key of route limits. All others are counted as `other`.
 //!
 //! A recorder keeps a series for as long as the process lives. So these names outlive a registry: one that continues another
-//! (`TollgateBuilder::continuing`) has the places that are left, and a config that is read again makes no new ones. Limits are told
-//! apart by name alone, whichever strategy they have; how many names there are is for whoever writes the config.
+//! (`TollgateBuilder::continuing`) has the places that are left, and a config that is read again makes no new ones. Limits are
+//! distinguished by name alone, whichever strategy they have; how many names there are is decided by the config.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +36,7 @@ pub(crate) struct Namespaces {
 /// without a lock.
 pub(crate) struct Declared {
     names: [OnceLock<Box<str>>; DECLARED],
-    /// How many names were declared, so that whoever looked before knows whether there are more.
+    /// How many names were declared, so that a reader that looked before knows whether there are more.
     count: AtomicUsize,
 }
 

@@ -78,7 +78,7 @@ impl Telemetry {
     }
 
     /// Under which salt keys are hashed (HMAC-SHA-256, cut to 32 hexadecimal digits). Processes with the same salt show the
-    /// same key alike; whoever has it can try names against the hashes, so it is kept as a password is.
+    /// same key alike; a reader that has it can try names against the hashes, so it is kept as a password is.
     #[must_use]
     pub fn salt(self, salt: impl AsRef<[u8]>) -> Telemetry {
         Telemetry { hasher: KeyHasher::salted(salt.as_ref()), ..self }
@@ -133,15 +133,15 @@ impl Telemetry {
         Telemetry { log_lines: a_second, ..self }
     }
 
-    /// Makes a span `rate_limit.check` around each decision, and within it `rate_limit.store` around each call to a store
-    /// elsewhere.
+    /// Makes a span `rate_limit.check` around each decision, and within it `rate_limit.store` around each call to a
+    /// remote store.
     #[must_use]
     pub fn spans(self) -> Telemetry {
         Telemetry { has_spans: true, ..self }
     }
 
-    /// The hash by which logs and traces of this telemetry name a key, from its canonical text: for whoever shows elsewhere
-    /// what is to be found again there.
+    /// The hash by which logs and traces of this telemetry name a key, from its canonical text: for programs that
+    /// show the same key in other places.
     ///
     /// ```
     /// use tollgate::telemetry::Telemetry;

@@ -1,4 +1,4 @@
-//! Spans: one around each decision, one around each call to a store elsewhere.
+//! Spans: one around each decision, one around each call to a remote store.
 //!
 //! A span that the host's subscriber does not want is not made, and nothing is hashed for it.
 
@@ -8,7 +8,7 @@ use tracing::field::Empty;
 
 use super::{DecisionReport, KeyHasher, strategy_name};
 
-/// Around a decision. What it is about is told once it is made: of several limits, the one that bound; of many keys that are
+/// Around a decision. Its fields are recorded once it is made: of several limits, the one that bound; of many keys that are
 /// checked in one call, the limit and how many keys.
 pub(crate) fn check(operation: &'static str) -> Span {
     tracing::info_span!(

@@ -37,14 +37,14 @@ pub(crate) struct Reading {
     /// Of the memory store; nobody counts the keys of another.
     pub(crate) keys: Option<usize>,
     pub(crate) contention: Option<u64>,
-    /// Of a store elsewhere; what is in this process is lost with it.
+    /// Of a remote store; what is in this process is lost with it.
     pub(crate) losses: Option<u64>,
     pub(crate) leases_lost: u64,
-    /// Charges to be cancelled in a store elsewhere: how many are pending, and how many were given up.
+    /// Charges to be cancelled in a remote store: how many are pending, and how many were given up.
     pub(crate) cancels: Option<(u64, u64)>,
 }
 
-/// A count that is kept elsewhere, and how much of it the counter has been told.
+/// A count of the store, and how much of it the counter has.
 #[derive(Default)]
 struct Published {
     counter: OnceLock<Counter>,
@@ -52,7 +52,7 @@ struct Published {
 }
 
 impl Published {
-    /// Brings the counter up to `count`. Registries may share a counter, so it is told what was added.
+    /// Brings the counter up to `count`. Registries may share a counter, so it gets what was added.
     fn bring_up_to(&self, count: u64, counter: impl FnOnce() -> Counter) {
         let before = self.told.fetch_max(count, Ordering::Relaxed);
         self.counter.get_or_init(counter).increment(count.saturating_sub(before));

@@ -1,7 +1,7 @@
 //! Keeps a storm of denials out of the log.
 //!
-//! A key's first denial in a second is told; its later ones are counted, and told with its next line. Over all keys there are
-//! at most 100 lines a second; what is left out beyond them is told in one line once the second is over. The table of keys has
+//! A key's first denial in a second is logged; its later ones are counted, and the count is in its next line. Over all keys there are
+//! at most 100 lines a second; what is left out beyond them is counted in one line once the second is over. The table of keys has
 //! a fixed size: a key that needs the slot of another takes it over, and what was not yet told of the other counts as left out.
 //!
 //! Time is the registry's, so seconds are its seconds.
@@ -85,7 +85,7 @@ impl Storm {
         (slot.hash, slot.second) = (hash, second_of(now));
         let line = self.line(others, now);
         if line.is_none() {
-            // This one is told of with all that are left out; those before it still with the key's next line.
+            // This one is counted with all that are left out; those before it still with the key's next line.
             slot.untold = suppressed - others;
         }
         line.map(|line| Line { suppressed: suppressed - others, ..line })
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(second(1, 130).len(), 100);
         let lines = second(2, 40);
         assert_eq!((lines.len(), lines[0].left_out), (40, 30));
-        assert!(lines[1..].iter().all(|line| line.left_out == 0), "it is told once");
+        assert!(lines[1..].iter().all(|line| line.left_out == 0), "it is logged once");
         assert_eq!(second(3, 130).len(), 100);
         assert_eq!(storm.left_out(Micros::from_secs(3)), 0, "the second is not over");
         assert_eq!(storm.left_out(Micros::from_secs(4)), 30);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 /// How much a stripe adds up before it is handed over.
-const TOGETHER: u64 = 64;
+const BATCH: u64 = 64;
 
 /// How many stripes there are: enough for the threads that a machine runs, and for as many again that come and go.
 static STRIPES: LazyLock<usize> = LazyLock::new(|| {
@@ -98,7 +98,7 @@ impl Stripes {
             false => cell.fetch_add(count, Ordering::Relaxed),
         };
         let after = before + count;
-        if before / TOGETHER != after / TOGETHER {
+        if before / BATCH != after / BATCH {
             counted(stripe.hand_over(kind, after));
         }
     }
@@ -111,7 +111,7 @@ impl Stripes {
 }
 
 impl Stripe {
-    /// What is new up to `count`. Counts only rise, so whoever comes later hands over nothing twice.
+    /// What is new up to `count`. Counts only rise, so a later caller hands over nothing twice.
     #[cold]
     fn hand_over(&self, kind: usize, count: u64) -> u64 {
         count.saturating_sub(self.handed_over[kind].fetch_max(count, Ordering::Relaxed))

@@ -172,7 +172,7 @@ fn authorize(app: &App, peer: IpAddr, call: &'static str, request: &Request<Inco
         Some((scheme, shown)) if scheme.eq_ignore_ascii_case(b"Bearer ") && token.is(shown) => Ok(()),
         _ => {
             metrics::counter!("tollgate_admin_refused_total", "reason" => "token").increment(1);
-            // Whoever shows nothing has forgotten to, and guesses nothing. At most so many lines as there are guesses.
+            // A call without a token is no guess. At most so many lines as there are guesses.
             if !shown.is_empty() {
                 let more = app.guesses.wrong(peer);
                 tracing::warn!(audit = call, %peer, more, "an admin call showed a wrong token");
@@ -182,8 +182,8 @@ fn authorize(app: &App, peer: IpAddr, call: &'static str, request: &Request<Inco
     }
 }
 
-/// Where there is no token, whoever reaches the server is an admin, but for pages that a browser on such a machine shows: neither
-/// one from elsewhere (`Origin`), nor one whose own name was made to mean this address (`Host`) may act for whoever looks at it.
+/// Where there is no token, every peer that reaches the server is an admin, but for pages that a browser on such a machine shows: neither
+/// one of another origin (`Origin`), nor one whose own name was made to mean this address (`Host`) may act for its reader.
 fn from_here(headers: &HeaderMap) -> Result<(), Fault> {
     let host = headers.get(HOST).map(HeaderValue::as_bytes);
     if host.is_some_and(|host| !is_address(host)) {
@@ -198,7 +198,7 @@ fn from_here(headers: &HeaderMap) -> Result<(), Fault> {
     };
     if headers.get_all(ORIGIN).iter().any(|origin| asked_for(origin).is_none()) {
         return Err(Fault::forbidden(
-            "without a token, admin calls are not answered to pages from elsewhere; set server.admin_token",
+            "without a token, admin calls are not answered to pages of other origins; set server.admin_token",
         ));
     }
     Ok(())

@@ -36,7 +36,7 @@ pub(crate) async fn read(body: Incoming) -> Result<Bytes, Fault> {
 }
 
 /// The pieces of a body, copied together unless there is only one. A piece that is kept keeps the whole buffer that it was read
-/// into, so whoever sends a byte at a time would have us keep some KiB for each.
+/// into, so a peer that sends a byte at a time would make us keep some KiB for each.
 async fn gather(mut body: Incoming) -> Result<Bytes, Fault> {
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {

@@ -122,7 +122,7 @@ impl<'de> Deserialize<'de> for Actual {
     }
 }
 
-/// A whole number. What it is expected to be at least is for the message alone: whoever reads it has more to say of a number that
+/// A whole number. What it is expected to be at least is for the message alone: the caller has more to say of a number that
 /// is too small.
 #[derive(Clone, Copy)]
 pub(crate) struct Whole<const LEAST: u64>(pub(super) u64);

@@ -175,7 +175,7 @@ struct Call<'a> {
 
 /// An attempt that failed before anything of it was passed on.
 struct Failed {
-    /// What the client is told if nothing else is tried.
+    /// The client's answer if nothing else is tried.
     response: Result<Response<Bytes>, Fault>,
     /// After how long it may be tried again, if it may.
     again: Option<Duration>,

@@ -11,7 +11,7 @@ use tollgate_llm::{Refusal, RefusalKind, RequestError, Standing};
 use super::super::json::{Body, full};
 use super::report;
 
-/// Beyond this, SDKs of OpenAI do not retry at all and those of Anthropic sleep for as long as they are told.
+/// Beyond this, SDKs of OpenAI do not retry at all and those of Anthropic sleep for the whole time.
 const LONGEST_HINT: Duration = Duration::from_secs(120);
 
 /// `error.type` in the shape of OpenAI and in that of Anthropic.

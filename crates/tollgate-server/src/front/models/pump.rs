@@ -33,7 +33,7 @@ const RENEWAL: Duration = Duration::from_secs(20);
 const WAITING: usize = 8;
 
 /// How much of an answer that is not streamed is kept to find its usage.
-const KEPT: usize = 32 * 1024 * 1024;
+const MAX_BUFFERED: usize = 32 * 1024 * 1024;
 
 /// An answer that has begun.
 pub(super) struct Answer {
@@ -142,7 +142,7 @@ async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
                 let events = match &mut answer.reader {
                     Some(reader) => reader.feed(&piece),
                     None => {
-                        if whole.len() + piece.len() <= KEPT {
+                        if whole.len() + piece.len() <= MAX_BUFFERED {
                             whole.extend_from_slice(&piece);
                         }
                         Vec::new()

@@ -21,7 +21,7 @@ use tollgate_llm::{UpstreamConfig, UpstreamKind};
 
 /// How long a connection may take, and how long it is kept.
 const CONNECT: Duration = Duration::from_secs(10);
-const KEPT: Duration = Duration::from_secs(50);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// What is about one connection and not about the call, or is the gateway's own.
 const NOT_PASSED: [&str; 17] = [
@@ -92,7 +92,7 @@ impl Upstream {
         let mut builder = Client::builder(TokioExecutor::new());
         // A request of which nothing was written, because a kept connection had ended, is sent on another. One that was written may have
         // run, and whether it is sent again is decided where it is counted.
-        builder.pool_idle_timeout(KEPT);
+        builder.pool_idle_timeout(IDLE_TIMEOUT);
         builder.pool_timer(hyper_util::rt::TokioTimer::new());
         Ok(Upstream {
             name: config.name.clone(),

@@ -1,7 +1,7 @@
 //! A snapshot a second for those who look: written once, sent to all.
 //!
 //! The first message to a viewer has the last five minutes, the later ones only the last seconds, of which the page knows most
-//! already: whoever misses a few misses nothing. A viewer who does not keep up gets the newest when it is ready for it, so
+//! already: a viewer that misses a few misses nothing. A viewer who does not keep up gets the newest when it is ready for it, so
 //! nothing is stored up for anybody. There is room for so many viewers, and all are sent away when the server ends.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What the page is told: the server, its limits, and what became of the last seconds.
+//! What the page shows: the server, its limits, and what became of the last seconds.
 //!
 //! Keys are hashes unless the config says `show_keys`. Everything is bounded: so many limits, so many keys of each.
 

@@ -1,5 +1,5 @@
 //! Tests of how many calls are in flight to a shared store: of one connection, and of one peer. The store is a stand-in that counts
-//! them and answers when it is told to (`waiting_store.rs`), so nothing here depends on how fast anything is.
+//! them and answers when the test lets it (`waiting_store.rs`), so nothing here depends on how fast anything is.
 
 use std::net::IpAddr;
 

@@ -158,7 +158,7 @@ pub(super) fn canonical<'t>(key: &[u8], text: &'t mut Vec<u8>) -> Result<&'t str
 }
 
 /// Limited or not, the limit, what remains, seconds to wait (-1 if there is nothing to wait for, or no wait would help), and
-/// seconds until the key is full again. Parts of a second are whole ones: whoever came back earlier would come in vain.
+/// seconds until the key is full again. Parts of a second are whole ones: a caller that came back earlier would be denied.
 #[inline]
 pub(super) fn write_throttle(reply: &mut Reply, outcome: &Outcome, quantity: u64) {
     let is_limited = !outcome.allowed && quantity > 0;

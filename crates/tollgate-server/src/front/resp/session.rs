@@ -70,7 +70,7 @@ impl Session {
         self.queue.take().map(|queue| queue.into_bytes()).unwrap_or_default()
     }
 
-    /// Answers a command that asks for no decision, or queues any. Whoever has not shown the password gets no further than that.
+    /// Answers a command that asks for no decision, or queues any. A client without the password gets no further.
     pub(super) fn answer(&mut self, command: &Command<'_, '_>, reply: &mut Reply) -> Then {
         let then = match self.queue.is_some() {
             true => self.queued(command, reply),

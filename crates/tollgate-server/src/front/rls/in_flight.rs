@@ -1,5 +1,5 @@
 //! Tests of how many calls of one Envoy are in flight to a shared store, over real connections. The store is a stand-in that counts
-//! them and answers when it is told to, so what is asserted does not depend on how fast anything is.
+//! them and answers when the test lets it, so what is asserted does not depend on how fast anything is.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! How to reach a store elsewhere: addresses, logins and certificates.
+//! How to reach a remote store: addresses, logins and certificates.
 //!
 //! Passwords and addresses that may contain one are never printed: not by `Debug`, not in a mistake. A password is best
-//! named by the environment variable that holds it (`env:NAME`); whoever connects has it looked up by
+//! named by the environment variable that holds it (`env:NAME`); the program that connects has it looked up by
 //! [`Password::resolve`]. Nothing here connects, and no file that is named here is opened.
 
 use std::fmt;
@@ -255,7 +255,7 @@ fn read_urls(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Vec<String>> 
     Some(urls)
 }
 
-/// Reads an address of one of these schemes. What is wrong is told without showing any of it.
+/// Reads an address of one of these schemes. The message shows none of it.
 fn read_url(
     reader: &mut Reader<'_>,
     section: &Section<'_>,

@@ -1,7 +1,7 @@
 //! What is wrong in a file: every mistake with its line, field, value and fix.
 //!
-//! A mistake is made to be printed and acted on without opening the documentation. It never holds a secret: whoever makes
-//! one (`reader.rs`) writes `***` for a value that could be one.
+//! A mistake is made to be printed and acted on without opening the documentation. It never holds a secret: `reader.rs`, which makes
+//! it, writes `***` for a value that could be one.
 
 use std::fmt;
 

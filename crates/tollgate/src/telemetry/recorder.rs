@@ -1,0 +1,141 @@
+//! What the engine asks of telemetry, and the null object that answers without the feature `telemetry`.
+//!
+//! The methods of these traits do nothing by default, so [`NoTelemetry`] has no code of its own, and calls to it cost nothing. With the
+//! feature, `watch.rs` and `meter.rs` implement them. The engine names the types by the aliases in `telemetry.rs` and is the same text
+//! in either case.
+
+use std::time::Duration;
+
+use tollgate_kernel::Strategy;
+use tollgate_store::{Clock, StoreError};
+use tracing::Span;
+
+use super::{DecisionReport, LimitReport};
+
+/// The telemetry of one engine: sees every decision once it is made, and every call to a remote store.
+pub(crate) trait Recorder {
+    /// Lets a namespace of keys be a label of metrics.
+    fn declare(&self, _namespace: &str) {}
+
+    /// Whether nothing is measured, logged or traced.
+    fn is_off(&self) -> bool {
+        true
+    }
+
+    /// Whether a decision may take the fast path, on which there is only counting.
+    fn allows_fast_path(&self) -> bool {
+        true
+    }
+
+    /// Whether only the counts of admissions are wanted, but denials are reported.
+    fn logs_denials_only(&self) -> bool {
+        false
+    }
+
+    /// Whether every decision is timed: where a clock costs little beside the store, and where log lines say how long it took.
+    fn times_all(&self, _is_remote: bool) -> bool {
+        false
+    }
+
+    /// Whether one decision in 64 is timed at least.
+    fn times_some(&self) -> bool {
+        false
+    }
+
+    /// The span of a decision.
+    fn check_span(&self, _operation: &'static str) -> Span {
+        Span::none()
+    }
+
+    /// Reports a decision; `span` is its own.
+    fn report(&self, _report: &DecisionReport<'_>, _span: &Span, _clock: &Clock) {}
+
+    /// Reports that a node of the store went down, or came back.
+    fn store_changed(&self, _is_up: bool) {}
+}
+
+/// A call to a remote store, while it runs.
+pub(crate) trait CallRecorder {
+    fn span(&self) -> Span {
+        Span::none()
+    }
+
+    /// The call came back.
+    fn done(&self, _error: Option<&StoreError>) {}
+}
+
+/// Counts the decisions of one limit.
+pub(crate) trait DecisionMeter {
+    /// Whether it counts decisions of these strategies, the limit's own first.
+    fn counts(&self, _strategies: &[Option<Strategy>]) -> bool {
+        true
+    }
+
+    /// Whether it counts anything.
+    fn is_on(&self) -> bool {
+        false
+    }
+
+    /// Counts the answer of counters in this process for a key that they know, and that is canonical as it stands.
+    fn count_fast_path(&self, _key: &str, _allowed: bool, _took: Option<Duration>) {}
+
+    /// The same for many keys of one call, which took so long in all.
+    fn count_fast_path_many<'k>(
+        &self,
+        _answers: impl Iterator<Item = (&'k str, bool)>,
+        _took: Option<Duration>,
+    ) {
+    }
+
+    /// Brings the counters up to date.
+    fn publish(&self) {}
+
+    /// Counts any other decision.
+    fn decided(&self, _report: &LimitReport<'_>) {}
+}
+
+/// No telemetry: nothing is measured, logged or traced.
+#[cfg(not(feature = "telemetry"))]
+mod null {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+
+    use tollgate_kernel::Strategy;
+
+    use super::{CallRecorder, DecisionMeter, Recorder};
+    use crate::telemetry::Observers;
+
+    #[derive(Clone)]
+    pub(crate) struct NoTelemetry;
+
+    impl Recorder for NoTelemetry {}
+    impl CallRecorder for NoTelemetry {}
+    impl DecisionMeter for NoTelemetry {}
+
+    impl NoTelemetry {
+        pub(crate) fn new(_settings: Option<&Infallible>, _mode: &'static str) -> NoTelemetry {
+            NoTelemetry
+        }
+
+        pub(crate) fn store_call(&self, _operation: &'static str) -> NoTelemetry {
+            NoTelemetry
+        }
+
+        pub(crate) fn meter(
+            &self,
+            _observers: &Arc<Observers>,
+            _limiter: &str,
+            _strategies: impl IntoIterator<Item = Option<Strategy>>,
+        ) -> NoTelemetry {
+            NoTelemetry
+        }
+    }
+
+    /// No decision is timed.
+    pub(crate) const fn is_sampled() -> bool {
+        false
+    }
+}
+
+#[cfg(not(feature = "telemetry"))]
+pub(crate) use self::null::{NoTelemetry, is_sampled};
