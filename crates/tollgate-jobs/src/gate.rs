@@ -716,7 +716,7 @@ fn check_names(jobs: &JobsConfig, policy: &Policy) -> Result<(), Error> {
 }
 
 /// The name under which a key is closed, and what is shown of it.
-fn closing(key: &str) -> Result<(Uuid, String), Error> {
+pub(crate) fn closing(key: &str) -> Result<(Uuid, String), Error> {
     let parsed = Key::parse(key).map_err(|error| Error::new(format!("a key to close: {error}")))?;
     let label = match Key::new(&parsed.namespace(), &parsed.key()) {
         Ok(label) if matches!(&*parsed.namespace(), "job" | "queue" | "default") => label.into_canonical(),

@@ -18,6 +18,7 @@ mod limits;
 mod line;
 mod metrics;
 mod open;
+mod overview;
 mod plan;
 mod policy;
 mod wake;
@@ -28,6 +29,9 @@ pub use gate::{JobGate, JobGateBuilder, JobStatus};
 pub use job::Job;
 pub use limits::{JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 pub use line::ClosedKey;
+pub use overview::{
+    ClosedLabel, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, Unreadable, WaitingJob,
+};
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};
 pub use wake::Wake;

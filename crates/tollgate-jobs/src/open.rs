@@ -32,25 +32,32 @@ impl JobGate {
     /// # }
     /// ```
     pub async fn from_config(config: &Config, jobs: &JobsConfig) -> Result<JobGateBuilder, Error> {
-        let postgres = config.store.postgres.as_ref();
-        let own = jobs.database.as_deref();
-        let Some(url) = own.or(postgres.map(|postgres| postgres.url.as_str())) else {
-            return Err(Error::new(
-                "no database for jobs is configured; write database = \"postgres://…\" in [jobs], or a url in [store.postgres]",
-            ));
-        };
-        // The message does not show the address, which may have a password in it.
-        let options = PgConnectOptions::from_str(url);
-        let mut options =
-            options.map_err(|_| Error::new("the address of the jobs' database cannot be read"))?;
-        if let (None, Some(password)) = (own, postgres.and_then(|postgres| postgres.password.as_ref())) {
-            let password = password.resolve(|name| std::env::var(name).ok()).map_err(Error::new)?;
-            options = options.password(&password);
-        }
+        let (options, prefix) = database(config, jobs)?;
         let pool = PgPoolOptions::new().acquire_timeout(CONNECT).connect_with(options).await;
         let pool = pool.map_err(|error| Error::database("connecting to the jobs' database", error))?;
         let tollgate = Tollgate::open(config).await?;
-        let prefix = postgres.map_or("tollgate_", |postgres| &postgres.prefix);
         Ok(JobGate::builder(tollgate, pool).jobs(Jobs::from_config(jobs)).prefix(prefix))
     }
+}
+
+/// How to connect to the database that has the jobs, and what the names of its tables begin with.
+pub(crate) fn database<'a>(
+    config: &'a Config,
+    jobs: &JobsConfig,
+) -> Result<(PgConnectOptions, &'a str), Error> {
+    let postgres = config.store.postgres.as_ref();
+    let own = jobs.database.as_deref();
+    let Some(url) = own.or(postgres.map(|postgres| postgres.url.as_str())) else {
+        return Err(Error::new(
+            "no database for jobs is configured; write database = \"postgres://…\" in [jobs], or a url in [store.postgres]",
+        ));
+    };
+    // The message does not show the address, which may have a password in it.
+    let options = PgConnectOptions::from_str(url);
+    let mut options = options.map_err(|_| Error::new("the address of the jobs' database cannot be read"))?;
+    if let (None, Some(password)) = (own, postgres.and_then(|postgres| postgres.password.as_ref())) {
+        let password = password.resolve(|name| std::env::var(name).ok()).map_err(Error::new)?;
+        options = options.password(&password);
+    }
+    Ok((options, postgres.map_or("tollgate_", |postgres| &postgres.prefix)))
 }

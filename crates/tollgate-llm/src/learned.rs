@@ -19,27 +19,33 @@ const REMEMBERED: usize = 32;
 /// From how many answers on their length is believed.
 const ENOUGH: usize = 8;
 
-/// The newest values, in a ring.
+/// The newest values, so many of them, in a ring.
 #[derive(Clone, Debug, Default)]
-struct Ring {
+pub(crate) struct Ring<const MOST: usize = REMEMBERED> {
     values: Vec<u64>,
     next: usize,
 }
 
-impl Ring {
-    fn push(&mut self, value: u64) {
-        if self.values.len() < REMEMBERED {
+impl<const MOST: usize> Ring<MOST> {
+    pub(crate) fn push(&mut self, value: u64) {
+        if self.values.len() < MOST {
             self.values.push(value);
         } else {
             self.values[self.next] = value;
         }
-        self.next = (self.next + 1) % REMEMBERED;
+        self.next = (self.next + 1) % MOST;
+    }
+
+    /// The values, smallest first.
+    pub(crate) fn sorted(&self) -> Vec<u64> {
+        let mut sorted = self.values.clone();
+        sorted.sort_unstable();
+        sorted
     }
 
     /// The value that so many of ten are not above.
     fn quantile(&self, of_ten: usize) -> Option<u64> {
-        let mut sorted = self.values.clone();
-        sorted.sort_unstable();
+        let sorted = self.sorted();
         let last = sorted.len().checked_sub(1)?;
         Some(sorted[last * of_ten / 10])
     }

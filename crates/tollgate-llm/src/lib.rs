@@ -40,6 +40,7 @@ pub mod count;
 mod learned;
 mod limits;
 mod line;
+mod overview;
 mod plan;
 mod request;
 mod stream;
@@ -51,6 +52,9 @@ pub use config::{
     UpstreamConfig, UpstreamKey, UpstreamKind, llm_key,
 };
 pub use limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, Standing};
+pub use overview::{
+    ClientView, Estimates, GroupView, ModelLimitView, ModelView, ModelsOverview, Settlement, WaitingCall,
+};
 pub use request::{Api, Body, ModelRequest, RequestError};
 pub use stream::{Event, EventKind, EventReader, Streamed};
 pub use trail::{Trail, TrailLine};

@@ -18,6 +18,7 @@ use tollgate::{Allowance, Clock, Decision, Key, Outcome, Reservation, Tollgate};
 use crate::count::{Counted, Counter, Encoding};
 use crate::learned::Learned;
 use crate::line::{Joining, Line, Ticket};
+use crate::overview::{Coming, Seen, SeenOpen};
 use crate::plan::{Plan, Planned, Tokens};
 use crate::request::ModelRequest;
 use crate::usage::Usage;
@@ -118,6 +119,7 @@ struct Inner {
     /// By quota.
     lines: Mutex<HashMap<String, Arc<Line>>>,
     warned: Mutex<HashSet<String>>,
+    seen: Seen,
     /// Which quota group is tried first.
     rotation: AtomicUsize,
 }
@@ -133,6 +135,7 @@ impl ModelLimits {
         ModelLimits {
             inner: Arc::new(Inner {
                 gate,
+                seen: Seen::new(clock.clone()),
                 clock,
                 config: RwLock::new(Arc::new(config)),
                 counter: Counter::default(),
@@ -153,6 +156,7 @@ impl ModelLimits {
         drop(lines);
         let models: HashSet<&str> = config.models.iter().map(|model| model.name.as_str()).collect();
         self.inner.learned.lock().retain(|model, _| models.contains(model.as_str()));
+        self.inner.seen.reload(&config);
         *self.inner.config.write() = Arc::new(config);
         self.inner.lines.lock().values().for_each(|line| line.nudge());
     }
@@ -160,6 +164,31 @@ impl ModelLimits {
     /// The configuration in place.
     pub fn config(&self) -> Arc<LlmConfig> {
         self.inner.config.read().clone()
+    }
+
+    pub(crate) fn seen(&self) -> &Seen {
+        &self.inner.seen
+    }
+
+    pub(crate) fn gate(&self) -> &Tollgate {
+        &self.inner.gate
+    }
+
+    /// By how much counts of a model are multiplied, in parts of a thousand.
+    pub(crate) fn factor(&self, model: &str) -> u64 {
+        self.inner.learned.lock().get(model).cloned().unwrap_or_default().factor() / 10
+    }
+
+    /// Whose calls of a quota go next.
+    pub(crate) fn order(&self, quota: &str, most: usize) -> Vec<Arc<str>> {
+        let line = self.inner.lines.lock().get(quota).cloned();
+        line.map_or_else(Vec::new, |line| line.order(most))
+    }
+
+    /// Notes for those who look that the provider refused a call with a key of this group because of a limit, and for how long it
+    /// asked to be left alone.
+    pub fn note_limited(&self, group: &str, rest: Duration) {
+        self.inner.seen.limited(group, rest);
     }
 
     /// Counts a request. A large one is counted off the async threads.
@@ -274,10 +303,26 @@ impl ModelLimits {
             cost: tokens.input.saturating_add(tokens.output).max(1),
         };
         let within = within.unwrap_or(config.max_wait);
-        let admitted = self.wait(&line, joining, &plans, within, on_wait).await?;
+        let waits = self.inner.seen.waits(&Coming {
+            model,
+            client,
+            priority: joining.priority,
+            tokens: joining.cost,
+            charges: plans.first().map_or(&[], |plan| &plan.charges),
+            within,
+            is_exact: counted.is_exact,
+        });
+        let admitted = match self.wait(&line, joining, &plans, within, on_wait).await {
+            Ok(admitted) => admitted,
+            Err(refusal) => {
+                waits.refused();
+                return Err(refusal);
+            }
+        };
         Ok(Admission {
             inner: self.inner.clone(),
             line: Some(line.clone()),
+            seen: Some(waits.admitted(&admitted.plan.charges, admitted.waited)),
             plan: Some(admitted.plan),
             held: Some(admitted.reservation),
             tokens,
@@ -596,6 +641,7 @@ fn standing(plan: &Plan, decision: &Decision) -> Vec<Standing> {
 pub struct Admission {
     inner: Arc<Inner>,
     line: Option<Arc<Line>>,
+    seen: Option<SeenOpen>,
     plan: Option<Plan>,
     held: Option<Reservation>,
     tokens: Tokens,
@@ -622,6 +668,7 @@ impl Admission {
         Admission {
             inner,
             line: None,
+            seen: None,
             plan: None,
             held: None,
             tokens,
@@ -680,6 +727,7 @@ impl Admission {
             let learned = learned.entry(self.model.clone()).or_default();
             learned.learn(self.tokens.counted, usage.input, charged, Some(usage.output));
         }
+        self.note(&usage, true);
         self.apply(&usage).await
     }
 
@@ -688,11 +736,14 @@ impl Admission {
     pub async fn settle_estimated(self, output: u64, has_ended: bool) -> Result<(), tollgate::Error> {
         let output = if has_ended { output } else { output.max(self.tokens.output) };
         let charged = self.tokens.charged_input;
-        self.apply(&Usage { input: charged, cached: 0, output }).await
+        let usage = Usage { input: charged, cached: 0, output };
+        self.note(&usage, false);
+        self.apply(&usage).await
     }
 
     /// Settles it with what is known of an answer that ended early. Nothing is learned from it.
     pub async fn settle_partial(self, usage: Usage) -> Result<(), tollgate::Error> {
+        self.note(&usage, false);
         self.apply(&usage).await
     }
 
@@ -790,6 +841,13 @@ impl Admission {
         match self.inner.gate.reserve_within(&one.charges(), TTL, self.window.saturating_mul(2)).await? {
             Ok(held) => held.settle_each(&actuals).await.map(drop),
             Err(_) => Ok(()),
+        }
+    }
+
+    /// For those who look.
+    fn note(&self, usage: &Usage, is_reported: bool) {
+        if let Some(seen) = &self.seen {
+            seen.settled(usage, self.tokens.input, self.reserved(), is_reported);
         }
     }
 

@@ -160,6 +160,34 @@ impl Line {
         self.state.lock().open > 0
     }
 
+    /// Whose calls go next, one name for each call, if nothing changes. Clients that their own limits deny come last.
+    pub(crate) fn order(&self, most: usize) -> Vec<Arc<str>> {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        self.promote(&mut state, now);
+        let mut clients: Vec<_> = state
+            .clients
+            .iter()
+            .filter(|(_, client)| !client.calls.is_empty())
+            .map(|(name, client)| (name, client, client.finish, client.calls.iter().peekable()))
+            .collect();
+        let (mut served, mut order) = (state.served, Vec::new());
+        while order.len() < most {
+            let next = clients.iter_mut().filter_map(|(name, client, finish, calls)| {
+                let (number, call) = calls.peek()?;
+                let class = (state.promoted != Some(**number)).then_some(client.priority);
+                let rank = (client.held_until > now, class, (*finish).max(served), **number);
+                Some((rank, *name, u128::from(call.cost) * SCALE / u128::from(client.weight), finish, calls))
+            });
+            let Some((rank, name, cost, finish, calls)) = next.min_by_key(|(rank, ..)| *rank) else { break };
+            served = rank.2;
+            *finish = served.saturating_add(cost);
+            calls.next();
+            order.push(name.clone());
+        }
+        order
+    }
+
     fn first_waker(&self, state: &mut State) -> Option<Waker> {
         let (client, number) = self.first(state)?;
         state.clients.get_mut(&client)?.calls.get_mut(&number)?.waker.take()
@@ -362,6 +390,31 @@ mod tests {
         assert!((three * 100 / (three + one)).abs_diff(75) <= 3, "{three} and {one}");
         tickets.retain(|ticket| &*ticket.client == "one");
         assert!(serve(&mut tickets, 50).iter().all(|client| &**client == "one"));
+    }
+
+    #[test]
+    fn the_order_that_is_shown_is_the_order_of_service() {
+        let (hands, line) = line();
+        let mut tickets = Vec::new();
+        for number in 0..40 {
+            tickets.extend(line.join(joining("three", 3, Priority::Interactive, 100 + number)));
+            tickets.extend(line.join(joining("one", 1, Priority::Interactive, 50)));
+            tickets.extend(line.join(joining("night", 1, Priority::Batch, 10)));
+        }
+        serve(&mut tickets, 5);
+        // An aged batch call goes before the others.
+        hands.advance(Micros::from_secs(15));
+        let shown = line.order(30);
+        assert_eq!((&*shown[0], shown.len()), ("night", 30));
+        assert_eq!(shown, serve(&mut tickets, 30));
+        assert_eq!(line.order(1_000).len(), tickets.len());
+        tickets.clear();
+        assert!(line.order(10).is_empty());
+        let out = line.join(joining("out", 1, Priority::Interactive, 10)).unwrap();
+        let other = line.join(joining("other", 1, Priority::Interactive, 10)).unwrap();
+        out.step_aside(hands.clock().now().saturating_add(Micros::from_secs(5)));
+        assert_eq!(line.order(10), ["other".into(), "out".into()], "who is out comes last");
+        drop((out, other));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tollgate::{Charge, ChargeId, Decision, Error, Limit, Tollgate};
 use crate::config::{Config, ServerConfig};
 use crate::front::json::GateRoutes;
 use crate::front::models::Models;
-use crate::front::page::Feed;
+use crate::front::page::{Feed, JobsView, ModelsView};
 use crate::front::peer::{self, Peers};
 use crate::reload::History;
 use crate::stats::Stats;
@@ -34,6 +34,8 @@ pub(crate) struct App {
     pub(crate) metrics: metrics_exporter_prometheus::PrometheusHandle,
     pub(crate) stats: Arc<Stats>,
     pub(crate) feed: Feed,
+    pub(crate) jobs: JobsView,
+    pub(crate) models_view: ModelsView,
     /// The gateway of language models, if the config has one.
     models: RwLock<Option<Arc<Models>>>,
     is_draining: watch::Sender<bool>,
@@ -148,6 +150,8 @@ impl App {
             metrics,
             stats,
             feed: Feed::default(),
+            jobs: JobsView::default(),
+            models_view: ModelsView::default(),
             models: RwLock::new(None),
             is_draining: watch::Sender::new(false),
         }

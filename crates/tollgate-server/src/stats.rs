@@ -3,9 +3,11 @@
 //! An observer of the registry, so it sees every decision of every face and can change none. Admissions by counters in this
 //! process reach it as numbers, 64 at a time, so that a check costs what it does without a page; a denial costs a look in
 //! a map and a look through 64 numbers. The current second is set once a second from outside ([`Stats::tick`]), not read from a
-//! clock, after the registry was asked to hand over what it had counted. Everything is bounded: five minutes of seconds (`ring.rs`), so many keys a limit
+//! clock, after the registry was asked to hand over what it had counted. Everything is bounded: five minutes of seconds (`ring.rs`), an hour of
+//! minutes and a day of quarters of an hour (`history.rs`), so many keys a limit
 //! (`offenders.rs`), a few histograms (`latency.rs`). The metrics are in the library, and are the ones to keep.
 
+pub(crate) mod history;
 pub(crate) mod latency;
 pub(crate) mod offenders;
 pub(crate) mod ring;
@@ -19,6 +21,7 @@ use parking_lot::{Mutex, RwLock};
 use tollgate::telemetry::Telemetry;
 use tollgate::telemetry::{Admissions, Event, Observer};
 
+use self::history::History;
 use self::latency::Latency;
 use self::offenders::{LastOutcome, Offender, Offenders, Who};
 use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
@@ -57,8 +60,12 @@ impl Settings {
 #[derive(Default)]
 struct OfLimit {
     ring: Ring,
+    history: Mutex<History>,
     offenders: Mutex<Offenders>,
 }
+
+/// How many seconds after its end a second goes into the history: who is late by as much has been counted then.
+const LATE: u64 = 2;
 
 impl Stats {
     /// Keys are named by the hashes of `telemetry`, so that they are found again in its log.
@@ -92,6 +99,11 @@ impl Stats {
         {
             let limits = self.limits.read();
             for limit in limits.values() {
+                let mut history = limit.history.lock();
+                // Nothing was counted after `last`, however long that is ago.
+                let ended = last.saturating_sub(LATE)..second.saturating_sub(LATE).min(last + 1);
+                ended.for_each(|second| history.add(second, limit.ring.counts(second)));
+                drop(history);
                 fresh.clone().for_each(|second| limit.ring.clear(second));
             }
         }
@@ -99,7 +111,9 @@ impl Stats {
         self.second.store(second, Ordering::Relaxed);
         // A limit that a reload has taken away is forgotten once there is nothing to show of it.
         if last / SECONDS != second / SECONDS {
-            self.limits.write().retain(|_, limit| limit.ring.is_in_use());
+            self.limits
+                .write()
+                .retain(|_, limit| limit.ring.is_in_use() || limit.history.lock().is_in_use(second));
         }
     }
 
@@ -108,6 +122,17 @@ impl Stats {
         match self.limits.read().get(limit) {
             Some(limit) => limit.ring.before(second, count),
             None => Series::zeros(count.min(SECONDS)),
+        }
+    }
+
+    /// The minutes of the last hour of a limit, and the quarters of an hour of the last day.
+    pub(crate) fn history(&self, limit: &str, second: u64) -> (Series, Series) {
+        match self.limits.read().get(limit) {
+            Some(limit) => {
+                let history = limit.history.lock();
+                (history.minutes(second), history.quarters(second))
+            }
+            None => (History::default().minutes(second), History::default().quarters(second)),
         }
     }
 
@@ -283,7 +308,10 @@ mod tests {
             let series = stats.series("api", second, SECONDS);
             assert_eq!(series.allowed.iter().sum::<u64>(), 0, "steps of {step}");
             assert_eq!(series.allowed.len(), 300);
-            assert!(stats.limits.read().is_empty(), "steps of {step}: what is idle is not kept");
+            for hours in [1, 25] {
+                stats.tick(second + hours * 3_600);
+            }
+            assert!(stats.limits.read().is_empty(), "steps of {step}: what is idle for a day is not kept");
         }
     }
 

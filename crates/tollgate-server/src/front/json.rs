@@ -71,6 +71,9 @@ async fn route(app: &Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Resu
         "/v1/renew" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Renew))).await,
         "/v1/reset" => Box::pin(admin::reset(app, peer, request)).await,
         "/v1/reload" => Box::pin(admin::reload(app, peer, request)).await,
+        "/v1/llm" => Box::pin(admin::models(app, peer, request)).await,
+        "/v1/jobs/close" => Box::pin(admin::close_job_key(app, peer, request)).await,
+        "/v1/jobs/open" => Box::pin(admin::open_job_key(app, peer, request)).await,
         _ => {
             let looks = || only(&request, "GET, HEAD", &[Method::GET, Method::HEAD]);
             if let Some(shown) = page::find(path) {

@@ -125,6 +125,11 @@ impl Models {
         self.limits.reload(config.clone());
     }
 
+    /// The limits, for those who look.
+    pub(crate) fn limits(&self) -> &ModelLimits {
+        &self.limits
+    }
+
     /// How many calls are on their way.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Acquire)

@@ -6,16 +6,21 @@
 
 mod assets;
 mod feed;
+mod jobs;
+mod models;
 mod snapshot;
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, Response};
 use hyper::body::Incoming;
 
 use self::assets::Asset;
 pub(crate) use self::feed::{Feed, feed};
+pub(crate) use self::jobs::JobsView;
+pub(crate) use self::models::ModelsView;
 use super::json::{Body, Fault, full};
 use crate::app::App;
 
@@ -46,14 +51,16 @@ impl Shown {
                     "there are as many viewers as there is room for; /v1/snapshot answers still",
                 )),
             },
-            Shown::Snapshot => {
-                let mut response = Response::new(full(app.feed.whole(app)));
-                shown(response.headers_mut(), "application/json");
-                Ok(response)
-            }
+            Shown::Snapshot => Ok(json(app.feed.whole(app))),
             Shown::Asset(asset) => Ok(asset.answer(request.headers())),
         }
     }
+}
+
+pub(super) fn json(text: Bytes) -> Response<Body> {
+    let mut response = Response::new(full(text));
+    shown(response.headers_mut(), "application/json");
+    response
 }
 
 fn event_stream(events: Body) -> Response<Body> {

@@ -81,6 +81,11 @@ impl Ring {
         self.at(second).0.iter().for_each(|count| count.store(0, Ordering::Relaxed));
     }
 
+    /// What was counted in a second.
+    pub(crate) fn counts(&self, second: u64) -> [u64; 4] {
+        self.at(second).0.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
     /// The seconds before `second`, at most so many.
     pub(crate) fn before(&self, second: u64, count: u64) -> Series {
         let read = |what: Counted| {
@@ -102,6 +107,14 @@ impl Ring {
 }
 
 impl Series {
+    /// Adds one entry: allowed, denied, would be denied, fell back.
+    pub(crate) fn push(&mut self, [allowed, denied, would_deny, fell_back]: [u64; 4]) {
+        self.allowed.push(allowed);
+        self.denied.push(denied);
+        self.would_deny.push(would_deny);
+        self.fell_back.push(fell_back);
+    }
+
     /// Of a limit that nothing was counted of.
     pub(crate) fn zeros(count: u64) -> Series {
         let zeros = || (0..count).map(|_| 0).collect();

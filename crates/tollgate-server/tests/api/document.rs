@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
+use tollgate::config::Config;
+use tollgate_jobs::{Job, JobGate, JobsConfig};
+use tollgate_testkit::postgres::PostgresServer;
 
 use crate::server;
 
@@ -57,7 +60,13 @@ fn it_is_what_the_server_hands_out() {
 fn every_example_is_answered_as_it_says() {
     let routes =
         "[requests]\ntrusted_proxies = [\"127.0.0.1\"]\n[[routes]]\npath = \"/login\"\nlimit = \"login\"\n";
-    let server = server::with(&format!("{EXAMPLE}\n{routes}"), &[], &[]);
+    let database = PostgresServer::start();
+    let jobs = format!(
+        "[jobs]\ndatabase = '{}'\n[jobs.types.send_email]\nlimit = 2\nwindow = '1h'\n",
+        database.url("postgres")
+    );
+    job_tables(&jobs);
+    let server = server::with(&format!("{EXAMPLE}\n{routes}\n{jobs}"), &[], &[]);
     let document = document();
     let mut asked = 0;
     for (path, method, operation) in operations(&document) {
@@ -89,6 +98,20 @@ fn every_example_is_answered_as_it_says() {
         }
     }
     assert!(asked > 15, "{asked} examples");
+}
+
+/// Makes the tables of jobs, and has one of them wait.
+fn job_tables(config: &str) {
+    let mut jobs = JobsConfig::default();
+    let config = Config::parse_with(config, [], &mut [&mut jobs]).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let gate = JobGate::from_config(&config, &jobs).await.unwrap().connect().await.unwrap();
+        for id in ["1", "2", "3"] {
+            let plan = gate.plan(&Job::new(id, "send_email", "mail")).unwrap();
+            drop(gate.enter(&plan).await);
+        }
+    });
 }
 
 #[test]

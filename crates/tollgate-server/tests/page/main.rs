@@ -4,6 +4,8 @@
 //! `TOLLGATE_AXE`; `./test` sees to all of them. Pictures of the page are left under `target/screenshots`.
 
 mod browser;
+mod jobs;
+mod models;
 mod report;
 mod server;
 
@@ -101,24 +103,26 @@ fn the_demo_lives_by_day_and_by_night_on_a_wall_and_on_a_phone() {
     browser.size(1440, 1000);
     browser.open(&format!("{}/", server.url()));
     browser.until("document.getElementById('link').dataset.state === 'live'");
-    browser.until("document.querySelectorAll('.limit').length === 6");
+    browser.until("document.querySelectorAll('#rows tr.l').length === 6");
 
     // Numbers move, and more than once.
     browser.until("Number(document.getElementById('sum-allowed').textContent) > 0");
-    let chart = "document.querySelector('#limit-api .area-allowed').getAttribute('d')";
+    let chart = "document.querySelector('#limit-api .spark path').getAttribute('d')";
     browser.run(&format!("window.seen = {chart}"));
     browser.until(&format!("{chart} !== window.seen"));
 
     // Whoever is denied shows up, and a hostile name is a text like any other.
+    browser.click("#limit-login .name button");
+    browser.until("document.querySelector('#card-login .plot svg')");
     browser.until(&format!(
-        "[...document.querySelectorAll('#limit-login td button')].some(one => one.textContent === {})",
+        "[...document.querySelectorAll('#card-login .offenders button')].some(one => one.textContent === {})",
         json!(HOSTILE)
     ));
     assert_eq!(browser.run("return document.images.length"), json!(0));
     browser.until("/µs|ms|ns/.test(document.getElementById('p99').textContent)");
 
     // The key of a row can be tried.
-    browser.run("document.querySelector('#limit-login td button').click()");
+    browser.run("document.querySelector('#card-login .offenders button').click()");
     assert_eq!(browser.run("return document.getElementById('try-limit').value"), json!("login"));
     browser.click("#look");
     answered(&browser, "used.");
@@ -150,7 +154,8 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     browser.until("document.getElementById('link').dataset.state === 'live'");
 
     // Nothing was asked yet: the page says how.
-    assert!(text(&browser, "#limit-login .empty code").contains("\"limit\":\"login\""));
+    browser.until("document.querySelector('#card-login .empty code')");
+    assert!(text(&browser, "#card-login .empty code").contains("\"limit\":\"login\""));
     sound(&browser, "empty");
     accessible(&browser, "empty");
     browser.picture("empty");
@@ -179,15 +184,15 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     charge(&browser, "login", "a:b:c:d");
     answered(&browser, "(400)");
 
-    browser.until("document.querySelectorAll('#limit-login tbody tr').length === 1");
-    let shown = text(&browser, "#limit-login tbody tr td");
+    browser.until("document.querySelectorAll('#card-login .offenders tbody tr').length === 1");
+    let shown = text(&browser, "#card-login .offenders tbody tr td");
     assert!(
         shown.ends_with('…') && shown.trim_end_matches('…').chars().all(|c| c.is_ascii_hexdigit()),
         "{shown}"
     );
     let snapshot = server.get("/v1/snapshot").body;
     assert!(!snapshot.contains("secretive") && !snapshot.contains("sesame"), "{snapshot}");
-    browser.until("document.querySelector('#limit-mail .area-would').getAttribute('d') !== ''");
+    browser.until("document.querySelectorAll('#limit-mail .spark path')[1].getAttribute('d') !== ''");
 
     // The form still has the key; a wrong token is told, and nothing is reset.
     let standing = || {
@@ -225,7 +230,7 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     browser.picture("refused");
     server.write_config(&POLICY.replace("limit = 3", "limit = 4"));
     browser.until("!document.querySelector('.alert[data-key=config]')");
-    browser.until("document.querySelector('#limit-login .policy').textContent.includes('4')");
+    browser.until("document.querySelector('#limit-login .pol').textContent.includes('4')");
 
     // The server ends though somebody looks, and the page says so.
     assert_eq!(server.stop().code, Some(0));
@@ -240,8 +245,85 @@ fn where_there_is_no_room_for_one_more_viewer_the_page_asks() {
     browser.size(1200, 900);
     browser.open(&format!("{}/", server.url()));
     browser.until("document.getElementById('link').dataset.state === 'polling'");
-    browser.until("document.querySelectorAll('.limit').length === 2");
+    browser.until("document.querySelectorAll('#rows tr.l').length === 2");
     drop(viewers);
+}
+
+/// Sixty limits: those that deny first, idle ones folded, found by name, sorted as asked, and a longer range.
+#[test]
+fn sixty_limits_are_rows_of_which_those_that_deny_come_first() {
+    let limit =
+        |number: u32| format!("[limits.l{number:02}]\nstrategy = 'fixed_window'\nlimit = 1\nwindow = '1h'\n");
+    let policy: String = (0..60).map(limit).collect();
+    let server = server::with_config(&policy);
+    let charge = |name: &str, times: u32| {
+        for _ in 0..times {
+            assert_eq!(
+                server.post("/v1/check", &format!(r#"{{"limit":"{name}","key":"user:1"}}"#)).status,
+                200
+            );
+        }
+    };
+    let browser = Browser::start();
+    browser.media("light");
+    browser.size(1400, 1000);
+    browser.open(&format!("{}/", server.url()));
+    browser.until("document.getElementById('link').dataset.state === 'live'");
+    browser.until("document.getElementById('idle-count').textContent.startsWith('60 idle limits')");
+    charge("l41", 1);
+    charge("l07", 30);
+    browser.until("document.getElementById('idle-count').textContent.startsWith('58 idle limits')");
+    let names =
+        "[...document.querySelectorAll('#rows tr.l .name button')].map(one => one.textContent).join()";
+    browser.until(&format!("{names} === 'l07,l41'"));
+    browser
+        .until("[...document.getElementById('chips').children].some(one => one.textContent === 'Denying 1')");
+    let tall = browser.run("return document.documentElement.scrollHeight").as_u64().unwrap_or_default();
+    assert!(tall < 1_500, "{tall} px");
+
+    // A card opens in place, with an axis, a legend and what happened; it is drawn over an hour and a day too.
+    browser.click("#limit-l07 .name button");
+    browser.until("document.querySelector('#card-l07 .plot svg text')");
+    browser.until("document.querySelectorAll('#card-l07 .offenders tbody tr').length === 1");
+    server.write_config(&format!("{policy}\n# changed\n[limits.l60]\nunlimited = true\n"));
+    browser.until(
+        "[...document.querySelectorAll('#card-l07 .plot text.i')].some(one => one.textContent === 'reload')",
+    );
+    for (range, words) in [("1h", "last hour"), ("24h", "last 24 h"), ("5m", "last 5 min")] {
+        browser.click(&format!("#range [data-range=\"{range}\"]"));
+        browser.until(&format!(
+            "document.querySelector('#card-l07 .plot').getAttribute('aria-label').includes({})",
+            json!(words)
+        ));
+        browser.until("document.querySelectorAll('#card-l07 .plot rect.fd').length > 0");
+    }
+    // By keyboard: the chart reads its values.
+    browser.run("document.querySelector('#card-l07 .plot').focus()");
+    browser.type_in("#card-l07 .plot", "\u{e010}");
+    browser.until("/allowed/.test(document.querySelector('#card-l07 .plot p[aria-live]').textContent)");
+    accessible(&browser, "a card of sixty");
+    browser.picture("sixty-wall-light");
+
+    // What is idle is found by name; `/` leads to the field.
+    browser.run("document.activeElement.blur()");
+    browser.type_in("body", "/");
+    browser.until("document.activeElement.id === 'filter'");
+    browser.type_in("#filter", "l5");
+    browser.until(&format!("{names} === 'l50,l51,l52,l53,l54,l55,l56,l57,l58,l59'"));
+    browser.run("document.getElementById('filter').value = 'zzz'; document.getElementById('filter').dispatchEvent(new Event('input'))");
+    browser.until("!document.getElementById('none').hidden");
+    browser.click("#clear");
+    browser.run("document.getElementById('sort').value = 'name'; document.getElementById('sort').dispatchEvent(new Event('change'))");
+    browser.until("document.querySelector('th[data-by=name]').getAttribute('aria-sort') === 'ascending'");
+    browser.click("#heads th[data-by=name] button");
+    browser.until(&format!("{names} === 'l41,l07'"));
+    for (scheme, name, width, height) in [("dark", "phone", 390, 800), ("light", "narrow", 320, 700)] {
+        browser.media(scheme);
+        browser.size(width, height);
+        sound(&browser, &format!("sixty, {name}"));
+        accessible(&browser, &format!("sixty, {name}"));
+        browser.picture(&format!("sixty-{name}-{scheme}"));
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What only admins do: forget a key, read the config again. Each such call is in the log with who made it (`audit`), and so is
+//! What only admins do: forget a key, read the config again, close and open keys of jobs. Each such call is in the log with who made it (`audit`), and so is
 //! each that was refused for lack of the token.
 
 use std::net::IpAddr;
@@ -11,9 +11,10 @@ use hyper::body::Incoming;
 
 use super::body::Body;
 use super::fault::Fault;
-use super::requests::{self, OfKey};
+use super::requests::{self, CloseKey, OfKey, OpenKey};
 use super::{json, known_limit, posted};
 use crate::app::App;
+use crate::front::page;
 
 /// Forgets what a key was charged. The log has who asked, and the hash of the key.
 pub(super) async fn reset(
@@ -56,6 +57,106 @@ pub(super) async fn reload(
         Ok(restart) => Ok(json(serde_json::json!({ "reloaded": true, "restart": restart }).to_string())),
         Err(why) => Err(Fault::malformed(why)),
     }
+}
+
+/// What there is to see of language models: who calls them and how much, so it is shown to admins.
+pub(super) async fn models(
+    app: &App,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Fault> {
+    super::only(&request, "GET, HEAD", &[http::Method::GET, http::Method::HEAD])?;
+    authorize(app, peer, "llm", &request)?;
+    Ok(page::json(app.models_view.answer(app).await))
+}
+
+/// For how long a key of jobs is closed at most.
+const LONGEST_CLOSED_MS: u64 = 30 * 86_400_000;
+
+/// How much of a reason is kept.
+const LONGEST_REASON: usize = 120;
+
+/// Closes a key of jobs for some time, for all workers.
+pub(super) async fn close_job_key(
+    app: &App,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Fault> {
+    super::only(&request, "POST", &[http::Method::POST])?;
+    authorize(app, peer, "jobs_close", &request)?;
+    let body = posted(request).await?;
+    let asked: CloseKey<'_> = requests::read(&body)?;
+    let for_ms = asked.for_ms.0;
+    if !(1..=LONGEST_CLOSED_MS).contains(&for_ms) {
+        return Err(Fault::malformed(format!("`for_ms` must be from 1 to {LONGEST_CLOSED_MS} (30 days)")));
+    }
+    let reason = asked.reason.as_ref().map_or("", |reason| &*reason.0);
+    if reason.chars().count() > LONGEST_REASON || reason.chars().any(char::is_control) {
+        return Err(Fault::malformed(format!(
+            "`reason` has at most {LONGEST_REASON} characters, and none that controls a terminal"
+        )));
+    }
+    let by = if reason.is_empty() { "by an admin".to_owned() } else { format!("by an admin: {reason}") };
+    let key = asked.key.parsed()?;
+    let reader = job_reader(app, &key)?;
+    let closed = reader.close(key.canonical(), std::time::Duration::from_millis(for_ms), &by).await;
+    let key_hash = app.stats.key_hash(key.canonical());
+    match closed {
+        Ok(label) => {
+            tracing::info!(audit = "jobs_close", %peer, key = label, key_hash, for_ms, "a key of jobs was closed");
+            app.jobs.changed().await;
+            Ok(json(format!("{{\"closed\":true,\"for_ms\":{for_ms}}}")))
+        }
+        Err(error) => {
+            tracing::warn!(audit = "jobs_close", %peer, key_hash, "a key of jobs could not be closed: {error}");
+            Err(Fault::unavailable("the jobs' database could not be written, so nothing is closed"))
+        }
+    }
+}
+
+/// Opens a key of jobs.
+pub(super) async fn open_job_key(
+    app: &App,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Fault> {
+    super::only(&request, "POST", &[http::Method::POST])?;
+    authorize(app, peer, "jobs_open", &request)?;
+    let body = posted(request).await?;
+    let asked: OpenKey<'_> = requests::read(&body)?;
+    let key = asked.key.parsed()?;
+    let reader = job_reader(app, &key)?;
+    let opened = reader.open(key.canonical(), asked.values).await;
+    let key_hash = app.stats.key_hash(key.canonical());
+    match opened {
+        Ok((label, count)) => {
+            tracing::info!(audit = "jobs_open", %peer, key = label, key_hash, opened = count, "a key of jobs was opened");
+            app.jobs.changed().await;
+            Ok(json(format!("{{\"opened\":{}}}", count > 0)))
+        }
+        Err(error) => {
+            tracing::warn!(audit = "jobs_open", %peer, key_hash, "a key of jobs could not be opened: {error}");
+            Err(Fault::unavailable("the jobs' database could not be written, so nothing is opened"))
+        }
+    }
+}
+
+/// The reader of the jobs' database, for a key that jobs may have. A type or a queue that no policy names is a mistake.
+fn job_reader(app: &App, key: &tollgate::Key<'_>) -> Result<tollgate_jobs::JobsReader, Fault> {
+    let state = app.state();
+    let jobs = &state.config.jobs;
+    if jobs.is_empty() {
+        return Err(Fault::not_found(
+            "the config says nothing of jobs; write [jobs.types.NAME] with limit and window",
+        ));
+    }
+    let known: Vec<tollgate::Key<'_>> = jobs.scopes().filter_map(|(scope, _)| scope.key().ok()).collect();
+    let is_same = |one: &tollgate::Key<'_>| one.namespace() == key.namespace() && one.key() == key.key();
+    if matches!(&*key.namespace(), "job" | "queue") && !known.iter().any(is_same) {
+        let names = known.iter().map(|key| key.canonical().to_owned()).collect();
+        return Err(Fault::unknown_limit("no policy of jobs has this key", names));
+    }
+    app.jobs.reader(&state).map_err(Fault::unavailable)
 }
 
 /// Whether the caller may do what admins do. A peer that has shown too many wrong tokens is not listened to for a while.

@@ -61,6 +61,28 @@ pub(crate) struct OfKey<'a> {
     pub(crate) key: KeyText<'a>,
 }
 
+/// The body of a call that closes a key of jobs.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CloseKey<'a> {
+    #[serde(borrow)]
+    pub(crate) key: KeyText<'a>,
+    pub(crate) for_ms: Whole<1>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    pub(crate) reason: Option<Text<'a>>,
+}
+
+/// The body of a call that opens it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OpenKey<'a> {
+    #[serde(borrow)]
+    pub(crate) key: KeyText<'a>,
+    /// Whether each value of the field that splits it is opened too.
+    #[serde(default)]
+    pub(crate) values: bool,
+}
+
 /// The body of settle; cancel and renew have no amount.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -103,7 +125,7 @@ impl<'de> Deserialize<'de> for Actual {
 /// A whole number. What it is expected to be at least is for the message alone: the caller has more to say of a number that
 /// is too small.
 #[derive(Clone, Copy)]
-pub(crate) struct Whole<const LEAST: u64>(u64);
+pub(crate) struct Whole<const LEAST: u64>(pub(super) u64);
 
 impl<const LEAST: u64> Whole<LEAST> {
     fn words() -> String {

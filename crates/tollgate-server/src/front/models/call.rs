@@ -348,6 +348,7 @@ impl Call<'_> {
             Ok(Ok(whole)) => whole.to_bytes(),
             _ => Bytes::new(),
         };
+        let group = admission.group().map(str::to_owned);
         // A refusal of the caller's request is proof that it did not run; a failure of the provider is not.
         let settled = match head.status.is_client_error() {
             true => admission.refused().await,
@@ -365,6 +366,9 @@ impl Call<'_> {
             400..=499 => ("refused", None),
             _ => ("failed", None),
         };
+        if let ("limited", Some(group)) = (outcome, &group) {
+            self.models.limits.note_limited(group, hint(&head.headers).unwrap_or_default());
+        }
         counted("tollgate_llm_attempts_total", self.named, outcome);
         self.note_failed(attempt, Some(head.status.as_u16()), "the provider refused the call");
         let mut response = Response::from_parts(head, body);

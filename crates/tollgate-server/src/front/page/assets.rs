@@ -20,10 +20,22 @@ pub(crate) struct Asset {
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-static ASSETS: LazyLock<[Asset; 7]> = LazyLock::new(|| {
+const DOCUMENT: &str = include_str!("index.html");
+
+static ASSETS: LazyLock<[Asset; 16]> = LazyLock::new(|| {
     [
-        Asset::new("/", "text/html; charset=utf-8", include_str!("index.html")),
+        // One document; which of its views is seen depends on the address.
+        Asset::new("/", "text/html; charset=utf-8", DOCUMENT),
+        Asset::new("/jobs", "text/html; charset=utf-8", DOCUMENT),
+        Asset::new("/models", "text/html; charset=utf-8", DOCUMENT),
         Asset::new("/page/page.css", "text/css; charset=utf-8", include_str!("page.css")),
+        Asset::new("/page/views.css", "text/css; charset=utf-8", include_str!("views.css")),
+        Asset::new("/page/alerts.js", SCRIPT, include_str!("alerts.js")),
+        Asset::new("/page/ask.js", SCRIPT, include_str!("ask.js")),
+        Asset::new("/page/chart.js", SCRIPT, include_str!("chart.js")),
+        Asset::new("/page/jobs.js", SCRIPT, include_str!("jobs.js")),
+        Asset::new("/page/models.js", SCRIPT, include_str!("models.js")),
+        Asset::new("/page/overview.js", SCRIPT, include_str!("overview.js")),
         Asset::new("/page/page.js", SCRIPT, include_str!("page.js")),
         Asset::new("/page/limits.js", SCRIPT, include_str!("limits.js")),
         Asset::new("/page/nodes.js", SCRIPT, include_str!("nodes.js")),

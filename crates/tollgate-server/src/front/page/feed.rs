@@ -4,6 +4,7 @@
 //! already: a viewer that misses a few misses nothing. A viewer who does not keep up gets the newest when it is ready for it, so
 //! nothing is stored up for anybody. There is room for so many viewers, and all are sent away when the server ends.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,10 +17,13 @@ use http_body_util::Either;
 use http_body_util::combinators::BoxBody;
 use hyper::body::Frame;
 use parking_lot::Mutex;
+use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tollgate::Clock;
+use tollgate::store::StoreState;
 
 use super::super::json::Body;
+use super::jobs::JobsView;
 use super::snapshot::snapshot;
 use crate::app::App;
 use crate::stats::ring::SECONDS;
@@ -38,6 +42,8 @@ pub(crate) struct Feed {
     /// What comes each second; nothing more when the server ends.
     ticks: Mutex<Option<watch::Sender<Bytes>>>,
     seats: Arc<Semaphore>,
+    /// When the store was not up, newest last.
+    troubles: Mutex<VecDeque<Trouble>>,
     /// The last five minutes, as they were written last, and when.
     whole: Mutex<(u64, Bytes)>,
 }
@@ -47,9 +53,21 @@ impl Default for Feed {
         Feed {
             ticks: Mutex::new(Some(watch::Sender::new(Bytes::new()))),
             seats: Arc::new(Semaphore::new(VIEWERS)),
+            troubles: Mutex::default(),
             whole: Mutex::new((0, Bytes::new())),
         }
     }
+}
+
+/// How many times of trouble are remembered.
+const TROUBLES: usize = 50;
+
+/// A time in which the store was not up, in seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Trouble {
+    from: u64,
+    /// None while it lasts.
+    to: Option<u64>,
 }
 
 impl Feed {
@@ -60,6 +78,27 @@ impl Feed {
 
     fn is_open(&self) -> bool {
         self.ticks.lock().is_some()
+    }
+
+    /// Notes whether the store is up in this second.
+    fn note_store(&self, second: u64, is_up: bool) {
+        let mut troubles = self.troubles.lock();
+        let lasting = troubles.back_mut().filter(|trouble| trouble.to.is_none());
+        match (lasting, is_up) {
+            (Some(trouble), true) => trouble.to = Some(second),
+            (None, false) => {
+                if troubles.len() == TROUBLES {
+                    troubles.pop_front();
+                }
+                troubles.push_back(Trouble { from: second, to: None });
+            }
+            _ => {}
+        }
+    }
+
+    /// When the store was not up.
+    pub(super) fn troubles(&self) -> Vec<Trouble> {
+        self.troubles.lock().iter().copied().collect()
     }
 
     /// The last five minutes. Written at most once a second, however many ask.
@@ -115,7 +154,11 @@ pub(crate) async fn feed(app: Arc<App>) {
         app.state().gate.hand_over_counts();
         let second = clock.now().get() / 1_000_000;
         app.stats.tick(second);
+        app.feed.note_store(second, app.state().gate.store_health().state == StoreState::Up);
         app.feed.tick(&app);
+        if second.is_multiple_of(60) {
+            tokio::spawn(JobsView::note(app.clone(), second));
+        }
         if second.is_multiple_of(UPKEEP) {
             app.metrics.run_upkeep();
         }
@@ -173,6 +216,19 @@ mod tests {
         app.end();
         assert_eq!(next(&mut viewer).await, None);
         assert!(app.feed.view(&app).is_none(), "nobody is let in at the end");
+    }
+
+    #[test]
+    fn a_time_of_trouble_has_a_beginning_and_an_end() {
+        let feed = Feed::default();
+        for (second, is_up) in [(1, true), (2, false), (3, false), (4, true), (5, true), (6, false)] {
+            feed.note_store(second, is_up);
+        }
+        assert_eq!(feed.troubles(), [Trouble { from: 2, to: Some(4) }, Trouble { from: 6, to: None }]);
+        for second in 0..200 {
+            feed.note_store(10 + second, second % 2 == 0);
+        }
+        assert_eq!(feed.troubles().len(), TROUBLES);
     }
 
     #[tokio::test]

@@ -1,42 +1,32 @@
-// The page's script: takes what the server tells each second, and shows it.
+// The page's script: takes what the server sends each second, and shows it.
 //
-// Whatever came from the server (keys, names, reasons) is put in as text, never as markup. Nothing is kept but the choice of
-// light or dark. Numbers tick without being announced; states are announced. limits.js draws the cards, try.js is the form.
+// What came from other places (keys, names, reasons) is put in as text, never as markup. Nothing is kept but the choice of
+// light or dark. Numbers tick without being announced; states are announced. There is one document and a view for each address:
+// overview.js has the limits, try.js their form, jobs.js has background jobs, models.js language models.
 
-import { average, dropCards, remember, series, showLimit } from "./limits.js";
+import { notice } from "./alerts.js";
+import { ask, setNeedsToken } from "./ask.js";
+import { startJobs } from "./jobs.js";
+import { startModels } from "./models.js";
 import { $, attribute, make, put } from "./nodes.js";
-import { ask, offer } from "./try.js";
-import { dateTime, latency, number, rate } from "./words.js";
+import { showLimits, startLimits } from "./overview.js";
+import { dateTime, number } from "./words.js";
 
 const POLL_MS = 2000;
 const RETRY_MS = 30000;
 
-function notice(key, title, text) {
-  const known = [...$("alerts").children].find((one) => one.dataset.key === key);
-  if (text === null) {
-    known?.remove();
-    return;
-  }
-  const shown = known ?? $("alerts").appendChild(make("section", "alert"));
-  if (!known) {
-    shown.dataset.key = key;
-    shown.append(make("h2"), make("pre"));
-  }
-  put(shown.children[0], title);
-  put(shown.children[1], text);
-}
-
 function showStore({ store, limits, keys }) {
-  put($("store"), `· counters in ${store.mode === "memory" ? "this process" : store.mode}`);
+  put($("store"), store.mode === "memory" ? "in memory" : `${store.mode}: ${store.state}`);
+  attribute($("store"), "data-state", store.state === "probing" ? "down" : store.state);
   const isDown = store.state !== "up";
   const fallbacks = Object.entries(Object.groupBy?.(limits, (limit) => limit.fallback) ?? {});
   const how = fallbacks.map(([fallback, of]) => `${fallback}: ${of.map((one) => one.limit).join(", ")}`).join("\n");
   const why = store.last_failure ? ` (${store.last_failure.replaceAll("_", " ")})` : "";
   // The same words while it is tried again now and then: a state is announced when it changes, and this one has not.
-  const title = store.state === "partial" ? "A node of the store is down, and the limits of its keys fall back"
-    : "The store is down, and limits fall back";
+  const title = store.state === "partial" ? "A node of the store is down, and the limits of its keys fall back."
+    : "The store is down, and limits fall back.";
   notice("store", title,
-    isDown ? `${store.mode} since ${dateTime(store.since)}${why}\n${how}` : null);
+    isDown ? `${store.mode} since ${dateTime(store.since)}${why}\n${how}` : null, { isAmber: true });
   const facts = [["store", store.mode], ["state", store.state]];
   if (store.mode === "memory") {
     facts.push(["keys", number.format(keys ?? 0)]);
@@ -58,9 +48,9 @@ let reloadsShown = "";
 
 function showReloads(reloads) {
   const newest = reloads.at(-1);
-  notice("config", "The changed config was refused; the last good one stays in force",
+  notice("config", "The changed config was refused; the last good one stays in force.",
     newest?.refused ? newest.refused : null);
-  notice("restart", "Fields of the config have changed that need a restart",
+  notice("restart", "Fields of the config have changed that need a restart.",
     newest?.restart.length ? newest.restart.join("\n") : null);
   const text = JSON.stringify(reloads);
   if (text === reloadsShown) return;
@@ -78,34 +68,29 @@ function showReloads(reloads) {
   }));
 }
 
-function showSums(snapshot) {
-  const sum = (kind) => snapshot.limits.reduce((all, { limit }) => all + average(series.get(limit)[kind]), 0);
-  const denied = sum("denied");
-  put($("sum-allowed"), rate(sum("allowed") + sum("would_deny")));
-  put($("sum-denied"), rate(denied));
-  $("sum-denied").classList.toggle("some", denied > 0);
-  put($("sum-keys"), snapshot.keys === null ? "–" : rate(snapshot.keys));
-  for (const name of ["p50", "p95", "p99"]) put($(name), snapshot.latency ? latency(snapshot.latency[`${name}_ns`]) : "–");
-}
+const VIEWS = {
+  "/": { name: "limits", title: "What Tollgate allows and denies", start: () => startLimits(poll) },
+  "/jobs": { name: "jobs", title: "Background jobs", start: startJobs },
+  "/models": { name: "models", title: "Language models", start: startModels },
+};
+const view = VIEWS[location.pathname] ?? VIEWS["/"];
 
 function show(snapshot) {
-  const isWhole = remember(snapshot);
   put($("version"), snapshot.version);
-  const roots = snapshot.limits.map((limit) => showLimit(limit, snapshot.second));
-  const grid = $("limits");
-  if (roots.length !== grid.children.length || roots.some((root, index) => grid.children[index] !== root)) {
-    grid.replaceChildren(...roots);
-    dropCards();
-  }
-  $("more").hidden = snapshot.more_limits === 0;
-  put($("more"), `and ${number.format(snapshot.more_limits)} limits more, which /v1/limits lists`);
-  showSums(snapshot);
+  $("nav-jobs").hidden = !snapshot.has_jobs;
+  $("nav-models").hidden = !snapshot.has_models;
+  setNeedsToken(snapshot.needs_token);
   showStore(snapshot);
   showReloads(snapshot.reloads);
-  offer(snapshot);
-  notice("draining", "The server is shutting down", snapshot.draining ? "Open requests are finished; no new connections are accepted." : null);
-  return isWhole;
+  notice("draining", "The server is shutting down.", snapshot.draining ? "Open requests are finished; no new connections are accepted." : null);
+  return view.name === "limits" ? showLimits(snapshot) : true;
 }
+
+$(`view-${view.name}`).hidden = false;
+put($("title"), view.title);
+if (view.name !== "limits") document.title = `${view.title} · Tollgate`;
+document.querySelector(`nav a[href="${location.pathname}"]`)?.setAttribute("aria-current", "page");
+view.start?.();
 
 // Light and dark.
 

@@ -7,9 +7,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::super::json::{described, described_ad_hoc};
+use super::feed::Trouble;
 use crate::app::{App, State};
 use crate::stats::offenders::Offender;
-use crate::stats::ring::Series;
+use crate::stats::ring::{SECONDS, Series};
 use tollgate::config::StoreMode;
 
 /// How many limits are shown.
@@ -30,7 +31,12 @@ struct Snapshot {
     keys: Option<usize>,
     needs_token: bool,
     shows_keys: bool,
+    /// Whether there are background jobs to show, and language models.
+    has_jobs: bool,
+    has_models: bool,
     reloads: Vec<Value>,
+    /// When the store was down or partly so, newest last.
+    troubles: Vec<Trouble>,
     limits: Vec<Limit>,
     /// How many limits there are besides.
     more_limits: usize,
@@ -63,6 +69,11 @@ struct Limit {
     /// Whether its numbers come with each call, so that the policy does not have it.
     ad_hoc: bool,
     seconds: Series,
+    /// The minutes of the last hour and the quarters of an hour of the last day, with the last five minutes alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    minutes: Option<Series>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarters: Option<Series>,
     offenders: Vec<Shown>,
 }
 
@@ -84,11 +95,19 @@ pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
     let second = app.stats.second();
     let policy = state.gate.policy();
     let rules = policy.rules();
-    let limit = |name: &str, described, ad_hoc| Limit {
-        described,
-        ad_hoc,
-        seconds: app.stats.series(name, second, seconds),
-        offenders: app.stats.offenders(name, OFFENDERS).into_iter().map(shown).collect(),
+    let limit = |name: &str, described, ad_hoc| {
+        let (minutes, quarters) = match seconds >= SECONDS {
+            true => Some(app.stats.history(name, second)).unzip(),
+            false => (None, None),
+        };
+        Limit {
+            described,
+            ad_hoc,
+            minutes,
+            quarters,
+            seconds: app.stats.series(name, second, seconds),
+            offenders: app.stats.offenders(name, OFFENDERS).into_iter().map(shown).collect(),
+        }
     };
     let named = rules.iter().take(LIMITS).map(|rule| limit(rule.name(), described(&state, rule), false));
     let ad_hoc = state.gate.ad_hoc_names().into_iter().filter(|name| app.stats.is_in_use(name));
@@ -108,7 +127,10 @@ pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
         keys: is_here(&state).then(|| state.gate.keys()),
         needs_token: app.token.is_some(),
         shows_keys: app.stats.shows_keys(),
+        has_jobs: !state.config.jobs.is_empty(),
+        has_models: app.models().is_some(),
         reloads: app.history.to_json(),
+        troubles: app.feed.troubles(),
         limits: named.chain(ad_hoc).collect(),
         more_limits: rules.len().saturating_sub(LIMITS),
     };

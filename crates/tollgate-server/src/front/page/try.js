@@ -1,21 +1,12 @@
 // The form: charge a key, look at it, reset it, and say in words what came of it.
-//
-// The admin token stays in its field, and goes nowhere but to the server.
 
-import { $, copy, make, put } from "./nodes.js";
+import { ask, askAsAdmin, makeSure, needsToken, strong } from "./ask.js";
+import { $, copy, make, options } from "./nodes.js";
 import { number, span } from "./words.js";
 
-let needsToken = false;
-
 /** Offers the limits that there are. */
-export function offer({ limits, needs_token }) {
-  needsToken = needs_token;
-  const select = $("try-limit");
-  const names = limits.filter(({ ad_hoc }) => !ad_hoc).map(({ limit }) => limit);
-  if ([...select.options].map((option) => option.value).join() === names.join()) return;
-  const chosen = select.value;
-  select.replaceChildren(...names.map((name) => new Option(name, name)));
-  if (names.includes(chosen)) select.value = chosen;
+export function offer({ limits }) {
+  options($("try-limit"), limits.filter(({ ad_hoc }) => !ad_hoc).map(({ limit }) => limit));
 }
 
 /** A key of the table goes into the form; a hash, and a key whose limit is not of the policy, goes to the clipboard. */
@@ -32,15 +23,6 @@ export function choose(limit, button) {
   $("try-key").value = button.dataset.key;
   $("try-key").focus();
   $("try").scrollIntoView({ block: "center" });
-}
-
-/** Asks the API. */
-export async function ask(method, path, body, token) {
-  const headers = body ? { "content-type": "application/json" } : {};
-  if (token) headers.authorization = `Bearer ${token}`;
-  const response = await fetch(path, { method, headers, body: body && JSON.stringify(body), cache: "no-store" });
-  const said = await response.json().catch(() => ({}));
-  return { status: response.status, isOk: response.ok, said };
 }
 
 function answer(kind, first, rest) {
@@ -94,34 +76,13 @@ async function charge() {
 }
 
 async function reset() {
-  const answered = await ask("POST", "/v1/reset", asked(), $("sure-token").value);
-  if (answered.status === 401) {
-    put($("sure-problem"), "That is not the admin token. Nothing was reset.");
-    $("sure-token").select();
-    return;
-  }
+  const answered = await askAsAdmin("/v1/reset", asked());
+  if (!answered) return;
   $("sure").close();
   if (!answered.isOk) problem(answered);
   else if (answered.said.reset) answer("allowed", "Reset.", "The key is full again.");
   else answer("allowed", "Nothing to reset:", "this key has no counters.");
 }
-
-let whenSure = null;
-
-/** Asks before it is done; what is done says itself when the dialog may close. */
-function makeSure({ title, words, button, takesToken, work }) {
-  whenSure = work;
-  put($("sure-title"), title);
-  $("sure-words").replaceChildren(...words);
-  put($("sure-yes"), button);
-  put($("sure-problem"), "");
-  $("sure-token-field").hidden = !takesToken;
-  $("sure-token").required = takesToken;
-  $("sure").showModal();
-  (takesToken ? $("sure-token") : $("sure-no")).focus();
-}
-
-const strong = (text) => make("strong", "", text);
 
 $("try").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -144,16 +105,5 @@ $("look").addEventListener("click", () => withForm(async () => {
 $("reset").addEventListener("click", () => withForm(() => {
   const { limit, key } = asked();
   const words = ["What ", strong(key), " was charged under ", strong(limit), " is forgotten; the key is full again."];
-  makeSure({ title: "Reset this key?", words, button: "Reset this key", takesToken: needsToken, work: reset });
+  makeSure({ title: "Reset this key?", words, button: "Reset this key", takesToken: needsToken(), work: reset });
 }));
-
-$("sure-no").addEventListener("click", () => $("sure").close());
-
-$("sure-form").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  try {
-    await whenSure();
-  } catch {
-    put($("sure-problem"), "The server could not be reached.");
-  }
-});

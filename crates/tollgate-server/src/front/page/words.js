@@ -33,6 +33,20 @@ export function latency(ns) {
   return `${three(ns / 1e9)} s`;
 }
 
+/** A time of day in this browser's zone. */
+export const clock = (second, hasSeconds = false) => new Date(second * 1000).toLocaleTimeString([], { hour12: false, hour: "2-digit", minute: "2-digit", second: hasSeconds ? "2-digit" : undefined });
+
+/** The same, with the day where that is another one. */
+export function moment(second, hasSeconds = false) {
+  const date = new Date(second * 1000);
+  const isToday = date.toDateString() === new Date().toDateString();
+  return isToday ? clock(second, hasSeconds) : `${date.toLocaleDateString([], { day: "numeric", month: "short" })} ${clock(second)}`;
+}
+
+export const plural = (count, one, many = `${one}s`) => `${number.format(count)} ${count === 1 ? one : many}`;
+
+export const percent = (share) => (share === 0 ? "0 %" : share < 0.0005 ? "<0.1 %" : `${(share < 0.1 ? oneDigit : number).format(share * 100)} %`);
+
 export const clockTime = (second) => new Date(second * 1000).toLocaleTimeString([], { hour12: false });
 
 export function dateTime(second) {
@@ -49,6 +63,13 @@ const STRATEGIES = {
   sliding_window_counter: "Sliding window counter",
   concurrency: "Concurrency",
 };
+
+/** What a limit allows, and by which strategy, for a row. */
+export function ruleWords(limit) {
+  if (limit.ad_hoc) return "numbers come with each call";
+  const strategy = STRATEGIES[limit.strategy];
+  return strategy ? `${limit.rule} · ${strategy.toLowerCase()}` : limit.rule;
+}
 
 export function policyWords(limit) {
   const words = limit.ad_hoc ? ["Numbers come with each call"] : [STRATEGIES[limit.strategy] ?? "No counting", limit.rule];

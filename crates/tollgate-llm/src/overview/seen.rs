@@ -1,0 +1,308 @@
+//! What `limits.rs` notes of calls: sums of the last hour by configured model and client, ratios of the last calls, who waits and what is
+//! reserved by calls under way. Constant memory for each model, client and call that is there.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tollgate::Clock;
+use tollgate::store::Micros;
+
+use crate::config::{LlmConfig, ModelConfig, Priority};
+use crate::learned::Ring;
+use crate::plan::Planned;
+use crate::usage::Usage;
+
+const MINUTE: u64 = 60_000_000;
+
+/// How many minutes sums are kept for, and how many ratios and waits.
+pub(super) const MINUTES: usize = 60;
+const REMEMBERED: usize = 128;
+
+/// One, in parts of a ratio.
+const ONE: u64 = 1_000;
+
+/// Sums of the last minutes.
+#[derive(Clone, Debug)]
+pub(super) struct Minutes([(u64, u64); MINUTES]);
+
+impl Default for Minutes {
+    fn default() -> Minutes {
+        Minutes([(0, 0); MINUTES])
+    }
+}
+
+impl Minutes {
+    pub(super) fn add(&mut self, now: Micros, count: u64) {
+        let minute = now.get() / MINUTE;
+        let index = usize::try_from(minute % MINUTES as u64).unwrap_or(0);
+        let place = &mut self.0[index];
+        if place.0 != minute {
+            *place = (minute, 0);
+        }
+        place.1 = place.1.saturating_add(count);
+    }
+
+    /// Each of the last minutes, the one that runs last.
+    pub(super) fn series(&self, now: Micros) -> Vec<u64> {
+        let minute = now.get() / MINUTE;
+        let first = (minute + 1).saturating_sub(MINUTES as u64);
+        let of = |minute: u64| {
+            let place = self.0[usize::try_from(minute % MINUTES as u64).unwrap_or(0)];
+            if place.0 == minute { place.1 } else { 0 }
+        };
+        (first..=minute).map(of).collect()
+    }
+
+    pub(super) fn sum(&self, now: Micros) -> u64 {
+        self.series(now).into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+pub(super) type Newest = Ring<REMEMBERED>;
+
+/// The values that so many of a hundred are not above, and how many there are.
+pub(super) fn percentiles<const N: usize>(
+    newest: &Newest,
+    of_hundred: [usize; N],
+) -> Option<([u64; N], usize)> {
+    let sorted = newest.sorted();
+    let last = sorted.len().checked_sub(1)?;
+    Some((of_hundred.map(|percent| sorted[(last * percent).div_ceil(100)]), sorted.len()))
+}
+
+#[derive(Debug, Default)]
+pub(super) struct OfModel {
+    pub(super) input: Minutes,
+    pub(super) output: Minutes,
+    pub(super) refused: Minutes,
+    pub(super) ratios: Newest,
+    pub(super) is_exact: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct OfGroup {
+    pub(super) limited: Minutes,
+    /// Until when the provider asked to leave it alone.
+    pub(super) rests_until: Micros,
+}
+
+#[derive(Debug)]
+pub(super) struct Open {
+    since: Micros,
+    charges: Vec<(String, u64)>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Waiter {
+    pub(super) model: String,
+    pub(super) quota: String,
+    pub(super) client: String,
+    pub(super) priority: Priority,
+    pub(super) joined: Micros,
+    pub(super) deadline: Micros,
+    pub(super) tokens: u64,
+    pub(super) charges: Vec<Planned>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) last: u64,
+    pub(super) models: HashMap<String, OfModel>,
+    pub(super) clients: HashMap<String, Minutes>,
+    pub(super) groups: HashMap<String, OfGroup>,
+    pub(super) open: HashMap<u64, Open>,
+    pub(super) waiting: BTreeMap<u64, Waiter>,
+    pub(super) waits: Newest,
+    pub(super) sums: [Minutes; 5],
+}
+
+/// What has been seen of calls.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(super) clock: Clock,
+    pub(super) state: Arc<Mutex<State>>,
+}
+
+/// A call that comes in.
+pub(crate) struct Coming<'a> {
+    pub(crate) model: &'a ModelConfig,
+    pub(crate) client: &'a str,
+    pub(crate) priority: Priority,
+    pub(crate) tokens: u64,
+    pub(crate) charges: &'a [Planned],
+    pub(crate) within: Duration,
+    pub(crate) is_exact: bool,
+}
+
+/// A call in line, seen until it is dropped.
+pub(crate) struct SeenWaiting {
+    seen: Seen,
+    number: u64,
+    is_exact: bool,
+}
+
+/// A call under way, seen until it is dropped.
+#[derive(Debug)]
+pub(crate) struct SeenOpen {
+    seen: Seen,
+    number: u64,
+    model: String,
+    client: String,
+    is_exact: bool,
+}
+
+impl Seen {
+    pub(crate) fn new(clock: Clock) -> Seen {
+        Seen { clock, state: Arc::default() }
+    }
+
+    /// A call stands in line.
+    pub(crate) fn waits(&self, coming: &Coming<'_>) -> SeenWaiting {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.last += 1;
+        let number = state.last;
+        let waiter = Waiter {
+            model: coming.model.name.clone(),
+            quota: coming.model.quota.clone(),
+            client: coming.client.to_owned(),
+            priority: coming.priority,
+            joined: now,
+            deadline: now.saturating_add(Micros::from(coming.within)),
+            tokens: coming.tokens,
+            charges: coming.charges.to_vec(),
+        };
+        state.waiting.insert(number, waiter);
+        SeenWaiting { seen: self.clone(), number, is_exact: coming.is_exact }
+    }
+
+    /// The provider refused a call with a key of this group because of a limit, and asked for a rest of so long.
+    pub(crate) fn limited(&self, group: &str, rest: Duration) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        let group = state.groups.entry(group.to_owned()).or_default();
+        group.limited.add(now, 1);
+        group.rests_until = group.rests_until.max(now.saturating_add(Micros::from(rest)));
+    }
+
+    /// Forgets models and clients that there are no longer.
+    pub(crate) fn reload(&self, config: &LlmConfig) {
+        let mut state = self.state.lock();
+        state.models.retain(|name, _| config.model(name).is_some());
+        state
+            .clients
+            .retain(|name, _| name == "default" || config.clients.iter().any(|one| one.name == *name));
+        let groups = || config.upstreams.iter().flat_map(|upstream| &upstream.keys);
+        let is_upstream = |name: &str| config.upstream(name).is_some();
+        state.groups.retain(|name, _| is_upstream(name) || groups().any(|key| key.group == *name));
+    }
+}
+
+impl SeenWaiting {
+    /// It was admitted.
+    pub(crate) fn admitted(self, charges: &[Planned], waited: Duration) -> SeenOpen {
+        let now = self.seen.clock.now();
+        let mut state = self.seen.state.lock();
+        let (model, client) = match state.waiting.get(&self.number) {
+            Some(waiter) => (waiter.model.clone(), waiter.client.clone()),
+            None => Default::default(),
+        };
+        let charges = charges.iter().map(|charge| (charge.limit.clone(), charge.cost)).collect();
+        state.open.insert(self.number, Open { since: now, charges });
+        // Who was let in at once has not waited.
+        if waited >= Duration::from_millis(1) {
+            state.waits.push(Micros::from(waited).get());
+        }
+        drop(state);
+        let (seen, number, is_exact) = (self.seen.clone(), self.number, self.is_exact);
+        SeenOpen { seen, number, model, client, is_exact }
+    }
+
+    /// It was refused.
+    pub(crate) fn refused(self) {
+        let now = self.seen.clock.now();
+        let mut state = self.seen.state.lock();
+        if let Some(model) = state.waiting.get(&self.number).map(|waiter| waiter.model.clone()) {
+            state.models.entry(model).or_default().refused.add(now, 1);
+        }
+    }
+}
+
+impl Drop for SeenWaiting {
+    fn drop(&mut self) {
+        self.seen.state.lock().waiting.remove(&self.number);
+    }
+}
+
+impl SeenOpen {
+    /// It was settled with this usage. `estimated` is what its input was reckoned at, `reserved` what was reserved of all; what is not
+    /// reported is not compared.
+    pub(crate) fn settled(&self, usage: &Usage, estimated: u64, reserved: u64, is_reported: bool) {
+        let now = self.seen.clock.now();
+        let mut state = self.seen.state.lock();
+        let used = usage.input.saturating_add(usage.output);
+        let model = state.models.entry(self.model.clone()).or_default();
+        model.input.add(now, usage.input);
+        model.output.add(now, usage.output);
+        if is_reported && estimated > 0 && usage.input > 0 {
+            let ratio = u128::from(usage.input) * u128::from(ONE) / u128::from(estimated);
+            model.ratios.push(u64::try_from(ratio).unwrap_or(u64::MAX));
+            model.is_exact = self.is_exact;
+        }
+        state.clients.entry(self.client.clone()).or_default().add(now, used);
+        let sums = [
+            reserved,
+            reserved.saturating_sub(used),
+            used,
+            used.saturating_sub(reserved),
+            u64::from(!is_reported),
+        ];
+        state.sums.iter_mut().zip(sums).for_each(|(minutes, sum)| minutes.add(now, sum));
+    }
+}
+
+impl Drop for SeenOpen {
+    fn drop(&mut self) {
+        self.seen.state.lock().open.remove(&self.number);
+    }
+}
+
+impl Seen {
+    /// What calls under way have reserved of a limit within its window.
+    pub(super) fn reserved(&self, limit: &str, window: Micros, now: Micros) -> u64 {
+        let state = self.state.lock();
+        let fresh = state.open.values().filter(|open| now.saturating_sub(open.since) < window);
+        let of_limit = fresh.flat_map(|open| &open.charges).filter(|(name, _)| name == limit);
+        of_limit.fold(0, |sum, (_, cost)| sum.saturating_add(*cost))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minutes_add_up_and_pass() {
+        let at = |minute: u64| Micros::new(minute * MINUTE + 1);
+        let mut minutes = Minutes::default();
+        minutes.add(at(100), 5);
+        minutes.add(at(100), 2);
+        minutes.add(at(159), 1);
+        assert_eq!((minutes.sum(at(159)), minutes.series(at(159)).first()), (8, Some(&7)));
+        assert_eq!((minutes.sum(at(160)), minutes.sum(at(1_000))), (1, 0));
+        minutes.add(at(160), 3);
+        assert_eq!(minutes.series(at(160))[MINUTES - 2..], [1, 3]);
+    }
+
+    #[test]
+    fn percentiles_are_of_the_newest() {
+        let mut newest = Newest::default();
+        assert_eq!(percentiles(&newest, [50]), None);
+        (1..=100).for_each(|value| newest.push(value));
+        assert_eq!(percentiles(&newest, [5, 50, 95]), Some(([6, 51, 96], 100)));
+        (0..REMEMBERED).for_each(|_| newest.push(7));
+        assert_eq!(percentiles(&newest, [0, 100]), Some(([7, 7], REMEMBERED)));
+    }
+}
