@@ -18,6 +18,7 @@ macro_rules! changed_fields {
 mod connection;
 mod environment;
 mod envoy;
+mod file_watch;
 mod jobs;
 mod limits;
 mod llm;
@@ -36,6 +37,7 @@ use toml::de::DeTable;
 pub use self::connection::{Password, PostgresConfig, RedisConfig};
 use self::environment::Environment;
 pub use self::envoy::{EnvoyEntry, EnvoyRule, EnvoyRules, EnvoyValue};
+pub use self::file_watch::{FileChange, FileWatch};
 pub use self::llm::{
     ClientConfig, Counts, LlmConfig, ModelConfig, ModelLimit, Oversize, Priority, UnknownModel,
     UpstreamConfig, UpstreamKey, UpstreamKind, llm_key,
