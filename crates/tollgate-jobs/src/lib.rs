@@ -11,6 +11,7 @@
 pub mod adapter;
 mod decision;
 mod error;
+mod follow;
 mod gate;
 mod job;
 mod line;
@@ -25,6 +26,7 @@ pub use error::Error;
 pub use gate::{JobGate, JobGateBuilder, JobStatus};
 pub use job::Job;
 pub use line::ClosedKey;
+pub use metrics::METRICS;
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};
 pub use tollgate::policy::jobs::{MissingField, OnExceeded};

@@ -25,7 +25,7 @@ impl JobGate {
                 "which database has the jobs is not said; write database = \"postgres://…\" in [jobs], or a url in [store.postgres]",
             ));
         };
-        // What is wrong with an address is told without showing any of it.
+        // The error about an address shows nothing of it, because it may have a password.
         let options = PgConnectOptions::from_str(url);
         let mut options =
             options.map_err(|_| Error::new("the address of the jobs' database cannot be read"))?;
