@@ -10,6 +10,7 @@ use tollgate::config::{Config, FileChange, FileWatch};
 
 use crate::error::Error;
 use crate::gate::JobGate;
+use crate::limits::JobsConfig;
 
 /// How often the file is looked at; it has to rest for as long before it is read.
 const LOOK: Duration = Duration::from_secs(1);
@@ -29,15 +30,15 @@ impl JobGate {
     /// ```
     pub async fn open_file(file: impl Into<PathBuf>) -> Result<JobGate, Error> {
         let watch = FileWatch::before_reading(file);
-        let config = read(watch.file())?;
-        let gate = JobGate::from_config(&config).await?.connect().await?;
-        gate.follow(watch, config);
+        let (config, jobs) = read(watch.file())?;
+        let gate = JobGate::from_config(&config, &jobs).await?.connect().await?;
+        gate.follow(watch, config, jobs);
         Ok(gate)
     }
 
-    /// Follows a config file for as long as the gate is there. `config` is what the gate was made from, and `watch` was made before that
-    /// was read.
-    pub fn follow(&self, mut watch: FileWatch, mut config: Config) {
+    /// Follows a config file for as long as the gate is there. `config` and `jobs` are what the gate was made from, and `watch` was made
+    /// before they were read.
+    pub fn follow(&self, mut watch: FileWatch, mut config: Config, mut jobs: JobsConfig) {
         let gate = self.downgrade();
         tokio::spawn(async move {
             loop {
@@ -48,7 +49,7 @@ impl JobGate {
                     FileChange::Gone => {
                         Err("the config file is gone; put it back, as a restart would not find it".to_owned())
                     }
-                    FileChange::Read => gate.read_again(watch.file(), &config).await,
+                    FileChange::Read => gate.read_again(watch.file(), &config, &jobs).await,
                 };
                 let outcome = if applied.is_ok() { "applied" } else { "refused" };
                 metrics::counter!("tollgate_reloads_total", "outcome" => outcome).increment(1);
@@ -56,7 +57,7 @@ impl JobGate {
                 match applied {
                     Ok(new) => {
                         tracing::info!("the config was read again");
-                        config = new;
+                        (config, jobs) = new;
                     }
                     Err(why) => tracing::error!("the config stays as it was: {why}"),
                 }
@@ -65,14 +66,19 @@ impl JobGate {
     }
 
     /// Puts what the file says in place; the error says why nothing was changed.
-    async fn read_again(&self, file: &Path, old: &Config) -> Result<Config, String> {
-        let mut new = read(file).map_err(|error| error.to_string())?;
+    async fn read_again(
+        &self,
+        file: &Path,
+        old: &Config,
+        old_jobs: &JobsConfig,
+    ) -> Result<(Config, JobsConfig), String> {
+        let (mut new, mut jobs) = read(file).map_err(|error| error.to_string())?;
         if new.policy.rules().is_empty() && !old.policy.rules().is_empty() {
             // What an editor leaves for a moment before it writes, and would let everything through.
             return Err("it has no limits; write at least one, or restart to run jobs without".to_owned());
         }
         let store = old.store.changed_fields(&new.store).into_iter().map(|field| format!("store.{field}"));
-        let database = (old.jobs.database != new.jobs.database).then(|| "jobs.database".to_owned());
+        let database = (old_jobs.database != jobs.database).then(|| "jobs.database".to_owned());
         let fields: Vec<String> = store.chain(database).collect();
         if !fields.is_empty() {
             tracing::warn!(
@@ -81,14 +87,14 @@ impl JobGate {
             );
         }
         new.store = old.store.clone();
-        new.jobs.database.clone_from(&old.jobs.database);
-        self.reload_config(&new).await.map_err(|error| error.to_string())?;
-        Ok(new)
+        jobs.database.clone_from(&old_jobs.database);
+        self.reload_config(&new, &jobs).await.map_err(|error| error.to_string())?;
+        Ok((new, jobs))
     }
 }
 
 /// Reads a config. Its mistakes are counted and not shown: a key of an override may stand in them.
-fn read(file: &Path) -> Result<Config, Error> {
+fn read(file: &Path) -> Result<(Config, JobsConfig), Error> {
     let name = file.display();
     let failed = |error| Error::caused(format!("cannot read {name}: {error}"), error);
     let length = std::fs::metadata(file).map_err(failed)?.len();
@@ -99,11 +105,13 @@ fn read(file: &Path) -> Result<Config, Error> {
     // A variable that is no text is none of ours.
     let variables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    Config::parse_with_env(&text, variables).map_err(|mistakes| {
+    let mut jobs = JobsConfig::default();
+    let config = Config::parse_with(&text, variables, &mut [&mut jobs]).map_err(|mistakes| {
         let (count, first) = (mistakes.iter().count(), mistakes.iter().next().map_or(0, |first| first.line));
         let s = if count == 1 { "" } else { "s" };
         Error::new(format!(
             "{count} mistake{s} in {name}, the first in line {first}; `tollgate validate {name}` shows them"
         ))
-    })
+    })?;
+    Ok((config, jobs))
 }

@@ -22,13 +22,13 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use sqlx::postgres::PgPool;
-use tollgate::policy::jobs::{JobsConfig, OnExceeded};
 use tollgate::{Allowance, Limit, Policy, Tollgate};
 use tracing::Instrument;
 
 use crate::decision::JobDecision;
 use crate::error::Error;
 use crate::job::Job;
+use crate::limits::{JobsConfig, OnExceeded};
 use crate::line::{Line, Taken};
 use crate::plan::Plan;
 use crate::policy::Jobs;
@@ -82,8 +82,12 @@ impl JobGate {
     }
 
     /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay.
-    pub async fn reload_config(&self, config: &tollgate::config::Config) -> Result<(), Error> {
-        let jobs = self.inner.jobs.read().with_config(&config.jobs);
+    pub async fn reload_config(
+        &self,
+        config: &tollgate::config::Config,
+        jobs: &JobsConfig,
+    ) -> Result<(), Error> {
+        let jobs = self.inner.jobs.read().with_config(jobs);
         self.put_in_place(config.policy.clone(), jobs)?;
         self.call_sleepers().await
     }

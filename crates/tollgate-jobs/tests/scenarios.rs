@@ -16,10 +16,9 @@ mod world;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tollgate::policy::jobs::OnExceeded;
 use tollgate::{Fallback, Limit};
 use tollgate_jobs::adapter::prepare;
-use tollgate_jobs::{Job, JobDecision, JobGate, JobPolicy, Jobs};
+use tollgate_jobs::{Job, JobDecision, JobGate, JobPolicy, Jobs, OnExceeded};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::processes::{self, Child};
 use world::*;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use tollgate::policy::jobs::OnExceeded;
 use tollgate::telemetry::Source;
 use tollgate::{Charge, ChargeId, Decision, Permit, Reason};
 
 use super::{JobGate, OUTAGE_WAIT, OUTAGE_WAIT_LONGEST};
 use crate::decision::{Held, RunPermit};
+use crate::limits::OnExceeded;
 use crate::plan::Plan;
 
 /// How often a charge whose answer was lost is sent again, under the same id.

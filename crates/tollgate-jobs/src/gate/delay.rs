@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use tollgate::policy::jobs::OnExceeded;
-
 use super::charge::{Charged, Denial, judge};
 use super::turn::{Turn, jitter, micros};
 use super::{JobGate, OUTAGE_WAIT, SHORT_WAIT};
 use crate::decision::{Delay, JobDecision};
+use crate::limits::OnExceeded;
 use crate::line::{Look, Taken};
 use crate::metrics;
 use crate::plan::{Plan, closable};

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tollgate::Key;
-use tollgate::policy::jobs::JobScope;
 use uuid::Uuid;
 
 use super::JobGate;
 use crate::error::Error;
+use crate::limits::JobScope;
 use crate::line::ClosedKey;
 use crate::metrics;
 use crate::plan::closable;

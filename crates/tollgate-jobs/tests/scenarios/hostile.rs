@@ -1,6 +1,6 @@
 //! Arguments that nobody meant, rights that are missing, a clock that steps.
 
-use tollgate::policy::jobs::OnExceeded;
+use tollgate_jobs::OnExceeded;
 use tollgate_jobs::{JobGate, MissingField};
 
 use crate::world::*;

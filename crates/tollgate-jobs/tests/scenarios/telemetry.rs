@@ -1,7 +1,7 @@
 //! What operators see: every metric through an exporter. Spans and lines are in `watch.rs`, where nobody else logs.
 
-use tollgate::policy::jobs::OnExceeded;
 use tollgate_jobs::METRICS;
+use tollgate_jobs::OnExceeded;
 
 use crate::world::*;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tollgate::config::Config;
-use tollgate_jobs::{Job, JobDecision, JobGate};
+use tollgate_jobs::{Job, JobDecision, JobGate, JobsConfig};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::redis::RedisServer;
 use tollgate_testkit::tollgate::Tollgate;
@@ -74,9 +74,14 @@ fn together(config: &str, span: Duration) -> [Vec<(Instant, Instant)>; 2] {
             scope.spawn(|| calls(&server, &over, &by_http));
         }
         runtime.block_on(async {
-            let config = Config::parse(config).expect("a config");
-            let gate =
-                JobGate::from_config(&config).await.expect("a builder").connect().await.expect("a gate");
+            let mut section = JobsConfig::default();
+            let config = Config::parse_with(config, [], &mut [&mut section]).expect("a config");
+            let gate = JobGate::from_config(&config, &section)
+                .await
+                .expect("a builder")
+                .connect()
+                .await
+                .expect("a gate");
             let workers: Vec<_> = (0..3)
                 .map(|worker| tokio::spawn(runs(gate.clone(), worker, over.clone(), by_jobs.clone())))
                 .collect();
