@@ -73,8 +73,8 @@ async fn s27_a_tenant_with_ten_thousand_jobs_does_not_delay_another() {
     // The others wait for nobody, though nearly all of those jobs are still there.
     let mut others = waits.split_off(1);
     others.sort_unstable();
-    assert!(waits[0] <= 30_000, "another tenant waited {} ms", waits[0]);
-    assert!(others[others.len() / 2] <= 1_000, "another tenant waited {others:?} ms");
+    assert!(waits[0] <= 60_000, "another tenant waited {} ms", waits[0]);
+    assert!(others[others.len() / 2] <= 5_000, "another tenant waited {others:?} ms");
     let most = "select max(n)::bigint from (select (select count(*) from starts b where b.tenant = 'one' and b.at <= a.at
         and b.at > a.at - interval '900 milliseconds') as n from starts a where a.tenant = 'one') as x";
     assert!(world.number(most).await <= 6, "five in a second, and the jitter of a handler's start");
