@@ -16,6 +16,10 @@ tree revision="HEAD":
 bench:
     cargo run --release -p tollgate-benches -- in-process
 
+# Kills job workers and their database at fifty random moments, and fails if a promise is broken.
+job-kills:
+    TOLLGATE_KILLS=50 cargo test -p tollgate-jobs --test scenarios kills:: -- --nocapture
+
 # Line coverage of the kernel (100 % is asked for) and of the library (90 %).
 coverage:
     rustup component add llvm-tools

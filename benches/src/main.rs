@@ -5,13 +5,14 @@
 //! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. `-- stores`
 //! measures the shared stores, on servers that it starts: `stores.rs`. `-- http` measures what a layer costs an HTTP service:
 //! `http.rs`. `-- server` measures the server beside others: `server.rs`; `-- hostile` how honest clients of it fare among attackers:
-//! `hostile.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
+//! `hostile.rs`; `-- jobs` what limits cost background jobs: `jobs.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
 
 mod contestant;
 mod goals;
 mod harness;
 mod hostile;
 mod http;
+mod jobs;
 mod machine;
 mod memory;
 mod report;
@@ -55,6 +56,8 @@ enum Command {
     Constant(server::constant::Options),
     /// How long honest clients of `tollgate serve` wait while others attack it
     Hostile(hostile::Options),
+    /// Jobs per second, drains and waiting jobs in apalis on PostgreSQL, which it starts
+    Jobs(jobs::Options),
     #[command(name = memory::COMMAND, hide = true)]
     GrowByKeys { contestant: String, keys: u32 },
 }
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Server(options) => server::run(&options),
         Command::Constant(options) => server::constant::run(&options),
         Command::Hostile(options) => hostile::run(&options),
+        Command::Jobs(options) => jobs::run(&options),
         Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {
             println!("{}", memory::growth(entrant, KeySet { count: keys }));
         }),

@@ -6,7 +6,7 @@
 //! much about the machine as about us, and the ratios are the result.
 
 mod callers;
-mod cpu;
+pub(crate) mod cpu;
 mod goals;
 mod load;
 mod postgres;

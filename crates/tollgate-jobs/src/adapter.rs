@@ -14,12 +14,14 @@
 //!
 //! apalis-redis 1.0 is left out: its ack script decides the time of a job that comes back by itself.
 
+mod ahead;
 mod layer;
 mod poll;
 mod prepare;
 mod response;
 mod supervise;
 
+pub(crate) use ahead::ReadAhead;
 pub use layer::{GateLayer, GateService, JobArgs, RateLimited};
 pub use poll::DuePoll;
 pub use prepare::prepare;

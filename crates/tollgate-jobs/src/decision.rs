@@ -22,6 +22,18 @@ pub enum JobDecision {
     Skip,
 }
 
+impl JobDecision {
+    /// The name used in spans: `run`, `delay`, `reject` or `skip`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            JobDecision::Run(_) => "run",
+            JobDecision::Delay(_) => "delay",
+            JobDecision::Reject => "reject",
+            JobDecision::Skip => "skip",
+        }
+    }
+}
+
 /// The error of a rejected job.
 pub const RATE_LIMIT_EXCEEDED: &str = "Rate limit exceeded";
 

@@ -12,6 +12,7 @@ pub mod adapter;
 mod config;
 mod decision;
 mod error;
+mod follow;
 mod gate;
 mod job;
 mod limits;
@@ -32,6 +33,7 @@ pub use line::ClosedKey;
 pub use overview::{
     ClosedLabel, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, Unreadable, WaitingJob,
 };
+pub use metrics::METRICS;
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};
 pub use wake::Wake;

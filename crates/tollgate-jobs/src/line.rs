@@ -5,6 +5,8 @@
 //! nothing here knows a limit. The SQL is in `line/`: tables change by numbered migration, functions are made afresh whenever their
 //! text has changed.
 
+mod survey;
+
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
@@ -15,8 +17,10 @@ use uuid::Uuid;
 use crate::error::Error;
 use crate::plan::Plan;
 
+pub(crate) use survey::{NewPlace, NewSlot, Survey};
+
 /// The tables, one text for each version.
-const MIGRATIONS: [&str; 1] = [include_str!("line/1.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("line/1.sql"), include_str!("line/2.sql")];
 
 const FUNCTIONS: &str = include_str!("line/functions.sql");
 

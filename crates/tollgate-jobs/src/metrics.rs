@@ -8,8 +8,19 @@ pub(crate) const HITS: &str = "tollgate_job_rate_limit_hits_total";
 pub(crate) const USAGE: &str = "tollgate_job_rate_limit_usage";
 pub(crate) const WAITING: &str = "tollgate_job_waiting";
 pub(crate) const DELAY: &str = "tollgate_job_delay_seconds";
-
 pub(crate) const CLEANUP: &str = "tollgate_job_cleanup_rows_total";
+
+/// The metrics of jobs, by name.
+pub const METRICS: [&str; 5] = [HITS, USAGE, WAITING, DELAY, CLEANUP];
+
+/// Says what each of them is, to the exporter that is installed.
+pub(crate) fn describe() {
+    metrics::describe_counter!(HITS, "Jobs that were over a limit, by key and what became of them");
+    metrics::describe_gauge!(USAGE, "The share of a limit on jobs that is used");
+    metrics::describe_gauge!(WAITING, "Jobs that wait under a key");
+    metrics::describe_histogram!(DELAY, metrics::Unit::Seconds, "How long jobs were put off for at a time");
+    metrics::describe_counter!(CLEANUP, "Rows of the line of waiting jobs that were removed");
+}
 
 pub(crate) fn cleaned(rows: u64) {
     metrics::counter!(CLEANUP).increment(rows);

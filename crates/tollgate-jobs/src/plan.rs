@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tollgate::{Charge, Key};
+use tollgate_kernel::Cost;
 use uuid::Uuid;
 
 use crate::job::{Job, filled};
@@ -24,8 +25,8 @@ pub struct Plan {
     /// The longest sleep of all policies, and the shortest time to give up.
     pub(crate) max_delay: Duration,
     pub(crate) give_up_after: Option<Duration>,
-    /// What happens because a field is missing, whatever the limits say.
-    pub(crate) missing_field: Option<OnExceeded>,
+    /// What happens because a field is missing, whatever the limits say, and the label of the limit that is split by it.
+    pub(crate) missing_field: Option<(OnExceeded, String)>,
 }
 
 /// One limit of a plan.
@@ -62,11 +63,20 @@ impl PlannedCharge {
 
     /// Whether one of these keys is what it is charged to.
     pub(crate) fn is_closed(&self, closed: &[Uuid]) -> bool {
-        self.closed_by.iter().any(|key| closed.contains(key))
+        self.is_closed_by(|key| closed.contains(key))
+    }
+
+    /// The same, by a question.
+    pub(crate) fn is_closed_by(&self, closed: impl Fn(&Uuid) -> bool) -> bool {
+        self.closed_by.iter().any(closed)
     }
 
     pub(crate) fn charge(&self) -> Charge<'_> {
         Charge::new(&self.limit, self.key()).cost(self.cost)
+    }
+
+    pub(crate) fn cost(&self) -> Cost {
+        Cost::new(self.cost).unwrap_or(Cost::ONE)
     }
 }
 
@@ -86,7 +96,7 @@ impl Plan {
     fn empty(job: &Job<'_>) -> Plan {
         Plan {
             job: job.id.to_owned(),
-            job_type: job.job_type.to_owned(),
+            job_type: shown(job.job_type),
             queue: job.queue.to_owned(),
             charges: Vec::new(),
             closable: Vec::new(),
@@ -111,16 +121,17 @@ impl Plan {
         };
         // A name that is no key was refused when the policies were put together.
         let Ok(label) = scope.key().map(Key::into_canonical) else { return };
-        let value = limits.key.as_ref().map(|field| job.field(field));
-        let key = match value {
+        // A value that no key can have (too long, or with control characters) is as good as none.
+        let key = match &limits.key {
             None => Some(label.clone()),
-            Some(None) if limits.if_missing == MissingField::Shared => Some(label.clone()),
-            Some(None) => None,
-            Some(Some(value)) => split(scope, &value),
+            Some(field) => match job.field(field).and_then(|value| split(scope, &value)) {
+                None if limits.if_missing == MissingField::Shared => Some(label.clone()),
+                key => key,
+            },
         };
         self.closable.push(closable(&label));
         let Some(key) = key else {
-            self.missing_field = self.missing_field.max(Some(limits.on_exceeded));
+            self.lacks(limits.on_exceeded, &label);
             return;
         };
         if key != label {
@@ -135,13 +146,19 @@ impl Plan {
         for name in &limits.limits {
             let template = limits.limit_key.as_deref().unwrap_or("global");
             let Some(key) = filled(template, job) else {
-                self.missing_field = self.missing_field.max(Some(limits.on_exceeded));
+                self.lacks(limits.on_exceeded, &label);
                 return;
             };
             self.closable.push(closable(&key));
             let is_concurrency = is_concurrency(name);
             let cost = if is_concurrency { 1 } else { cost };
             self.push(name.clone(), key.into_owned(), cost, &label, limits.on_exceeded, is_concurrency);
+        }
+    }
+
+    fn lacks(&mut self, behaviour: OnExceeded, label: &str) {
+        if self.missing_field.as_ref().is_none_or(|(other, _)| *other < behaviour) {
+            self.missing_field = Some((behaviour, label.to_owned()));
         }
     }
 
@@ -176,12 +193,28 @@ impl Plan {
         });
     }
 
+    /// Whether a job that waits since then is to be given up.
+    pub(crate) fn is_given_up(&self, now_us: u64, since_us: Option<u64>) -> bool {
+        match (self.give_up_after, since_us) {
+            (Some(give_up_after), Some(since_us)) => {
+                let after_us = u64::try_from(give_up_after.as_micros()).unwrap_or(u64::MAX);
+                now_us >= since_us.saturating_add(after_us)
+            }
+            _ => false,
+        }
+    }
+
+    #[cfg(feature = "apalis")]
+    pub(crate) fn queue(&self) -> &str {
+        &self.queue
+    }
+
     pub(crate) fn lines(&self) -> Vec<Uuid> {
         self.charges.iter().map(|charge| charge.line).collect()
     }
 }
 
-/// The key of one value of the field that splits a limit. A value that no key can have is as good as none.
+/// The key of one value of the field that splits a limit, if there can be one.
 fn split(scope: JobScope<'_>, value: &str) -> Option<String> {
     let key = match scope {
         JobScope::Global => return None,
@@ -189,6 +222,16 @@ fn split(scope: JobScope<'_>, value: &str) -> Option<String> {
         JobScope::Type(name) => Key::with_version("job", name, value),
     };
     key.ok().map(Key::into_canonical)
+}
+
+/// A type as logs and the line have it. It comes from the arguments, which anybody may have written.
+fn shown(job_type: &str) -> String {
+    const LONGEST: usize = 100;
+    job_type
+        .chars()
+        .take(LONGEST)
+        .map(|letter| if letter.is_control() { '\u{fffd}' } else { letter })
+        .collect()
 }
 
 /// The name under which a key is closed, whichever limits are charged to it.
@@ -266,9 +309,22 @@ mod tests {
         let policy = JobPolicy::new().with_rate_limit(1, MINUTE).key("tenant");
         let shared = Jobs::new().job("a", policy.clone());
         assert_eq!(charges(&shared, &Job::new("1", "a", "q"))[0].1, "job:a");
+        // What no key can have is as good as none, and does not open the limit.
+        for value in ["\u{0}".to_owned(), "a\nb".to_owned(), "x".repeat(100_000), String::new()] {
+            let arguments = || json!({"tenant": value});
+            let job = Job::new("1", "a", "q").with_arguments(&arguments);
+            assert_eq!(charges(&shared, &job)[0].1, "job:a");
+        }
         let policy = policy.if_missing(MissingField::Deny).on_exceeded(OnExceeded::Skip);
         let denied = Jobs::new().job("a", policy);
         let plan = Plan::of(&denied, &Job::new("1", "a", "q"), |_| false).unwrap();
-        assert_eq!((plan.missing_field, plan.charges.len()), (Some(OnExceeded::Skip), 0));
+        assert_eq!(
+            (plan.missing_field, plan.charges.len()),
+            (Some((OnExceeded::Skip, "job:a".to_owned())), 0)
+        );
+        let hostile = format!("a\u{0}\n{}", "x".repeat(1_000));
+        let all = Jobs::new().queue("q", JobPolicy::new().with_rate_limit(1, MINUTE));
+        let plan = Plan::of(&all, &Job::new("1", &hostile, "q"), |_| false).unwrap();
+        assert!(plan.job_type.starts_with("a\u{fffd}\u{fffd}x") && plan.job_type.chars().count() == 100);
     }
 }

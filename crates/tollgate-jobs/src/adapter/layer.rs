@@ -10,10 +10,11 @@ use apalis::prelude::{BoxDynError, ExecutionContext, Status, Task};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde::Serialize;
-use tollgate::ChargeId;
+use serde::de::DeserializeOwned;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use super::ahead::read_ahead;
 use super::response::{GateResponse, Gated};
 use crate::decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED};
 use crate::gate::JobGate;
@@ -73,7 +74,7 @@ pub struct GateService<S> {
 
 impl<S, Args> Service<Task<Args>> for GateService<S>
 where
-    Args: JobArgs + Send + 'static,
+    Args: JobArgs + DeserializeOwned + Send + 'static,
     S: Service<Task<Args>> + Clone + Send + 'static,
     S::Error: Into<BoxDynError>,
     S::Future: Send,
@@ -99,7 +100,12 @@ where
                 None => None,
                 Some(plan) => match gate.enter(plan).await {
                     JobDecision::Run(permit) => Some(permit),
-                    JobDecision::Delay(delay) => return Ok(delayed(&context, delay)),
+                    JobDecision::Delay(delay) => {
+                        if delay.until_us.is_some() {
+                            read_ahead::<Args>(&gate, plan.queue());
+                        }
+                        return Ok(delayed(&context, delay));
+                    }
                     JobDecision::Reject => {
                         // `Failed` is fetched again; what is killed is not.
                         context.raw_status().store(Status::Killed);
@@ -134,10 +140,20 @@ where
 fn plan<Args: JobArgs>(gate: &JobGate, task: &Task<Args>) -> Option<Plan> {
     let id = task.task_id().map_or_else(String::new, ToString::to_string);
     let queue = task.queue().map_or_else(String::new, ToString::to_string);
-    let job_type = task.args.job_type();
-    let to_json = || serde_json::to_value(&task.args).unwrap_or_default();
     let metadata = |name: &str| task.metadata().get(name).map(str::to_owned);
-    gate.plan(&Job::new(&id, &job_type, &queue).with_arguments(&to_json).with_metadata(&metadata))
+    plan_of(gate, &id, &queue, &task.args, &metadata)
+}
+
+pub(super) fn plan_of<Args: JobArgs>(
+    gate: &JobGate,
+    id: &str,
+    queue: &str,
+    args: &Args,
+    metadata: &dyn Fn(&str) -> Option<String>,
+) -> Option<Plan> {
+    let job_type = args.job_type();
+    let to_json = || serde_json::to_value(args).unwrap_or_default();
+    gate.plan(&Job::new(id, &job_type, queue).with_arguments(&to_json).with_metadata(metadata))
 }
 
 /// Back to the queue: the ack is turned into a reschedule by the trigger.
@@ -148,6 +164,5 @@ fn delayed<R>(context: &Arc<ExecutionContext>, delay: Delay) -> GateResponse<R> 
 }
 
 fn gated<R>(what: &str, limit: String, until_us: Option<u64>, wait_us: Option<u64>) -> GateResponse<R> {
-    let nonce = format!("{:032x}", ChargeId::random().get());
-    GateResponse::Gated(Gated { tollgate: what.to_owned(), limit, until_us, wait_us, nonce })
+    GateResponse::Gated(Gated::new(what, limit, until_us, wait_us))
 }

@@ -1,6 +1,7 @@
 //! What the ack writes as a job's result.
 
 use serde::{Deserialize, Serialize};
+use tollgate::ChargeId;
 
 /// The handler's own response, or what the gate answered instead of calling it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,4 +28,16 @@ pub struct Gated {
     pub wait_us: Option<u64>,
     /// Makes each result another one, by which the trigger knows an ack from other updates.
     pub nonce: String,
+}
+
+impl Gated {
+    pub(super) fn new(what: &str, limit: String, until_us: Option<u64>, wait_us: Option<u64>) -> Gated {
+        let nonce = format!("{:032x}", ChargeId::random().get());
+        Gated { tollgate: what.to_owned(), limit, until_us, wait_us, nonce }
+    }
+}
+
+/// The result of a job that is put off without having been claimed.
+pub(super) fn delayed_result(limit: &str, until_us: u64) -> serde_json::Value {
+    serde_json::json!({ "Ok": Gated::new("delayed", limit.to_owned(), Some(until_us), None) })
 }

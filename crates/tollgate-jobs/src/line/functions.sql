@@ -121,3 +121,69 @@ create or replace function {prefix}job_cleanup(p_keep_us bigint, p_batch integer
   )
   select (select count(*) from gone) + (select count(*) from places) + (select count(*) from opened)
 $$;
+
+-- Locks those of these lines that somebody stands in, in the order in which job_stand does, and answers the time.
+create or replace function {prefix}job_lock_lines(p_keys uuid[]) returns bigint language plpgsql volatile as $$
+declare
+  v_key uuid;
+begin
+  for v_key in select k from unnest(p_keys) as k where exists (select from {prefix}job_line l where l.key = k) order by k loop
+    perform pg_advisory_xact_lock(hashtextextended('{prefix}job_line ' || v_key::text, 0));
+  end loop;
+  return {prefix}job_now_us();
+end $$;
+
+-- The end of each line: its last place, and what stands before a job that comes now, reckoned as job_look does.
+create or replace function {prefix}job_line_ends(p_keys uuid[], p_grace bigint)
+returns table (key uuid, last bigint, ahead bigint) language sql volatile as $$
+  with ends as materialized (
+    select k.key, (select l.place from {prefix}job_line l where l.key = k.key order by l.place desc limit 1) as last,
+      (select l.place - l.units from {prefix}job_line l
+        where l.key = k.key and l.slot_us > {prefix}job_now_us() - p_grace order by l.place limit 1) as before
+    from unnest(p_keys) as k(key)
+  )
+  select e.key, e.last, case
+      when e.before is null then 0
+      when e.last - e.before <= 1000 then (select coalesce(sum(l.units), 0)::bigint from {prefix}job_line l
+        where l.key = e.key and l.slot_us > {prefix}job_now_us() - p_grace)
+      else e.last - e.before end
+    from ends e where e.last is not null
+$$;
+
+-- What stands before each of these jobs in each line that it stands in.
+create or replace function {prefix}job_ahead_of(p_jobs text[], p_grace bigint)
+returns table (job text, key uuid, ahead bigint) language sql volatile as $$
+  with own as materialized (
+    select l.job, l.key, l.place, l.units from {prefix}job_line l where l.job = any(p_jobs)
+  ), lines as materialized (
+    select k.key, (select l.place - l.units from {prefix}job_line l
+        where l.key = k.key and l.slot_us > {prefix}job_now_us() - p_grace order by l.place limit 1) as before,
+      (select l.place from {prefix}job_line l where l.key = k.key order by l.place desc limit 1) as last
+    from (select distinct o.key from own o) as k
+  ), summed as materialized (
+    select l.key, l.place, sum(l.units) filter (where l.slot_us > {prefix}job_now_us() - p_grace)
+        over (partition by l.key order by l.place rows between unbounded preceding and 1 preceding) as ahead
+    from {prefix}job_line l where l.key in (select s.key from lines s where s.last - s.before <= 1000)
+  )
+  select o.job, o.key, coalesce(s.ahead, greatest(o.place - o.units - coalesce(n.before, o.place), 0))::bigint
+    from own o join lines n on n.key = o.key left join summed s on s.key = o.key and s.place = o.place
+$$;
+
+-- Puts many jobs off: when each expects its turn and until when it sleeps, and the places of those that come anew. The caller has
+-- locked the lines.
+create or replace function {prefix}job_put_off(
+  p_jobs text[], p_queues text[], p_types text[], p_slots_us bigint[], p_untils_us bigint[], p_bindings text[],
+  p_place_jobs text[], p_keys uuid[], p_places bigint[], p_labels text[], p_units bigint[]
+) returns void language sql volatile as $$
+  insert into {prefix}job_waiting as w (job, queue, job_type, since_us, slot_us, until_us, delays, binding)
+    select u.job, u.queue, u.job_type, {prefix}job_now_us(), u.slot_us, u.until_us, 1, u.binding
+    from unnest(p_jobs, p_queues, p_types, p_slots_us, p_untils_us, p_bindings) as u(job, queue, job_type, slot_us, until_us, binding)
+    on conflict (job) do update set slot_us = excluded.slot_us, until_us = excluded.until_us, delays = w.delays + 1, binding = excluded.binding;
+  update {prefix}job_line l set slot_us = u.slot_us from unnest(p_jobs, p_slots_us) as u(job, slot_us)
+    where l.job = u.job and l.slot_us <> u.slot_us;
+  insert into {prefix}job_line (key, place, job, label, units, slot_us)
+    select n.key, n.place, n.job, n.label, n.units, u.slot_us
+    from unnest(p_place_jobs, p_keys, p_places, p_labels, p_units) as n(job, key, place, label, units)
+      join unnest(p_jobs, p_slots_us) as u(job, slot_us) on u.job = n.job
+    on conflict do nothing;
+$$;

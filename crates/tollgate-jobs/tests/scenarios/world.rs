@@ -48,6 +48,10 @@ impl TestJob {
         TestJob { kind: kind.to_owned(), number, tenant: None, act: Act::Succeed }
     }
 
+    pub(crate) fn of(self, tenant: &str) -> TestJob {
+        TestJob { tenant: Some(tenant.to_owned()), ..self }
+    }
+
     pub(crate) fn act(self, act: Act) -> TestJob {
         TestJob { act, ..self }
     }
@@ -63,8 +67,14 @@ async fn handle(job: TestJob, pool: Data<PgPool>) -> Result<String, BoxDynError>
     let text =
         "insert into starts (kind, number, tenant, at) values ($1, $2, $3, clock_timestamp()) returning
         (select count(*) from starts where kind = $1 and number = $2)";
-    let before: i64 =
-        sqlx::query_scalar(text).bind(&job.kind).bind(job.number).bind(&job.tenant).fetch_one(&*pool).await?;
+    // No text of PostgreSQL has a NUL.
+    let written = |text: &str| text.chars().take(100).filter(|letter| *letter != '\0').collect::<String>();
+    let before: i64 = sqlx::query_scalar(text)
+        .bind(written(&job.kind))
+        .bind(job.number)
+        .bind(job.tenant.as_deref().map(written))
+        .fetch_one(&*pool)
+        .await?;
     match job.act {
         Act::Succeed => {}
         Act::Fail => return Err("it fails".into()),
@@ -136,7 +146,8 @@ pub(crate) async fn gate_at(
     with: impl FnOnce(TollgateBuilder) -> TollgateBuilder,
 ) -> JobGate {
     let options = tollgate::store::PostgresOptions {
-        timeout: SECOND,
+        // Enough for a machine that is busy with other tests: what a timeout denies is not what is looked at here.
+        timeout: 3 * SECOND,
         ..tollgate::store::PostgresOptions::new(url.to_owned())
     };
     let builder = Tollgate::builder().postgres_with(options).fallback(Fallback::Closed);
@@ -172,19 +183,24 @@ impl World {
         PostgresStorage::<()>::setup(&pool).await.unwrap();
         let gate = gate_at(&url, &pool, jobs, with).await;
         prepare(&gate).await.unwrap();
+        World::of(server, url, pool, gate)
+    }
+
+    /// Around a gate that was prepared: logs permits, starts and delays.
+    pub(crate) fn of(server: PostgresServer, url: String, pool: PgPool, gate: JobGate) -> World {
         let world = World { server, url, pool, gate };
         world.server.psql(
             "create table starts (kind text, number bigint, tenant text, at timestamptz);
              create table permits (limit_name text, at_us bigint, cost bigint);
-             create table delays (job text, run_at timestamptz, logged timestamptz);
+             create table delays (job text, run_at timestamptz, logged timestamptz, was_claimed boolean);
              create function log_permit() returns trigger language plpgsql as $$ begin
                insert into permits select * from unnest(new.limit_names, new.charged_at_us, new.costs);
                return new; end $$;
              create trigger log_permit after insert on tollgate_hold for each row execute function log_permit();
              create function log_delay() returns trigger language plpgsql as $$ begin
-               insert into delays values (new.id, new.run_at, clock_timestamp()); return new; end $$;
+               insert into delays values (new.id, new.run_at, clock_timestamp(), old.status <> 'Pending'); return new; end $$;
              create trigger log_delay after update on apalis.jobs for each row
-               when (new.status = 'Pending' and old.status in ('Queued', 'Running')
+               when (new.status = 'Pending' and new.last_result is distinct from old.last_result
                  and new.last_result->'Ok'->>'tollgate' = 'delayed') execute function log_delay();",
         );
         world
@@ -213,6 +229,13 @@ impl World {
         for job in jobs {
             storage.push_task(TaskBuilder::new(job).max_attempts(attempts).build()).await.unwrap();
         }
+    }
+
+    /// Pushes many at once.
+    pub(crate) async fn push_all(&self, queue: &str, jobs: impl IntoIterator<Item = TestJob>) {
+        let mut storage =
+            PostgresStorage::<TestJob>::new(&self.pool).with_config(Config::default().queue(queue));
+        storage.push_bulk(jobs.into_iter().collect()).await.unwrap();
     }
 
     /// How many rows there are by status.
@@ -287,4 +310,16 @@ pub(crate) fn jobs(kind: &str, count: i64) -> impl Iterator<Item = TestJob> + '_
 /// One policy for one type.
 pub(crate) fn only(kind: &str, policy: JobPolicy) -> Jobs {
     Jobs::new().job(kind, policy)
+}
+
+pub(crate) fn rate(limit: u64, window: Duration) -> JobPolicy {
+    JobPolicy::new().with_rate_limit(limit, window)
+}
+
+/// The exporter of this process, installed once.
+pub(crate) fn exporter() -> metrics_exporter_prometheus::PrometheusHandle {
+    static EXPORTER: std::sync::OnceLock<metrics_exporter_prometheus::PrometheusHandle> =
+        std::sync::OnceLock::new();
+    let install = || metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder().unwrap();
+    EXPORTER.get_or_init(install).clone()
 }

@@ -15,5 +15,6 @@ mod document;
 mod ending;
 mod faces;
 mod haproxy;
+mod jobs;
 mod nginx;
 mod redis;

@@ -18,6 +18,7 @@ macro_rules! changed_fields {
 mod connection;
 mod environment;
 mod extension;
+mod file_watch;
 mod limits;
 mod mistake;
 mod named;
@@ -34,6 +35,7 @@ pub use self::connection::{Password, PostgresConfig, RedisConfig, host_fault, ur
 use self::environment::Environment;
 pub use self::environment::VariableKind;
 pub use self::extension::{Extension, Limits};
+pub use self::file_watch::{FileChange, FileWatch};
 pub use self::limits::limit_fields;
 pub use self::mistake::{Mistake, Mistakes};
 pub use self::reader::{Field, Reader, Section};

@@ -1,0 +1,188 @@
+//! Limits on background jobs in apalis, on a real PostgreSQL that it starts.
+//!
+//! `throughput.rs` runs jobs that do nothing as fast as they go, with and without the gate; `drain.rs` runs a backlog at its limit, and sees
+//! how soon it is done; `tenants.rs` sees how long one tenant waits behind another, `idle.rs` what waiting jobs cost a database. Everything is in one process with the database on the same
+//! machine: the ratios of one run, and CPU time per job, are the result.
+
+mod drain;
+mod idle;
+mod tenants;
+mod throughput;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use apalis::prelude::{BoxDynError, Data, PollWith, TaskSink, WorkerBuilder};
+use apalis_postgres::{Config, PostgresStorage};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
+use tokio::task::JoinHandle;
+use tollgate::Tollgate;
+use tollgate_jobs::adapter::{DuePoll, GateLayer, JobArgs, prepare, supervise};
+use tollgate_jobs::{JobGate, Jobs};
+use tollgate_testkit::postgres::PostgresServer;
+
+use crate::goals::Goal;
+use crate::machine::Facts;
+use crate::report::{print_goals, print_machine};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Rounds of the throughput, and of each drain
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=30))]
+    rounds: u16,
+    /// Jobs of a round of the throughput
+    #[arg(long, default_value_t = 2_000)]
+    jobs: usize,
+    /// How long an idle database is looked at, in seconds
+    #[arg(long, default_value_t = 70)]
+    idle_seconds: u64,
+    /// One part only
+    #[arg(long)]
+    only: Option<Part>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Throughput,
+    Drain,
+    Tenants,
+    Idle,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("cannot start the runtime: {error}"))?;
+    print_machine(&Facts::read());
+    let wants = |part| options.only.is_none_or(|only| only == part);
+    let goals: Result<Vec<Goal>, BoxDynError> = runtime.block_on(async {
+        let mut goals = Vec::new();
+        if wants(Part::Throughput) {
+            goals.extend(throughput::run(options.rounds, options.jobs).await?);
+        }
+        if wants(Part::Drain) {
+            goals.extend(drain::run(options.rounds).await?);
+        }
+        if wants(Part::Tenants) {
+            goals.push(tenants::run(options.rounds).await?);
+        }
+        if wants(Part::Idle) {
+            goals.push(idle::run(Duration::from_secs(options.idle_seconds)).await?);
+        }
+        Ok(goals)
+    });
+    print_goals(&goals.map_err(|error| error.to_string())?);
+    Ok(())
+}
+
+/// A job that does nothing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Nothing {
+    number: usize,
+    tenant: usize,
+}
+
+impl JobArgs for Nothing {
+    fn job_type(&self) -> Cow<'_, str> {
+        Cow::Borrowed("nothing")
+    }
+}
+
+/// How many handlers have run.
+#[derive(Clone, Debug, Default)]
+struct Runs(Arc<AtomicUsize>);
+
+async fn handle(job: Nothing, runs: Data<Runs>) -> Result<(), BoxDynError> {
+    // Those of the second tenant alone are counted where there are two.
+    if job.tenant == 0 || job.tenant == 2 {
+        runs.0.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+impl Runs {
+    /// Waits until so many have run.
+    async fn wait_for(&self, count: usize) -> Result<(), BoxDynError> {
+        let begun = Instant::now();
+        while self.0.load(Ordering::Relaxed) < count {
+            if begun.elapsed() > Duration::from_secs(180) {
+                return Err(format!("{} of {count} jobs ran in 180 s", self.0.load(Ordering::Relaxed)).into());
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(())
+    }
+}
+
+/// A worker that ends when it is dropped.
+struct Worker(JoinHandle<()>);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn storage(pool: &PgPool, queue: &str) -> PostgresStorage<Nothing> {
+    let config = Config::default().queue(queue).batch_size(100).lock_tasks(false);
+    PostgresStorage::new(pool).with_config(config)
+}
+
+/// Starts a worker, with the gate as its layer or without.
+fn start(gate: &JobGate, with_layer: bool, pool: &PgPool, queue: &str, runs: &Runs) -> Worker {
+    let (gate, pool, queue, runs) = (gate.clone(), pool.clone(), queue.to_owned(), runs.clone());
+    Worker(tokio::spawn(async move {
+        supervise("bench", |name| {
+            let poll = DuePoll::new(&gate, Duration::from_millis(50));
+            let worker = WorkerBuilder::new(&*name).backend(PollWith::new(storage(&pool, &queue), poll));
+            let (gate, runs) = (gate.clone(), runs.clone());
+            async move {
+                match with_layer {
+                    true => worker.layer(GateLayer::new(&gate)).data(runs).build(handle).run().await,
+                    false => worker.data(runs).build(handle).run().await,
+                }
+            }
+        })
+        .await;
+    }))
+}
+
+async fn pool(url: &str) -> Result<PgPool, BoxDynError> {
+    Ok(PgPoolOptions::new().max_connections(10).connect(url).await?)
+}
+
+/// A database with apalis's tables.
+async fn database() -> Result<(PostgresServer, PgPool), BoxDynError> {
+    let server = PostgresServer::start();
+    let pool = pool(&server.url("postgres")).await?;
+    PostgresStorage::<()>::setup(&pool).await?;
+    Ok((server, pool))
+}
+
+async fn gate(server: &PostgresServer, pool: &PgPool, jobs: Jobs) -> Result<JobGate, BoxDynError> {
+    let url = server.url("postgres");
+    let options = tollgate::store::PostgresOptions {
+        timeout: Duration::from_secs(1),
+        ..tollgate::store::PostgresOptions::new(url)
+    };
+    let tollgate = Tollgate::builder().postgres_with(options).connect().await?;
+    let gate = JobGate::builder(tollgate, pool.clone()).jobs(jobs).connect().await?;
+    prepare(&gate).await?;
+    Ok(gate)
+}
+
+async fn push(pool: &PgPool, queue: &str, count: usize) -> Result<(), BoxDynError> {
+    push_of(pool, queue, count, 0).await
+}
+
+async fn push_of(pool: &PgPool, queue: &str, count: usize, tenant: usize) -> Result<(), BoxDynError> {
+    let mut storage = storage(pool, queue);
+    for chunk in (0..count).collect::<Vec<_>>().chunks(2_500) {
+        storage.push_bulk(chunk.iter().map(|number| Nothing { number: *number, tenant }).collect()).await?;
+    }
+    Ok(())
+}

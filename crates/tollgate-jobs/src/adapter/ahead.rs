@@ -1,0 +1,257 @@
+//! Reads ahead in a queue, so that the jobs of one key that has to wait are not claimed one by one in front of all others.
+//!
+//! When a job was put off, others of its key are likely to be due behind it. They are read in pages, in the order in which apalis fetches,
+//! and put off together (`gate/bulk.rs`): one page is one transaction, in which its rows are locked, so that no worker claims what is
+//! being put off. Jobs that would wake within half a minute only because they may not sleep longer are put off again on the way.
+//! One process reads ahead in a queue at a time. Should any of it fail, jobs are claimed one by one, as without it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use sqlx::postgres::types::PgHstore;
+
+use super::layer::{JobArgs, plan_of};
+use super::response::delayed_result;
+use crate::gate::{JobGate, PutOff};
+use crate::plan::Plan;
+
+/// How many jobs a page has. While it is written, jobs that were claimed before wait for it, and are then behind it.
+const PAGE: i64 = 1_000;
+
+/// How many bytes of arguments a page has: somebody may push large ones.
+const PAGE_BYTES: i64 = 16 * 1024 * 1024;
+
+/// How many pages are read at most in one go.
+const PAGES: usize = 100;
+
+/// How long the first page waits: those that were claimed together with the job that was put off take their places first.
+const SETTLE: Duration = Duration::from_millis(10);
+
+/// The pause after a go that found nothing to put off; it doubles up to the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// How far ahead sleepers are put off again.
+const HORIZON: Duration = Duration::from_secs(30);
+
+/// Which queues are being read ahead in by this process, and which are left alone until when.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReadAhead {
+    queues: Arc<Mutex<HashMap<String, Queue>>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Queue {
+    is_busy: bool,
+    /// Not before then, and the pause after the next go that finds nothing.
+    after: Instant,
+    pause: Duration,
+}
+
+impl ReadAhead {
+    /// Whether it is this caller who reads now.
+    fn begin(&self, queue: &str) -> bool {
+        let now = Instant::now();
+        let mut queues = self.queues.lock();
+        match queues.get_mut(queue) {
+            Some(state) if state.is_busy || state.after > now => false,
+            Some(state) => {
+                state.is_busy = true;
+                true
+            }
+            None => {
+                queues.insert(queue.to_owned(), Queue { is_busy: true, after: now, pause: PAUSES.0 });
+                true
+            }
+        }
+    }
+
+    fn end(&self, queue: &str, has_put_off: bool) {
+        if let Some(state) = self.queues.lock().get_mut(queue) {
+            state.is_busy = false;
+            state.after = Instant::now() + if has_put_off { Duration::ZERO } else { state.pause };
+            state.pause = if has_put_off { PAUSES.0 } else { (state.pause * 2).min(PAUSES.1) };
+        }
+    }
+}
+
+/// Ends the go, also if its task is cancelled.
+struct Go {
+    gate: JobGate,
+    queue: String,
+    has_put_off: bool,
+}
+
+impl Drop for Go {
+    fn drop(&mut self) {
+        self.gate.read_ahead().end(&self.queue, self.has_put_off);
+    }
+}
+
+/// Reads ahead in the background, unless somebody does.
+pub(super) fn read_ahead<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue: &str) {
+    if !gate.read_ahead().begin(queue) {
+        return;
+    }
+    let mut go = Go { gate: gate.clone(), queue: queue.to_owned(), has_put_off: false };
+    tokio::spawn(async move {
+        tokio::time::sleep(SETTLE).await;
+        let mut place = Place::Start;
+        for _ in 0..PAGES {
+            match page::<Args>(&go.gate, &go.queue, place).await {
+                Ok(page) => {
+                    go.has_put_off |= page.put_off > 0;
+                    match page.next {
+                        Some(next) => place = next,
+                        None => return,
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "jobs that wait cannot be put off together; they are claimed one by one");
+                    return;
+                }
+            }
+        }
+    });
+}
+
+/// Where a page begins.
+enum Place {
+    Start,
+    /// Behind this job, in the order in which apalis fetches.
+    Behind {
+        priority: i32,
+        run_at_us: i64,
+        id: String,
+    },
+    /// Nothing is due any more: those that would wake soon.
+    Soon,
+}
+
+struct Page {
+    put_off: usize,
+    /// Where the next begins; `None` at the end.
+    next: Option<Place>,
+}
+
+async fn page<Args: JobArgs + DeserializeOwned>(
+    gate: &JobGate,
+    queue: &str,
+    place: Place,
+) -> Result<Page, sqlx::Error> {
+    let line = gate.line();
+    let mut transaction = line.pool.begin().await?;
+    // What a crash of the database would lose is put off again.
+    let lock = "select pg_try_advisory_xact_lock(hashtextextended('{prefix}job_ahead ' || $1, 0)),
+        set_config('synchronous_commit', 'off', true)";
+    let (is_ours, _): (bool, String) =
+        sqlx::query_as(line.sql(lock)).bind(queue).fetch_one(&mut *transaction).await?;
+    if !is_ours {
+        return Ok(Page { put_off: 0, next: None });
+    }
+    let due = "select id, priority, (extract(epoch from run_at) * 1000000)::bigint, octet_length(job) + coalesce(pg_column_size(metadata), 0)
+        from apalis.jobs
+        where job_type = $1 and (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) and run_at < now()
+          and ($2 is null or priority < $2 or (priority = $2 and (run_at, id) > (timestamptz 'epoch' + $3 * interval '1 microsecond', $4)))
+        order by priority desc, run_at, id limit $5 for update skip locked";
+    let soon = "select j.id, j.priority, 0::bigint, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
+        from {prefix}job_waiting w join apalis.jobs j on j.id = w.job
+        where w.queue = $1 and w.until_us between {prefix}job_now_us() and {prefix}job_now_us() + $2 and w.slot_us > w.until_us + 1000000
+          and j.status = 'Pending' and j.job_type = $1 and j.run_at > now()
+        order by w.until_us limit $3 for update of j skip locked";
+    let is_soon = matches!(place, Place::Soon);
+    let found = match place {
+        Place::Soon => {
+            let horizon = i64::try_from(HORIZON.as_micros()).unwrap_or(i64::MAX);
+            sqlx::query_as(line.sql(soon))
+                .bind(queue)
+                .bind(horizon)
+                .bind(PAGE)
+                .fetch_all(&mut *transaction)
+                .await?
+        }
+        Place::Start | Place::Behind { .. } => {
+            let (priority, run_at_us, id) = match place {
+                Place::Behind { priority, run_at_us, id } => (Some(priority), Some(run_at_us), Some(id)),
+                _ => (None, None, None),
+            };
+            let query = sqlx::query_as(line.sql(due)).bind(queue).bind(priority).bind(run_at_us).bind(id);
+            query.bind(PAGE).fetch_all(&mut *transaction).await?
+        }
+    };
+    let found: Vec<(String, i32, i64, i32)> = found;
+    let count = in_budget(found.iter().map(|(.., bytes)| *bytes));
+    let is_last = count == found.len() && i64::try_from(count).is_ok_and(|count| count < PAGE);
+    let next = match found[..count].last() {
+        _ if is_soon => None,
+        Some((id, priority, run_at_us, _)) if !is_last => {
+            Some(Place::Behind { priority: *priority, run_at_us: *run_at_us, id: id.clone() })
+        }
+        _ => Some(Place::Soon),
+    };
+    let ids: Vec<&str> = found[..count].iter().map(|(id, ..)| id.as_str()).collect();
+    if ids.is_empty() {
+        return Ok(Page { put_off: 0, next });
+    }
+    let read = "select j.id, j.job, j.metadata from unnest($1::text[]) with ordinality as u(id, number) join apalis.jobs j on j.id = u.id
+        order by u.number";
+    let rows = sqlx::query(read).bind(&ids).fetch_all(&mut *transaction).await?;
+    let plans: Vec<Plan> = rows.iter().filter_map(|row| plan::<Args>(gate, queue, row)).collect();
+    if plans.is_empty() {
+        return Ok(Page { put_off: 0, next });
+    }
+    let Some(put_off) = gate.put_off_many(&mut transaction, &plans).await? else {
+        return Ok(Page { put_off: 0, next: None });
+    };
+    if put_off.is_empty() {
+        return Ok(Page { put_off: 0, next });
+    }
+    let ids: Vec<&str> = put_off.iter().map(|one| plans[one.index].job.as_str()).collect();
+    let untils: Vec<i64> =
+        put_off.iter().map(|one| i64::try_from(one.until_us).unwrap_or(i64::MAX)).collect();
+    let results: Vec<serde_json::Value> =
+        put_off.iter().map(|PutOff { limit, until_us, .. }| delayed_result(limit, *until_us)).collect();
+    let text =
+        "update apalis.jobs j set run_at = timestamptz 'epoch' + u.until_us * interval '1 microsecond',
+          last_result = case when j.status = 'Pending' then u.result else j.last_result end
+        from unnest($1::text[], $2::bigint[], $3::jsonb[]) as u(id, until_us, result) where j.id = u.id";
+    sqlx::query(text).bind(ids).bind(untils).bind(results).execute(&mut *transaction).await?;
+    transaction.commit().await?;
+    Ok(Page { put_off: put_off.len(), next })
+}
+
+/// How many jobs of these sizes are read at once: at least one.
+fn in_budget(sizes: impl Iterator<Item = i32>) -> usize {
+    let mut left = PAGE_BYTES;
+    let fits = sizes.enumerate().take_while(|(index, bytes)| {
+        left = left.saturating_sub(i64::from(*bytes));
+        *index == 0 || left > 0
+    });
+    fits.count()
+}
+
+/// What a job is to be charged; `None` if it meets no policy, or cannot be read: then it is left to who claims it.
+fn plan<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue: &str, row: &PgRow) -> Option<Plan> {
+    let id: String = row.try_get(0).ok()?;
+    let args: Args = serde_json::from_slice(row.try_get::<&[u8], _>(1).ok()?).ok()?;
+    let metadata: Option<PgHstore> = row.try_get(2).ok()?;
+    let metadata = |name: &str| metadata.as_ref()?.get(name)?.clone();
+    plan_of(gate, &id, queue, &args, &metadata)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_one_job_at_least_and_few_large_ones() {
+        assert_eq!(in_budget([].into_iter()), 0);
+        assert_eq!(in_budget([i32::MAX, 1].into_iter()), 1);
+        assert_eq!(in_budget([100_000; 1_000].into_iter()), 167);
+        assert_eq!(in_budget([200; 1_000].into_iter()), 1_000);
+    }
+}

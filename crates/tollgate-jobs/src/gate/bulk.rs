@@ -1,0 +1,250 @@
+//! Many jobs that are due are put off at once.
+//!
+//! A job that finds others in line goes to the line's end without a charge. If a tenant has thousands of them, each would be claimed,
+//! looked at and put back one by one, in front of the jobs of all others; so the adapter reads ahead, and what it finds is put off here
+//! together: one look at all lines, one peek for each probe that the kernel asks for, one write. Jobs that sleep only as long as they may
+//! at most, and whose turn is later, are put off again in the same way.
+//!
+//! Nothing is charged here, and no job ends here: what might run, or is to be given up, is left for a worker to claim.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use sqlx::postgres::PgConnection;
+use tollgate::{Charge, Limit};
+use tollgate_kernel::Outcome;
+use uuid::Uuid;
+
+use super::turn::{Closed, Turn, micros, reckon};
+use super::{JobGate, SHORT_WAIT};
+use crate::line::{NewPlace, NewSlot, Survey};
+use crate::plan::{Plan, PlannedCharge};
+
+/// A limit is asked about at most so many costs for one page of jobs. Probes in between are rounded up: a slot may then be late by this
+/// share of a window, never early.
+const PROBES: u64 = 64;
+
+/// How many charges a peek takes.
+const CHARGES: usize = 64;
+
+/// A job that was put off.
+pub(crate) struct PutOff {
+    /// Which of the plans.
+    pub(crate) index: usize,
+    /// Until when it sleeps, on the database's clock.
+    pub(crate) until_us: u64,
+    /// The limit that holds it up.
+    pub(crate) limit: String,
+}
+
+/// A job that stays in line, or takes a place in it.
+struct Waiter<'a> {
+    index: usize,
+    plan: &'a Plan,
+    ahead: Vec<u64>,
+    closed: Closed,
+    since_us: Option<u64>,
+    was_waiting: bool,
+}
+
+impl JobGate {
+    /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's. `None` if
+    /// the limits cannot be asked: then nothing was written.
+    pub(crate) async fn put_off_many(
+        &self,
+        connection: &mut PgConnection,
+        plans: &[Plan],
+    ) -> Result<Option<Vec<PutOff>>, sqlx::Error> {
+        let mut survey = self.inner.line.survey(&mut *connection, plans).await?;
+        let mut places = Vec::new();
+        let waiters: Vec<Waiter<'_>> = plans
+            .iter()
+            .enumerate()
+            .filter_map(|(index, plan)| wait_in_line(index, plan, &mut survey, &mut places))
+            .collect();
+        if waiters.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let limits = self.limits_of(&waiters);
+        let Some(answers) = self.answers(&waiters, &limits).await else { return Ok(None) };
+        let now_us = survey.now_us();
+        let (mut slots, mut put_off) = (Vec::new(), Vec::new());
+        let mut never = BTreeSet::new();
+        for waiter in &waiters {
+            let asked = (0..).zip(&waiter.plan.charges).filter_map(|(index, charge)| {
+                let limit = limits.get(&charge.line)?.as_ref()?;
+                let answer = answers.get(&(charge.line, probe(limit, charge, waiter.ahead[index])))?;
+                Some((index, limit, answer))
+            });
+            let Some(turn) = reckon(waiter.plan, &waiter.ahead, waiter.closed, asked) else {
+                // It can never run; a worker will say so.
+                never.insert(waiter.plan.job.as_str());
+                continue;
+            };
+            let Turn { wait, binding, .. } = turn;
+            if waiter.was_waiting && wait <= SHORT_WAIT {
+                // Its turn has come after all: it is charged when it is claimed.
+                continue;
+            }
+            let sleep = turn.sleep(waiter.plan, now_us, waiter.since_us);
+            let until_us = now_us.saturating_add(micros(sleep));
+            let limit = self.note_delay(waiter.plan, sleep, binding);
+            slots.push(NewSlot {
+                plan: waiter.plan,
+                slot_us: now_us.saturating_add(micros(wait)),
+                until_us,
+                binding: limit.clone(),
+            });
+            put_off.push(PutOff { index: waiter.index, until_us, limit });
+        }
+        places.retain(|place: &NewPlace<'_>| !never.contains(place.job));
+        self.inner.line.write(connection, &slots, &places).await?;
+        Ok(Some(put_off))
+    }
+
+    /// The numbers that the charges of these jobs go by.
+    fn limits_of(&self, waiters: &[Waiter<'_>]) -> HashMap<Uuid, Option<Limit>> {
+        let mut limits = HashMap::new();
+        for charge in waiters.iter().flat_map(|waiter| &waiter.plan.charges) {
+            limits.entry(charge.line).or_insert_with(|| self.numbers(charge));
+        }
+        limits
+    }
+
+    /// What each limit answers to each probe; `None` if the store cannot be asked.
+    async fn answers(
+        &self,
+        waiters: &[Waiter<'_>],
+        limits: &HashMap<Uuid, Option<Limit>>,
+    ) -> Option<HashMap<(Uuid, u64), Outcome>> {
+        let mut asked: BTreeMap<Uuid, (&PlannedCharge, BTreeSet<u64>)> = BTreeMap::new();
+        for waiter in waiters {
+            for (charge, ahead) in waiter.plan.charges.iter().zip(&waiter.ahead) {
+                if let Some(Some(limit)) = limits.get(&charge.line) {
+                    let (_, probes) = asked.entry(charge.line).or_insert((charge, BTreeSet::new()));
+                    probes.insert(probe(limit, charge, *ahead));
+                }
+            }
+        }
+        let mut answers = HashMap::new();
+        while !asked.is_empty() {
+            // A pair of limit and key is in a call once: costs of the same pair would add up.
+            let mut probes: Vec<(Uuid, u64)> = Vec::new();
+            let mut charges = Vec::new();
+            for (line, (charge, costs)) in asked.iter_mut().take(CHARGES) {
+                if let Some(cost) = costs.pop_first() {
+                    probes.push((*line, cost));
+                    charges.push(Charge::new(&charge.limit, charge.key()).cost(cost));
+                }
+            }
+            asked.retain(|_, (_, costs)| !costs.is_empty());
+            let decision = self.inner.tollgate.peek(&charges).await.ok()?;
+            if decision.outcomes().iter().any(|outcome| outcome.source().is_fallback()) {
+                return None;
+            }
+            answers.extend(
+                probes
+                    .into_iter()
+                    .zip(decision.outcomes())
+                    .map(|(probe, outcome)| (probe, *outcome.numbers())),
+            );
+        }
+        Some(answers)
+    }
+}
+
+/// What stands before a job, and the places that it takes; `None` if it is to be left for a worker to claim.
+fn wait_in_line<'a>(
+    index: usize,
+    plan: &'a Plan,
+    survey: &mut Survey,
+    places: &mut Vec<NewPlace<'a>>,
+) -> Option<Waiter<'a>> {
+    if plan.missing_field.is_some() || plan.charges.is_empty() {
+        return None;
+    }
+    let now_us = survey.now_us();
+    let closed_us = plan.closable.iter().filter_map(|key| survey.closed.get(key)).max().copied();
+    let is_closed = |charge: &PlannedCharge| charge.is_closed_by(|key| survey.closed.contains_key(key));
+    let closed = Closed {
+        start_us: closed_us.map_or(0, |until_us| until_us.saturating_sub(now_us)),
+        binding: plan.charges.iter().position(is_closed).unwrap_or(0),
+    };
+    let waiting = survey.waiting.get(&plan.job).copied();
+    let own = |charge: &PlannedCharge| survey.ahead_of.get(&plan.job)?.get(&charge.line).copied();
+    let ahead: Vec<u64> = plan
+        .charges
+        .iter()
+        .map(|charge| {
+            own(charge).unwrap_or_else(|| survey.lines.get(&charge.line).map_or(0, |line| line.ahead))
+        })
+        .collect();
+    if let Some(waiting) = waiting {
+        let is_due = waiting.slot_us <= now_us.saturating_add(micros(SHORT_WAIT));
+        if (is_due && closed_us.is_none()) || plan.is_given_up(now_us, Some(waiting.since_us)) {
+            return None;
+        }
+        return Some(Waiter {
+            index,
+            plan,
+            ahead,
+            closed,
+            since_us: Some(waiting.since_us),
+            was_waiting: true,
+        });
+    }
+    if closed_us.is_none() && ahead.iter().all(|ahead| *ahead == 0) {
+        return None;
+    }
+    for (charge, ahead) in plan.charges.iter().zip(&ahead) {
+        if *ahead == 0 && !charge.is_closed_by(|key| survey.closed.contains_key(key)) {
+            continue;
+        }
+        let line = survey.lines.entry(charge.line).or_default();
+        line.last = line.last.saturating_add(charge.cost);
+        line.ahead = line.ahead.saturating_add(charge.cost);
+        places.push(NewPlace { job: &plan.job, charge, place: line.last });
+    }
+    Some(Waiter { index, plan, ahead, closed, since_us: Some(now_us), was_waiting: false })
+}
+
+/// The cost to ask a limit about, of which there are not more than [`PROBES`].
+fn probe(limit: &Limit, charge: &PlannedCharge, ahead: u64) -> u64 {
+    let (probe, capacity) = (limit.turn_probe(charge.cost(), ahead).get(), limit.capacity());
+    if probe > capacity {
+        return probe;
+    }
+    let step = capacity.div_ceil(PROBES).max(1);
+    probe.div_ceil(step).saturating_mul(step).min(capacity)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::job::Job;
+    use crate::policy::{JobPolicy, Jobs};
+
+    #[test]
+    fn probes_are_few_and_never_too_small() {
+        let second = Duration::from_secs(1);
+        for limit in [1, 20, 64, 65, 200, 1_000, 100_000] {
+            let jobs = Jobs::new().job("a", JobPolicy::new().with_rate_limit(limit, second));
+            let plan = Plan::of(&jobs, &Job::new("1", "a", "q"), |_| false).unwrap();
+            let (charge, limit) = (&plan.charges[0], Limit::sliding_window(limit, second).unwrap());
+            let mut all = BTreeSet::new();
+            for ahead in 0..3_000 {
+                let exact = limit.turn_probe(charge.cost(), ahead).get();
+                let rounded = probe(&limit, charge, ahead);
+                assert!(rounded >= exact && rounded <= limit.capacity(), "{limit:?}: {rounded} for {exact}");
+                all.insert(rounded);
+            }
+            assert!(all.len() <= 64, "{limit:?}: {} probes", all.len());
+        }
+        let bucket = Limit::token_bucket("5/s", 5).unwrap();
+        let jobs = Jobs::new().job("a", JobPolicy::new().with_limit(bucket));
+        let plan = Plan::of(&jobs, &Job::new("1", "a", "q"), |_| false).unwrap();
+        let all: BTreeSet<u64> = (0..100).map(|ahead| probe(&bucket, &plan.charges[0], ahead)).collect();
+        assert_eq!(all.len(), 1, "a bucket is asked once");
+    }
+}

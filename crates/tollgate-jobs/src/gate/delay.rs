@@ -1,0 +1,145 @@
+//! What becomes of a job that does not run now: it is put off, or it ends.
+
+use std::time::Duration;
+
+use super::charge::{Charged, Denial, judge};
+use super::turn::{Turn, jitter, micros};
+use super::{JobGate, OUTAGE_WAIT, SHORT_WAIT};
+use crate::decision::{Delay, JobDecision};
+use crate::limits::OnExceeded;
+use crate::line::{Look, Taken};
+use crate::metrics;
+use crate::plan::{Plan, closable};
+
+impl JobGate {
+    /// Closes the keys of a job whose remote side asked for that, and puts the job off.
+    #[cfg(feature = "apalis")]
+    pub(crate) async fn close_for(&self, plan: Option<&Plan>, retry_after: Duration) -> Delay {
+        let charge = plan.and_then(|plan| plan.charges.first());
+        if let Some(charge) = charge {
+            let key = charge.key();
+            let closed = self.inner.line.close(
+                closable(key),
+                &charge.label,
+                retry_after,
+                "the remote side asked for it",
+            );
+            if let Err(error) = closed.await {
+                tracing::warn!(%error, key = charge.label, "a key cannot be closed");
+            }
+        }
+        let limit = charge.map_or_else(String::new, |charge| charge.limit.clone());
+        self.inner.wakes.push(retry_after);
+        Delay { wait: retry_after, until_us: None, limit }
+    }
+
+    /// Writes when a job expects its turn, and puts it off until then, or as long as it may sleep.
+    pub(super) async fn delay(&self, plan: &Plan, look: &Look, turn: Turn) -> JobDecision {
+        let now_us = look.now_us();
+        let slot_us = now_us.saturating_add(micros(turn.wait));
+        let sleep = turn.sleep(plan, now_us, look.since_us);
+        let until_us = now_us.saturating_add(micros(sleep));
+        let charge = &plan.charges[turn.binding];
+        if let Err(error) = self.inner.line.set_slot(&plan.job, slot_us, until_us, &charge.limit).await {
+            tracing::warn!(%error, "a slot cannot be written; the job keeps its place as long as that lasts");
+        }
+        self.delayed(plan, sleep, Some(until_us), turn.binding)
+    }
+
+    /// Takes a job out of its lines while it is charged.
+    pub(super) async fn take(&self, plan: &Plan) -> Taken {
+        self.inner.line.take(plan).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "a job cannot be taken out of the line; its place runs out by itself");
+            Taken::default()
+        })
+    }
+
+    /// Puts a job off that could not be decided, and gives it back the place that it had.
+    pub(super) async fn put_off_in_line(&self, plan: &Plan, had: Taken, wait: Duration) -> JobDecision {
+        if had.is_some() {
+            let nowhere = vec![false; plan.charges.len()];
+            if let Err(error) = self.inner.line.stand(plan, &nowhere, had).await {
+                tracing::warn!(%error, "a place in line cannot be taken");
+            }
+        }
+        self.put_off(plan, wait, 0)
+    }
+
+    /// Puts a job off that has no place in line.
+    pub(super) fn put_off(&self, plan: &Plan, wait: Duration, binding: usize) -> JobDecision {
+        let wait = wait.max(SHORT_WAIT).min(plan.max_delay);
+        self.delayed(plan, wait.saturating_add(jitter(&plan.job, wait / 4)), None, binding)
+    }
+
+    pub(super) fn delayed(
+        &self,
+        plan: &Plan,
+        wait: Duration,
+        until_us: Option<u64>,
+        binding: usize,
+    ) -> JobDecision {
+        let limit = self.note_delay(plan, wait, binding);
+        JobDecision::Delay(Delay { wait, until_us, limit })
+    }
+
+    /// Reports a delay, and remembers when the job is due. Answers the limit that holds it up.
+    pub(super) fn note_delay(&self, plan: &Plan, wait: Duration, binding: usize) -> String {
+        let (limit, label) = match plan.charges.get(binding) {
+            Some(charge) => (charge.limit.clone(), charge.label.as_str()),
+            None => (String::new(), ""),
+        };
+        tracing::debug!(job_type = plan.job_type, delay_ms = wait.as_millis(), limit, "job delayed");
+        metrics::hit(label, OnExceeded::Delay);
+        metrics::delayed(wait);
+        self.inner.wakes.push(wait);
+        limit
+    }
+
+    /// Ends a job that may not run, and takes it out of its lines.
+    pub(super) async fn end(
+        &self,
+        plan: &Plan,
+        behaviour: OnExceeded,
+        label: &str,
+        is_waiting: bool,
+    ) -> JobDecision {
+        if is_waiting {
+            self.leave(plan).await;
+        }
+        metrics::hit(label, behaviour);
+        tracing::debug!(
+            job_type = plan.job_type,
+            key = label,
+            behaviour = behaviour.name(),
+            "job over its limit"
+        );
+        match behaviour {
+            OnExceeded::Skip => JobDecision::Skip,
+            OnExceeded::Reject | OnExceeded::Delay => JobDecision::Reject,
+        }
+    }
+
+    pub(super) async fn leave(&self, plan: &Plan) {
+        if let Err(error) = self.inner.line.leave(&plan.job).await {
+            tracing::warn!(%error, "a job cannot be taken out of the line; its place runs out by itself");
+        }
+    }
+
+    /// While the line cannot be read, the limits hold all the same.
+    pub(super) async fn enter_without_line(&self, plan: &Plan) -> JobDecision {
+        match self.charge(plan).await {
+            Charged::Admitted(permit) => JobDecision::Run(permit),
+            Charged::Unknown => self.put_off(plan, OUTAGE_WAIT, 0),
+            Charged::Denied(decision) => match judge(plan, &decision) {
+                Denial::Outage(wait) => self.put_off(plan, wait, 0),
+                Denial::Ends(behaviour, index) => {
+                    let label = plan.charges[index].label.clone();
+                    self.end(plan, behaviour, &label, false).await
+                }
+                Denial::Waits(_, binding) => {
+                    self.put_off(plan, decision.retry_after().unwrap_or(OUTAGE_WAIT), binding)
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What is known of the keys of jobs, and closing and opening them.
+
+use std::time::Duration;
+
+use tollgate::Key;
+use uuid::Uuid;
+
+use super::JobGate;
+use crate::error::Error;
+use crate::limits::JobScope;
+use crate::line::ClosedKey;
+use crate::metrics;
+use crate::plan::closable;
+
+/// What is known of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct JobStatus {
+    /// `job:<type>`, `queue:<name>` or `global`.
+    pub key: String,
+    /// The limit that is counted.
+    pub limit_name: String,
+    /// How many count now, of how many, and how many are left.
+    pub count: u64,
+    /// See `count`.
+    pub limit: u64,
+    /// See `count`.
+    pub remaining: u64,
+    /// The time until nothing counts any more.
+    pub resets_after: Duration,
+    /// How many jobs stand in its line.
+    pub waiting: u64,
+    /// When the first of them expects its turn.
+    pub next_slot: Option<Duration>,
+    /// When the last of them does: the end of the backlog.
+    pub backlog_ends: Option<Duration>,
+}
+
+impl JobGate {
+    /// Closes a key for some time, for all workers: no job that is charged to it starts. A key that is closed already stays
+    /// closed for the longer of both. `key` is `job:<type>`, `queue:<name>`, `global`, one value of what splits them
+    /// (`job:<type>:<tenant>`), or the key of a limit that jobs share.
+    pub async fn close(&self, key: &str, wait: Duration) -> Result<(), Error> {
+        let (name, label) = closing(key)?;
+        let closed = self.inner.line.close(name, &label, wait, "closed by hand").await;
+        closed.map_err(|error| Error::database("closing a key", error))
+    }
+
+    /// Opens a key that was closed; false if it was not.
+    pub async fn open(&self, key: &str) -> Result<bool, Error> {
+        let (name, _) = closing(key)?;
+        self.inner.line.open(name).await.map_err(|error| Error::database("opening a key", error))
+    }
+
+    /// What is known of a key: `job:<type>`, `queue:<name>` or `global`. Where a field splits its limits, what is counted is that of
+    /// jobs without it, and who waits is all of them.
+    pub async fn status(&self, key: &str) -> Result<JobStatus, Error> {
+        let jobs = self.inner.jobs.read().clone();
+        let is_key = |scope: &JobScope<'_>| scope.key().is_ok_and(|own| own.canonical() == key);
+        let mut known = Vec::new();
+        for (scope, limits) in jobs.config().scopes() {
+            known.extend(scope.key().map(Key::into_canonical));
+            if !is_key(&scope) {
+                continue;
+            }
+            let Some((limit_name, _)) = limits.named(scope).into_iter().next() else { continue };
+            let outcome = self.inner.tollgate.status(&limit_name, key).await?;
+            let waiting = self.inner.line.waiting(key).await;
+            let waiting = waiting.map_err(|error| Error::database("reading the line", error))?;
+            metrics::status(key, outcome.used(), outcome.capacity(), waiting.jobs);
+            return Ok(JobStatus {
+                key: key.to_owned(),
+                limit_name,
+                count: outcome.used(),
+                limit: outcome.capacity(),
+                remaining: outcome.remaining(),
+                resets_after: outcome.reset_after(),
+                waiting: waiting.jobs,
+                next_slot: waiting.next,
+                backlog_ends: waiting.last,
+            });
+        }
+        Err(Error::new(format!("no policy counts under {key:?}; known: {}", known.join(", "))))
+    }
+
+    /// The status of every key.
+    pub async fn statuses(&self) -> Result<Vec<JobStatus>, Error> {
+        let jobs = self.inner.jobs.read().clone();
+        let mut statuses = Vec::new();
+        for (scope, limits) in jobs.config().scopes() {
+            if let (Ok(key), false) = (scope.key(), limits.named(scope).is_empty()) {
+                statuses.push(self.status(key.canonical()).await?);
+            }
+        }
+        Ok(statuses)
+    }
+
+    /// The keys that are closed now.
+    pub async fn closed(&self) -> Result<Vec<ClosedKey>, Error> {
+        self.inner
+            .line
+            .closed()
+            .await
+            .map_err(|error| Error::database("reading which keys are closed", error))
+    }
+}
+
+/// The name under which a key is closed, and what is shown of it.
+pub(crate) fn closing(key: &str) -> Result<(Uuid, String), Error> {
+    let parsed = Key::parse(key).map_err(|error| Error::new(format!("a key to close: {error}")))?;
+    let label = match Key::new(&parsed.namespace(), &parsed.key()) {
+        Ok(label) if matches!(&*parsed.namespace(), "job" | "queue" | "default") => label.into_canonical(),
+        _ => "shared".to_owned(),
+    };
+    Ok((closable(parsed.canonical()), label))
+}

@@ -1,0 +1,138 @@
+//! When it is the turn of a job, and how long it sleeps until then. The formula is the kernel's (`Limit::turn`).
+
+use std::time::Duration;
+
+use tollgate::{Allowance, Charge, Key, Limit, Outcome};
+use tollgate_kernel::{self as kernel, Micros};
+
+use super::{JobGate, OUTAGE_WAIT};
+use crate::line::Look;
+use crate::plan::{Plan, PlannedCharge, closable};
+
+/// A run that waits for another to end is called when one does; should the call be lost, it looks again after this, and later
+/// the more are ahead of it.
+const LEASE_WAIT: Duration = Duration::from_secs(1);
+const LEASE_WAIT_EACH: Duration = Duration::from_millis(100);
+
+/// How long a job has to wait for its turn.
+pub(super) struct Turn {
+    /// As the limits reckon it, and as long as it sleeps at most.
+    pub(super) wait: Duration,
+    pub(super) sleep: Duration,
+    /// Which charge makes it so long.
+    pub(super) binding: usize,
+}
+
+impl JobGate {
+    /// When it is the turn of a job, from one peek at all its limits; `None` if it never can be.
+    pub(super) async fn turn(&self, plan: &Plan, look: &Look) -> Option<Turn> {
+        let closed = Closed {
+            start_us: look.closed_us.map_or(0, |until_us| until_us.saturating_sub(look.now_us())),
+            binding: plan.charges.iter().position(|charge| charge.is_closed(&look.closed)).unwrap_or(0),
+        };
+        let limits: Vec<(usize, Limit)> =
+            (0..).zip(&plan.charges).filter_map(|(i, c)| Some((i, self.numbers(c)?))).collect();
+        let probe = |(index, limit): &(usize, Limit)| {
+            let charge = &plan.charges[*index];
+            let probe = limit.turn_probe(charge.cost(), look.ahead[*index]);
+            Charge::new(&charge.limit, charge.key()).cost(probe.get())
+        };
+        let probes: Vec<Charge<'_>> = limits.iter().map(probe).collect();
+        if probes.is_empty() {
+            return Some(closed.turn());
+        }
+        let Ok(decision) = self.inner.tollgate.peek(&probes).await else {
+            let mut turn = closed.turn();
+            turn.wait = turn.wait.max(OUTAGE_WAIT);
+            turn.sleep = turn.wait;
+            return Some(turn);
+        };
+        let outcomes = decision.outcomes().iter().map(Outcome::numbers);
+        let answers = limits.iter().zip(outcomes).map(|((index, limit), outcome)| (*index, limit, outcome));
+        reckon(plan, &look.ahead, closed, answers)
+    }
+
+    /// The numbers that a charge goes by; `None` where nothing is counted, or nobody held up.
+    pub(super) fn numbers(&self, charge: &PlannedCharge) -> Option<Limit> {
+        let rule = self.inner.tollgate.find(&charge.limit).ok()?;
+        if rule.is_shadow() {
+            return None;
+        }
+        let key = Key::parse(charge.key()).ok()?;
+        match rule.allowance_for(&key) {
+            Allowance::Limited(limit) => Some(*limit),
+            Allowance::Unlimited | Allowance::Blocked => None,
+        }
+    }
+}
+
+/// Until when a key of a job is closed, from now, and which of its charges that is.
+#[derive(Clone, Copy)]
+pub(super) struct Closed {
+    pub(super) start_us: u64,
+    pub(super) binding: usize,
+}
+
+impl Closed {
+    /// The turn of a job that waits for nothing else.
+    fn turn(self) -> Turn {
+        let wait = Duration::from_micros(self.start_us);
+        Turn { wait, sleep: wait, binding: self.binding }
+    }
+}
+
+/// The turn of a job, from what its limits answered to their probes: the longest of all; `None` if it never can be.
+pub(super) fn reckon<'a>(
+    plan: &Plan,
+    ahead: &[u64],
+    closed: Closed,
+    answers: impl IntoIterator<Item = (usize, &'a Limit, &'a kernel::Outcome)>,
+) -> Option<Turn> {
+    let mut turn = closed.turn();
+    for (index, limit, outcome) in answers {
+        let (charge, ahead) = (&plan.charges[index], ahead[index]);
+        let wait = limit.turn(outcome, charge.cost(), ahead, Micros::new(closed.start_us))?;
+        let wait = Duration::from(wait);
+        // A lease ends when its run does, which nobody knows.
+        let sleep = match charge.is_concurrency {
+            true => wait
+                .min(LEASE_WAIT.saturating_add(
+                    LEASE_WAIT_EACH.saturating_mul(u32::try_from(ahead).unwrap_or(u32::MAX)),
+                )),
+            false => wait,
+        };
+        if wait > turn.wait {
+            (turn.wait, turn.binding) = (wait, index);
+        }
+        turn.sleep = turn.sleep.max(sleep);
+    }
+    Some(turn)
+}
+
+impl Turn {
+    /// How long a job sleeps that waits since `since_us`: until its turn, at most as long as it may, and not beyond the time at which
+    /// it gives up.
+    pub(super) fn sleep(&self, plan: &Plan, now_us: u64, since_us: Option<u64>) -> Duration {
+        let mut sleep = self.sleep;
+        if sleep > plan.max_delay {
+            // Those who sleep as long as they may would all wake at once.
+            sleep = plan.max_delay.saturating_add(jitter(&plan.job, plan.max_delay / 10));
+        }
+        if let (Some(give_up_after), Some(since_us)) = (plan.give_up_after, since_us) {
+            let ends_us = since_us.saturating_add(micros(give_up_after));
+            sleep = sleep.min(Duration::from_micros(ends_us.saturating_sub(now_us)));
+        }
+        sleep
+    }
+}
+
+/// A part of `most` that is each job's own.
+pub(super) fn jitter(job: &str, most: Duration) -> Duration {
+    let hash = closable(job).as_u128();
+    let most = most.as_micros();
+    Duration::from_micros(u64::try_from(hash % most.max(1)).unwrap_or(0))
+}
+
+pub(super) fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}

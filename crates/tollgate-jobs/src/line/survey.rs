@@ -1,0 +1,144 @@
+//! The line as seen by many jobs at once, and their places and slots written at once.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
+
+use sqlx::postgres::PgConnection;
+use uuid::Uuid;
+
+use super::{GRACE, Line, micros, signed};
+use crate::plan::{Plan, PlannedCharge};
+
+/// What many jobs find. The lines that somebody stands in are locked until the transaction ends.
+#[derive(Debug)]
+pub(crate) struct Survey {
+    /// The database's clock, and ours when it answered.
+    now_us: u64,
+    at: Instant,
+    /// The lines of their charges that somebody stands in.
+    pub(crate) lines: HashMap<Uuid, LineEnd>,
+    /// Those of their keys that are closed, and until when.
+    pub(crate) closed: HashMap<Uuid, u64>,
+    /// Those of them that wait.
+    pub(crate) waiting: HashMap<String, Waits>,
+    /// The units ahead of each that waits, by line.
+    pub(crate) ahead_of: HashMap<String, HashMap<Uuid, u64>>,
+}
+
+/// The end of a line: its last place, and the units that stand in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LineEnd {
+    pub(crate) last: u64,
+    pub(crate) ahead: u64,
+}
+
+/// Since when a job waits, and when it expects its turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waits {
+    pub(crate) since_us: u64,
+    pub(crate) slot_us: u64,
+}
+
+/// A place that a job takes.
+pub(crate) struct NewPlace<'a> {
+    pub(crate) job: &'a str,
+    pub(crate) charge: &'a PlannedCharge,
+    pub(crate) place: u64,
+}
+
+/// When a job expects its turn, and until when it sleeps.
+pub(crate) struct NewSlot<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) slot_us: u64,
+    pub(crate) until_us: u64,
+    pub(crate) binding: String,
+}
+
+impl Survey {
+    /// The database's clock now.
+    pub(crate) fn now_us(&self) -> u64 {
+        self.now_us.saturating_add(u64::try_from(self.at.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+fn unsigned(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
+impl Line {
+    /// Locks the lines of these jobs that somebody stands in, and looks at them.
+    pub(crate) async fn survey(
+        &self,
+        connection: &mut PgConnection,
+        plans: &[Plan],
+    ) -> Result<Survey, sqlx::Error> {
+        let jobs: Vec<&str> = plans.iter().map(|plan| plan.job.as_str()).collect();
+        let charges = plans.iter().flat_map(|plan| &plan.charges);
+        let lines: Vec<Uuid> =
+            charges.map(|charge| charge.line).collect::<BTreeSet<_>>().into_iter().collect();
+        let closable = plans.iter().flat_map(|plan| plan.closable.iter().copied());
+        let closable: Vec<Uuid> = closable.collect::<BTreeSet<_>>().into_iter().collect();
+
+        let lock = sqlx::query_scalar(self.sql("select {prefix}job_lock_lines($1)")).bind(&lines);
+        let now_us: i64 = lock.fetch_one(&mut *connection).await?;
+        let at = Instant::now();
+        let ends = sqlx::query_as(self.sql("select key, last, ahead from {prefix}job_line_ends($1, $2)"));
+        let ends: Vec<(Uuid, i64, i64)> =
+            ends.bind(&lines).bind(micros(GRACE)).fetch_all(&mut *connection).await?;
+        let closed = "select key, until_us from {prefix}job_closed where key = any($1) and until_us > $2";
+        let closed: Vec<(Uuid, i64)> =
+            sqlx::query_as(self.sql(closed)).bind(&closable).bind(now_us).fetch_all(&mut *connection).await?;
+        let waiting = "select job, since_us, slot_us from {prefix}job_waiting where job = any($1)";
+        let waiting: Vec<(String, i64, i64)> =
+            sqlx::query_as(self.sql(waiting)).bind(&jobs).fetch_all(&mut *connection).await?;
+        let mut ahead_of: HashMap<String, HashMap<Uuid, u64>> = HashMap::new();
+        if !waiting.is_empty() {
+            let places = sqlx::query_as(self.sql("select job, key, ahead from {prefix}job_ahead_of($1, $2)"));
+            let places: Vec<(String, Uuid, i64)> =
+                places.bind(&jobs).bind(micros(GRACE)).fetch_all(&mut *connection).await?;
+            for (job, key, ahead) in places {
+                ahead_of.entry(job).or_default().insert(key, unsigned(ahead));
+            }
+        }
+        let end = |(key, last, ahead)| (key, LineEnd { last: unsigned(last), ahead: unsigned(ahead) });
+        let waits = |(job, since_us, slot_us)| {
+            (job, Waits { since_us: unsigned(since_us), slot_us: unsigned(slot_us) })
+        };
+        Ok(Survey {
+            now_us: unsigned(now_us),
+            at,
+            lines: ends.into_iter().map(end).collect(),
+            closed: closed.into_iter().map(|(key, until_us)| (key, unsigned(until_us))).collect(),
+            waiting: waiting.into_iter().map(waits).collect(),
+            ahead_of,
+        })
+    }
+
+    /// Writes the slots of many jobs, and their new places.
+    pub(crate) async fn write(
+        &self,
+        connection: &mut PgConnection,
+        slots: &[NewSlot<'_>],
+        places: &[NewPlace<'_>],
+    ) -> Result<(), sqlx::Error> {
+        fn each<'a, T: 'a, V>(of: &'a [T], value: impl Fn(&'a T) -> V) -> Vec<V> {
+            of.iter().map(value).collect()
+        }
+        let text = "select {prefix}job_put_off($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+        sqlx::query(self.sql(text))
+            .bind(each(slots, |slot| slot.plan.job.as_str()))
+            .bind(each(slots, |slot| slot.plan.queue.as_str()))
+            .bind(each(slots, |slot| slot.plan.job_type.as_str()))
+            .bind(each(slots, |slot| signed(slot.slot_us)))
+            .bind(each(slots, |slot| signed(slot.until_us)))
+            .bind(each(slots, |slot| slot.binding.as_str()))
+            .bind(each(places, |place| place.job))
+            .bind(each(places, |place| place.charge.line))
+            .bind(each(places, |place| signed(place.place)))
+            .bind(each(places, |place| place.charge.label.as_str()))
+            .bind(each(places, |place| signed(place.charge.cost)))
+            .execute(connection)
+            .await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! Limits that change while jobs wait.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use apalis_postgres::PostgresStorage;
+use tollgate_jobs::adapter::prepare;
+use tollgate_jobs::{JobGate, JobsConfig};
+use tollgate_testkit::postgres::PostgresServer;
+
+use crate::world::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s24_waiting_jobs_follow_a_changed_limit() {
+    let world = World::new(only("mail", rate(1, 60 * SECOND))).await;
+    world.push("q", jobs("mail", 51)).await;
+    let _workers = (world.worker("q"), world.worker_with("two", "q", WorkerOptions::default()));
+    world.until("select count(*) from tollgate_job_waiting where delays > 0", 50).await;
+    let clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint";
+    let raised = world.number(clock).await;
+    world.gate.reload(only("mail", rate(100, SECOND))).await.unwrap();
+    world.until_done(51).await;
+    let took = world.number(&format!("select max(at_us) - {raised} from permits")).await;
+    println!("50 jobs ran {took} µs after the limit was raised");
+    assert!(took < 5_000_000, "{took} µs");
+    // Lowered: no start beyond the new limit.
+    let text = "[jobs.types.mail]\nlimit = 2\nwindow = '1s'\n";
+    let mut section = JobsConfig::default();
+    let config = tollgate::config::Config::parse_with(text, [], &mut [&mut section]).unwrap();
+    world.gate.reload_config(&config, &section).await.unwrap();
+    world.server.psql("truncate permits");
+    world.push("q", jobs("mail", 8)).await;
+    world.until_done(59).await;
+    assert_eq!(world.most_permits("jobs.type.mail", SECOND).await, 2);
+    let refused = world.gate.reload(only("mail", rate(0, SECOND))).await.unwrap_err().to_string();
+    assert!(refused.contains("the job type `mail`"), "{refused}");
+    assert_eq!(world.gate.status("job:mail").await.unwrap().limit, 2, "the last good one stays");
+}
+
+/// Waits until a gate counts by this limit.
+async fn until_limit(gate: &JobGate, wanted: u64) {
+    let begun = Instant::now();
+    while gate.status("job:mail").await.unwrap().limit != wanted {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the gate did not follow its file");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_follow_their_config_file() {
+    let server = PostgresServer::start();
+    let url = server.url("postgres");
+    let pool = pool_at(&url).await;
+    PostgresStorage::<()>::setup(&pool).await.unwrap();
+    let file = std::env::temp_dir().join(format!("tollgate-jobs-{}.toml", std::process::id()));
+    let write = |limit: &str| {
+        let store = format!(
+            "[store]\nmode = 'postgres'\ntimeout = '2s'\nfallback = 'closed'\npostgres = {{ url = '{url}' }}\n"
+        );
+        // Put in its place whole, as editors and deployments do.
+        let draft = file.with_extension("draft");
+        std::fs::write(&draft, format!("{store}[jobs.types.mail]\n{limit}\n")).unwrap();
+        std::fs::rename(&draft, &file).unwrap();
+    };
+    write("limit = 1\nwindow = '1h'");
+    // Two workers, each with a gate of its own, as two processes have.
+    let gates = [JobGate::open_file(&file).await.unwrap(), JobGate::open_file(&file).await.unwrap()];
+    for gate in &gates {
+        prepare(gate).await.unwrap();
+    }
+    let world = World::of(server, url.clone(), pool.clone(), gates[0].clone());
+    let _workers = [
+        work(&gates[0], &pool, "one", "q", WorkerOptions::default()),
+        work(&gates[1], &pool, "two", "q", WorkerOptions::default()),
+    ];
+    world.push("q", jobs("mail", 21)).await;
+    world.until("select count(*) from tollgate_job_waiting where delays > 0", 20).await;
+    // Raised: those who wait, up to a day, are called.
+    write("limit = 100\nwindow = '1s'");
+    world.until_done(21).await;
+    // Lowered: it holds, with both.
+    write("limit = 2\nwindow = '1s'");
+    for gate in &gates {
+        until_limit(gate, 2).await;
+    }
+    world.server.psql("truncate permits");
+    world.push("q", jobs("mail", 8)).await;
+    world.until_done(29).await;
+    assert_eq!(world.most_permits("jobs.type.mail", SECOND).await, 2);
+    // A mistake, an empty file and none at all change nothing.
+    write("limit = 0\nwindow = '1s'");
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
+    assert_eq!(gates[0].status("job:mail").await.unwrap().limit, 2);
+    std::fs::write(&file, "").unwrap();
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
+    assert_eq!(gates[1].status("job:mail").await.unwrap().limit, 2);
+    std::fs::remove_file(&file).unwrap();
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    write("limit = 3\nwindow = '1s'");
+    until_limit(&gates[0], 3).await;
+    std::fs::remove_file(&file).unwrap();
+    let refused = JobGate::open_file(&file).await.unwrap_err().to_string();
+    assert!(refused.contains("cannot read") && refused.contains("No such file"), "{refused}");
+    std::fs::write(&file, "[jobs.types.mail]\nlimit = 0\nwindow = '1s'\n").unwrap();
+    let refused = JobGate::open_file(Path::new(&file)).await.unwrap_err().to_string();
+    assert!(refused.contains("1 mistake in") && refused.contains("tollgate validate"), "{refused}");
+    std::fs::remove_file(&file).unwrap();
+}

@@ -1,0 +1,84 @@
+//! Many jobs, many tenants, several workers.
+
+use std::time::Duration;
+
+use crate::world::*;
+
+/// The database's clock, in ms.
+const CLOCK: &str = "select (extract(epoch from clock_timestamp()) * 1000)::bigint";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s26_no_job_is_overtaken_by_one_that_came_more_than_a_window_later() {
+    let world = World::new(only("mail", rate(20, SECOND))).await;
+    world.server.psql("create table pushed (number bigint primary key, at timestamptz)");
+    let _workers = (
+        world.worker_with("one", "q", WorkerOptions::default()),
+        world.worker_with("two", "q", WorkerOptions::default()),
+    );
+    // At twice the limit.
+    let seconds: i64 =
+        std::env::var("TOLLGATE_ORDER_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    for tick in 0..seconds * 10 {
+        ticks.tick().await;
+        let numbers: Vec<i64> = (tick * 4..tick * 4 + 4).collect();
+        world.push_all("q", numbers.iter().map(|number| TestJob::new("mail", *number))).await;
+        sqlx::query("insert into pushed select unnest($1::bigint[]), clock_timestamp()")
+            .bind(numbers)
+            .execute(&world.pool)
+            .await
+            .unwrap();
+    }
+    world.until_done(seconds * 40).await;
+    let overtaken = "with runs as (select s.number, s.at as started, p.at as pushed from starts s join pushed p using (number))
+        select count(*) from runs a join runs b on b.pushed > a.pushed + interval '1 second' and b.started < a.started";
+    assert_eq!(world.number(overtaken).await, 0);
+    assert_eq!(world.starts("mail").await, seconds * 40);
+    assert!(world.most_permits("jobs.type.mail", SECOND).await <= 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s27_a_tenant_with_ten_thousand_jobs_does_not_delay_another() {
+    let world = World::new(only("call", rate(5, SECOND).key("tenant"))).await;
+    let _workers = (
+        world.worker_with("one", "q", WorkerOptions::default()),
+        world.worker_with("two", "q", WorkerOptions::default()),
+    );
+    for chunk in 0..4 {
+        let of_one =
+            (chunk * 2_500..(chunk + 1) * 2_500).map(|number| TestJob::new("call", number).of("one"));
+        world.push_all("q", of_one).await;
+    }
+    // While those are put off, and after.
+    let mut waits = Vec::new();
+    for number in 0..8 {
+        let pushed = world.number(CLOCK).await;
+        world.push("q", [TestJob::new("call", 100_000 + number).of("two")]).await;
+        let started = format!("select count(*) from starts where number = {}", 100_000 + number);
+        world.until(&started, 1).await;
+        let at = "select (extract(epoch from max(at)) * 1000)::bigint from starts where tenant = 'two'";
+        waits.push(world.number(at).await - pushed);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    let claimed = world.number("select count(*) from delays where was_claimed").await;
+    let put_off = world.number("select count(*) from delays where not was_claimed").await;
+    println!(
+        "the other tenant waited {waits:?} ms; {claimed} jobs were claimed to be put off, {put_off} were not"
+    );
+    world.until("select count(*) from tollgate_job_waiting where until_us = 0", 0).await;
+    let waiting = world.gate.status("job:call").await.unwrap().waiting;
+    assert!((9_000..10_000).contains(&waiting), "{waiting} wait");
+    assert!(claimed < 2_000, "{claimed} of 10,000 jobs were claimed one by one");
+    // The first comes while the ten thousand are put off, which takes as long as the machine lets it: `-- jobs` of the benches measures it.
+    // The others wait for nobody, though nearly all of those jobs are still there.
+    let mut others = waits.split_off(1);
+    others.sort_unstable();
+    assert!(waits[0] <= 60_000, "another tenant waited {} ms", waits[0]);
+    assert!(others[others.len() / 2] <= 5_000, "another tenant waited {others:?} ms");
+    let most = "select max(n)::bigint from (select (select count(*) from starts b where b.tenant = 'one' and b.at <= a.at
+        and b.at > a.at - interval '900 milliseconds') as n from starts a where a.tenant = 'one') as x";
+    assert!(world.number(most).await <= 6, "five in a second, and the jitter of a handler's start");
+    // Each has a slot of its own, five a second: the last one's is in more than half an hour.
+    let ends = world.gate.status("job:call").await.unwrap().backlog_ends.unwrap();
+    assert!(ends > Duration::from_secs(1_800) && ends < Duration::from_secs(2_100), "{ends:?}");
+}

@@ -1,0 +1,176 @@
+//! Workers and the database are killed at random moments, and replies are lost: no job is lost, none runs twice without a crash in
+//! between, nothing starts beyond its limit, and no lease outlives its time.
+//!
+//! `TOLLGATE_KILLS=50 cargo test --release -p tollgate-jobs --test scenarios kills:: -- --nocapture` is the long version; `TOLLGATE_SEED` chooses
+//! other moments.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use sqlx::Row;
+use tollgate_jobs::Jobs;
+use tollgate_jobs::adapter::prepare;
+use tollgate_testkit::Random;
+use tollgate_testkit::proxy::{FaultProxy, Mode};
+
+use crate::in_a_process;
+use crate::world::*;
+
+const LIMIT: u64 = 30;
+const RUNNING: u64 = 4;
+const LEASE: Duration = Duration::from_secs(4);
+
+fn policies() -> Jobs {
+    only("mail", rate(LIMIT, SECOND).concurrency(RUNNING).lease(LEASE))
+}
+
+fn setting(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+}
+
+/// Pushes jobs under ids of our own, so that a push whose answer was lost can be repeated.
+async fn push(world: &World, numbers: std::ops::Range<i64>, act: impl Fn(i64) -> Act) {
+    let ids: Vec<String> = numbers.clone().map(|number| format!("01{number:024}")).collect();
+    let jobs: Vec<Vec<u8>> = numbers
+        .map(|number| serde_json::to_vec(&TestJob::new("mail", number).act(act(number))).unwrap())
+        .collect();
+    let text = "insert into apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at, priority)
+        select u.id, 'q', u.job, 'Pending', 0, 25, now(), 0 from unnest($1::text[], $2::bytea[]) as u(id, job) on conflict do nothing";
+    let begun = Instant::now();
+    while let Err(error) = sqlx::query(text).bind(&ids).bind(&jobs).execute(&world.pool).await {
+        assert!(begun.elapsed() < Duration::from_secs(60), "cannot push: {error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// When something was killed, on the database's clock: between these two instants, in µs.
+async fn clock(world: &World) -> i64 {
+    loop {
+        let text = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint";
+        if let Ok(row) = sqlx::query(text).fetch_one(&world.pool).await {
+            return row.get(0);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// What must hold when all is over; `kills` are spans in which something was killed.
+async fn check(world: &World, pushed: i64, kills: &[(i64, i64)]) {
+    world.until_done(pushed).await;
+    let rows = sqlx::query(
+        "select number, (extract(epoch from at) * 1000000)::bigint from starts order by number, at",
+    )
+    .fetch_all(&world.pool)
+    .await
+    .unwrap();
+    let starts: Vec<(i64, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let mut again = 0;
+    for pair in starts.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+        let (number, from, to) = (pair[0].0, pair[0].1, pair[1].1);
+        let is_crash = kills.iter().any(|(begin, end)| *end >= from && *begin <= to);
+        assert!(is_crash, "job {number} ran twice, and nothing was killed in between");
+        again += 1;
+    }
+    let mut numbers: Vec<i64> = starts.iter().map(|(number, _)| *number).collect();
+    numbers.dedup();
+    assert_eq!(numbers.len(), usize::try_from(pushed).unwrap(), "every job ran");
+    // Every start has a permit of its own, and no window has more permits than it may.
+    let permits = world.number("select count(*) from permits where limit_name = 'jobs.type.mail'").await;
+    assert!(permits >= i64::try_from(starts.len()).unwrap(), "{permits} permits, {} starts", starts.len());
+    let most = world.most_permits("jobs.type.mail", SECOND).await;
+    assert!(most <= i64::try_from(LIMIT).unwrap(), "{most} permits in a second");
+    // No lease outlives its time.
+    let begun = Instant::now();
+    loop {
+        let status = world.gate.tollgate().status("jobs.type.mail.running", "job:mail").await;
+        if status.is_ok_and(|status| status.used() == 0) {
+            break;
+        }
+        assert!(begun.elapsed() < LEASE + 2 * SECOND, "a lease outlives its time");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    println!("{pushed} jobs, {} kills, {again} ran again, {permits} permits", kills.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_and_the_database_are_killed_at_random_moments() {
+    const NAME: &str = "kills::workers_and_the_database_are_killed_at_random_moments";
+    if let Ok(url) = std::env::var("TOLLGATE_JOBS_WORKER") {
+        let pool = pool_at(&url).await;
+        let gate = gate_at(&url, &pool, policies(), |builder| builder).await;
+        prepare(&gate).await.unwrap();
+        let _worker = work(&gate, &pool, "killed", "q", WorkerOptions::default());
+        tokio::time::sleep(Duration::from_secs(3_600)).await;
+        return;
+    }
+    let (count, seed) = (setting("TOLLGATE_KILLS", 10), setting("TOLLGATE_SEED", 12));
+    println!("{count} kills of seed {seed}");
+    let mut random = Random::seeded(seed);
+    let world = World::new(policies()).await;
+    let mut workers: Vec<Child> = (0..2).map(|_| in_a_process(NAME, &world.url)).collect();
+    world.push("q", []).await;
+    let (mut pushed, mut kills) = (0, Vec::new());
+    for _ in 0..count {
+        let more = 4 + i64::try_from(random.below(12)).unwrap();
+        push(&world, pushed..pushed + more, |number| match number % 3 {
+            0 => Act::SleepMs(150),
+            _ => Act::Succeed,
+        })
+        .await;
+        pushed += more;
+        tokio::time::sleep(Duration::from_millis(50 + random.below(1_200))).await;
+        let begin = clock(&world).await;
+        if random.chance(300) {
+            tokio::task::block_in_place(|| world.server.restart());
+        } else {
+            let index = usize::try_from(random.below(2)).unwrap();
+            workers[index].kill().unwrap();
+            workers[index].wait().unwrap();
+            workers[index] = in_a_process(NAME, &world.url);
+        }
+        kills.push((begin, clock(&world).await));
+    }
+    // A worker that an error of the database ended may give its claims back some time later.
+    check(&world, pushed, &kills).await;
+    for mut worker in workers {
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+    }
+}
+
+/// Between worker and database, replies are swallowed and connections reset: what was carried out and what was not is unknown.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_replies_double_and_lose_nothing() {
+    let world = World::new(policies()).await;
+    let proxy = FaultProxy::start_seeded(world.server.port(), 7);
+    let url = world.url.replace(&world.server.port().to_string(), &proxy.port().to_string());
+    let pool = pool_at(&url).await;
+    let gate = gate_at(&url, &pool, policies(), |builder| builder).await;
+    prepare(&gate).await.unwrap();
+    let _workers = [
+        work(&gate, &pool, "one", "q", WorkerOptions::default()),
+        work(&gate, &pool, "two", "q", WorkerOptions::default()),
+    ];
+    let mut random = Random::seeded(setting("TOLLGATE_SEED", 3));
+    let (mut pushed, mut faults) = (0, Vec::new());
+    for _ in 0..6 {
+        push(&world, pushed..pushed + 15, |_| Act::Succeed).await;
+        pushed += 15;
+        tokio::time::sleep(Duration::from_millis(100 + random.below(500))).await;
+        let begin = clock(&world).await;
+        match random.below(3) {
+            0 => proxy.swallow_next(5),
+            1 => proxy.reset_connections(),
+            _ => {
+                proxy.set(Mode::SwallowReplies);
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                proxy.set(Mode::Reset);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxy.set(Mode::Reset);
+        proxy.set(Mode::Pass);
+        faults.push((begin, clock(&world).await));
+    }
+    check(&world, pushed, &faults).await;
+}
