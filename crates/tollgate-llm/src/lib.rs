@@ -40,6 +40,7 @@ mod learned;
 mod limits;
 mod line;
 mod plan;
+pub mod provider;
 mod request;
 mod stream;
 mod trail;
