@@ -39,6 +39,7 @@ pub mod count;
 mod learned;
 mod limits;
 mod line;
+mod parking;
 mod plan;
 pub mod provider;
 mod request;
@@ -46,7 +47,8 @@ mod stream;
 mod trail;
 mod usage;
 
-pub use limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, Standing};
+pub use limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, ReportedLeft, Standing};
+pub use parking::Parked;
 pub use request::{Api, Body, ModelRequest, RequestError};
 pub use stream::{Event, EventKind, EventReader, Streamed};
 pub use trail::{Trail, TrailLine};

@@ -149,6 +149,11 @@ impl Line {
         self.state.lock().waiting
     }
 
+    /// How many of one client wait, which go before a new one of its calls.
+    pub(crate) fn waiting_of(&self, client: &str) -> usize {
+        self.state.lock().clients.get(client).map_or(0, |client| client.calls.len())
+    }
+
     /// The tokens of those who wait.
     #[cfg(test)]
     fn tokens(&self) -> u64 {
