@@ -1,6 +1,6 @@
 //! `tollgate backtest`: what a policy would have done to recorded traffic.
 //!
-//! The walk: `log` opens each file and finds out its format; `from_csv`, `from_jsonl` and `from_combined` split it into fields, with
+//! The walk: `log` opens each file and finds out its format; `from_csv`, `from_jsonl` (with `from_trail`) and `from_combined` split it into fields, with
 //! `lines` counting physical lines; `intake` makes requests of them, or says what is wrong with a line; `traffic` holds them in
 //! order; `replay` charges them on a virtual clock through the library; `decisions` writes what was said to each; `summary` and
 //! `timeline` count; `report` prints and `html` draws. Files are written through `output`, each as a `draft` until it is whole. Nothing in here decides.
@@ -10,6 +10,7 @@ mod draft;
 mod from_combined;
 mod from_csv;
 mod from_jsonl;
+mod from_trail;
 mod html;
 mod instant;
 mod intake;
