@@ -5,9 +5,10 @@
 //! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. `-- stores`
 //! measures the shared stores, on servers that it starts: `stores.rs`. `-- http` measures what a layer costs an HTTP service:
 //! `http.rs`. `-- server` measures the server beside others: `server.rs`; `-- hostile` how honest clients of it fare among attackers:
-//! `hostile.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
+//! `hostile.rs`; `-- gateway` what the gateway of language models adds: `gateway.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
 
 mod contestant;
+mod gateway;
 mod goals;
 mod harness;
 mod hostile;
@@ -53,6 +54,8 @@ enum Command {
     Server(server::Options),
     #[command(name = server::constant::COMMAND, hide = true)]
     Constant(server::constant::Options),
+    /// What the gateway of language models adds to a call, beside the upstream itself and LiteLLM's proxy
+    Gateway(gateway::Options),
     /// How long honest clients of `tollgate serve` wait while others attack it
     Hostile(hostile::Options),
     #[command(name = memory::COMMAND, hide = true)]
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Http(options) => http::run(&options),
         Command::Server(options) => server::run(&options),
         Command::Constant(options) => server::constant::run(&options),
+        Command::Gateway(options) => gateway::run(&options),
         Command::Hostile(options) => hostile::run(&options),
         Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {
             println!("{}", memory::growth(entrant, KeySet { count: keys }));
