@@ -67,6 +67,8 @@ impl LiteLlm {
             .args(["--config", "config.yaml", "--host", "127.0.0.1", "--port", &address.port().to_string()])
             .current_dir(&home)
             .env("LITELLM_LOG", "ERROR")
+            // It serves this machine alone, and its keys are checked by the hook above.
+            .env("LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY", "true")
             .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
             .env("LITELLM_RATE_LIMIT_WINDOW_SIZE", WINDOW.as_secs().to_string())
             .env("LITELLM_TELEMETRY", "False")

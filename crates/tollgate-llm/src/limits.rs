@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::config::{Counts, LlmConfig, ModelConfig, Oversize, Priority, UnknownModel, UpstreamKind};
 use parking_lot::{Mutex, RwLock};
-use tollgate::config::{Counts, LlmConfig, ModelConfig, Oversize, Priority, UnknownModel, UpstreamKind};
 use tollgate::store::Micros;
 use tollgate::{Allowance, Clock, Decision, Key, Outcome, Reservation, Tollgate};
 use tracing::Instrument;
@@ -321,6 +321,7 @@ impl ModelLimits {
             encoding: counted.encoding,
             model: model.name.clone(),
             waited: admitted.waited,
+            admitted_at: admitted.at,
             window: config.window,
             produced: None,
         })
@@ -405,8 +406,9 @@ impl ModelLimits {
                 Ok((index, reservation)) => {
                     let plan = plans[index].clone();
                     ticket.admitted();
-                    let waited = Duration::from(clock.now().saturating_sub(started));
-                    return Ok(Admitted { plan, reservation, waited });
+                    let at = clock.now();
+                    let waited = Duration::from(at.saturating_sub(started));
+                    return Ok(Admitted { plan, reservation, waited, at });
                 }
                 Err(refusal) => refusal,
             };
@@ -654,6 +656,7 @@ struct Admitted {
     plan: Plan,
     reservation: Reservation,
     waited: Duration,
+    at: Micros,
 }
 
 fn reason(plan: &Plan, decision: &Decision) -> String {
@@ -693,6 +696,7 @@ pub struct Admission {
     quota: Option<String>,
     group: Option<String>,
     waited: Duration,
+    admitted_at: Micros,
     window: Duration,
     produced: Option<Produced>,
 }
@@ -720,6 +724,7 @@ impl Admission {
             quota: None,
             group: None,
             waited: Duration::ZERO,
+            admitted_at: Micros::ZERO,
             window: Duration::ZERO,
             produced: None,
         }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use tollgate::config::{Config, Counts};
+use tollgate::config::Config;
 use tollgate::store::Micros;
 use tollgate::{ManualClock, Tollgate};
-use tollgate_llm::{Admission, Api, Caller, ModelLimits, ModelRequest, Refusal, ReportedLeft, Usage};
+use tollgate_llm::{
+    Admission, Api, Caller, Counts, LlmSection, ModelLimits, ModelRequest, Refusal, ReportedLeft, Usage,
+};
 
 struct World {
     hands: ManualClock,
@@ -19,10 +21,12 @@ impl World {
             "[llm.models.gpt-4o]\n{model}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n\
              keys = [{{ key = 'a', group = 'one' }}, {{ key = 'b', group = 'two' }}]\n"
         );
-        let config = Config::parse(&text).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let mut llm = LlmSection::default();
+        let config = Config::parse_with(&text, [], &mut [&mut llm]);
+        let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
         let gate = Tollgate::builder().config(&config).clock(hands.clock()).build().expect("a gate");
-        let limits = ModelLimits::with_clock(gate.clone(), config.llm.expect("a section"), hands.clock());
+        let limits = ModelLimits::with_clock(gate.clone(), llm.config.expect("a section"), hands.clock());
         World { hands, gate, limits }
     }
 

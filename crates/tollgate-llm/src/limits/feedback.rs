@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tollgate::Charge;
-use tollgate::config::{Counts, LlmConfig, ModelConfig};
 use tollgate::store::Micros;
 
 use super::{Admission, ModelLimits, Refusal, RefusalKind};
+use crate::config::{Counts, LlmConfig, ModelConfig};
 use crate::parking::Parked;
 use crate::plan::{Plan, Planned};
 
@@ -30,6 +30,14 @@ pub struct ReportedLeft {
     pub rounding: u64,
 }
 
+/// What is left of a limit: here when the call was admitted, here now, and as the provider reports.
+#[derive(Clone, Copy)]
+struct Left {
+    then: u64,
+    now: u64,
+    reported: u64,
+}
+
 /// What others are known to use, by limit and key.
 #[derive(Debug, Default)]
 pub(crate) struct Others {
@@ -43,6 +51,8 @@ struct OthersUse {
     since: Micros,
     /// The most that reports since then say; none if there was no report.
     seen: Option<u64>,
+    /// When it was charged last.
+    changed: Micros,
 }
 
 impl Others {
@@ -50,11 +60,17 @@ impl Others {
         (charge.limit.clone(), charge.key.clone())
     }
 
-    /// Takes in a report of what is left, against what is left here: how much more is to be charged for others.
-    fn report(&self, charge: &Planned, now: Micros, window: Micros, left: u64, reported: u64) -> u64 {
+    /// Takes in a report on a call that was admitted at this time: how much more is to be charged for others.
+    fn report(&self, charge: &Planned, now: Micros, window: Micros, admitted: Micros, left: Left) -> u64 {
         let mut known = self.known.lock();
         let entry = known.get_mut(&Others::key(charge));
-        if entry.is_none() && reported >= left {
+        let Left { then, now: left_now, reported } = left;
+        // What is left now is less by the calls that were sent since, which the provider may not have seen when it reported. So less than
+        // that proves that there are others, and how many is seen against what was left then, unless that is older than their charge.
+        let is_proof = reported < then.min(left_now);
+        let is_older = entry.as_ref().is_some_and(|entry| entry.changed > admitted);
+        let left = if is_proof && !is_older { then } else { then.min(left_now) };
+        if entry.is_none() && !is_proof {
             return 0;
         }
         let charged = entry.as_ref().filter(|one| now < one.since.saturating_add(window));
@@ -64,7 +80,7 @@ impl Others {
         match entry {
             Some(entry) => entry.seen = Some(entry.seen.unwrap_or(0).max(used)),
             None => {
-                let new = OthersUse { charged: 0, since: now, seen: Some(used) };
+                let new = OthersUse { charged: 0, since: now, seen: Some(used), changed: now };
                 known.insert(Others::key(charge), new);
             }
         }
@@ -79,6 +95,7 @@ impl Others {
                 (entry.charged, entry.since) = (0, now);
             }
             entry.charged = entry.charged.saturating_add(cost);
+            entry.changed = now;
         }
     }
 
@@ -96,7 +113,7 @@ impl Others {
             known.remove(&key);
             return None;
         }
-        *entry = OthersUse { charged: used, since: now, seen: None };
+        *entry = OthersUse { charged: used, since: now, seen: None, changed: now };
         Some(used)
     }
 }
@@ -239,7 +256,9 @@ impl Admission {
                 continue;
             }
             let at = self.inner.clock.now();
-            let more = self.inner.others.report(charge, at, window, left, at_most).min(now.remaining());
+            let left = Left { then: then.remaining(), now: now.remaining(), reported: at_most };
+            let more = self.inner.others.report(charge, at, window, self.admitted_at, left);
+            let more = more.min(now.remaining());
             if more == 0 {
                 continue;
             }

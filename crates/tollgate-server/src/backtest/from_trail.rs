@@ -8,8 +8,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use tollgate::config::{Counts, LlmConfig, llm_key};
-use tollgate_llm::Usage;
+use tollgate_llm::{Counts, LlmConfig, ModelLimit, Usage, llm_key};
 
 use super::instant;
 use super::intake::Mistake;
@@ -77,7 +76,7 @@ impl<'a> Call<'a> {
         // Of an attempt whose fate is unknown, what was reserved stays charged.
         let lost = if self.input_tokens.is_none() { self.reserved.unwrap_or(0) } else { 0 };
         let key = llm_key(self.group.as_deref().unwrap_or(&model.upstream));
-        let charge = |limit: &tollgate::config::ModelLimit| {
+        let charge = |limit: &ModelLimit| {
             let cost = match limit.counts {
                 Counts::Requests => 1,
                 Counts::Tokens => input.saturating_add(usage.output).saturating_add(lost),
@@ -93,9 +92,8 @@ impl<'a> Call<'a> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::config::Config;
-
     use super::*;
+    use crate::config::Config;
 
     #[test]
     fn an_attempt_charges_the_limits_of_its_model_when_it_was_sent() {

@@ -9,9 +9,10 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
 use tollgate::Key;
-use tollgate::config::{Config, LlmConfig};
+use tollgate::config::Config;
 use tollgate::key::KeyError;
 use tollgate::route::Routes;
+use tollgate_llm::LlmConfig;
 
 use super::from_combined::Access;
 use super::from_trail::Call;
@@ -134,8 +135,13 @@ pub(super) struct Harvest {
 }
 
 impl Intake {
-    /// For the limits of a policy, in this order, and the routes of its config.
-    pub(super) fn new(limits: &[String], config: &Config, bad_lines: BadLines) -> Result<Intake, Failure> {
+    /// For the limits of a policy, in this order, and the routes and language models of its config.
+    pub(super) fn new(
+        limits: &[String],
+        config: &Config,
+        llm: Option<LlmConfig>,
+        bad_lines: BadLines,
+    ) -> Result<Intake, Failure> {
         let mut ids = HashMap::new();
         for (index, name) in limits.iter().enumerate() {
             let index = u16::try_from(index)
@@ -147,8 +153,8 @@ impl Intake {
             let name = route.limit().unwrap_or_default();
             // A route names a limit of its config.
             let Some(limit) = ids.get(name) else { continue };
-            let concurrency =
-                is_concurrency(config, name).then(|| "a log does not say when a request is done".to_owned());
+            let concurrency = is_concurrency(&config.policy, name)
+                .then(|| "a log does not say when a request is done".to_owned());
             match concurrency.or_else(|| route.not_in_access_logs()) {
                 Some(why) => left_out.push(format!("routes[{number}] (limit {name}): {why}")),
                 None => {
@@ -163,7 +169,7 @@ impl Intake {
             limits: ids,
             routes,
             limits_of_routes,
-            llm: config.llm.clone(),
+            llm,
             left_out,
             known: if limits.is_empty() { "none".to_string() } else { limits.join(", ") },
             bad_lines,
@@ -372,7 +378,8 @@ mod tests {
 
     fn intake(bad_lines: BadLines) -> Intake {
         let mut intake =
-            Intake::new(&["api".to_string(), "login".to_string()], &Config::default(), bad_lines).unwrap();
+            Intake::new(&["api".to_string(), "login".to_string()], &Config::default(), None, bad_lines)
+                .unwrap();
         intake.begin_file(0, "log.csv");
         intake
     }

@@ -4,9 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate::config::Counts;
 use tollgate_llm::provider::Hints;
-use tollgate_llm::{ReportedLeft, Standing};
+use tollgate_llm::{Counts, ReportedLeft, Standing};
 
 /// Beyond this, SDKs of OpenAI do not retry at all and those of Anthropic sleep for as long as the hint says.
 const LONGEST_HINT: Duration = Duration::from_secs(120);
