@@ -5,9 +5,11 @@
 //! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. `-- stores`
 //! measures the shared stores, on servers that it starts: `stores.rs`. `-- http` measures what a layer costs an HTTP service:
 //! `http.rs`. `-- server` measures the server beside others: `server.rs`; `-- hostile` how honest clients of it fare among attackers:
-//! `hostile.rs`; `-- jobs` what limits cost background jobs: `jobs.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
+//! `hostile.rs`; `-- jobs` what limits cost background jobs: `jobs.rs`; `-- gateway` what the gateway of language models adds:
+//! `gateway.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
 
 mod contestant;
+mod gateway;
 mod goals;
 mod harness;
 mod hostile;
@@ -54,6 +56,8 @@ enum Command {
     Server(server::Options),
     #[command(name = server::constant::COMMAND, hide = true)]
     Constant(server::constant::Options),
+    /// What the gateway of language models adds to a call, beside the upstream itself and LiteLLM's proxy
+    Gateway(gateway::Options),
     /// How long honest clients of `tollgate serve` wait while others attack it
     Hostile(hostile::Options),
     /// Jobs per second, drains and waiting jobs in apalis on PostgreSQL, which it starts
@@ -88,6 +92,7 @@ fn main() -> ExitCode {
         Command::Http(options) => http::run(&options),
         Command::Server(options) => server::run(&options),
         Command::Constant(options) => server::constant::run(&options),
+        Command::Gateway(options) => gateway::run(&options),
         Command::Hostile(options) => hostile::run(&options),
         Command::Jobs(options) => jobs::run(&options),
         Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-pub(crate) use self::process::build_tollgate;
+pub(crate) use self::process::{build_tollgate, free_address};
 use self::rounds::{Cell, Plan};
 use crate::machine::{self, Core, Facts};
 

@@ -20,6 +20,9 @@ const NAMESPACE: &str = "llm";
 /// The lease of a call under a `concurrency` limit. It is renewed while the call runs and lapses with its process.
 const LEASE: Micros = Micros::from_secs(60);
 
+/// How long an upstream may be silent, by default: as long as SDKs wait.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
 const DAY: Micros = Micros::from_secs(24 * 3_600);
 
 /// How much of a call's text can be held back by those who wait, and other bounds that a file may change.
@@ -139,6 +142,8 @@ pub struct UpstreamConfig {
     pub base_url: String,
     /// The certificates to trust it by, in place of the system's.
     pub ca_file: Option<PathBuf>,
+    /// How long it may be silent: before the head of an answer, and between two pieces of it; 10 minutes by default.
+    pub timeout: Duration,
     /// What it is shown. Without any, what the caller shows is passed on.
     pub keys: Vec<UpstreamKey>,
 }
@@ -493,8 +498,8 @@ fn tables<'d>(reader: &mut Reader<'_>, section: &Section<'d>, name: &str) -> Vec
 
 fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamConfig> {
     sound_name(reader, field)?;
-    let section = reader.section(field)?.showing(&["kind", "base_url", "ca_file"]);
-    reader.only(&section, &["kind", "base_url", "ca_file", "api_key", "keys"]);
+    let section = reader.section(field)?.showing(&["kind", "base_url", "ca_file", "timeout"]);
+    reader.only(&section, &["kind", "base_url", "ca_file", "timeout", "api_key", "keys"]);
     let kinds = [("openai", UpstreamKind::OpenAi), ("anthropic", UpstreamKind::Anthropic)];
     let kind = match section.field("kind") {
         Some(field) => reader.choice(field, &kinds),
@@ -511,6 +516,8 @@ fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamC
         }
     };
     let ca_file = section.field("ca_file").and_then(|field| reader.text(field, "ca.pem")).map(PathBuf::from);
+    let timeout = section.field("timeout").and_then(|field| reader.span(field, "600s"));
+    let timeout = timeout.map_or(TIMEOUT, Duration::from);
     let name = field.name.to_owned();
     let mut keys = Vec::new();
     match (section.field("api_key"), section.field("keys")) {
@@ -533,7 +540,7 @@ fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamC
         }
         (None, None) => {}
     }
-    Some(UpstreamConfig { name, kind: kind?, base_url: base_url?, ca_file, keys })
+    Some(UpstreamConfig { name, kind: kind?, base_url: base_url?, ca_file, timeout, keys })
 }
 
 fn read_group(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<String> {

@@ -41,7 +41,9 @@ mod learned;
 mod limits;
 mod line;
 mod overview;
+mod parking;
 mod plan;
+pub mod provider;
 mod request;
 mod stream;
 mod trail;
@@ -51,10 +53,11 @@ pub use config::{
     ClientConfig, Counts, LlmConfig, LlmSection, ModelConfig, ModelLimit, Oversize, Priority, UnknownModel,
     UpstreamConfig, UpstreamKey, UpstreamKind, llm_key,
 };
-pub use limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, Standing};
+pub use limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, ReportedLeft, Standing};
 pub use overview::{
     ClientView, Estimates, GroupView, ModelLimitView, ModelView, ModelsOverview, Settlement, WaitingCall,
 };
+pub use parking::Parked;
 pub use request::{Api, Body, ModelRequest, RequestError};
 pub use stream::{Event, EventKind, EventReader, Streamed};
 pub use trail::{Trail, TrailLine};

@@ -4,6 +4,8 @@
 //! quota. What is reserved is settled once with what was used: less gives the difference back where it was taken, more is charged
 //! as debt, and what cannot be proven stays charged.
 
+mod feedback;
+
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -14,14 +16,19 @@ use crate::config::{Counts, LlmConfig, ModelConfig, Oversize, Priority, UnknownM
 use parking_lot::{Mutex, RwLock};
 use tollgate::store::Micros;
 use tollgate::{Allowance, Clock, Decision, Key, Outcome, Reservation, Tollgate};
+use tracing::Instrument;
 
 use crate::count::{Counted, Counter, Encoding};
 use crate::learned::Learned;
 use crate::line::{Joining, Line, Ticket};
 use crate::overview::{Coming, Seen, SeenOpen};
+use crate::parking::Parking;
 use crate::plan::{Plan, Planned, Tokens};
-use crate::request::ModelRequest;
+use crate::request::{Api, ModelRequest};
 use crate::usage::Usage;
+
+pub use self::feedback::ReportedLeft;
+use self::feedback::{Others, groups, parked};
 
 /// For how long a call can be settled. One that takes longer stays charged as reserved.
 const TTL: Duration = Duration::from_secs(3_600);
@@ -122,6 +129,8 @@ struct Inner {
     seen: Seen,
     /// Which quota group is tried first.
     rotation: AtomicUsize,
+    parking: Parking,
+    others: Others,
 }
 
 impl ModelLimits {
@@ -143,6 +152,8 @@ impl ModelLimits {
                 lines: Mutex::default(),
                 warned: Mutex::default(),
                 rotation: AtomicUsize::new(0),
+                parking: Parking::default(),
+                others: Others::default(),
             }),
         }
     }
@@ -183,12 +194,6 @@ impl ModelLimits {
     pub(crate) fn order(&self, quota: &str, most: usize) -> Vec<Arc<str>> {
         let line = self.inner.lines.lock().get(quota).cloned();
         line.map_or_else(Vec::new, |line| line.order(most))
-    }
-
-    /// Notes for those who look that the provider refused a call with a key of this group because of a limit, and for how long it
-    /// asked to be left alone.
-    pub fn note_limited(&self, group: &str, rest: Duration) {
-        self.inner.seen.limited(group, rest);
     }
 
     /// Counts a request. A large one is counted off the async threads.
@@ -243,19 +248,29 @@ impl ModelLimits {
                 });
             }
         };
-        let mut best: Option<(Plan, Decision)> = None;
+        // The refusal of the group that has room first; none if one has room now.
+        let mut best: Option<Refusal> = None;
         for plan in plans {
-            let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;
-            let wait = |decision: &Decision| decision.retry_after().unwrap_or(Duration::MAX);
-            if best.as_ref().is_none_or(|(_, known)| wait(&decision) < wait(known)) {
-                best = Some((plan, decision));
+            let refusal = match self.inner.parking.left(&plan.quota, &plan.group, self.inner.clock.now()) {
+                Some((left, why)) => parked(left, why),
+                None => {
+                    let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;
+                    if decision.is_allowed() {
+                        best = None;
+                        break;
+                    }
+                    Denial::of(&plan, &decision).refusal
+                }
+            };
+            let wait = |refusal: &Refusal| refusal.retry_after.unwrap_or(Duration::MAX);
+            if best.as_ref().is_none_or(|known| wait(&refusal) < wait(known)) {
+                best = Some(refusal);
             }
         }
-        let denied = best.as_ref().filter(|(_, decision)| !decision.is_allowed());
         Ok(Check {
-            can_proceed: denied.is_none(),
-            reason: denied.map(|(plan, decision)| reason(plan, decision)),
-            wait: denied.map_or(Some(Duration::ZERO), |(_, decision)| decision.retry_after()),
+            can_proceed: best.is_none(),
+            wait: best.as_ref().map_or(Some(Duration::ZERO), |refusal| refusal.retry_after),
+            reason: best.map(|refusal| refusal.reason),
             input_tokens: tokens.input,
             reserved_tokens: tokens.input.saturating_add(tokens.output),
         })
@@ -289,9 +304,18 @@ impl ModelLimits {
             return Ok(Admission::unlimited(self.inner.clone(), tokens, counted.encoding, request.model()));
         };
         let tokens = self.tokens(&config, Some(model), request, counted);
-        let (plans, tokens) = self.plans(&config, model, caller, tokens)?;
-        if plans.is_empty() {
+        // Providers count tokens for nothing, under a limit of its own that is none of the model's.
+        if request.api() == Api::CountTokens {
             return Ok(Admission::unlimited(self.inner.clone(), tokens, counted.encoding, request.model()));
+        }
+        let (plans, tokens) = self.plans(&config, model, caller, tokens)?;
+        let within = within.unwrap_or(config.max_wait);
+        if plans.is_empty() {
+            let group = self.free_group(&config, model, within).await?;
+            let mut admission =
+                Admission::unlimited(self.inner.clone(), tokens, counted.encoding, request.model());
+            (admission.quota, admission.group) = (Some(model.quota.clone()), Some(group));
+            return Ok(admission);
         }
         let line = self.line(&config, &model.quota);
         let client = caller.client.as_deref().unwrap_or("default");
@@ -302,7 +326,6 @@ impl ModelLimits {
             priority: known.map_or(Priority::Interactive, |known| known.priority),
             cost: tokens.input.saturating_add(tokens.output).max(1),
         };
-        let within = within.unwrap_or(config.max_wait);
         let waits = self.inner.seen.waits(&Coming {
             model,
             client,
@@ -312,27 +335,76 @@ impl ModelLimits {
             within,
             is_exact: counted.is_exact,
         });
+        if let Some(refusal) = self.too_long(&config, &line, client, &plans, within) {
+            waits.refused();
+            return Err(self.with_standing(refusal, &plans).await);
+        }
         let admitted = match self.wait(&line, joining, &plans, within, on_wait).await {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 waits.refused();
-                return Err(refusal);
+                return Err(self.with_standing(refusal, &plans).await);
             }
         };
         Ok(Admission {
             inner: self.inner.clone(),
             line: Some(line.clone()),
             seen: Some(waits.admitted(&admitted.plan.charges, admitted.waited)),
+            quota: Some(model.quota.clone()),
+            group: Some(admitted.plan.group.clone()),
             plan: Some(admitted.plan),
             held: Some(admitted.reservation),
             tokens,
             encoding: counted.encoding,
             model: model.name.clone(),
-            group: admitted.group,
             waited: admitted.waited,
+            admitted_at: admitted.at,
             window: config.window,
             produced: None,
         })
+    }
+
+    /// The refusal of a call whose time is over before its client's earlier calls can all have been sent, so that it need not wait in
+    /// vain. Requests are never given back, so this is the least time that they take.
+    fn too_long(
+        &self,
+        config: &LlmConfig,
+        line: &Line,
+        client: &str,
+        plans: &[Plan],
+        within: Duration,
+    ) -> Option<Refusal> {
+        let before = line.waiting_of(client) as u64;
+        let policy = self.inner.gate.policy();
+        let requests = |plan: &Plan| -> Option<u64> {
+            let charge = plan.charges.iter().find(|charge| charge.unit == "RPM" && !charge.is_own)?;
+            let rule = policy.rule(&charge.limit).filter(|rule| !rule.is_shadow())?;
+            match rule.allowance_for(&Key::parse(charge.key.as_str()).ok()?) {
+                Allowance::Limited(limit) => Some(limit.capacity()),
+                Allowance::Unlimited | Allowance::Blocked => None,
+            }
+        };
+        let of_all = plans.iter().map(requests).sum::<Option<u64>>()?;
+        let windows = u32::try_from(before / of_all.max(1)).unwrap_or(u32::MAX);
+        let wait = config.window.saturating_mul(windows);
+        (wait > within).then(|| Refusal {
+            retry_after: Some(wait),
+            ..Refusal::new(
+                RefusalKind::Limited,
+                format!("Rate limit exceeded: {before} calls wait already / {of_all} RPM"),
+            )
+        })
+    }
+
+    /// A refusal with how the limits stand, where it does not say.
+    async fn with_standing(&self, mut refusal: Refusal, plans: &[Plan]) -> Refusal {
+        if refusal.standing.is_empty()
+            && let Some(plan) = plans.first()
+            && let Ok(decision) = self.inner.gate.peek(&plan.charges()).await
+        {
+            refusal.standing = standing(plan, &decision);
+        }
+        refusal
     }
 
     /// Stands in line until one of the plans is reserved.
@@ -359,19 +431,21 @@ impl ModelLimits {
         let mut on_wait = Some(on_wait);
         let (mut tried, mut last) = (None, None);
         loop {
-            let Some(nudges) = ticket.turn(tried, deadline).await else {
+            let turn = ticket.turn(tried, deadline).instrument(tracing::info_span!("wait"));
+            let Some(nudges) = turn.await else {
                 return Err(match last {
                     Some(refusal) => refusal,
                     None => self.refusal_in_line(&ticket, plans).await?,
                 });
             };
-            let refusal = match self.try_each(plans).await? {
+            let reserving = self.try_each(plans).instrument(tracing::info_span!("reserve"));
+            let refusal = match reserving.await? {
                 Ok((index, reservation)) => {
                     let plan = plans[index].clone();
-                    let group = plan.charges.first().map(|charge| charge.key.clone()).unwrap_or_default();
                     ticket.admitted();
-                    let waited = Duration::from(clock.now().saturating_sub(started));
-                    return Ok(Admitted { plan, reservation, group, waited });
+                    let at = clock.now();
+                    let waited = Duration::from(at.saturating_sub(started));
+                    return Ok(Admitted { plan, reservation, waited, at });
                 }
                 Err(refusal) => refusal,
             };
@@ -379,9 +453,10 @@ impl ModelLimits {
             let now = clock.now();
             let until = now.saturating_add(wait);
             // What nobody can give back in time is not waited for.
-            if now >= deadline
-                || (until > deadline && !line.has_open() && !refusal.is_own && !self.is_remote(plans))
-            {
+            let is_fixed =
+                refusal.is_parked || (!line.has_open() && !refusal.is_own && !self.is_remote(plans));
+            let is_in_vain = refusal.of_requests.is_some_and(|wait| now.saturating_add(wait) > deadline);
+            if now >= deadline || is_in_vain || (until > deadline && is_fixed) {
                 return Err(refusal.refusal);
             }
             if let Some(on_wait) = on_wait.take() {
@@ -399,22 +474,28 @@ impl ModelLimits {
     async fn try_each(&self, plans: &[Plan]) -> Result<Result<(usize, Reservation), Denial>, Refusal> {
         let first = if plans.len() > 1 { self.inner.rotation.fetch_add(1, Ordering::Relaxed) } else { 0 };
         let mut best: Option<Denial> = None;
+        let mut is_parked = true;
         for offset in 0..plans.len() {
             let index = (first + offset) % plans.len();
             let plan = &plans[index];
-            match self.inner.gate.reserve(&plan.charges(), TTL).await.map_err(undecided)? {
-                Ok(reservation) => return Ok(Ok((index, reservation))),
-                Err(denied) => {
-                    let denial = Denial::of(plan, denied.decision());
-                    let wait = |denial: &Denial| denial.wait.map_or(u64::MAX, Micros::get);
-                    if best.as_ref().is_none_or(|known| wait(&denial) < wait(known)) {
-                        best = Some(denial);
+            let denial = match self.inner.parking.left(&plan.quota, &plan.group, self.inner.clock.now()) {
+                Some((left, why)) => Denial::parked(left, why),
+                None => {
+                    is_parked = false;
+                    self.charge_others(plan).await.map_err(undecided)?;
+                    match self.inner.gate.reserve(&plan.charges(), TTL).await.map_err(undecided)? {
+                        Ok(reservation) => return Ok(Ok((index, reservation))),
+                        Err(denied) => Denial::of(plan, denied.decision()),
                     }
                 }
+            };
+            let wait = |denial: &Denial| denial.wait.map_or(u64::MAX, Micros::get);
+            if best.as_ref().is_none_or(|known| wait(&denial) < wait(known)) {
+                best = Some(denial);
             }
         }
         match best {
-            Some(denial) => Ok(Err(denial)),
+            Some(denial) => Ok(Err(Denial { is_parked, ..denial })),
             None => Err(Refusal::new(RefusalKind::Undecided, "the model has no upstream")),
         }
     }
@@ -509,16 +590,7 @@ impl ModelLimits {
         caller: &Caller,
         mut tokens: Tokens,
     ) -> Result<(Vec<Plan>, Tokens), Refusal> {
-        let upstream = config.upstream(&model.upstream);
-        let mut groups: Vec<&str> = Vec::new();
-        for key in upstream.iter().flat_map(|upstream| &upstream.keys) {
-            if !groups.contains(&key.group.as_str()) {
-                groups.push(&key.group);
-            }
-        }
-        if groups.is_empty() {
-            groups.push(&model.upstream);
-        }
+        let groups = groups(config, model);
         let client = caller.client.as_deref();
         let policy = self.inner.gate.policy();
         let capacity = |charge: &Planned| -> Option<u64> {
@@ -587,6 +659,10 @@ struct Denial {
     wait: Option<Micros>,
     /// Whether only limits of the client itself deny.
     is_own: bool,
+    /// Whether all groups are parked, so that nothing that is given back helps.
+    is_parked: bool,
+    /// How long limits of requests alone deny, of which nothing is given back.
+    of_requests: Option<Micros>,
 }
 
 impl Denial {
@@ -601,7 +677,14 @@ impl Denial {
             standing: standing(plan, decision),
         };
         let is_own = denied().next().is_some() && denied().all(|(_, charge)| charge.is_own);
-        Denial { refusal, wait: retry_after.map(Micros::from), is_own }
+        let requests = denied().filter(|(_, charge)| charge.counts == Counts::Requests);
+        let of_requests = requests.filter_map(|(outcome, _)| outcome.retry_after()).max().map(Micros::from);
+        Denial { refusal, wait: retry_after.map(Micros::from), is_own, is_parked: false, of_requests }
+    }
+
+    fn parked(left: Micros, why: &str) -> Denial {
+        let refusal = parked(left, why);
+        Denial { refusal, wait: Some(left), is_own: false, is_parked: true, of_requests: None }
     }
 }
 
@@ -609,8 +692,8 @@ impl Denial {
 struct Admitted {
     plan: Plan,
     reservation: Reservation,
-    group: String,
     waited: Duration,
+    at: Micros,
 }
 
 fn reason(plan: &Plan, decision: &Decision) -> String {
@@ -647,8 +730,11 @@ pub struct Admission {
     tokens: Tokens,
     encoding: Encoding,
     model: String,
-    group: String,
+    /// The quota and the group of keys; none for a model that is not configured.
+    quota: Option<String>,
+    group: Option<String>,
     waited: Duration,
+    admitted_at: Micros,
     window: Duration,
     produced: Option<Produced>,
 }
@@ -674,8 +760,10 @@ impl Admission {
             tokens,
             encoding,
             model: model.to_owned(),
-            group: String::new(),
+            quota: None,
+            group: None,
             waited: Duration::ZERO,
+            admitted_at: Micros::ZERO,
             window: Duration::ZERO,
             produced: None,
         }
@@ -703,7 +791,7 @@ impl Admission {
 
     /// The quota group that is charged, if any is.
     pub fn group(&self) -> Option<&str> {
-        self.group.strip_prefix("llm:")
+        self.group.as_deref()
     }
 
     /// How its limits stand with it.

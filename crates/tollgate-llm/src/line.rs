@@ -149,6 +149,11 @@ impl Line {
         self.state.lock().waiting
     }
 
+    /// How many of one client wait, which go before a new one of its calls.
+    pub(crate) fn waiting_of(&self, client: &str) -> usize {
+        self.state.lock().clients.get(client).map_or(0, |client| client.calls.len())
+    }
+
     /// The tokens of those who wait.
     #[cfg(test)]
     fn tokens(&self) -> u64 {
@@ -413,7 +418,7 @@ mod tests {
         let out = line.join(joining("out", 1, Priority::Interactive, 10)).unwrap();
         let other = line.join(joining("other", 1, Priority::Interactive, 10)).unwrap();
         out.step_aside(hands.clock().now().saturating_add(Micros::from_secs(5)));
-        assert_eq!(line.order(10), ["other".into(), "out".into()], "who is out comes last");
+        assert_eq!(line.order(10), [Arc::<str>::from("other"), Arc::from("out")], "who is out comes last");
         drop((out, other));
     }
 

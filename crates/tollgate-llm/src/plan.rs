@@ -39,6 +39,9 @@ pub(crate) struct Planned {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) charges: Vec<Planned>,
+    pub(crate) quota: String,
+    /// The group of upstream keys.
+    pub(crate) group: String,
     pub(crate) kind: UpstreamKind,
     pub(crate) count_cache_reads: bool,
 }
@@ -72,7 +75,8 @@ impl Plan {
             charges.extend(planned(limits, name, true));
         }
         let count_cache_reads = model.count_cache_reads;
-        (!charges.is_empty()).then_some(Plan { charges, kind, count_cache_reads })
+        let (quota, group) = (model.quota.clone(), group.to_owned());
+        (!charges.is_empty()).then_some(Plan { charges, quota, group, kind, count_cache_reads })
     }
 
     /// As the library takes them.

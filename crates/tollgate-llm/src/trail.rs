@@ -66,6 +66,12 @@ pub struct TrailLine {
     /// The status that the provider answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_status: Option<u16>,
+    /// The quota group whose key was used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// How long the attempt took, from when it was sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
 }
 
 /// Writes lines from a thread of its own.
@@ -85,7 +91,7 @@ impl Trail {
     pub fn open(log_dir: &Path) -> io::Result<Trail> {
         let directory = log_dir.join("gateway");
         std::fs::create_dir_all(&directory)?;
-        let mut file = TrailFile::open(directory.join("rate_limits.jsonl"))?;
+        let mut file = TrailFile::open(directory.join("rate_limits.jsonl"), ROTATED)?;
         let (queue, lines) = sync_channel(QUEUED);
         let writer = std::thread::Builder::new()
             .name("tollgate-trail".into())
@@ -157,19 +163,21 @@ struct TrailFile {
     path: PathBuf,
     file: File,
     length: u64,
+    /// From how many bytes on it is put aside.
+    most: u64,
 }
 
 impl TrailFile {
-    fn open(path: PathBuf) -> io::Result<TrailFile> {
+    fn open(path: PathBuf, most: u64) -> io::Result<TrailFile> {
         let file = OpenOptions::new().create(true).append(true).open(&path)?;
         let length = file.metadata()?.len();
-        Ok(TrailFile { path, file, length })
+        Ok(TrailFile { path, file, length, most })
     }
 
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        if self.length > 0 && self.length + lines.len() as u64 > ROTATED {
+        if self.length > 0 && self.length + lines.len() as u64 > self.most {
             std::fs::rename(&self.path, self.path.with_extension("jsonl.1"))?;
-            *self = TrailFile::open(self.path.clone())?;
+            *self = TrailFile::open(self.path.clone(), self.most)?;
         }
         self.file.write_all(lines)?;
         self.length += lines.len() as u64;
@@ -210,5 +218,25 @@ mod tests {
         drop(trail);
         let text = std::fs::read_to_string(home.path().join("gateway/rate_limits.jsonl")).expect("a file");
         assert_eq!(text.lines().count(), 101);
+    }
+
+    #[test]
+    fn g1_a_long_trail_is_put_aside_whole() {
+        let home = tempfile::tempdir().expect("a directory");
+        let path = home.path().join("rate_limits.jsonl");
+        let mut file = TrailFile::open(path.clone(), 25).expect("a file");
+        for number in 0..7 {
+            file.append(format!("{{\"n\":{number}}}\n").as_bytes()).expect("written");
+        }
+        let read = |path: &Path| std::fs::read_to_string(path).expect("a file");
+        let aside = path.with_extension("jsonl.1");
+        assert_eq!(
+            read(&aside),
+            "{\"n\":3}\n{\"n\":4}\n{\"n\":5}\n",
+            "the newest three, and older ones are gone"
+        );
+        assert_eq!(read(&path), "{\"n\":6}\n");
+        file.append(&[b'x'; 100]).expect("a line that is longer than a file");
+        assert_eq!(read(&path).len(), 100);
     }
 }

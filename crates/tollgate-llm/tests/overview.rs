@@ -158,7 +158,7 @@ async fn what_is_reserved_used_and_settled_adds_up() {
     // A refusal, a call without a report, and a provider that asks for a rest.
     assert!(world.admit("docs", 900).await.is_err(), "more than its own limit holds");
     world.admit("search", 100).await.expect("room").settle_estimated(20, true).await.expect("settled");
-    world.limits.note_limited("up", Duration::from_secs(30));
+    world.limits.park("gpt-4o", "up", Duration::from_secs(30), "the provider asked to wait");
     world.hands.advance(Micros::from_secs(10));
     let seen = view().await;
     assert_eq!((seen.settlement.unreported, seen.groups[0].limited), (1, 1));

@@ -1,6 +1,6 @@
 //! `tollgate backtest`: what a policy would have done to recorded traffic.
 //!
-//! The walk: `log` opens each file and finds out its format; `from_csv`, `from_jsonl` and `from_combined` split it into fields, with
+//! The walk: `log` opens each file and finds out its format; `from_csv`, `from_jsonl` (with `from_trail`) and `from_combined` split it into fields, with
 //! `lines` counting physical lines; `intake` makes requests of them, or says what is wrong with a line; `traffic` holds them in
 //! order; `replay` charges them on a virtual clock through the library; `decisions` writes what was said to each; `summary` and
 //! `timeline` count; `report` prints and `html` draws. Files are written through `output`, each as a `draft` until it is whole. Nothing in here decides.
@@ -10,6 +10,7 @@ mod draft;
 mod from_combined;
 mod from_csv;
 mod from_jsonl;
+mod from_trail;
 mod html;
 mod instant;
 mod intake;
@@ -26,6 +27,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use tollgate::config::Config;
+use tollgate_llm::LlmConfig;
 
 use self::decisions::Decisions;
 use self::html::Sources;
@@ -50,13 +52,13 @@ pub(crate) fn run(asked: &BacktestArgs) -> Result<(), Failure> {
         let name = if source::is_stdin(report) { "stdout".to_string() } else { source::name(report) };
         return Err(Failure::new(format!("--decisions and --report both name {name}; name two files")));
     }
-    let config = validate::load(&asked.config)?.gate;
+    let crate::config::Config { gate: config, llm, .. } = validate::load(&asked.config)?;
     let open = |path: &PathBuf| Output::open(path, &asked.config, &asked.logs);
     let decisions = Decisions::to(asked.decisions.as_ref().map(open).transpose()?);
     let page = asked.report.as_ref().map(open).transpose()?;
     let summary_to_stderr = decisions.fill_stdout() || page.as_ref().is_some_and(Output::fills_stdout);
     let sources = Sources::of(asked, &config);
-    let summary = replayed(asked, config, decisions)?;
+    let summary = replayed(asked, config, llm, decisions)?;
     if let Some(mut page) = page {
         page.write(|out| out.write_all(html::page(&summary, &sources).as_bytes()))?;
         page.finish()?;
@@ -70,11 +72,16 @@ pub(crate) fn run(asked: &BacktestArgs) -> Result<(), Failure> {
 }
 
 /// Reads all logs, replays them and counts.
-fn replayed(asked: &BacktestArgs, config: Config, decisions: Decisions) -> Result<Summary, Failure> {
+fn replayed(
+    asked: &BacktestArgs,
+    config: Config,
+    llm: Option<LlmConfig>,
+    decisions: Decisions,
+) -> Result<Summary, Failure> {
     let files: Vec<String> = asked.logs.iter().map(|path| source::name(path)).collect();
     let names: Vec<String> = config.policy.rules().iter().map(|rule| rule.name().to_string()).collect();
     let bad_lines = if asked.skip_bad { BadLines::Skip } else { BadLines::Refuse };
-    let mut intake = Intake::new(&names, &config, bad_lines)?;
+    let mut intake = Intake::new(&names, &config, llm, bad_lines)?;
     for (index, (path, name)) in asked.logs.iter().zip(&files).enumerate() {
         let index = u16::try_from(index).map_err(|_| Failure::new("a backtest takes at most 65,536 logs"))?;
         intake.begin_file(index, name);

@@ -1,7 +1,8 @@
 //! Requests from JSONL: an object a line, with the names of the CSV columns.
 //!
 //! A number is taken as the digits that stand in the file, never as a float. A key is a text as in CSV, or an object with raw
-//! parts (`{"namespace":"ip","key":"::1"}`), so that nothing needs encoding. Blank lines are skipped.
+//! parts (`{"namespace":"ip","key":"::1"}`), so that nothing needs encoding. Blank lines are skipped. Lines of the gateway's trail are
+//! read by `from_trail.rs`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,6 +13,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use tollgate::Key;
 
+use super::from_trail::Call;
 use super::intake::{Entry, Intake, Mistake};
 use super::lines::Lines;
 use crate::failure::Failure;
@@ -25,6 +27,10 @@ pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Int
             continue;
         }
         any = true;
+        if let Some(call) = Call::read(bytes) {
+            intake.take_call(line, &call)?;
+            continue;
+        }
         let object = object(bytes);
         if let Ok(Object { ignored: Some(name), .. }) = &object {
             intake.ignore(name);

@@ -12,8 +12,10 @@ use tollgate::Key;
 use tollgate::config::Config;
 use tollgate::key::KeyError;
 use tollgate::route::Routes;
+use tollgate_llm::LlmConfig;
 
 use super::from_combined::Access;
+use super::from_trail::Call;
 use super::instant;
 use super::traffic::{Request, Traffic};
 use crate::failure::{Failure, print_line};
@@ -104,6 +106,8 @@ pub(super) struct Intake {
     routes: Routes,
     /// The limit of each route.
     limits_of_routes: Vec<u16>,
+    /// Which limits a call of a language model charges.
+    llm: Option<LlmConfig>,
     /// The routes that cannot be replayed from an access log, and why; until they are reported.
     left_out: Vec<String>,
     bad_lines: BadLines,
@@ -131,8 +135,13 @@ pub(super) struct Harvest {
 }
 
 impl Intake {
-    /// For the limits of a policy, in this order, and the routes of its config.
-    pub(super) fn new(limits: &[String], config: &Config, bad_lines: BadLines) -> Result<Intake, Failure> {
+    /// For the limits of a policy, in this order, and the routes and language models of its config.
+    pub(super) fn new(
+        limits: &[String],
+        config: &Config,
+        llm: Option<LlmConfig>,
+        bad_lines: BadLines,
+    ) -> Result<Intake, Failure> {
         let mut ids = HashMap::new();
         for (index, name) in limits.iter().enumerate() {
             let index = u16::try_from(index)
@@ -160,6 +169,7 @@ impl Intake {
             limits: ids,
             routes,
             limits_of_routes,
+            llm,
             left_out,
             known: if limits.is_empty() { "none".to_string() } else { limits.join(", ") },
             bad_lines,
@@ -235,6 +245,27 @@ impl Intake {
             self.traffic.requests.push(Request { time_us, cost: charge.cost.get(), line, key, limit, file });
         }
         self.unmet += u64::from(self.traffic.requests.len() == before);
+        Ok(())
+    }
+
+    /// Takes in one line of the trail of a gateway: a charge of every limit of its model.
+    pub(super) fn take_call(&mut self, line: u64, call: &Call<'_>) -> Result<(), Failure> {
+        self.seen += 1;
+        self.progress.at("reading", self.seen);
+        let time_us = match call.sent() {
+            Ok(time_us) => time_us,
+            Err(mistake) => return self.refuse(&mistake, line),
+        };
+        self.traffic.whole_lines.insert(self.file);
+        let charges = call.charges(self.llm.as_ref());
+        for (limit, key, cost) in charges {
+            let Some(limit) = self.limits.get(&limit).copied() else { continue };
+            let keys = &mut self.traffic.keys;
+            let Some(key) = keys.find(&key).or_else(|| keys.enter(&key, &key)) else {
+                return Err(Failure::new("the log has more than 2^32 keys; split it"));
+            };
+            self.traffic.requests.push(Request { time_us, cost, line, key, limit, file: self.file });
+        }
         Ok(())
     }
 
@@ -347,7 +378,8 @@ mod tests {
 
     fn intake(bad_lines: BadLines) -> Intake {
         let mut intake =
-            Intake::new(&["api".to_string(), "login".to_string()], &Config::default(), bad_lines).unwrap();
+            Intake::new(&["api".to_string(), "login".to_string()], &Config::default(), None, bad_lines)
+                .unwrap();
         intake.begin_file(0, "log.csv");
         intake
     }

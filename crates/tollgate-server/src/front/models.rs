@@ -1,11 +1,12 @@
 //! The gateway: calls of language models, limited before they are sent.
 //!
 //! It answers on the providers' own routes, so that their SDKs work by changing their base URL. `body.rs` reads a call under one memory
-//! budget, `call.rs` admits it, sends it and tries again, `upstream.rs` speaks to providers, `pump.rs` passes the answer on as it comes
+//! budget, `call.rs` admits it, sends it and tries again, `breaker.rs` waits out an overload, `upstream.rs` speaks to providers, `pump.rs` passes the answer on as it comes
 //! and settles the call when it ends in whatever way, `report.rs` writes limit headers, `fault.rs` errors in the provider's own shape.
 //! Which limits a call charges and who waits is decided in the crate `tollgate-llm`.
 
 mod body;
+mod breaker;
 mod call;
 mod fault;
 mod pump;

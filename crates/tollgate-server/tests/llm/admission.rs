@@ -16,7 +16,7 @@ fn a1_many_clients_at_both_limits_and_the_judge_is_clean() {
     let server = gateway(
         &provider,
         "openai",
-        "llm.window = '2s'\nllm.margin = '300ms'\n[llm.models.gpt-4o]\nrpm = 60\ntpm = 1440",
+        "llm.window = '2s'\nllm.margin = '500ms'\n[llm.models.gpt-4o]\nrpm = 60\ntpm = 1440",
     );
     let next = Arc::new(AtomicUsize::new(0));
     let clients: Vec<_> = (0..64)

@@ -1,8 +1,9 @@
 //! Requests that are wrong: a clear error in the provider's own shape, and nothing charged.
 
 use tollgate_testkit::provider::{Provider, openai};
+use tollgate_testkit::tollgate::Tollgate;
 
-use crate::{chat, gateway, left};
+use crate::{chat, gateway, left, until};
 
 #[test]
 fn what_is_wrong_is_said_in_the_providers_shape() {
@@ -65,4 +66,118 @@ fn without_a_section_there_is_no_gateway() {
     let server = tollgate_testkit::tollgate::Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).start();
     assert_eq!(server.post("/v1/chat/completions", "{}").status, 404);
     assert_eq!(server.get("/v1/models").status, 404);
+}
+
+/// What a request would reserve.
+fn check(server: &Tollgate, body: &str) -> serde_json::Value {
+    let answer = server.post("/v1/llm/check", body);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    serde_json::from_str(&answer.body).expect("JSON")
+}
+
+#[test]
+fn contents_of_every_shape_are_counted_and_passed_on() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 100\ntpm = 1000000");
+    let body = |content: &str, more: &str| {
+        format!(
+            r#"{{"model":"gpt-4o","messages":[{{"role":"user","content":{content}}}],"max_tokens":10{more}}}"#
+        )
+    };
+    let text = r#"{"type":"text","text":"hello world"}"#;
+    for (content, tokens) in [
+        ("null".to_owned(), 7),
+        ("\"hello world\"".to_owned(), 9),
+        ("[]".to_owned(), 7),
+        (format!("[{text}]"), 9),
+        (format!("[{text},{{\"type\":\"image_url\",\"image_url\":{{\"url\":\"data:\"}}}}]"), 9 + 765),
+        (r#"[{"type":"image_url","image_url":{"url":"x","detail":"low"}}]"#.to_owned(), 7 + 85),
+        (r#"[{"type":"input_audio","input_audio":{"data":"AAAA","format":"wav"}}]"#.to_owned(), 7 + 1_000),
+        (r#"[{"type":"file","file":{"file_id":"f"}}]"#.to_owned(), 7 + 3_000),
+        ("7".to_owned(), 8),
+        ("{}".to_owned(), 8),
+    ] {
+        let told = check(&server, &body(&content, ""));
+        assert_eq!(told["input_tokens"], tokens, "{content}");
+        assert_eq!(told["reserved_tokens"], tokens + 10, "{content}");
+        assert_eq!(server.post("/v1/chat/completions", &body(&content, "")).status, 200, "{content}");
+        assert!(provider.arrivals().last().is_some_and(|arrival| arrival.raw == body(&content, "")));
+    }
+    // Of two caps that disagree, the larger one is what may be used.
+    for (caps, output) in [
+        (r#","max_completion_tokens":700"#, 700),
+        (r#","max_completion_tokens":3"#, 10),
+        (r#","max_completion_tokens":700,"n":3"#, 2_100),
+    ] {
+        assert_eq!(check(&server, &body("null", caps))["reserved_tokens"], 7 + output, "{caps}");
+    }
+}
+
+#[test]
+fn tools_with_huge_schemas_are_counted_as_they_are_sent() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\ntpm = 100000");
+    let properties: Vec<String> =
+        (0..40_000).map(|number| format!(r#""field_{number}":{{"type":"string"}}"#)).collect();
+    let tools = format!(
+        r#"[{{"type":"function","function":{{"name":"f","parameters":{{"type":"object","properties":{{{}}}}}}}}}]"#,
+        properties.join(",")
+    );
+    let body = chat(100, &format!(",\"tools\":{tools}"));
+    let answer = server.post("/v1/chat/completions", &body);
+    assert_eq!((answer.status, answer.field("x-should-retry")), (400, Some("false")), "{answer:?}");
+    assert!(answer.body.contains("/ 100000 TPM"), "{}", answer.body);
+    assert!(provider.arrivals().is_empty() && left(&server, "llm.gpt-4o.tpm") == 100_000);
+    let deep = chat(100, &format!(",\"tools\":{}{}", "[".repeat(100_000), "]".repeat(100_000)));
+    assert_eq!(server.post("/v1/chat/completions", &deep).status, 400, "nested without end");
+    assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200, "it goes on");
+}
+
+#[test]
+fn an_unknown_model_passes_with_one_warning() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 1");
+    let body = chat(100, "").replace("gpt-4o", "some-new-model");
+    for _ in 0..3 {
+        assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
+    }
+    let warnings = || server.output().matches("a model is called that has no limits").count();
+    until("it is logged", || warnings() > 0);
+    assert_eq!((warnings(), provider.arrivals().len()), (1, 3), "{}", server.output());
+}
+
+#[test]
+fn a_body_of_33_mib_without_a_length_is_refused_too() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 10");
+    let mut connection = server.connect();
+    connection
+        .send(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        .expect("sent");
+    let chunk = [format!("{:x}\r\n", 1024 * 1024).as_bytes(), &vec![b'x'; 1024 * 1024], b"\r\n"].concat();
+    for _ in 0..33 {
+        // It may have answered and stopped reading.
+        if connection.send(&chunk).is_err() {
+            break;
+        }
+    }
+    let answer = connection.receive(false).expect("an answer");
+    assert_eq!(answer.status, 413, "{answer:?}");
+    let error: serde_json::Value = serde_json::from_str(&answer.body).expect("JSON");
+    assert_eq!(error["error"]["type"], "request_too_large", "in the shape of the route");
+    assert!(provider.arrivals().is_empty());
+}
+
+#[test]
+fn names_that_become_the_same_limit_are_refused_at_the_start() {
+    let home = tempfile::tempdir().expect("a directory");
+    let config = "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n\
+                  [llm.models.'GPT/4']\nrpm = 5\n[llm.models.'gpt-4']\nrpm = 5\n";
+    std::fs::write(home.path().join("tollgate.toml"), config).expect("written");
+    let binary = std::path::Path::new(env!("CARGO_BIN_EXE_tollgate"));
+    let mut command = tollgate_testkit::tollgate::program(binary, home.path());
+    let output = command.args(["validate", "tollgate.toml"]).output().expect("it runs");
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("shares the limit gpt-4 with GPT/4"), "{said}");
 }

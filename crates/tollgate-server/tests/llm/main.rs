@@ -3,9 +3,19 @@
 
 mod admission;
 mod bad_input;
+#[path = "../../../tollgate/tests/telemetry/collector.rs"]
+#[allow(dead_code)] // Not all that is received is looked at here.
+mod collector;
+mod feedback;
+mod operations;
+mod retries;
+#[cfg(feature = "services")]
+mod routes;
 #[cfg(feature = "services")]
 mod sdks;
 mod settlement;
+#[cfg(feature = "services")]
+mod several;
 mod streaming;
 
 use std::time::{Duration, Instant};

@@ -6,7 +6,7 @@ use tollgate_testkit::provider::{Provider, anthropic, openai};
 
 use crate::{gateway, left, until};
 
-fn python(script: &str, base_url: &str) -> String {
+pub(crate) fn python(script: &str, base_url: &str) -> String {
     let python = std::env::var("TOLLGATE_SDK_PY").unwrap_or_else(|_| "python3".to_owned());
     let mut command = Command::new(&python);
     command.args(["-c", script, base_url]).env_remove("OPENAI_API_KEY").env_remove("ANTHROPIC_API_KEY");

@@ -92,11 +92,18 @@ fn c3_a_client_that_leaves_just_before_the_usage_is_charged_too() {
 #[test]
 fn c3_many_that_leave_leak_nothing() {
     let provider = Provider::start(|arrival| openai(arrival).paced(Duration::from_millis(20)));
-    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nconcurrency = 4\nrpm = 100000");
-    for _ in 0..100 {
-        drop(begin(&server, &chat(50, ",\"stream\":true"), "Hel"));
-    }
-    until("all places are free", || left(&server, "llm.gpt-4o.concurrency") == 4);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nconcurrency = 8\nrpm = 100000");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..125 {
+                    drop(begin(&server, &chat(50, ",\"stream\":true"), "Hel"));
+                }
+            });
+        }
+    });
+    until("all places are free", || left(&server, "llm.gpt-4o.concurrency") == 8);
+    assert_eq!(provider.arrivals().len(), 1_000);
 }
 
 #[test]

@@ -3,6 +3,10 @@
 //! Every attempt is admitted by itself, because providers count attempts. An attempt that the provider refused before it ran is
 //! settled as a request without tokens; one whose fate is unknown stays charged as reserved. Nothing is tried again after the first
 //! byte of an answer has gone to the client.
+//!
+//! A 429 parks the quota group whose key was used: the next attempt takes another group at once, or waits in line until the first
+//! returns. An overload waits at the breaker. Both are bounded by the caller's deadline and by three attempts, those included that
+//! the SDK has made already.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -14,46 +18,30 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tollgate::ChargeId;
 use tollgate_llm::count::Counted;
+use tollgate_llm::provider::{Failure, Hints, classify, classify_event};
 use tollgate_llm::{Admission, Api, Caller, EventKind, EventReader, ModelRequest, Refusal, TrailLine};
 use tracing::Instrument;
 
 use super::super::json::Body;
+use super::breaker::Pass;
 use super::fault::Fault;
 use super::pump::{self, Answer, End};
 use super::upstream::{SendError, Upstream, passed_back};
 use super::{InFlight, Models, report};
 use crate::serve::timeouts::Progress;
 
-/// How often a call is sent at most.
+/// How often a call is sent at most, with the SDK's own retries. An attempt that a quota group refuses while another one is free
+/// does not count.
 const MOST_ATTEMPTS: u32 = 3;
-
-/// How long the head of an answer is waited for. A whole answer that is not streamed comes with it.
-const HEAD: Duration = Duration::from_secs(900);
-
-/// How long the first event of a stream is waited for.
-const FIRST_EVENT: Duration = Duration::from_secs(300);
 
 /// How much earlier than its caller the gateway gives up.
 const MARGIN: Duration = Duration::from_secs(2);
 
-/// How long after a provider said that it is overloaded it is tried again, if it does not say.
-const OVERLOADED: Duration = Duration::from_millis(500);
+/// How long a group is parked after a 429 that does not say for how long. Each attempt that follows doubles it.
+const NO_HINT: Duration = Duration::from_millis(500);
 
 /// How many bytes of a stream are kept back until its first event.
 const MOST_BEGUN: usize = 64 * 1024;
-
-/// The longest refusal that is looked into.
-const MOST_REFUSAL: usize = 64 * 1024;
-
-/// Refusals that no waiting mends: the bill is not paid.
-const BILLING: [&str; 6] = [
-    "insufficient_quota",
-    "credit_balance_exhausted",
-    "organization_spend_limit_exceeded",
-    "project_spend_limit_exceeded",
-    "organization_usage_limit_exceeded",
-    "enforced_spend_limit_reached",
-];
 
 /// The id of a request: the caller's, if it is sound, else a new one.
 pub(super) fn request_id(headers: &HeaderMap) -> String {
@@ -139,6 +127,7 @@ pub(super) async fn answer(
         caller: &caller,
         named: &named,
         deadline: Instant::now() + within,
+        retries: retries(&head.headers),
     };
     let span = tracing::info_span!("llm_call", model = named.label, request_id = id);
     let answered = call.run(progress, &held.bytes).instrument(span).await;
@@ -152,6 +141,13 @@ fn within(headers: &HeaderMap, max_wait: Duration) -> Duration {
     let timeout = seconds("x-stainless-read-timeout").or_else(|| seconds("x-stainless-timeout"));
     let timeout = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     timeout.map_or(max_wait, |timeout| max_wait.min(timeout.saturating_sub(MARGIN.min(timeout / 4))))
+}
+
+/// How often the SDK has tried this call already.
+fn retries(headers: &HeaderMap) -> u32 {
+    let count =
+        headers.get("x-stainless-retry-count").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    count.unwrap_or(0).min(MOST_ATTEMPTS)
 }
 
 fn agent_id(headers: &HeaderMap, request: &ModelRequest<'_>, caller: &Caller) -> String {
@@ -171,14 +167,38 @@ struct Call<'a> {
     caller: &'a Caller,
     named: &'a Named,
     deadline: Instant,
+    /// How often the SDK has tried before.
+    retries: u32,
 }
 
 /// An attempt that failed before anything of it was passed on.
 struct Failed {
     /// The client's answer if nothing else is tried.
     response: Result<Response<Bytes>, Fault>,
-    /// After how long it may be tried again, if it may.
-    again: Option<Duration>,
+    again: Again,
+    /// How long the provider asks to wait.
+    hint: Option<Duration>,
+}
+
+/// Why a call is not sent.
+enum NotEntered {
+    Overloaded(Fault),
+    Limited(Fault),
+}
+
+/// Whether an attempt is followed by another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Again {
+    /// It would fail again, or may have run.
+    Never,
+    /// It would fail again, though the SDK does not know.
+    NorByTheSdk,
+    /// When the quota group is no longer parked, or with another one.
+    Parked,
+    /// When this time is over.
+    After(Duration),
+    /// When the provider is no longer overloaded.
+    Recovered,
 }
 
 impl Call<'_> {
@@ -187,38 +207,84 @@ impl Call<'_> {
             tollgate_llm::Body::AsSent => (sent.clone(), false),
             tollgate_llm::Body::AskingForUsage(body) => (Bytes::from(body), true),
         };
-        let mut attempt = 1;
+        let most = MOST_ATTEMPTS.saturating_sub(self.retries).max(1);
+        let (mut attempt, mut counted) = (0, 0);
+        let mut last: Option<Failed> = None;
         loop {
+            attempt += 1;
             let in_flight = InFlight::of(self.models);
-            let admission = self.admit().await?;
-            let is_anthropic = self.request.api().is_anthropic();
+            let (admission, pass) = match (self.enter().await, last.take()) {
+                (Ok(entered), _) => entered,
+                (Err(NotEntered::Overloaded(_)), Some(failed)) => return self.give_up(failed, false),
+                (Err(NotEntered::Overloaded(fault) | NotEntered::Limited(fault)), _) => return Err(fault),
+            };
             let standing = admission.standing();
-            let attempting = self.attempt(admission, attempt, body.clone(), hides_usage);
-            let failed = match attempting.instrument(tracing::info_span!("attempt", attempt)).await {
+            let attempting = self.attempt(admission, attempt, pass, body.clone(), hides_usage);
+            let attempting = attempting.instrument(tracing::info_span!("attempt", attempt));
+            let mut failed = match attempting.await {
                 Ok((mut head, answer)) => {
-                    report::set_limits(&mut head.headers, &standing, is_anthropic);
+                    report::set_limits(&mut head.headers, &standing, self.request.api().is_anthropic());
                     let body = pump::start(self.models.clone(), answer, progress, in_flight);
                     return Ok(Response::from_parts(head, body));
                 }
                 Err(failed) => failed,
             };
-            let again = failed.again.filter(|_| attempt < MOST_ATTEMPTS);
-            // A provider may ask for more than can be added to an instant.
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            match again.filter(|again| *again < left) {
-                Some(again) => tokio::time::sleep(again).await,
-                None => {
-                    let mut response = failed.response?;
-                    report::set_limits(response.headers_mut(), &standing, is_anthropic);
-                    if attempt > 1 {
-                        // The SDK's own retries on top of ours would make nine of three.
-                        let never = http::HeaderValue::from_static("false");
-                        response.headers_mut().insert("x-should-retry", never);
-                    }
-                    return Ok(response.map(super::full));
+            match &mut failed.response {
+                Ok(response) => {
+                    let headers = response.headers_mut();
+                    report::set_limits(headers, &standing, self.request.api().is_anthropic());
                 }
+                Err(fault) => fault.stands(standing),
             }
-            attempt += 1;
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let is_free = self.models.limits.has_free_group(self.request.model());
+            // Another group of keys is another quota: to try it is no retry. Each group is parked by its own refusal, so this ends.
+            counted += u32::from(!(failed.again == Again::Parked && is_free));
+            let is_used_up = counted >= most;
+            let hint = failed.hint.unwrap_or_default();
+            match failed.again {
+                Again::Never | Again::NorByTheSdk => return self.give_up(failed, is_used_up),
+                _ if is_used_up => return self.give_up(failed, true),
+                Again::Parked if is_free || hint < left => {}
+                Again::Recovered if hint < left => {}
+                // A provider may ask for more than can be added to an instant.
+                Again::After(wait) if wait < left => tokio::time::sleep(wait).await,
+                _ => return self.give_up(failed, false),
+            }
+            last = Some(failed);
+        }
+    }
+
+    /// The provider's own answer, or ours, with a hint that SDKs follow as it is meant.
+    fn give_up(&self, failed: Failed, is_used_up: bool) -> Result<Response<Body>, Fault> {
+        let mut response = failed.response?;
+        let headers = response.headers_mut();
+        if let Some(wait) = failed.hint {
+            report::set_hint(headers, wait);
+        }
+        // The SDK's own retries on top of ours would make nine of three.
+        if is_used_up || failed.again == Again::NorByTheSdk {
+            headers.insert("x-should-retry", http::HeaderValue::from_static("false"));
+        }
+        Ok(response.map(super::full))
+    }
+
+    /// Admits the call, once the provider is not known to be overloaded.
+    async fn enter(&self) -> Result<(Admission, Pass), NotEntered> {
+        let (breaker, label) = (self.upstream.breaker(), &self.named.label);
+        loop {
+            while let Some(wait) = breaker.wait(label, Instant::now()) {
+                if wait >= self.deadline.saturating_duration_since(Instant::now()) {
+                    return Err(NotEntered::Overloaded(Fault::overloaded(wait)));
+                }
+                tokio::time::sleep(wait).await;
+            }
+            let admission = self.admit().await.map_err(NotEntered::Limited)?;
+            match breaker.enter(label, Instant::now()) {
+                Ok(pass) => return Ok((admission, pass)),
+                // It was overloaded while this call waited in line: nothing was sent, so nothing is charged.
+                Err(_) => drop(admission.cancel().await),
+            }
         }
     }
 
@@ -232,8 +298,7 @@ impl Call<'_> {
         };
         let limits = &self.models.limits;
         let admitting = limits.admit_counted(self.request, self.counted, self.caller, Some(left), noting);
-        let admitted = admitting.instrument(tracing::info_span!("wait")).await;
-        match admitted {
+        match admitting.await {
             Ok(admission) => {
                 let label = self.named.label.clone();
                 metrics::histogram!("tollgate_llm_wait_seconds", "model" => label)
@@ -254,35 +319,35 @@ impl Call<'_> {
         &self,
         admission: Admission,
         attempt: u32,
+        pass: Pass,
         body: Bytes,
         hides_usage: bool,
     ) -> Result<(http::response::Parts, Answer), Failed> {
-        let api = self.request.api();
-        let left = Left { call: self, attempt, is_left: true };
-        let sending = self.upstream.send(api, self.headers, admission.group(), body);
-        let response = tokio::time::timeout(HEAD, sending).await;
+        let began = Instant::now();
+        let sent = Sent { call: self, attempt, began, group: admission.group().map(str::to_owned) };
+        let left = Left { sent: &sent, is_left: true };
+        let sending = self.upstream.send(self.request.api(), self.headers, admission.group(), body);
+        let response = tokio::time::timeout(self.upstream.timeout(), sending).await;
         left.not_left();
         let response = match response {
             Ok(Ok(response)) => response,
             Ok(Err(SendError::NotSent(why))) => {
                 let _ = admission.cancel().await;
-                return Err(self.failed(attempt, None, Fault::upstream(StatusCode::BAD_GATEWAY, why)));
+                return Err(sent.failed(None, Fault::upstream(StatusCode::BAD_GATEWAY, why)));
             }
-            Ok(Err(SendError::Lost(why))) => {
-                let _ = admission.settle_estimated(0, false).await;
-                return Err(self.failed(attempt, None, Fault::upstream(StatusCode::BAD_GATEWAY, why)));
-            }
-            Err(_) => {
-                let _ = admission.settle_estimated(0, false).await;
-                let why = "the upstream did not answer in time";
-                return Err(self.failed(attempt, None, Fault::upstream(StatusCode::GATEWAY_TIMEOUT, why)));
-            }
+            Ok(Err(SendError::Lost(why))) => return Err(sent.lost(admission, why).await),
+            Err(_) => return Err(sent.timed_out(admission).await),
         };
         let (mut head, incoming) = response.into_parts();
+        let hints = Hints::read(&head.headers, SystemTime::now());
         head.headers = passed_back(&head.headers);
         head.version = http::Version::HTTP_11;
         if !head.status.is_success() {
-            return Err(self.refused(attempt, admission, head, incoming).await);
+            return Err(sent.refused(admission, pass, head, incoming, &hints).await);
+        }
+        let reports = report::reported(&hints, self.request.api().is_anthropic());
+        if let Err(error) = admission.reported(&reports).await {
+            tracing::warn!(%error, "what the provider reports of its limits could not be charged");
         }
         let is_stream = head
             .headers
@@ -297,6 +362,8 @@ impl Call<'_> {
             admission,
             named: self.named.clone(),
             attempt,
+            began,
+            silence: self.upstream.timeout(),
             http_status: head.status.as_u16(),
         };
         if is_stream {
@@ -304,83 +371,160 @@ impl Call<'_> {
             if hides_usage {
                 head.headers.remove(http::header::CONTENT_LENGTH);
             }
-            if let Some(error) = first_event(&mut answer).await {
-                let _ = answer.admission.refused().await;
-                counted("tollgate_llm_attempts_total", self.named, "overloaded");
-                let mut response = Response::new(error);
-                response
-                    .headers_mut()
-                    .insert(CONTENT_TYPE, http::HeaderValue::from_static("text/event-stream"));
-                self.note_failed(attempt, Some(200), "the stream began with an error");
-                return Err(Failed { response: Ok(response), again: Some(OVERLOADED) });
+            match first_event(&mut answer).await {
+                Begun::Well => {}
+                Begun::Error(bytes) => {
+                    return Err(sent.began_with_error(answer.admission, pass, head, bytes, &hints).await);
+                }
+                // Nothing of it has been passed on, so the client can be answered in a shape that it knows.
+                Begun::Cut => {
+                    let why = "the upstream broke off before its answer began".to_owned();
+                    return Err(sent.lost(answer.admission, why).await);
+                }
+                Begun::Silent => return Err(sent.timed_out(answer.admission).await),
             }
         }
+        pass.answered();
         Ok((head, answer))
     }
+}
 
-    fn note_failed(&self, attempt: u32, http_status: Option<u16>, reason: &str) {
-        let line = self.named.line("error");
-        self.models.write(&TrailLine {
+/// An attempt that has been sent.
+struct Sent<'a> {
+    call: &'a Call<'a>,
+    attempt: u32,
+    began: Instant,
+    group: Option<String>,
+}
+
+impl Sent<'_> {
+    fn note_failed(&self, http_status: Option<u16>, reserved: Option<u64>, reason: &str) {
+        let line = self.call.named.line("error");
+        self.call.models.write(&TrailLine {
             reason: Some(reason.to_owned()),
-            attempt: Some(attempt),
+            attempt: Some(self.attempt),
             http_status,
+            reserved,
+            group: self.group.clone(),
+            seconds: Some(self.began.elapsed().as_secs_f64()),
             ..line
         });
     }
 
-    fn failed(&self, attempt: u32, again: Option<Duration>, fault: Fault) -> Failed {
-        counted("tollgate_llm_attempts_total", self.named, "failed");
-        self.note_failed(attempt, None, "the upstream could not be reached or did not answer");
-        Failed { response: Err(fault), again }
+    fn failed(&self, reserved: Option<u64>, fault: Fault) -> Failed {
+        counted("tollgate_llm_attempts_total", self.call.named, "failed");
+        self.note_failed(None, reserved, "the upstream could not be reached or did not answer");
+        Failed { response: Err(fault), again: Again::Never, hint: None }
+    }
+
+    /// What became of it is not known: it stays charged as reserved.
+    async fn lost(&self, admission: Admission, why: String) -> Failed {
+        let reserved = Some(admission.reserved());
+        let _ = admission.settle_estimated(0, false).await;
+        self.failed(reserved, Fault::upstream(StatusCode::BAD_GATEWAY, why))
+    }
+
+    async fn timed_out(&self, admission: Admission) -> Failed {
+        let reserved = Some(admission.reserved());
+        let _ = admission.settle_estimated(0, false).await;
+        let why = "the upstream did not answer in time";
+        self.failed(reserved, Fault::upstream(StatusCode::GATEWAY_TIMEOUT, why))
     }
 
     /// The provider answered that it will not.
     async fn refused(
         &self,
-        attempt: u32,
         admission: Admission,
+        pass: Pass,
         head: http::response::Parts,
         incoming: Incoming,
+        hints: &Hints,
     ) -> Failed {
         let limited = http_body_util::Limited::new(incoming, super::body::MOST_BYTES);
-        let gathering = tokio::time::timeout(FIRST_EVENT, limited.collect());
+        let gathering = tokio::time::timeout(self.call.upstream.timeout(), limited.collect());
         let body = match gathering.await {
             Ok(Ok(whole)) => whole.to_bytes(),
             _ => Bytes::new(),
         };
-        let group = admission.group().map(str::to_owned);
-        // A refusal of the caller's request is proof that it did not run; a failure of the provider is not.
-        let settled = match head.status.is_client_error() {
+        let failure = classify(head.status.as_u16(), &body);
+        let (again, hint) = self.follow(failure, &admission, pass, hints);
+        self.settle(failure, head.status, admission).await;
+        let mut response = Response::from_parts(head, body);
+        response.headers_mut().remove(http::header::CONTENT_LENGTH);
+        Failed { response: Ok(response), again, hint }
+    }
+
+    /// A stream that began with an error, after a status that said all was well.
+    async fn began_with_error(
+        &self,
+        admission: Admission,
+        pass: Pass,
+        head: http::response::Parts,
+        bytes: Bytes,
+        hints: &Hints,
+    ) -> Failed {
+        let data: Vec<u8> = bytes
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| line.strip_prefix(b"data:"))
+            .flat_map(|line| line.iter().copied())
+            .collect();
+        let failure = classify_event(&data);
+        let (again, hint) = self.follow(failure, &admission, pass, hints);
+        self.settle(failure, head.status, admission).await;
+        Failed { response: Ok(Response::from_parts(head, bytes)), again, hint }
+    }
+
+    /// What follows from a failure: for the group of keys, for the provider, and for this call.
+    fn follow(
+        &self,
+        failure: Failure,
+        admission: &Admission,
+        pass: Pass,
+        hints: &Hints,
+    ) -> (Again, Option<Duration>) {
+        if failure == Failure::Overloaded {
+            pass.overloaded(Instant::now(), hints.retry_after);
+            return (Again::Recovered, hints.retry_after);
+        }
+        pass.answered();
+        match failure {
+            Failure::Limited => {
+                let doubled = NO_HINT.saturating_mul(2_u32.saturating_pow(self.attempt - 1));
+                let wait = hints.wait().unwrap_or(doubled);
+                let again = match admission.group() {
+                    Some(_) => Again::Parked,
+                    None => Again::After(wait),
+                };
+                admission.park(wait, "the provider refused a call for its limits and asked to wait");
+                (again, Some(wait))
+            }
+            // SDKs retry every 429, and nothing but a payment helps.
+            Failure::Billing => (Again::NorByTheSdk, None),
+            Failure::Failed | Failure::Refused | Failure::Overloaded => (Again::Never, None),
+        }
+    }
+
+    /// Settles a refused call: as a request without tokens where the refusal proves that it did not run, else as reserved.
+    async fn settle(&self, failure: Failure, status: StatusCode, admission: Admission) {
+        // A 503 may be of a proxy between, behind which the call goes on.
+        let is_overload = failure == Failure::Overloaded && status != StatusCode::SERVICE_UNAVAILABLE;
+        let proves = failure.proves_unused() || is_overload;
+        let reserved = (!proves).then(|| admission.reserved());
+        let settled = match proves {
             true => admission.refused().await,
             false => admission.settle_estimated(0, false).await,
         };
         if let Err(error) = settled {
             tracing::warn!(%error, "a refused call could not be settled");
         }
-        let text = String::from_utf8_lossy(&body[..body.len().min(MOST_REFUSAL)]);
-        let is_billing = BILLING.iter().any(|code| text.contains(code));
-        let (outcome, again) = match head.status.as_u16() {
-            429 if is_billing => ("billing", None),
-            429 => ("limited", hint(&head.headers).or(Some(OVERLOADED * 2_u32.pow(attempt - 1)))),
-            529 | 503 => ("overloaded", hint(&head.headers).or(Some(OVERLOADED))),
-            400..=499 => ("refused", None),
-            _ => ("failed", None),
-        };
-        if let ("limited", Some(group)) = (outcome, &group) {
-            self.models.limits.note_limited(group, hint(&head.headers).unwrap_or_default());
-        }
-        counted("tollgate_llm_attempts_total", self.named, outcome);
-        self.note_failed(attempt, Some(head.status.as_u16()), "the provider refused the call");
-        let mut response = Response::from_parts(head, body);
-        response.headers_mut().remove(http::header::CONTENT_LENGTH);
-        Failed { response: Ok(response), again }
+        counted("tollgate_llm_attempts_total", self.call.named, failure.name());
+        self.note_failed(Some(status.as_u16()), reserved, "the provider refused the call");
     }
 }
 
 /// Notes a client that leaves before the head of its answer. What was reserved for its call stays charged.
 struct Left<'a> {
-    call: &'a Call<'a>,
-    attempt: u32,
+    sent: &'a Sent<'a>,
     is_left: bool,
 }
 
@@ -393,37 +537,38 @@ impl Left<'_> {
 impl Drop for Left<'_> {
     fn drop(&mut self) {
         if self.is_left {
-            counted("tollgate_llm_attempts_total", self.call.named, "left");
-            self.call.note_failed(
-                self.attempt,
-                None,
-                "the client left before its answer began; charged as reserved",
-            );
+            counted("tollgate_llm_attempts_total", self.sent.call.named, "left");
+            let reason = "the client left before its answer began; charged as reserved";
+            self.sent.note_failed(None, None, reason);
         }
     }
 }
 
-/// How long a provider asks to wait, as SDKs read it.
-fn hint(headers: &HeaderMap) -> Option<Duration> {
-    let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok();
-    let ms = number("retry-after-ms").map(|ms| ms / 1_000.0);
-    let seconds = ms.or_else(|| number("retry-after"))?;
-    Duration::try_from_secs_f64(seconds).ok()
+/// How a stream has begun.
+enum Begun {
+    Well,
+    /// With an error and nothing else.
+    Error(Bytes),
+    /// It was cut, or nothing came, before a single byte of it.
+    Cut,
+    Silent,
 }
 
-/// Reads up to the first event of a stream that says something; the bytes of an error, if it is one.
-async fn first_event(answer: &mut Answer) -> Option<Bytes> {
-    let reader = answer.reader.as_mut()?;
+/// Reads up to the first event of a stream that says something.
+async fn first_event(answer: &mut Answer) -> Begun {
+    let Some(reader) = answer.reader.as_mut() else { return Begun::Well };
     loop {
-        let frame = match tokio::time::timeout(FIRST_EVENT, answer.incoming.frame()).await {
+        let frame = match tokio::time::timeout(answer.silence, answer.incoming.frame()).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(None) => {
                 answer.end = Some(End::Whole);
-                return None;
+                return Begun::Well;
             }
+            Err(_) if answer.begun.is_empty() => return Begun::Silent,
+            Ok(Some(Err(_))) if answer.begun.is_empty() => return Begun::Cut,
             Err(_) | Ok(Some(Err(_))) => {
                 answer.end = Some(End::Broken);
-                return None;
+                return Begun::Well;
             }
         };
         let Ok(piece) = frame.into_data() else { continue };
@@ -433,11 +578,11 @@ async fn first_event(answer: &mut Answer) -> Option<Bytes> {
         answer.begun.push((piece, events));
         if is_error && !reader.streamed().has_content() {
             let bytes: Vec<u8> = answer.begun.iter().flat_map(|(piece, _)| piece.iter().copied()).collect();
-            return Some(bytes.into());
+            return Begun::Error(bytes.into());
         }
         let begun: usize = answer.begun.iter().map(|(piece, _)| piece.len()).sum();
         if is_any || begun > MOST_BEGUN {
-            return None;
+            return Begun::Well;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::json;
 use tollgate_llm::Counts;
@@ -10,9 +10,6 @@ use tollgate_llm::{Refusal, RefusalKind, RequestError, Standing};
 
 use super::super::json::{Body, full};
 use super::report;
-
-/// Beyond this, SDKs of OpenAI do not retry at all and those of Anthropic sleep for the whole time.
-const LONGEST_HINT: Duration = Duration::from_secs(120);
 
 /// `error.type` in the shape of OpenAI and in that of Anthropic.
 type Kinds = (&'static str, &'static str);
@@ -90,6 +87,18 @@ impl Fault {
         }
     }
 
+    /// The upstream has said that it is overloaded, and for longer than the caller waits.
+    pub(super) fn overloaded(wait: Duration) -> Fault {
+        let kinds = &("server_error", "overloaded_error");
+        let message = "the provider is overloaded";
+        Fault { retry_after: Some(wait), ..Fault::new(StatusCode::SERVICE_UNAVAILABLE, kinds, message) }
+    }
+
+    /// Says how the limits of the call stand.
+    pub(super) fn stands(&mut self, standing: Vec<Standing>) {
+        self.standing = standing.into();
+    }
+
     /// The upstream did not answer. The gateway has made all attempts that there are.
     pub(super) fn upstream(status: StatusCode, message: impl Into<String>) -> Fault {
         Fault { is_final: true, ..Fault::new(status, &("server_error", "api_error"), message) }
@@ -118,16 +127,11 @@ impl Fault {
         if let Some(allow) = self.allow {
             set(ALLOW, allow.to_owned());
         }
-        let mut is_final = self.is_final;
-        if let Some(wait) = self.retry_after {
-            // Rounded up: who comes at that very moment must find room.
-            let ms = wait.as_micros().div_ceil(1_000).max(1);
-            set(RETRY_AFTER, ms.div_ceil(1_000).to_string());
-            set(HeaderName::from_static("retry-after-ms"), ms.to_string());
-            is_final |= wait > LONGEST_HINT;
-        }
-        if is_final {
+        if self.is_final {
             set(HeaderName::from_static("x-should-retry"), "false".to_owned());
+        }
+        if let Some(wait) = self.retry_after {
+            report::set_hint(response.headers_mut(), wait);
         }
         report::set_limits(response.headers_mut(), &self.standing, is_anthropic);
         response

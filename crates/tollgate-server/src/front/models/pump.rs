@@ -8,7 +8,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
@@ -22,9 +22,6 @@ use super::super::json::Body;
 use super::call::Named;
 use super::{InFlight, Models};
 use crate::serve::timeouts::Progress;
-
-/// How long an upstream may be silent in the middle of an answer.
-const SILENCE: Duration = Duration::from_secs(600);
 
 /// How often places under concurrency limits are renewed.
 const RENEWAL: Duration = Duration::from_secs(20);
@@ -48,6 +45,10 @@ pub(super) struct Answer {
     pub(super) admission: Admission,
     pub(super) named: Named,
     pub(super) attempt: u32,
+    /// When it was sent.
+    pub(super) began: Instant,
+    /// How long the upstream may be silent in the middle of it.
+    pub(super) silence: Duration,
     pub(super) http_status: u16,
 }
 
@@ -132,7 +133,7 @@ async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
                 }
                 continue;
             }
-            frame = tokio::time::timeout(SILENCE, answer.incoming.frame()) => frame,
+            frame = tokio::time::timeout(answer.silence, answer.incoming.frame()) => frame,
         };
         match frame {
             Ok(None) => end = Some(End::Whole),
@@ -163,10 +164,10 @@ async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
     {
         let _ = pieces.send(Ok(rest.bytes.into())).await;
     }
-    let Answer { incoming, reader, admission, named, attempt, http_status, .. } = answer;
+    let Answer { incoming, reader, admission, named, attempt, began, http_status, .. } = answer;
     // Closes the upstream's connection if it has more to say.
     drop(incoming);
-    let ended = Ended { end, reader, whole, named, attempt, http_status };
+    let ended = Ended { end, reader, whole, named, attempt, began, http_status };
     ended.settle(models, admission).instrument(tracing::info_span!("settle")).await;
     if end == End::Broken {
         let _ = pieces.send(Err(io::Error::other("the upstream broke off"))).await;
@@ -201,6 +202,7 @@ struct Ended {
     whole: Vec<u8>,
     named: Named,
     attempt: u32,
+    began: Instant,
     http_status: u16,
 }
 
@@ -208,6 +210,7 @@ impl Ended {
     /// Settles the call with what is known of it, and writes its line.
     async fn settle(self, models: &Models, admission: Admission) {
         let (estimated_input, reserved) = (admission.estimated_input(), admission.reserved());
+        let group = admission.group().map(str::to_owned);
         let (usage, source) = match (&self.reader, self.end) {
             (Some(reader), _) => {
                 let streamed = reader.streamed();
@@ -264,6 +267,8 @@ impl Ended {
             cached_tokens: Some(usage.cached),
             source: Some(source),
             http_status: Some(self.http_status),
+            group,
+            seconds: Some(self.began.elapsed().as_secs_f64()),
             reason: (self.end != End::Whole).then(|| format!("the answer ended early: {outcome}")),
             ..self.named.line("success")
         });
@@ -290,9 +295,9 @@ fn of_whole(whole: &[u8], admission: &Admission) -> Option<(Usage, &'static str)
     if let Some(usage) = reply.usage.and_then(|usage| Usage::read(usage.get())) {
         return Some((usage, "reported"));
     }
-    // The answer of count_tokens: nothing was generated.
+    // The answer of count_tokens: nothing was generated, and counting is free.
     if reply.input_tokens.is_some() {
-        return Some((admission.estimate(0), "estimated"));
+        return Some((Usage::default(), "reported"));
     }
     let mut output = 0_u64;
     let mut left = vec![reply.choices, reply.content, reply.output];

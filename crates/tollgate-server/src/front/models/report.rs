@@ -1,10 +1,49 @@
-//! The provider's own limit headers, filled with the gateway's numbers.
+//! The provider's own limit headers: read from its answers, and filled with the gateway's numbers in ours.
 
 use std::time::{Duration, SystemTime};
 
+use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate_llm::Counts;
-use tollgate_llm::Standing;
+use tollgate_llm::provider::Hints;
+use tollgate_llm::{Counts, ReportedLeft, Standing};
+
+/// Beyond this, SDKs of OpenAI do not retry at all and those of Anthropic sleep for as long as the hint says.
+const LONGEST_HINT: Duration = Duration::from_secs(120);
+
+/// By how much a number of tokens may be too low that Anthropic rounds to the nearest thousand.
+const ROUNDING: u64 = 500;
+
+/// What a provider reports to be left of its limits.
+pub(super) fn reported(hints: &Hints, is_anthropic: bool) -> Vec<ReportedLeft> {
+    let rounding = if is_anthropic { ROUNDING } else { 0 };
+    let limits = [
+        (Counts::Requests, hints.requests, 0),
+        (Counts::Tokens, hints.tokens, rounding),
+        (Counts::InputTokens, hints.input_tokens, rounding),
+        (Counts::OutputTokens, hints.output_tokens, rounding),
+    ];
+    let left = limits.into_iter().filter_map(|(counts, limit, rounding)| {
+        let limit = limit?;
+        Some(ReportedLeft { counts, remaining: limit.remaining?, reset: limit.reset_after, rounding })
+    });
+    left.collect()
+}
+
+/// Says when to come back, in both forms that SDKs read. A wait that SDKs misread is none to retry after.
+pub(super) fn set_hint(headers: &mut HeaderMap, wait: Duration) {
+    // Rounded up: who comes at that very moment must find room.
+    let ms = wait.as_micros().div_ceil(1_000).max(1);
+    let mut set = |name: HeaderName, value: String| {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(name, value);
+        }
+    };
+    set(RETRY_AFTER, ms.div_ceil(1_000).to_string());
+    set(HeaderName::from_static("retry-after-ms"), ms.to_string());
+    if wait > LONGEST_HINT {
+        set(HeaderName::from_static("x-should-retry"), "false".to_owned());
+    }
+}
 
 /// Sets the limit headers of a provider's answer, in place of those that came with it.
 pub(super) fn set_limits(headers: &mut HeaderMap, standing: &[Standing], is_anthropic: bool) {

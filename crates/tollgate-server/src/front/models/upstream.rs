@@ -19,6 +19,8 @@ use hyper_util::rt::TokioExecutor;
 use tollgate_llm::Api;
 use tollgate_llm::{UpstreamConfig, UpstreamKind};
 
+use super::breaker::Breaker;
+
 /// How long a connection may take, and how long it is kept.
 const CONNECT: Duration = Duration::from_secs(10);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
@@ -61,6 +63,8 @@ pub(super) struct Upstream {
     /// The quota group and what is shown, ready to be sent.
     keys: Vec<(String, HeaderValue)>,
     next_key: AtomicUsize,
+    timeout: Duration,
+    breaker: Breaker,
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
 }
 
@@ -100,6 +104,8 @@ impl Upstream {
             base_url: config.base_url.clone(),
             keys,
             next_key: AtomicUsize::new(0),
+            timeout: config.timeout,
+            breaker: Breaker::default(),
             client: builder.build(connector),
         })
     }
@@ -110,6 +116,16 @@ impl Upstream {
 
     pub(super) fn kind(&self) -> UpstreamKind {
         self.kind
+    }
+
+    /// How long it may be silent.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Whether it is overloaded.
+    pub(super) fn breaker(&self) -> &Breaker {
+        &self.breaker
     }
 
     /// Where a route is: SDKs of OpenAI have the version in their base URL, those of Anthropic have not.

@@ -1,0 +1,321 @@
+//! `gateway`: what the gateway of language models adds to a call, beside the upstream itself and, where asked for, LiteLLM's proxy.
+//!
+//! The upstream runs in this process and answers at once. The same calls go to it directly and through each gateway, in turns of a
+//! second, at a steady rate; what is reported is how much later answers and the events of streams come. Then the gateway is saturated
+//! before a judge, and filled with calls that wait. Servers, clients and the upstream share the machine's cores.
+
+mod litellm;
+mod upstream;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hdrhistogram::Histogram;
+use tollgate_testkit::provider::{Allowed, Provider, openai};
+use tollgate_testkit::tollgate::Tollgate;
+
+use self::litellm::LiteLlm;
+use self::upstream::Upstream;
+use crate::machine::Facts;
+use crate::server;
+
+const RATE: u32 = 500;
+const CONNECTIONS: u32 = 50;
+const WAITING: usize = 2_000;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// How many seconds each contestant is asked, in turns of one second
+    #[arg(long, default_value_t = 20)]
+    seconds: u32,
+    /// LiteLLM's proxy as well, installed from PyPI
+    #[arg(long)]
+    litellm: bool,
+    /// A binary to measure instead of building one
+    #[arg(long, value_name = "FILE")]
+    server: Option<PathBuf>,
+}
+
+/// Somebody who is asked.
+struct Contestant {
+    name: &'static str,
+    address: SocketAddr,
+    latency: Histogram<u64>,
+    event: Histogram<u64>,
+}
+
+impl Contestant {
+    fn new(name: &'static str, address: SocketAddr) -> Contestant {
+        let histogram = || Histogram::new_with_bounds(1, 60_000_000, 3).expect("bounds");
+        Contestant { name, address, latency: histogram(), event: histogram() }
+    }
+}
+
+/// Does what was asked.
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    let program = match &options.server {
+        Some(program) => program.clone(),
+        None => server::build_tollgate()?,
+    };
+    let Facts { processor, cores, kernel, load, .. } = Facts::read();
+    println!("{processor}, {cores} cores, Linux {kernel}, load {load}\n");
+    let upstream = Upstream::start()?;
+    let gateway = gateway(&program, upstream.address(), "rpm = 100000000\ntpm = 100000000000");
+    let mut contestants =
+        vec![Contestant::new("direct", upstream.address()), Contestant::new("tollgate", gateway.http())];
+    let litellm = match options.litellm {
+        true => Some(LiteLlm::start(upstream.address(), None)?),
+        false => None,
+    };
+    contestants.extend(litellm.iter().map(|proxy| Contestant::new("LiteLLM", proxy.address())));
+    for contestant in &contestants {
+        calls(contestant.address, Duration::from_secs(1));
+    }
+    for _ in 0..options.seconds {
+        for contestant in &mut contestants {
+            let measured = calls(contestant.address, Duration::from_secs(1));
+            contestant.latency.add(&measured).map_err(|error| error.to_string())?;
+        }
+    }
+    for _ in 0..options.seconds.div_ceil(4) {
+        for contestant in &mut contestants {
+            let measured = streams(contestant.address);
+            contestant.event.add(&measured).map_err(|error| error.to_string())?;
+        }
+    }
+    drop(litellm);
+    print_latency(&contestants);
+    println!();
+    saturated(&program);
+    waiting(&program, upstream.address());
+    if options.litellm {
+        litellm::judged()?;
+    }
+    Ok(())
+}
+
+fn gateway(program: &Path, upstream: SocketAddr, model: &str) -> Tollgate {
+    let config = format!(
+        "[server]\nlog = 'off'\nmax_connections_per_peer = 10000\n[llm]\nlog_dir = 'logs'\n[llm.models.gpt-4o]\n{model}\n\
+         [llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{upstream}/v1'\napi_key = 'x'\n[limits.x]\nunlimited = true\n"
+    );
+    Tollgate::builder(program).config(&config).start()
+}
+
+/// A chat of an everyday size.
+fn body(is_stream: bool) -> String {
+    let text = "Say in a few words what a token bucket is, and why anybody would want one. ".repeat(12);
+    format!(
+        r#"{{"model":"gpt-4o","messages":[{{"role":"system","content":"You are terse."}},{{"role":"user","content":"{text}"}}],"max_tokens":100,"stream":{is_stream}}}"#
+    )
+}
+
+pub(super) fn request(body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sk-any\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+/// Reads the head of an answer: its status, and its length if it has one.
+pub(super) fn head(reader: &mut impl BufRead) -> std::io::Result<(u16, Option<usize>)> {
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    let mut length = None;
+    loop {
+        line.clear();
+        if reader.read_line(&mut line)? == 0 || line.trim().is_empty() {
+            return Ok((status, length));
+        }
+        if let Some((name, value)) = line.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse().ok();
+        }
+    }
+}
+
+/// Reads the next chunk of a body; `None` at its end.
+fn chunk(reader: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let length = usize::from_str_radix(line.trim(), 16).map_err(std::io::Error::other)?;
+    let mut bytes = vec![0; length + 2];
+    reader.read_exact(&mut bytes)?;
+    bytes.truncate(length);
+    Ok((length > 0).then_some(bytes))
+}
+
+/// One call: its status.
+pub(super) fn ask(reader: &mut BufReader<TcpStream>, request: &[u8]) -> std::io::Result<u16> {
+    reader.get_mut().write_all(request)?;
+    let (status, length) = head(reader)?;
+    match length {
+        Some(length) => reader.read_exact(&mut vec![0; length])?,
+        None => while chunk(reader)?.is_some() {},
+    }
+    Ok(status)
+}
+
+fn connect(address: SocketAddr) -> BufReader<TcpStream> {
+    let stream = TcpStream::connect(address).expect("it listens");
+    stream.set_nodelay(true).expect("set");
+    BufReader::new(stream)
+}
+
+/// Calls at a steady rate; latencies in microseconds.
+fn calls(address: SocketAddr, time: Duration) -> Histogram<u64> {
+    let all = parking_lot::Mutex::new(Histogram::new_with_bounds(1, 60_000_000, 3).expect("bounds"));
+    let request = request(&body(false));
+    let began = Instant::now() + Duration::from_millis(20);
+    std::thread::scope(|scope| {
+        for number in 0..CONNECTIONS {
+            let (all, request) = (&all, &request);
+            scope.spawn(move || {
+                let mut reader = connect(address);
+                let mut own = Vec::new();
+                let step = Duration::from_secs(1) * CONNECTIONS / RATE;
+                let mut next = began + step * number / CONNECTIONS;
+                while next < began + time {
+                    std::thread::sleep(next.saturating_duration_since(Instant::now()));
+                    let sent = Instant::now();
+                    assert_eq!(ask(&mut reader, request).expect("an answer"), 200);
+                    own.push(sent.elapsed());
+                    next += step;
+                }
+                let mut all = all.lock();
+                own.iter().for_each(|took| {
+                    all.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1))
+                });
+            });
+        }
+    });
+    all.into_inner()
+}
+
+/// Streams side by side; how late each event is when it is read, in microseconds.
+fn streams(address: SocketAddr) -> Histogram<u64> {
+    let all = parking_lot::Mutex::new(Histogram::new_with_bounds(1, 60_000_000, 3).expect("bounds"));
+    let request = request(&body(true));
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            let (all, request) = (&all, &request);
+            scope.spawn(move || {
+                let mut reader = connect(address);
+                reader.get_mut().write_all(request).expect("sent");
+                let (status, _) = head(&mut reader).expect("a head");
+                assert_eq!(status, 200);
+                let mut own = Vec::new();
+                while let Some(event) = chunk(&mut reader).expect("a chunk") {
+                    own.extend(upstream::late(&event));
+                }
+                // The first event waits for the head to be passed on, which the calls above have in them.
+                let mut all = all.lock();
+                own.iter().skip(1).for_each(|late| all.saturating_record((*late).max(1)));
+            });
+        }
+    });
+    all.into_inner()
+}
+
+fn print_latency(contestants: &[Contestant]) {
+    let ms = |micros: u64| micros as f64 / 1_000.0;
+    let direct = &contestants[0];
+    println!("{RATE} calls a second on {CONNECTIONS} connections, and 10 streams of 50 events, ms:\n");
+    println!("| | p50 | p99 | added p50 | added p99 | event p50 | event p99 | added p99 of an event |");
+    println!("|---|--:|--:|--:|--:|--:|--:|--:|");
+    for one in contestants {
+        let at = |histogram: &Histogram<u64>, quantile: f64| ms(histogram.value_at_quantile(quantile));
+        let added = |of: fn(&Contestant) -> &Histogram<u64>, quantile| {
+            at(of(one), quantile) - at(of(direct), quantile)
+        };
+        println!(
+            "| {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
+            one.name,
+            at(&one.latency, 0.5),
+            at(&one.latency, 0.99),
+            added(|one| &one.latency, 0.5),
+            added(|one| &one.latency, 0.99),
+            at(&one.event, 0.5),
+            at(&one.event, 0.99),
+            added(|one| &one.event, 0.99),
+        );
+    }
+    println!("\ngoals: added p50 1 ms, p99 5 ms; p99 of an event 1 ms");
+}
+
+/// How much of a limit is used when more is asked for, before a judge.
+fn saturated(program: &Path) {
+    let (limit, window) = (400_u32, Duration::from_secs(8));
+    let allowed = Allowed { requests: limit.into(), tokens: u64::MAX / 2, window };
+    let provider = Provider::judging(allowed, openai);
+    let config = format!(
+        "[server]\nlog = 'off'\n[llm]\nwindow = '8s'\nmargin = '100ms'\n[llm.models.gpt-4o]\nrpm = {limit}\n\
+         [llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{}/v1'\napi_key = 'x'\n[limits.x]\nunlimited = true\n",
+        provider.address()
+    );
+    let server = Tollgate::builder(program).config(&config).start();
+    let request = request(&body(false));
+    let sent = Arc::new(AtomicUsize::new(0));
+    let calls = usize::try_from(limit * 4).unwrap_or(0);
+    std::thread::scope(|scope| {
+        for _ in 0..64 {
+            let (sent, request) = (sent.clone(), &request);
+            let address = server.http();
+            scope.spawn(move || {
+                let mut reader = connect(address);
+                while sent.fetch_add(1, Ordering::Relaxed) < calls {
+                    assert_eq!(ask(&mut reader, request).expect("an answer"), 200);
+                }
+            });
+        }
+    });
+    let refused = provider.refused();
+    let arrivals = provider.arrivals();
+    // From the first call to the first of the last window, three windows were used.
+    let last = &arrivals[arrivals.len() - usize::try_from(limit).unwrap_or(0)];
+    let took = last.at - arrivals[0].at;
+    let share = 3.0 * window.as_secs_f64() / took.as_secs_f64();
+    println!(
+        "saturated: {:.1} % of the limit ({limit} requests in {} s, margin 100 ms), {refused} refused by the judge; goals 95 %, 0",
+        share * 100.0,
+        window.as_secs()
+    );
+}
+
+fn resident(server: &Tollgate) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) / 1024
+}
+
+/// What calls that wait take of memory.
+fn waiting(program: &Path, upstream: SocketAddr) {
+    let server = gateway(program, upstream, "rpm = 1");
+    let request = request(&body(false));
+    let mut first = connect(server.http());
+    assert_eq!(ask(&mut first, &request).expect("an answer"), 200);
+    let before = resident(&server);
+    let mut connections = Vec::new();
+    for _ in 0..WAITING {
+        let mut reader = connect(server.http());
+        reader.get_mut().write_all(&request).expect("sent");
+        connections.push(reader);
+    }
+    let in_line = format!("tollgate_llm_queue{{model=\"gpt-4o\"}} {WAITING}");
+    let began = Instant::now();
+    while !server.get("/metrics").body.contains(&in_line) {
+        assert!(began.elapsed() < Duration::from_secs(20), "not all of {WAITING} wait");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let after = resident(&server);
+    println!("{WAITING} waiting calls: {before} MiB before, {after} MiB with them; goal 100 MiB");
+}

@@ -1,0 +1,153 @@
+//! Several gateways on one store: one truth, also while one is killed, restarted, or cut off.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tollgate_testkit::http::Connection;
+use tollgate_testkit::postgres::PostgresServer;
+use tollgate_testkit::provider::{Allowed, Provider, openai};
+use tollgate_testkit::proxy::{FaultProxy, Mode};
+use tollgate_testkit::redis::RedisServer;
+use tollgate_testkit::tollgate::Tollgate;
+
+use crate::{chat, until};
+
+/// Gateways on one store, before one provider.
+fn gateways(count: usize, store: &str, provider: &Provider, rest: &str) -> Vec<Tollgate> {
+    let config = format!(
+        "{rest}\n{store}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{}/v1'\napi_key = 'x'\n",
+        provider.address()
+    );
+    (0..count).map(|_| Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&config).start()).collect()
+}
+
+fn redis(url: &str, more: &str) -> String {
+    format!("[store]\nmode = 'redis'\ntimeout = '2s'\nredis = {{ url = '{url}' }}\n{more}")
+}
+
+/// Sends until so many were answered or the time is over; how many were.
+fn send(gateways: &[&Tollgate], clients: usize, calls: usize, during: Duration) -> usize {
+    let (sent, answered) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for client in 0..clients {
+            let (sent, answered) = (&sent, &answered);
+            let gateway = gateways[client % gateways.len()];
+            scope.spawn(move || {
+                let mut connection = Connection::open(gateway.http());
+                let (body, lines) = (chat(20, ""), "content-type: application/json");
+                let request = format!(
+                    "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\ncontent-length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                while began.elapsed() < during && sent.fetch_add(1, Ordering::Relaxed) < calls {
+                    if connection.send(request.as_bytes()).is_err() {
+                        return;
+                    }
+                    let Ok(answer) = connection.receive(false) else { return };
+                    assert_eq!(answer.status, 200, "{answer:?}");
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    answered.load(Ordering::Relaxed)
+}
+
+#[test]
+fn g2_three_gateways_on_one_redis_keep_one_limit_and_one_may_be_killed() {
+    let window = Duration::from_secs(2);
+    let provider = Provider::judging(Allowed { requests: 40, tokens: 100_000, window }, openai);
+    let server = RedisServer::start();
+    let rest = "llm.window = '2s'\nllm.margin = '300ms'\n[llm.models.gpt-4o]\nrpm = 40\ntpm = 100000";
+    let mut gateways = gateways(3, &redis(&server.url(), ""), &provider, rest);
+    let killed = gateways.pop().expect("three");
+    let long = Duration::from_secs(60);
+    std::thread::scope(|scope| {
+        let of_killed = scope.spawn(|| send(&[&killed], 8, usize::MAX, long));
+        let others: Vec<&Tollgate> = gateways.iter().collect();
+        let of_others = scope.spawn(move || send(&others, 16, 100, long));
+        until("the first window is used", || provider.arrivals().len() >= 60);
+        // With calls on their way, and places in line. What it has reserved lapses.
+        killed.signal(Signal::KILL);
+        of_killed.join().expect("its clients see the connection end");
+        assert_eq!(of_others.join().expect("no call of the others fails"), 100);
+    });
+    provider.assert_clean();
+}
+
+#[test]
+fn g2_a_store_that_is_cut_off_refuses_or_divides() {
+    for (more, expected) in [("fallback = 'closed'", 0), ("fallback = 'local'\nfallback_instances = 3", 3)] {
+        let provider = Provider::start(openai);
+        let server = RedisServer::start();
+        let proxies: Vec<FaultProxy> = (0..3).map(|_| FaultProxy::start(server.port())).collect();
+        let rest = "llm.max_wait = '100ms'\n[llm.models.gpt-4o]\nrpm = 9";
+        let gateways: Vec<Tollgate> = proxies
+            .iter()
+            .flat_map(|proxy| {
+                let url = format!("redis://127.0.0.1:{}", proxy.port());
+                let store = format!(
+                    "[store]\nmode = 'redis'\ntimeout = '200ms'\n{more}\nredis = {{ url = '{url}' }}"
+                );
+                gateways(1, &store, &provider, rest)
+            })
+            .collect();
+        for gateway in &gateways {
+            assert_eq!(gateway.get("/readyz").status, 200);
+        }
+        proxies.iter().for_each(|proxy| proxy.set(Mode::Refuse));
+        let mut admitted = 0;
+        for gateway in &gateways {
+            for _ in 0..12 {
+                let answer = gateway.post("/v1/chat/completions", &chat(20, ""));
+                match answer.status {
+                    200 => admitted += 1,
+                    429 | 503 => {
+                        assert!(answer.body.contains("\"error\""), "{answer:?}");
+                        assert!(answer.field("retry-after-ms").is_some(), "{answer:?}");
+                    }
+                    _ => panic!("{answer:?}"),
+                }
+            }
+        }
+        assert_eq!((admitted, provider.arrivals().len()), (3 * expected, 3 * expected), "{more}");
+    }
+}
+
+#[test]
+fn g2_three_gateways_on_one_postgres_keep_one_limit() {
+    let window = Duration::from_secs(2);
+    // 50 requests a second.
+    let provider = Provider::judging(Allowed { requests: 100, tokens: 1_000_000, window }, openai);
+    let server = PostgresServer::start();
+    server.psql("CREATE DATABASE gateways");
+    let store = format!(
+        "[store]\nmode = 'postgres'\ntimeout = '5s'\npostgres = {{ url = '{}' }}\n",
+        server.url("gateways")
+    );
+    let rest = "llm.window = '2s'\nllm.margin = '500ms'\n[llm.models.gpt-4o]\nrpm = 100\ntpm = 1000000";
+    let gateways = gateways(3, &store, &provider, rest);
+    let all: Vec<&Tollgate> = gateways.iter().collect();
+    assert_eq!(send(&all, 30, 400, Duration::from_secs(40)), 400);
+    provider.assert_clean();
+}
+
+#[test]
+fn g3_a_restart_inside_a_window_is_no_second_allowance() {
+    let provider = Provider::start(openai);
+    let server = RedisServer::start();
+    let rest = "llm.max_wait = '1ms'\n[llm.models.gpt-4o]\nrpm = 4\ntpm = 100000";
+    let start = || gateways(1, &redis(&server.url(), ""), &provider, rest).pop().expect("one");
+    let ask = |gateway: &Tollgate| gateway.post("/v1/chat/completions", &chat(20, "")).status;
+    let first = start();
+    assert_eq!([ask(&first), ask(&first), ask(&first)], [200; 3]);
+    first.signal(Signal::KILL);
+    first.ended();
+    let second = start();
+    assert_eq!([ask(&second), ask(&second)], [200, 429]);
+    assert_eq!(second.stop().code, Some(0));
+    assert_eq!(ask(&start()), 429);
+    assert_eq!(provider.arrivals().len(), 4);
+}
