@@ -99,7 +99,7 @@ struct Runs(Arc<AtomicUsize>);
 async fn handle(job: Nothing, runs: Data<Runs>) -> Result<(), BoxDynError> {
     // Those of the second tenant alone are counted where there are two.
     if job.tenant == 0 || job.tenant == 2 {
-        runs.0.fetch_add(1, Ordering::Relaxed);
+        runs.0.0.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
 }
