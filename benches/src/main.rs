@@ -5,9 +5,10 @@
 //! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. `-- stores`
 //! measures the shared stores, on servers that it starts: `stores.rs`. `-- http` measures what a layer costs an HTTP service:
 //! `http.rs`. `-- server` measures the server beside others: `server.rs`; `-- hostile` how honest clients of it fare among attackers:
-//! `hostile.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
+//! `hostile.rs`. `-- count` measures the counting of tokens: `count.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
 
 mod contestant;
+mod count;
 mod goals;
 mod harness;
 mod hostile;
@@ -55,6 +56,8 @@ enum Command {
     Constant(server::constant::Options),
     /// How long honest clients of `tollgate serve` wait while others attack it
     Hostile(hostile::Options),
+    /// Megabytes of text a second that are counted in tokens, beside tiktoken-rs
+    Count(count::Options),
     #[command(name = memory::COMMAND, hide = true)]
     GrowByKeys { contestant: String, keys: u32 },
 }

@@ -2,7 +2,9 @@
 //!
 //! All limits of a call are one charge of the library: all are reserved or none. Whoever must wait stands in the fair line of its
 //! quota. What is reserved is settled once with what was used: less gives the difference back where it was taken, more is charged
-//! as debt, and what cannot be proven stays charged.
+//! as debt, and what cannot be proven stays charged. `batch.rs` admits several calls at once.
+
+mod batch;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -13,8 +15,9 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use tollgate::config::{Counts, LlmConfig, ModelConfig, Oversize, Priority, UnknownModel, UpstreamKind};
 use tollgate::store::Micros;
-use tollgate::{Allowance, Clock, Decision, Key, Outcome, Reservation, Tollgate};
+use tollgate::{Allowance, Clock, Decision, Key, Outcome, Policy, Reservation, Tollgate};
 
+use self::batch::Share;
 use crate::count::{Counted, Counter, Encoding};
 use crate::learned::Learned;
 use crate::line::{Joining, Line, Ticket};
@@ -287,6 +290,7 @@ impl ModelLimits {
             waited: admitted.waited,
             window: config.window,
             produced: None,
+            share: None,
         })
     }
 
@@ -476,13 +480,7 @@ impl ModelLimits {
         }
         let client = caller.client.as_deref();
         let policy = self.inner.gate.policy();
-        let capacity = |charge: &Planned| -> Option<u64> {
-            let rule = policy.rule(&charge.limit).filter(|rule| !rule.is_shadow())?;
-            match rule.allowance_for(&Key::parse(charge.key.as_str()).ok()?) {
-                Allowance::Limited(limit) => Some(limit.capacity()),
-                Allowance::Unlimited | Allowance::Blocked => None,
-            }
-        };
+        let capacity = |charge: &Planned| capacity(&policy, charge);
         let plan = |tokens: &Tokens, group: &str| Plan::of(config, model, client, group, tokens);
         if tokens.is_guess {
             for charge in plan(&tokens, groups[0]).iter().flat_map(|plan| &plan.charges) {
@@ -514,6 +512,15 @@ impl ModelLimits {
             plans.push(plan);
         }
         Ok((plans, tokens))
+    }
+}
+
+/// What a charge can hold at most; `None` where nothing denies it.
+fn capacity(policy: &Policy, charge: &Planned) -> Option<u64> {
+    let rule = policy.rule(&charge.limit).filter(|rule| !rule.is_shadow())?;
+    match rule.allowance_for(&Key::parse(charge.key.as_str()).ok()?) {
+        Allowance::Limited(limit) => Some(limit.capacity()),
+        Allowance::Unlimited | Allowance::Blocked => None,
     }
 }
 
@@ -605,6 +612,8 @@ pub struct Admission {
     waited: Duration,
     window: Duration,
     produced: Option<Produced>,
+    /// Its share of what was reserved for a batch.
+    share: Option<Share>,
 }
 
 /// Output that has been charged as it was produced.
@@ -631,6 +640,7 @@ impl Admission {
             waited: Duration::ZERO,
             window: Duration::ZERO,
             produced: None,
+            share: None,
         }
     }
 
@@ -703,6 +713,9 @@ impl Admission {
 
     /// The call was never sent: all is given back.
     pub async fn cancel(mut self) -> Result<(), tollgate::Error> {
+        if let Some(share) = self.share.take() {
+            return share.cancel().await;
+        }
         match self.held.take() {
             Some(held) => held.cancel().await.map(drop),
             None => Ok(()),
@@ -712,6 +725,11 @@ impl Admission {
     /// Keeps the places under concurrency limits. To be called every 20 seconds while the call runs.
     pub async fn renew(&self) -> Result<(), tollgate::Error> {
         let has_place = |plan: &Plan| plan.charges.iter().any(|charge| charge.counts == Counts::Concurrency);
+        if let (Some(plan), Some(share)) = (&self.plan, &self.share)
+            && has_place(plan)
+        {
+            return share.renew().await;
+        }
         match (&self.plan, &self.held) {
             (Some(plan), Some(held)) if has_place(plan) => held.renew().await.map(drop),
             _ => Ok(()),
@@ -725,7 +743,8 @@ impl Admission {
         let (Some(plan), Some(input)) = (&self.plan, input) else { return Ok(()) };
         // A place that is held for the whole call cannot be settled before its end.
         let counts = |wanted: Counts| plan.charges.iter().any(|charge| charge.counts == wanted);
-        let is_counted = plan.kind == UpstreamKind::Anthropic && !counts(Counts::Concurrency);
+        let is_counted =
+            plan.kind == UpstreamKind::Anthropic && !counts(Counts::Concurrency) && self.share.is_none();
         if !is_counted || !(counts(Counts::OutputTokens) || counts(Counts::Tokens)) {
             return Ok(());
         }
@@ -766,6 +785,9 @@ impl Admission {
 
     async fn apply(mut self, usage: &Usage) -> Result<(), tollgate::Error> {
         let plan = self.plan.take();
+        if let (Some(plan), Some(share)) = (&plan, self.share.take()) {
+            return share.settle(&plan.actuals(usage)).await;
+        }
         if let Some(produced) = self.produced.take() {
             // The rest was settled as it was produced.
             return self.settle_rest(&produced, usage.output).await;
@@ -805,9 +827,7 @@ impl Drop for Admission {
             && plan.charges.iter().any(|charge| charge.counts == Counts::Concurrency)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let as_reserved =
-                |charge: &Planned| if charge.counts == Counts::Concurrency { 0 } else { charge.cost };
-            let actuals: Vec<u64> = plan.charges.iter().map(as_reserved).collect();
+            let actuals = plan.as_reserved();
             runtime.spawn(async move { held.settle_each(&actuals).await.map(drop) });
         }
         self.line.iter().for_each(|line| line.settled());

@@ -35,6 +35,17 @@ pub(crate) struct Planned {
     pub(crate) is_own: bool,
 }
 
+impl Planned {
+    /// What it counts, in words.
+    pub(crate) const fn what(&self) -> &'static str {
+        match self.counts {
+            Counts::Requests => "requests",
+            Counts::Concurrency => "calls",
+            Counts::Tokens | Counts::InputTokens | Counts::OutputTokens => "tokens",
+        }
+    }
+}
+
 /// All charges of a call: never empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -92,6 +103,24 @@ impl Plan {
             counts => amount(counts, input, usage.output),
         };
         self.charges.iter().map(actual).collect()
+    }
+
+    /// Adds the charges of another call, by limit and key.
+    pub(crate) fn add(&mut self, other: &Plan) {
+        for charge in &other.charges {
+            let is_same = |known: &&mut Planned| known.limit == charge.limit && known.key == charge.key;
+            match self.charges.iter_mut().find(is_same) {
+                Some(known) => known.cost = known.cost.saturating_add(charge.cost),
+                None => self.charges.push(charge.clone()),
+            }
+        }
+    }
+
+    /// What each charge cost for a call whose usage is not known: what was reserved, and nothing for a place that is given up.
+    pub(crate) fn as_reserved(&self) -> Vec<u64> {
+        let as_reserved =
+            |planned: &Planned| if planned.counts == Counts::Concurrency { 0 } else { planned.cost };
+        self.charges.iter().map(as_reserved).collect()
     }
 
     /// What is charged for output as it is produced.

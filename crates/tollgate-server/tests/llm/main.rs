@@ -3,6 +3,7 @@
 
 mod admission;
 mod bad_input;
+mod run;
 #[cfg(feature = "services")]
 mod sdks;
 mod settlement;

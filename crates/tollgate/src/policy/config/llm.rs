@@ -26,6 +26,11 @@ const LEASE: Micros = Micros::from_secs(60);
 
 const DAY: Micros = Micros::from_secs(24 * 3_600);
 
+/// How much longer than its window a call counts by default, and the largest share of the window that this is. It is what two calls that
+/// were charged one window apart may differ in the time that they take to the provider; beyond that, `margin` must be set.
+const MARGIN: Micros = Micros::from_millis(100);
+const MARGIN_SHARE: u64 = 40;
+
 /// How much of a call's text can be held back by those who wait, and other bounds that a file may change.
 const MAX_WAITING: u64 = 10_000;
 const MEMORY_MIB: u64 = 256;
@@ -38,9 +43,9 @@ pub struct LlmConfig {
     pub log_dir: Option<PathBuf>,
     /// The window of `rpm` and `tpm`; 60 s by default.
     pub window: Duration,
-    /// How much longer than the window a call counts, because calls reach the provider later than they are charged, and not all by
-    /// the same time; none by default.
-    pub margin: Duration,
+    /// How much longer than its window a call counts, because calls reach the provider later than they are charged, and not all by
+    /// the same time; by default 100 ms, and at most a fortieth of the window.
+    pub margin: Option<Duration>,
     /// How long a call waits at most; 60 s by default.
     pub max_wait: Duration,
     /// What an answer is reckoned at while nothing is known of it; 1,000 by default.
@@ -66,7 +71,7 @@ impl Default for LlmConfig {
         LlmConfig {
             log_dir: None,
             window: Duration::from_secs(60),
-            margin: Duration::ZERO,
+            margin: None,
             max_wait: Duration::from_secs(60),
             default_output_tokens: 1_000,
             unknown_model: UnknownModel::Pass,
@@ -298,7 +303,8 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, rules: &mut Vec<R
     };
     span("window", &mut config.window);
     span("max_wait", &mut config.max_wait);
-    span("margin", &mut config.margin);
+    let margin = section.field("margin").and_then(|field| reader.span_or_zero(field, "100ms"));
+    config.margin = margin.map(Duration::from);
     let mut whole = |name, example| section.field(name).and_then(|field| reader.whole(field, example, ""));
     if let Some(tokens) = whole("default_output_tokens", 1_000) {
         config.default_output_tokens = tokens;
@@ -342,7 +348,7 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, rules: &mut Vec<R
 /// The limits that the section has made so far.
 struct Compiled {
     window: Micros,
-    margin: Micros,
+    margin: Option<Micros>,
     /// The names that `[limits]` has.
     taken: Vec<String>,
     rules: Vec<Rule>,
@@ -353,8 +359,14 @@ struct Compiled {
 impl Compiled {
     fn of(config: &LlmConfig, rules: &[Rule]) -> Compiled {
         let taken = rules.iter().map(|rule| rule.name().to_owned()).collect();
-        let (window, margin) = (config.window.into(), config.margin.into());
+        let (window, margin) = (config.window.into(), config.margin.map(Micros::from));
         Compiled { window, margin, taken, rules: Vec::new(), quotas: BTreeMap::new() }
+    }
+
+    /// How long a call counts under a window of the provider.
+    fn counted_for(&self, window: Micros) -> Micros {
+        let by_default = MARGIN.min(Micros::new(window.get() / MARGIN_SHARE));
+        window.saturating_add(self.margin.unwrap_or(by_default))
     }
 
     fn finish(self, rules: &mut Vec<Rule>) {
@@ -376,7 +388,7 @@ impl Compiled {
             let limit = match dimension.counts {
                 Counts::Concurrency => Limit::concurrency(count, LEASE),
                 _ if dimension.is_daily => Limit::sliding_window(count, DAY),
-                _ => Limit::sliding_window(count, self.window.saturating_add(self.margin)),
+                _ => Limit::sliding_window(count, self.counted_for(self.window)),
             };
             limits.extend(self.limit(reader, field, stem, dimension, limit, applied));
         }
@@ -390,7 +402,7 @@ impl Compiled {
                 field,
                 stem,
                 &each,
-                Limit::sliding_window(share, slice.saturating_add(self.margin)),
+                Limit::sliding_window(share, self.counted_for(slice)),
                 applied,
             ));
         }
@@ -727,9 +739,9 @@ models."gpt-4o" = { tpm = 10_000 }
         let rules: Vec<(&str, String)> =
             config.policy.rules().iter().map(|rule| (rule.name(), rule.allowance().to_string())).collect();
         let expected = [
-            ("llm.gpt-4o-family.rpm", "500 in any 1m"),
-            ("llm.gpt-4o-family.tpm", "30000 in any 1m"),
-            ("llm.client.search-team.gpt-4o-family.tpm", "10000 in any 1m"),
+            ("llm.gpt-4o-family.rpm", "500 in any 1m0.1s"),
+            ("llm.gpt-4o-family.tpm", "30000 in any 1m0.1s"),
+            ("llm.client.search-team.gpt-4o-family.tpm", "10000 in any 1m0.1s"),
         ];
         assert_eq!(rules.len(), expected.len(), "{rules:?}");
         for ((name, _), (expected, _)) in rules.iter().zip(expected) {
@@ -741,6 +753,34 @@ models."gpt-4o" = { tpm = 10_000 }
         assert_eq!(llm.upstreams[0].keys[0].group, "org-1");
         let shown = format!("{config:?}");
         assert!(!shown.contains("sk-"), "{shown}");
+    }
+
+    /// The margin is a share of short windows, and what the file says wherever it says something.
+    #[test]
+    fn a_call_counts_a_little_longer_than_its_window() {
+        let counted = |rest: &str, model: &str| {
+            let text = format!(
+                "{rest}\n[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n[llm.models.x]\n{model}"
+            );
+            let limits: Vec<Limit> = parse(&text)
+                .policy
+                .rules()
+                .iter()
+                .filter_map(|rule| match rule.allowance() {
+                    crate::policy::Allowance::Limited(limit) => Some(*limit),
+                    _ => None,
+                })
+                .collect();
+            limits
+        };
+        let window =
+            |count: u64, millis: u64| Limit::sliding_window(count, Micros::from_millis(millis)).unwrap();
+        assert_eq!(counted("", "rpm = 5"), [window(5, 60_100)]);
+        assert_eq!(counted("llm.window = '2s'", "rpm = 5"), [window(5, 2_050)]);
+        assert_eq!(counted("llm.margin = '0s'", "rpm = 5"), [window(5, 60_000)]);
+        assert_eq!(counted("llm.margin = '300ms'\nllm.window = '2s'", "rpm = 5"), [window(5, 2_300)]);
+        assert_eq!(counted("", "rpm = 600\nslice = '1s'"), [window(600, 60_100), window(10, 1_025)]);
+        assert_eq!(counted("", "rpd = 7"), [window(7, 86_400_000)], "a day is long enough");
     }
 
     #[test]
