@@ -8,7 +8,7 @@ use std::error::Error;
 use tollgate::Tollgate;
 use tollgate::config::Config;
 use tollgate_llm::executor::{Admit, Executor, ModelCall, Outgoing, Reply, SendError, Transport};
-use tollgate_llm::{Api, Caller, ModelLimits, ModelRequest, Usage};
+use tollgate_llm::{Api, Caller, LlmSection, ModelLimits, ModelRequest, Usage};
 
 const CONFIG: &str = r#"
 [llm]
@@ -39,9 +39,10 @@ fn body(text: &str) -> Vec<u8> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let config = Config::parse(CONFIG)?;
+    let mut llm = LlmSection::default();
+    let config = Config::parse_with(CONFIG, [], &mut [&mut llm])?;
     let gate = Tollgate::open(&config).await?;
-    let limits = ModelLimits::new(gate, config.llm.clone().unwrap_or_default());
+    let limits = ModelLimits::new(gate, llm.config.unwrap_or_default());
 
     // Can it proceed, why not, and how long until it can. Nothing is charged.
     let hello = body("Hello");

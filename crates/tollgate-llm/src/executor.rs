@@ -160,7 +160,7 @@ pub enum Admit {
 /// use tollgate::Tollgate;
 /// use tollgate::config::Config;
 /// use tollgate_llm::executor::{Admit, Executor, ModelCall, Outgoing, Reply, SendError, Transport};
-/// use tollgate_llm::{Api, ModelLimits};
+/// use tollgate_llm::{Api, LlmSection, ModelLimits};
 ///
 /// /// Sends calls with whichever HTTP client the program has.
 /// struct Echo;
@@ -171,11 +171,11 @@ pub enum Admit {
 ///     }
 /// }
 ///
-/// let config = Config::parse(
-///     "[llm.upstreams.openai]\nkind = 'openai'\nbase_url = 'https://api.openai.com/v1'\n\
-///      [llm.models.gpt-4o]\nrpm = 500\ntpm = 30_000\n",
-/// )?;
-/// let limits = ModelLimits::new(Tollgate::open(&config).await?, config.llm.clone().unwrap_or_default());
+/// let text = "[llm.upstreams.openai]\nkind = 'openai'\nbase_url = 'https://api.openai.com/v1'\n\
+///             [llm.models.gpt-4o]\nrpm = 500\ntpm = 30_000\n";
+/// let mut llm = LlmSection::default();
+/// let config = Config::parse_with(text, [], &mut [&mut llm])?;
+/// let limits = ModelLimits::new(Tollgate::open(&config).await?, llm.config.unwrap_or_default());
 /// let executor = Executor::new(limits, Echo);
 /// let call = |text: &str| ModelCall {
 ///     api: Api::ChatCompletions,

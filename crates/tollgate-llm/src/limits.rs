@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::config::{Counts, LlmConfig, ModelConfig, Oversize, Priority, UnknownModel, UpstreamKind};
 use parking_lot::{Mutex, RwLock};
-use tollgate::config::{Counts, LlmConfig, ModelConfig, Oversize, Priority, UnknownModel, UpstreamKind};
 use tollgate::store::Micros;
 use tollgate::{Allowance, Clock, Decision, Key, Outcome, Policy, Reservation, Tollgate};
 
@@ -225,11 +225,13 @@ impl ModelLimits {
                 best = Some((plan, decision));
             }
         }
-        let denied = best.as_ref().filter(|(_, decision)| !decision.is_allowed());
+        let can_proceed =
+            |plan: &Plan, decision: &Decision| plan.reported_wait(decision) == Some(Duration::ZERO);
+        let denied = best.as_ref().filter(|(plan, decision)| !can_proceed(plan, decision));
         Ok(Check {
             can_proceed: denied.is_none(),
             reason: denied.map(|(plan, decision)| reason(plan, decision)),
-            wait: denied.map_or(Some(Duration::ZERO), |(_, decision)| decision.retry_after()),
+            wait: denied.map_or(Some(Duration::ZERO), |(plan, decision)| plan.reported_wait(decision)),
             input_tokens: tokens.input,
             reserved_tokens: tokens.input.saturating_add(tokens.output),
         })
@@ -305,7 +307,8 @@ impl ModelLimits {
     ) -> Result<Admitted, Refusal> {
         let clock = &self.inner.clock;
         let started = clock.now();
-        let deadline = started.saturating_add(Micros::from(within));
+        let margin = plans.iter().map(Plan::margin).max().unwrap_or_default();
+        let deadline = started.saturating_add(Micros::from(within.saturating_add(margin)));
         let Some(ticket) = line.join(joining) else {
             let reason = format!("too many calls wait for this model already ({})", line.waiting());
             return Err(Refusal {
@@ -343,7 +346,9 @@ impl ModelLimits {
             {
                 return Err(refusal.refusal);
             }
-            if let Some(on_wait) = on_wait.take() {
+            // A wait for the margin alone is nobody's limit.
+            let is_limited = refusal.refusal.retry_after != Some(Duration::ZERO);
+            if let Some(on_wait) = on_wait.take_if(|_| is_limited) {
                 on_wait(&refusal.refusal);
             }
             let until = if self.is_remote(plans) { until.min(now.saturating_add(LOOK_AGAIN)) } else { until };
@@ -559,7 +564,7 @@ impl Denial {
         let refusal = Refusal {
             kind: if retry_after.is_some() { RefusalKind::Limited } else { RefusalKind::Never },
             reason: reason(plan, decision),
-            retry_after,
+            retry_after: plan.reported_wait(decision),
             standing: standing(plan, decision),
         };
         let is_own = denied().next().is_some() && denied().all(|(_, charge)| charge.is_own);
@@ -593,7 +598,7 @@ fn standing(plan: &Plan, decision: &Decision) -> Vec<Standing> {
         counts: charge.counts,
         limit: outcome.capacity(),
         remaining: outcome.remaining(),
-        reset_after: outcome.reset_after(),
+        reset_after: outcome.reset_after().saturating_sub(charge.margin),
     };
     decision.outcomes().iter().zip(&plan.charges).map(stands).collect()
 }

@@ -3,8 +3,10 @@
 //! A plan is made from the configured model, the caller and the tokens that the call may use. It holds names and amounts; the library
 //! charges them, all or none. What the call has truly used becomes the amounts of a settlement in the same order.
 
-use tollgate::Charge;
-use tollgate::config::{Counts, LlmConfig, ModelConfig, UpstreamKind, llm_key};
+use crate::config::{Counts, LlmConfig, ModelConfig, UpstreamKind, llm_key};
+use std::time::Duration;
+
+use tollgate::{Charge, Decision};
 
 use crate::usage::Usage;
 
@@ -33,6 +35,8 @@ pub(crate) struct Planned {
     pub(crate) cost: u64,
     /// Whether only this client is charged, so that others may go on when it is out.
     pub(crate) is_own: bool,
+    /// How much longer than the provider's window it counts.
+    pub(crate) margin: Duration,
 }
 
 impl Planned {
@@ -64,7 +68,7 @@ impl Plan {
         tokens: &Tokens,
     ) -> Option<Plan> {
         let kind = config.upstream(&model.upstream)?.kind;
-        let planned = |limits: &[tollgate::config::ModelLimit], key: &str, is_own: bool| -> Vec<Planned> {
+        let planned = |limits: &[crate::config::ModelLimit], key: &str, is_own: bool| -> Vec<Planned> {
             let planned = limits.iter().map(|limit| Planned {
                 limit: limit.name.clone(),
                 key: llm_key(key),
@@ -72,6 +76,7 @@ impl Plan {
                 unit: limit.unit,
                 cost: amount(limit.counts, tokens.charged_input, tokens.output).max(1),
                 is_own,
+                margin: limit.margin,
             });
             planned.collect()
         };
@@ -103,6 +108,21 @@ impl Plan {
             counts => amount(counts, input, usage.output),
         };
         self.charges.iter().map(actual).collect()
+    }
+
+    /// How long a denied call waits as the provider's windows are; `None` for never. The margin is not in it: a call that comes that much
+    /// later is let in, and sent when the margin is over.
+    pub(crate) fn reported_wait(&self, decision: &Decision) -> Option<Duration> {
+        let denied =
+            decision.outcomes().iter().zip(&self.charges).filter(|(outcome, _)| !outcome.is_allowed());
+        let waits =
+            denied.map(|(outcome, charge)| Some(outcome.retry_after()?.saturating_sub(charge.margin)));
+        waits.collect::<Option<Vec<_>>>().map(|waits| waits.into_iter().max().unwrap_or_default())
+    }
+
+    /// The largest margin of its limits.
+    pub(crate) fn margin(&self) -> Duration {
+        self.charges.iter().map(|charge| charge.margin).max().unwrap_or_default()
     }
 
     /// Adds the charges of another call, by limit and key.

@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
-use tollgate::config::UpstreamKind;
 
+use crate::config::UpstreamKind;
 use crate::count::{Encoding, Tokenizer};
 
 /// More than any call uses. What claims more is not believed.

@@ -4,7 +4,7 @@ use tiktoken_rs::CoreBPE;
 use tollgate::Tollgate;
 use tollgate::config::Config;
 use tollgate_llm::count::{Encoding, Tokenizer};
-use tollgate_llm::{Api, Caller, ModelLimits, ModelRequest, Usage};
+use tollgate_llm::{Api, Caller, LlmSection, ModelLimits, ModelRequest, Usage};
 use tollgate_testkit::Random;
 
 fn oracle(encoding: Encoding) -> &'static CoreBPE {
@@ -147,9 +147,11 @@ fn limits(kind: &str, model: &str) -> ModelLimits {
     let text = format!(
         "[llm.upstreams.up]\nkind = '{kind}'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n[llm.models.{model}]\nrpm = 1000000"
     );
-    let config = Config::parse(&text).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    let mut llm = LlmSection::default();
+    let config =
+        Config::parse_with(&text, [], &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
     let gate = Tollgate::builder().config(&config).build().expect("a gate");
-    ModelLimits::new(gate, config.llm.expect("a section"))
+    ModelLimits::new(gate, llm.config.expect("a section"))
 }
 
 /// A megabyte without a place to cut it is counted on another thread: the only async thread goes on meanwhile.

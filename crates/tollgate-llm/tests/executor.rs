@@ -14,15 +14,18 @@ use tollgate_llm::executor::{
     Transport,
 };
 use tollgate_llm::provider::Failure;
-use tollgate_llm::{Api, ModelLimits, RefusalKind};
+use tollgate_llm::{Api, LlmConfig, LlmSection, ModelLimits, RefusalKind};
 use tollgate_testkit::http::Connection;
 use tollgate_testkit::provider::{self, Allowed, Provider};
 
-fn config(rest: &str) -> Config {
+fn config(rest: &str) -> (Config, LlmConfig) {
     let text = format!(
         "{rest}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n"
     );
-    Config::parse(&text).unwrap_or_else(|mistakes| panic!("{mistakes}"))
+    let mut llm = LlmSection::default();
+    let config =
+        Config::parse_with(&text, [], &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    (config, llm.config.expect("a section"))
 }
 
 /// A call that reserves a hundred tokens, with a number that its answer has too.
@@ -70,10 +73,10 @@ fn numbered(arrival: &provider::Arrival) -> provider::Reply {
 async fn f5_a_batch_of_a_hundred_goes_as_capacity_allows() {
     let window = Duration::from_millis(500);
     let provider = Provider::judging(Allowed { requests: 10, tokens: 1_000, window }, numbered);
-    let config =
+    let (config, llm) =
         config("llm.window = '500ms'\nllm.margin = '250ms'\n[llm.models.gpt-4o]\nrpm = 10\ntpm = 1000");
     let gate = Tollgate::open(&config).await.expect("a gate");
-    let limits = ModelLimits::new(gate, config.llm.clone().expect("a section"));
+    let limits = ModelLimits::new(gate, llm);
     let executor = Executor::new(limits, Http(provider.address()));
     let mut calls: Vec<ModelCall> = (0..99).map(call).collect();
     calls.insert(50, ModelCall { api: Api::ChatCompletions, body: b"{\"model\":\"gpt-4o\"}".to_vec() });
@@ -131,10 +134,10 @@ const START: u64 = 1_700_000_000;
 
 impl World {
     fn of(models: &str) -> World {
-        let config = config(&format!("llm.margin = '0s'\n{models}"));
+        let (config, llm) = config(&format!("llm.margin = '0s'\n{models}"));
         let hands = ManualClock::at(Micros::from_secs(START));
         let gate = Tollgate::builder().config(&config).clock(hands.clock()).build().expect("a gate");
-        let limits = ModelLimits::with_clock(gate.clone(), config.llm.expect("a section"), hands.clock());
+        let limits = ModelLimits::with_clock(gate.clone(), llm, hands.clock());
         World { hands, gate, limits, sent: Arc::default() }
     }
 

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tollgate::config::Config;
 use tollgate::store::Micros;
 use tollgate::{ManualClock, Tollgate};
-use tollgate_llm::{Api, Caller, ModelLimits, ModelRequest, Usage};
+use tollgate_llm::{Api, Caller, LlmSection, ModelLimits, ModelRequest, Usage};
 
 /// The input tokens of every request here.
 const INPUT: u64 = 8;
@@ -38,11 +38,13 @@ impl World {
             "llm.margin = '0s'\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n\
              [llm.models.gpt-4o]\n{model}\n{clients}"
         );
-        let config = Config::parse(&text).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let mut llm = LlmSection::default();
+        let config =
+            Config::parse_with(&text, [], &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let began = Micros::from_secs(1_700_000_000);
         let hands = ManualClock::at(began);
         let gate = Tollgate::builder().config(&config).clock(hands.clock()).build().expect("a gate");
-        let limits = ModelLimits::with_clock(gate, config.llm.expect("a section"), hands.clock());
+        let limits = ModelLimits::with_clock(gate, llm.config.expect("a section"), hands.clock());
         World { hands, limits, admitted: Arc::default(), began }
     }
 

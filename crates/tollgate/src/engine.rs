@@ -25,7 +25,7 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 use tollgate_kernel as kernel;
 use tollgate_kernel::{Cost, Micros};
-use tollgate_store::{Clock, Hold, HoldId, MemoryItem, MemoryLimit, MemoryStore, Settled, Settlement};
+use tollgate_store::{ChargeId, Clock, Hold, MemoryCharge, MemoryLimit, MemoryStore, Settled, Settlement};
 use tracing::Instrument;
 
 use self::ad_hoc::AdHocs;
@@ -38,7 +38,7 @@ use crate::key::reference::KeyText;
 use crate::key::{Key, KeyError};
 use crate::lease::{Lease, LostLeases};
 use crate::outcome::{Fallback, Outcome, Source};
-use crate::policy::entry::{Entry, EntryRef, FallbackDefaults, Path, Place, Resolved, ResolvedAll};
+use crate::policy::entry::{Entry, EntryRef, FallbackDefaults, KeyLimit, Path, Resolved, ResolvedAll};
 use crate::policy::names::MAX_NAMES;
 use crate::quiet::Quiet;
 use crate::remote::{Answered, DenialCache, Identity, Remote, Way};
@@ -111,7 +111,7 @@ pub(crate) struct Request<'a> {
     pub(crate) mode: Mode,
     pub(crate) take: Take,
     /// Chosen by the caller.
-    pub(crate) id: Option<HoldId>,
+    pub(crate) id: Option<ChargeId>,
     /// How long to wait for room, if at all.
     pub(crate) within: Option<Duration>,
 }
@@ -153,7 +153,7 @@ pub(crate) struct Answer {
 /// An admitted charge that is known to the store by its id.
 #[derive(Clone)]
 pub(crate) struct Held {
-    pub(crate) id: HoldId,
+    pub(crate) id: ChargeId,
     /// How long its shortest lease lasts, if it has any.
     pub(crate) lease: Option<Micros>,
     pub(crate) parts: SmallVec<[HeldPart; 2]>,
@@ -184,7 +184,7 @@ impl Held {
         let parts: SmallVec<[HeldPart; 2]> =
             charges.iter().zip(decision.outcomes()).enumerate().map(part).collect();
         let is_nothing = !identity.is_callers && parts.iter().all(|part| !part.is_charged);
-        let id = if is_nothing { HoldId::of_nothing() } else { identity.hold.id };
+        let id = if is_nothing { ChargeId::of_nothing() } else { identity.hold.id };
         Held { id, lease: charges.iter().filter_map(Resolved::lease).min(), parts }
     }
 
@@ -383,7 +383,7 @@ impl Engine {
         let limits = self.limits.read();
         let entry = entry.newest();
         let charge = [self.resolved(EntryRef::Borrowed(entry), key.parse(), cost)];
-        let answered = match (&self.backend, charge[0].memory_item()) {
+        let answered = match (&self.backend, charge[0].memory_charge()) {
             _ if entry.is_concurrency() && charge[0].key.is_some() => {
                 if let Some(count) = self.needs_permit.count() {
                     let limit = entry.name;
@@ -485,7 +485,7 @@ impl Engine {
         }
         let is_named = |charge: &Charge<'_>| matches!(charge.limit.0, Given::Name(_));
         let limits = charges.iter().any(is_named).then(|| self.limits.read());
-        let mut items: SmallVec<[MemoryItem<'_>; 4]> = SmallVec::new();
+        let mut items: SmallVec<[MemoryCharge<'_>; 4]> = SmallVec::new();
         let mut entries: SmallVec<[&Entry; 4]> = SmallVec::new();
         let mut is_counted = false;
         for charge in charges {
@@ -498,7 +498,7 @@ impl Engine {
                 return None;
             }
             is_counted |= entry.path == Path::FastCounted;
-            items.push(MemoryItem { limit: entry.memory()?, key: text, cost, shadow: false });
+            items.push(MemoryCharge { limit: entry.memory()?, key: text, cost, shadow: false });
             entries.push(entry);
         }
         let started = (is_counted && is_sampled()).then(Instant::now);
@@ -527,7 +527,7 @@ impl Engine {
         let holds_nothing = request.holds_nothing();
         let charges = self.resolve(MOST_LIMITS, &limits, request.charges.take(), holds_nothing)?;
         if request.mode == Mode::Refund {
-            for item in charges.iter().filter_map(Resolved::memory_item) {
+            for item in charges.iter().filter_map(Resolved::memory_charge) {
                 item.limit.refund(item.key, item.cost);
             }
             drop(limits);
@@ -655,12 +655,12 @@ impl Engine {
         &self,
         charges: &[Resolved<'_, '_>],
         take: Take,
-        id: Option<HoldId>,
+        id: Option<ChargeId>,
         is_waited: bool,
     ) -> Option<Identity> {
         let is_callers = id.is_some();
         let identity = |ttl, is_kept| {
-            let hold = Hold { id: id.unwrap_or_else(HoldId::random), ttl };
+            let hold = Hold { id: id.unwrap_or_else(ChargeId::random), ttl };
             Some(Identity { hold, is_kept, is_callers })
         };
         let longest_lease = charges.iter().filter_map(Resolved::lease).max();
@@ -743,7 +743,7 @@ impl Engine {
     }
 
     /// Settles, cancels or renews a charge by its id.
-    pub(crate) async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
+    pub(crate) async fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Error> {
         if let Some(settled) = self.settle_local(id, settlement) {
             return settled;
         }
@@ -760,7 +760,11 @@ impl Engine {
     }
 
     /// The same where it can be done at once: the counters are in this process, or nothing was charged.
-    pub(crate) fn settle_local(&self, id: HoldId, settlement: &Settlement) -> Option<Result<Settled, Error>> {
+    pub(crate) fn settle_local(
+        &self,
+        id: ChargeId,
+        settlement: &Settlement,
+    ) -> Option<Result<Settled, Error>> {
         if id.is_of_nothing() {
             return Some(Ok(Settled::Done));
         }
@@ -771,7 +775,7 @@ impl Engine {
     }
 
     /// Forgets a reservation that nobody will ask for again, where it is held in this process: its leases end, its charges stay.
-    pub(crate) fn forget_local(&self, id: HoldId) {
+    pub(crate) fn forget_local(&self, id: ChargeId) {
         if let Backend::Memory(store) = &self.backend {
             store.release(id);
             self.lines.nudge();
@@ -788,7 +792,7 @@ impl Engine {
     }
 
     /// Renews the leases of a charge no more; whoever has them settles it.
-    pub(crate) fn stop_renewing(&self, id: HoldId) {
+    pub(crate) fn stop_renewing(&self, id: ChargeId) {
         if let Backend::Remote(remote) = &self.backend {
             remote.stop_renewing(id);
         }
@@ -874,7 +878,7 @@ impl Engine {
     /// The same where the counters are in this process.
     pub(crate) fn status_local(&self, entry: &Arc<Entry>, key: crate::key::KeyRef<'_>) -> Outcome {
         let charge = [self.resolved(EntryRef::Borrowed(entry.newest()), key.parse(), Cost::ONE)];
-        let numbers = charge[0].memory_item().map(|item| (item.limit.status(item.key), Source::Store));
+        let numbers = charge[0].memory_charge().map(|item| (item.limit.status(item.key), Source::Store));
         *conclude(&charge, numbers.into_iter().collect()).binding()
     }
 
@@ -886,9 +890,9 @@ impl Engine {
     ) -> Result<bool, Error> {
         let entry = self.find(&self.limits.read(), limit)?.clone();
         let key = key.parse()?;
-        let forgotten = match (entry.place(&key), &self.backend) {
-            (Place::Counted { memory: Some(memory), .. }, _) => memory.forget(key.canonical()),
-            (Place::Counted { stored, remote: Some(limit), .. }, Backend::Remote(remote)) => {
+        let forgotten = match (entry.key_limit(&key), &self.backend) {
+            (KeyLimit::Counted { memory: Some(memory), .. }, _) => memory.forget(key.canonical()),
+            (KeyLimit::Counted { stored, remote: Some(limit), .. }, Backend::Remote(remote)) => {
                 Box::pin(remote.forget(stored, limit, key.canonical())).await?
             }
             _ => false,
@@ -900,8 +904,8 @@ impl Engine {
     /// The same where the counters are in this process. A malformed key was never charged.
     pub(crate) fn reset_local(&self, entry: &Arc<Entry>, key: crate::key::KeyRef<'_>) -> bool {
         let Ok(key) = key.parse() else { return false };
-        let forgotten = match entry.newest().place(&key) {
-            Place::Counted { memory: Some(memory), .. } => memory.forget(key.canonical()),
+        let forgotten = match entry.newest().key_limit(&key) {
+            KeyLimit::Counted { memory: Some(memory), .. } => memory.forget(key.canonical()),
             _ => false,
         };
         self.was_reset();
@@ -951,7 +955,7 @@ fn run_local(
     mode: Mode,
     identity: Option<Identity>,
 ) -> Result<Answered, Error> {
-    let items: SmallVec<[MemoryItem<'_>; 4]> = charges.iter().filter_map(Resolved::memory_item).collect();
+    let items: SmallVec<[MemoryCharge<'_>; 4]> = charges.iter().filter_map(Resolved::memory_charge).collect();
     let is_look = mode == Mode::Peek || charges.iter().any(Resolved::is_denied_outright);
     let counted = match is_look {
         true => store.peek_all(&items),
@@ -964,12 +968,12 @@ fn run_local(
 fn conclude(charges: &[Resolved<'_, '_>], counted: crate::remote::Answers) -> Decision {
     let mut counted = counted.into_iter();
     let outcome = |charge: &Resolved<'_, '_>| {
-        let (numbers, source) = match charge.place() {
-            Some(place @ Place::Counted { .. }) => {
+        let (numbers, source) = match charge.key_limit() {
+            Some(place @ KeyLimit::Counted { .. }) => {
                 counted.next().unwrap_or((kernel::Outcome::BLOCKED, place.source()))
             }
-            Some(place @ Place::Unlimited) => (kernel::Outcome::UNLIMITED, place.source()),
-            Some(place @ Place::Blocked) => (kernel::Outcome::BLOCKED, place.source()),
+            Some(place @ KeyLimit::Unlimited) => (kernel::Outcome::UNLIMITED, place.source()),
+            Some(place @ KeyLimit::Blocked) => (kernel::Outcome::BLOCKED, place.source()),
             None => (kernel::Outcome::BLOCKED, Source::Malformed),
         };
         let is_shadow = charge.is_shadow() && source != Source::NeedsPermit;
@@ -990,7 +994,7 @@ fn held(
     }
     // A permit of a rate limit holds nothing: what was charged stays charged.
     let nothing = Identity {
-        hold: Hold { id: HoldId::of_nothing(), ttl: Micros::ZERO },
+        hold: Hold { id: ChargeId::of_nothing(), ttl: Micros::ZERO },
         is_kept: false,
         is_callers: false,
     };

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tollgate::config::{LlmConfig, Priority};
 use tollgate::{Clock, Decision, Reservation};
 
 use super::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, capacity, reason, undecided};
+use crate::config::{LlmConfig, Priority};
 use crate::count::Counted;
 use crate::line::{Joining, Line};
 use crate::plan::{Plan, Planned, Tokens};
@@ -64,13 +64,14 @@ impl ModelLimits {
         for plan in batch.merged.iter().filter(|_| refusal.is_none()) {
             let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;
             let wait = |decision: &Decision| decision.retry_after().unwrap_or(Duration::MAX);
-            let is_better = |known: &Decision| decision.is_allowed() || wait(&decision) < wait(known);
-            if best.as_ref().is_none_or(|(_, known)| !known.is_allowed() && is_better(known)) {
+            if best.as_ref().is_none_or(|(_, known)| wait(&decision) < wait(known)) {
                 best = Some((plan, decision));
             }
         }
-        let denied = best.as_ref().filter(|(_, decision)| !decision.is_allowed());
-        let wait = denied.map_or(Some(Duration::ZERO), |(_, decision)| decision.retry_after());
+        let can_proceed =
+            |plan: &Plan, decision: &Decision| plan.reported_wait(decision) == Some(Duration::ZERO);
+        let denied = best.as_ref().filter(|(plan, decision)| !can_proceed(plan, decision));
+        let wait = denied.map_or(Some(Duration::ZERO), |(plan, decision)| plan.reported_wait(decision));
         let why = denied.map(|(plan, decision)| reason(plan, decision));
         Ok(Check {
             can_proceed: denied.is_none() && refusal.is_none(),

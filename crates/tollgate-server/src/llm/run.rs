@@ -17,15 +17,15 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tollgate::Tollgate;
-use tollgate::config::{Config, LlmConfig};
 use tollgate_llm::executor::{CallErrorKind, CallResult, Executor, ExecutorBuilder, RetryPolicy};
-use tollgate_llm::{Caller, ModelLimits};
+use tollgate_llm::{Caller, LlmConfig, ModelLimits};
 
 use self::input::{Input, Item};
 use self::output::Output;
 use self::progress::Progress;
 use self::transport::Providers;
 use crate::cli::LlmRunArgs;
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::figures::grouped;
 use crate::{source, validate};
@@ -55,7 +55,7 @@ async fn execute(asked: &LlmRunArgs) -> Result<ExitCode, Failure> {
     let providers = Providers::of(&llm).map_err(Failure::new)?;
     let input = Input::read(&asked.file, |api, model| providers.serves(api, model))?;
     let mut output = Output::open(&asked.out, &input, asked.retry_failed)?;
-    let gate = Tollgate::open(&config).await;
+    let gate = Tollgate::open(&config.gate).await;
     let gate = gate.map_err(|error| Failure::new(format!("cannot open the limits: {error}")))?;
     if output.done() < input.len()
         && let Some(wait) = wait_for_the_last_run(&output, &llm, &gate)

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 use tollgate_store::{
-    Hold, HoldId, MemoryItem, MemoryLimit, MemoryOptions, MemoryStore, Settled, Settlement, StoreError,
+    ChargeId, Hold, MemoryCharge, MemoryLimit, MemoryOptions, MemoryStore, Settled, Settlement, StoreError,
 };
 
 use super::Answers;
@@ -107,7 +107,7 @@ impl FallbackStore {
         }
         // Nothing is charged if anything is denied already.
         let act = if parts.iter().any(Part::denies) { Act::Peek } else { act };
-        let local: SmallVec<[MemoryItem<'_>; 4]> =
+        let local: SmallVec<[MemoryCharge<'_>; 4]> =
             parts.iter().filter(|part| part.outcome.is_none()).map(|part| self.item(part)).collect();
         let mut counted = self.count(&local, act).into_iter();
         let answer = |part: &Part<'_>| {
@@ -134,12 +134,17 @@ impl FallbackStore {
         }
     }
 
-    fn item<'a>(&self, part: &Part<'a>) -> MemoryItem<'a> {
-        MemoryItem { limit: self.counters(part.remote), key: part.key, cost: part.cost, shadow: part.shadow }
+    fn item<'a>(&self, part: &Part<'a>) -> MemoryCharge<'a> {
+        MemoryCharge {
+            limit: self.counters(part.remote),
+            key: part.key,
+            cost: part.cost,
+            shadow: part.shadow,
+        }
     }
 
     /// Charges the limits that count locally, all or none.
-    fn count(&self, items: &[MemoryItem<'_>], act: Act) -> SmallVec<[Outcome; 4]> {
+    fn count(&self, items: &[MemoryCharge<'_>], act: Act) -> SmallVec<[Outcome; 4]> {
         match act {
             Act::Charge(None) | Act::Peek if items.is_empty() => SmallVec::new(),
             Act::Peek => self.local().peek_all(items).outcomes,
@@ -153,7 +158,11 @@ impl FallbackStore {
 
     /// Settles what was reserved here; `None` if it was not. Limits that are open or closed charged nothing here, and have nothing
     /// to correct.
-    pub(super) fn settle(&self, id: HoldId, settlement: &Settlement) -> Option<Result<Settled, StoreError>> {
+    pub(super) fn settle(
+        &self,
+        id: ChargeId,
+        settlement: &Settlement,
+    ) -> Option<Result<Settled, StoreError>> {
         let local = self.local.get()?;
         let settled = match settlement {
             Settlement::Each(actuals) => {

@@ -7,9 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body_util::{BodyExt, Limited};
-use tollgate::config::{LlmConfig, UpstreamKind};
-use tollgate_llm::Api;
 use tollgate_llm::executor::{Outgoing, Reply, SendError, Transport};
+use tollgate_llm::{Api, LlmConfig, UpstreamKind};
 
 use super::output::Output;
 use crate::front::models::upstream::{self, Upstream};

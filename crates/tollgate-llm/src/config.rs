@@ -10,13 +10,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tollgate_kernel::{Limit, Micros};
-use tollgate_store::Subject;
-
-use super::connection::{Password, read_password};
-use super::limits::read_fallback;
-use super::reader::{Field, Reader, Section};
-use crate::policy::{Fallback, Rule, name_fault};
+use tollgate::config::{Extension, Field, Limits, Password, Reader, Section, VariableKind};
+use tollgate::store::{LimitError, Micros, Subject};
+use tollgate::{Fallback, Limit, Rule};
 
 /// The namespace of the keys that model limits are charged to. It is also what keeps them in one slot of a cluster.
 const NAMESPACE: &str = "llm";
@@ -188,6 +184,8 @@ pub struct ModelLimit {
     pub counts: Counts,
     /// What it is called in reasons: `RPM`, `TPM`, …
     pub unit: &'static str,
+    /// How much longer than the provider's window a call counts.
+    pub margin: Duration,
 }
 
 /// What of a call a limit counts.
@@ -285,8 +283,52 @@ const ROOT: [&str; 12] = [
     "clients",
 ];
 
-/// Reads the section, and adds its limits to `rules`.
-pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, rules: &mut Vec<Rule>) -> Option<LlmConfig> {
+/// The fields that an environment variable may set.
+const VARIABLES: [(&str, VariableKind); 9] = [
+    ("log_dir", VariableKind::Text),
+    ("window", VariableKind::Text),
+    ("max_wait", VariableKind::Text),
+    ("margin", VariableKind::Text),
+    ("default_output_tokens", VariableKind::Number),
+    ("unknown_model", VariableKind::Text),
+    ("on_oversize", VariableKind::Text),
+    ("max_waiting", VariableKind::Number),
+    ("memory_mib", VariableKind::Number),
+];
+
+/// The section `[llm]` as [`Config::parse_with`](tollgate::config::Config::parse_with) reads it.
+///
+/// ```
+/// use tollgate::config::Config;
+/// use tollgate_llm::LlmSection;
+///
+/// let mut llm = LlmSection::default();
+/// Config::parse_with("[llm]\nwindow = '10s'\n", [], &mut [&mut llm])?;
+/// assert_eq!(llm.config.expect("a section").window.as_secs(), 10);
+/// # Ok::<(), tollgate::config::Mistakes>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LlmSection {
+    /// What the section says; `None` if the file has no section, or an empty one.
+    pub config: Option<LlmConfig>,
+}
+
+impl Extension for LlmSection {
+    fn name(&self) -> &'static str {
+        "llm"
+    }
+
+    fn variables(&self) -> &'static [(&'static str, VariableKind)] {
+        &VARIABLES
+    }
+
+    fn read(&mut self, reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limits<'_>) {
+        self.config = read(reader, field, limits);
+    }
+}
+
+/// Reads the section, and adds its limits to the others.
+fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limits<'_>) -> Option<LlmConfig> {
     // All but upstreams and clients, which have keys.
     let section = reader.section(field)?.showing(&ROOT[..10]);
     if section.is_empty() {
@@ -324,7 +366,7 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, rules: &mut Vec<R
     for field in tables(reader, &section, "upstreams") {
         config.upstreams.extend(read_upstream(reader, &field));
     }
-    let mut compiled = Compiled::of(&config, rules);
+    let mut compiled = Compiled::of(&config, limits.rules());
     for field in tables(reader, &section, "models") {
         config.models.extend(read_model(reader, &field, &config.upstreams, &mut compiled));
     }
@@ -341,7 +383,7 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, rules: &mut Vec<R
             reader.misnamed(field, fix);
         }
     }
-    compiled.finish(rules);
+    limits.add(compiled.rules);
     Some(config)
 }
 
@@ -363,14 +405,9 @@ impl Compiled {
         Compiled { window, margin, taken, rules: Vec::new(), quotas: BTreeMap::new() }
     }
 
-    /// How long a call counts under a window of the provider.
-    fn counted_for(&self, window: Micros) -> Micros {
-        let by_default = MARGIN.min(Micros::new(window.get() / MARGIN_SHARE));
-        window.saturating_add(self.margin.unwrap_or(by_default))
-    }
-
-    fn finish(self, rules: &mut Vec<Rule>) {
-        rules.extend(self.rules);
+    /// How much longer than a window of the provider a call counts.
+    fn margin_of(&self, window: Micros) -> Micros {
+        self.margin.unwrap_or(MARGIN.min(Micros::new(window.get() / MARGIN_SHARE)))
     }
 
     /// Makes the limits of one table, under names that begin with `stem`.
@@ -385,26 +422,28 @@ impl Compiled {
         let mut limits = Vec::new();
         for (dimension, count) in DIMENSIONS.iter().zip(numbers.counts) {
             let Some(count) = count else { continue };
+            let margin = match dimension.counts {
+                Counts::Concurrency => Micros::ZERO,
+                _ if dimension.is_daily => Micros::ZERO,
+                _ => self.margin_of(self.window),
+            };
             let limit = match dimension.counts {
                 Counts::Concurrency => Limit::concurrency(count, LEASE),
                 _ if dimension.is_daily => Limit::sliding_window(count, DAY),
-                _ => Limit::sliding_window(count, self.counted_for(self.window)),
+                _ => Limit::sliding_window(count, self.window.saturating_add(margin)),
             };
-            limits.extend(self.limit(reader, field, stem, dimension, limit, applied));
+            let made = self.limit(reader, field, stem, dimension, limit, applied);
+            limits.extend(made.map(|limit| ModelLimit { margin: margin.into(), ..limit }));
         }
         if let (Some(slice), Some(rpm)) = (numbers.slice, numbers.counts[0]) {
             // What a minute allows, divided into slices and rounded down: never more than the provider allows.
             let share = u128::from(rpm) * u128::from(slice.get()) / u128::from(self.window.get().max(1));
             let share = u64::try_from(share).unwrap_or(u64::MAX).max(1);
             let each = dimension("slice", Counts::Requests, "requests a slice", false);
-            limits.extend(self.limit(
-                reader,
-                field,
-                stem,
-                &each,
-                Limit::sliding_window(share, self.counted_for(slice)),
-                applied,
-            ));
+            let margin = self.margin_of(slice);
+            let limit = Limit::sliding_window(share, slice.saturating_add(margin));
+            let made = self.limit(reader, field, stem, &each, limit, applied);
+            limits.extend(made.map(|limit| ModelLimit { margin: margin.into(), ..limit }));
         }
         limits
     }
@@ -415,7 +454,7 @@ impl Compiled {
         field: &Field<'_>,
         stem: &str,
         dimension: &Dimension,
-        limit: Result<Limit, tollgate_kernel::LimitError>,
+        limit: Result<Limit, LimitError>,
         applied: Applied,
     ) -> Option<ModelLimit> {
         let name = format!("llm.{stem}.{}", dimension.field);
@@ -426,7 +465,7 @@ impl Compiled {
                 return None;
             }
         };
-        if let Some(fix) = name_fault(&name) {
+        if let Some(fix) = Rule::name_fault(&name) {
             reader.misnamed(
                 field,
                 format!("its limit would be called {name}, and {fix}; give it a shorter quota"),
@@ -446,7 +485,8 @@ impl Compiled {
         if !self.rules.iter().any(|other| other.name() == rule.name()) {
             self.rules.push(rule);
         }
-        Some(ModelLimit { name, counts: dimension.counts, unit: dimension.unit })
+        let margin = Duration::ZERO;
+        Some(ModelLimit { name, counts: dimension.counts, unit: dimension.unit, margin })
     }
 }
 
@@ -492,7 +532,7 @@ fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamC
     match (section.field("api_key"), section.field("keys")) {
         (Some(_), Some(keys)) => reader.misnamed(keys, "stands beside api_key; keep one of the two"),
         (Some(field), None) => {
-            let key = read_password(reader, field, "OPENAI_API_KEY")?;
+            let key = reader.password(field, "OPENAI_API_KEY")?;
             keys.push(UpstreamKey { key, group: name.clone() });
         }
         (None, Some(field)) => {
@@ -502,7 +542,7 @@ fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamC
                     reader.missing(&section, "key", "\"env:OPENAI_API_KEY\"");
                     continue;
                 };
-                let key = read_password(reader, field, "OPENAI_API_KEY");
+                let key = reader.password(field, "OPENAI_API_KEY");
                 let group = section.field("group").and_then(|field| read_group(reader, field));
                 keys.extend(key.map(|key| UpstreamKey { key, group: group.unwrap_or_else(|| name.clone()) }));
             }
@@ -514,7 +554,7 @@ fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamC
 
 fn read_group(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<String> {
     let group = reader.text(field, "org-1")?;
-    match name_fault(group) {
+    match Rule::name_fault(group) {
         None => Some(group.to_owned()),
         Some(fix) => {
             reader.misnamed(field, fix);
@@ -583,7 +623,7 @@ fn read_model(
     };
     let (quota, is_shared) = quota?;
     let shadow = section.field("shadow").and_then(|field| reader.truth(field)).unwrap_or(false);
-    let fallback = section.field("fallback").and_then(|field| read_fallback(reader, field));
+    let fallback = section.field("fallback").and_then(|field| reader.fallback(field));
     let cache = section.field("count_cache_reads").and_then(|field| reader.truth(field)).unwrap_or(false);
     let numbers = match compiled.quotas.get(&quota) {
         Some((other, _, false)) => {
@@ -639,7 +679,7 @@ fn read_client(
     let section = reader.section(field)?.showing(&["weight", "priority", "models"]);
     reader.only(&section, &["key", "weight", "priority", "models"]);
     let key = match section.field("key") {
-        Some(field) => read_password(reader, field, "SEARCH_KEY"),
+        Some(field) => reader.password(field, "SEARCH_KEY"),
         None => {
             reader.missing(&section, "key", "\"env:SEARCH_KEY\"");
             None
@@ -675,7 +715,7 @@ fn read_client(
 
 /// The name of an upstream or a client, which becomes a part of names of limits and of keys.
 fn sound_name(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<()> {
-    match name_fault(field.name) {
+    match Rule::name_fault(field.name) {
         None => Some(()),
         Some(fix) => {
             reader.misnamed(field, fix);
@@ -696,7 +736,7 @@ fn slug(model: &str) -> String {
 /// The key that model limits are charged to: a quota group of upstream keys, or a client.
 ///
 /// ```
-/// assert_eq!(tollgate::config::llm_key("org-1"), "llm:org-1");
+/// assert_eq!(tollgate_llm::llm_key("org-1"), "llm:org-1");
 /// ```
 pub fn llm_key(name: &str) -> String {
     format!("{NAMESPACE}:{name}")
@@ -704,9 +744,58 @@ pub fn llm_key(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
-    use super::super::tests::{check, parse};
+    use tollgate::config::{Config, Mistakes};
+
     use super::*;
+
+    fn read(text: &str) -> Result<(Config, Option<LlmConfig>), Mistakes> {
+        let mut llm = LlmSection::default();
+        Ok((Config::parse_with(text, [], &mut [&mut llm])?, llm.config))
+    }
+
+    fn parse(text: &str) -> (Config, LlmConfig) {
+        let (config, llm) = read(text).unwrap_or_else(|mistakes| panic!("{mistakes}\nin\n{text}"));
+        (config, llm.expect("a section"))
+    }
+
+    /// All mistakes of a file, each by line, field, value and a part of the fix.
+    fn check(text: &str, expected: &[(usize, &str, &str, &str)]) {
+        let mistakes = read(text).expect_err(text);
+        for (mistake, (line, field, value, fix)) in mistakes.iter().zip(expected) {
+            let found = (mistake.line, mistake.field.as_str(), mistake.value.as_str());
+            assert_eq!(found, (*line, *field, *value), "{mistakes}\nin\n{text}");
+            assert!(mistake.fix.contains(fix), "{mistake}\nlacks\n{fix}");
+        }
+        assert_eq!(mistakes.iter().count(), expected.len(), "{mistakes}\nin\n{text}");
+    }
+
+    #[test]
+    fn every_variable_sets_its_field() {
+        let values = [
+            ("LOG_DIR", "logs"),
+            ("WINDOW", "10s"),
+            ("MAX_WAIT", "30s"),
+            ("MARGIN", "50ms"),
+            ("DEFAULT_OUTPUT_TOKENS", "500"),
+            ("UNKNOWN_MODEL", "refuse"),
+            ("ON_OVERSIZE", "alone"),
+            ("MAX_WAITING", "7"),
+            ("MEMORY_MIB", "64"),
+        ];
+        let names: Vec<String> = VARIABLES.iter().map(|(field, _)| field.to_uppercase()).collect();
+        assert_eq!(values.map(|(name, _)| name.to_owned()).to_vec(), names, "all there are");
+        let variables = values.map(|(name, value)| (format!("TOLLGATE_LLM_{name}"), value.to_owned()));
+        let mut llm = LlmSection::default();
+        Config::parse_with("", variables, &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let llm = llm.config.expect("a section");
+        assert_eq!((llm.window.as_secs(), llm.max_wait.as_secs(), llm.default_output_tokens), (10, 30, 500));
+        assert_eq!((llm.max_waiting, llm.memory, llm.margin.as_millis()), (7, 64 << 20, 50));
+        assert_eq!((llm.unknown_model, llm.on_oversize), (UnknownModel::Refuse, Oversize::Alone));
+        assert_eq!(llm.log_dir, Some(PathBuf::from("logs")));
+        let misspelt = [("TOLLGATE_LLM_WINDW".to_owned(), "10s".to_owned())];
+        let mistakes = Config::parse_with("", misspelt, &mut [&mut LlmSection::default()]).unwrap_err();
+        assert!(mistakes.to_string().contains("did you mean `TOLLGATE_LLM_WINDOW`?"), "{mistakes}");
+    }
 
     /// As the documentation has it.
     const EXAMPLE: &str = r#"
@@ -735,7 +824,7 @@ models."gpt-4o" = { tpm = 10_000 }
 
     #[test]
     fn the_documented_section_becomes_ordinary_limits() {
-        let config = parse(EXAMPLE);
+        let (config, llm) = parse(EXAMPLE);
         let rules: Vec<(&str, String)> =
             config.policy.rules().iter().map(|rule| (rule.name(), rule.allowance().to_string())).collect();
         let expected = [
@@ -747,11 +836,10 @@ models."gpt-4o" = { tpm = 10_000 }
         for ((name, _), (expected, _)) in rules.iter().zip(expected) {
             assert_eq!(*name, expected);
         }
-        let llm = config.llm.as_ref().expect("a section");
         assert_eq!(llm.models[0].limits.iter().map(|limit| limit.unit).collect::<Vec<_>>(), ["RPM", "TPM"]);
         assert_eq!(llm.clients[0].limits["gpt-4o"][0].counts, Counts::Tokens);
         assert_eq!(llm.upstreams[0].keys[0].group, "org-1");
-        let shown = format!("{config:?}");
+        let shown = format!("{llm:?}");
         assert!(!shown.contains("sk-"), "{shown}");
     }
 
@@ -763,11 +851,12 @@ models."gpt-4o" = { tpm = 10_000 }
                 "{rest}\n[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n[llm.models.x]\n{model}"
             );
             let limits: Vec<Limit> = parse(&text)
+                .0
                 .policy
                 .rules()
                 .iter()
                 .filter_map(|rule| match rule.allowance() {
-                    crate::policy::Allowance::Limited(limit) => Some(*limit),
+                    tollgate::Allowance::Limited(limit) => Some(*limit),
                     _ => None,
                 })
                 .collect();
@@ -786,8 +875,7 @@ models."gpt-4o" = { tpm = 10_000 }
     #[test]
     fn models_share_a_quota_only_where_they_say_so() {
         let base = "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n[llm.models]\n";
-        let shared = parse(&format!("{base}x = {{ rpm = 5, quota = 'q' }}\ny = {{ quota = 'q' }}"));
-        let llm = shared.llm.expect("a section");
+        let (shared, llm) = parse(&format!("{base}x = {{ rpm = 5, quota = 'q' }}\ny = {{ quota = 'q' }}"));
         assert_eq!(llm.models[0].limits, llm.models[1].limits);
         assert_eq!(shared.policy.rules().len(), 1);
         for (models, field, fix) in [
@@ -823,7 +911,7 @@ models."gpt-4o" = { tpm = 10_000 }
             ("[llm.clients.c]\nweight = 2", 4, "llm.clients.c.key", "", "is missing"),
         ] {
             let text = format!("{base}{text}");
-            let Err(mistakes) = Config::parse(&text) else { panic!("{text} was accepted") };
+            let Err(mistakes) = read(&text) else { panic!("{text} was accepted") };
             let found = mistakes.iter().any(|mistake| {
                 mistake.line == line
                     && mistake.field == field
@@ -843,7 +931,7 @@ models."gpt-4o" = { tpm = 10_000 }
         let text =
             "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'sk-secret'\n";
         assert!(!format!("{:?}", parse(text)).contains("sk-secret"));
-        let mistakes = Config::parse(&text.replace("api_key", "apikey")).unwrap_err().to_string();
+        let mistakes = read(&text.replace("api_key", "apikey")).unwrap_err().to_string();
         assert!(!mistakes.contains("sk-secret"), "{mistakes}");
     }
 }
