@@ -6,9 +6,10 @@
 //! measures the shared stores, on servers that it starts: `stores.rs`. `-- http` measures what a layer costs an HTTP service:
 //! `http.rs`. `-- server` measures the server beside others: `server.rs`; `-- hostile` how honest clients of it fare among attackers:
 //! `hostile.rs`; `-- jobs` what limits cost background jobs: `jobs.rs`; `-- gateway` what the gateway of language models adds:
-//! `gateway.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
+//! `gateway.rs`; `-- count` the counting of tokens: `count.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
 
 mod contestant;
+mod count;
 mod gateway;
 mod goals;
 mod harness;
@@ -62,6 +63,8 @@ enum Command {
     Hostile(hostile::Options),
     /// Jobs per second, drains and waiting jobs in apalis on PostgreSQL, which it starts
     Jobs(jobs::Options),
+    /// Megabytes of text a second that are counted in tokens, beside tiktoken-rs
+    Count(count::Options),
     #[command(name = memory::COMMAND, hide = true)]
     GrowByKeys { contestant: String, keys: u32 },
 }
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Command::Gateway(options) => gateway::run(&options),
         Command::Hostile(options) => hostile::run(&options),
         Command::Jobs(options) => jobs::run(&options),
+        Command::Count(options) => return count::run(&options),
         Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {
             println!("{}", memory::growth(entrant, KeySet { count: keys }));
         }),

@@ -25,6 +25,11 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 
 const DAY: Micros = Micros::from_secs(24 * 3_600);
 
+/// How much longer than its window a call counts by default, and the largest share of the window that this is. It is what two calls that
+/// were charged one window apart may differ in the time that they take to the provider; beyond that, `margin` must be set.
+const MARGIN: Micros = Micros::from_millis(100);
+const MARGIN_SHARE: u64 = 40;
+
 /// How much of a call's text can be held back by those who wait, and other bounds that a file may change.
 const MAX_WAITING: u64 = 10_000;
 const MEMORY_MIB: u64 = 256;
@@ -37,9 +42,9 @@ pub struct LlmConfig {
     pub log_dir: Option<PathBuf>,
     /// The window of `rpm` and `tpm`; 60 s by default.
     pub window: Duration,
-    /// How much longer than the window a call counts, because calls reach the provider later than they are charged, and not all by
-    /// the same time; none by default.
-    pub margin: Duration,
+    /// How much longer than its window a call counts, because calls reach the provider later than they are charged, and not all by
+    /// the same time; by default 100 ms, and at most a fortieth of the window.
+    pub margin: Option<Duration>,
     /// How long a call waits at most; 60 s by default.
     pub max_wait: Duration,
     /// What an answer is reckoned at while nothing is known of it; 1,000 by default.
@@ -65,7 +70,7 @@ impl Default for LlmConfig {
         LlmConfig {
             log_dir: None,
             window: Duration::from_secs(60),
-            margin: Duration::ZERO,
+            margin: None,
             max_wait: Duration::from_secs(60),
             default_output_tokens: 1_000,
             unknown_model: UnknownModel::Pass,
@@ -184,6 +189,8 @@ pub struct ModelLimit {
     pub counts: Counts,
     /// What it is called in reasons: `RPM`, `TPM`, …
     pub unit: &'static str,
+    /// How much longer than the provider's window a call counts.
+    pub margin: Duration,
 }
 
 /// What of a call a limit counts.
@@ -343,7 +350,8 @@ fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limits<'_>) -> 
     };
     span("window", &mut config.window);
     span("max_wait", &mut config.max_wait);
-    span("margin", &mut config.margin);
+    let margin = section.field("margin").and_then(|field| reader.span_or_zero(field, "100ms"));
+    config.margin = margin.map(Duration::from);
     let mut whole = |name, example| section.field(name).and_then(|field| reader.whole(field, example, ""));
     if let Some(tokens) = whole("default_output_tokens", 1_000) {
         config.default_output_tokens = tokens;
@@ -387,7 +395,7 @@ fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limits<'_>) -> 
 /// The limits that the section has made so far.
 struct Compiled {
     window: Micros,
-    margin: Micros,
+    margin: Option<Micros>,
     /// The names that `[limits]` has.
     taken: Vec<String>,
     rules: Vec<Rule>,
@@ -398,8 +406,13 @@ struct Compiled {
 impl Compiled {
     fn of(config: &LlmConfig, rules: &[Rule]) -> Compiled {
         let taken = rules.iter().map(|rule| rule.name().to_owned()).collect();
-        let (window, margin) = (config.window.into(), config.margin.into());
+        let (window, margin) = (config.window.into(), config.margin.map(Micros::from));
         Compiled { window, margin, taken, rules: Vec::new(), quotas: BTreeMap::new() }
+    }
+
+    /// How much longer than a window of the provider a call counts.
+    fn margin_of(&self, window: Micros) -> Micros {
+        self.margin.unwrap_or(MARGIN.min(Micros::new(window.get() / MARGIN_SHARE)))
     }
 
     /// Makes the limits of one table, under names that begin with `stem`.
@@ -414,26 +427,28 @@ impl Compiled {
         let mut limits = Vec::new();
         for (dimension, count) in DIMENSIONS.iter().zip(numbers.counts) {
             let Some(count) = count else { continue };
+            let margin = match dimension.counts {
+                Counts::Concurrency => Micros::ZERO,
+                _ if dimension.is_daily => Micros::ZERO,
+                _ => self.margin_of(self.window),
+            };
             let limit = match dimension.counts {
                 Counts::Concurrency => Limit::concurrency(count, LEASE),
                 _ if dimension.is_daily => Limit::sliding_window(count, DAY),
-                _ => Limit::sliding_window(count, self.window.saturating_add(self.margin)),
+                _ => Limit::sliding_window(count, self.window.saturating_add(margin)),
             };
-            limits.extend(self.limit(reader, field, stem, dimension, limit, applied));
+            let made = self.limit(reader, field, stem, dimension, limit, applied);
+            limits.extend(made.map(|limit| ModelLimit { margin: margin.into(), ..limit }));
         }
         if let (Some(slice), Some(rpm)) = (numbers.slice, numbers.counts[0]) {
             // What a minute allows, divided into slices and rounded down: never more than the provider allows.
             let share = u128::from(rpm) * u128::from(slice.get()) / u128::from(self.window.get().max(1));
             let share = u64::try_from(share).unwrap_or(u64::MAX).max(1);
             let each = dimension("slice", Counts::Requests, "requests a slice", false);
-            limits.extend(self.limit(
-                reader,
-                field,
-                stem,
-                &each,
-                Limit::sliding_window(share, slice.saturating_add(self.margin)),
-                applied,
-            ));
+            let margin = self.margin_of(slice);
+            let limit = Limit::sliding_window(share, slice.saturating_add(margin));
+            let made = self.limit(reader, field, stem, &each, limit, applied);
+            limits.extend(made.map(|limit| ModelLimit { margin: margin.into(), ..limit }));
         }
         limits
     }
@@ -475,7 +490,8 @@ impl Compiled {
         if !self.rules.iter().any(|other| other.name() == rule.name()) {
             self.rules.push(rule);
         }
-        Some(ModelLimit { name, counts: dimension.counts, unit: dimension.unit })
+        let margin = Duration::ZERO;
+        Some(ModelLimit { name, counts: dimension.counts, unit: dimension.unit, margin })
     }
 }
 
@@ -780,7 +796,7 @@ mod tests {
         Config::parse_with("", variables, &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let llm = llm.config.expect("a section");
         assert_eq!((llm.window.as_secs(), llm.max_wait.as_secs(), llm.default_output_tokens), (10, 30, 500));
-        assert_eq!((llm.max_waiting, llm.memory, llm.margin.as_millis()), (7, 64 << 20, 50));
+        assert_eq!((llm.max_waiting, llm.memory, llm.margin.map(|margin| margin.as_millis())), (7, 64 << 20, Some(50)));
         assert_eq!((llm.unknown_model, llm.on_oversize), (UnknownModel::Refuse, Oversize::Alone));
         assert_eq!(llm.log_dir, Some(PathBuf::from("logs")));
         let misspelt = [("TOLLGATE_LLM_WINDW".to_owned(), "10s".to_owned())];
@@ -819,9 +835,9 @@ models."gpt-4o" = { tpm = 10_000 }
         let rules: Vec<(&str, String)> =
             config.policy.rules().iter().map(|rule| (rule.name(), rule.allowance().to_string())).collect();
         let expected = [
-            ("llm.gpt-4o-family.rpm", "500 in any 1m"),
-            ("llm.gpt-4o-family.tpm", "30000 in any 1m"),
-            ("llm.client.search-team.gpt-4o-family.tpm", "10000 in any 1m"),
+            ("llm.gpt-4o-family.rpm", "500 in any 1m0.1s"),
+            ("llm.gpt-4o-family.tpm", "30000 in any 1m0.1s"),
+            ("llm.client.search-team.gpt-4o-family.tpm", "10000 in any 1m0.1s"),
         ];
         assert_eq!(rules.len(), expected.len(), "{rules:?}");
         for ((name, _), (expected, _)) in rules.iter().zip(expected) {
@@ -832,6 +848,35 @@ models."gpt-4o" = { tpm = 10_000 }
         assert_eq!(llm.upstreams[0].keys[0].group, "org-1");
         let shown = format!("{llm:?}");
         assert!(!shown.contains("sk-"), "{shown}");
+    }
+
+    /// The margin is a share of short windows, and what the file says wherever it says something.
+    #[test]
+    fn a_call_counts_a_little_longer_than_its_window() {
+        let counted = |rest: &str, model: &str| {
+            let text = format!(
+                "{rest}\n[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n[llm.models.x]\n{model}"
+            );
+            let limits: Vec<Limit> = parse(&text)
+                .0
+                .policy
+                .rules()
+                .iter()
+                .filter_map(|rule| match rule.allowance() {
+                    tollgate::Allowance::Limited(limit) => Some(*limit),
+                    _ => None,
+                })
+                .collect();
+            limits
+        };
+        let window =
+            |count: u64, millis: u64| Limit::sliding_window(count, Micros::from_millis(millis)).unwrap();
+        assert_eq!(counted("", "rpm = 5"), [window(5, 60_100)]);
+        assert_eq!(counted("llm.window = '2s'", "rpm = 5"), [window(5, 2_050)]);
+        assert_eq!(counted("llm.margin = '0s'", "rpm = 5"), [window(5, 60_000)]);
+        assert_eq!(counted("llm.margin = '300ms'\nllm.window = '2s'", "rpm = 5"), [window(5, 2_300)]);
+        assert_eq!(counted("", "rpm = 600\nslice = '1s'"), [window(600, 60_100), window(10, 1_025)]);
+        assert_eq!(counted("", "rpd = 7"), [window(7, 86_400_000)], "a day is long enough");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! A call walks through this crate once. `request.rs` reads it, `count.rs` counts its tokens, `plan.rs` says which ordinary limits it
 //! charges and how much, `line.rs` keeps those in order who must wait, and `limits.rs` ([`ModelLimits`]) reserves all of it in one charge
-//! and settles it with what the provider reports (`usage.rs`, `stream.rs`). `trail.rs` writes what became of it.
+//! and settles it with what the provider reports (`usage.rs`, `stream.rs`). `trail.rs` writes what became of it. [`executor`] does all of that
+//! for many calls, with retries; [`provider`] reads what providers say about waiting and refusals.
 //!
 //! Nothing here counts quota: limits are ordinary limits of a [`Tollgate`](tollgate::Tollgate), which decides.
 //!
@@ -37,6 +38,7 @@
 
 mod config;
 pub mod count;
+pub mod executor;
 mod learned;
 mod limits;
 mod line;
@@ -61,4 +63,4 @@ pub use parking::Parked;
 pub use request::{Api, Body, ModelRequest, RequestError};
 pub use stream::{Event, EventKind, EventReader, Streamed};
 pub use trail::{Trail, TrailLine};
-pub use usage::Usage;
+pub use usage::{Usage, of_answer};

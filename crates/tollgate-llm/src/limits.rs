@@ -2,8 +2,9 @@
 //!
 //! All limits of a call are one charge of the library: all are reserved or none. A call that must wait stands in the fair line of its
 //! quota. What is reserved is settled once with what was used: less gives the difference back where it was taken, more is charged
-//! as debt, and what cannot be proven stays charged.
+//! as debt, and what cannot be proven stays charged. `batch.rs` admits several calls at once.
 
+mod batch;
 mod feedback;
 
 use std::collections::{HashMap, HashSet};
@@ -15,9 +16,10 @@ use std::time::Duration;
 use crate::config::{Counts, LlmConfig, ModelConfig, Oversize, Priority, UnknownModel, UpstreamKind};
 use parking_lot::{Mutex, RwLock};
 use tollgate::store::Micros;
-use tollgate::{Allowance, Clock, Decision, Key, Outcome, Reservation, Tollgate};
+use tollgate::{Allowance, Clock, Decision, Key, Outcome, Policy, Reservation, Tollgate};
 use tracing::Instrument;
 
+use self::batch::Share;
 use crate::count::{Counted, Counter, Encoding};
 use crate::learned::Learned;
 use crate::line::{Joining, Line, Ticket};
@@ -255,7 +257,7 @@ impl ModelLimits {
                 Some((left, why)) => parked(left, why),
                 None => {
                     let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;
-                    if decision.is_allowed() {
+                    if plan.reported_wait(&decision) == Some(Duration::ZERO) {
                         best = None;
                         break;
                     }
@@ -361,6 +363,7 @@ impl ModelLimits {
             admitted_at: admitted.at,
             window: config.window,
             produced: None,
+            share: None,
         })
     }
 
@@ -378,11 +381,7 @@ impl ModelLimits {
         let policy = self.inner.gate.policy();
         let requests = |plan: &Plan| -> Option<u64> {
             let charge = plan.charges.iter().find(|charge| charge.unit == "RPM" && !charge.is_own)?;
-            let rule = policy.rule(&charge.limit).filter(|rule| !rule.is_shadow())?;
-            match rule.allowance_for(&Key::parse(charge.key.as_str()).ok()?) {
-                Allowance::Limited(limit) => Some(limit.capacity()),
-                Allowance::Unlimited | Allowance::Blocked => None,
-            }
+            capacity(&policy, charge)
         };
         let of_all = plans.iter().map(requests).sum::<Option<u64>>()?;
         let windows = u32::try_from(before / of_all.max(1)).unwrap_or(u32::MAX);
@@ -418,7 +417,8 @@ impl ModelLimits {
     ) -> Result<Admitted, Refusal> {
         let clock = &self.inner.clock;
         let started = clock.now();
-        let deadline = started.saturating_add(Micros::from(within));
+        let margin = plans.iter().map(Plan::margin).max().unwrap_or_default();
+        let deadline = started.saturating_add(Micros::from(within.saturating_add(margin)));
         let Some(ticket) = line.join(joining) else {
             let reason = format!("too many calls wait for this model already ({})", line.waiting());
             return Err(Refusal {
@@ -459,7 +459,9 @@ impl ModelLimits {
             if now >= deadline || is_in_vain || (until > deadline && is_fixed) {
                 return Err(refusal.refusal);
             }
-            if let Some(on_wait) = on_wait.take() {
+            // A wait for the margin alone is nobody's limit.
+            let is_limited = refusal.refusal.retry_after != Some(Duration::ZERO);
+            if let Some(on_wait) = on_wait.take_if(|_| is_limited) {
                 on_wait(&refusal.refusal);
             }
             let until = if self.is_remote(plans) { until.min(now.saturating_add(LOOK_AGAIN)) } else { until };
@@ -593,13 +595,7 @@ impl ModelLimits {
         let groups = groups(config, model);
         let client = caller.client.as_deref();
         let policy = self.inner.gate.policy();
-        let capacity = |charge: &Planned| -> Option<u64> {
-            let rule = policy.rule(&charge.limit).filter(|rule| !rule.is_shadow())?;
-            match rule.allowance_for(&Key::parse(charge.key.as_str()).ok()?) {
-                Allowance::Limited(limit) => Some(limit.capacity()),
-                Allowance::Unlimited | Allowance::Blocked => None,
-            }
-        };
+        let capacity = |charge: &Planned| capacity(&policy, charge);
         let plan = |tokens: &Tokens, group: &str| Plan::of(config, model, client, group, tokens);
         if tokens.is_guess {
             for charge in plan(&tokens, groups[0]).iter().flat_map(|plan| &plan.charges) {
@@ -631,6 +627,15 @@ impl ModelLimits {
             plans.push(plan);
         }
         Ok((plans, tokens))
+    }
+}
+
+/// What a charge can hold at most; `None` where nothing denies it.
+fn capacity(policy: &Policy, charge: &Planned) -> Option<u64> {
+    let rule = policy.rule(&charge.limit).filter(|rule| !rule.is_shadow())?;
+    match rule.allowance_for(&Key::parse(charge.key.as_str()).ok()?) {
+        Allowance::Limited(limit) => Some(limit.capacity()),
+        Allowance::Unlimited | Allowance::Blocked => None,
     }
 }
 
@@ -673,7 +678,7 @@ impl Denial {
         let refusal = Refusal {
             kind: if retry_after.is_some() { RefusalKind::Limited } else { RefusalKind::Never },
             reason: reason(plan, decision),
-            retry_after,
+            retry_after: plan.reported_wait(decision),
             standing: standing(plan, decision),
         };
         let is_own = denied().next().is_some() && denied().all(|(_, charge)| charge.is_own);
@@ -714,7 +719,7 @@ fn standing(plan: &Plan, decision: &Decision) -> Vec<Standing> {
         counts: charge.counts,
         limit: outcome.capacity(),
         remaining: outcome.remaining(),
-        reset_after: outcome.reset_after(),
+        reset_after: outcome.reset_after().saturating_sub(charge.margin),
     };
     decision.outcomes().iter().zip(&plan.charges).map(stands).collect()
 }
@@ -737,6 +742,8 @@ pub struct Admission {
     admitted_at: Micros,
     window: Duration,
     produced: Option<Produced>,
+    /// Its share of what was reserved for a batch.
+    share: Option<Share>,
 }
 
 /// Output that has been charged as it was produced.
@@ -766,6 +773,7 @@ impl Admission {
             admitted_at: Micros::ZERO,
             window: Duration::ZERO,
             produced: None,
+            share: None,
         }
     }
 
@@ -842,6 +850,9 @@ impl Admission {
 
     /// The call was never sent: all is given back.
     pub async fn cancel(mut self) -> Result<(), tollgate::Error> {
+        if let Some(share) = self.share.take() {
+            return share.cancel().await;
+        }
         match self.held.take() {
             Some(held) => held.cancel().await.map(drop),
             None => Ok(()),
@@ -851,6 +862,11 @@ impl Admission {
     /// Keeps the places under concurrency limits. To be called every 20 seconds while the call runs.
     pub async fn renew(&self) -> Result<(), tollgate::Error> {
         let has_place = |plan: &Plan| plan.charges.iter().any(|charge| charge.counts == Counts::Concurrency);
+        if let (Some(plan), Some(share)) = (&self.plan, &self.share)
+            && has_place(plan)
+        {
+            return share.renew().await;
+        }
         match (&self.plan, &self.held) {
             (Some(plan), Some(held)) if has_place(plan) => held.renew().await.map(drop),
             _ => Ok(()),
@@ -864,7 +880,8 @@ impl Admission {
         let (Some(plan), Some(input)) = (&self.plan, input) else { return Ok(()) };
         // A place that is held for the whole call cannot be settled before its end.
         let counts = |wanted: Counts| plan.charges.iter().any(|charge| charge.counts == wanted);
-        let is_counted = plan.kind == UpstreamKind::Anthropic && !counts(Counts::Concurrency);
+        let is_counted =
+            plan.kind == UpstreamKind::Anthropic && !counts(Counts::Concurrency) && self.share.is_none();
         if !is_counted || !(counts(Counts::OutputTokens) || counts(Counts::Tokens)) {
             return Ok(());
         }
@@ -905,6 +922,9 @@ impl Admission {
 
     async fn apply(mut self, usage: &Usage) -> Result<(), tollgate::Error> {
         let plan = self.plan.take();
+        if let (Some(plan), Some(share)) = (&plan, self.share.take()) {
+            return share.settle(&plan.actuals(usage)).await;
+        }
         if let Some(produced) = self.produced.take() {
             // The rest was settled as it was produced.
             return self.settle_rest(&produced, usage.output).await;
@@ -951,9 +971,7 @@ impl Drop for Admission {
             && plan.charges.iter().any(|charge| charge.counts == Counts::Concurrency)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let as_reserved =
-                |charge: &Planned| if charge.counts == Counts::Concurrency { 0 } else { charge.cost };
-            let actuals: Vec<u64> = plan.charges.iter().map(as_reserved).collect();
+            let actuals = plan.as_reserved();
             runtime.spawn(async move { held.settle_each(&actuals).await.map(drop) });
         }
         self.line.iter().for_each(|line| line.settled());

@@ -185,17 +185,18 @@ impl ModelLimits {
             models.push(self.model_view(&config, model, &waiting, now).await);
         }
         let line = self.line_view(&config, &waiting, now).await;
+        let parked = self.parked();
         let state = seen.state.lock();
         let mut groups = Vec::new();
         for upstream in &config.upstreams {
             for group in groups_of(&config, &upstream.name) {
                 let keys = upstream.keys.iter().filter(|key| key.group == group).count();
                 let known = state.groups.get(&group);
-                let rest = known.map(|known| known.rests_until.saturating_sub(now));
+                let rest = parked.iter().filter(|parked| parked.group == group).map(|parked| parked.left).max();
                 groups.push(GroupView {
                     upstream: upstream.name.clone(),
                     limited: known.map_or(0, |known| known.limited.sum(now)),
-                    rest: rest.filter(|rest| *rest > Micros::ZERO).map(Duration::from),
+                    rest,
                     keys,
                     group,
                 });

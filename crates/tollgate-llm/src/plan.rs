@@ -4,7 +4,9 @@
 //! charges them, all or none. What the call has truly used becomes the amounts of a settlement in the same order.
 
 use crate::config::{Counts, LlmConfig, ModelConfig, UpstreamKind, llm_key};
-use tollgate::Charge;
+use std::time::Duration;
+
+use tollgate::{Charge, Decision};
 
 use crate::usage::Usage;
 
@@ -33,6 +35,19 @@ pub(crate) struct Planned {
     pub(crate) cost: u64,
     /// Whether only this client is charged, so that others may go on when it is out.
     pub(crate) is_own: bool,
+    /// How much longer than the provider's window it counts.
+    pub(crate) margin: Duration,
+}
+
+impl Planned {
+    /// What it counts, in words.
+    pub(crate) const fn what(&self) -> &'static str {
+        match self.counts {
+            Counts::Requests => "requests",
+            Counts::Concurrency => "calls",
+            Counts::Tokens | Counts::InputTokens | Counts::OutputTokens => "tokens",
+        }
+    }
 }
 
 /// All charges of a call: never empty.
@@ -64,6 +79,7 @@ impl Plan {
                 unit: limit.unit,
                 cost: amount(limit.counts, tokens.charged_input, tokens.output).max(1),
                 is_own,
+                margin: limit.margin,
             });
             planned.collect()
         };
@@ -96,6 +112,39 @@ impl Plan {
             counts => amount(counts, input, usage.output),
         };
         self.charges.iter().map(actual).collect()
+    }
+
+    /// How long a denied call waits as the provider's windows are; `None` for never. The margin is not in it: a call that comes that much
+    /// later is let in, and sent when the margin is over.
+    pub(crate) fn reported_wait(&self, decision: &Decision) -> Option<Duration> {
+        let denied =
+            decision.outcomes().iter().zip(&self.charges).filter(|(outcome, _)| !outcome.is_allowed());
+        let waits =
+            denied.map(|(outcome, charge)| Some(outcome.retry_after()?.saturating_sub(charge.margin)));
+        waits.collect::<Option<Vec<_>>>().map(|waits| waits.into_iter().max().unwrap_or_default())
+    }
+
+    /// The largest margin of its limits.
+    pub(crate) fn margin(&self) -> Duration {
+        self.charges.iter().map(|charge| charge.margin).max().unwrap_or_default()
+    }
+
+    /// Adds the charges of another call, by limit and key.
+    pub(crate) fn add(&mut self, other: &Plan) {
+        for charge in &other.charges {
+            let is_same = |known: &&mut Planned| known.limit == charge.limit && known.key == charge.key;
+            match self.charges.iter_mut().find(is_same) {
+                Some(known) => known.cost = known.cost.saturating_add(charge.cost),
+                None => self.charges.push(charge.clone()),
+            }
+        }
+    }
+
+    /// What each charge cost for a call whose usage is not known: what was reserved, and nothing for a place that is given up.
+    pub(crate) fn as_reserved(&self) -> Vec<u64> {
+        let as_reserved =
+            |planned: &Planned| if planned.counts == Counts::Concurrency { 0 } else { planned.cost };
+        self.charges.iter().map(as_reserved).collect()
     }
 
     /// What is charged for output as it is produced.

@@ -1,7 +1,11 @@
 //! What a provider says that a call has used.
 
-use crate::config::UpstreamKind;
 use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::config::UpstreamKind;
+use crate::count::{Encoding, Tokenizer};
 
 /// More than any call uses. What claims more is not believed.
 const MOST: u64 = 1_000_000_000;
@@ -45,6 +49,54 @@ impl Usage {
         }
     }
 }
+
+/// What an answer that was not streamed has used, and whether that is an estimate: as reported, else its texts counted with this encoding and
+/// no input. `None` if it says nothing.
+pub fn of_answer(body: &[u8], encoding: Encoding) -> Option<(Usage, bool)> {
+    #[derive(Deserialize)]
+    struct Answer<'a> {
+        #[serde(borrow, default)]
+        usage: Option<&'a RawValue>,
+        #[serde(default)]
+        choices: Value,
+        #[serde(default)]
+        content: Value,
+        #[serde(default)]
+        output: Value,
+        #[serde(default)]
+        input_tokens: Option<u64>,
+    }
+    let answer: Answer<'_> = serde_json::from_slice(body).ok()?;
+    if let Some(usage) = answer.usage.and_then(|usage| Usage::read(usage.get())) {
+        return Some((usage, false));
+    }
+    // The answer of count_tokens: nothing was generated.
+    if answer.input_tokens.is_some() {
+        return Some((Usage::default(), false));
+    }
+    let mut output = 0_u64;
+    let mut left = vec![answer.choices, answer.content, answer.output];
+    let mut has_text = false;
+    while let Some(value) = left.pop() {
+        match value {
+            Value::String(text) => {
+                has_text = true;
+                output = output.saturating_add(encoding.count(&text));
+            }
+            Value::Array(items) => left.extend(items),
+            Value::Object(fields) => {
+                let is_text = |name: &str| !NO_TEXT.contains(&name);
+                left.extend(fields.into_iter().filter(|(name, _)| is_text(name)).map(|(_, value)| value));
+            }
+            _ => {}
+        }
+    }
+    has_text.then_some((Usage { output, ..Usage::default() }, true))
+}
+
+/// Fields of answers that describe and were not generated.
+const NO_TEXT: [&str; 8] =
+    ["role", "type", "id", "index", "finish_reason", "object", "stop_reason", "status"];
 
 /// Every field in which either provider reports.
 #[derive(Deserialize)]
@@ -127,6 +179,32 @@ mod tests {
             (r#"{"input_tokens":18446744073709551615,"cache_read_input_tokens":5}"#, None),
         ] {
             assert_eq!(Usage::read(json), expected, "{json}");
+        }
+    }
+
+    #[test]
+    fn b5_an_answer_without_usage_is_counted_by_its_texts() {
+        let of = |body: &str| of_answer(body.as_bytes(), Encoding::O200k);
+        let counted = |output| Some((Usage { input: 0, cached: 0, output }, true));
+        for (body, expected) in [
+            (
+                r#"{"usage":{"prompt_tokens":9,"completion_tokens":1}}"#,
+                Some((Usage { input: 9, cached: 0, output: 1 }, false)),
+            ),
+            (
+                r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"hello world"},"finish_reason":"stop"}]}"#,
+                counted(2),
+            ),
+            (r#"{"content":[{"type":"text","text":"hello world"}],"stop_reason":"end_turn"}"#, counted(2)),
+            (
+                r#"{"output":[{"type":"message","id":"msg_1","content":[{"type":"output_text","text":"hello world"}]}]}"#,
+                counted(2),
+            ),
+            (r#"{"input_tokens":7}"#, counted(0)),
+            (r#"{"usage":null}"#, None),
+            ("not json", None),
+        ] {
+            assert_eq!(of(body), expected, "{body}");
         }
     }
 

@@ -28,8 +28,10 @@ const ANTHROPIC: &str =
 
 impl World {
     fn of(upstream: &str, rest: &str) -> World {
+        // Without a margin: exact windows are what is looked at here.
+        let text = format!("llm.margin = '0s'\n{rest}\n{upstream}");
         let mut llm = LlmSection::default();
-        let config = Config::parse_with(&format!("{rest}\n{upstream}"), [], &mut [&mut llm]);
+        let config = Config::parse_with(&text, [], &mut [&mut llm]);
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
         let gate = Tollgate::builder().config(&config).clock(hands.clock()).build().expect("a gate");
@@ -339,6 +341,88 @@ fn b4_eight_threads_never_hold_more_than_the_limit() {
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     assert_eq!(runtime.block_on(world.left("llm.gpt-4o.tpm")), 1_000, "nothing has leaked");
+}
+
+/// What must be left, by the rules alone: a list of entries, looked at from the beginning every time.
+#[derive(Default)]
+struct Reference {
+    now: u64,
+    /// When, and how many tokens.
+    entries: Vec<(u64, u64)>,
+}
+
+impl Reference {
+    const LIMIT: u64 = 1_000;
+
+    fn used(&self) -> u64 {
+        self.entries.iter().filter(|(at, _)| self.now - at < 60).map(|(_, tokens)| tokens).sum()
+    }
+
+    fn left(&self) -> u64 {
+        Self::LIMIT.saturating_sub(self.used())
+    }
+
+    fn reserve(&mut self, tokens: u64) -> Option<usize> {
+        (self.used() + tokens <= Self::LIMIT).then(|| {
+            self.entries.push((self.now, tokens));
+            self.entries.len() - 1
+        })
+    }
+
+    fn settle(&mut self, entry: usize, reserved: u64, used: u64) {
+        if used <= reserved {
+            self.entries[entry].1 = used;
+        } else {
+            self.entries.push((self.now, used - reserved));
+        }
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+
+    /// Any order of reservations, settlements, cancels, forgotten calls and time: the same is admitted and the same is left as by the rules.
+    #[test]
+    fn b4_any_history_agrees_with_the_rules(
+        steps in proptest::collection::vec((0_u8..6, 9_u64..700, 0_usize..8), 1..80)
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let world = World::openai("tpm = 1000");
+            let mut reference = Reference::default();
+            let mut open: Vec<(Admission, usize, u64)> = Vec::new();
+            for (step, tokens, which) in steps {
+                match step {
+                    0 | 1 => {
+                        let admitted = world.admit_within(tokens, Some(Duration::ZERO)).await;
+                        let expected = reference.reserve(tokens);
+                        assert_eq!(admitted.is_ok(), expected.is_some(), "{tokens} of {} left", reference.left());
+                        open.extend(admitted.ok().zip(expected).map(|(admission, entry)| (admission, entry, tokens)));
+                    }
+                    2 => {
+                        world.advance(tokens % 41);
+                        reference.now += tokens % 41;
+                    }
+                    _ if open.is_empty() => {}
+                    _ => {
+                        let (admission, entry, reserved) = open.swap_remove(which % open.len());
+                        match step {
+                            3 => {
+                                admission.settle(used(tokens)).await.expect("settled");
+                                reference.settle(entry, reserved, tokens);
+                            }
+                            4 => {
+                                admission.cancel().await.expect("cancelled");
+                                reference.settle(entry, reserved, 0);
+                            }
+                            _ => drop(admission),
+                        }
+                    }
+                }
+                assert_eq!(world.left("llm.gpt-4o.tpm").await, reference.left());
+            }
+        });
+    }
 }
 
 #[tokio::test]

@@ -75,7 +75,7 @@ pub(crate) enum Command {
     /// which limit, by path, method, client, user and header, and by which key; limits that one request meets are charged together,
     /// all or none.
     Backtest(BacktestArgs),
-    /// Language models: count the tokens of a request
+    /// Language models: count the tokens of a request, run a file of requests within their limits
     Llm(LlmArgs),
     /// Measure throughput and latency of a store, and the memory of keys, on this machine
     ///
@@ -367,6 +367,54 @@ pub(crate) struct LlmArgs {
 pub(crate) enum LlmCommand {
     /// Count the tokens of a text or of a request body: exact for OpenAI's models, an estimate for others
     Count(LlmCountArgs),
+    /// Run a file of requests within the limits of their models, and write a file of results
+    ///
+    /// The input is that of OpenAI's batches: one object a line with custom_id, method, url and body. Requests wait for their limits and are
+    /// sent again where that may help. The output has one line for each custom_id, in the order in which they end. A run that was ended, in
+    /// whatever way, goes on where it was: the same command sends nothing again whose result is in the output.
+    ///
+    /// Nothing is sent if a line of the input is wrong. The exit code is 0 if all requests were answered, 1 if some failed (their lines say
+    /// why), 2 if the run could not be made and 130 if it was stopped.
+    Run(LlmRunArgs),
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    tollgate llm run requests.jsonl --out results.jsonl --config tollgate.toml\n  \
+    tollgate llm run requests.jsonl --out results.jsonl --base-url http://127.0.0.1:8080\n\n\
+    A line of the input:\n  \
+    {\"custom_id\":\"1\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\",\"body\":{\"model\":\"gpt-4o\",\"messages\":[…]}}")]
+pub(crate) struct LlmRunArgs {
+    /// The requests, one JSON object a line.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Where results are added, one JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// The config whose [llm] has the upstreams and the limits.
+    #[arg(long, value_name = "FILE", required_unless_present = "base_url", conflicts_with = "base_url")]
+    pub(crate) config: Option<PathBuf>,
+    /// A gateway that keeps the limits, in place of a config.
+    #[arg(long, value_name = "URL")]
+    pub(crate) base_url: Option<String>,
+    /// What the gateway is shown: env:NAME, or the key itself.
+    #[arg(long, value_name = "KEY", requires = "base_url")]
+    pub(crate) api_key: Option<String>,
+    /// The client of the config whose weight, priority and limits the requests have.
+    #[arg(long, value_name = "NAME", conflicts_with = "base_url")]
+    pub(crate) client: Option<String>,
+    /// How many requests wait or are on their way at once.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) in_flight: u16,
+    /// How often a request is sent at most.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) attempts: u32,
+    /// Send the requests again that failed in an earlier run.
+    #[arg(long)]
+    pub(crate) retry_failed: bool,
+    /// Answer with one JSON object on stdout.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args)]

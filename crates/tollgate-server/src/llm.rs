@@ -1,55 +1,17 @@
-//! `tollgate llm count`: the tokens of a text or of a request, counted as the gateway counts them.
+//! `tollgate llm`: counts the tokens of a request, and runs a file of requests within the limits of their models.
 
-use std::io::{self, Write};
+mod count;
+mod run;
 
-use serde_json::{Value, json};
-use tollgate_llm::count::{Counter, Encoding, Tokenizer, encoding_of};
-use tollgate_llm::{Api, ModelRequest};
+use std::process::ExitCode;
 
-use crate::cli::{LlmArgs, LlmCommand, LlmCountArgs};
+use crate::cli::{LlmArgs, LlmCommand};
 use crate::failure::Failure;
-use crate::source;
 
-/// Does what was asked.
-pub(crate) fn run(asked: &LlmArgs) -> Result<(), Failure> {
+/// Does what was asked. The exit code is 1 where requests failed.
+pub(crate) fn run(asked: &LlmArgs) -> Result<ExitCode, Failure> {
     match &asked.what {
-        LlmCommand::Count(asked) => count(asked),
+        LlmCommand::Count(asked) => count::run(asked).map(|()| ExitCode::SUCCESS),
+        LlmCommand::Run(asked) => run::run(asked),
     }
-}
-
-fn count(asked: &LlmCountArgs) -> Result<(), Failure> {
-    let text = source::read_text(&asked.file)?;
-    let found = encoding_of(&asked.model);
-    let encoding = found.unwrap_or(Encoding::O200k);
-    let (tokens, kind) = match request(&text, &asked.model) {
-        Some(body) => {
-            let api = if found.is_some() { Api::ChatCompletions } else { Api::Messages };
-            let request =
-                ModelRequest::read(api, body.as_bytes()).map_err(|error| Failure::new(error.to_string()))?;
-            (Counter::default().count(&request).tokens, "request")
-        }
-        None => (encoding.count(&text), "text"),
-    };
-    let is_exact = found.is_some();
-    let told = match asked.json {
-        true => json!({
-            "model": asked.model, "tokens": tokens, "encoding": encoding.name(), "exact": is_exact, "counted": kind,
-        })
-        .to_string(),
-        false if is_exact => format!("{tokens} tokens ({}, {kind})", encoding.name()),
-        false => format!(
-            "{tokens} tokens by {}, {kind}; the vocabulary of {} is not public, so this is the basis of an estimate",
-            encoding.name(),
-            asked.model
-        ),
-    };
-    writeln!(io::stdout().lock(), "{told}").map_err(Failure::answering)
-}
-
-/// A file that is a request, asked of this model.
-fn request(text: &str, model: &str) -> Option<String> {
-    let mut body: serde_json::Map<String, Value> = serde_json::from_str(text).ok()?;
-    body.get("messages")?;
-    body.insert("model".to_owned(), model.into());
-    Some(Value::Object(body).to_string())
 }

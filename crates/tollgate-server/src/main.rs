@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     let done = match &command {
         Command::Serve(asked) => serve::run(asked),
         Command::Demo(asked) => demo::run(asked),
-        // The one command whose answer is its exit code.
+        // The command whose answer is its exit code.
         Command::Check(asked) => {
             return remote::check(asked).unwrap_or_else(failure::Failure::report);
         }
@@ -52,7 +52,8 @@ fn main() -> ExitCode {
         Command::Backtest(asked) => backtest::run(asked),
         Command::Bench(asked) => bench::run(asked),
         Command::Import(asked) => import::run(asked),
-        Command::Llm(asked) => llm::run(asked),
+        // Requests of a file that failed are an exit code of their own.
+        Command::Llm(asked) => return llm::run(asked).unwrap_or_else(failure::Failure::report),
         Command::Completions(asked) => cli::completions(asked),
         Command::Man(asked) => cli::man(asked),
     };

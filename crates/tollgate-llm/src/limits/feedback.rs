@@ -122,7 +122,7 @@ impl ModelLimits {
     /// Charges what others go on using, before anything else is reserved.
     pub(super) async fn charge_others(&self, plan: &Plan) -> Result<(), tollgate::Error> {
         let config = self.config();
-        let window = Micros::from(config.window.saturating_add(config.margin));
+        let window = Micros::from(config.window.saturating_add(plan.margin()));
         for charge in plan.charges.iter().filter(|charge| !charge.is_own) {
             let Some(cost) = self.inner.others.again(charge, self.inner.clock.now(), window) else {
                 continue;
@@ -143,7 +143,7 @@ impl ModelLimits {
         let config = self.config();
         let Some(model) = config.model(model) else { return };
         self.inner.parking.park(&model.quota, group, self.inner.clock.now(), wait, reason);
-        self.inner.seen.limited(group, wait);
+        self.inner.seen.limited(group);
     }
 
     /// The groups that are parked.
@@ -223,7 +223,7 @@ impl Admission {
     pub async fn reported(&self, reports: &[ReportedLeft]) -> Result<(), tollgate::Error> {
         let (Some(plan), Some(held)) = (&self.plan, &self.held) else { return Ok(()) };
         let config = self.inner.config.read().clone();
-        let window = Micros::from(config.window.saturating_add(config.margin));
+        let window = Micros::from(config.window.saturating_add(plan.margin()));
         for report in reports {
             // A provider reports by the minute; limits by the day are ours alone.
             let unit = match report.counts {
@@ -275,7 +275,7 @@ impl Admission {
     pub fn park(&self, wait: Duration, reason: &'static str) {
         if let (Some(quota), Some(group)) = (&self.quota, &self.group) {
             self.inner.parking.park(quota, group, self.inner.clock.now(), wait, reason);
-            self.inner.seen.limited(group, wait);
+            self.inner.seen.limited(group);
             self.nudge();
         }
     }

@@ -84,8 +84,6 @@ pub(super) struct OfModel {
 #[derive(Debug, Default)]
 pub(super) struct OfGroup {
     pub(super) limited: Minutes,
-    /// Until when the provider asked to leave it alone.
-    pub(super) rests_until: Micros,
 }
 
 #[derive(Debug)]
@@ -178,13 +176,12 @@ impl Seen {
         SeenWaiting { seen: self.clone(), number, is_exact: coming.is_exact }
     }
 
-    /// The provider refused a call with a key of this group because of a limit, and asked for a rest of so long.
-    pub(crate) fn limited(&self, group: &str, rest: Duration) {
+    /// The provider refused a call with a key of this group because of a limit.
+    pub(crate) fn limited(&self, group: &str) {
         let now = self.clock.now();
         let mut state = self.state.lock();
         let group = state.groups.entry(group.to_owned()).or_default();
         group.limited.add(now, 1);
-        group.rests_until = group.rests_until.max(now.saturating_add(Micros::from(rest)));
     }
 
     /// Forgets models and clients that there are no longer.

@@ -11,7 +11,7 @@ mod call;
 mod fault;
 mod pump;
 mod report;
-mod upstream;
+pub(crate) mod upstream;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -46,6 +46,35 @@ fn a1_many_clients_at_both_limits_and_the_judge_is_clean() {
     assert!(took >= Duration::from_secs(8), "{took:?}");
 }
 
+/// Forty calls at once, ten of which there is room for: ten arrive at once, the others wait for the next windows, and none fails. With the
+/// margin that there is by default, which covers what calls differ in their way to the provider.
+#[test]
+fn a1_and_a3_are_clean_with_the_default_margin() {
+    let window = Duration::from_secs(4);
+    let provider = Provider::judging(Allowed { requests: 10, tokens: 1_000_000, window }, openai);
+    let server = gateway(&provider, "openai", "llm.window = '4s'\n[llm.models.gpt-4o]\nrpm = 10");
+    let clients: Vec<_> = (0..40)
+        .map(|_| {
+            let address = server.http();
+            std::thread::spawn(move || {
+                let lines = ["content-type: application/json"];
+                let body = chat(100, "");
+                Connection::open(address).ask_with_body("POST", "/v1/chat/completions", &lines, &body).status
+            })
+        })
+        .collect();
+    until("ten are sent at once", || provider.arrivals().len() >= 10);
+    let statuses: Vec<u16> =
+        clients.into_iter().map(|client| client.join().expect("no client fails")).collect();
+    assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
+    provider.assert_clean();
+    let arrivals = provider.arrivals();
+    assert_eq!(arrivals.len(), 40);
+    let took = arrivals[39].at - arrivals[0].at;
+    // Three windows: the last ten go three windows after the first.
+    assert!(took >= window * 3 - Duration::from_millis(50), "{took:?}");
+}
+
 #[test]
 fn a5_what_can_never_fit_is_refused_at_once() {
     let provider = Provider::start(openai);

@@ -11,6 +11,7 @@ mod operations;
 mod retries;
 #[cfg(feature = "services")]
 mod routes;
+mod run;
 #[cfg(feature = "services")]
 mod sdks;
 mod settlement;

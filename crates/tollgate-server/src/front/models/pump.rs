@@ -222,8 +222,9 @@ impl Ended {
                     }
                 }
             }
-            (None, End::Whole) => match of_whole(&self.whole, &admission) {
-                Some((usage, source)) => (Some(usage), source),
+            (None, End::Whole) => match of_answer(&self.whole, admission.encoding()) {
+                Some((usage, false)) => (Some(usage), "reported"),
+                Some((usage, true)) => (Some(admission.estimate(usage.output)), "estimated"),
                 None => (None, "estimated"),
             },
             // It may have been written to its end at the provider.
@@ -273,54 +274,4 @@ impl Ended {
             ..self.named.line("success")
         });
     }
-}
-
-/// The usage of an answer that was not streamed: as reported, else counted from its texts.
-fn of_whole(whole: &[u8], admission: &Admission) -> Option<(Usage, &'static str)> {
-    use tollgate_llm::count::Tokenizer;
-    #[derive(serde::Deserialize)]
-    struct Reply<'a> {
-        #[serde(borrow, default)]
-        usage: Option<&'a serde_json::value::RawValue>,
-        #[serde(default)]
-        choices: serde_json::Value,
-        #[serde(default)]
-        content: serde_json::Value,
-        #[serde(default)]
-        output: serde_json::Value,
-        #[serde(default)]
-        input_tokens: Option<u64>,
-    }
-    let reply: Reply<'_> = serde_json::from_slice(whole).ok()?;
-    if let Some(usage) = reply.usage.and_then(|usage| Usage::read(usage.get())) {
-        return Some((usage, "reported"));
-    }
-    // The answer of count_tokens: nothing was generated, and counting is free.
-    if reply.input_tokens.is_some() {
-        return Some((Usage::default(), "reported"));
-    }
-    let mut output = 0_u64;
-    let mut left = vec![reply.choices, reply.content, reply.output];
-    let mut has_text = false;
-    while let Some(value) = left.pop() {
-        match value {
-            serde_json::Value::String(text) => {
-                has_text = true;
-                output = output.saturating_add(admission.encoding().count(&text));
-            }
-            serde_json::Value::Array(items) => left.extend(items),
-            serde_json::Value::Object(fields) => {
-                let described =
-                    ["role", "type", "id", "index", "finish_reason", "object", "stop_reason", "status"];
-                left.extend(
-                    fields
-                        .into_iter()
-                        .filter(|(name, _)| !described.contains(&name.as_str()))
-                        .map(|(_, value)| value),
-                );
-            }
-            _ => {}
-        }
-    }
-    has_text.then(|| (admission.estimate(output), "estimated"))
 }

@@ -48,7 +48,7 @@ const NOT_PASSED: [&str; 17] = [
 
 /// Why a call could not be sent or was not answered.
 #[derive(Debug)]
-pub(super) enum SendError {
+pub(crate) enum SendError {
     /// Nobody was reached, so nothing was sent.
     NotSent(String),
     /// It was sent, and what became of it is not known.
@@ -56,7 +56,7 @@ pub(super) enum SendError {
 }
 
 /// One upstream.
-pub(super) struct Upstream {
+pub(crate) struct Upstream {
     name: String,
     kind: UpstreamKind,
     base_url: String,
@@ -69,7 +69,7 @@ pub(super) struct Upstream {
 }
 
 impl Upstream {
-    pub(super) fn new(config: &UpstreamConfig) -> Result<Upstream, String> {
+    pub(crate) fn new(config: &UpstreamConfig) -> Result<Upstream, String> {
         let mut keys = Vec::new();
         for (index, key) in config.keys.iter().enumerate() {
             let wrong = |why: &str| format!("llm.upstreams.{}, key {}: {why}", config.name, index + 1);
@@ -110,11 +110,11 @@ impl Upstream {
         })
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    pub(super) fn kind(&self) -> UpstreamKind {
+    pub(crate) fn kind(&self) -> UpstreamKind {
         self.kind
     }
 
@@ -139,7 +139,7 @@ impl Upstream {
     }
 
     /// Sends a call with a key of this quota group, and waits for the head of its answer.
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &self,
         api: Api,
         headers: &HeaderMap,

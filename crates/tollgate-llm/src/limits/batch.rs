@@ -1,0 +1,269 @@
+//! Several calls of one quota at once: checked as a whole, and admitted all or none.
+//!
+//! What all of them may use is one charge, merged by limit and key, so it is reserved as a whole or not at all. Each call has a share of
+//! that reservation. A reservation is settled once, so what each call has used is added up, and the last one settles the sum. What the
+//! first calls give back is therefore given back with the last.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tollgate::{Clock, Decision, Reservation};
+
+use super::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, capacity, reason, undecided};
+use crate::config::{LlmConfig, Priority};
+use crate::count::Counted;
+use crate::line::{Joining, Line};
+use crate::plan::{Plan, Planned, Tokens};
+use crate::request::ModelRequest;
+
+/// The calls of a batch, planned.
+struct PlannedBatch {
+    calls: Vec<PlannedCall>,
+    /// The quota whose line the batch stands in; `None` if no call has limits.
+    quota: Option<String>,
+    /// For each quota group, the charges of all calls together.
+    merged: Vec<Plan>,
+}
+
+/// One call of a batch.
+struct PlannedCall {
+    counted: Counted,
+    tokens: Tokens,
+    model: String,
+    /// Its own plan for each quota group; empty if it has no limits.
+    plans: Vec<Plan>,
+}
+
+impl PlannedBatch {
+    fn input(&self) -> u64 {
+        self.calls.iter().fold(0, |sum, call| sum.saturating_add(call.tokens.input))
+    }
+
+    fn reserved(&self) -> u64 {
+        self.calls.iter().fold(self.input(), |sum, call| sum.saturating_add(call.tokens.output))
+    }
+}
+
+impl ModelLimits {
+    /// The clock that it goes by.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.inner.clock
+    }
+
+    /// Whether all of these calls could proceed now, why not and how long until they can. Charges nothing. They must be of one quota.
+    pub async fn check_batch(
+        &self,
+        requests: &[ModelRequest<'_>],
+        caller: &Caller,
+    ) -> Result<Check, Refusal> {
+        let config = self.config();
+        let batch = self.plan_batch(&config, requests, caller).await?;
+        let mut best: Option<(&Plan, Decision)> = None;
+        let refusal = self.larger_than_a_limit(&batch);
+        for plan in batch.merged.iter().filter(|_| refusal.is_none()) {
+            let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;
+            let wait = |decision: &Decision| decision.retry_after().unwrap_or(Duration::MAX);
+            if best.as_ref().is_none_or(|(_, known)| wait(&decision) < wait(known)) {
+                best = Some((plan, decision));
+            }
+        }
+        let can_proceed =
+            |plan: &Plan, decision: &Decision| plan.reported_wait(decision) == Some(Duration::ZERO);
+        let denied = best.as_ref().filter(|(plan, decision)| !can_proceed(plan, decision));
+        let wait = denied.map_or(Some(Duration::ZERO), |(plan, decision)| plan.reported_wait(decision));
+        let why = denied.map(|(plan, decision)| reason(plan, decision));
+        Ok(Check {
+            can_proceed: denied.is_none() && refusal.is_none(),
+            wait: if refusal.is_some() { None } else { wait },
+            reason: refusal.map(|refusal| refusal.reason).or(why),
+            input_tokens: batch.input(),
+            reserved_tokens: batch.reserved(),
+        })
+    }
+
+    /// Reserves what all of these calls may use, all or nothing. It waits in line until there is room for all of them, at most `within` (by
+    /// default `max_wait`). They must be of one quota.
+    pub async fn admit_batch(
+        &self,
+        requests: &[ModelRequest<'_>],
+        caller: &Caller,
+        within: Option<Duration>,
+    ) -> Result<Vec<Admission>, Refusal> {
+        let config = self.config();
+        let batch = self.plan_batch(&config, requests, caller).await?;
+        if let Some(refusal) = self.larger_than_a_limit(&batch) {
+            return Err(refusal);
+        }
+        let unlimited = |call: &PlannedCall| {
+            Admission::unlimited(self.inner.clone(), call.tokens, call.counted.encoding, &call.model)
+        };
+        let Some(quota) = &batch.quota else { return Ok(batch.calls.iter().map(unlimited).collect()) };
+        let line = self.line(&config, quota);
+        let client = caller.client.as_deref().unwrap_or("default");
+        let known = config.clients.iter().find(|known| known.name == client);
+        let joining = Joining {
+            client: client.into(),
+            weight: known.map_or(1, |known| known.weight),
+            priority: known.map_or(Priority::Interactive, |known| known.priority),
+            cost: batch.reserved().max(1),
+        };
+        let within = within.unwrap_or(config.max_wait);
+        let admitted = self.wait(&line, joining, &batch.merged, within, |_| ()).await?;
+        // Which group was charged is known by the keys of its charges.
+        let keys = |plan: &Plan| plan.charges.iter().map(|charge| charge.key.clone()).collect::<Vec<_>>();
+        let charged = keys(&admitted.plan);
+        let chosen = batch.merged.iter().position(|plan| keys(plan) == charged).unwrap_or(0);
+        let limited = batch.calls.iter().filter(|call| !call.plans.is_empty()).count();
+        let shared = Arc::new(Shared {
+            reservation: admitted.reservation,
+            line,
+            state: Mutex::new(State { actuals: vec![0; admitted.plan.charges.len()], open: limited }),
+        });
+        let admission = |call: &PlannedCall| {
+            let mut admission = unlimited(call);
+            let Some(plan) = call.plans.get(chosen) else { return admission };
+            let slot = |charge: &Planned| {
+                let is_same = |merged: &Planned| merged.limit == charge.limit && merged.key == charge.key;
+                admitted.plan.charges.iter().position(is_same).unwrap_or(0)
+            };
+            let slots = plan.charges.iter().map(slot).collect();
+            let as_reserved = plan.as_reserved();
+            admission.share = Some(Share { shared: shared.clone(), slots, as_reserved, is_settled: false });
+            admission.quota = Some(admitted.plan.quota.clone());
+            admission.group = Some(admitted.plan.group.clone());
+            admission.admitted_at = admitted.at;
+            admission.waited = admitted.waited;
+            admission.window = config.window;
+            admission.plan = Some(plan.clone());
+            admission
+        };
+        Ok(batch.calls.iter().map(admission).collect())
+    }
+
+    async fn plan_batch(
+        &self,
+        config: &LlmConfig,
+        requests: &[ModelRequest<'_>],
+        caller: &Caller,
+    ) -> Result<PlannedBatch, Refusal> {
+        let mut batch = PlannedBatch { calls: Vec::new(), quota: None, merged: Vec::new() };
+        let mut upstream: Option<&str> = None;
+        for request in requests {
+            let counted = self.count(request).await;
+            let model = self.known(config, request)?;
+            let mut tokens = self.tokens(config, model, request, counted);
+            let mut plans = Vec::new();
+            if let Some(model) = model {
+                (plans, tokens) = self.plans(config, model, caller, tokens)?;
+            }
+            if let Some(model) = model.filter(|_| !plans.is_empty()) {
+                let quota = batch.quota.get_or_insert_with(|| model.quota.clone());
+                let upstream = upstream.get_or_insert(&model.upstream);
+                if *quota != model.quota || *upstream != model.upstream {
+                    let reason =
+                        "the calls of a batch that is looked at as a whole must be of models of one quota";
+                    return Err(Refusal::new(RefusalKind::Never, reason));
+                }
+            }
+            if batch.merged.is_empty() {
+                batch.merged.clone_from(&plans);
+            } else {
+                batch.merged.iter_mut().zip(&plans).for_each(|(merged, plan)| merged.add(plan));
+            }
+            batch.calls.push(PlannedCall { counted, tokens, model: request.model().to_owned(), plans });
+        }
+        Ok(batch)
+    }
+
+    /// The refusal of a batch that no empty window has room for. Where one call alone is larger than a limit, `plans` has decided.
+    fn larger_than_a_limit(&self, batch: &PlannedBatch) -> Option<Refusal> {
+        let policy = self.inner.gate.policy();
+        let charges = batch.merged.first().map(|plan| plan.charges.as_slice()).unwrap_or_default();
+        charges.iter().find_map(|charge| {
+            let most = capacity(&policy, charge).filter(|most| charge.cost > *most)?;
+            let (what, unit) = (charge.what(), charge.unit);
+            let reason = format!(
+                "{} limit exceeded: {} {what} / {most} {unit}; the batch alone is larger than the limit",
+                if what == "requests" { "Rate" } else { "Token" },
+                charge.cost
+            );
+            Some(Refusal::new(RefusalKind::Never, reason))
+        })
+    }
+}
+
+/// A reservation of several calls.
+struct Shared {
+    reservation: Reservation,
+    line: Arc<Line>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// What the calls that have ended have used, for each charge.
+    actuals: Vec<u64>,
+    /// The calls that have not ended.
+    open: usize,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.line.settled();
+    }
+}
+
+impl Shared {
+    /// Adds what a call has used. The amounts of all, if it was the last.
+    fn add(&self, slots: &[usize], used: &[u64]) -> Option<Vec<u64>> {
+        let mut state = self.state.lock();
+        for (slot, used) in slots.iter().zip(used) {
+            state.actuals[*slot] = state.actuals[*slot].saturating_add(*used);
+        }
+        state.open = state.open.saturating_sub(1);
+        (state.open == 0).then(|| state.actuals.clone())
+    }
+}
+
+/// A call's share of a reservation of several. It is settled once; dropped unsettled, it stays charged as reserved.
+pub(super) struct Share {
+    shared: Arc<Shared>,
+    /// For each charge of the call, its place in the reservation.
+    slots: Vec<usize>,
+    as_reserved: Vec<u64>,
+    is_settled: bool,
+}
+
+impl Share {
+    pub(super) async fn settle(mut self, used: &[u64]) -> Result<(), tollgate::Error> {
+        self.is_settled = true;
+        match self.shared.add(&self.slots, used) {
+            Some(actuals) => self.shared.reservation.settle_each(&actuals).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// The call was never sent.
+    pub(super) async fn cancel(self) -> Result<(), tollgate::Error> {
+        let nothing = vec![0; self.slots.len()];
+        self.settle(&nothing).await
+    }
+
+    pub(super) async fn renew(&self) -> Result<(), tollgate::Error> {
+        self.shared.reservation.renew().await.map(drop)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.is_settled {
+            return;
+        }
+        if let Some(actuals) = self.shared.add(&self.slots, &self.as_reserved)
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let shared = self.shared.clone();
+            runtime.spawn(async move { shared.reservation.settle_each(&actuals).await.map(drop) });
+        }
+    }
+}
