@@ -248,10 +248,8 @@ impl RedisStore {
         deadline: Instant,
     ) -> Result<Settled, StoreError> {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        match self.ask_settlement(settlement, &keys, 1, deadline, &|| {}).await? {
-            Value::Array(answers) if answers.len() == 1 => batch::read_settled(&answers[0]),
-            _ => Err(question::no_answer("a settlement")),
-        }
+        let answer = self.ask_settlement(settlement, &keys, 1, deadline, &|| {}).await?;
+        batch::read_only(&answer, settlement)
     }
 
     async fn settle_one(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {

@@ -242,7 +242,7 @@ fn settlement(asked: &OfReservation<'_>) -> Result<Settlement, Fault> {
                 )));
             }
             each.keys().try_for_each(|name| sound_name(name))?;
-            Ok(Settlement::Each(each.iter().map(|(name, actual)| (name.clone(), *actual)).collect()))
+            Ok(Settlement::Named(each.iter().map(|(name, actual)| (name.clone(), *actual)).collect()))
         }
         None => Err(Fault::malformed("`actual` says what it cost; to give all of it back, ask /v1/cancel")),
     }

@@ -255,6 +255,13 @@ begin
 
   -- Where nothing was charged there is nothing to settle, and nothing is kept.
   if hold_id is not null and cardinality(charged) > 0 then
+    -- What was asked has seven numbers for each item (see ask.rs). The sixth is whether it is a shadow, and 2 more where its part was
+    -- charged; the seventh says which part that is. So a settlement knows of which item each part that was charged is.
+    for part in 1 .. cardinality(hold_asked) / 7 loop
+      if hold_asked[7 * part] + 1 = any (charged) then
+        hold_asked[7 * part - 1] := hold_asked[7 * part - 1] + 2;
+      end if;
+    end loop;
     insert into {prefix}hold as h (
       id, keys, limit_names, strategies, parameters, costs, charged_at_us, asked, readings, at_us, ttl_us, end_us, settled)
     select hold_id, coalesce(array_agg(part_keys[c.part] order by c.n), '{}'),
