@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_store::{Cost, Hold, HoldId, Item, Micros, Settled, Settlement, Store, StoredLimit};
+use tollgate_store::{ChargeId, Cost, Hold, Micros, Settled, Settlement, Store, StoredCharge, StoredLimit};
 
 use super::load::{Answer, Caller, Draw, Keys};
 
@@ -25,7 +25,7 @@ pub(crate) struct Charges {
 impl Caller for Charges {
     async fn call(&mut self, draw: &mut Draw) -> Result<Answer, String> {
         let key = draw.one();
-        let item = |limit| Item { limit, key, cost: Cost::ONE, shadow: false };
+        let item = |limit| StoredCharge { limit, key, cost: Cost::ONE, shadow: false };
         let charged = match &self.limits[..] {
             [limit] => self.store.charge(&[item(limit)], None).await,
             limits => self.store.charge(&limits.iter().map(item).collect::<Vec<_>>(), None).await,
@@ -44,7 +44,7 @@ pub(crate) struct ManyCharges {
 impl Caller for ManyCharges {
     async fn call(&mut self, draw: &mut Draw) -> Result<Answer, String> {
         let limit = &*self.limit;
-        let item = |key| Item { limit, key, cost: Cost::ONE, shadow: false };
+        let item = |key| StoredCharge { limit, key, cost: Cost::ONE, shadow: false };
         let items = draw.several::<MANY>().map(item);
         let mut denied = 0;
         for outcome in self.store.charge_each(&items).await {
@@ -63,8 +63,8 @@ pub(crate) struct Reserves {
 
 impl Caller for Reserves {
     async fn call(&mut self, draw: &mut Draw) -> Result<Answer, String> {
-        let item = Item { limit: &self.limit, key: draw.one(), cost: Cost::ONE, shadow: false };
-        let hold = Hold { id: HoldId::random(), ttl: HELD };
+        let item = StoredCharge { limit: &self.limit, key: draw.one(), cost: Cost::ONE, shadow: false };
+        let hold = Hold { id: ChargeId::random(), ttl: HELD };
         let held = async {
             let charged = self.store.charge(&[item], Some(hold)).await?;
             let settled = self.store.settle(hold.id, &Settlement::Cancel).await?;
@@ -82,8 +82,8 @@ pub(crate) async fn fill(
     cost: Cost,
 ) -> Result<(), String> {
     for some in keys.chunks(FILL) {
-        let item = |key| Item { limit, key, cost, shadow: true };
-        let items: Vec<Item<'_>> = some.iter().map(|key| item(key.as_str())).collect();
+        let item = |key| StoredCharge { limit, key, cost, shadow: true };
+        let items: Vec<StoredCharge<'_>> = some.iter().map(|key| item(key.as_str())).collect();
         store.charge(&items, None).await.map_err(|error| format!("filling `{}`: {error}", limit.name))?;
     }
     Ok(())

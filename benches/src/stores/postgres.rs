@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tollgate_store::{Cost, Item, Limit, PostgresOptions, PostgresStore, Store, StoredLimit};
+use tollgate_store::{Cost, Limit, PostgresOptions, PostgresStore, Store, StoredCharge, StoredLimit};
 use tollgate_testkit::postgres::PostgresServer;
 
 use self::pgbench::Pgbench;
@@ -68,8 +68,8 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
     let keys = keys("", plan.keys);
     let (single, many, held) = (bucket("single")?, bucket("many")?, bucket("held")?);
     for limit in [&single, &many, &held] {
-        let items: Vec<Item<'_>> =
-            keys.iter().map(|key| Item { limit, key, cost: Cost::ONE, shadow: false }).collect();
+        let items: Vec<StoredCharge<'_>> =
+            keys.iter().map(|key| StoredCharge { limit, key, cost: Cost::ONE, shadow: false }).collect();
         for filled in store.charge_each(&items).await {
             filled.map_err(|error| format!("filling `{}`: {error}", limit.name))?;
         }

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use sqlx::postgres::PgPool;
-use tollgate::policy::jobs::{JobScope, JobsConfig, OnExceeded};
 use tollgate::telemetry::Source;
 use tollgate::{Allowance, Charge, ChargeId, Decision, Key, Limit, Permit, Policy, Reason, Tollgate};
 use tollgate_kernel::{Cost, Micros};
@@ -21,6 +20,7 @@ use uuid::Uuid;
 use crate::decision::{Delay, Held, JobDecision, RunPermit};
 use crate::error::Error;
 use crate::job::Job;
+use crate::limits::{JobScope, JobsConfig, OnExceeded};
 use crate::line::{ClosedKey, Line, Look, Taken};
 use crate::metrics;
 use crate::plan::{Plan, closable};
@@ -188,8 +188,12 @@ impl JobGate {
     }
 
     /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay.
-    pub async fn reload_config(&self, config: &tollgate::config::Config) -> Result<(), Error> {
-        let jobs = self.inner.jobs.read().with_config(&config.jobs);
+    pub async fn reload_config(
+        &self,
+        config: &tollgate::config::Config,
+        jobs: &JobsConfig,
+    ) -> Result<(), Error> {
+        let jobs = self.inner.jobs.read().with_config(jobs);
         self.put_in_place(config.policy.clone(), jobs)?;
         self.call_sleepers().await
     }

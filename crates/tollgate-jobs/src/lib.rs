@@ -9,10 +9,12 @@
 
 #[cfg(feature = "apalis")]
 pub mod adapter;
+mod config;
 mod decision;
 mod error;
 mod gate;
 mod job;
+mod limits;
 mod line;
 mod metrics;
 mod open;
@@ -24,8 +26,8 @@ pub use decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED, RunPermit};
 pub use error::Error;
 pub use gate::{JobGate, JobGateBuilder, JobStatus};
 pub use job::Job;
+pub use limits::{JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 pub use line::ClosedKey;
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};
-pub use tollgate::policy::jobs::{MissingField, OnExceeded};
 pub use wake::Wake;

@@ -1,8 +1,8 @@
 //! What operators see of jobs. Labels are `job:<type>`, `queue:<name>` and `global`, never a tenant.
 
-use std::time::Duration;
+use crate::limits::OnExceeded;
 
-use tollgate::policy::jobs::OnExceeded;
+use std::time::Duration;
 
 pub(crate) const HITS: &str = "tollgate_job_rate_limit_hits_total";
 pub(crate) const USAGE: &str = "tollgate_job_rate_limit_usage";

@@ -5,11 +5,11 @@
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use tollgate::policy::jobs::{JobLimits, JobScope, MissingField, OnExceeded};
 use tollgate::{Charge, Key};
 use uuid::Uuid;
 
 use crate::job::{Job, filled};
+use crate::limits::{JobLimits, JobScope, MissingField, OnExceeded};
 use crate::policy::Jobs;
 
 /// All that one run of a job is charged.

@@ -9,11 +9,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::policy::jobs::{DEFAULT_LEASE, JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 use tollgate::{Fallback, Limit, Rule};
 
 use crate::error::Error;
 use crate::job::Job;
+use crate::limits::{DEFAULT_LEASE, JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 
 /// What a run of a job costs.
 pub(crate) type CostFn = Arc<dyn Fn(&Job<'_>) -> u64 + Send + Sync>;

@@ -6,10 +6,9 @@ mod world;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tollgate::policy::jobs::OnExceeded;
 use tollgate::{Fallback, Limit};
 use tollgate_jobs::adapter::prepare;
-use tollgate_jobs::{Job, JobDecision, JobGate, JobPolicy, Jobs};
+use tollgate_jobs::{Job, JobDecision, JobGate, JobPolicy, Jobs, JobsConfig, OnExceeded};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::processes::{self, Child};
 use world::*;
@@ -546,8 +545,9 @@ async fn s24_waiting_jobs_follow_a_changed_limit() {
     assert!(took < 5_000_000, "{took} µs");
     // Lowered: no start beyond the new limit.
     let text = "[jobs.types.mail]\nlimit = 2\nwindow = '1s'\n";
-    let config = tollgate::config::Config::parse(text).unwrap();
-    world.gate.reload_config(&config).await.unwrap();
+    let mut section = JobsConfig::default();
+    let config = tollgate::config::Config::parse_with(text, [], &mut [&mut section]).unwrap();
+    world.gate.reload_config(&config, &section).await.unwrap();
     world.server.psql("truncate permits");
     world.push("q", jobs("mail", 8)).await;
     world.until_done(59).await;

@@ -98,7 +98,7 @@ pub trait Algorithm {
 
 /// What is found before a charge where a state is made of entries that each run out: a log, or leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct EntriesReading {
     /// What the entries that count now come to.
     pub used: u64,
     /// The time until the charge would fit, should it not fit now.
@@ -107,7 +107,7 @@ pub struct Look {
     pub last: Micros,
 }
 
-impl Look {
+impl EntriesReading {
     /// The whole answer to a charge under `limit`, whose entry would count for `span`.
     pub(crate) fn answer(self, limit: u64, span: Micros, cost: Cost) -> Outcome {
         let room = limit.saturating_sub(self.used);

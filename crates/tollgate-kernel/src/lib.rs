@@ -28,7 +28,7 @@ mod twin;
 
 pub use algorithm::{
     Algorithm, Align, Bucket, BucketNumbers, BucketState, CASES, Changed, Concurrency, CounterState, Counts,
-    Fit, FixedWindow, LeakyBucket, Lease, LeaseState, LogEntry, LogState, Look, SlidingWindow,
+    EntriesReading, Fit, FixedWindow, LeakyBucket, Lease, LeaseState, LogEntry, LogState, SlidingWindow,
     SlidingWindowCounter, State, Taken, TokenBucket, WindowState,
 };
 pub use limit::{

@@ -7,7 +7,7 @@
 //! state.
 
 use crate::algorithm::{Algorithm, Align, BucketNumbers, TokenBucket};
-use crate::algorithm::{CounterState, Look, WindowState};
+use crate::algorithm::{CounterState, EntriesReading, WindowState};
 use crate::limit::Limit;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -67,11 +67,11 @@ pub enum Reading {
     /// The open window; an end that has passed means that none is open.
     Window(WindowState),
     /// A look at the log.
-    Log(Look),
+    Log(EntriesReading),
     /// The counters, by the last length and by another.
     Counter(CounterState),
     /// A look at the leases.
-    Leases(Look),
+    Leases(EntriesReading),
 }
 
 impl Limit {
@@ -179,6 +179,6 @@ mod tests {
     #[should_panic(expected = "a reading of another strategy")]
     fn a_reading_belongs_to_its_strategy() {
         let window = Limit::fixed_window(5, Micros::from_secs(60)).unwrap();
-        window.answer(&Reading::Log(Look::default()), Cost::ONE, Micros::ZERO);
+        window.answer(&Reading::Log(EntriesReading::default()), Cost::ONE, Micros::ZERO);
     }
 }

@@ -10,14 +10,14 @@
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! use tollgate::Tollgate;
 //! use tollgate::config::Config;
-//! use tollgate_llm::{Api, Caller, ModelLimits, ModelRequest, Usage};
+//! use tollgate_llm::{Api, Caller, LlmSection, ModelLimits, ModelRequest, Usage};
 //!
-//! let config = Config::parse(
-//!     "[llm.upstreams.openai]\nkind = 'openai'\nbase_url = 'https://api.openai.com/v1'\n\
-//!      [llm.models.gpt-4o]\nrpm = 500\ntpm = 30_000\n",
-//! )?;
+//! let text = "[llm.upstreams.openai]\nkind = 'openai'\nbase_url = 'https://api.openai.com/v1'\n\
+//!             [llm.models.gpt-4o]\nrpm = 500\ntpm = 30_000\n";
+//! let mut llm = LlmSection::default();
+//! let config = Config::parse_with(text, std::env::vars(), &mut [&mut llm])?;
 //! let gate = Tollgate::open(&config).await?;
-//! let limits = ModelLimits::new(gate, config.llm.clone().unwrap_or_default());
+//! let limits = ModelLimits::new(gate, llm.config.unwrap_or_default());
 //!
 //! let body = br#"{"model":"gpt-4o","messages":[{"role":"user","content":"Hello"}],"max_tokens":100}"#;
 //! let request = ModelRequest::read(Api::ChatCompletions, body)?;
@@ -35,6 +35,7 @@
 //! # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
 //! ```
 
+mod config;
 pub mod count;
 mod learned;
 mod limits;
@@ -45,6 +46,10 @@ mod stream;
 mod trail;
 mod usage;
 
+pub use config::{
+    ClientConfig, Counts, LlmConfig, LlmSection, ModelConfig, ModelLimit, Oversize, Priority, UnknownModel,
+    UpstreamConfig, UpstreamKey, UpstreamKind, llm_key,
+};
 pub use limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, Standing};
 pub use request::{Api, Body, ModelRequest, RequestError};
 pub use stream::{Event, EventKind, EventReader, Streamed};

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::config::{Counts, LlmConfig, ModelConfig, Oversize, Priority, UnknownModel, UpstreamKind};
 use parking_lot::{Mutex, RwLock};
-use tollgate::config::{Counts, LlmConfig, ModelConfig, Oversize, Priority, UnknownModel, UpstreamKind};
 use tollgate::store::Micros;
 use tollgate::{Allowance, Clock, Decision, Key, Outcome, Reservation, Tollgate};
 

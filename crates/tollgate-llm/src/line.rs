@@ -14,9 +14,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use crate::config::Priority;
 use parking_lot::Mutex;
 use tollgate::Clock;
-use tollgate::config::Priority;
 use tollgate::store::Micros;
 
 /// What one token of a client of weight one advances it by. Divisible by small weights, so that shares are even.

@@ -3,8 +3,8 @@
 //! A plan is made from the configured model, the caller and the tokens that the call may use. It holds names and amounts; the library
 //! charges them, all or none. What the call has truly used becomes the amounts of a settlement in the same order.
 
+use crate::config::{Counts, LlmConfig, ModelConfig, UpstreamKind, llm_key};
 use tollgate::Charge;
-use tollgate::config::{Counts, LlmConfig, ModelConfig, UpstreamKind, llm_key};
 
 use crate::usage::Usage;
 
@@ -53,7 +53,7 @@ impl Plan {
         tokens: &Tokens,
     ) -> Option<Plan> {
         let kind = config.upstream(&model.upstream)?.kind;
-        let planned = |limits: &[tollgate::config::ModelLimit], key: &str, is_own: bool| -> Vec<Planned> {
+        let planned = |limits: &[crate::config::ModelLimit], key: &str, is_own: bool| -> Vec<Planned> {
             let planned = limits.iter().map(|limit| Planned {
                 limit: limit.name.clone(),
                 key: llm_key(key),

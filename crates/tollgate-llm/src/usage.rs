@@ -1,7 +1,7 @@
 //! What a provider says that a call has used.
 
+use crate::config::UpstreamKind;
 use serde::Deserialize;
-use tollgate::config::UpstreamKind;
 
 /// More than any call uses. What claims more is not believed.
 const MOST: u64 = 1_000_000_000;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use tollgate::config::Config;
 use tollgate::store::Micros;
 use tollgate::{ManualClock, Tollgate};
-use tollgate_llm::{Admission, Api, Caller, Check, ModelLimits, ModelRequest, Refusal, RefusalKind, Usage};
+use tollgate_llm::{
+    Admission, Api, Caller, Check, LlmSection, ModelLimits, ModelRequest, Refusal, RefusalKind, Usage,
+};
 
 /// The input tokens of the request below.
 const INPUT: u64 = 8;
@@ -26,11 +28,12 @@ const ANTHROPIC: &str =
 
 impl World {
     fn of(upstream: &str, rest: &str) -> World {
-        let config =
-            Config::parse(&format!("{rest}\n{upstream}")).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let mut llm = LlmSection::default();
+        let config = Config::parse_with(&format!("{rest}\n{upstream}"), [], &mut [&mut llm]);
+        let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
         let gate = Tollgate::builder().config(&config).clock(hands.clock()).build().expect("a gate");
-        let limits = ModelLimits::with_clock(gate.clone(), config.llm.expect("a section"), hands.clock());
+        let limits = ModelLimits::with_clock(gate.clone(), llm.config.expect("a section"), hands.clock());
         World { hands, gate, limits }
     }
 

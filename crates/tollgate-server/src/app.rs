@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
-use tollgate::config::{Config, ServerConfig, StoreMode};
+use tollgate::config::StoreMode;
 use tollgate::store::Micros;
 use tollgate::{Charge, ChargeId, Decision, Error, Limit, Tollgate};
 
+use crate::config::{Config, ServerConfig};
 use crate::front::json::GateRoutes;
 use crate::front::models::Models;
 use crate::front::page::Feed;
@@ -107,7 +108,7 @@ pub(crate) struct Decided {
 
 impl State {
     pub(crate) fn new(gate: Tollgate, config: Config) -> State {
-        State { routes: GateRoutes::new(&config), gate, config }
+        State { routes: GateRoutes::new(&config.gate), gate, config }
     }
 
     async fn act(&self, act: Act, charges: &[Charge<'_>]) -> Result<Decided, Error> {
@@ -125,7 +126,7 @@ impl State {
     }
 
     fn is_local(&self) -> bool {
-        self.config.store.mode == StoreMode::Memory
+        self.config.gate.store.mode == StoreMode::Memory
     }
 }
 
@@ -250,7 +251,7 @@ pub(crate) mod tests {
     pub(crate) fn app_of(policy: &str, clock: tollgate::Clock) -> App {
         let config = Config::parse(policy).expect("a policy");
         let stats = Stats::new(Telemetry::new(), Settings::of(&config), 1_700_000_000);
-        let gate = Tollgate::builder().config(&config).clock(clock).observer(stats.clone()).build();
+        let gate = Tollgate::builder().config(&config.gate).clock(clock).observer(stats.clone()).build();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         App::new(gate.expect("a registry"), config, None, metrics, stats)
     }

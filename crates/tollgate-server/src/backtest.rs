@@ -50,7 +50,7 @@ pub(crate) fn run(asked: &BacktestArgs) -> Result<(), Failure> {
         let name = if source::is_stdin(report) { "stdout".to_string() } else { source::name(report) };
         return Err(Failure::new(format!("--decisions and --report both name {name}; name two files")));
     }
-    let config = validate::load(&asked.config)?;
+    let config = validate::load(&asked.config)?.gate;
     let open = |path: &PathBuf| Output::open(path, &asked.config, &asked.logs);
     let decisions = Decisions::to(asked.decisions.as_ref().map(open).transpose()?);
     let page = asked.report.as_ref().map(open).transpose()?;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::Charge;
-use tollgate::config::Config;
 
 use crate::app::{Act, App};
 use crate::cli::{DemoArgs, ServeArgs};
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::serve;
 

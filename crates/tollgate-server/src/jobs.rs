@@ -60,7 +60,7 @@ async fn attach(path: &Path) -> Result<JobGate, Failure> {
             "{name} says nothing of jobs; write [jobs.types.NAME] with limit and window"
         )));
     }
-    JobGate::from_config(&config).await.map_err(failed)?.attach().map_err(failed)
+    JobGate::from_config(&config.gate, &config.jobs).await.map_err(failed)?.attach().map_err(failed)
 }
 
 #[derive(Serialize)]

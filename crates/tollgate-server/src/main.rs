@@ -9,6 +9,7 @@ mod backtest;
 mod bench;
 mod cli;
 mod client;
+mod config;
 mod demo;
 mod failure;
 mod figures;

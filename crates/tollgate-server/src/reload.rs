@@ -18,9 +18,10 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tollgate::Rule;
-use tollgate::config::{Config, Mistakes};
+use tollgate::config::Mistakes;
 
 use crate::app::{App, State};
+use crate::config::Config;
 use crate::front::models::Setup;
 use crate::{source, validate};
 
@@ -162,11 +163,11 @@ fn try_reload(app: &App, file: &Path) -> Result<Applied, Refusal> {
         applied.restart = keep_fixed(&state.config, &mut config);
         has_limits(&state.config, &config)?;
         let gate = state.gate.clone();
-        let is_gone = |name: &&str| config.policy.rule(name).is_none();
+        let is_gone = |name: &&str| config.gate.policy.rule(name).is_none();
         applied.gone =
             gate.policy().rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
         gate.show_namespaces(config.namespaces());
-        gate.reload(config.policy.clone()).map_err(|error| error.to_string())?;
+        gate.reload(config.gate.policy.clone()).map_err(|error| error.to_string())?;
         Ok::<_, String>(State::new(gate, config))
     })?;
     if let (Some((models, setup)), Some(llm)) = (models, llm) {
@@ -188,19 +189,20 @@ fn named(names: &[String]) -> String {
 fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
     let server = old.server.changed_fields(&new.server).into_iter().filter(|field| *field != "namespaces");
     let server = server.map(|field| format!("server.{field}"));
-    let store = old.store.changed_fields(&new.store).into_iter().map(|field| format!("store.{field}"));
+    let store =
+        old.gate.store.changed_fields(&new.gate.store).into_iter().map(|field| format!("store.{field}"));
     let changed = server.chain(store).collect();
     let namespaces = std::mem::take(&mut new.server.namespaces);
     new.server = old.server.clone();
     new.server.namespaces = namespaces;
-    new.store = old.store.clone();
+    new.gate.store = old.gate.store.clone();
     changed
 }
 
 /// An empty file is what an editor leaves for a moment before it writes, and would let everything through.
 fn has_limits(old: &Config, new: &Config) -> Result<(), String> {
-    let is_empty = new.policy.rules().is_empty() && new.envoy.rules().is_empty();
-    match old.policy.rules().len() {
+    let is_empty = new.gate.policy.rules().is_empty() && new.envoy.rules().is_empty();
+    match old.gate.policy.rules().len() {
         had @ 1.. if is_empty => Err(format!(
             "it has no limits; the one in force has {had}: write at least one, or restart to serve none"
         )),
@@ -374,9 +376,9 @@ mod tests {
             "server.http = 'b:2'\nserver.namespaces = ['user']\nstore.max_keys = 7\nlimits.a.blocked = true";
         let mut new = Config::parse(new).expect("a config");
         assert_eq!(keep_fixed(&old, &mut new), ["server.http", "store.timeout", "store.max_keys"]);
-        assert_eq!((new.server.http.as_deref(), &new.store), (Some("a:1"), &old.store));
+        assert_eq!((new.server.http.as_deref(), &new.gate.store), (Some("a:1"), &old.gate.store));
         assert_eq!(new.server.namespaces, ["user"]);
-        assert_eq!(new.policy.rules().len(), 1);
+        assert_eq!(new.gate.policy.rules().len(), 1);
         assert!(keep_fixed(&old, &mut old.clone()).is_empty());
     }
 

@@ -25,7 +25,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, unconstrained};
 use tokio_util::task::TaskTracker;
-use tollgate::config::{Config, Password, ServerConfig};
+use tollgate::config::Password;
 use tollgate::store::Micros;
 use tollgate::telemetry::Telemetry;
 use tollgate::{Clock, Tollgate};
@@ -34,6 +34,7 @@ use self::listen::{ConnectionLimit, Room};
 use self::timeouts::{TimedStream, Timeouts};
 use crate::app::App;
 use crate::cli::ServeArgs;
+use crate::config::{Config, ServerConfig};
 use crate::failure::{Failure, print_line};
 use crate::front::{json, models, page, resp, rls};
 use crate::reload::{self, Looks};
@@ -118,7 +119,8 @@ async fn serve(
         .set_buckets(&tollgate::telemetry::BUCKETS_MS)
         .and_then(metrics_exporter_prometheus::PrometheusBuilder::install_recorder)
         .map_err(|error| Failure::new(format!("cannot count: {error}")))?;
-    let gate = Tollgate::opening(&config).await.map_err(|error| Failure::new(error.to_string()))?;
+    let telemetry = telemetry.namespaces(config.namespaces());
+    let gate = Tollgate::opening(&config.gate).await.map_err(|error| Failure::new(error.to_string()))?;
     let stats = Stats::new(telemetry.clone(), Settings::of(&config), Clock::system().now().get() / 1_000_000);
     let gate = gate
         .telemetry(telemetry)
@@ -333,7 +335,7 @@ fn announce(asked: &ServeArgs, address: SocketAddr, listeners: &Listeners, app: 
         None if asked.is_demo => "a demo policy to made-up callers".to_owned(),
         None => "an example policy (name your own with --config)".to_owned(),
     };
-    print_line(format_args!("tollgate serves {policy}, counting in {}", state.config.store.mode.name()));
+    print_line(format_args!("tollgate serves {policy}, counting in {}", state.config.gate.store.mode.name()));
     print_line(format_args!("  page   http://{address}/"));
     print_line(format_args!("  API    http://{address}/v1/check"));
     let address_of = |door: &Option<TcpListener>| door.as_ref().and_then(|door| door.local_addr().ok());

@@ -16,13 +16,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use tollgate::config::Config;
 use tollgate::telemetry::Telemetry;
 use tollgate::telemetry::{Admissions, Event, Observer};
 
 use self::latency::Latency;
 use self::offenders::{LastOutcome, Offender, Offenders, Who};
 use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
+
+use crate::config::Config;
 
 /// Keys longer than this are shown by their hash only.
 const LONGEST_SHOWN: usize = 256;

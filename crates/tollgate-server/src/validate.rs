@@ -1,15 +1,16 @@
 //! `tollgate validate`: every mistake of a config with its line, field, value and fix, or its limits in words.
 //!
-//! What a config may say is decided by the library, which every command reads it with; this room asks and tells.
+//! Which fields a config may have is decided by `config.rs`, through which every command reads it; this module reports the result.
 
 use std::io::{self, Write};
 use std::path::Path;
 
 use serde::Serialize;
-use tollgate::config::{Config, Mistake, Mistakes};
-use tollgate::{Allowance, Rule};
+use tollgate::config::{Mistake, Mistakes};
+use tollgate::{Allowance, Policy, Rule};
 
 use crate::cli::ValidateArgs;
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::figures::{counted, shortened};
 use crate::screen::{Ink, Tone};
@@ -130,7 +131,7 @@ impl<'a> AnswerLimit<'a> {
 
 fn answer(parsed: &Result<Config, Mistakes>) -> io::Result<()> {
     let mistakes = parsed.as_ref().err().into_iter().flat_map(Mistakes::iter);
-    let rules = parsed.as_ref().ok().into_iter().flat_map(|config| config.policy.rules());
+    let rules = parsed.as_ref().ok().into_iter().flat_map(|config| config.gate.policy.rules());
     let answer = Answer {
         valid: parsed.is_ok(),
         mistakes: mistakes
@@ -157,9 +158,9 @@ const MOST_OVERRIDES: usize = 5;
 /// How much of a key is shown.
 const KEY: usize = 48;
 
-/// Whether a limit of a config, or one of its overrides, is a concurrency limit.
-pub(crate) fn is_concurrency(config: &Config, name: &str) -> bool {
-    let rules = config.policy.rules().iter().filter(|rule| rule.name() == name);
+/// Whether a limit of a policy, or one of its overrides, is a concurrency limit.
+pub(crate) fn is_concurrency(policy: &Policy, name: &str) -> bool {
+    let rules = policy.rules().iter().filter(|rule| rule.name() == name);
     let overrides =
         |rule: &'_ Rule| rule.overrides().iter().map(|(_, allowance)| *allowance).collect::<Vec<_>>();
     let mut allowances = rules.flat_map(|rule| overrides(rule).into_iter().chain([*rule.allowance()]));
@@ -169,9 +170,9 @@ pub(crate) fn is_concurrency(config: &Config, name: &str) -> bool {
 
 fn print(config: &Config, name: &str) -> io::Result<()> {
     let (mut out, ink) = (io::BufWriter::new(io::stdout().lock()), Ink::of(&io::stdout()));
-    let rules = config.policy.rules();
+    let rules = config.gate.policy.rules();
     write!(out, "{name} is {}: {}", ink.paint(Tone::Good, "valid"), counted(rules.len() as u64, "limit"))?;
-    match config.routes.len() as u64 {
+    match config.gate.routes.len() as u64 {
         0 => writeln!(out)?,
         routes => writeln!(out, ", {}", counted(routes, "route"))?,
     }

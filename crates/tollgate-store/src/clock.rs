@@ -154,7 +154,7 @@ impl Alarms {
     }
 
     /// Takes out those whose time has come.
-    fn due(&mut self, now: Micros) -> Vec<Waker> {
+    fn take_expired(&mut self, now: Micros) -> Vec<Waker> {
         let mut due = Vec::new();
         while let Some(first) = self.set.first_entry()
             && first.key().0 <= now
@@ -198,7 +198,7 @@ impl Timer {
         let mut alarms = self.alarms.lock();
         loop {
             let now = system_now();
-            let due = alarms.due(now);
+            let due = alarms.take_expired(now);
             if !due.is_empty() {
                 drop(alarms);
                 due.into_iter().for_each(Waker::wake);
@@ -396,7 +396,7 @@ impl ManualClock {
         let mut state = self.state.lock();
         state.now = to(state.now);
         let now = state.now;
-        let due = state.alarms.due(now);
+        let due = state.alarms.take_expired(now);
         drop(state);
         due.into_iter().for_each(Waker::wake);
     }

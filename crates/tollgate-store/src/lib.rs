@@ -19,7 +19,7 @@ mod random;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(any(feature = "redis", feature = "postgres"))]
-mod shared;
+mod remote;
 
 use std::fmt;
 use std::future::Future;
@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 
 pub use clock::{Alarm, Clock, ManualClock};
 pub use error::{Failure, Scope, StoreError};
-pub use memory::{MemoryItem, MemoryLimit, MemoryOptions, MemoryStore, WhenFull};
+pub use memory::{MemoryCharge, MemoryLimit, MemoryOptions, MemoryStore, WhenFull};
 #[cfg(feature = "postgres")]
 pub use postgres::{Cleaned, PostgresOptions, PostgresStore, PostgresTls};
 #[cfg(feature = "redis")]
@@ -107,7 +107,7 @@ pub enum Subject {
 
 /// One limit of a charge.
 #[derive(Clone, Copy)]
-pub struct Item<'a> {
+pub struct StoredCharge<'a> {
     /// Which limit.
     pub limit: &'a StoredLimit,
     /// Who pays: the key's canonical text.
@@ -119,9 +119,9 @@ pub struct Item<'a> {
 }
 
 /// Without the key: `Debug` ends up in logs, and keys are personal data.
-impl fmt::Debug for Item<'_> {
+impl fmt::Debug for StoredCharge<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut item = f.debug_struct("Item");
+        let mut item = f.debug_struct("StoredCharge");
         item.field("limit", self.limit).field("cost", &self.cost).field("shadow", &self.shadow);
         item.finish_non_exhaustive()
     }
@@ -140,7 +140,7 @@ pub struct Charged {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// Names the charge. A charge that is sent again under the same name is answered as before and not charged again.
-    pub id: HoldId,
+    pub id: ChargeId,
     /// How long it can be settled; a charge that is not settled by then stays as it is. A lease is kept at least as long as
     /// it lasts. Stores keep no reservation for longer than [`MAX_TTL`](Self::MAX_TTL), whatever is asked for.
     pub ttl: Micros,
@@ -158,32 +158,32 @@ impl Hold {
 /// The name of a held charge: 128 bits, written as 32 hexadecimal digits.
 ///
 /// ```
-/// use tollgate_store::HoldId;
-/// let id = HoldId::random();
-/// assert_eq!(id.to_string().parse::<HoldId>().unwrap(), id);
-/// assert_ne!(id, HoldId::random());
+/// use tollgate_store::ChargeId;
+/// let id = ChargeId::random();
+/// assert_eq!(id.to_string().parse::<ChargeId>().unwrap(), id);
+/// assert_ne!(id, ChargeId::random());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HoldId(u128);
+pub struct ChargeId(u128);
 
 /// The upper half of every name of a reservation that charged nothing.
 const NOTHING: u128 = !(u64::MAX as u128);
 
-impl HoldId {
+impl ChargeId {
     /// A name of one's own making; zero is not one.
-    pub const fn new(id: u128) -> Option<HoldId> {
-        if id == 0 { None } else { Some(HoldId(id)) }
+    pub const fn new(id: u128) -> Option<ChargeId> {
+        if id == 0 { None } else { Some(ChargeId(id)) }
     }
 
     /// A name that nobody guesses: 128 random bits of the operating system.
-    pub fn random() -> HoldId {
+    pub fn random() -> ChargeId {
         // Zero is as good as impossible, and then one is as good a name.
-        HoldId(u128::from_ne_bytes(random::bytes()).max(1))
+        ChargeId(u128::from_ne_bytes(random::bytes()).max(1))
     }
 
     /// A name for a reservation that charged nothing: there is nothing to settle under it, on any store, and nothing is kept.
-    pub fn of_nothing() -> HoldId {
-        HoldId(NOTHING | HoldId::random().0 & u128::from(u64::MAX))
+    pub fn of_nothing() -> ChargeId {
+        ChargeId(NOTHING | ChargeId::random().0 & u128::from(u64::MAX))
     }
 
     /// Whether this names a reservation that charged nothing.
@@ -198,22 +198,22 @@ impl HoldId {
 }
 
 /// Any number names a charge; zero counts as one.
-impl From<u128> for HoldId {
-    fn from(id: u128) -> HoldId {
-        HoldId(id.max(1))
+impl From<u128> for ChargeId {
+    fn from(id: u128) -> ChargeId {
+        ChargeId(id.max(1))
     }
 }
 
-impl fmt::Display for HoldId {
+impl fmt::Display for ChargeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
     }
 }
 
-impl FromStr for HoldId {
+impl FromStr for ChargeId {
     type Err = StoreError;
 
-    fn from_str(text: &str) -> Result<HoldId, StoreError> {
+    fn from_str(text: &str) -> Result<ChargeId, StoreError> {
         let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
         let id = if digits { u128::from_str_radix(text, 16).ok() } else { None };
         let id = id.ok_or_else(|| {
@@ -221,7 +221,7 @@ impl FromStr for HoldId {
                 "a reservation is named by 32 hexadecimal digits, as the reserve call returned it",
             )
         })?;
-        HoldId::new(id).ok_or_else(|| {
+        ChargeId::new(id).ok_or_else(|| {
             StoreError::invalid(
                 "no reservation is named by zeros alone; send the name that the reserve call returned",
             )
@@ -264,13 +264,13 @@ pub enum Settled {
 /// Remembers what was charged. Works as `dyn Store`, because a server picks its store at start.
 pub trait Store: Send + Sync + 'static {
     /// Charges all items, or none: none if any that does not merely watch is refused.
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged>;
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged>;
 
     /// Charges each item by itself, in order: a refusal or a failure of one concerns none of the others, and a pair that is named
     /// again is charged again. The answer has one result for each item, in their order; an outcome that is allowed was charged.
     ///
     /// A store that does not say otherwise makes one call for each.
-    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
         Box::pin(async move {
             let mut outcomes = Vec::with_capacity(items.len());
             for item in items {
@@ -281,17 +281,17 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Corrects, releases or renews a held charge.
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled>;
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled>;
 
     /// Answers as `charge` would, and changes nothing.
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged>;
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged>;
 
     /// How a key stands under a limit: what is left of it as it is, and whether one more unit would fit. Changes nothing.
     ///
     /// A store that does not say otherwise peeks twice.
     fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
         Box::pin(async move {
-            let item = |cost| [Item { limit, key, cost, shadow: false }];
+            let item = |cost| [StoredCharge { limit, key, cost, shadow: false }];
             // A cost that never fits is refused and changes nothing, so its answer shows the key as it stands.
             let standing = only_outcome(self.peek(&item(Cost::MAX)).await)?;
             let one = only_outcome(self.peek(&item(Cost::ONE)).await)?;
@@ -306,7 +306,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// A refund has no name of its own, so one that may have taken effect is not to be sent again. A store that does not say
     /// otherwise cannot do this.
-    fn refund<'a>(&'a self, _items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+    fn refund<'a>(&'a self, _items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         Box::pin(async { Err(StoreError::invalid("this store cannot refund; reserve and settle instead")) })
     }
 
@@ -319,12 +319,12 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Which node keeps the counters of an item. Called for every item of every charge: no I/O.
-    fn node_of(&self, _item: &Item<'_>) -> NodeId {
+    fn node_of(&self, _item: &StoredCharge<'_>) -> NodeId {
         NodeId::ONLY
     }
 
     /// Which node keeps a held charge, or says where its parts are.
-    fn node_of_hold(&self, _id: HoldId) -> NodeId {
+    fn node_of_hold(&self, _id: ChargeId) -> NodeId {
         NodeId::ONLY
     }
 
@@ -363,19 +363,19 @@ fn only_outcome(charged: Result<Charged, StoreError>) -> Result<Outcome, StoreEr
 
 /// A store that is shared is a store.
 impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         (**self).charge(items, hold)
     }
 
-    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
         (**self).charge_each(items)
     }
 
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         (**self).settle(id, settlement)
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         (**self).peek(items)
     }
 
@@ -383,7 +383,7 @@ impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
         (**self).status(limit, key)
     }
 
-    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         (**self).refund(items)
     }
 
@@ -395,11 +395,11 @@ impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
         (**self).mode()
     }
 
-    fn node_of(&self, item: &Item<'_>) -> NodeId {
+    fn node_of(&self, item: &StoredCharge<'_>) -> NodeId {
         (**self).node_of(item)
     }
 
-    fn node_of_hold(&self, id: HoldId) -> NodeId {
+    fn node_of_hold(&self, id: ChargeId) -> NodeId {
         (**self).node_of_hold(id)
     }
 
@@ -438,22 +438,24 @@ mod tests {
 
     #[test]
     fn hold_ids_are_read_as_written_or_refused() {
-        let id = HoldId::new(0xabc).unwrap();
+        let id = ChargeId::new(0xabc).unwrap();
         assert_eq!(id.to_string(), "00000000000000000000000000000abc");
-        assert_eq!(id.to_string().parse::<HoldId>().unwrap(), id);
-        let zeros = "0".repeat(32).parse::<HoldId>().unwrap_err();
+        assert_eq!(id.to_string().parse::<ChargeId>().unwrap(), id);
+        let zeros = "0".repeat(32).parse::<ChargeId>().unwrap_err();
         assert!(
             zeros.is_invalid() && zeros.to_string().starts_with("no reservation is named by zeros alone")
         );
         for text in ["", "abc", &"g".repeat(32), &"+".repeat(32), &"a".repeat(33)] {
-            let error = text.parse::<HoldId>().unwrap_err();
+            let error = text.parse::<ChargeId>().unwrap_err();
             assert!(error.to_string().contains("32 hexadecimal digits"), "{text}");
             assert!(error.is_invalid());
         }
-        assert!(HoldId::new(0).is_none());
-        let nothing = HoldId::of_nothing();
+        assert!(ChargeId::new(0).is_none());
+        let nothing = ChargeId::of_nothing();
         assert!(
-            nothing.is_of_nothing() && !HoldId::random().is_of_nothing() && nothing != HoldId::of_nothing()
+            nothing.is_of_nothing()
+                && !ChargeId::random().is_of_nothing()
+                && nothing != ChargeId::of_nothing()
         );
     }
 }

@@ -11,12 +11,12 @@ mod chunks;
 mod contention;
 mod fingerprint;
 mod holds;
-mod kept;
-mod kin;
-mod ledger;
+mod indirect;
+mod limit_table;
 mod node;
 mod nodes;
 mod shape;
+mod sibling_tables;
 mod sweep;
 mod sync;
 mod table;
@@ -37,14 +37,15 @@ use self::cell::{Amendment, Holder};
 use self::contention::Contention;
 use self::fingerprint::Seeds;
 use self::holds::{Holds, Keys};
-use self::ledger::Ledger;
+use self::limit_table::LimitTable;
 use self::node::Fingerprint;
 use self::shape::Making;
 use self::tables::{Opened, Tables};
 use self::wall::Wall;
 use crate::clock::Clock;
 use crate::{
-    Charged, Hold, HoldId, Item, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
+    ChargeId, Charged, Hold, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredCharge,
+    StoredLimit,
 };
 
 pub use self::budget::WhenFull;
@@ -110,14 +111,14 @@ struct Inner {
 pub struct MemoryLimit {
     store: MemoryStore,
     name: Arc<str>,
-    ledger: Arc<dyn Ledger>,
+    limit_table: Arc<dyn LimitTable>,
     /// How long a lease lasts, if the limit gives leases.
     lease: Option<Micros>,
 }
 
 /// One limit of a charge on a memory store.
 #[derive(Clone, Copy)]
-pub struct MemoryItem<'a> {
+pub struct MemoryCharge<'a> {
     /// Which limit.
     pub limit: &'a MemoryLimit,
     /// Who pays: the key's canonical text.
@@ -187,12 +188,12 @@ impl MemoryStore {
     }
 
     fn open_as(&self, stored: &StoredLimit, opened: Opened) -> MemoryLimit {
-        let ledger = self.inner.tables.lock().open(stored, opened, &self.inner.making);
+        let limit_table = self.inner.tables.lock().open(stored, opened, &self.inner.making);
         let lease = match stored.limit {
             Limit::Concurrency(leases) => Some(leases.lease()),
             _ => None,
         };
-        MemoryLimit { store: self.clone(), name: stored.name.as_str().into(), ledger, lease }
+        MemoryLimit { store: self.clone(), name: stored.name.as_str().into(), limit_table, lease }
     }
 
     /// The store's clock.
@@ -202,7 +203,7 @@ impl MemoryStore {
 
     /// How many keys are remembered.
     pub fn keys(&self) -> usize {
-        self.inner.tables.lock().all().map(|ledger| ledger.len()).sum()
+        self.inner.tables.lock().all().map(|limit_table| limit_table.len()).sum()
     }
 
     /// How much of `max_keys` is used: keys, log entries and leases.
@@ -226,7 +227,7 @@ impl MemoryStore {
     }
 
     /// Charges all items, or none. With a hold the charge can be settled later.
-    pub fn charge_all(&self, items: &[MemoryItem<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+    pub fn charge_all(&self, items: &[MemoryCharge<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
         let Some(hold) = hold else {
             let now = self.inner.clock.now();
             let mut outcomes = Outcomes::new();
@@ -252,23 +253,23 @@ impl MemoryStore {
     /// Charges all items, or none, if all keys are remembered already and it can be done without waiting; hands over what each
     /// limit says, in order, and says whether the charge was admitted. `None`, and nothing charged, if not.
     #[inline]
-    pub fn charge_known(&self, items: &[MemoryItem<'_>], mut say: impl FnMut(Outcome)) -> Option<bool> {
+    pub fn charge_known(&self, items: &[MemoryCharge<'_>], mut say: impl FnMut(Outcome)) -> Option<bool> {
         self.inner.charge_seen(items, self.inner.clock.now(), &mut say)
     }
 
     /// Answers as [`charge_all`](Self::charge_all) would, and changes nothing.
-    pub fn peek_all(&self, items: &[MemoryItem<'_>]) -> Charged {
+    pub fn peek_all(&self, items: &[MemoryCharge<'_>]) -> Charged {
         self.inner.peek_all(items, self.inner.clock.now())
     }
 
     /// Corrects, releases or renews a held charge.
-    pub fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
+    pub fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, StoreError> {
         self.inner.holds.settle(id, settlement, self.inner.clock.now())
     }
 
     /// Releases the leases of a held charge, leaves what else it charged as it is, and forgets it: for a holder who alone
     /// knows its name. A settled charge is remembered until its time is up, and that is room that a busy pool does not have.
-    pub fn release(&self, id: HoldId) {
+    pub fn release(&self, id: ChargeId) {
         self.inner.holds.release(id, self.inner.clock.now());
     }
 }
@@ -284,7 +285,10 @@ impl fmt::Debug for MemoryStore {
 
 impl fmt::Debug for MemoryLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryLimit").field("name", &self.name).field("keys", &self.ledger.len()).finish()
+        f.debug_struct("MemoryLimit")
+            .field("name", &self.name)
+            .field("keys", &self.limit_table.len())
+            .finish()
     }
 }
 
@@ -293,7 +297,7 @@ impl MemoryLimit {
     #[inline]
     pub fn charge(&self, key: &str, cost: Cost) -> Outcome {
         let fingerprint = self.store.inner.seeds.fingerprint(key);
-        self.ledger.charge(fingerprint, cost, self.store.inner.clock.now())
+        self.limit_table.charge(fingerprint, cost, self.store.inner.clock.now())
     }
 
     /// Charges a key that is remembered already, if that can be done without waiting, and writes the answer into `outcome`. False,
@@ -302,7 +306,7 @@ impl MemoryLimit {
     #[inline]
     pub fn charge_known(&self, key: &str, cost: Cost, outcome: &mut Outcome) -> bool {
         let inner = &*self.store.inner;
-        self.ledger.charge_known(inner.seeds.fingerprint(key), cost, inner.clock.now(), outcome)
+        self.limit_table.charge_known(inner.seeds.fingerprint(key), cost, inner.clock.now(), outcome)
     }
 
     /// [`charge_known`](Self::charge_known) for many keys, at one reading of the clock, fetched from memory sixteen at a
@@ -322,9 +326,9 @@ impl MemoryLimit {
         for (batch, (keys, answers)) in keys.chunks(16).zip(outcomes[start..].chunks_mut(16)).enumerate() {
             let fingerprints: SmallVec<[Fingerprint; 16]> =
                 keys.iter().map(|key| inner.seeds.fingerprint(key.as_ref())).collect();
-            self.ledger.fetch(&fingerprints);
+            self.limit_table.fetch(&fingerprints);
             for (index, (&key, answer)) in fingerprints.iter().zip(answers).enumerate() {
-                if !self.ledger.charge_known(key, cost, now, answer) {
+                if !self.limit_table.charge_known(key, cost, now, answer) {
                     *answer = otherwise(16 * batch + index);
                 }
             }
@@ -340,7 +344,7 @@ impl MemoryLimit {
     /// Answers as a charge would, and changes nothing.
     pub fn peek(&self, key: &str, cost: Cost) -> Outcome {
         let fingerprint = self.store.inner.seeds.fingerprint(key);
-        self.ledger.peek(fingerprint, cost, self.store.inner.clock.now())
+        self.limit_table.peek(fingerprint, cost, self.store.inner.clock.now())
     }
 
     /// How a key stands: what is left of how much, for how long, and whether one more unit would fit.
@@ -357,36 +361,36 @@ impl MemoryLimit {
         let inner = &*self.store.inner;
         // No limit holds more than the largest count, so more than that says no more.
         let amendment = Amendment::Refund { amount: amount.get().min(MAX_COUNT) };
-        self.ledger.amend(inner.seeds.fingerprint(key), false, amendment, inner.clock.now()).is_found()
+        self.limit_table.amend(inner.seeds.fingerprint(key), false, amendment, inner.clock.now()).is_found()
     }
 
     /// Forgets a key; false when nothing was remembered.
     pub fn forget(&self, key: &str) -> bool {
-        self.ledger.forget(self.store.inner.seeds.fingerprint(key))
+        self.limit_table.forget(self.store.inner.seeds.fingerprint(key))
     }
 
     /// How many keys are remembered under this limit, whatever its numbers are or were when they were charged.
     pub fn keys(&self) -> usize {
-        self.store.inner.tables.lock().keys_of(&self.name, &*self.ledger)
+        self.store.inner.tables.lock().keys_of(&self.name, &*self.limit_table)
     }
 }
 
 /// The memory store as any other, for those who choose a store at start. It answers at once.
 impl Store for MemoryStore {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async move { self.with_opened(items, |items| self.charge_all(items, hold)) })
     }
 
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(async move { MemoryStore::settle(self, id, settlement) })
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(async move { Ok(self.with_opened(items, |items| self.peek_all(items))) })
     }
 
-    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
-        let refund = |item: &MemoryItem<'_>| {
+    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
+        let refund = |item: &MemoryCharge<'_>| {
             item.limit.refund(item.key, item.cost);
         };
         Box::pin(async move {
@@ -405,11 +409,11 @@ impl Store for MemoryStore {
 }
 
 impl MemoryStore {
-    fn with_opened<R>(&self, items: &[Item<'_>], run: impl FnOnce(&[MemoryItem<'_>]) -> R) -> R {
+    fn with_opened<R>(&self, items: &[StoredCharge<'_>], run: impl FnOnce(&[MemoryCharge<'_>]) -> R) -> R {
         let limits: SmallVec<[MemoryLimit; 4]> =
             items.iter().map(|item| self.open_as(item.limit, Opened::ByCall)).collect();
-        let items: SmallVec<[MemoryItem<'_>; 4]> = (items.iter().zip(&limits))
-            .map(|(item, limit)| MemoryItem { limit, key: item.key, cost: item.cost, shadow: item.shadow })
+        let items: SmallVec<[MemoryCharge<'_>; 4]> = (items.iter().zip(&limits))
+            .map(|(item, limit)| MemoryCharge { limit, key: item.key, cost: item.cost, shadow: item.shadow })
             .collect();
         run(&items)
     }

@@ -10,9 +10,9 @@
 //! Durability: a charge is acknowledged before it is on disk, so a crash of the server may forget the last moments (some 0.6 s
 //! at most with PostgreSQL's defaults); held charges and settlements are on disk before they are acknowledged.
 
-mod ask;
 mod batch;
 mod call;
+mod codec;
 mod fault;
 mod options;
 mod ping;
@@ -36,24 +36,24 @@ use tokio_postgres::types::ToSql;
 use tollgate_kernel::{Cost, MAX_COUNT, Outcome};
 use uuid::Uuid;
 
-use self::ask::{
-    Asked, answer_again, column, instant, key_of, nonsense, parameters, price, reading, readings, remembered,
-    whole,
-};
 use self::batch::Alike;
 use self::call::{Resend, Until};
+use self::codec::{
+    ChargeArrays, answer_again, column, instant, key_of, nonsense, parameters, price, reading, readings,
+    remembered, whole,
+};
 use self::ping::PingLink;
 use self::pool::Pool;
 use self::room::{Room, no_room};
 use self::statement::{Keys, Plain, Verb};
 use self::sweep::Totals;
-use crate::shared::each;
-use crate::shared::shares::{Claim, Shares};
-use crate::shared::together::{self, Check, Queue};
-use crate::shared::{Part, Parts};
+use crate::remote::MergedCharges;
+use crate::remote::batching::{self, Check, Queue};
+use crate::remote::each;
+use crate::remote::shares::{Claim, Shares};
 use crate::{
-    Charged, Clock, EachFuture, Failure, Hold, HoldId, Item, Micros, NodeId, Outcomes, Settled, Settlement,
-    Store, StoreError, StoreFuture, StoreTask, StoredLimit,
+    ChargeId, Charged, Clock, EachFuture, Failure, Hold, Micros, NodeId, Outcomes, Settled, Settlement,
+    Store, StoreError, StoreFuture, StoreTask, StoredCharge, StoredLimit,
 };
 
 pub use self::options::{PostgresOptions, PostgresTls};
@@ -66,11 +66,11 @@ const MOST_KEYS: usize = 1_000;
 ///
 /// ```no_run
 /// # async fn doc() -> Result<(), tollgate_store::StoreError> {
-/// use tollgate_store::{Cost, Item, Limit, PostgresOptions, PostgresStore, Store, StoredLimit};
+/// use tollgate_store::{Cost, StoredCharge, Limit, PostgresOptions, PostgresStore, Store, StoredLimit};
 ///
 /// let store = PostgresStore::connect(PostgresOptions::new("postgres://app@localhost/app")).await?;
 /// let api = StoredLimit::new("api", Limit::token_bucket("10/s", 20).unwrap());
-/// let item = Item { limit: &api, key: "user:42", cost: Cost::ONE, shadow: false };
+/// let item = StoredCharge { limit: &api, key: "user:42", cost: Cost::ONE, shadow: false };
 /// assert!(store.charge(&[item], None).await?.allowed);
 /// # Ok(())
 /// # }
@@ -177,8 +177,8 @@ impl PostgresStore {
 
     /// Each by itself: those that are alike in one statement, up to a thousand, and what one statement cannot carry out by the
     /// function.
-    async fn charge_all_alone(&self, items: &[Item<'_>]) -> Vec<Result<Outcome, StoreError>> {
-        let kind = |item: &Item<'_>| {
+    async fn charge_all_alone(&self, items: &[StoredCharge<'_>]) -> Vec<Result<Outcome, StoreError>> {
+        let kind = |item: &StoredCharge<'_>| {
             let plain = plain(item.limit, item.cost)?;
             Some((plain, item.limit.clone(), item.cost))
         };
@@ -189,18 +189,19 @@ impl PostgresStore {
     /// Charges of one kind, and of different pairs: one call.
     async fn charge_group(
         &self,
-        items: &[Item<'_>],
+        items: &[StoredCharge<'_>],
         places: Vec<usize>,
     ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
-        let items: Vec<Item<'_>> = places.into_iter().map(|place| items[place]).collect();
+        let items: Vec<StoredCharge<'_>> = places.into_iter().map(|place| items[place]).collect();
         let Some(first) = items.first() else { return Ok(Vec::new()) };
         if let Some(plain) = plain(first.limit, first.cost) {
             let keys: Vec<&str> = items.iter().map(|item| item.key).collect();
             return self.charge_alike(plain, first.limit, &keys, first.cost).await;
         }
         // To the function a charge by itself is one that refuses nobody else: a part in shadow.
-        let alone: Vec<Item<'_>> = items.iter().map(|item| Item { shadow: true, ..*item }).collect();
-        let charged = self.charge_parts(&alone, &Parts::of(&alone), None).await?;
+        let alone: Vec<StoredCharge<'_>> =
+            items.iter().map(|item| StoredCharge { shadow: true, ..*item }).collect();
+        let charged = self.charge_parts(&alone, &MergedCharges::of(&alone), None).await?;
         Ok(charged.outcomes.into_iter().map(Ok).collect())
     }
 
@@ -216,7 +217,8 @@ impl PostgresStore {
         let mut batch = names.clone();
         batch.sort_unstable();
         let until = self.until();
-        let parts: Vec<Part<'_>> = keys.iter().map(|key| Part { limit, key, cost, shadow: false }).collect();
+        let parts: Vec<StoredCharge<'_>> =
+            keys.iter().map(|key| StoredCharge { limit, key, cost, shadow: false }).collect();
         let _share = self.share(&parts, &until).await?;
         let is_known: Option<HashSet<Uuid>> = match self.refuses_new_keys(&limit.limit) {
             true => Some(self.known(&batch, &until).await?.into_iter().collect()),
@@ -235,11 +237,15 @@ impl PostgresStore {
         Ok(names.iter().map(outcome).collect())
     }
 
-    async fn charge_items(&self, items: &[Item<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+    async fn charge_items(
+        &self,
+        items: &[StoredCharge<'_>],
+        hold: Option<Hold>,
+    ) -> Result<Charged, StoreError> {
         if items.is_empty() && hold.is_none() {
             return Ok(Charged { allowed: true, outcomes: Outcomes::new() });
         }
-        let parts = Parts::of(items);
+        let parts = MergedCharges::of(items);
         match alone(&parts, hold) {
             Some((plain, part)) => {
                 let key = key_of(part.limit, part.key);
@@ -252,7 +258,7 @@ impl PostgresStore {
                     lane: of_limit,
                     of_batch: smallvec::smallvec![of_limit, Claim::Server(0)],
                 };
-                let answered = together::charge(self, check, self.until().deadline.into()).await?;
+                let answered = batching::charge(self, check, self.until().deadline.into()).await?;
                 parts.conclude(&[answered.outcome], answered.admitted || part.shadow)
             }
             None => self.charge_parts(items, &parts, hold).await,
@@ -306,7 +312,7 @@ impl PostgresStore {
     }
 
     fn late(&self, keys: usize) -> StoreError {
-        self.inner.pool.ask_the_time();
+        self.inner.pool.read_server_time();
         let place = &self.inner.pool.place;
         StoreError::failed(
             Failure::Late,
@@ -319,18 +325,18 @@ impl PostgresStore {
     /// A charge by the function: several limits, a hold, a log or leases.
     async fn charge_parts(
         &self,
-        items: &[Item<'_>],
-        parts: &Parts<'_>,
+        items: &[StoredCharge<'_>],
+        parts: &MergedCharges<'_>,
         hold: Option<Hold>,
     ) -> Result<Charged, StoreError> {
-        let asked = Asked::of(parts);
+        let asked = ChargeArrays::of(parts);
         let hold_id = hold.map(|hold| Uuid::from_u128(hold.id.get()));
         let ttl_us = hold.map(|hold| whole(hold.ttl.min(Hold::MAX_TTL).get()));
         let kept = hold.map(|_| remembered(items, parts));
         let clock_us = self.inner.clock_us();
         // A held charge has a name, and whoever sends it again is answered as before.
         let resend = if hold.is_some() { Resend::Once } else { Resend::Never };
-        let Asked { keys, limits, strategies, parameters, costs, shadows } = &asked;
+        let ChargeArrays { keys, limits, strategies, parameters, costs, shadows } = &asked;
         let values: &[&(dyn ToSql + Sync)] =
             &[keys, limits, strategies, parameters, costs, shadows, &hold_id, &ttl_us, &kept, &clock_us];
         let until = self.until();
@@ -351,23 +357,23 @@ impl PostgresStore {
         self.conclude(parts, &row, &numbers, at)
     }
 
-    async fn peek_parts(&self, parts: &Parts<'_>) -> Result<Charged, StoreError> {
+    async fn peek_parts(&self, parts: &MergedCharges<'_>) -> Result<Charged, StoreError> {
         let (row, numbers, at) = self.look(parts).await?;
         self.conclude(parts, &row, &numbers, at)
     }
 
     async fn status_of(&self, limit: &StoredLimit, key: &str) -> Result<Outcome, StoreError> {
-        let parts = Parts::of(&[Item { limit, key, cost: Cost::ONE, shadow: false }]);
+        let parts = MergedCharges::of(&[StoredCharge { limit, key, cost: Cost::ONE, shadow: false }]);
         let (_, numbers, at) = self.look(&parts).await?;
         let reading = readings(&parts, &numbers)?.into_iter().next();
         reading.map(|reading| limit.limit.status(&reading, at)).ok_or_else(|| nonsense("no state of a key"))
     }
 
     /// What is kept for the parts, and when.
-    async fn look(&self, parts: &Parts<'_>) -> Result<(Row, Vec<i64>, Micros), StoreError> {
-        let asked = Asked::of(parts);
+    async fn look(&self, parts: &MergedCharges<'_>) -> Result<(Row, Vec<i64>, Micros), StoreError> {
+        let asked = ChargeArrays::of(parts);
         let clock_us = self.inner.clock_us();
-        let Asked { keys, strategies, parameters, costs, shadows, .. } = &asked;
+        let ChargeArrays { keys, strategies, parameters, costs, shadows, .. } = &asked;
         let values: &[&(dyn ToSql + Sync)] = &[keys, strategies, parameters, costs, shadows, &clock_us];
         let until = self.until();
         let _share = self.share(&parts.parts, &until).await?;
@@ -380,7 +386,7 @@ impl PostgresStore {
     /// The answer of the functions `charge` and `peek`.
     fn conclude(
         &self,
-        parts: &Parts<'_>,
+        parts: &MergedCharges<'_>,
         row: &Row,
         numbers: &[i64],
         at: Micros,
@@ -388,7 +394,7 @@ impl PostgresStore {
         parts.conclude(&parts.outcomes(readings(parts, numbers)?, at), column(row, 0)?)
     }
 
-    async fn settle_hold(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
+    async fn settle_hold(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, StoreError> {
         let bounded = |actual: &u64| whole((*actual).min(MAX_COUNT));
         let (kind, actual): (&str, Option<i64>) = match settlement {
             Settlement::Actual(actual) => ("actual", Some(bounded(actual))),
@@ -445,12 +451,12 @@ impl PostgresStore {
         }
     }
 
-    async fn refund_items(&self, items: &[Item<'_>]) -> Result<(), StoreError> {
-        let parts = Parts::to_refund(items);
+    async fn refund_items(&self, items: &[StoredCharge<'_>]) -> Result<(), StoreError> {
+        let parts = MergedCharges::to_refund(items);
         if parts.parts.is_empty() {
             return Ok(());
         }
-        let Asked { keys, strategies, parameters, costs, .. } = &Asked::of(&parts);
+        let ChargeArrays { keys, strategies, parameters, costs, .. } = &ChargeArrays::of(&parts);
         let clock_us = self.inner.clock_us();
         let values: &[&(dyn ToSql + Sync)] = &[keys, strategies, parameters, costs, &clock_us];
         let until = self.until();
@@ -462,7 +468,8 @@ impl PostgresStore {
 
     async fn forget_key(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
         let until = self.until();
-        let _share = self.share(&[Part { limit, key, cost: Cost::ONE, shadow: false }], &until).await?;
+        let _share =
+            self.share(&[StoredCharge { limit, key, cost: Cost::ONE, shadow: false }], &until).await?;
         let key = key_of(limit, key);
         let row = self.call_one(Verb::Forget, Resend::Never, &[&key], &until).await?;
         self.inner.pool.skew.saw(column(&row, 1)?);
@@ -483,7 +490,7 @@ fn plain(limit: &StoredLimit, cost: Cost) -> Option<Plain> {
 }
 
 /// The only part of a charge, if one statement can carry it out and it is not held.
-fn alone<'a>(parts: &Parts<'a>, hold: Option<Hold>) -> Option<(Plain, Part<'a>)> {
+fn alone<'a>(parts: &MergedCharges<'a>, hold: Option<Hold>) -> Option<(Plain, StoredCharge<'a>)> {
     let [part] = parts.parts[..] else { return None };
     let plain = plain(part.limit, part.cost)?;
     hold.is_none().then_some((plain, part))
@@ -500,27 +507,27 @@ impl fmt::Debug for PostgresStore {
 }
 
 impl Store for PostgresStore {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(self.charge_items(items, hold))
     }
 
-    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
         Box::pin(self.charge_all_alone(items))
     }
 
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(self.settle_hold(id, settlement))
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
-        Box::pin(async move { self.peek_parts(&Parts::of(items)).await })
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(async move { self.peek_parts(&MergedCharges::of(items)).await })
     }
 
     fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
         Box::pin(self.status_of(limit, key))
     }
 
-    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         Box::pin(self.refund_items(items))
     }
 

@@ -8,12 +8,12 @@
 //! known: that nothing was done, or that it may have been (`failure.rs`).
 
 mod batch;
+mod codec;
 mod failure;
 mod node;
 mod options;
 mod ping;
 mod probe;
-mod question;
 mod route;
 mod script;
 mod shape;
@@ -34,13 +34,13 @@ use self::route::{Named, Route};
 use self::script::Script;
 use self::shape::{Answer, ChargeKeys, HoldShape, Operation, Shape};
 use self::slot::{Names, slot};
-use crate::shared::each;
-use crate::shared::shares::Shares;
-use crate::shared::together::{self, Queue};
-use crate::shared::{Part, Parts};
+use crate::remote::MergedCharges;
+use crate::remote::batching::{self, Queue};
+use crate::remote::each;
+use crate::remote::shares::Shares;
 use crate::{
-    Charged, EachFuture, Hold, HoldId, Item, NodeId, Nodes, Outcome, Settled, Settlement, Store, StoreError,
-    StoreFuture, StoreTask, StoredLimit,
+    ChargeId, Charged, EachFuture, Hold, NodeId, Nodes, Outcome, Settled, Settlement, Store, StoreError,
+    StoreFuture, StoreTask, StoredCharge, StoredLimit,
 };
 
 /// Counters in Redis. Cheap to clone; clones share their connections.
@@ -121,65 +121,66 @@ impl RedisStore {
     /// Charges of one kind, each by itself: one script.
     async fn charge_alike(
         &self,
-        items: &[Item<'_>],
+        items: &[StoredCharge<'_>],
         places: Vec<usize>,
         deadline: Instant,
     ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
         let part = |place: usize| {
-            let Item { limit, key, cost, .. } = items[place];
+            let StoredCharge { limit, key, cost, .. } = items[place];
             // By itself, a refusal of a shadow limit is a refusal like others.
-            Part { limit, key, cost, shadow: false }
+            StoredCharge { limit, key, cost, shadow: false }
         };
-        let parts: Vec<Part<'_>> = places.into_iter().map(part).collect();
+        let parts: Vec<StoredCharge<'_>> = places.into_iter().map(part).collect();
         let Some(first) = parts.first() else { return Ok(Vec::new()) };
         let shape = Shape::of(std::slice::from_ref(first), None);
-        let charge = |part: &Part<'_>| ChargeKeys { parts: smallvec![self.names.part(part)], hold: None };
+        let charge =
+            |part: &StoredCharge<'_>| ChargeKeys { parts: smallvec![self.names.part(part)], hold: None };
         let charges: Vec<ChargeKeys> = parts.iter().map(charge).collect();
         let _share = self.share(&parts, deadline).await?;
-        let answers = self.ask(&shape, Operation::Charge, &charges, deadline, &|| {}).await?;
-        let outcome = |(part, answer): (&Part<'_>, Result<Answer, StoreError>)| match answer? {
+        let answers = self.send(&shape, Operation::Charge, &charges, deadline, &|| {}).await?;
+        let outcome = |(part, answer): (&StoredCharge<'_>, Result<Answer, StoreError>)| match answer? {
             Answer::Found(found) => {
                 let outcome = part.limit.limit.answer(&found.readings[0], part.cost, found.now);
                 match outcome.allowed == found.passed {
                     true => Ok(outcome),
-                    false => Err(crate::shared::disagreement(1, found.passed)),
+                    false => Err(crate::remote::disagreement(1, found.passed)),
                 }
             }
-            Answer::Held(_) => Err(question::no_answer("a charge")),
+            Answer::Held(_) => Err(codec::no_answer("a charge")),
         };
         Ok(parts.iter().zip(answers).map(outcome).collect())
     }
 
     /// Each by itself: those that are alike in one script, as far as they are in one slot.
-    async fn charge_all_alone(&self, items: &[Item<'_>]) -> Vec<Result<Outcome, StoreError>> {
+    async fn charge_all_alone(&self, items: &[StoredCharge<'_>]) -> Vec<Result<Outcome, StoreError>> {
         let deadline = self.deadline();
-        let kind = |item: &Item<'_>| {
-            let Item { limit, key, cost, .. } = *item;
-            let part = Part { limit, key, cost, shadow: false };
+        let kind = |item: &StoredCharge<'_>| {
+            let StoredCharge { limit, key, cost, .. } = *item;
+            let part = StoredCharge { limit, key, cost, shadow: false };
             let slot = if self.route.is_cluster() { slot(&self.names.part(&part)) } else { 0 };
             (Shape::of(&[part], None), slot)
         };
-        let rounds = each::rounds(items, kind, false, batch::MOST_TOGETHER);
+        let rounds = each::rounds(items, kind, false, batch::MAX_BATCH);
         each::charge(items.len(), rounds, |places| self.charge_alike(items, places, deadline)).await
     }
 
-    /// Parts that are on one server: one script.
-    async fn charge_together(
+    /// MergedCharges that are on one server: one script.
+    async fn charge_batched(
         &self,
-        parts: &[Part<'_>],
+        parts: &[StoredCharge<'_>],
         operation: Operation,
         hold: Option<(&str, Hold, &str)>,
         deadline: Instant,
     ) -> Result<Answer, StoreError> {
         let (shape, charge) = self.charge_of(parts, operation, hold);
-        let mut answers = self.ask(&shape, operation, &[charge], deadline, &|| {}).await?;
-        answers.pop().unwrap_or_else(|| Err(question::no_answer("a charge")))
+        let mut answers = self.send(&shape, operation, &[charge], deadline, &|| {}).await?;
+        answers.pop().unwrap_or_else(|| Err(codec::no_answer("a charge")))
     }
 
     /// A charge as a script is asked it.
     fn charge_of(
         &self,
-        parts: &[Part<'_>],
+        parts: &[StoredCharge<'_>],
         operation: Operation,
         hold: Option<(&str, Hold, &str)>,
     ) -> (Shape, ChargeKeys) {
@@ -193,8 +194,12 @@ impl RedisStore {
         (Shape::of(parts, held), ChargeKeys { parts: keys, hold })
     }
 
-    async fn charge_all(&self, items: &[Item<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
-        let parts = Parts::of(items);
+    async fn charge_all(
+        &self,
+        items: &[StoredCharge<'_>],
+        hold: Option<Hold>,
+    ) -> Result<Charged, StoreError> {
+        let parts = MergedCharges::of(items);
         let deadline = self.deadline();
         if self.route.is_cluster() {
             let spread = async {
@@ -206,37 +211,37 @@ impl RedisStore {
         let (shape, charge) = match hold {
             None => self.charge_of(&parts.parts, Operation::Charge, None),
             Some(hold) => {
-                let (key, question) = (self.names.hold(hold.id), question::write(items));
+                let (key, question) = (self.names.hold(hold.id), codec::write(items));
                 self.charge_of(&parts.parts, Operation::Hold, Some((&key, hold, &question)))
             }
         };
         let check = self.check(&parts.parts, shape, charge);
-        match together::charge(self, check, deadline).await? {
-            Answer::Found(found) => parts.conclude(&question::outcomes(&parts, &found), found.passed),
+        match batching::charge(self, check, deadline).await? {
+            Answer::Found(found) => parts.conclude(&codec::outcomes(&parts, &found), found.passed),
             Answer::Held(held) => held.answer(),
         }
     }
 
-    async fn peek_all(&self, items: &[Item<'_>]) -> Result<Charged, StoreError> {
-        let parts = Parts::of(items);
+    async fn peek_all(&self, items: &[StoredCharge<'_>]) -> Result<Charged, StoreError> {
+        let parts = MergedCharges::of(items);
         let deadline = self.deadline();
         let _share = self.share(&parts.parts, deadline).await?;
         if self.route.is_cluster() {
             return self.peek_spread(&parts, deadline).await;
         }
-        match self.charge_together(&parts.parts, Operation::Peek, None, deadline).await? {
-            Answer::Found(found) => parts.conclude(&question::outcomes(&parts, &found), found.passed),
-            Answer::Held(..) => Err(question::no_answer("a peek")),
+        match self.charge_batched(&parts.parts, Operation::Peek, None, deadline).await? {
+            Answer::Found(found) => parts.conclude(&codec::outcomes(&parts, &found), found.passed),
+            Answer::Held(..) => Err(codec::no_answer("a peek")),
         }
     }
 
     async fn status_of(&self, limit: &StoredLimit, key: &str) -> Result<Outcome, StoreError> {
-        let parts = [Part { limit, key, cost: crate::Cost::ONE, shadow: false }];
+        let parts = [StoredCharge { limit, key, cost: crate::Cost::ONE, shadow: false }];
         let deadline = self.deadline();
         let _share = self.share(&parts, deadline).await?;
-        match self.charge_together(&parts, Operation::Peek, None, deadline).await? {
+        match self.charge_batched(&parts, Operation::Peek, None, deadline).await? {
             Answer::Found(found) => Ok(limit.limit.status(&found.readings[0], found.now)),
-            Answer::Held(..) => Err(question::no_answer("a peek")),
+            Answer::Held(..) => Err(codec::no_answer("a peek")),
         }
     }
 
@@ -248,49 +253,49 @@ impl RedisStore {
         deadline: Instant,
     ) -> Result<Settled, StoreError> {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let answer = self.ask_settlement(settlement, &keys, 1, deadline, &|| {}).await?;
+        let answer = self.send_settlement(settlement, &keys, 1, deadline, &|| {}).await?;
         batch::read_only(&answer, settlement)
     }
 
-    async fn settle_one(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
+    async fn settle_one(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, StoreError> {
         let deadline = self.deadline();
         if self.route.is_cluster() {
             let _share = self.settlement_share(id, deadline).await?;
             return Box::pin(self.settle_spread(id, settlement, deadline)).await;
         }
-        self.settle_together(id, settlement, deadline).await
+        self.settle_batched(id, settlement, deadline).await
     }
 
-    async fn refund_all(&self, items: &[Item<'_>]) -> Result<(), StoreError> {
-        let parts = Parts::to_refund(items);
+    async fn refund_all(&self, items: &[StoredCharge<'_>]) -> Result<(), StoreError> {
+        let parts = MergedCharges::to_refund(items);
         let deadline = self.deadline();
         let _share = self.share(&parts.parts, deadline).await?;
         match parts.parts.is_empty() {
             true => Ok(()),
             false if self.route.is_cluster() => self.refund_spread(&parts, deadline).await,
-            false => self.refund_together(&parts.parts, deadline).await,
+            false => self.refund_batched(&parts.parts, deadline).await,
         }
     }
 
-    /// Parts that are on one server: one script. Without a name, so that it is never sent again if it may have been done.
-    async fn refund_together(&self, parts: &[Part<'_>], deadline: Instant) -> Result<(), StoreError> {
+    /// MergedCharges that are on one server: one script. Without a name, so that it is never sent again if it may have been done.
+    async fn refund_batched(&self, parts: &[StoredCharge<'_>], deadline: Instant) -> Result<(), StoreError> {
         let keys: Vec<String> = parts.iter().map(|part| self.names.part(part)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let put = |cmd: &mut Cmd| parts.iter().for_each(|part| question::put_refund(cmd, part));
+        let put = |cmd: &mut Cmd| parts.iter().for_each(|part| codec::put_refund(cmd, part));
         let answer = self.call(&script::REFUND, "refund", &keys, Named::No, deadline, &put).await?;
         match words(&answer).as_deref() {
             Some([word]) if word == "DONE" => Ok(()),
-            _ => Err(question::no_answer("a refund")),
+            _ => Err(codec::no_answer("a refund")),
         }
     }
 
     async fn forget_one(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
-        let part = Part { limit, key, cost: crate::Cost::ONE, shadow: false };
+        let part = StoredCharge { limit, key, cost: crate::Cost::ONE, shadow: false };
         let (key, deadline) = (self.names.part(&part), self.deadline());
         let _share = self.share(&[part], deadline).await?;
-        match self.ask_hold("forget", &[&key], deadline).await? {
+        match self.send_hold("forget", &[&key], deadline).await? {
             Value::Int(forgotten) => Ok(forgotten > 0),
-            _ => Err(question::no_answer("a reset")),
+            _ => Err(codec::no_answer("a reset")),
         }
     }
 }
@@ -314,18 +319,18 @@ impl Held {
         Some(Held { question: String::from_utf8(question.clone()).ok()?, given: given.clone(), is_old })
     }
 
-    fn found(&self, parts: &[Part<'_>]) -> Option<question::Found> {
-        question::read_kept(&self.given, self.is_old, parts)
+    fn found(&self, parts: &[StoredCharge<'_>]) -> Option<codec::Found> {
+        codec::read_remembered(&self.given, self.is_old, parts)
     }
 
     /// The answer that was given when the charge was made.
     fn answer(&self) -> Result<Charged, StoreError> {
-        let wrong = || question::no_answer("a hold");
-        let asked = question::Asked::read(&self.question).ok_or_else(wrong)?;
+        let wrong = || codec::no_answer("a hold");
+        let asked = codec::RememberedCharge::read(&self.question).ok_or_else(wrong)?;
         let items = asked.items();
-        let parts = Parts::of(&items);
+        let parts = MergedCharges::of(&items);
         let found = self.found(&parts.parts).ok_or_else(wrong)?;
-        parts.conclude(&question::outcomes(&parts, &found), found.passed)
+        parts.conclude(&codec::outcomes(&parts, &found), found.passed)
     }
 }
 
@@ -352,19 +357,19 @@ fn no_such_limit(name: &str, names: &[String]) -> StoreError {
 }
 
 impl Store for RedisStore {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(self.charge_all(items, hold))
     }
 
-    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
         Box::pin(self.charge_all_alone(items))
     }
 
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(self.settle_one(id, settlement))
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(self.peek_all(items))
     }
 
@@ -372,7 +377,7 @@ impl Store for RedisStore {
         Box::pin(self.status_of(limit, key))
     }
 
-    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         Box::pin(self.refund_all(items))
     }
 
@@ -384,15 +389,15 @@ impl Store for RedisStore {
         "redis"
     }
 
-    fn node_of(&self, item: &Item<'_>) -> NodeId {
+    fn node_of(&self, item: &StoredCharge<'_>) -> NodeId {
         if !self.route.is_cluster() {
             return NodeId::ONLY;
         }
-        let Item { limit, key, cost, shadow } = *item;
-        self.route.node_of(slot(&self.names.part(&Part { limit, key, cost, shadow })))
+        let StoredCharge { limit, key, cost, shadow } = *item;
+        self.route.node_of(slot(&self.names.part(&StoredCharge { limit, key, cost, shadow })))
     }
 
-    fn node_of_hold(&self, id: HoldId) -> NodeId {
+    fn node_of_hold(&self, id: ChargeId) -> NodeId {
         match self.route.is_cluster() {
             true => self.route.node_of(slot(&self.names.place(id))),
             false => NodeId::ONLY,

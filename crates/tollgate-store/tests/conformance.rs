@@ -9,8 +9,8 @@ use tokio::runtime::Handle;
 use tokio::task::{spawn_blocking, yield_now};
 use tollgate_store::conformance::{self, Counting, Effort, PlainStore, Subject, Traces};
 use tollgate_store::{
-    Charged, Cost, Hold, HoldId, Item, ManualClock, Settled, Settlement, Store, StoreError, StoreFuture,
-    StoredLimit,
+    ChargeId, Charged, Cost, Hold, ManualClock, Settled, Settlement, Store, StoreError, StoreFuture,
+    StoredCharge, StoredLimit,
 };
 
 /// Enough to catch what is below, each in about a second.
@@ -74,11 +74,11 @@ struct Faulty {
     fault: Fault,
     charges: AtomicU64,
     /// What each name was charged for, and the name that the store knows it by.
-    holds: Mutex<HashMap<HoldId, (StoredLimit, String, HoldId)>>,
+    holds: Mutex<HashMap<ChargeId, (StoredLimit, String, ChargeId)>>,
 }
 
 impl Faulty {
-    async fn charge(&self, items: &[Item<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+    async fn charge(&self, items: &[StoredCharge<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
         let number = self.charges.fetch_add(1, Ordering::Relaxed) + 1;
         let hold = hold.map(|hold| self.renamed(items, hold));
         // Answers to charges that are not held come from the store itself, so that only what is remembered is wrong.
@@ -93,12 +93,13 @@ impl Faulty {
                 Ok(answer)
             }
             Fault::EnforcesWhatOnlyWatches => {
-                let firm: Vec<Item<'_>> = items.iter().map(|item| Item { shadow: false, ..*item }).collect();
+                let firm: Vec<StoredCharge<'_>> =
+                    items.iter().map(|item| StoredCharge { shadow: false, ..*item }).collect();
                 Store::charge(&self.inner, &firm, hold).await
             }
             Fault::NeverChargesWhatOnlyWatches if hold.is_none() => {
                 let answer = Store::peek(&self.inner, items).await?;
-                let firm: Vec<Item<'_>> = items.iter().filter(|item| !item.shadow).copied().collect();
+                let firm: Vec<StoredCharge<'_>> = items.iter().filter(|item| !item.shadow).copied().collect();
                 Store::charge(&self.inner, &firm, None).await?;
                 Ok(answer)
             }
@@ -116,9 +117,9 @@ impl Faulty {
     }
 
     /// The hold as the store is told of it.
-    fn renamed(&self, items: &[Item<'_>], hold: Hold) -> Hold {
+    fn renamed(&self, items: &[StoredCharge<'_>], hold: Hold) -> Hold {
         let is_new = self.fault == Fault::ChargesTheSameNameAgain;
-        let id = if is_new { HoldId::random() } else { hold.id };
+        let id = if is_new { ChargeId::random() } else { hold.id };
         if let Some(first) = items.first() {
             let held = (first.limit.clone(), first.key.to_owned(), id);
             self.holds.lock().expect("no fault is a panic").insert(hold.id, held);
@@ -126,7 +127,7 @@ impl Faulty {
         Hold { id, ..hold }
     }
 
-    async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, StoreError> {
+    async fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, StoreError> {
         let held = self.holds.lock().expect("no fault is a panic").get(&id).cloned();
         let Some((limit, key, id)) = held else { return Store::settle(&self.inner, id, settlement).await };
         let settled = Store::settle(&self.inner, id, settlement).await?;
@@ -138,20 +139,20 @@ impl Faulty {
         Ok(settled)
     }
 
-    async fn peek(&self, items: &[Item<'_>]) -> Result<Charged, StoreError> {
+    async fn peek(&self, items: &[StoredCharge<'_>]) -> Result<Charged, StoreError> {
         match self.fault {
             Fault::ChargesOnPeek => Store::charge(&self.inner, items, None).await,
             _ => Store::peek(&self.inner, items).await,
         }
     }
 
-    async fn refund(&self, items: &[Item<'_>]) -> Result<(), StoreError> {
+    async fn refund(&self, items: &[StoredCharge<'_>]) -> Result<(), StoreError> {
         match self.fault {
             Fault::NeverRefunds => Ok(()),
             Fault::RefundsTheFirst => Store::refund(&self.inner, &items[..items.len().min(1)]).await,
             Fault::RefundsByForgetting => {
                 for item in items {
-                    let all = [Item { cost: Cost::MAX, ..*item }];
+                    let all = [StoredCharge { cost: Cost::MAX, ..*item }];
                     let used = Store::peek(&self.inner, &all).await?.outcomes[0].used();
                     match used <= item.cost.get() {
                         true => drop(Store::forget(&self.inner, item.limit, item.key).await?),
@@ -166,7 +167,7 @@ impl Faulty {
 }
 
 impl Store for Faulty {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async move {
             let mut charged = Faulty::charge(self, items, hold).await?;
             if self.fault == Fault::CountsOneTooMany {
@@ -176,15 +177,15 @@ impl Store for Faulty {
         })
     }
 
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(Faulty::settle(self, id, settlement))
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(Faulty::peek(self, items))
     }
 
-    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         Box::pin(Faulty::refund(self, items))
     }
 

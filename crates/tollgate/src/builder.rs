@@ -167,7 +167,7 @@ impl TollgateBuilder {
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
     /// use std::time::Duration;
-    /// use tollgate::store::{Charged, Failure, Hold, Item, Store, StoreError, StoreFuture, StoredLimit};
+    /// use tollgate::store::{Charged, Failure, Hold, StoredCharge, Store, StoreError, StoreFuture, StoredLimit};
     /// use tollgate::telemetry::Source;
     /// use tollgate::{ChargeId, Fallback, Limit, Rule, Settled, Settlement, Tollgate};
     ///
@@ -179,13 +179,13 @@ impl TollgateBuilder {
     /// }
     ///
     /// impl Store for Nowhere {
-    ///     fn charge<'a>(&'a self, _: &'a [Item<'a>], _: Option<Hold>) -> StoreFuture<'a, Charged> {
+    ///     fn charge<'a>(&'a self, _: &'a [StoredCharge<'a>], _: Option<Hold>) -> StoreFuture<'a, Charged> {
     ///         fails()
     ///     }
     ///     fn settle<'a>(&'a self, _: ChargeId, _: &'a Settlement) -> StoreFuture<'a, Settled> {
     ///         fails()
     ///     }
-    ///     fn peek<'a>(&'a self, _: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    ///     fn peek<'a>(&'a self, _: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
     ///         fails()
     ///     }
     ///     fn forget<'a>(&'a self, _: &'a StoredLimit, _: &'a str) -> StoreFuture<'a, bool> {

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tollgate_store::HoldId;
+use tollgate_store::ChargeId;
 
 use crate::decision::Decision;
 use crate::engine::{Answer, Engine, Request, Step};
@@ -58,7 +58,7 @@ impl<'a, T> Call<'a, T> {
     /// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
     /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
     /// ```
-    pub fn id(mut self, id: HoldId) -> Call<'a, T> {
+    pub fn id(mut self, id: ChargeId) -> Call<'a, T> {
         if let State::New(request) = &mut self.state {
             request.id = Some(id);
         }

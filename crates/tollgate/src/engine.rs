@@ -41,7 +41,7 @@ use crate::decision::Decision;
 use crate::health::StoreHealth;
 use crate::lease::{Lease, LostLeases};
 use crate::outcome::{Fallback, Outcome, Source};
-use crate::policy::entry::{FallbackDefaults, Place, Resolved};
+use crate::policy::entry::{FallbackDefaults, KeyLimit, Resolved};
 use crate::policy::names::MAX_NAMES;
 use crate::quiet::Quiet;
 use crate::remote::{Answered, Identity, Remote};
@@ -179,12 +179,12 @@ impl Engine {
 fn conclude(charges: &[Resolved<'_, '_>], counted: crate::remote::Answers) -> Decision {
     let mut counted = counted.into_iter();
     let outcome = |charge: &Resolved<'_, '_>| {
-        let (numbers, source) = match charge.place() {
-            Some(place @ Place::Counted { .. }) => {
+        let (numbers, source) = match charge.key_limit() {
+            Some(place @ KeyLimit::Counted { .. }) => {
                 counted.next().unwrap_or((kernel::Outcome::BLOCKED, place.source()))
             }
-            Some(place @ Place::Unlimited) => (kernel::Outcome::UNLIMITED, place.source()),
-            Some(place @ Place::Blocked) => (kernel::Outcome::BLOCKED, place.source()),
+            Some(place @ KeyLimit::Unlimited) => (kernel::Outcome::UNLIMITED, place.source()),
+            Some(place @ KeyLimit::Blocked) => (kernel::Outcome::BLOCKED, place.source()),
             None => (kernel::Outcome::BLOCKED, Source::Malformed),
         };
         let is_shadow = charge.is_shadow() && source != Source::NeedsPermit;

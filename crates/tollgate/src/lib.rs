@@ -121,7 +121,7 @@ pub use reservation::Reservation;
 pub use response::{grpc, headers, problem};
 pub use tollgate::Tollgate;
 pub use tollgate_kernel::{Limit, Rate, Strategy};
-pub use tollgate_store::{Clock, HoldId as ChargeId, ManualClock, Settled, Settlement};
+pub use tollgate_store::{ChargeId, Clock, ManualClock, Settled, Settlement};
 
 /// The README's examples are tests, with all the features that they need.
 #[cfg(all(doctest, feature = "config", feature = "http"))]

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use tollgate_store::HoldId;
+use tollgate_store::ChargeId;
 
 use crate::call::Output;
 use crate::decision::{Decision, Denied};
@@ -54,7 +54,7 @@ impl Permit {
     }
 
     /// The id of the charge.
-    pub fn id(&self) -> HoldId {
+    pub fn id(&self) -> ChargeId {
         self.held.id
     }
 

@@ -10,7 +10,6 @@
 #[cfg(feature = "config")]
 pub mod config;
 pub(crate) mod entry;
-pub mod jobs;
 pub(crate) mod names;
 mod nearest;
 mod share;

@@ -25,8 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 use tollgate_store::{
-    Charged, Clock, Failure, Hold, HoldId, Item, MemoryOptions, NodeId, Nodes, Settled, Settlement, Store,
-    StoreError, StoreFuture, StoredLimit,
+    ChargeId, Charged, Clock, Failure, Hold, MemoryOptions, NodeId, Nodes, Settled, Settlement, Store,
+    StoreError, StoreFuture, StoredCharge, StoredLimit,
 };
 use tracing::Instrument;
 
@@ -256,7 +256,8 @@ impl Remote {
         identity: Option<Identity>,
         sent: Option<Sent>,
     ) -> Result<Answered, Error> {
-        let items: SmallVec<[Item<'_>; 4]> = charges.iter().filter_map(Resolved::store_item).collect();
+        let items: SmallVec<[StoredCharge<'_>; 4]> =
+            charges.iter().filter_map(Resolved::stored_charge).collect();
         let kept = identity.filter(|identity| identity.is_kept).map(|identity| identity.hold);
         match self.charge_store(charges, &items, identity).await {
             Ok(charged) => {
@@ -281,7 +282,7 @@ impl Remote {
     }
 
     /// Whether a reservation of this process is a lease.
-    pub(crate) fn is_lease(&self, id: HoldId) -> bool {
+    pub(crate) fn is_lease(&self, id: ChargeId) -> bool {
         self.shared.reservations.find(id).is_some_and(|known| known.is_lease)
     }
 
@@ -293,7 +294,7 @@ impl Remote {
     async fn charge_store(
         &self,
         charges: &[Resolved<'_, '_>],
-        items: &[Item<'_>],
+        items: &[StoredCharge<'_>],
         identity: Option<Identity>,
     ) -> Result<Charged, Missed> {
         let hold = identity.map(|identity| identity.hold);
@@ -322,7 +323,7 @@ impl Remote {
 
     /// How a key stands: what is left, and whether one more unit would fit. The store's failure is an error: nothing is made up.
     pub(crate) async fn status(&self, charge: &Resolved<'_, '_>) -> Result<Option<Outcome>, Error> {
-        let Some(item) = charge.store_item() else { return Ok(None) };
+        let Some(item) = charge.stored_charge() else { return Ok(None) };
         let nodes = self.nodes_of(&[item], None);
         let outcome = self.call("peek", nodes, |store| store.status(item.limit, item.key)).await;
         let outcome = outcome.map_err(Missed::into_error)?;
@@ -331,7 +332,8 @@ impl Remote {
     }
 
     async fn look(&self, charges: &[Resolved<'_, '_>]) -> Result<Answered, Missed> {
-        let items: SmallVec<[Item<'_>; 4]> = charges.iter().filter_map(Resolved::store_item).collect();
+        let items: SmallVec<[StoredCharge<'_>; 4]> =
+            charges.iter().filter_map(Resolved::stored_charge).collect();
         if items.is_empty() {
             return Ok(Answered::default());
         }
@@ -345,9 +347,9 @@ impl Remote {
     pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Result<Vec<Answered>, Error> {
         let mut answers: Vec<Option<Answered>> = Vec::new();
         let mut asked: SmallVec<[(usize, Option<Sent>, NodeId); 4]> = SmallVec::new();
-        let mut items: SmallVec<[Item<'_>; 4]> = SmallVec::new();
+        let mut items: SmallVec<[StoredCharge<'_>; 4]> = SmallVec::new();
         for (index, charge) in charges.iter().enumerate() {
-            let answered = match (self.way_of_one(charge, DenialCache::Use), charge.store_item()) {
+            let answered = match (self.way_of_one(charge, DenialCache::Use), charge.stored_charge()) {
                 (Way::Ask(sent), Some(item)) => {
                     let node = self.shared.store.node_of(&item);
                     match self.admit(node).await {
@@ -414,11 +416,11 @@ impl Remote {
     ///
     /// A charge whose reply was lost may be held twice: here, by the fallback, whose answer counts, and in the store, where it is
     /// cancelled as soon as the store answers. Until then it is settled here and [pending](Settled::Pending).
-    pub(crate) async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
+    pub(crate) async fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Error> {
         self.settle_anywhere(id, settlement).await.map_err(Missed::into_error)
     }
 
-    async fn settle_anywhere(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Missed> {
+    async fn settle_anywhere(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Missed> {
         if let Some(settled) = self.shared.fallback.settle(id, settlement) {
             return Ok(match settled.map_err(Missed::Wrong)? {
                 Settled::Done if self.shared.tasks.will_cancel(id) => {
@@ -445,7 +447,7 @@ impl Remote {
         Ok(settled)
     }
 
-    async fn settle_store(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Missed> {
+    async fn settle_store(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Missed> {
         let nodes = Nodes::from_slice(&[self.shared.store.node_of_hold(id)]);
         self.call("settle", nodes, |store| store.settle(id, settlement)).await
     }
@@ -464,7 +466,7 @@ impl Remote {
     ) -> Result<bool, Error> {
         let fingerprint = self.shared.seeds.fingerprint(remote.number, key);
         let _ended = self.shared.denials.end([fingerprint].into_iter().collect());
-        let item = Item { limit: stored, key, cost: Cost::ONE, shadow: false };
+        let item = StoredCharge { limit: stored, key, cost: Cost::ONE, shadow: false };
         let nodes = self.nodes_of(&[item], None);
         let forgotten = self.call("forget", nodes, |store| store.forget(stored, key)).await;
         let forgotten = forgotten.map_err(Missed::into_error)?;
@@ -475,7 +477,7 @@ impl Remote {
     }
 
     /// The nodes that a charge asks: those of its keys, and that of its hold.
-    fn nodes_of(&self, items: &[Item<'_>], hold: Option<Hold>) -> Nodes {
+    fn nodes_of(&self, items: &[StoredCharge<'_>], hold: Option<Hold>) -> Nodes {
         let of_items = items.iter().map(|item| self.shared.store.node_of(item));
         let of_hold = hold.map(|hold| self.shared.store.node_of_hold(hold.id));
         let mut nodes = Nodes::new();

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_store::{HoldId, Settled, Settlement};
+use tollgate_store::{ChargeId, Settled, Settlement};
 
 use crate::call::Output;
 use crate::decision::{Decision, Denied};
@@ -43,7 +43,7 @@ pub struct Reservation {
 
 impl Reservation {
     /// Its id, by which [`Tollgate::settle`](crate::Tollgate::settle) knows it too, in any process.
-    pub fn id(&self) -> HoldId {
+    pub fn id(&self) -> ChargeId {
         self.held.id
     }
 

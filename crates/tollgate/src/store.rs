@@ -6,8 +6,8 @@ pub use tollgate_kernel::{
     SlidingWindowCounter, TokenBucket,
 };
 pub use tollgate_store::{
-    Charged, EachFuture, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Nodes, Outcomes, Scope,
-    Store, StoreError, StoreFuture, StoreTask, StoredLimit, Subject, WhenFull,
+    Charged, EachFuture, Failure, Hold, MemoryOptions, MemoryStore, NodeId, Nodes, Outcomes, Scope, Store,
+    StoreError, StoreFuture, StoreTask, StoredCharge, StoredLimit, Subject, WhenFull,
 };
 #[cfg(feature = "postgres")]
 pub use tollgate_store::{PostgresOptions, PostgresStore, PostgresTls};

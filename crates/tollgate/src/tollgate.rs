@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_kernel::Micros;
-use tollgate_store::{HoldId, Settled, Settlement};
+use tollgate_store::{ChargeId, Settled, Settlement};
 
 use crate::call::Call;
 use crate::charge::{Charge, LimitRef, NamedLimit};
@@ -198,7 +198,7 @@ impl Tollgate {
     ///
     /// A renewal that answers `Unknown` means that the lease is gone, and another holder may run beside this one. For a
     /// reservation of this gate that is logged and counted as well.
-    pub async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
+    pub async fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Error> {
         self.engine.settle(id, settlement).await
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use tokio::task::JoinSet;
-use tollgate_store::{Cost, Hold, HoldId, Item, Limit, Micros, Store, StoredLimit};
+use tollgate_store::{ChargeId, Cost, Hold, Limit, Micros, Store, StoredCharge, StoredLimit};
 use tollgate_testkit::redis::RedisServer;
 
 use super::{bucket, limit};
@@ -84,8 +84,8 @@ async fn fill_held(store: &Arc<dyn Store>, limit: &StoredLimit, keys: &Keys) -> 
         let (store, limit, keys) = (store.clone(), limit.clone(), keys.clone());
         tasks.spawn(async move {
             for key in keys.iter().skip(number).step_by(AT_ONCE) {
-                let item = Item { limit: &limit, key, cost: Cost::ONE, shadow: false };
-                let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(3_600) };
+                let item = StoredCharge { limit: &limit, key, cost: Cost::ONE, shadow: false };
+                let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(3_600) };
                 store.charge(&[item], Some(hold)).await.map_err(|error| error.to_string())?;
             }
             Ok::<(), String>(())

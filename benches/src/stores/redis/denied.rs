@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tollgate::Tollgate;
 use tollgate_store::{
-    Charged, Hold, HoldId, Item, Limit, Settled, Settlement, Store, StoreFuture, StoredLimit,
+    ChargeId, Charged, Hold, Limit, Settled, Settlement, Store, StoreFuture, StoredCharge, StoredLimit,
 };
 
 use crate::stores::load::{Answer, Caller, Draw};
@@ -68,16 +68,16 @@ struct Counted {
 }
 
 impl Store for Counted {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         self.charges.fetch_add(1, Ordering::Relaxed);
         self.store.charge(items, hold)
     }
 
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         self.store.settle(id, settlement)
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         self.store.peek(items)
     }
 

@@ -10,7 +10,7 @@
 //! holder that outlives its lease without renewing it is no longer counted. Twins: concurrency.lua, .sql. Cases: concurrency.cases.
 
 use super::entries::{Entries, Entry};
-use super::{Algorithm, Look, Taken};
+use super::{Algorithm, EntriesReading, Taken};
 use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -167,7 +167,8 @@ impl Algorithm for Concurrency {
             false => None,
         };
         let last = state.leases.last().map_or(Micros::ZERO, |lease| until(lease.end));
-        Look { used, wait: wait.map_or(Micros::ZERO, until), last }.answer(self.limit, self.lease, cost)
+        EntriesReading { used, wait: wait.map_or(Micros::ZERO, until), last }
+            .answer(self.limit, self.lease, cost)
     }
 
     /// A charge that names no holder: its lease can only run out.

@@ -13,7 +13,7 @@
 //! an estimate is enough, sliding_window_counter keeps two numbers. Twins: sliding_window.lua, .sql. Cases: sliding_window.cases.
 
 use super::entries::{Entries, Entry};
-use super::{Algorithm, Look, Taken};
+use super::{Algorithm, EntriesReading, Taken};
 use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
@@ -156,7 +156,7 @@ impl Algorithm for SlidingWindow {
         };
         let wait = wait.map_or(Micros::ZERO, |at| at.saturating_add(self.window).saturating_sub(now));
         let last = state.entries.last().map_or(Micros::ZERO, |newest| self.end(&newest).saturating_sub(now));
-        Look { used, wait, last }.answer(self.limit, self.window, cost)
+        EntriesReading { used, wait, last }.answer(self.limit, self.window, cost)
     }
 
     fn charge(&self, state: &mut LogState, cost: Cost, now: Micros) -> Outcome {

@@ -144,8 +144,8 @@ impl Intake {
             let name = route.limit().unwrap_or_default();
             // A route names a limit of its config.
             let Some(limit) = ids.get(name) else { continue };
-            let concurrency =
-                is_concurrency(config, name).then(|| "a log does not say when a request is done".to_owned());
+            let concurrency = is_concurrency(&config.policy, name)
+                .then(|| "a log does not say when a request is done".to_owned());
             match concurrency.or_else(|| route.not_in_access_logs()) {
                 Some(why) => left_out.push(format!("routes[{number}] (limit {name}): {why}")),
                 None => {

@@ -14,7 +14,7 @@ use crate::validate;
 /// A config whose store is the one that was asked for.
 pub(super) fn config(asked: &BenchArgs) -> Result<Config, Failure> {
     match (&asked.config, asked.store.as_deref()) {
-        (Some(file), _) => validate::load(file),
+        (Some(file), _) => Ok(validate::load(file)?.gate),
         (None, None | Some("memory")) => Ok(Config::default()),
         (None, Some(store)) => at(store, std::env::vars_os().filter_map(as_text)),
     }

@@ -298,7 +298,7 @@ fn text(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Respo
 
 #[cfg(test)]
 mod tests {
-    use tollgate::config::Config;
+    use crate::config::Config;
     use tollgate::{Charge, Tollgate};
 
     use super::*;
@@ -307,7 +307,7 @@ mod tests {
     #[tokio::test]
     async fn a_batch_tells_a_fault_where_others_were_charged() {
         let config = Config::parse("[limits.free]\nunlimited = true\n").unwrap();
-        let gate = Tollgate::builder().config(&config).build().unwrap();
+        let gate = Tollgate::builder().config(&config.gate).build().unwrap();
         let charges = [Charge::new("free", "k")];
         let check = async |pattern: &str, expected: Result<&[&str], &str>| {
             let mut results = Results::with_capacity(pattern.len());

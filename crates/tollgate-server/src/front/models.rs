@@ -21,13 +21,15 @@ use http::{HeaderMap, Method, Request, Response};
 use hyper::body::Incoming;
 use parking_lot::RwLock;
 use tollgate::Tollgate;
-use tollgate::config::{Config, LlmConfig, Password, UpstreamKind};
+use tollgate::config::Password;
 use tollgate_llm::{Api, Caller, ModelLimits, ModelRequest, Trail};
+use tollgate_llm::{LlmConfig, UpstreamKind};
 
 use self::body::Budget;
 use self::fault::Fault;
 use self::upstream::Upstream;
 use super::json::{Body, full};
+use crate::config::Config;
 use crate::serve::timeouts::Progress;
 use crate::token::Token;
 
@@ -50,7 +52,7 @@ pub(crate) struct Setup {
 impl Setup {
     pub(crate) fn of(config: &LlmConfig) -> Result<Setup, String> {
         let upstreams = config.upstreams.iter().map(Upstream::new).collect::<Result<_, String>>()?;
-        let client = |client: &tollgate::config::ClientConfig| {
+        let client = |client: &tollgate_llm::ClientConfig| {
             let key =
                 resolved(&client.key).map_err(|why| format!("llm.clients.{}.key: {why}", client.name))?;
             Ok((client.name.clone(), Token::new(key)))
@@ -153,7 +155,7 @@ impl Models {
             for limit in &model.limits {
                 let mut fullest = 0.0_f64;
                 for group in &groups {
-                    let key = tollgate::config::llm_key(group);
+                    let key = tollgate_llm::llm_key(group);
                     let Ok(outcome) = gate.status(limit.name.as_str(), key.as_str()).await else { continue };
                     #[expect(clippy::cast_precision_loss, reason = "a gauge")]
                     let share = outcome.used() as f64 / outcome.capacity().max(1) as f64;
@@ -245,7 +247,7 @@ fn list(models: &Arc<Models>, request: &Request<Incoming>) -> Result<Response<Bo
     }
     let setup = models.setup();
     models.caller(&setup, request.headers())?;
-    let model = |model: &tollgate::config::ModelConfig| {
+    let model = |model: &tollgate_llm::ModelConfig| {
         serde_json::json!({
             "id": model.name, "object": "model", "type": "model", "created": 0, "owned_by": model.upstream,
             "display_name": model.name, "created_at": "1970-01-01T00:00:00Z",

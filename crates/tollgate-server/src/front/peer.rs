@@ -18,8 +18,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tollgate::config::ServerConfig;
 
+use crate::config::ServerConfig;
 use crate::serve::listen::peer_prefix;
 
 /// How many calls of one peer are in flight, unless the config says: at a millisecond each, tens of thousands a second.

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::sync::Semaphore;
 use tokio::task::yield_now;
-use tollgate::config::Config;
-use tollgate::store::{Charged, EachFuture, Hold, Item, Outcome, Store, StoreFuture, StoredLimit};
+use tollgate::store::{Charged, EachFuture, Hold, Outcome, Store, StoreFuture, StoredCharge, StoredLimit};
 use tollgate::telemetry::Telemetry;
 use tollgate::{ChargeId, Settled, Settlement, Tollgate};
 
 use crate::app::App;
+use crate::config::Config;
 use crate::stats::{Settings, Stats};
 
 /// Admits everything, as soon as it may.
@@ -68,7 +68,7 @@ impl WaitingStore {
 }
 
 impl Store for WaitingStore {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], _hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], _hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async move {
             self.wait(items.len()).await;
             let outcome = Outcome { allowed: true, ..Outcome::BLOCKED };
@@ -76,7 +76,7 @@ impl Store for WaitingStore {
         })
     }
 
-    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
         Box::pin(async move {
             self.wait(items.len()).await;
             items.iter().map(|_| Ok(Outcome { allowed: true, ..Outcome::BLOCKED })).collect()
@@ -87,7 +87,7 @@ impl Store for WaitingStore {
         Box::pin(async { Ok(Settled::Unknown) })
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         self.charge(items, None)
     }
 
@@ -111,7 +111,7 @@ pub(super) fn app_over(settings: &str) -> (Arc<WaitingStore>, Arc<App>) {
         charges_in_flight: AtomicUsize::new(0),
         may_answer: Semaphore::new(0),
     });
-    let gate = Tollgate::builder().config(&config).store(store.clone()).build().expect("a registry");
+    let gate = Tollgate::builder().config(&config.gate).store(store.clone()).build().expect("a registry");
     let stats = Stats::new(Telemetry::new(), Settings::of(&config), 1_700_000_000);
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     (store, Arc::new(App::new(gate, config, None, metrics, stats)))

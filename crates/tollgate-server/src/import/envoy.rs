@@ -261,9 +261,9 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::config::Config;
 
     use super::*;
+    use crate::config::Config;
 
     /// What a file becomes, rule by rule (`entries: what they meet`), and what is noted.
     fn check(descriptors: &str, rules: &[&str], notes: &[&str]) {
@@ -284,14 +284,14 @@ mod tests {
                     })
                     .collect();
                 let met = rule.limit.as_ref().map_or("unlimited".to_owned(), |name| {
-                    let rule = config.policy.find(name).expect("it is there");
+                    let rule = config.gate.policy.find(name).expect("it is there");
                     format!("{name} {}{}", rule.allowance(), if rule.is_shadow() { " watching" } else { "" })
                 });
                 format!("{}: {met}", entries.join(", "))
             })
             .collect();
         assert_eq!(found, rules, "{}", imported.toml);
-        assert_eq!((imported.limits, imported.rules), (config.policy.rules().len(), found.len()));
+        assert_eq!((imported.limits, imported.rules), (config.gate.policy.rules().len(), found.len()));
         assert_eq!(imported.notes.len(), notes.len(), "{:?}", imported.notes);
         for (found, said) in imported.notes.iter().zip(notes) {
             assert!(found.contains(said), "{found}");

@@ -16,7 +16,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
-use tollgate::config::ServerConfig;
+
+use crate::config::ServerConfig;
 
 /// How many connections a face has, and one peer of them, unless the config says. Where each may carry a hundred calls at once, as
 /// over gRPC, one peer needs fewer of them, and would have the server hold much with as many.

@@ -6,12 +6,12 @@
 
 use std::os::fd::AsFd;
 
-use tollgate::config::{LogLevel, LogTarget, ServerConfig};
 use tollgate::telemetry::{JsonLinesGuard, LogDecisions, OtlpGuard, Telemetry, json_lines_to, otlp};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 
+use crate::config::{LogLevel, LogTarget, ServerConfig};
 use crate::failure::Failure;
 
 /// Keeps lines and spans flowing. Dropped at the end, it waits a moment for the last of them.

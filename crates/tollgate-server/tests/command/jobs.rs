@@ -1,7 +1,7 @@
 //! `tollgate jobs`: what the database says of all workers.
 
 use tollgate::config::Config;
-use tollgate_jobs::{Job, JobDecision, JobGate};
+use tollgate_jobs::{Job, JobDecision, JobGate, JobsConfig};
 use tollgate_testkit::postgres::PostgresServer;
 
 use crate::binary::Scratch;
@@ -30,10 +30,11 @@ fn status_is_what_the_database_says_and_keys_are_closed_and_opened() {
     assert_eq!(ended.code, Some(2));
     assert!(ended.stderr.contains("the job tables are not there"), "{}", ended.stderr);
 
-    let config = Config::parse(&text).unwrap();
+    let mut jobs = JobsConfig::default();
+    let config = Config::parse_with(&text, [], &mut [&mut jobs]).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let gate = JobGate::from_config(&config).await.unwrap().connect().await.unwrap();
+        let gate = JobGate::from_config(&config, &jobs).await.unwrap().connect().await.unwrap();
         for number in 0..5 {
             let id = number.to_string();
             let plan = gate.plan(&Job::new(&id, "send_email", "mail")).unwrap();

@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tollgate::ManualClock;
 use tollgate::store::{
-    Cost, Item, Micros, PostgresOptions, PostgresStore, RedisOptions, RedisStore, SlidingWindow, Store,
-    StoredLimit,
+    Cost, Micros, PostgresOptions, PostgresStore, RedisOptions, RedisStore, SlidingWindow, Store,
+    StoredCharge, StoredLimit,
 };
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::proxy::{FaultProxy, Mode};
@@ -170,7 +170,7 @@ fn withstands_a_deep_log<S: Store>(server: &Tollgate, connect: impl AsyncFn(Manu
         let store = connect(clock.clone()).await;
         let window = SlidingWindow::new(attack::DEEP, Micros::from_secs(3_600)).expect("a sound limit");
         let limit = StoredLimit::new(attack::DEEP_LIMIT, window.into());
-        let item = Item { limit: &limit, key: attack::DEEP_KEY, cost: Cost::ONE, shadow: false };
+        let item = StoredCharge { limit: &limit, key: attack::DEEP_KEY, cost: Cost::ONE, shadow: false };
         for entry in 0..attack::DEEP {
             let charged = store.charge(&[item], None).await.expect("a charge");
             assert!(charged.allowed, "entry {entry}");

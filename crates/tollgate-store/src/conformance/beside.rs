@@ -2,7 +2,9 @@
 
 use super::model::Model;
 use super::{Subject, cost};
-use crate::{Charged, Hold, HoldId, Item, ManualClock, Micros, Outcome, Settled, Settlement, StoredLimit};
+use crate::{
+    ChargeId, Charged, Hold, ManualClock, Micros, Outcome, Settled, Settlement, StoredCharge, StoredLimit,
+};
 
 pub(super) struct Beside {
     pub(super) subject: Subject,
@@ -26,17 +28,18 @@ impl Beside {
         units: u64,
         hold: Option<Hold>,
     ) -> Charged {
-        let items = [Item { limit, key, cost: cost(units), shadow: false }];
+        let items = [StoredCharge { limit, key, cost: cost(units), shadow: false }];
         let expected = self.model.charge(&items, hold, self.clock.now());
         let got = self.subject.store.charge(&items, hold).await;
         self.equal(&format!("{units} of {}", limit.limit), &expected, got.as_ref().ok());
         expected
     }
 
-    pub(super) async fn charge_each(&mut self, items: &[Item<'_>]) {
+    pub(super) async fn charge_each(&mut self, items: &[StoredCharge<'_>]) {
         let now = self.clock.now();
-        let alone =
-            |item: &Item<'_>| self.model.charge(&[Item { shadow: false, ..*item }], None, now).outcomes[0];
+        let alone = |item: &StoredCharge<'_>| {
+            self.model.charge(&[StoredCharge { shadow: false, ..*item }], None, now).outcomes[0]
+        };
         let expected: Vec<Outcome> = items.iter().map(alone).collect();
         let got: Result<Vec<Outcome>, _> = self.subject.store.charge_each(items).await.into_iter().collect();
         self.equal(&format!("{items:?}"), &expected, got.as_ref().ok());
@@ -44,7 +47,7 @@ impl Beside {
 
     pub(super) async fn status(&mut self, limit: &StoredLimit, key: &str) {
         let mut look = |cost| {
-            let items = [Item { limit, key, cost, shadow: false }];
+            let items = [StoredCharge { limit, key, cost, shadow: false }];
             self.model.peek(&items, self.clock.now()).outcomes[0]
         };
         let (standing, one) = (look(crate::Cost::MAX), look(crate::Cost::ONE));
@@ -54,13 +57,13 @@ impl Beside {
     }
 
     /// Reserves for as long as a store keeps anything.
-    pub(super) async fn reserve(&mut self, limit: &StoredLimit, key: &str, units: u64) -> Option<HoldId> {
-        let id = HoldId::random();
+    pub(super) async fn reserve(&mut self, limit: &StoredLimit, key: &str, units: u64) -> Option<ChargeId> {
+        let id = ChargeId::random();
         let hold = Hold { id, ttl: super::FOR_LONG };
         self.charge(limit, key, units, Some(hold)).await.allowed.then_some(id)
     }
 
-    pub(super) async fn settle(&mut self, id: HoldId, settlement: &Settlement) -> Option<Settled> {
+    pub(super) async fn settle(&mut self, id: ChargeId, settlement: &Settlement) -> Option<Settled> {
         let expected = self.model.settle(id, settlement, self.clock.now());
         let got = match self.subject.store.settle(id, settlement).await {
             Ok(settled) => Some(Some(settled)),
@@ -72,7 +75,7 @@ impl Beside {
 
     /// What is left of a key, at this instant and one by one.
     pub(super) async fn remaining(&mut self, limit: &StoredLimit, key: &str) -> u64 {
-        let items = [Item { limit, key, cost: crate::Cost::MAX, shadow: false }];
+        let items = [StoredCharge { limit, key, cost: crate::Cost::MAX, shadow: false }];
         let expected = self.model.peek(&items, self.clock.now());
         let got = self.subject.store.peek(&items).await;
         self.equal(&format!("a look at {}", limit.limit), &expected, got.as_ref().ok());

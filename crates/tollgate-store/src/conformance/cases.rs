@@ -119,9 +119,9 @@ impl Expect {
     /// What in an outcome is not as expected, in words; `None` when all is.
     pub fn mismatch(&self, outcome: &Outcome) -> Option<String> {
         let retry = |retry: Option<Micros>| retry.map_or("never".to_owned(), |wait| wait.to_string());
-        let verdict = |allowed: bool| if allowed { "allow" } else { "deny" }.to_owned();
+        let word = |allowed: bool| if allowed { "allow" } else { "deny" }.to_owned();
         let fields = [
-            ("", self.allowed.map(verdict), verdict(outcome.allowed)),
+            ("", self.allowed.map(word), word(outcome.allowed)),
             ("remaining ", self.remaining.map(|n| n.to_string()), outcome.remaining.to_string()),
             ("retry ", self.retry.map(retry), retry(outcome.retry_after)),
             ("reset ", self.reset.map(|t| t.to_string()), outcome.reset_after.to_string()),
@@ -282,7 +282,7 @@ fn step(words: &mut Words<'_>, line: usize, limit: &Limit) -> Result<Step, Strin
     let expect = match op {
         Op::Refund(_) | Op::Reset => Expect::default(),
         Op::Settle { .. } | Op::Cancel { .. } | Op::Release { .. } | Op::Renew { .. } => {
-            let done = verdict(words, "done", "gone")?;
+            let done = either(words, "done", "gone")?;
             Expect { done: Some(done), ..Expect::default() }
         }
         Op::Take(_) | Op::Peek(_) | Op::Reserve { .. } | Op::Hold { .. } => outcome(words)?,
@@ -292,7 +292,7 @@ fn step(words: &mut Words<'_>, line: usize, limit: &Limit) -> Result<Step, Strin
 }
 
 /// One of two words, as whether it was the first.
-fn verdict(words: &mut Words<'_>, yes: &str, no: &str) -> Result<bool, String> {
+fn either(words: &mut Words<'_>, yes: &str, no: &str) -> Result<bool, String> {
     match words.word(&format!("`{yes}` or `{no}`"))? {
         word if word == yes => Ok(true),
         word if word == no => Ok(false),
@@ -302,7 +302,7 @@ fn verdict(words: &mut Words<'_>, yes: &str, no: &str) -> Result<bool, String> {
 
 /// The answer to a charge: `allow` or `deny`, then fields, each at most once.
 fn outcome(words: &mut Words<'_>) -> Result<Expect, String> {
-    let mut expect = Expect { allowed: Some(verdict(words, "allow", "deny")?), ..Expect::default() };
+    let mut expect = Expect { allowed: Some(either(words, "allow", "deny")?), ..Expect::default() };
     while let Some(field) = words.0.next() {
         let repeated = match field {
             "remaining" => expect.remaining.replace(words.number(field)?).is_some(),

@@ -5,7 +5,7 @@
 use tollgate_kernel::{Limit, LimitError};
 
 use super::{FOR_LONG, Subject, cost, limit};
-use crate::{Hold, HoldId, Item, ManualClock, Micros, Settled, Settlement, Store, StoredLimit};
+use crate::{ChargeId, Hold, ManualClock, Micros, Settled, Settlement, Store, StoredCharge, StoredLimit};
 
 /// At so many ms, under this limit, a charge of so much is admitted or not and leaves so much. A charge of nothing only looks.
 type Step<'a> = (u64, &'a StoredLimit, u64, bool, u64);
@@ -21,7 +21,7 @@ async fn check(what: &str, make: &impl AsyncFn(ManualClock) -> Subject, steps: &
     let store = make(clock.clone()).await.store;
     for (index, &(at_ms, limit, units, allowed, remaining)) in steps.iter().enumerate() {
         clock.advance(start.saturating_add(Micros::from_millis(at_ms)).saturating_sub(clock.now()));
-        let item = |units| [Item { limit, key: "user:42", cost: cost(units), shadow: false }];
+        let item = |units| [StoredCharge { limit, key: "user:42", cost: cost(units), shadow: false }];
         // What is left is the same to one who looks first.
         let seen = store.peek(&item(units.max(1))).await.expect("peek");
         let got = match units {
@@ -35,7 +35,7 @@ async fn check(what: &str, make: &impl AsyncFn(ManualClock) -> Subject, steps: &
 }
 
 async fn remaining_of(store: &dyn Store, limit: &StoredLimit) -> u64 {
-    let all = [Item { limit, key: "user:42", cost: crate::Cost::MAX, shadow: false }];
+    let all = [StoredCharge { limit, key: "user:42", cost: crate::Cost::MAX, shadow: false }];
     store.peek(&all).await.expect("peek").outcomes[0].remaining
 }
 
@@ -192,9 +192,10 @@ async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     ] {
         for is_touched in [false, true] {
             let store = make(super::clock()).await.store;
-            let item = |limit, units| [Item { limit, key: "user:42", cost: cost(units), shadow: false }];
+            let item =
+                |limit, units| [StoredCharge { limit, key: "user:42", cost: cost(units), shadow: false }];
             let what = format!("{} to {}, touched {is_touched}", old.limit, new.limit);
-            let id = HoldId::random();
+            let id = ChargeId::random();
             let hold = Some(Hold { id, ttl: FOR_LONG });
             assert!(store.charge(&item(&old, units), hold).await.expect("charge").allowed, "{what}");
             if is_touched {

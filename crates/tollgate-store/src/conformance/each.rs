@@ -8,7 +8,7 @@ use tollgate_kernel::Limit;
 use super::beside::Beside;
 use super::random::Random;
 use super::{Subject, cost, limit};
-use crate::{Item, ManualClock, Micros};
+use crate::{ManualClock, Micros, StoredCharge};
 
 pub(super) async fn each(make: &impl AsyncFn(ManualClock) -> Subject) {
     let s = Micros::from_secs;
@@ -26,13 +26,18 @@ pub(super) async fn each(make: &impl AsyncFn(ManualClock) -> Subject) {
     pair.charge_each(&[]).await;
     for turn in 0..80 {
         let count = if turn % 10 == 9 { 64 } else { random.below(7) };
-        let items: Vec<Item<'_>> = (0..count)
+        let items: Vec<StoredCharge<'_>> = (0..count)
             .map(|_| {
                 // Mostly alike, so that stores that send those together do so; a cost of 20 never fits.
                 let units = if random.one_in(4) { *random.pick(&[2, 3, 20]) } else { 1 };
                 let limit =
                     if random.one_in(2) { &limits[turn % limits.len()] } else { random.pick(&limits) };
-                Item { limit, key: random.pick::<&str>(&keys), cost: cost(units), shadow: random.one_in(8) }
+                StoredCharge {
+                    limit,
+                    key: random.pick::<&str>(&keys),
+                    cost: cost(units),
+                    shadow: random.one_in(8),
+                }
             })
             .collect();
         pair.charge_each(&items).await;

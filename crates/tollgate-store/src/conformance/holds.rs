@@ -3,7 +3,7 @@
 use tollgate_kernel::{Limit, Rate};
 
 use super::{FOR_LONG, Subject, cost, limit};
-use crate::{Hold, HoldId, Item, ManualClock, Micros, Settled, Settlement};
+use crate::{ChargeId, Hold, ManualClock, Micros, Settled, Settlement, StoredCharge};
 
 /// A name is charged once and settled once, and what happens to it after its time is up changes nothing.
 pub(super) async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
@@ -11,13 +11,13 @@ pub(super) async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     let subject = make(clock.clone()).await;
     let store = &subject.store;
     let tokens = limit("tokens", Limit::fixed_window(100, Micros::from_secs(60)));
-    let items = |units| [Item { limit: &tokens, key: "model", cost: cost(units), shadow: false }];
+    let items = |units| [StoredCharge { limit: &tokens, key: "model", cost: cost(units), shadow: false }];
     let remaining = async || store.peek(&items(1_000)).await.expect("peek").outcomes[0].remaining;
     let settle = async |id, settlement| store.settle(id, &settlement).await.expect("settle");
     let minute = |id| Some(Hold { id, ttl: Micros::from_secs(60) });
 
     // Sent twice, charged once, with the same answer.
-    let id = HoldId::random();
+    let id = ChargeId::random();
     let first = store.charge(&items(40), minute(id)).await.expect("charge");
     assert!(first.allowed, "{first:?}");
     let again = store.charge(&items(40), minute(id)).await.expect("charge");
@@ -30,15 +30,15 @@ pub(super) async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     assert_eq!(settle(id, Settlement::Actual(0)).await, Settled::Already);
     assert_eq!(settle(id, Settlement::Cancel).await, Settled::Already);
     assert_eq!(remaining().await, 90);
-    assert_eq!(settle(HoldId::random(), Settlement::Cancel).await, Settled::Unknown);
+    assert_eq!(settle(ChargeId::random(), Settlement::Cancel).await, Settled::Unknown);
 
     // A refused charge holds nothing.
-    let refused = HoldId::random();
+    let refused = ChargeId::random();
     assert!(!store.charge(&items(91), minute(refused)).await.expect("charge").allowed);
     assert_eq!(settle(refused, Settlement::Cancel).await, Settled::Unknown);
 
     // A forgotten reservation stays charged as reserved, and settling it late changes nothing.
-    let forgotten = HoldId::random();
+    let forgotten = ChargeId::random();
     let short = Some(Hold { id: forgotten, ttl: Micros::from_secs(5) });
     assert!(store.charge(&items(50), short).await.expect("charge").allowed);
     clock.advance(Micros::from_secs(5));
@@ -46,7 +46,7 @@ pub(super) async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     assert_eq!(remaining().await, 40);
 
     // Renewed in time, it can be settled for as long again.
-    let renewed = HoldId::random();
+    let renewed = ChargeId::random();
     let short = Some(Hold { id: renewed, ttl: Micros::from_secs(5) });
     assert!(store.charge(&items(40), short).await.expect("charge").allowed);
     clock.advance(Micros::from_secs(4));
@@ -74,7 +74,7 @@ async fn each_by_position(subject: &Subject) {
         ("by_counter", Limit::sliding_window_counter(100, minute)),
     ] {
         let (tokens, small) = (limit(strategy, numbers), limit("small", Limit::fixed_window(5, minute)));
-        let item = |limit, key, units, shadow| Item { limit, key, cost: cost(units), shadow };
+        let item = |limit, key, units, shadow| StoredCharge { limit, key, cost: cost(units), shadow };
         let items = [
             item(&tokens, "one", 20, false),
             item(&small, "none", 10, true),
@@ -85,7 +85,7 @@ async fn each_by_position(subject: &Subject) {
             let peeked = store.peek(&[item(&tokens, key, 1_000, false)]).await.expect("peek");
             peeked.outcomes[0].remaining
         };
-        let id = HoldId::random();
+        let id = ChargeId::random();
         assert!(store.charge(&items, Some(Hold { id, ttl: FOR_LONG })).await.expect("charge").allowed);
         assert_eq!((remaining("one").await, remaining("two").await), (70, 80), "{strategy}");
         for amounts in [0, 3, 5] {
@@ -113,8 +113,8 @@ async fn leases_end_and_charges_stay(subject: &Subject) {
     let minute = Micros::from_secs(60);
     let (rate, leases) =
         (limit("rate", Limit::fixed_window(9, minute)), limit("leases", Limit::concurrency(2, minute)));
-    let item = |limit, units| Item { limit, key: "k", cost: cost(units), shadow: false };
-    let id = HoldId::random();
+    let item = |limit, units| StoredCharge { limit, key: "k", cost: cost(units), shadow: false };
+    let id = ChargeId::random();
     let items = [item(&rate, 3), item(&leases, 2)];
     assert!(store.charge(&items, Some(Hold { id, ttl: FOR_LONG })).await.expect("charge").allowed);
     let left = async || {
@@ -132,9 +132,9 @@ async fn one_actual_for_several_limits(subject: &Subject) {
     let store = &subject.store;
     let requests = limit("requests", Limit::fixed_window(10, Micros::from_secs(60)));
     let tokens = limit("words", Limit::fixed_window(1_000, Micros::from_secs(60)));
-    let item = |limit, units| Item { limit, key: "model", cost: cost(units), shadow: false };
+    let item = |limit, units| StoredCharge { limit, key: "model", cost: cost(units), shadow: false };
     let items = [item(&requests, 1), item(&tokens, 400)];
-    let id = HoldId::random();
+    let id = ChargeId::random();
     let hold = Some(Hold { id, ttl: FOR_LONG });
     assert!(store.charge(&items, hold).await.expect("charge").allowed);
     let error = store.settle(id, &Settlement::Actual(300)).await.expect_err("two different reservations");
@@ -165,8 +165,9 @@ pub(super) async fn idle_keys_vanish(make: &impl AsyncFn(ManualClock) -> Subject
     ];
     for limit in &limits {
         for key in 0..20 {
-            let item = Item { limit, key: &format!("key:{key}"), cost: cost(1 + key % 10), shadow: false };
-            let hold = (key % 3 == 0).then(|| Hold { id: HoldId::random(), ttl: window });
+            let item =
+                StoredCharge { limit, key: &format!("key:{key}"), cost: cost(1 + key % 10), shadow: false };
+            let hold = (key % 3 == 0).then(|| Hold { id: ChargeId::random(), ttl: window });
             assert!(subject.store.charge(&[item], hold).await.expect("charge").allowed);
         }
     }

@@ -9,7 +9,9 @@ use tollgate_kernel::Limit;
 use super::beside::Beside;
 use super::random::Random;
 use super::{FOR_LONG, Subject, cost, limit};
-use crate::{Failure, Hold, HoldId, Item, ManualClock, Micros, Settlement, Store, StoreError, StoredLimit};
+use crate::{
+    ChargeId, Failure, Hold, ManualClock, Micros, Settlement, Store, StoreError, StoredCharge, StoredLimit,
+};
 
 const BYSTANDER: &str = "user:42";
 
@@ -43,7 +45,7 @@ pub(super) async fn isolation(make: &impl AsyncFn(ManualClock) -> Subject) {
     let mut pair = Beside::new("a bystander", make).await;
     let mut random = Random::new(7);
     pile_up(&*pair.subject.store, &pair.clock, &foreign[..2]).await;
-    let mut held: Vec<HoldId> = Vec::new();
+    let mut held: Vec<ChargeId> = Vec::new();
     for turn in 0..250u64 {
         attack(&*pair.subject.store, &mut random, &limits, &foreign).await;
         pair.clock.advance(Micros::new(random.below(120_000)));
@@ -61,7 +63,7 @@ pub(super) async fn isolation(make: &impl AsyncFn(ManualClock) -> Subject) {
     }
     for limit in &limits {
         pair.remaining(limit, BYSTANDER).await;
-        let attacker = Item { limit, key: ATTACKERS[0], cost: cost(1), shadow: false };
+        let attacker = StoredCharge { limit, key: ATTACKERS[0], cost: cost(1), shadow: false };
         provoked("forget", pair.subject.store.forget(limit, ATTACKERS[0]).await);
         provoked("peek", pair.subject.store.peek(&[attacker]).await);
         pair.remaining(limit, BYSTANDER).await;
@@ -79,15 +81,15 @@ fn provoked<T>(call: &str, answer: Result<T, StoreError>) {
 /// Thousands of entries of a log and of leases on one key, each of its own instant, and costs that have to look past all of them.
 async fn pile_up(store: &dyn Store, clock: &ManualClock, limits: &[StoredLimit]) {
     for _ in 0..PILE {
-        let items: Vec<Item<'_>> = (limits.iter())
-            .map(|limit| Item { limit, key: ATTACKERS[0], cost: cost(1), shadow: false })
+        let items: Vec<StoredCharge<'_>> = (limits.iter())
+            .map(|limit| StoredCharge { limit, key: ATTACKERS[0], cost: cost(1), shadow: false })
             .collect();
         provoked("charge", store.charge(&items, None).await);
         clock.advance(Micros::new(1));
     }
     for limit in limits {
         for units in [limit.limit.capacity(), limit.limit.capacity() - PILE / 2, u64::MAX] {
-            let item = Item { limit, key: ATTACKERS[0], cost: cost(units), shadow: false };
+            let item = StoredCharge { limit, key: ATTACKERS[0], cost: cost(units), shadow: false };
             provoked("charge", store.charge(&[item], None).await);
         }
     }
@@ -98,13 +100,13 @@ async fn attack(store: &dyn Store, random: &mut Random, limits: &[StoredLimit], 
     let limit = if random.one_in(2) { random.pick(limits) } else { random.pick(foreign) };
     let key = *random.pick(&ATTACKERS);
     let units = *random.pick(&[1, 2, limit.limit.capacity(), limit.limit.capacity() + 1, 1 << 53, u64::MAX]);
-    let item = Item { limit, key, cost: cost(units), shadow: random.one_in(8) };
+    let item = StoredCharge { limit, key, cost: cost(units), shadow: random.one_in(8) };
     let huge = Settlement::Actual(*random.pick(&[0, 1 << 53, u64::MAX]));
     match random.below(6) {
         0 | 1 => provoked("charge", store.charge(&[item, item], None).await),
         2 => {
-            let hold = Hold { id: HoldId::random(), ttl: *random.pick(&[Micros::ZERO, FOR_LONG]) };
-            provoked("reserve", store.charge(&[Item { cost: cost(1), ..item }], Some(hold)).await);
+            let hold = Hold { id: ChargeId::random(), ttl: *random.pick(&[Micros::ZERO, FOR_LONG]) };
+            provoked("reserve", store.charge(&[StoredCharge { cost: cost(1), ..item }], Some(hold)).await);
             provoked("settle", store.settle(hold.id, &huge).await);
             provoked("settle again", store.settle(hold.id, &huge).await);
         }
@@ -120,7 +122,7 @@ async fn attack(store: &dyn Store, random: &mut Random, limits: &[StoredLimit], 
                 Settlement::Release,
                 Settlement::Renew,
             ] {
-                provoked("settle what is unknown", store.settle(HoldId::random(), &settlement).await);
+                provoked("settle what is unknown", store.settle(ChargeId::random(), &settlement).await);
             }
         }
         4 => provoked("refund", store.refund(&[item]).await),

@@ -4,20 +4,20 @@ use std::collections::HashMap;
 
 use tollgate_kernel::{Limit, Outcome, State, Taken};
 
-use crate::{Charged, Cost, Hold, HoldId, Item, Micros, Outcomes, Settled, Settlement};
+use crate::{ChargeId, Charged, Cost, Hold, Micros, Outcomes, Settled, Settlement, StoredCharge};
 
 #[derive(Default)]
 pub(super) struct Model {
     /// With the limit that it was asked by first: whether a state is fresh does not depend on the numbers.
-    states: HashMap<Kept, (Limit, State)>,
-    holds: HashMap<HoldId, Held>,
+    states: HashMap<StateKey, (Limit, State)>,
+    holds: HashMap<ChargeId, Held>,
 }
 
 /// The name of a limit, and a key.
 type Name = (String, String);
 
 /// A key's state under a name: one for each strategy, and one for both kinds of bucket.
-type Kept = (Name, std::mem::Discriminant<State>);
+type StateKey = (Name, std::mem::Discriminant<State>);
 
 /// From a pair of limit and key, and what was reserved under it, to what it truly cost.
 type ActualOf = Box<dyn Fn(&Name, u64) -> u64>;
@@ -46,7 +46,7 @@ impl Model {
     }
 
     /// What each pair of limit and key is asked for, repeated pairs added up, in order of first mention.
-    fn parts(items: &[Item<'_>]) -> Vec<(Name, Limit, Cost, bool)> {
+    fn parts(items: &[StoredCharge<'_>]) -> Vec<(Name, Limit, Cost, bool)> {
         let mut parts: Vec<(Name, Limit, Cost, bool)> = Vec::new();
         for item in items {
             let name = (item.limit.name.clone(), item.key.to_owned());
@@ -61,14 +61,14 @@ impl Model {
         parts
     }
 
-    fn answer(items: &[Item<'_>], answers: &HashMap<Name, Outcome>) -> Charged {
-        let outcome = |item: &Item<'_>| answers[&(item.limit.name.clone(), item.key.to_owned())];
+    fn answer(items: &[StoredCharge<'_>], answers: &HashMap<Name, Outcome>) -> Charged {
+        let outcome = |item: &StoredCharge<'_>| answers[&(item.limit.name.clone(), item.key.to_owned())];
         let outcomes: Outcomes = items.iter().map(outcome).collect();
         let allowed = items.iter().all(|item| item.shadow || outcome(item).allowed);
         Charged { allowed, outcomes }
     }
 
-    pub(super) fn peek(&mut self, items: &[Item<'_>], now: Micros) -> Charged {
+    pub(super) fn peek(&mut self, items: &[StoredCharge<'_>], now: Micros) -> Charged {
         let parts = Self::parts(items);
         let answers = parts.into_iter().map(|(name, limit, cost, _)| {
             let outcome = limit.peek(self.state(&name, limit), cost, now);
@@ -77,7 +77,7 @@ impl Model {
         Self::answer(items, &answers.collect())
     }
 
-    pub(super) fn charge(&mut self, items: &[Item<'_>], hold: Option<Hold>, now: Micros) -> Charged {
+    pub(super) fn charge(&mut self, items: &[StoredCharge<'_>], hold: Option<Hold>, now: Micros) -> Charged {
         if let Some(held) = hold.and_then(|hold| self.holds.get(&hold.id)).filter(|held| now < held.end) {
             return held.answer.clone();
         }
@@ -122,7 +122,7 @@ impl Model {
     }
 
     /// `None` where a store must refuse the settlement as wrong.
-    pub(super) fn settle(&mut self, id: HoldId, settlement: &Settlement, now: Micros) -> Option<Settled> {
+    pub(super) fn settle(&mut self, id: ChargeId, settlement: &Settlement, now: Micros) -> Option<Settled> {
         let Some(held) = self.holds.get_mut(&id).filter(|held| now < held.end) else {
             return Some(Settled::Unknown);
         };
@@ -186,7 +186,7 @@ impl Model {
     }
 
     /// Every lease of the hold, or none: a holder that is told no keeps the ends that it knows, and can release by them.
-    fn renew(&mut self, id: HoldId, now: Micros) -> Settled {
+    fn renew(&mut self, id: ChargeId, now: Micros) -> Settled {
         let mut parts = self.holds[&id].parts.clone();
         for (name, limit, taken) in &parts {
             if let (Limit::Concurrency(_), State::Leases(leases)) = (*limit, self.state(name, *limit)) {
@@ -210,7 +210,7 @@ impl Model {
         Settled::Done
     }
 
-    pub(super) fn refund(&mut self, items: &[Item<'_>], now: Micros) {
+    pub(super) fn refund(&mut self, items: &[StoredCharge<'_>], now: Micros) {
         for item in items {
             let name = (item.limit.name.clone(), item.key.to_owned());
             let amount = item.cost.get().min(tollgate_kernel::MAX_COUNT);
@@ -227,7 +227,7 @@ impl Model {
     }
 
     /// Whether a hold is kept under this name.
-    pub(super) fn is_held(&self, id: HoldId, now: Micros) -> bool {
+    pub(super) fn is_held(&self, id: ChargeId, now: Micros) -> bool {
         self.holds.get(&id).is_some_and(|held| now < held.end)
     }
 }

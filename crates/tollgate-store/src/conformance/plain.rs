@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::model::Model;
 use crate::{
-    Charged, Clock, Hold, HoldId, Item, Settled, Settlement, Store, StoreError, StoreFuture, StoredLimit,
+    ChargeId, Charged, Clock, Hold, Settled, Settlement, Store, StoreError, StoreFuture, StoredCharge,
+    StoredLimit,
 };
 
 /// Keeps what the kernel says in a map and answers one caller at a time. Nothing bounds its memory.
@@ -39,22 +40,22 @@ impl PlainStore {
 }
 
 impl Store for PlainStore {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async move { Ok(self.with(|model| model.charge(items, hold, self.clock.now()))) })
     }
 
-    fn settle<'a>(&'a self, id: HoldId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+    fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(async move {
             let settled = self.with(|model| model.settle(id, settlement, self.clock.now()));
             settled.ok_or_else(|| StoreError::invalid("the reservation holds nothing that this could settle"))
         })
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(async move { Ok(self.with(|model| model.peek(items, self.clock.now()))) })
     }
 
-    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             self.with(|model| model.refund(items, self.clock.now()));
             Ok(())

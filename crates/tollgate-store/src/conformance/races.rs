@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 use tollgate_kernel::Limit;
 
 use super::{Effort, FOR_LONG, Subject, cost, limit};
-use crate::{Hold, HoldId, Item, ManualClock, Micros, Settled, Settlement, Store, StoredLimit};
+use crate::{ChargeId, Hold, ManualClock, Micros, Settled, Settlement, Store, StoredCharge, StoredLimit};
 
 /// A limit of every strategy that admits exactly `most` while the clock stands still.
 pub(super) fn limits(most: u64) -> Vec<StoredLimit> {
@@ -61,7 +61,7 @@ pub(super) async fn one_key(effort: Effort, make: &impl AsyncFn(ManualClock) -> 
                 let mut admitted = 0;
                 let mut last_remaining = u64::MAX;
                 for _ in 0..each {
-                    let item = Item { limit: &limit, key: "hot", cost: cost(1), shadow: false };
+                    let item = StoredCharge { limit: &limit, key: "hot", cost: cost(1), shadow: false };
                     let charged = store.charge(&[item], None).await.expect("charge");
                     let remaining = charged.outcomes[0].remaining;
                     assert!(remaining <= last_remaining, "{}: what is left grew", limit.name);
@@ -90,8 +90,8 @@ pub(super) async fn several_limits(effort: Effort, make: &impl AsyncFn(ManualClo
             let mut admitted = 0;
             for turn in 0..each {
                 let key = format!("user:{}", (racer + turn) % 7);
-                let of_global = Item { limit: &global, key: "all", cost: cost(1), shadow: false };
-                let of_user = Item { limit: &user, key: &key, cost: cost(1), shadow: false };
+                let of_global = StoredCharge { limit: &global, key: "all", cost: cost(1), shadow: false };
+                let of_user = StoredCharge { limit: &user, key: &key, cost: cost(1), shadow: false };
                 // In either order: locks must not be taken in a ring.
                 let items = if racer % 2 == 0 { [of_global, of_user] } else { [of_user, of_global] };
                 admitted += u64::from(store.charge(&items, None).await.expect("charge").allowed);
@@ -101,7 +101,7 @@ pub(super) async fn several_limits(effort: Effort, make: &impl AsyncFn(ManualClo
     })
     .await;
     let used = async |limit: &StoredLimit, key: &str| {
-        let item = Item { limit, key, cost: crate::Cost::MAX, shadow: false };
+        let item = StoredCharge { limit, key, cost: crate::Cost::MAX, shadow: false };
         subject.store.peek(&[item]).await.expect("peek").outcomes[0].used()
     };
     let mut by_users = 0;
@@ -127,8 +127,8 @@ pub(super) async fn reservations(effort: Effort, make: &impl AsyncFn(ManualClock
             async move {
                 let mut spent = 0;
                 for turn in 0..each {
-                    let item = Item { limit: &limit, key: &key, cost: cost(10), shadow: false };
-                    let hold = Hold { id: HoldId::random(), ttl: FOR_LONG };
+                    let item = StoredCharge { limit: &limit, key: &key, cost: cost(10), shadow: false };
+                    let hold = Hold { id: ChargeId::random(), ttl: FOR_LONG };
                     if !store.charge(&[item], Some(hold)).await.expect("charge").allowed {
                         continue;
                     }
@@ -141,7 +141,7 @@ pub(super) async fn reservations(effort: Effort, make: &impl AsyncFn(ManualClock
             }
         })
         .await;
-        let item = Item { limit: &limit, key: &key, cost: crate::Cost::MAX, shadow: false };
+        let item = StoredCharge { limit: &limit, key: &key, cost: crate::Cost::MAX, shadow: false };
         let used = subject.store.peek(&[item]).await.expect("peek").outcomes[0].used();
         assert_eq!(used, spent, "{}: what was settled is what is used", limit.name);
     }

@@ -5,15 +5,15 @@ use tollgate_kernel::Limit;
 
 use super::races::{limits, race};
 use super::{Effort, Subject, cost, limit};
-use crate::{Item, ManualClock, Micros, Store, StoredLimit};
+use crate::{ManualClock, Micros, Store, StoredCharge, StoredLimit};
 
 async fn used(store: &dyn Store, limit: &StoredLimit, key: &str) -> u64 {
-    let all = [Item { limit, key, cost: crate::Cost::MAX, shadow: false }];
+    let all = [StoredCharge { limit, key, cost: crate::Cost::MAX, shadow: false }];
     store.peek(&all).await.expect("peek").outcomes[0].used()
 }
 
-fn item<'a>(limit: &'a StoredLimit, key: &'a str, units: u64) -> Item<'a> {
-    Item { limit, key, cost: cost(units), shadow: false }
+fn item<'a>(limit: &'a StoredLimit, key: &'a str, units: u64) -> StoredCharge<'a> {
+    StoredCharge { limit, key, cost: cost(units), shadow: false }
 }
 
 pub(super) async fn refunds(make: &impl AsyncFn(ManualClock) -> Subject) {
@@ -36,7 +36,7 @@ async fn several_at_once(make: &impl AsyncFn(ManualClock) -> Subject) {
     store.refund(&[]).await.expect("a refund of nothing");
     assert_eq!((subject.remembered)().await, limits.len() * keys.len());
     for limit in &limits {
-        let watching = Item { shadow: true, ..item(limit, keys[2], 3) };
+        let watching = StoredCharge { shadow: true, ..item(limit, keys[2], 3) };
         let items = [
             item(limit, keys[0], 2),
             item(limit, "nobody", 5),
@@ -55,7 +55,7 @@ async fn several_at_once(make: &impl AsyncFn(ManualClock) -> Subject) {
         assert!(!store.charge(&[item(limit, "nobody", 11)], None).await.expect("charge").allowed);
     }
     // All limits of a key in one call.
-    let of_all: Vec<Item<'_>> = limits.iter().map(|limit| item(limit, keys[3], 1)).collect();
+    let of_all: Vec<StoredCharge<'_>> = limits.iter().map(|limit| item(limit, keys[3], 1)).collect();
     store.refund(&of_all).await.expect("refund");
     for limit in &limits {
         let expected = if matches!(limit.limit, Limit::Concurrency(_)) { 6 } else { 5 };
@@ -109,7 +109,7 @@ pub(super) async fn races(effort: Effort, make: &impl AsyncFn(ManualClock) -> Su
                     assert!(store.charge(&items, None).await.expect("charge").allowed);
                     let back = ((racer + turn) % 6) as u64;
                     if back > 0 {
-                        items = items.map(|item| Item { cost: cost(back), ..item });
+                        items = items.map(|item| StoredCharge { cost: cost(back), ..item });
                         items.reverse();
                         store.refund(&items).await.expect("refund");
                     }

@@ -7,7 +7,7 @@ use tollgate_kernel::{CASES, Cost, Outcome};
 
 use super::cases::{self, Case, Op, Step};
 use super::{FOR_LONG, Subject};
-use crate::{Hold, HoldId, Item, ManualClock, Micros, Settled, Settlement, StoredLimit};
+use crate::{ChargeId, Hold, ManualClock, Micros, Settled, Settlement, StoredCharge, StoredLimit};
 
 pub(super) async fn cases(make: &impl AsyncFn(ManualClock) -> Subject) {
     let mut wrong = Vec::new();
@@ -38,7 +38,7 @@ pub(super) async fn cases(make: &impl AsyncFn(ManualClock) -> Subject) {
 struct Player<'a> {
     subject: &'a Subject,
     limit: StoredLimit,
-    holds: HashMap<&'a str, HoldId>,
+    holds: HashMap<&'a str, ChargeId>,
 }
 
 const KEY: &str = "case:key";
@@ -74,8 +74,8 @@ impl<'a> Player<'a> {
         step.expect.mismatch(&outcome)
     }
 
-    fn item(&self, cost: Cost) -> Item<'_> {
-        Item { limit: &self.limit, key: KEY, cost, shadow: false }
+    fn item(&self, cost: Cost) -> StoredCharge<'_> {
+        StoredCharge { limit: &self.limit, key: KEY, cost, shadow: false }
     }
 
     async fn charge(&self, cost: Cost, hold: Option<Hold>) -> Outcome {
@@ -85,7 +85,7 @@ impl<'a> Player<'a> {
 
     /// A held charge. Every line is a charge of its own, so each gets a name of its own, and the case's name means the last.
     async fn hold(&mut self, id: &'a str, cost: Cost, ttl: Micros) -> Outcome {
-        let hold = Hold { id: HoldId::random(), ttl };
+        let hold = Hold { id: ChargeId::random(), ttl };
         let outcome = self.charge(cost, Some(hold)).await;
         if outcome.allowed {
             self.holds.insert(id, hold.id);
@@ -94,7 +94,7 @@ impl<'a> Player<'a> {
     }
 
     async fn settle(&self, step: &Step, id: &str, settlement: Settlement) -> Option<String> {
-        let id = self.holds.get(id).copied().unwrap_or_else(HoldId::random);
+        let id = self.holds.get(id).copied().unwrap_or_else(ChargeId::random);
         let settled = self.subject.store.settle(id, &settlement).await;
         let settled = settled.unwrap_or_else(|error| panic!("settle: {error}"));
         let expected = step.expect.done == Some(true);

@@ -5,7 +5,7 @@ use tollgate_kernel::{Limit, LimitError, Rate};
 use super::beside::Beside;
 use super::random::Random;
 use super::{Subject, limit};
-use crate::{HoldId, ManualClock, Micros, Settled, Settlement, StoredLimit};
+use crate::{ChargeId, ManualClock, Micros, Settled, Settlement, StoredLimit};
 
 const KEY: &str = "user:42";
 
@@ -136,7 +136,7 @@ async fn history(seed: u64, limit: &StoredLimit, make: &impl AsyncFn(ManualClock
     let mut random = Random::new(seed);
     let mut pair = Beside::new(&format!("a history by {}, seed {seed}", limit.limit), make).await;
     let mut admissions: Vec<Admission> = Vec::new();
-    let mut open: Vec<(HoldId, usize)> = Vec::new();
+    let mut open: Vec<(ChargeId, usize)> = Vec::new();
     for _ in 0..300 {
         let ms = match random.below(10) {
             0..5 => 0,

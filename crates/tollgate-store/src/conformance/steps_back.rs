@@ -9,7 +9,7 @@
 use super::model::Model;
 use super::random::Random;
 use super::{FOR_LONG, Subject, cost, limit};
-use crate::{Charged, Hold, HoldId, Item, ManualClock, Micros, Settlement, StoredLimit};
+use crate::{ChargeId, Charged, Hold, ManualClock, Micros, Settlement, StoredCharge, StoredLimit};
 
 /// How many calls each history has.
 const CALLS: usize = 150;
@@ -68,7 +68,7 @@ enum GoesBy {
 /// Finds out by a window that a step forward ends.
 async fn goes_by(subject: &Subject, clock: &ManualClock) -> GoesBy {
     let probe = limit("probe", tollgate_kernel::Limit::fixed_window(1, Micros::from_secs(1)));
-    let item = [Item { limit: &probe, key: "clock", cost: cost(1), shadow: false }];
+    let item = [StoredCharge { limit: &probe, key: "clock", cost: cost(1), shadow: false }];
     assert!(subject.store.charge(&item, None).await.expect("charge").allowed);
     clock.step_server(1_000_000);
     let is_over = subject.store.peek(&item).await.expect("peek").allowed;
@@ -84,7 +84,7 @@ struct History<'a> {
     random: Random,
     /// The time of the last admitted charge.
     seen: Micros,
-    open: Vec<HoldId>,
+    open: Vec<ChargeId>,
     steps_back: usize,
 }
 
@@ -103,7 +103,7 @@ impl History<'_> {
         // The model may be told a time before what it was told last: that is one at which nothing was admitted.
         let (now, store) = (self.now(), &self.subject.store);
         let units = 1 + self.random.below(4);
-        let items = [Item { limit: self.limit, key: "user:42", cost: cost(units), shadow: false }];
+        let items = [StoredCharge { limit: self.limit, key: "user:42", cost: cost(units), shadow: false }];
         match self.random.below(10) {
             0 | 1 => {
                 let expected = self.model.peek(&items, now);
@@ -124,7 +124,7 @@ impl History<'_> {
                 }
             }
             choice => {
-                let hold = (choice < 5).then(|| Hold { id: HoldId::random(), ttl: FOR_LONG });
+                let hold = (choice < 5).then(|| Hold { id: ChargeId::random(), ttl: FOR_LONG });
                 let expected = self.model.charge(&items, hold, now);
                 let got = store.charge(&items, hold).await.expect("charge");
                 self.equal("charge", &expected, &got)?;

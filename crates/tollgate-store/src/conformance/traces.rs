@@ -3,7 +3,7 @@
 use super::model::Model;
 use super::random::Random;
 use super::{FOR_LONG, Subject, limit};
-use crate::{Hold, HoldId, Item, ManualClock, Micros, Settlement, StoredLimit};
+use crate::{ChargeId, Hold, ManualClock, Micros, Settlement, StoredCharge, StoredLimit};
 
 /// How many traces, and how long.
 #[derive(Clone, Copy, Debug)]
@@ -148,7 +148,7 @@ struct Trace<'a> {
     limits: &'a [StoredLimit],
     kind: Kind,
     /// Holds that may still be open, and how much each reserved under its first limit.
-    holds: Vec<(HoldId, u64, usize)>,
+    holds: Vec<(ChargeId, u64, usize)>,
     admitted: usize,
     denied: usize,
 }
@@ -196,10 +196,10 @@ impl Trace<'_> {
     }
 
     /// One to three limits, at times the same pair twice, at times one that only watches, at times a cost that never fits.
-    fn items<'b>(random: &mut Random, limits: &'b [StoredLimit], kind: Kind) -> Vec<Item<'b>> {
+    fn items<'b>(random: &mut Random, limits: &'b [StoredLimit], kind: Kind) -> Vec<StoredCharge<'b>> {
         let is_wide = kind == Kind::Wide;
         let count = if random.one_in(3) { 1 + random.below(3) } else { 1 };
-        let mut items: Vec<Item<'b>> = Vec::new();
+        let mut items: Vec<StoredCharge<'b>> = Vec::new();
         for _ in 0..count {
             let (limit, key) = match items.last() {
                 Some(last) if random.one_in(4) => (last.limit, last.key),
@@ -221,7 +221,7 @@ impl Trace<'_> {
             // A pair that is named twice watches both times or neither.
             let twin = items.iter().find(|item| item.limit == limit && item.key == key);
             let shadow = twin.map_or_else(|| random.one_in(8), |twin| twin.shadow);
-            items.push(Item {
+            items.push(StoredCharge {
                 limit,
                 key,
                 cost: super::cost(units.saturating_add(u64::from(!is_wide)).max(1)),
@@ -238,7 +238,7 @@ impl Trace<'_> {
                 if self.random.one_in(3) { Micros::new(self.random.below(3_000_000)) } else { FOR_LONG };
             // Now and then a name that was used before: the call was sent again.
             let again = self.holds.last().filter(|_| self.random.one_in(8)).map(|(id, ..)| *id);
-            Hold { id: again.unwrap_or_else(HoldId::random), ttl }
+            Hold { id: again.unwrap_or_else(ChargeId::random), ttl }
         });
         let expected = self.model.charge(&items, hold, self.clock.now());
         let got = self.subject.store.charge(&items, hold).await;
@@ -270,8 +270,8 @@ impl Trace<'_> {
     async fn settle(&mut self) -> Result<(), String> {
         let recent = self.holds.len().saturating_sub(6);
         let (id, reserved, items) = match &self.holds[recent..] {
-            [] => (HoldId::random(), 1, 1),
-            _ if self.random.one_in(20) => (HoldId::random(), 1, 1),
+            [] => (ChargeId::random(), 1, 1),
+            _ if self.random.one_in(20) => (ChargeId::random(), 1, 1),
             holds => *self.random.pick(holds),
         };
         let settlement = match self.random.below(10) {

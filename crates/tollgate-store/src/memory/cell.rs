@@ -13,7 +13,7 @@ use tollgate_kernel::{
 };
 
 use super::budget::Budget;
-use super::ledger::Ledger;
+use super::limit_table::LimitTable;
 use super::table::Table;
 use super::whole::{InWhole, Whole, WholeNodes, WholeWords};
 
@@ -133,7 +133,7 @@ pub(crate) trait Cell<const W: usize>: Send + Sync {
     fn peek_whole(&self, whole: &Whole, cost: Cost, now: Micros) -> Outcome;
 
     /// The table of the same limit over the nodes of whole states.
-    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn Ledger>>;
+    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn LimitTable>>;
 }
 
 /// A strategy whose states are few words, as long as they were written under its own numbers.
@@ -449,7 +449,7 @@ where
         self.algorithm.peek(&A::State::of_whole(whole), cost, now)
     }
 
-    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn Ledger>> {
+    fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn LimitTable>> {
         let cell = PlainCell { algorithm: self.algorithm.clone(), packing: WholeWords };
         Some(Arc::new(Table::new(cell, budget.clone(), nodes, None)))
     }

@@ -10,12 +10,12 @@ use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome, Taken};
 
 use super::cell::Holder;
-use super::holds::HeldPart;
-use super::kin::{Kin, Moving};
-use super::ledger::{Ledger, Located};
+use super::holds::HeldCharge;
+use super::limit_table::{LimitTable, Located};
 use super::node::{Fingerprint, Guard};
+use super::sibling_tables::{Moving, SiblingTables};
 use super::table::{Prepared, Seen};
-use super::{Inner, MemoryItem, MemoryLimit};
+use super::{Inner, MemoryCharge, MemoryLimit};
 use crate::{Charged, Outcomes};
 
 /// How often the short path of a charge over several limits is tried before locks are waited for.
@@ -30,33 +30,33 @@ enum Missed {
 }
 
 /// One key of a charge over several limits; repeated pairs of limit and key have been added up.
-struct Part<'a> {
+struct PairCharge<'a> {
     limit: &'a MemoryLimit,
     key: Fingerprint,
     cost: Cost,
     shadow: bool,
 }
 
-impl Part<'_> {
+impl PairCharge<'_> {
     /// Whether both are about one key of one limit, whatever their numbers.
-    fn is_same(&self, other: &Part<'_>) -> bool {
+    fn is_same(&self, other: &PairCharge<'_>) -> bool {
         let is_same_name =
             Arc::ptr_eq(&self.limit.name, &other.limit.name) || self.limit.name == other.limit.name;
         self.key == other.key && is_same_name
     }
 }
 
-type Parts<'a> = SmallVec<[Part<'a>; 4]>;
+type PairCharges<'a> = SmallVec<[PairCharge<'a>; 4]>;
 
 /// The table that a part is charged in.
-struct Place<'a> {
-    ledger: &'a dyn Ledger,
+struct TargetTable<'a> {
+    limit_table: &'a dyn LimitTable,
     /// What tells its nodes from those of others.
     table: usize,
     home: usize,
 }
 
-impl Place<'_> {
+impl TargetTable<'_> {
     /// The order in which locks are taken: by table, then by home.
     fn order(&self) -> (usize, usize) {
         (self.table, self.home)
@@ -64,14 +64,14 @@ impl Place<'_> {
 }
 
 /// For each part the table of whole states, if it is in that one.
-type WholeTables = SmallVec<[Option<Arc<dyn Ledger>>; 4]>;
+type WholeTables = SmallVec<[Option<Arc<dyn LimitTable>>; 4]>;
 
-type Places<'a> = SmallVec<[Place<'a>; 4]>;
+type TargetTables<'a> = SmallVec<[TargetTable<'a>; 4]>;
 
 impl Inner {
     /// The parts of a charge: one for each pair of limit and key, repeated pairs added up.
     #[inline]
-    fn parts<'a>(&self, items: &[MemoryItem<'a>], parts: &mut Parts<'a>) {
+    fn parts<'a>(&self, items: &[MemoryCharge<'a>], parts: &mut PairCharges<'a>) {
         for item in items {
             let part = self.part(item);
             match parts.iter_mut().find(|other| other.is_same(&part)) {
@@ -87,11 +87,11 @@ impl Inner {
     }
 
     /// To which pair of limit and key each item belongs, in the order of [`parts`](Self::parts); empty where none is repeated.
-    pub(super) fn pair_of(&self, items: &[MemoryItem<'_>]) -> Box<[u16]> {
+    pub(super) fn pair_of(&self, items: &[MemoryCharge<'_>]) -> Box<[u16]> {
         if items.len() < 2 {
             return Box::default();
         }
-        let mut parts = Parts::new();
+        let mut parts = PairCharges::new();
         self.parts(items, &mut parts);
         if parts.len() == items.len() {
             return Box::default();
@@ -105,14 +105,14 @@ impl Inner {
     }
 
     #[inline]
-    fn part<'a>(&self, item: &MemoryItem<'a>) -> Part<'a> {
+    fn part<'a>(&self, item: &MemoryCharge<'a>) -> PairCharge<'a> {
         let key = self.seeds.fingerprint(item.key);
-        Part { limit: item.limit, key, cost: item.cost, shadow: item.shadow }
+        PairCharge { limit: item.limit, key, cost: item.cost, shadow: item.shadow }
     }
 
     /// Answers for items, from answers for parts.
     #[inline]
-    fn for_items(&self, items: &[MemoryItem<'_>], parts: &Parts<'_>, outcomes: Outcomes) -> Outcomes {
+    fn for_items(&self, items: &[MemoryCharge<'_>], parts: &PairCharges<'_>, outcomes: Outcomes) -> Outcomes {
         if items.len() == parts.len() {
             return outcomes;
         }
@@ -127,27 +127,28 @@ impl Inner {
     /// Finds the table that each part is in: nothing for its own, that of whole states for what is written whole. A part that is not
     /// known takes over what is known of it under other numbers of its limit. While the answer is held, nobody else begins or moves a
     /// key of those limits.
-    fn locate_all<'a>(parts: &Parts<'a>, now: Micros) -> (WholeTables, SmallVec<[Moving<'a>; 1]>) {
+    fn locate_all<'a>(parts: &PairCharges<'a>, now: Micros) -> (WholeTables, SmallVec<[Moving<'a>; 1]>) {
         let mut whole = WholeTables::new();
-        let mut to_ask: SmallVec<[(usize, &'a Kin); 1]> = SmallVec::new();
+        let mut to_ask: SmallVec<[(usize, &'a SiblingTables); 1]> = SmallVec::new();
         for (index, part) in parts.iter().enumerate() {
-            whole.push(match part.limit.ledger.locate(part.key, now) {
+            whole.push(match part.limit.limit_table.locate(part.key, now) {
                 Located::Here => None,
                 Located::Whole(table) => Some(table),
-                Located::Ask(kin) => {
-                    to_ask.push((index, kin));
+                Located::Ask(siblings) => {
+                    to_ask.push((index, siblings));
                     None
                 }
             });
         }
         // In one order everywhere, and each once.
-        let mut kin: SmallVec<[&'a Kin; 1]> = to_ask.iter().map(|(_, kin)| *kin).collect();
-        kin.sort_unstable_by_key(|kin| std::ptr::from_ref(*kin));
-        kin.dedup_by_key(|kin| std::ptr::from_ref(*kin));
-        let moving: SmallVec<[Moving<'a>; 1]> = kin.into_iter().map(Kin::moving).collect();
+        let mut siblings: SmallVec<[&'a SiblingTables; 1]> =
+            to_ask.iter().map(|(_, siblings)| *siblings).collect();
+        siblings.sort_unstable_by_key(|siblings| std::ptr::from_ref(*siblings));
+        siblings.dedup_by_key(|siblings| std::ptr::from_ref(*siblings));
+        let moving: SmallVec<[Moving<'a>; 1]> = siblings.into_iter().map(SiblingTables::moving).collect();
         for (index, own) in to_ask {
             if let Some(tables) = moving.iter().find(|tables| tables.are_of(own)) {
-                whole[index] = parts[index].limit.ledger.inherit(parts[index].key, tables, now);
+                whole[index] = parts[index].limit.limit_table.inherit(parts[index].key, tables, now);
             }
         }
         (whole, moving)
@@ -155,11 +156,11 @@ impl Inner {
 
     /// Locks the homes of all parts, in one order everywhere, so that two charges never wait for each other in a ring.
     #[inline]
-    fn lock_homes<'b>(parts: &Parts<'_>, places: &mut Places<'b>) -> SmallVec<[Guard<'b>; 4]> {
+    fn lock_homes<'b>(parts: &PairCharges<'_>, places: &mut TargetTables<'b>) -> SmallVec<[Guard<'b>; 4]> {
         let mut guards = SmallVec::new();
         loop {
             for (part, place) in parts.iter().zip(places.iter_mut()) {
-                place.home = place.ledger.home(part.key);
+                place.home = place.limit_table.home(part.key);
             }
             // The next in order, again and again: charges have few parts, and parts with the same home are locked once.
             let mut last = None;
@@ -167,9 +168,12 @@ impl Inner {
                 places.iter().filter(|place| Some(place.order()) > last).min_by_key(|place| place.order())
             {
                 last = Some(place.order());
-                guards.push(place.ledger.lock(place.home));
+                guards.push(place.limit_table.lock(place.home));
             }
-            if parts.iter().zip(places.iter()).all(|(part, place)| place.ledger.home(part.key) == place.home)
+            if parts
+                .iter()
+                .zip(places.iter())
+                .all(|(part, place)| place.limit_table.home(part.key) == place.home)
             {
                 return guards;
             }
@@ -182,7 +186,7 @@ impl Inner {
     #[inline]
     pub(super) fn charge_seen(
         &self,
-        items: &[MemoryItem<'_>],
+        items: &[MemoryCharge<'_>],
         now: Micros,
         say: &mut impl FnMut(Outcome),
     ) -> Option<bool> {
@@ -191,7 +195,7 @@ impl Inner {
                 Ok(allowed) => return Some(allowed),
                 Err(Missed::Unseen) => return None,
                 Err(Missed::Disturbed) => {
-                    self.contention.met();
+                    self.contention.note();
                     std::hint::spin_loop();
                 }
             }
@@ -202,7 +206,7 @@ impl Inner {
     #[inline]
     fn try_charge_seen(
         &self,
-        items: &[MemoryItem<'_>],
+        items: &[MemoryCharge<'_>],
         now: Micros,
         say: &mut impl FnMut(Outcome),
     ) -> Result<bool, Missed> {
@@ -210,7 +214,7 @@ impl Inner {
         let mut allowed = true;
         for (index, item) in items.iter().enumerate() {
             let key = self.seeds.fingerprint(item.key);
-            if !item.limit.ledger.see(key, item.cost, now, &mut seen) {
+            if !item.limit.limit_table.see(key, item.cost, now, &mut seen) {
                 return Err(Missed::Unseen);
             }
             // Two keys of one chain would need one lock, and one key asked twice has its costs added up.
@@ -236,26 +240,31 @@ impl Inner {
     /// Charges all parts or none. What is charged is handed to `keep`, part by part, if it is to be held.
     pub(super) fn charge_all(
         &self,
-        items: &[MemoryItem<'_>],
+        items: &[MemoryCharge<'_>],
         now: Micros,
         holder: Holder,
-        mut keep: impl FnMut(HeldPart),
+        mut keep: impl FnMut(HeldCharge),
     ) -> Charged {
-        let mut parts = Parts::new();
+        let mut parts = PairCharges::new();
         self.parts(items, &mut parts);
         loop {
             let (whole, moving) = Self::locate_all(&parts, now);
-            let mut places: Places<'_> = (parts.iter().zip(&whole))
+            let mut places: TargetTables<'_> = (parts.iter().zip(&whole))
                 .map(|(part, whole)| {
-                    let ledger: &dyn Ledger = whole.as_deref().unwrap_or(&*part.limit.ledger);
-                    Place { ledger, table: ledger.address(), home: 0 }
+                    let limit_table: &dyn LimitTable = whole.as_deref().unwrap_or(&*part.limit.limit_table);
+                    TargetTable { limit_table, table: limit_table.address(), home: 0 }
                 })
                 .collect();
             let guards = Self::lock_homes(&parts, &mut places);
             // A part that was known may have been taken away before its home was locked.
-            let is_there = |(part, place): (&Part<'_>, &Place<'_>)| match part.limit.ledger.kin() {
-                Some(kin) => {
-                    moving.iter().any(|tables| tables.are_of(kin)) || place.ledger.knows_locked(part.key)
+            let is_there = |(part, place): (&PairCharge<'_>, &TargetTable<'_>)| match part
+                .limit
+                .limit_table
+                .siblings()
+            {
+                Some(siblings) => {
+                    moving.iter().any(|tables| tables.are_of(siblings))
+                        || place.limit_table.knows_locked(part.key)
                 }
                 None => true,
             };
@@ -264,7 +273,7 @@ impl Inner {
                 drop(guards);
                 drop(moving);
                 if allowed {
-                    places.iter().for_each(|place| place.ledger.grow_if_needed());
+                    places.iter().for_each(|place| place.limit_table.grow_if_needed());
                 }
                 return Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) };
             }
@@ -273,11 +282,11 @@ impl Inner {
 
     /// Charges all parts or none. With their homes locked.
     fn charge_locked(
-        parts: &Parts<'_>,
-        places: &Places<'_>,
+        parts: &PairCharges<'_>,
+        places: &TargetTables<'_>,
         now: Micros,
         holder: Holder,
-        keep: &mut impl FnMut(HeldPart),
+        keep: &mut impl FnMut(HeldCharge),
     ) -> (bool, Outcomes) {
         let mut prepared: SmallVec<[Option<Prepared<'_>>; 4]> = parts.iter().map(|_| None).collect();
         let mut outcomes = Outcomes::from_elem(Outcome::BLOCKED, parts.len());
@@ -289,7 +298,7 @@ impl Inner {
             let (part, place) = (&parts[index], &places[index]);
             // Whether no other part of the same charge is in the same table.
             let is_alone = places.iter().filter(|other| other.table == place.table).count() == 1;
-            let ready = place.ledger.prepare(part.key, part.cost, now, is_alone);
+            let ready = place.limit_table.prepare(part.key, part.cost, now, is_alone);
             allowed &= ready.outcome.allowed || part.shadow;
             outcomes[index] = ready.outcome;
             prepared[index] = Some(ready);
@@ -298,17 +307,17 @@ impl Inner {
             parts.iter().zip(places).zip(prepared.into_iter().flatten()).enumerate()
         {
             if !(allowed && ready.outcome.allowed) {
-                place.ledger.refuse(ready, now);
+                place.limit_table.refuse(ready, now);
                 continue;
             }
-            let committed = place.ledger.commit(ready, part.key, holder, part.cost, now);
+            let committed = place.limit_table.commit(ready, part.key, holder, part.cost, now);
             if holder.id != 0 {
                 // A lease counts until its end, and is found by it.
                 let lease_end = part.limit.lease.map(|lease| holder.lease_end(lease, now));
-                keep(HeldPart {
+                keep(HeldCharge {
                     name: part.limit.name.clone(),
                     number,
-                    ledger: part.limit.ledger.clone(),
+                    limit_table: part.limit.limit_table.clone(),
                     lease: part.limit.lease,
                     key: part.key,
                     taken: Taken { cost: part.cost.get(), at: lease_end.unwrap_or(committed.charged_at) },
@@ -319,11 +328,11 @@ impl Inner {
         (allowed, outcomes)
     }
 
-    pub(super) fn peek_all(&self, items: &[MemoryItem<'_>], now: Micros) -> Charged {
-        let mut parts = Parts::new();
+    pub(super) fn peek_all(&self, items: &[MemoryCharge<'_>], now: Micros) -> Charged {
+        let mut parts = PairCharges::new();
         self.parts(items, &mut parts);
         let outcomes: Outcomes =
-            parts.iter().map(|part| part.limit.ledger.peek(part.key, part.cost, now)).collect();
+            parts.iter().map(|part| part.limit.limit_table.peek(part.key, part.cost, now)).collect();
         let allowed = parts.iter().zip(&outcomes).all(|(part, outcome)| outcome.allowed || part.shadow);
         Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) }
     }

@@ -10,7 +10,7 @@ pub(crate) struct Contention(AtomicU64);
 impl Contention {
     /// Counters were locked, or changed while they were looked at.
     #[cold]
-    pub(crate) fn met(&self) {
+    pub(crate) fn note(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -23,7 +23,7 @@ impl Contention {
 mod tests {
     use tollgate_kernel::{Cost, Limit, Micros};
 
-    use crate::memory::{MemoryItem, MemoryLimit, MemoryOptions, MemoryStore};
+    use crate::memory::{MemoryCharge, MemoryLimit, MemoryOptions, MemoryStore};
     use crate::{ManualClock, StoredLimit};
 
     fn store() -> MemoryStore {
@@ -37,8 +37,8 @@ mod tests {
             .map(|(name, limit)| store.open(&StoredLimit::new(name, limit.unwrap())))
     }
 
-    fn both(limits: &[MemoryLimit; 2]) -> [MemoryItem<'_>; 2] {
-        limits.each_ref().map(|limit| MemoryItem { limit, key: "k", cost: Cost::ONE, shadow: false })
+    fn both(limits: &[MemoryLimit; 2]) -> [MemoryCharge<'_>; 2] {
+        limits.each_ref().map(|limit| MemoryCharge { limit, key: "k", cost: Cost::ONE, shadow: false })
     }
 
     #[test]
@@ -66,7 +66,7 @@ mod tests {
             let limits = limits(&store);
             store.charge_all(&both(&limits), None).unwrap();
             std::thread::scope(|scope| {
-                let held: Vec<_> = limits.iter().map(|limit| limit.ledger.lock(0)).collect();
+                let held: Vec<_> = limits.iter().map(|limit| limit.limit_table.lock(0)).collect();
                 let waiter = scope.spawn(|| walk(&store, &limits));
                 while store.contention() == 0 {
                     std::thread::yield_now();

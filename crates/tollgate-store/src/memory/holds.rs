@@ -20,9 +20,9 @@ use smallvec::SmallVec;
 use tollgate_kernel::{MAX_COUNT, Micros, Outcome, Taken};
 
 use super::cell::{Amended, Amendment};
-use super::ledger::Ledger;
+use super::limit_table::LimitTable;
 use super::node::Fingerprint;
-use crate::{Charged, Hold, HoldId, Outcomes, Settled, Settlement, StoreError};
+use crate::{ChargeId, Charged, Hold, Outcomes, Settled, Settlement, StoreError};
 
 const SHARDS: usize = 32;
 
@@ -31,11 +31,11 @@ const SHARDS: usize = 32;
 pub(crate) const MOST_OPEN_PER_KEY: usize = 10_000;
 
 /// One limit of a held charge.
-pub(crate) struct HeldPart {
+pub(crate) struct HeldCharge {
     pub(crate) name: Arc<str>,
     /// Which pair of the charge it is, in their order: some may have taken nothing.
     pub(crate) number: usize,
-    pub(crate) ledger: Arc<dyn Ledger>,
+    pub(crate) limit_table: Arc<dyn LimitTable>,
     /// How long its lease lasts, if it is one.
     pub(crate) lease: Option<Micros>,
     pub(crate) key: Fingerprint,
@@ -46,7 +46,7 @@ pub(crate) struct HeldPart {
 
 /// A charge that can be settled.
 struct Held {
-    parts: SmallVec<[HeldPart; 1]>,
+    parts: SmallVec<[HeldCharge; 1]>,
     /// To which pair each charge of the call belongs; empty where each is one of its own.
     pair_of: Box<[u16]>,
     /// What each limit said, for a charge that is sent again.
@@ -143,7 +143,7 @@ fn bytes_of(limits: usize, keys: usize) -> usize {
     in_map::<(u128, Entry)>()
         + size_of::<Held>()
         + 16
-        + aside(limits, size_of::<HeldPart>())
+        + aside(limits, size_of::<HeldCharge>())
         + aside(limits, size_of::<Outcome>())
         + aside(limits, size_of::<u16>())
         + bytes_of_keys(keys)
@@ -170,7 +170,7 @@ impl Holds {
         }
     }
 
-    fn shard(&self, id: HoldId) -> &Mutex<Shard> {
+    fn shard(&self, id: ChargeId) -> &Mutex<Shard> {
         let shard = id.get() % (SHARDS as u128);
         &self.shards[usize::try_from(shard).unwrap_or(0)]
     }
@@ -246,7 +246,7 @@ impl Holds {
         keys: Keys,
         pair_of: Box<[u16]>,
         now: Micros,
-        charge: impl FnOnce(&mut dyn FnMut(HeldPart)) -> Charged,
+        charge: impl FnOnce(&mut dyn FnMut(HeldCharge)) -> Charged,
     ) -> Result<Charged, StoreError> {
         let mut shard = self.shard(hold.id).lock();
         if let Some(entry) = shard.get(&hold.id.get()).filter(|entry| now < entry.end()) {
@@ -266,7 +266,7 @@ impl Holds {
         }
         let mut parts = SmallVec::new();
         let answer = charge(&mut |part| parts.push(part));
-        let longest_lease = parts.iter().filter_map(|part: &HeldPart| part.lease).max();
+        let longest_lease = parts.iter().filter_map(|part: &HeldCharge| part.lease).max();
         let ttl = match hold.ttl {
             Hold::UNTIL_RELEASED => hold.ttl,
             ttl => ttl.min(Hold::MAX_TTL).max(longest_lease.unwrap_or_default()),
@@ -286,7 +286,7 @@ impl Holds {
 
     pub(crate) fn settle(
         &self,
-        id: HoldId,
+        id: ChargeId,
         settlement: &Settlement,
         now: Micros,
     ) -> Result<Settled, StoreError> {
@@ -323,7 +323,7 @@ impl Holds {
     }
 
     /// Ends a hold that nobody will ask for again: its leases are released, what it charged stays as it is, and it is forgotten.
-    pub(crate) fn release(&self, id: HoldId, now: Micros) {
+    pub(crate) fn release(&self, id: ChargeId, now: Micros) {
         let mut shard = self.shard(id).lock();
         let Some(entry) = shard.remove(&id.get()) else { return };
         self.forget_entry(&entry);
@@ -404,11 +404,16 @@ impl Held {
     }
 
     /// Corrects every part. A charge of nothing but leases that are all gone (their key was reset) is not known any more.
-    fn settle(&mut self, id: HoldId, now: Micros, actual_of: impl Fn(&HeldPart) -> Option<u64>) -> Settled {
+    fn settle(
+        &mut self,
+        id: ChargeId,
+        now: Micros,
+        actual_of: impl Fn(&HeldCharge) -> Option<u64>,
+    ) -> Settled {
         let mut found = self.parts.is_empty();
         for part in mem::take(&mut self.parts) {
             let Taken { cost, at } = part.taken;
-            let amend = |amendment| part.ledger.amend(part.key, part.in_shared, amendment, now);
+            let amend = |amendment| part.limit_table.amend(part.key, part.in_shared, amendment, now);
             if part.lease.is_some() {
                 found |= amend(Amendment::Release { holder: id.get(), end: at }).is_found();
                 continue;
@@ -430,14 +435,14 @@ impl Held {
     }
 
     /// Renews every lease of the charge. If one of them has run out the hold is lost, and none is renewed.
-    fn renew(&mut self, id: HoldId, now: Micros) -> Settled {
-        let is_live = |part: &HeldPart| part.lease.is_none() || part.taken.at > now;
+    fn renew(&mut self, id: ChargeId, now: Micros) -> Settled {
+        let is_live = |part: &HeldCharge| part.lease.is_none() || part.taken.at > now;
         if !self.parts.iter().all(is_live) {
             return Settled::Unknown;
         }
         for part in self.parts.iter_mut().filter(|part| part.lease.is_some()) {
             let renewal = Amendment::Renew { holder: id.get(), end: part.taken.at };
-            match part.ledger.amend(part.key, part.in_shared, renewal, now) {
+            match part.limit_table.amend(part.key, part.in_shared, renewal, now) {
                 Amended::Until(end) => part.taken.at = end,
                 _ => return Settled::Unknown,
             }
@@ -452,7 +457,7 @@ mod tests {
     use tollgate_kernel::{Cost, Limit};
 
     use super::*;
-    use crate::{ManualClock, MemoryItem, MemoryOptions, MemoryStore, StoredLimit, WhenFull};
+    use crate::{ManualClock, MemoryCharge, MemoryOptions, MemoryStore, StoredLimit, WhenFull};
 
     fn store(reservation_bytes: usize) -> (MemoryStore, ManualClock) {
         let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
@@ -467,7 +472,7 @@ mod tests {
     }
 
     fn hold(id: u128, secs: u64) -> Option<Hold> {
-        Some(Hold { id: HoldId::new(id).unwrap(), ttl: Micros::from_secs(secs) })
+        Some(Hold { id: ChargeId::new(id).unwrap(), ttl: Micros::from_secs(secs) })
     }
 
     /// A reservation counted as one key of 40 bytes, and took 725 to 900: reservations pushed out keys, and memory had no bound.
@@ -480,7 +485,7 @@ mod tests {
         let api =
             store.open(&StoredLimit::new("api", Limit::fixed_window(100, Micros::from_secs(3_600)).unwrap()));
         let reserve = |id: u128, key: &str, limits: usize| {
-            let items = vec![MemoryItem { limit: &api, key, cost: Cost::ONE, shadow: false }; limits];
+            let items = vec![MemoryCharge { limit: &api, key, cost: Cost::ONE, shadow: false }; limits];
             store.charge_all(&items, hold(id, 60)).map(|charged| charged.allowed).ok()
         };
         // The name of a reservation, its limits, whether it is made, and the reservations' worth of bytes that are taken then.
@@ -497,13 +502,13 @@ mod tests {
         assert_eq!(store.used(), 1, "the key, and nothing of the reservations");
         assert_eq!(reserve(9, "other", 64), None, "64 limits take more room than one");
         assert!(reserve(4, "other", 1).is_some());
-        let id = HoldId::new(1).unwrap();
+        let id = ChargeId::new(1).unwrap();
         let before = store.reservation_bytes();
         assert_eq!(store.settle(id, &Settlement::Cancel).unwrap(), Settled::Done);
         assert!(store.reservation_bytes() < before, "what is settled takes less");
         assert_eq!(store.settle(id, &Settlement::Cancel).unwrap(), Settled::Already);
         assert_eq!(reserve(1, "k", 1), Some(true), "it is answered as before, and not charged again");
-        store.release(HoldId::new(2).unwrap());
+        store.release(ChargeId::new(2).unwrap());
         hands.advance(Micros::from_secs(60));
         assert_eq!(reserve(1, "k", 1), Some(true), "in the place of one that had run out");
         hands.advance(Micros::from_secs(60));
@@ -519,7 +524,7 @@ mod tests {
         let api =
             store.open(&StoredLimit::new("api", Limit::fixed_window(1, Micros::from_secs(60)).unwrap()));
         assert!(api.charge("k", Cost::ONE).allowed);
-        let watched = [MemoryItem { limit: &api, key: "k", cost: Cost::ONE, shadow: true }];
+        let watched = [MemoryCharge { limit: &api, key: "k", cost: Cost::ONE, shadow: true }];
         for items in [&watched[..], &[]] {
             for id in 1..1_000 {
                 assert!(store.charge_all(items, hold(id, 86_400)).unwrap().allowed);
@@ -536,7 +541,7 @@ mod tests {
             .map(|name| store.open(&StoredLimit::new(name, Limit::fixed_window(1 << 40, hour).unwrap())));
         let workers = store.open(&StoredLimit::new("workers", Limit::concurrency(1 << 40, hour).unwrap()));
         let reserve = |id: u128, key: &str| {
-            let item = |limit, key| MemoryItem { limit, key, cost: Cost::ONE, shadow: false };
+            let item = |limit, key| MemoryCharge { limit, key, cost: Cost::ONE, shadow: false };
             store.charge_all(&[item(&user, key), item(&all, "all")], hold(id, 60))
         };
         for id in 1..=MOST_OPEN_PER_KEY {
@@ -545,9 +550,9 @@ mod tests {
         let refused = reserve(1 << 64, "attacker").unwrap_err();
         assert_eq!(refused.failure(), Some(crate::Failure::Full), "{refused}");
         assert!(reserve(1 << 65, "bystander").unwrap().allowed, "one key is everybody's");
-        let lease = [MemoryItem { limit: &workers, key: "attacker", cost: Cost::ONE, shadow: false }];
+        let lease = [MemoryCharge { limit: &workers, key: "attacker", cost: Cost::ONE, shadow: false }];
         assert!(store.charge_all(&lease, hold(1 << 66, 0)).is_ok(), "a lease is bounded by its limit");
-        let id = HoldId::new(1).unwrap();
+        let id = ChargeId::new(1).unwrap();
         assert_eq!(store.settle(id, &Settlement::Actual(1)).unwrap(), Settled::Done);
         assert!(reserve(1 << 67, "attacker").unwrap().allowed, "one of them is not open any more");
         assert!(reserve(1 << 68, "attacker").is_err());
@@ -565,8 +570,8 @@ mod tests {
             ..MemoryOptions::default()
         });
         let workers = store.open(&StoredLimit::new("workers", leases));
-        let item = [MemoryItem { limit: &workers, key: "k", cost: Cost::ONE, shadow: false }];
-        let id = HoldId::new(7).unwrap();
+        let item = [MemoryCharge { limit: &workers, key: "k", cost: Cost::ONE, shadow: false }];
+        let id = ChargeId::new(7).unwrap();
         let held = Some(Hold { id, ttl: Hold::UNTIL_RELEASED });
         assert!(store.charge_all(&item, held).unwrap().allowed);
         hands.advance(Micros::from_secs(100 * 365 * 86_400));

@@ -101,7 +101,7 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
     #[inline]
     pub(super) fn lock_node<'a>(&self, node: &'a Node<W, S>) -> Guard<'a> {
         node.version().and_then(|version| node.lock_if_unchanged(version)).unwrap_or_else(|| {
-            self.contention.met();
+            self.contention.note();
             node.lock()
         })
     }
@@ -109,7 +109,7 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
     /// Nothing, because others were in the way.
     #[cold]
     pub(super) fn disturbed<T>(&self) -> Option<T> {
-        self.contention.met();
+        self.contention.note();
         None
     }
 

@@ -9,10 +9,10 @@ use tollgate_kernel::{BucketNumbers, LeaseState, Limit, LogState, Micros};
 use super::budget::Budget;
 use super::cell::{InWords, Numbered, OneWord, PlainCell, ThreeWords};
 use super::contention::Contention;
-use super::kept::{Kept, KeptCell};
-use super::kin::Kin;
-use super::ledger::Ledger;
+use super::indirect::{IndirectCell, IndirectStates};
+use super::limit_table::LimitTable;
 use super::nodes::Nodes;
+use super::sibling_tables::SiblingTables;
 use super::table::Table;
 use super::wall::{Wall, WallWindow};
 use super::whole::{WholeNodes, WholeWords};
@@ -58,8 +58,8 @@ pub(super) enum AnyNodes {
     Narrow(Arc<Nodes<1, 5>>),
     Wide(Arc<Nodes<3, 3>>),
     Whole(Arc<WholeNodes>),
-    Logs(Arc<Nodes<1, 5>>, Arc<Kept<LogState>>),
-    Leases(Arc<Nodes<1, 5>>, Arc<Kept<LeaseState>>),
+    Logs(Arc<Nodes<1, 5>>, Arc<IndirectStates<LogState>>),
+    Leases(Arc<Nodes<1, 5>>, Arc<IndirectStates<LeaseState>>),
 }
 
 impl Shape {
@@ -96,8 +96,8 @@ impl Making {
             Limit::TokenBucket(bucket) => self.bucket_nodes(bucket),
             Limit::LeakyBucket(bucket) => self.bucket_nodes(bucket),
             Limit::FixedWindow(_) | Limit::SlidingWindowCounter(_) => AnyNodes::Wide(self.empty()),
-            Limit::SlidingWindow(_) => AnyNodes::Logs(self.empty(), Arc::new(Kept::new())),
-            Limit::Concurrency(_) => AnyNodes::Leases(self.empty(), Arc::new(Kept::new())),
+            Limit::SlidingWindow(_) => AnyNodes::Logs(self.empty(), Arc::new(IndirectStates::new())),
+            Limit::Concurrency(_) => AnyNodes::Leases(self.empty(), Arc::new(IndirectStates::new())),
         }
     }
 
@@ -113,26 +113,31 @@ impl Making {
     }
 
     /// A limit's table over its nodes.
-    pub(super) fn table(&self, limit: Limit, nodes: &AnyNodes, kin: Option<Arc<Kin>>) -> Arc<dyn Ledger> {
+    pub(super) fn table(
+        &self,
+        limit: Limit,
+        nodes: &AnyNodes,
+        siblings: Option<Arc<SiblingTables>>,
+    ) -> Arc<dyn LimitTable> {
         let budget = self.budget.clone();
         match (limit, nodes) {
-            (Limit::TokenBucket(bucket), nodes) => self.bucket_table(bucket, nodes, kin),
-            (Limit::LeakyBucket(bucket), nodes) => self.bucket_table(bucket, nodes, kin),
+            (Limit::TokenBucket(bucket), nodes) => self.bucket_table(bucket, nodes, siblings),
+            (Limit::LeakyBucket(bucket), nodes) => self.bucket_table(bucket, nodes, siblings),
             (Limit::FixedWindow(window), AnyNodes::Wide(nodes)) => {
                 self.wide_table(WallWindow::new(window, &self.wall), nodes, None)
             }
             (Limit::SlidingWindowCounter(window), AnyNodes::Wide(nodes)) => {
-                self.wide_table(window, nodes, kin)
+                self.wide_table(window, nodes, siblings)
             }
             (Limit::SlidingWindowCounter(window), AnyNodes::Whole(nodes)) => {
-                self.whole_table(window, nodes, kin)
+                self.whole_table(window, nodes, siblings)
             }
             (Limit::SlidingWindow(window), AnyNodes::Logs(nodes, kept)) => {
-                let cell = KeptCell::new(window, budget.clone(), kept.clone());
+                let cell = IndirectCell::new(window, budget.clone(), kept.clone());
                 Arc::new(Table::new(cell, budget, nodes.clone(), None))
             }
             (Limit::Concurrency(leases), AnyNodes::Leases(nodes, kept)) => {
-                let cell = KeptCell::new(leases, budget.clone(), kept.clone());
+                let cell = IndirectCell::new(leases, budget.clone(), kept.clone());
                 Arc::new(Table::new(cell, budget, nodes.clone(), None))
             }
             (limit, _) => unreachable!("the nodes of another strategy were found for {limit}"),
@@ -143,15 +148,15 @@ impl Making {
         &self,
         bucket: B,
         nodes: &AnyNodes,
-        kin: Option<Arc<Kin>>,
-    ) -> Arc<dyn Ledger> {
+        siblings: Option<Arc<SiblingTables>>,
+    ) -> Arc<dyn LimitTable> {
         match (OneWord::new(&bucket, self.start), nodes) {
-            (_, AnyNodes::Whole(nodes)) => self.whole_table(bucket, nodes, kin),
+            (_, AnyNodes::Whole(nodes)) => self.whole_table(bucket, nodes, siblings),
             (Some(packing), AnyNodes::Narrow(nodes)) => {
                 let cell = PlainCell { algorithm: bucket, packing };
-                Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
+                Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), siblings))
             }
-            (None, AnyNodes::Wide(nodes)) => self.wide_table(bucket, nodes, kin),
+            (None, AnyNodes::Wide(nodes)) => self.wide_table(bucket, nodes, siblings),
             _ => unreachable!("the nodes of other numbers were found for a bucket"),
         }
     }
@@ -160,19 +165,19 @@ impl Making {
         &self,
         algorithm: A,
         nodes: &Arc<Nodes<3, 3>>,
-        kin: Option<Arc<Kin>>,
-    ) -> Arc<dyn Ledger> {
+        siblings: Option<Arc<SiblingTables>>,
+    ) -> Arc<dyn LimitTable> {
         let cell = PlainCell { algorithm, packing: ThreeWords };
-        Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
+        Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), siblings))
     }
 
     fn whole_table<A: InWords>(
         &self,
         algorithm: A,
         nodes: &Arc<WholeNodes>,
-        kin: Option<Arc<Kin>>,
-    ) -> Arc<dyn Ledger> {
+        siblings: Option<Arc<SiblingTables>>,
+    ) -> Arc<dyn LimitTable> {
         let cell = PlainCell { algorithm, packing: WholeWords };
-        Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), kin))
+        Arc::new(Table::new(cell, self.budget.clone(), nodes.clone(), siblings))
     }
 }

@@ -35,7 +35,10 @@ impl Inner {
             tables.tidy();
             tables.all().cloned().collect()
         };
-        let keys: usize = tables.iter().map(|ledger| ledger.sweep(ledger.nodes().div_ceil(parts), now)).sum();
+        let keys: usize = tables
+            .iter()
+            .map(|limit_table| limit_table.sweep(limit_table.nodes().div_ceil(parts), now))
+            .sum();
         keys + self.holds.sweep(now)
     }
 }

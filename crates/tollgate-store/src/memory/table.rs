@@ -15,10 +15,10 @@ use tollgate_kernel::{Cost, Micros, Outcome};
 
 use super::budget::{Budget, WhenFull};
 use super::cell::{Amended, Amendment, Cell, Holder};
-use super::kin::{Change, Kin, Movable, Moving};
-use super::ledger::{Ledger, Located};
+use super::limit_table::{LimitTable, Located};
 use super::node::{Fingerprint, Guard, Sight};
 use super::nodes::{Nodes, Spot};
+use super::sibling_tables::{Change, Movable, Moving, SiblingTables};
 use super::sync::AtomicU64;
 use super::whole::Whole;
 
@@ -79,14 +79,19 @@ pub(crate) struct Table<C, const W: usize, const S: usize> {
     pub(super) budget: Arc<Budget>,
     pub(super) nodes: Arc<Nodes<W, S>>,
     /// The other tables of the limit's name whose states this one may take over, where they are written otherwise.
-    pub(super) kin: Option<Arc<Kin>>,
-    /// The table of this limit over the states of all kin that are written whole, once it was needed.
-    whole: Mutex<Option<Arc<dyn Ledger>>>,
+    pub(super) siblings: Option<Arc<SiblingTables>>,
+    /// The table of this limit over the states of all siblings that are written whole, once it was needed.
+    whole: Mutex<Option<Arc<dyn LimitTable>>>,
 }
 
 impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
-    pub(crate) fn new(cell: C, budget: Arc<Budget>, nodes: Arc<Nodes<W, S>>, kin: Option<Arc<Kin>>) -> Self {
-        Table { cell, budget, nodes, kin, whole: Mutex::default() }
+    pub(crate) fn new(
+        cell: C,
+        budget: Arc<Budget>,
+        nodes: Arc<Nodes<W, S>>,
+        siblings: Option<Arc<SiblingTables>>,
+    ) -> Self {
+        Table { cell, budget, nodes, siblings, whole: Mutex::default() }
     }
 
     /// Forgets the keys of a locked chain that `is_gone` picks, and returns how many.
@@ -111,8 +116,8 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     }
 
     /// The other tables that may know a key, if there are any.
-    fn kin_in_use(&self) -> Option<&Kin> {
-        self.kin.as_deref().filter(|kin| kin.are_several())
+    fn siblings_in_use(&self) -> Option<&SiblingTables> {
+        self.siblings.as_deref().filter(|siblings| siblings.are_several())
     }
 
     /// Whether a key is here.
@@ -122,8 +127,8 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     }
 
     /// The table of this limit over the states that are written whole, unless it is this one.
-    fn whole_table(&self, kin: &Kin) -> Option<Arc<dyn Ledger>> {
-        let nodes = kin.whole()?;
+    fn whole_table(&self, siblings: &SiblingTables) -> Option<Arc<dyn LimitTable>> {
+        let nodes = siblings.whole()?;
         let address = Arc::as_ptr(&nodes).cast::<()>() as usize;
         if address == self.address() {
             return None;
@@ -136,12 +141,18 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     }
 
     /// Keeps a key that came from another table: here if these words can say all of it, and whole if not.
-    fn keep(&self, key: Fingerprint, state: &Whole, kin: &Kin, now: Micros) -> Option<Arc<dyn Ledger>> {
+    fn keep(
+        &self,
+        key: Fingerprint,
+        state: &Whole,
+        siblings: &SiblingTables,
+        now: Micros,
+    ) -> Option<Arc<dyn LimitTable>> {
         if let Some(words) = self.cell.receive(state, now) {
             self.put_words(key, words, now);
             return None;
         }
-        let whole = self.whole_table(kin);
+        let whole = self.whole_table(siblings);
         match &whole {
             Some(table) => table.put(key, state, now),
             // There always is one while there are several tables.
@@ -208,17 +219,17 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         loop {
             let (home, first, lock) = self.nodes.lock_home(key);
             let Some((node, _, slot)) = self.nodes.find(first, key) else {
-                let Some(kin) = self.kin_in_use().filter(|_| moving.is_none()) else {
+                let Some(siblings) = self.siblings_in_use().filter(|_| moving.is_none()) else {
                     return self.charge_newcomer(home, lock, key, cost, now);
                 };
-                // Not here, and maybe there: nobody is new before all kin have been asked, and none of them while one of them
+                // Not here, and maybe there: nobody is new before all siblings have been asked, and none of them while one of them
                 // is being asked.
                 drop(lock);
-                let charged = self.whole_table(kin).and_then(|whole| whole.charge_whole(key, cost, now));
+                let charged = self.whole_table(siblings).and_then(|whole| whole.charge_whole(key, cost, now));
                 if let Some(outcome) = charged {
                     return outcome;
                 }
-                let tables = kin.moving();
+                let tables = siblings.moving();
                 // Others may charge it there meanwhile, until it need not be written whole any more.
                 while let Some(whole) = self.inherit(key, &tables, now) {
                     if let Some(outcome) = whole.charge_whole(key, cost, now) {
@@ -311,7 +322,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     }
 }
 
-impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
+impl<C: Cell<W>, const W: usize, const S: usize> LimitTable for Table<C, W, S> {
     #[inline]
     fn charge(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
         if C::PLAIN
@@ -373,7 +384,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     }
 
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
-        let tables = self.kin_in_use().filter(|_| !self.knows(key)).map(Kin::moving);
+        let tables = self.siblings_in_use().filter(|_| !self.knows(key)).map(SiblingTables::moving);
         if let Some(state) = tables.as_ref().and_then(|tables| tables.look(key, self.address())) {
             return self.cell.peek_whole(&state, cost, now);
         }
@@ -385,10 +396,10 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
     }
 
     fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> Amended {
-        let Some(kin) = self.kin_in_use() else {
+        let Some(siblings) = self.siblings_in_use() else {
             return self.amend_here(key, in_shared, amendment, now);
         };
-        let tables = kin.moving();
+        let tables = siblings.moving();
         // Corrected where it is by now, by the numbers that it was charged under.
         let mut amended = Amended::NotFound;
         let mut amend = |state: &mut Whole| amended = self.cell.amend_whole(state, amendment, now);
@@ -396,17 +407,17 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
             Change::NotHere => {}
             Change::Done => return amended,
             Change::Left(state) => {
-                self.keep(key, &state, kin, now);
+                self.keep(key, &state, siblings, now);
                 return amended;
             }
         }
-        // A debt of one who is not known is kept under the key's own name: that is what kin look for.
+        // A debt of one who is not known is kept under the key's own name: that is what siblings look for.
         let in_shared = in_shared && !matches!(amendment, Amendment::Debit { .. });
         self.amend_here(key, in_shared, amendment, now)
     }
 
     fn forget(&self, key: Fingerprint) -> bool {
-        let tables = self.kin_in_use().map(Kin::moving);
+        let tables = self.siblings_in_use().map(SiblingTables::moving);
         let elsewhere = tables.is_some_and(|tables| tables.forget(key));
         self.forget_here(key) || elsewhere
     }
@@ -432,15 +443,17 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         Arc::as_ptr(&self.nodes).cast::<()>() as usize
     }
 
-    fn kin(&self) -> Option<&Kin> {
-        self.kin_in_use()
+    fn siblings(&self) -> Option<&SiblingTables> {
+        self.siblings_in_use()
     }
 
     fn locate(&self, key: Fingerprint, now: Micros) -> Located<'_> {
-        let Some(kin) = self.kin_in_use().filter(|_| !self.knows(key)) else { return Located::Here };
-        match self.whole_table(kin).filter(|whole| whole.knows_whole(key, now)) {
+        let Some(siblings) = self.siblings_in_use().filter(|_| !self.knows(key)) else {
+            return Located::Here;
+        };
+        match self.whole_table(siblings).filter(|whole| whole.knows_whole(key, now)) {
             Some(whole) => Located::Whole(whole),
-            None => Located::Ask(kin),
+            None => Located::Ask(siblings),
         }
     }
 
@@ -465,11 +478,11 @@ impl<C: Cell<W>, const W: usize, const S: usize> Ledger for Table<C, W, S> {
         Some(outcome)
     }
 
-    fn inherit(&self, key: Fingerprint, tables: &Moving<'_>, now: Micros) -> Option<Arc<dyn Ledger>> {
-        let kin = self.kin_in_use().filter(|_| !self.knows(key))?;
+    fn inherit(&self, key: Fingerprint, tables: &Moving<'_>, now: Micros) -> Option<Arc<dyn LimitTable>> {
+        let siblings = self.siblings_in_use().filter(|_| !self.knows(key))?;
         let mut state = tables.take(key, self.address())?;
         self.cell.adopt_whole(&mut state, now);
-        self.keep(key, &state, kin, now)
+        self.keep(key, &state, siblings, now)
     }
 
     fn let_go_of_whole(&self) {

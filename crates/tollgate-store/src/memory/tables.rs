@@ -2,9 +2,9 @@
 //!
 //! Limits of one name whose states are written alike are one set of nodes, each with its own numbers over it: a limit that was
 //! changed, and a key that gains or loses an override, find what was consumed. Buckets of different numbers, and counters of
-//! different windows, are kin (kin.rs), and a limit of another strategy begins afresh. So it is with the stores elsewhere, too.
+//! different windows, are siblings (kin.rs), and a limit of another strategy begins afresh. So it is with the stores elsewhere, too.
 //!
-//! What nobody holds a limit of any more, and is empty, is dropped when another is opened or the store is swept; kin that
+//! What nobody holds a limit of any more, and is empty, is dropped when another is opened or the store is swept; siblings that
 //! nobody charges any more are merged when there are too many of them to ask, and where many are held, all further ones share one
 //! set of nodes (whole.rs). So whoever is new asks few, however many limits of one name there are.
 
@@ -13,17 +13,17 @@ use std::sync::{Arc, Weak};
 
 use tollgate_kernel::Limit;
 
-use super::kin::{Kin, Moving};
-use super::ledger::Ledger;
+use super::limit_table::LimitTable;
 use super::shape::{AnyNodes, Family, Making, Shape};
+use super::sibling_tables::{Moving, SiblingTables};
 use super::whole::WholeNodes;
 use crate::StoredLimit;
 
 /// How many tables of a limit that nobody holds are asked before they are merged.
-const MOST_IDLE_KIN: usize = 8;
+const MOST_IDLE_SIBLINGS: usize = 8;
 
 /// How many sets of numbers have a table of their own at once, of those that somebody holds.
-const MOST_HELD_KIN: usize = 8;
+const MOST_HELD_SIBLINGS: usize = 8;
 
 /// How many limits are kept ready for callers who name them with every charge.
 const MOST_BY_CALL: usize = 64;
@@ -47,17 +47,17 @@ pub(super) struct Tables {
 /// All tables of one name.
 #[derive(Default)]
 struct Named {
-    stocks: Vec<Stock>,
-    buckets: Kinship,
-    counters: Kinship,
+    sets: Vec<NodeSet>,
+    buckets: FamilyTables,
+    counters: FamilyTables,
     /// With how many limits those are looked for next that nobody holds.
     tidy_at: usize,
 }
 
 /// What the tables of one family have in common.
 #[derive(Default)]
-struct Kinship {
-    kin: Arc<Kin>,
+struct FamilyTables {
+    siblings: Arc<SiblingTables>,
     whole: Option<WholeStates>,
 }
 
@@ -65,28 +65,33 @@ struct Kinship {
 struct WholeStates {
     nodes: Arc<WholeNodes>,
     /// A table over them, by the numbers of any limit.
-    ledger: Arc<dyn Ledger>,
+    limit_table: Arc<dyn LimitTable>,
 }
 
 /// One set of nodes, and the limits over it. There is always at least one.
-struct Stock {
+struct NodeSet {
     shape: Shape,
     nodes: AnyNodes,
     limits: HashMap<Limit, Opening>,
 }
 
 struct Opening {
-    ledger: Arc<dyn Ledger>,
+    limit_table: Arc<dyn LimitTable>,
     by_call: bool,
 }
 
 impl Tables {
     /// The table of a limit.
-    pub(super) fn open(&mut self, stored: &StoredLimit, opened: Opened, making: &Making) -> Arc<dyn Ledger> {
+    pub(super) fn open(
+        &mut self,
+        stored: &StoredLimit,
+        opened: Opened,
+        making: &Making,
+    ) -> Arc<dyn LimitTable> {
         let by_call = opened == Opened::ByCall;
         if let Some(known) = self.by_name.get_mut(&stored.name).and_then(|named| named.known(&stored.limit)) {
             known.by_call |= by_call;
-            return known.ledger.clone();
+            return known.limit_table.clone();
         }
         if self.by_name.len() >= self.tidy_at {
             self.tidy();
@@ -97,17 +102,17 @@ impl Tables {
     }
 
     /// One limit of every set of nodes.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<dyn Ledger>> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<dyn LimitTable>> {
         self.by_name.values().flat_map(Named::all)
     }
 
-    /// How many keys a limit has in its table and in those of its kin.
-    pub(super) fn keys_of(&self, name: &str, ledger: &dyn Ledger) -> usize {
-        let Some(named) = self.by_name.get(name) else { return ledger.len() };
-        let own = named.stocks.iter().find(|stock| stock.any().address() == ledger.address());
+    /// How many keys a limit has in its table and in those of its siblings.
+    pub(super) fn keys_of(&self, name: &str, limit_table: &dyn LimitTable) -> usize {
+        let Some(named) = self.by_name.get(name) else { return limit_table.len() };
+        let own = named.sets.iter().find(|set| set.any().address() == limit_table.address());
         match own.and_then(|own| own.shape.family()) {
             Some(family) => named.tables_of(family).map(|table| table.len()).sum(),
-            None => ledger.len(),
+            None => limit_table.len(),
         }
     }
 
@@ -115,20 +120,20 @@ impl Tables {
     pub(super) fn tidy(&mut self) {
         self.by_name.retain(|_, named| {
             named.tidy();
-            !named.stocks.is_empty()
+            !named.sets.is_empty()
         });
     }
 }
 
 impl Named {
-    fn kinship(&self, family: Family) -> &Kinship {
+    fn family_tables(&self, family: Family) -> &FamilyTables {
         match family {
             Family::Buckets => &self.buckets,
             Family::Counters => &self.counters,
         }
     }
 
-    fn kinship_mut(&mut self, family: Family) -> &mut Kinship {
+    fn family_tables_mut(&mut self, family: Family) -> &mut FamilyTables {
         match family {
             Family::Buckets => &mut self.buckets,
             Family::Counters => &mut self.counters,
@@ -136,51 +141,53 @@ impl Named {
     }
 
     /// One limit of every set of nodes.
-    fn all(&self) -> impl Iterator<Item = &Arc<dyn Ledger>> {
-        let whole = [&self.buckets, &self.counters].into_iter().filter_map(|kinship| kinship.whole.as_ref());
-        let others = self.stocks.iter().filter(|stock| !stock.shape.is_whole()).map(Stock::any);
-        others.chain(whole.map(|whole| &whole.ledger))
+    fn all(&self) -> impl Iterator<Item = &Arc<dyn LimitTable>> {
+        let whole = [&self.buckets, &self.counters]
+            .into_iter()
+            .filter_map(|family_tables| family_tables.whole.as_ref());
+        let others = self.sets.iter().filter(|set| !set.shape.is_whole()).map(NodeSet::any);
+        others.chain(whole.map(|whole| &whole.limit_table))
     }
 
     /// One limit of every set of nodes of a family.
-    fn tables_of(&self, family: Family) -> impl Iterator<Item = &Arc<dyn Ledger>> {
-        let whole = self.kinship(family).whole.as_ref().map(|whole| &whole.ledger);
-        let is_plain = move |stock: &&Stock| stock.shape.family() == Some(family) && !stock.shape.is_whole();
-        self.stocks.iter().filter(is_plain).map(Stock::any).chain(whole)
+    fn tables_of(&self, family: Family) -> impl Iterator<Item = &Arc<dyn LimitTable>> {
+        let whole = self.family_tables(family).whole.as_ref().map(|whole| &whole.limit_table);
+        let is_plain = move |set: &&NodeSet| set.shape.family() == Some(family) && !set.shape.is_whole();
+        self.sets.iter().filter(is_plain).map(NodeSet::any).chain(whole)
     }
 
     fn known(&mut self, limit: &Limit) -> Option<&mut Opening> {
         let shape = Shape::of(limit);
         let whole = shape.family().map(Shape::Whole);
-        let may_know = |stock: &&mut Stock| stock.shape == shape || Some(stock.shape) == whole;
-        self.stocks.iter_mut().filter(may_know).find_map(|stock| stock.limits.get_mut(limit))
+        let may_know = |set: &&mut NodeSet| set.shape == shape || Some(set.shape) == whole;
+        self.sets.iter_mut().filter(may_know).find_map(|set| set.limits.get_mut(limit))
     }
 
     /// A limit with numbers that are not known here yet.
-    fn add(&mut self, limit: Limit, by_call: bool, making: &Making) -> Arc<dyn Ledger> {
+    fn add(&mut self, limit: Limit, by_call: bool, making: &Making) -> Arc<dyn LimitTable> {
         let shape = self.shape_for(&limit);
         let family = shape.family();
         if let Some(family) = family.filter(|family| shape.is_whole() || self.has_other(*family, shape)) {
             self.ensure_whole(family, limit, making);
         }
-        let known = self.stocks.iter().find(|stock| stock.shape == shape).map(|stock| stock.nodes.clone());
+        let known = self.sets.iter().find(|set| set.shape == shape).map(|set| set.nodes.clone());
         let is_new = known.is_none();
         let whole =
-            family.filter(|_| shape.is_whole()).and_then(|family| self.kinship(family).whole.as_ref());
+            family.filter(|_| shape.is_whole()).and_then(|family| self.family_tables(family).whole.as_ref());
         let nodes = match (known, whole) {
             (Some(nodes), _) => nodes,
             (None, Some(whole)) => AnyNodes::Whole(whole.nodes.clone()),
             (None, None) => making.nodes(&limit),
         };
-        let kin = family.map(|family| self.kinship(family).kin.clone());
-        let ledger = making.table(limit, &nodes, kin);
-        let opening = Opening { ledger: ledger.clone(), by_call };
-        match self.stocks.iter_mut().find(|stock| stock.shape == shape) {
-            Some(stock) => drop(stock.limits.insert(limit, opening)),
-            None => self.stocks.push(Stock { shape, nodes, limits: HashMap::from([(limit, opening)]) }),
+        let siblings = family.map(|family| self.family_tables(family).siblings.clone());
+        let limit_table = making.table(limit, &nodes, siblings);
+        let opening = Opening { limit_table: limit_table.clone(), by_call };
+        match self.sets.iter_mut().find(|set| set.shape == shape) {
+            Some(set) => drop(set.limits.insert(limit, opening)),
+            None => self.sets.push(NodeSet { shape, nodes, limits: HashMap::from([(limit, opening)]) }),
         }
         if let Some(family) = family.filter(|_| is_new) {
-            self.welcome(family, &*ledger, making);
+            self.welcome(family, &*limit_table, making);
         }
         // Looking through all of them whenever one is added would take the longer the more there are.
         if self.limits() >= self.tidy_at {
@@ -188,20 +195,20 @@ impl Named {
             let left = self.limits();
             self.tidy_at = left + left / 64 + 1;
         }
-        ledger
+        limit_table
     }
 
     /// Whether a family has a table of another shape.
     fn has_other(&self, family: Family, shape: Shape) -> bool {
-        self.stocks.iter().any(|stock| stock.shape.family() == Some(family) && stock.shape != shape)
+        self.sets.iter().any(|set| set.shape.family() == Some(family) && set.shape != shape)
     }
 
     fn ensure_whole(&mut self, family: Family, limit: Limit, making: &Making) {
-        let kinship = self.kinship_mut(family);
-        if kinship.whole.is_none() {
+        let family_tables = self.family_tables_mut(family);
+        if family_tables.whole.is_none() {
             let nodes: Arc<WholeNodes> = making.empty();
-            let ledger = making.table(limit, &AnyNodes::Whole(nodes.clone()), None);
-            kinship.whole = Some(WholeStates { nodes, ledger });
+            let limit_table = making.table(limit, &AnyNodes::Whole(nodes.clone()), None);
+            family_tables.whole = Some(WholeStates { nodes, limit_table });
         }
     }
 
@@ -209,49 +216,49 @@ impl Named {
     fn shape_for(&self, limit: &Limit) -> Shape {
         let own = Shape::of(limit);
         let Some(family) = own.family() else { return own };
-        let of_family = |stock: &&Stock| stock.shape.family() == Some(family) && !stock.shape.is_whole();
-        let has_own = self.stocks.iter().any(|stock| stock.shape == own);
-        let held = self.stocks.iter().filter(of_family).filter(|stock| stock.is_held()).count();
-        if !has_own && held >= MOST_HELD_KIN { Shape::Whole(family) } else { own }
+        let of_family = |set: &&NodeSet| set.shape.family() == Some(family) && !set.shape.is_whole();
+        let has_own = self.sets.iter().any(|set| set.shape == own);
+        let held = self.sets.iter().filter(of_family).filter(|set| set.is_held()).count();
+        if !has_own && held >= MOST_HELD_SIBLINGS { Shape::Whole(family) } else { own }
     }
 
     fn limits(&self) -> usize {
-        self.stocks.iter().map(|stock| stock.limits.len()).sum()
+        self.sets.iter().map(|set| set.limits.len()).sum()
     }
 
     /// Says to a family which tables it has.
     fn announce(&self, family: Family, moving: &mut Moving<'_>) {
-        let tables: Vec<Weak<dyn Ledger>> = self.tables_of(family).map(Arc::downgrade).collect();
-        let whole = self.kinship(family).whole.as_ref().map(|whole| whole.nodes.clone());
+        let tables: Vec<Weak<dyn LimitTable>> = self.tables_of(family).map(Arc::downgrade).collect();
+        let whole = self.family_tables(family).whole.as_ref().map(|whole| whole.nodes.clone());
         moving.set(tables, whole);
     }
 
-    /// Makes a new table known to its kin. Its newcomers start from what theirs share, and kin that nobody holds are merged if they
+    /// Makes a new table known to its siblings. Its newcomers start from what theirs share, and siblings that nobody holds are merged if they
     /// have become too many: all but the one that has most keys, so that few are moved by whoever makes numbers up.
-    fn welcome(&mut self, family: Family, ledger: &dyn Ledger, making: &Making) {
+    fn welcome(&mut self, family: Family, limit_table: &dyn LimitTable, making: &Making) {
         let now = making.clock.now();
-        let kin = self.kinship(family).kin.clone();
-        let mut moving = kin.moving();
-        for table in self.tables_of(family).filter(|table| table.address() != ledger.address()) {
-            moving.share(&**table, ledger, now);
+        let siblings = self.family_tables(family).siblings.clone();
+        let mut moving = siblings.moving();
+        for table in self.tables_of(family).filter(|table| table.address() != limit_table.address()) {
+            moving.share(&**table, limit_table, now);
         }
         self.announce(family, &mut moving);
-        let is_idle = |stock: &&Stock| {
-            let is_plain = stock.shape.family() == Some(family) && !stock.shape.is_whole();
-            is_plain && stock.any().address() != ledger.address() && !stock.is_held()
+        let is_idle = |set: &&NodeSet| {
+            let is_plain = set.shape.family() == Some(family) && !set.shape.is_whole();
+            is_plain && set.any().address() != limit_table.address() && !set.is_held()
         };
-        let idle: Vec<Arc<dyn Ledger>> =
-            self.stocks.iter().filter(is_idle).map(|stock| stock.any().clone()).collect();
-        let whole = self.kinship(family).whole.as_ref().map(|whole| whole.ledger.clone());
-        if idle.len() > MOST_IDLE_KIN
+        let idle: Vec<Arc<dyn LimitTable>> =
+            self.sets.iter().filter(is_idle).map(|set| set.any().clone()).collect();
+        let whole = self.family_tables(family).whole.as_ref().map(|whole| whole.limit_table.clone());
+        if idle.len() > MOST_IDLE_SIBLINGS
             && let (Some(largest), Some(whole)) = (idle.iter().max_by_key(|table| table.len()), whole)
         {
-            self.stocks.retain(|stock| {
-                let address = stock.any().address();
+            self.sets.retain(|set| {
+                let address = set.any().address();
                 let goes =
                     address != largest.address() && idle.iter().any(|table| table.address() == address);
                 if goes {
-                    moving.merge(&**stock.any(), &*whole, now);
+                    moving.merge(&**set.any(), &*whole, now);
                 }
                 !goes
             });
@@ -259,24 +266,26 @@ impl Named {
         }
     }
 
-    /// Nobody may begin a key of a family meanwhile: a table is known to its kin by one of its limits, and while that is gone and no
+    /// Nobody may begin a key of a family meanwhile: a table is known to its siblings by one of its limits, and while that is gone and no
     /// other named, it would look as if the table were.
     fn tidy(&mut self) {
-        self.stocks.retain_mut(|stock| stock.shape.family().is_some() || stock.is_kept());
+        self.sets.retain_mut(|set| set.shape.family().is_some() || set.is_kept());
         for family in Family::ALL {
-            let kin = self.kinship(family).kin.clone();
-            let mut moving = kin.moving();
+            let siblings = self.family_tables(family).siblings.clone();
+            let mut moving = siblings.moving();
             let before = self.limits();
-            self.stocks.retain_mut(|stock| stock.shape.family() != Some(family) || stock.is_kept());
+            self.sets.retain_mut(|set| set.shape.family() != Some(family) || set.is_kept());
             let mut is_changed = self.limits() != before;
             // One table whose keys are all its own needs no other.
-            let of_family = |stock: &&Stock| stock.shape.family() == Some(family);
-            let is_alone = self.stocks.iter().filter(of_family).count() <= 1
-                && !self.stocks.iter().any(|stock| stock.shape == Shape::Whole(family));
-            if is_alone && self.kinship(family).whole.as_ref().is_some_and(|whole| whole.ledger.len() == 0) {
-                self.kinship_mut(family).whole = None;
-                let openings = self.stocks.iter().filter(of_family).flat_map(|stock| stock.limits.values());
-                openings.for_each(|opening| opening.ledger.let_go_of_whole());
+            let of_family = |set: &&NodeSet| set.shape.family() == Some(family);
+            let is_alone = self.sets.iter().filter(of_family).count() <= 1
+                && !self.sets.iter().any(|set| set.shape == Shape::Whole(family));
+            if is_alone
+                && self.family_tables(family).whole.as_ref().is_some_and(|whole| whole.limit_table.len() == 0)
+            {
+                self.family_tables_mut(family).whole = None;
+                let openings = self.sets.iter().filter(of_family).flat_map(|set| set.limits.values());
+                openings.for_each(|opening| opening.limit_table.let_go_of_whole());
                 is_changed = true;
             }
             if is_changed {
@@ -286,10 +295,10 @@ impl Named {
     }
 }
 
-impl Stock {
+impl NodeSet {
     /// Any limit over these nodes.
-    fn any(&self) -> &Arc<dyn Ledger> {
-        &self.limits.values().next().expect("the last limit stays").ledger
+    fn any(&self) -> &Arc<dyn LimitTable> {
+        &self.limits.values().next().expect("the last limit stays").limit_table
     }
 
     /// Whether somebody holds a limit over these nodes.
@@ -322,7 +331,7 @@ impl Stock {
 
 impl Opening {
     fn is_held(&self) -> bool {
-        Arc::strong_count(&self.ledger) > 1
+        Arc::strong_count(&self.limit_table) > 1
     }
 }
 
@@ -331,7 +340,7 @@ mod tests {
     use tollgate_kernel::{Cost, Micros, Rate};
 
     use super::*;
-    use crate::{Item, ManualClock, MemoryOptions, MemoryStore, Store};
+    use crate::{ManualClock, MemoryOptions, MemoryStore, Store, StoredCharge};
 
     fn store(max_keys: usize) -> (MemoryStore, ManualClock) {
         let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
@@ -353,8 +362,8 @@ mod tests {
         StoredLimit::new("api", Limit::token_bucket(rate, 10 * count).unwrap())
     }
 
-    fn stocks(store: &MemoryStore) -> usize {
-        store.inner.tables.lock().by_name.values().map(|named| named.stocks.len()).sum()
+    fn sets(store: &MemoryStore) -> usize {
+        store.inner.tables.lock().by_name.values().map(|named| named.sets.len()).sum()
     }
 
     /// A thousand changes, each to units that no other has: few tables are left, and every key is where it is looked for.
@@ -367,7 +376,7 @@ mod tests {
         for (count, keys) in (2..1_000).zip(2..) {
             held = store.open(&hourly(count));
             assert!(held.charge(&format!("key {count}"), Cost::ONE).allowed);
-            assert!(stocks(&store) <= MOST_IDLE_KIN + 2, "{} tables", stocks(&store));
+            assert!(sets(&store) <= MOST_IDLE_SIBLINGS + 2, "{} tables", sets(&store));
             assert_eq!((store.keys(), store.used()), (keys, keys));
         }
         assert!(!held.charge("first", Cost::ONE).allowed, "it was emptied a thousand changes ago");
@@ -378,10 +387,10 @@ mod tests {
         hands.advance(Micros::from_secs(36_010));
         store.sweep();
         store.sweep();
-        assert_eq!((stocks(&store), store.keys(), store.used()), (1, 0, 0), "what is empty is dropped");
+        assert_eq!((sets(&store), store.keys(), store.used()), (1, 0, 0), "what is empty is dropped");
         drop(held);
         store.sweep();
-        assert_eq!(stocks(&store), 0, "and so is what nobody holds");
+        assert_eq!(sets(&store), 0, "and so is what nobody holds");
     }
 
     /// The same where all of them are held, as limits are whose numbers come with calls: each had a table, and whoever was new was
@@ -395,7 +404,7 @@ mod tests {
             assert!(limit.charge(&format!("key {count}"), Cost::new(5 * count).unwrap()).allowed, "{count}");
             assert!(!limit.charge("first", Cost::ONE).allowed, "it was emptied by other numbers");
         }
-        assert!(stocks(&store) <= MOST_HELD_KIN + MOST_IDLE_KIN + 1, "{} tables", stocks(&store));
+        assert!(sets(&store) <= MOST_HELD_SIBLINGS + MOST_IDLE_SIBLINGS + 1, "{} tables", sets(&store));
         assert_eq!((store.keys(), store.used()), (2_000, 2_000));
         // Half of ten hours is used up, by whichever numbers one looks, and whole again after five.
         for (limit, count) in held.iter().rev().zip((1..2_000).rev()) {
@@ -412,10 +421,10 @@ mod tests {
         hands.advance(Micros::from_secs(18_006));
         store.sweep();
         store.sweep();
-        assert_eq!(stocks(&store), 0);
+        assert_eq!(sets(&store), 0);
     }
 
-    /// A table was known to its kin by the first of its limits, and lost to them when that went and another stayed: a key in it was
+    /// A table was known to its siblings by the first of its limits, and lost to them when that went and another stayed: a key in it was
     /// begun a second time by the others.
     #[test]
     fn a_table_is_found_by_its_kin_though_the_limit_that_it_was_known_by_goes() {
@@ -479,15 +488,15 @@ mod tests {
         drop(held);
         let largest = || {
             let tables = store.inner.tables.lock();
-            let stocks = tables.by_name.values().flat_map(|named| &named.stocks);
-            stocks.map(|stock| stock.any()).max_by_key(|table| table.len()).map(|table| table.address())
+            let sets = tables.by_name.values().flat_map(|named| &named.sets);
+            sets.map(|set| set.any()).max_by_key(|table| table.len()).map(|table| table.address())
         };
         let before = largest();
         for count in 2..200 {
             assert!(store.open(&hourly(count)).charge(&format!("other {count}"), Cost::ONE).allowed);
         }
         assert_eq!(largest(), before);
-        assert!(stocks(&store) <= MOST_IDLE_KIN + 2, "{} tables", stocks(&store));
+        assert!(sets(&store) <= MOST_IDLE_SIBLINGS + 2, "{} tables", sets(&store));
         assert_eq!((store.keys(), store.used()), (298, 298));
     }
 
@@ -498,16 +507,16 @@ mod tests {
         for count in 1..1_000 {
             let limit = hourly(count);
             let cost = Cost::new(10 * count).unwrap();
-            let item = Item { limit: &limit, key: "a", cost, shadow: false };
+            let item = StoredCharge { limit: &limit, key: "a", cost, shadow: false };
             assert_eq!(Store::charge(&store, &[item], None).await.unwrap().allowed, count == 1, "{count}");
-            assert!(stocks(&store) <= MOST_IDLE_KIN + 2, "{} tables", stocks(&store));
+            assert!(sets(&store) <= MOST_IDLE_SIBLINGS + 2, "{} tables", sets(&store));
             let windows =
                 StoredLimit::new("log", Limit::sliding_window(1, Micros::from_secs(count)).unwrap());
-            let item = Item { limit: &windows, cost: Cost::ONE, ..item };
+            let item = StoredCharge { limit: &windows, cost: Cost::ONE, ..item };
             assert_eq!(Store::charge(&store, &[item], None).await.unwrap().allowed, count == 1);
         }
         let tables = store.inner.tables.lock();
-        let limits = tables.by_name["log"].stocks.iter().map(|stock| stock.limits.len()).sum::<usize>();
+        let limits = tables.by_name["log"].sets.iter().map(|set| set.limits.len()).sum::<usize>();
         assert!(limits <= MOST_BY_CALL + 1, "{limits} limits");
     }
 
@@ -561,7 +570,7 @@ mod tests {
         let (store, hands) = store(100);
         let whole = || {
             let tables = store.inner.tables.lock();
-            tables.by_name["api"].buckets.whole.as_ref().map(|whole| whole.ledger.len())
+            tables.by_name["api"].buckets.whole.as_ref().map(|whole| whole.limit_table.len())
         };
         let keys: Vec<String> = (0..10).map(|key| format!("key {key}")).collect();
         let old = store.open(&tokens(1));
@@ -595,10 +604,10 @@ mod tests {
     /// One charge that names one key of one limit by two sets of numbers is one part, by the first of them.
     #[test]
     fn a_key_named_by_two_sets_of_numbers_in_one_charge_is_charged_once() {
-        use crate::MemoryItem;
+        use crate::MemoryCharge;
         let (store, _) = store(10);
         let [one, seven] = [1, 7].map(|count| store.open(&tokens(count)));
-        let item = |limit| MemoryItem { limit, key: "a", cost: Cost::new(3).unwrap(), shadow: false };
+        let item = |limit| MemoryCharge { limit, key: "a", cost: Cost::new(3).unwrap(), shadow: false };
         let charged = store.charge_all(&[item(&one), item(&seven)], None).unwrap();
         assert!(charged.allowed && charged.outcomes.iter().all(|outcome| outcome.remaining == 4));
         assert_eq!((store.keys(), store.used()), (1, 1));
@@ -610,7 +619,7 @@ mod tests {
     #[test]
     fn keys_that_move_under_load_are_counted_once() {
         // Between tables of their own, between one of their own and that of all others, and within that one.
-        for others in [0, MOST_HELD_KIN - 1, MOST_HELD_KIN] {
+        for others in [0, MOST_HELD_SIBLINGS - 1, MOST_HELD_SIBLINGS] {
             // In parts of ten hours of which a whole bucket has 7,700,000; and in tokens, of which the largest has 1,100.
             let parts = |admitted, count| admitted * 770_000 / count;
             keys_that_move(others, hourly, parts, 7_692_900..=7_700_000);
@@ -624,7 +633,7 @@ mod tests {
         parts: impl Fn(u64, u64) -> u64,
         whole: std::ops::RangeInclusive<u64>,
     ) {
-        use crate::{Hold, HoldId, MemoryItem, Settlement};
+        use crate::{ChargeId, Hold, MemoryCharge, Settlement};
         use std::sync::atomic::{AtomicU64, Ordering};
         const COUNTS: [u64; 3] = [10, 70, 110];
         let (store, _) = store(10_000);
@@ -633,7 +642,7 @@ mod tests {
         let keys: Vec<(String, [AtomicU64; 3])> =
             (0..40).map(|key| (format!("key {key}"), Default::default())).collect();
         let charge = |which: usize, (key, admitted): &(String, [AtomicU64; 3]), by_all: bool| {
-            let item = MemoryItem { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
+            let item = MemoryCharge { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
             let allowed = match by_all {
                 true => store.charge_all(&[item], None).unwrap().allowed,
                 false => limits[which].charge(key, Cost::ONE).allowed,
@@ -642,8 +651,8 @@ mod tests {
             allowed
         };
         let hold = |which: usize, (key, _): &(String, [AtomicU64; 3])| {
-            let id = HoldId::random();
-            let item = MemoryItem { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
+            let id = ChargeId::random();
+            let item = MemoryCharge { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
             store.charge_all(&[item], Some(Hold { id, ttl: Micros::from_secs(60) })).unwrap();
             store.settle(id, &Settlement::Cancel).unwrap();
             store.release(id);

@@ -1,4 +1,4 @@
-//! Plain checks that come at the same time, in one statement: what `shared/together.rs` is told about PostgreSQL.
+//! Plain checks that come at the same time, in one statement: what `batching.rs` is told about PostgreSQL.
 //!
 //! A row that somebody else has locked holds up the keys that go with it. Nobody locks a row for longer than one statement of
 //! ours takes, so few keys go together, and several statements may be in flight, each on a connection of its own.
@@ -13,8 +13,8 @@ use uuid::Uuid;
 use super::room::no_room;
 use super::statement::Plain;
 use super::{Answered, PostgresStore};
-use crate::shared::shares::{Caps, Shares};
-use crate::shared::together::{Carrier, Queue};
+use crate::remote::batching::{Carrier, Queue};
+use crate::remote::shares::{Caps, Shares};
 use crate::{StoreError, StoredLimit};
 
 /// How many calls may wait for the share of one key, or of one limit.
@@ -40,7 +40,7 @@ impl Carrier for PostgresStore {
     type Answer = Answered;
 
     /// One statement of sixteen takes a server little more than three of one.
-    const TOGETHER: usize = 16;
+    const MAX_BATCH: usize = 16;
 
     /// A statement cannot touch a row twice.
     const ONCE: bool = true;

@@ -3,7 +3,7 @@
 //! What certainly changed nothing is tried again while there is time. What was sent and not answered may have taken effect, and
 //! is sent again only if it carries a name of its own, by which the server knows it again.
 //!
-//! A call first takes its share of the store (`shared/shares.rs`), so that it waits for calls of its own key and limit before it
+//! A call first takes its share of the store (`remote/shares.rs`), so that it waits for calls of its own key and limit before it
 //! waits for a connection. Behind a pooler a statement is not prepared but sent whole, in a transaction that has the settings
 //! which otherwise the session has; that is one round trip, too.
 
@@ -16,13 +16,12 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
 
 use super::PostgresStore;
-use super::ask::nonsense;
+use super::codec::nonsense;
 use super::fault::{Fault, Stage};
 use super::pool::in_transaction;
 use super::statement::Verb;
-use crate::shared::Part;
-use crate::shared::shares::{Claim, Claims, Share, latest_start};
-use crate::{Failure, HoldId, StoreError, StoredLimit};
+use crate::remote::shares::{Claim, Claims, Share, latest_start};
+use crate::{ChargeId, Failure, StoreError, StoredCharge, StoredLimit};
 
 /// How often a call that changed nothing is tried.
 const TRIES: u32 = 3;
@@ -67,7 +66,11 @@ impl PostgresStore {
     }
 
     /// The shares of a call of these parts, waited for until the call would be late.
-    pub(super) async fn share(&self, parts: &[Part<'_>], until: &Until<'_>) -> Result<Share, StoreError> {
+    pub(super) async fn share(
+        &self,
+        parts: &[StoredCharge<'_>],
+        until: &Until<'_>,
+    ) -> Result<Share, StoreError> {
         let mut claims: Claims = smallvec![Claim::Server(0)];
         for part in parts {
             claims.push(self.key_claim(part.limit, part.key));
@@ -81,7 +84,11 @@ impl PostgresStore {
 
     /// The shares of a settlement. Which keys it is about is known to the server alone; all settlements are to others like those
     /// of one limit.
-    pub(super) async fn settlement_share(&self, id: HoldId, until: &Until<'_>) -> Result<Share, StoreError> {
+    pub(super) async fn settlement_share(
+        &self,
+        id: ChargeId,
+        until: &Until<'_>,
+    ) -> Result<Share, StoreError> {
         let shares = &self.inner.shares;
         let (id, all) = (shares.hash(id), shares.hash(("settle", "")));
         let claims = smallvec![Claim::Key(id), Claim::Limit(all), Claim::Server(0)];
@@ -123,7 +130,7 @@ impl PostgresStore {
             let again =
                 fault.again || (fault.broken && resend && fault.error.failure() != Some(Failure::Timeout));
             if fault.error.failure() == Some(Failure::Late) {
-                self.inner.pool.ask_the_time();
+                self.inner.pool.read_server_time();
             }
             // That a later attempt changed nothing does not say what became of an earlier one.
             may_have_changed |= fault.error.is_ambiguous();

@@ -3,7 +3,7 @@
 //! It asks whether the server takes writes, because one that follows another, or was set to read only, refuses every charge. A
 //! connection that was idle for long may be dead without anybody having said so. So the kept one is given half of the time, and
 //! a new one the other half; together that is twice a call's deadline. A process that is merely busy does not take its own
-//! lateness for the server's (`shared/punctual.rs`).
+//! lateness for the server's (`shared/deadline.rs`).
 
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -11,7 +11,7 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::PostgresStore;
 use super::fault::{Fault, Stage};
-use crate::shared::punctual;
+use crate::remote::deadline;
 use crate::{Failure, StoreError};
 
 /// A connection that nothing but pings goes over. Dropped, it is closed, whatever it waits for.
@@ -33,18 +33,18 @@ impl PostgresStore {
         let deadline = half + timeout;
         let kept = self.inner.ping.lock().take();
         if let Some(kept) = kept
-            && let Some(Ok(())) = punctual::by(half, timeout, self.ask(&kept)).await
+            && let Some(Ok(())) = deadline::by(half, timeout, self.send(&kept)).await
         {
             *self.inner.ping.lock() = Some(kept);
             return Ok(());
         }
         let pool = &self.inner.pool;
-        let asked = punctual::by(deadline.max(Instant::now() + timeout), timeout, async {
+        let asked = deadline::by(deadline.max(Instant::now() + timeout), timeout, async {
             let opened = pool.open_apart().await;
             let (client, driver) =
                 opened.map_err(|error| Fault::of(error, Stage::Before, "connecting", &pool.place).error)?;
             let link = PingLink { client, driver };
-            self.ask(&link).await?;
+            self.send(&link).await?;
             Ok(link)
         });
         match asked.await {
@@ -57,7 +57,7 @@ impl PostgresStore {
         }
     }
 
-    async fn ask(&self, link: &PingLink) -> Result<(), StoreError> {
+    async fn send(&self, link: &PingLink) -> Result<(), StoreError> {
         let place = &self.inner.pool.place;
         let asked = link.client.simple_query("select current_setting('transaction_read_only')").await;
         let said = asked.map_err(|error| Fault::of(error, Stage::Looking, "a ping", place).error)?;

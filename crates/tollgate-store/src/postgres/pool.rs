@@ -440,13 +440,13 @@ impl Pool {
             is_due
         };
         if is_due {
-            self.ask_the_time();
+            self.read_server_time();
         }
     }
 
     /// Asks for the server's time, unless somebody does already. For when a call was late by the server's clock: perhaps all
     /// that we know of that clock came by answers that took long to arrive, and a call that is turned away brings no other.
-    pub(super) fn ask_the_time(self: &Arc<Self>) {
+    pub(super) fn read_server_time(self: &Arc<Self>) {
         let Ok(asking) = self.asking.clone().try_acquire_owned() else { return };
         let pool = self.clone();
         tokio::spawn(async move {

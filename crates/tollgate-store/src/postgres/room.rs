@@ -17,8 +17,8 @@ use tollgate_kernel::Limit;
 use uuid::Uuid;
 
 use super::PostgresStore;
-use super::ask::column;
 use super::call::{Resend, Until};
+use super::codec::column;
 use super::pool::{Pool, in_transaction};
 use super::statement::{Verb, with_prefix};
 use crate::{Clock, Failure, StoreError};

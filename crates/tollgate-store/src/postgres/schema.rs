@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::ask::column;
+use super::codec::column;
 use super::fault::{Fault, Stage};
 use super::pool::{BEGIN_CHORE, Pool, Session};
 use super::statement::{MIGRATIONS, functions, with_prefix};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::Inner;
-use super::ask::{column, nonsense};
+use super::codec::{column, nonsense};
 use super::fault::{Fault, Stage};
 use super::pool::{BEGIN_CHORE, Session, in_transaction};
 use super::statement::with_prefix;

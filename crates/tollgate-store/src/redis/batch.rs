@@ -1,4 +1,4 @@
-//! Calls that come at the same time, in one script: what `shared/together.rs` is told about Redis.
+//! Calls that come at the same time, in one script: what `batching.rs` is told about Redis.
 //!
 //! On one server only: on a cluster keys are in different slots, and each call goes alone. Charges that are alike go together, with
 //! a hold or without, and so do settlements.
@@ -9,15 +9,14 @@ use redis::{Cmd, Value};
 use smallvec::smallvec;
 use tokio::time::Instant;
 
-use super::question::no_answer;
+use super::codec::no_answer;
 use super::route::Named;
-use super::shape::{self, Answer, ChargeKeys, Operation, Question, Shape};
+use super::shape::{self, Answer, ChargeKeys, Operation, ScriptCall, Shape};
 use super::slot::slot;
 use super::{RedisStore, script};
-use crate::shared::Part;
-use crate::shared::shares::{Caps, Claim, Claims, Share, Shares, latest_start};
-use crate::shared::together::{Carrier, Check, Queue};
-use crate::{HoldId, Settled, Settlement, StoreError};
+use crate::remote::batching::{Carrier, Check, Queue};
+use crate::remote::shares::{Caps, Claim, Claims, Share, Shares, latest_start};
+use crate::{ChargeId, Settled, Settlement, StoreError, StoredCharge};
 
 /// How many calls may be in flight to each server: one connection carries many calls, and the server works on one at a time.
 /// What waits in its line is to be done well within a deadline, also where each takes it a tenth of a millisecond.
@@ -28,12 +27,16 @@ pub(super) const CAPS: Caps = Caps { key: 64, batched_key: 256, limit: 256, serv
 const BATCHES_IN_FLIGHT: usize = 4;
 
 /// How many charges or settlements go together. The server does nothing else meanwhile, so it is a small part of a millisecond's work.
-pub(super) const MOST_TOGETHER: usize = 32;
+pub(super) const MAX_BATCH: usize = 32;
 
 impl RedisStore {
     /// The shares of a call of these parts, waited for until the call would be late. On a cluster every server has shares of its
     /// own, so that one that hangs holds up nobody else.
-    pub(super) async fn share(&self, parts: &[Part<'_>], deadline: Instant) -> Result<Share, StoreError> {
+    pub(super) async fn share(
+        &self,
+        parts: &[StoredCharge<'_>],
+        deadline: Instant,
+    ) -> Result<Share, StoreError> {
         let mut claims = Claims::new();
         for part in parts {
             let server = self.server_of(part);
@@ -50,7 +53,11 @@ impl RedisStore {
 
     /// The shares of a settlement. Which keys it is about is known to the server alone; all settlements are to others like those
     /// of one limit.
-    pub(super) async fn settlement_share(&self, id: HoldId, deadline: Instant) -> Result<Share, StoreError> {
+    pub(super) async fn settlement_share(
+        &self,
+        id: ChargeId,
+        deadline: Instant,
+    ) -> Result<Share, StoreError> {
         let server = self.route.server_of(slot(&self.names.hold(id)));
         let (id, all) = (self.shares.hash(id), self.shares.hash((server, "settle", "")));
         let claims = smallvec![Claim::Key(id), Claim::Limit(all), Claim::Server(server)];
@@ -58,8 +65,13 @@ impl RedisStore {
     }
 
     /// A charge that may go together with others; not on a cluster.
-    pub(super) fn check(&self, parts: &[Part<'_>], alike: Shape, key: ChargeKeys) -> Check<RedisStore> {
-        let limit = |part: &Part<'_>| Claim::Limit(self.shares.hash((0_u64, &part.limit.name)));
+    pub(super) fn check(
+        &self,
+        parts: &[StoredCharge<'_>],
+        alike: Shape,
+        key: ChargeKeys,
+    ) -> Check<RedisStore> {
+        let limit = |part: &StoredCharge<'_>| Claim::Limit(self.shares.hash((0_u64, &part.limit.name)));
         if let [part] = parts {
             let (of_key, lane) = (Claim::BatchedKey(self.key_hash(part)), limit(part));
             return Check { alike, key, of_key, lane, of_batch: smallvec![lane, Claim::Server(0)] };
@@ -78,17 +90,17 @@ impl RedisStore {
         Check { alike, key, of_key: Claim::BatchedKey(self.shares.hash((names, keys))), lane, of_batch }
     }
 
-    fn key_hash(&self, part: &Part<'_>) -> u64 {
+    fn key_hash(&self, part: &StoredCharge<'_>) -> u64 {
         self.shares.hash((&part.limit.name, part.key))
     }
 
     /// The server that has the key of a part, as a number.
-    fn server_of(&self, part: &Part<'_>) -> u64 {
+    fn server_of(&self, part: &StoredCharge<'_>) -> u64 {
         if self.route.is_cluster() { self.route.server_of(slot(&self.names.part(part))) } else { 0 }
     }
 
     /// Charges of one shape, in one call.
-    pub(super) async fn ask(
+    pub(super) async fn send(
         &self,
         shape: &Shape,
         operation: Operation,
@@ -102,14 +114,14 @@ impl RedisStore {
             Operation::Charge if shape.keeps_instant() && !self.takes_new_keys() => Operation::Known,
             operation => operation,
         };
-        let question = shape.question(operation, self.route.options().clock.as_ref());
+        let question = shape.script_call(operation, self.route.options().clock.as_ref());
         let named = if shape.has_hold() { Named::Yes } else { Named::No };
         let put = |cmd: &mut Cmd| {
             // There is a connection now, and what is put to it is as good as sent.
             sent();
             question.put(cmd, charges);
         };
-        let keys = Question::keys(charges);
+        let keys = ScriptCall::keys(charges);
         let answer = self.call(question.script, question.operation(), &keys, named, deadline, &put).await?;
         question.read(&answer, charges.len()).ok_or_else(|| no_answer("a charge"))
     }
@@ -120,7 +132,7 @@ impl Carrier for RedisStore {
     type Key = ChargeKeys;
     type Answer = Answer;
 
-    const TOGETHER: usize = MOST_TOGETHER;
+    const MAX_BATCH: usize = MAX_BATCH;
 
     /// The script makes one charge after the other, so it may be the same key.
     const ONCE: bool = false;
@@ -148,7 +160,7 @@ impl Carrier for RedisStore {
         deadline: Instant,
         sent: &(dyn Fn() + Send + Sync),
     ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
-        self.ask(shape, Operation::Charge, charges, deadline, sent).await
+        self.send(shape, Operation::Charge, charges, deadline, sent).await
     }
 }
 
@@ -161,9 +173,9 @@ pub(super) struct Settlements {
 
 impl RedisStore {
     /// A settlement that may go together with others; not on a cluster.
-    pub(super) async fn settle_together(
+    pub(super) async fn settle_batched(
         &self,
-        id: HoldId,
+        id: ChargeId,
         settlement: &Settlement,
         deadline: Instant,
     ) -> Result<Settled, StoreError> {
@@ -176,7 +188,7 @@ impl RedisStore {
             of_batch: smallvec![lane, Claim::Server(0)],
         };
         let carrier = Settlements { store: self.clone(), queue: self.settlements.clone() };
-        crate::shared::together::charge(&carrier, check, deadline).await
+        crate::remote::batching::charge(&carrier, check, deadline).await
     }
 }
 
@@ -185,7 +197,7 @@ impl Carrier for Settlements {
     type Key = String;
     type Answer = Settled;
 
-    const TOGETHER: usize = MOST_TOGETHER;
+    const MAX_BATCH: usize = MAX_BATCH;
     const ONCE: bool = false;
 
     fn queue(&self) -> &Queue<Settlements> {
@@ -212,7 +224,7 @@ impl Carrier for Settlements {
         sent: &(dyn Fn() + Send + Sync),
     ) -> Result<Vec<Result<Settled, StoreError>>, StoreError> {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let answer = self.store.ask_settlement(settlement, &keys, keys.len(), deadline, sent).await?;
+        let answer = self.store.send_settlement(settlement, &keys, keys.len(), deadline, sent).await?;
         let Value::Array(answers) = &answer else { return Err(no_answer("a settlement")) };
         if answers.len() != keys.len() {
             return Err(no_answer("a settlement"));
@@ -259,7 +271,7 @@ fn put_amount(cmd: &mut Cmd, actual: u64) {
 
 impl RedisStore {
     /// Has the first `count` holds of the keys settled, all alike.
-    pub(super) async fn ask_settlement(
+    pub(super) async fn send_settlement(
         &self,
         settlement: &Settlement,
         keys: &[&str],
@@ -307,7 +319,7 @@ impl RedisStore {
     }
 
     /// Asks something else of one hold or key, by the same script. The answer is that of the hold.
-    pub(super) async fn ask_hold(
+    pub(super) async fn send_hold(
         &self,
         operation: &'static str,
         keys: &[&str],

@@ -13,7 +13,7 @@ pub(crate) enum Remedy {
     /// Nothing was done; another server has the slot.
     Redirect,
     /// Nothing was done; wait a little and ask again, elsewhere if there is an elsewhere.
-    AskAgain,
+    Retry,
     /// Nothing was done, and asking again would not help.
     GiveUp,
     /// It may have been done. Only a call with a name of its own may be sent again.
@@ -22,66 +22,66 @@ pub(crate) enum Remedy {
 
 /// What an error means.
 #[derive(Debug)]
-pub(crate) struct Verdict {
+pub(crate) struct CallError {
     pub(crate) remedy: Remedy,
     /// Whether the connection is of no more use.
     pub(crate) is_broken: bool,
     /// Where to ask instead.
-    pub(crate) elsewhere: Option<Elsewhere>,
+    pub(crate) redirection: Option<Redirection>,
     pub(crate) error: StoreError,
 }
 
 /// Where a slot is.
 #[derive(Clone, Debug)]
-pub(crate) struct Elsewhere {
+pub(crate) struct Redirection {
     pub(crate) address: String,
     /// For this call only, while the slot is on the move.
     pub(crate) is_asking: bool,
 }
 
-impl Verdict {
-    fn new(remedy: Remedy, failure: Failure, message: impl Into<String>) -> Verdict {
-        Verdict::of(remedy, StoreError::failed(failure, message))
+impl CallError {
+    fn new(remedy: Remedy, failure: Failure, message: impl Into<String>) -> CallError {
+        CallError::of(remedy, StoreError::failed(failure, message))
     }
 
-    fn of(remedy: Remedy, error: StoreError) -> Verdict {
+    fn of(remedy: Remedy, error: StoreError) -> CallError {
         let error = if remedy == Remedy::Ambiguous { error.ambiguous() } else { error };
-        Verdict { remedy, is_broken: false, elsewhere: None, error }
+        CallError { remedy, is_broken: false, redirection: None, error }
     }
 
-    fn broken(self) -> Verdict {
-        Verdict { is_broken: true, ..self }
+    fn broken(self) -> CallError {
+        CallError { is_broken: true, ..self }
     }
 
     /// There was no answer in time. `sent` says whether the question may have left.
-    pub(crate) fn timeout(sent: bool) -> Verdict {
+    pub(crate) fn timeout(sent: bool) -> CallError {
         let remedy = if sent { Remedy::Ambiguous } else { Remedy::GiveUp };
-        Verdict::new(remedy, Failure::Timeout, "Redis did not answer in time")
+        CallError::new(remedy, Failure::Timeout, "Redis did not answer in time")
     }
 
     /// There was no connection in time, so nothing was sent.
-    pub(crate) fn unconnected(address: &str) -> Verdict {
+    pub(crate) fn unconnected(address: &str) -> CallError {
         let message = format!("could not connect to Redis at {address} in time");
-        Verdict::new(Remedy::GiveUp, Failure::Timeout, message)
+        CallError::new(Remedy::GiveUp, Failure::Timeout, message)
     }
 }
 
 /// What an error reply, or a connection that broke under a call, means.
-pub(crate) fn of_call(error: RedisError) -> Verdict {
+pub(crate) fn of_call(error: RedisError) -> CallError {
     use Failure::{Connection, NotReady, Overloaded, Refused, Reply};
-    use Remedy::{Ambiguous, AskAgain, GiveUp, LoadScripts, Redirect};
+    use Remedy::{Ambiguous, GiveUp, LoadScripts, Redirect, Retry};
     let detail = error.detail().unwrap_or_default();
-    let verdict = match (error.kind(), error.code().unwrap_or_default()) {
+    let call_error = match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::Server(ServerErrorKind::NoScript), _) => {
-            Verdict::new(LoadScripts, NotReady, "Redis lost our scripts")
+            CallError::new(LoadScripts, NotReady, "Redis lost our scripts")
         }
-        (ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask), _) => Verdict::new(
+        (ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask), _) => CallError::new(
             Redirect,
             NotReady,
             "the slot is on another server; is this a cluster that was not said to be one?",
         ),
         (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => {
-            Verdict::new(AskAgain, NotReady, "this Redis server is a replica and cannot write").broken()
+            CallError::new(Retry, NotReady, "this Redis server is a replica and cannot write").broken()
         }
         (
             ErrorKind::Server(
@@ -91,21 +91,21 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
                 | ServerErrorKind::BusyLoading,
             ),
             code,
-        ) => Verdict::new(AskAgain, NotReady, format!("Redis is not ready ({code})")),
+        ) => CallError::new(Retry, NotReady, format!("Redis is not ready ({code})")),
         (ErrorKind::Server(ServerErrorKind::NoPerm), _) => lacks_a_right(detail),
         (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => {
-            Verdict::new(GiveUp, Refused, "Redis refused the user or the password").broken()
+            CallError::new(GiveUp, Refused, "Redis refused the user or the password").broken()
         }
-        (_, "OOM") => Verdict::of(GiveUp, no_room()),
-        (_, "BUSY") => Verdict::new(GiveUp, Overloaded, "Redis is busy with a script"),
+        (_, "OOM") => CallError::of(GiveUp, no_room()),
+        (_, "BUSY") => CallError::new(GiveUp, Overloaded, "Redis is busy with a script"),
         (_, "NOREPLICAS") => {
-            Verdict::new(GiveUp, NotReady, "Redis has too few replicas to write (min-replicas-to-write)")
+            CallError::new(GiveUp, NotReady, "Redis has too few replicas to write (min-replicas-to-write)")
         }
         (_, "MISCONF") => {
-            Verdict::new(GiveUp, NotReady, "Redis does not accept writes: its snapshots fail (MISCONF)")
+            CallError::new(GiveUp, NotReady, "Redis does not accept writes: its snapshots fail (MISCONF)")
         }
         (_, "WRONGTYPE") => foreign(),
-        (ErrorKind::Server(ServerErrorKind::CrossSlot), _) => Verdict::new(
+        (ErrorKind::Server(ServerErrorKind::CrossSlot), _) => CallError::new(
             GiveUp,
             Reply,
             "Redis says that the keys of one call are in different slots: please report this",
@@ -115,51 +115,58 @@ pub(crate) fn of_call(error: RedisError) -> Verdict {
             if said.contains("TOLLGATE_STATE") || said.contains("WRONGTYPE") {
                 foreign()
             } else if said.contains("cluster support disabled") {
-                Verdict::new(
+                CallError::new(
                     GiveUp,
                     Refused,
                     "this Redis server is no cluster's and was said to be one; set `cluster` to false",
                 )
             } else if said.contains("max number of clients") {
-                Verdict::new(GiveUp, Overloaded, "Redis has no connection left for us (maxclients)").broken()
+                CallError::new(GiveUp, Overloaded, "Redis has no connection left for us (maxclients)")
+                    .broken()
             } else if said.contains("OOM ") {
-                Verdict::of(GiveUp, no_room())
+                CallError::of(GiveUp, no_room())
             } else if said.contains("READONLY") {
-                Verdict::new(AskAgain, NotReady, "this Redis server is a replica and cannot write").broken()
+                CallError::new(Retry, NotReady, "this Redis server is a replica and cannot write").broken()
             } else if said.contains("NOREPLICAS") {
-                Verdict::new(GiveUp, NotReady, "Redis has too few replicas to write (min-replicas-to-write)")
+                CallError::new(
+                    GiveUp,
+                    NotReady,
+                    "Redis has too few replicas to write (min-replicas-to-write)",
+                )
             } else if ["NOPERM", "can't run this command", "can't access at least one of the keys"]
                 .iter()
                 .any(|words| said.contains(words))
             {
                 lacks_a_right(detail)
             } else {
-                Verdict::new(GiveUp, Reply, format!("Redis answered with the error {code}"))
+                CallError::new(GiveUp, Reply, format!("Redis answered with the error {code}"))
             }
         }
         (ErrorKind::Io, _) if error.is_connection_refusal() => {
-            Verdict::new(AskAgain, Connection, "Redis refused the connection").broken()
+            CallError::new(Retry, Connection, "Redis refused the connection").broken()
         }
-        (ErrorKind::Io, _) => Verdict::new(Ambiguous, Connection, "the connection to Redis broke").broken(),
-        (ErrorKind::Parse, _) => Verdict::new(Ambiguous, Reply, "Redis answered what is no answer").broken(),
-        (kind, _) => Verdict::new(Ambiguous, Reply, format!("the Redis client failed ({kind:?})")).broken(),
+        (ErrorKind::Io, _) => CallError::new(Ambiguous, Connection, "the connection to Redis broke").broken(),
+        (ErrorKind::Parse, _) => {
+            CallError::new(Ambiguous, Reply, "Redis answered what is no answer").broken()
+        }
+        (kind, _) => CallError::new(Ambiguous, Reply, format!("the Redis client failed ({kind:?})")).broken(),
     };
     let is_asking = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
-    let elsewhere =
-        error.redirect_node().map(|(address, _)| Elsewhere { address: address.to_owned(), is_asking });
-    Verdict { elsewhere, error: verdict.error.caused_by(Shown::of(&error)), ..verdict }
+    let redirection =
+        error.redirect_node().map(|(address, _)| Redirection { address: address.to_owned(), is_asking });
+    CallError { redirection, error: call_error.error.caused_by(Shown::of(&error)), ..call_error }
 }
 
 /// A right that one command needs. The user itself was let in, so calls that need other commands may succeed.
-fn lacks_a_right(detail: &str) -> Verdict {
+fn lacks_a_right(detail: &str) -> CallError {
     // What follows is where in the script it was.
     let said = detail.split(" script: ").next().unwrap_or_default().lines().next().unwrap_or_default();
     let message = format!("the Redis user lacks a right ({said}); docs/operations.md has the ACL rule");
-    Verdict::of(Remedy::GiveUp, StoreError::failed(Failure::Refused, message).of_this_call())
+    CallError::of(Remedy::GiveUp, StoreError::failed(Failure::Refused, message).of_this_call())
 }
 
-fn foreign() -> Verdict {
-    Verdict::of(Remedy::GiveUp, not_ours())
+fn foreign() -> CallError {
+    CallError::of(Remedy::GiveUp, not_ours())
 }
 
 /// What is kept under one of our names is not ours.
@@ -176,15 +183,15 @@ pub(super) fn no_room() -> StoreError {
 }
 
 /// What an error on the way to a connection means: nothing was sent yet.
-pub(crate) fn of_connect(error: RedisError, address: &str) -> Verdict {
-    let verdict = of_call(error);
-    let remedy = match verdict.remedy {
-        Remedy::Ambiguous => Remedy::AskAgain,
+pub(crate) fn of_connect(error: RedisError, address: &str) -> CallError {
+    let call_error = of_call(error);
+    let remedy = match call_error.remedy {
+        Remedy::Ambiguous => Remedy::Retry,
         remedy => remedy,
     };
-    let text = verdict.error.to_string();
-    let failure = verdict.error.failure().unwrap_or(Failure::Connection);
-    let source = std::error::Error::source(&verdict.error).map(ToString::to_string).unwrap_or_default();
+    let text = call_error.error.to_string();
+    let failure = call_error.error.failure().unwrap_or(Failure::Connection);
+    let source = std::error::Error::source(&call_error.error).map(ToString::to_string).unwrap_or_default();
     let lower = source.to_lowercase();
     let is_tls = ["certificate", "tls", "fatal alert"].iter().any(|word| lower.contains(word));
     let (failure, text) = match failure {
@@ -194,7 +201,7 @@ pub(crate) fn of_connect(error: RedisError, address: &str) -> Verdict {
         }
         failure => (failure, text),
     };
-    Verdict::new(remedy, failure, format!("could not connect to Redis at {address}: {text}")).broken()
+    CallError::new(remedy, failure, format!("could not connect to Redis at {address}: {text}")).broken()
 }
 
 /// The client's error, as text without what a server may have quoted from the call.
@@ -228,9 +235,12 @@ mod tests {
     #[test]
     fn a_host_name_that_cannot_be_resolved_is_said_to_be_one() {
         let lookup = std::io::Error::other("failed to lookup address information: Name or service not known");
-        let verdict = of_connect(RedisError::from(lookup), "no-such-host:6379");
-        assert_eq!((verdict.remedy, verdict.error.failure()), (Remedy::AskAgain, Some(Failure::Connection)));
-        let text = verdict.error.to_string();
+        let call_error = of_connect(RedisError::from(lookup), "no-such-host:6379");
+        assert_eq!(
+            (call_error.remedy, call_error.error.failure()),
+            (Remedy::Retry, Some(Failure::Connection))
+        );
+        let text = call_error.error.to_string();
         assert!(text.contains("at no-such-host:6379: the host name cannot be resolved"), "{text}");
         let broke = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         let text = of_connect(RedisError::from(broke), "a:1").error.to_string();

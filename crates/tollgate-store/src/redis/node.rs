@@ -19,7 +19,7 @@ use redis::{AsyncConnectionConfig, Client, Cmd, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::failure::{self, Remedy, Verdict};
+use super::failure::{self, CallError, Remedy};
 use super::script::{self, Script};
 use super::watch::Watch;
 use crate::{Clock, Failure, ManualClock, StoreError};
@@ -44,7 +44,7 @@ pub(crate) struct Node {
     client: Client,
     timeout: Duration,
     clock: Option<ManualClock>,
-    places: Vec<Place>,
+    places: Vec<ConnectionSlot>,
     next: AtomicUsize,
     run: Mutex<Option<String>>,
     losses: Arc<AtomicU64>,
@@ -55,7 +55,7 @@ pub(crate) struct Node {
 
 /// Where a connection is, or will be.
 #[derive(Default)]
-struct Place {
+struct ConnectionSlot {
     state: Mutex<State>,
     changed: Notify,
 }
@@ -76,14 +76,14 @@ struct Failed {
 }
 
 impl Failed {
-    fn of(verdict: &Verdict) -> Failed {
-        let failure = verdict.error.failure().unwrap_or(Failure::Connection);
-        Failed { remedy: verdict.remedy, failure, message: verdict.error.to_string() }
+    fn of(call_error: &CallError) -> Failed {
+        let failure = call_error.error.failure().unwrap_or(Failure::Connection);
+        Failed { remedy: call_error.remedy, failure, message: call_error.error.to_string() }
     }
 
-    fn verdict(&self) -> Verdict {
+    fn call_error(&self) -> CallError {
         let error = StoreError::failed(self.failure, self.message.clone());
-        Verdict { remedy: self.remedy, is_broken: true, elsewhere: None, error }
+        CallError { remedy: self.remedy, is_broken: true, redirection: None, error }
     }
 }
 
@@ -116,7 +116,7 @@ impl Node {
         losses: Arc<AtomicU64>,
         watch: Watch,
     ) -> Arc<Node> {
-        let places = (0..connections).map(|_| Place::default()).collect();
+        let places = (0..connections).map(|_| ConnectionSlot::default()).collect();
         let (next, run) = (AtomicUsize::new(0), Mutex::new(None));
         let seen_us = AtomicU64::new(0);
         Arc::new(Node { address, client, timeout, clock, places, next, run, losses, watch, seen_us })
@@ -134,7 +134,7 @@ impl Node {
         deadline: Instant,
         is_asking: bool,
         build: &(dyn Fn(&str) -> Cmd + Send + Sync),
-    ) -> Result<Value, Verdict> {
+    ) -> Result<Value, CallError> {
         let place = match self.places.len() {
             1 => 0,
             places => self.next.fetch_add(1, Ordering::Relaxed) % places,
@@ -167,19 +167,19 @@ impl Node {
                 Ok(value)
             }
             Ok(Err(error)) => {
-                let verdict = failure::of_call(error);
-                if verdict.is_broken {
+                let call_error = failure::of_call(error);
+                if call_error.is_broken {
                     self.places[place].drop_connection(&connection);
                 } else {
                     connection.answered_us.store(our_us(), Ordering::Relaxed);
                 }
-                Err(verdict)
+                Err(call_error)
             }
             Err(_) => {
                 if connection.answered_us.load(Ordering::Relaxed) < sent_us {
                     self.places[place].drop_connection(&connection);
                 }
-                Err(Verdict::timeout(true))
+                Err(CallError::timeout(true))
             }
         }
     }
@@ -219,7 +219,7 @@ impl Node {
         self: &Arc<Node>,
         place: usize,
         deadline: Instant,
-    ) -> Result<Arc<Connection>, Verdict> {
+    ) -> Result<Arc<Connection>, CallError> {
         loop {
             let changed = self.places[place].changed.notified();
             tokio::pin!(changed);
@@ -233,7 +233,7 @@ impl Node {
                     .as_ref()
                     .filter(|(at, _)| at.elapsed() < CONNECT_PAUSE && !state.is_connecting)
                 {
-                    return Err(failed.verdict());
+                    return Err(failed.call_error());
                 }
                 // Before the lock is let go, so that the news is not missed.
                 changed.as_mut().enable();
@@ -244,7 +244,7 @@ impl Node {
                 }
             }
             if timeout_at(deadline, changed).await.is_err() {
-                return Err(Verdict::unconnected(&self.address));
+                return Err(CallError::unconnected(&self.address));
             }
         }
     }
@@ -253,20 +253,20 @@ impl Node {
         let limit = self.timeout.max(CONNECT_AT_LEAST);
         let made = match timeout(limit, self.make()).await {
             Ok(made) => made,
-            Err(_) => Err(Verdict::unconnected(&self.address)),
+            Err(_) => Err(CallError::unconnected(&self.address)),
         };
         let mut state = self.places[place].state.lock();
         state.is_connecting = false;
         match made {
             Ok(connection) => (state.connection, state.failed) = (Some(Arc::new(connection)), None),
-            Err(verdict) => state.failed = Some((Instant::now(), Failed::of(&verdict))),
+            Err(call_error) => state.failed = Some((Instant::now(), Failed::of(&call_error))),
         }
         drop(state);
         self.places[place].changed.notify_waiters();
     }
 
     /// Makes a connection: logs in, has the scripts loaded, and looks at the server's clock and who it is.
-    async fn make(&self) -> Result<Connection, Verdict> {
+    async fn make(&self) -> Result<Connection, CallError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
@@ -292,7 +292,7 @@ impl Node {
     }
 
     /// Makes a connection that carries no calls, for pings. Whoever calls this sets the deadline.
-    pub(crate) async fn connect_apart(&self) -> Result<MultiplexedConnection, Verdict> {
+    pub(crate) async fn connect_apart(&self) -> Result<MultiplexedConnection, CallError> {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let made = self.client.get_multiplexed_async_connection_with_config(&config).await;
         made.map_err(|error| failure::of_connect(error, &self.address))
@@ -357,7 +357,7 @@ impl Node {
     }
 
     /// Has the scripts loaded into a server that lost them.
-    pub(crate) async fn load_scripts(self: &Arc<Node>, deadline: Instant) -> Result<(), Verdict> {
+    pub(crate) async fn load_scripts(self: &Arc<Node>, deadline: Instant) -> Result<(), CallError> {
         tracing::warn!(server = self.address, "Redis lost our scripts; loading them again");
         for script in script::all() {
             self.call(deadline, false, &|_: &str| load(script)).await?;
@@ -366,7 +366,7 @@ impl Node {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Drops a connection that is of no more use, unless another one has taken its place.
     fn drop_connection(&self, connection: &Arc<Connection>) {
         let mut state = self.state.lock();

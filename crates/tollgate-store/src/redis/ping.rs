@@ -6,7 +6,7 @@
 //!
 //! A connection that was idle for long may be dead without anybody having said so. So the kept one is given half of the time,
 //! and a new one the other half; together that is twice a call's deadline. A process that is merely busy does not take its own
-//! lateness for the server's (`shared/punctual.rs`).
+//! lateness for the server's (`shared/deadline.rs`).
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use redis::aio::MultiplexedConnection;
 use tokio::time::Instant;
 
 use super::RedisStore;
-use super::failure::{self, Remedy, Verdict};
+use super::failure::{self, CallError, Remedy};
 use super::node::Node;
 use super::slot::slot;
-use crate::shared::punctual;
+use crate::remote::deadline;
 use crate::{NodeId, Scope, StoreError};
 
 /// How many names are tried until one falls into a slot of the server; a server with few slots is asked for another's key
@@ -39,27 +39,27 @@ impl RedisStore {
         let key = self.key_on(&node);
         let kept = route.pings.lock().remove(&node.address);
         if let Some(mut kept) = kept
-            && let Some(Ok(())) = punctual::by(half, timeout, ask(&mut kept, &key)).await
+            && let Some(Ok(())) = deadline::by(half, timeout, send(&mut kept, &key)).await
         {
             route.pings.lock().insert(node.address.clone(), kept);
             return Ok(());
         }
-        let asked = punctual::by(deadline.max(Instant::now() + timeout), timeout, async {
+        let asked = deadline::by(deadline.max(Instant::now() + timeout), timeout, async {
             let mut connection = node.connect_apart().await?;
-            ask(&mut connection, &key).await?;
+            send(&mut connection, &key).await?;
             Ok(connection)
         });
-        let verdict = match asked.await {
+        let call_error = match asked.await {
             Some(Ok(connection)) => {
                 route.pings.lock().insert(node.address.clone(), connection);
                 return Ok(());
             }
-            Some(Err(verdict)) => verdict,
-            None => Verdict::timeout(false),
+            Some(Err(call_error)) => call_error,
+            None => CallError::timeout(false),
         };
         // While it is taken to be down no call goes there, and none would learn who has taken its place.
         route.learn_soon();
-        Err(verdict.error)
+        Err(call_error.error)
     }
 
     /// A key that nobody has, in a slot of this server.
@@ -71,18 +71,18 @@ impl RedisStore {
 }
 
 /// Asks, and tells an answer that holds for this question alone from one that holds for any.
-async fn ask(connection: &mut MultiplexedConnection, key: &str) -> Result<(), Verdict> {
+async fn send(connection: &mut MultiplexedConnection, key: &str) -> Result<(), CallError> {
     // An instant that has passed: a key that should be there after all is gone, as nobody would miss it.
     let mut question = redis::cmd("PEXPIREAT");
     question.arg(key).arg(1);
-    let verdict = match question.query_async::<i64>(connection).await {
+    let call_error = match question.query_async::<i64>(connection).await {
         Ok(_) => return Ok(()),
         Err(error) => failure::of_call(error),
     };
-    match verdict.remedy {
+    match call_error.remedy {
         Remedy::Redirect => Ok(()),
         // Full, or a right that this command needs.
-        _ if verdict.error.scope() == Scope::Call => Ok(()),
-        _ => Err(verdict),
+        _ if call_error.error.scope() == Scope::Call => Ok(()),
+        _ => Err(call_error),
     }
 }

@@ -9,8 +9,7 @@ use tollgate_kernel::Rate;
 use super::RedisStore;
 use super::node::Node;
 use super::shape::Operation;
-use crate::shared::Part;
-use crate::{Cost, Failure, Hold, HoldId, Limit, Micros, StoreError, StoredLimit};
+use crate::{ChargeId, Cost, Failure, Hold, Limit, Micros, StoreError, StoredCharge, StoredLimit};
 
 /// The oldest server that knows all the commands that the scripts use.
 const OLDEST: (u32, u32) = (6, 2);
@@ -48,7 +47,7 @@ impl RedisStore {
     /// Charges a key that nobody else has, under every strategy, and gives it back: what charges need is then there. A right to
     /// set an expiry that is found missing only in the middle of a charge would leave a key that never runs out.
     async fn try_everything(&self, deadline: Instant) -> Result<(), StoreError> {
-        let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(1) };
+        let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(1) };
         let second = Micros::from_secs(1);
         let limits = [
             Rate::per_second(1).and_then(|rate| Limit::token_bucket(rate, 2)),
@@ -61,17 +60,19 @@ impl RedisStore {
         let limits: Vec<StoredLimit> =
             limits.into_iter().flatten().map(|limit| StoredLimit::new("probe", limit)).collect();
         let key = hold.id.to_string();
-        let parts: Vec<Part<'_>> =
-            limits.iter().map(|limit| Part { limit, key: &key, cost: Cost::ONE, shadow: false }).collect();
+        let parts: Vec<StoredCharge<'_>> = limits
+            .iter()
+            .map(|limit| StoredCharge { limit, key: &key, cost: Cost::ONE, shadow: false })
+            .collect();
         let held = self.names.hold_beside(&self.names.part(&parts[0]), hold.id);
-        self.charge_together(&parts, Operation::Hold, Some((&held, hold, "")), deadline).await?;
+        self.charge_batched(&parts, Operation::Hold, Some((&held, hold, "")), deadline).await?;
         let mut keys = vec![held];
         keys.extend(parts.iter().map(|part| self.names.part(part)));
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        self.ask_hold("undo", &keys, deadline).await?;
+        self.send_hold("undo", &keys, deadline).await?;
         // What refilled meanwhile is not given back, so a little is left of some of them.
         for key in &keys[1..] {
-            self.ask_hold("forget", &[key], deadline).await?;
+            self.send_hold("forget", &[key], deadline).await?;
         }
         Ok(())
     }

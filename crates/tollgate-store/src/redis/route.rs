@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::failure::{Elsewhere, Remedy, Verdict};
+use super::failure::{CallError, Redirection, Remedy};
 use super::node::Node;
 use super::options::RedisOptions;
 use super::slot::SLOTS;
@@ -227,32 +227,32 @@ impl Route {
         build: &(dyn Fn(&str) -> Cmd + Send + Sync),
         may_be_done: &mut bool,
     ) -> Result<Value, StoreError> {
-        let mut elsewhere: Option<Elsewhere> = None;
+        let mut redirection: Option<Redirection> = None;
         let mut tries = 0;
         loop {
             tries += 1;
-            let node = match &elsewhere {
-                Some(Elsewhere { address, .. }) => self.node_named(address)?,
+            let node = match &redirection {
+                Some(Redirection { address, .. }) => self.node_named(address)?,
                 None => self.owner(slot, deadline).await?,
             };
-            let is_asking = elsewhere.take().is_some_and(|elsewhere| elsewhere.is_asking);
-            let verdict = match node.call(deadline, is_asking, build).await {
+            let is_asking = redirection.take().is_some_and(|redirection| redirection.is_asking);
+            let call_error = match node.call(deadline, is_asking, build).await {
                 Ok(Value::SimpleString(status)) if status == "LATE" => {
                     node.measure_again();
                     let error = "the call reached Redis after its deadline, and was turned away";
                     return Err(StoreError::failed(Failure::Late, error));
                 }
                 Ok(value) => return Ok(value),
-                Err(verdict) => verdict,
+                Err(call_error) => call_error,
             };
-            *may_be_done |= verdict.remedy == Remedy::Ambiguous;
-            let Some(again) = self.again(slot, &node, &verdict, named, deadline).await else {
-                return Err(verdict.error);
+            *may_be_done |= call_error.remedy == Remedy::Ambiguous;
+            let Some(again) = self.again(slot, &node, &call_error, named, deadline).await else {
+                return Err(call_error.error);
             };
             if tries >= TRIES {
-                return Err(verdict.error);
+                return Err(call_error.error);
             }
-            elsewhere = again;
+            redirection = again;
         }
     }
 
@@ -261,30 +261,30 @@ impl Route {
         self: &Arc<Route>,
         slot: u16,
         node: &Arc<Node>,
-        verdict: &Verdict,
+        call_error: &CallError,
         named: Named,
         deadline: Instant,
-    ) -> Option<Option<Elsewhere>> {
-        match verdict.remedy {
+    ) -> Option<Option<Redirection>> {
+        match call_error.remedy {
             Remedy::LoadScripts => node.load_scripts(deadline).await.ok().map(|()| None),
             Remedy::Redirect if self.is_cluster() => {
-                let elsewhere = verdict.elsewhere.clone()?;
-                if !elsewhere.is_asking {
-                    self.moved(slot, &elsewhere.address);
+                let redirection = call_error.redirection.clone()?;
+                if !redirection.is_asking {
+                    self.moved(slot, &redirection.address);
                     self.learn_soon();
                 }
-                Some(Some(elsewhere))
+                Some(Some(redirection))
             }
-            Remedy::AskAgain => {
+            Remedy::Retry => {
                 self.learn_soon();
                 pause(deadline).await.then_some(None)
             }
             Remedy::Ambiguous => {
                 self.learn_soon();
                 // A call that timed out has no time left to be sent again.
-                (named == Named::Yes && verdict.is_broken && pause(deadline).await).then_some(None)
+                (named == Named::Yes && call_error.is_broken && pause(deadline).await).then_some(None)
             }
-            Remedy::GiveUp if verdict.error.failure() == Some(Failure::Timeout) => {
+            Remedy::GiveUp if call_error.error.failure() == Some(Failure::Timeout) => {
                 self.learn_soon();
                 None
             }
@@ -371,7 +371,7 @@ impl Route {
                     cmd
                 };
                 let answer = node.call(deadline, false, &question).await;
-                answer.map(|answer| read_slots(&answer, &node.address)).map_err(|verdict| verdict.error)
+                answer.map(|answer| read_slots(&answer, &node.address)).map_err(|call_error| call_error.error)
             });
         }
         let mut untold: Option<StoreError> = None;
@@ -446,7 +446,7 @@ fn read_slots(answer: &Value, asked: &str) -> Option<Slots> {
 
 /// Waits a little, at random; false if the deadline would come first.
 async fn pause(deadline: Instant) -> bool {
-    let random = crate::HoldId::random().get() % 25_000;
+    let random = crate::ChargeId::random().get() % 25_000;
     let pause = Duration::from_micros(5_000 + u64::try_from(random).unwrap_or(0));
     if Instant::now() + pause >= deadline {
         return false;

@@ -7,22 +7,21 @@ use redis::{Cmd, Value};
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, MAX_SPAN, Micros, Reading};
 
+use super::codec::{self, Found};
 use super::node::TEST_SHIFT_MS;
-use super::question::{self, Found};
 use super::script::{self, Script};
 use super::{Held, failure};
-use crate::shared::Part;
-use crate::{Failure, HoldId, ManualClock, StoreError};
+use crate::{ChargeId, Failure, ManualClock, StoreError, StoredCharge};
 
 /// What charges have in common that go in one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
-    parts: SmallVec<[ShapePart; 1]>,
+    parts: SmallVec<[ShapeCharge; 1]>,
     hold: Option<HoldShape>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ShapePart {
+struct ShapeCharge {
     limit: Limit,
     cost: Cost,
     shadow: bool,
@@ -64,7 +63,7 @@ impl Operation {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChargeKeys {
     pub(super) parts: SmallVec<[String; 1]>,
-    pub(super) hold: Option<(String, HoldId)>,
+    pub(super) hold: Option<(String, ChargeId)>,
 }
 
 /// What the script answers of one charge.
@@ -75,9 +74,12 @@ pub(crate) enum Answer {
 }
 
 impl Shape {
-    pub(super) fn of(parts: &[Part<'_>], hold: Option<HoldShape>) -> Shape {
-        let part =
-            |part: &Part<'_>| ShapePart { limit: part.limit.limit, cost: part.cost, shadow: part.shadow };
+    pub(super) fn of(parts: &[StoredCharge<'_>], hold: Option<HoldShape>) -> Shape {
+        let part = |part: &StoredCharge<'_>| ShapeCharge {
+            limit: part.limit.limit,
+            cost: part.cost,
+            shadow: part.shadow,
+        };
         Shape { parts: parts.iter().map(part).collect(), hold }
     }
 
@@ -95,20 +97,20 @@ impl Shape {
     }
 
     /// What a call of this shape does.
-    pub(super) fn question(&self, operation: Operation, clock: Option<&ManualClock>) -> Question<'_> {
+    pub(super) fn script_call(&self, operation: Operation, clock: Option<&ManualClock>) -> ScriptCall<'_> {
         if let ([part], None, Operation::Charge | Operation::Known) = (&self.parts[..], &self.hold, operation)
             && let Some(bucket) = WholeBucket::of(part, clock)
         {
-            return Question { shape: self, operation, bucket: Some(bucket), script: &script::BUCKETS };
+            return ScriptCall { shape: self, operation, bucket: Some(bucket), script: &script::BUCKETS };
         }
         let operation = self.hold.as_ref().map_or(operation, |hold| hold.operation);
         let script = script::charging(self.parts.iter().map(|part| part.limit.strategy()));
-        Question { shape: self, operation, bucket: None, script }
+        ScriptCall { shape: self, operation, bucket: None, script }
     }
 }
 
 /// A call of charges of one shape.
-pub(super) struct Question<'a> {
+pub(super) struct ScriptCall<'a> {
     shape: &'a Shape,
     operation: Operation,
     /// The numbers of the everyday charge, where it is one.
@@ -116,7 +118,7 @@ pub(super) struct Question<'a> {
     pub(super) script: &'static Script,
 }
 
-impl Question<'_> {
+impl ScriptCall<'_> {
     /// The keys of the call, charge after charge.
     pub(super) fn keys(charges: &[ChargeKeys]) -> Vec<&str> {
         let of = |charge: &'_ ChargeKeys| charge.parts.len() + usize::from(charge.hold.is_some());
@@ -140,7 +142,7 @@ impl Question<'_> {
         }
         cmd.arg(self.shape.parts.len());
         for part in &self.shape.parts {
-            question::put_part(cmd, &part.limit, part.cost, part.shadow);
+            codec::put_charge(cmd, &part.limit, part.cost, part.shadow);
         }
         if let Some(hold) = &self.shape.hold {
             cmd.arg(hold.ttl.min(MAX_SPAN).get()).arg(&hold.question);
@@ -162,7 +164,7 @@ impl Question<'_> {
                 Some(Ok(Answer::Found(WholeBucket::read(now, *missing, shadow))))
             }
             Value::BulkString(numbers) => {
-                question::read_found(now, numbers, limits()).map(Answer::Found).map(Ok)
+                codec::read_found(now, numbers, limits()).map(Answer::Found).map(Ok)
             }
             Value::SimpleString(status) => unkept(status).map(Err),
             Value::Array(_) => Held::read(answer).map(Answer::Held).map(Ok),
@@ -202,7 +204,7 @@ const STAY_AS_LONG_AS_ANY: Micros = Micros::from_secs(600);
 
 impl WholeBucket {
     /// A part, if it is one. A test's clock says when the state is to go.
-    fn of(part: &ShapePart, clock: Option<&ManualClock>) -> Option<WholeBucket> {
+    fn of(part: &ShapeCharge, clock: Option<&ManualClock>) -> Option<WholeBucket> {
         let limit = &part.limit;
         if !matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)) {
             return None;
@@ -245,9 +247,9 @@ mod tests {
     fn answers_are_read_one_for_each_charge() {
         let limit = Limit::token_bucket("4/s", 10).unwrap();
         let limit = StoredLimit::new("a", limit);
-        let part = Part { limit: &limit, key: "k", cost: Cost::ONE, shadow: false };
+        let part = StoredCharge { limit: &limit, key: "k", cost: Cost::ONE, shadow: false };
         let shape = Shape::of(&[part], None);
-        let question = shape.question(Operation::Charge, None);
+        let question = shape.script_call(Operation::Charge, None);
         let status = |text: &str| Value::SimpleString(text.to_owned());
         let all =
             [Value::Int(9), Value::Int(5), status("STATE"), Value::Int(-1), status("FULL"), status("FAILED")];
@@ -275,7 +277,8 @@ mod tests {
     #[test]
     fn charges_are_alike_by_their_limits_costs_and_holds() {
         let limit = StoredLimit::new("a", Limit::fixed_window(5, Micros::from_secs(1)).unwrap());
-        let part = |cost| Part { limit: &limit, key: "k", cost: Cost::new(cost).unwrap(), shadow: false };
+        let part =
+            |cost| StoredCharge { limit: &limit, key: "k", cost: Cost::new(cost).unwrap(), shadow: false };
         let hold = |question: &str| {
             Some(HoldShape {
                 operation: Operation::Hold,
@@ -283,9 +286,9 @@ mod tests {
                 question: question.to_owned(),
             })
         };
-        assert_eq!(Shape::of(&[part(1)], None), Shape::of(&[Part { key: "other", ..part(1) }], None));
+        assert_eq!(Shape::of(&[part(1)], None), Shape::of(&[StoredCharge { key: "other", ..part(1) }], None));
         assert_ne!(Shape::of(&[part(1)], None), Shape::of(&[part(2)], None));
-        assert_ne!(Shape::of(&[part(1)], None), Shape::of(&[Part { shadow: true, ..part(1) }], None));
+        assert_ne!(Shape::of(&[part(1)], None), Shape::of(&[StoredCharge { shadow: true, ..part(1) }], None));
         assert_ne!(Shape::of(&[part(1)], None), Shape::of(&[part(1), part(1)], None));
         assert_ne!(Shape::of(&[part(1)], hold("a")), Shape::of(&[part(1)], hold("b")));
     }

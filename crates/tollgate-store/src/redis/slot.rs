@@ -6,8 +6,9 @@
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use tollgate_kernel::Strategy;
 
-use crate::shared::{Part, name_of};
-use crate::{HoldId, Subject};
+use crate::StoredCharge;
+use crate::remote::name_of;
+use crate::{ChargeId, Subject};
 
 /// The version of the names. What is kept under them is of format 2, which says so itself, or of format 1, which is still read;
 /// another number here would be a change that finds nothing of what was kept before.
@@ -28,7 +29,7 @@ impl Names {
     }
 
     /// Where a part is kept. Limits of one key share a tag, and so do all keys of a namespace if that is the subject.
-    pub(crate) fn part(&self, part: &Part<'_>) -> String {
+    pub(crate) fn part(&self, part: &StoredCharge<'_>) -> String {
         let tag = base64(name_of(&[subject(part)]));
         let (start, kind, limit) = (&self.start, kind(part), &part.limit.name);
         match part.limit.subject {
@@ -38,17 +39,17 @@ impl Names {
     }
 
     /// Where a hold is kept.
-    pub(crate) fn hold(&self, id: HoldId) -> String {
+    pub(crate) fn hold(&self, id: ChargeId) -> String {
         format!("{}hold:{{{id}}}", self.start)
     }
 
     /// What says where the parts of a hold are kept, on a cluster.
-    pub(crate) fn place(&self, id: HoldId) -> String {
+    pub(crate) fn place(&self, id: ChargeId) -> String {
         format!("{}place:{{{id}}}", self.start)
     }
 
     /// Where a hold is kept beside a part of it, on a cluster.
-    pub(crate) fn hold_beside(&self, part_name: &str, id: HoldId) -> String {
+    pub(crate) fn hold_beside(&self, part_name: &str, id: ChargeId) -> String {
         format!("{}{{{}}}:hold:{id}", self.start, tag(part_name))
     }
 
@@ -60,7 +61,7 @@ impl Names {
 }
 
 /// The text that decides where a part is kept.
-fn subject<'a>(part: &Part<'a>) -> &'a str {
+fn subject<'a>(part: &StoredCharge<'a>) -> &'a str {
     match part.limit.subject {
         Subject::Key => part.key,
         // Canonical text without a `:` is a key of the default namespace, whose name is as good a subject as any.
@@ -70,7 +71,7 @@ fn subject<'a>(part: &Part<'a>) -> &'a str {
 
 /// What is kept for a part, as a letter of its name: a limit that is given another strategy begins afresh, and does not take
 /// what was counted otherwise for its own. Both buckets keep the same.
-fn kind(part: &Part<'_>) -> char {
+fn kind(part: &StoredCharge<'_>) -> char {
     match part.limit.limit.strategy() {
         Strategy::TokenBucket | Strategy::LeakyBucket => 'b',
         Strategy::FixedWindow => 'w',
@@ -117,7 +118,7 @@ mod tests {
     }
 
     fn name(limit: &StoredLimit, key: &str) -> String {
-        Names::new("tollgate:").part(&Part { limit, key, cost: Cost::ONE, shadow: false })
+        Names::new("tollgate:").part(&StoredCharge { limit, key, cost: Cost::ONE, shadow: false })
     }
 
     #[test]
@@ -134,7 +135,7 @@ mod tests {
         // A change of these is a new version of the stored state.
         let api = limit("api", Subject::Key);
         assert_eq!(name(&api, "user:42"), "tollgate:1:{-8NHhShsj_9IIQkVQFeVNA}:w:api");
-        let id = HoldId::new(0xabc).unwrap();
+        let id = ChargeId::new(0xabc).unwrap();
         let names = Names::new("tollgate:");
         assert_eq!(names.hold(id), "tollgate:1:hold:{00000000000000000000000000000abc}");
         let beside = names.hold_beside(&name(&api, "user:42"), id);
@@ -151,7 +152,7 @@ mod tests {
             (&by_namespace, "acme:alice:v2", "acme"),
             (&by_namespace, "alice", "default"),
         ] {
-            assert_eq!(subject(&Part { limit, key, cost: Cost::ONE, shadow: false }), expected);
+            assert_eq!(subject(&StoredCharge { limit, key, cost: Cost::ONE, shadow: false }), expected);
         }
     }
 

@@ -1,6 +1,6 @@
 //! A charge on a cluster, where its keys may be in different slots, and a hold is known by its name alone.
 //!
-//! Parts whose keys share a slot are a group, and a group is one script. Groups are charged one after the other, in the order
+//! MergedCharges whose keys share a slot are a group, and a group is one script. Groups are charged one after the other, in the order
 //! of their slots, each under the hold's name, or under a name made up for the purpose; when one refuses, those before it are
 //! undone. So it may happen that others are refused for a moment who need not be, and never that too much is admitted. If this
 //! process dies between two groups, what was charged stays charged until it runs out by itself.
@@ -17,24 +17,26 @@ use tollgate_kernel::{Limit, MAX_SPAN, Micros};
 use super::route::Named;
 use super::shape::{Answer, Operation};
 use super::slot::slot;
-use super::{Held, RedisStore, batch, different_amounts, no_such_limit, question, script, words};
-use crate::shared::{Part, Parts};
-use crate::{Charged, Failure, Hold, HoldId, Item, Outcome, Outcomes, Settled, Settlement, StoreError};
+use super::{Held, RedisStore, batch, codec, different_amounts, no_such_limit, script, words};
+use crate::remote::MergedCharges;
+use crate::{
+    ChargeId, Charged, Failure, Hold, Outcome, Outcomes, Settled, Settlement, StoreError, StoredCharge,
+};
 
 /// How long a hold lasts that only serves to undo: longer than any deadline.
 const UNDO_WITHIN: Micros = Micros::from_secs(60);
 
-/// Parts whose keys share a slot.
+/// MergedCharges whose keys share a slot.
 struct Group<'a> {
     slot: u16,
     /// Which parts of the charge these are.
     indexes: Vec<usize>,
-    parts: Vec<Part<'a>>,
+    parts: Vec<StoredCharge<'a>>,
     keys: Vec<String>,
 }
 
 impl RedisStore {
-    fn groups<'a>(&self, parts: &Parts<'a>) -> Vec<Group<'a>> {
+    fn groups<'a>(&self, parts: &MergedCharges<'a>) -> Vec<Group<'a>> {
         let mut groups: Vec<Group<'a>> = Vec::new();
         for (index, part) in parts.parts.iter().enumerate() {
             let key = self.names.part(part);
@@ -55,7 +57,7 @@ impl RedisStore {
     }
 
     /// Where a group's part of a hold is kept.
-    fn hold_key(&self, group: &Group<'_>, id: HoldId) -> String {
+    fn hold_key(&self, group: &Group<'_>, id: ChargeId) -> String {
         match group.keys.first() {
             Some(key) => self.names.hold_beside(key, id),
             None => self.names.hold(id),
@@ -64,7 +66,7 @@ impl RedisStore {
 
     pub(super) async fn peek_spread(
         &self,
-        parts: &Parts<'_>,
+        parts: &MergedCharges<'_>,
         deadline: Instant,
     ) -> Result<Charged, StoreError> {
         let mut outcomes = blank(parts);
@@ -82,19 +84,19 @@ impl RedisStore {
         outcomes: &mut Outcomes,
         deadline: Instant,
     ) -> Result<bool, StoreError> {
-        match self.charge_together(&group.parts, Operation::Peek, None, deadline).await? {
+        match self.charge_batched(&group.parts, Operation::Peek, None, deadline).await? {
             Answer::Found(found) => {
                 fill(outcomes, group, &found);
                 Ok(found.passed)
             }
-            Answer::Held(..) => Err(question::no_answer("a peek")),
+            Answer::Held(..) => Err(codec::no_answer("a peek")),
         }
     }
 
     pub(super) async fn charge_spread(
         &self,
-        items: &[Item<'_>],
-        parts: &Parts<'_>,
+        items: &[StoredCharge<'_>],
+        parts: &MergedCharges<'_>,
         hold: Option<Hold>,
         deadline: Instant,
     ) -> Result<Charged, StoreError> {
@@ -102,20 +104,20 @@ impl RedisStore {
         match hold {
             None if groups.len() == 1 => {
                 let mut outcomes = blank(parts);
-                match self.charge_together(&groups[0].parts, Operation::Charge, None, deadline).await? {
+                match self.charge_batched(&groups[0].parts, Operation::Charge, None, deadline).await? {
                     Answer::Found(found) => {
                         fill(&mut outcomes, &groups[0], &found);
                         parts.conclude(&outcomes, found.passed)
                     }
-                    Answer::Held(..) => Err(question::no_answer("a charge")),
+                    Answer::Held(..) => Err(codec::no_answer("a charge")),
                 }
             }
-            // Parts that hold nobody up are each charged for themselves, wherever they are.
+            // MergedCharges that hold nobody up are each charged for themselves, wherever they are.
             None if parts.parts.iter().all(|part| part.shadow) => {
                 self.charge_apart(parts, &groups, deadline).await
             }
             None => {
-                let hold = Hold { id: HoldId::random(), ttl: UNDO_WITHIN };
+                let hold = Hold { id: ChargeId::random(), ttl: UNDO_WITHIN };
                 self.charge_in_turn(parts, &groups, hold, None, deadline).await
             }
             Some(hold) => {
@@ -130,17 +132,17 @@ impl RedisStore {
     /// Groups of parts that hold nobody up: one script each, all at the same time.
     async fn charge_apart(
         &self,
-        parts: &Parts<'_>,
+        parts: &MergedCharges<'_>,
         groups: &[Group<'_>],
         deadline: Instant,
     ) -> Result<Charged, StoreError> {
         let mut outcomes = blank(parts);
         let asked =
-            groups.iter().map(|group| self.charge_together(&group.parts, Operation::Charge, None, deadline));
+            groups.iter().map(|group| self.charge_batched(&group.parts, Operation::Charge, None, deadline));
         for (group, answer) in groups.iter().zip(futures_util::future::join_all(asked).await) {
             match answer? {
                 Answer::Found(found) => fill(&mut outcomes, group, &found),
-                Answer::Held(..) => return Err(question::no_answer("a charge")),
+                Answer::Held(..) => return Err(codec::no_answer("a charge")),
             }
         }
         parts.conclude(&outcomes, true)
@@ -150,7 +152,7 @@ impl RedisStore {
     /// that it is made with; without one the name is made up, and nobody else knows it.
     async fn charge_in_turn(
         &self,
-        parts: &Parts<'_>,
+        parts: &MergedCharges<'_>,
         groups: &[Group<'_>],
         mut hold: Hold,
         question: Option<&str>,
@@ -161,12 +163,12 @@ impl RedisStore {
             let key = self.hold_key(group, hold.id);
             let kept = Some((&*key, hold, question.unwrap_or_default()));
             let operation = if groups.len() > 1 { Operation::HoldPart } else { Operation::Hold };
-            let asked = self.charge_together(&group.parts, operation, kept, deadline).await;
+            let asked = self.charge_batched(&group.parts, operation, kept, deadline).await;
             let found = match asked {
                 Ok(Answer::Found(found)) => found,
                 Ok(Answer::Held(held)) => {
                     // Charged before, under the same name: this is the same call, sent again.
-                    held.found(&group.parts).ok_or_else(|| question::no_answer("a hold"))?
+                    held.found(&group.parts).ok_or_else(|| codec::no_answer("a hold"))?
                 }
                 Err(error) => {
                     // The group itself may have been charged; undoing what was not done does nothing. Under a name that its
@@ -201,9 +203,13 @@ impl RedisStore {
 
     /// Refunds each group for itself: one script each, all at the same time. What one was given back it keeps, whatever becomes
     /// of the others.
-    pub(super) async fn refund_spread(&self, parts: &Parts<'_>, deadline: Instant) -> Result<(), StoreError> {
+    pub(super) async fn refund_spread(
+        &self,
+        parts: &MergedCharges<'_>,
+        deadline: Instant,
+    ) -> Result<(), StoreError> {
         let groups = self.groups(parts);
-        let refunds = groups.iter().map(|group| self.refund_together(&group.parts, deadline));
+        let refunds = groups.iter().map(|group| self.refund_batched(&group.parts, deadline));
         let refunded = futures_util::future::join_all(refunds).await;
         let may_be_done = |refunded: &Result<(), StoreError>| match refunded {
             Ok(()) => true,
@@ -215,13 +221,18 @@ impl RedisStore {
     }
 
     /// Undoes groups before the answer is given, so that whoever gets it finds them undone.
-    async fn undo_now(&self, groups: &[Group<'_>], id: HoldId, deadline: Instant) -> Result<(), StoreError> {
+    async fn undo_now(
+        &self,
+        groups: &[Group<'_>],
+        id: ChargeId,
+        deadline: Instant,
+    ) -> Result<(), StoreError> {
         let undone = groups.iter().map(|group| self.undo_one(self.undo_keys(group, id), deadline));
         futures_util::future::join_all(undone).await.into_iter().collect()
     }
 
     /// Undoes groups beside the calls: the deadline of this one has come, or nearly so.
-    fn undo(&self, groups: &[Group<'_>], id: HoldId) {
+    fn undo(&self, groups: &[Group<'_>], id: ChargeId) {
         for group in groups {
             let (store, keys) = (self.clone(), self.undo_keys(group, id));
             tokio::spawn(async move {
@@ -237,21 +248,21 @@ impl RedisStore {
         }
     }
 
-    fn undo_keys(&self, group: &Group<'_>, id: HoldId) -> Vec<String> {
+    fn undo_keys(&self, group: &Group<'_>, id: ChargeId) -> Vec<String> {
         let mut keys = vec![self.hold_key(group, id)];
         keys.extend(group.keys.iter().cloned());
         keys
     }
 
     async fn undo_one(&self, keys: Vec<String>, deadline: Instant) -> Result<(), StoreError> {
-        self.ask_hold("undo", &texts(&keys), deadline).await.map(drop)
+        self.send_hold("undo", &texts(&keys), deadline).await.map(drop)
     }
 
     /// A charge with a hold: claims the hold's place first, and answers as before if it was charged before.
     async fn charge_held(
         &self,
-        items: &[Item<'_>],
-        parts: &Parts<'_>,
+        items: &[StoredCharge<'_>],
+        parts: &MergedCharges<'_>,
         groups: &[Group<'_>],
         hold: Hold,
         deadline: Instant,
@@ -259,7 +270,7 @@ impl RedisStore {
         let certain = parts.parts.iter().filter(|part| !part.shadow).map(lease_of).max();
         let ttl = certain.unwrap_or_default().max(hold.ttl);
         let hold = Hold { ttl, ..hold };
-        let question = question::write(items);
+        let question = codec::write(items);
         let place = Placed {
             question: question.clone(),
             groups: groups
@@ -280,18 +291,18 @@ impl RedisStore {
 
     /// The answer that a hold at another place was given, if it is still known.
     async fn answer_placed(&self, place: &Placed, deadline: Instant) -> Result<Option<Charged>, StoreError> {
-        let wrong = || question::no_answer("a hold");
-        let asked = question::Asked::read(&place.question).ok_or_else(wrong)?;
+        let wrong = || codec::no_answer("a hold");
+        let asked = codec::RememberedCharge::read(&place.question).ok_or_else(wrong)?;
         let items = asked.items();
-        let parts = Parts::of(&items);
+        let parts = MergedCharges::of(&items);
         let mut outcomes = blank(&parts);
         for (indexes, keys) in &place.groups {
-            let answer = self.ask_hold("answer", &texts(keys), deadline).await?;
+            let answer = self.send_hold("answer", &texts(keys), deadline).await?;
             if words(&answer).is_some_and(|words| words == ["UNKNOWN"]) {
                 return Ok(None);
             }
             let held = Held::read(&answer).ok_or_else(wrong)?;
-            let of_group: Option<Vec<Part<'_>>> =
+            let of_group: Option<Vec<StoredCharge<'_>>> =
                 indexes.iter().map(|index| parts.parts.get(*index).copied()).collect();
             let of_group = of_group.ok_or_else(wrong)?;
             if place.groups.len() == 1 {
@@ -328,13 +339,13 @@ impl RedisStore {
                     )
                 })
             }
-            _ => Err(question::no_answer("a hold")),
+            _ => Err(codec::no_answer("a hold")),
         }
     }
 
     pub(super) async fn settle_spread(
         &self,
-        id: HoldId,
+        id: ChargeId,
         settlement: &Settlement,
         deadline: Instant,
     ) -> Result<Settled, StoreError> {
@@ -365,8 +376,8 @@ impl RedisStore {
         let mut parts: Vec<(String, String, bool)> = Vec::new();
         let (mut is_settled, mut has_ended) = (false, false);
         for (indexes, keys) in &place.groups {
-            let answer = self.ask_hold("query", &texts(keys), deadline).await?;
-            let words = words(&answer).ok_or_else(|| question::no_answer("a settlement"))?;
+            let answer = self.send_hold("query", &texts(keys), deadline).await?;
+            let words = words(&answer).ok_or_else(|| codec::no_answer("a settlement"))?;
             let mut names = Vec::new();
             for part in words[1..].chunks_exact(3) {
                 parts.push((part[0].clone(), part[1].clone(), part[2] != "count"));
@@ -425,7 +436,7 @@ fn texts(keys: &[String]) -> Vec<&str> {
 }
 
 /// How long a part's lease lasts, if it is one.
-fn lease_of(part: &Part<'_>) -> Micros {
+fn lease_of(part: &StoredCharge<'_>) -> Micros {
     match part.limit.limit {
         Limit::Concurrency(leases) => leases.lease(),
         _ => Micros::ZERO,
@@ -467,10 +478,11 @@ struct Placed {
 impl Placed {
     /// What each part of the charge came to, from one amount for each item.
     fn totals(&self, actuals: &[u64]) -> Result<Vec<u64>, StoreError> {
-        let asked = question::Asked::read(&self.question).ok_or_else(|| question::no_answer("a hold"))?;
+        let asked =
+            codec::RememberedCharge::read(&self.question).ok_or_else(|| codec::no_answer("a hold"))?;
         let items = asked.items();
         match items.len() == actuals.len() {
-            true => Ok(Parts::of(&items).totals(actuals)),
+            true => Ok(MergedCharges::of(&items).totals(actuals)),
             false => Err(StoreError::wrong_count(items.len(), actuals.len())),
         }
     }
@@ -502,16 +514,16 @@ impl Placed {
     }
 }
 
-fn blank(parts: &Parts<'_>) -> Outcomes {
+fn blank(parts: &MergedCharges<'_>) -> Outcomes {
     Outcomes::from_elem(Outcome::BLOCKED, parts.parts.len())
 }
 
 /// Puts a group's answers where they belong.
-fn fill(outcomes: &mut Outcomes, group: &Group<'_>, found: &question::Found) {
+fn fill(outcomes: &mut Outcomes, group: &Group<'_>, found: &codec::Found) {
     fill_at(outcomes, &group.indexes, &group.parts, found);
 }
 
-fn fill_at(outcomes: &mut Outcomes, indexes: &[usize], parts: &[Part<'_>], found: &question::Found) {
+fn fill_at(outcomes: &mut Outcomes, indexes: &[usize], parts: &[StoredCharge<'_>], found: &codec::Found) {
     for ((index, part), reading) in indexes.iter().zip(parts).zip(&found.readings) {
         outcomes[*index] = part.limit.limit.answer(reading, part.cost, found.now);
     }

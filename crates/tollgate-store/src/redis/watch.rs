@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::options::RedisOptions;
 use super::slot::FORMAT;
-use crate::{Clock, HoldId};
+use crate::{ChargeId, Clock};
 
 /// How often a server is looked at, in us.
 const LOOK_EVERY_US: u64 = 1_000_000;
@@ -39,7 +39,7 @@ const LOW_PERCENT: u64 = 75;
 pub(crate) struct Watch {
     /// What the name of the mark begins with.
     start: String,
-    id: HoldId,
+    id: ChargeId,
     max_keys: Option<u64>,
     due_us: AtomicU64,
     is_looking: AtomicBool,
@@ -59,7 +59,7 @@ struct Seen {
 
 /// What a server says of itself.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Said {
+struct ServerInfo {
     evicted_keys: Option<u64>,
     used_memory: u64,
     max_memory: u64,
@@ -70,7 +70,7 @@ impl Watch {
     pub(crate) fn new(options: &RedisOptions) -> Watch {
         Watch {
             start: format!("{}{FORMAT}:mark:", options.prefix),
-            id: HoldId::random(),
+            id: ChargeId::random(),
             max_keys: options.max_keys,
             due_us: AtomicU64::new(now_us() + LOOK_EVERY_US),
             is_looking: AtomicBool::new(false),
@@ -121,7 +121,7 @@ impl Watch {
     /// Whether keys were evicted, and whether there is room for more. A user that may not ask is served all the same.
     async fn look_at_room(&self, multiplexed: &mut MultiplexedConnection) -> Option<&'static str> {
         let text = redis::cmd("INFO").query_async::<String>(multiplexed).await.ok()?;
-        let said = Said::read(&text);
+        let said = ServerInfo::read(&text);
         let before = self.takes_new_keys();
         let after = said.takes_new_keys(before, self.max_keys);
         self.takes_new_keys.store(after, Ordering::Relaxed);
@@ -192,10 +192,10 @@ impl Watch {
     }
 }
 
-impl Said {
+impl ServerInfo {
     /// The fields of `INFO` that matter here.
-    fn read(text: &str) -> Said {
-        let mut said = Said::default();
+    fn read(text: &str) -> ServerInfo {
+        let mut said = ServerInfo::default();
         for line in text.lines() {
             let Some((field, value)) = line.trim_end().split_once(':') else { continue };
             match field {
@@ -233,14 +233,15 @@ mod tests {
     fn what_a_server_says_is_read() {
         let text = "# Memory\r\nused_memory:900\r\nmaxmemory:1000\r\n# Stats\r\nevicted_keys:7\r\n# Keyspace\r\n\
                     db0:keys=12,expires=3,avg_ttl=0\r\ndb15:keys=5,expires=0,avg_ttl=0\r\ndbx:keys=9\r\n";
-        let said = Said::read(text);
-        assert_eq!(said, Said { evicted_keys: Some(7), used_memory: 900, max_memory: 1_000, keys: 17 });
-        assert_eq!(Said::read("nonsense"), Said::default());
+        let said = ServerInfo::read(text);
+        assert_eq!(said, ServerInfo { evicted_keys: Some(7), used_memory: 900, max_memory: 1_000, keys: 17 });
+        assert_eq!(ServerInfo::read("nonsense"), ServerInfo::default());
     }
 
     #[test]
     fn new_keys_are_refused_above_the_high_mark_until_below_the_low_one() {
-        let with = |used_memory, max_memory, keys| Said { evicted_keys: None, used_memory, max_memory, keys };
+        let with =
+            |used_memory, max_memory, keys| ServerInfo { evicted_keys: None, used_memory, max_memory, keys };
         for (said, takes, max_keys, expected) in [
             (with(800, 1_000, 0), true, None, true),
             (with(801, 1_000, 0), true, None, false),

@@ -2,8 +2,8 @@
 //! refusal.
 
 use tollgate_store::{
-    Cost, Hold, HoldId, Limit, ManualClock, MemoryItem, MemoryLimit, MemoryStore, Micros, Outcome, Settled,
-    Settlement, StoredLimit, WhenFull,
+    ChargeId, Cost, Hold, Limit, ManualClock, MemoryCharge, MemoryLimit, MemoryStore, Micros, Outcome,
+    Settled, Settlement, StoredLimit, WhenFull,
 };
 
 use crate::{HOUR, START, YEAR, admitted_of, is_kept_by_entry, limits, store};
@@ -30,7 +30,7 @@ impl Scene {
         matches!(self.stored.limit, Limit::Concurrency(_))
     }
 
-    fn item<'a>(&'a self, key: &'a str, cost: u64) -> MemoryItem<'a> {
+    fn item<'a>(&'a self, key: &'a str, cost: u64) -> MemoryCharge<'a> {
         item(&self.limit, key, cost)
     }
 
@@ -54,11 +54,11 @@ fn cost(units: u64) -> Cost {
     Cost::new(units).expect("a cost")
 }
 
-fn item<'a>(limit: &'a MemoryLimit, key: &'a str, units: u64) -> MemoryItem<'a> {
-    MemoryItem { limit, key, cost: cost(units), shadow: false }
+fn item<'a>(limit: &'a MemoryLimit, key: &'a str, units: u64) -> MemoryCharge<'a> {
+    MemoryCharge { limit, key, cost: cost(units), shadow: false }
 }
 
-fn hold(id: HoldId, ttl: Micros) -> Option<Hold> {
+fn hold(id: ChargeId, ttl: Micros) -> Option<Hold> {
     Some(Hold { id, ttl })
 }
 
@@ -112,7 +112,7 @@ fn costs_that_never_fit_are_refused_for_ever_and_leave_no_trace() {
             assert!(!outcome.allowed && outcome.retry_after.is_none(), "{} {outcome:?}", scene.name());
             assert_eq!(outcome.remaining, CAPACITY, "{}", scene.name());
         };
-        let (store, id) = (&scene.store, HoldId::random());
+        let (store, id) = (&scene.store, ChargeId::random());
         for units in [CAPACITY + 1, (1 << 53) - 1, 1 << 53, 1 << 63, u64::MAX - 1, u64::MAX] {
             refused(scene.limit.charge("key", cost(units)));
             refused(scene.limit.peek("key", cost(units)));
@@ -140,7 +140,7 @@ fn nothing_is_charged_on_a_refusal() {
         let items = [item(&roomy, "key", 1), item(limit, "key", 1), item(&roomy, "newcomer", 1)];
         for _ in 0..10 {
             assert!(!limit.charge("key", Cost::ONE).allowed);
-            for hold in [None, hold(HoldId::random(), HOUR)] {
+            for hold in [None, hold(ChargeId::random(), HOUR)] {
                 for items in [&items[..2], &items] {
                     assert!(!store.charge_all(items, hold).expect("there is room").allowed);
                 }
@@ -157,7 +157,7 @@ fn nothing_is_charged_on_a_refusal() {
 fn amounts_that_nobody_reserved_are_settled_within_bounds() {
     for actual in [CAPACITY + 1, 1 << 53, u64::MAX] {
         for scene in scenes(START, 1_000, WhenFull::Share) {
-            let (store, id) = (&scene.store, HoldId::random());
+            let (store, id) = (&scene.store, ChargeId::random());
             let settle = |settlement| store.settle(id, &settlement);
             let charged = store.charge_all(&[scene.item("key", 1)], hold(id, HOUR));
             assert!(charged.expect("there is room").allowed);
@@ -179,7 +179,7 @@ fn amounts_that_nobody_reserved_are_settled_within_bounds() {
 fn holds_end_when_they_should_whatever_their_time() {
     for (ttl, expected) in [(Micros::ZERO, Settled::Unknown), (NEVER, Settled::Done)] {
         for scene in scenes(START, 1_000, WhenFull::Share) {
-            let id = HoldId::new(u128::MAX).expect("a name");
+            let id = ChargeId::new(u128::MAX).expect("a name");
             let charged = scene.store.charge_all(&[scene.item("key", 1)], hold(id, ttl));
             assert!(charged.expect("there is room").allowed);
             // A lease is held at least as long as it lasts.
@@ -214,7 +214,7 @@ fn the_end_of_time_is_survived() {
         for scene in scenes(start, 10, WhenFull::Share) {
             scene.limit.charge("key", Cost::ONE);
             scene.clock.set(NEVER);
-            let (store, id) = (&scene.store, HoldId::random());
+            let (store, id) = (&scene.store, ChargeId::random());
             for _ in 0..20 {
                 assert!(scene.limit.charge("key", Cost::ONE).remaining <= CAPACITY);
                 assert!(!scene.limit.peek("key", Cost::MAX).allowed);
@@ -243,7 +243,8 @@ fn a_store_without_room_shares_or_denies() {
                 assert_eq!((scene.store.keys(), scene.store.used()), (own, own), "{what}");
                 let refused = scene.limit.charge("newcomer", Cost::ONE);
                 assert!(!refused.allowed && refused.retry_after.is_some(), "{what}: {refused:?}");
-                let held = scene.store.charge_all(&[scene.item("newcomer", 1)], hold(HoldId::random(), HOUR));
+                let held =
+                    scene.store.charge_all(&[scene.item("newcomer", 1)], hold(ChargeId::random(), HOUR));
                 assert!(held.map_or_else(|error| error.is_transient(), |charged| !charged.allowed), "{what}");
             }
         }
@@ -277,7 +278,7 @@ fn many_items_in_one_charge_are_all_or_nothing() {
     let store = store(&ManualClock::at(START), 100_000, WhenFull::Share);
     let limits: Vec<MemoryLimit> = limits(1_000, HOUR).iter().map(|limit| store.open(limit)).collect();
     let keys: Vec<String> = (0..50).map(|key| format!("key:{key}")).collect();
-    let items: Vec<MemoryItem<'_>> =
+    let items: Vec<MemoryCharge<'_>> =
         limits.iter().flat_map(|limit| keys.iter().flat_map(move |key| [item(limit, key, 1); 3])).collect();
     let charged = store.charge_all(&items, None).expect("no hold is asked for");
     assert!(charged.allowed && charged.outcomes.iter().all(|outcome| outcome.remaining == 997));

@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use tollgate_kernel::{Align, State, Taken};
 use tollgate_store::{
-    Cost, Hold, HoldId, Limit, ManualClock, MemoryItem, MemoryLimit, MemoryStore, Micros, Outcome, Settled,
-    Settlement, StoredLimit, WhenFull,
+    ChargeId, Cost, Hold, Limit, ManualClock, MemoryCharge, MemoryLimit, MemoryStore, Micros, Outcome,
+    Settled, Settlement, StoredLimit, WhenFull,
 };
 
 use crate::{SECOND, START, limits, store};
@@ -208,13 +208,13 @@ struct Witness {
 }
 
 struct Admission {
-    hold: Option<HoldId>,
+    hold: Option<ChargeId>,
     at: Micros,
     cost: u64,
 }
 
 impl Witness {
-    fn charge(&mut self, cost: u64, hold: Option<HoldId>, now: Micros) -> Result<Micros, TestCaseError> {
+    fn charge(&mut self, cost: u64, hold: Option<ChargeId>, now: Micros) -> Result<Micros, TestCaseError> {
         self.admitted.push(Admission { hold, at: now, cost });
         let units = Cost::new(cost).expect("a cost");
         if let Limit::FixedWindow(window) = self.limit
@@ -225,7 +225,7 @@ impl Witness {
         }
         let fits = match (self.limit, &mut self.state) {
             (Limit::Concurrency(limit), State::Leases(leases)) => {
-                limit.acquire(leases, hold.map_or(0, HoldId::get), units, now).allowed
+                limit.acquire(leases, hold.map_or(0, ChargeId::get), units, now).allowed
             }
             (limit, state) => limit.charge(state, units, now).allowed,
         };
@@ -246,7 +246,7 @@ impl Witness {
         Ok(())
     }
 
-    fn settle(&mut self, held: &HeldPart, id: HoldId, actual: u64, now: Micros) {
+    fn settle(&mut self, held: &HeldPart, id: ChargeId, actual: u64, now: Micros) {
         let admitted = self.admitted.iter_mut().find(|one| one.hold == Some(id));
         let (reserved, taken) = (held.cost, Taken { cost: held.cost, at: held.charged_at });
         if let Some(admitted) = admitted {
@@ -276,7 +276,7 @@ struct World {
     store: MemoryStore,
     limits: Vec<MemoryLimit>,
     witnesses: HashMap<(usize, usize), Witness>,
-    holds: Vec<(HoldId, Vec<HeldPart>)>,
+    holds: Vec<(ChargeId, Vec<HeldPart>)>,
     /// Debts are never refused, so they may take more room than there is: for a key, and for an entry.
     over: usize,
 }
@@ -332,7 +332,7 @@ impl World {
     }
 
     fn charge(&mut self, asked: &[Ask], ttl: Option<Micros>, now: Micros) -> TestCaseResult {
-        let hold = ttl.map(|ttl| Hold { id: HoldId::random(), ttl });
+        let hold = ttl.map(|ttl| Hold { id: ChargeId::random(), ttl });
         let Some((allowed, outcomes)) = self.ask(asked, hold) else { return Ok(()) };
         let fits = asked.iter().zip(&outcomes).all(|(ask, outcome)| ask.shadow || outcome.allowed);
         prop_assert_eq!(allowed, fits, "{:?} {:?}", asked, outcomes);
@@ -359,8 +359,8 @@ impl World {
     /// What the store says; nothing if it has no room for the reservation, and then nothing was charged.
     fn ask(&self, asked: &[Ask], hold: Option<Hold>) -> Option<(bool, Vec<Outcome>)> {
         let keys: Vec<String> = asked.iter().map(|ask| ask.key.to_string()).collect();
-        let items: Vec<MemoryItem<'_>> = (asked.iter().zip(&keys))
-            .map(|(ask, key)| MemoryItem {
+        let items: Vec<MemoryCharge<'_>> = (asked.iter().zip(&keys))
+            .map(|(ask, key)| MemoryCharge {
                 limit: &self.limits[ask.kind],
                 key,
                 cost: Cost::new(ask.cost).expect("a cost"),

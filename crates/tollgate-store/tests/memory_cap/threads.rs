@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use tollgate_store::{
-    Cost, Hold, HoldId, Limit, ManualClock, MemoryItem, MemoryLimit, MemoryStore, Micros, Settlement,
+    ChargeId, Cost, Hold, Limit, ManualClock, MemoryCharge, MemoryLimit, MemoryStore, Micros, Settlement,
     StoredLimit, WhenFull,
 };
 
@@ -96,7 +96,7 @@ fn charge_together(
     together: &AtomicU64,
 ) {
     let items =
-        pair.each_ref().map(|limit| MemoryItem { limit, key: "shared", cost: Cost::ONE, shadow: false });
+        pair.each_ref().map(|limit| MemoryCharge { limit, key: "shared", cost: Cost::ONE, shadow: false });
     while !is_grown.load(Ordering::Relaxed) {
         let charged = store.charge_all(&items, None).expect("no hold is asked for");
         assert!(charged.allowed);
@@ -111,11 +111,11 @@ fn reserve(store: &MemoryStore, is_grown: &AtomicBool) -> usize {
     while !is_grown.load(Ordering::Relaxed) && turn < 10_000 {
         turn += 1;
         let key = format!("reserver:{}", turn % 10);
-        let items: Vec<MemoryItem<'_>> = limits
+        let items: Vec<MemoryCharge<'_>> = limits
             .iter()
-            .map(|limit| MemoryItem { limit, key: &key, cost: Cost::ONE, shadow: false })
+            .map(|limit| MemoryCharge { limit, key: &key, cost: Cost::ONE, shadow: false })
             .collect();
-        let hold = Hold { id: HoldId::random(), ttl: HOUR };
+        let hold = Hold { id: ChargeId::random(), ttl: HOUR };
         assert!(store.charge_all(&items, Some(hold)).expect("there is room").allowed);
         match turn % 4 {
             0 => drop(store.settle(hold.id, &Settlement::Actual(3)).expect("one amount fits all")),
@@ -188,7 +188,7 @@ fn cross() {
             scope.spawn(move || {
                 for turn in 0..200_000 {
                     let key = format!("newcomer:{crosser}:{}", turn % 1_000);
-                    let items = [crosser, 1 - crosser].map(|limit| MemoryItem {
+                    let items = [crosser, 1 - crosser].map(|limit| MemoryCharge {
                         limit: &limits[limit],
                         key: &key,
                         cost: Cost::ONE,
@@ -216,13 +216,13 @@ fn churn(cap: usize) {
                 for turn in 0..5_000usize {
                     let pick = |step: usize| &limits[(turn / 3 + step * (churner + 1)) % limits.len()];
                     let keys = [0, 1, 2].map(|step| format!("key:{}", (turn * (churner + 1) + step) % 7));
-                    let items = [0, 1, 2].map(|step| MemoryItem {
+                    let items = [0, 1, 2].map(|step| MemoryCharge {
                         limit: pick(step),
                         key: &keys[step],
                         cost: Cost::ONE,
                         shadow: false,
                     });
-                    let id = HoldId::random();
+                    let id = ChargeId::random();
                     let hold = (turn % 5 == 0).then_some(Hold { id, ttl: Micros::from_millis(2) });
                     let held = store.charge_all(&items, hold).is_ok_and(|charged| charged.allowed);
                     if held && hold.is_some() && turn % 2 == 0 {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollgate_store::{
-    Cost, Failure, Hold, HoldId, Item, Limit, Micros, PostgresOptions, PostgresStore, Settled, Settlement,
-    Store, StoreError, StoredLimit,
+    ChargeId, Cost, Failure, Hold, Limit, Micros, PostgresOptions, PostgresStore, Settled, Settlement, Store,
+    StoreError, StoredCharge, StoredLimit,
 };
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::proxy::{FaultProxy, Mode};
@@ -33,7 +33,7 @@ async fn short(port: u16) -> PostgresStore {
 /// What is used of a limit, by a store that nothing is wrong with.
 async fn used(server: &PostgresServer, limit: &StoredLimit, key: &str) -> u64 {
     let store = connect(options(&server.url("postgres"))).await;
-    let most = Item { cost: Cost::MAX, ..item(limit, key) };
+    let most = StoredCharge { cost: Cost::MAX, ..item(limit, key) };
     store.peek(&[most]).await.unwrap().outcomes[0].used()
 }
 
@@ -60,7 +60,7 @@ async fn a_refund_is_made_once_or_not_at_all() {
     let server = Arc::new(PostgresServer::start());
     let proxy = FaultProxy::start(server.port());
     let limit = hourly("api", 1_000);
-    let ten = [Item { cost: Cost::new(10).unwrap(), ..item(&limit, "k") }];
+    let ten = [StoredCharge { cost: Cost::new(10).unwrap(), ..item(&limit, "k") }];
     let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
     let patient = connect(PostgresOptions { timeout: Duration::from_secs(20), ..options(&url) }).await;
     patient.charge(&ten, None).await.unwrap();
@@ -154,7 +154,7 @@ async fn a_held_charge_whose_answer_was_lost_is_sent_again_and_charged_once() {
     let limit = hourly("api", 1_000);
     assert!(store.charge(&[item(&limit, "k")], None).await.unwrap().allowed);
     let locked = lock_all(&server).await;
-    let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
+    let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
     let call = {
         let (store, limit) = (store.clone(), limit.clone());
         tokio::spawn(async move { store.charge(&[item(&limit, "k")], Some(hold)).await })
@@ -222,7 +222,7 @@ async fn a_locked_row_holds_nobody_up_for_longer_than_the_deadline() {
     let (limit, other) = (hourly("api", 1_000), hourly("other", 1_000));
     assert!(store.charge(&[item(&limit, "k")], None).await.unwrap().allowed);
     let locked = lock_all(&server).await;
-    let held = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
+    let held = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
     for (items, hold) in [
         (vec![item(&limit, "k")], None),
         (vec![item(&limit, "k"), item(&other, "k")], None),
@@ -246,7 +246,7 @@ async fn a_killed_server_and_a_killed_backend_are_survived_and_counted() {
     let server = PostgresServer::start();
     let store = short(server.port()).await;
     let limit = hourly("api", 1_000);
-    let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(600) };
+    let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(600) };
     assert!(store.charge(&[item(&limit, "held")], Some(hold)).await.unwrap().allowed);
     assert_eq!(store.losses_possible(), 0);
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
-use tollgate_store::{Cost, Failure, Item, PostgresStore, Store, StoredLimit};
+use tollgate_store::{Cost, Failure, PostgresStore, Store, StoredCharge, StoredLimit};
 use tollgate_testkit::history::{Bound, Call, History, Outcome, Promises, Report, now_us};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::proxy::{FaultProxy, Mode};
@@ -357,7 +357,7 @@ impl Matrix {
         self.runtime.block_on(async {
             let store = connect(options(&self.server.url("postgres"))).await;
             let (limit, key) = (limits.get(kind), key.to_string());
-            let most = Item { cost: Cost::MAX, ..item(limit, &key) };
+            let most = StoredCharge { cost: Cost::MAX, ..item(limit, &key) };
             store.peek(&[most]).await.unwrap().outcomes[0].used()
         })
     }

@@ -2,8 +2,8 @@
 
 use tollgate_store::conformance::cases::ORIGIN;
 use tollgate_store::{
-    Cost, Hold, HoldId, Item, Limit, ManualClock, MemoryOptions, MemoryStore, Micros, PostgresOptions,
-    PostgresStore, Settled, Settlement, Store, StoredLimit,
+    ChargeId, Cost, Hold, Limit, ManualClock, MemoryOptions, MemoryStore, Micros, PostgresOptions,
+    PostgresStore, Settled, Settlement, Store, StoredCharge, StoredLimit,
 };
 use tollgate_testkit::Random;
 use tollgate_testkit::postgres::PostgresServer;
@@ -60,15 +60,15 @@ async fn hundreds_of_leases_answer_as_in_memory() {
         leases(400, Micros::new(20)),
     ];
     let mut random = Random::seeded(10);
-    let mut held: Vec<HoldId> = Vec::new();
+    let mut held: Vec<ChargeId> = Vec::new();
     let mut most_chunks = 0;
     for step in 0..3_000_u32 {
         let limit = &limits[usize::try_from(random.below(4)).unwrap()];
         match random.below(20) {
             0..=11 => {
                 let units = 1 + random.below(2);
-                let asked = [Item { cost: Cost::new(units).unwrap(), ..item(limit, "k") }];
-                let id = HoldId::new(u128::from(random.next()) << 60 | u128::from(step)).unwrap();
+                let asked = [StoredCharge { cost: Cost::new(units).unwrap(), ..item(limit, "k") }];
+                let id = ChargeId::new(u128::from(random.next()) << 60 | u128::from(step)).unwrap();
                 let hold = (random.below(8) > 0).then_some(Hold { id, ttl: Micros::from_secs(60) });
                 let answer = store.charge(&asked, hold).await.unwrap();
                 assert_eq!(answer, memory.charge(&asked, hold).await.unwrap(), "step {step}");
@@ -90,7 +90,8 @@ async fn hundreds_of_leases_answer_as_in_memory() {
             16 => clock.advance(Micros::new(random.below(12))),
             17 if random.below(40) == 0 => clock.advance(Micros::new(random.below(700))),
             _ => {
-                let asked = [Item { cost: Cost::new(1 + random.below(400)).unwrap(), ..item(limit, "k") }];
+                let asked =
+                    [StoredCharge { cost: Cost::new(1 + random.below(400)).unwrap(), ..item(limit, "k") }];
                 let answer = store.peek(&asked).await.unwrap();
                 assert_eq!(answer, memory.peek(&asked).await.unwrap(), "step {step}");
             }
@@ -112,7 +113,7 @@ async fn leases_that_end_together_are_found_by_their_holder() {
     let limit = leases(1_000, Micros::from_secs(60));
     let mut held = Vec::new();
     for _ in 0..640 {
-        let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
+        let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
         assert!(store.charge(&[item(&limit, "k")], Some(hold)).await.unwrap().allowed);
         held.push(hold.id);
     }
@@ -125,7 +126,7 @@ async fn leases_that_end_together_are_found_by_their_holder() {
     }
     assert_eq!(server.psql(CONSISTENT), "0");
     assert_eq!(chunks(), 1, "chunks that became small were joined");
-    let most = Item { cost: Cost::MAX, ..item(&limit, "k") };
+    let most = StoredCharge { cost: Cost::MAX, ..item(&limit, "k") };
     assert_eq!(store.peek(&[most]).await.unwrap().outcomes[0].used(), 10);
     for id in last {
         assert_eq!(store.settle(id, &Settlement::Renew).await.unwrap(), Settled::Done);

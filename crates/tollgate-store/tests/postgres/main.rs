@@ -16,7 +16,7 @@ mod work;
 
 use std::time::Duration;
 
-use tollgate_store::{Cost, Item, Limit, Micros, PostgresOptions, PostgresStore, StoredLimit};
+use tollgate_store::{Cost, Limit, Micros, PostgresOptions, PostgresStore, StoredCharge, StoredLimit};
 use tollgate_testkit::postgres::PostgresServer;
 
 /// The usual options, with time enough for a loaded machine, and no task of the store's own.
@@ -41,11 +41,11 @@ fn hourly(name: &str, most: u64) -> StoredLimit {
     StoredLimit::new(name, Limit::fixed_window(most, Micros::from_secs(3_600)).unwrap())
 }
 
-fn item<'a>(limit: &'a StoredLimit, key: &'a str) -> Item<'a> {
-    Item { limit, key, cost: Cost::ONE, shadow: false }
+fn item<'a>(limit: &'a StoredLimit, key: &'a str) -> StoredCharge<'a> {
+    StoredCharge { limit, key, cost: Cost::ONE, shadow: false }
 }
 
 /// One charge for each key.
-fn items<'a, K: AsRef<str>>(limit: &'a StoredLimit, keys: &'a [K], cost: Cost) -> Vec<Item<'a>> {
-    keys.iter().map(|key| Item { cost, ..item(limit, key.as_ref()) }).collect()
+fn items<'a, K: AsRef<str>>(limit: &'a StoredLimit, keys: &'a [K], cost: Cost) -> Vec<StoredCharge<'a>> {
+    keys.iter().map(|key| StoredCharge { cost, ..item(limit, key.as_ref()) }).collect()
 }

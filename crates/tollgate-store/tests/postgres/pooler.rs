@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tollgate_store::{Hold, HoldId, Limit, Micros, Settled, Settlement, Store, StoreError, StoredLimit};
+use tollgate_store::{ChargeId, Hold, Limit, Micros, Settled, Settlement, Store, StoreError, StoredLimit};
 use tollgate_testkit::pgbouncer::Pgbouncer;
 use tollgate_testkit::postgres::PostgresServer;
 
 use crate::{connect, hourly, item, options};
 
 fn hold() -> Hold {
-    Hold { id: HoldId::random(), ttl: Micros::from_secs(600) }
+    Hold { id: ChargeId::random(), ttl: Micros::from_secs(600) }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,7 +52,7 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
         done.unwrap_or_else(|error| panic!("{error}; pgbouncer's log:\n{}", pooler.log()));
     }
     let used = async |limit: &StoredLimit, key: &str| {
-        let most = tollgate_store::Item { cost: tollgate_store::Cost::MAX, ..item(limit, key) };
+        let most = tollgate_store::StoredCharge { cost: tollgate_store::Cost::MAX, ..item(limit, key) };
         stores[0].peek(&[most]).await.unwrap().outcomes[0].used()
     };
     assert_eq!(used(&api, "shared").await, 240);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tollgate_store::{
-    Failure, Hold, HoldId, Limit, Micros, PostgresOptions, PostgresStore, Scope, Store, StoredLimit,
+    ChargeId, Failure, Hold, Limit, Micros, PostgresOptions, PostgresStore, Scope, Store, StoredLimit,
 };
 use tollgate_testkit::postgres::PostgresServer;
 
@@ -46,7 +46,7 @@ async fn a_full_database_begins_no_key_under_numbers_that_come_with_the_call() {
 
     // Alone, several at once, with another limit, held: no new key is begun, and that is evidence of nothing else.
     let new = item(&with_the_call, "invented:new");
-    let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
+    let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
     let refused = [
         store.charge(&[new], None).await.expect_err("no room"),
         store.charge(&[item(&ordinary, "k"), new], None).await.expect_err("no room"),

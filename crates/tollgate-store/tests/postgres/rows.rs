@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tollgate_store::conformance::cases::ORIGIN;
 use tollgate_store::{
-    Cleaned, Cost, Hold, HoldId, Item, Limit, ManualClock, Micros, Outcome, PostgresOptions, PostgresStore,
-    Settlement, Store, StoredLimit,
+    ChargeId, Cleaned, Cost, Hold, Limit, ManualClock, Micros, Outcome, PostgresOptions, PostgresStore,
+    Settlement, Store, StoredCharge, StoredLimit,
 };
 use tollgate_testkit::postgres::PostgresServer;
 
@@ -73,8 +73,8 @@ async fn hostile_names_neither_collide_nor_do_harm() {
         for limit in &limits {
             for (index, key) in keys.iter().enumerate() {
                 let units = 1 + (place * keys.len() + index) as u64;
-                let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
-                let asked = [Item { cost: Cost::new(units).unwrap(), ..item(limit, key) }];
+                let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
+                let asked = [StoredCharge { cost: Cost::new(units).unwrap(), ..item(limit, key) }];
                 let charged = store.charge(&asked, (index % 2 == 0).then_some(hold)).await.unwrap();
                 assert_eq!(charged.outcomes[0].used(), units, "{name:?} {key:?} is nobody else");
                 seen.insert((place, limit.limit.strategy().name(), index));
@@ -98,16 +98,16 @@ async fn a_refusal_leaves_nothing_behind() {
         (select count(*) from tollgate_execution) || (select count(*) from tollgate_hold)";
     let before = server.psql(everything);
     for limit in every_strategy() {
-        let held = Some(Hold { id: HoldId::random(), ttl: Micros::from_secs(60) });
+        let held = Some(Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) });
         for hold in [None, held] {
-            let never = Item { cost: Cost::new(11).unwrap(), ..item(&limit, "new") };
+            let never = StoredCharge { cost: Cost::new(11).unwrap(), ..item(&limit, "new") };
             assert!(!store.charge(&[never], hold).await.unwrap().allowed);
-            let shadow = Item { shadow: true, ..never };
+            let shadow = StoredCharge { shadow: true, ..never };
             assert!(!store.charge(&[item(&limit, "new"), item(&full, "k")], hold).await.unwrap().allowed);
             assert!(!store.charge(&[shadow, item(&full, "k")], hold).await.unwrap().allowed);
             store.peek(&[item(&limit, "new"), item(&full, "k")]).await.unwrap();
         }
-        let watching = Item { shadow: true, cost: Cost::new(11).unwrap(), ..item(&limit, "new") };
+        let watching = StoredCharge { shadow: true, cost: Cost::new(11).unwrap(), ..item(&limit, "new") };
         assert!(store.charge(&[watching], None).await.unwrap().allowed, "who only watches holds nobody up");
     }
     assert_eq!(server.psql(everything), before);
@@ -121,8 +121,8 @@ async fn the_cleanup_deletes_what_says_nothing_and_nothing_else() {
     let limits = every_strategy();
     for limit in &limits {
         for key in ["idle", "busy"] {
-            let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(5) };
-            let asked = [Item { cost: Cost::new(5).unwrap(), ..item(limit, key) }];
+            let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(5) };
+            let asked = [StoredCharge { cost: Cost::new(5).unwrap(), ..item(limit, key) }];
             assert!(store.charge(&asked, Some(hold)).await.unwrap().allowed);
         }
     }
@@ -162,7 +162,7 @@ async fn the_cleanup_deletes_what_says_nothing_and_nothing_else() {
 async fn standing(store: &PostgresStore, limits: &[StoredLimit]) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for limit in limits {
-        let most = Item { cost: Cost::MAX, ..item(limit, "busy") };
+        let most = StoredCharge { cost: Cost::MAX, ..item(limit, "busy") };
         outcomes.push(store.peek(&[most]).await.unwrap().outcomes[0]);
     }
     outcomes
@@ -235,7 +235,7 @@ async fn a_held_charge_that_is_sent_by_many_at_once_is_charged_once_and_settled_
         StoredLimit::new("log", Limit::sliding_window(1_000, Micros::from_secs(60)).unwrap()),
     );
     for _ in 0..5 {
-        let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
+        let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..6 {
             let (store, window, log) = (store.clone(), window.clone(), log.clone());
@@ -257,7 +257,7 @@ async fn a_held_charge_that_is_sent_by_many_at_once_is_charged_once_and_settled_
             "{settled:?}"
         );
     }
-    let most = |limit| Item { cost: Cost::MAX, ..item(limit, "k") };
+    let most = |limit| StoredCharge { cost: Cost::MAX, ..item(limit, "k") };
     let peeked = store.peek(&[most(&window), most(&log)]).await.unwrap();
     assert_eq!([peeked.outcomes[0].used(), peeked.outcomes[1].used()], [15, 15]);
 }

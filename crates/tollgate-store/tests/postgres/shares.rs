@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tollgate_store::{
-    Charged, Failure, Hold, HoldId, Item, Micros, PostgresOptions, PostgresStore, Settlement, Store,
-    StoreError, StoredLimit,
+    ChargeId, Charged, Failure, Hold, Micros, PostgresOptions, PostgresStore, Settlement, Store, StoreError,
+    StoredCharge, StoredLimit,
 };
 use tollgate_testkit::postgres::PostgresServer;
 
@@ -44,7 +44,7 @@ async fn until_locked(server: &PostgresServer, calls: u32) {
 }
 
 fn hold() -> Hold {
-    Hold { id: HoldId::random(), ttl: Micros::from_secs(60) }
+    Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) }
 }
 
 /// Asks an exhausted key again and again while the attackers wait.
@@ -235,7 +235,7 @@ async fn a_pool_without_a_connection_says_so_at_once() {
     }
     let store = PostgresStore::new(options(&url)).unwrap();
     let limit = hourly("api", 10);
-    let most: Vec<Item<'_>> = vec![item(&limit, "k")];
+    let most: Vec<StoredCharge<'_>> = vec![item(&limit, "k")];
     let answer = tokio::time::timeout(Duration::from_secs(8), store.charge(&most, None)).await;
     let error = answer.expect("before its deadline of 10 s").unwrap_err();
     assert_eq!(error.failure(), Some(Failure::Overloaded), "{error}");

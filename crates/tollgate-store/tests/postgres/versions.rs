@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use tollgate_store::conformance::cases::ORIGIN;
 use tollgate_store::{
-    Cost, Failure, Hold, HoldId, Item, Limit, ManualClock, Micros, PostgresOptions, PostgresStore, Settled,
-    Settlement, Store, StoredLimit,
+    ChargeId, Cost, Failure, Hold, Limit, ManualClock, Micros, PostgresOptions, PostgresStore, Settled,
+    Settlement, Store, StoredCharge, StoredLimit,
 };
 use tollgate_testkit::postgres::PostgresServer;
 
@@ -114,8 +114,8 @@ async fn version_1(clock: &ManualClock) -> (PostgresServer, HashMap<&'static str
     (server, limits)
 }
 
-fn id(number: u128) -> HoldId {
-    HoldId::new(number).unwrap()
+fn id(number: u128) -> ChargeId {
+    ChargeId::new(number).unwrap()
 }
 
 async fn by(clock: &ManualClock, server: &PostgresServer) -> PostgresStore {
@@ -138,11 +138,11 @@ async fn what_version_1_counted_is_counted_on() {
         "one chunk, and four of 64 and less"
     );
     let remaining = async |name: &str| {
-        let all = Item { cost: Cost::MAX, ..item(&limits[name], "k") };
+        let all = StoredCharge { cost: Cost::MAX, ..item(&limits[name], "k") };
         store.peek(&[all]).await.unwrap().outcomes[0].remaining
     };
     let charge = async |name: &str, units| {
-        let asked = [Item { cost: Cost::new(units).unwrap(), ..item(&limits[name], "k") }];
+        let asked = [StoredCharge { cost: Cost::new(units).unwrap(), ..item(&limits[name], "k") }];
         let charged = store.charge(&asked, None).await.unwrap();
         (charged.allowed, charged.outcomes[0].remaining)
     };
@@ -154,7 +154,7 @@ async fn what_version_1_counted_is_counted_on() {
 
     // A held charge is answered as before, and settled by the numbers it was made under.
     let again = Hold { id: id(3), ttl: Micros::from_secs(60) };
-    let asked = [Item { cost: Cost::new(4).unwrap(), ..item(&limits["bucket"], "k") }];
+    let asked = [StoredCharge { cost: Cost::new(4).unwrap(), ..item(&limits["bucket"], "k") }];
     assert_eq!(store.charge(&asked, Some(again)).await.unwrap().outcomes[0].remaining, 6);
     clock.advance(Micros::from_secs(2));
     assert_eq!(store.settle(id(3), &Settlement::Actual(1)).await.unwrap(), Settled::Done);
@@ -179,7 +179,7 @@ async fn what_version_1_counted_is_counted_on() {
         assert_eq!(charge(name, units).await, (true, left), "{name}");
     }
     let slower = StoredLimit::new("odd", Limit::leaky_bucket("1/h", 7).unwrap());
-    let all = Item { cost: Cost::MAX, ..item(&slower, "k") };
+    let all = StoredCharge { cost: Cost::MAX, ..item(&slower, "k") };
     assert_eq!(store.peek(&[all]).await.unwrap().outcomes[0].remaining, 3, "what was taken stays taken");
     // The entries of the logs go when they would have.
     clock.advance(Micros::from_secs(58));
@@ -237,12 +237,12 @@ async fn leases_of_version_2_are_held_on() {
     assert_eq!(server.psql(crate::leases::CONSISTENT), "0");
     assert_eq!(server.psql("select count(*) from tollgate_execution"), "4", "32 to a chunk");
     let used = async |store: &PostgresStore| {
-        let all = Item { cost: Cost::MAX, ..item(&limit, "k") };
+        let all = StoredCharge { cost: Cost::MAX, ..item(&limit, "k") };
         store.peek(&[all]).await.unwrap().outcomes[0].used()
     };
     assert_eq!((used(&store).await, used(&running).await), (81, 81));
     // All but a full limit: what ends first has to.
-    let most = [Item { cost: Cost::new(120).unwrap(), ..item(&limit, "k") }];
+    let most = [StoredCharge { cost: Cost::new(120).unwrap(), ..item(&limit, "k") }];
     let denied = running.charge(&most, None).await.unwrap();
     assert_eq!((denied.allowed, denied.outcomes[0].retry_after), (false, Some(Micros::from_secs(1))));
     assert_eq!(store.settle(held, &Settlement::Renew).await.unwrap(), Settled::Done);

@@ -5,8 +5,8 @@
 
 use tollgate_store::conformance::cases::ORIGIN;
 use tollgate_store::{
-    Cost, Hold, HoldId, Item, Limit, ManualClock, Micros, PostgresOptions, Settled, Settlement, Store,
-    StoredLimit,
+    ChargeId, Cost, Hold, Limit, ManualClock, Micros, PostgresOptions, Settled, Settlement, Store,
+    StoredCharge, StoredLimit,
 };
 use tollgate_testkit::postgres::PostgresServer;
 
@@ -140,7 +140,7 @@ async fn a_log_of_which_most_was_given_back_is_small() {
     let log = StoredLimit::new("log", Limit::sliding_window(1_000, Micros::from_secs(60)).unwrap());
     let mut held = Vec::new();
     for _ in 0..10 * CHUNK {
-        let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
+        let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
         assert!(store.charge(&[item(&log, "k")], Some(hold)).await.unwrap().allowed);
         held.push(hold.id);
         clock.advance(Micros::new(1));
@@ -150,7 +150,7 @@ async fn a_log_of_which_most_was_given_back_is_small() {
     for id in held.iter().enumerate().filter(|(place, _)| place % 64 != 9).map(|(_, id)| *id) {
         assert_eq!(store.settle(id, &Settlement::Cancel).await.unwrap(), Settled::Done);
     }
-    let most = Item { cost: Cost::MAX, ..item(&log, "k") };
+    let most = StoredCharge { cost: Cost::MAX, ..item(&log, "k") };
     assert_eq!(store.peek(&[most]).await.unwrap().outcomes[0].used(), 10);
     assert_eq!(chunks(), "1", "chunks that became small were joined");
     for id in held.into_iter().step_by(64) {

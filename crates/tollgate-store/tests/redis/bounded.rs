@@ -2,7 +2,7 @@
 //! fetched. And what a full server still answers.
 
 use tollgate_store::{
-    Failure, Hold, HoldId, Limit, Micros, RedisStore, Settled, Settlement, Store, StoredLimit,
+    ChargeId, Failure, Hold, Limit, Micros, RedisStore, Settled, Settlement, Store, StoredLimit,
 };
 use tollgate_testkit::redis::RedisServer;
 
@@ -15,7 +15,7 @@ const MANY: usize = 30_000;
 const MOST_COMMANDS: u64 = 20;
 
 fn hold() -> Hold {
-    Hold { id: HoldId::random(), ttl: Micros::from_secs(3_600) }
+    Hold { id: ChargeId::random(), ttl: Micros::from_secs(3_600) }
 }
 
 /// How many commands the server ran for `call`, those of its script included, and how long the script took in us.
@@ -35,7 +35,7 @@ async fn commands<T>(server: &RedisServer, call: impl Future<Output = T>) -> (T,
 }
 
 /// Fills a key, and gives some of the holds that it was filled by.
-async fn fill(store: &RedisStore, limit: &StoredLimit) -> Vec<HoldId> {
+async fn fill(store: &RedisStore, limit: &StoredLimit) -> Vec<ChargeId> {
     let mut ids = Vec::new();
     for round in 0..MANY / 500 {
         let calls = (0..500).map(|number| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tollgate_store::{
-    Failure, Hold, HoldId, Limit, Micros, RedisOptions, RedisStore, Settled, Settlement, Store, StoreError,
+    ChargeId, Failure, Hold, Limit, Micros, RedisOptions, RedisStore, Settled, Settlement, Store, StoreError,
     StoredLimit,
 };
 use tollgate_testkit::proxy::{FaultProxy, Mode};
@@ -225,7 +225,7 @@ async fn a_call_that_is_sent_again_stays_ambiguous() {
         bench.recovers("before").await;
         let before = bench.stored().await;
         bench.proxy.set(mode);
-        let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
+        let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
         let start = Instant::now();
         let error = bench.store.charge(&[item(&bench.limit, "k")], Some(hold)).await.expect_err("no answer");
         assert!(start.elapsed() < DEADLINE + HARD, "{mode:?}: {:?}", start.elapsed());

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tollgate_kernel::Rate;
-use tollgate_store::{Hold, HoldId, Limit, Micros, RedisStore, Settled, Settlement, Store, StoredLimit};
+use tollgate_store::{ChargeId, Hold, Limit, Micros, RedisStore, Settled, Settlement, Store, StoredLimit};
 use tollgate_testkit::redis::RedisServer;
 
 use super::{beside_others, costing, item, keys, one_of_each, store_on};
@@ -11,7 +11,7 @@ use super::{beside_others, costing, item, keys, one_of_each, store_on};
 const LONG: Micros = Micros::from_secs(600);
 
 fn hold() -> Hold {
-    Hold { id: HoldId::random(), ttl: LONG }
+    Hold { id: ChargeId::random(), ttl: LONG }
 }
 
 /// No key of the store is without an expiry; gives how many there are.
@@ -33,7 +33,7 @@ fn persist(server: &RedisServer, store: &RedisStore) {
     }
 }
 
-async fn settle(store: &RedisStore, id: HoldId, settlement: Settlement) -> Settled {
+async fn settle(store: &RedisStore, id: ChargeId, settlement: Settlement) -> Settled {
     store.settle(id, &settlement).await.unwrap_or_else(|error| panic!("{settlement:?}: {error}"))
 }
 
@@ -72,7 +72,7 @@ async fn every_operation(server: &RedisServer, store: &RedisStore, limit: &Store
     check("a denied hold");
     assert!(!charge(10, None).await);
     check("a charge that never fits");
-    let watching = [tollgate_store::Item { shadow: true, ..item(limit, "k") }, item(limit, "other")];
+    let watching = [tollgate_store::StoredCharge { shadow: true, ..item(limit, "k") }, item(limit, "other")];
     assert!(store.charge(&watching, None).await.expect("a charge").allowed);
     check("a charge of two");
     store.peek(&watching).await.expect("a peek");
@@ -172,7 +172,7 @@ async fn short_windows_vanish_from_the_server() {
             // The connection is made before the clock is looked at.
             store.peek(&[item(&limit, "k")]).await.expect("a peek");
             let start = Instant::now();
-            let held = Hold { id: HoldId::random(), ttl: window };
+            let held = Hold { id: ChargeId::random(), ttl: window };
             assert!(store.charge(&[costing(&limit, "k", 4)], Some(held)).await.expect("a hold").allowed);
             let _ = store.charge(&[costing(&limit, "k", 2)], None).await.expect("a charge");
             let _ = store.charge(&[costing(&limit, "k", 9)], None).await.expect("a denial");

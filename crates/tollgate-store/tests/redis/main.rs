@@ -21,7 +21,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use tollgate_store::{Cost, Item, Limit, ManualClock, Micros, RedisOptions, RedisStore, Store, StoredLimit};
+use tollgate_store::{
+    Cost, Limit, ManualClock, Micros, RedisOptions, RedisStore, Store, StoredCharge, StoredLimit,
+};
 use tollgate_testkit::redis::{RedisServer, Value};
 
 /// Names that no other store of this process uses.
@@ -93,17 +95,17 @@ fn hourly(name: &str, most: u64) -> StoredLimit {
     StoredLimit::new(name, Limit::fixed_window(most, HOUR).expect("a sound limit"))
 }
 
-fn item<'a>(limit: &'a StoredLimit, key: &'a str) -> Item<'a> {
-    Item { limit, key, cost: Cost::ONE, shadow: false }
+fn item<'a>(limit: &'a StoredLimit, key: &'a str) -> StoredCharge<'a> {
+    StoredCharge { limit, key, cost: Cost::ONE, shadow: false }
 }
 
-fn costing<'a>(limit: &'a StoredLimit, key: &'a str, cost: u64) -> Item<'a> {
-    Item { cost: Cost::new(cost).expect("a cost"), ..item(limit, key) }
+fn costing<'a>(limit: &'a StoredLimit, key: &'a str, cost: u64) -> StoredCharge<'a> {
+    StoredCharge { cost: Cost::new(cost).expect("a cost"), ..item(limit, key) }
 }
 
 /// What is used of a limit.
 async fn used(store: &RedisStore, limit: &StoredLimit, key: &str) -> u64 {
-    let most = Item { cost: Cost::MAX, ..item(limit, key) };
+    let most = StoredCharge { cost: Cost::MAX, ..item(limit, key) };
     store.peek(&[most]).await.unwrap_or_else(|error| panic!("a peek: {error}")).outcomes[0].used()
 }
 

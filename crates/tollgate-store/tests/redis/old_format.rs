@@ -1,6 +1,6 @@
 //! What format 1 kept is still read, and settled.
 
-use tollgate_store::{HoldId, Limit, Settled, Settlement, Store, StoredLimit};
+use tollgate_store::{ChargeId, Limit, Settled, Settlement, Store, StoredLimit};
 use tollgate_testkit::redis::RedisServer;
 
 use super::{HOUR, beside_others, costing, item, keys, one_of_each, store_on, used};
@@ -72,7 +72,7 @@ const OLD_HOLD: &str = "local part = {key = KEYS[2], strategy = ARGV[1] + 0, nam
 async fn a_hold_of_format_1_is_settled() {
     let _turn = beside_others().await;
     let server = RedisServer::start();
-    let id = HoldId::new(0xabc).expect("a name");
+    let id = ChargeId::new(0xabc).expect("a name");
     let hour = HOUR.get().to_string();
     for limit in one_of_each(9) {
         let store = store_on(&server, None);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_store::{
-    Hold, HoldId, Item, Micros, RedisOptions, RedisStore, Settled, Settlement, Store, StoredLimit,
+    ChargeId, Hold, Micros, RedisOptions, RedisStore, Settled, Settlement, Store, StoredCharge, StoredLimit,
 };
 use tollgate_testkit::processes::{self, Child};
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
@@ -125,13 +125,13 @@ fn charges_over_several_limits(child: &Child, keys: [&'static str; 3], calls: u6
         let results = storm(calls, move |number| {
             let (store, limits) = (store.clone(), limits.clone());
             async move {
-                let three: Vec<Item<'_>> = items(&limits, keys);
+                let three: Vec<StoredCharge<'_>> = items(&limits, keys);
                 match number % 4 {
                     // The middle one by itself, so that it is the one to run out now and then.
                     0 => u64::from(store.charge(&three[1..2], None).await.expect("a charge").allowed) << 32,
                     // Held, and given back.
                     1 => {
-                        let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
+                        let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
                         if store.charge(&three, Some(hold)).await.expect("a hold").allowed {
                             let cancelled =
                                 store.settle(hold.id, &Settlement::Cancel).await.expect("a cancel");
@@ -159,7 +159,7 @@ fn three() -> [StoredLimit; 3] {
     ]
 }
 
-fn items<'a>(limits: &'a [StoredLimit; 3], keys: [&'a str; 3]) -> Vec<Item<'a>> {
+fn items<'a>(limits: &'a [StoredLimit; 3], keys: [&'a str; 3]) -> Vec<StoredCharge<'a>> {
     [2, 1, 3].iter().zip(limits).zip(keys).map(|((cost, limit), key)| costing(limit, key, *cost)).collect()
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate_store::{Failure, Item, RedisOptions, RedisStore, Store};
+use tollgate_store::{Failure, RedisOptions, RedisStore, Store, StoredCharge};
 use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
 
@@ -96,11 +96,11 @@ async fn slots_of_a_cluster_are_refunded_each_for_itself() {
     let limit = hourly("api", 1_000);
     let keys_of = |number: usize| format!("key:{number}");
     let texts: Vec<String> = (0..20).map(keys_of).collect();
-    let items: Vec<Item<'_>> = texts.iter().map(|key| costing(&limit, key, 5)).collect();
+    let items: Vec<StoredCharge<'_>> = texts.iter().map(|key| costing(&limit, key, 5)).collect();
     for item in &items {
         store.charge(&[*item], None).await.expect("a charge");
     }
-    let back: Vec<Item<'_>> = texts.iter().map(|key| costing(&limit, key, 2)).collect();
+    let back: Vec<StoredCharge<'_>> = texts.iter().map(|key| costing(&limit, key, 2)).collect();
     store.refund(&back).await.expect("a refund over twenty slots");
     for key in &texts {
         assert_eq!(used(&store, &limit, key).await, 3, "{key}");
@@ -113,7 +113,7 @@ async fn slots_of_a_cluster_are_refunded_each_for_itself() {
     let mut left = Vec::new();
     for key in &texts {
         if let Ok(charged) =
-            store.peek(&[Item { cost: tollgate_store::Cost::MAX, ..item(&limit, key) }]).await
+            store.peek(&[StoredCharge { cost: tollgate_store::Cost::MAX, ..item(&limit, key) }]).await
         {
             left.push(charged.outcomes[0].used());
         }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tollgate_kernel as kernel;
 use tollgate_kernel::Cost;
-use tollgate_store::{MemoryItem, MemoryLimit, MemoryStore};
+use tollgate_store::{MemoryCharge, MemoryLimit, MemoryStore};
 
 use super::request::{Charges, Mode, Request};
 use super::{Backend, Engine, MOST_LIMITS};
@@ -158,7 +158,7 @@ impl Engine {
         }
         let is_named = |charge: &Charge<'_>| matches!(charge.limit.0, Given::Name(_));
         let limits = charges.iter().any(is_named).then(|| self.limits.read());
-        let mut items: SmallVec<[MemoryItem<'_>; 4]> = SmallVec::new();
+        let mut items: SmallVec<[MemoryCharge<'_>; 4]> = SmallVec::new();
         let mut entries: SmallVec<[&Entry; 4]> = SmallVec::new();
         let mut is_counted = false;
         for charge in charges {
@@ -171,7 +171,7 @@ impl Engine {
                 return None;
             }
             is_counted |= entry.path == Path::FastCounted;
-            items.push(MemoryItem { limit: entry.memory()?, key: text, cost, shadow: false });
+            items.push(MemoryCharge { limit: entry.memory()?, key: text, cost, shadow: false });
             entries.push(entry);
         }
         let started = (is_counted && is_sampled()).then(Instant::now);

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use tollgate_kernel::Micros;
-use tollgate_store::{Hold, HoldId, Settlement, StoreError};
+use tollgate_store::{ChargeId, Hold, Settlement, StoreError};
 
 use super::Engine;
 use super::request::Take;
@@ -21,7 +21,7 @@ const IN_FLIGHT_TTL: Micros = Micros::from_secs(10);
 /// An admitted charge that is known to the store by its id.
 #[derive(Clone)]
 pub(crate) struct Held {
-    pub(crate) id: HoldId,
+    pub(crate) id: ChargeId,
     /// How long its shortest lease lasts, if it has any.
     pub(crate) lease: Option<Micros>,
     /// For each charge of the call whether its counters were asked: an unlimited key has none.
@@ -35,7 +35,7 @@ impl Held {
     fn new(identity: Identity, charges: &[Resolved<'_, '_>], decision: &Decision) -> Held {
         let is_charged = |outcome: &Outcome| outcome.numbers().allowed && !outcome.is_unlimited();
         let is_empty = !decision.outcomes().iter().any(is_charged);
-        let id = if is_empty && !identity.is_callers { HoldId::of_nothing() } else { identity.hold.id };
+        let id = if is_empty && !identity.is_callers { ChargeId::of_nothing() } else { identity.hold.id };
         Held {
             id,
             lease: charges.iter().filter_map(Resolved::lease).min(),
@@ -66,7 +66,7 @@ pub(super) fn held(
     }
     // A permit of a rate limit holds nothing: what was charged stays charged.
     let nothing = Identity {
-        hold: Hold { id: HoldId::of_nothing(), ttl: Micros::ZERO },
+        hold: Hold { id: ChargeId::of_nothing(), ttl: Micros::ZERO },
         is_kept: false,
         is_callers: false,
     };
@@ -83,12 +83,12 @@ impl Engine {
         &self,
         charges: &[Resolved<'_, '_>],
         take: Take,
-        id: Option<HoldId>,
+        id: Option<ChargeId>,
         is_waited: bool,
     ) -> Option<Identity> {
         let is_callers = id.is_some();
         let identity = |ttl, is_kept| {
-            let hold = Hold { id: id.unwrap_or_else(HoldId::random), ttl };
+            let hold = Hold { id: id.unwrap_or_else(ChargeId::random), ttl };
             Some(Identity { hold, is_kept, is_callers })
         };
         let longest_lease = charges.iter().filter_map(Resolved::lease).max();

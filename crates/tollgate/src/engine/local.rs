@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tollgate_kernel as kernel;
 use tollgate_kernel::Cost;
-use tollgate_store::{MemoryItem, MemoryStore};
+use tollgate_store::{MemoryCharge, MemoryStore};
 
 use super::request::{Answer, Mode, Request, Take};
 use super::resolve::check;
@@ -30,7 +30,7 @@ impl Engine {
         let limits = self.limits.read();
         let entry = entry.newest();
         let charge = [self.resolved(EntryRef::Borrowed(entry), key.parse(), cost)];
-        let answered = match (&self.backend, charge[0].memory_item()) {
+        let answered = match (&self.backend, charge[0].memory_charge()) {
             _ if entry.is_concurrency() && charge[0].key.is_some() => {
                 if let Some(count) = self.needs_permit.count() {
                     let limit = entry.name;
@@ -86,7 +86,7 @@ impl Engine {
         let holds_nothing = request.holds_nothing();
         let charges = self.resolve(MOST_LIMITS, &limits, request.charges.take(), holds_nothing)?;
         if request.mode == Mode::Refund {
-            for item in charges.iter().filter_map(Resolved::memory_item) {
+            for item in charges.iter().filter_map(Resolved::memory_charge) {
                 item.limit.refund(item.key, item.cost);
             }
             drop(limits);
@@ -125,7 +125,7 @@ pub(super) fn run_local(
     mode: Mode,
     identity: Option<Identity>,
 ) -> Result<Answered, Error> {
-    let items: SmallVec<[MemoryItem<'_>; 4]> = charges.iter().filter_map(Resolved::memory_item).collect();
+    let items: SmallVec<[MemoryCharge<'_>; 4]> = charges.iter().filter_map(Resolved::memory_charge).collect();
     let is_look = mode == Mode::Peek || charges.iter().any(Resolved::is_denied_outright);
     let counted = match is_look {
         true => store.peek_all(&items),

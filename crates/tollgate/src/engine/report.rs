@@ -164,7 +164,7 @@ impl Engine {
         let told = LimitReport {
             key: charge.canonical(),
             // A malformed key meets nothing; it is counted where it would have.
-            strategy: charge.place().map_or_else(|| entry.base.strategy(), |place| place.strategy()),
+            strategy: charge.key_limit().map_or_else(|| entry.base.strategy(), |place| place.strategy()),
             verdict: OutcomeKind::of(numbers.allowed, outcome.is_shadow()),
             source,
             // What was answered without the store, or meets no counters, did not depend on it.
@@ -185,7 +185,7 @@ impl Engine {
             self.observers.decided(&Event {
                 operation,
                 limiter: entry.name,
-                strategy: charge.place().and_then(|place| place.strategy()),
+                strategy: charge.key_limit().and_then(|place| place.strategy()),
                 namespace: &namespace,
                 key: EventKey::new(told.key),
                 cost: charge.cost.get(),

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use tollgate_kernel::Micros;
-use tollgate_store::HoldId;
+use tollgate_store::ChargeId;
 
 use super::held::Held;
 use crate::charge::Charge;
@@ -62,7 +62,7 @@ pub(crate) struct Request<'a> {
     pub(crate) mode: Mode,
     pub(crate) take: Take,
     /// Chosen by the caller.
-    pub(crate) id: Option<HoldId>,
+    pub(crate) id: Option<ChargeId>,
     /// How long to wait for room, if at all.
     pub(crate) within: Option<Duration>,
 }

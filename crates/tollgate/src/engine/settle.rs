@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 #[cfg(feature = "http")]
 use tollgate_kernel::Micros;
-use tollgate_store::{HoldId, Settled, Settlement};
+use tollgate_store::{ChargeId, Settled, Settlement};
 
 use super::held::Held;
 use super::{Backend, Engine};
@@ -18,7 +18,7 @@ const SETTLED_WITHIN: Micros = Micros::from_secs(30);
 
 impl Engine {
     /// Settles, cancels or renews a charge by its id.
-    pub(crate) async fn settle(&self, id: HoldId, settlement: &Settlement) -> Result<Settled, Error> {
+    pub(crate) async fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Error> {
         if let Some(settled) = self.settle_local(id, settlement) {
             return settled;
         }
@@ -35,7 +35,11 @@ impl Engine {
     }
 
     /// The same where it can be done at once: the counters are in this process, or nothing was charged.
-    pub(crate) fn settle_local(&self, id: HoldId, settlement: &Settlement) -> Option<Result<Settled, Error>> {
+    pub(crate) fn settle_local(
+        &self,
+        id: ChargeId,
+        settlement: &Settlement,
+    ) -> Option<Result<Settled, Error>> {
         if id.is_of_nothing() {
             return Some(Ok(Settled::Done));
         }
@@ -46,7 +50,7 @@ impl Engine {
     }
 
     /// Forgets a reservation that nobody will ask for again, where it is held in this process: its leases end, its charges stay.
-    pub(crate) fn forget_local(&self, id: HoldId) {
+    pub(crate) fn forget_local(&self, id: ChargeId) {
         if let Backend::Memory(store) = &self.backend {
             store.release(id);
             self.lines.nudge();
@@ -63,7 +67,7 @@ impl Engine {
     }
 
     /// Renews the leases of a charge no more; whoever has them settles it.
-    pub(crate) fn stop_renewing(&self, id: HoldId) {
+    pub(crate) fn stop_renewing(&self, id: ChargeId) {
         if let Backend::Remote(remote) = &self.backend {
             remote.stop_renewing(id);
         }

@@ -9,7 +9,7 @@ use crate::charge::LimitRef;
 use crate::error::Error;
 use crate::key::KeyRef;
 use crate::outcome::{Outcome, Source};
-use crate::policy::entry::{Entry, EntryRef, Place};
+use crate::policy::entry::{Entry, EntryRef, KeyLimit};
 
 impl Engine {
     /// What a key has used and has left, as it stands. A remote store that fails is an error: nothing is made up.
@@ -25,7 +25,7 @@ impl Engine {
     /// The same where the counters are in this process.
     pub(crate) fn status_local(&self, entry: &Arc<Entry>, key: KeyRef<'_>) -> Outcome {
         let charge = [self.resolved(EntryRef::Borrowed(entry.newest()), key.parse(), Cost::ONE)];
-        let numbers = charge[0].memory_item().map(|item| (item.limit.status(item.key), Source::Store));
+        let numbers = charge[0].memory_charge().map(|item| (item.limit.status(item.key), Source::Store));
         *conclude(&charge, numbers.into_iter().collect()).binding()
     }
 
@@ -33,9 +33,9 @@ impl Engine {
     pub(crate) async fn reset(&self, limit: LimitRef<'_>, key: KeyRef<'_>) -> Result<bool, Error> {
         let entry = self.find(&self.limits.read(), limit)?.clone();
         let key = key.parse()?;
-        let forgotten = match (entry.place(&key), &self.backend) {
-            (Place::Counted { memory: Some(memory), .. }, _) => memory.forget(key.canonical()),
-            (Place::Counted { stored, remote: Some(limit), .. }, Backend::Remote(remote)) => {
+        let forgotten = match (entry.key_limit(&key), &self.backend) {
+            (KeyLimit::Counted { memory: Some(memory), .. }, _) => memory.forget(key.canonical()),
+            (KeyLimit::Counted { stored, remote: Some(limit), .. }, Backend::Remote(remote)) => {
                 Box::pin(remote.forget(stored, limit, key.canonical())).await?
             }
             _ => false,
@@ -47,8 +47,8 @@ impl Engine {
     /// The same where the counters are in this process. A malformed key was never charged.
     pub(crate) fn reset_local(&self, entry: &Arc<Entry>, key: KeyRef<'_>) -> bool {
         let Ok(key) = key.parse() else { return false };
-        let forgotten = match entry.newest().place(&key) {
-            Place::Counted { memory: Some(memory), .. } => memory.forget(key.canonical()),
+        let forgotten = match entry.newest().key_limit(&key) {
+            KeyLimit::Counted { memory: Some(memory), .. } => memory.forget(key.canonical()),
             _ => false,
         };
         self.was_reset();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tollgate_kernel as kernel;
 use tollgate_kernel::Micros;
-use tollgate_store::HoldId;
+use tollgate_store::ChargeId;
 use tracing::Instrument;
 
 use super::held::held;
@@ -36,7 +36,7 @@ const LOOK_AGAIN_US: u64 = 250_000;
 struct Wanted<'a> {
     charges: &'a [Charge<'a>],
     take: Take,
-    id: Option<HoldId>,
+    id: Option<ChargeId>,
     holds_nothing: Option<&'static str>,
 }
 
@@ -75,7 +75,7 @@ impl Engine {
         // What passes whatever the counters say has nothing to stand in line for, and what never can is denied at once.
         let waits = |charge: &&Resolved<'_, '_>| !charge.is_shadow() && charge.counted().is_some();
         let is_hopeless = |charge: &Resolved<'_, '_>| {
-            !charge.is_shadow() && charge.place().is_none_or(|place| place.is_hopeless_for(charge.cost))
+            !charge.is_shadow() && charge.key_limit().is_none_or(|place| place.is_hopeless_for(charge.cost))
         };
         let pairs: SmallVec<[(usize, Pair); 4]> = charges
             .iter()
@@ -147,7 +147,7 @@ impl Engine {
         match self.backend {
             Backend::Memory(_) => Micros::new(u64::MAX),
             Backend::Remote(_) => {
-                let jitter = HoldId::random().get() % u128::from(LOOK_AGAIN_US * 2 / 5);
+                let jitter = ChargeId::random().get() % u128::from(LOOK_AGAIN_US * 2 / 5);
                 Micros::new(LOOK_AGAIN_US - u64::try_from(jitter).unwrap_or_default())
             }
         }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use smallvec::SmallVec;
 use tollgate_kernel::{Limit, Micros};
-use tollgate_store::{Hold, HoldId, Settlement};
+use tollgate_store::{ChargeId, Hold, Settlement};
 
 use super::after::After;
 use super::charges::{RouteCharge, RouteCharges};
@@ -191,7 +191,7 @@ fn conclude(
         route_charges.iter().map(|route_charge| route_charge.limit(inner).limit.entry.newest()).collect();
     let mut reported: ReportedLimits<'_> = SmallVec::new();
     for ((route_charge, entry), outcome) in route_charges.iter().zip(&entries).zip(decision.outcomes()) {
-        let limit = route_charge.key.as_ref().and_then(|key| entry.place(key).limit());
+        let limit = route_charge.key.as_ref().and_then(|key| entry.key_limit(key).limit());
         let report = route_charge.limit(inner).reported(route_charge.cost, *outcome.numbers());
         reported.push(ReportedLimit { limit, shadow: outcome.is_shadow(), ..report });
     }
@@ -263,13 +263,13 @@ fn now(inner: &Inner) -> Micros {
 }
 
 /// Settles a charge; what cannot be settled stays charged as it was reserved, and is warned of.
-pub(super) async fn settle(inner: &Inner, id: HoldId, settlement: &Settlement) {
+pub(super) async fn settle(inner: &Inner, id: ChargeId, settlement: &Settlement) {
     let settled = inner.gate.engine.settle(id, settlement).await;
     settled_or_warn(inner, settled.err());
 }
 
 /// The same where the counters are in this process. Nobody asks for the reservation again, so it is forgotten.
-pub(super) fn settle_local(inner: &Inner, id: HoldId, settlement: &Settlement) {
+pub(super) fn settle_local(inner: &Inner, id: ChargeId, settlement: &Settlement) {
     let settled = inner.gate.engine.settle_local(id, settlement);
     settled_or_warn(inner, settled.and_then(Result::err));
     inner.gate.engine.forget_local(id);

@@ -1,9 +1,9 @@
-//! A policy, a store and a server from one TOML file.
+//! A policy and a store from one TOML file.
 //!
 //! [`Config::parse`] is a pure function from text to a sound configuration or to every mistake in it, and
 //! [`Config::parse_with_env`] the same with the environment laid over the text. They read no file, no environment and no
-//! clock: whoever starts the process does that. `reader.rs` reads single fields, `environment.rs` knows which variable sets
-//! which of them, and each section of the file has a file here that knows what its fields mean.
+//! clock: the caller does that. `reader.rs` reads single fields, `environment.rs` knows which variable sets which of them, and each
+//! section of the library has a file here that knows what its fields mean. Sections of other crates are read by an [`Extension`].
 
 /// The fields in which two values of a type differ, by name. All fields of the type must be listed.
 macro_rules! changed_fields {
@@ -17,10 +17,8 @@ macro_rules! changed_fields {
 
 mod connection;
 mod environment;
-mod envoy;
-mod jobs;
+mod extension;
 mod limits;
-mod llm;
 mod mistake;
 mod named;
 mod reader;
@@ -28,28 +26,28 @@ mod reader;
 mod requests;
 #[cfg(feature = "http")]
 mod routes;
-mod server;
 mod store;
 
 use toml::de::DeTable;
 
-pub use self::connection::{Password, PostgresConfig, RedisConfig};
+pub use self::connection::{Password, PostgresConfig, RedisConfig, host_fault, url_fault};
 use self::environment::Environment;
-pub use self::envoy::{EnvoyEntry, EnvoyRule, EnvoyRules, EnvoyValue};
-pub use self::llm::{
-    ClientConfig, Counts, LlmConfig, ModelConfig, ModelLimit, Oversize, Priority, UnknownModel,
-    UpstreamConfig, UpstreamKey, UpstreamKind, llm_key,
-};
+pub use self::environment::VariableKind;
+pub use self::extension::{Extension, Limits};
+pub use self::limits::limit_fields;
 pub use self::mistake::{Mistake, Mistakes};
-use self::reader::{Field, Reader, Section};
+pub use self::reader::{Field, Reader, Section};
 #[cfg(feature = "http")]
 pub use self::requests::RequestsConfig;
-pub use self::server::{LogLevel, LogTarget, ServerConfig};
 pub use self::store::{StoreConfig, StoreMode};
 use crate::policy::Policy;
-use crate::policy::jobs::JobsConfig;
+pub use crate::policy::nearest::nearest;
 
-/// All that a configuration file says.
+/// The sections that a file may have, in this crate and in others of this repository.
+const SECTIONS: [&str; 9] =
+    ["server", "store", "limits", "jobs", "llm", "requests", "routes", "envoy", "rules"];
+
+/// What a configuration file says of limits, of the store and of routes.
 ///
 /// ```
 /// use tollgate::config::Config;
@@ -99,23 +97,7 @@ use crate::policy::jobs::JobsConfig;
 /// | `redis` | `url` or `urls`, `cluster`, `username`, `password`, `ca_file`, `cert_file`, `key_file`, `prefix` | |
 /// | `postgres` | `url`, `prefix`, `password`, `ca_file`, `cert_file`, `key_file`, `connections` | |
 ///
-/// What background jobs may do is in `[jobs]`: `database`, `global`, `[jobs.queues.NAME]` and `[jobs.types.NAME]`. Their limits are limits
-/// like others, called `jobs.global`, `jobs.queue.NAME` and `jobs.type.NAME`.
-///
-/// | of a type, a queue or `global` | says | by default |
-/// |---|---|---|
-/// | `limit`, `window`, or the fields of another `strategy` | how many may start | |
-/// | `also` | a list of further limits on starts, charged together | none |
-/// | `concurrency`, `lease` | how many run at once, and how long a dead worker's place is kept | none, `30s` |
-/// | `on_exceeded` | `delay`, `reject` or `skip` | `delay` |
-/// | `max_delay` | the longest sleep of a delayed job before it is looked at again | `5m` |
-/// | `give_up_after` | after how long in delays a job is rejected | never |
-/// | `key`, `if_missing` | the field that splits the limit, and what becomes of jobs without it (`shared`, `deny`) | one limit for all, `shared` |
-/// | `limits`, `limit_key` | limits of `[limits]` that a run charges too, and their key | none, `global` |
-/// | `shadow`, `fallback`, `overrides` | as of every limit | |
-///
-/// Which descriptors of Envoy meet which limit is in `[[envoy]]`: see [`EnvoyRules`]. Which requests meet which limit is in
-/// `[[routes]]`, read with the feature `http`: by the tower layer, the server's gate and backtest.
+/// Which requests meet which limit is in `[[routes]]`, read with the feature `http`: by the tower layer, the server's gate and backtest.
 ///
 /// | of `[[routes]]` | says | by default |
 /// |---|---|---|
@@ -144,21 +126,16 @@ use crate::policy::jobs::JobsConfig;
 /// | `ipv4_prefix`, `ipv6_prefix` | how many bits of an address make one client | 32, 64 |
 /// | `encoded_separators` | what `%2F` and `\` in a path are: `refuse` such requests, or `keep` them as data | `refuse` |
 /// | `user_header` | the header in which trusted proxies say which user they authenticated | none |
+///
+/// `[jobs]` is read by `tollgate-jobs`, `[llm]` by `tollgate-llm`, `[server]` and `[[envoy]]` by the server, through
+/// [`parse_with`](Self::parse_with); a program that does not use them skips these sections. Any other section is a mistake.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// `[server]`: where to listen.
-    pub server: ServerConfig,
     /// `[store]`: where state lives.
     pub store: StoreConfig,
     /// `[limits]`: which limits there are.
     pub policy: Policy,
-    /// `[jobs]`: what types of jobs, queues and all jobs may do. Their limits are in `policy` too.
-    pub jobs: JobsConfig,
-    /// `[[envoy]]`: which descriptors of Envoy meet which limit.
-    pub envoy: EnvoyRules,
-    /// `[llm]`: language models, their limits and who may call them.
-    pub llm: Option<LlmConfig>,
     /// `[requests]`: how route limits read a request.
     #[cfg(feature = "http")]
     pub requests: RequestsConfig,
@@ -182,13 +159,12 @@ impl Config {
         Config::parse_with_env(text, [])
     }
 
-    /// The namespaces of keys that the config names, which metrics may show: those of `[server]`, the domains of Envoy and the
-    /// namespaces of route limits.
+    /// The namespaces of keys that route limits name, which metrics may show.
     pub fn namespaces(&self) -> impl Iterator<Item = &str> {
-        let domains = self.envoy.rules().iter().map(|rule| rule.domain.as_str());
-        let named = self.server.namespaces.iter().map(String::as_str).chain(domains);
         #[cfg(feature = "http")]
-        let named = named.chain(self.routes.iter().flat_map(crate::route::RouteLimit::namespaces));
+        let named = self.routes.iter().flat_map(crate::route::RouteLimit::namespaces);
+        #[cfg(not(feature = "http"))]
+        let named = std::iter::empty();
         named
     }
 
@@ -223,7 +199,7 @@ impl Config {
     /// | `REDIS_CLUSTER` | `store.redis.cluster` |
     /// | `REDIS_PASSWORD` | `store.redis.password`, which then is `env:REDIS_PASSWORD` |
     /// | `DATABASE_URL` | `store.postgres.url` |
-    /// | `TOLLGATE_SERVER_…`, `TOLLGATE_STORE_…` | every field of these sections, such as `TOLLGATE_STORE_REDIS_URL` |
+    /// | `TOLLGATE_STORE_…`, `TOLLGATE_REQUESTS_…` | every field of these sections, such as `TOLLGATE_STORE_REDIS_URL` |
     /// | `TOLLGATE_LIMITS_<NAME>_<FIELD>` | a field of a limit in the file; `-` and `.` in its name are written `_` |
     ///
     /// The variables of Redis count only in the mode `redis`, and `DATABASE_URL` only in the mode `postgres`: others use them
@@ -232,6 +208,16 @@ impl Config {
         text: &str,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Config, Mistakes> {
+        Config::parse_with(text, environment, &mut [])
+    }
+
+    /// Reads a whole file with the environment laid over it and with sections of other crates, each by its [`Extension`]. Every
+    /// mistake is found, in whichever section it is.
+    pub fn parse_with(
+        text: &str,
+        environment: impl IntoIterator<Item = (String, String)>,
+        extensions: &mut [&mut dyn Extension],
+    ) -> Result<Config, Mistakes> {
         let (table, errors) = DeTable::parse_recoverable(text);
         if !errors.is_empty() {
             // What such a file means is a guess, and mistakes found in a guess would mislead.
@@ -239,26 +225,23 @@ impl Config {
             reader.not_toml(&errors);
             return reader.finish(Config::default());
         }
-        let environment = Environment::of(environment, table.get_ref());
+        let declared: Vec<_> =
+            extensions.iter().map(|extension| (extension.name(), extension.variables())).collect();
+        let environment = Environment::of(environment, table.get_ref(), &declared);
         let (whole, places) = environment.laid_under(text);
         let mut reader = Reader::new(&whole, places.clone());
         let mut table = DeTable::parse_recoverable(&whole[..text.len()]).0.into_inner();
         environment.lay_over(&mut table, &whole, &places);
         environment.note_strays(&mut reader);
         let root = Section::root(&table);
-        reader.only(
-            &root,
-            &["server", "store", "limits", "jobs", "llm", "requests", "routes", "envoy", "rules"],
-        );
+        let of_extensions = declared.iter().map(|(name, _)| *name).filter(|name| !SECTIONS.contains(name));
+        let known: Vec<&str> = SECTIONS.into_iter().chain(of_extensions).collect();
+        reader.only(&root, &known);
         let mut section = |name| root.field(name).and_then(|field: &Field<'_>| reader.section(field));
-        let (server, store, limits) = (section("server"), section("store"), section("limits"));
-        let server = server.map(|section| ServerConfig::read(&mut reader, section)).unwrap_or_default();
+        let (store, limits) = (section("store"), section("limits"));
         let store = store.map(|section| StoreConfig::read(&mut reader, section)).unwrap_or_default();
         let limits = limits.map(Section::showing_all);
         let mut rules = limits.as_ref().map(|section| limits::read(&mut reader, section)).unwrap_or_default();
-        let jobs = root.field("jobs").and_then(|field| reader.section(field));
-        let jobs = jobs.map(|section| jobs::read(&mut reader, section, limits.as_ref(), &mut rules));
-        let envoy = root.field("envoy").map(|field| envoy::read(&mut reader, field, limits.as_ref(), &rules));
         #[cfg(feature = "http")]
         let (requests, routes) = {
             if let (Some(_), Some(old)) = (root.field("routes"), root.field("rules")) {
@@ -273,22 +256,33 @@ impl Config {
             let routes = field.map(|field| routes::read(&mut reader, field, limits.as_ref(), &rules));
             (requests.unwrap_or_default(), routes.unwrap_or_default())
         };
-        let llm = root.field("llm").and_then(|field| llm::read(&mut reader, field, &mut rules));
-        // The names are distinct: they are the keys of one table, and `[llm]` adds none that is taken.
+        let names: Vec<&str> = limits.iter().flat_map(Section::fields).map(|field| field.name).collect();
+        for extension in extensions {
+            let mut limits = Limits { names: names.clone(), rules: &mut rules };
+            if let Some(field) = root.field(extension.name()) {
+                extension.read(&mut reader, field, &mut limits);
+            }
+        }
+        // The names are distinct: they are the keys of one table, and extensions add none that is taken.
         let policy = Policy { rules };
         reader.finish(Config {
-            server,
             store,
             policy,
-            jobs: jobs.unwrap_or_default(),
-            envoy: envoy.unwrap_or_default(),
-            llm,
             #[cfg(feature = "http")]
             requests,
             #[cfg(feature = "http")]
             routes,
         })
     }
+}
+
+/// The beginning of a text, on one line and without control characters, for messages that repeat what a stranger wrote.
+///
+/// ```
+/// assert_eq!(tollgate::config::excerpt("a\nb").to_string(), "a\\nb");
+/// ```
+pub fn excerpt(text: &str) -> impl std::fmt::Display + '_ {
+    crate::policy::Excerpt(text)
 }
 
 #[cfg(test)]
@@ -301,12 +295,10 @@ mod tests {
     use crate::key::Key;
     use crate::policy::{Allowance, Fallback};
 
-    /// Every section and every field there is.
+    /// Every section, and every field of the library's own.
     const EXAMPLE: &str = r#"
-[server]
+[server]                         # read by the server
 http = "127.0.0.1:8080"
-grpc = "127.0.0.1:8081"
-resp = "127.0.0.1:6380"
 
 [store]
 mode = "memory"                  # memory | redis | postgres
@@ -333,8 +325,8 @@ limit = 100
 window = "1m"
 overrides = { "user:42" = { limit = 1000 } }
 
-[jobs]                           # J: see section 7
-[llm]                            # M: see section 8
+[jobs]                           # read by tollgate-jobs
+[llm]                            # read by tollgate-llm
 "#;
 
     pub(super) fn parse(text: &str) -> Config {
@@ -344,9 +336,6 @@ overrides = { "user:42" = { limit = 1000 } }
     #[test]
     fn the_documented_example_is_read_in_full() {
         let config = parse(EXAMPLE);
-        assert_eq!(config.server.http.as_deref(), Some("127.0.0.1:8080"));
-        assert_eq!(config.server.grpc.as_deref(), Some("127.0.0.1:8081"));
-        assert_eq!(config.server.resp.as_deref(), Some("127.0.0.1:6380"));
         assert_eq!((config.store.mode, config.store.fallback), (StoreMode::Memory, Fallback::Local));
         assert_eq!((config.store.timeout, config.store.max_keys), (Micros::from_millis(100), 10_000_000));
         let redis = config.store.redis.as_ref().unwrap();

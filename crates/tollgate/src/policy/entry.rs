@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, Micros, Strategy};
-use tollgate_store::{Item, MemoryItem, MemoryLimit, MemoryStore, StoredLimit};
+use tollgate_store::{MemoryCharge, MemoryLimit, MemoryStore, StoredCharge, StoredLimit};
 
 use super::names::intern;
 use super::share::share_of;
@@ -26,9 +26,9 @@ pub(crate) struct Entry {
     /// Which engine made it.
     pub(crate) engine: u64,
     pub(crate) rule: Rule,
-    pub(crate) base: Place,
+    pub(crate) base: KeyLimit,
     /// By the canonical text of the key.
-    overrides: HashMap<String, Arc<Place>>,
+    overrides: HashMap<String, Arc<KeyLimit>>,
     pub(crate) meter: Meter,
     pub(crate) path: Path,
     /// The entry that a reload put in the place of this one.
@@ -49,7 +49,7 @@ pub(crate) enum Path {
 }
 
 /// What a key meets under a limit.
-pub(crate) enum Place {
+pub(crate) enum KeyLimit {
     /// Counters: in this process, or in a remote store.
     Counted {
         stored: StoredLimit,
@@ -94,17 +94,17 @@ impl Entry {
         meter: impl FnOnce(&str, &[Option<Strategy>]) -> Meter,
     ) -> Result<Entry, Error> {
         let name = intern(rule.name(), max_names)?;
-        let base = Place::new(&rule, rule.allowance(), counters)?;
+        let base = KeyLimit::new(&rule, rule.allowance(), counters)?;
         let overrides = rule
             .overrides()
             .iter()
             .map(|(key, allowance)| {
-                Ok((key.canonical().to_owned(), Arc::new(Place::new(&rule, allowance, counters)?)))
+                Ok((key.canonical().to_owned(), Arc::new(KeyLimit::new(&rule, allowance, counters)?)))
             })
-            .collect::<Result<HashMap<String, Arc<Place>>, Error>>()?;
+            .collect::<Result<HashMap<String, Arc<KeyLimit>>, Error>>()?;
         let strategies: Vec<Option<Strategy>> = std::iter::once(&base)
             .chain(overrides.values().map(|place| &**place))
-            .map(Place::strategy)
+            .map(KeyLimit::strategy)
             .collect();
         let meter = meter(name, &strategies);
         Ok(Entry { name, engine, rule, base, overrides, meter, path: Path::Slow, next: OnceLock::new() })
@@ -113,7 +113,7 @@ impl Entry {
     /// Tells the numbers of its limits again, for a policy that takes it over unchanged.
     pub(crate) fn renumber(&self, number: &mut dyn FnMut(&StoredLimit) -> usize) {
         for place in std::iter::once(&self.base).chain(self.overrides.values().map(|place| &**place)) {
-            if let Place::Counted { stored, remote: Some(_), .. } = place {
+            if let KeyLimit::Counted { stored, remote: Some(_), .. } = place {
                 number(stored);
             }
         }
@@ -121,7 +121,7 @@ impl Entry {
 
     /// Whether all keys meet the same counters in this process, and what those say is how it is.
     pub(crate) fn is_plain(&self) -> bool {
-        let is_counted = matches!(&self.base, Place::Counted { memory: Some(_), .. });
+        let is_counted = matches!(&self.base, KeyLimit::Counted { memory: Some(_), .. });
         is_counted && self.overrides.is_empty() && !self.rule.is_shadow() && !self.is_concurrency()
     }
 
@@ -134,14 +134,14 @@ impl Entry {
     #[inline]
     pub(crate) fn memory(&self) -> Option<&MemoryLimit> {
         match &self.base {
-            Place::Counted { memory, .. } => memory.as_ref(),
+            KeyLimit::Counted { memory, .. } => memory.as_ref(),
             _ => None,
         }
     }
 
     /// The override of a key, if it has one.
     #[inline]
-    fn override_of(&self, key: &Key<'_>) -> Option<&Arc<Place>> {
+    fn override_of(&self, key: &Key<'_>) -> Option<&Arc<KeyLimit>> {
         if self.overrides.is_empty() {
             return None;
         }
@@ -149,7 +149,7 @@ impl Entry {
     }
 
     /// What a key meets here.
-    pub(crate) fn place(&self, key: &Key<'_>) -> &Place {
+    pub(crate) fn key_limit(&self, key: &Key<'_>) -> &KeyLimit {
         self.override_of(key).map_or(&self.base, |place| place)
     }
 
@@ -188,11 +188,11 @@ impl Drop for Entry {
     }
 }
 
-impl Place {
-    fn new(rule: &Rule, allowance: &Allowance, counters: &mut Counters<'_>) -> Result<Place, Error> {
+impl KeyLimit {
+    fn new(rule: &Rule, allowance: &Allowance, counters: &mut Counters<'_>) -> Result<KeyLimit, Error> {
         Ok(match allowance {
-            Allowance::Unlimited => Place::Unlimited,
-            Allowance::Blocked => Place::Blocked,
+            Allowance::Unlimited => KeyLimit::Unlimited,
+            Allowance::Blocked => KeyLimit::Blocked,
             Allowance::Limited(limit) => {
                 let stored = StoredLimit { subject: rule.subject(), ..StoredLimit::new(rule.name(), *limit) };
                 let (memory, remote) = match counters {
@@ -202,15 +202,15 @@ impl Place {
                         (None, Some(Box::new(remote)))
                     }
                 };
-                Place::Counted { stored, memory, remote }
+                KeyLimit::Counted { stored, memory, remote }
             }
         })
     }
 
     pub(crate) fn limit(&self) -> Option<&Limit> {
         match self {
-            Place::Counted { stored, .. } => Some(&stored.limit),
-            Place::Unlimited | Place::Blocked => None,
+            KeyLimit::Counted { stored, .. } => Some(&stored.limit),
+            KeyLimit::Unlimited | KeyLimit::Blocked => None,
         }
     }
 
@@ -229,17 +229,17 @@ impl Place {
     /// Whether so much can never pass, however long one waits.
     pub(crate) fn is_hopeless_for(&self, cost: Cost) -> bool {
         match self {
-            Place::Counted { stored, .. } => cost.get() > stored.limit.capacity(),
-            Place::Unlimited => false,
-            Place::Blocked => true,
+            KeyLimit::Counted { stored, .. } => cost.get() > stored.limit.capacity(),
+            KeyLimit::Unlimited => false,
+            KeyLimit::Blocked => true,
         }
     }
 
     pub(crate) fn source(&self) -> Source {
         match self {
-            Place::Counted { .. } => Source::Store,
-            Place::Unlimited => Source::Unlimited,
-            Place::Blocked => Source::Blocked,
+            KeyLimit::Counted { .. } => Source::Store,
+            KeyLimit::Unlimited => Source::Unlimited,
+            KeyLimit::Blocked => Source::Blocked,
         }
     }
 }
@@ -285,7 +285,7 @@ pub(crate) struct Resolved<'e, 'k> {
     /// `None` if the key is empty or malformed.
     pub(crate) key: Option<Key<'k>>,
     /// The override that the key meets, if it has one.
-    override_place: Option<Arc<Place>>,
+    override_place: Option<Arc<KeyLimit>>,
     pub(crate) cost: Cost,
 }
 
@@ -298,7 +298,7 @@ impl<'e, 'k> Resolved<'e, 'k> {
     }
 
     /// What the key meets; nothing if it is malformed.
-    pub(crate) fn place(&self) -> Option<&Place> {
+    pub(crate) fn key_limit(&self) -> Option<&KeyLimit> {
         self.key.as_ref().map(|_| self.override_place.as_deref().unwrap_or(&self.entry.base))
     }
 
@@ -314,16 +314,16 @@ impl<'e, 'k> Resolved<'e, 'k> {
 
     /// The counters that it meets, if it meets any.
     pub(crate) fn counted(&self) -> Option<(&str, &StoredLimit)> {
-        match (self.canonical(), self.place()) {
-            (Some(key), Some(Place::Counted { stored, .. })) => Some((key, stored)),
+        match (self.canonical(), self.key_limit()) {
+            (Some(key), Some(KeyLimit::Counted { stored, .. })) => Some((key, stored)),
             _ => None,
         }
     }
 
     /// The counters that it meets in a remote store.
     pub(crate) fn remote(&self) -> Option<(&str, &StoredLimit, &RemoteLimit)> {
-        match (self.canonical(), self.place()) {
-            (Some(key), Some(Place::Counted { stored, remote: Some(remote), .. })) => {
+        match (self.canonical(), self.key_limit()) {
+            (Some(key), Some(KeyLimit::Counted { stored, remote: Some(remote), .. })) => {
                 Some((key, stored, remote))
             }
             _ => None,
@@ -332,31 +332,31 @@ impl<'e, 'k> Resolved<'e, 'k> {
 
     /// Whether it is denied before anything is counted.
     pub(crate) fn is_denied_outright(&self) -> bool {
-        match self.place() {
+        match self.key_limit() {
             None => true,
-            Some(Place::Blocked) => !self.is_shadow(),
+            Some(KeyLimit::Blocked) => !self.is_shadow(),
             Some(_) => false,
         }
     }
 
     /// How long a lease lasts that it takes, if it takes one.
     pub(crate) fn lease(&self) -> Option<Micros> {
-        self.place().and_then(Place::lease)
+        self.key_limit().and_then(KeyLimit::lease)
     }
 
     /// For the store in this process, if it meets counters.
-    pub(crate) fn memory_item(&self) -> Option<MemoryItem<'_>> {
-        match (self.canonical(), self.place()) {
-            (Some(key), Some(Place::Counted { memory: Some(limit), .. })) => {
-                Some(MemoryItem { limit, key, cost: self.cost, shadow: self.is_shadow() })
+    pub(crate) fn memory_charge(&self) -> Option<MemoryCharge<'_>> {
+        match (self.canonical(), self.key_limit()) {
+            (Some(key), Some(KeyLimit::Counted { memory: Some(limit), .. })) => {
+                Some(MemoryCharge { limit, key, cost: self.cost, shadow: self.is_shadow() })
             }
             _ => None,
         }
     }
 
     /// For any store, if it meets counters.
-    pub(crate) fn store_item(&self) -> Option<Item<'_>> {
+    pub(crate) fn stored_charge(&self) -> Option<StoredCharge<'_>> {
         let (key, limit) = self.counted()?;
-        Some(Item { limit, key, cost: self.cost, shadow: self.is_shadow() })
+        Some(StoredCharge { limit, key, cost: self.cost, shadow: self.is_shadow() })
     }
 }

@@ -7,7 +7,7 @@ const LONGEST: usize = 64;
 
 /// The nearest of `known`, if it is near enough to be worth a guess: one slip in three letters, whatever the case, or the
 /// same beginning.
-pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word: String = word.chars().take(LONGEST + 1).flat_map(char::to_lowercase).collect();
     let length = word.chars().count();
     if length == 0 || length > LONGEST {

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use tollgate_kernel::Micros;
-use tollgate_store::{HoldId, Settlement};
+use tollgate_store::{ChargeId, Settlement};
 
 use super::tasks::{Answer, Next};
 use super::{Missed, Remote, Shared};
@@ -148,18 +148,18 @@ impl Remote {
     }
 
     /// Renews the leases of a permit for as long as it is held.
-    pub(crate) fn keep_renewed(&self, id: HoldId, lease: Micros, holder: Arc<Lease>) {
+    pub(crate) fn keep_renewed(&self, id: ChargeId, lease: Micros, holder: Arc<Lease>) {
         self.shared.tasks.renew(id, lease, holder, self.shared.clock.now());
         self.start_tasks();
     }
 
     /// Renews the leases of an id no more.
-    pub(crate) fn stop_renewing(&self, id: HoldId) {
+    pub(crate) fn stop_renewing(&self, id: ChargeId) {
         self.shared.tasks.forget(id);
     }
 
     /// Releases the leases of a permit in the background.
-    pub(crate) fn release_later(&self, id: HoldId, settlement: Settlement, lease: Micros) {
+    pub(crate) fn release_later(&self, id: ChargeId, settlement: Settlement, lease: Micros) {
         self.shared.tasks.release(id, settlement, lease, self.shared.clock.now());
         self.start_tasks();
     }

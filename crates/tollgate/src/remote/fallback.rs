@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 use tollgate_store::{
-    Hold, HoldId, MemoryItem, MemoryLimit, MemoryOptions, MemoryStore, Settled, Settlement, StoreError,
+    ChargeId, Hold, MemoryCharge, MemoryLimit, MemoryOptions, MemoryStore, Settled, Settlement, StoreError,
 };
 
 use super::Answers;
@@ -135,7 +135,7 @@ impl FallbackStore {
             charges.iter().filter_map(|charge| Part::new(charge, charges, retry_after)).collect();
         // Nothing is charged if anything is denied already.
         let act = if parts.iter().any(Part::denies) { Act::Peek } else { act };
-        let local: SmallVec<[MemoryItem<'_>; 4]> =
+        let local: SmallVec<[MemoryCharge<'_>; 4]> =
             parts.iter().filter(|part| part.outcome.is_none()).map(|part| self.item(part)).collect();
         let mut counted = self.count(&local, act).into_iter();
         let answer = |part: &Part<'_>| {
@@ -184,12 +184,17 @@ impl FallbackStore {
         }
     }
 
-    fn item<'a>(&self, part: &Part<'a>) -> MemoryItem<'a> {
-        MemoryItem { limit: self.counters(part.remote), key: part.key, cost: part.cost, shadow: part.shadow }
+    fn item<'a>(&self, part: &Part<'a>) -> MemoryCharge<'a> {
+        MemoryCharge {
+            limit: self.counters(part.remote),
+            key: part.key,
+            cost: part.cost,
+            shadow: part.shadow,
+        }
     }
 
     /// Charges the limits that count locally, all or none.
-    fn count(&self, items: &[MemoryItem<'_>], act: Act) -> SmallVec<[Outcome; 4]> {
+    fn count(&self, items: &[MemoryCharge<'_>], act: Act) -> SmallVec<[Outcome; 4]> {
         match act {
             Act::Charge(None) | Act::Peek if items.is_empty() => SmallVec::new(),
             Act::Peek => self.local().peek_all(items).outcomes,
@@ -203,7 +208,11 @@ impl FallbackStore {
 
     /// Settles what was reserved here; `None` if it was not. Limits that are open or closed charged nothing here, and have nothing
     /// to correct.
-    pub(super) fn settle(&self, id: HoldId, settlement: &Settlement) -> Option<Result<Settled, StoreError>> {
+    pub(super) fn settle(
+        &self,
+        id: ChargeId,
+        settlement: &Settlement,
+    ) -> Option<Result<Settled, StoreError>> {
         let local = self.local.get()?;
         let translated = self.partly_counted.lock().get(&id.get()).map(|known| known.translated(settlement));
         let settled = match translated {
@@ -221,7 +230,7 @@ impl FallbackStore {
     }
 
     /// A settlement of a reservation that is held here was carried out.
-    fn note_settled(&self, id: HoldId, settlement: &Settlement) {
+    fn note_settled(&self, id: ChargeId, settlement: &Settlement) {
         let mut partly_counted = self.partly_counted.lock();
         match settlement {
             Settlement::Renew => {

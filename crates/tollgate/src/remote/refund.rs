@@ -3,7 +3,7 @@
 //! The store gives back, and if it cannot, nothing answers in its place: the caller sees the error.
 
 use smallvec::SmallVec;
-use tollgate_store::Item;
+use tollgate_store::StoredCharge;
 
 use super::{InFlight, Missed, Remote};
 use crate::error::Error;
@@ -12,7 +12,8 @@ use crate::policy::entry::Resolved;
 impl Remote {
     /// Gives back what counts now. An error means that nothing was given back, unless it is ambiguous.
     pub(crate) async fn refund(&self, charges: &[Resolved<'_, '_>]) -> Result<(), Error> {
-        let items: SmallVec<[Item<'_>; 4]> = charges.iter().filter_map(Resolved::store_item).collect();
+        let items: SmallVec<[StoredCharge<'_>; 4]> =
+            charges.iter().filter_map(Resolved::stored_charge).collect();
         if items.is_empty() {
             return Ok(());
         }

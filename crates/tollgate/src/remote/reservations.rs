@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tollgate_kernel::Micros;
-use tollgate_store::{Hold, HoldId};
+use tollgate_store::{ChargeId, Hold};
 
 use super::tasks::Fingerprints;
 
@@ -46,7 +46,7 @@ impl Reservations {
         }
     }
 
-    fn shard(&self, id: HoldId) -> &Mutex<HashMap<u128, Kept>> {
+    fn shard(&self, id: ChargeId) -> &Mutex<HashMap<u128, Kept>> {
         &self.shards[usize::try_from(id.get() % SHARDS as u128).unwrap_or_default()]
     }
 
@@ -73,7 +73,7 @@ impl Reservations {
         shard.insert(hold.id.get(), kept);
     }
 
-    pub(super) fn find(&self, id: HoldId) -> Option<Known> {
+    pub(super) fn find(&self, id: ChargeId) -> Option<Known> {
         let shard = self.shard(id).lock();
         let kept = shard.get(&id.get())?;
         let is_current = kept.generation == self.generation.load(Ordering::Acquire);
@@ -81,14 +81,14 @@ impl Reservations {
     }
 
     /// Its time to live begins again.
-    pub(super) fn renewed(&self, id: HoldId, now: Micros) {
+    pub(super) fn renewed(&self, id: ChargeId, now: Micros) {
         if let Some(kept) = self.shard(id).lock().get_mut(&id.get()) {
             kept.end = now.saturating_add(kept.ttl);
         }
     }
 
     /// It is settled, or gone.
-    pub(super) fn remove(&self, id: HoldId) {
+    pub(super) fn remove(&self, id: ChargeId) {
         self.shard(id).lock().remove(&id.get());
     }
 }
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn memory_is_bounded_and_room_is_made_by_what_has_run_out() {
         let reservations = Reservations::new();
-        let hold = |id: u128| Hold { id: HoldId::new(id).unwrap(), ttl: Micros::from_secs(10) };
+        let hold = |id: u128| Hold { id: ChargeId::new(id).unwrap(), ttl: Micros::from_secs(10) };
         let most = (SHARDS * IN_A_SHARD) as u128;
         for id in 1..=2 * most {
             reservations.add(hold(id), Fingerprints::new(), None, Micros::ZERO);
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn the_keys_of_an_older_registry_are_not_known() {
         let reservations = Reservations::new();
-        let hold = Hold { id: HoldId::new(1).unwrap(), ttl: Micros::from_secs(10) };
+        let hold = Hold { id: ChargeId::new(1).unwrap(), ttl: Micros::from_secs(10) };
         reservations.add(hold, Fingerprints::from_slice(&[7]), Some(Micros::from_secs(1)), Micros::ZERO);
         assert!(reservations.find(hold.id).is_some_and(|known| known.keys.is_some() && known.is_lease));
         reservations.renumbered();

@@ -18,7 +18,7 @@ use std::task::{Poll, Waker};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tollgate_kernel::Micros;
-use tollgate_store::{Clock, Hold, HoldId, Settled, Settlement};
+use tollgate_store::{ChargeId, Clock, Hold, Settled, Settlement};
 
 use crate::lease::Lease;
 
@@ -74,9 +74,9 @@ enum Work {
 /// What to do next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    Cancel(HoldId),
-    Release(HoldId, Settlement),
-    Renew(HoldId),
+    Cancel(ChargeId),
+    Release(ChargeId, Settlement),
+    Renew(ChargeId),
     WaitUntil(Micros),
     Nothing,
 }
@@ -138,7 +138,7 @@ impl Tasks {
     }
 
     /// The leases of a permit are to be released; they end by themselves at `end`.
-    pub(super) fn release(&self, id: HoldId, settlement: Settlement, lease: Micros, now: Micros) {
+    pub(super) fn release(&self, id: ChargeId, settlement: Settlement, lease: Micros, now: Micros) {
         let end = now.saturating_add(lease);
         let mut list = self.list.lock();
         if list.by_id.len() - list.renewals >= 2 * MOST {
@@ -152,7 +152,7 @@ impl Tasks {
     }
 
     /// The leases of a permit are to be renewed for as long as it is held.
-    pub(super) fn renew(&self, id: HoldId, lease: Micros, holder: Arc<Lease>, now: Micros) {
+    pub(super) fn renew(&self, id: ChargeId, lease: Micros, holder: Arc<Lease>, now: Micros) {
         let every = Micros::new((lease.get() / 3).max(1));
         let (end, due) = (now.saturating_add(lease), now.saturating_add(every));
         let work = Work::Renew { every, lease, holder };
@@ -160,12 +160,12 @@ impl Tasks {
     }
 
     /// Forgets what is to be done for an id.
-    pub(super) fn forget(&self, id: HoldId) {
+    pub(super) fn forget(&self, id: ChargeId) {
         self.remove(&mut self.list.lock(), id.get());
     }
 
     /// Whether a charge is still to be cancelled.
-    pub(super) fn will_cancel(&self, id: HoldId) -> bool {
+    pub(super) fn will_cancel(&self, id: ChargeId) -> bool {
         let is_cancel = |task: &Task| matches!(task.work, Work::Cancel { .. });
         self.cancels() > 0 && self.list.lock().by_id.get(&id.get()).is_some_and(is_cancel)
     }
@@ -194,7 +194,7 @@ impl Tasks {
             task.due = if is_renewal { next_due } else { next_due.min(task.end) };
             task.attempts += 1;
             let next_due = task.due;
-            let next = HoldId::new(id).map(|id| match &task.work {
+            let next = ChargeId::new(id).map(|id| match &task.work {
                 Work::Cancel { .. } => Next::Cancel(id),
                 Work::Release { settlement } => Next::Release(id, settlement.clone()),
                 Work::Renew { .. } => Next::Renew(id),
@@ -208,7 +208,7 @@ impl Tasks {
     }
 
     /// Notes what the store answered.
-    pub(super) fn answered(&self, id: HoldId, answer: Answer, now: Micros) -> Follows {
+    pub(super) fn answered(&self, id: ChargeId, answer: Answer, now: Micros) -> Follows {
         let mut list = self.list.lock();
         let Some(task) = list.by_id.get_mut(&id.get()) else { return Follows::default() };
         let (is_over, is_lost) = match (&task.work, answer) {
@@ -274,7 +274,7 @@ impl Tasks {
         .await;
     }
 
-    fn add(&self, list: &mut List, id: HoldId, task: Task) {
+    fn add(&self, list: &mut List, id: ChargeId, task: Task) {
         self.remove(list, id.get());
         list.due.insert((task.due, id.get()));
         list.cancels += usize::from(matches!(task.work, Work::Cancel { .. }));
@@ -310,8 +310,8 @@ mod tests {
         Micros::from_millis(1_000_000 + ms)
     }
 
-    fn id(number: u128) -> HoldId {
-        HoldId::new(number).unwrap()
+    fn id(number: u128) -> ChargeId {
+        ChargeId::new(number).unwrap()
     }
 
     fn added(ids: &[u128]) -> Tasks {

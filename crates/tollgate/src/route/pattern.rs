@@ -160,9 +160,9 @@ impl Route {
     /// Compiles the route; the error says which part is wrong, and why.
     pub(crate) fn compile(&self) -> Result<Matcher, Error> {
         let place = match &self.at {
-            At::Any => Place::Any,
-            At::Template(template) => Place::Template(Template::parse(template)?),
-            At::Below(prefix) => Place::Below(literal(prefix)?.trim_end_matches('/').to_owned()),
+            At::Any => PathMatcher::Any,
+            At::Template(template) => PathMatcher::Template(Template::parse(template)?),
+            At::Below(prefix) => PathMatcher::Below(literal(prefix)?.trim_end_matches('/').to_owned()),
         };
         let except = self.except.iter().map(Route::compile).collect::<Result<_, _>>()?;
         let header = |(name, value): &(String, String)| match HeaderName::try_from(name.as_str()) {
@@ -228,7 +228,7 @@ impl Route {
 /// A compiled route.
 #[derive(Clone, Debug)]
 pub(crate) struct Matcher {
-    place: Place,
+    place: PathMatcher,
     methods: Vec<Method>,
     except: Vec<Matcher>,
     hosts: Vec<HostPattern>,
@@ -238,7 +238,7 @@ pub(crate) struct Matcher {
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum PathMatcher {
     Any,
     Template(Template),
     /// Without a trailing slash.
@@ -250,15 +250,15 @@ impl Matcher {
     /// do, so it is enough that the path fits as it came, or in its one spelling, or that the router matched it so.
     pub(crate) fn charges(&self, request: &RequestHead<'_>) -> bool {
         let place = match &self.place {
-            Place::Any => true,
+            PathMatcher::Any => true,
             // A line of a log that has no path.
             _ if request.path().is_empty() => false,
-            Place::Template(template) => {
+            PathMatcher::Template(template) => {
                 template.matches(request.path())
                     || (!request.is_plain() && template.matches(request.raw_path()))
                     || request.matched().is_some_and(|other| template.equals(other))
             }
-            Place::Below(prefix) => {
+            PathMatcher::Below(prefix) => {
                 is_below(prefix, request.path())
                     || (!request.is_plain() && is_below(prefix, request.raw_path()))
                     || request.matched().is_some_and(|other| is_below(prefix, other))
@@ -279,16 +279,16 @@ impl Matcher {
     /// written in its one spelling, to the last slash, and the router must not have matched it to anything else.
     pub(crate) fn frees(&self, request: &RequestHead<'_>) -> bool {
         let place = match &self.place {
-            Place::Any => true,
+            PathMatcher::Any => true,
             _ if request.path().is_empty() => false,
-            Place::Template(template) => {
+            PathMatcher::Template(template) => {
                 let is_ended = request.path().len() > 1 && request.path().ends_with('/');
                 request.is_plain()
                     && template.is_ended == is_ended
                     && template.matches(request.path())
                     && request.matched().is_none_or(|other| template.equals(other))
             }
-            Place::Below(prefix) => {
+            PathMatcher::Below(prefix) => {
                 request.is_plain()
                     && is_below(prefix, request.path())
                     && request.matched().is_none_or(|other| is_below(prefix, other))
@@ -327,12 +327,12 @@ impl Matcher {
 
     /// Whether it looks at the path.
     pub(crate) fn needs_path(&self) -> bool {
-        !matches!(self.place, Place::Any) || self.except.iter().any(Matcher::needs_path)
+        !matches!(self.place, PathMatcher::Any) || self.except.iter().any(Matcher::needs_path)
     }
 
     /// Whether it matches every request.
     pub(crate) fn matches_all(&self) -> bool {
-        matches!(self.place, Place::Any)
+        matches!(self.place, PathMatcher::Any)
             && self.methods.is_empty()
             && self.except.is_empty()
             && self.hosts.is_empty()
@@ -344,13 +344,13 @@ impl Matcher {
     /// A parameter of its template.
     pub(crate) fn parameter<'p>(&self, path: &'p str, name: &str) -> Option<&'p str> {
         match &self.place {
-            Place::Template(template) => template.parameter(path, name),
-            Place::Any | Place::Below(_) => None,
+            PathMatcher::Template(template) => template.parameter(path, name),
+            PathMatcher::Any | PathMatcher::Below(_) => None,
         }
     }
 
     pub(crate) fn has_parameter(&self, name: &str) -> bool {
-        matches!(&self.place, Place::Template(template) if template.has_parameter(name))
+        matches!(&self.place, PathMatcher::Template(template) if template.has_parameter(name))
     }
 }
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tollgate::route::{KeyExtractor, Route, RouteLimit};
-use tollgate::store::{Charged, Hold, Item, MemoryOptions, MemoryStore, Store, StoreFuture, StoredLimit};
+use tollgate::store::{
+    Charged, Hold, MemoryOptions, MemoryStore, Store, StoreFuture, StoredCharge, StoredLimit,
+};
 use tollgate::{ChargeId, Limit, Settled, Settlement, Tollgate};
 
 use crate::scene::{BOTH, On, ask, gate, get, head_of, post, serve, statuses, used, window};
@@ -202,7 +204,7 @@ struct Slow {
 }
 
 impl Store for Slow {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async move {
             let charged = Store::charge(&self.store, items, hold).await;
             self.go.acquire().await.expect("it stays open").forget();
@@ -212,7 +214,7 @@ impl Store for Slow {
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Store::settle(&self.store, id, settlement)
     }
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         Store::peek(&self.store, items)
     }
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
@@ -255,7 +257,7 @@ async fn of_two_tolls_under_one_limit_neither_gives_back_what_the_other_paid() {
 struct SlowToSettle(Slow);
 
 impl Store for SlowToSettle {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Store::charge(&self.0.store, items, hold)
     }
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
@@ -264,7 +266,7 @@ impl Store for SlowToSettle {
             Store::settle(&self.0.store, id, settlement).await
         })
     }
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         Store::peek(&self.0.store, items)
     }
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {

@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full};
 use tollgate::headers::{Format, ResetAs};
 use tollgate::http::LimitLayer;
 use tollgate::route::{KeyExtractor, RouteLimit};
-use tollgate::store::{Charged, Failure, Hold, Item, Store, StoreError, StoreFuture, StoredLimit};
+use tollgate::store::{Charged, Failure, Hold, Store, StoreError, StoreFuture, StoredCharge, StoredLimit};
 use tollgate::{ChargeId, Fallback, Limit, Settled, Settlement, Tollgate};
 use tower::{Layer, ServiceExt};
 
@@ -186,13 +186,13 @@ async fn an_error_of_the_service_inside_stays_its_own() {
 struct Failing(fn() -> StoreError);
 
 impl Store for Failing {
-    fn charge<'a>(&'a self, _: &'a [Item<'a>], _: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, _: &'a [StoredCharge<'a>], _: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async { Err((self.0)()) })
     }
     fn settle<'a>(&'a self, _: ChargeId, _: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(async { Err((self.0)()) })
     }
-    fn peek<'a>(&'a self, _: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, _: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         Box::pin(async { Err((self.0)()) })
     }
     fn forget<'a>(&'a self, _: &'a StoredLimit, _: &'a str) -> StoreFuture<'a, bool> {

@@ -7,8 +7,8 @@ use std::task::{Poll, Waker};
 
 use std::time::Duration;
 use tollgate::store::{
-    Charged, EachFuture, Failure, Hold, Item, MemoryOptions, MemoryStore, NodeId, Store, StoreError,
-    StoreFuture, StoredLimit,
+    Charged, EachFuture, Failure, Hold, MemoryOptions, MemoryStore, NodeId, Store, StoreError, StoreFuture,
+    StoredCharge, StoredLimit,
 };
 use tollgate::{ChargeId, ManualClock, Settled, Settlement};
 
@@ -157,12 +157,12 @@ impl Elsewhere {
 }
 
 impl Store for Elsewhere {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         *self.last_hold.lock().unwrap() = hold;
         self.answer(move || Store::charge(&self.store, items, hold))
     }
 
-    fn charge_each<'a>(&'a self, items: &'a [Item<'a>]) -> EachFuture<'a> {
+    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
         Box::pin(async move {
             let charged = self.answer(move || Box::pin(async { Ok(self.store.charge_each(items).await) }));
             match charged.await {
@@ -177,11 +177,11 @@ impl Store for Elsewhere {
         self.answer(move || Store::settle(&self.store, id, settlement))
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         self.answer(move || Store::peek(&self.store, items))
     }
 
-    fn refund<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, ()> {
+    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         self.answer(move || Store::refund(&self.store, items))
     }
 

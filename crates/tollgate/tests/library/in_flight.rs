@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tollgate::store::{Cost, Failure, Item, Store, StoredLimit};
+use tollgate::store::{Cost, Failure, Store, StoredCharge, StoredLimit};
 use tollgate::{Charge, ChargeId, Fallback, Limit, ManualClock, Settled, Settlement, Tollgate};
 
 use crate::crowd::{Crowd, ready};
@@ -25,7 +25,7 @@ fn gate(hands: &ManualClock, limit: Limit, fallback: Fallback) -> (Tollgate, Arc
 /// What the store itself counts for the key `a`, asked past the library.
 fn stored(elsewhere: &Elsewhere, limit: Limit) -> u64 {
     let limit = StoredLimit::new("api", limit);
-    let item = Item { limit: &limit, key: "a", cost: Cost::new(u64::MAX).unwrap(), shadow: false };
+    let item = StoredCharge { limit: &limit, key: "a", cost: Cost::new(u64::MAX).unwrap(), shadow: false };
     let outcome = ready(Store::peek(&elsewhere.store, &[item])).unwrap().outcomes[0];
     outcome.capacity - outcome.remaining
 }
@@ -102,7 +102,7 @@ fn a_charge_that_arrives_after_its_cancel_is_cancelled_all_the_same() {
 
     hands.advance(secs(1));
     let stored_limit = StoredLimit::new("api", limit);
-    let item = Item { limit: &stored_limit, key: "a", cost: Cost::new(2).unwrap(), shadow: false };
+    let item = StoredCharge { limit: &stored_limit, key: "a", cost: Cost::new(2).unwrap(), shadow: false };
     assert!(ready(Store::charge(&elsewhere.store, &[item], Some(hold))).unwrap().allowed);
     assert_eq!(stored(&elsewhere, limit), 2);
     hands.advance(secs(1));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::store::{Charged, Failure, Hold, Item, Store, StoreFuture, StoreState, StoredLimit};
+use tollgate::store::{Charged, Failure, Hold, Store, StoreFuture, StoreState, StoredCharge, StoredLimit};
 use tollgate::telemetry::Source;
 use tollgate::{Charge, ChargeId, Fallback, Limit, Rule, Settled, Settlement, Tollgate};
 
@@ -135,13 +135,17 @@ fn while_the_store_is_down_nothing_is_refunded_and_that_is_said() {
 fn a_store_that_cannot_refund_says_so() {
     struct Plain(Arc<Elsewhere>);
     impl Store for Plain {
-        fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        fn charge<'a>(
+            &'a self,
+            items: &'a [StoredCharge<'a>],
+            hold: Option<Hold>,
+        ) -> StoreFuture<'a, Charged> {
             self.0.charge(items, hold)
         }
         fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
             self.0.settle(id, settlement)
         }
-        fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+        fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
             self.0.peek(items)
         }
         fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {

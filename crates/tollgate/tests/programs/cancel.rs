@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tollgate::store::{Charged, Hold, Item, MemoryOptions, MemoryStore, Store, StoreFuture, StoredLimit};
+use tollgate::store::{
+    Charged, Hold, MemoryOptions, MemoryStore, Store, StoreFuture, StoredCharge, StoredLimit,
+};
 use tollgate::{Charge, ChargeId, Limit, Settled, Settlement, Tollgate};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -20,7 +22,7 @@ async fn pause() {
 }
 
 impl Store for Pausing {
-    fn charge<'a>(&'a self, items: &'a [Item<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async move {
             pause().await;
             let charged = Store::charge(&self.0, items, hold).await;
@@ -38,7 +40,7 @@ impl Store for Pausing {
         })
     }
 
-    fn peek<'a>(&'a self, items: &'a [Item<'a>]) -> StoreFuture<'a, Charged> {
+    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
         Store::peek(&self.0, items)
     }
 

@@ -119,7 +119,12 @@ async fn use_everywhere(gate: &Tollgate, key: &str, said: &mut ReportedLimit) {
         Err(error) => said.hear_error(&error),
     }
     let limit = tollgate::store::StoredLimit::new("api", a_minute(1));
-    said.hear(&tollgate::store::Item { limit: &limit, key, cost: tollgate::store::Cost::ONE, shadow: false });
+    said.hear(&tollgate::store::StoredCharge {
+        limit: &limit,
+        key,
+        cost: tollgate::store::Cost::ONE,
+        shadow: false,
+    });
 }
 
 /// Stores whose address or password holds the secret, and which cannot be used.

@@ -65,7 +65,7 @@ impl GateRoutes {
 
 /// Why a gate, which sees no response, cannot apply a route.
 fn why_not(config: &Config, route: &RouteLimit) -> Option<&'static str> {
-    let concurrency = is_concurrency(config, route.limit().unwrap_or_default());
+    let concurrency = is_concurrency(&config.policy, route.limit().unwrap_or_default());
     route
         .needs_response()
         .or(concurrency.then_some("a concurrency limit is released when the response is done"))

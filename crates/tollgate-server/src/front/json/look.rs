@@ -104,9 +104,9 @@ pub(crate) fn limit(state: &State, rule: &Rule) -> Value {
         "capacity": capacity,
         "window_ms": window_ms,
         "shadow": rule.is_shadow(),
-        "fallback": rule.own_fallback().unwrap_or(state.config.store.fallback).name(),
+        "fallback": rule.own_fallback().unwrap_or(state.config.gate.store.fallback).name(),
         "overrides": rule.overrides().len(),
-        "store": state.config.store.mode.name(),
+        "store": state.config.gate.store.mode.name(),
     })
 }
 
@@ -119,9 +119,9 @@ pub(crate) fn ad_hoc(state: &State, name: &str) -> Value {
         "capacity": null,
         "window_ms": null,
         "shadow": false,
-        "fallback": state.config.store.fallback.name(),
+        "fallback": state.config.gate.store.fallback.name(),
         "overrides": 0,
-        "store": state.config.store.mode.name(),
+        "store": state.config.gate.store.mode.name(),
     })
 }
 
@@ -160,7 +160,7 @@ fn server(app: &App) -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "draining": app.is_draining(),
         "store": {
-            "mode": state.config.store.mode.name(),
+            "mode": state.config.gate.store.mode.name(),
             "state": health.state.name(),
             "nodes": health.nodes,
             "nodes_up": health.nodes_up,

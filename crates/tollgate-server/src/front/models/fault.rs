@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::json;
-use tollgate::config::Counts;
+use tollgate_llm::Counts;
 use tollgate_llm::{Refusal, RefusalKind, RequestError, Standing};
 
 use super::super::json::{Body, full};

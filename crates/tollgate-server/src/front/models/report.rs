@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate::config::Counts;
+use tollgate_llm::Counts;
 use tollgate_llm::Standing;
 
 /// Sets the limit headers of a provider's answer, in place of those that came with it.

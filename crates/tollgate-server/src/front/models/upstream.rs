@@ -16,8 +16,8 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use tollgate::config::{UpstreamConfig, UpstreamKind};
 use tollgate_llm::Api;
+use tollgate_llm::{UpstreamConfig, UpstreamKind};
 
 /// How long a connection may take, and how long it is kept.
 const CONNECT: Duration = Duration::from_secs(10);

@@ -117,13 +117,13 @@ pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
 }
 
 fn is_here(state: &State) -> bool {
-    state.config.store.mode == StoreMode::Memory
+    state.config.gate.store.mode == StoreMode::Memory
 }
 
 fn store(state: &State) -> Store {
     let health = state.gate.store_health();
     Store {
-        mode: state.config.store.mode.name(),
+        mode: state.config.gate.store.mode.name(),
         state: health.state.name(),
         since: (!is_here(state)).then(|| health.since.get() / 1_000_000),
         last_failure: health.last_failure.map(|failure| failure.name()),

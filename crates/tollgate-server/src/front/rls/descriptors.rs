@@ -1,7 +1,6 @@
 //! What a call charges: which limit each descriptor meets, by which key, and how much.
 
 use smallvec::SmallVec;
-use tollgate::config::EnvoyRules;
 use tollgate::store::Micros;
 use tollgate::{Allowance, Charge, Limit, NamedLimit, Tollgate};
 use tonic::Status;
@@ -12,6 +11,7 @@ use super::proto::common::rate_limit_descriptor::RateLimitOverride;
 use super::proto::service::RateLimitRequest;
 use super::undecided;
 use crate::app::Bounds;
+use crate::config::EnvoyRules;
 
 /// How many descriptors a call and entries a descriptor may have.
 const MOST_DESCRIPTORS: usize = 64;
@@ -110,7 +110,7 @@ fn matched<'a>(
     }
     let entries: SmallVec<[(&[u8], &[u8]); 8]> =
         descriptor.entries.iter().map(|entry| (entry.key.as_slice(), entry.value.as_slice())).collect();
-    let rule = rules.find_bytes(asked.domain, &entries);
+    let rule = rules.find(asked.domain, &entries);
     let own =
         descriptor.limit.as_ref().filter(|_| count > 0).map(|limit| brought(asked, limit)).transpose()?;
     let (limit, shared, is_reported) = match (&own, rule) {
@@ -188,7 +188,7 @@ fn unit(unit: RateLimitUnit) -> Option<(&'static str, Micros)> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::config::Config;
+    use crate::config::Config;
     use tonic::Code;
 
     use super::super::proto::common::rate_limit_descriptor::Entry;
@@ -210,7 +210,7 @@ mod tests {
     /// What one descriptor matches, in words, or the error.
     fn check(request: &RateLimitRequest, expected: Result<&str, &str>) {
         let config = Config::parse(RULES).expect("sound");
-        let gate = Tollgate::builder().config(&config).build().expect("sound");
+        let gate = Tollgate::builder().config(&config.gate).build().expect("sound");
         let read = read(&gate, Bounds::of(&config.server), &config.envoy, request);
         let messages = read.map(|matched| match &matched[0] {
             Matched::Limit(DescriptorCharge { limit, own, key, hits, is_reported }) => {
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn a_limit_that_comes_with_a_descriptor_is_bounded_only_if_that_was_set() {
         let gate = Tollgate::builder().build().expect("sound");
-        let by_default = Bounds::of(&tollgate::config::ServerConfig::default());
+        let by_default = Bounds::of(&crate::config::ServerConfig::default());
         let week = Config::parse("server.max_period = '7d'").expect("sound").server;
         let week = Bounds::of(&week);
         for (bounds, unit, lasts) in [

@@ -9,8 +9,10 @@ use std::fmt::Write;
 use percent_encoding::percent_encode_byte;
 use sha2::{Digest, Sha256};
 use tollgate::Key;
-use tollgate::config::{EnvoyEntry, EnvoyValue};
+
 use tollgate::key::KeyError;
+
+use crate::config::envoy::{EnvoyEntry, EnvoyValue};
 
 /// The longest text that is kept as it is: as long as a part of a key may be.
 const LONGEST: usize = 1_024;
@@ -76,7 +78,7 @@ fn escape(out: &mut String, text: &[u8], special: &[char]) {
 mod tests {
     use std::collections::HashMap;
 
-    use tollgate::config::Config;
+    use crate::config::Config;
 
     use super::*;
 

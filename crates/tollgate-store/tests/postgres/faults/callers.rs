@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tollgate_store::{
-    Charged, Hold, HoldId, Limit, Micros, PostgresOptions, PostgresStore, Store, StoredLimit,
+    ChargeId, Charged, Hold, Limit, Micros, PostgresOptions, PostgresStore, Store, StoredLimit,
 };
 use tollgate_testkit::Random;
 use tollgate_testkit::history::{Call, History, Outcome, Recorder, now_us};
@@ -110,7 +110,7 @@ pub(super) async fn store_at(port: u16, connections: usize) -> PostgresStore {
 }
 
 pub(super) fn new_hold() -> Hold {
-    Hold { id: HoldId::random(), ttl: Micros::from_secs(600) }
+    Hold { id: ChargeId::random(), ttl: Micros::from_secs(600) }
 }
 
 /// One call, and what is known of it.

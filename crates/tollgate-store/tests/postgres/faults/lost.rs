@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use tollgate_store::{Cost, Failure, Item, PostgresOptions, PostgresStore, Store};
+use tollgate_store::{Cost, Failure, PostgresOptions, PostgresStore, Store, StoredCharge};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::proxy::{FaultProxy, Mode};
 
@@ -161,7 +161,8 @@ async fn of_keys_in_one_statement_only_those_that_were_late_are_said_to_be() {
         let before: u64 = charges().parse().unwrap();
         let answers = if go_together {
             let (first, other) = (hourly("first", 1_000), |key| (item(&limit, key), store.clone()));
-            let charge = async |(item, store): (Item<'_>, PostgresStore)| store.charge(&[item], None).await;
+            let charge =
+                async |(item, store): (StoredCharge<'_>, PostgresStore)| store.charge(&[item], None).await;
             // The first goes by itself, and the others after it. It fails, for an answer would show the server's clock.
             let (alone, a, b, c, ()) = tokio::join!(
                 charge((item(&first, "k"), store.clone())),

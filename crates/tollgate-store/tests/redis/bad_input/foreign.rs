@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tollgate_store::{Failure, Hold, HoldId, Item, Micros, RedisStore, Settlement, Store, StoreError};
+use tollgate_store::{
+    ChargeId, Failure, Hold, Micros, RedisStore, Settlement, Store, StoreError, StoredCharge,
+};
 use tollgate_testkit::redis::RedisServer;
 
 use super::all_of;
@@ -53,7 +55,7 @@ fn not_ours(error: &StoreError, what: &str) {
 }
 
 fn hold() -> Hold {
-    Hold { id: HoldId::random(), ttl: Micros::from_secs(600) }
+    Hold { id: ChargeId::random(), ttl: Micros::from_secs(600) }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,7 +84,7 @@ async fn what_is_not_ours_is_neither_believed_nor_changed() {
             }
             unchanged(&server, &before, &what);
             // Those that only watch may be charged each for itself, and then it is not said that nothing was.
-            let watching = [limit, other].map(|limit| Item { shadow: true, ..item(limit, "k") });
+            let watching = [limit, other].map(|limit| StoredCharge { shadow: true, ..item(limit, "k") });
             let error = store.charge(&watching, None).await.expect_err(&what);
             assert_eq!(error.failure(), Some(Failure::State), "{what}: {error:?}");
             if !error.is_ambiguous() {
@@ -153,7 +155,7 @@ async fn a_settlement_is_not_halved_by_what_is_not_ours() {
     for broken in &limits {
         let store = store_on(&server, None);
         let held = hold();
-        let items: Vec<Item<'_>> = limits.iter().map(|limit| costing(limit, "k", 2)).collect();
+        let items: Vec<StoredCharge<'_>> = limits.iter().map(|limit| costing(limit, "k", 2)).collect();
         assert!(store.charge(&items, Some(held)).await.expect("a hold").allowed);
         let name = format!(":{}", broken.name);
         let key = keys(&server, store.prefix()).into_iter().find(|key| key.ends_with(&name)).expect("a key");

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tollgate_store::{
-    Cost, Hold, HoldId, Item, Micros, RedisOptions, RedisStore, Settled, Settlement, Store, StoredLimit,
-    Subject,
+    ChargeId, Cost, Hold, Micros, RedisOptions, RedisStore, Settled, Settlement, Store, StoredCharge,
+    StoredLimit, Subject,
 };
 use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tollgate_testkit::redis::{RedisCluster, RedisServer, Value};
@@ -100,18 +100,18 @@ async fn each_has_its_own(store: &RedisStore) {
     }
     // All of them in one charge, wherever they are, and given back.
     let limit = hourly("all", 10);
-    let items: Vec<Item<'_>> = keys.iter().map(|key| item(&limit, key)).collect();
-    let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(600) };
+    let items: Vec<StoredCharge<'_>> = keys.iter().map(|key| item(&limit, key)).collect();
+    let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(600) };
     assert!(store.charge(&items, Some(hold)).await.unwrap_or_else(|error| panic!("{error}")).allowed);
     assert!(store.charge(&items, None).await.unwrap_or_else(|error| panic!("{error}")).allowed);
     assert_eq!(store.settle(hold.id, &Settlement::Cancel).await.expect("a cancel"), Settled::Done);
     for key in &keys {
         assert_eq!(used(store, &limit, key).await, 1, "{key:?}");
     }
-    let tenth: Vec<Item<'_>> = items
+    let tenth: Vec<StoredCharge<'_>> = items
         .iter()
         .enumerate()
-        .map(|(at, item)| Item {
+        .map(|(at, item)| StoredCharge {
             cost: Cost::new(if at == 30 { 10 } else { 1 }).unwrap_or(Cost::ONE),
             ..*item
         })
@@ -181,7 +181,7 @@ async fn no_message_holds_a_key_or_a_password() {
     let mut said = vec![format!("{options:?} {store:?}")];
     let mut try_it = async |what: &str| {
         for _ in 0..2 {
-            let hold = Hold { id: HoldId::random(), ttl: Micros::from_secs(60) };
+            let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(60) };
             let one = store.charge(&[item(&limit, &key)], None).await.map(drop);
             let two = store.charge(&[item(&limit, &key)], Some(hold)).await.map(drop);
             let three = store.peek(&[item(&limit, &key)]).await.map(drop);

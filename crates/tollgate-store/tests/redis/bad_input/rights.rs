@@ -1,8 +1,8 @@
 //! The rights that the store needs, no more and no fewer, and what it says when one is missing.
 
 use tollgate_store::{
-    Failure, Hold, HoldId, Item, Limit, Micros, RedisOptions, RedisStore, Settlement, Store, StoreError,
-    StoredLimit,
+    ChargeId, Failure, Hold, Limit, Micros, RedisOptions, RedisStore, Settlement, Store, StoreError,
+    StoredCharge, StoredLimit,
 };
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
 
@@ -35,11 +35,11 @@ fn grant(server: &RedisServer, rule: &str) {
 
 /// Everything that the store can be asked, in every way that uses another command.
 async fn everything(store: &RedisStore, servers: &[RedisServer]) -> Result<(), StoreError> {
-    let hold = || Hold { id: HoldId::random(), ttl: Micros::from_secs(600) };
+    let hold = || Hold { id: ChargeId::random(), ttl: Micros::from_secs(600) };
     for limit in one_of_each(9) {
         let charge =
             async |cost: u64, hold: Option<Hold>| store.charge(&[costing(&limit, "k", cost)], hold).await;
-        let settle = async |id: HoldId, settlement: Settlement| store.settle(id, &settlement).await;
+        let settle = async |id: ChargeId, settlement: Settlement| store.settle(id, &settlement).await;
         let [one, two, three] = [hold(), hold(), hold()];
         charge(1, None).await?;
         charge(1, None).await?;
@@ -84,7 +84,7 @@ async fn everything(store: &RedisStore, servers: &[RedisServer]) -> Result<(), S
         store.forget(&limit, "k").await?;
     }
     let several: Vec<StoredLimit> = one_of_each(9);
-    let items: Vec<Item<'_>> = several.iter().map(|limit| costing(limit, "several", 1)).collect();
+    let items: Vec<StoredCharge<'_>> = several.iter().map(|limit| costing(limit, "several", 1)).collect();
     store.charge(&items, Some(hold())).await?;
     Ok(())
 }

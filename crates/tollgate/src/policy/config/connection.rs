@@ -5,10 +5,10 @@
 //! [`Password::resolve`]. Nothing here connects, and no file that is named here is opened.
 
 use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use super::reader::{Field, Reader, Section};
-use super::server::host_fault;
 
 /// How many connections to PostgreSQL may be kept.
 const MOST_POSTGRES_CONNECTIONS: usize = 1_024;
@@ -174,7 +174,7 @@ pub(super) fn read_redis(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<R
         reader.mistake(field, "several addresses are of one cluster; remove this, or name one address");
     }
     let username = section.field("username").and_then(|field| reader.text(field, "tollgate"));
-    let password = section.field("password").and_then(|field| read_password(reader, field, "REDIS_PASSWORD"));
+    let password = section.field("password").and_then(|field| reader.password(field, "REDIS_PASSWORD"));
     let [ca_file, cert_file, key_file] = read_certificates(reader, &section);
     let prefix = section.field("prefix").and_then(|field| read_redis_prefix(reader, field));
     Some(RedisConfig {
@@ -205,11 +205,10 @@ pub(super) fn read_postgres(reader: &mut Reader<'_>, field: &Field<'_>) -> Optio
     let section = reader.section(field)?.showing(&PLAIN);
     reader.only(&section, &POSTGRES);
     let url = read_url(reader, &section, &["postgres", "postgresql"], "postgres://localhost/app");
-    let password = section.field("password").and_then(|field| read_password(reader, field, "REDIS_PASSWORD"));
+    let password = section.field("password").and_then(|field| reader.password(field, "REDIS_PASSWORD"));
     let [ca_file, cert_file, key_file] = read_certificates(reader, &section);
-    let connections = section
-        .field("connections")
-        .and_then(|field| read_connections(reader, field, MOST_POSTGRES_CONNECTIONS));
+    let connections =
+        section.field("connections").and_then(|field| reader.connections(field, MOST_POSTGRES_CONNECTIONS));
     let prefix = match section.field("prefix") {
         None => "tollgate_",
         Some(field) => {
@@ -223,16 +222,6 @@ pub(super) fn read_postgres(reader: &mut Reader<'_>, field: &Field<'_>) -> Optio
     };
     let prefix = prefix.to_owned();
     Some(PostgresConfig { url: url?, prefix, password, ca_file, cert_file, key_file, connections })
-}
-
-/// Reads how many connections to keep.
-pub(super) fn read_connections(reader: &mut Reader<'_>, field: &Field<'_>, most: usize) -> Option<usize> {
-    let connections = usize::try_from(reader.whole(field, 4, "")?).unwrap_or(usize::MAX);
-    if connections > most {
-        reader.mistake(field, format!("must be at most {most}"));
-        return None;
-    }
-    Some(connections)
 }
 
 /// Reads the files of certificates: whom to trust, and who we are.
@@ -288,7 +277,7 @@ fn read_url(
 }
 
 /// What is wrong with an address, without showing any of it.
-pub(super) fn url_fault(url: &str, schemes: &[&str]) -> Option<String> {
+pub fn url_fault(url: &str, schemes: &[&str]) -> Option<String> {
     match url.split_once("://") {
         Some((scheme, rest)) if schemes.contains(&scheme) => {
             if url.chars().any(|character| character.is_whitespace() || character.is_control()) {
@@ -320,21 +309,50 @@ fn redis_host_fault(scheme: &str, rest: &str) -> Option<&'static str> {
     }
 }
 
-/// Reads a password, or the name of the environment variable that holds it, such as `example`.
-pub(super) fn read_password(reader: &mut Reader<'_>, field: &Field<'_>, example: &str) -> Option<Password> {
-    let text = reader.text(field, &format!("env:{example}"))?;
-    let name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    match text.strip_prefix("env:") {
-        _ if text.is_empty() => {
-            reader.mistake(field, format!("is empty; remove it, or write \"env:{example}\""));
-            None
+/// What is wrong with a host: a name, an IPv4 address, or an IPv6 address in brackets.
+pub fn host_fault(host: &str) -> Option<&'static str> {
+    let name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    if host.is_empty() {
+        Some("has no host")
+    } else if let Some(address) = host.strip_prefix('[') {
+        let address = address.strip_suffix(']').and_then(|address| address.parse::<Ipv6Addr>().ok());
+        address.is_none().then_some("has no IPv6 address between its brackets")
+    } else if host.contains(':') {
+        Some("has an IPv6 address without its brackets, as in [::1]")
+    } else if !host.bytes().all(name) {
+        Some("has a host with other characters than letters, digits, `.`, `-` and `_`")
+    } else if host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        host.parse::<Ipv4Addr>().is_err().then_some("has no valid IPv4 address")
+    } else {
+        None
+    }
+}
+
+impl Reader<'_> {
+    /// Reads a password, or the name of the environment variable that holds it, such as `example`.
+    pub fn password(&mut self, field: &Field<'_>, example: &str) -> Option<Password> {
+        let text = self.text(field, &format!("env:{example}"))?;
+        let name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        let fix = match text.strip_prefix("env:") {
+            _ if text.is_empty() => format!("is empty; remove it, or write \"env:{example}\""),
+            Some(variable) if variable.is_empty() || !variable.bytes().all(name) => {
+                format!("names no environment variable; write it as in \"env:{example}\"")
+            }
+            Some(variable) => return Some(Password::Env(variable.to_owned())),
+            None => return Some(Password::Plain(text.to_owned())),
+        };
+        self.mistake(field, fix);
+        None
+    }
+
+    /// Reads how many connections to keep.
+    pub fn connections(&mut self, field: &Field<'_>, most: usize) -> Option<usize> {
+        let connections = usize::try_from(self.whole(field, 4, "")?).unwrap_or(usize::MAX);
+        if connections > most {
+            self.mistake(field, format!("must be at most {most}"));
+            return None;
         }
-        Some(variable) if variable.is_empty() || !variable.bytes().all(name) => {
-            reader.mistake(field, format!("names no environment variable; write it as in \"env:{example}\""));
-            None
-        }
-        Some(variable) => Some(Password::Env(variable.to_owned())),
-        None => Some(Password::Plain(text.to_owned())),
+        Some(connections)
     }
 }
 

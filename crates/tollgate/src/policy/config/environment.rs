@@ -4,9 +4,9 @@
 //! same code as everything else; its text is put below the file's, so that a mistake can tell where it stands. Nothing here
 //! reads the environment: it is handed over as names and values.
 //!
-//! `TOLLGATE_…` has a variable for each scalar of `[server]`, `[store]`, `[requests]`, of `[llm]` itself and of every limit in the file. The short names of
-//! other tools (`REDIS_ADDR`, `DATABASE_URL`) are taken only where the mode asks for them. An unknown name in one of our
-//! sections, or near to one, is a mistake; other `TOLLGATE_` names are somebody else's.
+//! `TOLLGATE_…` has a variable for each scalar of `[store]`, `[requests]`, of every limit in the file, and for those that an extension
+//! declares. The short names of other tools (`REDIS_ADDR`, `DATABASE_URL`) are used only where the mode asks for them. An unknown
+//! name in one of these sections, or near to one, is a mistake; other `TOLLGATE_` names belong to other programs.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,92 +14,73 @@ use std::collections::BTreeMap;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::extension::OWNED_BY_OTHERS;
 use super::limits;
 use super::reader::Reader;
 use crate::policy::nearest::nearest;
 
-/// What a field is written as.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+/// What an environment variable is written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VariableKind {
+    /// A text.
     Text,
+    /// A whole number.
     Number,
+    /// `true` or `false`.
     Truth,
     /// Texts with commas between.
     Texts,
 }
 
-/// The fields of `[server]`, `[store]`, `[requests]` and `[llm]`.
-const FIELDS: [(&str, Kind); 57] = [
-    ("server.http", Kind::Text),
-    ("server.grpc", Kind::Text),
-    ("server.resp", Kind::Text),
-    ("server.admin_token", Kind::Text),
-    ("server.show_keys", Kind::Truth),
-    ("server.resp_password", Kind::Text),
-    ("server.max_connections", Kind::Number),
-    ("server.max_connections_per_peer", Kind::Number),
-    ("server.store_calls_per_peer", Kind::Number),
-    ("server.trusted_peers", Kind::Texts),
-    ("server.log", Kind::Text),
-    ("server.log_to", Kind::Text),
-    ("server.log_lines", Kind::Number),
-    ("server.log_all", Kind::Truth),
-    ("server.drain_delay", Kind::Text),
-    ("server.max_ttl", Kind::Text),
-    ("server.max_period", Kind::Text),
-    ("server.namespaces", Kind::Texts),
-    ("store.mode", Kind::Text),
-    ("store.fallback", Kind::Text),
-    ("store.fallback_instances", Kind::Number),
-    ("store.timeout", Kind::Text),
-    ("store.denial_cache", Kind::Text),
-    ("store.connections", Kind::Number),
-    ("store.max_keys", Kind::Number),
-    ("store.when_full", Kind::Text),
-    ("store.redis.url", Kind::Text),
-    ("store.redis.urls", Kind::Texts),
-    ("store.redis.cluster", Kind::Truth),
-    ("store.redis.username", Kind::Text),
-    ("store.redis.password", Kind::Text),
-    ("store.redis.ca_file", Kind::Text),
-    ("store.redis.cert_file", Kind::Text),
-    ("store.redis.key_file", Kind::Text),
-    ("store.redis.prefix", Kind::Text),
-    ("store.postgres.url", Kind::Text),
-    ("store.postgres.prefix", Kind::Text),
-    ("store.postgres.password", Kind::Text),
-    ("store.postgres.ca_file", Kind::Text),
-    ("store.postgres.cert_file", Kind::Text),
-    ("store.postgres.key_file", Kind::Text),
-    ("store.postgres.connections", Kind::Number),
-    ("requests.trusted_proxies", Kind::Texts),
-    ("requests.client_header", Kind::Text),
-    ("requests.ipv4_prefix", Kind::Number),
-    ("requests.ipv6_prefix", Kind::Number),
-    ("requests.encoded_separators", Kind::Text),
-    ("requests.user_header", Kind::Text),
-    ("llm.log_dir", Kind::Text),
-    ("llm.window", Kind::Text),
-    ("llm.max_wait", Kind::Text),
-    ("llm.margin", Kind::Text),
-    ("llm.default_output_tokens", Kind::Number),
-    ("llm.unknown_model", Kind::Text),
-    ("llm.on_oversize", Kind::Text),
-    ("llm.max_waiting", Kind::Number),
-    ("llm.memory_mib", Kind::Number),
+/// The fields of `[store]` and `[requests]`.
+const FIELDS: [(&str, VariableKind); 30] = [
+    ("store.mode", VariableKind::Text),
+    ("store.fallback", VariableKind::Text),
+    ("store.fallback_instances", VariableKind::Number),
+    ("store.timeout", VariableKind::Text),
+    ("store.denial_cache", VariableKind::Text),
+    ("store.connections", VariableKind::Number),
+    ("store.max_keys", VariableKind::Number),
+    ("store.when_full", VariableKind::Text),
+    ("store.redis.url", VariableKind::Text),
+    ("store.redis.urls", VariableKind::Texts),
+    ("store.redis.cluster", VariableKind::Truth),
+    ("store.redis.username", VariableKind::Text),
+    ("store.redis.password", VariableKind::Text),
+    ("store.redis.ca_file", VariableKind::Text),
+    ("store.redis.cert_file", VariableKind::Text),
+    ("store.redis.key_file", VariableKind::Text),
+    ("store.redis.prefix", VariableKind::Text),
+    ("store.postgres.url", VariableKind::Text),
+    ("store.postgres.prefix", VariableKind::Text),
+    ("store.postgres.password", VariableKind::Text),
+    ("store.postgres.ca_file", VariableKind::Text),
+    ("store.postgres.cert_file", VariableKind::Text),
+    ("store.postgres.key_file", VariableKind::Text),
+    ("store.postgres.connections", VariableKind::Number),
+    ("requests.trusted_proxies", VariableKind::Texts),
+    ("requests.client_header", VariableKind::Text),
+    ("requests.ipv4_prefix", VariableKind::Number),
+    ("requests.ipv6_prefix", VariableKind::Number),
+    ("requests.encoded_separators", VariableKind::Text),
+    ("requests.user_header", VariableKind::Text),
 ];
 
 /// The short names that set a field as it is, and the mode that they belong to, if to one.
-const SHORT: [(&str, &str, Kind, Option<&str>); 5] = [
-    ("RL_STORAGE_MODE", "store.mode", Kind::Text, None),
-    ("RL_TIMEOUT", "store.timeout", Kind::Text, None),
-    ("RL_POOL_SIZE", "store.connections", Kind::Number, None),
-    ("REDIS_CLUSTER", "store.redis.cluster", Kind::Truth, Some("redis")),
-    ("DATABASE_URL", "store.postgres.url", Kind::Text, Some("postgres")),
+const SHORT: [(&str, &str, VariableKind, Option<&str>); 5] = [
+    ("RL_STORAGE_MODE", "store.mode", VariableKind::Text, None),
+    ("RL_TIMEOUT", "store.timeout", VariableKind::Text, None),
+    ("RL_POOL_SIZE", "store.connections", VariableKind::Number, None),
+    ("REDIS_CLUSTER", "store.redis.cluster", VariableKind::Truth, Some("redis")),
+    ("DATABASE_URL", "store.postgres.url", VariableKind::Text, Some("postgres")),
 ];
 
 /// Our sections, as names of variables have them.
-const SECTIONS: [&str; 5] = ["SERVER_", "STORE_", "LIMITS_", "REQUESTS_", "LLM_"];
+const SECTIONS: [&str; 3] = ["STORE_", "LIMITS_", "REQUESTS_"];
+
+/// A section that an extension reads, and the fields of it that a variable may set.
+pub(super) type Declared = (&'static str, &'static [(&'static str, VariableKind)]);
 
 /// What the environment sets, and which of its names make no sense.
 #[derive(Default)]
@@ -121,12 +102,13 @@ impl Environment {
     pub(super) fn of(
         variables: impl IntoIterator<Item = (String, String)>,
         file: &DeTable<'_>,
+        declared: &[Declared],
     ) -> Environment {
         let variables: BTreeMap<String, String> =
             variables.into_iter().filter(|(_, value)| !value.is_empty()).collect();
         let mut environment = Environment::default();
         environment.read_short(&variables, file);
-        environment.read_long(&variables, file);
+        environment.read_long(&variables, file, declared);
         environment
     }
 
@@ -149,7 +131,7 @@ impl Environment {
             return;
         }
         if variables.contains_key("REDIS_PASSWORD") {
-            let toml = toml_of("env:REDIS_PASSWORD", Kind::Text);
+            let toml = toml_of("env:REDIS_PASSWORD", VariableKind::Text);
             self.set("REDIS_PASSWORD", &["store", "redis", "password"], toml);
         }
         self.read_redis_addresses(variables, file);
@@ -189,16 +171,27 @@ impl Environment {
         let urls: Vec<String> = urls.into_iter().map(turned).collect();
         match &urls[..] {
             [] => {}
-            [url] => self.set(variable, &["store", "redis", "url"], toml_of(url, Kind::Text)),
-            _ => self.set(variable, &["store", "redis", "urls"], toml_of(&urls.join(","), Kind::Texts)),
+            [url] => self.set(variable, &["store", "redis", "url"], toml_of(url, VariableKind::Text)),
+            _ => {
+                self.set(variable, &["store", "redis", "urls"], toml_of(&urls.join(","), VariableKind::Texts))
+            }
         }
     }
 
     /// Reads our own names, and notes those that nothing is called by.
-    fn read_long(&mut self, variables: &BTreeMap<String, String>, file: &DeTable<'_>) {
-        let known = known_names(file);
+    fn read_long(&mut self, variables: &BTreeMap<String, String>, file: &DeTable<'_>, declared: &[Declared]) {
+        let known = known_names(file, declared);
+        let is_in = |section: &str, name: &str| {
+            name.strip_prefix(&*section.to_uppercase()).is_some_and(|rest| rest.starts_with('_'))
+        };
         for (variable, value) in variables {
             let Some(name) = variable.strip_prefix("TOLLGATE_") else { continue };
+            let is_skipped = OWNED_BY_OTHERS
+                .iter()
+                .any(|section| is_in(section, name) && declared.iter().all(|(other, _)| other != section));
+            if is_skipped {
+                continue;
+            }
             match known.get(name).map(Vec::as_slice) {
                 Some([(path, kind)]) => {
                     let path: Vec<&str> = path.iter().map(String::as_str).collect();
@@ -212,7 +205,9 @@ impl Environment {
                 None => {
                     let lower = name.to_lowercase();
                     let names: Vec<String> = known.keys().map(|name| name.to_lowercase()).collect();
-                    let is_ours = SECTIONS.iter().any(|section| name.starts_with(section));
+                    let mut with_variables = declared.iter().filter(|(_, fields)| !fields.is_empty());
+                    let is_ours = SECTIONS.iter().any(|section| name.starts_with(section))
+                        || with_variables.any(|(section, _)| is_in(section, name));
                     // A single word names no field of a section.
                     let may_be_ours = is_ours || name.contains('_');
                     let guess = nearest(&lower, names.iter().map(String::as_str)).filter(|_| may_be_ours);
@@ -276,14 +271,19 @@ fn unknown(name: &str) -> String {
 type Path = Vec<String>;
 
 /// What our names set, without their beginning. A name that fits two fields has both.
-fn known_names(file: &DeTable<'_>) -> BTreeMap<String, Vec<(Path, Kind)>> {
-    let mut known: BTreeMap<String, Vec<(Path, Kind)>> = BTreeMap::new();
+fn known_names(file: &DeTable<'_>, declared: &[Declared]) -> BTreeMap<String, Vec<(Path, VariableKind)>> {
+    let mut known: BTreeMap<String, Vec<(Path, VariableKind)>> = BTreeMap::new();
     let mut add = |path: Path, kind| {
         let name = path.join("_").to_uppercase().replace(['-', '.'], "_");
         known.entry(name).or_default().push((path, kind));
     };
     for (path, kind) in FIELDS {
         add(path.split('.').map(str::to_owned).collect(), kind);
+    }
+    for (section, fields) in declared {
+        for (field, kind) in *fields {
+            add(vec![(*section).to_owned(), (*field).to_owned()], *kind);
+        }
     }
     let limits = file.get("limits").and_then(|limits| limits.get_ref().as_table());
     for (limit, _) in limits.into_iter().flat_map(|limits| limits.iter()) {
@@ -295,13 +295,13 @@ fn known_names(file: &DeTable<'_>) -> BTreeMap<String, Vec<(Path, Kind)>> {
 }
 
 /// The TOML of a value. What is not of its kind becomes a text, and is refused as such.
-fn toml_of(value: &str, kind: Kind) -> String {
+fn toml_of(value: &str, kind: VariableKind) -> String {
     let is_number = || !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_');
     match kind {
-        Kind::Number if is_number() && DeValue::parse(value).is_ok() => value.to_owned(),
-        Kind::Truth if matches!(value, "true" | "1") => "true".to_owned(),
-        Kind::Truth if matches!(value, "false" | "0") => "false".to_owned(),
-        Kind::Texts => {
+        VariableKind::Number if is_number() && DeValue::parse(value).is_ok() => value.to_owned(),
+        VariableKind::Truth if matches!(value, "true" | "1") => "true".to_owned(),
+        VariableKind::Truth if matches!(value, "false" | "0") => "false".to_owned(),
+        VariableKind::Texts => {
             let texts: Vec<String> = value.split(',').map(|text| quoted(text.trim())).collect();
             format!("[{}]", texts.join(", "))
         }
@@ -382,7 +382,7 @@ mod tests {
     use tollgate_kernel::Micros;
     use tollgate_store::{Subject, WhenFull};
 
-    use super::super::{Config, LogLevel, Mistakes, Password, StoreMode};
+    use super::super::{Config, Mistakes, Password, StoreMode};
     use super::*;
     use crate::policy::Fallback;
 
@@ -436,6 +436,10 @@ lease = "1m"
         let theirs =
             [("TOLLGATE_REDIS_SERVER", "/bin/redis"), ("TOLLGATE_SERVER", "http://a"), ("TOLLGATE_LOG", "1")];
         assert_eq!(sound(&theirs), Config::parse(FILE).unwrap());
+        // The variables of sections that this program does not read belong to other programs.
+        let of_others =
+            [("TOLLGATE_SERVER_HTTP", "?"), ("TOLLGATE_LLM_WINDW", "?"), ("TOLLGATE_SERVER_MODE", "?")];
+        assert_eq!(sound(&of_others), Config::parse(FILE).unwrap());
         // Those of stores that are not used are not even looked at.
         let unused = [("REDIS_ADDR", "no address"), ("REDIS_TLS", "maybe"), ("DATABASE_URL", "mysql://a")];
         assert_eq!(sound(&unused), Config::parse(FILE).unwrap());
@@ -490,26 +494,8 @@ lease = "1m"
     }
 
     #[test]
-    fn every_field_of_server_store_and_requests_has_a_variable() {
+    fn every_field_of_store_and_requests_has_a_variable() {
         let variables = [
-            ("TOLLGATE_SERVER_HTTP", "0.0.0.0:1"),
-            ("TOLLGATE_SERVER_GRPC", "0.0.0.0:2"),
-            ("TOLLGATE_SERVER_RESP", "0.0.0.0:3"),
-            ("TOLLGATE_SERVER_ADMIN_TOKEN", "env:OPS"),
-            ("TOLLGATE_SERVER_RESP_PASSWORD", "env:RESP"),
-            ("TOLLGATE_SERVER_SHOW_KEYS", "true"),
-            ("TOLLGATE_SERVER_MAX_CONNECTIONS", "500"),
-            ("TOLLGATE_SERVER_MAX_CONNECTIONS_PER_PEER", "50"),
-            ("TOLLGATE_SERVER_STORE_CALLS_PER_PEER", "20"),
-            ("TOLLGATE_SERVER_TRUSTED_PEERS", "10.0.0.5,fd00::5"),
-            ("TOLLGATE_SERVER_LOG", "debug"),
-            ("TOLLGATE_SERVER_LOG_TO", "stderr"),
-            ("TOLLGATE_SERVER_LOG_LINES", "7"),
-            ("TOLLGATE_SERVER_LOG_ALL", "true"),
-            ("TOLLGATE_SERVER_DRAIN_DELAY", "5s"),
-            ("TOLLGATE_SERVER_MAX_TTL", "1h"),
-            ("TOLLGATE_SERVER_MAX_PERIOD", "1d"),
-            ("TOLLGATE_SERVER_NAMESPACES", "user,tenant"),
             ("TOLLGATE_STORE_MODE", "redis"),
             ("TOLLGATE_STORE_FALLBACK", "local"),
             ("TOLLGATE_STORE_FALLBACK_INSTANCES", "3"),
@@ -539,15 +525,6 @@ lease = "1m"
             ("TOLLGATE_REQUESTS_IPV6_PREFIX", "48"),
             ("TOLLGATE_REQUESTS_ENCODED_SEPARATORS", "keep"),
             ("TOLLGATE_REQUESTS_USER_HEADER", "x-user"),
-            ("TOLLGATE_LLM_LOG_DIR", "logs"),
-            ("TOLLGATE_LLM_WINDOW", "10s"),
-            ("TOLLGATE_LLM_MAX_WAIT", "30s"),
-            ("TOLLGATE_LLM_MARGIN", "50ms"),
-            ("TOLLGATE_LLM_DEFAULT_OUTPUT_TOKENS", "500"),
-            ("TOLLGATE_LLM_UNKNOWN_MODEL", "refuse"),
-            ("TOLLGATE_LLM_ON_OVERSIZE", "alone"),
-            ("TOLLGATE_LLM_MAX_WAITING", "7"),
-            ("TOLLGATE_LLM_MEMORY_MIB", "64"),
         ];
         // All there are, but for `url`, which stands in place of `urls`.
         let names: BTreeSet<String> = FIELDS
@@ -556,19 +533,7 @@ lease = "1m"
             .filter(|name| name != "TOLLGATE_STORE_REDIS_URL")
             .collect();
         assert_eq!(variables.iter().map(|(name, _)| (*name).to_owned()).collect::<BTreeSet<_>>(), names);
-        let Config { server, store, llm, .. } = sound(&variables);
-        let llm = llm.expect("a section");
-        assert_eq!((llm.window.as_secs(), llm.max_wait.as_secs(), llm.default_output_tokens), (10, 30, 500));
-        assert_eq!((llm.max_waiting, llm.memory), (7, 64 << 20));
-        assert!(server.admin_token.is_some() && server.show_keys);
-        let faces = [server.http, server.grpc, server.resp].map(Option::unwrap);
-        assert_eq!(faces, ["0.0.0.0:1", "0.0.0.0:2", "0.0.0.0:3"]);
-        assert_eq!(server.admin_token, Some(Password::Env("OPS".to_owned())));
-        assert_eq!(server.resp_password, Some(Password::Env("RESP".to_owned())));
-        assert_eq!((server.max_connections, server.max_connections_per_peer), (Some(500), Some(50)));
-        assert_eq!(server.store_calls_per_peer, Some(20));
-        assert_eq!(server.trusted_peers.map(|peers| peers.len()), Some(2));
-        assert_eq!((server.log, server.drain_delay), (LogLevel::Debug, Micros::from_secs(5)));
+        let store = sound(&variables).store;
         assert_eq!(
             (store.mode, store.fallback, store.fallback_instances),
             (StoreMode::Redis, Fallback::Local, 3)

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use tollgate_kernel::{Align, Limit, LimitError, Micros, Rate, Strategy};
 use tollgate_store::Subject;
 
-use super::environment::Kind;
+use super::environment::VariableKind;
 use super::reader::{Field, Reader, Section};
 use crate::key::Key;
 use crate::policy::{Allowance, Fallback, Rule, name_fault};
@@ -76,7 +76,7 @@ fn read_rule(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Rule> {
         }
     };
     let shadow = section.field("shadow").and_then(|field| reader.truth(field)).unwrap_or(false);
-    let fallback = section.field("fallback").and_then(|field| read_fallback(reader, field));
+    let fallback = section.field("fallback").and_then(|field| reader.fallback(field));
     let subjects = [("key", Subject::Key), ("namespace", Subject::Namespace)];
     let subject = section.field("subject").and_then(|field| reader.choice(field, &subjects));
     let overrides = section.field("overrides").and_then(|field| reader.section(field));
@@ -87,49 +87,58 @@ fn read_rule(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Rule> {
     Some(Rule { name, allowance: base.allowance()?, shadow, fallback, subject, overrides })
 }
 
-/// Reads the limit of a section that is not a limit alone, of some strategy unless it names one, and what differs from it for
-/// single keys. `None` where nothing of a limit is written, or it could not be read.
-pub(super) fn read_within(
-    reader: &mut Reader<'_>,
-    section: &Section<'_>,
-    default: Strategy,
-) -> Option<(Limit, Vec<(Key<'static>, Allowance)>)> {
-    if !section.fields().any(|field| is_of_a_limit(field.name)) {
-        return None;
+impl Reader<'_> {
+    /// Reads the limit of a section that has other fields too, and what differs from it for single keys. Its strategy is `default` if it
+    /// names none. `None` if the section has no field of a limit, or if the limit could not be read.
+    pub fn limit(
+        &mut self,
+        section: &Section<'_>,
+        default: Strategy,
+    ) -> Option<(Limit, Vec<(Key<'static>, Allowance)>)> {
+        if !section.fields().any(|field| is_of_a_limit(field.name)) {
+            return None;
+        }
+        let strategies = Strategy::ALL.map(|strategy| (strategy.name(), strategy));
+        let strategy = match section.field("strategy") {
+            Some(field) => self.choice(field, &strategies),
+            None => Some(default),
+        };
+        if let (Some(Strategy::Concurrency), Some(field)) = (strategy, section.field("strategy")) {
+            self.mistake(
+                field,
+                "how many run at once is written as concurrency = 5, beside the limit on starts",
+            );
+            return None;
+        }
+        let parameters = read_parameters(self, section, strategy, Parameters::default());
+        note_missing(self, section, strategy?);
+        let allowance = build(self, section, strategy?, parameters);
+        let base = Base::Limit { strategy, parameters, allowance };
+        let overrides = section.field("overrides").and_then(|field| self.section(field));
+        let overrides = overrides.map(|section| read_overrides(self, &section, base)).unwrap_or_default();
+        match allowance? {
+            Allowance::Limited(limit) => Some((limit, overrides.into_iter().collect())),
+            Allowance::Unlimited | Allowance::Blocked => None,
+        }
     }
-    let strategies = Strategy::ALL.map(|strategy| (strategy.name(), strategy));
-    let strategy = match section.field("strategy") {
-        Some(field) => reader.choice(field, &strategies),
-        None => Some(default),
-    };
-    if let (Some(Strategy::Concurrency), Some(field)) = (strategy, section.field("strategy")) {
-        reader
-            .mistake(field, "how many run at once is written as concurrency = 5, beside the limit on starts");
-        return None;
-    }
-    let parameters = read_parameters(reader, section, strategy, Parameters::default());
-    note_missing(reader, section, strategy?);
-    let allowance = build(reader, section, strategy?, parameters);
-    let base = Base::Limit { strategy, parameters, allowance };
-    let overrides = section.field("overrides").and_then(|field| reader.section(field));
-    let overrides = overrides.map(|section| read_overrides(reader, &section, base)).unwrap_or_default();
-    match allowance? {
-        Allowance::Limited(limit) => Some((limit, overrides.into_iter().collect())),
-        Allowance::Unlimited | Allowance::Blocked => None,
+
+    /// Reads one of open, closed and local.
+    pub fn fallback(&mut self, field: &Field<'_>) -> Option<Fallback> {
+        self.choice(field, &Fallback::ALL.map(|fallback| (fallback.name(), fallback)))
     }
 }
 
 /// The names of the fields of a limit, of whatever strategy.
-pub(super) fn of_a_limit() -> impl Iterator<Item = &'static str> {
+pub fn limit_fields() -> impl Iterator<Item = &'static str> {
     OF_A_LIMIT.into_iter().chain(PARAMETERS.iter().map(|(name, _)| *name))
 }
 
 /// The fields that an environment variable may set, and those of them that are numbers, true or false.
-pub(super) fn scalars() -> impl Iterator<Item = (&'static str, Kind)> {
+pub(super) fn scalars() -> impl Iterator<Item = (&'static str, VariableKind)> {
     let kind = |name| match name {
-        "burst" | "capacity" | "limit" => Kind::Number,
-        "subsecond" | "unlimited" | "blocked" | "shadow" => Kind::Truth,
-        _ => Kind::Text,
+        "burst" | "capacity" | "limit" => VariableKind::Number,
+        "subsecond" | "unlimited" | "blocked" | "shadow" => VariableKind::Truth,
+        _ => VariableKind::Text,
     };
     all_names().into_iter().filter(|name| *name != "overrides").map(move |name| (name, kind(name)))
 }
@@ -184,11 +193,6 @@ fn read_strategy(reader: &mut Reader<'_>, section: &Section<'_>, instead: &Inste
         }
         (None, _) => None,
     }
-}
-
-/// Reads one of open, closed and local.
-pub(super) fn read_fallback(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Fallback> {
-    reader.choice(field, &Fallback::ALL.map(|fallback| (fallback.name(), fallback)))
 }
 
 /// The parameters as far as they could be read.

@@ -6,14 +6,14 @@ use super::reader::{Field, Reader};
 use crate::policy::nearest::nearest;
 use crate::policy::{Allowance, Rule};
 
-/// Reads the name of a limit. `names` are all that the file has, `rules` those that could be read. `untold` says why the length
-/// of a request is not known there, so that a concurrency limit makes no sense.
+/// Reads the name of a limit. `names` are all that the file has, `rules` those that could be read. `no_length`
+/// says why it is not known there how long a request takes, where a concurrency limit makes no sense.
 pub(super) fn read(
     reader: &mut Reader<'_>,
     field: &Field<'_>,
     names: &[&str],
     rules: &[Rule],
-    untold: Option<&str>,
+    no_length: Option<&str>,
 ) -> Option<String> {
     let name = reader.text(field, names.first().copied().unwrap_or("api"))?;
     if !names.contains(&name) {
@@ -28,9 +28,9 @@ pub(super) fn read(
         }
         return None;
     }
-    if let Some(untold) = untold.filter(|_| is_concurrency(name, rules)) {
+    if let Some(no_length) = no_length.filter(|_| is_concurrency(name, rules)) {
         let fix =
-            format!("counts those who are there at once, and {untold}; name a limit of another strategy");
+            format!("counts those who are there at once, and {no_length}; name a limit of another strategy");
         reader.mistake(field, fix);
         return None;
     }

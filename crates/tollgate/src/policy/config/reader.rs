@@ -2,7 +2,7 @@
 //!
 //! A [`Section`] is a table of the file, a [`Field`] one entry of it. Every read either gives a sound value or notes a
 //! mistake and gives nothing, so that reading goes on and one run finds every mistake. What the fields mean is not known
-//! here: that is `server.rs`, `store.rs` and `limits.rs`.
+//! here: that is known to `store.rs`, `limits.rs` and the other readers of sections, in this crate and in others (`extension.rs`).
 //!
 //! Values are shown as the file has them, except those that could be secret. Where secrets live (the file's root, `[store]`
 //! and below) only fields named as harmless are shown, so that a password under a misspelt name stays hidden too.
@@ -22,7 +22,7 @@ use crate::policy::nearest::nearest;
 const HIDDEN: &str = "***";
 
 /// The file being read, with what the environment adds below it, and the mistakes found so far.
-pub(super) struct Reader<'t> {
+pub struct Reader<'t> {
     text: &'t str,
     /// Where each line starts.
     lines: Vec<usize>,
@@ -32,7 +32,7 @@ pub(super) struct Reader<'t> {
 }
 
 /// A table of the file: its path, its place and its fields in the order of the file.
-pub(super) struct Section<'d> {
+pub struct Section<'d> {
     path: String,
     place: usize,
     fields: Vec<Field<'d>>,
@@ -40,9 +40,9 @@ pub(super) struct Section<'d> {
 
 /// One entry of a section.
 #[derive(Clone)]
-pub(super) struct Field<'d> {
+pub struct Field<'d> {
     /// The last piece of the path, unquoted.
-    pub(super) name: &'d str,
+    pub name: &'d str,
     path: String,
     place: usize,
     span: Range<usize>,
@@ -71,28 +71,28 @@ impl<'d> Section<'d> {
     }
 
     /// The field of this name, if the file has it.
-    pub(super) fn field(&self, name: &str) -> Option<&Field<'d>> {
+    pub fn field(&self, name: &str) -> Option<&Field<'d>> {
         self.fields.iter().find(|field| field.name == name)
     }
 
     /// All fields, in the order of the file.
-    pub(super) fn fields(&self) -> impl Iterator<Item = &Field<'d>> {
+    pub fn fields(&self) -> impl Iterator<Item = &Field<'d>> {
         self.fields.iter()
     }
 
     /// Whether it has no field at all.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.fields.is_empty()
     }
 
     /// The same without some of its fields, which somebody else reads.
-    pub(super) fn without(&self, names: &[&str]) -> Section<'d> {
+    pub fn without(&self, names: &[&str]) -> Section<'d> {
         let fields = self.fields.iter().filter(|field| !names.contains(&field.name)).cloned().collect();
         Section { path: self.path.clone(), place: self.place, fields }
     }
 
     /// Shows the values of these fields in mistakes, though other fields here may be secret.
-    pub(super) fn showing(mut self, names: &[&str]) -> Self {
+    pub fn showing(mut self, names: &[&str]) -> Self {
         for field in &mut self.fields {
             field.hidden &= !names.contains(&field.name);
         }
@@ -100,7 +100,7 @@ impl<'d> Section<'d> {
     }
 
     /// Shows every value: nothing here or below can be secret.
-    pub(super) fn showing_all(mut self) -> Self {
+    pub fn showing_all(mut self) -> Self {
         for field in &mut self.fields {
             field.hidden = false;
         }
@@ -116,7 +116,7 @@ impl<'d> Field<'d> {
 
     /// The value, if it is a text.
     #[cfg(feature = "http")]
-    pub(super) fn as_text(&self) -> Option<&'d str> {
+    pub fn as_text(&self) -> Option<&'d str> {
         self.value.as_str()
     }
 }
@@ -142,24 +142,24 @@ impl<'t> Reader<'t> {
     }
 
     /// Notes that a field is wrong.
-    pub(super) fn mistake(&mut self, field: &Field<'_>, fix: impl Display) {
+    pub fn mistake(&mut self, field: &Field<'_>, fix: impl Display) {
         let value = self.shown(field);
         self.note(field.place, field.path.clone(), value, fix);
     }
 
     /// Notes that a field should not be there, or not under this name; its value does not matter.
-    pub(super) fn misnamed(&mut self, field: &Field<'_>, fix: impl Display) {
+    pub fn misnamed(&mut self, field: &Field<'_>, fix: impl Display) {
         self.note(field.place, field.path.clone(), String::new(), fix);
     }
 
     /// Notes that a section lacks a field, with an example of it.
-    pub(super) fn missing(&mut self, section: &Section<'_>, name: &str, example: impl Display) {
+    pub fn missing(&mut self, section: &Section<'_>, name: &str, example: impl Display) {
         let fix = format!("is missing; write {name} = {example}");
         self.note(section.place, joined(&section.path, name), String::new(), fix);
     }
 
     /// Notes that a section is wrong as a whole.
-    pub(super) fn mistaken(&mut self, section: &Section<'_>, fix: impl Display) {
+    pub fn mistaken(&mut self, section: &Section<'_>, fix: impl Display) {
         self.note(section.place, section.path.clone(), String::new(), fix);
     }
 
@@ -205,7 +205,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Notes every field that is not among the known ones, with the nearest of these.
-    pub(super) fn only(&mut self, section: &Section<'_>, known: &[&str]) {
+    pub fn only(&mut self, section: &Section<'_>, known: &[&str]) {
         for field in section.fields().filter(|field| !known.contains(&field.name)) {
             let mut fix = "unknown field; ".to_owned();
             match nearest(field.name, known.iter().copied()) {
@@ -221,7 +221,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a table.
-    pub(super) fn section<'d>(&mut self, field: &Field<'d>) -> Option<Section<'d>> {
+    pub fn section<'d>(&mut self, field: &Field<'d>) -> Option<Section<'d>> {
         match field.value {
             DeValue::Table(table) => Some(Section::new(&field.path, field.place, table, field.hidden)),
             _ => {
@@ -232,7 +232,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a list of tables; each is named by its place in the list, counted from 1.
-    pub(super) fn sections<'d>(&mut self, field: &Field<'d>) -> Vec<Section<'d>> {
+    pub fn sections<'d>(&mut self, field: &Field<'d>) -> Vec<Section<'d>> {
         let mut sections = Vec::new();
         for (index, item) in field.value.as_array().into_iter().flatten().enumerate() {
             let path = format!("{}[{}]", field.path, index + 1);
@@ -250,7 +250,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a text.
-    pub(super) fn text<'d>(&mut self, field: &Field<'d>, example: &str) -> Option<&'d str> {
+    pub fn text<'d>(&mut self, field: &Field<'d>, example: &str) -> Option<&'d str> {
         let text = field.value.as_str();
         if text.is_none() {
             self.mistake(field, format!("must be text in quotes, such as \"{example}\""));
@@ -259,7 +259,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads `true` or `false`.
-    pub(super) fn truth(&mut self, field: &Field<'_>) -> Option<bool> {
+    pub fn truth(&mut self, field: &Field<'_>) -> Option<bool> {
         let truth = field.value.as_bool();
         if truth.is_none() {
             self.mistake(field, "must be true or false, without quotes");
@@ -268,7 +268,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads one of several words.
-    pub(super) fn choice<T: Copy>(&mut self, field: &Field<'_>, choices: &[(&str, T)]) -> Option<T> {
+    pub fn choice<T: Copy>(&mut self, field: &Field<'_>, choices: &[(&str, T)]) -> Option<T> {
         let words = || choices.iter().map(|(word, _)| *word);
         let text = self.text(field, choices[0].0)?;
         let chosen = choices.iter().find(|(word, _)| *word == text).map(|&(_, choice)| choice);
@@ -285,7 +285,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a whole number of at least 1; `zero` says what to write for none.
-    pub(super) fn whole(&mut self, field: &Field<'_>, example: u64, zero: &str) -> Option<u64> {
+    pub fn whole(&mut self, field: &Field<'_>, example: u64, zero: &str) -> Option<u64> {
         let fix = match field.value {
             DeValue::Integer(number) => {
                 let (digits, radix) = (number.as_str(), number.radix());
@@ -307,7 +307,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads the count of a limit: its burst, capacity or limit.
-    pub(super) fn count(&mut self, field: &Field<'_>, example: u64) -> Option<u64> {
+    pub fn count(&mut self, field: &Field<'_>, example: u64) -> Option<u64> {
         let zero = "; for no limit or no passage write unlimited = true or blocked = true instead";
         let count = self.whole(field, example, zero)?;
         // A limit that asks nothing else of its count, so that the kernel's own bound applies.
@@ -321,7 +321,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a duration that may be none.
-    pub(super) fn span_or_zero(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
+    pub fn span_or_zero(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
         match field.value.as_str().map(str::parse::<Micros>) {
             Some(Ok(Micros::ZERO)) => Some(Micros::ZERO),
             _ => self.span(field, example),
@@ -329,7 +329,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a list of texts, at least one.
-    pub(super) fn texts(&mut self, field: &Field<'_>, example: &str) -> Option<Vec<String>> {
+    pub fn texts(&mut self, field: &Field<'_>, example: &str) -> Option<Vec<String>> {
         let items = field.value.as_array().map(|items| items.iter());
         let texts: Option<Vec<String>> = items.and_then(|mut items| {
             items.try_fold(Vec::new(), |mut texts, item| {
@@ -346,7 +346,7 @@ impl<'t> Reader<'t> {
 
     /// Reads a text, or a list of texts, at least one.
     #[cfg(feature = "http")]
-    pub(super) fn one_or_more(&mut self, field: &Field<'_>, example: &str) -> Option<Vec<String>> {
+    pub fn one_or_more(&mut self, field: &Field<'_>, example: &str) -> Option<Vec<String>> {
         match field.value.as_str() {
             Some(text) => Some(vec![text.to_owned()]),
             None => self.texts(field, example),
@@ -355,7 +355,7 @@ impl<'t> Reader<'t> {
 
     /// Reads a list of whole numbers, at least one.
     #[cfg(feature = "http")]
-    pub(super) fn numbers(&mut self, field: &Field<'_>, example: &str) -> Option<Vec<u64>> {
+    pub fn numbers(&mut self, field: &Field<'_>, example: &str) -> Option<Vec<u64>> {
         let number = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
             DeValue::Integer(number) => u64::from_str_radix(number.as_str(), number.radix()).ok(),
             _ => None,
@@ -370,7 +370,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a duration.
-    pub(super) fn span(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
+    pub fn span(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
         let text = match field.value {
             DeValue::String(text) => text,
             _ => {
@@ -390,7 +390,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a rate.
-    pub(super) fn rate(&mut self, field: &Field<'_>) -> Option<Rate> {
+    pub fn rate(&mut self, field: &Field<'_>) -> Option<Rate> {
         let DeValue::String(text) = field.value else {
             self.mistake(field, "must be count/period in quotes, such as \"10/s\" or \"100/m\"");
             return None;

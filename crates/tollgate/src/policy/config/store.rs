@@ -7,8 +7,7 @@ use std::fmt;
 use tollgate_kernel::Micros;
 use tollgate_store::WhenFull;
 
-use super::connection::{PostgresConfig, RedisConfig, read_connections, read_postgres, read_redis};
-use super::limits::read_fallback;
+use super::connection::{PostgresConfig, RedisConfig, read_postgres, read_redis};
 use super::reader::{Field, Reader, Section};
 use crate::builder::DENIAL_CACHE;
 use crate::policy::Fallback;
@@ -154,7 +153,7 @@ impl StoreConfig {
         let read = |name| section.field(name);
         StoreConfig {
             mode,
-            fallback: read("fallback").and_then(|f| read_fallback(reader, f)).unwrap_or(default.fallback),
+            fallback: read("fallback").and_then(|f| reader.fallback(f)).unwrap_or(default.fallback),
             fallback_instances: read("fallback_instances")
                 .and_then(|f| read_instances(reader, f))
                 .unwrap_or(default.fallback_instances),
@@ -162,7 +161,7 @@ impl StoreConfig {
             denial_cache: read("denial_cache")
                 .and_then(|f| read_denial_cache(reader, f))
                 .unwrap_or(default.denial_cache),
-            connections: read("connections").and_then(|f| read_connections(reader, f, MOST_CONNECTIONS)),
+            connections: read("connections").and_then(|f| reader.connections(f, MOST_CONNECTIONS)),
             max_keys: read("max_keys").and_then(|f| read_max_keys(reader, f)).unwrap_or(default.max_keys),
             when_full: read("when_full").and_then(|f| reader.choice(f, &fulls)).unwrap_or(default.when_full),
             redis: read("redis").and_then(|f| read_redis(reader, f)),

@@ -1,13 +1,13 @@
-//! Kin: the tables of one limit whose states are written under different numbers, and how a key moves between them.
+//! SiblingTables: the tables of one limit whose states are written under different numbers, and how a key moves between them.
 //!
 //! The words of a bucket or a counter do not say the numbers that they are written under: the table does. Where a limit's numbers
 //! were changed, or a key has an override, there is one table for each set of numbers and one of whole states (whole.rs), and a
 //! key is in at most one of them. Whoever does not find a key in its own table, nor written whole, asks the others, under the one
-//! lock of all kin, adopts what it finds by its own numbers, and keeps it in its own table if that can say all of it and
+//! lock of all siblings, adopts what it finds by its own numbers, and keeps it in its own table if that can say all of it and
 //! written whole if not; nobody begins a new key before that. So nothing is lost, counted twice or begun twice, and only keys that
 //! are not known pay for it, and only while there are several tables. Moving keeps the room that a key takes.
 //!
-//! A key that is written whole is charged where it is, with the lock of its node alone. The order of locks: holds, then kin (several
+//! A key that is written whole is charged where it is, with the lock of its node alone. The order of locks: holds, then siblings (several
 //! in the order of their addresses), then homes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,25 +17,25 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use tollgate_kernel::{Cost, Micros};
 
 use super::cell::Cell;
-use super::ledger::Ledger;
+use super::limit_table::LimitTable;
 use super::node::Fingerprint;
 use super::table::Table;
 use super::whole::{Whole, WholeNodes};
 
 /// The tables of one limit's buckets, or of its counters.
 #[derive(Default)]
-pub(crate) struct Kin {
+pub(crate) struct SiblingTables {
     /// Whether there is more than one, to be read without the lock.
     several: AtomicBool,
-    tables: Mutex<Vec<Weak<dyn Ledger>>>,
+    tables: Mutex<Vec<Weak<dyn LimitTable>>>,
     /// Where states are written whole; there whenever there are several tables.
     whole: RwLock<Option<Arc<WholeNodes>>>,
 }
 
 /// The tables, while nobody else begins or moves a key in them.
 pub(crate) struct Moving<'a> {
-    kin: &'a Kin,
-    tables: MutexGuard<'a, Vec<Weak<dyn Ledger>>>,
+    siblings: &'a SiblingTables,
+    tables: MutexGuard<'a, Vec<Weak<dyn LimitTable>>>,
 }
 
 /// What became of a key that was to be changed in its place.
@@ -46,7 +46,7 @@ pub(crate) enum Change {
     Left(Whole),
 }
 
-impl Kin {
+impl SiblingTables {
     #[inline]
     pub(crate) fn are_several(&self) -> bool {
         self.several.load(Ordering::Acquire)
@@ -59,25 +59,25 @@ impl Kin {
 
     /// With no home locked.
     pub(crate) fn moving(&self) -> Moving<'_> {
-        Moving { kin: self, tables: self.tables.lock() }
+        Moving { siblings: self, tables: self.tables.lock() }
     }
 }
 
 impl Moving<'_> {
-    pub(crate) fn are_of(&self, kin: &Kin) -> bool {
-        std::ptr::eq(self.kin, kin)
+    pub(crate) fn are_of(&self, siblings: &SiblingTables) -> bool {
+        std::ptr::eq(self.siblings, siblings)
     }
 
     /// Says which tables there are, with that of whole states, if there is one.
-    pub(crate) fn set(&mut self, tables: Vec<Weak<dyn Ledger>>, whole: Option<Arc<WholeNodes>>) {
+    pub(crate) fn set(&mut self, tables: Vec<Weak<dyn LimitTable>>, whole: Option<Arc<WholeNodes>>) {
         let several = tables.len() > 1;
-        *self.kin.whole.write() = whole;
-        self.kin.several.store(several, Ordering::Release);
+        *self.siblings.whole.write() = whole;
+        self.siblings.several.store(several, Ordering::Release);
         *self.tables = tables;
     }
 
     /// Those other than the one at `address`.
-    fn others(&self, address: usize) -> impl Iterator<Item = Arc<dyn Ledger>> + '_ {
+    fn others(&self, address: usize) -> impl Iterator<Item = Arc<dyn LimitTable>> + '_ {
         self.tables.iter().filter_map(Weak::upgrade).filter(move |table| table.address() != address)
     }
 
@@ -115,7 +115,7 @@ impl Moving<'_> {
     }
 
     /// Moves all keys of one table, as they are, into that of whole states.
-    pub(crate) fn merge(&self, from: &dyn Ledger, whole: &dyn Ledger, now: Micros) {
+    pub(crate) fn merge(&self, from: &dyn LimitTable, whole: &dyn LimitTable, now: Micros) {
         for home in 0..from.nodes() {
             for (key, state) in from.take_all(home) {
                 whole.put(key, &state, now);
@@ -125,14 +125,14 @@ impl Moving<'_> {
     }
 
     /// Has the newcomers of one table start from what those of another share.
-    pub(crate) fn share(&self, from: &dyn Ledger, into: &dyn Ledger, now: Micros) {
+    pub(crate) fn share(&self, from: &dyn LimitTable, into: &dyn LimitTable, now: Micros) {
         if let Some(state) = from.shared() {
             into.join_shared(&state, now);
         }
     }
 }
 
-/// What a table can be asked by its kin.
+/// What a table can be asked by its siblings.
 pub(crate) trait Movable {
     /// Takes a key out, with the room that it takes.
     fn take(&self, key: Fingerprint) -> Option<Whole>;

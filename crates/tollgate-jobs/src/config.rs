@@ -1,16 +1,13 @@
 //! `[jobs]`: what types of jobs, queues and all jobs together may do.
 //!
-//! The numbers of a limit are read by `limits.rs`; what belongs to jobs alone is read here. The limits that come of it are put
+//! The numbers of a limit are read by the library; what belongs to jobs alone is read here. The limits that come of it are put
 //! beside those of `[limits]`, so that nothing else has to know that they are of jobs.
 
-use tollgate_kernel::{Limit, Micros, Strategy};
+use tollgate::config::{Extension, Field, Limits, Reader, Section, limit_fields, nearest, url_fault};
+use tollgate::{Limit, Rule, Strategy};
+use tollgate_kernel::Micros;
 
-use super::connection::url_fault;
-use super::limits::{of_a_limit, read_fallback, read_within};
-use super::reader::{Field, Reader, Section};
-use crate::policy::jobs::{JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
-use crate::policy::nearest::nearest;
-use crate::policy::{Rule, name_fault};
+use crate::limits::{DEFAULT_LEASE, JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 
 /// The fields of a scope that are not those of a limit on starts.
 const OF_JOBS: [&str; 13] = [
@@ -29,28 +26,33 @@ const OF_JOBS: [&str; 13] = [
     "overrides",
 ];
 
-/// Reads the section. The limits that come of it are added to `rules`; `limits` is `[limits]`, of which a scope may name some.
-pub(super) fn read(
-    reader: &mut Reader<'_>,
-    section: Section<'_>,
-    limits: Option<&Section<'_>>,
-    rules: &mut Vec<Rule>,
-) -> JobsConfig {
+impl Extension for JobsConfig {
+    fn name(&self) -> &'static str {
+        "jobs"
+    }
+
+    fn read(&mut self, reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limits<'_>) {
+        if let Some(section) = reader.section(field) {
+            *self = read(reader, section, limits);
+        }
+    }
+}
+
+fn read(reader: &mut Reader<'_>, section: Section<'_>, all: &mut Limits<'_>) -> JobsConfig {
     let section = section.showing(&["global", "queues", "types"]);
     reader.only(&section, &["database", "global", "queues", "types"]);
-    let known: Vec<&str> = limits.iter().flat_map(|limits| limits.fields()).map(|field| field.name).collect();
     let mut jobs = JobsConfig {
         database: section.field("database").and_then(|field| read_database(reader, field)),
         ..JobsConfig::default()
     };
     if let Some(field) = section.field("global") {
-        jobs.global = read_scope(reader, field, JobScope::Global, &known, rules);
+        jobs.global = read_scope(reader, field, JobScope::Global, all);
     }
     for (name, of_types) in [("queues", false), ("types", true)] {
         let Some(scopes) = section.field(name).and_then(|field| reader.section(field)) else { continue };
         for field in scopes.fields() {
             let scope = if of_types { JobScope::Type(field.name) } else { JobScope::Queue(field.name) };
-            let Some(limits) = read_scope(reader, field, scope, &known, rules) else { continue };
+            let Some(limits) = read_scope(reader, field, scope, all) else { continue };
             let list = if of_types { &mut jobs.types } else { &mut jobs.queues };
             list.push((field.name.to_owned(), limits));
         }
@@ -73,24 +75,20 @@ fn read_scope(
     reader: &mut Reader<'_>,
     field: &Field<'_>,
     scope: JobScope<'_>,
-    known: &[&str],
-    rules: &mut Vec<Rule>,
+    all: &mut Limits<'_>,
 ) -> Option<JobLimits> {
     let section = reader.section(field)?;
-    let all: Vec<&str> = of_a_limit().chain(OF_JOBS).collect();
-    reader.only(&section, &all);
+    reader.only(&section, &limit_fields().chain(OF_JOBS).collect::<Vec<_>>());
     let mut limits = JobLimits::default();
     // A lease is that of `concurrency` here, and of no strategy of starts.
-    if let Some((limit, overrides)) =
-        read_within(reader, &section.without(&["lease"]), Strategy::SlidingWindow)
-    {
+    if let Some((limit, overrides)) = reader.limit(&section.without(&["lease"]), Strategy::SlidingWindow) {
         (limits.limit, limits.overrides) = (Some(limit), overrides);
     } else if let Some(field) = section.field("overrides").filter(|_| section.field("limit").is_none()) {
         reader.mistake(field, "belongs to a limit on starts, and there is none; write limit and window");
     }
     for also in section.field("also").map(|field| reader.sections(field)).unwrap_or_default() {
-        reader.only(&also, &of_a_limit().collect::<Vec<_>>());
-        limits.also.extend(read_within(reader, &also, Strategy::SlidingWindow).map(|(limit, _)| limit));
+        reader.only(&also, &limit_fields().collect::<Vec<_>>());
+        limits.also.extend(reader.limit(&also, Strategy::SlidingWindow).map(|(limit, _)| limit));
     }
     limits.concurrency = read_concurrency(reader, &section);
     let behaviours = OnExceeded::ALL.map(|behaviour| (behaviour.name(), behaviour));
@@ -107,12 +105,12 @@ fn read_scope(
     let if_missing = section.field("if_missing").and_then(|field| reader.choice(field, &missing));
     limits.if_missing = if_missing.unwrap_or_default();
     if let Some(field) = section.field("limits") {
-        limits.limits = read_limits(reader, field, known);
+        limits.limits = read_limits(reader, field, all.names());
     }
     limits.limit_key =
         section.field("limit_key").and_then(|field| reader.text(field, "global")).map(str::to_owned);
     limits.shadow = section.field("shadow").and_then(|field| reader.truth(field)).unwrap_or(false);
-    limits.fallback = section.field("fallback").and_then(|field| read_fallback(reader, field));
+    limits.fallback = section.field("fallback").and_then(|field| reader.fallback(field));
     if !has_numbers(&section, &limits) {
         return None;
     }
@@ -125,7 +123,7 @@ fn read_scope(
         }
         return None;
     }
-    add_rules(reader, field, scope, &limits, rules);
+    add_rules(reader, field, scope, &limits, all);
     Some(limits)
 }
 
@@ -150,7 +148,7 @@ fn read_concurrency(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<Li
     let count = reader.whole(field, 5, "; for no such limit leave it out")?;
     let lease = match (section.field("lease"), lease) {
         (Some(_), None) => return None,
-        (_, lease) => lease.unwrap_or(Micros::from(crate::policy::jobs::DEFAULT_LEASE)),
+        (_, lease) => lease.unwrap_or(Micros::from(DEFAULT_LEASE)),
     };
     match Limit::concurrency(count, lease) {
         Ok(limit) => Some(limit),
@@ -181,10 +179,10 @@ fn add_rules(
     field: &Field<'_>,
     scope: JobScope<'_>,
     limits: &JobLimits,
-    rules: &mut Vec<Rule>,
+    all: &mut Limits<'_>,
 ) {
     let longest = limits.named(scope).into_iter().map(|(name, _)| name).max_by_key(String::len);
-    if let Some(fix) = longest.as_deref().and_then(name_fault) {
+    if let Some(fix) = longest.as_deref().and_then(Rule::name_fault) {
         reader.misnamed(field, format!("its limit is called `{}`, and {fix}", scope.limit_name()));
         return;
     }
@@ -201,14 +199,18 @@ fn add_rules(
         ..JobsConfig::default()
     };
     match alone.rules() {
-        Ok(new) => match new.iter().find(|rule| rules.iter().any(|other| other.name() == rule.name())) {
-            Some(rule) => {
-                let fix =
-                    format!("its limit `{}` is there already; give one of them another name", rule.name());
-                reader.misnamed(field, fix);
+        Ok(new) => {
+            match new.iter().find(|rule| all.rules().iter().any(|other| other.name() == rule.name())) {
+                Some(rule) => {
+                    let fix = format!(
+                        "its limit `{}` is there already; give one of them another name",
+                        rule.name()
+                    );
+                    reader.misnamed(field, fix);
+                }
+                None => all.add(new),
             }
-            None => rules.extend(new),
-        },
+        }
         Err(error) => reader.misnamed(field, error),
     }
 }
@@ -217,9 +219,26 @@ fn add_rules(
 mod tests {
     use std::time::Duration;
 
-    use super::super::tests::{check, parse};
+    use tollgate::Fallback;
+    use tollgate::config::{Config, Mistakes};
+
     use super::*;
-    use crate::policy::Fallback;
+
+    fn parse(text: &str) -> Result<(Config, JobsConfig), Mistakes> {
+        let mut jobs = JobsConfig::default();
+        Ok((Config::parse_with(text, [], &mut [&mut jobs])?, jobs))
+    }
+
+    /// All mistakes of a file, each by line, field, value and a part of the fix.
+    fn check(text: &str, expected: &[(usize, &str, &str, &str)]) {
+        let mistakes = parse(text).expect_err(text);
+        for (mistake, (line, field, value, fix)) in mistakes.iter().zip(expected) {
+            let found = (mistake.line, mistake.field.as_str(), mistake.value.as_str());
+            assert_eq!(found, (*line, *field, *value), "{mistakes}\nin\n{text}");
+            assert!(mistake.fix.contains(fix), "{mistake}\nlacks\n{fix}");
+        }
+        assert_eq!(mistakes.iter().count(), expected.len(), "{mistakes}\nin\n{text}");
+    }
 
     /// The section as the contract has it.
     const EXAMPLE: &str = r#"
@@ -258,10 +277,9 @@ if_missing = "deny"
 
     #[test]
     fn the_documented_section_is_read_in_full() {
-        let config = parse(EXAMPLE);
-        let jobs = &config.jobs;
+        let (config, jobs) = parse(EXAMPLE).unwrap_or_else(|mistakes| panic!("{mistakes}"));
         assert_eq!(jobs.database.as_deref(), Some("postgres://jobs.example/app"));
-        assert!(!format!("{config:?}").contains("jobs.example"), "an address may have a password in it");
+        assert!(!format!("{jobs:?}").contains("jobs.example"), "an address may have a password in it");
         let email = &jobs.types[0].1;
         assert_eq!(email.max_delay, Duration::from_secs(1_800));
         assert_eq!(email.give_up_after, Some(Duration::from_secs(21_600)));
@@ -328,7 +346,7 @@ if_missing = "deny"
             ),
         ] {
             let text = format!("[limits.stripe]\nblocked = true\n[{scope}]\n{fields}\n");
-            let mistakes = crate::config::Config::parse(&text).expect_err(&text);
+            let mistakes = parse(&text).expect_err(&text);
             let found: Vec<_> = mistakes.iter().collect();
             let [mistake] = found.as_slice() else { panic!("{mistakes}\nin\n{text}") };
             let path = format!("{scope}.{field}");

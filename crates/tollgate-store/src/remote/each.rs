@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::{Failure, Item, Outcome, StoreError};
+use crate::{Failure, Outcome, StoreError, StoredCharge};
 
 /// How many calls are in flight at once, however many kinds of charges there are.
 const AT_ONCE: usize = 16;
@@ -13,8 +13,8 @@ const AT_ONCE: usize = 16;
 /// Rounds, one after the other; in each the groups, which may be under way at the same time; in each of these the places of its
 /// items, in their order. `is_once` says that a call cannot charge one pair twice.
 pub(crate) fn rounds<K: PartialEq>(
-    items: &[Item<'_>],
-    kind: impl Fn(&Item<'_>) -> K,
+    items: &[StoredCharge<'_>],
+    kind: impl Fn(&StoredCharge<'_>) -> K,
     is_once: bool,
     most: usize,
 ) -> Vec<Vec<Vec<usize>>> {
@@ -98,9 +98,9 @@ mod tests {
         let limit = |name| StoredLimit::new(name, Limit::fixed_window(5, Micros::from_secs(60)).unwrap());
         let (api, other) = (limit("api"), limit("other"));
         let check = |asked: &[(&StoredLimit, &str, u64)], is_once, expected: &[&[&[usize]]]| {
-            let items: Vec<Item<'_>> = asked
+            let items: Vec<StoredCharge<'_>> = asked
                 .iter()
-                .map(|&(limit, key, units)| Item {
+                .map(|&(limit, key, units)| StoredCharge {
                     limit,
                     key,
                     cost: Cost::new(units).unwrap(),

@@ -2,62 +2,58 @@
 //!
 //! Addresses are checked for their form and kept as text: a host name is looked up when the server binds, not here.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
+use tollgate::Key;
+use tollgate::config::{Extension, Field, Limits, Password, Reader, Section, VariableKind, host_fault};
 use tollgate_kernel::Micros;
-
-use super::connection::{Password, read_connections, read_password};
-use super::reader::{Field, Reader, Section};
-use crate::key::Key;
 
 /// Where the server listens, and what its operator must show. A face without an address is left to the server's own default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ServerConfig {
+pub(crate) struct ServerConfig {
     /// `host:port` of the HTTP API and the dashboard.
-    pub http: Option<String>,
+    pub(crate) http: Option<String>,
     /// `host:port` of the gRPC service that Envoy calls.
-    pub grpc: Option<String>,
+    pub(crate) grpc: Option<String>,
     /// `host:port` of the face that speaks the Redis protocol.
-    pub resp: Option<String>,
-    /// What whoever changes limits or forgets keys through the API must show; it is not shown by anything here.
-    pub admin_token: Option<Password>,
-    /// Whether the page shows keys as they are, to whoever may look at it. Unless said it shows their hashes.
-    pub show_keys: bool,
+    pub(crate) resp: Option<String>,
+    /// The token that the API asks for before it changes limits or resets keys. `Debug` does not show it.
+    pub(crate) admin_token: Option<Password>,
+    /// Whether the page shows keys as they are. By default it shows their hashes.
+    pub(crate) show_keys: bool,
     /// The password of clients of the Redis protocol; none by default.
-    pub resp_password: Option<Password>,
+    pub(crate) resp_password: Option<Password>,
     /// How many connections each face has at once; the server's default if `None`.
-    pub max_connections: Option<usize>,
+    pub(crate) max_connections: Option<usize>,
     /// How many of them one peer may have: an IPv4 address, or a /64 of IPv6.
-    pub max_connections_per_peer: Option<usize>,
+    pub(crate) max_connections_per_peer: Option<usize>,
     /// How many calls to a shared store one peer may have in flight, over all its connections; the server's default if `None`.
-    pub store_calls_per_peer: Option<usize>,
+    pub(crate) store_calls_per_peer: Option<usize>,
     /// Peers whose calls are not counted, because they speak for others: addresses, of IPv6 the /64 around each. Those on the server's
     /// own machine by default.
-    pub trusted_peers: Option<Vec<IpAddr>>,
+    pub(crate) trusted_peers: Option<Vec<IpAddr>>,
     /// What the server writes to its log.
-    pub log: LogLevel,
+    pub(crate) log: LogLevel,
     /// Where the log goes.
-    pub log_to: LogTarget,
+    pub(crate) log_to: LogTarget,
     /// How many lines about decisions are written in a second; the library's default if `None`.
-    pub log_lines: Option<u64>,
+    pub(crate) log_lines: Option<u64>,
     /// Whether every line about a decision is written: also those above `log_lines`, and every denial of one key.
-    pub log_all: bool,
-    /// How long the server goes on accepting after it was told to stop, while it says that it is not ready. None by default.
-    pub drain_delay: Micros,
+    pub(crate) log_all: bool,
+    /// How long the server goes on accepting connections after a signal to stop, while it reports that it is not ready. None by default.
+    pub(crate) drain_delay: Micros,
     /// The longest time to live that a caller may ask for a reservation; the server's default if `None`.
-    pub max_ttl: Option<Micros>,
+    pub(crate) max_ttl: Option<Micros>,
     /// How long at most a key stays in the store whose limit came with the call (`CL.THROTTLE`, Envoy): the window, or the time in
     /// which an empty bucket fills; the server's default if `None`.
-    pub max_period: Option<Micros>,
+    pub(crate) max_period: Option<Micros>,
     /// Namespaces of keys that metrics show by name, beside those that the file names anyway: in overrides and as domains of Envoy.
-    pub namespaces: Vec<String>,
+    pub(crate) namespaces: Vec<String>,
 }
 
 /// What the server writes to its log: everything up to a level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum LogLevel {
+pub(crate) enum LogLevel {
     /// Nothing.
     Off,
     /// What failed.
@@ -73,8 +69,7 @@ pub enum LogLevel {
 
 /// Where the server's log goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LogTarget {
+pub(crate) enum LogTarget {
     /// Standard output.
     #[default]
     Stdout,
@@ -85,7 +80,7 @@ pub enum LogTarget {
 /// The most connections that can be asked for: as many as there are ports, which is where one address ends.
 const MOST_CONNECTIONS: usize = 65_535;
 
-/// The longest that it may go on accepting: whoever runs it would have killed it by then.
+/// The longest drain delay: a supervisor would have killed the server by then.
 const LONGEST_DRAIN: Micros = Micros::from_secs(600);
 
 /// How many namespaces metrics show by name, and how long such a name may be: a label is no place for a kilobyte.
@@ -102,12 +97,60 @@ const LOG_LEVELS: [(&str, LogLevel); 5] = [
 
 const LOG_TARGETS: [(&str, LogTarget); 2] = [("stdout", LogTarget::Stdout), ("stderr", LogTarget::Stderr)];
 
+/// The fields that an environment variable may set: all.
+const VARIABLES: [(&str, VariableKind); 18] = [
+    ("http", VariableKind::Text),
+    ("grpc", VariableKind::Text),
+    ("resp", VariableKind::Text),
+    ("admin_token", VariableKind::Text),
+    ("show_keys", VariableKind::Truth),
+    ("resp_password", VariableKind::Text),
+    ("max_connections", VariableKind::Number),
+    ("max_connections_per_peer", VariableKind::Number),
+    ("store_calls_per_peer", VariableKind::Number),
+    ("trusted_peers", VariableKind::Texts),
+    ("log", VariableKind::Text),
+    ("log_to", VariableKind::Text),
+    ("log_lines", VariableKind::Number),
+    ("log_all", VariableKind::Truth),
+    ("drain_delay", VariableKind::Text),
+    ("max_ttl", VariableKind::Text),
+    ("max_period", VariableKind::Text),
+    ("namespaces", VariableKind::Texts),
+];
+
 /// More lines in a second than any log takes.
 const MOST_LOG_LINES: u64 = 1_000_000;
 
+impl Extension for ServerConfig {
+    fn name(&self) -> &'static str {
+        "server"
+    }
+
+    fn variables(&self) -> &'static [(&'static str, VariableKind)] {
+        &VARIABLES
+    }
+
+    fn read(&mut self, reader: &mut Reader<'_>, field: &Field<'_>, _limits: &mut Limits<'_>) {
+        if let Some(section) = reader.section(field) {
+            *self = ServerConfig::of(reader, section);
+        }
+    }
+}
+
+/// The fields in which two values of a type differ, by name. All fields of the type must be listed.
+macro_rules! changed_fields {
+    ($one:expr, $other:expr, $type:ident { $($field:ident),* $(,)? }) => {{
+        let $type { $($field),* } = $one;
+        let mut names = Vec::new();
+        $(if *$field != $other.$field { names.push(stringify!($field)); })*
+        names
+    }};
+}
+
 impl ServerConfig {
     /// The fields in which two differ, by name.
-    pub fn changed_fields(&self, other: &ServerConfig) -> Vec<&'static str> {
+    pub(crate) fn changed_fields(&self, other: &ServerConfig) -> Vec<&'static str> {
         changed_fields!(
             self,
             other,
@@ -134,7 +177,7 @@ impl ServerConfig {
         )
     }
 
-    pub(super) fn read(reader: &mut Reader<'_>, section: Section<'_>) -> ServerConfig {
+    fn of(reader: &mut Reader<'_>, section: Section<'_>) -> ServerConfig {
         let harmless = [
             "http",
             "grpc",
@@ -155,12 +198,11 @@ impl ServerConfig {
         ];
         let section = section.showing(&harmless);
         reader.only(&section, &[&harmless[..], &["admin_token", "resp_password"]].concat());
-        let admin_token = section.field("admin_token").and_then(|f| read_password(reader, f, "ADMIN_TOKEN"));
-        let resp_password =
-            section.field("resp_password").and_then(|f| read_password(reader, f, "RESP_PASSWORD"));
+        let admin_token = section.field("admin_token").and_then(|f| reader.password(f, "ADMIN_TOKEN"));
+        let resp_password = section.field("resp_password").and_then(|f| reader.password(f, "RESP_PASSWORD"));
         let show_keys = section.field("show_keys").and_then(|f| reader.truth(f)).unwrap_or_default();
         let mut connections =
-            |name| section.field(name).and_then(|f| read_connections(reader, f, MOST_CONNECTIONS));
+            |name| section.field(name).and_then(|f| reader.connections(f, MOST_CONNECTIONS));
         let [max_connections, max_connections_per_peer, store_calls_per_peer] =
             ["max_connections", "max_connections_per_peer", "store_calls_per_peer"].map(&mut connections);
         let trusted_peers = section.field("trusted_peers").and_then(|f| read_peers(reader, f));
@@ -273,30 +315,50 @@ fn address_fault(text: &str) -> Option<&'static str> {
     host_fault(host)
 }
 
-/// What is wrong with a host: a name, an IPv4 address, or an IPv6 address in brackets.
-pub(super) fn host_fault(host: &str) -> Option<&'static str> {
-    let name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-    if host.is_empty() {
-        Some("has no host")
-    } else if let Some(address) = host.strip_prefix('[') {
-        let address = address.strip_suffix(']').and_then(|address| address.parse::<Ipv6Addr>().ok());
-        address.is_none().then_some("has no IPv6 address between its brackets")
-    } else if host.contains(':') {
-        Some("has an IPv6 address without its brackets, as in [::1]")
-    } else if !host.bytes().all(name) {
-        Some("has a host with other characters than letters, digits, `.`, `-` and `_`")
-    } else if host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
-        host.parse::<Ipv4Addr>().is_err().then_some("has no valid IPv4 address")
-    } else {
-        None
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{check, parse};
-    use super::super::{Config, Password};
-    use super::{LogLevel, LogTarget, Micros};
+    use super::*;
+    use crate::config::Config;
+    use crate::config::tests::{check, parse};
+
+    #[test]
+    fn every_field_has_a_variable() {
+        let values = [
+            ("HTTP", "0.0.0.0:1"),
+            ("GRPC", "0.0.0.0:2"),
+            ("RESP", "0.0.0.0:3"),
+            ("ADMIN_TOKEN", "env:OPS"),
+            ("SHOW_KEYS", "true"),
+            ("RESP_PASSWORD", "env:RESP"),
+            ("MAX_CONNECTIONS", "500"),
+            ("MAX_CONNECTIONS_PER_PEER", "50"),
+            ("STORE_CALLS_PER_PEER", "20"),
+            ("TRUSTED_PEERS", "10.0.0.5,fd00::5"),
+            ("LOG", "debug"),
+            ("LOG_TO", "stderr"),
+            ("LOG_LINES", "7"),
+            ("LOG_ALL", "true"),
+            ("DRAIN_DELAY", "5s"),
+            ("MAX_TTL", "1h"),
+            ("MAX_PERIOD", "1d"),
+            ("NAMESPACES", "user,tenant"),
+        ];
+        let names: Vec<String> = VARIABLES.iter().map(|(field, _)| field.to_uppercase()).collect();
+        assert_eq!(values.map(|(name, _)| name.to_owned()).to_vec(), names, "all there are");
+        let variables = values.map(|(name, value)| (format!("TOLLGATE_SERVER_{name}"), value.to_owned()));
+        let read = Config::parse_with_env("", variables).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let server = read.server;
+        // Each has another value than by default, so each was set.
+        assert_eq!(server.changed_fields(&ServerConfig::default()).len(), VARIABLES.len());
+        let faces = [server.http, server.grpc, server.resp].map(Option::unwrap);
+        assert_eq!(faces, ["0.0.0.0:1", "0.0.0.0:2", "0.0.0.0:3"]);
+        assert_eq!(server.admin_token, Some(Password::Env("OPS".to_owned())));
+        assert_eq!(server.resp_password, Some(Password::Env("RESP".to_owned())));
+        assert_eq!((server.max_connections, server.max_connections_per_peer), (Some(500), Some(50)));
+        assert_eq!(server.store_calls_per_peer, Some(20));
+        assert_eq!(server.trusted_peers.map(|peers| peers.len()), Some(2));
+        assert_eq!((server.log, server.drain_delay), (LogLevel::Debug, Micros::from_secs(5)));
+    }
 
     #[test]
     fn addresses_are_checked() {

@@ -9,7 +9,7 @@ use tollgate_kernel::{Algorithm, Concurrency, Cost, LeaseState, LogState, Micros
 use super::budget::Budget;
 use super::cell::{Amended, Amendment, Cell, Holder};
 use super::chunks::Chunks;
-use super::ledger::Ledger;
+use super::limit_table::LimitTable;
 use super::whole::{Whole, WholeNodes};
 
 /// A strategy whose state has no fixed size.
@@ -63,22 +63,22 @@ impl Holding for Concurrency {
 
 /// A strategy whose states are kept aside; the word is their place plus one. The lock of the key's node is held around every
 /// use but a reader's, and readers are not let in (`PLAIN` is false), so the locks here are never waited for long.
-pub(crate) struct KeptCell<A: Algorithm> {
+pub(crate) struct IndirectCell<A: Algorithm> {
     algorithm: A,
     budget: Arc<Budget>,
-    kept: Arc<Kept<A::State>>,
+    kept: Arc<IndirectStates<A::State>>,
 }
 
 /// States that are kept aside. Limits that share their nodes share these.
-pub(crate) struct Kept<T> {
+pub(crate) struct IndirectStates<T> {
     states: Chunks<Mutex<T>>,
     free: Mutex<Vec<u32>>,
     next: AtomicU32,
 }
 
-impl<T: Default> Kept<T> {
+impl<T: Default> IndirectStates<T> {
     pub(crate) fn new() -> Self {
-        Kept { states: Chunks::new(), free: Mutex::new(Vec::new()), next: AtomicU32::new(0) }
+        IndirectStates { states: Chunks::new(), free: Mutex::new(Vec::new()), next: AtomicU32::new(0) }
     }
 
     /// A place for a new state, as a word.
@@ -89,9 +89,9 @@ impl<T: Default> Kept<T> {
     }
 }
 
-impl<A: Holding> KeptCell<A> {
-    pub(crate) fn new(algorithm: A, budget: Arc<Budget>, kept: Arc<Kept<A::State>>) -> Self {
-        KeptCell { algorithm, budget, kept }
+impl<A: Holding> IndirectCell<A> {
+    pub(crate) fn new(algorithm: A, budget: Arc<Budget>, kept: Arc<IndirectStates<A::State>>) -> Self {
+        IndirectCell { algorithm, budget, kept }
     }
 
     fn state(&self, words: [u64; 1]) -> Option<&Mutex<A::State>> {
@@ -132,7 +132,7 @@ impl<A: Holding> KeptCell<A> {
     }
 }
 
-impl<A: Holding> Cell<1> for KeptCell<A>
+impl<A: Holding> Cell<1> for IndirectCell<A>
 where
     A::State: Send,
 {
@@ -239,7 +239,7 @@ where
         self.algorithm.peek(&A::State::default(), cost, now)
     }
 
-    fn whole_table(&self, _budget: &Arc<Budget>, _nodes: Arc<WholeNodes>) -> Option<Arc<dyn Ledger>> {
+    fn whole_table(&self, _budget: &Arc<Budget>, _nodes: Arc<WholeNodes>) -> Option<Arc<dyn LimitTable>> {
         None
     }
 }

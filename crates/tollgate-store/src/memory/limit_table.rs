@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 
 use super::cell::{Amended, Amendment, Holder};
-use super::kin::{Kin, Movable, Moving};
 use super::node::{Fingerprint, Guard};
+use super::sibling_tables::{Movable, Moving, SiblingTables};
 use super::table::{Committed, Prepared, Seen};
 
 /// Where a key is.
@@ -15,13 +15,13 @@ pub(crate) enum Located<'a> {
     /// In this table, or new.
     Here,
     /// In that of whole states.
-    Whole(Arc<dyn Ledger>),
-    /// To be asked of all kin.
-    Ask(&'a Kin),
+    Whole(Arc<dyn LimitTable>),
+    /// To be asked of all siblings.
+    Ask(&'a SiblingTables),
 }
 
 /// The table of one limit.
-pub(crate) trait Ledger: Movable + Send + Sync {
+pub(crate) trait LimitTable: Movable + Send + Sync {
     /// Charges one key.
     fn charge(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
 
@@ -62,9 +62,9 @@ pub(crate) trait Ledger: Movable + Send + Sync {
     fn address(&self) -> usize;
 
     /// The other tables of the limit's name, if there are any.
-    fn kin(&self) -> Option<&Kin>;
+    fn siblings(&self) -> Option<&SiblingTables>;
 
-    /// Where a key is, as far as that can be told without the lock of all kin. It may change until its home is locked.
+    /// Where a key is, as far as that can be told without the lock of all siblings. It may change until its home is locked.
     fn locate(&self, key: Fingerprint, now: Micros) -> Located<'_>;
 
     /// Whether a key is in this table. With its home locked.
@@ -76,9 +76,9 @@ pub(crate) trait Ledger: Movable + Send + Sync {
     /// Charges such a key.
     fn charge_whole(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome>;
 
-    /// Takes over what kin know of a key, unless it is here. Answers the table that it is in if it had to be written whole. With no
+    /// Takes over what siblings know of a key, unless it is here. Answers the table that it is in if it had to be written whole. With no
     /// home locked.
-    fn inherit(&self, key: Fingerprint, tables: &Moving<'_>, now: Micros) -> Option<Arc<dyn Ledger>>;
+    fn inherit(&self, key: Fingerprint, tables: &Moving<'_>, now: Micros) -> Option<Arc<dyn LimitTable>>;
 
     /// Lets go of the table of whole states, which is not there any more.
     fn let_go_of_whole(&self);

@@ -1,21 +1,21 @@
 //! A charge as the server is asked it, and its answer as the kernel reads it.
 
 use tokio_postgres::Row;
-use tollgate_kernel::{Cost, CounterState, Counts, Limit, Look, Reading, Strategy, WindowState};
+use tollgate_kernel::{Cost, CounterState, Counts, EntriesReading, Limit, Reading, Strategy, WindowState};
 use uuid::Uuid;
 
-use crate::shared::kept_limit;
-use crate::shared::{Part, Parts, name_of};
-use crate::{Charged, Failure, Item, Micros, Outcomes, StoreError, StoredLimit};
+use crate::remote::limit_codec;
+use crate::remote::{MergedCharges, name_of};
+use crate::{Charged, Failure, Micros, Outcomes, StoreError, StoredCharge, StoredLimit};
 
 /// How many numbers a part's parameters are told as, how many an item is remembered as, and how many a part is answered with.
 const PARAMETERS: usize = 5;
-const ASKED: usize = 7;
+const REMEMBERED: usize = 7;
 const READING: usize = 8;
 
 /// The arrays of the functions `charge` and `peek`: one entry for each part, and five parameters.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct ChargeArrays {
     pub(super) keys: Vec<Uuid>,
     pub(super) limits: Vec<String>,
     pub(super) strategies: Vec<i16>,
@@ -24,16 +24,16 @@ pub(super) struct Asked {
     pub(super) shadows: Vec<bool>,
 }
 
-impl Asked {
-    pub(super) fn of(parts: &Parts<'_>) -> Asked {
-        let mut asked = Asked::default();
+impl ChargeArrays {
+    pub(super) fn of(parts: &MergedCharges<'_>) -> ChargeArrays {
+        let mut asked = ChargeArrays::default();
         for part in &parts.parts {
             let limit = &part.limit.limit;
             let mut parameters = parameters(limit);
             parameters.resize(PARAMETERS, 0);
             asked.keys.push(key_of(part.limit, part.key));
             asked.limits.push(part.limit.name.clone());
-            asked.strategies.push(kept_limit::number(limit.strategy()).into());
+            asked.strategies.push(limit_codec::number(limit.strategy()).into());
             asked.parameters.extend(parameters);
             asked.costs.push(whole(part.cost.get()));
             asked.shadows.push(part.shadow);
@@ -100,7 +100,9 @@ pub(super) fn reading(limit: &Limit, numbers: &[i64]) -> Result<Reading, StoreEr
         Strategy::FixedWindow => {
             Reading::Window(WindowState { end: us(0)?, count: number(1)?, start: us(2)? })
         }
-        Strategy::SlidingWindow => Reading::Log(Look { used: number(0)?, wait: us(1)?, last: us(2)? }),
+        Strategy::SlidingWindow => {
+            Reading::Log(EntriesReading { used: number(0)?, wait: us(1)?, last: us(2)? })
+        }
         Strategy::SlidingWindowCounter => {
             // Counts of version 1 of the tables do not say by which window they were charged: it is the reader's.
             let window = us(3)?;
@@ -110,12 +112,14 @@ pub(super) fn reading(limit: &Limit, numbers: &[i64]) -> Result<Reading, StoreEr
                 older: Counts { window: us(4)?, start: us(5)?, prev: number(6)?, cur: number(7)? },
             })
         }
-        Strategy::Concurrency => Reading::Leases(Look { used: number(0)?, wait: us(1)?, last: us(2)? }),
+        Strategy::Concurrency => {
+            Reading::Leases(EntriesReading { used: number(0)?, wait: us(1)?, last: us(2)? })
+        }
     })
 }
 
 /// The readings of all parts, from eight numbers each.
-pub(super) fn readings(parts: &Parts<'_>, numbers: &[i64]) -> Result<Vec<Reading>, StoreError> {
+pub(super) fn readings(parts: &MergedCharges<'_>, numbers: &[i64]) -> Result<Vec<Reading>, StoreError> {
     let limits = parts.parts.len();
     if limits * READING != numbers.len() {
         return Err(nonsense(format!("{} numbers for {limits} limits", numbers.len())));
@@ -131,13 +135,13 @@ pub(super) fn instant(us: i64) -> Result<Micros, StoreError> {
 
 /// What a held charge asked for, as it is remembered with it: for each item the limit that it met, what it was asked for in all,
 /// and which part it belongs to. From that and the readings the answer can be given again to whoever sends the charge again.
-pub(super) fn remembered(items: &[Item<'_>], parts: &Parts<'_>) -> Vec<i64> {
-    let mut numbers = Vec::with_capacity(items.len() * ASKED);
+pub(super) fn remembered(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> Vec<i64> {
+    let mut numbers = Vec::with_capacity(items.len() * REMEMBERED);
     for item in items {
-        let same = |part: &Part<'_>| part.limit.name == item.limit.name && part.key == item.key;
+        let same = |part: &StoredCharge<'_>| part.limit.name == item.limit.name && part.key == item.key;
         let index = parts.parts.iter().position(same).unwrap_or(0);
         let part = &parts.parts[index];
-        numbers.extend(kept_limit::write(&part.limit.limit).map(whole));
+        numbers.extend(limit_codec::write(&part.limit.limit).map(whole));
         // Costs above 2^63 are told as their bits.
         numbers.push(part.cost.get().cast_signed());
         numbers.push(i64::from(part.shadow));
@@ -148,14 +152,14 @@ pub(super) fn remembered(items: &[Item<'_>], parts: &Parts<'_>) -> Vec<i64> {
 
 /// The answer that a held charge was given, from what was remembered of it.
 pub(super) fn answer_again(remembered: &[i64], numbers: &[i64], at: Micros) -> Result<Charged, StoreError> {
-    let (items, rest) = remembered.as_chunks::<ASKED>();
+    let (items, rest) = remembered.as_chunks::<REMEMBERED>();
     let (found, _) = numbers.as_chunks::<READING>();
     if !rest.is_empty() {
         return Err(nonsense("a held charge of another version"));
     }
     let mut outcomes = Outcomes::new();
     for &[strategy, a, b, c, cost, _shadow, part] in items {
-        let limit = kept_limit::read([count(strategy)?, count(a)?, count(b)?, count(c)?])
+        let limit = limit_codec::read([count(strategy)?, count(a)?, count(b)?, count(c)?])
             .ok_or_else(|| nonsense("a held charge under an impossible limit"))?;
         let cost = Cost::new(cost.cast_unsigned()).ok_or_else(|| nonsense("a held charge of nothing"))?;
         let found = usize::try_from(part).ok().and_then(|part| found.get(part));
@@ -191,9 +195,9 @@ mod tests {
             (Limit::concurrency(9, second), [3, 0, 400_000, 0, 0, 0, 0, 0]),
         ] {
             let stored = StoredLimit::new("api", limit.unwrap());
-            let item = Item { limit: &stored, key: "k", cost: Cost::new(2).unwrap(), shadow: false };
+            let item = StoredCharge { limit: &stored, key: "k", cost: Cost::new(2).unwrap(), shadow: false };
             let items = [item, item];
-            let parts = Parts::of(&items);
+            let parts = MergedCharges::of(&items);
             let reading = reading(&stored.limit, &numbers).unwrap();
             let expected = parts.conclude(&parts.outcomes([reading], now), true).unwrap();
             assert_eq!(answer_again(&remembered(&items, &parts), &numbers, now).unwrap(), expected);
@@ -203,9 +207,9 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_an_error_and_never_an_answer() {
         let stored = StoredLimit::new("api", Limit::fixed_window(9, Micros::from_secs(1)).unwrap());
-        let item = Item { limit: &stored, key: "k", cost: Cost::ONE, shadow: false };
+        let item = StoredCharge { limit: &stored, key: "k", cost: Cost::ONE, shadow: false };
         assert!(reading(&stored.limit, &[-1, 0, 0]).is_err());
-        assert!(readings(&Parts::of(&[item]), &[1, 2]).is_err());
+        assert!(readings(&MergedCharges::of(&[item]), &[1, 2]).is_err());
         assert!(answer_again(&[1, 2, 3], &[], Micros::ZERO).is_err());
         assert!(answer_again(&[9, 1, 1, 1, 1, 0, 0], &[0; READING], Micros::ZERO).is_err());
         assert!(answer_again(&[3, 1, 1, 1, 1, 0, 5], &[0; READING], Micros::ZERO).is_err());

@@ -1,44 +1,35 @@
 //! What the stores that are elsewhere have in common: how a charge is put to them, and how their answer is read.
 //!
-//! A charge becomes [`Parts`], one for each pair of limit and key, with repeated pairs added up. What the store's twins found
-//! comes back as readings, one for each part, and [`Parts::conclude`] has the kernel work out the answers. A store that says
+//! A charge becomes [`MergedCharges`], one for each pair of limit and key, with repeated pairs added up. What the store's twins found
+//! comes back as readings, one for each part, and [`MergedCharges::conclude`] has the kernel work out the answers. A store that says
 //! other than the kernel whether the charge passes has a twin that is wrong, and that is an error and never an admission.
 
+pub(crate) mod batching;
+pub(crate) mod deadline;
 pub(crate) mod each;
-pub(crate) mod kept_limit;
-pub(crate) mod punctual;
+pub(crate) mod limit_codec;
 pub(crate) mod shares;
-pub(crate) mod together;
 
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, MAX_COUNT, Micros, Outcome, Reading};
 
-use crate::{Charged, Failure, Item, Outcomes, StoreError, StoredLimit};
-
-/// One pair of limit and key.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'a> {
-    pub(crate) limit: &'a StoredLimit,
-    pub(crate) key: &'a str,
-    pub(crate) cost: Cost,
-    pub(crate) shadow: bool,
-}
+use crate::{Charged, Failure, Outcomes, StoreError, StoredCharge};
 
 /// A charge, as a store is asked it.
-pub(crate) struct Parts<'a> {
-    pub(crate) parts: SmallVec<[Part<'a>; 4]>,
+pub(crate) struct MergedCharges<'a> {
+    pub(crate) parts: SmallVec<[StoredCharge<'a>; 4]>,
     /// Which part each item belongs to.
     of_item: SmallVec<[usize; 4]>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> MergedCharges<'a> {
     /// One part for each pair; what is asked twice is added up, and whoever is to be held to a limit once is held to it.
-    pub(crate) fn of(items: &[Item<'a>]) -> Parts<'a> {
-        let mut parts: SmallVec<[Part<'a>; 4]> = SmallVec::new();
+    pub(crate) fn of(items: &[StoredCharge<'a>]) -> MergedCharges<'a> {
+        let mut parts: SmallVec<[StoredCharge<'a>; 4]> = SmallVec::new();
         let mut of_item = SmallVec::new();
         for item in items {
-            let same = |part: &Part<'_>| part.limit.name == item.limit.name && part.key == item.key;
+            let same = |part: &StoredCharge<'_>| part.limit.name == item.limit.name && part.key == item.key;
             let index = match parts.iter().position(same) {
                 Some(index) => {
                     let part = &mut parts[index];
@@ -48,32 +39,32 @@ impl<'a> Parts<'a> {
                     index
                 }
                 None => {
-                    let Item { limit, key, cost, shadow } = *item;
-                    parts.push(Part { limit, key, cost, shadow });
+                    let StoredCharge { limit, key, cost, shadow } = *item;
+                    parts.push(StoredCharge { limit, key, cost, shadow });
                     parts.len() - 1
                 }
             };
             of_item.push(index);
         }
-        Parts { parts, of_item }
+        MergedCharges { parts, of_item }
     }
 
     /// One part for each item that can be refunded, in their order: leases are released by their holders, and not refunded. No
     /// limit holds more than the largest count, so more than that says no more.
-    pub(crate) fn to_refund(items: &[Item<'a>]) -> Parts<'a> {
-        let is_count = |item: &&Item<'_>| !matches!(item.limit.limit, Limit::Concurrency(_));
-        let part = |&Item { limit, key, cost, shadow }: &Item<'a>| {
+    pub(crate) fn to_refund(items: &[StoredCharge<'a>]) -> MergedCharges<'a> {
+        let is_count = |item: &&StoredCharge<'_>| !matches!(item.limit.limit, Limit::Concurrency(_));
+        let part = |&StoredCharge { limit, key, cost, shadow }: &StoredCharge<'a>| {
             let cost = Cost::new(cost.get().min(MAX_COUNT)).unwrap_or(cost);
-            Part { limit, key, cost, shadow }
+            StoredCharge { limit, key, cost, shadow }
         };
-        let parts: SmallVec<[Part<'a>; 4]> = items.iter().filter(is_count).map(part).collect();
-        Parts { of_item: (0..parts.len()).collect(), parts }
+        let parts: SmallVec<[StoredCharge<'a>; 4]> = items.iter().filter(is_count).map(part).collect();
+        MergedCharges { of_item: (0..parts.len()).collect(), parts }
     }
 
     /// What each part says, from what the twins found.
     pub(crate) fn outcomes(&self, readings: impl IntoIterator<Item = Reading>, now: Micros) -> Outcomes {
         let answer =
-            |(part, reading): (&Part<'_>, Reading)| part.limit.limit.answer(&reading, part.cost, now);
+            |(part, reading): (&StoredCharge<'_>, Reading)| part.limit.limit.answer(&reading, part.cost, now);
         self.parts.iter().zip(readings).map(answer).collect()
     }
 
@@ -89,7 +80,7 @@ impl<'a> Parts<'a> {
 
     /// The answer for the items of the charge, from one for each part. `passed` is what the store says of the whole charge.
     pub(crate) fn conclude(&self, outcomes: &[Outcome], passed: bool) -> Result<Charged, StoreError> {
-        let passes = |(part, outcome): (&Part<'_>, &Outcome)| outcome.allowed || part.shadow;
+        let passes = |(part, outcome): (&StoredCharge<'_>, &Outcome)| outcome.allowed || part.shadow;
         let allowed = self.parts.iter().zip(outcomes).all(passes);
         if outcomes.len() != self.parts.len() || allowed != passed {
             return Err(self.disagreement(passed));
@@ -134,6 +125,7 @@ pub(crate) fn name_of(texts: &[&str]) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::StoredLimit;
 
     fn limit(name: &str) -> StoredLimit {
         StoredLimit::new(name, Limit::fixed_window(5, Micros::from_secs(60)).unwrap())
@@ -142,25 +134,27 @@ mod tests {
     #[test]
     fn what_is_asked_twice_is_added_up_and_answered_twice() {
         let (api, other) = (limit("api"), limit("other"));
-        let item = |limit, key, units, shadow| Item { limit, key, cost: Cost::new(units).unwrap(), shadow };
+        let item =
+            |limit, key, units, shadow| StoredCharge { limit, key, cost: Cost::new(units).unwrap(), shadow };
         let items = [item(&api, "a", 1, true), item(&other, "a", 2, false), item(&api, "a", 3, false)];
-        let parts = Parts::of(&items);
+        let parts = MergedCharges::of(&items);
         let asked: Vec<_> = parts.parts.iter().map(|part| (part.cost.get(), part.shadow)).collect();
         assert_eq!(asked, [(4, false), (2, false)]);
         let outcomes = [Outcome { remaining: 1, ..Outcome::UNLIMITED }, Outcome::UNLIMITED];
         let charged = parts.conclude(&outcomes, true).unwrap();
         assert_eq!(charged.outcomes.to_vec(), [outcomes[0], outcomes[1], outcomes[0]]);
         let most = item(&api, "a", u64::MAX, false);
-        assert_eq!(Parts::of(&[most, most]).parts[0].cost, Cost::MAX);
+        assert_eq!(MergedCharges::of(&[most, most]).parts[0].cost, Cost::MAX);
     }
 
     #[test]
     fn what_is_refunded_twice_is_refunded_twice_and_leases_are_not() {
         let (api, leases) = (limit("api"), Limit::concurrency(5, Micros::from_secs(60)).unwrap());
         let leases = StoredLimit::new("leases", leases);
-        let item = |limit, units| Item { limit, key: "a", cost: Cost::new(units).unwrap(), shadow: false };
+        let item =
+            |limit, units| StoredCharge { limit, key: "a", cost: Cost::new(units).unwrap(), shadow: false };
         let items = [item(&api, 2), item(&leases, 1), item(&api, u64::MAX)];
-        let parts = Parts::to_refund(&items);
+        let parts = MergedCharges::to_refund(&items);
         let asked: Vec<_> = parts.parts.iter().map(|part| (&*part.limit.name, part.cost.get())).collect();
         assert_eq!(asked, [("api", 2), ("api", MAX_COUNT)]);
     }
@@ -168,15 +162,15 @@ mod tests {
     #[test]
     fn a_store_that_disagrees_with_the_kernel_is_not_believed() {
         let api = limit("api");
-        let items = [Item { limit: &api, key: "a", cost: Cost::ONE, shadow: false }];
-        let error = Parts::of(&items).conclude(&[Outcome::BLOCKED], true).unwrap_err();
+        let items = [StoredCharge { limit: &api, key: "a", cost: Cost::ONE, shadow: false }];
+        let error = MergedCharges::of(&items).conclude(&[Outcome::BLOCKED], true).unwrap_err();
         assert_eq!(error.failure(), Some(Failure::Reply));
         assert!(
             error
                 .to_string()
                 .contains("the store admitted a charge of 1 limits and the kernel does not agree")
         );
-        assert!(Parts::of(&items).conclude(&[], true).is_err(), "an answer is missing");
+        assert!(MergedCharges::of(&items).conclude(&[], true).is_err(), "an answer is missing");
     }
 
     #[test]

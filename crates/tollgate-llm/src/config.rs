@@ -10,13 +10,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tollgate_kernel::{Limit, Micros};
-use tollgate_store::Subject;
-
-use super::connection::{Password, read_password};
-use super::limits::read_fallback;
-use super::reader::{Field, Reader, Section};
-use crate::policy::{Fallback, Rule, name_fault};
+use tollgate::config::{Extension, Field, Limits, Password, Reader, Section, VariableKind};
+use tollgate::store::{LimitError, Micros, Subject};
+use tollgate::{Fallback, Limit, Rule};
 
 /// The namespace of the keys that model limits are charged to. It is also what keeps them in one slot of a cluster.
 const NAMESPACE: &str = "llm";
@@ -280,8 +276,52 @@ const ROOT: [&str; 12] = [
     "clients",
 ];
 
-/// Reads the section, and adds its limits to `rules`.
-pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, rules: &mut Vec<Rule>) -> Option<LlmConfig> {
+/// The fields that an environment variable may set.
+const VARIABLES: [(&str, VariableKind); 9] = [
+    ("log_dir", VariableKind::Text),
+    ("window", VariableKind::Text),
+    ("max_wait", VariableKind::Text),
+    ("margin", VariableKind::Text),
+    ("default_output_tokens", VariableKind::Number),
+    ("unknown_model", VariableKind::Text),
+    ("on_oversize", VariableKind::Text),
+    ("max_waiting", VariableKind::Number),
+    ("memory_mib", VariableKind::Number),
+];
+
+/// The section `[llm]` as [`Config::parse_with`](tollgate::config::Config::parse_with) reads it.
+///
+/// ```
+/// use tollgate::config::Config;
+/// use tollgate_llm::LlmSection;
+///
+/// let mut llm = LlmSection::default();
+/// Config::parse_with("[llm]\nwindow = '10s'\n", [], &mut [&mut llm])?;
+/// assert_eq!(llm.config.expect("a section").window.as_secs(), 10);
+/// # Ok::<(), tollgate::config::Mistakes>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LlmSection {
+    /// What the section says; `None` if the file has no section, or an empty one.
+    pub config: Option<LlmConfig>,
+}
+
+impl Extension for LlmSection {
+    fn name(&self) -> &'static str {
+        "llm"
+    }
+
+    fn variables(&self) -> &'static [(&'static str, VariableKind)] {
+        &VARIABLES
+    }
+
+    fn read(&mut self, reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limits<'_>) {
+        self.config = read(reader, field, limits);
+    }
+}
+
+/// Reads the section, and adds its limits to the others.
+fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limits<'_>) -> Option<LlmConfig> {
     // All but upstreams and clients, which have keys.
     let section = reader.section(field)?.showing(&ROOT[..10]);
     if section.is_empty() {
@@ -318,7 +358,7 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, rules: &mut Vec<R
     for field in tables(reader, &section, "upstreams") {
         config.upstreams.extend(read_upstream(reader, &field));
     }
-    let mut compiled = Compiled::of(&config, rules);
+    let mut compiled = Compiled::of(&config, limits.rules());
     for field in tables(reader, &section, "models") {
         config.models.extend(read_model(reader, &field, &config.upstreams, &mut compiled));
     }
@@ -335,7 +375,7 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, rules: &mut Vec<R
             reader.misnamed(field, fix);
         }
     }
-    compiled.finish(rules);
+    limits.add(compiled.rules);
     Some(config)
 }
 
@@ -355,10 +395,6 @@ impl Compiled {
         let taken = rules.iter().map(|rule| rule.name().to_owned()).collect();
         let (window, margin) = (config.window.into(), config.margin.into());
         Compiled { window, margin, taken, rules: Vec::new(), quotas: BTreeMap::new() }
-    }
-
-    fn finish(self, rules: &mut Vec<Rule>) {
-        rules.extend(self.rules);
     }
 
     /// Makes the limits of one table, under names that begin with `stem`.
@@ -403,7 +439,7 @@ impl Compiled {
         field: &Field<'_>,
         stem: &str,
         dimension: &Dimension,
-        limit: Result<Limit, tollgate_kernel::LimitError>,
+        limit: Result<Limit, LimitError>,
         applied: Applied,
     ) -> Option<ModelLimit> {
         let name = format!("llm.{stem}.{}", dimension.field);
@@ -414,7 +450,7 @@ impl Compiled {
                 return None;
             }
         };
-        if let Some(fix) = name_fault(&name) {
+        if let Some(fix) = Rule::name_fault(&name) {
             reader.misnamed(
                 field,
                 format!("its limit would be called {name}, and {fix}; give it a shorter quota"),
@@ -480,7 +516,7 @@ fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamC
     match (section.field("api_key"), section.field("keys")) {
         (Some(_), Some(keys)) => reader.misnamed(keys, "stands beside api_key; keep one of the two"),
         (Some(field), None) => {
-            let key = read_password(reader, field, "OPENAI_API_KEY")?;
+            let key = reader.password(field, "OPENAI_API_KEY")?;
             keys.push(UpstreamKey { key, group: name.clone() });
         }
         (None, Some(field)) => {
@@ -490,7 +526,7 @@ fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamC
                     reader.missing(&section, "key", "\"env:OPENAI_API_KEY\"");
                     continue;
                 };
-                let key = read_password(reader, field, "OPENAI_API_KEY");
+                let key = reader.password(field, "OPENAI_API_KEY");
                 let group = section.field("group").and_then(|field| read_group(reader, field));
                 keys.extend(key.map(|key| UpstreamKey { key, group: group.unwrap_or_else(|| name.clone()) }));
             }
@@ -502,7 +538,7 @@ fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamC
 
 fn read_group(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<String> {
     let group = reader.text(field, "org-1")?;
-    match name_fault(group) {
+    match Rule::name_fault(group) {
         None => Some(group.to_owned()),
         Some(fix) => {
             reader.misnamed(field, fix);
@@ -571,7 +607,7 @@ fn read_model(
     };
     let (quota, is_shared) = quota?;
     let shadow = section.field("shadow").and_then(|field| reader.truth(field)).unwrap_or(false);
-    let fallback = section.field("fallback").and_then(|field| read_fallback(reader, field));
+    let fallback = section.field("fallback").and_then(|field| reader.fallback(field));
     let cache = section.field("count_cache_reads").and_then(|field| reader.truth(field)).unwrap_or(false);
     let numbers = match compiled.quotas.get(&quota) {
         Some((other, _, false)) => {
@@ -627,7 +663,7 @@ fn read_client(
     let section = reader.section(field)?.showing(&["weight", "priority", "models"]);
     reader.only(&section, &["key", "weight", "priority", "models"]);
     let key = match section.field("key") {
-        Some(field) => read_password(reader, field, "SEARCH_KEY"),
+        Some(field) => reader.password(field, "SEARCH_KEY"),
         None => {
             reader.missing(&section, "key", "\"env:SEARCH_KEY\"");
             None
@@ -663,7 +699,7 @@ fn read_client(
 
 /// The name of an upstream or a client, which becomes a part of names of limits and of keys.
 fn sound_name(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<()> {
-    match name_fault(field.name) {
+    match Rule::name_fault(field.name) {
         None => Some(()),
         Some(fix) => {
             reader.misnamed(field, fix);
@@ -684,7 +720,7 @@ fn slug(model: &str) -> String {
 /// The key that model limits are charged to: a quota group of upstream keys, or a client.
 ///
 /// ```
-/// assert_eq!(tollgate::config::llm_key("org-1"), "llm:org-1");
+/// assert_eq!(tollgate_llm::llm_key("org-1"), "llm:org-1");
 /// ```
 pub fn llm_key(name: &str) -> String {
     format!("{NAMESPACE}:{name}")
@@ -692,9 +728,58 @@ pub fn llm_key(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
-    use super::super::tests::{check, parse};
+    use tollgate::config::{Config, Mistakes};
+
     use super::*;
+
+    fn read(text: &str) -> Result<(Config, Option<LlmConfig>), Mistakes> {
+        let mut llm = LlmSection::default();
+        Ok((Config::parse_with(text, [], &mut [&mut llm])?, llm.config))
+    }
+
+    fn parse(text: &str) -> (Config, LlmConfig) {
+        let (config, llm) = read(text).unwrap_or_else(|mistakes| panic!("{mistakes}\nin\n{text}"));
+        (config, llm.expect("a section"))
+    }
+
+    /// All mistakes of a file, each by line, field, value and a part of the fix.
+    fn check(text: &str, expected: &[(usize, &str, &str, &str)]) {
+        let mistakes = read(text).expect_err(text);
+        for (mistake, (line, field, value, fix)) in mistakes.iter().zip(expected) {
+            let found = (mistake.line, mistake.field.as_str(), mistake.value.as_str());
+            assert_eq!(found, (*line, *field, *value), "{mistakes}\nin\n{text}");
+            assert!(mistake.fix.contains(fix), "{mistake}\nlacks\n{fix}");
+        }
+        assert_eq!(mistakes.iter().count(), expected.len(), "{mistakes}\nin\n{text}");
+    }
+
+    #[test]
+    fn every_variable_sets_its_field() {
+        let values = [
+            ("LOG_DIR", "logs"),
+            ("WINDOW", "10s"),
+            ("MAX_WAIT", "30s"),
+            ("MARGIN", "50ms"),
+            ("DEFAULT_OUTPUT_TOKENS", "500"),
+            ("UNKNOWN_MODEL", "refuse"),
+            ("ON_OVERSIZE", "alone"),
+            ("MAX_WAITING", "7"),
+            ("MEMORY_MIB", "64"),
+        ];
+        let names: Vec<String> = VARIABLES.iter().map(|(field, _)| field.to_uppercase()).collect();
+        assert_eq!(values.map(|(name, _)| name.to_owned()).to_vec(), names, "all there are");
+        let variables = values.map(|(name, value)| (format!("TOLLGATE_LLM_{name}"), value.to_owned()));
+        let mut llm = LlmSection::default();
+        Config::parse_with("", variables, &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let llm = llm.config.expect("a section");
+        assert_eq!((llm.window.as_secs(), llm.max_wait.as_secs(), llm.default_output_tokens), (10, 30, 500));
+        assert_eq!((llm.max_waiting, llm.memory, llm.margin.as_millis()), (7, 64 << 20, 50));
+        assert_eq!((llm.unknown_model, llm.on_oversize), (UnknownModel::Refuse, Oversize::Alone));
+        assert_eq!(llm.log_dir, Some(PathBuf::from("logs")));
+        let misspelt = [("TOLLGATE_LLM_WINDW".to_owned(), "10s".to_owned())];
+        let mistakes = Config::parse_with("", misspelt, &mut [&mut LlmSection::default()]).unwrap_err();
+        assert!(mistakes.to_string().contains("did you mean `TOLLGATE_LLM_WINDOW`?"), "{mistakes}");
+    }
 
     /// As the documentation has it.
     const EXAMPLE: &str = r#"
@@ -723,7 +808,7 @@ models."gpt-4o" = { tpm = 10_000 }
 
     #[test]
     fn the_documented_section_becomes_ordinary_limits() {
-        let config = parse(EXAMPLE);
+        let (config, llm) = parse(EXAMPLE);
         let rules: Vec<(&str, String)> =
             config.policy.rules().iter().map(|rule| (rule.name(), rule.allowance().to_string())).collect();
         let expected = [
@@ -735,19 +820,17 @@ models."gpt-4o" = { tpm = 10_000 }
         for ((name, _), (expected, _)) in rules.iter().zip(expected) {
             assert_eq!(*name, expected);
         }
-        let llm = config.llm.as_ref().expect("a section");
         assert_eq!(llm.models[0].limits.iter().map(|limit| limit.unit).collect::<Vec<_>>(), ["RPM", "TPM"]);
         assert_eq!(llm.clients[0].limits["gpt-4o"][0].counts, Counts::Tokens);
         assert_eq!(llm.upstreams[0].keys[0].group, "org-1");
-        let shown = format!("{config:?}");
+        let shown = format!("{llm:?}");
         assert!(!shown.contains("sk-"), "{shown}");
     }
 
     #[test]
     fn models_share_a_quota_only_where_they_say_so() {
         let base = "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n[llm.models]\n";
-        let shared = parse(&format!("{base}x = {{ rpm = 5, quota = 'q' }}\ny = {{ quota = 'q' }}"));
-        let llm = shared.llm.expect("a section");
+        let (shared, llm) = parse(&format!("{base}x = {{ rpm = 5, quota = 'q' }}\ny = {{ quota = 'q' }}"));
         assert_eq!(llm.models[0].limits, llm.models[1].limits);
         assert_eq!(shared.policy.rules().len(), 1);
         for (models, field, fix) in [
@@ -783,7 +866,7 @@ models."gpt-4o" = { tpm = 10_000 }
             ("[llm.clients.c]\nweight = 2", 4, "llm.clients.c.key", "", "is missing"),
         ] {
             let text = format!("{base}{text}");
-            let Err(mistakes) = Config::parse(&text) else { panic!("{text} was accepted") };
+            let Err(mistakes) = read(&text) else { panic!("{text} was accepted") };
             let found = mistakes.iter().any(|mistake| {
                 mistake.line == line
                     && mistake.field == field
@@ -803,7 +886,7 @@ models."gpt-4o" = { tpm = 10_000 }
         let text =
             "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'sk-secret'\n";
         assert!(!format!("{:?}", parse(text)).contains("sk-secret"));
-        let mistakes = Config::parse(&text.replace("api_key", "apikey")).unwrap_err().to_string();
+        let mistakes = read(&text.replace("api_key", "apikey")).unwrap_err().to_string();
         assert!(!mistakes.contains("sk-secret"), "{mistakes}");
     }
 }

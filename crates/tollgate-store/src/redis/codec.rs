@@ -7,14 +7,16 @@ use std::fmt::Write;
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, CounterState, Counts, Limit, Look, Micros, Reading, Strategy, WindowState};
+use tollgate_kernel::{
+    Cost, CounterState, Counts, EntriesReading, Limit, Micros, Reading, Strategy, WindowState,
+};
 
-use crate::shared::kept_limit::{self, number};
-use crate::shared::{Part, Parts};
-use crate::{Failure, Item, Outcomes, StoreError, StoredLimit};
+use crate::remote::MergedCharges;
+use crate::remote::limit_codec::{self, number};
+use crate::{Failure, Outcomes, StoreError, StoredCharge, StoredLimit};
 
 /// Puts a part to the script that charges.
-pub(super) fn put_part(cmd: &mut Cmd, limit: &Limit, cost: Cost, shadow: bool) {
+pub(super) fn put_charge(cmd: &mut Cmd, limit: &Limit, cost: Cost, shadow: bool) {
     cmd.arg(number(limit.strategy())).arg(u8::from(shadow));
     match limit.price(cost) {
         Some((price_us, price_rest)) => cmd.arg(cost.get()).arg(price_us).arg(price_rest),
@@ -24,7 +26,7 @@ pub(super) fn put_part(cmd: &mut Cmd, limit: &Limit, cost: Cost, shadow: bool) {
 }
 
 /// Puts a part to the script that refunds.
-pub(super) fn put_refund(cmd: &mut Cmd, part: &Part<'_>) {
+pub(super) fn put_refund(cmd: &mut Cmd, part: &StoredCharge<'_>) {
     let limit = &part.limit.limit;
     cmd.arg(number(limit.strategy())).arg(part.cost.get());
     put_limit(cmd, limit);
@@ -71,7 +73,7 @@ pub(super) fn read_found(now: Micros, answer: &[u8], limits: impl Iterator<Item 
 }
 
 /// Reads the answer that is kept beside a hold: the same numbers, with commas. Holds of format 1 had three for each part.
-pub(super) fn read_kept(answer: &Value, is_old: bool, parts: &[Part<'_>]) -> Option<Found> {
+pub(super) fn read_remembered(answer: &Value, is_old: bool, parts: &[StoredCharge<'_>]) -> Option<Found> {
     let Value::BulkString(text) = answer else { return None };
     let numbers = std::str::from_utf8(text).ok()?.split(',').map(|number| number.parse().ok());
     let numbers = numbers.collect::<Option<Vec<u64>>>()?;
@@ -111,10 +113,10 @@ fn read_one(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
             (Reading::Window(WindowState { end: us(*end), count: *count, start: us(*start) }), rest)
         }
         (Strategy::SlidingWindow, [used, wait, last, rest @ ..]) => {
-            (Reading::Log(Look { used: *used, wait: us(*wait), last: us(*last) }), rest)
+            (Reading::Log(EntriesReading { used: *used, wait: us(*wait), last: us(*last) }), rest)
         }
         (Strategy::Concurrency, [used, wait, last, rest @ ..]) => {
-            (Reading::Leases(Look { used: *used, wait: us(*wait), last: us(*last) }), rest)
+            (Reading::Leases(EntriesReading { used: *used, wait: us(*wait), last: us(*last) }), rest)
         }
         (Strategy::SlidingWindowCounter, [w, s, p, c, other_w, other_s, other_p, other_c, rest @ ..]) => {
             let counts = |window: &u64, start: &u64, prev: &u64, cur: &u64| Counts {
@@ -150,7 +152,7 @@ fn read_old(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
 
 /// A charge as text: a line for each item, watching or not, cost, key, name and limit. Keys are numbered and not named:
 /// which of them are the same is all that the answer depends on.
-pub(super) fn write(items: &[Item<'_>]) -> String {
+pub(super) fn write(items: &[StoredCharge<'_>]) -> String {
     let mut keys: Vec<&str> = Vec::new();
     let mut text = String::new();
     for item in items {
@@ -159,38 +161,40 @@ pub(super) fn write(items: &[Item<'_>]) -> String {
             keys.len() - 1
         });
         let _ = write!(text, "{} {} {key} {} ", u8::from(item.shadow), item.cost.get(), item.limit.name);
-        let [strategy, one, two, three] = kept_limit::write(&item.limit.limit);
+        let [strategy, one, two, three] = limit_codec::write(&item.limit.limit);
         let _ = writeln!(text, "{strategy} {one} {two} {three}");
     }
     text
 }
 
 /// A charge that was read back from text.
-pub(super) struct Asked {
+pub(super) struct RememberedCharge {
     items: Vec<(StoredLimit, String, Cost, bool)>,
 }
 
-impl Asked {
-    pub(super) fn read(text: &str) -> Option<Asked> {
+impl RememberedCharge {
+    pub(super) fn read(text: &str) -> Option<RememberedCharge> {
         let items = text.lines().map(|line| {
             let words: Vec<&str> = line.split(' ').collect();
             let [shadow, cost, key, name, strategy, one, two, three] = words[..] else { return None };
             let number = |word: &str| word.parse::<u64>().ok();
-            let limit = kept_limit::read([number(strategy)?, number(one)?, number(two)?, number(three)?]);
+            let limit = limit_codec::read([number(strategy)?, number(one)?, number(two)?, number(three)?]);
             let limit = StoredLimit::new(name, limit?);
             Some((limit, key.to_owned(), Cost::new(number(cost)?)?, shadow == "1"))
         });
-        items.collect::<Option<Vec<_>>>().map(|items| Asked { items })
+        items.collect::<Option<Vec<_>>>().map(|items| RememberedCharge { items })
     }
 
-    pub(super) fn items(&self) -> Vec<Item<'_>> {
+    pub(super) fn items(&self) -> Vec<StoredCharge<'_>> {
         let items = self.items.iter();
-        items.map(|(limit, key, cost, shadow)| Item { limit, key, cost: *cost, shadow: *shadow }).collect()
+        items
+            .map(|(limit, key, cost, shadow)| StoredCharge { limit, key, cost: *cost, shadow: *shadow })
+            .collect()
     }
 }
 
 /// The answers for the parts of a charge that was found.
-pub(super) fn outcomes(parts: &Parts<'_>, found: &Found) -> Outcomes {
+pub(super) fn outcomes(parts: &MergedCharges<'_>, found: &Found) -> Outcomes {
     parts.outcomes(found.readings.iter().copied(), found.now)
 }
 
@@ -217,11 +221,16 @@ mod tests {
         let mut items = Vec::new();
         for (index, limit) in limits.iter().enumerate() {
             let key = if index % 2 == 0 { "x y\n z" } else { "other" };
-            items.push(Item { limit, key, cost: Cost::new(index as u64 + 1).unwrap(), shadow: index == 3 });
+            items.push(StoredCharge {
+                limit,
+                key,
+                cost: Cost::new(index as u64 + 1).unwrap(),
+                shadow: index == 3,
+            });
         }
         let text = write(&items);
         assert!(!text.contains("x y"), "no key is kept");
-        let asked = Asked::read(&text).unwrap();
+        let asked = RememberedCharge::read(&text).unwrap();
         let back = asked.items();
         assert_eq!(back.len(), items.len());
         for (one, other) in back.iter().zip(&items) {
@@ -229,22 +238,22 @@ mod tests {
         }
         assert_eq!((back[0].key, back[1].key, back[2].key), ("0", "1", "0"));
         for wrong in ["1", "1 2 3 n 7 1 1 1\n", "0 0 0 n 3 5 1000 0\n", "0 1 0 n 3 0 1000 0\n"] {
-            assert!(Asked::read(wrong).is_none(), "{wrong}");
+            assert!(RememberedCharge::read(wrong).is_none(), "{wrong}");
         }
-        assert_eq!(Asked::read("").unwrap().items().len(), 0);
+        assert_eq!(RememberedCharge::read("").unwrap().items().len(), 0);
     }
 
     #[test]
     fn answers_that_make_no_sense_are_none() {
         let limit = StoredLimit::new("a", Limit::fixed_window(5, Micros::from_secs(1)).unwrap());
-        let parts = [Part { limit: &limit, key: "k", cost: Cost::ONE, shadow: false }];
+        let parts = [StoredCharge { limit: &limit, key: "k", cost: Cost::ONE, shadow: false }];
         let packed = |numbers: &[u64]| -> Vec<u8> {
             numbers.iter().flat_map(|number| number.to_be_bytes()[1..].to_vec()).collect()
         };
         let read =
             |answer: &[u8]| read_found(Micros::new(9), answer, parts.iter().map(|part| part.limit.limit));
         assert!(read(&packed(&[1, 5, 2, 0])).unwrap().passed);
-        let kept = |text: &str| read_kept(&Value::BulkString(text.into()), true, &parts);
+        let kept = |text: &str| read_remembered(&Value::BulkString(text.into()), true, &parts);
         let Reading::Window(state) = kept("9,1,2000000,2,0").unwrap().readings[0] else { panic!("a window") };
         assert_eq!((state.start.get(), state.count), (1_000_000, 2));
         assert!(kept("9,1,5,2").is_none() && kept("9,1,5,x,0").is_none());

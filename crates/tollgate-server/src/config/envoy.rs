@@ -8,41 +8,26 @@ mod tree;
 
 use std::collections::BTreeMap;
 
+use tollgate::Key;
+use tollgate::config::{Extension, Field, Limits, Reader, Section};
+
 use self::tree::Node;
-use super::named;
-use super::reader::{Field, Reader, Section};
-use crate::key::Key;
-use crate::policy::Rule;
 
 /// How many entries a rule may have: more than anybody nests, and few enough to walk.
 const MOST_ENTRIES: usize = 16;
 
 /// Which descriptors of Envoy meet which limit: the rules of `[[envoy]]`.
 ///
-/// ```
-/// use tollgate::config::Config;
+/// ```toml
+/// [[envoy]]
+/// domain = "edge"
+/// entries = ["path=/login", "remote_address"]  # each address by itself
+/// limit = "login"
 ///
-/// let config = Config::parse(r#"
-///     [limits.login]
-///     strategy = "fixed_window"
-///     limit = 5
-///     window = "1m"
-///
-///     [[envoy]]
-///     domain = "edge"
-///     entries = ["path=/login", "remote_address"]  # each address by itself
-///     limit = "login"
-///
-///     [[envoy]]
-///     domain = "edge"
-///     entries = ["path=/login", "remote_address=10.*"]
-///     unlimited = true
-/// "#)?;
-/// let rule = |address| config.envoy.find("edge", &[("path", "/login"), ("remote_address", address)]);
-/// assert_eq!(rule("192.0.2.1").and_then(|rule| rule.limit.as_deref()), Some("login"));
-/// assert_eq!(rule("10.0.0.1").and_then(|rule| rule.limit.as_deref()), None);
-/// assert_eq!(config.envoy.find("edge", &[("path", "/login")]), None);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// [[envoy]]
+/// domain = "edge"
+/// entries = ["path=/login", "remote_address=10.*"]
+/// unlimited = true
 /// ```
 ///
 /// An entry is `key` for any value, `key=value` for this one, or `key=prefix*` for all that begin so. Of the rules that match,
@@ -58,7 +43,7 @@ const MOST_ENTRIES: usize = 16;
 /// | `shared` | keys of entries whose values share one counter | none |
 /// | `headers` | whether the caller gets the rate-limit headers of the limit | `true` |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EnvoyRules {
+pub(crate) struct EnvoyRules {
     rules: Vec<EnvoyRule>,
     /// The places of the rules above, by domain.
     domains: BTreeMap<String, Node>,
@@ -66,33 +51,31 @@ pub struct EnvoyRules {
 
 /// One rule of `[[envoy]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct EnvoyRule {
+pub(crate) struct EnvoyRule {
     /// The domain that Envoy names.
-    pub domain: String,
+    pub(crate) domain: String,
     /// The entries of the descriptors that it matches.
-    pub entries: Vec<EnvoyEntry>,
+    pub(crate) entries: Vec<EnvoyEntry>,
     /// The limit that they meet; `None` lets them pass, uncounted.
-    pub limit: Option<String>,
+    pub(crate) limit: Option<String>,
     /// Whether the caller gets the headers of the limit.
-    pub headers: bool,
+    pub(crate) headers: bool,
 }
 
 /// One entry of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct EnvoyEntry {
+pub(crate) struct EnvoyEntry {
     /// The entry's key.
-    pub key: String,
+    pub(crate) key: String,
     /// Which values match.
-    pub value: EnvoyValue,
+    pub(crate) value: EnvoyValue,
     /// Whether all values that match share one counter.
-    pub shared: bool,
+    pub(crate) shared: bool,
 }
 
 /// Which values of an entry match.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EnvoyValue {
+pub(crate) enum EnvoyValue {
     /// This one.
     Exact(String),
     /// All that begin so.
@@ -103,20 +86,13 @@ pub enum EnvoyValue {
 
 impl EnvoyRules {
     /// The rules, in the order of the file.
-    pub fn rules(&self) -> &[EnvoyRule] {
+    pub(crate) fn rules(&self) -> &[EnvoyRule] {
         &self.rules
     }
 
-    /// The most specific rule that matches a descriptor of these entries.
-    pub fn find(&self, domain: &str, entries: &[(&str, &str)]) -> Option<&EnvoyRule> {
-        let entries: Vec<(&[u8], &[u8])> =
-            entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
-        self.find_bytes(domain, &entries)
-    }
-
-    /// The same for entries in bytes, as Envoy sends what clients put into headers. What is not text matches a rule that takes any
-    /// value, or a prefix that it begins with.
-    pub fn find_bytes(&self, domain: &str, entries: &[(&[u8], &[u8])]) -> Option<&EnvoyRule> {
+    /// The most specific rule that matches a descriptor of these entries. They are bytes, as Envoy sends what clients put into headers;
+    /// what is not text matches a rule that takes any value, or a prefix that it begins with.
+    pub(crate) fn find(&self, domain: &str, entries: &[(&[u8], &[u8])]) -> Option<&EnvoyRule> {
         self.domains.get(domain)?.find(entries).map(|index| &self.rules[index])
     }
 
@@ -129,34 +105,26 @@ impl EnvoyRules {
     }
 }
 
-/// Reads all rules. `limits` are the names there are, `rules` the limits that could be read.
-pub(super) fn read(
-    reader: &mut Reader<'_>,
-    field: &Field<'_>,
-    limits: Option<&Section<'_>>,
-    rules: &[Rule],
-) -> EnvoyRules {
-    let names: Vec<&str> = limits.into_iter().flat_map(Section::fields).map(|field| field.name).collect();
-    let mut all = EnvoyRules::default();
-    for section in reader.sections(field) {
-        let section = section.showing_all();
-        let read = read_rule(reader, &section, &names, rules);
-        if let Some(Err(other)) = read.map(|rule| all.add(rule))
-            && let Some(entries) = section.field("entries")
-        {
-            let fix = format!("rule {} has the same domain and entries; keep one of them", other + 1);
-            reader.mistake(entries, fix);
+impl Extension for EnvoyRules {
+    fn name(&self) -> &'static str {
+        "envoy"
+    }
+
+    fn read(&mut self, reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limits<'_>) {
+        for section in reader.sections(field) {
+            let section = section.showing_all();
+            let read = read_rule(reader, &section, limits);
+            if let Some(Err(other)) = read.map(|rule| self.add(rule))
+                && let Some(entries) = section.field("entries")
+            {
+                let fix = format!("rule {} has the same domain and entries; keep one of them", other + 1);
+                reader.mistake(entries, fix);
+            }
         }
     }
-    all
 }
 
-fn read_rule(
-    reader: &mut Reader<'_>,
-    section: &Section<'_>,
-    names: &[&str],
-    rules: &[Rule],
-) -> Option<EnvoyRule> {
+fn read_rule(reader: &mut Reader<'_>, section: &Section<'_>, limits: &Limits<'_>) -> Option<EnvoyRule> {
     reader.only(section, &["domain", "entries", "limit", "unlimited", "shared", "headers"]);
     let domain = match section.field("domain") {
         Some(field) => read_domain(reader, field),
@@ -172,7 +140,7 @@ fn read_rule(
             None
         }
     };
-    let limit = read_limit(reader, section, names, rules);
+    let limit = read_limit(reader, section, limits);
     let headers = section.field("headers").and_then(|field| reader.truth(field)).unwrap_or(true);
     let mut entries = entries?;
     if let Some(field) = section.field("shared") {
@@ -226,12 +194,7 @@ fn entry_of(text: &str) -> Result<EnvoyEntry, String> {
 }
 
 /// Reads `limit` or `unlimited`: `Some(None)` for what passes, and `None` where a mistake says why.
-fn read_limit(
-    reader: &mut Reader<'_>,
-    section: &Section<'_>,
-    names: &[&str],
-    rules: &[Rule],
-) -> Option<Option<String>> {
+fn read_limit(reader: &mut Reader<'_>, section: &Section<'_>, limits: &Limits<'_>) -> Option<Option<String>> {
     let unlimited = section.field("unlimited");
     let is_unlimited = match unlimited {
         Some(field) => reader.truth(field)?,
@@ -239,7 +202,7 @@ fn read_limit(
     };
     let Some(field) = section.field("limit") else {
         if !is_unlimited {
-            let example = names.first().copied().unwrap_or("api");
+            let example = limits.names().first().copied().unwrap_or("api");
             reader.missing(section, "limit", format!("\"{example}\", or unlimited = true"));
             return None;
         }
@@ -249,7 +212,7 @@ fn read_limit(
         reader.mistake(field, "does not go with unlimited = true; remove one of the two");
         return None;
     }
-    named::read(reader, field, names, rules, Some("Envoy does not say when a request is done")).map(Some)
+    limits.read_name(reader, field, Some("Envoy does not say when a request is done")).map(Some)
 }
 
 /// Reads which entries share one counter.
@@ -269,7 +232,7 @@ fn read_shared(reader: &mut Reader<'_>, field: &Field<'_>, entries: &mut [EnvoyE
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{check, parse};
+    use crate::config::tests::{check, parse};
 
     const LIMITS: &str = "[limits]\napi = { unlimited = true }\nlogin = { blocked = true }\n\
                           pool = { strategy = 'concurrency', limit = 5, lease = '1s' }\n[[envoy]]\n";
@@ -299,7 +262,34 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn the_most_specific_rule_wins() {
+        let config = parse(
+            r#"
+            [limits.login]
+            strategy = "fixed_window"
+            limit = 5
+            window = "1m"
+
+            [[envoy]]
+            domain = "edge"
+            entries = ["path=/login", "remote_address"]
+            limit = "login"
+
+            [[envoy]]
+            domain = "edge"
+            entries = ["path=/login", "remote_address=10.*"]
+            unlimited = true
+            "#,
+        );
+        let path: (&[u8], &[u8]) = (b"path", b"/login");
+        let rule = |address: &[u8]| config.envoy.find("edge", &[path, (b"remote_address", address)]);
+        assert_eq!(rule(b"192.0.2.1").and_then(|rule| rule.limit.as_deref()), Some("login"));
+        assert_eq!(rule(b"10.0.0.1").map(|rule| rule.limit.as_deref()), Some(None));
+        assert_eq!(config.envoy.find("edge", &[path]), None);
+    }
+
+    #[test]
+    fn mistakes_are_reported() {
         let fields = |entries: &str, limit: &str| format!("domain = 'edge'\nentries = {entries}\n{limit}");
         for (entries, limit, line, field, value, fix) in [
             (

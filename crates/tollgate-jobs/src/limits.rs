@@ -2,25 +2,25 @@
 //!
 //! What a type of job, a queue or all jobs together may do is a handful of limits with names of their own
 //! (`jobs.type.NAME`, `jobs.queue.NAME`, `jobs.global`), so that validation, reload, overrides, shadow, fallback, metrics and the
-//! page treat them as they treat every limit. What is said beside them (behaviour, delays) is data for `tollgate-jobs`, which
-//! charges them. Nothing here counts, decides or waits.
+//! page treat them as they treat every limit. The rest (behaviour, delays) is data for the gate, which charges them. Nothing here
+//! counts, decides or waits.
 //!
-//! Built in code by `tollgate-jobs`, or read from `[jobs]` by `config/jobs.rs`.
+//! Built in code by `policy.rs`, or read from `[jobs]` by `config.rs`.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use tollgate_kernel::Limit;
+use tollgate::config::excerpt;
+use tollgate::{Allowance, Fallback, Key, Limit, Rule};
 
-use super::{Allowance, Fallback, PolicyError, Rule, name_fault};
-use crate::key::Key;
+use crate::error::Error;
 
 /// How long a delayed job sleeps at most by default before it is looked at again.
-pub const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(300);
+pub(crate) const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(300);
 
-/// How long a lease of a running job lasts by default unless it is renewed.
-pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+/// How long a lease of a running job lasts by default if it is not renewed.
+pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
 /// What becomes of a job that is over a limit. Later ones are stricter: of several limits that deny, the strictest decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,13 +86,13 @@ impl JobScope<'_> {
     }
 
     /// What the limits are charged to, unless a field splits them: `job:<type>`, `queue:<name>` or `global`.
-    pub fn key(&self) -> Result<Key<'static>, PolicyError> {
+    pub fn key(&self) -> Result<Key<'static>, Error> {
         let key = match self {
             JobScope::Global => Key::parse("global"),
             JobScope::Queue(name) => Key::new("queue", name),
             JobScope::Type(name) => Key::new("job", name),
         };
-        key.map(Key::into_owned).map_err(|error| PolicyError(format!("{self}: {error}")))
+        key.map(Key::into_owned).map_err(|error| Error::new(format!("{self}: {error}")))
     }
 }
 
@@ -101,8 +101,8 @@ impl fmt::Display for JobScope<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             JobScope::Global => f.write_str("all jobs"),
-            JobScope::Queue(name) => write!(f, "the queue `{}`", super::Excerpt(name)),
-            JobScope::Type(name) => write!(f, "the job type `{}`", super::Excerpt(name)),
+            JobScope::Queue(name) => write!(f, "the queue `{}`", excerpt(name)),
+            JobScope::Type(name) => write!(f, "the job type `{}`", excerpt(name)),
         }
     }
 }
@@ -131,7 +131,7 @@ pub struct JobLimits {
     pub limits: Vec<String>,
     /// The key that those are charged to; `{name}` stands for a field of the arguments or metadata. By default `global`.
     pub limit_key: Option<String>,
-    /// Whether the limits of this scope only watch.
+    /// Whether the limits of this scope are in shadow mode: they decide and count, and never deny.
     pub shadow: bool,
     /// Their own answer to a failing store.
     pub fallback: Option<Fallback>,
@@ -200,12 +200,27 @@ impl JobLimits {
     }
 }
 
-/// All that is said of jobs.
+/// The section `[jobs]`, which [`Config::parse_with`](tollgate::config::Config::parse_with) reads into it.
+///
+/// It has `database`, `global`, `[jobs.queues.NAME]` and `[jobs.types.NAME]`. Their limits are limits
+/// like others, called `jobs.global`, `jobs.queue.NAME` and `jobs.type.NAME`.
+///
+/// | of a type, a queue or `global` | says | by default |
+/// |---|---|---|
+/// | `limit`, `window`, or the fields of another `strategy` | how many may start | |
+/// | `also` | a list of further limits on starts, charged together | none |
+/// | `concurrency`, `lease` | how many run at once, and how long a dead worker's place is kept | none, `30s` |
+/// | `on_exceeded` | `delay`, `reject` or `skip` | `delay` |
+/// | `max_delay` | the longest sleep of a delayed job before it is looked at again | `5m` |
+/// | `give_up_after` | after how long in delays a job is rejected | never |
+/// | `key`, `if_missing` | the field that splits the limit, and what becomes of jobs without it (`shared`, `deny`) | one limit for all, `shared` |
+/// | `limits`, `limit_key` | limits of `[limits]` that a run charges too, and their key | none, `global` |
+/// | `shadow`, `fallback`, `overrides` | as of every limit | |
 ///
 /// ```
 /// use std::time::Duration;
 /// use tollgate::Limit;
-/// use tollgate::policy::jobs::{JobLimits, JobsConfig};
+/// use tollgate_jobs::{JobLimits, JobsConfig};
 ///
 /// let mut send_email = JobLimits::default();
 /// send_email.limit = Some(Limit::sliding_window(100, Duration::from_secs(3_600))?);
@@ -237,30 +252,30 @@ impl JobsConfig {
     }
 
     /// The rules of all scopes, to be put beside others in a policy.
-    pub fn rules(&self) -> Result<Vec<Rule>, PolicyError> {
+    pub fn rules(&self) -> Result<Vec<Rule>, Error> {
         let mut names = BTreeSet::new();
         let mut scopes = BTreeSet::new();
         let mut rules = Vec::new();
         for (scope, limits) in self.scopes() {
             if !scopes.insert(scope) {
-                return Err(PolicyError(format!("there are two policies for {scope}; keep one of them")));
+                return Err(Error::new(format!("there are two policies for {scope}; keep one of them")));
             }
             if let Some(fault) = limits.fault(scope) {
-                return Err(PolicyError(format!("{scope}: {fault}")));
+                return Err(Error::new(format!("{scope}: {fault}")));
             }
             for (index, (name, limit)) in limits.named(scope).into_iter().enumerate() {
-                if let Some(fix) = name_fault(&name) {
-                    return Err(PolicyError(format!(
+                if let Some(fix) = Rule::name_fault(&name) {
+                    return Err(Error::new(format!(
                         "{scope}: is not a name for the limit `{}`: {fix}",
-                        super::Excerpt(&name)
+                        excerpt(&name)
                     )));
                 }
                 if !names.insert(name.clone()) {
-                    return Err(PolicyError(format!(
+                    return Err(Error::new(format!(
                         "{scope}: the limit `{name}` is also that of another type or queue; give one of them another name"
                     )));
                 }
-                let mut rule = Rule::new(name, limit)?;
+                let mut rule = Rule::new(name, limit).map_err(tollgate::Error::from)?;
                 if let Some(fallback) = limits.fallback {
                     rule = rule.fallback(fallback);
                 }
@@ -270,7 +285,7 @@ impl JobsConfig {
                 let overrides =
                     if index == 0 && limits.limit.is_some() { limits.overrides.as_slice() } else { &[] };
                 for (key, allowance) in overrides {
-                    rule = rule.with_override(key.clone(), *allowance)?;
+                    rule = rule.with_override(key.clone(), *allowance).map_err(tollgate::Error::from)?;
                 }
                 rules.push(rule);
             }
@@ -278,7 +293,7 @@ impl JobsConfig {
         Ok(rules)
     }
 
-    /// Whether nothing is said.
+    /// Whether there are no limits.
     pub fn is_empty(&self) -> bool {
         self.scopes().next().is_none()
     }

@@ -38,7 +38,7 @@ pub(crate) trait Carrier: Clone + Send + Sync + 'static {
     type Answer: Send;
 
     /// How many go together at most.
-    const TOGETHER: usize;
+    const MAX_BATCH: usize;
 
     /// Whether a key may be in one call only once. A key that has another call in flight then also goes alone: it may have to
     /// wait for that one, and nobody else is to wait with it.
@@ -311,7 +311,7 @@ impl<C: Carrier> Queue<C> {
         let left_us = latest.saturating_duration_since(now).as_micros();
         let carry_us = u128::from(self.carry_us.load(Ordering::Relaxed).max(1));
         let batches = usize::try_from(left_us / carry_us).unwrap_or(usize::MAX).saturating_mul(ways);
-        batches.saturating_mul(C::TOGETHER).clamp(SHORTEST_LANE * C::TOGETHER, LONGEST_LANE)
+        batches.saturating_mul(C::MAX_BATCH).clamp(SHORTEST_LANE * C::MAX_BATCH, LONGEST_LANE)
     }
 
     /// Notes how long a batch took: an average in which the last counts an eighth.
@@ -390,8 +390,8 @@ impl<C: Carrier> Lane<C> {
         let mut batch: Vec<Waiting<C>> = Vec::new();
         let mut passed_over = Vec::new();
         let now = Instant::now();
-        while batch.len() < C::TOGETHER
-            && passed_over.len() < LOOK_AHEAD * C::TOGETHER
+        while batch.len() < C::MAX_BATCH
+            && passed_over.len() < LOOK_AHEAD * C::MAX_BATCH
             && let Some(next) = self.waiting.pop_front()
         {
             if next.answer.is_closed() || now > next.latest {
@@ -485,7 +485,7 @@ mod tests {
         type Alike = u64;
         type Key = u64;
         type Answer = u64;
-        const TOGETHER: usize = 4;
+        const MAX_BATCH: usize = 4;
         const ONCE: bool = IS_ONCE;
 
         fn queue(&self) -> &Queue<Self> {
