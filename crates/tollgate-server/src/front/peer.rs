@@ -114,9 +114,9 @@ mod tests {
     }
 
     fn peers(most: usize, trusted: Option<&[&str]>) -> Arc<Peers> {
-        let mut config = ServerConfig::default();
-        config.store_calls_per_peer = Some(most);
-        config.trusted_peers = trusted.map(|all| all.iter().map(|text| address(text)).collect());
+        let trusted_peers = trusted.map(|all| all.iter().map(|text| address(text)).collect());
+        let config =
+            ServerConfig { store_calls_per_peer: Some(most), trusted_peers, ..ServerConfig::default() };
         Peers::of(&config)
     }
 
