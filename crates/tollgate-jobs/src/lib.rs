@@ -30,10 +30,10 @@ pub use gate::{JobGate, JobGateBuilder, JobStatus};
 pub use job::Job;
 pub use limits::{JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 pub use line::ClosedKey;
+pub use metrics::METRICS;
 pub use overview::{
     ClosedLabel, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, Unreadable, WaitingJob,
 };
-pub use metrics::METRICS;
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};
 pub use wake::Wake;

@@ -796,7 +796,10 @@ mod tests {
         Config::parse_with("", variables, &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let llm = llm.config.expect("a section");
         assert_eq!((llm.window.as_secs(), llm.max_wait.as_secs(), llm.default_output_tokens), (10, 30, 500));
-        assert_eq!((llm.max_waiting, llm.memory, llm.margin.map(|margin| margin.as_millis())), (7, 64 << 20, Some(50)));
+        assert_eq!(
+            (llm.max_waiting, llm.memory, llm.margin.map(|margin| margin.as_millis())),
+            (7, 64 << 20, Some(50))
+        );
         assert_eq!((llm.unknown_model, llm.on_oversize), (UnknownModel::Refuse, Oversize::Alone));
         assert_eq!(llm.log_dir, Some(PathBuf::from("logs")));
         let misspelt = [("TOLLGATE_LLM_WINDW".to_owned(), "10s".to_owned())];

@@ -192,7 +192,8 @@ impl ModelLimits {
             for group in groups_of(&config, &upstream.name) {
                 let keys = upstream.keys.iter().filter(|key| key.group == group).count();
                 let known = state.groups.get(&group);
-                let rest = parked.iter().filter(|parked| parked.group == group).map(|parked| parked.left).max();
+                let rest =
+                    parked.iter().filter(|parked| parked.group == group).map(|parked| parked.left).max();
                 groups.push(GroupView {
                     upstream: upstream.name.clone(),
                     limited: known.map_or(0, |known| known.limited.sum(now)),

@@ -200,7 +200,7 @@ mod tests {
                 r#"{"output":[{"type":"message","id":"msg_1","content":[{"type":"output_text","text":"hello world"}]}]}"#,
                 counted(2),
             ),
-            (r#"{"input_tokens":7}"#, counted(0)),
+            (r#"{"input_tokens":7}"#, Some((Usage::default(), false))),
             (r#"{"usage":null}"#, None),
             ("not json", None),
         ] {

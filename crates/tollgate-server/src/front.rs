@@ -2,7 +2,6 @@
 //!
 //! A face reads what came in, asks the registry through `app.rs`, and answers in its own words. It never counts.
 
-mod batch;
 pub(crate) mod json;
 pub(crate) mod models;
 pub(crate) mod page;

@@ -104,6 +104,13 @@ impl fmt::Display for Failure {
 }
 
 impl StoreError {
+    /// A settlement that does not give one amount for each charge ([`Settlement::Each`](crate::Settlement::Each)).
+    pub fn wrong_count(charges: usize, amounts: usize) -> StoreError {
+        StoreError::invalid(format!(
+            "the reservation has {charges} charges, and {amounts} amounts were given; give one for each, in their order"
+        ))
+    }
+
     /// The call itself was wrong; sending it again does not help.
     pub fn invalid(message: impl Into<String>) -> StoreError {
         StoreError {

@@ -234,10 +234,15 @@ impl FromStr for ChargeId {
 pub enum Settlement {
     /// It cost this much, under every limit of the charge; only for charges that reserved the same under each.
     Actual(u64),
-    /// It cost this much under each named limit, and what was reserved under the others.
-    Each(Vec<(String, u64)>),
+    /// What each charge of the call cost, in their order: one amount for each. Amounts of repeated pairs of limit and key add up, as
+    /// what was reserved does. What took nothing (a shadow limit refused it) has nothing to correct, whatever its amount.
+    Each(Vec<u64>),
+    /// It cost this much under each named limit, for every key, and what was reserved under the others.
+    Named(Vec<(String, u64)>),
     /// It came to nothing: all of it is given back.
     Cancel,
+    /// Its leases end, and what else was charged stays as it was reserved.
+    Release,
     /// It goes on: leases are renewed, and the time to settle starts again.
     Renew,
 }

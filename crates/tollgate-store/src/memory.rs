@@ -245,9 +245,9 @@ impl MemoryStore {
             }
         }
         let holder = Holder { id: hold.id.get(), until_released: hold.ttl == Hold::UNTIL_RELEASED };
-        self.inner
-            .holds
-            .hold(hold, items.len(), keys, now, |keep| self.inner.charge_all(items, now, holder, keep))
+        self.inner.holds.hold(hold, items.len(), keys, self.inner.pair_of(items), now, |keep| {
+            self.inner.charge_all(items, now, holder, keep)
+        })
     }
 
     /// Charges all items, or none, if all keys are remembered already and it can be done without waiting; hands over what each

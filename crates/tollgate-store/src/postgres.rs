@@ -395,20 +395,26 @@ impl PostgresStore {
     }
 
     async fn settle_hold(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, StoreError> {
-        let (kind, actual, each): (&str, Option<u64>, &[(String, u64)]) = match settlement {
-            Settlement::Actual(actual) => ("actual", Some(*actual), &[]),
-            Settlement::Each(actuals) => ("each", None, actuals),
-            Settlement::Cancel => ("cancel", None, &[]),
-            Settlement::Renew => ("renew", None, &[]),
+        let bounded = |actual: &u64| whole((*actual).min(MAX_COUNT));
+        let (kind, actual): (&str, Option<i64>) = match settlement {
+            Settlement::Actual(actual) => ("actual", Some(bounded(actual))),
+            Settlement::Each(_) => ("positions", None),
+            Settlement::Named(_) | Settlement::Release => ("each", None),
+            Settlement::Cancel => ("cancel", None),
+            Settlement::Renew => ("renew", None),
+        };
+        // No text in PostgreSQL has a NUL, and no limit's name; what a caller sends is the caller's mistake, and not the store's.
+        let (names, actuals): (Vec<String>, Vec<i64>) = match settlement {
+            Settlement::Each(actuals) => (Vec::new(), actuals.iter().map(bounded).collect()),
+            Settlement::Named(actuals) => {
+                let sound = |name: &String| name.replace('\0', "\u{fffd}");
+                actuals.iter().map(|(name, actual)| (sound(name), bounded(actual))).unzip()
+            }
+            _ => Default::default(),
         };
         let until = self.until();
         let _share = self.settlement_share(id, &until).await?;
         let id = Uuid::from_u128(id.get());
-        let bounded = |actual: u64| whole(actual.min(MAX_COUNT));
-        let actual = actual.map(bounded);
-        // No text in PostgreSQL has a NUL, and no limit's name; what a caller sends is the caller's mistake, and not the store's.
-        let names: Vec<String> = each.iter().map(|(name, _)| name.replace('\0', "\u{fffd}")).collect();
-        let actuals: Vec<i64> = each.iter().map(|(_, actual)| bounded(*actual)).collect();
         let clock_us = self.inner.clock_us();
         let values: &[&(dyn ToSql + Sync)] = &[&id, &kind, &actual, &names, &actuals, &clock_us];
         let row = self.call_one(Verb::Settle, Resend::Once, values, &until).await?;
@@ -436,6 +442,10 @@ impl PostgresStore {
                     other.map_or("", String::as_str),
                     held.join(", ")
                 )))
+            }
+            "count" => {
+                let charges = column::<Vec<i64>>(&row, 3)?.first().copied().unwrap_or_default();
+                Err(StoreError::wrong_count(usize::try_from(charges).unwrap_or_default(), actuals.len()))
             }
             other => Err(nonsense(format!("the verdict {other}"))),
         }

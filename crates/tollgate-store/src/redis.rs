@@ -253,10 +253,8 @@ impl RedisStore {
         deadline: Instant,
     ) -> Result<Settled, StoreError> {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        match self.send_settlement(settlement, &keys, 1, deadline, &|| {}).await? {
-            Value::Array(answers) if answers.len() == 1 => batch::read_settled(&answers[0]),
-            _ => Err(codec::no_answer("a settlement")),
-        }
+        let answer = self.send_settlement(settlement, &keys, 1, deadline, &|| {}).await?;
+        batch::read_only(&answer, settlement)
     }
 
     async fn settle_one(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, StoreError> {

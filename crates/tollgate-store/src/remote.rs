@@ -68,6 +68,16 @@ impl<'a> MergedCharges<'a> {
         self.parts.iter().zip(readings).map(answer).collect()
     }
 
+    /// What each part came to, from one amount for each item.
+    #[cfg(feature = "redis")]
+    pub(crate) fn totals(&self, actuals: &[u64]) -> Vec<u64> {
+        let mut totals = vec![0_u64; self.parts.len()];
+        for (part, actual) in self.of_item.iter().zip(actuals) {
+            totals[*part] = totals[*part].saturating_add(*actual);
+        }
+        totals
+    }
+
     /// The answer for the items of the charge, from one for each part. `passed` is what the store says of the whole charge.
     pub(crate) fn conclude(&self, outcomes: &[Outcome], passed: bool) -> Result<Charged, StoreError> {
         let passes = |(part, outcome): (&StoredCharge<'_>, &Outcome)| outcome.allowed || part.shadow;

@@ -22,6 +22,13 @@ pub struct Decision {
     binding: usize,
 }
 
+/// The decision of one limit by itself.
+impl From<Outcome> for Decision {
+    fn from(outcome: Outcome) -> Decision {
+        Decision::new(std::iter::once(outcome).collect())
+    }
+}
+
 impl Decision {
     /// From the answers of at least one limit.
     pub(crate) fn new(outcomes: Outcomes) -> Decision {

@@ -59,10 +59,9 @@ impl Reservation {
     }
 
     /// Corrects each charge to what it truly cost, in the order of the charges. A charge that took nothing (its key is unlimited,
-    /// or a shadow limit would have denied it) has nothing to correct; repeated pairs of limit and key add up. Of charges of
-    /// different keys under one limit, all are settled with the dearest.
+    /// or a shadow limit would have denied it) has nothing to correct; repeated pairs of limit and key add up.
     pub async fn settle_each(&self, actuals: &[u64]) -> Result<Settled, Error> {
-        let settlement = self.each(actuals)?;
+        let settlement = self.held.each(actuals)?;
         self.apply(&settlement).await
     }
 
@@ -81,37 +80,8 @@ impl Reservation {
         &self.held
     }
 
-    /// The settlement by position. Stores settle by the name of the limit.
-    pub(crate) fn each(&self, actuals: &[u64]) -> Result<Settlement, Error> {
-        let parts = &self.held.parts;
-        if actuals.len() != parts.len() {
-            return Err(Error::call(format!(
-                "the reservation has {} charges, and {} amounts were given; give one for each, in their order",
-                parts.len(),
-                actuals.len()
-            )));
-        }
-        let total = |first: usize| {
-            let same = parts.iter().zip(actuals).filter(|(part, _)| part.first == first);
-            same.fold(0_u64, |sum, (_, actual)| sum.saturating_add(*actual))
-        };
-        let mut named: Vec<(String, u64)> = Vec::new();
-        for (index, part) in parts.iter().enumerate() {
-            let has_charged = parts.iter().any(|other| other.limit == part.limit && other.is_charged);
-            if part.first != index || !has_charged {
-                continue;
-            }
-            let actual = total(index);
-            match named.iter_mut().find(|(name, _)| name == part.limit) {
-                Some((_, dearest)) => *dearest = actual.max(*dearest),
-                None => named.push((part.limit.to_owned(), actual)),
-            }
-        }
-        Ok(Settlement::Each(named))
-    }
-
     async fn apply(&self, settlement: &Settlement) -> Result<Settled, Error> {
-        if self.held.is_nothing() {
+        if self.held.is_empty {
             return Ok(Settled::Done);
         }
         self.engine.settle(self.held.id, settlement).await

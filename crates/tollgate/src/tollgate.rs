@@ -186,7 +186,8 @@ impl Tollgate {
         self.call(Charges::All(charges), Mode::Refund, Take::Nothing, None)
     }
 
-    /// Settles, cancels or renews a charge by its id, in whichever process it was made.
+    /// Settles, cancels or renews a charge by its id, in whichever process it was made. By id, [`Settlement::Each`] has one amount
+    /// for each charge that is counted: an unlimited key has none. [`Reservation::settle_each`] knows which those are.
     ///
     /// While a remote store is down this is an error that may pass, and the charge stays as it is. What was reserved while it was
     /// down is settled in this process, whatever has become of the store: limits that count locally are corrected, and the

@@ -281,7 +281,7 @@ async fn what_postgres_cannot_keep_is_the_callers_error() {
     let attack = Attack::on(move |_| {
         let gate = attacker.clone();
         async move {
-            let settlement = Settlement::Each(vec![("a\0b".to_owned(), 1)]);
+            let settlement = Settlement::Named(vec![("a\0b".to_owned(), 1)]);
             let settled = gate.settle(ChargeId::random(), &settlement).await;
             assert!(!settled.is_err_and(|error| error.is_transient()), "it is the caller's mistake");
         }

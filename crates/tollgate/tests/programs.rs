@@ -3,6 +3,8 @@
 
 #[path = "programs/cancel.rs"]
 mod cancel;
+#[path = "programs/contract.rs"]
+mod contract;
 #[path = "programs/permits.rs"]
 mod permits;
 #[path = "programs/tasks.rs"]

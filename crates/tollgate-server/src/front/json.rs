@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -27,7 +26,6 @@ use tollgate::{Allowance, Charge, ChargeId, Decision, Limit, Rule, Settled, Sett
 
 use self::look::Look;
 use self::requests::{Actual, Batch, CheckRequest, OfReservation};
-use super::batch::first_run;
 use super::{page, peer};
 use crate::app::{Act, App, Decided, State};
 
@@ -150,28 +148,21 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
     if let Some(charge) = charges.iter().find(is_lease) {
         return Err(Fault::needs_reserve(charge.limit()));
     }
-    let results = Box::pin(check_each(&state, &batch, &charges)).await?;
+    let results = Box::pin(check_each(&state, &charges)).await;
     Ok(json(results.into_json()?))
 }
 
-/// Charges each by itself: those of different keys at the same time, so that a remote store makes few calls of them.
-async fn check_each(state: &State, batch: &Batch<'_>, charges: &[Charge<'_>]) -> Result<Results, Fault> {
-    let names = batch.checks.iter().map(|one| one.0.name()).collect::<Result<Vec<_>, Fault>>()?;
+/// Charges each by itself, as many in one call of the store as one call carries.
+async fn check_each(state: &State, charges: &[Charge<'_>]) -> Results {
     let mut results = Results::with_capacity(charges.len());
-    let mut at = 0;
-    while at < charges.len() {
-        let run = &charges[at..at + first_run(&names[at..], |one, other| one == other)];
-        let decided = join_all(run.chunks(1).map(async |one| {
-            let _share = peer::share().await;
-            state.gate.charge(one).await
-        }))
-        .await;
-        for (one, decided) in run.chunks(1).zip(decided) {
-            results.add(decided.map_err(|error| undecided(state, one, &error)));
+    for batch in charges.chunks(requests::MOST_CHARGES) {
+        let _share = peer::share().await;
+        match state.gate.charge_each(batch).await {
+            Ok(outcomes) => outcomes.into_iter().for_each(|outcome| results.add(Ok(outcome.into()))),
+            Err(error) => batch.iter().for_each(|_| results.add(Err(undecided(state, batch, &error)))),
         }
-        at += run.len();
     }
-    Ok(results)
+    results
 }
 
 /// The answer to a batch, as it grows: for each check the decision, or why there is none.
@@ -245,7 +236,7 @@ fn settlement(asked: &OfReservation<'_>) -> Result<Settlement, Fault> {
                 )));
             }
             each.keys().try_for_each(|name| sound_name(name))?;
-            Ok(Settlement::Each(each.iter().map(|(name, actual)| (name.clone(), *actual)).collect()))
+            Ok(Settlement::Named(each.iter().map(|(name, actual)| (name.clone(), *actual)).collect()))
         }
         None => Err(Fault::malformed("`actual` says what it cost; to give all of it back, ask /v1/cancel")),
     }

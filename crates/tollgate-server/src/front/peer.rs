@@ -1,6 +1,6 @@
 //! How many calls to a shared store one peer has in flight, over all its connections and all faces.
 //!
-//! A connection has few calls in flight by itself (`batch.rs`), but a peer may have a thousand connections, and each key and each
+//! A connection has one call in flight by itself, but a peer may have a thousand connections, and each key and each
 //! limit has a share of the store of its own, of which a caller can invent or name many. So calls of one peer address, or one /64 of
 //! IPv6, have a number of permits. A call that finds none waits for the calls of its own peer, in the order of coming and before
 //! anything is sent: nothing of the store is taken meanwhile, no timeout of the store runs, and nobody else waits.
@@ -114,9 +114,9 @@ mod tests {
     }
 
     fn peers(most: usize, trusted: Option<&[&str]>) -> Arc<Peers> {
-        let mut config = ServerConfig::default();
-        config.store_calls_per_peer = Some(most);
-        config.trusted_peers = trusted.map(|all| all.iter().map(|text| address(text)).collect());
+        let trusted_peers = trusted.map(|all| all.iter().map(|text| address(text)).collect());
+        let config =
+            ServerConfig { store_calls_per_peer: Some(most), trusted_peers, ..ServerConfig::default() };
         Peers::of(&config)
     }
 

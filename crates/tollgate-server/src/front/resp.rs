@@ -2,14 +2,15 @@
 //! `TOLLGATE.CHECK` for limits of the policy.
 //!
 //! Everything that one read brought is answered in one write. Where the counters are in this process all of it is decided in one
-//! go, without allocating; where they are remote, charges of different keys are sent at once, a few at a time, and
-//! answered in order. `parse.rs` finds commands, `request.rs` reads the two that ask for a decision, `session.rs` answers all others,
+//! go, without allocating; where they are remote, a pipeline is charged by `charge_each`, many commands in one call of the store
+//! (`pipeline.rs`). `parse.rs` finds commands, `request.rs` reads the two that ask for a decision, `session.rs` answers all others,
 //! `queue.rs` keeps those of a transaction, `reply.rs` writes. The limits that a connection used last are at hand (`limiters.rs`).
 
 #[cfg(test)]
 mod in_flight;
 mod limiters;
 mod parse;
+mod pipeline;
 mod queue;
 mod reply;
 mod request;
@@ -20,19 +21,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use futures_util::future::join_all;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tollgate::store::Micros;
-use tollgate::{Charge, Key, Outcome, Reason, Tollgate};
+use tollgate::{Key, Outcome, Reason, Tollgate};
 
 use self::limiters::LimiterCache;
 use self::parse::Spans;
+use self::pipeline::Pipeline;
 use self::reply::Reply;
 use self::request::{Mistake, Request, canonical, write_check, write_throttle};
 use self::session::{Session, Then};
-use super::batch::goes_along;
-use super::peer;
 use super::undecided::words;
 use crate::app::{App, Bounds};
 use crate::token::Token;
@@ -196,10 +195,9 @@ impl Connection {
         (at, Stop::Full)
     }
 
-    /// The same where the counters are remote.
+    /// The same where the counters are remote. What is not charged waits for the charges before it.
     async fn answer_remote(&mut self, gate: &Tollgate, bytes: &[u8]) -> (usize, Stop) {
-        let bounds = self.limiters.bounds();
-        let mut batch: Vec<Request<'_>> = Vec::new();
+        let mut pipeline = Pipeline::new(gate, self.limiters.bounds());
         let mut at = 0;
         while self.reply.bytes.len() < FULL {
             let rest = &bytes[at..];
@@ -210,7 +208,7 @@ impl Connection {
                     self.spans.command(rest)
                 }
                 Ok(None) | Err(_) => {
-                    decide_remote(gate, bounds, &mut batch, &mut self.reply).await;
+                    pipeline.decide(&mut self.reply).await;
                     let Err(fault) = found else { return (at, Stop::Done) };
                     self.reply.error(fault);
                     return (at, Stop::Ended);
@@ -218,16 +216,16 @@ impl Connection {
             };
             let Some(command) = command else { continue };
             let request = if self.session.decides() { Request::read(&command) } else { None };
-            // What is answered in order, or charged to one key in order, waits for those before it.
-            let goes_along = match &request {
-                Some(Ok(request)) => goes_along(&batch, request, Request::is_of_one_key),
-                _ => false,
-            };
-            if !goes_along {
-                decide_remote(gate, bounds, &mut batch, &mut self.reply).await;
+            if let Some(Ok(request)) = request {
+                pipeline.add(request);
+                if pipeline.is_full() {
+                    pipeline.decide(&mut self.reply).await;
+                }
+                continue;
             }
+            pipeline.decide(&mut self.reply).await;
             match request {
-                Some(Ok(request)) => batch.push(request),
+                Some(Ok(_)) => {}
                 Some(Err(mistake)) => self.reply.error(mistake),
                 None => match self.session.answer(&command, &mut self.reply) {
                     Then::GoesOn => {}
@@ -236,7 +234,7 @@ impl Connection {
                 },
             }
         }
-        decide_remote(gate, bounds, &mut batch, &mut self.reply).await;
+        pipeline.decide(&mut self.reply).await;
         (at, Stop::Full)
     }
 }
@@ -277,46 +275,6 @@ fn decide_local(
         }
     }
     Ok(())
-}
-
-/// Decides what was gathered, and tells it in order.
-async fn decide_remote(gate: &Tollgate, bounds: Bounds, batch: &mut Vec<Request<'_>>, reply: &mut Reply) {
-    if batch.is_empty() {
-        return;
-    }
-    let decided = join_all(batch.iter().map(|request| charge(gate, bounds, request))).await;
-    for (request, decided) in batch.drain(..).zip(decided) {
-        match (request, decided) {
-            (Request::Throttle { quantity, .. }, Ok(outcome)) => {
-                write_throttle(reply, outcome.numbers(), quantity);
-            }
-            (Request::Check { limit, .. }, Ok(outcome)) => write_check(reply, limit, &counted(&outcome)),
-            (_, Err(mistake)) => reply.error(mistake),
-        }
-    }
-}
-
-async fn charge(gate: &Tollgate, bounds: Bounds, request: &Request<'_>) -> Result<Outcome, Mistake> {
-    let _share = peer::share().await;
-    match request {
-        Request::Throttle { key, bucket, quantity } => {
-            let bucket = limiters::open(gate, bounds, bucket)?;
-            let mut text = Vec::new();
-            let key = canonical(key, &mut text)?;
-            match quantity {
-                0 => gate.status(&bucket, key).await.map_err(undecided),
-                _ => {
-                    let charge = [Charge::new(&bucket, key).cost(*quantity)];
-                    Ok(*gate.charge(&charge).await.map_err(undecided)?.binding())
-                }
-            }
-        }
-        Request::Check { limit, key, cost } => {
-            sound(key)?;
-            let charge = [Charge::new(*limit, *key).cost(*cost)];
-            Ok(*gate.charge(&charge).await.map_err(undecided)?.binding())
-        }
-    }
 }
 
 /// The numbers of an answer as it counts: a shadow limit lets pass what it would deny.

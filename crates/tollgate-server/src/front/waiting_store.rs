@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::sync::Semaphore;
 use tokio::task::yield_now;
-use tollgate::store::{Charged, Hold, Outcome, Store, StoreFuture, StoredCharge, StoredLimit};
+use tollgate::store::{Charged, EachFuture, Hold, Outcome, Store, StoreFuture, StoredCharge, StoredLimit};
 use tollgate::telemetry::Telemetry;
 use tollgate::{ChargeId, Settled, Settlement, Tollgate};
 
@@ -18,6 +18,8 @@ use crate::stats::{Settings, Stats};
 pub(super) struct WaitingStore {
     in_flight: AtomicUsize,
     most_in_flight: AtomicUsize,
+    calls: AtomicUsize,
+    charges_in_flight: AtomicUsize,
     may_answer: Semaphore,
 }
 
@@ -39,6 +41,26 @@ impl WaitingStore {
         self.most_in_flight.load(Ordering::Relaxed)
     }
 
+    /// How many calls there were, and how many charges are in those in flight.
+    pub(super) fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn charges_in_flight(&self) -> usize {
+        self.charges_in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Is in flight, with so many charges, until it may answer.
+    async fn wait(&self, charges: usize) {
+        let in_flight = 1 + self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.most_in_flight.fetch_max(in_flight, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.charges_in_flight.fetch_add(charges, Ordering::Relaxed);
+        self.may_answer.acquire().await.expect("open").forget();
+        self.charges_in_flight.fetch_sub(charges, Ordering::Relaxed);
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Answers so many calls, those that are to come included.
     pub(super) fn answer(&self, calls: usize) {
         self.may_answer.add_permits(calls);
@@ -48,12 +70,16 @@ impl WaitingStore {
 impl Store for WaitingStore {
     fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], _hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async move {
-            let in_flight = 1 + self.in_flight.fetch_add(1, Ordering::Relaxed);
-            self.most_in_flight.fetch_max(in_flight, Ordering::Relaxed);
-            self.may_answer.acquire().await.expect("open").forget();
-            self.in_flight.fetch_sub(1, Ordering::Relaxed);
+            self.wait(items.len()).await;
             let outcome = Outcome { allowed: true, ..Outcome::BLOCKED };
             Ok(Charged { allowed: true, outcomes: items.iter().map(|_| outcome).collect() })
+        })
+    }
+
+    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
+        Box::pin(async move {
+            self.wait(items.len()).await;
+            items.iter().map(|_| Ok(Outcome { allowed: true, ..Outcome::BLOCKED })).collect()
         })
     }
 
@@ -81,6 +107,8 @@ pub(super) fn app_over(settings: &str) -> (Arc<WaitingStore>, Arc<App>) {
     let store = Arc::new(WaitingStore {
         in_flight: AtomicUsize::new(0),
         most_in_flight: AtomicUsize::new(0),
+        calls: AtomicUsize::new(0),
+        charges_in_flight: AtomicUsize::new(0),
         may_answer: Semaphore::new(0),
     });
     let gate = Tollgate::builder().config(&config.gate).store(store.clone()).build().expect("a registry");

@@ -74,7 +74,8 @@ fn a_batch_is_asked_for_together_and_told_in_order() {
     let before = calls(&redis);
     let answer = server.post("/v1/checks", &batch);
     let made = calls(&redis) - before;
-    assert!(made <= 100, "{made} calls for {} checks", keys.len());
+    // 64 checks go into one call of the store, and that is one script for 32 keys.
+    assert_eq!(made, 7, "calls for {} checks", keys.len());
     let results: serde_json::Value = serde_json::from_str(&answer.body).expect("results");
     let results = results["results"].as_array().expect("a list");
     let told: Vec<_> = results
@@ -85,16 +86,68 @@ fn a_batch_is_asked_for_together_and_told_in_order() {
     assert_eq!(told[200..], [(true, 2), (true, 1), (true, 0), (false, 0), (false, 0), (false, 0)]);
 }
 
+/// A pipeline is few calls to Redis, in the order of its commands, with mistakes answered in their place.
+#[test]
+fn a_pipeline_is_charged_together_and_answered_in_order() {
+    let redis = RedisServer::start();
+    let policy = "[limits.api]\nstrategy = \"token_bucket\"\nrate = \"1/d\"\nburst = 3\n";
+    let server = over(&redis, policy);
+    let mut stream = std::net::TcpStream::connect(server.resp()).expect("connected");
+    let command = |words: &[&str]| {
+        let words: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        format!("*{}\r\n{words}", words.matches('$').count())
+    };
+    let mut ask = |commands: &[String]| {
+        use std::io::{Read, Write};
+        stream.write_all(commands.concat().as_bytes()).expect("written");
+        stream.write_all(command(&["PING"]).as_bytes()).expect("written");
+        let (mut text, mut bytes) = (String::new(), [0; 4096]);
+        while !text.ends_with("+PONG\r\n") {
+            let size = stream.read(&mut bytes).expect("an answer");
+            assert!(size > 0, "the connection has ended: {text}");
+            text.push_str(std::str::from_utf8(&bytes[..size]).expect("text"));
+        }
+        text
+    };
+    let check = |key: &str| command(&["TOLLGATE.CHECK", "api", key]);
+    let warm = ask(&[check("warm")]);
+    assert!(warm.starts_with("*"), "{warm}");
+    let before = calls(&redis);
+    let keys: Vec<String> = (0..30).map(|number| check(&format!("user:{number}"))).collect();
+    let answers = ask(&keys);
+    assert_eq!(answers.matches("*6\r\n:1\r\n").count(), 30, "{answers}");
+    assert!(calls(&redis) - before <= 2, "{} calls for 30 commands", calls(&redis) - before);
+    // One key in order, a key that makes no sense between them, and one that only looks.
+    let before = calls(&redis);
+    let mixed: Vec<String> = ["again", "again", "a:b:c:d", "default:again", "again"].map(check).to_vec();
+    let answers = ask(&mixed);
+    let told: Vec<&str> = answers.split("\r\n").filter(|line| line.starts_with(['*', '-'])).collect();
+    assert_eq!(told.len(), 5, "{answers}");
+    assert!(told[2].starts_with("-ERR malformed key"), "{answers}");
+    let allowed = |answer: &str| answer.split("\r\n").next() == Some(":1");
+    let answered: Vec<bool> = answers.split("*6\r\n").skip(1).map(allowed).collect();
+    assert_eq!(answered, [true, true, true, false], "{answers}");
+    assert!(calls(&redis) - before <= 2, "{} calls for four charges", calls(&redis) - before);
+    let throttle = |quantity: &str| command(&["CL.THROTTLE", "k", "2", "1", "3600", quantity]);
+    let answers = ask(&["1", "0", "2", "1"].map(throttle));
+    let remaining: Vec<&str> =
+        answers.split("*5\r\n").skip(1).filter_map(|answer| answer.split("\r\n").nth(2)).collect();
+    assert_eq!(remaining, [":2", ":2", ":0", ":0"], "{answers}");
+}
+
 /// What a batch of single checks is told of each: allowed, remaining, and whether that was decided without the store.
 fn batch(server: &Tollgate, keys: &[&str]) -> Vec<(bool, u64, bool)> {
-    let checks: Vec<String> =
-        keys.iter().map(|key| format!("{{\"limit\":\"api\",\"key\":\"{key}\"}}")).collect();
+    let check = |key: &&str| {
+        let limit = if key.starts_with("free") { "free" } else { "api" };
+        format!("{{\"limit\":\"{limit}\",\"key\":\"{key}\"}}")
+    };
+    let checks: Vec<String> = keys.iter().map(check).collect();
     let answer = server.post("/v1/checks", &format!("{{\"checks\":[{}]}}", checks.join(",")));
     assert_eq!(answer.status, 200, "{}", answer.body);
     let results: serde_json::Value = serde_json::from_str(&answer.body).expect("results");
     let told = |one: &serde_json::Value| {
-        let remaining = one["limits"][0]["remaining"].as_u64().expect("a number");
-        (one["allowed"] == true, remaining, one["degraded"] == true)
+        let remaining = one["limits"][0]["remaining"].as_u64();
+        (one["allowed"] == true, remaining.unwrap_or(u64::MAX), one["degraded"] == true)
     };
     results["results"].as_array().expect("a list").iter().map(told).collect()
 }
@@ -105,15 +158,17 @@ fn a_check_that_fails_within_a_batch_is_told_in_its_place() {
     let redis = RedisServer::start();
     let proxy = FaultProxy::start(redis.port());
     // Of the store there is more to say: one connection, so that all that is answered comes over it.
-    let policy = "connections = 1\n[limits.api]\nstrategy = \"token_bucket\"\nrate = \"1/d\"\nburst = 9\n";
+    let policy = "connections = 1\n[limits.api]\nstrategy = \"token_bucket\"\nrate = \"1/d\"\nburst = 9\n\
+        [limits.free]\nunlimited = true\n";
     let server = at(&format!("redis://127.0.0.1:{}", proxy.port()), policy);
     assert_eq!(batch(&server, &["a", "b"]), [(true, 8, false), (true, 8, false)]);
-    // What concerns one key is asked in order: the first by itself, the other two together after it. The first is carried out, its
-    // answer does not arrive, and then the connection breaks.
+    // 64 checks go into one call, of which only the first asks the store; the two after them go into the next. The first is carried
+    // out, its answer does not arrive, and then the connection breaks.
     proxy.set(Mode::SwallowReplies);
     let before = calls(&redis);
+    let keys: Vec<&str> = ["a"].into_iter().chain(["free"; 63]).chain(["a", "b"]).collect();
     let told = std::thread::scope(|scope| {
-        let told = scope.spawn(|| batch(&server, &["a", "a", "b"]));
+        let told = scope.spawn(|| batch(&server, &keys));
         while calls(&redis) == before || proxy.swallowed() == 0 {
             std::thread::yield_now();
         }
@@ -122,7 +177,8 @@ fn a_check_that_fails_within_a_batch_is_told_in_its_place() {
         told.join().expect("no panic")
     });
     assert_eq!(told[0], (false, 0, true), "its answer is lost, and nobody else may let it pass");
-    assert_eq!(told[1..], [(true, 6, false), (true, 7, false)], "the lost one was charged");
+    assert_eq!(told[1..64], [(true, u64::MAX, false); 63], "these ask nobody");
+    assert_eq!(told[64..], [(true, 6, false), (true, 7, false)], "the lost one was charged");
     // Where nobody answers at all, each is told so.
     proxy.set(Mode::Refuse);
     assert_eq!(batch(&server, &["a", "b", "a"]), [(false, 0, true); 3]);

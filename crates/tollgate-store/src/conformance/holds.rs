@@ -58,6 +58,73 @@ pub(super) async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     assert!(!store.charge(&items(1), None).await.expect("charge").allowed);
 
     one_actual_for_several_limits(&subject).await;
+    each_by_position(&subject).await;
+    leases_end_and_charges_stay(&subject).await;
+}
+
+/// Each charge is settled with its own amount, in the order of the charges: one limit with two keys, pairs that are repeated and
+/// one whose shadow limit took nothing.
+async fn each_by_position(subject: &Subject) {
+    let store = &subject.store;
+    let minute = Micros::from_secs(60);
+    for (strategy, numbers) in [
+        ("by_window", Limit::fixed_window(100, minute)),
+        ("by_bucket", Limit::token_bucket(Rate::new(1, Micros::from_secs(3_600)).expect("a rate"), 100)),
+        ("by_log", Limit::sliding_window(100, minute)),
+        ("by_counter", Limit::sliding_window_counter(100, minute)),
+    ] {
+        let (tokens, small) = (limit(strategy, numbers), limit("small", Limit::fixed_window(5, minute)));
+        let item = |limit, key, units, shadow| StoredCharge { limit, key, cost: cost(units), shadow };
+        let items = [
+            item(&tokens, "one", 20, false),
+            item(&small, "none", 10, true),
+            item(&tokens, "two", 20, false),
+            item(&tokens, "one", 10, false),
+        ];
+        let remaining = async |key| {
+            let peeked = store.peek(&[item(&tokens, key, 1_000, false)]).await.expect("peek");
+            peeked.outcomes[0].remaining
+        };
+        let id = ChargeId::random();
+        assert!(store.charge(&items, Some(Hold { id, ttl: FOR_LONG })).await.expect("charge").allowed);
+        assert_eq!((remaining("one").await, remaining("two").await), (70, 80), "{strategy}");
+        for amounts in [0, 3, 5] {
+            let error =
+                store.settle(id, &Settlement::Each(vec![1; amounts])).await.expect_err("four charges");
+            assert!(error.is_invalid(), "{error}");
+            assert!(error.to_string().contains("has 4 charges"), "{error}");
+        }
+        let settled = store.settle(id, &Settlement::Each(vec![5, 99, 50, 2])).await.expect("settle");
+        assert_eq!(settled, Settled::Done);
+        assert_eq!((remaining("one").await, remaining("two").await), (93, 50), "{strategy}");
+        let peeked = store.peek(&[item(&small, "none", 99, false)]).await.expect("peek");
+        assert_eq!(peeked.outcomes[0].remaining, 5, "it took nothing");
+        let again = store.settle(id, &Settlement::Each(vec![1, 1, 1, 1])).await.expect("settle");
+        assert_eq!(again, Settled::Already);
+        for key in ["one", "two"] {
+            assert!(store.forget(&tokens, key).await.expect("forget"));
+        }
+    }
+}
+
+/// A release ends leases, and leaves what else was charged as it was reserved.
+async fn leases_end_and_charges_stay(subject: &Subject) {
+    let store = &subject.store;
+    let minute = Micros::from_secs(60);
+    let (rate, leases) =
+        (limit("rate", Limit::fixed_window(9, minute)), limit("leases", Limit::concurrency(2, minute)));
+    let item = |limit, units| StoredCharge { limit, key: "k", cost: cost(units), shadow: false };
+    let id = ChargeId::random();
+    let items = [item(&rate, 3), item(&leases, 2)];
+    assert!(store.charge(&items, Some(Hold { id, ttl: FOR_LONG })).await.expect("charge").allowed);
+    let left = async || {
+        let peeked = store.peek(&[item(&rate, 99), item(&leases, 99)]).await.expect("peek");
+        (peeked.outcomes[0].remaining, peeked.outcomes[1].remaining)
+    };
+    assert_eq!(left().await, (6, 0));
+    assert_eq!(store.settle(id, &Settlement::Release).await.expect("release"), Settled::Done);
+    assert_eq!(left().await, (6, 2));
+    assert_eq!(store.settle(id, &Settlement::Release).await.expect("release"), Settled::Already);
 }
 
 /// One amount settles limits that reserved alike; otherwise each is named.
@@ -73,10 +140,10 @@ async fn one_actual_for_several_limits(subject: &Subject) {
     let error = store.settle(id, &Settlement::Actual(300)).await.expect_err("two different reservations");
     assert!(error.is_invalid(), "{error}");
     let error =
-        store.settle(id, &Settlement::Each(vec![("other".into(), 1)])).await.expect_err("no such limit");
+        store.settle(id, &Settlement::Named(vec![("other".into(), 1)])).await.expect_err("no such limit");
     assert!(error.is_invalid(), "{error}");
-    let each = Settlement::Each(vec![("words".into(), 300)]);
-    assert_eq!(store.settle(id, &each).await.expect("settle"), Settled::Done);
+    let named = Settlement::Named(vec![("words".into(), 300)]);
+    assert_eq!(store.settle(id, &named).await.expect("settle"), Settled::Done);
     let after = store.peek(&[item(&requests, 99), item(&tokens, 9_999)]).await.expect("peek");
     assert_eq!([after.outcomes[0].remaining, after.outcomes[1].remaining], [9, 700]);
 }

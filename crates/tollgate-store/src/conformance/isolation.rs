@@ -113,7 +113,15 @@ async fn attack(store: &dyn Store, random: &mut Random, limits: &[StoredLimit], 
         3 => {
             let names = ["a\0b", "", "token", "no such limit", "'; drop table x; --", "\u{202e}"];
             let each = names.map(|name| (name.to_owned(), u64::MAX)).to_vec();
-            for settlement in [huge, Settlement::Each(each), Settlement::Cancel, Settlement::Renew] {
+            let by_position = Settlement::Each(vec![u64::MAX; 65]);
+            for settlement in [
+                huge,
+                by_position,
+                Settlement::Named(each),
+                Settlement::Cancel,
+                Settlement::Release,
+                Settlement::Renew,
+            ] {
                 provoked("settle what is unknown", store.settle(ChargeId::random(), &settlement).await);
             }
         }

@@ -19,12 +19,14 @@ type Name = (String, String);
 /// A key's state under a name: one for each strategy, and one for both kinds of bucket.
 type StateKey = (Name, std::mem::Discriminant<State>);
 
-/// From a limit's name and what was reserved under it to what it truly cost.
-type ActualOf = Box<dyn Fn(&str, u64) -> u64>;
+/// From a pair of limit and key, and what was reserved under it, to what it truly cost.
+type ActualOf = Box<dyn Fn(&Name, u64) -> u64>;
 
 struct Held {
     /// What was charged: where, under which limit, how much, and when; of a lease, when it ends.
     parts: Vec<(Name, Limit, Taken)>,
+    /// The pairs of all items, in their order.
+    items: Vec<Name>,
     answer: Charged,
     ttl: Micros,
     end: Micros,
@@ -112,7 +114,8 @@ impl Model {
             });
             let ttl = leases.max().unwrap_or_default().max(hold.ttl);
             let end = now.saturating_add(ttl);
-            let held = Held { parts: charged, answer: answer.clone(), ttl, end, is_settled: false };
+            let items = items.iter().map(|item| (item.limit.name.clone(), item.key.to_owned())).collect();
+            let held = Held { parts: charged, items, answer: answer.clone(), ttl, end, is_settled: false };
             self.holds.insert(hold.id, held);
         }
         answer
@@ -140,13 +143,25 @@ impl Model {
                 let actual = *actual;
                 Box::new(move |_, _| actual)
             }
+            Settlement::Release => Box::new(|_, reserved| reserved),
             Settlement::Each(actuals) => {
+                if actuals.len() != held.items.len() {
+                    return None;
+                }
+                let mut totals: HashMap<Name, u64> = HashMap::new();
+                for (name, actual) in held.items.iter().zip(actuals) {
+                    let total = totals.entry(name.clone()).or_default();
+                    *total = total.saturating_add(*actual);
+                }
+                Box::new(move |name, reserved| totals.get(name).copied().unwrap_or(reserved))
+            }
+            Settlement::Named(actuals) => {
                 if actuals.iter().any(|(name, _)| held.parts.iter().all(|((limit, _), ..)| limit != name)) {
                     return None;
                 }
                 let actuals = actuals.clone();
                 Box::new(move |name, reserved| {
-                    actuals.iter().find(|(other, _)| other == name).map_or(reserved, |(_, actual)| *actual)
+                    actuals.iter().find(|(other, _)| *other == name.0).map_or(reserved, |(_, actual)| *actual)
                 })
             }
         };
@@ -155,7 +170,7 @@ impl Model {
         let mut found = parts.is_empty();
         for (name, limit, taken) in parts {
             let reserved = taken.cost;
-            let actual = actual_of(&name.0, reserved).min(tollgate_kernel::MAX_COUNT);
+            let actual = actual_of(&name, reserved).min(tollgate_kernel::MAX_COUNT);
             let state = self.state(&name, limit);
             found |= !is_lease(&limit);
             match (limit, &mut *state) {

@@ -148,7 +148,7 @@ struct Trace<'a> {
     limits: &'a [StoredLimit],
     kind: Kind,
     /// Holds that may still be open, and how much each reserved under its first limit.
-    holds: Vec<(ChargeId, u64)>,
+    holds: Vec<(ChargeId, u64, usize)>,
     admitted: usize,
     denied: usize,
 }
@@ -237,7 +237,7 @@ impl Trace<'_> {
             let ttl =
                 if self.random.one_in(3) { Micros::new(self.random.below(3_000_000)) } else { FOR_LONG };
             // Now and then a name that was used before: the call was sent again.
-            let again = self.holds.last().filter(|_| self.random.one_in(8)).map(|(id, _)| *id);
+            let again = self.holds.last().filter(|_| self.random.one_in(8)).map(|(id, ..)| *id);
             Hold { id: again.unwrap_or_else(ChargeId::random), ttl }
         });
         let expected = self.model.charge(&items, hold, self.clock.now());
@@ -249,9 +249,9 @@ impl Trace<'_> {
             let now = self.clock.now();
             let kept = hold.filter(|hold| self.model.is_held(hold.id, now));
             if let Some(not_kept) = hold.filter(|_| kept.is_none()) {
-                self.holds.retain(|(id, _)| *id != not_kept.id);
+                self.holds.retain(|(id, ..)| *id != not_kept.id);
             }
-            self.holds.extend(kept.map(|hold| (hold.id, items[0].cost.get())));
+            self.holds.extend(kept.map(|hold| (hold.id, items[0].cost.get(), items.len())));
         } else {
             self.denied += 1;
         }
@@ -269,12 +269,12 @@ impl Trace<'_> {
     /// Settles one of the last few holds: mostly once, at times again, at times one that never was.
     async fn settle(&mut self) -> Result<(), String> {
         let recent = self.holds.len().saturating_sub(6);
-        let (id, reserved) = match &self.holds[recent..] {
-            [] => (ChargeId::random(), 1),
-            _ if self.random.one_in(20) => (ChargeId::random(), 1),
+        let (id, reserved, items) = match &self.holds[recent..] {
+            [] => (ChargeId::random(), 1, 1),
+            _ if self.random.one_in(20) => (ChargeId::random(), 1, 1),
             holds => *self.random.pick(holds),
         };
-        let settlement = match self.random.below(8) {
+        let settlement = match self.random.below(10) {
             0 if self.kind == Kind::Wide => {
                 Settlement::Actual(*self.random.pick(&[u64::MAX, (1 << 53) - 1, 1 << 52]))
             }
@@ -282,9 +282,15 @@ impl Trace<'_> {
                 Settlement::Actual(self.random.below(reserved.saturating_mul(2).max(1)))
             }
             0..3 => Settlement::Actual(self.random.below(2 * reserved.min(8))),
-            3 => Settlement::Each(vec![(self.random.pick(self.limits).name.clone(), self.random.below(5))]),
-            4 => Settlement::Each(Vec::new()),
+            3 => Settlement::Named(vec![(self.random.pick(self.limits).name.clone(), self.random.below(5))]),
+            4 => Settlement::Release,
             5 => Settlement::Cancel,
+            6 | 7 => {
+                // Mostly as many as there are charges.
+                let count = items + usize::from(self.random.one_in(8));
+                let most = if self.kind == Kind::Wide { reserved.saturating_mul(2).max(1) } else { 8 };
+                Settlement::Each((0..count).map(|_| self.random.below(most)).collect())
+            }
             _ => Settlement::Renew,
         };
         let expected = self.model.settle(id, &settlement, self.clock.now());

@@ -86,6 +86,24 @@ impl Inner {
         }
     }
 
+    /// To which pair of limit and key each item belongs, in the order of [`parts`](Self::parts); empty where none is repeated.
+    pub(super) fn pair_of(&self, items: &[MemoryCharge<'_>]) -> Box<[u16]> {
+        if items.len() < 2 {
+            return Box::default();
+        }
+        let mut parts = PairCharges::new();
+        self.parts(items, &mut parts);
+        if parts.len() == items.len() {
+            return Box::default();
+        }
+        let number = |item| {
+            let part = self.part(item);
+            let index = parts.iter().position(|other| other.is_same(&part)).unwrap_or_default();
+            u16::try_from(index).unwrap_or(u16::MAX)
+        };
+        items.iter().map(number).collect()
+    }
+
     #[inline]
     fn part<'a>(&self, item: &MemoryCharge<'a>) -> PairCharge<'a> {
         let key = self.seeds.fingerprint(item.key);
@@ -285,7 +303,9 @@ impl Inner {
             outcomes[index] = ready.outcome;
             prepared[index] = Some(ready);
         }
-        for ((part, place), ready) in parts.iter().zip(places).zip(prepared.into_iter().flatten()) {
+        for (number, ((part, place), ready)) in
+            parts.iter().zip(places).zip(prepared.into_iter().flatten()).enumerate()
+        {
             if !(allowed && ready.outcome.allowed) {
                 place.limit_table.refuse(ready, now);
                 continue;
@@ -296,6 +316,7 @@ impl Inner {
                 let lease_end = part.limit.lease.map(|lease| holder.lease_end(lease, now));
                 keep(HeldCharge {
                     name: part.limit.name.clone(),
+                    number,
                     limit_table: part.limit.limit_table.clone(),
                     lease: part.limit.lease,
                     key: part.key,

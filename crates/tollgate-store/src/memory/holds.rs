@@ -33,6 +33,8 @@ pub(crate) const MOST_OPEN_PER_KEY: usize = 10_000;
 /// One limit of a held charge.
 pub(crate) struct HeldCharge {
     pub(crate) name: Arc<str>,
+    /// Which pair of the charge it is, in their order: some may have taken nothing.
+    pub(crate) number: usize,
     pub(crate) limit_table: Arc<dyn LimitTable>,
     /// How long its lease lasts, if it is one.
     pub(crate) lease: Option<Micros>,
@@ -45,6 +47,8 @@ pub(crate) struct HeldCharge {
 /// A charge that can be settled.
 struct Held {
     parts: SmallVec<[HeldCharge; 1]>,
+    /// To which pair each charge of the call belongs; empty where each is one of its own.
+    pair_of: Box<[u16]>,
     /// What each limit said, for a charge that is sent again.
     answer: SmallVec<[Outcome; 1]>,
     /// The keys that it is counted for.
@@ -141,6 +145,7 @@ fn bytes_of(limits: usize, keys: usize) -> usize {
         + 16
         + aside(limits, size_of::<HeldCharge>())
         + aside(limits, size_of::<Outcome>())
+        + aside(limits, size_of::<u16>())
         + bytes_of_keys(keys)
 }
 
@@ -233,12 +238,13 @@ impl Holds {
     }
 
     /// Carries out a charge of so many limits and holds what it charged, unless it is held already. The keys are those that it is counted
-    /// for. Where nothing was charged there is nothing to settle, and nothing is kept unless the store stands in for another.
+    /// for; `pair_of` says to which pair of limit and key each limit belongs, and is empty where none is repeated. Where nothing was charged there is nothing to settle, and nothing is kept unless the store stands in for another.
     pub(crate) fn hold(
         &self,
         hold: Hold,
         limits: usize,
         keys: Keys,
+        pair_of: Box<[u16]>,
         now: Micros,
         charge: impl FnOnce(&mut dyn FnMut(HeldCharge)) -> Charged,
     ) -> Result<Charged, StoreError> {
@@ -270,7 +276,7 @@ impl Holds {
             return Ok(answer);
         }
         let (outcomes, end) = (SmallVec::from_slice(&answer.outcomes), now.saturating_add(ttl));
-        let held = Box::new(Held { parts, answer: outcomes, keys, ttl, end, bytes });
+        let held = Box::new(Held { parts, pair_of, answer: outcomes, keys, ttl, end, bytes });
         if let Some(ended) = shard.insert(hold.id.get(), Entry::Open(held)) {
             // A hold of the same name had run out and was not yet swept.
             self.forget_entry(&ended);
@@ -297,11 +303,17 @@ impl Holds {
                 held.settle(id, now, |_| Some(*actual))
             }
             Settlement::Each(actuals) => {
+                held.check_count(actuals.len())?;
+                let pair_of = mem::take(&mut held.pair_of);
+                held.settle(id, now, |part| Some(total(actuals, &pair_of, part.number)))
+            }
+            Settlement::Named(actuals) => {
                 held.check_names(actuals)?;
-                held.settle(id, now, |name| {
-                    actuals.iter().find(|(other, _)| other == name).map(|(_, actual)| *actual)
+                held.settle(id, now, |part| {
+                    actuals.iter().find(|(name, _)| **name == *part.name).map(|(_, actual)| *actual)
                 })
             }
+            Settlement::Release => held.settle(id, now, |_| None),
         };
         let bytes = settled_bytes_of(held.answer.len(), held.keys.len()).min(held.bytes);
         self.forget(&held.keys, 1, held.bytes - bytes);
@@ -344,6 +356,15 @@ impl Holds {
     }
 }
 
+/// What the charges of one pair came to together.
+fn total(actuals: &[u64], pair_of: &[u16], pair: usize) -> u64 {
+    if pair_of.is_empty() {
+        return actuals.get(pair).copied().unwrap_or_default();
+    }
+    let of_pair = actuals.iter().zip(pair_of).filter(|(_, other)| usize::from(**other) == pair);
+    of_pair.fold(0, |sum, (actual, _)| sum.saturating_add(*actual))
+}
+
 impl Held {
     /// One number settles a charge only if it can mean the same under each of its limits.
     fn check_one_actual(&self) -> Result<(), StoreError> {
@@ -358,6 +379,14 @@ impl Held {
             "one actual amount cannot settle limits that reserved different amounts ({}); give one for each limit",
             reserved.join(", ")
         )))
+    }
+
+    /// One amount for each charge of the call.
+    fn check_count(&self, count: usize) -> Result<(), StoreError> {
+        match self.answer.len() == count {
+            true => Ok(()),
+            false => Err(StoreError::wrong_count(self.answer.len(), count)),
+        }
     }
 
     fn check_names(&self, actuals: &[(String, u64)]) -> Result<(), StoreError> {
@@ -375,7 +404,12 @@ impl Held {
     }
 
     /// Corrects every part. A charge of nothing but leases that are all gone (their key was reset) is not known any more.
-    fn settle(&mut self, id: ChargeId, now: Micros, actual_of: impl Fn(&str) -> Option<u64>) -> Settled {
+    fn settle(
+        &mut self,
+        id: ChargeId,
+        now: Micros,
+        actual_of: impl Fn(&HeldCharge) -> Option<u64>,
+    ) -> Settled {
         let mut found = self.parts.is_empty();
         for part in mem::take(&mut self.parts) {
             let Taken { cost, at } = part.taken;
@@ -386,7 +420,7 @@ impl Held {
             }
             found = true;
             // No limit holds more than the largest count, so more than that says no more.
-            let actual = actual_of(&part.name).unwrap_or(cost).min(MAX_COUNT);
+            let actual = actual_of(&part).unwrap_or(cost).min(MAX_COUNT);
             match actual.cmp(&cost) {
                 Ordering::Less => {
                     amend(Amendment::GiveBack { taken: part.taken, amount: cost - actual });

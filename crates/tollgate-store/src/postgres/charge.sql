@@ -255,8 +255,15 @@ begin
 
   -- Where nothing was charged there is nothing to settle, and nothing is kept.
   if hold_id is not null and cardinality(charged) > 0 then
+    -- What was asked has seven numbers for each item (see codec.rs). The sixth is whether it is a shadow, and 2 more where its part was
+    -- charged; the seventh says which part that is. So a settlement knows of which item each part that was charged is.
+    for part in 1 .. cardinality(hold_asked) / 7 loop
+      if hold_asked[7 * part] + 1 = any (charged) then
+        hold_asked[7 * part - 1] := hold_asked[7 * part - 1] + 2;
+      end if;
+    end loop;
     if cardinality(charged) < parts then
-      -- Limits that only watch have refused.
+      -- Limits in shadow mode have refused: only what was charged is held.
       select array_agg(part_keys[c.part] order by c.n), array_agg(part_limits[c.part] order by c.n),
              array_agg(part_strategies[c.part] order by c.n),
              (select array_agg(part_parameters[5 * d.part - 5 + i] order by d.n, i)

@@ -1,8 +1,10 @@
 -- What becomes of a held charge: it is corrected, released or renewed. Locks and arithmetic are as in charge.sql.
 
--- Corrects a held charge, once. The kind is cancel, actual, each or renew. Verdicts: done, already, unknown; differ, where one
--- actual amount was given for limits that reserved different ones; unnamed, where an amount was given for a limit that the
--- charge does not hold. With the last two come the limits and what they reserved.
+-- Corrects a held charge, once. The kind is cancel, actual, positions (an amount for each item of the charge, in their order), each (an
+-- amount for each named limit, and what was reserved under the others; without names, leases are released and nothing is corrected)
+-- or renew. Verdicts: done, already, unknown; differ, where one actual amount was given for limits that reserved different ones;
+-- unnamed, where an amount was given for a limit that the charge does not hold; count, where there are more or fewer amounts than
+-- items. With differ and unnamed come the limits and what they reserved, with count how many items there are.
 create or replace function {prefix}settle(
     hold_id uuid, kind text, one_actual bigint, actual_names text[], actuals bigint[], clock_us bigint, not_after timestamptz,
     out verdict text, out server_us bigint, out held_names text[], out held_costs bigint[])
@@ -15,6 +17,9 @@ declare
   real_cost bigint;
   real_costs bigint[] := '{}';
   is_debt boolean[] := '{}';
+  items integer;
+  numbers bigint[];
+  sums bigint[] := '{}';
   seen {prefix}state;
   states {prefix}state[];
   is_found boolean;
@@ -40,6 +45,21 @@ begin
   elsif kind = 'each' and exists (select from unnest(actual_names) as n (name) where n.name <> all (held.limit_names)) then
     verdict := 'unnamed';
     return;
+  elsif kind = 'positions' then
+    items := cardinality(held.asked) / 7;
+    if cardinality(actuals) <> items then
+      verdict := 'count';
+      held_costs := array[items];
+      return;
+    end if;
+    -- What the items of each part came to, and which parts were charged, in their order. Older holds do not say: there all were, or
+    -- the last ones were not.
+    for part in 1 .. items loop
+      sums[held.asked[7 * part] + 1] := least(coalesce(sums[held.asked[7 * part] + 1], 0) + actuals[part], 9007199254740991);
+    end loop;
+    select array_agg(charged.number order by charged.number) into numbers
+    from (select distinct held.asked[7 * i] + 1 as number
+          from generate_series(1, items) as i where held.asked[7 * i - 1] >= 2) as charged;
   end if;
 
   -- What each part truly cost; no limit holds more than the largest count, so more than that says no more. A lease has no cost
@@ -49,6 +69,7 @@ begin
       when kind = 'renew' or held.strategies[part] = 6 then held.costs[part]
       when kind = 'cancel' then 0
       when kind = 'actual' then one_actual
+      when kind = 'positions' then coalesce(sums[coalesce(numbers[part], part)], held.costs[part])
       else coalesce(actuals[array_position(actual_names, held.limit_names[part])], held.costs[part]) end;
     real_costs[part] := least(real_cost, 9007199254740991);
     is_debt[part] := real_costs[part] > held.costs[part];

@@ -256,7 +256,7 @@ impl Carrier for Settlements {
             let answer = self.store.send_settlement(settlement, rest, rest.len(), deadline, sent).await;
             let read = |answer: Value| match answer {
                 Value::Array(first) if (1..=rest.len()).contains(&first.len()) => {
-                    Ok(first.iter().map(read_settled).collect())
+                    Ok(first.iter().map(|answer| read_settled(answer, settlement)).collect())
                 }
                 _ => Err(no_answer("a settlement")),
             };
@@ -267,19 +267,39 @@ impl Carrier for Settlements {
 }
 
 /// Reads the answer to one settlement.
-pub(super) fn read_settled(answer: &Value) -> Result<Settled, StoreError> {
+pub(super) fn read_settled(answer: &Value, settlement: &Settlement) -> Result<Settled, StoreError> {
     if let Value::SimpleString(status) = answer {
         return Err(shape::unkept(status).unwrap_or_else(|| no_answer("a settlement")));
     }
     let words = super::words(answer).ok_or_else(|| no_answer("a settlement"))?;
+    let amounts = match settlement {
+        Settlement::Each(actuals) => actuals.len(),
+        _ => 0,
+    };
     match &words[..] {
         [word] if word == "DONE" => Ok(Settled::Done),
         [word] if word == "ALREADY" => Ok(Settled::Already),
         [word] if word == "UNKNOWN" => Ok(Settled::Unknown),
         [word, reserved @ ..] if word == "DIFFERENT" => Err(super::different_amounts(reserved)),
+        [word, count] if word == "COUNT" => {
+            Err(StoreError::wrong_count(count.parse().unwrap_or_default(), amounts))
+        }
         [word, name, names @ ..] if word == "NAMES" => Err(super::no_such_limit(name, names)),
         _ => Err(no_answer("a settlement")),
     }
+}
+
+/// The answer to the settlement of one hold.
+pub(super) fn read_only(answer: &Value, settlement: &Settlement) -> Result<Settled, StoreError> {
+    match answer {
+        Value::Array(answers) if answers.len() == 1 => read_settled(&answers[0], settlement),
+        _ => Err(no_answer("a settlement")),
+    }
+}
+
+/// No limit holds more than the largest count, so more than that says no more.
+fn put_amount(cmd: &mut Cmd, actual: u64) {
+    cmd.arg(actual.min(tollgate_kernel::MAX_COUNT));
 }
 
 impl RedisStore {
@@ -295,26 +315,40 @@ impl RedisStore {
         let operation = match settlement {
             Settlement::Actual(_) => "actual",
             Settlement::Each(_) => "each",
+            Settlement::Named(_) => "named",
             Settlement::Cancel => "cancel",
+            Settlement::Release => "release",
             Settlement::Renew => "renew",
         };
-        let most = tollgate_kernel::MAX_COUNT;
         let put = |cmd: &mut Cmd| {
             sent();
             cmd.arg(count);
             match settlement {
-                Settlement::Actual(actual) => {
-                    cmd.arg((*actual).min(most));
-                }
-                Settlement::Each(actuals) => {
+                Settlement::Actual(actual) => put_amount(cmd, *actual),
+                Settlement::Each(actuals) => actuals.iter().for_each(|actual| put_amount(cmd, *actual)),
+                Settlement::Named(actuals) => {
                     for (name, actual) in actuals {
-                        cmd.arg(name).arg((*actual).min(most));
+                        put_amount(cmd.arg(name), *actual);
                     }
                 }
-                Settlement::Cancel | Settlement::Renew => {}
+                Settlement::Cancel | Settlement::Release | Settlement::Renew => {}
             }
         };
         self.call(&script::SETTLE, operation, keys, Named::Yes, deadline, &put).await
+    }
+
+    /// Has one hold settled whose parts came to these amounts, in the order of the parts in its slot.
+    pub(super) async fn settle_pairs(
+        &self,
+        keys: &[&str],
+        actuals: &[u64],
+        deadline: Instant,
+    ) -> Result<Value, StoreError> {
+        let put = |cmd: &mut Cmd| {
+            cmd.arg(1);
+            actuals.iter().for_each(|actual| put_amount(cmd, *actual));
+        };
+        self.call(&script::SETTLE, "pairs", keys, Named::Yes, deadline, &put).await
     }
 
     /// Asks something else of one hold or key, by the same script. The answer is that of the hold.

@@ -58,7 +58,7 @@ local function hold_all(hold_key)
     local part = parts[index]
     if part.allowed then
       part.numbers = part.numbers or table.concat(ARGV, ' ', part.at + 5, part.at + 9)
-      text = text .. format('%d %d %d %s %s\n', part.strategy, part.cost, part.at_us, part.key, part.numbers)
+      text = text .. format('%d %d %d %s %s %d\n', part.strategy, part.cost, part.at_us, part.key, part.numbers, index)
       if part.strategy == 6 and part.two > lasts_us then lasts_us = part.two end
       is_any = true
     end

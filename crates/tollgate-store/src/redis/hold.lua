@@ -1,7 +1,8 @@
 -- A held charge, as it is kept: a string. First a line: the byte 2; 0 or 1 for settled, and 2 more where the answer is of format 1;
 -- its end and its time to live in us; the holder; and the answer, numbers with commas. A line for each part that was charged:
--- strategy, cost, the instant that it counts from (the end, of a lease), its key, and the limit's numbers. An empty line, and the
--- question. Format 1 was MessagePack.
+-- strategy, cost, the instant that it counts from (the end, of a lease), its key, the limit's five numbers, and which part of the
+-- charge it is (older ones do not say: all parts were charged, or the last ones were not). An empty line, and the question. Format 1
+-- was MessagePack.
 
 local function write_hold(key, hold)
   local settled = hold.settled + (hold.has_old_answer and 2 or 0)
@@ -21,7 +22,7 @@ local function convert_hold(value)
   hold.is_old, hold.has_old_answer = true, true
   for index, number in ipairs(hold.answer) do hold.answer[index] = format('%d', number) end
   hold.answer = table.concat(hold.answer, ',')
-  for _, part in ipairs(hold.parts) do
+  for index, part in ipairs(hold.parts) do
     local one, two, three, four, five = part[1] + 0, part[2] + 0, part[3] + 0, part[4] + 0, part[5] + 0
     if part.strategy < 3 then
       -- It was c, p, span_us, span_rest, most_us: the burst is what fills it in that time.
@@ -32,6 +33,7 @@ local function convert_hold(value)
       part.at_us = part.at_us + two
     end
     part.numbers = format('%d %d %d %d %d', one, two, three, four, five)
+    part.number = index
   end
   return hold
 end
@@ -54,8 +56,11 @@ local function parse_hold(value)
     if line == '' then break end
     local strategy, cost, at_us, part_key, numbers = string.match(line, '^(%d) (%d+) (%d+) (%S+) (.*)$')
     if not strategy then not_ours() end
-    hold.parts[#hold.parts + 1] =
-      {strategy = strategy + 0, cost = cost + 0, at_us = at_us + 0, key = part_key, numbers = numbers}
+    local number = string.match(numbers, '^%d+ %d+ %d+ %d+ %d+ (%d+)')
+    hold.parts[#hold.parts + 1] = {
+      strategy = strategy + 0, cost = cost + 0, at_us = at_us + 0, key = part_key, numbers = numbers,
+      number = (number or #hold.parts + 1) + 0
+    }
   end
   hold.question = string.sub(rest, from)
   return hold

@@ -2,11 +2,13 @@
 --
 -- The first argument after the operation is how many holds are settled, all alike: the first of KEYS are theirs, or the key to forget.
 -- On a cluster the keys of the parts of the only hold follow, because a script there must name what it touches. Further arguments:
--- actual: the true cost; each: pairs of a limit's name and its true cost; cancel, renew, forget: none. undo is a cancel that leaves no
--- hold behind, as if there had been no charge. answer and query look.
+-- actual: the true cost; each: the true cost of each item of the question, in their order; pairs: of each part, in the order of the
+-- keys of the charge; named: pairs of a limit's name and its true cost; release, where leases end and the rest stays as it is, cancel,
+-- renew, forget: none. undo is a cancel that leaves no hold behind, as if there had been no charge. answer and query look.
 --
 -- The answer is a list with one for each hold, or for the first of them (settle_all.lua): DONE, ALREADY or UNKNOWN; DIFFERENT with the names and costs that one number cannot
--- settle; NAMES with the limits there are, where one was named that is not; STATE where what is kept is not ours, FAILED where a
+-- settle; COUNT with how many items there are, where there are more or fewer costs; NAMES with the limits there are, where one was
+-- named that is not; STATE where what is kept is not ours, FAILED where a
 -- command was refused; and for forget, whether something was there.
 
 local function settle_one(hold_key)
@@ -97,7 +99,26 @@ local function settle_one(hold_key)
         end
       end
     end
-  elseif operation == 'each' then
+  elseif operation == 'each' or operation == 'pairs' then
+    -- Of which part each cost is: items of one key and one limit are one part, numbered in the order of first mention.
+    local items, pairs_of, last = 0, {}, 0
+    if operation == 'pairs' then
+      for at = 4, #ARGV do actuals[at - 3] = ARGV[at] + 0 end
+    else
+      for key, name in string.gmatch(hold.question, '%d %d+ (%d+) (%S+)[^\n]*\n') do
+        local pair = key .. ' ' .. name
+        if not pairs_of[pair] then
+          last = last + 1
+          pairs_of[pair] = last
+        end
+        items = items + 1
+        if ARGV[items + 3] then
+          actuals[pairs_of[pair]] = math.min((actuals[pairs_of[pair]] or 0) + ARGV[items + 3], 9007199254740991)
+        end
+      end
+      if #ARGV - 3 ~= items then return {'COUNT', format('%d', items)} end
+    end
+  elseif operation == 'named' then
     local known, answer = {}, {'NAMES', ''}
     for _, part in ipairs(hold.parts) do
       known[name_of(part)] = true
@@ -115,6 +136,7 @@ local function settle_one(hold_key)
   local function actual_of(part)
     if operation == 'actual' then return ARGV[4] + 0 end
     if operation == 'cancel' or operation == 'undo' then return 0 end
+    if operation == 'each' or operation == 'pairs' then return actuals[part.number] or part.cost end
     return actuals[name_of(part)] or part.cost
   end
 

@@ -7,7 +7,7 @@ for index = 1, ARGV[3] + 0 do
   if operation == 'forget' then
     answer = call('DEL', KEYS[index])
   else
-    if operation == 'cancel' or operation == 'actual' then is_sound, answer = pcall(settle_lease, KEYS[index]) end
+    if operation == 'cancel' or operation == 'actual' or operation == 'release' then is_sound, answer = pcall(settle_lease, KEYS[index]) end
     if is_sound and not answer then is_sound, answer = pcall(others_of_settlement().settle, KEYS[index]) end
   end
   if not is_sound then

@@ -17,7 +17,7 @@ use tollgate_kernel::{Limit, MAX_SPAN, Micros};
 use super::route::Named;
 use super::shape::{Answer, Operation};
 use super::slot::slot;
-use super::{Held, RedisStore, codec, different_amounts, no_such_limit, script, words};
+use super::{Held, RedisStore, batch, codec, different_amounts, no_such_limit, script, words};
 use crate::remote::MergedCharges;
 use crate::{
     ChargeId, Charged, Failure, Hold, Outcome, Outcomes, Settled, Settlement, StoreError, StoredCharge,
@@ -355,7 +355,7 @@ impl RedisStore {
         };
         let settled = match &place.groups[..] {
             [(_, keys)] => self.settle_at(keys, settlement, deadline).await?,
-            groups => self.settle_groups(groups, settlement, deadline).await?,
+            _ => self.settle_groups(&place, settlement, deadline).await?,
         };
         if settled == Settled::Done && *settlement == Settlement::Renew {
             // How long its hold lasts now, only its groups know; its place may as well outlast it.
@@ -368,14 +368,14 @@ impl RedisStore {
     /// Settles a hold over several groups: looks at all of them first, because what one number may settle depends on all.
     async fn settle_groups(
         &self,
-        groups: &[(Vec<usize>, Vec<String>)],
+        place: &Placed,
         settlement: &Settlement,
         deadline: Instant,
     ) -> Result<Settled, StoreError> {
         let mut open = Vec::new();
         let mut parts: Vec<(String, String, bool)> = Vec::new();
         let (mut is_settled, mut has_ended) = (false, false);
-        for (_, keys) in groups {
+        for (indexes, keys) in &place.groups {
             let answer = self.send_hold("query", &texts(keys), deadline).await?;
             let words = words(&answer).ok_or_else(|| codec::no_answer("a settlement"))?;
             let mut names = Vec::new();
@@ -385,7 +385,7 @@ impl RedisStore {
                 names.push(part[0].clone());
             }
             match words[0].as_str() {
-                "OPEN" => open.push((keys, names)),
+                "OPEN" => open.push((indexes, keys, names)),
                 "ALREADY" => is_settled = true,
                 _ => {}
             }
@@ -398,16 +398,29 @@ impl RedisStore {
             return Ok(Settled::Unknown);
         }
         check_settlement(settlement, &parts)?;
+        let totals = match settlement {
+            Settlement::Each(actuals) => place.totals(actuals)?,
+            _ => Vec::new(),
+        };
         let mut found = false;
-        for (keys, names) in open {
-            let of_group = match settlement {
-                Settlement::Each(actuals) => {
-                    let here = actuals.iter().filter(|(name, _)| names.contains(name));
-                    Settlement::Each(here.cloned().collect())
+        for (indexes, keys, names) in open {
+            let settled = match settlement {
+                Settlement::Each(_) => {
+                    let of_group =
+                        indexes.iter().map(|index| totals.get(*index).copied().unwrap_or_default());
+                    let of_group: Vec<u64> = of_group.collect();
+                    batch::read_only(
+                        &self.settle_pairs(&texts(keys), &of_group, deadline).await?,
+                        settlement,
+                    )?
                 }
-                other => other.clone(),
+                Settlement::Named(actuals) => {
+                    let here = actuals.iter().filter(|(name, _)| names.contains(name));
+                    self.settle_at(keys, &Settlement::Named(here.cloned().collect()), deadline).await?
+                }
+                other => self.settle_at(keys, other, deadline).await?,
             };
-            match self.settle_at(keys, &of_group, deadline).await? {
+            match settled {
                 // What nothing was charged in was found, and says nothing about the rest.
                 Settled::Done => found |= !names.is_empty() || parts.is_empty(),
                 Settled::Unknown if *settlement == Settlement::Renew => return Ok(Settled::Unknown),
@@ -443,14 +456,15 @@ fn check_settlement(settlement: &Settlement, parts: &[(String, String, bool)]) -
                 parts.iter().map(|(name, cost, _)| format!("{name} {cost}")).collect();
             Err(different_amounts(&reserved))
         }
-        Settlement::Each(actuals) => {
+        Settlement::Named(actuals) => {
             let names: Vec<String> = parts.iter().map(|(name, ..)| name.clone()).collect();
             match actuals.iter().find(|(name, _)| !names.contains(name)) {
                 None => Ok(()),
                 Some((name, _)) => Err(no_such_limit(name, &names)),
             }
         }
-        Settlement::Cancel | Settlement::Renew => Ok(()),
+        // How many amounts there must be, the question says.
+        Settlement::Each(_) | Settlement::Cancel | Settlement::Release | Settlement::Renew => Ok(()),
     }
 }
 
@@ -462,6 +476,17 @@ struct Placed {
 }
 
 impl Placed {
+    /// What each part of the charge came to, from one amount for each item.
+    fn totals(&self, actuals: &[u64]) -> Result<Vec<u64>, StoreError> {
+        let asked =
+            codec::RememberedCharge::read(&self.question).ok_or_else(|| codec::no_answer("a hold"))?;
+        let items = asked.items();
+        match items.len() == actuals.len() {
+            true => Ok(MergedCharges::of(&items).totals(actuals)),
+            false => Err(StoreError::wrong_count(items.len(), actuals.len())),
+        }
+    }
+
     /// The groups, a line each, an empty line, and the question.
     fn write(&self) -> String {
         let mut text = String::new();

@@ -7,6 +7,9 @@ use std::collections::HashMap;
 
 use crate::{Failure, Outcome, StoreError, StoredCharge};
 
+/// How many calls are in flight at once, however many kinds of charges there are.
+const AT_ONCE: usize = 16;
+
 /// Rounds, one after the other; in each the groups, which may be under way at the same time; in each of these the places of its
 /// items, in their order. `is_once` says that a call cannot charge one pair twice.
 pub(crate) fn rounds<K: PartialEq>(
@@ -64,10 +67,10 @@ where
 {
     let missing = || Err(StoreError::failed(Failure::Reply, "the store left a charge without an answer"));
     let mut outcomes: Vec<Result<Outcome, StoreError>> = (0..count).map(|_| missing()).collect();
-    for round in rounds {
-        let calls: Vec<F> = round.iter().map(|places| call(places.clone())).collect();
+    for groups in rounds.iter().flat_map(|round| round.chunks(AT_ONCE)) {
+        let calls: Vec<F> = groups.iter().map(|places| call(places.clone())).collect();
         let answers = futures_util::future::join_all(calls).await;
-        for (places, answers) in round.iter().zip(answers) {
+        for (places, answers) in groups.iter().zip(answers) {
             match answers {
                 Ok(answers) => {
                     for (place, answer) in places.iter().zip(answers) {

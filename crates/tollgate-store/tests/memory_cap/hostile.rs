@@ -161,8 +161,9 @@ fn amounts_that_nobody_reserved_are_settled_within_bounds() {
             let settle = |settlement| store.settle(id, &settlement);
             let charged = store.charge_all(&[scene.item("key", 1)], hold(id, HOUR));
             assert!(charged.expect("there is room").allowed);
-            let error = settle(Settlement::Each(vec![("no such limit".to_owned(), 1)]));
+            let error = settle(Settlement::Named(vec![("no such limit".to_owned(), 1)]));
             assert!(error.expect_err("nothing is held there").is_invalid());
+            assert!(settle(Settlement::Each(vec![1, 1])).expect_err("one charge").is_invalid());
             assert_eq!(settle(Settlement::Actual(actual)).expect("one limit"), Settled::Done);
             assert_eq!(settle(Settlement::Actual(0)).expect("one limit"), Settled::Already);
             // A lease is released, whatever it is said to have cost; a debt is waited out.

@@ -383,7 +383,7 @@ impl World {
             let witness = self.witnesses.get_mut(&(part.kind, part.key)).expect("a witness");
             let actual = match settlement {
                 Settlement::Actual(actual) => *actual,
-                Settlement::Each(_) | Settlement::Cancel => 0,
+                Settlement::Each(_) | Settlement::Named(_) | Settlement::Release | Settlement::Cancel => 0,
                 Settlement::Renew => {
                     if let (Limit::Concurrency(limit), State::Leases(leases)) =
                         (witness.limit, &mut witness.state)

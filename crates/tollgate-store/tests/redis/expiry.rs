@@ -56,7 +56,7 @@ async fn every_operation(server: &RedisServer, store: &RedisStore, limit: &Store
     assert_eq!(settle(store, less.id, Settlement::Actual(1)).await, Settled::Already);
     check("a second settlement");
     assert!(charge(1, Some(more)).await);
-    assert_eq!(settle(store, more.id, Settlement::Each(vec![(limit.name.clone(), 2)])).await, Settled::Done);
+    assert_eq!(settle(store, more.id, Settlement::Each(vec![2])).await, Settled::Done);
     check("a settlement for more");
     assert!(charge(1, Some(cancelled)).await);
     check("another hold");

@@ -15,7 +15,10 @@ use tollgate_kernel::Micros;
 use tollgate_store::ChargeId;
 use tracing::Instrument;
 
-use super::{Answer, Backend, Charges, Engine, Mode, Request, Step, Take, conclude, held, run_local};
+use super::held::held;
+use super::local::run_local;
+use super::request::{Answer, Charges, Mode, Request, Step, Take};
+use super::{Backend, Engine, conclude};
 use crate::charge::Charge;
 use crate::decision::Decision;
 use crate::error::Error;

@@ -126,7 +126,7 @@ impl After {
         let is_corrected = self.charged.iter().any(|paid| self.actual(paid).is_some());
         let actuals: SmallVec<[u64; 4]> =
             self.charged.iter().map(|paid| self.actual(paid).unwrap_or(paid.reserved)).collect();
-        self.reservation.each(&actuals).ok().filter(|_| is_corrected)
+        self.reservation.held().each(&actuals).ok().filter(|_| is_corrected)
     }
 
     /// What a toll truly cost, if it is not what was reserved.

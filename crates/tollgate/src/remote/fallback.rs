@@ -10,7 +10,7 @@
 //! What was reserved here is settled here: a reservation is known to the memory store by its name even if it holds nothing.
 //! What never fits (a cost above the limit) is denied under every policy, as the store would.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
@@ -32,8 +32,39 @@ pub(crate) struct FallbackStore {
     options: MemoryOptions,
     /// The memory store of the local policy and of reservations, made when it is first needed.
     local: OnceLock<MemoryStore>,
-    /// The names of limits that were open or closed when they were last reserved here.
-    uncounted: Mutex<HashSet<&'static str>>,
+    /// Reservations of this process of which some charges are not counted here.
+    partly_counted: Mutex<HashMap<u128, PartlyCounted>>,
+}
+
+/// How many of those are remembered at most.
+const MOST_PARTLY_COUNTED: usize = 65_536;
+
+/// Which charges of a reservation are counted here, by the names of their limits, in their order.
+struct PartlyCounted {
+    charges: SmallVec<[(&'static str, bool); 4]>,
+    ttl: Micros,
+    end: Micros,
+}
+
+impl PartlyCounted {
+    /// The settlement as the counters here know the reservation.
+    fn translated(&self, settlement: &Settlement) -> Result<Settlement, StoreError> {
+        Ok(match settlement {
+            Settlement::Each(actuals) if actuals.len() != self.charges.len() => {
+                return Err(StoreError::wrong_count(self.charges.len(), actuals.len()));
+            }
+            Settlement::Each(actuals) => {
+                let counted = actuals.iter().zip(&self.charges).filter(|(_, (_, is_counted))| *is_counted);
+                Settlement::Each(counted.map(|(actual, _)| *actual).collect())
+            }
+            Settlement::Named(actuals) => {
+                let is_of = |name: &str, counted: bool| self.charges.contains(&(name, counted));
+                let counted = actuals.iter().filter(|(name, _)| is_of(name, true) || !is_of(name, false));
+                Settlement::Named(counted.cloned().collect())
+            }
+            other => other.clone(),
+        })
+    }
 }
 
 /// Whether anything is charged, or only looked at.
@@ -82,7 +113,7 @@ impl<'a> FallbackCharge<'a> {
 
 impl FallbackStore {
     pub(crate) fn new(options: MemoryOptions) -> FallbackStore {
-        FallbackStore { options, local: OnceLock::new(), uncounted: Mutex::default() }
+        FallbackStore { options, local: OnceLock::new(), partly_counted: Mutex::default() }
     }
 
     fn local(&self) -> &MemoryStore {
@@ -108,9 +139,6 @@ impl FallbackStore {
             .iter()
             .filter_map(|charge| FallbackCharge::new(charge, charges, retry_after, &last_denial))
             .collect();
-        if matches!(act, Act::Charge(Some(_))) {
-            self.note_uncounted(&parts);
-        }
         // Nothing is charged if anything is denied already.
         let act = if parts.iter().any(FallbackCharge::denies) { Act::Peek } else { act };
         let local: SmallVec<[MemoryCharge<'_>; 4]> =
@@ -127,16 +155,38 @@ impl FallbackStore {
             });
             (outcome, source_of(part.remote.fallback))
         };
-        parts.iter().map(answer).collect()
+        let answers: Answers = parts.iter().map(answer).collect();
+        let is_admitted =
+            parts.iter().zip(&answers).all(|(part, (outcome, _))| outcome.allowed || part.shadow);
+        if let (Act::Charge(Some(hold)), true) = (act, is_admitted) {
+            self.remember_counted(hold, &parts);
+        }
+        answers
     }
 
-    fn note_uncounted(&self, parts: &[FallbackCharge<'_>]) {
-        let mut uncounted = self.uncounted.lock();
-        for part in parts {
-            match part.remote.fallback {
-                Fallback::Local => uncounted.remove(part.name),
-                Fallback::Open | Fallback::Closed => uncounted.insert(part.name),
-            };
+    /// Remembers which charges of a reservation are counted here, if not all of them are.
+    fn remember_counted(&self, hold: Hold, parts: &[FallbackCharge<'_>]) {
+        if parts.iter().all(|part| part.outcome.is_none()) {
+            return;
+        }
+        let now = self.options.clock.now();
+        let mut partly_counted = self.partly_counted.lock();
+        if partly_counted.len() >= MOST_PARTLY_COUNTED {
+            partly_counted.retain(|_, known| now < known.end);
+        }
+        // Memory is bounded. One that is forgotten can be cancelled and settled with one amount, but not charge by charge.
+        if partly_counted.len() >= MOST_PARTLY_COUNTED
+            && let Some(other) = partly_counted.keys().next().copied()
+        {
+            partly_counted.remove(&other);
+        }
+        let end = now.saturating_add(hold.ttl);
+        let charges = parts.iter().map(|part| (part.name, part.outcome.is_none())).collect();
+        let known = PartlyCounted { charges, ttl: hold.ttl, end };
+        // A reservation that is sent again is answered as before.
+        let is_live = partly_counted.get(&hold.id.get()).is_some_and(|known| now < known.end);
+        if !is_live {
+            partly_counted.insert(hold.id.get(), known);
         }
     }
 
@@ -170,17 +220,31 @@ impl FallbackStore {
         settlement: &Settlement,
     ) -> Option<Result<Settled, StoreError>> {
         let local = self.local.get()?;
-        let settled = match settlement {
-            Settlement::Each(actuals) => {
-                let uncounted = self.uncounted.lock();
-                let held = actuals.iter().filter(|(name, _)| !uncounted.contains(name.as_str())).cloned();
-                local.settle(id, &Settlement::Each(held.collect()))
-            }
-            _ => local.settle(id, settlement),
+        let translated = self.partly_counted.lock().get(&id.get()).map(|known| known.translated(settlement));
+        let settled = match translated {
+            Some(translated) => translated.and_then(|settlement| local.settle(id, &settlement)),
+            None => local.settle(id, settlement),
         };
         match settled {
             Ok(Settled::Unknown) => None,
-            settled => Some(settled),
+            Ok(settled) => {
+                self.note_settled(id, settlement);
+                Some(Ok(settled))
+            }
+            error => Some(error),
+        }
+    }
+
+    /// A settlement of a reservation that is held here was carried out.
+    fn note_settled(&self, id: ChargeId, settlement: &Settlement) {
+        let mut partly_counted = self.partly_counted.lock();
+        match settlement {
+            Settlement::Renew => {
+                if let Some(known) = partly_counted.get_mut(&id.get()) {
+                    known.end = self.options.clock.now().saturating_add(known.ttl);
+                }
+            }
+            _ => drop(partly_counted.remove(&id.get())),
         }
     }
 

@@ -196,7 +196,7 @@ fn what_was_reserved_without_the_store_is_settled_without_it() {
 
     let settle = |id, settlement: &Settlement| ready(gate.settle(id, settlement));
     let each = |actuals: &[(&str, u64)]| {
-        Settlement::Each(actuals.iter().map(|(name, actual)| ((*name).to_owned(), *actual)).collect())
+        Settlement::Named(actuals.iter().map(|(name, actual)| ((*name).to_owned(), *actual)).collect())
     };
     assert!(settle(stored, &Settlement::Cancel).unwrap_err().is_transient(), "the store has that one");
     assert_eq!(settle(open, &each(&[("open", 1)])).unwrap(), Settled::Done, "nothing to correct");
@@ -215,6 +215,38 @@ fn what_was_reserved_without_the_store_is_settled_without_it() {
     assert_eq!(ready(gate.status("local", "a")).unwrap().used(), 2);
     assert_eq!(settle(stored, &Settlement::Cancel).unwrap(), Settled::Done);
     assert_eq!(ready(gate.status("local", "a")).unwrap().used(), 0);
+}
+
+/// Which charges are counted here is known for each reservation, by position and by name.
+#[test]
+fn what_was_reserved_without_the_store_is_settled_charge_by_charge() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, Fallback::Open);
+    elsewhere.fault(DOWN);
+    let charges = [
+        Charge::new("open", "a").cost(2),
+        Charge::new("local", "a").cost(2),
+        Charge::new("local", "b").cost(2),
+    ];
+    let used = || {
+        ["a", "b"].map(|key| {
+            let peeked = ready(gate.peek(&[Charge::new("local", key)])).unwrap().outcomes()[0];
+            5 - peeked.remaining() - u64::from(peeked.is_allowed())
+        })
+    };
+    let reserve = || ready(gate.reserve(&charges, HOUR)).unwrap().unwrap();
+    let one = reserve();
+    assert_eq!(used(), [2, 2]);
+    assert!(ready(one.settle_each(&[1, 1])).is_err());
+    assert_eq!(ready(one.renew()).unwrap(), Settled::Done);
+    assert_eq!(ready(one.settle_each(&[9, 1, 3])).unwrap(), Settled::Done);
+    assert_eq!(used(), [1, 3]);
+    assert_eq!(ready(one.settle_each(&[9, 0, 0])).unwrap(), Settled::Already);
+    let two = reserve();
+    let by_id = |amounts: &[u64]| ready(gate.settle(two.id(), &Settlement::Each(amounts.to_vec())));
+    assert!(by_id(&[1, 1]).is_err(), "three charges are counted, here or in the store");
+    assert_eq!(by_id(&[7, 0, 1]).unwrap(), Settled::Done);
+    assert_eq!(used(), [1, 4]);
 }
 
 /// A reset that answered with an error had forgotten the local counter all the same.

@@ -120,10 +120,11 @@ fn answers_are_the_same_near_and_far(most_ms: u64, denial_cache: Duration) {
             }
             7 => {
                 let Some((here, there)) = open.pop() else { continue };
-                let settlement = match dice.below(3) {
+                let settlement = match dice.below(4) {
                     0 => Settlement::Cancel,
                     1 => Settlement::Renew,
-                    _ => Settlement::Each(Vec::new()),
+                    2 => Settlement::Named(Vec::new()),
+                    _ => Settlement::Release,
                 };
                 assert_eq!(
                     ready(near.settle(here, &settlement)).unwrap(),

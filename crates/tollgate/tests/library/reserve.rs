@@ -102,7 +102,7 @@ fn each_limit_of_a_reservation_is_settled_by_position_or_by_name() {
     assert!(error.to_string().contains("has 3 charges, and 2 amounts were given"), "{error}");
     let by_name = |actuals: &[(&str, u64)]| {
         let actuals = actuals.iter().map(|(name, actual)| ((*name).to_owned(), *actual)).collect();
-        ready(gate.settle(reservation.id(), &Settlement::Each(actuals)))
+        ready(gate.settle(reservation.id(), &Settlement::Named(actuals)))
     };
     let error = by_name(&[("token", 500)]).unwrap_err();
     assert!(error.to_string().contains("holds nothing under the limit `token`"), "{error}");
@@ -125,6 +125,28 @@ fn each_limit_of_a_reservation_is_settled_by_position_or_by_name() {
     let reservation = reserve();
     assert_eq!(ready(reservation.settle_each(&[2, 100, 0])).unwrap(), Settled::Done);
     assert_eq!(remaining(), [7, 650, 2]);
+}
+
+/// One limit with two keys was settled with the dearer amount for both.
+#[test]
+fn each_charge_is_settled_by_its_position() {
+    let hands = hands();
+    let rules = [Rule::new("tokens", a_minute(100)).unwrap(), Rule::unlimited("free").unwrap()];
+    let gate = gate(&hands, rules);
+    let (tokens, free) = (gate.local("tokens").unwrap(), gate.local("free").unwrap());
+    let charges =
+        [tokens.of("a").cost(30), free.of("a").cost(9), tokens.of("b").cost(30), tokens.of("a").cost(10)];
+    let used = || (tokens.status("a").used(), tokens.status("b").used());
+    let reservation = tokens.reserve_all(&charges, MINUTE).unwrap().unwrap();
+    assert_eq!(used(), (40, 30));
+    assert_eq!(ready(reservation.settle_each(&[5, 99, 50, 2])).unwrap(), Settled::Done);
+    assert_eq!(used(), (7, 50));
+    // By its id there is an amount for each charge that is counted.
+    let reservation = tokens.reserve_all(&charges, MINUTE).unwrap().unwrap();
+    let by_id = |amounts: &[u64]| ready(gate.settle(reservation.id(), &Settlement::Each(amounts.to_vec())));
+    assert!(by_id(&[1; 4]).unwrap_err().to_string().contains("has 3 charges, and 4 amounts were given"));
+    assert_eq!(by_id(&[1, 2, 3]).unwrap(), Settled::Done);
+    assert_eq!(used(), (11, 52));
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn polled<T>(times: usize, call: impl Future<Output = T>) -> Option<T> {
 #[tokio::test]
 async fn a_call_that_is_dropped_at_any_point_leaves_what_was_answered_and_nothing_else()
 -> Result<(), Box<dyn StdError>> {
-    for times in 0..8 {
+    for times in 0..12 {
         let store = Arc::new(Pausing(MemoryStore::new(MemoryOptions::default())));
         let gate = Tollgate::builder()
             .limit("api", Limit::fixed_window(100, HOUR)?)
@@ -81,10 +81,21 @@ async fn a_call_that_is_dropped_at_any_point_leaves_what_was_answered_and_nothin
         if let Some(answer) = polled(times, gate.reserve_within(&charges, HOUR, HOUR)) {
             (api, leases) = (api + 2 * u64::from(answer?.is_ok()), leases + 1);
         }
+        if let Some(answer) = polled(times, gate.acquire("workers", "a")) {
+            permits.push(answer??);
+            leases += 1;
+        }
         if let Some(answer) = polled(times, gate.acquire_within("workers", "a", HOUR)) {
             permits.push(answer??);
             leases += 1;
         }
+        if let Some(answer) = polled(times, gate.acquire_all_within(&charges, HOUR)) {
+            permits.push(answer??);
+            (api, leases) = (api + 2, leases + 1);
+        }
+        // These take nothing, however far they come.
+        let _ = polled(times, gate.peek(&one));
+        let _ = polled(times, gate.status("api", "a"));
         if let Some(answer) = polled(times, gate.acquire_all(&charges)) {
             permits.push(answer??);
             (api, leases) = (api + 2, leases + 1);
@@ -107,6 +118,28 @@ async fn a_call_that_is_dropped_at_any_point_leaves_what_was_answered_and_nothin
             (api, leases),
             "released after {times} polls"
         );
+    }
+    Ok(())
+}
+
+/// A settlement that is dropped can be sent again: it is carried out once.
+#[tokio::test]
+async fn a_settlement_that_is_dropped_at_any_point_is_carried_out_once() -> Result<(), Box<dyn StdError>> {
+    for times in 0..6 {
+        let store = Arc::new(Pausing(MemoryStore::new(MemoryOptions::default())));
+        let gate =
+            Tollgate::builder().limit("api", Limit::fixed_window(100, HOUR)?).store(store).connect().await?;
+        let charges = [Charge::new("api", "a").cost(10), Charge::new("api", "b").cost(10)];
+        let used = async |key: &str| gate.status("api", key).await.map(|status| status.used());
+        let reservation = gate.reserve(&charges, HOUR).await??;
+        let first = polled(times, reservation.settle_each(&[3, 25])).transpose()?;
+        let again = reservation.settle_each(&[3, 25]).await?;
+        // One poll asks the store, and after the second it has done so.
+        let expected = if times < 2 { Settled::Done } else { Settled::Already };
+        assert_eq!(again, expected, "dropped after {times} polls, {first:?}");
+        assert_eq!((used("a").await?, used("b").await?), (3, 25), "dropped after {times} polls");
+        let _ = polled(times, gate.reset("api", "a"));
+        assert!(used("a").await? <= 3);
     }
     Ok(())
 }

@@ -181,12 +181,6 @@ impl One<'_> {
     pub(crate) fn charge(&self) -> Result<Charge<'_>, Fault> {
         charge(&self.limit, &self.key, self.cost)
     }
-
-    /// The limit, and the key as it is kept: a key may be written in several ways.
-    pub(crate) fn name(&self) -> Result<(&str, String), Fault> {
-        let key = Key::parse(self.key.checked()?).map_err(|error| Fault::malformed(error.to_string()))?;
-        Ok((&self.limit.0, key.canonical().to_owned()))
-    }
 }
 
 fn charge<'a>(

@@ -15,7 +15,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Either};
 use hyper::body::{Frame, Incoming};
 use tokio::sync::mpsc;
-use tollgate_llm::{Admission, Event, EventKind, EventReader, TrailLine, Usage};
+use tollgate_llm::{Admission, Event, EventKind, EventReader, TrailLine, Usage, of_answer};
 use tracing::Instrument;
 
 use super::super::json::Body;

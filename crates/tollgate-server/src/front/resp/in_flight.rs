@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
+use tollgate::Charge;
 
 use super::*;
 use crate::app::Act;
@@ -58,25 +59,27 @@ impl Server {
 }
 
 #[tokio::test]
-async fn one_connection_has_sixteen_calls_in_flight() {
+async fn one_connection_has_one_call_in_flight() {
     let server = Server::new("");
-    let mut one = [server.connect("127.0.0.1", 100).await];
-    assert_eq!(server.in_flight().await, 16, "of one connection that has sent a hundred");
+    let mut one = [server.connect("127.0.0.1", 200).await];
+    assert_eq!(server.in_flight().await, 1, "of one connection that has sent two hundred");
+    assert_eq!(server.store.charges_in_flight(), 64);
     // As soon as these are answered, the next go.
-    server.store.answer(16);
-    assert_eq!(server.in_flight().await, 16);
-    server.answer(&mut one, 100).await;
+    server.store.answer(1);
+    assert_eq!(server.in_flight().await, 1);
+    server.answer(&mut one, 200).await;
     assert_eq!(server.in_flight().await, 0);
+    assert!(server.store.calls() <= 8, "{} calls for 200 checks", server.store.calls());
 }
 
 #[tokio::test]
 async fn one_peer_has_so_many_calls_in_flight_over_all_its_connections() {
     let server = Server::new("store_calls_per_peer = 20");
     let mut crowd = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..25 {
         crowd.push(server.connect("192.0.2.1", 100).await);
     }
-    assert_eq!(server.in_flight().await, 20, "of five connections that have sent a hundred each");
+    assert_eq!(server.in_flight().await, 20, "of 25 connections that have sent a hundred each");
     // Nobody else waits for that.
     let mut other = [server.connect("192.0.2.2", 1).await];
     assert_eq!(server.in_flight().await, 21);
@@ -92,7 +95,10 @@ async fn one_peer_has_so_many_calls_in_flight_over_all_its_connections() {
 #[tokio::test]
 async fn a_peer_is_one_over_all_faces() {
     let server = Server::new("store_calls_per_peer = 20");
-    let _resp = server.connect("192.0.2.1", 12).await;
+    let mut resp = Vec::new();
+    for _ in 0..12 {
+        resp.push(server.connect("192.0.2.1", 12).await);
+    }
     for number in 0..40 {
         let (app, peer) = (server.app.clone(), "192.0.2.1".parse().expect("an address"));
         tokio::spawn(async move {
@@ -108,8 +114,8 @@ async fn a_peer_is_one_over_all_faces() {
 async fn a_trusted_peer_is_not_counted() {
     let server = Server::new("store_calls_per_peer = 20\ntrusted_peers = ['192.0.2.1']");
     let mut crowd = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..25 {
         crowd.push(server.connect("192.0.2.1", 16).await);
     }
-    assert_eq!(server.in_flight().await, 80);
+    assert_eq!(server.in_flight().await, 25);
 }

@@ -57,17 +57,6 @@ impl<'a> Request<'a> {
             None
         }
     }
-
-    /// Whether both are charged to one key, so that their order matters.
-    pub(super) fn is_of_one_key(&self, other: &Request<'_>) -> bool {
-        match (self, other) {
-            (Request::Throttle { key, .. }, Request::Throttle { key: other, .. }) => key == other,
-            (Request::Check { limit, key, .. }, Request::Check { limit: others, key: other, .. }) => {
-                (limit, key) == (others, other)
-            }
-            _ => false,
-        }
-    }
 }
 
 fn throttle<'a>(command: &Command<'a, '_>) -> Result<Request<'a>, Mistake> {

@@ -106,8 +106,13 @@ async fn what_is_not_ours_is_no_hold() {
     let _turn = beside_others().await;
     let server = RedisServer::start();
     let store = store_on(&server, None);
-    let settlements =
-        [Settlement::Actual(1), Settlement::Cancel, Settlement::Renew, Settlement::Each(vec![])];
+    let settlements = [
+        Settlement::Actual(1),
+        Settlement::Cancel,
+        Settlement::Renew,
+        Settlement::Release,
+        Settlement::Each(vec![3]),
+    ];
     for limit in one_of_each(9) {
         let held = hold();
         assert!(store.charge(&[costing(&limit, "k", 2)], Some(held)).await.expect("a hold").allowed);

@@ -1,0 +1,135 @@
+//! The slow path where the counters are in this process: new keys, overrides, shadow limits, reservations, looks and refunds.
+//!
+//! The limits stay locked for reading while the counters are charged: a reload waits, so that no key is begun under old numbers and
+//! new ones at once. They are not locked while a decision is reported: an observer may charge, or reload.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tollgate_kernel as kernel;
+use tollgate_kernel::Cost;
+use tollgate_store::{MemoryCharge, MemoryStore};
+
+use super::request::{Answer, Mode, Request, Take};
+use super::resolve::check;
+use super::{Backend, Engine, MOST_LIMITS, conclude};
+use crate::decision::{Decision, Outcomes};
+use crate::error::Error;
+use crate::key::KeyRef;
+use crate::outcome::{Outcome, Source};
+use crate::policy::entry::{Entry, EntryRef, Resolved};
+use crate::remote::{Answered, Identity};
+use crate::telemetry::Trouble;
+
+impl Engine {
+    /// Slow path: a key that is new or not canonical, overrides, a shadow limit, or somebody to report to.
+    #[cold]
+    pub(super) fn charge_one_slowly(&self, entry: &Arc<Entry>, key: KeyRef<'_>, cost: Cost) -> Outcome {
+        let started = self.started("charge");
+        let _within = started.enter();
+        let limits = self.limits.read();
+        let entry = entry.newest();
+        let charge = [self.resolved(EntryRef::Borrowed(entry), key.parse(), cost)];
+        let answered = match (&self.backend, charge[0].memory_charge()) {
+            _ if entry.is_concurrency() && charge[0].key.is_some() => {
+                if let Some(count) = self.needs_permit.count() {
+                    let limit = entry.name;
+                    tracing::warn!(
+                        limit,
+                        count,
+                        "denied a check of a concurrency limit: use acquire instead"
+                    );
+                }
+                let answers = [(kernel::Outcome::BLOCKED, Source::NeedsPermit)].into_iter().collect();
+                Answered { answers, trouble: Trouble::default() }
+            }
+            (Backend::Memory(_), Some(item)) => Answered::by_store(&[item.limit.charge(item.key, cost)]),
+            _ => Answered::default(),
+        };
+        drop(limits);
+        let decision = conclude(&charge, answered.answers);
+        self.report("charge", &charge, &decision, answered.trouble, &started);
+        *decision.binding()
+    }
+
+    pub(super) fn charge_local(
+        self: &Arc<Engine>,
+        store: &MemoryStore,
+        request: &mut Request<'_>,
+    ) -> Result<Answer, Error> {
+        let is_plain = request.take == Take::Nothing && request.id.is_none();
+        match request.mode {
+            Mode::AllOrNone if is_plain => {
+                let mut answer = Answer { decision: Decision::empty(), held: None };
+                if !self.charge_all_known(store, request.charges.as_slice(), &mut answer.decision) {
+                    answer = self.charge_local_slowly(store, request)?;
+                }
+                Ok(answer)
+            }
+            Mode::Each => self.charge_each_local(request),
+            _ => self.charge_local_slowly(store, request),
+        }
+    }
+
+    /// Slow path in this process.
+    pub(super) fn charge_local_slowly(
+        &self,
+        store: &MemoryStore,
+        request: &mut Request<'_>,
+    ) -> Result<Answer, Error> {
+        let operation = request.operation();
+        let started = self.started(operation);
+        let _within = started.enter();
+        // Held while the counters are charged: a reload waits, so that no key is begun under old numbers and new ones at once. Not
+        // while the decision is reported: an observer may charge, or reload.
+        let limits = self.limits.read();
+        let holds_nothing = request.holds_nothing();
+        let charges = self.resolve(MOST_LIMITS, &limits, request.charges.take(), holds_nothing)?;
+        if request.mode == Mode::Refund {
+            for item in charges.iter().filter_map(Resolved::memory_charge) {
+                item.limit.refund(item.key, item.cost);
+            }
+            drop(limits);
+            self.lines.nudge();
+            return Ok(Answer { decision: Decision::new(Outcomes::new()), held: None });
+        }
+        let identity = self.identity(&charges, request.take, request.id, false);
+        let answered = run_local(store, &charges, request.mode, identity)?;
+        drop(limits);
+        Ok(self.finish(operation, &charges, answered, identity, request.take, &started))
+    }
+
+    /// Each by itself, in order, in this process. All limits are found before the first is charged.
+    pub(super) fn charge_each_local(self: &Arc<Engine>, request: &mut Request<'_>) -> Result<Answer, Error> {
+        let holds_nothing = request.holds_nothing();
+        {
+            let limits = self.limits.read();
+            for charge in request.charges.as_slice() {
+                let entry = self.find(&limits, charge.limit)?;
+                check(entry, charge.cost, holds_nothing)?;
+            }
+        }
+        let mut outcomes = Outcomes::new();
+        for charge in request.charges.as_slice() {
+            let one = std::slice::from_ref(charge);
+            outcomes.extend(self.charge_all(one)?.into_outcomes());
+        }
+        Ok(Answer { decision: Decision::new(outcomes), held: None })
+    }
+}
+
+/// Asks the counters in this process: only looks where the charge is denied already.
+pub(super) fn run_local(
+    store: &MemoryStore,
+    charges: &[Resolved<'_, '_>],
+    mode: Mode,
+    identity: Option<Identity>,
+) -> Result<Answered, Error> {
+    let items: SmallVec<[MemoryCharge<'_>; 4]> = charges.iter().filter_map(Resolved::memory_charge).collect();
+    let is_look = mode == Mode::Peek || charges.iter().any(Resolved::is_denied_outright);
+    let counted = match is_look {
+        true => store.peek_all(&items),
+        false => store.charge_all(&items, identity.map(|identity| identity.hold))?,
+    };
+    Ok(Answered::by_store(&counted.outcomes))
+}

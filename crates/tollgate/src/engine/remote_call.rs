@@ -1,0 +1,95 @@
+//! A request whose counters are in a remote store: everything that can be done at once is, and the rest is a future around the calls
+//! of `remote.rs`.
+
+use std::sync::Arc;
+
+use tracing::Instrument;
+
+use super::request::{Answer, Mode, Request, Step};
+use super::{Backend, Engine, MOST_LIMITS, conclude};
+use crate::decision::{Decision, Outcomes};
+use crate::error::Error;
+use crate::policy::entry::{Resolved, ResolvedAll};
+use crate::remote::{Answered, DenialCache, Remote, Way};
+use crate::telemetry::Started;
+
+impl Engine {
+    pub(super) fn charge_remote<'a>(
+        self: &Arc<Engine>,
+        remote: &Remote,
+        request: &mut Request<'a>,
+    ) -> Step<'a> {
+        let operation = request.operation();
+        let started = self.started(operation);
+        let (mode, take, id) = (request.mode, request.take, request.id);
+        let limit = if mode == Mode::Each { usize::MAX } else { MOST_LIMITS };
+        let holds_nothing = request.holds_nothing();
+        let charges = {
+            let limits = self.limits.read();
+            self.resolve(limit, &limits, request.charges.take(), holds_nothing)
+        };
+        let charges = match charges {
+            Ok(charges) => charges,
+            Err(error) => return Step::Done(Err(error)),
+        };
+        let identity = self.identity(&charges, take, id, false);
+        let is_denied = charges.iter().any(Resolved::is_denied_outright);
+        let mut sent = None;
+        if mode == Mode::AllOrNone && !is_denied {
+            match remote.way(&charges, identity.is_some(), DenialCache::Use) {
+                Way::Answered(answered) => {
+                    let answer = self.finish(operation, &charges, answered, identity, take, &started);
+                    return Step::Done(Ok(answer));
+                }
+                Way::Ask(to_remember) => sent = to_remember,
+            }
+        }
+        let engine = self.clone();
+        Step::Waits(Box::pin(async move {
+            let Backend::Remote(remote) = &engine.backend else {
+                return Err(Error::call("the counters are local"));
+            };
+            let span = started.span().clone();
+            let answered = match mode {
+                Mode::Each => return engine.charge_each_remote(remote, charges, &started).await,
+                Mode::Refund => {
+                    let refunded = remote.refund(&charges).instrument(span).await;
+                    // What failed may have been given back, in part or whole.
+                    engine.lines.nudge();
+                    refunded?;
+                    return Ok(Answer { decision: Decision::new(Outcomes::new()), held: None });
+                }
+                Mode::AllOrNone if !is_denied => {
+                    remote.charge(&charges, identity, sent).instrument(span).await?
+                }
+                Mode::Peek | Mode::AllOrNone => remote.peek(&charges).instrument(span).await?,
+            };
+            Ok(engine.finish(operation, &charges, answered, identity, take, &started))
+        }))
+    }
+
+    /// Each by itself, up to 64 in one call.
+    async fn charge_each_remote(
+        &self,
+        remote: &Remote,
+        charges: ResolvedAll<'_, '_>,
+        started: &Started,
+    ) -> Result<Answer, Error> {
+        started.span().record("keys", charges.len());
+        if let Some(charge) = charges.first() {
+            started.span().record("limiter", charge.entry.name);
+        }
+        let mut outcomes = Outcomes::new();
+        for batch in charges.chunks(MOST_LIMITS) {
+            let answers = remote.charge_each(batch).instrument(started.span().clone()).await?;
+            let _within = started.enter();
+            for (charge, Answered { answers, trouble }) in batch.iter().zip(answers) {
+                let charge = std::slice::from_ref(charge);
+                let decision = conclude(charge, answers);
+                self.report("charge", charge, &decision, trouble, &started.of_one());
+                outcomes.push(*decision.binding());
+            }
+        }
+        Ok(Answer { decision: Decision::new(outcomes), held: None })
+    }
+}

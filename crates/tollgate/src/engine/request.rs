@@ -1,0 +1,108 @@
+//! One call of the engine, as data: what is charged, how, what the caller keeps of it, by which id, and for how long it may wait;
+//! and its answer.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tollgate_kernel::Micros;
+use tollgate_store::ChargeId;
+
+use super::held::Held;
+use crate::charge::Charge;
+use crate::decision::Decision;
+use crate::error::Error;
+
+/// What is done with the charges of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// All are charged, or none.
+    AllOrNone,
+    /// Each is charged by itself, in order.
+    Each,
+    /// Answered as a charge would be, and nothing is changed.
+    Peek,
+    /// Given back, of what counts now.
+    Refund,
+}
+
+/// What the caller keeps of an admitted charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Take {
+    Nothing,
+    /// It can be settled for so long.
+    Reservation(Micros),
+    /// Leases are held until they are released.
+    Permit,
+}
+
+/// The charges of a request.
+pub(crate) enum Charges<'a> {
+    One(Charge<'a>),
+    All(&'a [Charge<'a>]),
+}
+
+impl<'a> Charges<'a> {
+    #[inline]
+    pub(super) fn as_slice(&self) -> &[Charge<'a>] {
+        match self {
+            Charges::One(charge) => std::slice::from_ref(charge),
+            Charges::All(charges) => charges,
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Charges<'a> {
+        std::mem::replace(self, Charges::All(&[]))
+    }
+}
+
+/// One call of the engine.
+pub(crate) struct Request<'a> {
+    pub(crate) charges: Charges<'a>,
+    pub(crate) mode: Mode,
+    pub(crate) take: Take,
+    /// Chosen by the caller.
+    pub(crate) id: Option<ChargeId>,
+    /// How long to wait for room, if at all.
+    pub(crate) within: Option<Duration>,
+}
+
+impl<'a> Request<'a> {
+    pub(crate) fn new(charges: Charges<'a>, mode: Mode) -> Request<'a> {
+        Request { charges, mode, take: Take::Nothing, id: None, within: None }
+    }
+
+    /// The word for it in events, logs and spans.
+    pub(super) fn operation(&self) -> &'static str {
+        match (self.mode, self.take) {
+            _ if self.within.is_some() => "wait",
+            (Mode::Peek, _) => "peek",
+            (_, Take::Nothing) => "charge",
+            (_, Take::Reservation(_)) => "reserve",
+            (_, Take::Permit) => "acquire",
+        }
+    }
+
+    /// The call to name where a concurrency limit is charged and nothing would be held; `None` if something is.
+    pub(super) fn holds_nothing(&self) -> Option<&'static str> {
+        match (self.mode, self.take) {
+            (Mode::AllOrNone | Mode::Each, Take::Nothing) if self.within.is_some() => Some("waiting"),
+            (Mode::AllOrNone | Mode::Each, Take::Nothing) => Some("a plain charge"),
+            _ => None,
+        }
+    }
+}
+
+/// The answer to a request.
+pub(crate) struct Answer {
+    /// Under [`Mode::Each`] one outcome for each charge, and nothing that binds; under [`Mode::Refund`] none.
+    pub(crate) decision: Decision,
+    /// What the caller keeps, if the charge was admitted and something was to be kept.
+    pub(crate) held: Option<Box<Held>>,
+}
+
+/// What becomes of a request.
+pub(crate) enum Step<'a> {
+    Done(Result<Answer, Error>),
+    Waits(Pin<Box<dyn Future<Output = Result<Answer, Error>> + Send + 'a>>),
+}

@@ -1,0 +1,107 @@
+//! The charges of a request, resolved: their limits are found and their keys parsed, each once.
+
+use std::sync::Arc;
+
+use tollgate_kernel::Cost;
+
+use super::request::Charges;
+use super::{Engine, Limits, MOST_LIMITS};
+use crate::charge::{Charge, Given, LimitRef, NamedLimit};
+use crate::error::Error;
+use crate::key::{Key, KeyError};
+use crate::policy::entry::{Entry, EntryRef, Resolved, ResolvedAll};
+
+impl Engine {
+    /// A handle, if it is of this engine.
+    pub(crate) fn owned<'a>(&self, limit: &'a NamedLimit) -> Result<&'a NamedLimit, Error> {
+        match limit.entry.engine == self.id {
+            true => Ok(limit),
+            false => Err(another_gate(limit.name())),
+        }
+    }
+
+    /// Finds the limit of a charge.
+    pub(super) fn find<'e, 'a: 'e>(
+        &self,
+        limits: &'e Limits,
+        limit: LimitRef<'a>,
+    ) -> Result<&'e Arc<Entry>, Error> {
+        match limit.0 {
+            Given::Name(name) => limits.get(name).ok_or_else(|| limits.unknown(name)),
+            Given::Handle(limit) => self.own(limit.entry.newest()).ok_or_else(|| another_gate(limit.name())),
+        }
+    }
+
+    /// An entry, if it is of this engine.
+    #[inline]
+    pub(super) fn own<'e>(&self, entry: &'e Arc<Entry>) -> Option<&'e Arc<Entry>> {
+        (entry.engine == self.id).then_some(entry)
+    }
+
+    /// Finds the limits and parses the keys. An empty or malformed key is denied further on, and logged here.
+    pub(super) fn resolve<'a>(
+        &self,
+        most: usize,
+        limits: &Limits,
+        charges: Charges<'a>,
+        holds_nothing: Option<&'static str>,
+    ) -> Result<ResolvedAll<'static, 'a>, Error> {
+        let count = charges.as_slice().len();
+        if count == 0 && most == MOST_LIMITS {
+            return Err(Error::call("a charge needs at least one limit"));
+        }
+        if count > most {
+            return Err(Error::call(format!(
+                "a charge may name at most {most} limits, and this one names {count}"
+            )));
+        }
+        let one = |limit: LimitRef<'a>, key: Result<Key<'a>, KeyError>, cost: u64| {
+            let entry = self.find(limits, limit)?;
+            let cost = check(entry, cost, holds_nothing)?;
+            Ok(self.resolved(EntryRef::Shared(entry.clone()), key, cost))
+        };
+        match charges {
+            Charges::One(Charge { limit, key, cost }) => {
+                Ok(std::iter::once(one(limit, key.parse(), cost)?).collect())
+            }
+            Charges::All(charges) => {
+                charges.iter().map(|charge| one(charge.limit, charge.key.parse_ref(), charge.cost)).collect()
+            }
+        }
+    }
+
+    pub(super) fn resolved<'e, 'k>(
+        &self,
+        entry: EntryRef<'e>,
+        key: Result<Key<'k>, KeyError>,
+        cost: Cost,
+    ) -> Resolved<'e, 'k> {
+        let key = key.map_err(|error| self.warn_malformed(entry.name, &error)).ok();
+        Resolved::new(entry, key, cost)
+    }
+
+    /// Warns of malformed keys, at most once a second, with how many there were. The key itself is never shown.
+    #[cold]
+    pub(super) fn warn_malformed(&self, limiter: &str, error: &KeyError) {
+        if !error.is_reported()
+            && let Some(count) = self.malformed.count()
+        {
+            tracing::warn!(limiter, count, "denied a malformed key: {error}");
+        }
+    }
+}
+
+/// The error for a handle that another engine made.
+fn another_gate(limit: &str) -> Error {
+    Error::call(format!("`{limit}` is a limit of another gate; look it up in this one"))
+}
+
+/// Refuses a cost of zero, and a concurrency limit where nothing would be held.
+#[inline]
+pub(super) fn check(entry: &Entry, cost: u64, holds_nothing: Option<&'static str>) -> Result<Cost, Error> {
+    let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
+    match holds_nothing {
+        Some(call) if entry.is_concurrency() => Err(Error::holds_nothing(entry.name, call)),
+        _ => Ok(cost),
+    }
+}

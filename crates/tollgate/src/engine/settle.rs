@@ -1,0 +1,158 @@
+//! What becomes of an admitted charge: it is settled, cancelled, renewed or released, at once or in the background.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+#[cfg(feature = "http")]
+use tollgate_kernel::Micros;
+use tollgate_store::{ChargeId, Settled, Settlement};
+
+use super::held::Held;
+use super::{Backend, Engine};
+use crate::error::Error;
+use crate::lease::Lease;
+
+/// How long a settlement in the background is tried again.
+#[cfg(feature = "http")]
+const SETTLED_WITHIN: Micros = Micros::from_secs(30);
+
+impl Engine {
+    /// Settles, cancels or renews a charge by its id.
+    pub(crate) async fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Error> {
+        if let Some(settled) = self.settle_local(id, settlement) {
+            return settled;
+        }
+        let Backend::Remote(remote) = &self.backend else { return Ok(Settled::Unknown) };
+        let is_lease = *settlement == Settlement::Renew && remote.is_lease(id);
+        let settled = Box::pin(remote.settle(id, settlement)).await;
+        self.lines.nudge();
+        let settled = settled?;
+        Box::pin(remote.go_on()).await;
+        if is_lease && settled == Settled::Unknown {
+            self.lost_leases.report();
+        }
+        Ok(settled)
+    }
+
+    /// The same where it can be done at once: the counters are in this process, or nothing was charged.
+    pub(crate) fn settle_local(
+        &self,
+        id: ChargeId,
+        settlement: &Settlement,
+    ) -> Option<Result<Settled, Error>> {
+        if id.is_of_nothing() {
+            return Some(Ok(Settled::Done));
+        }
+        let Backend::Memory(store) = &self.backend else { return None };
+        let settled = store.settle(id, settlement);
+        self.lines.nudge();
+        Some(settled.map_err(Error::from))
+    }
+
+    /// Forgets a reservation that nobody will ask for again, where it is held in this process: its leases end, its charges stay.
+    pub(crate) fn forget_local(&self, id: ChargeId) {
+        if let Backend::Memory(store) = &self.backend {
+            store.release(id);
+            self.lines.nudge();
+        }
+    }
+
+    /// Keeps the leases of a permit in a remote store renewed. In this process they do not end while they are held.
+    pub(crate) fn keep_renewed(&self, held: &Held, holder: &Arc<Lease>) {
+        if let (Backend::Remote(remote), Some(lease)) = (&self.backend, held.lease)
+            && !held.is_empty
+        {
+            remote.keep_renewed(held.id, lease, holder.clone());
+        }
+    }
+
+    /// Renews the leases of a charge no more; whoever has them settles it.
+    pub(crate) fn stop_renewing(&self, id: ChargeId) {
+        if let Backend::Remote(remote) = &self.backend {
+            remote.stop_renewing(id);
+        }
+    }
+
+    /// Releases the leases of a permit: at once in this process, else in the background.
+    pub(crate) fn release_later(&self, held: &Held) {
+        match (&self.backend, held.lease) {
+            (Backend::Memory(_), Some(_)) => self.forget_local(held.id),
+            (Backend::Remote(remote), Some(lease)) if !held.is_empty => {
+                remote.release_later(held.id, Settlement::Release, lease);
+            }
+            _ => {}
+        }
+    }
+
+    /// Settles a charge in the background, with retries.
+    #[cfg(feature = "http")]
+    pub(crate) fn settle_later(&self, held: &Held, settlement: Settlement) {
+        if let Backend::Remote(remote) = &self.backend
+            && !held.is_empty
+        {
+            let ttl = held.lease.unwrap_or(SETTLED_WITHIN);
+            remote.release_later(held.id, settlement, ttl);
+        }
+    }
+
+    /// Releases the leases of a permit. If the store fails, that is tried again in the background.
+    pub(crate) async fn release(&self, held: &Held) -> Result<(), Error> {
+        let is_kept = held.lease.is_some() && !held.is_empty;
+        if self.is_local() || !is_kept {
+            self.release_later(held);
+            return Ok(());
+        }
+        self.stop_renewing(held.id);
+        // Whoever drops this future has released it all the same.
+        let later = ReleaseOnDrop { engine: self, held: Some(held) };
+        let released = self.settle(held.id, &Settlement::Release).await;
+        if released.is_ok() {
+            later.done();
+        }
+        released.map(drop)
+    }
+
+    /// Whether the leases of a permit in this process are gone, because their key was reset.
+    pub(crate) fn is_gone_local(&self, held: &Held) -> bool {
+        held.lease.is_some()
+            && !held.is_empty
+            && matches!(&self.backend, Backend::Memory(store) if !matches!(store.settle(held.id, &Settlement::Renew), Ok(Settled::Done)))
+    }
+
+    /// Counts a lease that was found to be lost.
+    pub(crate) fn report_lost(&self) {
+        self.lost_leases.report();
+    }
+
+    /// Ready when a key was reset since it was last asked.
+    pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.resets.poll_lost(context)
+    }
+
+    /// Waits until what is to be cancelled and released in a remote store is.
+    pub(crate) async fn flush(&self) {
+        if let Backend::Remote(remote) = &self.backend {
+            Box::pin(remote.flush()).await;
+        }
+    }
+}
+
+/// Leaves the release of a permit to the background if its own call did not get there.
+struct ReleaseOnDrop<'a> {
+    engine: &'a Engine,
+    held: Option<&'a Held>,
+}
+
+impl ReleaseOnDrop<'_> {
+    fn done(mut self) {
+        self.held = None;
+    }
+}
+
+impl Drop for ReleaseOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held {
+            self.engine.release_later(held);
+        }
+    }
+}
