@@ -339,13 +339,13 @@ impl ModelLimits {
         });
         if let Some(refusal) = self.too_long(&config, &line, client, &plans, within) {
             waits.refused();
-            return Err(self.with_standing(refusal, &plans).await);
+            return Err(self.with_outcomes(refusal, &plans).await);
         }
         let admitted = match self.wait(&line, joining, &plans, within, on_wait).await {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 waits.refused();
-                return Err(self.with_standing(refusal, &plans).await);
+                return Err(self.with_outcomes(refusal, &plans).await);
             }
         };
         Ok(Admission {
@@ -396,7 +396,7 @@ impl ModelLimits {
     }
 
     /// A refusal with how the limits stand, where it does not say.
-    async fn with_standing(&self, mut refusal: Refusal, plans: &[Plan]) -> Refusal {
+    async fn with_outcomes(&self, mut refusal: Refusal, plans: &[Plan]) -> Refusal {
         if refusal.standing.is_empty()
             && let Some(plan) = plans.first()
             && let Ok(decision) = self.inner.gate.peek(&plan.charges()).await

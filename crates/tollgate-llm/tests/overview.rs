@@ -10,7 +10,7 @@ use tollgate_llm::{Admission, Api, Caller, LlmSection, ModelLimits, ModelRequest
 /// The input tokens of the request below.
 const INPUT: u64 = 8;
 
-const UPSTREAM: &str = "[llm]\nmax_wait = '10m'\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n\
+const UPSTREAM: &str = "[llm]\nmax_wait = '10m'\nmargin = '0s'\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n\
     [llm.clients.docs]\nkey = 'a'\nmodels.gpt-4o = { tpm = 300 }\n[llm.clients.search]\nkey = 'b'\nweight = 3\n\
     [llm.clients.night]\nkey = 'c'\npriority = 'batch'\n";
 

@@ -18,7 +18,7 @@ struct World {
 impl World {
     fn of(model: &str) -> World {
         let text = format!(
-            "[llm.models.gpt-4o]\n{model}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n\
+            "[llm]\nmargin = '0s'\n[llm.models.gpt-4o]\n{model}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n\
              keys = [{{ key = 'a', group = 'one' }}, {{ key = 'b', group = 'two' }}]\n"
         );
         let mut llm = LlmSection::default();

@@ -100,7 +100,7 @@ pub(super) fn read_ahead<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue
     let mut go = Go { gate: gate.clone(), queue: queue.to_owned(), has_put_off: false };
     tokio::spawn(async move {
         tokio::time::sleep(SETTLE).await;
-        let mut place = Place::Start;
+        let mut place = Cursor::Start;
         for _ in 0..PAGES {
             match page::<Args>(&go.gate, &go.queue, place).await {
                 Ok(page) => {
@@ -120,7 +120,7 @@ pub(super) fn read_ahead<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue
 }
 
 /// Where a page begins.
-enum Place {
+enum Cursor {
     Start,
     /// Behind this job, in the order in which apalis fetches.
     Behind {
@@ -135,13 +135,13 @@ enum Place {
 struct Page {
     put_off: usize,
     /// Where the next begins; `None` at the end.
-    next: Option<Place>,
+    next: Option<Cursor>,
 }
 
 async fn page<Args: JobArgs + DeserializeOwned>(
     gate: &JobGate,
     queue: &str,
-    place: Place,
+    place: Cursor,
 ) -> Result<Page, sqlx::Error> {
     let line = gate.line();
     let mut transaction = line.pool.begin().await?;
@@ -163,9 +163,9 @@ async fn page<Args: JobArgs + DeserializeOwned>(
         where w.queue = $1 and w.until_us between {prefix}job_now_us() and {prefix}job_now_us() + $2 and w.slot_us > w.until_us + 1000000
           and j.status = 'Pending' and j.job_type = $1 and j.run_at > now()
         order by w.until_us limit $3 for update of j skip locked";
-    let is_soon = matches!(place, Place::Soon);
+    let is_soon = matches!(place, Cursor::Soon);
     let found = match place {
-        Place::Soon => {
+        Cursor::Soon => {
             let horizon = i64::try_from(HORIZON.as_micros()).unwrap_or(i64::MAX);
             sqlx::query_as(line.sql(soon))
                 .bind(queue)
@@ -174,9 +174,9 @@ async fn page<Args: JobArgs + DeserializeOwned>(
                 .fetch_all(&mut *transaction)
                 .await?
         }
-        Place::Start | Place::Behind { .. } => {
+        Cursor::Start | Cursor::Behind { .. } => {
             let (priority, run_at_us, id) = match place {
-                Place::Behind { priority, run_at_us, id } => (Some(priority), Some(run_at_us), Some(id)),
+                Cursor::Behind { priority, run_at_us, id } => (Some(priority), Some(run_at_us), Some(id)),
                 _ => (None, None, None),
             };
             let query = sqlx::query_as(line.sql(due)).bind(queue).bind(priority).bind(run_at_us).bind(id);
@@ -189,9 +189,9 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     let next = match found[..count].last() {
         _ if is_soon => None,
         Some((id, priority, run_at_us, _)) if !is_last => {
-            Some(Place::Behind { priority: *priority, run_at_us: *run_at_us, id: id.clone() })
+            Some(Cursor::Behind { priority: *priority, run_at_us: *run_at_us, id: id.clone() })
         }
-        _ => Some(Place::Soon),
+        _ => Some(Cursor::Soon),
     };
     let ids: Vec<&str> = found[..count].iter().map(|(id, ..)| id.as_str()).collect();
     if ids.is_empty() {

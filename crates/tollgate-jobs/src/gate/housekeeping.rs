@@ -12,7 +12,7 @@ use crate::metrics;
 const CALLED_EVERY: Duration = Duration::from_millis(200);
 
 /// How long a place is kept whose time has passed.
-const KEPT: Duration = Duration::from_secs(86_400);
+const RETENTION: Duration = Duration::from_secs(86_400);
 
 /// How often gauges are set, and after how many times of that the line is cleaned up.
 const GAUGES_EVERY: Duration = Duration::from_secs(15);
@@ -38,7 +38,7 @@ impl JobGate {
     /// Forgets places in line whose time passed a day ago and that nobody came for, and keys that are open again. Answers how many
     /// rows. A task of the gate does so every ten minutes; what was charged is the store's and swept by it.
     pub async fn cleanup(&self) -> Result<u64, Error> {
-        let rows = self.inner.line.cleanup(KEPT).await;
+        let rows = self.inner.line.cleanup(RETENTION).await;
         let rows = rows.map_err(|error| Error::database("cleaning up the line", error))?;
         metrics::cleaned(rows);
         if rows > 0 {

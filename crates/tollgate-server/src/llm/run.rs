@@ -20,7 +20,7 @@ use tollgate::Tollgate;
 use tollgate_llm::executor::{CallErrorKind, CallResult, Executor, ExecutorBuilder, RetryPolicy};
 use tollgate_llm::{Caller, LlmConfig, ModelLimits};
 
-use self::input::{Input, Item};
+use self::input::{Input, RequestLine};
 use self::output::Output;
 use self::progress::Progress;
 use self::transport::Providers;
@@ -95,7 +95,7 @@ async fn send_all(
     summary: &mut Summary,
     in_flight: usize,
 ) -> Result<bool, Failure> {
-    let mut left: VecDeque<&Item> =
+    let mut left: VecDeque<&RequestLine> =
         input.items().iter().filter(|item| !output.has(&item.custom_id)).collect();
     let mut running: JoinSet<(usize, String, CallResult)> = JoinSet::new();
     let (stop, stopped) = tokio::sync::watch::channel(false);

@@ -155,7 +155,7 @@ fn help_and_version_are_answers() {
         (&["--version"][..], concat!("tollgate ", env!("CARGO_PKG_VERSION"))),
         (&["--help"], "tollgate backtest --config examples/tollgate.toml examples/traffic.csv"),
         (&["backtest", "--help"], "A time is RFC 3339"),
-        (&["validate", "--help"], "every mistake is told on stderr"),
+        (&["validate", "--help"], "every mistake is reported on stderr"),
         (&["bench", "--help"], "Latency is sampled"),
     ] {
         let ended = scratch.run(args);

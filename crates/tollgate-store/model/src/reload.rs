@@ -21,7 +21,7 @@ pub(crate) struct Reloaded {
     has_next: AtomicBool,
     /// Whether there are two tables.
     several: AtomicBool,
-    /// Held by whoever begins or moves a key while there are two tables.
+    /// Held by the charge that begins or moves a key while there are two tables.
     moving: Mutex<()>,
     /// The old table and the new one.
     tables: [Chain<1>; 2],

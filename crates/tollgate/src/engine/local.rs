@@ -35,6 +35,7 @@ impl Engine {
                 if let Some(count) = self.needs_permit.count() {
                     let limit = entry.name;
                     tracing::warn!(
+                        target: "tollgate::engine",
                         limit,
                         count,
                         "denied a check of a concurrency limit: use acquire instead"

@@ -86,7 +86,7 @@ impl Engine {
         if !error.is_reported()
             && let Some(count) = self.malformed.count()
         {
-            tracing::warn!(limiter, count, "denied a malformed key: {error}");
+            tracing::warn!(target: "tollgate::engine", limiter, count, "denied a malformed key: {error}");
         }
     }
 }

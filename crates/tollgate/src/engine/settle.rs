@@ -66,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// Renews the leases of a charge no more; whoever has them settles it.
+    /// Stops renewing the leases of a charge; their holder settles it.
     pub(crate) fn stop_renewing(&self, id: ChargeId) {
         if let Backend::Remote(remote) = &self.backend {
             remote.stop_renewing(id);
@@ -103,7 +103,7 @@ impl Engine {
             return Ok(());
         }
         self.stop_renewing(held.id);
-        // Whoever drops this future has released it all the same.
+        // A caller that drops this future has released it all the same.
         let later = ReleaseOnDrop { engine: self, held: Some(held) };
         let released = self.settle(held.id, &Settlement::Release).await;
         if released.is_ok() {

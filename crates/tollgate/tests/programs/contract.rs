@@ -26,7 +26,7 @@ async fn keys_of_every_kind() -> Done {
         let spellings: [(&str, Vec<KeyRef<'_>>); 3] = [
             ("text", vec!["user:42".into(), (&owned).into(), owned.clone().into(), (&parsed).into()]),
             ("integers", vec![7_u64.into(), 7_u32.into(), 7_i32.into(), 7_usize.into(), "7".into()]),
-            ("addresses", vec![address.into(), "2001%3Adb8%3A%3A1".into()]),
+            ("addresses", vec![address.into(), "ip:2001%3Adb8%3A%3A1".into()]),
         ];
         for (kind, keys) in spellings {
             let count = keys.len() as u64;

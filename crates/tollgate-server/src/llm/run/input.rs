@@ -28,7 +28,7 @@ const ROUTES: [Api; 4] = [Api::ChatCompletions, Api::Responses, Api::Embeddings,
 
 /// One request of the file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Item {
+pub(super) struct RequestLine {
     /// Its line, from 1.
     pub(super) line: usize,
     pub(super) custom_id: String,
@@ -41,7 +41,7 @@ pub(super) struct Item {
 pub(super) struct Input {
     file: File,
     name: String,
-    items: Vec<Item>,
+    items: Vec<RequestLine>,
     lines: HashMap<String, usize>,
 }
 
@@ -85,7 +85,7 @@ impl Input {
             number += 1;
             if !bytes.trim_ascii().is_empty() {
                 match input.item(&bytes, number, &serves) {
-                    Ok(custom_id) => input.items.push(Item { line: number, custom_id, at, length }),
+                    Ok(custom_id) => input.items.push(RequestLine { line: number, custom_id, at, length }),
                     Err(why) => {
                         wrong += 1;
                         if mistakes.len() < MOST_MISTAKES {
@@ -139,7 +139,7 @@ impl Input {
         self.items.len()
     }
 
-    pub(super) fn items(&self) -> &[Item] {
+    pub(super) fn items(&self) -> &[RequestLine] {
         &self.items
     }
 
@@ -152,7 +152,7 @@ impl Input {
     }
 
     /// Reads a request again, which must be the one that was checked.
-    pub(super) fn call(&self, item: &Item) -> Result<ModelCall, Failure> {
+    pub(super) fn call(&self, item: &RequestLine) -> Result<ModelCall, Failure> {
         let mut bytes = vec![0; item.length];
         self.file.read_exact_at(&mut bytes, item.at).map_err(|error| Failure::reading(&self.name, &error))?;
         match parse(&bytes) {
