@@ -205,6 +205,7 @@ impl JobGate {
         &self.inner.tollgate
     }
 
+    #[cfg(feature = "apalis")]
     pub(crate) fn line(&self) -> &Line {
         &self.inner.line
     }

@@ -5,6 +5,7 @@
 //! nothing here knows a limit. The SQL is in `line/`: tables change by numbered migration, functions are made afresh whenever their
 //! text has changed.
 
+#[cfg(feature = "apalis")]
 mod survey;
 
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use uuid::Uuid;
 use crate::error::Error;
 use crate::plan::Plan;
 
+#[cfg(feature = "apalis")]
 pub(crate) use survey::{NewPlace, NewSlot, Survey};
 
 /// The tables, one text for each version.

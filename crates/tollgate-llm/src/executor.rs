@@ -494,12 +494,17 @@ impl<T: Transport> Inner<T> {
         };
         if !(200..300).contains(&reply.status) {
             let failure = provider::classify(reply.status, &reply.body);
+            let hints = Hints::read(&reply.headers, SystemTime::now());
+            if failure == Failure::Limited
+                && let Some(wait) = hints.wait()
+            {
+                admission.park(wait, "the provider refused a call for its limits and asked to wait");
+            }
             let settled = match failure.proves_unused() {
                 true => admission.refused().await,
                 false => admission.settle_estimated(0, false).await,
             };
             warn_unsettled(settled);
-            let hints = Hints::read(&reply.headers, SystemTime::now());
             let reason = format!("the provider answered {} ({})", reply.status, failure.name());
             let error = CallError {
                 reply: Some(reply),

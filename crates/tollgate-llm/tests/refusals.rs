@@ -164,9 +164,9 @@ async fn e2_others_are_expected_to_go_on_until_reports_say_that_they_stopped() {
 async fn f1_a_refusal_of_all_groups_says_when_the_first_returns() {
     let world = World::of("rpm = 10");
     world.limits.park("gpt-4o", "one", Duration::from_secs(9), "parked");
-    assert!(world.limits.has_free_group("gpt-4o"));
+    assert!(world.limits.has_free_group("gpt-4o", &[]));
     world.limits.park("gpt-4o", "two", Duration::from_secs(4), "parked");
-    assert!(!world.limits.has_free_group("gpt-4o"));
+    assert!(!world.limits.has_free_group("gpt-4o", &[]));
     let refusal = world.admit(100).await.expect_err("both are parked");
     assert_eq!(refusal.retry_after, Some(Duration::from_secs(4)), "{refusal}");
     assert!(!refusal.standing.is_empty(), "it says how the limits stand");

@@ -9,7 +9,7 @@ use crate::decision::{Delay, JobDecision};
 use crate::limits::OnExceeded;
 use crate::line::{Look, Taken};
 use crate::metrics;
-use crate::plan::{Plan, closable};
+use crate::plan::Plan;
 
 impl JobGate {
     /// Closes the keys of a job whose remote side asked for that, and puts the job off.
@@ -19,7 +19,7 @@ impl JobGate {
         if let Some(charge) = charge {
             let key = charge.key();
             let closed = self.inner.line.close(
-                closable(key),
+                crate::plan::closable(key),
                 &charge.label,
                 retry_after,
                 "the remote side asked for it",

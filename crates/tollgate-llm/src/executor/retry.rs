@@ -65,7 +65,10 @@ impl RetryPolicy {
     /// ```
     pub fn wait(&self, attempt: u32, failure: Failure, hints: &Hints, random: u64) -> Option<Duration> {
         let may_retry = match (failure, hints.should_retry) {
-            (Failure::Billing, _) | (_, Some(false)) => false,
+            (Failure::Billing, _) => false,
+            // A gateway that says when to come back tells SDKs not to wait that long. An executor can.
+            (Failure::Limited, Some(false)) if hints.retry_after.is_some() => true,
+            (_, Some(false)) => false,
             (_, Some(true)) => true,
             _ => failure.may_retry(),
         };

@@ -151,13 +151,14 @@ impl ModelLimits {
         self.inner.parking.all(self.inner.clock.now())
     }
 
-    /// Whether a group of keys of this model is not parked.
-    pub fn has_free_group(&self, model: &str) -> bool {
+    /// Whether a group of keys of this model, other than these, is not parked.
+    pub fn has_free_group(&self, model: &str, other_than: &[String]) -> bool {
         let config = self.config();
         let Some(model) = config.model(model) else { return false };
         let now = self.inner.clock.now();
         groups(&config, model)
             .into_iter()
+            .filter(|group| !other_than.iter().any(|other| other == group))
             .any(|group| self.inner.parking.left(&model.quota, group, now).is_none())
     }
 

@@ -58,54 +58,6 @@ fn e1_a_report_of_what_is_known_changes_nothing() {
 }
 
 #[test]
-fn e2_what_a_foreign_client_uses_is_left_alone() {
-    let window = Duration::from_secs(2);
-    let allowed = Allowed { requests: 60, tokens: 1_000_000, window };
-    let provider = Provider::judging(allowed, |arrival| {
-        openai(arrival)
-            .header(&format!("x-ratelimit-remaining-requests: {}", arrival.left.0))
-            .header("x-ratelimit-reset-requests: 1s")
-    });
-    let server = gateway(
-        &provider,
-        "openai",
-        "llm.window = '2s'\nllm.margin = '200ms'\n[llm.models.gpt-4o]\nrpm = 60",
-    );
-    let is_over = AtomicBool::new(false);
-    let began = Instant::now();
-    std::thread::scope(|scope| {
-        let (is_over, provider, server) = (&is_over, &provider, &server);
-        // Half of the budget, evenly.
-        scope.spawn(move || {
-            let mut connection = Connection::open(provider.address());
-            while !is_over.load(Ordering::Relaxed) {
-                let lines = ["content-type: application/json", "x-foreign: 1"];
-                connection.ask_with_body("POST", "/v1/chat/completions", &lines, &chat(100, ""));
-                std::thread::sleep(Duration::from_millis(66));
-            }
-        });
-        let clients: Vec<_> = (0..16)
-            .map(|_| {
-                scope.spawn(move || {
-                    while began.elapsed() < 5 * window {
-                        assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
-                    }
-                })
-            })
-            .collect();
-        clients.into_iter().for_each(|client| client.join().expect("no client fails"));
-        is_over.store(true, Ordering::Relaxed);
-    });
-    let arrivals = provider.arrivals();
-    let ours = |arrival: &&Arrival| arrival.header("x-foreign").is_none() && arrival.at > began + window;
-    let sent = arrivals.iter().filter(ours).count();
-    let refused = arrivals.iter().filter(ours).filter(|arrival| arrival.is_refused).count();
-    // Four windows, in each of which thirty are ours.
-    assert!(sent >= 60, "{sent}");
-    assert!(refused * 100 <= sent, "{refused} of {sent}");
-}
-
-#[test]
 fn e4_reports_never_raise_the_allowance() {
     let provider = Provider::start(|arrival| {
         openai(arrival)

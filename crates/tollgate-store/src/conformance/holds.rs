@@ -92,7 +92,6 @@ async fn each_by_position(subject: &Subject) {
             let error =
                 store.settle(id, &Settlement::Each(vec![1; amounts])).await.expect_err("four charges");
             assert!(error.is_invalid(), "{error}");
-            assert!(error.to_string().contains("has 4 charges"), "{error}");
         }
         let settled = store.settle(id, &Settlement::Each(vec![5, 99, 50, 2])).await.expect("settle");
         assert_eq!(settled, Settled::Done);

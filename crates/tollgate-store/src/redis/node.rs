@@ -140,6 +140,10 @@ impl Node {
             places => self.next.fetch_add(1, Ordering::Relaxed) % places,
         };
         let connection = self.connection(place, deadline).await?;
+        // One call may send several scripts: what comes late in it is not sent, and so is not ambiguous.
+        if Instant::now() >= deadline {
+            return Err(CallError::timeout(false));
+        }
         let sent_us = our_us();
         let question = build(&self.not_after(&connection, deadline, sent_us));
         let mut multiplexed = connection.multiplexed.clone();

@@ -210,6 +210,7 @@ impl Call<'_> {
         let most = MOST_ATTEMPTS.saturating_sub(self.retries).max(1);
         let (mut attempt, mut counted) = (0, 0);
         let mut last: Option<Failed> = None;
+        let mut refused: Vec<String> = Vec::new();
         loop {
             attempt += 1;
             let in_flight = InFlight::of(self.models);
@@ -219,6 +220,7 @@ impl Call<'_> {
                 (Err(NotEntered::Overloaded(fault) | NotEntered::Limited(fault)), _) => return Err(fault),
             };
             let standing = admission.standing();
+            let group = admission.group().map(str::to_owned);
             let attempting = self.attempt(admission, attempt, pass, body.clone(), hides_usage);
             let attempting = attempting.instrument(tracing::info_span!("attempt", attempt));
             let mut failed = match attempting.await {
@@ -237,8 +239,12 @@ impl Call<'_> {
                 Err(fault) => fault.stands(standing),
             }
             let left = self.deadline.saturating_duration_since(Instant::now());
-            let is_free = self.models.limits.has_free_group(self.request.model());
-            // Another group of keys is another quota: to try it is no retry. Each group is parked by its own refusal, so this ends.
+            if failed.again == Again::Parked {
+                refused.extend(group);
+            }
+            // Another group of keys is another quota: to try it is no retry. Each group is such another one once, so this ends.
+            let is_free =
+                !left.is_zero() && self.models.limits.has_free_group(self.request.model(), &refused);
             counted += u32::from(!(failed.again == Again::Parked && is_free));
             let is_used_up = counted >= most;
             let hint = failed.hint.unwrap_or_default();

@@ -19,6 +19,7 @@ impl Line {
     }
 
     /// What is written so far.
+    #[cfg(feature = "http")]
     #[inline]
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
