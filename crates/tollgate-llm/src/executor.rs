@@ -108,7 +108,7 @@ pub struct CallError {
     /// How often it was sent.
     pub attempts: u32,
     /// The refusal of the provider, if it was one.
-    pub reply: Option<Reply>,
+    pub reply: Option<Box<Reply>>,
 }
 
 /// Why a call has no answer.
@@ -507,7 +507,7 @@ impl<T: Transport> Inner<T> {
             warn_unsettled(settled);
             let reason = format!("the provider answered {} ({})", reply.status, failure.name());
             let error = CallError {
-                reply: Some(reply),
+                reply: Some(Box::new(reply)),
                 ..CallError::new(CallErrorKind::Provider(failure), reason, attempt)
             };
             return Err((error, failure, hints));

@@ -26,10 +26,13 @@ pub struct Parked {
     pub reason: &'static str,
 }
 
+/// A quota, and a group of keys.
+type QuotaGroup = (String, String);
+
 /// The parked groups of all quotas.
 #[derive(Debug, Default)]
 pub(crate) struct Parking {
-    until: Mutex<HashMap<(String, String), (Micros, &'static str)>>,
+    until: Mutex<HashMap<QuotaGroup, (Micros, &'static str)>>,
 }
 
 impl Parking {

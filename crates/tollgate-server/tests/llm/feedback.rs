@@ -1,10 +1,8 @@
 //! What providers report of their limits, and keys in quota groups.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tollgate_testkit::http::Connection;
 use tollgate_testkit::provider::{Allowed, Arrival, Provider, Reply, anthropic, openai};
 use tollgate_testkit::tollgate::Tollgate;
 

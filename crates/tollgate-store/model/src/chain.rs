@@ -162,43 +162,6 @@ impl<const W: usize> Chain<W> {
         self.spill.fill(slot, key, words);
     }
 
-    /// Whether a key is there.
-    pub(crate) fn knows(&self, key: Fingerprint) -> bool {
-        let (first, _lock) = self.lock_home(key);
-        self.find(first, key).is_some()
-    }
-
-    /// Takes a key out, if it is there.
-    pub(crate) fn take(&self, key: Fingerprint) -> Option<[u64; W]> {
-        let (first, _lock) = self.lock_home(key);
-        let (node, slot) = self.find(first, key)?;
-        let words = node.words(slot);
-        node.clear(slot);
-        Some(words)
-    }
-
-    /// Charges a key under its lock, or begins it; where it is not there and `begins` says no, nothing is done.
-    pub(crate) fn charge_locked(
-        &self,
-        key: Fingerprint,
-        fits: impl Fn([u64; W]) -> Option<[u64; W]>,
-        fresh: [u64; W],
-        begins: impl FnOnce() -> bool,
-    ) -> Option<bool> {
-        let (first, _lock) = self.lock_home(key);
-        let found = self.find(first, key);
-        if found.is_none() && !begins() {
-            return None;
-        }
-        let after = fits(found.map_or(fresh, |(node, slot)| node.words(slot)));
-        match (after, found) {
-            (Some(words), Some((node, slot))) => node.set_words(slot, words),
-            (Some(words), None) => self.append(first, key, words),
-            (None, _) => {}
-        }
-        Some(after.is_some())
-    }
-
     /// Takes a key out and puts another in its place, under one lock.
     pub(crate) fn replace(&self, old: Fingerprint, new: Fingerprint, words: [u64; W]) {
         let (first, _lock) = self.lock_home(old);

@@ -3,8 +3,7 @@
 //! `node` below is the very file that the store is made of, mounted beside a `sync` that hands it the model checker's atomics
 //! instead of the processor's. What the table does with a node (look without the lock, lock if nothing changed, move a chain)
 //! is repeated here in miniature, in `chain`, because the table itself is too large to be explored. Each of the `models`
-//! checks one promise; `tests/models.rs` runs them all. `reload` is what the engine and the tables of a limit do when its numbers
-//! change while it is charged.
+//! checks one promise; `tests/models.rs` runs them all.
 //!
 //! Not in here: the arithmetic of limits, growth beyond one split, and sweeping, which is a split that moves nothing.
 
@@ -13,5 +12,4 @@ pub mod models;
 mod chain;
 #[path = "../../src/memory/node.rs"]
 mod node;
-mod reload;
 pub mod sync;

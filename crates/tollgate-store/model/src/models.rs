@@ -7,10 +7,7 @@ use loom::thread::{self, JoinHandle};
 
 use crate::chain::{Chain, Seen, Sighted, key};
 use crate::node::{Fingerprint, Node};
-use crate::reload::Reloaded;
-use crate::sync::Loss::{
-    self, ExchangeAcquire, FenceAcquire, FenceRelease, LimitsLock, LoadAcquire, MoveLock, StoreRelease,
-};
+use crate::sync::Loss::{self, ExchangeAcquire, FenceAcquire, FenceRelease, LoadAcquire, StoreRelease};
 
 /// A promise, and what it rests on.
 pub struct Model {
@@ -26,7 +23,7 @@ pub struct Model {
 }
 
 /// All models.
-pub const ALL: [Model; 13] = [
+pub const ALL: [Model; 11] = [
     Model {
         promise: "a reader never believes another key's state",
         run: readers_and_a_replacement,
@@ -81,16 +78,6 @@ pub const ALL: [Model; 13] = [
         promise: "a node is not used before it was made",
         run: a_longer_chain,
         rests_on: &[&[LoadAcquire], &[StoreRelease]],
-    },
-    Model {
-        promise: "a reload takes a known key along: no quota is lost or made",
-        run: a_reload_and_a_known_key,
-        rests_on: &[&[MoveLock]],
-    },
-    Model {
-        promise: "a key is begun once, under old numbers or new ones",
-        run: a_reload_and_a_new_key,
-        rests_on: &[&[LimitsLock]],
     },
 ];
 
@@ -340,24 +327,4 @@ fn a_longer_chain() {
         chain.insert(key(2, 0), [20]);
         join(reader);
     });
-}
-
-/// Two charge a key of which one unit is left beside a reload, and a third by the new numbers.
-fn a_reload_and_a_known_key() {
-    explore(Some(2), || reload_and_charge(true));
-}
-
-/// The same where nobody has charged the key before.
-fn a_reload_and_a_new_key() {
-    explore(Some(2), || reload_and_charge(false));
-}
-
-fn reload_and_charge(is_known: bool) {
-    let limit = Arc::new(Reloaded::new(2, is_known));
-    let others = [(), ()].map(|()| run(&limit, |limit: &Reloaded| limit.charge()));
-    limit.reload();
-    let own = limit.charge();
-    let admitted = others.into_iter().map(join).chain([own]).filter(|admitted| *admitted).count();
-    assert_eq!(admitted, 2, "of three charges under a limit of two");
-    assert_eq!(limit.used(), [2], "one table has the key, with all that was charged");
 }

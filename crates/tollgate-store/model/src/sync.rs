@@ -28,10 +28,6 @@ pub enum Loss {
     FenceAcquire,
     /// A holder writes before the version says that the lock is held.
     FenceRelease,
-    /// A reload does not wait for charges on the slow path, nor they for it.
-    LimitsLock,
-    /// Two may begin or move a key at once.
-    MoveLock,
 }
 
 /// How many rounds of waiting are explored.
@@ -55,7 +51,7 @@ pub fn without<R>(losses: &'static [Loss], model: impl FnOnce() -> R) -> R {
     model()
 }
 
-pub(crate) fn is_lost(loss: Loss) -> bool {
+fn is_lost(loss: Loss) -> bool {
     LOST.get().contains(&loss)
 }
 

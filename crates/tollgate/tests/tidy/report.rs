@@ -43,8 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     print!("\n|---|");
     columns.iter().for_each(|_| print!("--:|"));
     println!();
-    for row in 0..ROWS.len() {
-        print!("| {} |", ROWS[row]);
+    for (row, name) in ROWS.iter().enumerate() {
+        print!("| {name} |");
         columns.iter().for_each(|(_, counts)| print!(" {} |", counts.numbers[row]));
         println!();
     }

@@ -256,7 +256,7 @@ fn written(line: usize, custom_id: &str, result: &CallResult) -> Vec<u8> {
                 CallErrorKind::Unreachable => "unreachable",
                 CallErrorKind::Cancelled => "cancelled",
             };
-            (error.reply.as_ref(), Some(Error { code, message: &error.reason }), error.attempts)
+            (error.reply.as_deref(), Some(Error { code, message: &error.reason }), error.attempts)
         }
     };
     let parts = reply.map(response);
