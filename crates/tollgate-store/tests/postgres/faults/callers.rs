@@ -95,7 +95,7 @@ pub(super) async fn store_at(port: u16, connections: usize) -> PostgresStore {
         (0..connections).map(|limit| hourly(&format!("warm-{limit}"), 1_000_000)).collect();
     // Often enough that each connection has prepared both kinds of statement.
     for round in 0..50 {
-        if round >= 6 && store.connections() == connections {
+        if round >= 12 && store.connections() == connections {
             break;
         }
         let mut tasks = JoinSet::new();
