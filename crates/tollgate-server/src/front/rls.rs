@@ -19,7 +19,7 @@ mod seats;
 use std::sync::Arc;
 
 use metrics::Counter;
-use tollgate::{Charge, Decision, Error, Outcome, Tollgate};
+use tollgate::{Charge, Error, Outcome, Tollgate};
 use tonic::{Request, Response, Status};
 
 use self::descriptors::{Hits, Matched};
@@ -101,73 +101,89 @@ struct Answers {
     is_denied: bool,
 }
 
-/// Charges what is to be charged, if all of it fits and nothing that is only looked at denies.
+/// Charges what is to be charged, if all of it fits and nothing that is only looked at denies: one call of the store where all
+/// descriptors are charged, or all are looked at. What is given back takes a call before it, and looks beside charges another one.
 async fn charge(gate: &Tollgate, matched: &[Matched<'_>]) -> Result<Answers, Error> {
     let mut answers = Answers { each: vec![None; matched.len()], is_denied: false };
     // What was charged too much is given back first, and whatever becomes of the rest.
-    let back = Charges::of(matched, |hits| match hits {
+    let (_, back) = charges_of(matched, |hits| match hits {
         Hits::GiveBack(hits) => Some(hits),
         _ => None,
     });
-    if !back.charges.is_empty() {
-        match gate.refund(&back.charges).await {
-            // The store failed. That holds nobody up: what could not be given back stays charged.
-            Err(error) if error.is_transient() => {
-                metrics::counter!("tollgate_envoy_refunds_dropped_total")
-                    .increment(back.charges.len() as u64);
-            }
-            refunded => {
-                refunded?;
-                metrics::counter!("tollgate_envoy_refunds_total").increment(back.charges.len() as u64);
-            }
-        }
-        let after_call: Vec<Charge<'_>> = back.charges.iter().map(|charge| charge.clone().cost(1)).collect();
-        let decision = gate.peek(&after_call).await?;
-        answers.note(&back, &decision);
+    if !back.is_empty() {
+        refund(gate, &back).await?;
     }
-    let looks = Charges::of(matched, |hits| (hits == Hits::Look).then_some(1));
-    if !looks.charges.is_empty() {
-        let decision = gate.peek(&looks.charges).await?;
-        answers.note(&looks, &decision);
-        answers.is_denied |= !decision.is_allowed();
-    }
-    let charges = Charges::of(matched, |hits| match hits {
+    look(gate, matched, &mut answers).await?;
+    let (places, charges) = charges_of(matched, |hits| match hits {
         Hits::Charge(hits) => Some(hits),
         _ => None,
     });
-    if !charges.charges.is_empty() {
+    if !charges.is_empty() {
         let decision = match answers.is_denied {
-            true => gate.peek(&charges.charges).await?,
-            false => gate.charge(&charges.charges).await?,
+            true => gate.peek(&charges).await?,
+            false => gate.charge(&charges).await?,
         };
-        answers.note(&charges, &decision);
+        for (place, outcome) in places.into_iter().zip(decision.outcomes()) {
+            answers.each[place] = Some(*outcome);
+        }
         answers.is_denied |= !decision.is_allowed();
     }
     Ok(answers)
 }
 
-impl Answers {
-    fn note(&mut self, charges: &Charges<'_>, decision: &Decision) {
-        for (index, outcome) in charges.places.iter().zip(decision.outcomes()) {
-            self.each[*index] = Some(*outcome);
+async fn refund(gate: &Tollgate, back: &[Charge<'_>]) -> Result<(), Error> {
+    match gate.refund(back).await {
+        // The store failed. That holds nobody up: what could not be given back stays charged.
+        Err(error) if error.is_transient() => {
+            metrics::counter!("tollgate_envoy_refunds_dropped_total").increment(back.len() as u64);
+        }
+        refunded => {
+            refunded?;
+            metrics::counter!("tollgate_envoy_refunds_total").increment(back.len() as u64);
         }
     }
+    Ok(())
 }
 
-/// Charges of one kind, and which descriptors they are of.
-struct Charges<'a> {
-    places: Vec<usize>,
-    charges: Vec<Charge<'a>>,
-}
-
-impl<'a> Charges<'a> {
-    fn of(matched: &'a [Matched<'_>], cost: impl Fn(Hits) -> Option<u64>) -> Charges<'a> {
-        let of_limits = matched.iter().enumerate().filter_map(|(place, one)| Some((place, one.charge()?)));
-        let (places, charges) = of_limits
-            .filter_map(|(place, charge)| Some((place, charge.with_cost(cost(charge.hits)?))))
-            .unzip();
-        Charges { places, charges }
+/// Looks whether one more would fit where nothing is charged: after what was given back, which denies nobody, and where the
+/// descriptor asks for no more than that, which denies the call. Each key is asked once, however many descriptors meet it.
+async fn look(gate: &Tollgate, matched: &[Matched<'_>], answers: &mut Answers) -> Result<(), Error> {
+    let (mut pairs, mut charges) = (Vec::new(), Vec::new());
+    let mut asked = Vec::new();
+    for (place, charge) in matched.iter().enumerate().filter_map(|(place, one)| Some((place, one.charge()?)))
+    {
+        if matches!(charge.hits, Hits::Charge(_)) {
+            continue;
+        }
+        // Limits that come with the call have numbers of their own, whatever their name.
+        let pair = charge.own.is_none().then_some((charge.limit, charge.key.as_str()));
+        let known = pairs.iter().position(|other| pair.is_some() && *other == pair);
+        let index = known.unwrap_or_else(|| {
+            pairs.push(pair);
+            charges.push(charge.with_cost(1));
+            pairs.len() - 1
+        });
+        asked.push((place, index, charge.hits == Hits::Look));
     }
+    if charges.is_empty() {
+        return Ok(());
+    }
+    let decision = gate.peek(&charges).await?;
+    for (place, index, denies) in asked {
+        let outcome = decision.outcomes()[index];
+        answers.each[place] = Some(outcome);
+        answers.is_denied |= denies && !outcome.is_allowed();
+    }
+    Ok(())
+}
+
+/// The charges of those descriptors that have such a cost, and which descriptors they are of.
+fn charges_of<'a>(
+    matched: &'a [Matched<'_>],
+    cost: impl Fn(Hits) -> Option<u64>,
+) -> (Vec<usize>, Vec<Charge<'a>>) {
+    let of_limits = matched.iter().enumerate().filter_map(|(place, one)| Some((place, one.charge()?)));
+    of_limits.filter_map(|(place, charge)| Some((place, charge.with_cost(cost(charge.hits)?)))).unzip()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Counters elsewhere: what is answered when they are there, and when they are not.
+//! Counters in a remote store: what is answered when it answers and when it does not, and how often it is asked.
 
 use std::time::{Duration, Instant};
 
@@ -64,5 +64,40 @@ async fn a_store_that_fails_is_never_unknown() {
         }
         assert!(start.elapsed() < Duration::from_secs(30), "{}", told(&response));
         tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_asks_the_store_once_for_each_kind_of_descriptor() {
+    let redis = RedisServer::start();
+    let server = server::start(&format!(
+        "[store]\nmode = 'redis'\ntimeout = '2s'\nredis = {{ url = '{}' }}\n\
+         [limits]\nwindow = {{ strategy = 'fixed_window', limit = 50, window = '1d' }}\n\
+         [[envoy]]\ndomain = 'edge'\nentries = ['user']\nlimit = 'window'\n",
+        redis.url()
+    ));
+    let channel = channel(&server).await;
+    let scripts = || -> u64 {
+        let stat = redis.info("commandstats", "cmdstat_evalsha").unwrap_or_default();
+        let calls = stat.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+        calls.map_or(0, |calls| calls.parse().unwrap())
+    };
+    let calls = [
+        ("user=1; user=2; user=3", 1, "charges"),
+        ("user=1 +0; user=2 +0", 1, "looks"),
+        ("user=1 -1", 2, "given back, and how it stands then"),
+        ("user=1 -1; user=2 +0; user=2 -1; user=3 +0", 2, "given back, and looks"),
+        ("user=1 +0; user=2", 2, "looks, and charges"),
+        ("user=1 -1; user=2 +0; user=3", 3, "all three"),
+    ];
+    // The first round loads the scripts.
+    for round in ["first", "second"] {
+        for (descriptors, expected, what) in calls {
+            let before = scripts();
+            ask(&channel, call(descriptors, 0)).await.expect("an answer");
+            if round == "second" {
+                assert_eq!(scripts() - before, expected, "{what}: {descriptors}");
+            }
+        }
     }
 }
