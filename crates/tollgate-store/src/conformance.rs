@@ -2,7 +2,7 @@
 //!
 //! Give [`run`] a function that makes an empty store which goes by the clock it is handed. The suite replays the kernel's
 //! tables of cases, feeds random traces to the store and to a plain model side by side and demands equal answers, also where charges
-//! are each made by themselves in one call (each.rs), races many
+//! are each made by themselves in one call (each.rs) and for every combination of strategies (combinations.rs), races many
 //! callers for one key, checks that charges over several limits are never halved and that quota is conserved through
 //! reservations and refunds, that nothing is left of a key that has gone idle, that a limit whose numbers are changed neither
 //! loses nor makes quota (changes.rs), that what is given back cannot be spent twice (settlement.rs), and that no caller changes what
@@ -11,6 +11,7 @@
 mod beside;
 pub mod cases;
 mod changes;
+mod combinations;
 mod each;
 mod holds;
 mod isolation;
@@ -66,6 +67,7 @@ pub async fn run(effort: Effort, make: impl AsyncFn(ManualClock) -> Subject) {
     replay::cases(&make).await;
     traces::traces(effort.traces, &make).await;
     each::each(&make).await;
+    combinations::combinations(&make).await;
     holds::holds(&make).await;
     holds::idle_keys_vanish(&make).await;
     changes::changes(&make).await;

@@ -28,10 +28,16 @@ impl Beside {
         units: u64,
         hold: Option<Hold>,
     ) -> Charged {
-        let items = [StoredCharge { limit, key, cost: cost(units), shadow: false }];
-        let expected = self.model.charge(&items, hold, self.clock.now());
-        let got = self.subject.store.charge(&items, hold).await;
-        self.equal(&format!("{units} of {}", limit.limit), &expected, got.as_ref().ok());
+        self.charge_all(&[StoredCharge { limit, key, cost: cost(units), shadow: false }], hold).await
+    }
+
+    /// All of them, or none.
+    pub(super) async fn charge_all(&mut self, items: &[StoredCharge<'_>], hold: Option<Hold>) -> Charged {
+        let expected = self.model.charge(items, hold, self.clock.now());
+        let got = self.subject.store.charge(items, hold).await;
+        let named: Vec<String> =
+            items.iter().map(|item| format!("{} of {}", item.cost.get(), item.limit.limit)).collect();
+        self.equal(&named.join(", "), &expected, got.as_ref().ok());
         expected
     }
 

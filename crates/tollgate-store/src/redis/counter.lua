@@ -1,12 +1,24 @@
--- Sliding window counter: a string, number:prev:cur:window_us, where number counts the windows before the current one since 1970;
--- and the same again for the other length, while that counts. Format 1 was start_us:prev:cur.
+-- Sliding window counter: a string: the byte 2, `c`, and window_us, start_us, what was charged in the window before the current one and
+-- in it, in seven bytes each; and the same four numbers for the other length of window, while that counts. It was
+-- number:prev:cur:window_us in decimals before, twice while there were two, where number counts windows since 1970; and
+-- start_us:prev:cur in format 1.
 
 local NONE = {window_us = 0, start_us = 0, prev = 0, cur = 0}
+
+local function read_counts(value, at)
+  local window_us, start_us, prev, cur = struct.unpack('>I7I7I7I7', value, at)
+  if window_us == 0 then not_ours() end
+  return {window_us = window_us, start_us = start_us, prev = prev, cur = cur}
+end
 
 -- Counts that do not say how long their window is are of the reader's.
 local function read_counter(key, window_us)
   local value = call('GET', key)
   if not value then return NONE, NONE end
+  if string.sub(value, 1, 2) == '\2c' then
+    if #value ~= 30 and #value ~= 58 then not_ours() end
+    return read_counts(value, 3), #value == 58 and read_counts(value, 31) or NONE
+  end
   local number, prev, cur, length_us, more = string.match(value, '^(%d+):(%d+):(%d+):?(%d*)(:?[%d:]*)$')
   if not number then not_ours() end
   if length_us == '' then
@@ -22,10 +34,10 @@ end
 
 local function write_counter(key, newer, older)
   local fresh_at_us = sliding_window_counter_fresh_at(newer)
-  local value = format('%d:%d:%d:%d', newer.start_us / newer.window_us, newer.prev, newer.cur, newer.window_us)
+  local value = struct.pack('>c2I7I7I7I7', '\2c', newer.window_us, newer.start_us, newer.prev, newer.cur)
   if older.window_us > 0 then
     fresh_at_us = math.max(fresh_at_us, sliding_window_counter_fresh_at(older))
-    value = value .. format(':%d:%d:%d:%d', older.start_us / older.window_us, older.prev, older.cur, older.window_us)
+    value = value .. struct.pack('>I7I7I7I7', older.window_us, older.start_us, older.prev, older.cur)
   end
   -- It stays for up to two windows as it is, so there is no slack.
   set(key, value, math.max(fresh_at_us, now_us) - 1, 0)

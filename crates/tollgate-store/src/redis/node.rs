@@ -51,6 +51,8 @@ pub(crate) struct Node {
     watch: Watch,
     /// The latest time that a charge was answered with, by the server's clock.
     seen_us: AtomicU64,
+    /// How many scripts the server was sent: more come into use as charges of other limits do.
+    scripts: AtomicUsize,
 }
 
 /// Where a connection is, or will be.
@@ -118,8 +120,8 @@ impl Node {
     ) -> Arc<Node> {
         let places = (0..connections).map(|_| ConnectionSlot::default()).collect();
         let (next, run) = (AtomicUsize::new(0), Mutex::new(None));
-        let seen_us = AtomicU64::new(0);
-        Arc::new(Node { address, client, timeout, clock, places, next, run, losses, watch, seen_us })
+        let (seen_us, scripts) = (AtomicU64::new(0), AtomicUsize::new(0));
+        Arc::new(Node { address, client, timeout, clock, places, next, run, losses, watch, seen_us, scripts })
     }
 
     /// Whether the server has room for keys that it does not know yet, as far as it was seen.
@@ -280,10 +282,12 @@ impl Node {
         let mut multiplexed = made.map_err(failed)?;
         // The time first: a server that wants a password says so, but hangs up on a stranger who sends it a whole script.
         let ahead_us = measure(&mut multiplexed).await.map_err(failed)?;
-        for script in script::all() {
+        let scripts = script::all();
+        for script in &scripts {
             let loaded = load(script).query_async::<()>(&mut multiplexed).await;
             loaded.map_err(failed)?;
         }
+        self.scripts.store(scripts.len(), Ordering::Relaxed);
         self.recognise(&mut multiplexed).await;
         let now_us = our_us();
         Ok(Connection {
@@ -360,10 +364,13 @@ impl Node {
         }
     }
 
-    /// Has the scripts loaded into a server that lost them.
+    /// Has the scripts loaded into a server that lost them, or that has not seen the newest yet.
     pub(crate) async fn load_scripts(self: &Arc<Node>, deadline: Instant) -> Result<(), CallError> {
-        tracing::warn!(server = self.address, "Redis lost our scripts; loading them again");
-        for script in script::all() {
+        let scripts = script::all();
+        if self.scripts.swap(scripts.len(), Ordering::Relaxed) == scripts.len() {
+            tracing::warn!(server = self.address, "Redis lost our scripts; loading them again");
+        }
+        for script in scripts {
             self.call(deadline, false, &|_: &str| load(script)).await?;
         }
         Ok(())

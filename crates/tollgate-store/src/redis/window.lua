@@ -1,9 +1,16 @@
--- Fixed window: a string, end_us:count:length_us, where the window started so long before its end. Format 1 was end_us:count.
+-- Fixed window: a string of 23 bytes: the byte 2, `w`, and end_us, count and start_us in seven bytes each. It was end_us:count:length_us
+-- in decimals before, and end_us:count in format 1.
+
+local WINDOW = '>c2I7I7I7'
 
 -- A window that does not say when it started is as long as the reader's.
 local function read_window(key, window_us)
   local value = call('GET', key)
   if not value then return 0, 0, 0 end
+  if #value == 23 then
+    local kind, end_us, count, start_us = struct.unpack(WINDOW, value)
+    if kind == '\2w' then return end_us, count, start_us end
+  end
   local end_us, count, length_us = string.match(value, '^(%d+):(%d+):?(%d*)$')
   if not end_us then not_ours() end
   end_us = end_us + 0
@@ -11,5 +18,5 @@ local function read_window(key, window_us)
 end
 
 local function write_window(key, end_us, count, start_us)
-  set(key, format('%d:%d:%d', end_us, count, end_us - start_us), end_us, end_us - start_us)
+  set(key, struct.pack(WINDOW, '\2w', end_us, count, start_us), end_us, end_us - start_us)
 end

@@ -1,0 +1,25 @@
+-- A sliding window counter of the newest format that has counts of the limit's own window alone. Others are charged in any_counter.lua.
+
+--- constants
+local limit_N, window_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
+
+--- look
+local length_us_N, start_us_N, prev_N, cur_N = 0, 0, 0, 0
+if value_N then
+  if #value_N ~= 30 then break end
+  local kind
+  kind, length_us_N, start_us_N, prev_N, cur_N = read('>c2I7I7I7I7', value_N)
+  if kind ~= '\2c' or length_us_N ~= window_us_N then break end
+end
+local allowed_N, after_start_us_N, after_prev_N, after_cur_N =
+  sliding_window_counter_fit(start_us_N, prev_N, cur_N, limit_N, window_us_N, cost_N, now_us)
+local counts_from_us_N = now_us < start_us_N and start_us_N or now_us
+local fresh_at_us_N, slack_us_N = start_us_N + 2 * window_us_N, 0
+
+--- found
+length_us_N, start_us_N, prev_N, cur_N, 0, 0, 0, 0
+
+--- make
+local new_N = pack('>c2I7I7I7I7', '\2c', window_us_N, after_start_us_N, after_prev_N, after_cur_N)
+-- It stays for up to two windows as it is, so there is nothing to spare.
+local until_us_N, spare_us_N = after_start_us_N + 2 * window_us_N - 1, 0

@@ -1,0 +1,38 @@
+-- Leases of a single block that have room for one more, which ends last. Others are charged in any_leases.lua, and that refuses too.
+
+--- constants
+local limit_N, lease_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
+if lease_us_N > lasts_us then lasts_us = lease_us_N end
+
+--- look
+local counts_from_us_N = now_us + lease_us_N
+local size_N, total_N, from_N, last_us_N = 16, 0, 17, 0
+if value_N then
+  size_N = #value_N
+  -- With room for one more in the block, at least one record, and nothing broken.
+  if size_N < 46 or size_N > 3826 or size_N % 30 ~= 16 or sub(value_N, 1, 2) ~= '\2h' then break end
+  total_N, last_us_N = read('>I7', value_N, 10), read('>I7', value_N, size_N - 29)
+  if last_us_N > counts_from_us_N then break end
+  local ended_us, gone = read('>I7I7', value_N, 17)
+  while ended_us <= now_us do
+    from_N, total_N = from_N + 30, total_N - gone
+    if from_N >= size_N then break end
+    ended_us, gone = read('>I7I7', value_N, from_N)
+  end
+end
+local allowed_N = cost_N > 0 and cost_N <= limit_N - total_N
+if not allowed_N then break end
+local fresh_at_us_N, slack_us_N, left_us_N = last_us_N, lease_us_N, last_us_N > now_us and last_us_N - now_us or 0
+
+--- found
+total_N, 0, left_us_N
+
+--- make
+local one, two, three, four = 0, 0, 0, 0
+if holder ~= '' then
+  one, two = tonumber(sub(holder, 1, 8), 16), tonumber(sub(holder, 9, 16), 16)
+  three, four = tonumber(sub(holder, 17, 24), 16), tonumber(sub(holder, 25, 32), 16)
+end
+local head = pack('>c2I7I7', '\2h', 0, total_N + cost_N)
+local record = pack('>I7I7I4I4I4I4', counts_from_us_N, cost_N, one, two, three, four)
+local new_N, until_us_N, spare_us_N = head .. (value_N and sub(value_N, from_N) or '') .. record, counts_from_us_N, lease_us_N

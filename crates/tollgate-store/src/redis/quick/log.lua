@@ -1,0 +1,36 @@
+-- A log of a single block, kept for as long as this window is, that has room for the cost. Others are charged in any_log.lua, and
+-- that refuses too.
+
+--- constants
+local limit_N, window_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
+
+--- look
+local size_N, total_N, from_N, newest_us_N = 16, 0, 17, 0
+if value_N then
+  size_N = #value_N
+  -- With room for one more in the block, at least one record, and nothing broken.
+  if size_N < 30 or size_N > 1794 or size_N % 14 ~= 2 or sub(value_N, 1, 2) ~= '\2l' then break end
+  local keep_us
+  keep_us, total_N = read('>I7I7', value_N, 3)
+  newest_us_N = read('>I7', value_N, size_N - 13)
+  if keep_us ~= window_us_N or newest_us_N >= now_us then break end
+  local at_us, gone = read('>I7I7', value_N, 17)
+  while at_us + window_us_N <= now_us do
+    from_N, total_N = from_N + 14, total_N - gone
+    if from_N >= size_N then break end
+    at_us, gone = read('>I7I7', value_N, from_N)
+  end
+end
+local allowed_N = cost_N > 0 and cost_N <= limit_N - total_N
+if not allowed_N then break end
+local last_us_N = newest_us_N + window_us_N - now_us
+if last_us_N < 0 then last_us_N = 0 end
+local counts_from_us_N, fresh_at_us_N, slack_us_N = now_us, newest_us_N + window_us_N, window_us_N
+
+--- found
+total_N, 0, last_us_N
+
+--- make
+local head = pack('>c2I7I7', '\2l', window_us_N, total_N + cost_N)
+local new_N = head .. (value_N and sub(value_N, from_N) or '') .. pack('>I7I7', now_us, cost_N)
+local until_us_N, spare_us_N = now_us + window_us_N, window_us_N

@@ -1,0 +1,24 @@
+-- A fixed window of the newest format. Others are charged in any_window.lua.
+
+--- constants
+local limit_N, window_us_N, align_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0, ARGV[at_N + 7] + 0
+
+--- look
+local end_us_N, count_N, start_us_N = 0, 0, 0
+if value_N then
+  if #value_N ~= 23 then break end
+  local kind
+  kind, end_us_N, count_N, start_us_N = read('>c2I7I7I7', value_N)
+  if kind ~= '\2w' then break end
+end
+local allowed_N, after_us_N, after_N, after_start_us_N =
+  fixed_window_charge(end_us_N, count_N, start_us_N, limit_N, window_us_N, align_N, cost_N, now_us)
+local counts_from_us_N = after_start_us_N > now_us and after_start_us_N or now_us
+local fresh_at_us_N, slack_us_N = end_us_N, end_us_N - start_us_N
+
+--- found
+end_us_N, count_N, start_us_N
+
+--- make
+local new_N = pack('>c2I7I7I7', '\2w', after_us_N, after_N, after_start_us_N)
+local until_us_N, spare_us_N = after_us_N, after_us_N - after_start_us_N
