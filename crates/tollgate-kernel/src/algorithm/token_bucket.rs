@@ -13,7 +13,8 @@
 //! Settlement: a give-back returns at most what has not refilled since the charge, `reserved*p - elapsed*c`, so it cannot be
 //! spent twice. What was charged before a change may have refilled faster in between: for as long as a full bucket takes to fill
 //! the state keeps when it last changed and the fastest rate before that, and an older charge is reckoned by the fastest of
-//! all. A debt takes at most `max_debt` of refill to pay, one day by default.
+//! all. A debt takes at most `max_debt` of refill to pay, one day by default. What a smaller burst does not count of it goes to the
+//! second instant, up to sixteen times what that burst may miss, so that a larger one counts it.
 //!
 //! Bounds: `burst*p` ≤ 2^62, c ≤ 2^32, an empty bucket is full within 142 years and a debt paid within ten years and within 2^62
 //! units, so F fits 128 bits for any clock and the distance from now to F fits 64. The twins keep F as whole µs and a rest below c,
@@ -32,6 +33,9 @@ use crate::time::Micros;
 
 /// How long a debt may take to refill by default: one day.
 pub(crate) const DEFAULT_MAX_DEBT: Micros = Micros::from_secs(86_400);
+
+/// A debt that this burst does not count is kept for larger ones, up to so many times what this burst may miss.
+const WIDER_TIMES: u64 = 16;
 
 /// A token bucket: `rate` and `burst`.
 ///
@@ -429,7 +433,9 @@ impl Algorithm for TokenBucket {
         if fit.allowed {
             let price = u128::from(fit.after - fit.missing);
             adopted.full_at = then + u128::from(fit.after);
-            adopted.move_wider(then, |wider| wider + price);
+            if adopted.wider_full_at > 0 {
+                adopted.set_wider(adopted.wider_full_at.max(then) + price, then);
+            }
             *state = adopted;
         } else {
             self.adopt(state, now);
@@ -456,19 +462,26 @@ impl Algorithm for TokenBucket {
         }
         let under = state.under.unwrap_or(own);
         let elapsed = now.saturating_sub(taken.at);
-        let cost = taken.cost.min(under.burst);
-        let not_refilled = |by: BucketNumbers| {
-            let left = by.units(cost).saturating_sub(by.instant(elapsed));
-            carried(left, by, under, Rounding::Down)
-        };
         let before = state.changed.filter(|changed| taken.at < changed.at);
-        let by_fastest = before.map_or(u128::MAX, |Changed { tokens, period_us, .. }| {
-            not_refilled(BucketNumbers { tokens, period_us, ..under })
-        });
-        let returned = under.units(amount).min(not_refilled(under)).min(not_refilled(own)).min(by_fastest);
+        let returned = |cost: u64| {
+            let not_refilled = |by: BucketNumbers| {
+                let left = by.units(cost).saturating_sub(by.instant(elapsed));
+                carried(left, by, under, Rounding::Down)
+            };
+            let by_fastest = before.map_or(u128::MAX, |Changed { tokens, period_us, .. }| {
+                not_refilled(BucketNumbers { tokens, period_us, ..under })
+            });
+            under.units(amount).min(not_refilled(under)).min(not_refilled(own)).min(by_fastest)
+        };
         let then = under.instant(now);
-        state.full_at = state.full_at.saturating_sub(returned).max(then).min(state.full_at);
-        state.move_wider(then, |wider| wider.saturating_sub(returned));
+        // The second instant counts all of the charge. The first has at most a burst of it, and none of it as long as other charges
+        // alone are enough to empty the bucket: what is given back may be what it has let go.
+        let wider = state.wider_full_at.saturating_sub(returned(taken.cost)).max(then);
+        let moved = state.full_at.saturating_sub(returned(taken.cost.min(under.burst))).max(then);
+        let moved =
+            if state.wider_full_at > then { moved.max(wider.min(then + under.full())) } else { moved };
+        state.full_at = moved.min(state.full_at);
+        state.set_wider(wider, then);
     }
 
     /// In the units that the state is written in, which stay as they are.
@@ -482,9 +495,15 @@ impl Algorithm for TokenBucket {
         }
         let (then, price) = (under.instant(now), under.units(amount.min(MAX_COUNT)));
         // A debt is bounded, so that nobody is locked out for longer than the limit says, whatever callers settle.
-        let most = under.full() + debt_units(self.max_debt, under.tokens);
-        state.full_at = owed(state.full_at, then, price, most);
-        state.move_wider(then, |wider| owed(wider, then, price, most));
+        let debt = debt_units(self.max_debt, under.tokens);
+        let total = state.full_at.max(state.wider_full_at);
+        state.full_at = owed(state.full_at, then, price, under.full() + debt);
+        if !self.keeps_instant {
+            // A larger burst has a larger bound. What it would miss is kept, but not without end.
+            let debt = u64::try_from(debt / u128::from(under.period_us)).unwrap_or(MAX_COUNT);
+            let tokens = self.burst.max(under.burst).saturating_add(debt).saturating_mul(WIDER_TIMES);
+            state.set_wider(owed(total, then, price, under.units(tokens.min(MAX_COUNT))), then);
+        }
     }
 
     fn refund(&self, state: &mut BucketState, amount: u64, now: Micros) {
@@ -499,12 +518,9 @@ impl Algorithm for TokenBucket {
 }
 
 impl BucketState {
-    /// Moves the second instant, if there is one, and drops it where it says no more than the first or the present.
-    fn move_wider(&mut self, now: u128, moved: impl FnOnce(u128) -> u128) {
-        if self.wider_full_at > 0 {
-            let wider = moved(self.wider_full_at.max(now));
-            self.wider_full_at = if wider > self.full_at.max(now) { wider } else { 0 };
-        }
+    /// Moves the second instant, and drops it where it says no more than the first or the present.
+    fn set_wider(&mut self, wider: u128, now: u128) {
+        self.wider_full_at = if wider > self.full_at.max(now) { wider } else { 0 };
     }
 }
 
@@ -648,6 +664,49 @@ mod tests {
     }
 
     /// Between a reservation and its cancellation a faster version had refilled the bucket, and the slower gave it back again.
+    #[test]
+    fn a_larger_burst_counts_a_debt_that_was_settled_under_a_smaller() {
+        let now = Micros::from_secs(1_000);
+        let (large, small) = (bucket("1/d", 40), bucket("1/d", 5));
+        let cost = |units| Cost::new(units).unwrap();
+        // The settlement of a charge that the smaller burst has seen since, and of one that was made under the smaller.
+        for (reserved_by, expected) in [(large, 10), (small, 10)] {
+            let mut state = BucketState::default();
+            assert!(reserved_by.charge(&mut state, cost(5), now).allowed);
+            assert!(!small.charge(&mut state, cost(5), now).allowed);
+            reserved_by.debit(&mut state, 25, now);
+            assert_eq!(large.peek(&state, Cost::ONE, now).remaining, expected - 1);
+        }
+        // Versions in turn never charge more than the larger allows, and its debt.
+        let (mut state, mut charged) = (BucketState::default(), 0);
+        while large.charge(&mut state, Cost::ONE, now).allowed {
+            small.adopt(&mut state, now);
+            large.debit(&mut state, 29, now);
+            charged += 30;
+        }
+        assert_eq!(charged, 60);
+    }
+
+    #[test]
+    fn a_cancelled_charge_is_given_back_to_a_larger_burst_whole() {
+        let now = Micros::from_secs(1_000);
+        let (large, small) = (bucket("1/h", 40), bucket("1/h", 5));
+        let cost = |units| Cost::new(units).unwrap();
+        let mut state = BucketState::default();
+        assert!(large.charge(&mut state, cost(30), now).allowed);
+        assert!(!small.charge(&mut state, Cost::ONE, now).allowed);
+        large.give_back(&mut state, Taken { cost: 30, at: now }, 30, now);
+        assert_eq!(large.peek(&state, cost(40), now).remaining, 0, "all of it is there again");
+        // Beside others that are enough to empty the smaller, it gives that nothing.
+        let mut state = BucketState::default();
+        assert!(large.charge(&mut state, cost(20), now).allowed);
+        assert!(large.charge(&mut state, cost(10), now).allowed);
+        small.adopt(&mut state, now);
+        large.give_back(&mut state, Taken { cost: 10, at: now }, 10, now);
+        assert!(!small.peek(&state, Cost::ONE, now).allowed);
+        assert_eq!(large.peek(&state, Cost::ONE, now).remaining, 19);
+    }
+
     #[test]
     fn what_a_faster_version_refilled_is_not_given_back_by_a_slower() {
         let (slow, fast) = (bucket("1/s", 4), bucket("1000/s", 4));

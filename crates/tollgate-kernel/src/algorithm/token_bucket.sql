@@ -194,6 +194,19 @@ returns numeric immutable language sql as $$
     greatest(cost::numeric * by_p - elapsed_us::numeric * by_c, 0), by_p, units_p, false)
 $$;
 
+-- What goes back of a charge of so much, in the units of the state: at most the amount, and what has not refilled since.
+create or replace function {prefix}token_bucket_returned(
+    cost bigint, amount bigint, elapsed_us bigint, units_c bigint, units_p bigint, c bigint, p bigint,
+    taken_at_us bigint, adopted bigint[])
+returns numeric immutable language sql as $$
+  select least(
+    amount::numeric * units_p,
+    {prefix}token_bucket_not_refilled(cost, elapsed_us, units_c, units_p, units_p),
+    {prefix}token_bucket_not_refilled(cost, elapsed_us, c, p, units_p),
+    case when taken_at_us < adopted[5]
+         then {prefix}token_bucket_not_refilled(cost, elapsed_us, adopted[6], adopted[7], units_p) end)
+$$;
+
 -- Tokens go back into the bucket, up to full, in the units that the state is written in: at most what has not refilled since the
 -- charge, by the numbers of the charge, by those of the state and, if the charge is older than a change, by the fastest before it.
 create or replace function {prefix}token_bucket_give_back(
@@ -209,9 +222,9 @@ declare
     full_us, full_rest, coalesce(extra[1], 0), coalesce(extra[2], 0), extra[3], extra[4], extra[5]];
   units_c bigint := coalesce(under_c, c);
   units_p bigint := coalesce(under_p, p);
-  cost bigint;
-  returned numeric;
+  is_wider boolean;
   full_at numeric;
+  left_at numeric;
   wider_at numeric;
 begin
   next_c := under_c;
@@ -227,25 +240,24 @@ begin
     next_p := p;
     next_burst := burst;
   end if;
-  cost := least(taken_cost, coalesce(next_burst, burst));
-  returned := least(
-    amount::numeric * units_p,
-    {prefix}token_bucket_not_refilled(cost, elapsed_us, units_c, units_p, units_p),
-    {prefix}token_bucket_not_refilled(cost, elapsed_us, c, p, units_p));
-  if taken_at_us < adopted[5] then
-    returned := least(returned, {prefix}token_bucket_not_refilled(cost, elapsed_us, adopted[6], adopted[7], units_p));
-  end if;
-  -- Both instants in units from now on.
+  -- Both instants in units from now on. The second counts all of the charge. The first has at most a burst of it, and none of it as
+  -- long as other charges alone are enough to empty the bucket.
+  wider_at := greatest((adopted[3] - now_us)::numeric * units_c + adopted[4], 0);
+  is_wider := adopted[3] > 0 and wider_at > 0;
+  wider_at := greatest(wider_at - {prefix}token_bucket_returned(
+    taken_cost, amount, elapsed_us, units_c, units_p, c, p, taken_at_us, adopted), 0);
   full_at := (adopted[1] - now_us)::numeric * units_c + adopted[2];
   next_us := adopted[1];
   next_rest := adopted[2];
   if full_at > 0 then
-    full_at := greatest(full_at - returned, 0);
+    left_at := greatest(full_at - {prefix}token_bucket_returned(
+      least(taken_cost, coalesce(next_burst, burst)), amount, elapsed_us, units_c, units_p, c, p, taken_at_us, adopted), 0);
+    full_at := least(full_at, case when is_wider
+      then greatest(left_at, least(wider_at, coalesce(next_burst, burst)::numeric * units_p)) else left_at end);
     next_us := now_us + div(full_at, units_c);
     next_rest := mod(full_at, units_c);
   end if;
   if adopted[3] > 0 then
-    wider_at := greatest((adopted[3] - now_us)::numeric * units_c + adopted[4], 0) - returned;
     adopted[3] := case when wider_at > greatest(full_at, 0) then now_us + div(wider_at, units_c) else 0 end;
     adopted[4] := case when wider_at > greatest(full_at, 0) then mod(wider_at, units_c) else 0 end;
   end if;
@@ -264,6 +276,7 @@ declare
   adopted bigint[] := array[
     full_us, full_rest, coalesce(extra[1], 0), coalesce(extra[2], 0), extra[3], extra[4], extra[5]];
   price numeric;
+  debt numeric;
   most numeric;
   full_at numeric;
   wider_at numeric;
@@ -280,14 +293,17 @@ begin
     next_burst := burst;
   end if;
   price := least(amount, 9007199254740991)::numeric * next_p;
-  most := next_burst::numeric * next_p + least(debt_us, 4611686018427387904 / next_c)::numeric * next_c;
+  debt := least(debt_us, 4611686018427387904 / next_c)::numeric * next_c;
+  most := next_burst::numeric * next_p + debt;
   -- Both instants in units from now on.
   full_at := (adopted[1] - now_us)::numeric * next_c + adopted[2];
+  wider_at := greatest((adopted[3] - now_us)::numeric * next_c + adopted[4], full_at, 0);
   full_at := greatest(full_at, least(greatest(full_at, 0) + price, most));
   next_us := now_us + div(full_at, next_c);
   next_rest := mod(full_at, next_c);
-  if adopted[3] > 0 then
-    wider_at := greatest((adopted[3] - now_us)::numeric * next_c + adopted[4], 0);
+  if keeps_instant <> 1 then
+    -- What a larger burst would miss is kept, up to sixteen times what this one may.
+    most := least(16 * (greatest(burst, next_burst) + div(debt, next_p)), 9007199254740991) * next_p;
     wider_at := greatest(wider_at, least(wider_at + price, most));
     adopted[3] := case when wider_at > full_at then now_us + div(wider_at, next_c) else 0 end;
     adopted[4] := case when wider_at > full_at then mod(wider_at, next_c) else 0 end;

@@ -146,28 +146,41 @@ local function token_bucket_give_back(state, c, p, burst, keeps_instant, cost, c
     state = token_bucket_adopted(state, c, p, burst, keeps_instant, now_us)
   end
   local under_p, elapsed_us = state.p, math.max(now_us - charged_at_us, 0)
-  local returned, returned_rest = amount, 0
-  local function at_most_not_refilled(by_c, by_p)
-    local tokens, rest = token_bucket_tokens(elapsed_us, 0, by_c, by_p)
-    tokens, rest = token_bucket_minus(math.min(cost, state.burst), 0, tokens, rest, by_p)
-    tokens, rest = token_bucket_carried(tokens, rest, by_p, under_p, false)
-    if token_bucket_less(tokens, rest, returned, returned_rest) then returned, returned_rest = tokens, rest end
+  -- What goes back of a charge of so much.
+  local function returned(taken)
+    local returned, returned_rest = amount, 0
+    local function at_most_not_refilled(by_c, by_p)
+      local tokens, rest = token_bucket_tokens(elapsed_us, 0, by_c, by_p)
+      tokens, rest = token_bucket_minus(taken, 0, tokens, rest, by_p)
+      tokens, rest = token_bucket_carried(tokens, rest, by_p, under_p, false)
+      if token_bucket_less(tokens, rest, returned, returned_rest) then returned, returned_rest = tokens, rest end
+    end
+    at_most_not_refilled(state.c, under_p)
+    at_most_not_refilled(c, p)
+    if state.changed_at_us and charged_at_us < state.changed_at_us then
+      at_most_not_refilled(state.changed_c, state.changed_p)
+    end
+    return returned, returned_rest
   end
-  at_most_not_refilled(state.c, under_p)
-  at_most_not_refilled(c, p)
-  if state.changed_at_us and charged_at_us < state.changed_at_us then
-    at_most_not_refilled(state.changed_c, state.changed_p)
-  end
+  -- The second instant counts all of the charge. The first has at most a burst of it, and none of it as long as other charges alone are
+  -- enough to empty the bucket.
   local wider, wider_rest = token_bucket_wider(state, now_us)
+  local is_wider = wider > 0 or wider_rest > 0
+  local back, back_rest = returned(cost)
+  wider, wider_rest = token_bucket_minus(wider, wider_rest, back, back_rest, under_p)
   if state.full_us >= now_us then
     local tokens, rest = token_bucket_missing(state, now_us)
-    tokens, rest = token_bucket_minus(tokens, rest, returned, returned_rest, under_p)
-    token_bucket_set_missing(state, tokens, rest, now_us)
+    back, back_rest = returned(math.min(cost, state.burst))
+    local left, left_rest = token_bucket_minus(tokens, rest, back, back_rest, under_p)
+    if is_wider then
+      local others, others_rest = wider, wider_rest
+      if token_bucket_less(state.burst, 0, others, others_rest) then others, others_rest = state.burst, 0 end
+      if token_bucket_less(left, left_rest, others, others_rest) then left, left_rest = others, others_rest end
+      if token_bucket_less(tokens, rest, left, left_rest) then left, left_rest = tokens, rest end
+    end
+    token_bucket_set_missing(state, left, left_rest, now_us)
   end
-  if state.wider_tokens then
-    wider, wider_rest = token_bucket_minus(wider, wider_rest, returned, returned_rest, under_p)
-    token_bucket_set_wider(state, wider, wider_rest, now_us)
-  end
+  if state.wider_tokens then token_bucket_set_wider(state, wider, wider_rest, now_us) end
   return state
 end
 
@@ -177,19 +190,22 @@ local function token_bucket_debit(state, c, p, burst, keeps_instant, debt_us, am
     state = token_bucket_adopted(state, c, p, burst, keeps_instant, now_us)
   end
   local most_us = math.min(debt_us, (product_over(2147483648, 2147483648, state.c)))
-  local most, most_rest = token_bucket_tokens(most_us, 0, state.c, state.p)
-  most = most + state.burst
-  local function owed(tokens, rest)
+  local debt, debt_rest = token_bucket_tokens(most_us, 0, state.c, state.p)
+  local function owed(tokens, rest, most, most_rest)
     local after, after_rest = tokens + amount, rest
     if token_bucket_less(most, most_rest, after, after_rest) then after, after_rest = most, most_rest end
     if token_bucket_less(after, after_rest, tokens, rest) then return tokens, rest end
     return after, after_rest
   end
+  local missing, missing_rest = token_bucket_missing(state, now_us)
   local wider, wider_rest = token_bucket_wider(state, now_us)
-  local missing, missing_rest = owed(token_bucket_missing(state, now_us))
+  if token_bucket_less(wider, wider_rest, missing, missing_rest) then wider, wider_rest = missing, missing_rest end
+  missing, missing_rest = owed(missing, missing_rest, debt + state.burst, debt_rest)
   token_bucket_set_missing(state, missing, missing_rest, now_us)
-  if state.wider_tokens then
-    wider, wider_rest = owed(wider, wider_rest)
+  if keeps_instant ~= 1 then
+    -- What a larger burst would miss is kept, up to sixteen times what this one may.
+    local most = math.min(16 * (math.max(burst, state.burst) + debt), 9007199254740991)
+    wider, wider_rest = owed(wider, wider_rest, most, 0)
     token_bucket_set_wider(state, wider, wider_rest, now_us)
   end
   return state

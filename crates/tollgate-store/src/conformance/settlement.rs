@@ -21,6 +21,7 @@ pub(super) async fn settlement(make: &impl AsyncFn(ManualClock) -> Subject) {
     cancelled_reservations(make).await;
     under_another_window(make).await;
     a_huge_debt(make).await;
+    under_another_burst(make).await;
     for seed in 0..4 {
         for built in [
             Limit::token_bucket(rate("10/s"), 10),
@@ -120,6 +121,56 @@ async fn a_huge_debt(make: &impl AsyncFn(ManualClock) -> Subject) {
             assert!(!denied.allowed && wait <= most, "{} for {wait}", limit.limit);
             pair.clock.advance(wait);
             assert!(pair.charge(&limit, KEY, 1, None).await.allowed, "{}", limit.limit);
+        }
+    }
+}
+
+/// Versions of a bucket with different bursts: 35 reservations that were each settled with 30 passed a burst of 40, and a cancelled
+/// reservation did not come back whole.
+async fn under_another_burst(make: &impl AsyncFn(ManualClock) -> Subject) {
+    let [large, small] = [40, 5].map(|burst| named(Limit::token_bucket(rate("1/d"), burst)));
+    for (settlement, left) in
+        [(Settlement::Actual(30), 10), (Settlement::Cancel, 40), (Settlement::Actual(3), 37)]
+    {
+        let mut pair = Beside::new(&format!("{settlement:?} under another burst"), make).await;
+        let id = pair.reserve(&large, KEY, 10).await.unwrap_or_else(|| panic!("a fresh key"));
+        assert!(!pair.charge(&small, KEY, 1, None).await.allowed, "all of the smaller burst is used");
+        pair.settle(id, &settlement).await;
+        assert_eq!(pair.remaining(&large, KEY).await, left, "{settlement:?}");
+    }
+    let mut pair = Beside::new("two versions in turn", make).await;
+    let mut settled = 0;
+    while let Some(id) = pair.reserve(&large, KEY, 1).await {
+        pair.charge(&small, KEY, 1, None).await;
+        pair.settle(id, &Settlement::Actual(30)).await;
+        settled += 30;
+    }
+    assert_eq!(settled, 60, "of a burst of 40, the last of them as a debt");
+    // Random versions, charges, settlements and pauses: the store says what the model says.
+    for seed in 0..8 {
+        let mut pair = Beside::new(&format!("versions in turn, seed {seed}"), make).await;
+        let mut random = Random::new(700 + seed);
+        let bursts = [3, 5, 40, 100].map(|burst| named(Limit::token_bucket(rate("7/1300ms"), burst)));
+        let bursts = bursts.map(|one| match one.limit.with_max_debt(Micros::from_secs(2)) {
+            Ok(limit) => StoredLimit { limit, ..one },
+            Err(error) => panic!("{error}"),
+        });
+        let mut open = Vec::new();
+        for _ in 0..60 {
+            let version = random.pick(&bursts);
+            match random.below(3) {
+                0 => drop(pair.charge(version, KEY, 1 + random.below(4), None).await),
+                1 => open.extend(pair.reserve(version, KEY, 1 + random.below(9)).await),
+                _ => {
+                    if let Some(id) = open.pop() {
+                        let actual = Settlement::Actual(random.below(60));
+                        let settlement = if random.one_in(3) { Settlement::Cancel } else { actual };
+                        pair.settle(id, &settlement).await;
+                    }
+                }
+            }
+            pair.remaining(random.pick(&bursts), KEY).await;
+            pair.advance_ms(random.below(700));
         }
     }
 }
