@@ -8,8 +8,8 @@
 --
 -- The answer is a list with one for each hold, or for the first of them (settle_all.lua): DONE, ALREADY or UNKNOWN; DIFFERENT with the names and costs that one number cannot
 -- settle; COUNT with how many items there are, where there are more or fewer costs; NAMES with the limits there are, where one was
--- named that is not; STATE where what is kept is not ours, FAILED where a
--- command was refused; and for forget, whether something was there.
+-- named that is not; STATE where what is kept is not ours, FULL where there is no room, FAILED where a command was refused; and for
+-- forget, whether something was there.
 
 local function settle_one(hold_key)
   local value = call('GET', hold_key)
