@@ -38,7 +38,7 @@ use self::fingerprint::Seeds;
 use self::in_flight::InFlight;
 pub(crate) use self::numbers::Numbering;
 use self::numbers::Numbers;
-use self::reservations::Reservations;
+use self::reservations::{ReservedCharge, Reservations, given_back};
 use self::tasks::Tasks;
 use crate::error::Error;
 use crate::health::{NodeReading, StoreChange, StoreHealth, StoreState, Tally};
@@ -263,23 +263,31 @@ impl Remote {
         match self.charge_store(charges, &items, identity).await {
             Ok(charged) => {
                 self.learn(charges, sent, sent_at, &charged);
-                self.remember(charges, kept.filter(|_| charged.allowed));
+                let took = |place: usize| charged.outcomes.get(place).is_none_or(|outcome| outcome.allowed);
+                self.remember(charges, kept.filter(|_| charged.allowed), took);
                 Ok(Answered::by_store(&charged.outcomes))
             }
             Err(missed) => {
                 let answered = self.fall_back(charges, Act::Charge(kept), missed)?;
                 let is_admitted = answered.answers.iter().all(|(outcome, _)| outcome.allowed);
-                self.remember(charges, kept.filter(|_| is_admitted));
+                self.remember(charges, kept.filter(|_| is_admitted), |_| true);
                 Ok(answered)
             }
         }
     }
 
-    /// Remembers which keys a reservation charged.
-    fn remember(&self, charges: &[Resolved<'_, '_>], hold: Option<Hold>) {
+    /// Remembers what a reservation charged. `took` says which of the charges that met counters took something.
+    fn remember(&self, charges: &[Resolved<'_, '_>], hold: Option<Hold>, took: impl Fn(usize) -> bool) {
         let Some(hold) = hold else { return };
-        let (keys, lease) = (self.fingerprints(charges), in_flight::longest_lease(charges));
-        self.shared.reservations.add(hold, keys, lease, self.shared.clock.now());
+        let counted = charges.iter().filter(|charge| charge.remote().is_some()).enumerate();
+        let reserved = counted.map(|(place, charge)| {
+            let is_covered =
+                charge.remote().is_some_and(|(_, stored, _)| self.shared.denials.covers(&stored.limit));
+            let key = self.fingerprint(charge).filter(|_| is_covered && took(place));
+            ReservedCharge { name: charge.entry.name, cost: charge.cost.get(), key }
+        });
+        let lease = in_flight::longest_lease(charges);
+        self.shared.reservations.add(hold, reserved.collect(), lease, self.shared.clock.now());
     }
 
     /// Whether a reservation of this process is a lease.
@@ -433,17 +441,22 @@ impl Remote {
             });
         }
         let is_renewal = *settlement == Settlement::Renew;
-        let known = self.shared.reservations.find(id).and_then(|known| known.keys);
+        // What is released or renewed are leases, of which nothing is believed.
+        let is_of_leases = matches!(settlement, Settlement::Renew | Settlement::Release);
+        let known = self.shared.reservations.find(id).and_then(|known| known.charges);
         // However the call ends, the keys of a reservation may have got something back. Ids that this process did not make
         // end nothing unless the store knows them: anybody can make ids up.
-        let ended = known.filter(|_| !is_renewal).map(|keys| self.shared.denials.end(keys));
+        let ended = known.filter(|_| !is_of_leases).map(|charges| {
+            let keys = charges.iter().filter_map(|charge| charge.key).collect();
+            (self.shared.denials.end(keys), given_back(&charges, settlement))
+        });
         let settled = self.settle_store(id, settlement).await?;
         match (settled, ended) {
             (Settled::Done, _) if is_renewal => {
                 self.shared.reservations.renewed(id, self.shared.clock.now());
             }
-            (Settled::Done, None) => drop(self.shared.denials.end_all()),
-            (Settled::Done, Some(ended)) => ended.given_back(),
+            (Settled::Done, None) if !is_of_leases => drop(self.shared.denials.end_all()),
+            (Settled::Done, Some((ended, keys))) => ended.given_back(&keys),
             _ => {}
         }
         if !is_renewal || settled != Settled::Done {
@@ -476,7 +489,7 @@ impl Remote {
         let forgotten = self.call("forget", nodes, |store| store.forget(stored, key)).await;
         let forgotten = forgotten.map_err(Missed::into_error)?;
         let was_here = self.shared.fallback.forget(remote, key);
-        ended.given_back();
+        ended.given_back(&[fingerprint]);
         drop(self.shared.denials.end_all());
         self.answered().await;
         Ok(forgotten || was_here)
