@@ -95,7 +95,7 @@ impl RedisStore {
     }
 
     /// The server that has the key of a part, as a number.
-    fn server_of(&self, part: &StoredCharge<'_>) -> u64 {
+    pub(super) fn server_of(&self, part: &StoredCharge<'_>) -> u64 {
         if self.route.is_cluster() { self.route.server_of(slot(&self.names.part(part))) } else { 0 }
     }
 
