@@ -38,7 +38,7 @@ use self::fingerprint::Seeds;
 use self::in_flight::InFlight;
 pub(crate) use self::numbers::Numbering;
 use self::numbers::Numbers;
-use self::reservations::{ReservedCharge, Reservations, given_back};
+use self::reservations::{Reservations, ReservedCharge, given_back};
 use self::tasks::Tasks;
 use crate::error::Error;
 use crate::health::{NodeReading, StoreChange, StoreHealth, StoreState, Tally};
@@ -353,8 +353,8 @@ impl Remote {
     }
 
     /// Charges each by itself, in one call of the store. What falls back does so by itself, too.
-    pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Result<Vec<Answered>, Error> {
-        let mut answers: Vec<Option<Answered>> = Vec::new();
+    pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Vec<Result<Answered, Error>> {
+        let mut answers: Vec<Result<Answered, Error>> = Vec::with_capacity(charges.len());
         let mut asked: SmallVec<[(usize, Option<Sent>, NodeId); 4]> = SmallVec::new();
         let mut items: SmallVec<[StoredCharge<'_>; 4]> = SmallVec::new();
         for (index, charge) in charges.iter().enumerate() {
@@ -365,18 +365,18 @@ impl Remote {
                         Ok(()) => {
                             asked.push((index, sent, node));
                             items.push(item);
-                            None
+                            Ok(Answered::default())
                         }
-                        Err(missed) => Some(self.fall_back_alone(charge, missed)?),
+                        Err(missed) => self.fall_back_alone(charge, missed),
                     }
                 }
-                (Way::Answered(answered), _) => Some(answered),
-                (Way::Ask(_), None) => Some(Answered::default()),
+                (Way::Answered(answered), _) => Ok(answered),
+                (Way::Ask(_), None) => Ok(Answered::default()),
             };
             answers.push(answered);
         }
         if items.is_empty() {
-            return Ok(answers.into_iter().map(Option::unwrap_or_default).collect());
+            return answers;
         }
         let in_flight = InFlight::new(self, charges, None);
         self.shared.tally.asked();
@@ -391,7 +391,7 @@ impl Remote {
         let mut nodes = Nodes::new();
         for ((index, sent, node), outcome) in asked.iter().zip(outcomes) {
             let charge = &charges[*index];
-            answers[*index] = Some(match outcome {
+            answers[*index] = match outcome {
                 Ok(outcome) => {
                     if !nodes.contains(node) {
                         nodes.push(*node);
@@ -399,13 +399,13 @@ impl Remote {
                     let charged =
                         Charged { allowed: outcome.allowed, outcomes: SmallVec::from_elem(outcome, 1) };
                     self.learn(std::slice::from_ref(charge), *sent, sent_at, &charged);
-                    Answered::by_store(&charged.outcomes)
+                    Ok(Answered::by_store(&charged.outcomes))
                 }
                 Err(error) => {
                     let missed = self.failed(&Nodes::from_slice(&[*node]), error);
-                    self.fall_back_alone(charge, missed)?
+                    self.fall_back_alone(charge, missed)
                 }
-            });
+            };
         }
         if !nodes.is_empty() {
             self.succeeded(&nodes);
@@ -414,7 +414,7 @@ impl Remote {
         if !is_any_ambiguous {
             in_flight.answered();
         }
-        Ok(answers.into_iter().map(Option::unwrap_or_default).collect())
+        answers
     }
 
     /// Answers one charge of several that are each made by themselves, where the store did not.
