@@ -156,7 +156,7 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
 async fn check_each(state: &State, charges: &[Charge<'_>]) -> Results {
     let mut results = Results::with_capacity(charges.len());
     for batch in charges.chunks(requests::MOST_CHARGES) {
-        let _share = peer::share().await;
+        let _share = peer::share_of(batch.len()).await;
         match state.gate.charge_each(batch).await {
             Ok(outcomes) => {
                 for (charge, outcome) in batch.iter().zip(outcomes) {

@@ -102,7 +102,7 @@ impl<'a> Pipeline<'a> {
         let outcomes = match charges.is_empty() {
             true => Ok(Vec::new()),
             false => {
-                let _share = peer::share().await;
+                let _share = peer::share_of(charges.len()).await;
                 self.gate.charge_each(&charges).await.map_err(undecided)
             }
         };
