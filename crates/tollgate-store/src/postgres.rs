@@ -176,14 +176,17 @@ impl PostgresStore {
     }
 
     /// Each by itself: those that are alike in one statement, up to a thousand, and what one statement cannot carry out by the
-    /// function.
+    /// function, each key in a call of its own, because the function fails for all its keys or for none. All of them have one
+    /// deadline.
     async fn charge_all_alone(&self, items: &[StoredCharge<'_>]) -> Vec<Result<Outcome, StoreError>> {
-        let kind = |item: &StoredCharge<'_>| {
-            let plain = plain(item.limit, item.cost)?;
-            Some((plain, item.limit.clone(), item.cost))
+        let until = self.until();
+        let kind = |item: &StoredCharge<'_>| match plain(item.limit, item.cost) {
+            Some(plain) => Kind::Alike(plain, item.limit.clone(), item.cost),
+            None => Kind::OfKey(key_of(item.limit, item.key)),
         };
-        let rounds = each::rounds(items, kind, true, MOST_KEYS);
-        each::charge(items.len(), rounds, |places| self.charge_group(items, places)).await
+        let groups = each::groups(items, kind, |_| 0, true, MOST_KEYS);
+        let call = |places| self.charge_group(items, places, until);
+        each::charge(items.len(), groups, until.deadline.into(), call).await
     }
 
     /// Charges of one kind, and of different pairs: one call.
@@ -191,17 +194,18 @@ impl PostgresStore {
         &self,
         items: &[StoredCharge<'_>],
         places: Vec<usize>,
+        until: Until<'_>,
     ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
         let items: Vec<StoredCharge<'_>> = places.into_iter().map(|place| items[place]).collect();
         let Some(first) = items.first() else { return Ok(Vec::new()) };
         if let Some(plain) = plain(first.limit, first.cost) {
             let keys: Vec<&str> = items.iter().map(|item| item.key).collect();
-            return self.charge_alike(plain, first.limit, &keys, first.cost).await;
+            return self.charge_alike(plain, first.limit, &keys, first.cost, &until).await;
         }
         // To the function a charge by itself is one that refuses nobody else: a part in shadow.
         let alone: Vec<StoredCharge<'_>> =
             items.iter().map(|item| StoredCharge { shadow: true, ..*item }).collect();
-        let charged = self.charge_parts(&alone, &MergedCharges::of(&alone), None).await?;
+        let charged = self.charge_parts(&alone, &MergedCharges::of(&alone), None, &until).await?;
         Ok(charged.outcomes.into_iter().map(Ok).collect())
     }
 
@@ -212,22 +216,22 @@ impl PostgresStore {
         limit: &StoredLimit,
         keys: &[&str],
         cost: Cost,
+        until: &Until<'_>,
     ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
         let names: Vec<Uuid> = keys.iter().map(|key| key_of(limit, key)).collect();
         let mut batch = names.clone();
         batch.sort_unstable();
-        let until = self.until();
         let parts: Vec<StoredCharge<'_>> =
             keys.iter().map(|key| StoredCharge { limit, key, cost, shadow: false }).collect();
-        let _share = self.share(&parts, &until).await?;
+        let _share = self.share(&parts, until).await?;
         let is_known: Option<HashSet<Uuid>> = match self.refuses_new_keys(&limit.limit) {
-            true => Some(self.known(&batch, &until).await?.into_iter().collect()),
+            true => Some(self.known(&batch, until).await?.into_iter().collect()),
             false => None,
         };
         batch.retain(|name| is_known.as_ref().is_none_or(|known| known.contains(name)));
         let answers: HashMap<Uuid, Answered> = match batch.is_empty() {
             true => HashMap::new(),
-            false => self.upsert(plain, limit, cost, &batch, &until).await?.into_iter().collect(),
+            false => self.upsert(plain, limit, cost, &batch, until).await?.into_iter().collect(),
         };
         let outcome = |name: &Uuid| match answers.get(name) {
             Some(answered) => Ok(answered.outcome),
@@ -261,7 +265,7 @@ impl PostgresStore {
                 let answered = batching::charge(self, check, self.until().deadline.into()).await?;
                 parts.conclude(&[answered.outcome], answered.admitted || part.shadow)
             }
-            None => self.charge_parts(items, &parts, hold).await,
+            None => self.charge_parts(items, &parts, hold, &self.until()).await,
         }
     }
 
@@ -328,6 +332,7 @@ impl PostgresStore {
         items: &[StoredCharge<'_>],
         parts: &MergedCharges<'_>,
         hold: Option<Hold>,
+        until: &Until<'_>,
     ) -> Result<Charged, StoreError> {
         let asked = ChargeArrays::of(parts);
         let hold_id = hold.map(|hold| Uuid::from_u128(hold.id.get()));
@@ -339,15 +344,14 @@ impl PostgresStore {
         let ChargeArrays { keys, limits, strategies, parameters, costs, shadows } = &asked;
         let values: &[&(dyn ToSql + Sync)] =
             &[keys, limits, strategies, parameters, costs, shadows, &hold_id, &ttl_us, &kept, &clock_us];
-        let until = self.until();
-        let _share = self.share(&parts.parts, &until).await?;
+        let _share = self.share(&parts.parts, until).await?;
         let invented =
             parts.parts.iter().zip(keys).filter(|(part, _)| self.refuses_new_keys(&part.limit.limit));
         let invented: Vec<Uuid> = invented.map(|(_, key)| *key).collect();
-        if !invented.is_empty() && self.known(&invented, &until).await?.len() < invented.len() {
+        if !invented.is_empty() && self.known(&invented, until).await?.len() < invented.len() {
             return Err(no_room());
         }
-        let row = self.call_one(Verb::Charge, resend, values, &until).await?;
+        let row = self.call_one(Verb::Charge, resend, values, until).await?;
         self.inner.pool.skew.saw(column(&row, 2)?);
         let at = instant(column(&row, 1)?)?;
         let numbers: Vec<i64> = column(&row, 3)?;
@@ -482,6 +486,15 @@ impl PostgresStore {
 pub(crate) struct Answered {
     outcome: Outcome,
     admitted: bool,
+}
+
+/// Which charges, each made by itself, go in one call.
+#[derive(PartialEq)]
+enum Kind {
+    /// Those of one limit at one cost: one statement.
+    Alike(Plain, StoredLimit, Cost),
+    /// Those of one key: one call of the function.
+    OfKey(Uuid),
 }
 
 /// How one statement carries out a charge of a limit by itself, if it can: its state is in one row, and the cost can fit.

@@ -160,8 +160,8 @@ impl RedisStore {
             let slot = if self.route.is_cluster() { slot(&self.names.part(&part)) } else { 0 };
             (Shape::of(&[part], None), slot)
         };
-        let rounds = each::rounds(items, kind, false, batch::MAX_BATCH);
-        each::charge(items.len(), rounds, |places| self.charge_alike(items, places, deadline)).await
+        let groups = each::groups(items, kind, |item| self.server_of(item), false, batch::MAX_BATCH);
+        each::charge(items.len(), groups, deadline, |places| self.charge_alike(items, places, deadline)).await
     }
 
     /// MergedCharges that are on one server: one script.

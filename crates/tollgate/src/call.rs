@@ -78,9 +78,9 @@ impl Output for Decision {
     }
 }
 
-impl Output for Vec<Outcome> {
-    fn of(_engine: &Arc<Engine>, answer: Answer) -> Vec<Outcome> {
-        answer.decision.into_outcomes().into_vec()
+impl Output for Vec<Result<Outcome, Error>> {
+    fn of(_engine: &Arc<Engine>, answer: Answer) -> Vec<Result<Outcome, Error>> {
+        answer.each
     }
 }
 

@@ -122,10 +122,6 @@ impl Decision {
     pub fn into_result(self) -> Result<Decision, Denied> {
         if self.is_allowed() { Ok(self) } else { Err(Denied(Box::new(self))) }
     }
-
-    pub(crate) fn into_outcomes(self) -> Outcomes {
-        self.outcomes
-    }
 }
 
 /// A refusal, where there was something to hold. Eight bytes; the decision is inside.

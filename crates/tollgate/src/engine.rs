@@ -161,7 +161,7 @@ impl Engine {
         let decision = conclude(charges, answered.answers);
         self.report(operation, charges, &decision, answered.trouble, started);
         let held = held(charges, &decision, identity, take);
-        Answer { decision, held }
+        Answer { held, ..Answer::of(decision) }
     }
 
     /// How the store fares.

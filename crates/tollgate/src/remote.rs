@@ -38,7 +38,7 @@ use self::fingerprint::Seeds;
 use self::in_flight::InFlight;
 pub(crate) use self::numbers::Numbering;
 use self::numbers::Numbers;
-use self::reservations::Reservations;
+use self::reservations::{Reservations, ReservedCharge, given_back};
 use self::tasks::Tasks;
 use crate::error::Error;
 use crate::health::{NodeReading, StoreChange, StoreHealth, StoreState, Tally};
@@ -263,23 +263,31 @@ impl Remote {
         match self.charge_store(charges, &items, identity).await {
             Ok(charged) => {
                 self.learn(charges, sent, sent_at, &charged);
-                self.remember(charges, kept.filter(|_| charged.allowed));
+                let took = |place: usize| charged.outcomes.get(place).is_none_or(|outcome| outcome.allowed);
+                self.remember(charges, kept.filter(|_| charged.allowed), took);
                 Ok(Answered::by_store(&charged.outcomes))
             }
             Err(missed) => {
                 let answered = self.fall_back(charges, Act::Charge(kept), missed)?;
                 let is_admitted = answered.answers.iter().all(|(outcome, _)| outcome.allowed);
-                self.remember(charges, kept.filter(|_| is_admitted));
+                self.remember(charges, kept.filter(|_| is_admitted), |_| true);
                 Ok(answered)
             }
         }
     }
 
-    /// Remembers which keys a reservation charged.
-    fn remember(&self, charges: &[Resolved<'_, '_>], hold: Option<Hold>) {
+    /// Remembers what a reservation charged. `took` says which of the charges that met counters took something.
+    fn remember(&self, charges: &[Resolved<'_, '_>], hold: Option<Hold>, took: impl Fn(usize) -> bool) {
         let Some(hold) = hold else { return };
-        let (keys, lease) = (self.fingerprints(charges), in_flight::longest_lease(charges));
-        self.shared.reservations.add(hold, keys, lease, self.shared.clock.now());
+        let counted = charges.iter().filter(|charge| charge.remote().is_some()).enumerate();
+        let reserved = counted.map(|(place, charge)| {
+            let is_covered =
+                charge.remote().is_some_and(|(_, stored, _)| self.shared.denials.covers(&stored.limit));
+            let key = self.fingerprint(charge).filter(|_| is_covered && took(place));
+            ReservedCharge { name: charge.entry.name, cost: charge.cost.get(), key }
+        });
+        let lease = in_flight::longest_lease(charges);
+        self.shared.reservations.add(hold, reserved.collect(), lease, self.shared.clock.now());
     }
 
     /// Whether a reservation of this process is a lease.
@@ -345,8 +353,8 @@ impl Remote {
     }
 
     /// Charges each by itself, in one call of the store. What falls back does so by itself, too.
-    pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Result<Vec<Answered>, Error> {
-        let mut answers: Vec<Option<Answered>> = Vec::new();
+    pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Vec<Result<Answered, Error>> {
+        let mut answers: Vec<Result<Answered, Error>> = Vec::with_capacity(charges.len());
         let mut asked: SmallVec<[(usize, Option<Sent>, NodeId); 4]> = SmallVec::new();
         let mut items: SmallVec<[StoredCharge<'_>; 4]> = SmallVec::new();
         for (index, charge) in charges.iter().enumerate() {
@@ -357,18 +365,18 @@ impl Remote {
                         Ok(()) => {
                             asked.push((index, sent, node));
                             items.push(item);
-                            None
+                            Ok(Answered::default())
                         }
-                        Err(missed) => Some(self.fall_back_alone(charge, missed)?),
+                        Err(missed) => self.fall_back_alone(charge, missed),
                     }
                 }
-                (Way::Answered(answered), _) => Some(answered),
-                (Way::Ask(_), None) => Some(Answered::default()),
+                (Way::Answered(answered), _) => Ok(answered),
+                (Way::Ask(_), None) => Ok(Answered::default()),
             };
             answers.push(answered);
         }
         if items.is_empty() {
-            return Ok(answers.into_iter().map(Option::unwrap_or_default).collect());
+            return answers;
         }
         let in_flight = InFlight::new(self, charges, None);
         self.shared.tally.asked();
@@ -383,7 +391,7 @@ impl Remote {
         let mut nodes = Nodes::new();
         for ((index, sent, node), outcome) in asked.iter().zip(outcomes) {
             let charge = &charges[*index];
-            answers[*index] = Some(match outcome {
+            answers[*index] = match outcome {
                 Ok(outcome) => {
                     if !nodes.contains(node) {
                         nodes.push(*node);
@@ -391,13 +399,13 @@ impl Remote {
                     let charged =
                         Charged { allowed: outcome.allowed, outcomes: SmallVec::from_elem(outcome, 1) };
                     self.learn(std::slice::from_ref(charge), *sent, sent_at, &charged);
-                    Answered::by_store(&charged.outcomes)
+                    Ok(Answered::by_store(&charged.outcomes))
                 }
                 Err(error) => {
                     let missed = self.failed(&Nodes::from_slice(&[*node]), error);
-                    self.fall_back_alone(charge, missed)?
+                    self.fall_back_alone(charge, missed)
                 }
-            });
+            };
         }
         if !nodes.is_empty() {
             self.succeeded(&nodes);
@@ -406,7 +414,7 @@ impl Remote {
         if !is_any_ambiguous {
             in_flight.answered();
         }
-        Ok(answers.into_iter().map(Option::unwrap_or_default).collect())
+        answers
     }
 
     /// Answers one charge of several that are each made by themselves, where the store did not.
@@ -433,17 +441,22 @@ impl Remote {
             });
         }
         let is_renewal = *settlement == Settlement::Renew;
-        let known = self.shared.reservations.find(id).and_then(|known| known.keys);
+        // What is released or renewed are leases, of which nothing is believed.
+        let is_of_leases = matches!(settlement, Settlement::Renew | Settlement::Release);
+        let known = self.shared.reservations.find(id).and_then(|known| known.charges);
         // However the call ends, the keys of a reservation may have got something back. Ids that this process did not make
         // end nothing unless the store knows them: anybody can make ids up.
-        let ended = known.filter(|_| !is_renewal).map(|keys| self.shared.denials.end(keys));
+        let ended = known.filter(|_| !is_of_leases).map(|charges| {
+            let keys = charges.iter().filter_map(|charge| charge.key).collect();
+            (self.shared.denials.end(keys), given_back(&charges, settlement))
+        });
         let settled = self.settle_store(id, settlement).await?;
         match (settled, ended) {
             (Settled::Done, _) if is_renewal => {
                 self.shared.reservations.renewed(id, self.shared.clock.now());
             }
-            (Settled::Done, None) => drop(self.shared.denials.end_all()),
-            (Settled::Done, Some(ended)) => ended.given_back(),
+            (Settled::Done, None) if !is_of_leases => drop(self.shared.denials.end_all()),
+            (Settled::Done, Some((ended, keys))) => ended.given_back(&keys),
             _ => {}
         }
         if !is_renewal || settled != Settled::Done {
@@ -476,7 +489,7 @@ impl Remote {
         let forgotten = self.call("forget", nodes, |store| store.forget(stored, key)).await;
         let forgotten = forgotten.map_err(Missed::into_error)?;
         let was_here = self.shared.fallback.forget(remote, key);
-        ended.given_back();
+        ended.given_back(&[fingerprint]);
         drop(self.shared.denials.end_all());
         self.answered().await;
         Ok(forgotten || was_here)

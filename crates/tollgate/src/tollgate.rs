@@ -68,16 +68,20 @@ impl Tollgate {
         self.call(Charges::All(charges), Mode::AllOrNone, Take::Nothing, None)
     }
 
-    /// Charges each by itself, in order, and answers for each. On a remote store this is one call for up to 64 different pairs of
-    /// limit and key.
+    /// Charges each by itself, in order, and answers for each. What is wrong with one (its limit is not known, its cost is 0, its limit
+    /// is one of concurrency) is an error in its place, and the others are charged. On a remote store this is one call for up to 64
+    /// different pairs of limit and key.
     ///
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
-    /// use tollgate::{Charge, Limit, Outcome, Tollgate};
+    /// use tollgate::{Charge, Limit, Tollgate};
     ///
     /// let gate = Tollgate::builder().limit("api", Limit::token_bucket("1/h", 1)?).build()?;
     /// let charges = ["user:1", "user:2", "user:1"].map(|key| Charge::new("api", key));
-    /// let admitted: Vec<bool> = gate.charge_each(&charges).await?.iter().map(Outcome::is_allowed).collect();
+    /// let mut admitted = Vec::new();
+    /// for outcome in gate.charge_each(&charges).await? {
+    ///     admitted.push(outcome?.is_allowed());
+    /// }
     /// assert_eq!(admitted, [true, true, false]);
     /// # Ok(())
     /// # }
@@ -85,7 +89,7 @@ impl Tollgate {
     /// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
     /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
     /// ```
-    pub fn charge_each<'a>(&'a self, charges: &'a [Charge<'a>]) -> Call<'a, Vec<Outcome>> {
+    pub fn charge_each<'a>(&'a self, charges: &'a [Charge<'a>]) -> Call<'a, Vec<Result<Outcome, Error>>> {
         self.call(Charges::All(charges), Mode::Each, Take::Nothing, None)
     }
 

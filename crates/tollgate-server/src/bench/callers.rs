@@ -159,7 +159,9 @@ impl Scene {
             several => {
                 let charges: Vec<Charge<'_>> =
                     several.iter().map(|key| Charge::new(&self.limit, *key)).collect();
-                self.gate.charge_each(&charges).await.map(|outcomes| by_store(&outcomes))
+                let outcomes: Result<Vec<Outcome>, Error> =
+                    self.gate.charge_each(&charges).await?.into_iter().collect();
+                outcomes.map(|outcomes| by_store(&outcomes))
             }
         }
     }

@@ -156,9 +156,14 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
 async fn check_each(state: &State, charges: &[Charge<'_>]) -> Results {
     let mut results = Results::with_capacity(charges.len());
     for batch in charges.chunks(requests::MOST_CHARGES) {
-        let _share = peer::share().await;
+        let _share = peer::share_of(batch.len()).await;
         match state.gate.charge_each(batch).await {
-            Ok(outcomes) => outcomes.into_iter().for_each(|outcome| results.add(Ok(outcome.into()))),
+            Ok(outcomes) => {
+                for (charge, outcome) in batch.iter().zip(outcomes) {
+                    let fault = |error| undecided(state, std::slice::from_ref(charge), &error);
+                    results.add(outcome.map(Decision::from).map_err(fault));
+                }
+            }
             Err(error) => batch.iter().for_each(|_| results.add(Err(undecided(state, batch, &error)))),
         }
     }

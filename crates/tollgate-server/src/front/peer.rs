@@ -2,7 +2,8 @@
 //!
 //! A connection has one call in flight by itself, but a peer may have a thousand connections, and each key and each
 //! limit has a share of the store of its own, of which a caller can invent or name many. So calls of one peer address, or one /64 of
-//! IPv6, have a number of permits. A call that finds none waits for the calls of its own peer, in the order of coming and before
+//! IPv6, have a number of permits. A batch of charges that are each made by themselves counts as that many calls, because the store
+//! may have to make as many. A call that finds too few permits waits for the calls of its own peer, in the order of coming and before
 //! anything is sent: nothing of the store is taken meanwhile, no timeout of the store runs, and nobody else waits.
 //!
 //! A proxy speaks for many, so peers that the config trusts are not counted (`trusted_peers`): by default those on this machine.
@@ -44,14 +45,15 @@ struct Peer {
     calls: Arc<Semaphore>,
 }
 
-/// The right to have one call in flight, given back when dropped.
+/// The right to have calls in flight, given back when dropped.
 pub(crate) struct Share {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Peers {
     pub(crate) fn of(config: &ServerConfig) -> Arc<Peers> {
-        let most = config.store_calls_per_peer.unwrap_or(MOST);
+        // More than any peer can use, and no more than a semaphore takes at once.
+        let most = config.store_calls_per_peer.unwrap_or(MOST).min(u32::MAX as usize >> 4);
         let trusted = config.trusted_peers.as_ref();
         let trusted = trusted.map(|peers| peers.iter().copied().map(peer_prefix).collect());
         Arc::new(Peers { most, trusted, by_address: Mutex::default() })
@@ -98,9 +100,18 @@ impl Drop for Peer {
 /// Waits until the peer of this task may have one more call in flight. One that is not counted need not wait. A task holds at most
 /// one share for each call that it makes, and asks for none while it holds one: it would wait for itself.
 pub(crate) async fn share() -> Share {
-    let Ok(calls) = PEER.try_with(|peer| peer.calls.clone()) else { return Share { _permit: None } };
+    share_of(1).await
+}
+
+/// The same for a batch of charges, each made by itself. One of more charges than the peer may have calls goes once the peer has
+/// nothing else in flight.
+pub(crate) async fn share_of(charges: usize) -> Share {
+    let Ok((calls, most)) = PEER.try_with(|peer| (peer.calls.clone(), peer.all.most)) else {
+        return Share { _permit: None };
+    };
+    let permits = u32::try_from(charges.min(most)).unwrap_or(u32::MAX);
     // The semaphore is never closed.
-    Share { _permit: calls.acquire_owned().await.ok() }
+    Share { _permit: calls.acquire_many_owned(permits).await.ok() }
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ pub(super) enum Resend {
 }
 
 /// Until when a call may take, and what is called once it may have left.
+#[derive(Clone, Copy)]
 pub(super) struct Until<'a> {
     pub(super) deadline: Instant,
     pub(super) sent: &'a (dyn Fn() + Send + Sync),

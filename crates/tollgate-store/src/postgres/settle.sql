@@ -20,6 +20,7 @@ declare
   items integer;
   numbers bigint[];
   sums bigint[] := '{}';
+  old_costs bigint[] := '{}';
   seen {prefix}state;
   states {prefix}state[];
   is_found boolean;
@@ -52,14 +53,25 @@ begin
       held_costs := array[items];
       return;
     end if;
-    -- What the items of each part came to, and which parts were charged, in their order. Older holds do not say: there all were, or
-    -- the last ones were not.
+    -- What the items of each part came to, and which parts were charged, in their order.
     for part in 1 .. items loop
       sums[held.asked[7 * part] + 1] := least(coalesce(sums[held.asked[7 * part] + 1], 0) + actuals[part], 9007199254740991);
     end loop;
     select array_agg(charged.number order by charged.number) into numbers
     from (select distinct held.asked[7 * i] + 1 as number
           from generate_series(1, items) as i where held.asked[7 * i - 1] >= 2) as charged;
+    -- Older holds do not say which parts were charged, and those that a limit in shadow mode refused are not among them. A part is one
+    -- of the same numbers and cost: of several the dearest, so that never more is given back than was charged; of none, as reserved.
+    if numbers is null and parts < cardinality(sums) then
+      for part in 1 .. parts loop
+        old_costs[part] := (
+          select coalesce(max(sums[held.asked[7 * i] + 1]), held.costs[part])
+          from generate_series(1, items) as i
+          where held.asked[7 * i - 6] = held.strategies[part] and held.asked[7 * i - 2] = held.costs[part]
+            and case when held.strategies[part] <= 2 then held.asked[7 * i - 3] = held.parameters[5 * part - 2]
+                     else held.asked[7 * i - 5 : 7 * i - 4] = held.parameters[5 * part - 4 : 5 * part - 3] end);
+      end loop;
+    end if;
   end if;
 
   -- What each part truly cost; no limit holds more than the largest count, so more than that says no more. A lease has no cost
@@ -69,7 +81,7 @@ begin
       when kind = 'renew' or held.strategies[part] = 6 then held.costs[part]
       when kind = 'cancel' then 0
       when kind = 'actual' then one_actual
-      when kind = 'positions' then coalesce(sums[coalesce(numbers[part], part)], held.costs[part])
+      when kind = 'positions' then coalesce(old_costs[part], sums[coalesce(numbers[part], part)], held.costs[part])
       else coalesce(actuals[array_position(actual_names, held.limit_names[part])], held.costs[part]) end;
     real_costs[part] := least(real_cost, 9007199254740991);
     is_debt[part] := real_costs[part] > held.costs[part];

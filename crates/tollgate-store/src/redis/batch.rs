@@ -95,7 +95,7 @@ impl RedisStore {
     }
 
     /// The server that has the key of a part, as a number.
-    fn server_of(&self, part: &StoredCharge<'_>) -> u64 {
+    pub(super) fn server_of(&self, part: &StoredCharge<'_>) -> u64 {
         if self.route.is_cluster() { self.route.server_of(slot(&self.names.part(part))) } else { 0 }
     }
 
@@ -362,7 +362,12 @@ impl RedisStore {
             cmd.arg(1);
         };
         match self.call(&script::SETTLE, operation, keys, Named::Yes, deadline, &put).await? {
-            Value::Array(mut answers) if answers.len() == 1 => Ok(answers.remove(0)),
+            Value::Array(mut answers) if answers.len() == 1 => match answers.remove(0) {
+                Value::SimpleString(status) => {
+                    Err(shape::unkept(&status).unwrap_or_else(|| no_answer("a settlement")))
+                }
+                answer => Ok(answer),
+            },
             _ => Err(no_answer("a settlement")),
         }
     }

@@ -1,8 +1,7 @@
 -- A held charge, as it is kept: a string. First a line: the byte 2; 0 or 1 for settled, and 2 more where the answer is of format 1;
 -- its end and its time to live in us; the holder; and the answer, numbers with commas. A line for each part that was charged:
 -- strategy, cost, the instant that it counts from (the end, of a lease), its key, the limit's five numbers, and which part of the
--- charge it is (older ones do not say: all parts were charged, or the last ones were not). An empty line, and the question. Format 1
--- was MessagePack.
+-- charge it is (older ones do not say). An empty line, and the question. Format 1 was MessagePack.
 
 local function write_hold(key, hold)
   local settled = hold.settled + (hold.has_old_answer and 2 or 0)
@@ -33,7 +32,7 @@ local function convert_hold(value)
       part.at_us = part.at_us + two
     end
     part.numbers = format('%d %d %d %d %d', one, two, three, four, five)
-    part.number = index
+    part.place = index
   end
   return hold
 end
@@ -59,7 +58,7 @@ local function parse_hold(value)
     local number = string.match(numbers, '^%d+ %d+ %d+ %d+ %d+ (%d+)')
     hold.parts[#hold.parts + 1] = {
       strategy = strategy + 0, cost = cost + 0, at_us = at_us + 0, key = part_key, numbers = numbers,
-      number = (number or #hold.parts + 1) + 0
+      number = number and number + 0, place = #hold.parts + 1
     }
   end
   hold.question = string.sub(rest, from)

@@ -8,8 +8,8 @@
 --
 -- The answer is a list with one for each hold, or for the first of them (settle_all.lua): DONE, ALREADY or UNKNOWN; DIFFERENT with the names and costs that one number cannot
 -- settle; COUNT with how many items there are, where there are more or fewer costs; NAMES with the limits there are, where one was
--- named that is not; STATE where what is kept is not ours, FAILED where a
--- command was refused; and for forget, whether something was there.
+-- named that is not; STATE where what is kept is not ours, FULL where there is no room, FAILED where a command was refused; and for
+-- forget, whether something was there.
 
 local function settle_one(hold_key)
   local value = call('GET', hold_key)
@@ -101,22 +101,38 @@ local function settle_one(hold_key)
     end
   elseif operation == 'each' or operation == 'pairs' then
     -- Of which part each cost is: items of one key and one limit are one part, numbered in the order of first mention.
-    local items, pairs_of, last = 0, {}, 0
+    local items, pairs_of, asked = 0, {}, {}
     if operation == 'pairs' then
       for at = 4, #ARGV do actuals[at - 3] = ARGV[at] + 0 end
     else
-      for key, name in string.gmatch(hold.question, '%d %d+ (%d+) (%S+)[^\n]*\n') do
+      for cost, key, name in string.gmatch(hold.question, '%d (%d+) (%d+) (%S+)[^\n]*\n') do
         local pair = key .. ' ' .. name
         if not pairs_of[pair] then
-          last = last + 1
-          pairs_of[pair] = last
+          pairs_of[pair] = #asked + 1
+          asked[#asked + 1] = {name = name, cost = 0}
         end
+        local number = pairs_of[pair]
+        asked[number].cost = asked[number].cost + cost
         items = items + 1
         if ARGV[items + 3] then
-          actuals[pairs_of[pair]] = math.min((actuals[pairs_of[pair]] or 0) + ARGV[items + 3], 9007199254740991)
+          actuals[number] = math.min((actuals[number] or 0) + ARGV[items + 3], 9007199254740991)
         end
       end
       if #ARGV - 3 ~= items then return {'COUNT', format('%d', items)} end
+    end
+    -- An older hold does not say which part is which, and those that a limit in shadow mode refused are not among them. It is one of
+    -- the same limit and cost: of several the dearest, so that never more is given back than was charged; of none, as reserved.
+    if #hold.parts < #actuals then
+      for _, part in ipairs(hold.parts) do
+        if not part.number then
+          for number, pair in ipairs(asked) do
+            if pair.name == name_of(part) and pair.cost == part.cost then
+              part.actual = math.max(part.actual or 0, actuals[number])
+            end
+          end
+          part.actual = part.actual or part.cost
+        end
+      end
     end
   elseif operation == 'named' then
     local known, answer = {}, {'NAMES', ''}
@@ -136,7 +152,7 @@ local function settle_one(hold_key)
   local function actual_of(part)
     if operation == 'actual' then return ARGV[4] + 0 end
     if operation == 'cancel' or operation == 'undo' then return 0 end
-    if operation == 'each' or operation == 'pairs' then return actuals[part.number] or part.cost end
+    if operation == 'each' or operation == 'pairs' then return part.actual or actuals[part.number or part.place] or part.cost end
     return actuals[name_of(part)] or part.cost
   end
 

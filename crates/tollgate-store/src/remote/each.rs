@@ -1,65 +1,86 @@
-//! Charges that are each made by themselves: which of them go in one call.
+//! Charges that are each made by themselves: which of them go in one call, and which wait for which.
 //!
 //! Charges of one kind go together, as far as the store can carry them out in one call. Charges of one pair of limit and key are
-//! made in their order, so those that cannot be in one call are in different rounds.
+//! made in their order: what cannot go in one call with the charge before it waits for the call of that one, and for no other.
+//! So a call that hangs holds up the later charges of its own pairs alone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::Instant;
 
 use crate::{Failure, Outcome, StoreError, StoredCharge};
 
-/// How many calls are in flight at once, however many kinds of charges there are.
+/// How many calls to one server are in flight at once, however many kinds of charges there are.
 const AT_ONCE: usize = 16;
 
-/// Rounds, one after the other; in each the groups, which may be under way at the same time; in each of these the places of its
-/// items, in their order. `is_once` says that a call cannot charge one pair twice.
-pub(crate) fn rounds<K: PartialEq>(
+/// Charges that go in one call.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// The server that is called, as a number. Calls to one server wait for each other where there are many.
+    server: u64,
+    /// The places of its charges, in their order.
+    places: Vec<usize>,
+    /// The group that has the charges of the same pairs before these, if there are any.
+    after: Option<usize>,
+}
+
+/// Divides the charges into groups. A group that waits for another comes after it. All charges of one kind are on one server;
+/// `is_once` says that a call cannot charge one pair twice, and `most` how many charges it makes.
+pub(crate) fn groups<K: PartialEq>(
     items: &[StoredCharge<'_>],
     kind: impl Fn(&StoredCharge<'_>) -> K,
+    server: impl Fn(&StoredCharge<'_>) -> u64,
     is_once: bool,
     most: usize,
-) -> Vec<Vec<Vec<usize>>> {
-    let mut rounds: Vec<Vec<Vec<usize>>> = Vec::new();
+) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
     let mut kinds: Vec<K> = Vec::new();
-    // Which group of a round collects a kind.
-    let mut open: HashMap<(usize, usize), usize> = HashMap::new();
-    // In which round and group the last charge of a pair is.
-    let mut last: HashMap<(&str, &str), (usize, usize)> = HashMap::new();
+    // Which group collects the charges of a kind that wait for the same group.
+    let mut open: HashMap<(Option<usize>, usize), usize> = HashMap::new();
+    // In which group the last charge of a pair is.
+    let mut last: HashMap<(&str, &str), usize> = HashMap::new();
     for (place, item) in items.iter().enumerate() {
         let (kind, pair) = (kind(item), (&*item.limit.name, item.key));
         let kind = kinds.iter().position(|other| *other == kind).unwrap_or_else(|| {
             kinds.push(kind);
             kinds.len() - 1
         });
-        let has_room = |round: usize, group: &usize| rounds[round][*group].len() < most;
-        let round = match last.get(&pair) {
-            None => 0,
-            Some((round, group)) => {
-                let open = open.get(&(*round, kind)).filter(|open| has_room(*round, open));
-                round + usize::from(is_once || open != Some(group))
-            }
+        let has_room = |group: &usize| groups[*group].places.len() < most;
+        let joins = |before: &usize| {
+            !is_once && open.get(&(groups[*before].after, kind)) == Some(before) && has_room(before)
         };
-        if rounds.len() == round {
-            rounds.push(Vec::new());
-        }
-        let groups = &mut rounds[round];
-        let group = match open.get(&(round, kind)) {
-            Some(&group) if groups[group].len() < most => group,
-            _ => {
-                groups.push(Vec::new());
-                open.insert((round, kind), groups.len() - 1);
+        let after = match last.get(&pair).copied() {
+            Some(before) if joins(&before) => groups[before].after,
+            before => before,
+        };
+        let group = match open.get(&(after, kind)).copied().filter(has_room) {
+            Some(group) => group,
+            None => {
+                groups.push(Group { server: server(item), places: Vec::new(), after });
+                open.insert((after, kind), groups.len() - 1);
                 groups.len() - 1
             }
         };
-        groups[group].push(place);
-        last.insert(pair, (round, group));
+        groups[group].places.push(place);
+        last.insert(pair, group);
     }
-    rounds
+    groups
 }
 
-/// Makes the charges of all rounds by `call`, which makes those of one group, and answers in the order of the items.
+/// The groups of one server that may be called.
+#[derive(Default)]
+struct Lane {
+    waiting: VecDeque<usize>,
+    in_flight: usize,
+}
+
+/// Makes all charges by `call`, which makes those of one group, and answers in the order of the items. What could not be sent by
+/// the deadline is not sent.
 pub(crate) async fn charge<'a, F>(
     count: usize,
-    rounds: Vec<Vec<Vec<usize>>>,
+    groups: Vec<Group>,
+    deadline: Instant,
     call: impl Fn(Vec<usize>) -> F + Send + 'a,
 ) -> Vec<Result<Outcome, StoreError>>
 where
@@ -67,25 +88,61 @@ where
 {
     let missing = || Err(StoreError::failed(Failure::Reply, "the store left a charge without an answer"));
     let mut outcomes: Vec<Result<Outcome, StoreError>> = (0..count).map(|_| missing()).collect();
-    for groups in rounds.iter().flat_map(|round| round.chunks(AT_ONCE)) {
-        let calls: Vec<F> = groups.iter().map(|places| call(places.clone())).collect();
-        let answers = futures_util::future::join_all(calls).await;
-        for (places, answers) in groups.iter().zip(answers) {
-            match answers {
-                Ok(answers) => {
-                    for (place, answer) in places.iter().zip(answers) {
-                        outcomes[*place] = answer;
-                    }
-                }
-                Err(error) => {
-                    for place in places {
-                        outcomes[*place] = Err(error.for_another());
-                    }
+    let mut followers: HashMap<usize, Vec<usize>> = HashMap::new();
+    let mut lanes: HashMap<u64, Lane> = HashMap::new();
+    for (index, group) in groups.iter().enumerate() {
+        match group.after {
+            Some(before) => followers.entry(before).or_default().push(index),
+            None => lanes.entry(group.server).or_default().waiting.push_back(index),
+        }
+    }
+    let numbered = |index: usize| {
+        let called = call(groups[index].places.clone());
+        async move { (index, called.await) }
+    };
+    let mut in_flight = FuturesUnordered::new();
+    loop {
+        for lane in lanes.values_mut() {
+            while lane.in_flight < AT_ONCE
+                && let Some(index) = lane.waiting.pop_front()
+            {
+                if Instant::now() < deadline {
+                    lane.in_flight += 1;
+                    in_flight.push(numbered(index));
+                } else {
+                    answer(&mut outcomes, &groups[index].places, Err(not_sent()));
+                    lane.waiting.extend(followers.remove(&index).unwrap_or_default());
                 }
             }
         }
+        let Some((index, answers)) = in_flight.next().await else { break };
+        let Group { server, places, .. } = &groups[index];
+        answer(&mut outcomes, places, answers);
+        lanes.entry(*server).or_default().in_flight -= 1;
+        for follower in followers.remove(&index).unwrap_or_default() {
+            lanes.entry(groups[follower].server).or_default().waiting.push_back(follower);
+        }
     }
     outcomes
+}
+
+fn not_sent() -> StoreError {
+    StoreError::failed(
+        Failure::Timeout,
+        "the charges before this one took all the time that there was; this one was not sent",
+    )
+}
+
+/// Notes what the charges of a group came to.
+fn answer(
+    outcomes: &mut [Result<Outcome, StoreError>],
+    places: &[usize],
+    answers: Result<Vec<Result<Outcome, StoreError>>, StoreError>,
+) {
+    match answers {
+        Ok(answers) => places.iter().zip(answers).for_each(|(place, answer)| outcomes[*place] = answer),
+        Err(error) => places.iter().for_each(|place| outcomes[*place] = Err(error.for_another())),
+    }
 }
 
 #[cfg(test)]
@@ -97,7 +154,7 @@ mod tests {
     fn alike_go_together_and_a_pair_is_charged_in_order() {
         let limit = |name| StoredLimit::new(name, Limit::fixed_window(5, Micros::from_secs(60)).unwrap());
         let (api, other) = (limit("api"), limit("other"));
-        let check = |asked: &[(&StoredLimit, &str, u64)], is_once, expected: &[&[&[usize]]]| {
+        let check = |asked: &[(&StoredLimit, &str, u64)], is_once, expected: &[(&[usize], Option<usize>)]| {
             let items: Vec<StoredCharge<'_>> = asked
                 .iter()
                 .map(|&(limit, key, units)| StoredCharge {
@@ -107,16 +164,90 @@ mod tests {
                     shadow: false,
                 })
                 .collect();
-            let rounds = rounds(&items, |item| (item.limit.name.clone(), item.cost.get()), is_once, 3);
-            assert_eq!(rounds, expected, "{is_once}");
+            let kind = |item: &StoredCharge<'_>| (item.limit.name.clone(), item.cost.get());
+            let groups = groups(&items, kind, |_| 0, is_once, 3);
+            let groups: Vec<_> = groups.iter().map(|group| (&group.places[..], group.after)).collect();
+            assert_eq!(groups, expected, "{is_once}");
         };
         check(&[], false, &[]);
-        check(&[(&api, "a", 1), (&other, "a", 1), (&api, "b", 1)], true, &[&[&[0, 2], &[1]]]);
-        check(&[(&api, "a", 1), (&api, "a", 1), (&api, "b", 1)], false, &[&[&[0, 1, 2]]]);
-        check(&[(&api, "a", 1), (&api, "a", 1), (&api, "b", 1)], true, &[&[&[0, 2]], &[&[1]]]);
-        check(&[(&api, "a", 1), (&api, "a", 2), (&api, "a", 1)], false, &[&[&[0]], &[&[1]], &[&[2]]]);
+        let apart = [(&api, "a", 1), (&other, "a", 1), (&api, "b", 1)];
+        check(&apart, true, &[(&[0, 2], None), (&[1], None)]);
+        let again = [(&api, "a", 1), (&api, "a", 1), (&api, "b", 1)];
+        check(&again, false, &[(&[0, 1, 2], None)]);
+        check(&again, true, &[(&[0, 2], None), (&[1], Some(0))]);
+        let costs = [(&api, "a", 1), (&api, "a", 2), (&api, "a", 1)];
+        check(&costs, false, &[(&[0], None), (&[1], Some(0)), (&[2], Some(1))]);
         let a_to_c = [(&api, "a", 1), (&api, "b", 1), (&api, "c", 1)];
-        check(&[&a_to_c[..], &[(&api, "d", 1)]].concat(), false, &[&[&[0, 1, 2], &[3]]]);
-        check(&[&a_to_c[..], &[(&api, "a", 1)]].concat(), false, &[&[&[0, 1, 2]], &[&[3]]]);
+        check(&[&a_to_c[..], &[(&api, "d", 1)]].concat(), false, &[(&[0, 1, 2], None), (&[3], None)]);
+        check(&[&a_to_c[..], &[(&api, "a", 1)]].concat(), false, &[(&[0, 1, 2], None), (&[3], Some(0))]);
+        let twice = [&a_to_c[..], &[(&api, "b", 1), (&api, "a", 1), (&api, "a", 1)]].concat();
+        check(&twice, true, &[(&[0, 1, 2], None), (&[3, 4], Some(0)), (&[5], Some(1))]);
+        // Charges that wait for different calls are in different calls, though they are alike.
+        let waits = [(&api, "a", 1), (&api, "b", 2), (&api, "a", 3), (&api, "b", 3)];
+        check(&waits, false, &[(&[0], None), (&[1], None), (&[2], Some(0)), (&[3], Some(1))]);
+    }
+
+    /// A server that hangs until every charge of other servers was made, however many charges are its own and however often keys
+    /// are repeated.
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_hangs_holds_up_no_other_server() {
+        let limit = StoredLimit::new("api", Limit::fixed_window(5, Micros::from_secs(60)).unwrap());
+        let keys: Vec<String> = (0..4 * AT_ONCE).map(|key| key.to_string()).collect();
+        // Each key twice, at costs of its own: as many groups.
+        let cost = |index: usize| Cost::new(1 + index as u64).unwrap();
+        let all = keys.iter().chain(&keys).enumerate();
+        let items: Vec<StoredCharge<'_>> = all
+            .map(|(index, key)| StoredCharge { limit: &limit, key, cost: cost(index), shadow: false })
+            .collect();
+        let server = |item: &StoredCharge<'_>| u64::from(item.key.parse::<usize>().unwrap() < 2 * AT_ONCE);
+        let groups = groups(&items, |item| item.cost.get(), server, true, 64);
+        let (healthy, made) = (tokio::sync::Semaphore::new(0), std::sync::Mutex::new(Vec::new()));
+        let call = |places: Vec<usize>| {
+            let (items, healthy, made) = (&items, &healthy, &made);
+            async move {
+                if server(&items[places[0]]) == 1 {
+                    let all = healthy.acquire_many(4 * AT_ONCE as u32).await.expect("open");
+                    drop(all);
+                } else {
+                    healthy.add_permits(1);
+                }
+                made.lock().unwrap().extend(places.iter().copied());
+                Ok(places.iter().map(|_| Ok(Outcome::UNLIMITED)).collect())
+            }
+        };
+        let deadline = Instant::now() + std::time::Duration::from_secs(60);
+        let charged = charge(items.len(), groups, deadline, call);
+        let outcomes = tokio::time::timeout_at(deadline, charged).await.expect("no charge waits for others");
+        assert!(outcomes.iter().all(Result::is_ok));
+        let made = made.into_inner().unwrap();
+        assert_eq!(made.len(), items.len());
+        for key in 0..keys.len() {
+            let position = |place| made.iter().position(|made| *made == place);
+            assert!(position(key) < position(key + keys.len()), "a pair is charged in order");
+        }
+    }
+
+    /// Charges of one pair, one after the other, have one deadline.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_begun_by_the_deadline_is_not_sent() {
+        let limit = StoredLimit::new("api", Limit::fixed_window(5, Micros::from_secs(60)).unwrap());
+        let item = StoredCharge { limit: &limit, key: "a", cost: Cost::ONE, shadow: false };
+        let items = [item; 9];
+        let groups = groups(&items, |_| (), |_| 0, true, 64);
+        let (start, second) = (Instant::now(), std::time::Duration::from_secs(1));
+        let sent = std::sync::atomic::AtomicUsize::new(0);
+        let call = |places: Vec<usize>| {
+            sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            async move {
+                tokio::time::sleep(second).await;
+                Ok(places.iter().map(|_| Ok(Outcome::UNLIMITED)).collect())
+            }
+        };
+        let outcomes = charge(items.len(), groups, start + 2 * second, call).await;
+        assert_eq!(sent.into_inner(), 2);
+        assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 2);
+        let error = outcomes[8].as_ref().unwrap_err();
+        assert!(error.failure() == Some(Failure::Timeout) && !error.is_ambiguous(), "{error}");
+        assert_eq!(start.elapsed(), 2 * second);
     }
 }

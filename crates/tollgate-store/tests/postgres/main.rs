@@ -2,6 +2,7 @@
 //! crashes, rights, certificates and cleanup. Needs PostgreSQL's programs; fails without them.
 
 mod deadline;
+mod each;
 mod faults;
 mod leases;
 mod ping;

@@ -26,7 +26,7 @@ async fn store_on(server: &PostgresServer) -> PostgresStore {
 }
 
 /// Locks the rows of a limit from another session, until it is dropped.
-async fn lock(server: &PostgresServer, limit: &str) -> tokio_postgres::Client {
+pub(crate) async fn lock(server: &PostgresServer, limit: &str) -> tokio_postgres::Client {
     let (client, connection) =
         tokio_postgres::connect(&server.url("postgres"), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);

@@ -252,3 +252,36 @@ async fn leases_of_version_2_are_held_on() {
     assert_eq!(used(&store).await, 0);
     assert_eq!(server.psql(crate::leases::CONSISTENT), "0");
 }
+
+/// Holds that do not say which parts of the charge were charged: limits in shadow mode refused the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_does_not_say_what_was_charged_gives_back_no_more_than_that() {
+    let (server, store) = crate::start().await;
+    let (watch, count) = (crate::hourly("watch", 5), crate::hourly("count", 9));
+    let bucket = StoredLimit::new("bucket", Limit::token_bucket("1/h", 9).unwrap());
+    let costing = |limit, key, cost| StoredCharge { cost: Cost::new(cost).unwrap(), ..item(limit, key) };
+    let shadow = |key| StoredCharge { shadow: true, ..costing(&watch, key, 4) };
+    let others = [costing(&count, "a", 4), costing(&bucket, "a", 4)];
+    for (items, actuals, expected) in [
+        ([shadow("a"), others[0]], [0, 4], 4),
+        ([shadow("a"), others[0]], [4, 1], 1),
+        ([shadow("a"), others[0]], [0, 6], 6),
+        ([shadow("a"), others[1]], [0, 4], 4),
+        ([shadow("a"), others[1]], [4, 1], 1),
+        // Which of the two was charged is not known.
+        ([shadow("a"), shadow("b")], [0, 3], 3),
+        ([shadow("a"), shadow("b")], [3, 0], 3),
+    ] {
+        assert!(store.charge(&[costing(&watch, "a", 5)], None).await.unwrap().allowed);
+        let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(600) };
+        assert!(store.charge(&items, Some(hold)).await.unwrap().allowed);
+        assert_eq!(server.psql("select asked[6] || ' ' || (asked[13] & 2) from tollgate_hold"), "1 2");
+        server.psql("update tollgate_hold set asked[13] = asked[13] - 2");
+        let settled = store.settle(hold.id, &Settlement::Each(actuals.to_vec())).await;
+        assert_eq!(settled.unwrap(), Settled::Done);
+        let used = async |limit, key| store.status(limit, key).await.unwrap().used();
+        assert_eq!(used(items[1].limit, items[1].key).await, expected, "{actuals:?}");
+        assert_eq!(used(&watch, "a").await, 5);
+        server.psql("truncate tollgate_state, tollgate_hold");
+    }
+}

@@ -1,6 +1,6 @@
 //! What format 1 kept is still read, and settled.
 
-use tollgate_store::{ChargeId, Limit, Settled, Settlement, Store, StoredLimit};
+use tollgate_store::{ChargeId, Hold, Limit, Micros, Settled, Settlement, Store, StoredCharge, StoredLimit};
 use tollgate_testkit::redis::RedisServer;
 
 use super::{HOUR, beside_others, costing, item, keys, one_of_each, store_on, used};
@@ -112,5 +112,40 @@ async fn a_hold_of_format_1_is_settled() {
         // The window of the calendar was opened before; the other one is half over, and this was charged in it.
         assert_eq!(used(&store, &limit, "k").await, 3, "{}", limit.name);
         assert_eq!(store.settle(id, &Settlement::Cancel).await.expect("again"), Settled::Already);
+    }
+}
+
+/// Holds that do not say which part of the charge each of theirs is: limits in shadow mode refused the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_does_not_number_its_parts_gives_back_no_more_than_was_charged() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    let watch = StoredLimit::new("watch", Limit::fixed_window(5, HOUR).expect("a limit"));
+    let count = StoredLimit::new("count", Limit::fixed_window(9, HOUR).expect("a limit"));
+    let shadow = |key| StoredCharge { shadow: true, ..costing(&watch, key, 4) };
+    let (one_of_two, same_limit) = ([shadow("a"), costing(&count, "a", 4)], [shadow("a"), shadow("b")]);
+    for (items, actuals, expected) in [
+        (one_of_two, [0, 4], 4),
+        (one_of_two, [4, 1], 1),
+        (one_of_two, [0, 6], 6),
+        // Which of the two was charged is not known.
+        (same_limit, [0, 3], 3),
+        (same_limit, [3, 0], 3),
+    ] {
+        let store = store_on(&server, None);
+        assert!(store.charge(&[costing(&watch, "a", 5)], None).await.expect("a charge").allowed);
+        let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(600) };
+        assert!(store.charge(&items, Some(hold)).await.expect("a hold").allowed);
+        let key = format!("{}1:hold:{{{}}}", store.prefix(), hold.id);
+        let new = server.command(&["GET", &key]).expect("get").text();
+        let (parts, question) = new.split_once("\n\n").expect("parts and question");
+        let old = parts.strip_suffix(" 2").expect("the second part alone");
+        server.command(&["SET", &key, &format!("{old}\n\n{question}"), "KEEPTTL"]).expect("set");
+        let settled = store.settle(hold.id, &Settlement::Each(actuals.to_vec())).await;
+        assert_eq!(settled.expect("a settlement"), Settled::Done);
+        let charged = items[1];
+        assert_eq!(used(&store, charged.limit, charged.key).await, expected, "{actuals:?}");
+        assert_eq!(used(&store, &watch, "a").await, 5);
+        server.command(&["FLUSHALL"]).expect("a fresh start");
     }
 }

@@ -11,9 +11,8 @@ use tollgate_kernel::Cost;
 use tollgate_store::{MemoryCharge, MemoryStore};
 
 use super::request::{Answer, Mode, Request, Take};
-use super::resolve::check;
-use super::{Backend, Engine, MOST_LIMITS, conclude};
-use crate::decision::{Decision, Outcomes};
+use super::{Backend, Engine, conclude};
+use crate::decision::Decision;
 use crate::error::Error;
 use crate::key::KeyRef;
 use crate::outcome::{Outcome, Source};
@@ -61,13 +60,13 @@ impl Engine {
         let is_plain = request.take == Take::Nothing && request.id.is_none();
         match request.mode {
             Mode::AllOrNone if is_plain => {
-                let mut answer = Answer { decision: Decision::empty(), held: None };
+                let mut answer = Answer::of(Decision::empty());
                 if !self.charge_all_known(store, request.charges.as_slice(), &mut answer.decision) {
                     answer = self.charge_local_slowly(store, request)?;
                 }
                 Ok(answer)
             }
-            Mode::Each => self.charge_each_local(request),
+            Mode::Each => Ok(self.charge_each_local(request)),
             _ => self.charge_local_slowly(store, request),
         }
     }
@@ -85,14 +84,14 @@ impl Engine {
         // while the decision is reported: an observer may charge, or reload.
         let limits = self.limits.read();
         let holds_nothing = request.holds_nothing();
-        let charges = self.resolve(MOST_LIMITS, &limits, request.charges.take(), holds_nothing)?;
+        let charges = self.resolve(&limits, request.charges.take(), holds_nothing)?;
         if request.mode == Mode::Refund {
             for item in charges.iter().filter_map(Resolved::memory_charge) {
                 item.limit.refund(item.key, item.cost);
             }
             drop(limits);
             self.lines.nudge();
-            return Ok(Answer { decision: Decision::new(Outcomes::new()), held: None });
+            return Ok(Answer::of(Decision::empty()));
         }
         let identity = self.identity(&charges, request.take, request.id, false);
         let answered = run_local(store, &charges, request.mode, identity)?;
@@ -100,22 +99,11 @@ impl Engine {
         Ok(self.finish(operation, &charges, answered, identity, request.take, &started))
     }
 
-    /// Each by itself, in order, in this process. All limits are found before the first is charged.
-    pub(super) fn charge_each_local(self: &Arc<Engine>, request: &mut Request<'_>) -> Result<Answer, Error> {
-        let holds_nothing = request.holds_nothing();
-        {
-            let limits = self.limits.read();
-            for charge in request.charges.as_slice() {
-                let entry = self.find(&limits, charge.limit)?;
-                check(entry, charge.cost, holds_nothing)?;
-            }
-        }
-        let mut outcomes = Outcomes::new();
-        for charge in request.charges.as_slice() {
-            let one = std::slice::from_ref(charge);
-            outcomes.extend(self.charge_all(one)?.into_outcomes());
-        }
-        Ok(Answer { decision: Decision::new(outcomes), held: None })
+    /// Each by itself, in order, in this process.
+    pub(super) fn charge_each_local(self: &Arc<Engine>, request: &mut Request<'_>) -> Answer {
+        let one = |charge| self.charge_all(std::slice::from_ref(charge)).map(|decision| *decision.binding());
+        let each = request.charges.as_slice().iter().map(one).collect();
+        Answer { each, ..Answer::of(Decision::empty()) }
     }
 }
 

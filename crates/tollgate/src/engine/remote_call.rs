@@ -7,11 +7,10 @@ use tracing::Instrument;
 
 use super::request::{Answer, Mode, Request, Step};
 use super::{Backend, Engine, MOST_LIMITS, conclude};
-use crate::decision::{Decision, Outcomes};
+use crate::decision::Decision;
 use crate::error::Error;
 use crate::policy::entry::{Resolved, ResolvedAll};
 use crate::remote::{Answered, DenialCache, Remote, Way};
-use crate::telemetry::Started;
 
 impl Engine {
     pub(super) fn charge_remote<'a>(
@@ -19,14 +18,16 @@ impl Engine {
         remote: &Remote,
         request: &mut Request<'a>,
     ) -> Step<'a> {
+        if request.mode == Mode::Each {
+            return self.charge_each_remote(request);
+        }
         let operation = request.operation();
         let started = self.started(operation);
         let (mode, take, id) = (request.mode, request.take, request.id);
-        let limit = if mode == Mode::Each { usize::MAX } else { MOST_LIMITS };
         let holds_nothing = request.holds_nothing();
         let charges = {
             let limits = self.limits.read();
-            self.resolve(limit, &limits, request.charges.take(), holds_nothing)
+            self.resolve(&limits, request.charges.take(), holds_nothing)
         };
         let charges = match charges {
             Ok(charges) => charges,
@@ -51,45 +52,69 @@ impl Engine {
             };
             let span = started.span().clone();
             let answered = match mode {
-                Mode::Each => return engine.charge_each_remote(remote, charges, &started).await,
                 Mode::Refund => {
                     let refunded = remote.refund(&charges).instrument(span).await;
                     // What failed may have been given back, in part or whole.
                     engine.lines.nudge();
                     refunded?;
-                    return Ok(Answer { decision: Decision::new(Outcomes::new()), held: None });
+                    return Ok(Answer::of(Decision::empty()));
                 }
                 Mode::AllOrNone if !is_denied => {
                     remote.charge(&charges, identity, sent).instrument(span).await?
                 }
-                Mode::Peek | Mode::AllOrNone => remote.peek(&charges).instrument(span).await?,
+                Mode::Peek | Mode::AllOrNone | Mode::Each => remote.peek(&charges).instrument(span).await?,
             };
             Ok(engine.finish(operation, &charges, answered, identity, take, &started))
         }))
     }
 
-    /// Each by itself, up to 64 in one call.
-    async fn charge_each_remote(
-        &self,
-        remote: &Remote,
-        charges: ResolvedAll<'_, '_>,
-        started: &Started,
-    ) -> Result<Answer, Error> {
-        started.span().record("keys", charges.len());
-        if let Some(charge) = charges.first() {
-            started.span().record("limiter", charge.entry.name);
-        }
-        let mut outcomes = Outcomes::new();
-        for batch in charges.chunks(MOST_LIMITS) {
-            let answers = remote.charge_each(batch).instrument(started.span().clone()).await?;
-            let _within = started.enter();
-            for (charge, Answered { answers, trouble }) in batch.iter().zip(answers) {
-                let charge = std::slice::from_ref(charge);
-                let decision = conclude(charge, answers);
-                self.report("charge", charge, &decision, trouble, &started.of_one());
-                outcomes.push(*decision.binding());
+    /// Each by itself, up to 64 in one call. What is wrong with one is its own answer.
+    fn charge_each_remote<'a>(self: &Arc<Engine>, request: &mut Request<'a>) -> Step<'a> {
+        let started = self.started(request.operation());
+        let holds_nothing = request.holds_nothing();
+        let (mut charges, mut wrong) = (ResolvedAll::new(), Vec::new());
+        {
+            let limits = self.limits.read();
+            for resolved in self.resolve_each(&limits, request.charges.take(), holds_nothing) {
+                wrong.push(match resolved {
+                    Ok(charge) => {
+                        charges.push(charge);
+                        None
+                    }
+                    Err(error) => Some(error),
+                });
             }
         }
-        Ok(Answer { decision: Decision::new(outcomes), held: None })
+        let engine = self.clone();
+        Step::Waits(Box::pin(async move {
+            let Backend::Remote(remote) = &engine.backend else {
+                return Err(Error::call("the counters are local"));
+            };
+            started.span().record("keys", charges.len());
+            if let Some(charge) = charges.first() {
+                started.span().record("limiter", charge.entry.name);
+            }
+            let mut outcomes = Vec::with_capacity(charges.len());
+            for batch in charges.chunks(MOST_LIMITS) {
+                let answers = remote.charge_each(batch).instrument(started.span().clone()).await;
+                let _within = started.enter();
+                for (charge, answered) in batch.iter().zip(answers) {
+                    outcomes.push(answered.map(|Answered { answers, trouble }| {
+                        let charge = std::slice::from_ref(charge);
+                        let decision = conclude(charge, answers);
+                        engine.report("charge", charge, &decision, trouble, &started.of_one());
+                        *decision.binding()
+                    }));
+                }
+            }
+            let mut outcomes = outcomes.into_iter();
+            let unanswered = || Err(Error::call("the charge was left without an answer"));
+            let answer = |wrong: Option<Error>| match wrong {
+                Some(error) => Err(error),
+                None => outcomes.next().unwrap_or_else(unanswered),
+            };
+            let each = wrong.into_iter().map(answer).collect();
+            Ok(Answer { each, ..Answer::of(Decision::empty()) })
+        }))
     }
 }

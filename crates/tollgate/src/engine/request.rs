@@ -12,6 +12,7 @@ use super::held::Held;
 use crate::charge::Charge;
 use crate::decision::Decision;
 use crate::error::Error;
+use crate::outcome::Outcome;
 
 /// What is done with the charges of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,10 +96,19 @@ impl<'a> Request<'a> {
 
 /// The answer to a request.
 pub(crate) struct Answer {
-    /// Under [`Mode::Each`] one outcome for each charge, and nothing that binds; under [`Mode::Refund`] none.
+    /// Under [`Mode::Each`] and [`Mode::Refund`] without outcomes.
     pub(crate) decision: Decision,
     /// What the caller keeps, if the charge was admitted and something was to be kept.
     pub(crate) held: Option<Box<Held>>,
+    /// Under [`Mode::Each`] what each charge came to, or what is wrong with it.
+    pub(crate) each: Vec<Result<Outcome, Error>>,
+}
+
+impl Answer {
+    /// A decision of which nothing is kept.
+    pub(super) fn of(decision: Decision) -> Answer {
+        Answer { decision, held: None, each: Vec::new() }
+    }
 }
 
 /// What becomes of a request.

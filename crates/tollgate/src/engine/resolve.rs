@@ -41,33 +41,40 @@ impl Engine {
     /// Finds the limits and parses the keys. An empty or malformed key is denied further on, and logged here.
     pub(super) fn resolve<'a>(
         &self,
-        most: usize,
         limits: &Limits,
         charges: Charges<'a>,
         holds_nothing: Option<&'static str>,
     ) -> Result<ResolvedAll<'static, 'a>, Error> {
         let count = charges.as_slice().len();
-        if count == 0 && most == MOST_LIMITS {
+        if count == 0 {
             return Err(Error::call("a charge needs at least one limit"));
         }
-        if count > most {
+        if count > MOST_LIMITS {
             return Err(Error::call(format!(
-                "a charge may name at most {most} limits, and this one names {count}"
+                "a charge may name at most {MOST_LIMITS} limits, and this one names {count}"
             )));
         }
-        let one = |limit: LimitRef<'a>, key: Result<Key<'a>, KeyError>, cost: u64| {
+        self.resolve_each(limits, charges, holds_nothing).collect()
+    }
+
+    /// The same for each by itself, however many there are.
+    pub(super) fn resolve_each<'a>(
+        &self,
+        limits: &Limits,
+        charges: Charges<'a>,
+        holds_nothing: Option<&'static str>,
+    ) -> impl Iterator<Item = Result<Resolved<'static, 'a>, Error>> {
+        let one = move |limit: LimitRef<'a>, key: Result<Key<'a>, KeyError>, cost: u64| {
             let entry = self.find(limits, limit)?;
             let cost = check(entry, cost, holds_nothing)?;
             Ok(self.resolved(EntryRef::Shared(entry.clone()), key, cost))
         };
-        match charges {
-            Charges::One(Charge { limit, key, cost }) => {
-                Ok(std::iter::once(one(limit, key.parse(), cost)?).collect())
-            }
-            Charges::All(charges) => {
-                charges.iter().map(|charge| one(charge.limit, charge.key.parse_ref(), charge.cost)).collect()
-            }
-        }
+        let (only, all) = match charges {
+            Charges::One(charge) => (Some(charge), &[][..]),
+            Charges::All(charges) => (None, charges),
+        };
+        let only = only.into_iter().map(move |Charge { limit, key, cost }| one(limit, key.parse(), cost));
+        only.chain(all.iter().map(move |charge| one(charge.limit, charge.key.parse_ref(), charge.cost)))
     }
 
     pub(super) fn resolved<'e, 'k>(
@@ -98,7 +105,7 @@ fn another_gate(limit: &str) -> Error {
 
 /// Refuses a cost of zero, and a concurrency limit where nothing would be held.
 #[inline]
-pub(super) fn check(entry: &Entry, cost: u64, holds_nothing: Option<&'static str>) -> Result<Cost, Error> {
+fn check(entry: &Entry, cost: u64, holds_nothing: Option<&'static str>) -> Result<Cost, Error> {
     let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
     match holds_nothing {
         Some(call) if entry.is_concurrency() => Err(Error::holds_nothing(entry.name, call)),

@@ -66,7 +66,7 @@ impl Engine {
         let Tried { charges, decision, identity, trouble } = tried;
         self.report("wait", &charges, &decision, trouble, started);
         let held = held(&charges, &decision, identity, take);
-        Answer { decision, held }
+        Answer { held, ..Answer::of(decision) }
     }
 
     async fn wait_for<'a>(&self, wanted: &Wanted<'a>, within: Duration) -> Result<Tried<'a>, Error> {
@@ -108,7 +108,7 @@ impl Engine {
 
     fn find_all<'a>(&self, wanted: &Wanted<'a>) -> Result<ResolvedAll<'static, 'a>, Error> {
         let limits = self.limits.read();
-        self.resolve(super::MOST_LIMITS, &limits, Charges::All(wanted.charges), wanted.holds_nothing)
+        self.resolve(&limits, Charges::All(wanted.charges), wanted.holds_nothing)
     }
 
     /// Asks the counters once, by the limits of today.
@@ -135,8 +135,7 @@ impl Engine {
         };
         // Held while the counters are charged: a reload waits.
         let limits = self.limits.read();
-        let charges =
-            self.resolve(super::MOST_LIMITS, &limits, Charges::All(wanted.charges), wanted.holds_nothing)?;
+        let charges = self.resolve(&limits, Charges::All(wanted.charges), wanted.holds_nothing)?;
         let identity = self.identity(&charges, wanted.take, wanted.id, true);
         let answered = run_local(store, &charges, Mode::AllOrNone, identity)?;
         Ok(tried(charges, answered, identity))

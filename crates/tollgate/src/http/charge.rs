@@ -186,7 +186,7 @@ fn conclude(
     protocol: Protocol,
     answer: Answer,
 ) -> Conclusion {
-    let Answer { decision, held } = answer;
+    let Answer { decision, held, .. } = answer;
     let entries: SmallVec<[_; 4]> =
         route_charges.iter().map(|route_charge| route_charge.limit(inner).limit.entry.newest()).collect();
     let mut reported: ReportedLimits<'_> = SmallVec::new();

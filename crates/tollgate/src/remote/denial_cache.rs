@@ -9,7 +9,7 @@
 //!
 //! Whatever this process does to a key ends what is believed about it: an admission, a refund or a settlement. A reset, and the
 //! settlement of a reservation that another process made, end what is believed about every key, but only once the store has
-//! carried them out: nobody empties the cache with ids that they made up. What *other* processes give back or reset is not seen,
+//! carried them out: nobody empties the cache with ids that they made up. A release of leases and a renewal end nothing. What *other* processes give back or reset is not seen,
 //! so nothing is believed for longer than a cap. Memory is bounded: a fixed number of slots, where a newcomer overwrites what is
 //! there, at the price of a round trip.
 //!
@@ -182,9 +182,9 @@ pub(crate) struct End<'a> {
 }
 
 impl End<'_> {
-    /// The store has given something back to the keys.
-    pub(crate) fn given_back(self) {
-        self.keys.iter().for_each(|key| self.denials.changed(*key));
+    /// The store has given something back to these of the keys.
+    pub(crate) fn given_back(self, keys: &[u128]) {
+        keys.iter().for_each(|key| self.denials.changed(*key));
     }
 }
 
@@ -343,7 +343,9 @@ mod tests {
         denials.doubted(7);
         drop(denials.end([7].into_iter().collect()));
         assert!(denials.last(7, cost(2), past_the_cap).is_some(), "what is not known ends nothing here");
-        denials.end([7].into_iter().collect()).given_back();
+        denials.end([7].into_iter().collect()).given_back(&[]);
+        assert!(denials.last(7, cost(2), past_the_cap).is_some(), "nothing was given back");
+        denials.end([7].into_iter().collect()).given_back(&[7]);
         assert_eq!(denials.last(7, cost(2), past_the_cap), None);
 
         // What does not stand for the store's answer stands in for it, too, and takes the place of nothing that says more.

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros, Outcome};
+use tollgate_kernel::{Cost, Limit, Micros, Outcome};
 use tollgate_store::{
     ChargeId, Hold, MemoryCharge, MemoryLimit, MemoryOptions, MemoryStore, Settled, Settlement, StoreError,
 };
@@ -159,18 +159,23 @@ impl FallbackStore {
         let is_admitted =
             parts.iter().zip(&answers).all(|(part, (outcome, _))| outcome.allowed || part.shadow);
         if let (Act::Charge(Some(hold)), true) = (act, is_admitted) {
-            self.remember_counted(hold, &parts);
+            self.remember_counted(hold, &parts, &answers);
         }
         answers
     }
 
     /// Remembers which charges of a reservation are counted here, if not all of them are.
-    fn remember_counted(&self, hold: Hold, parts: &[FallbackCharge<'_>]) {
+    fn remember_counted(&self, hold: Hold, parts: &[FallbackCharge<'_>], answers: &Answers) {
+        let now = self.options.clock.now();
+        let mut partly_counted = self.partly_counted.lock();
+        // A reservation that is sent again is answered as before, until its time has run out.
+        if partly_counted.get(&hold.id.get()).is_some_and(|known| now < known.end) {
+            return;
+        }
+        partly_counted.remove(&hold.id.get());
         if parts.iter().all(|part| part.outcome.is_none()) {
             return;
         }
-        let now = self.options.clock.now();
-        let mut partly_counted = self.partly_counted.lock();
         if partly_counted.len() >= MOST_PARTLY_COUNTED {
             partly_counted.retain(|_, known| now < known.end);
         }
@@ -180,14 +185,22 @@ impl FallbackStore {
         {
             partly_counted.remove(&other);
         }
-        let end = now.saturating_add(hold.ttl);
+        // As the counters do: a reservation is kept at least as long as the leases that it took here.
+        let lease =
+            |(part, (outcome, _)): (&FallbackCharge<'_>, &(Outcome, Source))| match part.remote.share.limit {
+                Limit::Concurrency(leases) if part.outcome.is_none() && outcome.allowed => {
+                    Some(leases.lease())
+                }
+                _ => None,
+            };
+        let longest_lease = parts.iter().zip(answers).filter_map(lease).max();
+        let ttl = match hold.ttl {
+            Hold::UNTIL_RELEASED => hold.ttl,
+            ttl => ttl.min(Hold::MAX_TTL).max(longest_lease.unwrap_or_default()),
+        };
         let charges = parts.iter().map(|part| (part.name, part.outcome.is_none())).collect();
-        let known = PartlyCounted { charges, ttl: hold.ttl, end };
-        // A reservation that is sent again is answered as before.
-        let is_live = partly_counted.get(&hold.id.get()).is_some_and(|known| now < known.end);
-        if !is_live {
-            partly_counted.insert(hold.id.get(), known);
-        }
+        let known = PartlyCounted { charges, ttl, end: now.saturating_add(ttl) };
+        partly_counted.insert(hold.id.get(), known);
     }
 
     fn item<'a>(&self, part: &FallbackCharge<'a>) -> MemoryCharge<'a> {
@@ -220,7 +233,13 @@ impl FallbackStore {
         settlement: &Settlement,
     ) -> Option<Result<Settled, StoreError>> {
         let local = self.local.get()?;
-        let translated = self.partly_counted.lock().get(&id.get()).map(|known| known.translated(settlement));
+        // What has run out here says nothing of a later reservation of the same id.
+        let now = self.options.clock.now();
+        let is_live = |known: &&PartlyCounted| now < known.end;
+        let translated = {
+            let partly_counted = self.partly_counted.lock();
+            partly_counted.get(&id.get()).filter(is_live).map(|known| known.translated(settlement))
+        };
         let settled = match translated {
             Some(translated) => translated.and_then(|settlement| local.settle(id, &settlement)),
             None => local.settle(id, settlement),

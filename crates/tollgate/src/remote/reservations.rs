@@ -1,5 +1,5 @@
-//! The reservations of this process that the store holds: which keys each one charged, so that its settlement ends what the denial
-//! cache believes about those keys and no others, and whether it is a lease, so that its loss is noticed.
+//! The reservations of this process that the store holds: which keys each one charged and how much, so that its settlement ends what
+//! the denial cache believes about those keys and no others, and the last denials of those alone that get something back; and whether it is a lease, so that its loss is noticed.
 //!
 //! Nothing here decides what a settlement does: the store knows its holds by itself. Memory is bounded: when it is used up, a
 //! newcomer takes the place of another, whose keys are then not known, so that its settlement ends all that is believed.
@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tollgate_kernel::Micros;
-use tollgate_store::{ChargeId, Hold};
+use tollgate_store::{ChargeId, Hold, Settlement};
 
 use super::tasks::Fingerprints;
 
@@ -24,17 +25,62 @@ pub(super) struct Reservations {
 }
 
 struct Reserved {
-    keys: Fingerprints,
+    charges: ReservedCharges,
     generation: u64,
     is_lease: bool,
     ttl: Micros,
     end: Micros,
 }
 
+/// One charge of a reservation.
+#[derive(Clone, Debug)]
+pub(super) struct ReservedCharge {
+    /// The limit's name.
+    pub(super) name: &'static str,
+    pub(super) cost: u64,
+    /// The key, if the denial cache may believe something of it and the charge took something.
+    pub(super) key: Option<u128>,
+}
+
+/// The charges of a reservation that met counters, in their order.
+pub(super) type ReservedCharges = SmallVec<[ReservedCharge; 2]>;
+
+/// The keys that a settlement gives something back to: the costs of one key add up, and so do the amounts.
+pub(super) fn given_back(charges: &[ReservedCharge], settlement: &Settlement) -> Fingerprints {
+    let total = |key: u128, amount: &dyn Fn(usize, &ReservedCharge) -> u64| {
+        let of_key = charges.iter().enumerate().filter(|(_, charge)| charge.key == Some(key));
+        of_key.fold(0_u64, |sum, (place, charge)| sum.saturating_add(amount(place, charge)))
+    };
+    let gets_back = |charge: &ReservedCharge, key: u128| {
+        let cost = total(key, &|_, charge| charge.cost);
+        match settlement {
+            Settlement::Cancel => true,
+            Settlement::Release | Settlement::Renew => false,
+            Settlement::Actual(actual) => *actual < cost,
+            Settlement::Each(actuals) => {
+                total(key, &|place, _| actuals.get(place).copied().unwrap_or_default()) < cost
+            }
+            Settlement::Named(actuals) => {
+                actuals.iter().any(|(name, actual)| name == charge.name && *actual < cost)
+            }
+        }
+    };
+    let mut keys = Fingerprints::new();
+    for charge in charges {
+        if let Some(key) = charge.key
+            && !keys.contains(&key)
+            && gets_back(charge, key)
+        {
+            keys.push(key);
+        }
+    }
+    keys
+}
+
 /// What is known of a reservation.
 pub(super) struct Known {
-    /// The keys it charged; `None` if limits have other numbers by now.
-    pub(super) keys: Option<Fingerprints>,
+    /// What it charged; `None` if limits have other numbers by now.
+    pub(super) charges: Option<ReservedCharges>,
     pub(super) is_lease: bool,
 }
 
@@ -56,7 +102,7 @@ impl Reservations {
     }
 
     /// Remembers a reservation. `lease` is how long its longest lease lasts, if it has any.
-    pub(super) fn add(&self, hold: Hold, keys: Fingerprints, lease: Option<Micros>, now: Micros) {
+    pub(super) fn add(&self, hold: Hold, charges: ReservedCharges, lease: Option<Micros>, now: Micros) {
         let mut shard = self.shard(hold.id).lock();
         if shard.len() >= IN_A_SHARD {
             shard.retain(|_, kept| now < kept.end);
@@ -70,7 +116,7 @@ impl Reservations {
         let ttl = hold.ttl.max(lease.unwrap_or_default());
         let generation = self.generation.load(Ordering::Acquire);
         let kept =
-            Reserved { keys, generation, is_lease: lease.is_some(), ttl, end: now.saturating_add(ttl) };
+            Reserved { charges, generation, is_lease: lease.is_some(), ttl, end: now.saturating_add(ttl) };
         shard.insert(hold.id.get(), kept);
     }
 
@@ -78,7 +124,7 @@ impl Reservations {
         let shard = self.shard(id).lock();
         let kept = shard.get(&id.get())?;
         let is_current = kept.generation == self.generation.load(Ordering::Acquire);
-        Some(Known { keys: is_current.then(|| kept.keys.clone()), is_lease: kept.is_lease })
+        Some(Known { charges: is_current.then(|| kept.charges.clone()), is_lease: kept.is_lease })
     }
 
     /// Its time to live begins again.
@@ -104,13 +150,13 @@ mod tests {
         let hold = |id: u128| Hold { id: ChargeId::new(id).unwrap(), ttl: Micros::from_secs(10) };
         let most = (SHARDS * IN_A_SHARD) as u128;
         for id in 1..=2 * most {
-            reservations.add(hold(id), Fingerprints::new(), None, Micros::ZERO);
+            reservations.add(hold(id), ReservedCharges::new(), None, Micros::ZERO);
         }
         let kept = || reservations.shards.iter().map(|shard| shard.lock().len()).sum::<usize>();
         assert_eq!(kept(), SHARDS * IN_A_SHARD);
         assert!(reservations.find(hold(2 * most).id).is_some(), "the newest is known");
         let late = hold(3 * most);
-        reservations.add(late, Fingerprints::new(), None, Micros::from_secs(10));
+        reservations.add(late, ReservedCharges::new(), None, Micros::from_secs(10));
         assert!(reservations.find(late.id).is_some(), "all others have run out");
         assert!(kept() <= SHARDS * IN_A_SHARD);
     }
@@ -119,9 +165,34 @@ mod tests {
     fn the_keys_of_an_older_registry_are_not_known() {
         let reservations = Reservations::new();
         let hold = Hold { id: ChargeId::new(1).unwrap(), ttl: Micros::from_secs(10) };
-        reservations.add(hold, Fingerprints::from_slice(&[7]), Some(Micros::from_secs(1)), Micros::ZERO);
-        assert!(reservations.find(hold.id).is_some_and(|known| known.keys.is_some() && known.is_lease));
+        reservations.add(hold, ReservedCharges::new(), Some(Micros::from_secs(1)), Micros::ZERO);
+        assert!(reservations.find(hold.id).is_some_and(|known| known.charges.is_some() && known.is_lease));
         reservations.renumbered();
-        assert!(reservations.find(hold.id).is_some_and(|known| known.keys.is_none() && known.is_lease));
+        assert!(reservations.find(hold.id).is_some_and(|known| known.charges.is_none() && known.is_lease));
+    }
+
+    #[test]
+    fn a_settlement_gives_back_where_it_came_to_less_than_was_reserved() {
+        let charge = |name, cost, key| ReservedCharge { name, cost, key };
+        let charges =
+            [charge("a", 3, Some(1)), charge("b", 4, None), charge("a", 3, Some(2)), charge("a", 2, Some(1))];
+        let named = |name: &str, amount| Settlement::Named(vec![(name.to_owned(), amount)]);
+        for (settlement, expected) in [
+            (Settlement::Cancel, &[1, 2][..]),
+            (Settlement::Release, &[]),
+            (Settlement::Renew, &[]),
+            (Settlement::Actual(2), &[1, 2]),
+            (Settlement::Actual(3), &[1]),
+            (Settlement::Actual(5), &[]),
+            (Settlement::Each(vec![3, 0, 3, 2]), &[]),
+            (Settlement::Each(vec![5, 0, 3, 0]), &[]),
+            (Settlement::Each(vec![3, 9, 2, 2]), &[2]),
+            (Settlement::Each(vec![3, 9, 3, 1]), &[1]),
+            (named("a", 3), &[1]),
+            (named("a", 5), &[]),
+            (named("b", 0), &[]),
+        ] {
+            assert_eq!(given_back(&charges, &settlement)[..], *expected, "{settlement:?}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollgate::store::Failure;
 use tollgate::telemetry::Source;
-use tollgate::{Charge, Limit, ManualClock, Rule, Settlement, Tollgate};
+use tollgate::{Charge, Limit, ManualClock, Rule, Settled, Settlement, Tollgate};
 
 use crate::crowd::{Crowd, ready};
 use crate::elsewhere::{Elsewhere, Fault};
@@ -382,6 +382,48 @@ fn what_is_given_back_before_an_outage_can_be_had_in_it() {
             "{give_back}"
         );
     }
+}
+
+/// A settlement that gives nothing back leaves the last denial for the fallback.
+#[test]
+fn a_settlement_that_gives_nothing_back_ends_no_denial() {
+    let named = |actual| Settlement::Named(vec![("api".to_owned(), actual)]);
+    for (settlement, is_given_back) in [
+        (Settlement::Actual(2), false),
+        (Settlement::Actual(3), false),
+        (Settlement::Actual(1), true),
+        (Settlement::Each(vec![2]), false),
+        (Settlement::Each(vec![0]), true),
+        (named(2), false),
+        (named(1), true),
+        (Settlement::Release, false),
+        (Settlement::Renew, false),
+        (Settlement::Cancel, true),
+    ] {
+        let hands = hands();
+        let (gate, elsewhere) = gate(&hands, bucket("1/h", 2), Duration::from_millis(100));
+        let held = ready(gate.reserve(&[Charge::new("api", "a").cost(2)], HOUR)).unwrap().unwrap();
+        assert!(!charge(&gate, "a", 1).0.is_allowed());
+        assert_eq!(ready(gate.settle(held.id(), &settlement)).unwrap(), Settled::Done);
+        elsewhere.fault(Fault::Fails(Failure::Connection));
+        hands.advance(secs(1));
+        let (outcome, source) = charge(&gate, "a", 1);
+        assert_eq!((outcome.is_allowed(), source), (is_given_back, Source::FallbackLocal), "{settlement:?}");
+    }
+}
+
+/// A release ends leases, of which nothing is believed, so that no caller makes this process forget denials with one.
+#[test]
+fn a_release_by_an_id_that_another_process_made_ends_no_denial() {
+    let hands = hands();
+    let elsewhere = Elsewhere::new(&hands);
+    let on_it = || on(&hands).limit("api", a_minute(1)).limit("pool", at_once(5)).denial_cache(HOUR);
+    let [gate, other] = [(); 2].map(|()| on_it().store(elsewhere.clone()).build().unwrap());
+    let held = ready(other.reserve(&[Charge::new("pool", "a")], HOUR)).unwrap().unwrap();
+    let _ = charge(&gate, "a", 1);
+    assert_eq!([(); 2].map(|()| charge(&gate, "a", 1).1), [Source::Store, Source::DenialCache]);
+    assert_eq!(ready(gate.settle(held.id(), &Settlement::Release)).unwrap(), Settled::Done);
+    assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache);
 }
 
 /// However threads interleave, no denial is left behind that is not true any more: the clock stands, so it would never end.

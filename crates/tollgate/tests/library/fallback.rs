@@ -8,7 +8,8 @@ use tollgate::store::Failure;
 use tollgate::store::Outcome as Numbers;
 use tollgate::telemetry::{Event, Observer, Source};
 use tollgate::{
-    Allowance, Charge, Decision, Fallback, Key, Limit, ManualClock, Rule, Settled, Settlement, Tollgate,
+    Allowance, Charge, ChargeId, Decision, Fallback, Key, Limit, ManualClock, Rule, Settled, Settlement,
+    Tollgate,
 };
 
 use crate::crowd::{Crowd, ready};
@@ -305,6 +306,47 @@ fn waiting_goes_by_the_fallback_until_the_store_is_back() {
         crowd.run().iter().any(|(who, answer)| *who == 0 && answer.is_ok())
     });
     assert!(admitted.is_some(), "whoever waits is admitted once the store is back");
+}
+
+/// A reservation of which some charges were counted here has run out, and its caller uses the id again.
+#[test]
+fn what_has_run_out_here_says_nothing_of_a_later_reservation_of_its_id() {
+    let (hands, id) = (hands(), ChargeId::from(7_u128));
+    for is_down in [false, true] {
+        let (gate, elsewhere) = gate(&hands, Fallback::Open);
+        elsewhere.fault(DOWN);
+        let partly = [Charge::new("open", "a"), Charge::new("local", "a").cost(2)];
+        assert!(ready(gate.reserve(&partly, secs(10)).id(id)).unwrap().is_ok());
+        hands.advance(secs(10));
+        if !is_down {
+            elsewhere.fault(Fault::None);
+            hands.advance(secs(60));
+            let _ = crate::scene::charged(&gate, &[Charge::new("silent", "other")]);
+        }
+        let all = ["b", "c", "d"].map(|key| Charge::new("local", key).cost(4));
+        let reserved = ready(gate.reserve(&all, secs(10)).id(id)).unwrap().expect("room");
+        let source = if is_down { Source::FallbackLocal } else { Source::Store };
+        assert_eq!(reserved.decision().outcomes()[0].source(), source);
+        let settled = ready(gate.settle(id, &Settlement::Each(vec![1, 2, 3])));
+        assert_eq!(settled.unwrap(), Settled::Done, "{source:?}");
+        for (key, left) in [("b", 3), ("c", 2), ("d", 1)] {
+            let peeked = ready(gate.peek(&[Charge::new("local", key)])).unwrap();
+            assert_eq!(peeked.outcomes()[0].remaining(), left, "{source:?}, {key}");
+        }
+    }
+}
+
+/// A reservation is kept for as long as its leases, and what is known of it is, too.
+#[test]
+fn a_lease_that_outlasts_its_reservation_is_settled_charge_by_charge() {
+    let hands = hands();
+    let (gate, elsewhere) = gate(&hands, Fallback::Open);
+    elsewhere.fault(DOWN);
+    let asks = [Charge::new("open", "a"), Charge::new("workers", "a"), Charge::new("local", "a").cost(4)];
+    let held = ready(gate.reserve(&asks, secs(1))).unwrap().expect("room");
+    hands.advance(secs(2));
+    assert_eq!(ready(held.settle_each(&[9, 1, 1])).unwrap(), Settled::Done);
+    assert_eq!(ready(gate.peek(&[Charge::new("local", "a")])).unwrap().outcomes()[0].remaining(), 3);
 }
 
 #[test]

@@ -317,7 +317,8 @@ fn a_call_that_is_wrong_is_an_error_and_no_failure_of_the_store() {
         let error = ready(far.charge(&[Charge::new("api", "a")])).unwrap_err();
         assert!(!error.is_transient() && error.to_string() == "the call is wrong", "{error}");
         assert!(ready(far.peek(&[Charge::new("api", "a")])).is_err());
-        assert!(ready(far.charge_each(one(Charge::new("api", "a")))).is_err());
+        let each = ready(far.charge_each(&["a", "b"].map(|key| Charge::new("api", key)))).unwrap();
+        assert!(each.len() == 2 && each.iter().all(Result::is_err));
         assert!(ready(waited(&far, Charge::new("api", "a"))).is_err());
     }
     let health = far.store_health();
@@ -393,7 +394,7 @@ fn many_keys_are_checked_in_few_calls_each_by_itself() {
     let keys: Vec<String> = (0..150).map(|number| format!("user:{number}")).collect();
     let check_many = |gate: &Tollgate, limit: &str, keys: &[&str]| {
         let charges: Vec<Charge<'_>> = keys.iter().map(|key| Charge::new(limit, *key)).collect();
-        ready(gate.charge_each(&charges))
+        ready(gate.charge_each(&charges)).unwrap().into_iter().collect::<Result<Vec<_>, _>>()
     };
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let answers = check_many(&far, "api", &keys).unwrap();
@@ -414,6 +415,20 @@ fn many_keys_are_checked_in_few_calls_each_by_itself() {
     assert!(check_many(&far, "api", &[]).unwrap().is_empty());
     assert!(check_many(&far, "ap", &["a"]).is_err());
     assert!(check_many(&far, "workers", &["a"]).is_err());
+
+    // What is wrong with one is its own answer, and the others are charged.
+    let wrong = [
+        Charge::new("api", "e"),
+        Charge::new("ap", "e"),
+        Charge::new("workers", "e"),
+        Charge::new("api", "e").cost(0),
+        Charge::new("api", "e"),
+    ];
+    for gate in [&near, &far] {
+        let each = ready(gate.charge_each(&wrong)).unwrap();
+        let left: Vec<_> = each.iter().map(|one| one.as_ref().ok().map(|one| one.remaining())).collect();
+        assert_eq!(left, [Some(4), None, None, None, Some(3)]);
+    }
 
     elsewhere.fault(Fault::Fails(Failure::Timeout));
     let answers = check_many(&far, "api", &["x", "shut", "x"]).unwrap();

@@ -46,7 +46,7 @@ async fn a_plain_charge_of_a_concurrency_limit_is_refused_with_the_call_to_use()
         for error in [
             gate.check("workers", "pool").await.unwrap_err(),
             gate.charge(&charges).id(ChargeId::random()).await.unwrap_err(),
-            gate.charge_each(&charges).await.map(drop).unwrap_err(),
+            gate.charge_each(&charges).await?.remove(0).map(drop).unwrap_err(),
             gate.wait(&charges, SECOND).await.unwrap_err(),
         ] {
             let words = error.to_string();

@@ -55,10 +55,17 @@ async fn each_by_itself() -> Done {
     for on in On::all() {
         let gate = on.connect(Tollgate::builder().limit("api", Limit::fixed_window(2, MINUTE)?)).await?;
         let charges = ["a", "b", "a", "a", "default:b", ""].map(|key| Charge::new("api", key));
-        let outcomes = gate.charge_each(&charges).await?;
+        let outcomes = gate.charge_each(&charges).await?.into_iter().collect::<Result<Vec<Outcome>, _>>()?;
         let allowed: Vec<bool> = outcomes.iter().map(Outcome::is_allowed).collect();
         assert_eq!(allowed, [true, true, true, false, true, false], "{}", on.name());
         assert_eq!(outcomes[5].reason(), Reason::MalformedKey);
+        // What is wrong with one is no other's error.
+        let on_c = |limit| Charge::new(limit, "c");
+        let some_wrong = [on_c("api"), on_c("no-such"), on_c("api"), on_c("api").cost(0), on_c("api")];
+        let outcomes = gate.charge_each(&some_wrong).await?;
+        let allowed = outcomes.iter().map(|outcome| outcome.as_ref().ok().map(Outcome::is_allowed));
+        let expected = [Some(true), None, Some(true), None, Some(false)];
+        assert_eq!(allowed.collect::<Vec<_>>(), expected, "{}", on.name());
     }
     Ok(())
 }

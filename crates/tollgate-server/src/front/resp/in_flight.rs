@@ -73,23 +73,39 @@ async fn one_connection_has_one_call_in_flight() {
 }
 
 #[tokio::test]
-async fn one_peer_has_so_many_calls_in_flight_over_all_its_connections() {
+async fn one_peer_has_so_many_charges_in_flight_over_all_its_connections() {
     let server = Server::new("store_calls_per_peer = 20");
     let mut crowd = Vec::new();
     for _ in 0..25 {
-        crowd.push(server.connect("192.0.2.1", 100).await);
+        crowd.push(server.connect("192.0.2.1", 4).await);
     }
-    assert_eq!(server.in_flight().await, 20, "of 25 connections that have sent a hundred each");
+    server.in_flight().await;
+    let charges = server.store.charges_in_flight();
+    assert!((17..=20).contains(&charges), "{charges} of 25 connections that have sent four each");
     // Nobody else waits for that.
     let mut other = [server.connect("192.0.2.2", 1).await];
-    assert_eq!(server.in_flight().await, 21);
-    server.store.answer(21);
-    let (stream, _) = &mut other[0];
-    let mut first = [0; 1];
-    stream.read_exact(&mut first).await.expect("an answer");
-    assert_eq!(&first, b"*");
-    server.answer(&mut crowd, 100).await;
+    server.in_flight().await;
+    assert_eq!(server.store.charges_in_flight(), charges + 1);
+    server.answer(&mut other, 1).await;
+    server.answer(&mut crowd, 4).await;
     assert_eq!(server.in_flight().await, 0);
+}
+
+/// A batch goes whole, however small the share is: when nothing else of its peer is in flight.
+#[tokio::test]
+async fn a_batch_that_is_larger_than_the_share_goes_alone() {
+    let server = Server::new("store_calls_per_peer = 20");
+    let mut crowd = Vec::new();
+    for _ in 0..5 {
+        crowd.push(server.connect("192.0.2.1", 64).await);
+    }
+    for _ in 0..5 {
+        assert_eq!(server.in_flight().await, 1, "of five connections that have sent sixty-four each");
+        assert_eq!(server.store.charges_in_flight(), 64);
+        server.store.answer(1);
+    }
+    server.answer(&mut crowd, 64).await;
+    assert_eq!(server.store.calls(), 5);
 }
 
 #[tokio::test]
@@ -97,8 +113,9 @@ async fn a_peer_is_one_over_all_faces() {
     let server = Server::new("store_calls_per_peer = 20");
     let mut resp = Vec::new();
     for _ in 0..12 {
-        resp.push(server.connect("192.0.2.1", 12).await);
+        resp.push(server.connect("192.0.2.1", 1).await);
     }
+    assert_eq!(server.in_flight().await, 12);
     for number in 0..40 {
         let (app, peer) = (server.app.clone(), "192.0.2.1".parse().expect("an address"));
         tokio::spawn(async move {

@@ -102,7 +102,7 @@ impl<'a> Pipeline<'a> {
         let outcomes = match charges.is_empty() {
             true => Ok(Vec::new()),
             false => {
-                let _share = peer::share().await;
+                let _share = peer::share_of(charges.len()).await;
                 self.gate.charge_each(&charges).await.map_err(undecided)
             }
         };
@@ -111,9 +111,10 @@ impl<'a> Pipeline<'a> {
             let outcome = match (&one.charged, &mut outcomes) {
                 (Err(mistake), _) => Err(mistake.clone()),
                 (Ok(_), Err(mistake)) => Err(mistake.clone()),
-                (Ok(_), Ok(outcomes)) => outcomes
-                    .next()
-                    .ok_or(Mistake::Borrowed("TRYAGAIN the store left the charge without an answer")),
+                (Ok(_), Ok(outcomes)) => match outcomes.next() {
+                    Some(outcome) => outcome.map_err(undecided),
+                    None => Err(Mistake::Borrowed("TRYAGAIN the store left the charge without an answer")),
+                },
             };
             write(one, outcome, reply);
         }

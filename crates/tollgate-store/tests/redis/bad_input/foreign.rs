@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tollgate_store::{
-    ChargeId, Failure, Hold, Micros, RedisStore, Settlement, Store, StoreError, StoredCharge,
+    ChargeId, Failure, Hold, Micros, RedisStore, Settled, Settlement, Store, StoreError, StoredCharge,
 };
 use tollgate_testkit::redis::RedisServer;
 
@@ -143,6 +143,46 @@ async fn what_is_not_ours_is_no_hold() {
             unchanged(&server, &before, &what);
         }
         server.command(&["FLUSHALL"]).expect("a fresh start");
+    }
+}
+
+/// Settlements that go in one script: the first fails by what is kept for it, and the others are carried out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_is_not_ours_is_no_other_holds_failure() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    for limit in one_of_each(90) {
+        for is_hold in [true, false] {
+            let (store, mut held) = (store_on(&server, None), Vec::new());
+            assert!(store.charge(&[item(&limit, "broken")], None).await.expect("a charge").allowed);
+            let broken = keys(&server, store.prefix()).remove(0);
+            let is_broken = |number: usize| number % 3 != 2;
+            for number in 0..60 {
+                let (key, hold) = (if is_broken(number) { "broken" } else { "sound" }, hold());
+                assert!(store.charge(&[item(&limit, key)], Some(hold)).await.expect("a hold").allowed);
+                held.push(hold.id);
+            }
+            // Of most holds their own key is replaced, or the key that they charged.
+            let replaced = match is_hold {
+                true => held.iter().map(|id| format!("{}1:hold:{{{id}}}", store.prefix())).collect(),
+                false => vec![broken],
+            };
+            for (_, key) in replaced.iter().enumerate().filter(|(number, _)| is_broken(*number)) {
+                make(&server, FOREIGN[0], key);
+            }
+            let settle = held.iter().map(|id| store.settle(*id, &Settlement::Cancel));
+            let settled = futures_util::future::join_all(settle).await;
+            for (number, settled) in settled.into_iter().enumerate() {
+                let what = format!("{}, settlement {number}, the hold: {is_hold}", limit.name);
+                match is_broken(number) {
+                    true => not_ours(&settled.expect_err(&what), &what),
+                    false => {
+                        assert_eq!(settled.unwrap_or_else(|error| panic!("{what}: {error}")), Settled::Done)
+                    }
+                }
+            }
+            server.command(&["FLUSHALL"]).expect("a fresh start");
+        }
     }
 }
 
