@@ -19,6 +19,7 @@ mod ping;
 mod pool;
 mod room;
 mod schema;
+mod sick;
 mod skew;
 mod statement;
 mod sweep;
@@ -45,6 +46,7 @@ use self::codec::{
 use self::ping::PingLink;
 use self::pool::Pool;
 use self::room::{Room, no_room};
+use self::sick::{SickKeys, is_of_a_state};
 use self::statement::{Keys, Plain, Verb};
 use self::sweep::Totals;
 use crate::remote::MergedCharges;
@@ -89,6 +91,8 @@ struct Inner {
     queue: Queue<PostgresStore>,
     shares: Arc<Shares>,
     room: Arc<Room>,
+    /// Keys whose stored state the statement could not make anything of, of late.
+    sick: Mutex<SickKeys>,
     /// The connection that pings go over, once there was a reason to ping.
     ping: Mutex<Option<PingLink>>,
 }
@@ -120,6 +124,7 @@ impl PostgresStore {
             queue: Queue::default(),
             shares: Shares::new(batch::caps(connections)),
             room: Arc::new(Room::new(max_keys)),
+            sick: Mutex::default(),
             ping: Mutex::default(),
         };
         Ok(PostgresStore { inner: Arc::new(inner) })
@@ -229,12 +234,9 @@ impl PostgresStore {
             false => None,
         };
         batch.retain(|name| is_known.as_ref().is_none_or(|known| known.contains(name)));
-        let answers: HashMap<Uuid, Answered> = match batch.is_empty() {
-            true => HashMap::new(),
-            false => self.upsert(plain, limit, cost, &batch, until).await?.into_iter().collect(),
-        };
-        let outcome = |name: &Uuid| match answers.get(name) {
-            Some(answered) => Ok(answered.outcome),
+        let mut answers = self.upsert_each(plain, limit, cost, &batch, until).await?;
+        let outcome = |name: &Uuid| match answers.remove(name) {
+            Some(answered) => answered.map(|answered| answered.outcome),
             None if is_known.as_ref().is_some_and(|known| !known.contains(name)) => Err(no_room()),
             None => Err(self.late(1)),
         };
@@ -269,6 +271,43 @@ impl PostgresStore {
         }
     }
 
+    /// The same charge of some keys, sorted, each by itself: one statement. Those that were late are not among the answers, and were
+    /// not charged.
+    ///
+    /// A statement fails for all of its keys or for none. So where one of them has a state that the statement cannot make anything
+    /// of, each is asked about alone, and those that fail then do not go with others for a while.
+    async fn upsert_each(
+        &self,
+        plain: Plain,
+        limit: &StoredLimit,
+        cost: Cost,
+        keys: &[Uuid],
+        until: &Until<'_>,
+    ) -> Result<HashMap<Uuid, Result<Answered, StoreError>>, StoreError> {
+        let (mut alone, together) = self.inner.sick.lock().split(keys);
+        let mut answers = HashMap::with_capacity(keys.len());
+        if !together.is_empty() {
+            match self.upsert(plain, limit, cost, &together, until).await {
+                Ok(answered) => answers.extend(answered),
+                // Nothing was written.
+                Err(error) if together.len() > 1 && is_of_a_state(&error) => alone.extend(together),
+                Err(error) => return Err(error),
+            }
+        }
+        for key in alone {
+            match self.upsert(plain, limit, cost, &[key], until).await {
+                Ok(answered) => answers.extend(answered),
+                Err(error) => {
+                    if is_of_a_state(&error) {
+                        self.inner.sick.lock().note(key);
+                    }
+                    answers.insert(key, Err(error));
+                }
+            }
+        }
+        Ok(answers)
+    }
+
     /// A charge of one statement: the same for each of some keys, sorted, each by itself. Those that were late are not among
     /// the answers, and were not charged.
     async fn upsert(
@@ -278,7 +317,7 @@ impl PostgresStore {
         cost: Cost,
         keys: &[Uuid],
         until: &Until<'_>,
-    ) -> Result<Vec<(Uuid, Answered)>, StoreError> {
+    ) -> Result<Vec<(Uuid, Result<Answered, StoreError>)>, StoreError> {
         let numbers = parameters(&limit.limit);
         let (price_us, price_rest) = price(&limit.limit, cost);
         let clock_us = self.inner.clock_us();
@@ -308,9 +347,14 @@ impl PostgresStore {
             if clock_us.is_none() {
                 self.inner.pool.skew.saw(at_us);
             }
-            let found = (3..row.len()).map(|index| column(row, index)).collect::<Result<Vec<i64>, _>>()?;
-            let outcome = limit.limit.answer(&reading(&limit.limit, &found)?, cost, instant(at_us)?);
-            answers.push((column(row, 0)?, Answered { outcome, admitted: column(row, 1)? }));
+            // What cannot be read of one row says nothing of the others.
+            let answered = || {
+                let found =
+                    (3..row.len()).map(|index| column(row, index)).collect::<Result<Vec<i64>, _>>()?;
+                let outcome = limit.limit.answer(&reading(&limit.limit, &found)?, cost, instant(at_us)?);
+                Ok(Answered { outcome, admitted: column(row, 1)? })
+            };
+            answers.push((column(row, 0)?, answered()));
         }
         Ok(answers)
     }

@@ -4,8 +4,8 @@
 //! however often it is sent. The order of locks is always holds first, then tables.
 //!
 //! Holds have a budget of their own, in bytes, so that reservations never take the room of keys. A hold is kept to its end, settled
-//! or not, because a second settlement has to be known for what it is; so what one key may keep is bounded as well, and one caller
-//! cannot use up what others need. A charge over several keys is refused only if all of them are at their bounds: a key that
+//! or not, because a second settlement has to be known for what it is; so what one key may keep is bounded as well, by what is
+//! still free, and a caller with some keys cannot use up what others need. A charge over several keys is refused only if all of them are at their bounds: a key that
 //! everybody is charged under is not the one to be held to it.
 
 use std::cmp::Ordering;
@@ -199,14 +199,16 @@ impl Holds {
         answer
     }
 
-    /// Counts a hold for its keys, unless all of them have as many as they may.
+    /// Counts a hold for its keys, unless all of them have as many as they may: each at most as much as is still free for all. So a key
+    /// alone has half of the room, and however many keys have taken much, one that has little finds some.
     fn count(&self, keys: &Keys, bytes: usize) -> bool {
         let mut has_room = keys.is_empty();
+        let free = self.most_bytes.saturating_sub(self.bytes());
         for &key in keys {
             has_room |= self.with_key(key, |per_key| {
                 per_key.open += 1;
                 per_key.bytes += bytes;
-                per_key.open <= MOST_OPEN_PER_KEY && per_key.bytes <= self.most_bytes / 2
+                per_key.open <= MOST_OPEN_PER_KEY && per_key.bytes <= free
             });
         }
         if !has_room {
@@ -261,7 +263,7 @@ impl Holds {
         if !self.count(&keys, bytes) {
             self.bytes.fetch_sub(bytes, atomic::Ordering::Relaxed);
             return Err(StoreError::full(format!(
-                "the key has {MOST_OPEN_PER_KEY} reservations open, or half of the room for all; settle some, or shorten their time to live"
+                "the key has {MOST_OPEN_PER_KEY} reservations open, or as much of the room as is left for all; settle some, or shorten their time to live"
             )));
         }
         let mut parts = SmallVec::new();
@@ -515,6 +517,26 @@ mod tests {
         store.sweep();
         assert_eq!(store.inner.holds.bytes(), 0);
         assert!(store.inner.holds.per_key.iter().all(|shard| shard.lock().is_empty()));
+    }
+
+    /// 46 keys used up the room of all: a key that has none of it yet found none.
+    #[test]
+    fn keys_that_take_much_leave_some_for_a_key_that_has_none() {
+        let (store, _) = store(1 << 20);
+        let limit = store.open(&StoredLimit::new("api", Limit::token_bucket("1/s", 1_000_000).unwrap()));
+        let reserve = |key: &str, id: u128| {
+            let item = MemoryCharge { limit: &limit, key, cost: Cost::ONE, shadow: false };
+            store.charge_all(&[item], hold(id, 86_400)).is_ok()
+        };
+        let mut id = 0;
+        let mut flood = |key: &str| {
+            id += 1;
+            reserve(key, id)
+        };
+        let keys: Vec<String> = (0..46).map(|number| format!("key {number}")).collect();
+        while keys.iter().filter(|key| flood(key)).count() > 0 {}
+        let found = (0..1_000).take_while(|_| flood("somebody else")).count();
+        assert!(found >= 10, "{found}");
     }
 
     /// Reservations on a limit that only watches, and denies, and on nothing at all were kept for their time to live.

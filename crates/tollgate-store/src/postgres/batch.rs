@@ -3,7 +3,6 @@
 //! A row that somebody else has locked holds up the keys that go with it. Nobody locks a row for longer than one statement of
 //! ours takes, so few keys go together, and several statements may be in flight, each on a connection of its own.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -80,10 +79,9 @@ impl Carrier for PostgresStore {
         if sorted.is_empty() {
             return Ok(keys.iter().map(|_| Err(no_room())).collect());
         }
-        let answered: HashMap<Uuid, Answered> =
-            self.upsert(*plain, limit, *cost, &sorted, &until).await?.into_iter().collect();
+        let mut answered = self.upsert_each(*plain, limit, *cost, &sorted, &until).await?;
         let unanswered = |key: &Uuid| if sorted.contains(key) { self.late(1) } else { no_room() };
-        let answer = |key: &Uuid| answered.get(key).copied().ok_or_else(|| unanswered(key));
+        let answer = |key: &Uuid| answered.remove(key).unwrap_or_else(|| Err(unanswered(key)));
         Ok(keys.iter().map(answer).collect())
     }
 }

@@ -11,7 +11,7 @@
 -- The answer is a list: now, and for each charge a string of numbers, seven bytes each: whether it passed, and what was found of each
 -- part: two numbers of a bucket, eight of a counter, three of others. Or STATE where what is kept under a key is not ours, or FULL
 -- where there is no room for a new key: nothing of such a charge is written. Or FAILED where a command was refused after an earlier
--- charge of the call, or a part of this one, was written; without one the error itself is the answer. A call that has met much answers for its first charges
+-- charge of the call, or a part of this one, was written, or where this script cannot make anything of a state; else the error itself is the answer. A call that has met much answers for its first charges
 -- alone, and nothing of the others was done. A hold that is there already answers a list: HELD,
 -- the question that it was made with, and the answer that it was given, its numbers with commas.
 

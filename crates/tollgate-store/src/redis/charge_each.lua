@@ -5,13 +5,14 @@
       answer, passed = reply, is_made
     else
       local text = type(reply) == 'table' and reply.err or reply
+      -- What is wrong with one charge, or with a key of it, is the answer of this charge alone.
       local function says(word) return find(text, word, 1, true) end
       if says('TOLLGATE_STATE') or says('WRONGTYPE') then
         answer = {ok = 'STATE'}
       elseif says('TOLLGATE_FULL') or says('OOM') then
         if says('OOM') then has_room = false end
         answer = {ok = 'FULL'}
-      elseif has_written then
+      elseif has_written or find(text, 'user_script:%d') then
         answer = {ok = 'FAILED'}
       else
         error(reply, 0)

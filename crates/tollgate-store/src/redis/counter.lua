@@ -22,14 +22,17 @@ local function read_counter(key, window_us)
   local number, prev, cur, length_us, more = string.match(value, '^(%d+):(%d+):(%d+):?(%d*)(:?[%d:]*)$')
   if not number then not_ours() end
   if length_us == '' then
-    return {window_us = window_us, start_us = number + 0, prev = prev + 0, cur = cur + 0}, NONE
+    return {window_us = window_us, start_us = whole(number), prev = whole(prev), cur = whole(cur)}, NONE
   end
-  local newer = {window_us = length_us + 0, start_us = number * length_us, prev = prev + 0, cur = cur + 0}
-  if newer.window_us == 0 then not_ours() end
+  local function counts()
+    if length_us + 0 == 0 then not_ours() end
+    return {window_us = whole(length_us), start_us = whole(number * length_us), prev = whole(prev), cur = whole(cur)}
+  end
+  local newer = counts()
   if more == '' then return newer, NONE end
   number, prev, cur, length_us = string.match(more, '^:(%d+):(%d+):(%d+):(%d+)$')
-  if not number or length_us + 0 == 0 then not_ours() end
-  return newer, {window_us = length_us + 0, start_us = number * length_us, prev = prev + 0, cur = cur + 0}
+  if not number then not_ours() end
+  return newer, counts()
 end
 
 local function write_counter(key, newer, older)

@@ -14,6 +14,13 @@ local function not_ours()
   error('TOLLGATE_STATE', 0)
 end
 
+-- A whole number that is kept in decimals: more digits than a number of ours has were written by somebody else.
+local function whole(digits)
+  local number = digits + 0
+  if number > 9007199254740991 then not_ours() end
+  return number
+end
+
 local function expire_ms(key, fresh_at_us, slack_us)
   local until_us = fresh_at_us + (slack_us < 1000000 and slack_us or 1000000)
   local ms = (until_us - until_us % 1000) / 1000 + 1 + shift_ms

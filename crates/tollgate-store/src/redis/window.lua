@@ -13,8 +13,8 @@ local function read_window(key, window_us)
   end
   local end_us, count, length_us = string.match(value, '^(%d+):(%d+):?(%d*)$')
   if not end_us then not_ours() end
-  end_us = end_us + 0
-  return end_us, count + 0, end_us - (tonumber(length_us) or window_us)
+  end_us = whole(end_us)
+  return end_us, whole(count), end_us - (length_us ~= '' and whole(length_us) or window_us)
 end
 
 local function write_window(key, end_us, count, start_us)

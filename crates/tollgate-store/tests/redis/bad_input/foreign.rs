@@ -12,11 +12,16 @@ use super::all_of;
 use crate::{beside_others, costing, item, keys, one_of_each, store_on, used};
 
 /// How to make something of each type under a name.
-const FOREIGN: [&[&str]; 8] = [
+const FOREIGN: [&[&str]; 12] = [
     &["SET", "", "garbage"],
     &["SET", "", ""],
     &["SET", "", "12:x"],
     &["SET", "", "1:2:3:4:5"],
+    // Digits, and more of them than a number of ours has.
+    &["SET", "", "999999999999999999999999999999:1:1"],
+    &["SET", "", "1:999999999999999999999999999999:1"],
+    &["SET", "", "999999999999999999999999999999:1:1:1"],
+    &["SET", "", "9007199254740991:1:1:9007199254740991"],
     &["RPUSH", "", "a", "b", "c"],
     &["HSET", "", "field", "value"],
     &["ZADD", "", "1", "member"],
