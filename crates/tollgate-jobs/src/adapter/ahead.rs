@@ -5,7 +5,7 @@
 //! being put off. Jobs that would wake within half a minute only because they may not sleep longer are put off again on the way.
 //! One process reads ahead in a queue at a time. Should any of it fail, jobs are claimed one by one, as without it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use sqlx::postgres::types::PgHstore;
+use uuid::Uuid;
 
 use super::layer::{JobArgs, plan_of};
 use super::response::delayed_result;
@@ -25,6 +26,9 @@ const PAGE: i64 = 1_000;
 
 /// How many bytes of arguments a page has: somebody may push large ones.
 const PAGE_BYTES: i64 = 16 * 1024 * 1024;
+
+/// In how many lines the jobs of a page may stand, unless the first of them stands in more: each is locked while the page is written.
+const PAGE_LINES: usize = 256;
 
 /// How many pages are read at most in one go.
 const PAGES: usize = 100;
@@ -185,6 +189,17 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     };
     let found: Vec<(String, i32, i64, i32)> = found;
     let count = in_budget(found.iter().map(|(.., bytes)| *bytes));
+    let ids: Vec<&str> = found[..count].iter().map(|(id, ..)| id.as_str()).collect();
+    let read = "select j.id, j.job, j.metadata from unnest($1::text[]) with ordinality as u(id, number) join apalis.jobs j on j.id = u.id
+        order by u.number";
+    let rows = match ids.is_empty() {
+        true => Vec::new(),
+        false => sqlx::query(read).bind(&ids).fetch_all(&mut *transaction).await?,
+    };
+    let mut plans: Vec<Option<Plan>> = rows.iter().map(|row| plan::<Args>(gate, queue, row)).collect();
+    let lines = plans.iter().map(|plan| plan.as_ref().map(Plan::lines).unwrap_or_default());
+    plans.truncate(in_few_lines(lines));
+    let count = plans.len();
     let is_last = count == found.len() && i64::try_from(count).is_ok_and(|count| count < PAGE);
     let next = match found[..count].last() {
         _ if is_soon => None,
@@ -193,14 +208,7 @@ async fn page<Args: JobArgs + DeserializeOwned>(
         }
         _ => Some(Cursor::Soon),
     };
-    let ids: Vec<&str> = found[..count].iter().map(|(id, ..)| id.as_str()).collect();
-    if ids.is_empty() {
-        return Ok(Page { put_off: 0, next });
-    }
-    let read = "select j.id, j.job, j.metadata from unnest($1::text[]) with ordinality as u(id, number) join apalis.jobs j on j.id = u.id
-        order by u.number";
-    let rows = sqlx::query(read).bind(&ids).fetch_all(&mut *transaction).await?;
-    let plans: Vec<Plan> = rows.iter().filter_map(|row| plan::<Args>(gate, queue, row)).collect();
+    let plans: Vec<Plan> = plans.into_iter().flatten().collect();
     if plans.is_empty() {
         return Ok(Page { put_off: 0, next });
     }
@@ -234,6 +242,16 @@ fn in_budget(sizes: impl Iterator<Item = i32>) -> usize {
     fits.count()
 }
 
+/// How many jobs that stand in these lines are put off at once: at least one.
+fn in_few_lines(lines: impl Iterator<Item = Vec<Uuid>>) -> usize {
+    let mut all = HashSet::new();
+    let fits = lines.enumerate().take_while(|(index, lines)| {
+        all.extend(lines.iter().copied());
+        *index == 0 || all.len() <= PAGE_LINES
+    });
+    fits.count()
+}
+
 /// What a job is to be charged; `None` if it meets no policy, or cannot be read: then it is left to who claims it.
 fn plan<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue: &str, row: &PgRow) -> Option<Plan> {
     let id: String = row.try_get(0).ok()?;
@@ -253,5 +271,16 @@ mod tests {
         assert_eq!(in_budget([i32::MAX, 1].into_iter()), 1);
         assert_eq!(in_budget([100_000; 1_000].into_iter()), 167);
         assert_eq!(in_budget([200; 1_000].into_iter()), 1_000);
+    }
+
+    #[test]
+    fn a_page_has_one_job_at_least_and_few_lines() {
+        let line = |number: u128| Uuid::from_u128(number);
+        assert_eq!(in_few_lines([].into_iter()), 0);
+        assert_eq!(in_few_lines((0..1_000).map(|_| vec![line(1), line(2)])), 1_000, "all stand in the same");
+        assert_eq!(in_few_lines((0..1_000).map(|number| vec![line(number)])), 256);
+        assert_eq!(in_few_lines((1..1_000).map(|number| vec![line(0), line(number)])), 255);
+        assert_eq!(in_few_lines((0..10).map(|_| (0..1_000).map(line).collect())), 1);
+        assert_eq!(in_few_lines((0..1_000).map(|_| Vec::new())), 1_000, "what meets no policy stands in none");
     }
 }
