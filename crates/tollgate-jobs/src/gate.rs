@@ -36,7 +36,7 @@ use crate::wake::{Wake, Wakes};
 
 pub use builder::JobGateBuilder;
 #[cfg(feature = "apalis")]
-pub(crate) use bulk::PutOff;
+pub(crate) use bulk::{PutOff, Sleep};
 use charge::{Charged, Denial, judge};
 pub use status::JobStatus;
 pub(crate) use status::closing;

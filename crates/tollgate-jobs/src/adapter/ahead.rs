@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::layer::{JobArgs, plan_of};
 use super::response::delayed_result;
-use crate::gate::{JobGate, PutOff};
+use crate::gate::{JobGate, PutOff, Sleep};
 use crate::plan::Plan;
 
 /// How many jobs a page has. While it is written, jobs that were claimed before wait for it, and are then behind it.
@@ -132,8 +132,17 @@ enum Cursor {
         run_at_us: i64,
         id: String,
     },
-    /// Nothing is due any more: those that would wake soon.
-    Soon,
+    /// Nothing is due any more: those that would wake soon, behind this one, in the order in which they do.
+    Soon {
+        until_us: i64,
+        id: String,
+    },
+}
+
+impl Cursor {
+    fn soon() -> Cursor {
+        Cursor::Soon { until_us: 0, id: String::new() }
+    }
 }
 
 struct Page {
@@ -162,19 +171,21 @@ async fn page<Args: JobArgs + DeserializeOwned>(
         where job_type = $1 and (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) and run_at < now()
           and ($2 is null or priority < $2 or (priority = $2 and (run_at, id) > (timestamptz 'epoch' + $3 * interval '1 microsecond', $4)))
         order by priority desc, run_at, id limit $5 for update skip locked";
-    let soon = "select j.id, j.priority, 0::bigint, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
+    let soon = "select j.id, j.priority, w.until_us, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
         from {prefix}job_waiting w join apalis.jobs j on j.id = w.job
         where w.queue = $1 and w.until_us between {prefix}job_now_us() and {prefix}job_now_us() + $2 and w.slot_us > w.until_us + 1000000
-          and j.status = 'Pending' and j.job_type = $1 and j.run_at > now()
-        order by w.until_us limit $3 for update of j skip locked";
-    let is_soon = matches!(place, Cursor::Soon);
+          and (w.until_us, w.job) > ($4, $5) and j.status = 'Pending' and j.job_type = $1 and j.run_at > now()
+        order by w.until_us, w.job limit $3 for update of j skip locked";
+    let sleep = if matches!(place, Cursor::Soon { .. }) { Sleep::GoesOn } else { Sleep::IsOver };
     let found = match place {
-        Cursor::Soon => {
+        Cursor::Soon { until_us, id } => {
             let horizon = i64::try_from(HORIZON.as_micros()).unwrap_or(i64::MAX);
             sqlx::query_as(line.sql(soon))
                 .bind(queue)
                 .bind(horizon)
                 .bind(PAGE)
+                .bind(until_us)
+                .bind(id)
                 .fetch_all(&mut *transaction)
                 .await?
         }
@@ -201,18 +212,21 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     plans.truncate(in_few_lines(lines));
     let count = plans.len();
     let is_last = count == found.len() && i64::try_from(count).is_ok_and(|count| count < PAGE);
-    let next = match found[..count].last() {
-        _ if is_soon => None,
-        Some((id, priority, run_at_us, _)) if !is_last => {
+    let next = match (found[..count].last().filter(|_| !is_last), sleep) {
+        (Some((id, _, until_us, _)), Sleep::GoesOn) => {
+            Some(Cursor::Soon { until_us: *until_us, id: id.clone() })
+        }
+        (None, Sleep::GoesOn) => None,
+        (Some((id, priority, run_at_us, _)), Sleep::IsOver) => {
             Some(Cursor::Behind { priority: *priority, run_at_us: *run_at_us, id: id.clone() })
         }
-        _ => Some(Cursor::Soon),
+        (None, Sleep::IsOver) => Some(Cursor::soon()),
     };
     let plans: Vec<Plan> = plans.into_iter().flatten().collect();
     if plans.is_empty() {
         return Ok(Page { put_off: 0, next });
     }
-    let Some(put_off) = gate.put_off_many(&mut transaction, &plans).await? else {
+    let Some(put_off) = gate.put_off_many(&mut transaction, &plans, sleep).await? else {
         return Ok(Page { put_off: 0, next: None });
     };
     if put_off.is_empty() {
