@@ -122,12 +122,13 @@ create or replace function {prefix}job_cleanup(p_keep_us bigint, p_batch integer
   select (select count(*) from gone) + (select count(*) from places) + (select count(*) from opened)
 $$;
 
--- Locks those of these lines that somebody stands in, in the order in which job_stand does, and answers the time.
+-- Locks these lines, in the order in which job_stand does, and answers the time. Empty ones too: whether one is empty is known only to who
+-- has locked it, because the first may be about to take a place in it.
 create or replace function {prefix}job_lock_lines(p_keys uuid[]) returns bigint language plpgsql volatile as $$
 declare
   v_key uuid;
 begin
-  for v_key in select k from unnest(p_keys) as k where exists (select from {prefix}job_line l where l.key = k) order by k loop
+  for v_key in select distinct k from unnest(p_keys) as k order by k loop
     perform pg_advisory_xact_lock(hashtextextended('{prefix}job_line ' || v_key::text, 0));
   end loop;
   return {prefix}job_now_us();

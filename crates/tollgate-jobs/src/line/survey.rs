@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{GRACE, Line, micros, signed};
 use crate::plan::{Plan, PlannedCharge};
 
-/// What many jobs find. The lines that somebody stands in are locked until the transaction ends.
+/// What many jobs find. Their lines are locked until the transaction ends: nobody else takes a place in them.
 #[derive(Debug)]
 pub(crate) struct Survey {
     /// The database's clock, and ours when it answered.
@@ -67,7 +67,7 @@ fn unsigned(value: i64) -> u64 {
 }
 
 impl Line {
-    /// Locks the lines of these jobs that somebody stands in, and looks at them.
+    /// Locks the lines of these jobs, and then looks at them, in statements of their own: what was there when the locks were had is seen.
     pub(crate) async fn survey(
         &self,
         connection: &mut PgConnection,

@@ -82,3 +82,59 @@ async fn s27_a_tenant_with_ten_thousand_jobs_does_not_delay_another() {
     let ends = world.gate.status("job:call").await.unwrap().backlog_ends.unwrap();
     assert!(ends > Duration::from_secs(1_800) && ends < Duration::from_secs(2_100), "{ends:?}");
 }
+
+/// One who takes the first place of a line holds its lock; who puts off many waits for it, and then sees that place. Without that both would
+/// take the same one, and a job would lose its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_was_empty_is_locked_before_it_is_looked_at() {
+    let world = World::new(only("call", rate(1, HOUR))).await;
+    let key = "'00000000-0000-0000-0000-000000000001'::uuid";
+    let mut first = world.pool.begin().await.unwrap();
+    let stands = format!(
+        "select now_us from tollgate_job_stand('first', 'q', 'call', array[{key}], array['job:call'], array[1::bigint], array[true],
+           array[null::bigint], null, null, array[]::uuid[], 2000000)"
+    );
+    sqlx::query(sqlx::AssertSqlSafe(stands)).execute(&mut *first).await.unwrap();
+    let pool = world.pool.clone();
+    let many = tokio::spawn(async move {
+        let mut many = pool.begin().await.unwrap();
+        let lock = format!("select tollgate_job_lock_lines(array[{key}])");
+        sqlx::query(sqlx::AssertSqlSafe(lock)).execute(&mut *many).await.unwrap();
+        let ends = format!("select last from tollgate_job_line_ends(array[{key}], 2000000)");
+        let ends: Option<i64> =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(ends)).fetch_optional(&mut *many).await.unwrap();
+        ends
+    });
+    let waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted";
+    while world.number(waits).await == 0 {
+        assert!(!many.is_finished(), "an empty line was looked at without its lock: {:?}", many.await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    first.commit().await.unwrap();
+    assert_eq!(many.await.unwrap(), Some(1), "the place that was taken meanwhile");
+}
+
+/// A thousand jobs of as many tenants are put off in pages that lock few lines each.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_tenants_are_put_off_together_with_few_locks() {
+    let world = World::new(only("call", rate(5, SECOND).also(100, HOUR).key("tenant"))).await;
+    world.server.psql(
+        "create table locks (number bigint);
+         create function log_locks() returns trigger language plpgsql as $$ begin
+           insert into locks select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid(); return null; end $$;
+         create trigger log_locks after insert on tollgate_job_waiting for each statement execute function log_locks();",
+    );
+    // All of them have to wait.
+    world.gate.close("job:call", HOUR).await.unwrap();
+    world
+        .push_all("q", (0..1_000).map(|number| TestJob::new("call", number).of(&format!("tenant-{number}"))))
+        .await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from tollgate_job_waiting where until_us > 0", 1_000).await;
+    let claimed = world.number("select count(*) from delays where was_claimed").await;
+    assert!(claimed <= 300, "{claimed} of 1,000 jobs were claimed one by one");
+    let locks = world.number("select max(number) from locks").await;
+    // 256 lines, and that of the queue.
+    assert!((200..=257).contains(&locks), "{locks} advisory locks at once");
+    assert_eq!(world.number("select count(*) from tollgate_job_line").await, 2_000, "each in both of its lines");
+}
