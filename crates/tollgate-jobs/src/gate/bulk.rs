@@ -8,6 +8,7 @@
 //! Nothing is charged here, and no job ends here: what might run, or is to be given up, is left for a worker to claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 use sqlx::postgres::PgConnection;
 use tollgate::{Charge, Limit};
@@ -25,6 +26,9 @@ const PROBES: u64 = 64;
 
 /// How many charges a peek takes.
 const CHARGES: usize = 64;
+
+/// How long the limits may take to answer for one page, whose rows and lines are locked meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A job that was put off.
 pub(crate) struct PutOff {
@@ -58,7 +62,7 @@ struct Waiter<'a> {
 
 impl JobGate {
     /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's. `None` if
-    /// the limits cannot be asked: then nothing was written.
+    /// the limits cannot be asked, or not in time: then nothing was written.
     pub(crate) async fn put_off_many(
         &self,
         connection: &mut PgConnection,
@@ -76,7 +80,8 @@ impl JobGate {
             return Ok(Some(Vec::new()));
         }
         let limits = self.limits_of(&waiters);
-        let Some(answers) = self.answers(&waiters, &limits).await else { return Ok(None) };
+        let answers = tokio::time::timeout(PATIENCE, self.answers(&waiters, &limits)).await;
+        let Ok(Some(answers)) = answers else { return Ok(None) };
         let now_us = survey.now_us();
         let (mut slots, mut put_off) = (Vec::new(), Vec::new());
         let mut never = BTreeSet::new();
@@ -241,8 +246,6 @@ fn probe(limit: &Limit, charge: &PlannedCharge, ahead: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::job::Job;
     use crate::policy::{JobPolicy, Jobs};
