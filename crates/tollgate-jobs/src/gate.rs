@@ -39,7 +39,7 @@ pub use builder::JobGateBuilder;
 pub(crate) use bulk::{PutOff, Sleep};
 use charge::{Charged, Denial, judge};
 pub use status::JobStatus;
-pub(crate) use status::closing;
+pub(crate) use status::{closing, held_by};
 use turn::{Turn, micros};
 
 /// Waits up to this are waited for with the job claimed.
@@ -76,10 +76,12 @@ impl JobGate {
     }
 
     /// Puts other policies in place; their limits keep what they have counted. Waiting jobs are called, so that they run sooner where
-    /// more is allowed now; where less is, they find out when their time comes. If anything is refused, the old ones stay.
+    /// more is allowed now; where less is, they find out when their time comes. An error means that something was refused, and that the old
+    /// ones stay. Jobs that cannot be called are no error: that is logged, and tried again in the background.
     pub async fn reload(&self, jobs: Jobs) -> Result<(), Error> {
         self.apply(jobs)?;
-        self.call_sleepers().await
+        self.call_all().await;
+        Ok(())
     }
 
     /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay.
@@ -90,7 +92,8 @@ impl JobGate {
     ) -> Result<(), Error> {
         let jobs = self.inner.jobs.read().with_config(jobs);
         self.put_in_place(config.policy.clone(), jobs)?;
-        self.call_sleepers().await
+        self.call_all().await;
+        Ok(())
     }
 
     fn apply(&self, jobs: Jobs) -> Result<(), Error> {

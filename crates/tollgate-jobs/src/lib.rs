@@ -32,7 +32,8 @@ pub use limits::{JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 pub use line::ClosedKey;
 pub use metrics::METRICS;
 pub use overview::{
-    ClosedLabel, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, Unreadable, WaitingJob,
+    ClosedLabel, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, OpenedKey, Unreadable,
+    WaitingJob,
 };
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};

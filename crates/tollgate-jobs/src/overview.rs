@@ -13,14 +13,18 @@ use tollgate::{Key, Limit, Tollgate};
 use uuid::Uuid;
 
 use crate::error::Error;
-use crate::gate::closing;
+use crate::gate::{closing, held_by};
 use crate::limits::{JobLimits, JobScope, JobsConfig, OnExceeded};
-use crate::line::Line;
+use crate::line::{Called, Line};
 use crate::open::database;
 use crate::plan::closable;
+use crate::wake::ApalisRows;
 
 /// How long a statement may take, and a connection.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long the jobs of a key that was opened may be called for.
+const CALLING: Duration = Duration::from_secs(10);
 
 /// How many rows of the line are looked at. Beyond, numbers are lower bounds, and [`JobsOverview::is_cut`] says so.
 const MOST_ROWS: i64 = 100_000;
@@ -175,6 +179,19 @@ pub struct ClosedLabel {
     pub waiting: u64,
 }
 
+/// What became of opening a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OpenedKey {
+    /// What is shown of the key.
+    pub label: String,
+    /// How many were closed: itself, and values of the field that splits it.
+    pub opened: u64,
+    /// How many of its jobs are due now because of that. `None` if they could not be called: they look again when their slot or their longest sleep
+    /// has passed.
+    pub called: Option<u64>,
+}
+
 /// The workers of a framework.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -261,19 +278,41 @@ impl JobsReader {
         Ok(label)
     }
 
-    /// Opens a key that was closed, and with `values` each value of the field that splits it. Answers what is shown of the key and how
-    /// many were closed.
-    pub async fn open(&self, key: &str, values: bool) -> Result<(String, u64), Error> {
+    /// Opens a key that was closed, and with `values` each value of the field that splits it. Its jobs are called, if apalis has them and the
+    /// database role may do so.
+    pub async fn open(&self, key: &str, values: bool, jobs: &JobsConfig) -> Result<OpenedKey, Error> {
         let failed = |error| Error::database("opening a key", error);
         let (name, label) = closing(key)?;
-        if !values {
-            let opened = in_time(self.line.open(name)).await.map_err(failed)?;
-            return Ok((label, u64::from(opened)));
+        let called = held_by(key, jobs)?;
+        let opened = if values {
+            let text = "delete from {prefix}job_closed where key = $1 or label = $2";
+            let call = sqlx::query(self.line.sql(text)).bind(name).bind(&label).execute(&self.line.pool);
+            in_time(call).await.map_err(failed)?.rows_affected()
+        } else {
+            u64::from(in_time(self.line.open(name)).await.map_err(failed)?)
+        };
+        let called = if opened > 0 { self.call(&called).await } else { Some(0) };
+        Ok(OpenedKey { label, opened, called })
+    }
+
+    /// Calls jobs that sleep; `None` if they cannot be called.
+    async fn call(&self, called: &Called) -> Option<u64> {
+        let calling = async {
+            let rows = ApalisRows::of(&self.line.pool).await;
+            let rows = rows.map_err(|error| Error::database("calling waiting jobs", error))?;
+            match rows {
+                Some(rows) => self.line.call(called, &rows).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        match tokio::time::timeout(CALLING, calling).await {
+            Ok(Ok(count)) => count,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a key was opened, and its jobs cannot be called; they look again by themselves");
+                None
+            }
+            Err(_) => None,
         }
-        let text = "delete from {prefix}job_closed where key = $1 or label = $2";
-        let call = sqlx::query(self.line.sql(text)).bind(name).bind(&label).execute(&self.line.pool);
-        let opened = in_time(call).await.map_err(failed)?.rows_affected();
-        Ok((label, opened))
     }
 
     async fn line(

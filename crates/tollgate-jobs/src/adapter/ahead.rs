@@ -295,6 +295,10 @@ mod tests {
         assert_eq!(in_few_lines((0..1_000).map(|number| vec![line(number)])), 256);
         assert_eq!(in_few_lines((1..1_000).map(|number| vec![line(0), line(number)])), 255);
         assert_eq!(in_few_lines((0..10).map(|_| (0..1_000).map(line).collect())), 1);
-        assert_eq!(in_few_lines((0..1_000).map(|_| Vec::new())), 1_000, "what meets no policy stands in none");
+        assert_eq!(
+            in_few_lines((0..1_000).map(|_| Vec::new())),
+            1_000,
+            "what meets no policy stands in none"
+        );
     }
 }

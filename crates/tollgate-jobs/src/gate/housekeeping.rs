@@ -6,10 +6,12 @@ use uuid::Uuid;
 
 use super::{JobGate, WeakGate};
 use crate::error::Error;
+use crate::line::Called;
 use crate::metrics;
 
-/// Called jobs come in batches: how long after one the next is called.
-const CALLED_EVERY: Duration = Duration::from_millis(200);
+/// The pause before jobs are called again that could not be called; it doubles up to the longest. And how often that is tried.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const AGAIN_TIMES: usize = 12;
 
 /// How long a place is kept whose time has passed.
 const RETENTION: Duration = Duration::from_secs(86_400);
@@ -19,20 +21,31 @@ const GAUGES_EVERY: Duration = Duration::from_secs(15);
 const CLEANUP_EVERY: u32 = 40;
 
 impl JobGate {
-    /// Calls all jobs that sleep, first those whose turn comes first, some at a time.
-    pub(super) async fn call_sleepers(&self) -> Result<(), Error> {
-        let Some(wake) = self.wake() else { return Ok(()) };
-        let mut behind = (i64::MIN, String::new());
-        loop {
-            let sleepers = self.inner.line.sleepers(behind).await;
-            let sleepers = sleepers.map_err(|error| Error::database("calling waiting jobs", error))?;
-            let Some((job, slot_us)) = sleepers.last() else { return Ok(()) };
-            behind = (*slot_us, job.clone());
-            let jobs: Vec<String> = sleepers.into_iter().map(|(job, _)| job).collect();
-            wake.wake(&jobs).await;
-            self.inner.wakes.push(Duration::ZERO);
-            tokio::time::sleep(CALLED_EVERY).await;
-        }
+    /// Calls all jobs that sleep, because what holds them up has changed. If they cannot be called, that is tried again in the background:
+    /// the change itself is made.
+    pub(super) async fn call_all(&self) {
+        let Err(error) = self.call(&Called::All).await else { return };
+        tracing::warn!(%error, "limits have changed, and waiting jobs cannot be called yet; that is tried again");
+        let gate = self.downgrade();
+        tokio::spawn(async move {
+            let mut pause = AGAIN.0;
+            for _ in 0..AGAIN_TIMES {
+                tokio::time::sleep(pause).await;
+                let Some(gate) = gate.upgrade() else { return };
+                if gate.call(&Called::All).await.is_ok() {
+                    return tracing::info!("waiting jobs were called");
+                }
+                pause = (pause * 2).min(AGAIN.1);
+            }
+        });
+    }
+
+    /// Calls jobs that sleep; answers how many. Nobody is called where the framework is not known.
+    pub(super) async fn call(&self, called: &Called) -> Result<u64, Error> {
+        let Some(wake) = self.wake() else { return Ok(0) };
+        let count = self.inner.line.call(called, &*wake).await?;
+        self.inner.wakes.push(Duration::ZERO);
+        Ok(count)
     }
 
     /// Forgets places in line whose time passed a day ago and that nobody came for, and keys that are open again. Answers how many
@@ -52,12 +65,14 @@ impl JobGate {
         let Some(wake) = self.wake() else { return };
         match self.inner.line.next(lines).await {
             Ok(jobs) if jobs.is_empty() => {}
-            Ok(jobs) => {
-                wake.wake(&jobs).await;
-                self.inner.wakes.push(Duration::ZERO);
-            }
+            Ok(jobs) => match wake.wake(&jobs).await {
+                Ok(_) => self.inner.wakes.push(Duration::ZERO),
+                Err(error) => {
+                    tracing::debug!(%error, "waiting jobs cannot be called; they look again by themselves");
+                }
+            },
             Err(error) => {
-                tracing::debug!(%error, "waiting jobs cannot be called; they look again by themselves")
+                tracing::debug!(%error, "waiting jobs cannot be called; they look again by themselves");
             }
         }
     }

@@ -108,6 +108,16 @@ returns table (job text, slot_us bigint) language sql volatile as $$
     where (w.slot_us, w.job) > (p_slot_us, p_job) and w.until_us > {prefix}job_now_us() order by w.slot_us, w.job limit p_count
 $$;
 
+-- The same of those that stand in these lines or under this label.
+create or replace function {prefix}job_sleepers_of(p_slot_us bigint, p_job text, p_count integer, p_keys uuid[], p_label text)
+returns table (job text, slot_us bigint) language sql volatile as $$
+  select w.job, w.slot_us from (
+      select l.job from {prefix}job_line l where l.label = p_label
+      union select l.job from {prefix}job_line l where l.key = any(p_keys)) as s
+    join {prefix}job_waiting w on w.job = s.job
+    where (w.slot_us, w.job) > (p_slot_us, p_job) and w.until_us > {prefix}job_now_us() order by w.slot_us, w.job limit p_count
+$$;
+
 -- Forgets a batch of jobs whose slot passed long ago and that nobody came for, and keys that are open again. Answers how many rows.
 create or replace function {prefix}job_cleanup(p_keep_us bigint, p_batch integer) returns bigint language sql volatile as $$
   with gone as (

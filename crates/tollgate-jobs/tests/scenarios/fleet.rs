@@ -136,5 +136,9 @@ async fn many_tenants_are_put_off_together_with_few_locks() {
     let locks = world.number("select max(number) from locks").await;
     // 256 lines, and that of the queue.
     assert!((200..=257).contains(&locks), "{locks} advisory locks at once");
-    assert_eq!(world.number("select count(*) from tollgate_job_line").await, 2_000, "each in both of its lines");
+    assert_eq!(
+        world.number("select count(*) from tollgate_job_line").await,
+        2_000,
+        "each in both of its lines"
+    );
 }

@@ -241,7 +241,8 @@ fn closes_and_opens(browser: &Browser, server: &Tollgate, database: &PostgresSer
     browser.until("document.getElementById('sure').open");
     assert!(text(browser, "#sure-title") == "Open queue:mail now?");
     browser.click("#sure-yes");
-    browser.until("document.getElementById('jobs-said').textContent === 'queue:mail is open.'");
+    // No framework is there that could be asked to call them.
+    browser.until("document.getElementById('jobs-said').textContent === 'queue:mail is open. Its jobs look again when their slot or their longest sleep has passed.'");
     assert_eq!(closed(), 0);
     browser.until("!document.querySelector('.alert[data-key=jobs-closed]')");
     sound(browser, "after closing and opening");

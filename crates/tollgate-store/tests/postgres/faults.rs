@@ -268,7 +268,10 @@ impl Matrix {
             })
         });
         // A connection that has yet to prepare the statement cannot send it, and which connection a call gets is chance.
-        assert!(sent.len() >= KEYS.len(), "{name}: nothing is shown by calls that were not sent: {not_sent:?}");
+        assert!(
+            sent.len() >= KEYS.len(),
+            "{name}: nothing is shown by calls that were not sent: {not_sent:?}"
+        );
         self.late += CALLS as u64;
         pause(900);
         hold_up(self, false);

@@ -8,6 +8,7 @@ use http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN};
 use http::uri::Authority;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use tollgate_jobs::OpenedKey;
 
 use super::body::Body;
 use super::fault::Fault;
@@ -126,13 +127,13 @@ pub(super) async fn open_job_key(
     let asked: OpenKey<'_> = requests::read(&body)?;
     let key = asked.key.parsed()?;
     let reader = job_reader(app, &key)?;
-    let opened = reader.open(key.canonical(), asked.values).await;
+    let opened = reader.open(key.canonical(), asked.values, &app.state().config.jobs).await;
     let key_hash = app.stats.key_hash(key.canonical());
     match opened {
-        Ok((label, count)) => {
-            tracing::info!(audit = "jobs_open", %peer, key = label, key_hash, opened = count, "a key of jobs was opened");
+        Ok(OpenedKey { label, opened, called, .. }) => {
+            tracing::info!(audit = "jobs_open", %peer, key = label, key_hash, opened, called, "a key of jobs was opened");
             app.jobs.changed().await;
-            Ok(json(format!("{{\"opened\":{}}}", count > 0)))
+            Ok(json(serde_json::json!({ "opened": opened > 0, "called": called }).to_string()))
         }
         Err(error) => {
             tracing::warn!(audit = "jobs_open", %peer, key_hash, "a key of jobs could not be opened: {error}");

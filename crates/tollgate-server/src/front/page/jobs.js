@@ -159,13 +159,18 @@ function done(answered, words) {
   read();
 }
 
+const openedWords = ({ key }) => ({ opened, called }) => {
+  if (!opened) return `${key} was not closed any more.`;
+  return called === null ? `${key} is open. Its jobs look again when their slot or their longest sleep has passed.` : `${key} is open. ${plural(called, "job")} ${called === 1 ? "is" : "are"} called.`;
+};
+
 function askToOpen(item) {
   makeSure({
     title: `Open ${item.key} now?`,
-    words: ["Its jobs start again at the pace of its limits, on all workers. ", strong(plural(item.waiting, "job")), ` ${item.waiting === 1 ? "waits" : "wait"}; each looks again when its slot or its longest sleep has passed.`],
+    words: ["Its jobs start again at the pace of its limits, on all workers. ", strong(plural(item.waiting, "job")), ` ${item.waiting === 1 ? "waits" : "wait"}; the first of them are called at once.`],
     button: "Open",
     takesToken: needsToken(),
-    work: async () => done(await askAsAdmin("/v1/jobs/open", { key: item.key, values: true }), ({ opened }) => (opened ? `${item.key} is open.` : `${item.key} was not closed any more.`)),
+    work: async () => done(await askAsAdmin("/v1/jobs/open", { key: item.key, values: true }), openedWords(item)),
   });
 }
 
