@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::error::Error;
 use crate::gate::{closing, held_by};
 use crate::limits::{JobLimits, JobScope, JobsConfig, OnExceeded};
-use crate::line::{Called, Line};
+use crate::line::{BY_HAND, Called, Line, REMOTE_SIDE};
 use crate::open::database;
 use crate::plan::closable;
 use crate::wake::ApalisRows;
@@ -177,6 +177,17 @@ pub struct ClosedLabel {
     pub values: u64,
     /// How many jobs stand in its lines.
     pub waiting: u64,
+}
+
+impl ClosedLabel {
+    /// Who closed it, without what they wrote.
+    pub fn reason_for_all(&self) -> &'static str {
+        match self.reason.as_str() {
+            REMOTE_SIDE => REMOTE_SIDE,
+            BY_HAND => BY_HAND,
+            _ => "by an admin",
+        }
+    }
 }
 
 /// What became of opening a key.

@@ -71,6 +71,21 @@ pub(super) async fn models(
     Ok(page::json(app.models_view.answer(app).await))
 }
 
+/// What there is to see of background jobs. Everybody may see how many wait and until when; ids of jobs and why keys are closed are for admins.
+pub(super) async fn jobs(
+    app: &App,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Fault> {
+    super::only(&request, "GET, HEAD", &[http::Method::GET, http::Method::HEAD])?;
+    let shows_ids = match (&app.token, request.headers().contains_key(AUTHORIZATION)) {
+        (Some(_), false) => false,
+        (Some(_), true) => authorize(app, peer, "jobs", &request).map(|()| true)?,
+        (None, _) => authorize(app, peer, "jobs", &request).is_ok(),
+    };
+    Ok(page::json(app.jobs.answer(app, shows_ids).await))
+}
+
 /// For how long a key of jobs is closed at most.
 const LONGEST_CLOSED_MS: u64 = 30 * 86_400_000;
 

@@ -2,7 +2,7 @@
 // it is that of all workers. Times are the database's, shown in this browser's zone.
 
 import { notice } from "./alerts.js";
-import { ask, askAsAdmin, makeSure, needsToken, strong } from "./ask.js";
+import { ask, askAsAdmin, forgetToken, knownToken, makeSure, needsToken, strong } from "./ask.js";
 import { chart, legend, meter, numbers } from "./chart.js";
 import { $, attribute, each, fill, h, options, put } from "./nodes.js";
 import { clock, dateTime, moment, number, plural, rate, span } from "./words.js";
@@ -112,6 +112,7 @@ function showLine() {
     fill(why, [job.key, job.limit, count], () => (job.limit ? [h("span.mono", job.key ?? job.limit), faint(count)] : faint("its turn")));
   });
   $("jobs-line-table").hidden = last.waiting === 0;
+  $("jobs-ids").hidden = last.shows_ids || last.waiting === 0;
   put($("jobs-line-count"), last.waiting === 0 ? "nobody waits" : `next ${placed.length} of ${sumWords()}, each with its own slot`);
 }
 
@@ -171,6 +172,21 @@ function askToOpen(item) {
     button: "Open",
     takesToken: needsToken(),
     work: async () => done(await askAsAdmin("/v1/jobs/open", { key: item.key, values: true }), openedWords(item)),
+  });
+}
+
+function askToShowIds() {
+  makeSure({
+    title: "Show the ids of jobs?",
+    words: ["Ids, and what admins wrote when they closed a key, are shown in this tab for as long as it is open. Without the token, hashes of the ids are."],
+    button: "Show",
+    takesToken: needsToken(),
+    work: async () => {
+      const answered = await askAsAdmin("/v1/jobs", null, "GET");
+      if (!answered) return;
+      $("sure").close();
+      if (answered.isOk) show(answered.said);
+    },
   });
 }
 
@@ -308,7 +324,8 @@ async function read() {
   if (isReading || document.hidden) return;
   isReading = true;
   try {
-    const { isOk, said } = await ask("GET", "/v1/jobs");
+    const { status, isOk, said } = await ask("GET", "/v1/jobs", null, knownToken());
+    if (status === 401) forgetToken();
     if (isOk) show(said);
   } catch {
     // The bar says that the connection is lost.
@@ -321,6 +338,7 @@ export function startJobs() {
   $("jobs-legend").append(legend([["f1", "waiting"], ["line.l2.dashed", "if nothing new comes"], ["w", "closed"]]));
   numbers($("jobs-numbers"), () => drawn);
   $("jobs-close").addEventListener("click", askToClose);
+  $("jobs-ids").addEventListener("click", askToShowIds);
   $("jobs-show").addEventListener("change", () => last && showLine());
   put($("foot-more"), " · Also: tollgate jobs status --json");
   read();
