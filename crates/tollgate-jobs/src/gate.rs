@@ -27,6 +27,7 @@ use tracing::Instrument;
 
 use crate::decision::JobDecision;
 use crate::error::Error;
+use crate::history::History;
 use crate::job::Job;
 use crate::limits::{JobsConfig, OnExceeded};
 use crate::line::{Line, Taken};
@@ -65,6 +66,7 @@ struct Inner {
     /// Calls waiting jobs in the framework, if it can.
     wake: RwLock<Option<Arc<dyn Wake>>>,
     wakes: Wakes,
+    history: History,
     #[cfg(feature = "apalis")]
     ahead: crate::adapter::ReadAhead,
 }
@@ -126,6 +128,9 @@ impl JobGate {
     pub async fn enter(&self, plan: &Plan) -> JobDecision {
         let span = spans::enter(plan);
         let decision = self.decide(plan).instrument(span.clone()).await;
+        if matches!(decision, JobDecision::Run(_)) {
+            self.inner.history.started(plan);
+        }
         spans::conclude(&span, &decision);
         decision
     }

@@ -23,7 +23,8 @@ use crate::wake::Wake;
 pub(crate) use survey::{NewPlace, NewSlot, Survey};
 
 /// The tables, one text for each version.
-const MIGRATIONS: [&str; 2] = [include_str!("line/1.sql"), include_str!("line/2.sql")];
+const MIGRATIONS: [&str; 3] =
+    [include_str!("line/1.sql"), include_str!("line/2.sql"), include_str!("line/3.sql")];
 
 const FUNCTIONS: &str = include_str!("line/functions.sql");
 

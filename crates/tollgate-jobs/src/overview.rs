@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::error::Error;
 use crate::gate::{closing, held_by};
+use crate::history::{ALL, JobCounts};
 use crate::limits::{JobLimits, JobScope, JobsConfig, OnExceeded};
 use crate::line::{BY_HAND, Called, Line, REMOTE_SIDE};
 use crate::open::database;
@@ -77,6 +78,8 @@ pub struct JobsOverview {
     pub closed: Vec<ClosedLabel>,
     /// The workers, if the framework keeps a list.
     pub workers: Option<JobWorkers>,
+    /// What became of jobs in the last hour, as far as workers have written it down; `None` if they are of a version that does not.
+    pub hour: Option<JobCounts>,
 }
 
 /// One type of job, one queue, or all jobs.
@@ -107,6 +110,8 @@ pub struct JobKey {
     pub delays: u64,
     /// For how long it is closed yet.
     pub closed: Option<Duration>,
+    /// What became of its jobs in the last hour: all that started, and those that one of its limits held up.
+    pub hour: Option<JobCounts>,
 }
 
 /// How one limit stands.
@@ -263,6 +268,7 @@ impl JobsReader {
             let mut connection = self.line.pool.acquire().await?;
             let mut overview = self.line(&mut connection, jobs).await?;
             overview.workers = self.workers(&mut connection).await;
+            self.hour(&mut connection, &mut overview).await?;
             Ok(overview)
         };
         let mut overview = in_time(reading).await.map_err(unreadable)?;
@@ -353,6 +359,7 @@ impl JobsReader {
             line: Vec::new(),
             closed: Vec::new(),
             workers: None,
+            hour: None,
         };
         self.by_label(connection, now, &mut overview.keys).await?;
         self.by_slot(connection, now, jobs, &mut overview).await?;
@@ -510,6 +517,36 @@ impl JobsReader {
         rows.into_iter().map(read).collect()
     }
 
+    /// What became of jobs in the last hour.
+    async fn hour(
+        &self,
+        connection: &mut PgConnection,
+        overview: &mut JobsOverview,
+    ) -> Result<(), sqlx::Error> {
+        let there = format!("select to_regclass('{}job_history') is not null", self.line.prefix);
+        if !sqlx::query_scalar(sqlx::AssertSqlSafe(there)).fetch_one(&mut *connection).await? {
+            return Ok(());
+        }
+        let labels: Vec<&str> = overview.keys.iter().map(|key| key.key.as_str()).chain([ALL]).collect();
+        let text = "select label, sum(started)::bigint, sum(delayed)::bigint, sum(rejected)::bigint, sum(skipped)::bigint
+            from {prefix}job_history where minute > $1 / 1000000 - 3600 and label = any($2) group by label";
+        let now = i64::try_from(overview.now_us).unwrap_or(i64::MAX);
+        let rows: Vec<(String, i64, i64, i64, i64)> =
+            sqlx::query_as(self.line.sql(text)).bind(now).bind(labels).fetch_all(connection).await?;
+        let find = |label: &str| {
+            let Some((_, started, delayed, rejected, skipped)) = rows.iter().find(|row| row.0 == label)
+            else {
+                return JobCounts::default();
+            };
+            let [started, delayed, rejected, skipped] =
+                [*started, *delayed, *rejected, *skipped].map(unsigned);
+            JobCounts { started, delayed, rejected, skipped }
+        };
+        overview.hour = Some(find(ALL));
+        overview.keys.iter_mut().for_each(|key| key.hour = Some(find(&key.key)));
+        Ok(())
+    }
+
     /// The workers that apalis has noted, if it is apalis that has the jobs.
     async fn workers(&self, connection: &mut PgConnection) -> Option<JobWorkers> {
         let there = "select to_regclass('apalis.workers') is not null";
@@ -543,6 +580,7 @@ impl JobKey {
             backlog_ends: None,
             delays: 0,
             closed: None,
+            hour: None,
         }
     }
 }

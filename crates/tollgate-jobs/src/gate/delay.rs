@@ -91,6 +91,7 @@ impl JobGate {
         };
         tracing::debug!(job_type = plan.job_type, delay_ms = wait.as_millis(), limit, "job delayed");
         metrics::hit(label, OnExceeded::Delay);
+        self.inner.history.held_up(label, OnExceeded::Delay);
         metrics::delayed(wait);
         self.inner.wakes.push(wait);
         limit
@@ -108,6 +109,7 @@ impl JobGate {
             self.leave(plan).await;
         }
         metrics::hit(label, behaviour);
+        self.inner.history.held_up(label, behaviour);
         tracing::debug!(
             job_type = plan.job_type,
             key = label,

@@ -16,9 +16,10 @@ const AGAIN_TIMES: usize = 12;
 /// How long a place is kept whose time has passed.
 const RETENTION: Duration = Duration::from_secs(86_400);
 
-/// How often gauges are set, and after how many times of that the line is cleaned up.
-const GAUGES_EVERY: Duration = Duration::from_secs(15);
-const CLEANUP_EVERY: u32 = 40;
+/// How often what was counted is written down, and after how many times of that gauges are set and the line is cleaned up.
+const WRITTEN_EVERY: Duration = Duration::from_secs(5);
+const GAUGES_EVERY: u32 = 3;
+const CLEANUP_EVERY: u32 = 120;
 
 impl JobGate {
     /// Calls all jobs that sleep, because what holds them up has changed. If they cannot be called, that is tried again in the background:
@@ -48,8 +49,8 @@ impl JobGate {
         Ok(count)
     }
 
-    /// Forgets places in line whose time passed a day ago and that nobody came for, and keys that are open again. Answers how many
-    /// rows. A task of the gate does so every ten minutes; what was charged is the store's and swept by it.
+    /// Forgets places in line whose time passed a day ago and that nobody came for, keys that are open again, and what was counted a day
+    /// ago. Answers how many rows. A task of the gate does so every ten minutes; what was charged is the store's and swept by it.
     pub async fn cleanup(&self) -> Result<u64, Error> {
         let rows = self.inner.line.cleanup(RETENTION).await;
         let rows = rows.map_err(|error| Error::database("cleaning up the line", error))?;
@@ -78,14 +79,16 @@ impl JobGate {
     }
 }
 
-/// Sets gauges and cleans up for as long as the gate is there.
+/// Writes down what was counted, sets gauges and cleans up for as long as the gate is there.
 pub(super) async fn keep_house(gate: WeakGate) {
     for round in 1_u32.. {
-        tokio::time::sleep(GAUGES_EVERY).await;
+        tokio::time::sleep(WRITTEN_EVERY).await;
         let Some(gate) = gate.upgrade() else { return };
-        let gauges = gate.statuses().await.map(drop);
+        let written = gate.inner.history.write(&gate.inner.line).await;
+        let written = written.map_err(|error| Error::database("counting what became of jobs", error));
+        let gauges = if round % GAUGES_EVERY == 0 { gate.statuses().await.map(drop) } else { Ok(()) };
         let cleanup = if round % CLEANUP_EVERY == 0 { gate.cleanup().await.map(drop) } else { Ok(()) };
-        if let Err(error) = gauges.and(cleanup) {
+        if let Err(error) = written.and(gauges).and(cleanup) {
             tracing::warn!(%error, "the line of waiting jobs cannot be looked after");
         }
     }

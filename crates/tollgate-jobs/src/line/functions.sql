@@ -118,7 +118,8 @@ returns table (job text, slot_us bigint) language sql volatile as $$
     where (w.slot_us, w.job) > (p_slot_us, p_job) and w.until_us > {prefix}job_now_us() order by w.slot_us, w.job limit p_count
 $$;
 
--- Forgets a batch of jobs whose slot passed long ago and that nobody came for, and keys that are open again. Answers how many rows.
+-- Forgets a batch of jobs whose slot passed long ago and that nobody came for, keys that are open again, and minutes that long ago. Answers
+-- how many rows.
 create or replace function {prefix}job_cleanup(p_keep_us bigint, p_batch integer) returns bigint language sql volatile as $$
   with gone as (
     delete from {prefix}job_waiting where job in (
@@ -128,8 +129,12 @@ create or replace function {prefix}job_cleanup(p_keep_us bigint, p_batch integer
     delete from {prefix}job_line l using gone where l.job = gone.job returning 1
   ), opened as (
     delete from {prefix}job_closed where until_us < {prefix}job_now_us() returning 1
+  ), minutes as (
+    delete from {prefix}job_history where ctid = any(array(
+      select h.ctid from {prefix}job_history h where h.minute < ({prefix}job_now_us() - p_keep_us) / 1000000 limit p_batch))
+    returning 1
   )
-  select (select count(*) from gone) + (select count(*) from places) + (select count(*) from opened)
+  select (select count(*) from gone) + (select count(*) from places) + (select count(*) from opened) + (select count(*) from minutes)
 $$;
 
 -- Locks these lines, in the order in which job_stand does, and answers the time. Empty ones too: whether one is empty is known only to who

@@ -139,6 +139,19 @@ fn s28_status_and_page_equal_the_database() {
         let in_table = format!("select count(distinct job) from tollgate_job_line where label = '{key}'");
         assert_eq!(value(&in_table), waiting, "{key}");
     }
+    // What became of jobs in the last hour, which workers write down every five seconds.
+    browser.until("document.querySelector('#jobs-keys tr[data-key=\"job:send_email\"]').cells[8].textContent === '5 delayed'");
+    let hour = |what: &str, label: &str| {
+        value(&format!("select sum({what}) from tollgate_job_history where label = '{label}'"))
+    };
+    assert_eq!((hour("delayed", "job:send_email"), hour("started", "job:send_email")), (5, 2));
+    assert_eq!(cells(&browser, "job:sync_crm")[8], "2 delayed");
+    assert_eq!(cells(&browser, "global")[8], "0");
+    let facts = browser.run(
+        "return [...document.querySelectorAll('#jobs-facts dd')].slice(0, 4).map(fact => fact.textContent)",
+    );
+    assert_eq!(facts, json!(["4", "8", "0", "0"]), "started, delayed, failed, skipped");
+    assert_eq!((hour("started", ""), hour("delayed", ""), hour("started", "queue:mail")), (4, 8, 4));
     assert_eq!(cells(&browser, "job:sync_crm")[3], "1", "as many run as hold a lease");
     assert_eq!(cells(&browser, "job:sync_crm")[2], "as they end");
     let resets = cells(&browser, "job:send_email")[2].clone();

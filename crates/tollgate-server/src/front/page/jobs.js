@@ -39,16 +39,19 @@ function used(key) {
   return meter([[share >= 1 ? "fd" : "f2", share]], words, `${words} used`);
 }
 
+/** How often jobs were held up, by what became of them. */
+const heldWords = (hour) => (hour ? [[hour.delayed, "delayed"], [hour.rejected, "failed"], [hour.skipped, "skipped"]].filter(([count]) => count > 0) : []);
+
 function keyRow({ key }) {
   const cells = ["td.all", "td.use.all", ...Array(7).fill("td")].map((what) => h(what));
-  ["used", "resets in", "running", "waiting", "next slot", "backlog done", "if exceeded", "delays"]
+  ["used", "resets in", "running", "waiting", "next slot", "backlog done", "if exceeded", "held up, 1 h"]
     .forEach((label, index) => cells[index + 1].setAttribute("data-l", label));
   for (const index of [2, 3, 4, 5, 6, 8]) cells[index].classList.add("num");
   return h("tr", { "data-key": key }, cells);
 }
 
 function showKey(row, key) {
-  const [name, use, resets, running, waiting, next, done, behaviour, delays] = row.cells;
+  const [name, use, resets, running, waiting, next, done, behaviour, held] = row.cells;
   const [first] = key.limits;
   fill(name, [key.key, key.closed_ms !== null, key.shadow, ruleWords(key)], () => [
     h("b.mono", key.key), " ",
@@ -66,10 +69,14 @@ function showKey(row, key) {
   fill(done, isWaiting ? [last.now_ms, key.backlog_ends_ms] : null, () => (isWaiting ? [h("b", moment(when(key.backlog_ends_ms))), sub(`in ${span(key.backlog_ends_ms)}`)] : faint("–")));
   put(behaviour, key.on_exceeded);
   // On a small screen what says nothing is left out.
-  for (const [cell, isSomething] of [[running, key.running !== null], [waiting, isWaiting], [next, isWaiting || key.closed_ms !== null], [done, isWaiting], [delays, key.delays > 0], [resets, first && first.count !== null]]) {
+  for (const [cell, isSomething] of [[running, key.running !== null], [waiting, isWaiting], [next, isWaiting || key.closed_ms !== null], [done, isWaiting], [held, heldWords(key.hour).length > 0], [resets, first && first.count !== null]]) {
     cell.classList.toggle("hide-small", !isSomething);
   }
-  fill(delays, key.delays, () => (key.delays ? number.format(key.delays) : faint("0")));
+  fill(held, key.hour, () => {
+    if (!key.hour) return faint("–");
+    const words = heldWords(key.hour);
+    return words.length ? words.map(([count, what], index) => [index > 0 && h("br"), number.format(count), " ", faint(what)]) : faint("0");
+  });
 }
 
 function showGroup(body, title, keys) {
@@ -239,8 +246,9 @@ function showDone() {
   put($("jobs-sum-running"), runningWords());
   put($("jobs-sum-next"), isWaiting ? span(last.next_slot_ms) : "–");
   const facts = [["Longest wait so far", last.longest_wait_ms === null ? "–" : span(last.longest_wait_ms)],
-    ["Delays of those who wait", number.format(last.keys.reduce((sum, { delays }) => sum + delays, 0))],
     ["Closed keys", number.format(last.closed.length)]];
+  const { hour } = last;
+  if (hour) facts.unshift(["Started, last hour", number.format(hour.started)], ["Delayed, last hour", number.format(hour.delayed)], ["Failed by a limit", number.format(hour.rejected)], ["Skipped", number.format(hour.skipped)]);
   const { workers } = last;
   if (workers) facts.push(["Workers", workers.known === workers.heard_from ? `${number.format(workers.known)}, all heard from` : `${number.format(workers.heard_from)} of ${number.format(workers.known)} heard from`]);
   fill($("jobs-facts"), facts, () => facts.map(([name, value]) => [h("dt", name), h("dd", value)]));

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tollgate::store::Micros;
 use tollgate_jobs::{
-    ClosedLabel, JobCount, JobHold, JobKey, JobsOverview, JobsReader, Unreadable, WaitingJob,
+    ClosedLabel, JobCount, JobCounts, JobHold, JobKey, JobsOverview, JobsReader, Unreadable, WaitingJob,
 };
 
 use crate::app::{App, State};
@@ -102,6 +102,16 @@ struct Jobs {
     holds: Vec<Hold>,
     line: Vec<Waiting>,
     closed: Vec<Closed>,
+    hour: Option<Counts>,
+}
+
+/// What became of jobs in the last hour.
+#[derive(Serialize)]
+struct Counts {
+    started: u64,
+    delayed: u64,
+    rejected: u64,
+    skipped: u64,
 }
 
 #[derive(Serialize)]
@@ -136,6 +146,7 @@ struct Key {
     next_slot_ms: Option<u64>,
     backlog_ends_ms: Option<u64>,
     delays: u64,
+    hour: Option<Counts>,
     closed_ms: Option<u64>,
 }
 
@@ -317,8 +328,16 @@ impl Answer {
             holds: overview.holds.into_iter().map(Hold::of).collect(),
             line: overview.line.into_iter().map(Waiting::of).collect(),
             closed: overview.closed.into_iter().map(Closed::of).collect(),
+            hour: overview.hour.map(Counts::of),
         };
         Answer { jobs, ..Answer::without("up", None, None, state) }
+    }
+}
+
+impl Counts {
+    fn of(counts: JobCounts) -> Counts {
+        let JobCounts { started, delayed, rejected, skipped, .. } = counts;
+        Counts { started, delayed, rejected, skipped }
     }
 }
 
@@ -336,6 +355,7 @@ impl Key {
             next_slot_ms: key.next_slot.map(ms),
             backlog_ends_ms: key.backlog_ends.map(ms),
             delays: key.delays,
+            hour: key.hour.map(Counts::of),
             closed_ms: key.closed.map(ms),
         }
     }
