@@ -22,8 +22,8 @@ pub trait Wake: Send + Sync {
         jobs: &'a [String],
     ) -> Pin<Box<dyn Future<Output = Result<u64, Error>> + Send + 'a>>;
 
-    /// A job came long before it was to. It may have been called; or the framework does not keep the times that it is given, which
-    /// is looked into here.
+    /// A job came long before it was to, or some time has passed. The job may have been called; or the framework does not keep the times
+    /// that it is given, which is looked into here.
     fn came_early(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(std::future::ready(()))
     }

@@ -87,6 +87,10 @@ pub(super) async fn keep_house(gate: WeakGate) {
         let written = gate.inner.history.write(&gate.inner.line).await;
         let written = written.map_err(|error| Error::database("counting what became of jobs", error));
         let gauges = if round % GAUGES_EVERY == 0 { gate.statuses().await.map(drop) } else { Ok(()) };
+        // A trigger that is gone is noticed by jobs that come early, if any does: those that are put off together do not come.
+        if let Some(wake) = gate.wake().filter(|_| round % GAUGES_EVERY == 0) {
+            wake.came_early().await;
+        }
         let cleanup = if round % CLEANUP_EVERY == 0 { gate.cleanup().await.map(drop) } else { Ok(()) };
         if let Err(error) = written.and(gauges).and(cleanup) {
             tracing::warn!(%error, "the line of waiting jobs cannot be looked after");
