@@ -239,7 +239,9 @@ async fn page<Args: JobArgs + DeserializeOwned>(
         put_off.iter().map(|PutOff { limit, until_us, .. }| delayed_result(limit, *until_us)).collect();
     let text =
         "update apalis.jobs j set run_at = timestamptz 'epoch' + u.until_us * interval '1 microsecond',
-          last_result = case when j.status = 'Pending' then u.result else j.last_result end
+          last_result = case when j.status = 'Pending' then u.result else j.last_result end,
+          lock_by = case when j.status = 'Pending' then null else j.lock_by end,
+          lock_at = case when j.status = 'Pending' then null else j.lock_at end
         from unnest($1::text[], $2::bigint[], $3::jsonb[]) as u(id, until_us, result) where j.id = u.id";
     sqlx::query(text).bind(ids).bind(untils).bind(results).execute(&mut *transaction).await?;
     transaction.commit().await?;

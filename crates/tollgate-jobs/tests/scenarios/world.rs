@@ -232,6 +232,13 @@ impl World {
         }
     }
 
+    /// Pushes one that is due later.
+    pub(crate) async fn push_later(&self, queue: &str, wait: Duration, job: TestJob) {
+        let mut storage =
+            PostgresStorage::<TestJob>::new(&self.pool).with_config(Config::default().queue(queue));
+        storage.push_task(TaskBuilder::new(job).run_after(wait).build()).await.unwrap();
+    }
+
     /// Pushes many at once.
     pub(crate) async fn push_all(&self, queue: &str, jobs: impl IntoIterator<Item = TestJob>) {
         let mut storage =

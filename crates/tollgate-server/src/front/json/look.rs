@@ -14,7 +14,7 @@ use super::fault::Fault;
 use super::requests::key_of_url;
 use super::{json as answered, known_limit, render, text};
 use crate::app::{App, State};
-use crate::front::{page, peer};
+use crate::front::peer;
 
 /// What there is to ask, for people and for programs that write clients. Tests hold it to what is answered.
 const OPENAPI: &str = include_str!("openapi.json");
