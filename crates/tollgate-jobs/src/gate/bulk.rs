@@ -28,7 +28,7 @@ const PROBES: u64 = 64;
 const CHARGES: usize = 64;
 
 /// How long the limits may take to answer for one page, whose rows and lines are locked meanwhile.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ANSWERS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A job that was put off.
 pub(crate) struct PutOff {
@@ -80,7 +80,7 @@ impl JobGate {
             return Ok(Some(Vec::new()));
         }
         let limits = self.limits_of(&waiters);
-        let answers = tokio::time::timeout(PATIENCE, self.answers(&waiters, &limits)).await;
+        let answers = tokio::time::timeout(ANSWERS_TIMEOUT, self.answers(&waiters, &limits)).await;
         let Ok(Some(answers)) = answers else { return Ok(None) };
         let now_us = survey.now_us();
         let (mut slots, mut put_off) = (Vec::new(), Vec::new());
