@@ -13,6 +13,9 @@ use crate::metrics;
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 const AGAIN_TIMES: usize = 12;
 
+/// How long after a change all are called a second time.
+const LATER: Duration = Duration::from_secs(5);
+
 /// How long a place is kept whose time has passed.
 const RETENTION: Duration = Duration::from_secs(86_400);
 
@@ -22,21 +25,23 @@ const GAUGES_EVERY: u32 = 3;
 const CLEANUP_EVERY: u32 = 120;
 
 impl JobGate {
-    /// Calls all jobs that sleep, because what holds them up has changed. If they cannot be called, that is tried again in the background:
-    /// the change itself is made.
+    /// Calls all jobs that sleep, because what holds them up has changed; and once more some seconds later, for those whose delay was being
+    /// written by the old limits. If they cannot be called, that is tried again in the background: the change itself is made.
     pub(super) async fn call_all(&self) {
-        let Err(error) = self.call(&Called::All).await else { return };
-        tracing::warn!(%error, "limits have changed, and waiting jobs cannot be called yet; that is tried again");
+        let mut pause = LATER;
+        if let Err(error) = self.call(&Called::All).await {
+            tracing::warn!(%error, "limits have changed, and waiting jobs cannot be called yet; that is tried again");
+            pause = AGAIN.0;
+        }
         let gate = self.downgrade();
         tokio::spawn(async move {
-            let mut pause = AGAIN.0;
             for _ in 0..AGAIN_TIMES {
                 tokio::time::sleep(pause).await;
                 let Some(gate) = gate.upgrade() else { return };
-                if gate.call(&Called::All).await.is_ok() {
-                    return tracing::info!("waiting jobs were called");
+                match gate.call(&Called::All).await {
+                    Ok(called) => return tracing::debug!(called, "waiting jobs were called"),
+                    Err(_) => pause = (pause * 2).min(AGAIN.1),
                 }
-                pause = (pause * 2).min(AGAIN.1);
             }
         });
     }
