@@ -59,24 +59,26 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let runtime = runtime.map_err(|error| format!("cannot start the runtime: {error}"))?;
     print_machine(&Facts::read());
     let wants = |part| options.only.is_none_or(|only| only == part);
-    let goals: Result<Vec<Goal>, BoxDynError> = runtime.block_on(async {
-        let mut goals = Vec::new();
-        if wants(Part::Throughput) {
-            goals.extend(throughput::run(options.rounds, options.jobs).await?);
+    // What one part failed at does not cost the others.
+    let (mut goals, mut failed) = (Vec::new(), Vec::new());
+    for part in
+        [Part::Throughput, Part::Drain, Part::Tenants, Part::Idle].into_iter().filter(|part| wants(*part))
+    {
+        let measured: Result<Vec<Goal>, BoxDynError> = runtime.block_on(async {
+            Ok(match part {
+                Part::Throughput => throughput::run(options.rounds, options.jobs).await?,
+                Part::Drain => drain::run(options.rounds).await?,
+                Part::Tenants => vec![tenants::run(options.rounds).await?],
+                Part::Idle => vec![idle::run(Duration::from_secs(options.idle_seconds)).await?],
+            })
+        });
+        match measured {
+            Ok(measured) => goals.extend(measured),
+            Err(error) => failed.push(error.to_string()),
         }
-        if wants(Part::Drain) {
-            goals.extend(drain::run(options.rounds).await?);
-        }
-        if wants(Part::Tenants) {
-            goals.push(tenants::run(options.rounds).await?);
-        }
-        if wants(Part::Idle) {
-            goals.push(idle::run(Duration::from_secs(options.idle_seconds)).await?);
-        }
-        Ok(goals)
-    });
-    print_goals(&goals.map_err(|error| error.to_string())?);
-    Ok(())
+    }
+    print_goals(&goals);
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
 /// A job that does nothing.

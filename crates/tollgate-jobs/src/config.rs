@@ -217,6 +217,7 @@ fn add_rules(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::time::Duration;
 
     use tollgate::Fallback;
@@ -227,6 +228,35 @@ mod tests {
     fn parse(text: &str) -> Result<(Config, JobsConfig), Mistakes> {
         let mut jobs = JobsConfig::default();
         Ok((Config::parse_with(text, [], &mut [&mut jobs])?, jobs))
+    }
+
+    /// `docs/config.md` has every field of `[jobs]`, and no other, with type, default and reload.
+    #[test]
+    fn every_field_is_documented_and_nothing_else() {
+        const PAGE: &str = include_str!("../../../docs/config.md");
+        const STRANGE: &str = "zzzzzzzzzzzzzzzzzzzzzzzzzzz";
+        for (heading, file) in [("## `[jobs]`", "[jobs]"), ("## `[jobs.types.NAME]`", "[jobs.types.a]")] {
+            let mistakes = parse(&format!("{file}\n{STRANGE} = 1\n")).expect_err(heading).to_string();
+            let (_, known) = mistakes.split_once("known here: ").unwrap_or_else(|| panic!("{mistakes}"));
+            let known: BTreeSet<&str> =
+                known.lines().next().unwrap_or_default().split(", ").map(str::trim).collect();
+            let section =
+                PAGE.split(heading).nth(1).expect(heading).split("\n## ").next().unwrap_or_default();
+            let mut documented = BTreeSet::new();
+            for row in section.lines().filter_map(|line| line.strip_prefix("| `")) {
+                let cells: Vec<&str> = row.trim_end_matches(" |").split(" | ").collect();
+                assert_eq!(cells.len(), 6, "{heading}: {row}");
+                assert!(cells.iter().all(|cell| !cell.trim().is_empty()), "{heading}: {row}");
+                assert!(["yes", "restart"].contains(&cells[4]), "{heading}: {row}");
+                assert_eq!(cells[3], "–", "no field of jobs has a variable");
+                assert!(documented.insert(cells[0].trim_end_matches('`')), "{heading}: {row} is there twice");
+            }
+            assert_eq!(documented, known, "{heading}");
+        }
+        let (_, jobs) = parse("[jobs.types.a]\nlimit = 1\nwindow = '1h'\nconcurrency = 1").unwrap();
+        let limits = &jobs.types[0].1;
+        assert_eq!((limits.max_delay, DEFAULT_LEASE), (Duration::from_secs(300), Duration::from_secs(30)));
+        assert_eq!(limits.on_exceeded.name(), "delay");
     }
 
     /// All mistakes of a file, each by line, field, value and a part of the fix.

@@ -27,6 +27,7 @@ use tracing::Instrument;
 
 use crate::decision::JobDecision;
 use crate::error::Error;
+use crate::history::History;
 use crate::job::Job;
 use crate::limits::{JobsConfig, OnExceeded};
 use crate::line::{Line, Taken};
@@ -36,10 +37,10 @@ use crate::wake::{Wake, Wakes};
 
 pub use builder::JobGateBuilder;
 #[cfg(feature = "apalis")]
-pub(crate) use bulk::PutOff;
+pub(crate) use bulk::{PutOff, Sleep};
 use charge::{Charged, Denial, judge};
 pub use status::JobStatus;
-pub(crate) use status::closing;
+pub(crate) use status::{closing, held_by};
 use turn::{Turn, micros};
 
 /// Waits up to this are waited for with the job claimed.
@@ -65,6 +66,7 @@ struct Inner {
     /// Calls waiting jobs in the framework, if it can.
     wake: RwLock<Option<Arc<dyn Wake>>>,
     wakes: Wakes,
+    history: History,
     #[cfg(feature = "apalis")]
     ahead: crate::adapter::ReadAhead,
 }
@@ -76,10 +78,12 @@ impl JobGate {
     }
 
     /// Puts other policies in place; their limits keep what they have counted. Waiting jobs are called, so that they run sooner where
-    /// more is allowed now; where less is, they find out when their time comes. If anything is refused, the old ones stay.
+    /// more is allowed now; where less is, they find out when their time comes. An error means that something was refused, and that the old
+    /// ones stay. Jobs that cannot be called are no error: that is logged, and tried again in the background.
     pub async fn reload(&self, jobs: Jobs) -> Result<(), Error> {
         self.apply(jobs)?;
-        self.call_sleepers().await
+        self.call_all().await;
+        Ok(())
     }
 
     /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay.
@@ -90,7 +94,8 @@ impl JobGate {
     ) -> Result<(), Error> {
         let jobs = self.inner.jobs.read().with_config(jobs);
         self.put_in_place(config.policy.clone(), jobs)?;
-        self.call_sleepers().await
+        self.call_all().await;
+        Ok(())
     }
 
     fn apply(&self, jobs: Jobs) -> Result<(), Error> {
@@ -123,6 +128,9 @@ impl JobGate {
     pub async fn enter(&self, plan: &Plan) -> JobDecision {
         let span = spans::enter(plan);
         let decision = self.decide(plan).instrument(span.clone()).await;
+        if matches!(decision, JobDecision::Run(_)) {
+            self.inner.history.started(plan);
+        }
         spans::conclude(&span, &decision);
         decision
     }

@@ -14,6 +14,7 @@ mod decision;
 mod error;
 mod follow;
 mod gate;
+mod history;
 mod job;
 mod limits;
 mod line;
@@ -27,12 +28,14 @@ mod wake;
 pub use decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED, RunPermit};
 pub use error::Error;
 pub use gate::{JobGate, JobGateBuilder, JobStatus};
+pub use history::JobCounts;
 pub use job::Job;
 pub use limits::{JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 pub use line::ClosedKey;
 pub use metrics::METRICS;
 pub use overview::{
-    ClosedLabel, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, Unreadable, WaitingJob,
+    ClosedLabel, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, OpenedKey, Unreadable,
+    WaitingJob,
 };
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};

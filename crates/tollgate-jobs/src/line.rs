@@ -17,17 +17,27 @@ use uuid::Uuid;
 
 use crate::error::Error;
 use crate::plan::Plan;
+use crate::wake::Wake;
 
 #[cfg(feature = "apalis")]
 pub(crate) use survey::{NewPlace, NewSlot, Survey};
 
 /// The tables, one text for each version.
-const MIGRATIONS: [&str; 2] = [include_str!("line/1.sql"), include_str!("line/2.sql")];
+const MIGRATIONS: [&str; 3] =
+    [include_str!("line/1.sql"), include_str!("line/2.sql"), include_str!("line/3.sql")];
 
 const FUNCTIONS: &str = include_str!("line/functions.sql");
 
 /// A place whose slot passed longer ago than this counts no more for those behind it: its job does not come.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Why a key is closed that nobody gave a reason for.
+pub(crate) const REMOTE_SIDE: &str = "the remote side asked for it";
+pub(crate) const BY_HAND: &str = "closed by hand";
+
+/// How many jobs are called at once, and how long after them the next.
+const CALLED_AT_ONCE: usize = 1_000;
+const CALLED_EVERY: Duration = Duration::from_millis(200);
 
 /// The line, in tables whose names begin with a prefix.
 #[derive(Clone, Debug)]
@@ -114,6 +124,27 @@ pub struct ClosedKey {
     pub wait: Duration,
     /// Why.
     pub reason: String,
+}
+
+/// Which of the jobs that sleep are called.
+#[derive(Clone, Debug)]
+pub(crate) enum Called {
+    All,
+    /// Those that stand in these lines or under this label.
+    Of {
+        lines: Vec<Uuid>,
+        label: Option<String>,
+    },
+}
+
+impl Called {
+    /// How many times some are called at most. Who opens a key waits for it; those behind look again by themselves.
+    fn pages(&self) -> usize {
+        match self {
+            Called::All => usize::MAX,
+            Called::Of { .. } => 10,
+        }
+    }
 }
 
 /// What is said of one label's line.
@@ -256,10 +287,47 @@ impl Line {
         call.bind(lines).fetch_all(&self.pool).await
     }
 
-    /// The next jobs that sleep, behind one of them, in the order of their slots; and the last of them.
-    pub(crate) async fn sleepers(&self, behind: (i64, String)) -> Result<Vec<(String, i64)>, sqlx::Error> {
-        let call = sqlx::query_as(self.sql("select job, slot_us from {prefix}job_sleepers($1, $2, 1000)"));
-        call.bind(behind.0).bind(behind.1).fetch_all(&self.pool).await
+    /// Calls jobs that sleep, first those whose turn comes first, some at a time. Answers how many were due because of that.
+    pub(crate) async fn call(&self, called: &Called, wake: &dyn Wake) -> Result<u64, Error> {
+        let (mut count, mut behind) = (0, (i64::MIN, String::new()));
+        for page in 0.. {
+            if page > 0 {
+                tokio::time::sleep(CALLED_EVERY).await;
+            }
+            let sleepers = self.sleepers(called, &behind).await;
+            let sleepers = sleepers.map_err(|error| Error::database("calling waiting jobs", error))?;
+            let is_last = sleepers.len() < CALLED_AT_ONCE || called.pages() <= page + 1;
+            let Some((job, slot_us)) = sleepers.last() else { break };
+            behind = (*slot_us, job.clone());
+            let jobs: Vec<String> = sleepers.into_iter().map(|(job, _)| job).collect();
+            count += wake.wake(&jobs).await?;
+            if is_last {
+                break;
+            }
+        }
+        Ok(count)
+    }
+
+    /// The next jobs that sleep, behind one of them, in the order of their slots.
+    async fn sleepers(
+        &self,
+        called: &Called,
+        behind: &(i64, String),
+    ) -> Result<Vec<(String, i64)>, sqlx::Error> {
+        let count = i32::try_from(CALLED_AT_ONCE).unwrap_or(i32::MAX);
+        let call = match called {
+            Called::All => {
+                sqlx::query_as(self.sql("select job, slot_us from {prefix}job_sleepers($1, $2, $3)"))
+            }
+            Called::Of { .. } => sqlx::query_as(
+                self.sql("select job, slot_us from {prefix}job_sleepers_of($1, $2, $3, $4, $5)"),
+            ),
+        };
+        let call = call.bind(behind.0).bind(&behind.1).bind(count);
+        match called {
+            Called::All => call.fetch_all(&self.pool).await,
+            Called::Of { lines, label } => call.bind(lines).bind(label).fetch_all(&self.pool).await,
+        }
     }
 
     /// Forgets what was left behind, a batch at a time, so that nobody waits for long; answers how many rows.

@@ -13,14 +13,19 @@ use tollgate::{Key, Limit, Tollgate};
 use uuid::Uuid;
 
 use crate::error::Error;
-use crate::gate::closing;
+use crate::gate::{closing, held_by};
+use crate::history::{ALL, JobCounts};
 use crate::limits::{JobLimits, JobScope, JobsConfig, OnExceeded};
-use crate::line::Line;
+use crate::line::{BY_HAND, Called, Line, REMOTE_SIDE};
 use crate::open::database;
 use crate::plan::closable;
+use crate::wake::ApalisRows;
 
 /// How long a statement may take, and a connection.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long the jobs of a key that was opened may be called for.
+const CALLING: Duration = Duration::from_secs(10);
 
 /// How many rows of the line are looked at. Beyond, numbers are lower bounds, and [`JobsOverview::is_cut`] says so.
 const MOST_ROWS: i64 = 100_000;
@@ -73,6 +78,8 @@ pub struct JobsOverview {
     pub closed: Vec<ClosedLabel>,
     /// The workers, if the framework keeps a list.
     pub workers: Option<JobWorkers>,
+    /// What became of jobs in the last hour, as far as workers have written it down; `None` if they are of a version that does not.
+    pub hour: Option<JobCounts>,
 }
 
 /// One type of job, one queue, or all jobs.
@@ -103,6 +110,8 @@ pub struct JobKey {
     pub delays: u64,
     /// For how long it is closed yet.
     pub closed: Option<Duration>,
+    /// What became of its jobs in the last hour: all that started, and those that one of its limits held up.
+    pub hour: Option<JobCounts>,
 }
 
 /// How one limit stands.
@@ -175,6 +184,30 @@ pub struct ClosedLabel {
     pub waiting: u64,
 }
 
+impl ClosedLabel {
+    /// Who closed it, without what they wrote.
+    pub fn reason_for_all(&self) -> &'static str {
+        match self.reason.as_str() {
+            REMOTE_SIDE => REMOTE_SIDE,
+            BY_HAND => BY_HAND,
+            _ => "by an admin",
+        }
+    }
+}
+
+/// What became of opening a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OpenedKey {
+    /// What is shown of the key.
+    pub label: String,
+    /// How many were closed: itself, and values of the field that splits it.
+    pub opened: u64,
+    /// How many of its jobs are due now because of that. `None` if they could not be called: they look again when their slot or their longest sleep
+    /// has passed.
+    pub called: Option<u64>,
+}
+
 /// The workers of a framework.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -235,6 +268,7 @@ impl JobsReader {
             let mut connection = self.line.pool.acquire().await?;
             let mut overview = self.line(&mut connection, jobs).await?;
             overview.workers = self.workers(&mut connection).await;
+            self.hour(&mut connection, &mut overview).await?;
             Ok(overview)
         };
         let mut overview = in_time(reading).await.map_err(unreadable)?;
@@ -261,19 +295,41 @@ impl JobsReader {
         Ok(label)
     }
 
-    /// Opens a key that was closed, and with `values` each value of the field that splits it. Answers what is shown of the key and how
-    /// many were closed.
-    pub async fn open(&self, key: &str, values: bool) -> Result<(String, u64), Error> {
+    /// Opens a key that was closed, and with `values` each value of the field that splits it. Its jobs are called, if apalis has them and the
+    /// database role may do so.
+    pub async fn open(&self, key: &str, values: bool, jobs: &JobsConfig) -> Result<OpenedKey, Error> {
         let failed = |error| Error::database("opening a key", error);
         let (name, label) = closing(key)?;
-        if !values {
-            let opened = in_time(self.line.open(name)).await.map_err(failed)?;
-            return Ok((label, u64::from(opened)));
+        let called = held_by(key, jobs)?;
+        let opened = if values {
+            let text = "delete from {prefix}job_closed where key = $1 or label = $2";
+            let call = sqlx::query(self.line.sql(text)).bind(name).bind(&label).execute(&self.line.pool);
+            in_time(call).await.map_err(failed)?.rows_affected()
+        } else {
+            u64::from(in_time(self.line.open(name)).await.map_err(failed)?)
+        };
+        let called = if opened > 0 { self.call(&called).await } else { Some(0) };
+        Ok(OpenedKey { label, opened, called })
+    }
+
+    /// Calls jobs that sleep; `None` if they cannot be called.
+    async fn call(&self, called: &Called) -> Option<u64> {
+        let calling = async {
+            let rows = ApalisRows::of(&self.line.pool).await;
+            let rows = rows.map_err(|error| Error::database("calling waiting jobs", error))?;
+            match rows {
+                Some(rows) => self.line.call(called, &rows).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        match tokio::time::timeout(CALLING, calling).await {
+            Ok(Ok(count)) => count,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a key was opened, and its jobs cannot be called; they look again by themselves");
+                None
+            }
+            Err(_) => None,
         }
-        let text = "delete from {prefix}job_closed where key = $1 or label = $2";
-        let call = sqlx::query(self.line.sql(text)).bind(name).bind(&label).execute(&self.line.pool);
-        let opened = in_time(call).await.map_err(failed)?.rows_affected();
-        Ok((label, opened))
     }
 
     async fn line(
@@ -303,6 +359,7 @@ impl JobsReader {
             line: Vec::new(),
             closed: Vec::new(),
             workers: None,
+            hour: None,
         };
         self.by_label(connection, now, &mut overview.keys).await?;
         self.by_slot(connection, now, jobs, &mut overview).await?;
@@ -460,6 +517,36 @@ impl JobsReader {
         rows.into_iter().map(read).collect()
     }
 
+    /// What became of jobs in the last hour.
+    async fn hour(
+        &self,
+        connection: &mut PgConnection,
+        overview: &mut JobsOverview,
+    ) -> Result<(), sqlx::Error> {
+        let there = format!("select to_regclass('{}job_history') is not null", self.line.prefix);
+        if !sqlx::query_scalar(sqlx::AssertSqlSafe(there)).fetch_one(&mut *connection).await? {
+            return Ok(());
+        }
+        let labels: Vec<&str> = overview.keys.iter().map(|key| key.key.as_str()).chain([ALL]).collect();
+        let text = "select label, sum(started)::bigint, sum(delayed)::bigint, sum(rejected)::bigint, sum(skipped)::bigint
+            from {prefix}job_history where minute > $1 / 1000000 - 3600 and label = any($2) group by label";
+        let now = i64::try_from(overview.now_us).unwrap_or(i64::MAX);
+        let rows: Vec<(String, i64, i64, i64, i64)> =
+            sqlx::query_as(self.line.sql(text)).bind(now).bind(labels).fetch_all(connection).await?;
+        let find = |label: &str| {
+            let Some((_, started, delayed, rejected, skipped)) = rows.iter().find(|row| row.0 == label)
+            else {
+                return JobCounts::default();
+            };
+            let [started, delayed, rejected, skipped] =
+                [*started, *delayed, *rejected, *skipped].map(unsigned);
+            JobCounts { started, delayed, rejected, skipped }
+        };
+        overview.hour = Some(find(ALL));
+        overview.keys.iter_mut().for_each(|key| key.hour = Some(find(&key.key)));
+        Ok(())
+    }
+
     /// The workers that apalis has noted, if it is apalis that has the jobs.
     async fn workers(&self, connection: &mut PgConnection) -> Option<JobWorkers> {
         let there = "select to_regclass('apalis.workers') is not null";
@@ -493,6 +580,7 @@ impl JobKey {
             backlog_ends: None,
             delays: 0,
             closed: None,
+            hour: None,
         }
     }
 }

@@ -178,7 +178,7 @@ impl Plan {
             same.on_exceeded = same.on_exceeded.max(on_exceeded);
             return;
         }
-        let line = hash(&["line", &limit, &key]);
+        let line = line_of(&limit, &key);
         let closed_by = [closable(&key), closable(label)];
         let (key, label) = (Hidden(key), label.to_owned());
         self.charges.push(PlannedCharge {
@@ -237,6 +237,11 @@ fn shown(job_type: &str) -> String {
 /// The name under which a key is closed, whichever limits are charged to it.
 pub(crate) fn closable(key: &str) -> Uuid {
     hash(&["closed", key])
+}
+
+/// The line of those who wait for a limit under a key.
+pub(crate) fn line_of(limit: &str, key: &str) -> Uuid {
+    hash(&["line", limit, key])
 }
 
 /// No byte of a key reaches the database: names are hashes.

@@ -1,4 +1,6 @@
 //! When the next job is due: what this process knows of it, and how waiting jobs are called before their time.
+//!
+//! apalis keeps its jobs in the database that has the line, so that they are called by their rows, also by programs that run none.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,16 +10,51 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use sqlx::postgres::PgPool;
+
+use crate::error::Error;
 
 /// Makes jobs due now that were put off, in whichever framework has them.
 pub trait Wake: Send + Sync {
-    /// Those of these jobs that wait are due now.
-    fn wake<'a>(&'a self, jobs: &'a [String]) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+    /// Those of these jobs that wait are due now. Answers how many.
+    fn wake<'a>(
+        &'a self,
+        jobs: &'a [String],
+    ) -> Pin<Box<dyn Future<Output = Result<u64, Error>> + Send + 'a>>;
 
-    /// A job came long before it was to. It may have been called; or the framework does not keep the times that it is given, which
-    /// is looked into here.
+    /// A job came long before it was to, or some time has passed. The job may have been called; or the framework does not keep the times
+    /// that it is given, which is looked into here.
     fn came_early(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(std::future::ready(()))
+    }
+}
+
+/// Calls jobs of apalis by their rows.
+pub(crate) struct ApalisRows {
+    pub(crate) pool: PgPool,
+}
+
+impl ApalisRows {
+    /// Those of a database, if apalis keeps its jobs there.
+    pub(crate) async fn of(pool: &PgPool) -> Result<Option<ApalisRows>, sqlx::Error> {
+        let there = "select to_regclass('apalis.jobs') is not null";
+        let is_there: bool = sqlx::query_scalar(there).fetch_one(pool).await?;
+        Ok(is_there.then(|| ApalisRows { pool: pool.clone() }))
+    }
+}
+
+impl Wake for ApalisRows {
+    fn wake<'a>(
+        &'a self,
+        jobs: &'a [String],
+    ) -> Pin<Box<dyn Future<Output = Result<u64, Error>> + Send + 'a>> {
+        let text = "update apalis.jobs set run_at = clock_timestamp()
+            where id = any($1) and status = 'Pending' and run_at > clock_timestamp()";
+        Box::pin(async move {
+            let called = sqlx::query(text).bind(jobs).execute(&self.pool).await;
+            let called = called.map_err(|error| Error::database("calling waiting jobs", error))?;
+            Ok(called.rows_affected())
+        })
     }
 }
 

@@ -150,17 +150,11 @@ fn s05_processes_that_race_admit_exactly_the_limit() {
 async fn s06_a_backlog_drains_without_a_herd() {
     let world = World::new(only("mail", rate(20, SECOND))).await;
     world.push("q", jobs("mail", 100)).await;
-    let begun = std::time::Instant::now();
     let _workers = (
         world.worker_with("one", "q", WorkerOptions::default()),
         world.worker_with("two", "q", WorkerOptions::default()),
     );
     world.until_done(100).await;
-    println!(
-        "drained in {:?}, {} delays",
-        begun.elapsed(),
-        world.number("select count(*) from delays").await
-    );
     assert!(world.most_permits("jobs.type.mail", SECOND).await <= 20);
     assert_eq!(world.number("select count(distinct number) from starts").await, 100);
     assert_eq!(world.starts("mail").await, 100);
@@ -173,10 +167,12 @@ async fn s06_a_backlog_drains_without_a_herd() {
         select distinct on (job) run_at as first from delays order by job, logged) as x";
     let first = world.number(first).await;
     assert!(first >= 2_000, "the first times of those who wait are within {first} ms");
-    let span = "select (max(at_us) - min(at_us))::bigint from permits";
-    let span = world.number(span).await;
-    // Four windows follow the first. How close to that it comes is measured by `-- jobs` of the benches; here the machine is shared.
-    assert!(span <= 20_000_000, "drained in {span} µs");
+    // And none of them is later than it must be: four windows follow the first, however long this machine takes to put all of them off. How
+    // soon the backlog is done in the end is measured by `-- jobs` of the benches.
+    let late = "select (extract(epoch from max(first) - max(logged)) * 1000)::bigint from (
+        select distinct on (job) run_at as first, logged from delays order by job, logged) as x";
+    let late = world.number(late).await;
+    assert!(late <= 4_100, "the last of those who wait was given a time {late} ms away");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -233,7 +229,18 @@ async fn s10_jobs_that_wait_hold_up_no_others() {
     world.push("q", jobs("free", 60)).await;
     let _worker = world.worker("q");
     world.until("select count(*) from starts where kind = 'free'", 60).await;
+    // Those that wait do so in the table: no worker has one in its hands, and none came back before its time.
+    let slow = "from apalis.jobs where convert_from(job, 'UTF8')::json ->> 'kind' = 'slow'";
+    world.until(&format!("select count(*) {slow} and status = 'Done'"), 5).await;
+    world
+        .until(
+            &format!("select count(*) {slow} and status = 'Pending' and run_at > now() and lock_by is null"),
+            55,
+        )
+        .await;
     assert_eq!(world.starts("slow").await, 5);
+    let delays = world.number("select count(*) from delays").await;
+    assert_eq!(delays, 55, "each was put off once, and not again and again before others");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -344,20 +351,23 @@ async fn s14_workers_survive_a_restart_of_the_database() {
 async fn s15_a_job_that_is_due_later_wakes_an_idle_worker() {
     for poll in [5, 100] {
         let world = World::new(Jobs::new()).await;
-        let options = WorkerOptions { poll: Duration::from_millis(poll), ..WorkerOptions::default() };
+        // The heartbeat wakes a worker too, so it does not come within the test.
+        let options = WorkerOptions {
+            poll: Duration::from_millis(poll),
+            heartbeat: Duration::from_secs(600),
+            ..WorkerOptions::default()
+        };
         let _worker = world.worker_with("idle", "q", options);
         let begun = world.number("select 1::bigint from (select pg_sleep(0.2)) x").await;
         assert_eq!(begun, 1);
         world.push("q", jobs("later", 1)).await;
         world.until_done(1).await;
-        world.push("q", jobs("later", 1)).await;
-        world
-            .server
-            .psql("update apalis.jobs set run_at = now() + interval '2 seconds' where status = 'Pending'");
+        world.push_later("q", 3 * SECOND, TestJob::new("later", 1)).await;
+        // A worker that lost its timer would not poll any more, and this would wait in vain.
         world.until_done(2).await;
-        let late = "select (extract(epoch from (select max(at) from starts) - max(run_at)) * 1000)::bigint from apalis.jobs";
-        let late = world.number(late).await;
-        assert!((-1..2_000).contains(&late), "poll {poll}: {late} ms late");
+        let early =
+            "select count(*) from starts where number = 1 and at < (select max(run_at) from apalis.jobs)";
+        assert_eq!(world.number(early).await, 0, "poll {poll}: it started before its time");
     }
 }
 

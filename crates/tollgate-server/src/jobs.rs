@@ -5,10 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
-use tollgate_jobs::{ClosedKey, JobGate, JobStatus};
+use tollgate_jobs::{ClosedKey, JobGate, JobStatus, JobsReader};
 use tollgate_kernel::Micros;
 
 use crate::cli::{JobsArgs, JobsCommand};
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::figures::grouped;
 use crate::screen::{Ink, Tone};
@@ -36,8 +37,16 @@ pub(crate) fn run(asked: &JobsArgs) -> Result<(), Failure> {
                 print_result(format_args!("closed for {span}"))
             }
             JobsCommand::Open { key, config } => {
-                let was_closed = attach(config).await?.open(key).await.map_err(failed)?;
-                print_result(format_args!("{}", if was_closed { "open" } else { "was not closed" }))
+                let config = load(config)?;
+                let reader = JobsReader::of(&config.gate, &config.jobs).map_err(failed)?;
+                let opened = reader.open(key, false, &config.jobs).await.map_err(failed)?;
+                match (opened.opened, opened.called) {
+                    (0, _) => print_result(format_args!("was not closed")),
+                    (_, None) => print_result(format_args!(
+                        "open; waiting jobs look again when their slot or their longest sleep has passed"
+                    )),
+                    (_, Some(called)) => print_result(format_args!("open; {called} waiting jobs are called")),
+                }
             }
         }
     })
@@ -51,8 +60,8 @@ fn print_result(words: std::fmt::Arguments<'_>) -> Result<(), Failure> {
     writeln!(io::stdout().lock(), "{words}").map_err(Failure::answering)
 }
 
-/// The gate of a config, which makes no tables.
-async fn attach(path: &Path) -> Result<JobGate, Failure> {
+/// A config that says something of jobs.
+fn load(path: &Path) -> Result<Config, Failure> {
     let config = validate::load(path)?;
     if config.jobs.is_empty() {
         let name = source::name(path);
@@ -60,6 +69,12 @@ async fn attach(path: &Path) -> Result<JobGate, Failure> {
             "{name} says nothing of jobs; write [jobs.types.NAME] with limit and window"
         )));
     }
+    Ok(config)
+}
+
+/// The gate of a config, which makes no tables.
+async fn attach(path: &Path) -> Result<JobGate, Failure> {
+    let config = load(path)?;
     JobGate::from_config(&config.gate, &config.jobs).await.map_err(failed)?.attach().map_err(failed)
 }
 

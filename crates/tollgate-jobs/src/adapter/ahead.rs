@@ -5,7 +5,7 @@
 //! being put off. Jobs that would wake within half a minute only because they may not sleep longer are put off again on the way.
 //! One process reads ahead in a queue at a time. Should any of it fail, jobs are claimed one by one, as without it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,11 @@ use serde::de::DeserializeOwned;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use sqlx::postgres::types::PgHstore;
+use uuid::Uuid;
 
 use super::layer::{JobArgs, plan_of};
 use super::response::delayed_result;
-use crate::gate::{JobGate, PutOff};
+use crate::gate::{JobGate, PutOff, Sleep};
 use crate::plan::Plan;
 
 /// How many jobs a page has. While it is written, jobs that were claimed before wait for it, and are then behind it.
@@ -25,6 +26,9 @@ const PAGE: i64 = 1_000;
 
 /// How many bytes of arguments a page has: somebody may push large ones.
 const PAGE_BYTES: i64 = 16 * 1024 * 1024;
+
+/// In how many lines the jobs of a page may stand, unless the first of them stands in more: each is locked while the page is written.
+const PAGE_LINES: usize = 256;
 
 /// How many pages are read at most in one go.
 const PAGES: usize = 100;
@@ -128,8 +132,17 @@ enum Cursor {
         run_at_us: i64,
         id: String,
     },
-    /// Nothing is due any more: those that would wake soon.
-    Soon,
+    /// Nothing is due any more: those that would wake soon, behind this one, in the order in which they do.
+    Soon {
+        until_us: i64,
+        id: String,
+    },
+}
+
+impl Cursor {
+    fn soon() -> Cursor {
+        Cursor::Soon { until_us: 0, id: String::new() }
+    }
 }
 
 struct Page {
@@ -158,19 +171,21 @@ async fn page<Args: JobArgs + DeserializeOwned>(
         where job_type = $1 and (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) and run_at < now()
           and ($2 is null or priority < $2 or (priority = $2 and (run_at, id) > (timestamptz 'epoch' + $3 * interval '1 microsecond', $4)))
         order by priority desc, run_at, id limit $5 for update skip locked";
-    let soon = "select j.id, j.priority, 0::bigint, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
+    let soon = "select j.id, j.priority, w.until_us, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
         from {prefix}job_waiting w join apalis.jobs j on j.id = w.job
         where w.queue = $1 and w.until_us between {prefix}job_now_us() and {prefix}job_now_us() + $2 and w.slot_us > w.until_us + 1000000
-          and j.status = 'Pending' and j.job_type = $1 and j.run_at > now()
-        order by w.until_us limit $3 for update of j skip locked";
-    let is_soon = matches!(place, Cursor::Soon);
+          and (w.until_us, w.job) > ($4, $5) and j.status = 'Pending' and j.job_type = $1 and j.run_at > now()
+        order by w.until_us, w.job limit $3 for update of j skip locked";
+    let sleep = if matches!(place, Cursor::Soon { .. }) { Sleep::GoesOn } else { Sleep::IsOver };
     let found = match place {
-        Cursor::Soon => {
+        Cursor::Soon { until_us, id } => {
             let horizon = i64::try_from(HORIZON.as_micros()).unwrap_or(i64::MAX);
             sqlx::query_as(line.sql(soon))
                 .bind(queue)
                 .bind(horizon)
                 .bind(PAGE)
+                .bind(until_us)
+                .bind(id)
                 .fetch_all(&mut *transaction)
                 .await?
         }
@@ -185,26 +200,33 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     };
     let found: Vec<(String, i32, i64, i32)> = found;
     let count = in_budget(found.iter().map(|(.., bytes)| *bytes));
-    let is_last = count == found.len() && i64::try_from(count).is_ok_and(|count| count < PAGE);
-    let next = match found[..count].last() {
-        _ if is_soon => None,
-        Some((id, priority, run_at_us, _)) if !is_last => {
-            Some(Cursor::Behind { priority: *priority, run_at_us: *run_at_us, id: id.clone() })
-        }
-        _ => Some(Cursor::Soon),
-    };
     let ids: Vec<&str> = found[..count].iter().map(|(id, ..)| id.as_str()).collect();
-    if ids.is_empty() {
-        return Ok(Page { put_off: 0, next });
-    }
     let read = "select j.id, j.job, j.metadata from unnest($1::text[]) with ordinality as u(id, number) join apalis.jobs j on j.id = u.id
         order by u.number";
-    let rows = sqlx::query(read).bind(&ids).fetch_all(&mut *transaction).await?;
-    let plans: Vec<Plan> = rows.iter().filter_map(|row| plan::<Args>(gate, queue, row)).collect();
+    let rows = match ids.is_empty() {
+        true => Vec::new(),
+        false => sqlx::query(read).bind(&ids).fetch_all(&mut *transaction).await?,
+    };
+    let mut plans: Vec<Option<Plan>> = rows.iter().map(|row| plan::<Args>(gate, queue, row)).collect();
+    let lines = plans.iter().map(|plan| plan.as_ref().map(Plan::lines).unwrap_or_default());
+    plans.truncate(in_few_lines(lines));
+    let count = plans.len();
+    let is_last = count == found.len() && i64::try_from(count).is_ok_and(|count| count < PAGE);
+    let next = match (found[..count].last().filter(|_| !is_last), sleep) {
+        (Some((id, _, until_us, _)), Sleep::GoesOn) => {
+            Some(Cursor::Soon { until_us: *until_us, id: id.clone() })
+        }
+        (None, Sleep::GoesOn) => None,
+        (Some((id, priority, run_at_us, _)), Sleep::IsOver) => {
+            Some(Cursor::Behind { priority: *priority, run_at_us: *run_at_us, id: id.clone() })
+        }
+        (None, Sleep::IsOver) => Some(Cursor::soon()),
+    };
+    let plans: Vec<Plan> = plans.into_iter().flatten().collect();
     if plans.is_empty() {
         return Ok(Page { put_off: 0, next });
     }
-    let Some(put_off) = gate.put_off_many(&mut transaction, &plans).await? else {
+    let Some(put_off) = gate.put_off_many(&mut transaction, &plans, sleep).await? else {
         return Ok(Page { put_off: 0, next: None });
     };
     if put_off.is_empty() {
@@ -217,7 +239,9 @@ async fn page<Args: JobArgs + DeserializeOwned>(
         put_off.iter().map(|PutOff { limit, until_us, .. }| delayed_result(limit, *until_us)).collect();
     let text =
         "update apalis.jobs j set run_at = timestamptz 'epoch' + u.until_us * interval '1 microsecond',
-          last_result = case when j.status = 'Pending' then u.result else j.last_result end
+          last_result = case when j.status = 'Pending' then u.result else j.last_result end,
+          lock_by = case when j.status = 'Pending' then null else j.lock_by end,
+          lock_at = case when j.status = 'Pending' then null else j.lock_at end
         from unnest($1::text[], $2::bigint[], $3::jsonb[]) as u(id, until_us, result) where j.id = u.id";
     sqlx::query(text).bind(ids).bind(untils).bind(results).execute(&mut *transaction).await?;
     transaction.commit().await?;
@@ -230,6 +254,16 @@ fn in_budget(sizes: impl Iterator<Item = i32>) -> usize {
     let fits = sizes.enumerate().take_while(|(index, bytes)| {
         left = left.saturating_sub(i64::from(*bytes));
         *index == 0 || left > 0
+    });
+    fits.count()
+}
+
+/// How many jobs that stand in these lines are put off at once: at least one.
+fn in_few_lines(lines: impl Iterator<Item = Vec<Uuid>>) -> usize {
+    let mut all = HashSet::new();
+    let fits = lines.enumerate().take_while(|(index, lines)| {
+        all.extend(lines.iter().copied());
+        *index == 0 || all.len() <= PAGE_LINES
     });
     fits.count()
 }
@@ -253,5 +287,20 @@ mod tests {
         assert_eq!(in_budget([i32::MAX, 1].into_iter()), 1);
         assert_eq!(in_budget([100_000; 1_000].into_iter()), 167);
         assert_eq!(in_budget([200; 1_000].into_iter()), 1_000);
+    }
+
+    #[test]
+    fn a_page_has_one_job_at_least_and_few_lines() {
+        let line = |number: u128| Uuid::from_u128(number);
+        assert_eq!(in_few_lines([].into_iter()), 0);
+        assert_eq!(in_few_lines((0..1_000).map(|_| vec![line(1), line(2)])), 1_000, "all stand in the same");
+        assert_eq!(in_few_lines((0..1_000).map(|number| vec![line(number)])), 256);
+        assert_eq!(in_few_lines((1..1_000).map(|number| vec![line(0), line(number)])), 255);
+        assert_eq!(in_few_lines((0..10).map(|_| (0..1_000).map(line).collect())), 1);
+        assert_eq!(
+            in_few_lines((0..1_000).map(|_| Vec::new())),
+            1_000,
+            "what meets no policy stands in none"
+        );
     }
 }

@@ -15,7 +15,7 @@ use sqlx::postgres::{PgConnection, PgPool};
 use crate::error::Error;
 use crate::gate::JobGate;
 use crate::line::Line;
-use crate::wake::Wake;
+use crate::wake::{ApalisRows, Wake};
 
 const TRIGGER: &str = include_str!("apalis.sql");
 
@@ -46,7 +46,8 @@ pub async fn prepare(gate: &JobGate) -> Result<(), Error> {
     let tried = try_ack(&mut transaction).await;
     transaction.rollback().await.map_err(failed)?;
     tried?;
-    gate.set_wake(Arc::new(ApalisWake { line: line.clone(), checked: Mutex::new(Instant::now()) }));
+    let rows = ApalisRows { pool: line.pool.clone() };
+    gate.set_wake(Arc::new(ApalisWake { rows, line: line.clone(), checked: Mutex::new(Instant::now()) }));
     Ok(())
 }
 
@@ -138,8 +139,9 @@ async fn try_ack(connection: &mut PgConnection) -> Result<(), Error> {
     )))
 }
 
-/// Calls waiting jobs by their row.
+/// Calls waiting jobs by their rows, and looks after the trigger.
 struct ApalisWake {
+    rows: ApalisRows,
     line: Line,
     /// When the trigger was last looked for.
     checked: Mutex<Instant>,
@@ -149,14 +151,11 @@ struct ApalisWake {
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 impl Wake for ApalisWake {
-    fn wake<'a>(&'a self, jobs: &'a [String]) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
-        let text = "update apalis.jobs set run_at = clock_timestamp()
-            where id = any($1) and status = 'Pending' and run_at > clock_timestamp()";
-        Box::pin(async move {
-            if let Err(error) = sqlx::query(text).bind(jobs).execute(&self.line.pool).await {
-                tracing::debug!(%error, "waiting jobs cannot be called; they look again by themselves");
-            }
-        })
+    fn wake<'a>(
+        &'a self,
+        jobs: &'a [String],
+    ) -> Pin<Box<dyn Future<Output = Result<u64, Error>> + Send + 'a>> {
+        self.rows.wake(jobs)
     }
 
     /// Without the trigger a delayed job comes back at once, again and again.

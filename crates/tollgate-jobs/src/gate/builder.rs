@@ -8,6 +8,7 @@ use tollgate::Tollgate;
 
 use super::{Inner, JobGate, housekeeping};
 use crate::error::Error;
+use crate::history::History;
 use crate::line::Line;
 use crate::metrics;
 use crate::policy::Jobs;
@@ -62,6 +63,7 @@ impl JobGateBuilder {
             jobs: RwLock::default(),
             wake: RwLock::default(),
             wakes: Wakes::default(),
+            history: History::default(),
             #[cfg(feature = "apalis")]
             ahead: crate::adapter::ReadAhead::default(),
         };

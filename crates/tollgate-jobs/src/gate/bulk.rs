@@ -8,6 +8,7 @@
 //! Nothing is charged here, and no job ends here: what might run, or is to be given up, is left for a worker to claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 use sqlx::postgres::PgConnection;
 use tollgate::{Charge, Limit};
@@ -26,6 +27,9 @@ const PROBES: u64 = 64;
 /// How many charges a peek takes.
 const CHARGES: usize = 64;
 
+/// How long the limits may take to answer for one page, whose rows and lines are locked meanwhile.
+const ANSWERS_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A job that was put off.
 pub(crate) struct PutOff {
     /// Which of the plans.
@@ -36,6 +40,15 @@ pub(crate) struct PutOff {
     pub(crate) limit: String,
 }
 
+/// Whether jobs sleep yet that are put off together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// They are due.
+    IsOver,
+    /// They would wake soon. One that has more than half of its sleep before it is left alone: it would be written again and again.
+    GoesOn,
+}
+
 /// A job that stays in line, or takes a place in it.
 struct Waiter<'a> {
     index: usize,
@@ -43,16 +56,18 @@ struct Waiter<'a> {
     ahead: Vec<u64>,
     closed: Closed,
     since_us: Option<u64>,
-    was_waiting: bool,
+    /// Until when it sleeps that waited already.
+    slept_until_us: Option<u64>,
 }
 
 impl JobGate {
     /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's. `None` if
-    /// the limits cannot be asked: then nothing was written.
+    /// the limits cannot be asked, or not in time: then nothing was written.
     pub(crate) async fn put_off_many(
         &self,
         connection: &mut PgConnection,
         plans: &[Plan],
+        sleep: Sleep,
     ) -> Result<Option<Vec<PutOff>>, sqlx::Error> {
         let mut survey = self.inner.line.survey(&mut *connection, plans).await?;
         let mut places = Vec::new();
@@ -65,7 +80,8 @@ impl JobGate {
             return Ok(Some(Vec::new()));
         }
         let limits = self.limits_of(&waiters);
-        let Some(answers) = self.answers(&waiters, &limits).await else { return Ok(None) };
+        let answers = tokio::time::timeout(ANSWERS_TIMEOUT, self.answers(&waiters, &limits)).await;
+        let Ok(Some(answers)) = answers else { return Ok(None) };
         let now_us = survey.now_us();
         let (mut slots, mut put_off) = (Vec::new(), Vec::new());
         let mut never = BTreeSet::new();
@@ -81,13 +97,18 @@ impl JobGate {
                 continue;
             };
             let Turn { wait, binding, .. } = turn;
-            if waiter.was_waiting && wait <= SHORT_WAIT {
+            if waiter.slept_until_us.is_some() && wait <= SHORT_WAIT {
                 // Its turn has come after all: it is charged when it is claimed.
                 continue;
             }
-            let sleep = turn.sleep(waiter.plan, now_us, waiter.since_us);
-            let until_us = now_us.saturating_add(micros(sleep));
-            let limit = self.note_delay(waiter.plan, sleep, binding);
+            let span = turn.sleep(waiter.plan, now_us, waiter.since_us);
+            let until_us = now_us.saturating_add(micros(span));
+            if let (Sleep::GoesOn, Some(slept_until_us)) = (sleep, waiter.slept_until_us)
+                && !is_worth_it(now_us, slept_until_us, until_us, span >= wait)
+            {
+                continue;
+            }
+            let limit = self.note_delay(waiter.plan, span, binding);
             slots.push(NewSlot {
                 plan: waiter.plan,
                 slot_us: now_us.saturating_add(micros(wait)),
@@ -189,7 +210,7 @@ fn wait_in_line<'a>(
             ahead,
             closed,
             since_us: Some(waiting.since_us),
-            was_waiting: true,
+            slept_until_us: Some(waiting.until_us),
         });
     }
     if closed_us.is_none() && ahead.iter().all(|ahead| *ahead == 0) {
@@ -204,7 +225,13 @@ fn wait_in_line<'a>(
         line.ahead = line.ahead.saturating_add(charge.cost);
         places.push(NewPlace { job: &plan.job, charge, place: line.last });
     }
-    Some(Waiter { index, plan, ahead, closed, since_us: Some(now_us), was_waiting: false })
+    Some(Waiter { index, plan, ahead, closed, since_us: Some(now_us), slept_until_us: None })
+}
+
+/// Whether a job that sleeps is to sleep until another time: half of its sleep has passed, or it will not have to be put off again.
+fn is_worth_it(now_us: u64, slept_until_us: u64, until_us: u64, is_its_turn: bool) -> bool {
+    let (left, whole) = (slept_until_us.saturating_sub(now_us), until_us.saturating_sub(now_us));
+    is_its_turn || left <= whole / 2
 }
 
 /// The cost to ask a limit about, of which there are not more than [`PROBES`].
@@ -219,11 +246,21 @@ fn probe(limit: &Limit, charge: &PlannedCharge, ahead: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::job::Job;
     use crate::policy::{JobPolicy, Jobs};
+
+    #[test]
+    fn a_sleeper_is_written_again_when_half_of_its_sleep_has_passed() {
+        let second = 1_000_000;
+        // Longest sleep of five seconds: written a second ago, three seconds ago, and due now.
+        assert!(!is_worth_it(100 * second, 104 * second, 105 * second, false));
+        assert!(is_worth_it(100 * second, 102 * second, 105 * second, false));
+        assert!(is_worth_it(100 * second, 100 * second, 105 * second, false));
+        // Its turn is within the longest sleep now: it is written once more, and then it sleeps until its turn.
+        assert!(is_worth_it(100 * second, 104 * second, 105 * second, true));
+        assert!(is_worth_it(100 * second, 104 * second, 103 * second, true));
+    }
 
     #[test]
     fn probes_are_few_and_never_too_small() {

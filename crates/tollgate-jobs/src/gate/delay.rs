@@ -12,23 +12,24 @@ use crate::metrics;
 use crate::plan::Plan;
 
 impl JobGate {
-    /// Closes the keys of a job whose remote side asked for that, and puts the job off.
+    /// Closes the key of a job whose remote side asked for that, and puts the job off. It stands in line like all others that wait for the key,
+    /// and is called with them when somebody opens it.
     #[cfg(feature = "apalis")]
     pub(crate) async fn close_for(&self, plan: Option<&Plan>, retry_after: Duration) -> Delay {
-        let charge = plan.and_then(|plan| plan.charges.first());
-        if let Some(charge) = charge {
-            let key = charge.key();
-            let closed = self.inner.line.close(
-                crate::plan::closable(key),
-                &charge.label,
-                retry_after,
-                "the remote side asked for it",
-            );
-            if let Err(error) = closed.await {
-                tracing::warn!(%error, key = charge.label, "a key cannot be closed");
+        let mut limit = String::new();
+        if let Some((plan, charge)) = plan.and_then(|plan| Some((plan, plan.charges.first()?))) {
+            limit.clone_from(&charge.limit);
+            let key = crate::plan::closable(charge.key());
+            let line = &self.inner.line;
+            match line.close(key, &charge.label, retry_after, crate::line::REMOTE_SIDE).await {
+                Ok(()) => {
+                    if let JobDecision::Delay(delay) = self.decide(plan).await {
+                        return delay;
+                    }
+                }
+                Err(error) => tracing::warn!(%error, key = charge.label, "a key cannot be closed"),
             }
         }
-        let limit = charge.map_or_else(String::new, |charge| charge.limit.clone());
         self.inner.wakes.push(retry_after);
         Delay { wait: retry_after, until_us: None, limit }
     }
@@ -90,6 +91,7 @@ impl JobGate {
         };
         tracing::debug!(job_type = plan.job_type, delay_ms = wait.as_millis(), limit, "job delayed");
         metrics::hit(label, OnExceeded::Delay);
+        self.inner.history.held_up(label, OnExceeded::Delay);
         metrics::delayed(wait);
         self.inner.wakes.push(wait);
         limit
@@ -107,6 +109,7 @@ impl JobGate {
             self.leave(plan).await;
         }
         metrics::hit(label, behaviour);
+        self.inner.history.held_up(label, behaviour);
         tracing::debug!(
             job_type = plan.job_type,
             key = label,

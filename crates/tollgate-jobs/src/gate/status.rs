@@ -7,10 +7,10 @@ use uuid::Uuid;
 
 use super::JobGate;
 use crate::error::Error;
-use crate::limits::JobScope;
-use crate::line::ClosedKey;
+use crate::limits::{JobScope, JobsConfig};
+use crate::line::{BY_HAND, Called, ClosedKey};
 use crate::metrics;
-use crate::plan::closable;
+use crate::plan::{closable, line_of};
 
 /// What is known of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,14 +42,22 @@ impl JobGate {
     /// (`job:<type>:<tenant>`), or the key of a limit that jobs share.
     pub async fn close(&self, key: &str, wait: Duration) -> Result<(), Error> {
         let (name, label) = closing(key)?;
-        let closed = self.inner.line.close(name, &label, wait, "closed by hand").await;
+        let closed = self.inner.line.close(name, &label, wait, BY_HAND).await;
         closed.map_err(|error| Error::database("closing a key", error))
     }
 
-    /// Opens a key that was closed; false if it was not.
+    /// Opens a key that was closed; false if it was not. Its jobs are called, so that they do not sleep on until their slots.
     pub async fn open(&self, key: &str) -> Result<bool, Error> {
         let (name, _) = closing(key)?;
-        self.inner.line.open(name).await.map_err(|error| Error::database("opening a key", error))
+        let opened = self.inner.line.open(name).await;
+        let opened = opened.map_err(|error| Error::database("opening a key", error))?;
+        if opened {
+            let called = held_by(key, self.inner.jobs.read().config())?;
+            if let Err(error) = self.call(&called).await {
+                tracing::warn!(%error, "a key was opened, and its jobs cannot be called; they look again by themselves");
+            }
+        }
+        Ok(opened)
     }
 
     /// What is known of a key: `job:<type>`, `queue:<name>` or `global`. Where a field splits its limits, what is counted is that of
@@ -103,6 +111,21 @@ impl JobGate {
             .await
             .map_err(|error| Error::database("reading which keys are closed", error))
     }
+}
+
+/// Who waits because a key is closed: all under its label, and those in line for a limit that is charged to it.
+pub(crate) fn held_by(key: &str, jobs: &JobsConfig) -> Result<Called, Error> {
+    let key = Key::parse(key).map_err(|error| Error::new(format!("a key to open: {error}")))?;
+    let key = key.canonical();
+    let (mut lines, mut label) = (Vec::new(), None);
+    for (scope, limits) in jobs.scopes() {
+        if scope.key().is_ok_and(|own| own.canonical() == key) {
+            label = Some(key.to_owned());
+        }
+        let own = limits.named(scope).into_iter().map(|(name, _)| name);
+        lines.extend(own.chain(limits.limits.iter().cloned()).map(|limit| line_of(&limit, key)));
+    }
+    Ok(Called::Of { lines, label })
 }
 
 /// The name under which a key is closed, and what is shown of it.

@@ -108,7 +108,18 @@ returns table (job text, slot_us bigint) language sql volatile as $$
     where (w.slot_us, w.job) > (p_slot_us, p_job) and w.until_us > {prefix}job_now_us() order by w.slot_us, w.job limit p_count
 $$;
 
--- Forgets a batch of jobs whose slot passed long ago and that nobody came for, and keys that are open again. Answers how many rows.
+-- The same of those that stand in these lines or under this label.
+create or replace function {prefix}job_sleepers_of(p_slot_us bigint, p_job text, p_count integer, p_keys uuid[], p_label text)
+returns table (job text, slot_us bigint) language sql volatile as $$
+  select w.job, w.slot_us from (
+      select l.job from {prefix}job_line l where l.label = p_label
+      union select l.job from {prefix}job_line l where l.key = any(p_keys)) as s
+    join {prefix}job_waiting w on w.job = s.job
+    where (w.slot_us, w.job) > (p_slot_us, p_job) and w.until_us > {prefix}job_now_us() order by w.slot_us, w.job limit p_count
+$$;
+
+-- Forgets a batch of jobs whose slot passed long ago and that nobody came for, keys that are open again, and minutes that long ago. Answers
+-- how many rows.
 create or replace function {prefix}job_cleanup(p_keep_us bigint, p_batch integer) returns bigint language sql volatile as $$
   with gone as (
     delete from {prefix}job_waiting where job in (
@@ -118,16 +129,21 @@ create or replace function {prefix}job_cleanup(p_keep_us bigint, p_batch integer
     delete from {prefix}job_line l using gone where l.job = gone.job returning 1
   ), opened as (
     delete from {prefix}job_closed where until_us < {prefix}job_now_us() returning 1
+  ), minutes as (
+    delete from {prefix}job_history where ctid = any(array(
+      select h.ctid from {prefix}job_history h where h.minute < ({prefix}job_now_us() - p_keep_us) / 1000000 limit p_batch))
+    returning 1
   )
-  select (select count(*) from gone) + (select count(*) from places) + (select count(*) from opened)
+  select (select count(*) from gone) + (select count(*) from places) + (select count(*) from opened) + (select count(*) from minutes)
 $$;
 
--- Locks those of these lines that somebody stands in, in the order in which job_stand does, and answers the time.
+-- Locks these lines, in the order in which job_stand does, and answers the time. Empty ones too: whether one is empty is known only to who
+-- has locked it, because the first may be about to take a place in it.
 create or replace function {prefix}job_lock_lines(p_keys uuid[]) returns bigint language plpgsql volatile as $$
 declare
   v_key uuid;
 begin
-  for v_key in select k from unnest(p_keys) as k where exists (select from {prefix}job_line l where l.key = k) order by k loop
+  for v_key in select distinct k from unnest(p_keys) as k order by k loop
     perform pg_advisory_xact_lock(hashtextextended('{prefix}job_line ' || v_key::text, 0));
   end loop;
   return {prefix}job_now_us();

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{GRACE, Line, micros, signed};
 use crate::plan::{Plan, PlannedCharge};
 
-/// What many jobs find. The lines that somebody stands in are locked until the transaction ends.
+/// What many jobs find. Their lines are locked until the transaction ends: nobody else takes a place in them.
 #[derive(Debug)]
 pub(crate) struct Survey {
     /// The database's clock, and ours when it answered.
@@ -32,11 +32,12 @@ pub(crate) struct LineEnd {
     pub(crate) ahead: u64,
 }
 
-/// Since when a job waits, and when it expects its turn.
+/// Since when a job waits, when it expects its turn, and until when it sleeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waits {
     pub(crate) since_us: u64,
     pub(crate) slot_us: u64,
+    pub(crate) until_us: u64,
 }
 
 /// A place that a job takes.
@@ -66,7 +67,7 @@ fn unsigned(value: i64) -> u64 {
 }
 
 impl Line {
-    /// Locks the lines of these jobs that somebody stands in, and looks at them.
+    /// Locks the lines of these jobs, and then looks at them, in statements of their own: what was there when the locks were had is seen.
     pub(crate) async fn survey(
         &self,
         connection: &mut PgConnection,
@@ -88,8 +89,8 @@ impl Line {
         let closed = "select key, until_us from {prefix}job_closed where key = any($1) and until_us > $2";
         let closed: Vec<(Uuid, i64)> =
             sqlx::query_as(self.sql(closed)).bind(&closable).bind(now_us).fetch_all(&mut *connection).await?;
-        let waiting = "select job, since_us, slot_us from {prefix}job_waiting where job = any($1)";
-        let waiting: Vec<(String, i64, i64)> =
+        let waiting = "select job, since_us, slot_us, until_us from {prefix}job_waiting where job = any($1)";
+        let waiting: Vec<(String, i64, i64, i64)> =
             sqlx::query_as(self.sql(waiting)).bind(&jobs).fetch_all(&mut *connection).await?;
         let mut ahead_of: HashMap<String, HashMap<Uuid, u64>> = HashMap::new();
         if !waiting.is_empty() {
@@ -101,8 +102,9 @@ impl Line {
             }
         }
         let end = |(key, last, ahead)| (key, LineEnd { last: unsigned(last), ahead: unsigned(ahead) });
-        let waits = |(job, since_us, slot_us)| {
-            (job, Waits { since_us: unsigned(since_us), slot_us: unsigned(slot_us) })
+        let waits = |(job, since_us, slot_us, until_us)| {
+            let [since_us, slot_us, until_us] = [since_us, slot_us, until_us].map(unsigned);
+            (job, Waits { since_us, slot_us, until_us })
         };
         Ok(Survey {
             now_us: unsigned(now_us),

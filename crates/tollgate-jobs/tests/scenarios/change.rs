@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use apalis_postgres::PostgresStorage;
 use tollgate_jobs::adapter::prepare;
-use tollgate_jobs::{JobGate, JobsConfig};
+use tollgate_jobs::{JobGate, JobsConfig, JobsReader};
 use tollgate_testkit::postgres::PostgresServer;
 
 use crate::world::*;
@@ -105,4 +105,72 @@ async fn workers_follow_their_config_file() {
     let refused = JobGate::open_file(Path::new(&file)).await.unwrap_err().to_string();
     assert!(refused.contains("1 mistake in") && refused.contains("tollgate validate"), "{refused}");
     std::fs::remove_file(&file).unwrap();
+}
+
+/// The line cannot be read while limits are raised: the new ones are in place all the same, and the jobs are called when it can.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_is_made_also_if_waiting_jobs_cannot_be_called_yet() {
+    let world = World::new(only("mail", rate(1, HOUR))).await;
+    world.push("q", jobs("mail", 21)).await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from tollgate_job_waiting where delays > 0", 20).await;
+    world.server.psql("alter table tollgate_job_waiting rename to away");
+    let text = "[jobs.types.mail]\nlimit = 100\nwindow = '1s'\n";
+    let mut section = JobsConfig::default();
+    let config = tollgate::config::Config::parse_with(text, [], &mut [&mut section]).unwrap();
+    world.gate.reload_config(&config, &section).await.expect("the config is good");
+    assert_eq!(
+        world.gate.tollgate().status("jobs.type.mail", "job:mail").await.unwrap().capacity(),
+        100,
+        "the new limit"
+    );
+    world.server.psql("alter table away rename to tollgate_job_waiting");
+    // They sleep for five minutes by themselves, which is longer than is waited for here.
+    world.until_done(21).await;
+}
+
+/// Jobs that wait for a closed key are called when it is opened, by a gate and by those who only look, and among them the one whose handler was sent
+/// away.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_key_that_is_opened_are_called() {
+    let policies = || only("mail", rate(100, SECOND).key("tenant")).job("call", rate(100, SECOND));
+    let world = World::new(policies()).await;
+    let config = format!(
+        "[store]\nmode = 'postgres'\ntimeout = '3s'\npostgres = {{ url = '{}' }}\n\
+         [jobs.types.mail]\nlimit = 100\nwindow = '1s'\nkey = 'tenant'\n[jobs.types.call]\nlimit = 100\nwindow = '1s'\n",
+        world.url
+    );
+    let mut section = JobsConfig::default();
+    let config = tollgate::config::Config::parse_with(&config, [], &mut [&mut section]).unwrap();
+    let reader = JobsReader::of(&config, &section).unwrap();
+    let _worker = world.worker("q");
+    world.gate.close("job:mail", HOUR).await.unwrap();
+    world.gate.close("job:mail:acme", HOUR).await.unwrap();
+    world.push("q", (0..10).map(|number| TestJob::new("mail", number).of("acme"))).await;
+    world.push("q", (10..20).map(|number| TestJob::new("mail", number))).await;
+    world.push("q", [TestJob::new("call", 20).act(Act::AskForRestMs(3_600_000))]).await;
+    world.until("select count(*) from tollgate_job_waiting where delays > 0", 21).await;
+    world.until("select count(*) from apalis.jobs where status = 'Pending' and run_at > now()", 21).await;
+    // The type is open, and one of its tenants is not.
+    assert!(world.gate.open("job:mail").await.unwrap());
+    world.until_done(10).await;
+    world.until("select count(*) from apalis.jobs where status = 'Pending' and run_at > now()", 11).await;
+    // One tenant: only its jobs are called.
+    let opened = reader.open("job:mail:acme", false, &section).await.unwrap();
+    assert_eq!((opened.label.as_str(), opened.opened, opened.called), ("job:mail", 1, Some(10)));
+    world.until_done(20).await;
+    assert_eq!(world.starts("call").await, 1);
+    // The one that was sent away.
+    let opened = reader.open("job:call", true, &section).await.unwrap();
+    assert_eq!((opened.opened, opened.called), (1, Some(1)));
+    world.until_done(21).await;
+    assert_eq!(world.number("select max(attempts)::bigint from apalis.jobs").await, 1);
+    let opened = reader.open("job:call", true, &section).await.unwrap();
+    assert_eq!((opened.opened, opened.called), (0, Some(0)));
+    // Without the right, or without apalis, the key is opened all the same.
+    world.gate.close("job:call", HOUR).await.unwrap();
+    world.server.psql("alter table apalis.jobs rename to away");
+    let opened = reader.open("job:call", false, &section).await.unwrap();
+    assert_eq!((opened.opened, opened.called), (1, None));
+    world.server.psql("alter table apalis.away rename to jobs");
 }

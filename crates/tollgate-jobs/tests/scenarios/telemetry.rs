@@ -41,3 +41,41 @@ async fn every_metric_comes_through_the_exporter() {
     }
     assert!(!text.contains("acme-corporation"), "a tenant is in the metrics");
 }
+
+/// What became of jobs is in a table, by label and for all of them together, and is forgotten after a day.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_of_jobs_is_written_down() {
+    let policies = only("delay", rate(2, HOUR).key("tenant"))
+        .job("reject", rate(2, HOUR).on_exceeded(OnExceeded::Reject))
+        .job("skip", rate(2, HOUR).on_exceeded(OnExceeded::Skip))
+        .global(rate(1_000, HOUR));
+    let world = World::new(policies).await;
+    world.server.psql(
+        "insert into tollgate_job_history select n * 60, 'job:old', 1, 0, 0, 0 from generate_series(1, 5000) n",
+    );
+    let _worker = world.worker("q");
+    for kind in ["delay", "reject", "skip"] {
+        world.push("q", (0..5).map(|number| TestJob::new(kind, number).of("acme-corporation"))).await;
+    }
+    world.push("q", jobs("free", 3)).await;
+    let written = "select label || ' ' || string_agg(what || '=' || count, ' ' order by what), 1::bigint from (
+          select label, u.what, sum(u.count) as count from tollgate_job_history h,
+            unnest(array['delayed', 'rejected', 'skipped', 'started'], array[h.delayed, h.rejected, h.skipped, h.started]) as u(what, count)
+          where label <> 'job:old' group by 1, 2) as x group by label";
+    world.until("select sum(started + delayed + rejected + skipped)::bigint from tollgate_job_history where label = ''", 18).await;
+    let written = world.counts(written).await;
+    let expected = [
+        " delayed=3 rejected=3 skipped=3 started=9",
+        "global delayed=0 rejected=0 skipped=0 started=9",
+        "job:delay delayed=3 rejected=0 skipped=0 started=2",
+        "job:reject delayed=0 rejected=3 skipped=0 started=2",
+        "job:skip delayed=0 rejected=0 skipped=3 started=2",
+    ];
+    assert_eq!(
+        written.keys().map(String::as_str).collect::<Vec<_>>(),
+        expected,
+        "no tenant, and no job twice"
+    );
+    assert_eq!(world.gate.cleanup().await.unwrap(), 5_000);
+    assert_eq!(world.number("select count(*) from tollgate_job_history where label = 'job:old'").await, 0);
+}

@@ -93,11 +93,12 @@ pub(crate) struct WorkerOptions {
     pub(crate) poll: Duration,
     pub(crate) lock_tasks: bool,
     pub(crate) batch: usize,
+    pub(crate) heartbeat: Duration,
 }
 
 impl Default for WorkerOptions {
     fn default() -> WorkerOptions {
-        WorkerOptions { poll: Duration::from_millis(50), lock_tasks: false, batch: 10 }
+        WorkerOptions { poll: Duration::from_millis(50), lock_tasks: false, batch: 10, heartbeat: SECOND }
     }
 }
 
@@ -124,7 +125,7 @@ pub(crate) fn work(
                 .queue(&queue)
                 .batch_size(options.batch)
                 .lock_tasks(options.lock_tasks)
-                .heartbeat_interval(SECOND)
+                .heartbeat_interval(options.heartbeat)
                 .missed_heartbeats(3);
             let storage = PostgresStorage::<TestJob>::new(&pool).with_config(config);
             WorkerBuilder::new(&*name)
@@ -229,6 +230,13 @@ impl World {
         for job in jobs {
             storage.push_task(TaskBuilder::new(job).max_attempts(attempts).build()).await.unwrap();
         }
+    }
+
+    /// Pushes one that is due later.
+    pub(crate) async fn push_later(&self, queue: &str, wait: Duration, job: TestJob) {
+        let mut storage =
+            PostgresStorage::<TestJob>::new(&self.pool).with_config(Config::default().queue(queue));
+        storage.push_task(TaskBuilder::new(job).run_after(wait).build()).await.unwrap();
     }
 
     /// Pushes many at once.

@@ -70,6 +70,7 @@ async fn route(app: &Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Resu
         "/v1/reset" => Box::pin(admin::reset(app, peer, request)).await,
         "/v1/reload" => Box::pin(admin::reload(app, peer, request)).await,
         "/v1/llm" => Box::pin(admin::models(app, peer, request)).await,
+        "/v1/jobs" => Box::pin(admin::jobs(app, peer, request)).await,
         "/v1/jobs/close" => Box::pin(admin::close_job_key(app, peer, request)).await,
         "/v1/jobs/open" => Box::pin(admin::open_job_key(app, peer, request)).await,
         _ => {

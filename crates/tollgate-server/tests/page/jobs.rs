@@ -139,6 +139,19 @@ fn s28_status_and_page_equal_the_database() {
         let in_table = format!("select count(distinct job) from tollgate_job_line where label = '{key}'");
         assert_eq!(value(&in_table), waiting, "{key}");
     }
+    // What became of jobs in the last hour, which workers write down every five seconds.
+    browser.until("document.querySelector('#jobs-keys tr[data-key=\"job:send_email\"]').cells[8].textContent === '5 delayed'");
+    let hour = |what: &str, label: &str| {
+        value(&format!("select sum({what}) from tollgate_job_history where label = '{label}'"))
+    };
+    assert_eq!((hour("delayed", "job:send_email"), hour("started", "job:send_email")), (5, 2));
+    assert_eq!(cells(&browser, "job:sync_crm")[8], "2 delayed");
+    assert_eq!(cells(&browser, "global")[8], "0");
+    let facts = browser.run(
+        "return [...document.querySelectorAll('#jobs-facts dd')].slice(0, 4).map(fact => fact.textContent)",
+    );
+    assert_eq!(facts, json!(["4", "8", "0", "0"]), "started, delayed, failed, skipped");
+    assert_eq!((hour("started", ""), hour("delayed", ""), hour("started", "queue:mail")), (4, 8, 4));
     assert_eq!(cells(&browser, "job:sync_crm")[3], "1", "as many run as hold a lease");
     assert_eq!(cells(&browser, "job:sync_crm")[2], "as they end");
     let resets = cells(&browser, "job:send_email")[2].clone();
@@ -164,13 +177,32 @@ fn s28_status_and_page_equal_the_database() {
         equal(&cells[6], slot("max"), hours);
     }
     equal(&text(&browser, "#jobs-done-at"), value("select max(slot_us) from tollgate_job_waiting"), hours);
-    let line =
-        browser.run("return [...document.querySelectorAll('#jobs-line tr')].map(row => row.cells[1].title)");
+    let line = || {
+        browser.run("return [...document.querySelectorAll('#jobs-line tr')].map(row => row.cells[1].title)")
+    };
     let in_table = database.psql("select job from tollgate_job_waiting order by slot_us, job");
     let in_table: Vec<&str> = in_table.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    assert_eq!(line, json!(in_table));
+    // Without the token, no id of a job is shown, and as many hashes.
+    let everything = browser.run("return document.documentElement.outerHTML").to_string();
+    let public = server.get("/v1/jobs").body;
+    assert!(in_table.iter().all(|job| !everything.contains(job) && !public.contains(job)), "{public}");
+    assert_eq!(line().as_array().map(Vec::len), Some(in_table.len()));
+    browser.click("#jobs-ids");
+    browser.until("document.getElementById('sure').open");
+    browser.type_in("#sure-token", "wrong");
+    browser.click("#sure-yes");
+    browser.until("document.getElementById('sure-problem').textContent.includes('not the admin token')");
+    browser.run("document.getElementById('sure-token').value = ''");
+    browser.type_in("#sure-token", "open sesame");
+    browser.click("#sure-yes");
+    browser.until("document.getElementById('jobs-ids').hidden && !document.getElementById('sure').open");
+    assert_eq!(line(), json!(in_table));
+    browser.run("document.getElementById('sure-token').value = ''");
     // And so does the API, and the gate that the workers have.
-    let answer: Value = serde_json::from_str(&server.get("/v1/jobs").body).expect("JSON");
+    let answer = server.ask("GET", "/v1/jobs", &["authorization: Bearer open sesame"], "");
+    assert!(in_table.iter().all(|job| answer.body.contains(job)), "{}", answer.body);
+    let answer: Value = serde_json::from_str(&answer.body).expect("JSON");
+    assert_eq!(server.ask("GET", "/v1/jobs", &["authorization: Bearer wrong"], "").status, 401);
     let email = &answer["keys"][0];
     assert_eq!(
         (&email["key"], &email["waiting"], &email["limits"][0]["count"]),
@@ -236,12 +268,15 @@ fn closes_and_opens(browser: &Browser, server: &Tollgate, database: &PostgresSer
         "document.querySelector('#jobs-keys tr[data-key=\"queue:mail\"] .tag')?.textContent === 'closed'",
     );
     accessible(browser, "with a closed key");
+    let public = server.get("/v1/jobs").body;
+    assert!(public.contains("by an admin") && !public.contains("maintenance"), "{public}");
 
     browser.click("#jobs-closed button");
     browser.until("document.getElementById('sure').open");
     assert!(text(browser, "#sure-title") == "Open queue:mail now?");
     browser.click("#sure-yes");
-    browser.until("document.getElementById('jobs-said').textContent === 'queue:mail is open.'");
+    // No framework is there that could be asked to call them.
+    browser.until("document.getElementById('jobs-said').textContent === 'queue:mail is open. Its jobs look again when their slot or their longest sleep has passed.'");
     assert_eq!(closed(), 0);
     browser.until("!document.querySelector('.alert[data-key=jobs-closed]')");
     sound(browser, "after closing and opening");

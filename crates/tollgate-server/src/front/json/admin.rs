@@ -8,6 +8,7 @@ use http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN};
 use http::uri::Authority;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use tollgate_jobs::OpenedKey;
 
 use super::body::Body;
 use super::fault::Fault;
@@ -70,6 +71,21 @@ pub(super) async fn models(
     Ok(page::json(app.models_view.answer(app).await))
 }
 
+/// What there is to see of background jobs. Everybody may see how many wait and until when; ids of jobs and why keys are closed are for admins.
+pub(super) async fn jobs(
+    app: &App,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Fault> {
+    super::only(&request, "GET, HEAD", &[http::Method::GET, http::Method::HEAD])?;
+    let shows_ids = match (&app.token, request.headers().contains_key(AUTHORIZATION)) {
+        (Some(_), false) => false,
+        (Some(_), true) => authorize(app, peer, "jobs", &request).map(|()| true)?,
+        (None, _) => authorize(app, peer, "jobs", &request).is_ok(),
+    };
+    Ok(page::json(app.jobs.answer(app, shows_ids).await))
+}
+
 /// For how long a key of jobs is closed at most.
 const LONGEST_CLOSED_MS: u64 = 30 * 86_400_000;
 
@@ -126,13 +142,13 @@ pub(super) async fn open_job_key(
     let asked: OpenKey<'_> = requests::read(&body)?;
     let key = asked.key.parsed()?;
     let reader = job_reader(app, &key)?;
-    let opened = reader.open(key.canonical(), asked.values).await;
+    let opened = reader.open(key.canonical(), asked.values, &app.state().config.jobs).await;
     let key_hash = app.stats.key_hash(key.canonical());
     match opened {
-        Ok((label, count)) => {
-            tracing::info!(audit = "jobs_open", %peer, key = label, key_hash, opened = count, "a key of jobs was opened");
+        Ok(OpenedKey { label, opened, called, .. }) => {
+            tracing::info!(audit = "jobs_open", %peer, key = label, key_hash, opened, called, "a key of jobs was opened");
             app.jobs.changed().await;
-            Ok(json(format!("{{\"opened\":{}}}", count > 0)))
+            Ok(json(serde_json::json!({ "opened": opened > 0, "called": called }).to_string()))
         }
         Err(error) => {
             tracing::warn!(audit = "jobs_open", %peer, key_hash, "a key of jobs could not be opened: {error}");

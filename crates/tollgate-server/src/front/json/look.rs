@@ -14,7 +14,7 @@ use super::fault::Fault;
 use super::requests::key_of_url;
 use super::{json as answered, known_limit, render, text};
 use crate::app::{App, State};
-use crate::front::{page, peer};
+use crate::front::peer;
 
 /// What there is to ask, for people and for programs that write clients. Tests hold it to what is answered.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -29,7 +29,6 @@ pub(super) enum Look {
     Limits,
     Status,
     Server,
-    Jobs,
 }
 
 impl Look {
@@ -43,7 +42,6 @@ impl Look {
             "/v1/limits" => Look::Limits,
             "/v1/status" => Look::Status,
             "/v1/server" => Look::Server,
-            "/v1/jobs" => Look::Jobs,
             _ => return None,
         })
     }
@@ -64,7 +62,6 @@ impl Look {
             Look::Limits => Ok(answered(limits(&app.state()).to_string())),
             Look::Status => status(app, query).await,
             Look::Server => Ok(answered(server(app).to_string())),
-            Look::Jobs => Ok(page::json(app.jobs.answer(app).await)),
         }
     }
 }

@@ -5,9 +5,14 @@
 import { $, make, put } from "./nodes.js";
 
 let tokenIsNeeded = false;
+let known = ""; // the token that an admin call was answered to
 
 export const needsToken = () => tokenIsNeeded;
 export const setNeedsToken = (isNeeded) => { tokenIsNeeded = isNeeded; };
+
+/** The admin token, if it was shown to be right on this page; and forgets it. */
+export const knownToken = () => known;
+export const forgetToken = () => { known = ""; };
 
 /** Asks the API. */
 export async function ask(method, path, body, token) {
@@ -37,13 +42,15 @@ export function makeSure({ title, words, button, takesToken, work, fields = [] }
 }
 
 /** Makes an admin call from the dialog. What it answered, once it was done; null if the token was wrong, which is said. */
-export async function askAsAdmin(path, body) {
-  const answered = await ask("POST", path, body, $("sure-token").value);
+export async function askAsAdmin(path, body, method = "POST") {
+  const token = $("sure-token").value;
+  const answered = await ask(method, path, body, token);
   if (answered.status === 401) {
     put($("sure-problem"), "That is not the admin token. Nothing was changed.");
     $("sure-token").select();
     return null;
   }
+  if (answered.isOk) known = token;
   return answered;
 }
 

@@ -2,7 +2,7 @@
 // it is that of all workers. Times are the database's, shown in this browser's zone.
 
 import { notice } from "./alerts.js";
-import { ask, askAsAdmin, makeSure, needsToken, strong } from "./ask.js";
+import { ask, askAsAdmin, forgetToken, knownToken, makeSure, needsToken, strong } from "./ask.js";
 import { chart, legend, meter, numbers } from "./chart.js";
 import { $, attribute, each, fill, h, options, put } from "./nodes.js";
 import { clock, dateTime, moment, number, plural, rate, span } from "./words.js";
@@ -39,16 +39,19 @@ function used(key) {
   return meter([[share >= 1 ? "fd" : "f2", share]], words, `${words} used`);
 }
 
+/** How often jobs were held up, by what became of them. */
+const heldWords = (hour) => (hour ? [[hour.delayed, "delayed"], [hour.rejected, "failed"], [hour.skipped, "skipped"]].filter(([count]) => count > 0) : []);
+
 function keyRow({ key }) {
   const cells = ["td.all", "td.use.all", ...Array(7).fill("td")].map((what) => h(what));
-  ["used", "resets in", "running", "waiting", "next slot", "backlog done", "if exceeded", "delays"]
+  ["used", "resets in", "running", "waiting", "next slot", "backlog done", "if exceeded", "held up, 1 h"]
     .forEach((label, index) => cells[index + 1].setAttribute("data-l", label));
   for (const index of [2, 3, 4, 5, 6, 8]) cells[index].classList.add("num");
   return h("tr", { "data-key": key }, cells);
 }
 
 function showKey(row, key) {
-  const [name, use, resets, running, waiting, next, done, behaviour, delays] = row.cells;
+  const [name, use, resets, running, waiting, next, done, behaviour, held] = row.cells;
   const [first] = key.limits;
   fill(name, [key.key, key.closed_ms !== null, key.shadow, ruleWords(key)], () => [
     h("b.mono", key.key), " ",
@@ -66,10 +69,14 @@ function showKey(row, key) {
   fill(done, isWaiting ? [last.now_ms, key.backlog_ends_ms] : null, () => (isWaiting ? [h("b", moment(when(key.backlog_ends_ms))), sub(`in ${span(key.backlog_ends_ms)}`)] : faint("–")));
   put(behaviour, key.on_exceeded);
   // On a small screen what says nothing is left out.
-  for (const [cell, isSomething] of [[running, key.running !== null], [waiting, isWaiting], [next, isWaiting || key.closed_ms !== null], [done, isWaiting], [delays, key.delays > 0], [resets, first && first.count !== null]]) {
+  for (const [cell, isSomething] of [[running, key.running !== null], [waiting, isWaiting], [next, isWaiting || key.closed_ms !== null], [done, isWaiting], [held, heldWords(key.hour).length > 0], [resets, first && first.count !== null]]) {
     cell.classList.toggle("hide-small", !isSomething);
   }
-  fill(delays, key.delays, () => (key.delays ? number.format(key.delays) : faint("0")));
+  fill(held, key.hour, () => {
+    if (!key.hour) return faint("–");
+    const words = heldWords(key.hour);
+    return words.length ? words.map(([count, what], index) => [index > 0 && h("br"), number.format(count), " ", faint(what)]) : faint("0");
+  });
 }
 
 function showGroup(body, title, keys) {
@@ -112,6 +119,7 @@ function showLine() {
     fill(why, [job.key, job.limit, count], () => (job.limit ? [h("span.mono", job.key ?? job.limit), faint(count)] : faint("its turn")));
   });
   $("jobs-line-table").hidden = last.waiting === 0;
+  $("jobs-ids").hidden = last.shows_ids || last.waiting === 0;
   put($("jobs-line-count"), last.waiting === 0 ? "nobody waits" : `next ${placed.length} of ${sumWords()}, each with its own slot`);
 }
 
@@ -159,13 +167,33 @@ function done(answered, words) {
   read();
 }
 
+const openedWords = ({ key }) => ({ opened, called }) => {
+  if (!opened) return `${key} was not closed any more.`;
+  return called === null ? `${key} is open. Its jobs look again when their slot or their longest sleep has passed.` : `${key} is open. ${plural(called, "job")} ${called === 1 ? "is" : "are"} called.`;
+};
+
 function askToOpen(item) {
   makeSure({
     title: `Open ${item.key} now?`,
-    words: ["Its jobs start again at the pace of its limits, on all workers. ", strong(plural(item.waiting, "job")), ` ${item.waiting === 1 ? "waits" : "wait"}; each looks again when its slot or its longest sleep has passed.`],
+    words: ["Its jobs start again at the pace of its limits, on all workers. ", strong(plural(item.waiting, "job")), ` ${item.waiting === 1 ? "waits" : "wait"}; the first of them are called at once.`],
     button: "Open",
     takesToken: needsToken(),
-    work: async () => done(await askAsAdmin("/v1/jobs/open", { key: item.key, values: true }), ({ opened }) => (opened ? `${item.key} is open.` : `${item.key} was not closed any more.`)),
+    work: async () => done(await askAsAdmin("/v1/jobs/open", { key: item.key, values: true }), openedWords(item)),
+  });
+}
+
+function askToShowIds() {
+  makeSure({
+    title: "Show the ids of jobs?",
+    words: ["Ids, and what admins wrote when they closed a key, are shown in this tab for as long as it is open. Without the token, hashes of the ids are."],
+    button: "Show",
+    takesToken: needsToken(),
+    work: async () => {
+      const answered = await askAsAdmin("/v1/jobs", null, "GET");
+      if (!answered) return;
+      $("sure").close();
+      if (answered.isOk) show(answered.said);
+    },
   });
 }
 
@@ -218,8 +246,9 @@ function showDone() {
   put($("jobs-sum-running"), runningWords());
   put($("jobs-sum-next"), isWaiting ? span(last.next_slot_ms) : "–");
   const facts = [["Longest wait so far", last.longest_wait_ms === null ? "–" : span(last.longest_wait_ms)],
-    ["Delays of those who wait", number.format(last.keys.reduce((sum, { delays }) => sum + delays, 0))],
     ["Closed keys", number.format(last.closed.length)]];
+  const { hour } = last;
+  if (hour) facts.unshift(["Started, last hour", number.format(hour.started)], ["Delayed, last hour", number.format(hour.delayed)], ["Failed by a limit", number.format(hour.rejected)], ["Skipped", number.format(hour.skipped)]);
   const { workers } = last;
   if (workers) facts.push(["Workers", workers.known === workers.heard_from ? `${number.format(workers.known)}, all heard from` : `${number.format(workers.heard_from)} of ${number.format(workers.known)} heard from`]);
   fill($("jobs-facts"), facts, () => facts.map(([name, value]) => [h("dt", name), h("dd", value)]));
@@ -303,7 +332,8 @@ async function read() {
   if (isReading || document.hidden) return;
   isReading = true;
   try {
-    const { isOk, said } = await ask("GET", "/v1/jobs");
+    const { status, isOk, said } = await ask("GET", "/v1/jobs", null, knownToken());
+    if (status === 401) forgetToken();
     if (isOk) show(said);
   } catch {
     // The bar says that the connection is lost.
@@ -316,6 +346,7 @@ export function startJobs() {
   $("jobs-legend").append(legend([["f1", "waiting"], ["line.l2.dashed", "if nothing new comes"], ["w", "closed"]]));
   numbers($("jobs-numbers"), () => drawn);
   $("jobs-close").addEventListener("click", askToClose);
+  $("jobs-ids").addEventListener("click", askToShowIds);
   $("jobs-show").addEventListener("change", () => last && showLine());
   put($("foot-more"), " · Also: tollgate jobs status --json");
   read();

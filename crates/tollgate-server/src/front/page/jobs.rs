@@ -2,6 +2,8 @@
 //!
 //! The database is read when somebody asks, at most once a second however many do, and the slower it answers the less often: a
 //! look never takes more than a twentieth of its time. One that cannot be read is shown as such, and nothing else depends on it.
+//!
+//! Who shows no admin token sees hashes of the ids of jobs, as of all keys, and not what admins wrote when they closed a key.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tollgate::store::Micros;
 use tollgate_jobs::{
-    ClosedLabel, JobCount, JobHold, JobKey, JobsOverview, JobsReader, Unreadable, WaitingJob,
+    ClosedLabel, JobCount, JobCounts, JobHold, JobKey, JobsOverview, JobsReader, Unreadable, WaitingJob,
 };
 
 use crate::app::{App, State};
@@ -38,15 +40,37 @@ pub(crate) struct JobsView {
 struct Last {
     at: Instant,
     good_for: Duration,
-    text: Bytes,
+    text: Texts,
     /// Since when it cannot be read, in seconds since 1970.
     down_since: Option<u64>,
+}
+
+/// An answer for everybody, and one for admins.
+#[derive(Clone)]
+struct Texts {
+    for_all: Bytes,
+    for_admins: Bytes,
+}
+
+impl Texts {
+    fn of(mut answer: Answer, app: &App) -> Texts {
+        answer.shows_ids = true;
+        let for_admins = written(&answer);
+        answer.hide(app);
+        Texts { for_all: written(&answer), for_admins }
+    }
+
+    fn get(&self, shows_ids: bool) -> Bytes {
+        if shows_ids { self.for_admins.clone() } else { self.for_all.clone() }
+    }
 }
 
 #[derive(Serialize)]
 struct Answer {
     /// Whether the config says anything of jobs.
     configured: bool,
+    /// Whether ids of jobs and reasons are shown as they are.
+    shows_ids: bool,
     database: Database,
     /// Where the limits are counted.
     store: &'static str,
@@ -78,6 +102,16 @@ struct Jobs {
     holds: Vec<Hold>,
     line: Vec<Waiting>,
     closed: Vec<Closed>,
+    hour: Option<Counts>,
+}
+
+/// What became of jobs in the last hour.
+#[derive(Serialize)]
+struct Counts {
+    started: u64,
+    delayed: u64,
+    rejected: u64,
+    skipped: u64,
 }
 
 #[derive(Serialize)]
@@ -112,6 +146,7 @@ struct Key {
     next_slot_ms: Option<u64>,
     backlog_ends_ms: Option<u64>,
     delays: u64,
+    hour: Option<Counts>,
     closed_ms: Option<u64>,
 }
 
@@ -149,6 +184,8 @@ struct Waiting {
 struct Closed {
     key: String,
     by: String,
+    #[serde(skip)]
+    by_for_all: &'static str,
     opens_in_ms: u64,
     values: u64,
     waiting: u64,
@@ -168,15 +205,15 @@ impl JobsView {
         Ok(reader)
     }
 
-    /// All there is to see, as JSON.
-    pub(crate) async fn answer(&self, app: &App) -> Bytes {
+    /// All there is to see, as JSON, with ids of jobs and reasons or without.
+    pub(crate) async fn answer(&self, app: &App, shows_ids: bool) -> Bytes {
         let state = app.state();
         if state.config.jobs.is_empty() {
-            return written(&Answer::without("none", None, None, &state));
+            return Texts::of(Answer::without("none", None, None, &state), app).get(shows_ids);
         }
         let mut last = self.last.lock().await;
         if let Some(known) = last.as_ref().filter(|last| last.at.elapsed() < last.good_for) {
-            return known.text.clone();
+            return known.text.get(shows_ids);
         }
         let begun = Instant::now();
         let down_since = last.as_ref().and_then(|last| last.down_since);
@@ -196,9 +233,10 @@ impl JobsView {
             }
         };
         let good_for = GOOD_FOR.max(begun.elapsed().saturating_mul(TIMES).min(Duration::from_secs(60)));
-        let text = written(&answer);
-        *last = Some(Last { at: Instant::now(), good_for, text: text.clone(), down_since });
-        text
+        let text = Texts::of(answer, app);
+        let shown = text.get(shows_ids);
+        *last = Some(Last { at: Instant::now(), good_for, text, down_since });
+        shown
     }
 
     async fn read(&self, state: &State) -> Result<JobsOverview, String> {
@@ -249,9 +287,21 @@ fn ms(span: Duration) -> u64 {
 }
 
 impl Answer {
+    /// Takes out what only admins see.
+    fn hide(&mut self, app: &App) {
+        self.shows_ids = false;
+        for job in &mut self.jobs.line {
+            job.job = app.stats.key_hash(&job.job);
+        }
+        for closed in &mut self.jobs.closed {
+            closed.by = closed.by_for_all.to_owned();
+        }
+    }
+
     fn without(state: &'static str, since: Option<u64>, problem: Option<String>, of: &State) -> Answer {
         Answer {
             configured: !of.config.jobs.is_empty(),
+            shows_ids: false,
             database: Database { state, since, problem },
             store: of.config.gate.store.mode.name(),
             jobs: Jobs::default(),
@@ -278,8 +328,16 @@ impl Answer {
             holds: overview.holds.into_iter().map(Hold::of).collect(),
             line: overview.line.into_iter().map(Waiting::of).collect(),
             closed: overview.closed.into_iter().map(Closed::of).collect(),
+            hour: overview.hour.map(Counts::of),
         };
         Answer { jobs, ..Answer::without("up", None, None, state) }
+    }
+}
+
+impl Counts {
+    fn of(counts: JobCounts) -> Counts {
+        let JobCounts { started, delayed, rejected, skipped, .. } = counts;
+        Counts { started, delayed, rejected, skipped }
     }
 }
 
@@ -297,6 +355,7 @@ impl Key {
             next_slot_ms: key.next_slot.map(ms),
             backlog_ends_ms: key.backlog_ends.map(ms),
             delays: key.delays,
+            hour: key.hour.map(Counts::of),
             closed_ms: key.closed.map(ms),
         }
     }
@@ -339,6 +398,7 @@ impl Waiting {
 impl Closed {
     fn of(closed: ClosedLabel) -> Closed {
         Closed {
+            by_for_all: closed.reason_for_all(),
             key: closed.label,
             by: closed.reason,
             opens_in_ms: ms(closed.wait),
