@@ -192,7 +192,7 @@ fn d3_an_overload_longer_than_the_caller_waits_is_said_at_once() {
 fn d3_others_follow_a_first_that_takes_long() {
     let second = Arc::new(AtomicBool::new(false));
     let has_followed = Arc::new(AtomicBool::new(false));
-    let (arrived, followed) = (second.clone(), has_followed.clone());
+    let (arrived, followed) = (second, has_followed.clone());
     let provider = Provider::start(move |arrival| match arrival.number {
         0 => refusal(529, "overloaded_error", &["retry-after-ms: 300"]),
         1 => {
