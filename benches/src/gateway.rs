@@ -260,12 +260,12 @@ fn print_latency(contestants: &[Contestant]) {
         ("added p99 of an event", added(|one| &one.event, 0.99), 1.0),
     ];
     for (name, measured, goal) in goals {
-        println!("{name}: {measured:.2} ms, goal at most {goal} ms: {}", met(measured <= goal));
+        println!("{name}: {measured:.2} ms, goal at most {goal} ms: {}", outcome(measured <= goal));
     }
 }
 
 /// How a goal is reported.
-const fn met(is_met: bool) -> &'static str {
+const fn outcome(is_met: bool) -> &'static str {
     if is_met { "met" } else { "missed" }
 }
 
@@ -306,7 +306,7 @@ fn saturated(program: &Path) {
          none: {}",
         share * 100.0,
         window.as_secs(),
-        met(share >= 0.95 && refused == 0)
+        outcome(share >= 0.95 && refused == 0)
     );
 }
 
@@ -336,7 +336,7 @@ fn waiting(program: &Path, upstream: SocketAddr) {
         std::thread::sleep(Duration::from_millis(20));
     }
     let after = resident(&server);
-    let goal = met(after < 100);
+    let goal = outcome(after < 100);
     println!(
         "{WAITING} waiting calls: {before} MiB before, {after} MiB with them; goal below 100 MiB: {goal}"
     );
