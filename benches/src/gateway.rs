@@ -94,7 +94,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     saturated(&program);
     waiting(&program, upstream.address());
     if options.litellm {
-        litellm::judged()?;
+        litellm::judged(&program)?;
     }
     Ok(())
 }
@@ -249,7 +249,24 @@ fn print_latency(contestants: &[Contestant]) {
             added(|one| &one.event, 0.99),
         );
     }
-    println!("\ngoals: added p50 1 ms, p99 5 ms; p99 of an event 1 ms");
+    println!();
+    let Some(ours) = contestants.iter().find(|one| one.name == "tollgate") else { return };
+    let added = |of: fn(&Contestant) -> &Histogram<u64>, quantile: f64| {
+        ms(of(ours).value_at_quantile(quantile)) - ms(of(direct).value_at_quantile(quantile))
+    };
+    let goals = [
+        ("added p50", added(|one| &one.latency, 0.5), 1.0),
+        ("added p99", added(|one| &one.latency, 0.99), 5.0),
+        ("added p99 of an event", added(|one| &one.event, 0.99), 1.0),
+    ];
+    for (name, measured, goal) in goals {
+        println!("{name}: {measured:.2} ms, goal at most {goal} ms: {}", outcome(measured <= goal));
+    }
+}
+
+/// How a goal is reported.
+const fn outcome(is_met: bool) -> &'static str {
+    if is_met { "met" } else { "missed" }
 }
 
 /// How much of a limit is used when more is asked for, before a judge.
@@ -285,9 +302,11 @@ fn saturated(program: &Path) {
     let took = last.at - arrivals[0].at;
     let share = 3.0 * window.as_secs_f64() / took.as_secs_f64();
     println!(
-        "saturated: {:.1} % of the limit ({limit} requests in {} s, margin 100 ms), {refused} refused by the judge; goals 95 %, 0",
+        "saturated: {:.1} % of the limit ({limit} requests in {} s, margin 100 ms), {refused} refused by the judge; goals at least 95 % and \
+         none: {}",
         share * 100.0,
-        window.as_secs()
+        window.as_secs(),
+        outcome(share >= 0.95 && refused == 0)
     );
 }
 
@@ -317,5 +336,8 @@ fn waiting(program: &Path, upstream: SocketAddr) {
         std::thread::sleep(Duration::from_millis(20));
     }
     let after = resident(&server);
-    println!("{WAITING} waiting calls: {before} MiB before, {after} MiB with them; goal 100 MiB");
+    let goal = outcome(after < 100);
+    println!(
+        "{WAITING} waiting calls: {before} MiB before, {after} MiB with them; goal below 100 MiB: {goal}"
+    );
 }

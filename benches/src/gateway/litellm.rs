@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tollgate_testkit::provider::{Arrival, Provider, openai};
+use tollgate_testkit::tollgate::Tollgate;
 
 use super::{ask, connect, request};
 
@@ -129,16 +130,39 @@ fn most(provider: &Provider) -> u64 {
     arrivals.iter().map(within).max().unwrap_or(0)
 }
 
-/// Scenarios A2 (a burst at the end of a window and one at the beginning of the next) and B2 (a settlement after its window).
-pub(super) fn judged() -> Result<(), String> {
-    let provider = Provider::start(|arrival| {
+/// Scenarios A2 (a burst at the end of a window and one at the beginning of the next) and B2 (a settlement after its window), of both.
+pub(super) fn judged(program: &Path) -> Result<(), String> {
+    for scenario in [a2, b2] {
+        let provider = provider();
+        let proxy = LiteLlm::start(provider.address(), Some(TOKENS))?;
+        scenario(&format!("LiteLLM {VERSION}"), &provider, proxy.address())?;
+        drop(proxy);
+        let provider = self::provider();
+        // It refuses at once, as LiteLLM does: waiting would keep the calls apart by itself.
+        let config = format!(
+            "[server]\nlog = 'off'\n[llm]\nwindow = '{}s'\nmax_wait = '1ms'\n[llm.models.gpt-4o]\ntpm = {TOKENS}\n[llm.upstreams.up]\n\
+             kind = 'openai'\nbase_url = 'http://{}/v1'\napi_key = 'x'\n[limits.x]\nunlimited = true\n",
+            WINDOW.as_secs(),
+            provider.address()
+        );
+        let gateway = Tollgate::builder(program).config(&config).start();
+        scenario("tollgate", &provider, gateway.http())?;
+    }
+    Ok(())
+}
+
+/// One that takes as long as a call says.
+fn provider() -> Provider {
+    Provider::start(|arrival| {
         let pause = arrival.body["user"].as_str().and_then(|ms| ms.parse().ok()).unwrap_or(0);
         std::thread::sleep(Duration::from_millis(pause));
         openai(arrival)
-    });
-    let proxy = LiteLlm::start(provider.address(), Some(TOKENS))?;
+    })
+}
+
+fn a2(name: &str, provider: &Provider, address: SocketAddr) -> Result<(), String> {
     let tried = provider.arrivals().len();
-    let mut connection = connect(proxy.address());
+    let mut connection = connect(address);
     // A small call begins the window; the burst comes at its end, and again after it.
     let mut statuses = vec![ask(&mut connection, &call(1, 1, 0)).map_err(|error| error.to_string())?];
     std::thread::sleep(WINDOW - Duration::from_millis(600));
@@ -146,13 +170,14 @@ pub(super) fn judged() -> Result<(), String> {
     std::thread::sleep(Duration::from_millis(700));
     statuses.push(ask(&mut connection, &call(980, 980, 0)).map_err(|error| error.to_string())?);
     println!(
-        "LiteLLM {VERSION}, A2: {} tokens in a window of {TOKENS} ({statuses:?}, {} calls sent)",
-        most(&provider),
+        "{name}, A2: {} tokens in a window of {TOKENS} ({statuses:?}, {} calls sent)",
+        most(provider),
         provider.arrivals().len() - tried
     );
-    drop(proxy);
-    let proxy = LiteLlm::start(provider.address(), Some(TOKENS))?;
-    let address = proxy.address();
+    Ok(())
+}
+
+fn b2(name: &str, _: &Provider, address: SocketAddr) -> Result<(), String> {
     std::thread::scope(|scope| {
         let late = u64::try_from(WINDOW.as_millis()).unwrap_or(6_000) + 1_500;
         scope.spawn(move || ask(&mut connect(address), &call(900, 12, late)));
@@ -165,7 +190,7 @@ pub(super) fn judged() -> Result<(), String> {
                 u32::from(ask(&mut connect(address), &call(400, 400, 0)).is_ok_and(|status| status == 200));
         }
         println!(
-            "LiteLLM {VERSION}, B2: {admitted} of 6 calls of 400 tokens admitted in one window of {TOKENS} (2 fit)"
+            "{name}, B2: {admitted} of 6 calls of 400 tokens admitted in one window of {TOKENS} (2 fit)"
         );
     });
     Ok(())

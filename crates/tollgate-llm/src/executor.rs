@@ -2,7 +2,8 @@
 //!
 //! A call waits for a place in the executor, is admitted by [`ModelLimits`], sent through a [`Transport`], settled with what the answer
 //! reports, and sent again where [`RetryPolicy`] says that it may help (`retry.rs`). Each attempt is admitted and charged by itself, because
-//! providers count attempts. A place is taken before a call is admitted, so that it is sent as soon as it is charged.
+//! providers count attempts. A place is taken before a call is admitted, so that it is sent as soon as it is charged. A full line and a store
+//! that does not answer are waited out.
 //!
 //! A batch is either admitted as capacity allows, or as a whole ([`Admit::AllOrNothing`]): then one reservation is made for all of it.
 //! A call that is wrong fails alone. What is cancelled and was not sent costs nothing; what was sent is settled with its true usage, even if
@@ -22,7 +23,7 @@ pub use self::retry::RetryPolicy;
 pub use self::route::{Batch, Pending};
 use self::route::{Cancelled, Route};
 use crate::count::Counted;
-use crate::limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind};
+use crate::limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, ReportedLeft};
 use crate::provider::{self, Failure, Hints};
 use crate::request::{Api, Body, ModelRequest};
 use crate::stream::EventReader;
@@ -30,6 +31,13 @@ use crate::usage::{Usage, of_answer};
 
 /// How many calls are on their way at once, by default.
 const IN_FLIGHT: usize = 256;
+
+/// After how long limits that could not decide are asked again.
+const ASKING: RetryPolicy = RetryPolicy {
+    first: Duration::from_millis(500),
+    longest: Duration::from_secs(10),
+    ..RetryPolicy::never()
+};
 
 /// How long a call waits for its limits by default: batches have time.
 const MAX_WAIT: Duration = Duration::from_secs(24 * 3_600);
@@ -395,8 +403,8 @@ impl<T: Transport> Inner<T> {
             requests
                 .push(read.map_err(|error| CallError::new(CallErrorKind::Invalid, error.to_string(), 0))?);
         }
-        let admitted = self.limits.admit_batch(&requests, &self.caller, Some(self.max_wait)).await;
-        let admissions = admitted.map_err(|refusal| not_admitted(refusal, 0))?;
+        let ask = |within| self.limits.admit_batch(&requests, &self.caller, Some(within));
+        let admissions = self.until_decided(ask).await.map_err(|refusal| not_admitted(refusal, 0))?;
         // Each call has a place of its own, which it gives up between two attempts.
         let admitted = |admission| Some(Admitted { admission, place: places.split(1)? });
         Ok(admissions.into_iter().map_while(admitted).collect())
@@ -414,10 +422,35 @@ impl<T: Transport> Inner<T> {
             Some(counted) => *counted,
             None => *counted.insert(self.limits.count(request).await),
         };
-        let admitting =
-            self.limits.admit_counted(request, counted, &self.caller, Some(self.max_wait), |_| ());
-        let admission = admitting.await.map_err(|refusal| not_admitted(refusal, attempt - 1))?;
+        let ask = |within| self.limits.admit_counted(request, counted, &self.caller, Some(within), |_| ());
+        let admission = self.until_decided(ask).await;
+        let admission = admission.map_err(|refusal| not_admitted(refusal, attempt - 1))?;
         Ok(Admitted { admission, place })
+    }
+
+    /// Asks the limits until they decide, for as long as a call may wait: a full line and a store that does not answer say nothing about
+    /// the call.
+    async fn until_decided<A, F: Future<Output = Result<A, Refusal>>>(
+        &self,
+        ask: impl Fn(Duration) -> F,
+    ) -> Result<A, Refusal> {
+        let clock = self.limits.clock();
+        let deadline = clock.now().saturating_add(Micros::from(self.max_wait));
+        let mut asked = 0_u32;
+        loop {
+            let left = deadline.saturating_sub(clock.now());
+            let refusal = match ask(left.into()).await {
+                Ok(admitted) => return Ok(admitted),
+                Err(refusal) => refusal,
+            };
+            asked = asked.saturating_add(1);
+            let passes = matches!(refusal.kind, RefusalKind::LineFull | RefusalKind::Undecided);
+            let until = clock.now().saturating_add(Micros::from(ASKING.back_off(asked, random())));
+            if !passes || until >= deadline {
+                return Err(refusal);
+            }
+            clock.alarm(until).await;
+        }
     }
 
     async fn run(
@@ -429,8 +462,11 @@ impl<T: Transport> Inner<T> {
         let request = ModelRequest::read(call.api, &call.body)
             .map_err(|error| CallError::new(CallErrorKind::Invalid, error.to_string(), 0))?;
         let stopped = |attempts: u32| Err(CallError { attempts, ..cancelled_error() });
+        let clock = self.limits.clock();
+        let deadline = clock.now().saturating_add(Micros::from(self.max_wait));
         let mut counted = None;
         let mut attempt = 1;
+        let (mut failures, mut refusals) = (0, 0);
         loop {
             let Admitted { admission, place } = match admitted.take() {
                 Some(admitted) => admitted,
@@ -450,9 +486,18 @@ impl<T: Transport> Inner<T> {
             };
             // Others may use the place while this call waits to be sent again.
             drop(place);
-            let Some(wait) = self.retry.wait(attempt, failure, &hints, random()) else { return Err(error) };
-            let clock = self.limits.clock();
+            // A provider that says when to come back has not failed. It is asked less and less often all the same, and not for ever.
+            let is_put_off = failure == Failure::Limited && hints.wait().is_some();
+            (failures, refusals) = if is_put_off { (failures, refusals + 1) } else { (failures + 1, 0) };
+            let wait = self.retry.wait(failures.max(1), failure, &hints, random());
+            let Some(mut wait) = wait else { return Err(error) };
+            if is_put_off {
+                wait = wait.max(self.retry.back_off(refusals, random()));
+            }
             let until = clock.now().saturating_add(Micros::from(wait));
+            if is_put_off && until > deadline {
+                return Err(error);
+            }
             tokio::select! {
                 biased;
                 () = is_cancelled(&mut cancelled) => return stopped(attempt),
@@ -500,7 +545,7 @@ impl<T: Transport> Inner<T> {
             {
                 admission.park(wait, "the provider refused a call for its limits and asked to wait");
             }
-            let settled = match failure.proves_unused() {
+            let settled = match failure.proves_unused(reply.status) {
                 true => admission.refused().await,
                 false => admission.settle_estimated(0, false).await,
             };
@@ -512,13 +557,18 @@ impl<T: Transport> Inner<T> {
             };
             return Err((error, failure, hints));
         }
-        let (usage, is_estimated) = settle(admission, &reply).await;
+        let hints = Hints::read(&reply.headers, SystemTime::now());
+        let reports = ReportedLeft::all(&hints, call.api.is_anthropic());
+        if let Err(error) = admission.reported(&reports).await {
+            tracing::warn!(%error, "what the provider reports of its limits could not be charged");
+        }
+        let (usage, is_estimated) = settle(admission, call.api, &reply).await;
         Ok(Completed { reply, usage, is_estimated, attempts: attempt })
     }
 }
 
 /// Settles an answered call, and says with what.
-async fn settle(admission: Admission, reply: &Reply) -> (Usage, bool) {
+async fn settle(admission: Admission, api: Api, reply: &Reply) -> (Usage, bool) {
     let is_stream = reply.headers.get(http::header::CONTENT_TYPE);
     let is_stream = is_stream.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
     let (usage, is_estimated) = if is_stream {
@@ -531,7 +581,7 @@ async fn settle(admission: Admission, reply: &Reply) -> (Usage, bool) {
             None => (Some(admission.estimate(streamed.output())), true),
         }
     } else {
-        match of_answer(&reply.body, admission.encoding()) {
+        match of_answer(api, &reply.body, admission.encoding()) {
             Some((usage, false)) => (Some(usage), false),
             Some((usage, true)) => (Some(admission.estimate(usage.output)), true),
             None => (None, true),

@@ -36,14 +36,14 @@ pub(crate) struct Joining {
 #[derive(Debug)]
 pub(crate) struct Line {
     clock: Clock,
-    max_waiting: usize,
-    /// After how long a batch call goes before interactive ones.
-    age: Micros,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    max_waiting: usize,
+    /// After how long a batch call goes before interactive ones.
+    age: Micros,
     last_ticket: u64,
     waiting: usize,
     /// The tokens of all who wait.
@@ -95,14 +95,22 @@ pub(crate) struct Ticket<'a> {
 impl Line {
     pub(crate) fn new(clock: Clock, max_waiting: usize, window: Micros) -> Line {
         let state = State { last_promoted: clock.now(), ..State::default() };
-        Line { clock, max_waiting, age: Micros::new(window.get() / 4), state: Mutex::new(state) }
+        let line = Line { clock, state: Mutex::new(state) };
+        line.rebind(max_waiting, window);
+        line
+    }
+
+    /// Sets how many may wait, and the window by which batch calls age. Those who wait already stay.
+    pub(crate) fn rebind(&self, max_waiting: usize, window: Micros) {
+        let mut state = self.state.lock();
+        (state.max_waiting, state.age) = (max_waiting, Micros::new(window.get() / 4));
     }
 
     /// Takes a place; `None` if the line is full.
     pub(crate) fn join(&self, who: Joining) -> Option<Ticket<'_>> {
         let now = self.clock.now();
         let mut state = self.state.lock();
-        if state.waiting >= self.max_waiting {
+        if state.waiting >= state.max_waiting {
             return None;
         }
         state.last_ticket += 1;
@@ -217,7 +225,7 @@ impl Line {
 
     /// Chooses the oldest batch call, if it has waited long enough and so long ago the last one was chosen.
     fn promote(&self, state: &mut State, now: Micros) {
-        if state.promoted.is_some() || now < state.last_promoted.saturating_add(self.age) {
+        if state.promoted.is_some() || now < state.last_promoted.saturating_add(state.age) {
             return;
         }
         let batch = state
@@ -225,7 +233,7 @@ impl Line {
             .values()
             .filter(|client| client.priority == Priority::Batch && client.held_until <= now);
         let heads = batch.filter_map(|client| client.calls.first_key_value());
-        let aged = heads.filter(|(_, call)| now >= call.joined.saturating_add(self.age));
+        let aged = heads.filter(|(_, call)| now >= call.joined.saturating_add(state.age));
         if let Some(number) = aged.map(|(number, _)| *number).min() {
             (state.promoted, state.last_promoted) = (Some(number), now);
         }
@@ -234,7 +242,7 @@ impl Line {
     /// When the head of a client should look again by itself: when its own limits let it, or when it may be promoted.
     fn looks_again(&self, state: &State, client: &Client, call: &Call, now: Micros) -> Option<Micros> {
         let held = Some(client.held_until).filter(|held| *held > now);
-        let ages = call.joined.max(state.last_promoted).saturating_add(self.age);
+        let ages = call.joined.max(state.last_promoted).saturating_add(state.age);
         let ages = Some(ages).filter(|ages| client.priority == Priority::Batch && *ages > now);
         [held, ages].into_iter().flatten().min()
     }

@@ -124,6 +124,11 @@ impl Plan {
         waits.collect::<Option<Vec<_>>>().map(|waits| waits.into_iter().max().unwrap_or_default())
     }
 
+    /// Whether it takes a place for as long as the call runs.
+    pub(crate) fn has_place(&self) -> bool {
+        self.charges.iter().any(|charge| charge.counts == Counts::Concurrency)
+    }
+
     /// The largest margin of its limits.
     pub(crate) fn margin(&self) -> Duration {
         self.charges.iter().map(|charge| charge.margin).max().unwrap_or_default()

@@ -27,6 +27,25 @@ pub struct Event {
     pub kind: EventKind,
 }
 
+impl Event {
+    /// Its data, if it has some.
+    pub fn data(&self) -> Option<Cow<'_, str>> {
+        data(&self.bytes)
+    }
+}
+
+/// The data of an event: its lines of data, joined.
+fn data(event: &[u8]) -> Option<Cow<'_, str>> {
+    let text = std::str::from_utf8(event).ok()?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start);
+    match (lines.next()?, lines.next()) {
+        (one, None) => Some(Cow::Borrowed(one)),
+        (one, Some(two)) => {
+            Some(Cow::Owned([one, two].into_iter().chain(lines).collect::<Vec<_>>().join("\n")))
+        }
+    }
+}
+
 /// What an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -193,15 +212,7 @@ impl EventReader {
     }
 
     fn look(&mut self, event: &[u8]) -> EventKind {
-        let Ok(text) = std::str::from_utf8(event) else { return EventKind::Other };
-        let mut lines = text.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start);
-        let data = match (lines.next(), lines.next()) {
-            (None, _) => return EventKind::Other,
-            (Some(one), None) => Cow::Borrowed(one),
-            (Some(one), Some(two)) => {
-                Cow::Owned([one, two].into_iter().chain(lines).collect::<Vec<_>>().join("\n"))
-            }
-        };
+        let Some(data) = data(event) else { return EventKind::Other };
         match serde_json::from_str::<Data<'_>>(&data) {
             Ok(decoded) if data.starts_with('{') => self.take(&decoded),
             _ => EventKind::Other,

@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::config::UpstreamKind;
 use crate::count::{Encoding, Tokenizer};
+use crate::request::Api;
 
 /// More than any call uses. What claims more is not believed.
 const MOST: u64 = 1_000_000_000;
@@ -50,9 +51,9 @@ impl Usage {
     }
 }
 
-/// What an answer that was not streamed has used, and whether that is an estimate: as reported, else its texts counted with this encoding and
-/// no input. `None` if it says nothing.
-pub fn of_answer(body: &[u8], encoding: Encoding) -> Option<(Usage, bool)> {
+/// What an answer of this route that was not streamed has used, and whether that is an estimate: as reported, else its texts counted with this
+/// encoding and no input. `None` if it says nothing.
+pub fn of_answer(api: Api, body: &[u8], encoding: Encoding) -> Option<(Usage, bool)> {
     #[derive(Deserialize)]
     struct Answer<'a> {
         #[serde(borrow, default)]
@@ -70,8 +71,8 @@ pub fn of_answer(body: &[u8], encoding: Encoding) -> Option<(Usage, bool)> {
     if let Some(usage) = answer.usage.and_then(|usage| Usage::read(usage.get())) {
         return Some((usage, false));
     }
-    // The answer of count_tokens: nothing was generated.
-    if answer.input_tokens.is_some() {
+    // Nothing was generated. Of any other route the same field is no report of what was.
+    if api == Api::CountTokens && answer.input_tokens.is_some() {
         return Some((Usage::default(), false));
     }
     let mut output = 0_u64;
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn b5_an_answer_without_usage_is_counted_by_its_texts() {
-        let of = |body: &str| of_answer(body.as_bytes(), Encoding::O200k);
+        let of = |body: &str| of_answer(Api::ChatCompletions, body.as_bytes(), Encoding::O200k);
         let counted = |output| Some((Usage { input: 0, cached: 0, output }, true));
         for (body, expected) in [
             (
@@ -200,12 +201,15 @@ mod tests {
                 r#"{"output":[{"type":"message","id":"msg_1","content":[{"type":"output_text","text":"hello world"}]}]}"#,
                 counted(2),
             ),
-            (r#"{"input_tokens":7}"#, Some((Usage::default(), false))),
+            (r#"{"input_tokens":7,"content":[{"type":"text","text":"hello world"}]}"#, counted(2)),
+            (r#"{"input_tokens":7}"#, None),
             (r#"{"usage":null}"#, None),
             ("not json", None),
         ] {
             assert_eq!(of(body), expected, "{body}");
         }
+        let counting = of_answer(Api::CountTokens, br#"{"input_tokens":7}"#, Encoding::O200k);
+        assert_eq!(counting, Some((Usage::default(), false)), "counting generates nothing");
     }
 
     #[test]

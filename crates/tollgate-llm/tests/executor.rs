@@ -14,7 +14,7 @@ use tollgate_llm::executor::{
     Transport,
 };
 use tollgate_llm::provider::Failure;
-use tollgate_llm::{Api, LlmConfig, LlmSection, ModelLimits, RefusalKind};
+use tollgate_llm::{Api, Caller, LlmConfig, LlmSection, ModelLimits, ModelRequest, RefusalKind, Usage};
 use tollgate_testkit::http::Connection;
 use tollgate_testkit::provider::{self, Allowed, Provider};
 
@@ -291,8 +291,8 @@ async fn d1_a_refused_call_is_sent_again_after_the_hint() {
     world.advance(2);
     settle_down().await;
     assert_eq!(world.sent(), 2);
-    // The overload may have used what was reserved; the refusal did not.
-    assert_eq!((world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await), (8, 900));
+    // Neither the refusal nor the overload has used tokens.
+    assert_eq!((world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await), (8, 1_000));
     world.advance(1);
     settle_down().await;
     world.advance(2);
@@ -301,9 +301,110 @@ async fn d1_a_refused_call_is_sent_again_after_the_hint() {
     assert_eq!((completed.attempts, completed.is_estimated), (4, false));
     assert_eq!(
         (world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await),
-        (7, 800),
+        (7, 900),
         "what was not sent is free"
     );
+}
+
+/// An overload that a proxy may have answered while the call went on counts as reserved.
+#[tokio::test]
+async fn d3_a_503_stays_charged_and_a_529_does_not() {
+    for (status, left) in [(503, 900), (529, 1_000)] {
+        let world = World::of("[llm.models.gpt-4o]\nrpm = 10\ntpm = 1000");
+        let executor =
+            world.executor(RetryPolicy::never(), move |_, _| Ok(refusal(status, "overloaded", None)));
+        let error = executor.submit(call(1)).result().await.expect_err("it is overloaded");
+        assert_eq!(error.kind, CallErrorKind::Provider(Failure::Overloaded));
+        assert_eq!((world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await), (9, left));
+    }
+}
+
+/// A provider that says when to come back has not failed, so no attempt is used up. One that says so for ever is asked less and less.
+#[tokio::test]
+async fn d1_a_hint_is_followed_as_often_as_it_comes_and_not_for_ever() {
+    let limited = |ms: &str| refusal(429, "rate_limit_exceeded", Some(("retry-after-ms", ms)));
+    let world = World::of("[llm.models.gpt-4o]\nrpm = 1000");
+    let executor = world.executor(RetryPolicy::default(), move |number, _| match number {
+        0..20 => Ok(limited("2000")),
+        _ => Ok(used(92)),
+    });
+    let pending = executor.submit(call(1));
+    for _ in 0..200 {
+        settle_down().await;
+        world.advance(10);
+    }
+    assert_eq!(pending.result().await.expect("an answer").attempts, 21);
+
+    let world = World::of("[llm.models.gpt-4o]\nrpm = 100000");
+    let limited = |_: usize, _: &serde_json::Value| {
+        Ok(refusal(429, "rate_limit_exceeded", Some(("retry-after-ms", "1"))))
+    };
+    let transport = Scripted { script: limited, sent: world.sent.clone(), clock: world.hands.clock() };
+    let executor = ExecutorBuilder::default()
+        .max_wait(Duration::from_secs(3_600))
+        .build(world.limits.clone(), transport);
+    let pending = executor.submit(call(1));
+    for _ in 0..800 {
+        settle_down().await;
+        world.advance(5);
+    }
+    let error = pending.result().await.expect_err("it never fits");
+    assert_eq!(error.kind, CallErrorKind::Provider(Failure::Limited));
+    // Every minute or a little less, once the back-off is at its longest.
+    assert!((50..=100).contains(&world.sent()), "{}", world.sent());
+}
+
+/// A line that is full says nothing about the call, which has a day to wait.
+#[tokio::test]
+async fn a_full_line_is_waited_out() {
+    for admit in [Admit::AsCapacityAllows, Admit::AllOrNothing] {
+        let world = World::of("llm.max_waiting = 1\n[llm.models.gpt-4o]\nrpm = 1");
+        let executor = world.executor(RetryPolicy::never(), |_, _| Ok(used(92)));
+        let calls: Vec<_> = (0..4).map(|number| executor.submit_batch(vec![call(number)], admit)).collect();
+        for _ in 0..60 {
+            settle_down().await;
+            world.advance(10);
+        }
+        for batch in calls {
+            let results = batch.all().await;
+            assert!(results.iter().all(Result::is_ok), "{admit:?}: {results:?}");
+        }
+    }
+    // Not for longer than the executor waits.
+    let world = World::of("llm.max_waiting = 1\n[llm.models.gpt-4o]\nrpm = 1");
+    let patient = world.executor(RetryPolicy::never(), |_, _| Ok(used(92)));
+    let before = patient.submit_batch((0..2).map(call).collect(), Admit::AsCapacityAllows);
+    settle_down().await;
+    let transport = Scripted {
+        script: |_: usize, _: &serde_json::Value| Ok(used(92)),
+        sent: world.sent.clone(),
+        clock: world.hands.clock(),
+    };
+    let executor =
+        ExecutorBuilder::default().max_wait(Duration::from_secs(20)).build(world.limits.clone(), transport);
+    let pending = executor.submit(call(3));
+    for _ in 0..10 {
+        settle_down().await;
+        world.advance(5);
+    }
+    let error = pending.result().await.expect_err("the line stays full");
+    // Full at first; then those before it take longer than the time that is left.
+    let kinds = [RefusalKind::LineFull, RefusalKind::Limited].map(CallErrorKind::NotAdmitted);
+    assert!(kinds.contains(&error.kind), "{error:?}");
+    assert_eq!(world.sent(), 1);
+    drop(before);
+}
+
+/// What the provider reports to be left is taken in by the executor as by the gateway.
+#[tokio::test]
+async fn e2_what_others_have_used_is_charged() {
+    let world = World::of("[llm.models.gpt-4o]\nrpm = 10");
+    let executor = world.executor(RetryPolicy::never(), |_, _| {
+        let name = http::HeaderName::from_static("x-ratelimit-remaining-requests");
+        Ok(Reply { headers: [(name, "3".parse().unwrap())].into_iter().collect(), ..used(92) })
+    });
+    executor.submit(call(1)).result().await.expect("an answer");
+    assert_eq!(world.left("llm.gpt-4o.rpm").await, 2, "six of others, and one more until the next report");
 }
 
 #[tokio::test]
@@ -379,4 +480,90 @@ async fn no_more_calls_are_in_flight_than_there_are_places() {
     assert!(
         results.iter().all(|result| result.as_ref().is_err_and(|error| error.reason.contains("at most 4")))
     );
+}
+
+/// A transport whose calls take as long as the test wants.
+struct Slow {
+    sent: Arc<AtomicUsize>,
+    ended: Arc<tokio::sync::Notify>,
+}
+
+impl Transport for Slow {
+    async fn send(&self, _: Outgoing<'_>) -> Result<Reply, SendError> {
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        self.ended.notified().await;
+        Ok(used(12))
+    }
+}
+
+/// A lease ends after a minute that nobody renews. A call that has no byte of its answer by then still has its place.
+#[tokio::test]
+async fn a_place_is_kept_until_the_call_ends_however_long_it_takes() {
+    for admit in [Admit::AsCapacityAllows, Admit::AllOrNothing] {
+        let world = World::of("[llm.models.gpt-4o]\nconcurrency = 2");
+        let (sent, ended) = (Arc::<AtomicUsize>::default(), Arc::<tokio::sync::Notify>::default());
+        let slow = Slow { sent: sent.clone(), ended: ended.clone() };
+        let executor = Executor::new(world.limits.clone(), slow);
+        let first = executor.submit_batch((0..2).map(call).collect(), admit);
+        settle_down().await;
+        let second = executor.submit(call(2));
+        for _ in 0..30 {
+            world.advance(10);
+            settle_down().await;
+            assert_eq!(world.left("llm.gpt-4o.concurrency").await, 0, "{admit:?}");
+        }
+        assert_eq!(sent.load(Ordering::SeqCst), 2, "{admit:?}: the third waits for a place");
+        ended.notify_waiters();
+        assert!(first.all().await.iter().all(Result::is_ok));
+        settle_down().await;
+        assert_eq!(sent.load(Ordering::SeqCst), 3, "{admit:?}");
+        ended.notify_waiters();
+        second.result().await.expect("an answer");
+        assert_eq!(world.left("llm.gpt-4o.concurrency").await, 2, "{admit:?}");
+    }
+}
+
+/// A batch has no group that the provider asked to leave alone, charges nothing for counting, and is seen.
+#[tokio::test]
+async fn f5_a_batch_is_admitted_as_its_calls_would_be() {
+    for model in ["rpm = 10", ""] {
+        let world = World::of(&format!("[llm.models.gpt-4o]\n{model}"));
+        let executor = world.executor(RetryPolicy::never(), |_, _| Ok(used(12)));
+        world.limits.park("gpt-4o", "up", Duration::from_secs(10), "parked by the test");
+        let calls: Vec<ModelCall> = (0..3).map(call).collect();
+        let check = executor.check(&calls).await.expect("a check");
+        assert_eq!((check.can_proceed, check.wait), (false, Some(Duration::from_secs(10))), "{model:?}");
+        assert!(check.reason.as_ref().is_some_and(|reason| reason.contains("parked")), "{check:?}");
+        let batch = executor.submit_batch(calls, Admit::AllOrNothing);
+        settle_down().await;
+        world.advance(9);
+        settle_down().await;
+        assert_eq!(world.sent(), 0, "{model:?}");
+        assert_eq!(world.limits.overview().await.waiting, usize::from(!model.is_empty()), "{model:?}");
+        world.advance(1);
+        assert!(batch.all().await.iter().all(Result::is_ok), "{model:?}");
+        assert_eq!(world.sent(), 3, "{model:?}");
+    }
+}
+
+#[tokio::test]
+async fn f5_a_batch_is_seen_while_it_runs_and_counting_costs_nothing() {
+    let text = "[llm.upstreams.claude]\nkind = 'anthropic'\nbase_url = 'http://localhost'\napi_key = 'x'\n\
+                [llm.models.claude-x]\nupstream = 'claude'\nrpm = 3\n[llm.models.gpt-4o]\nupstream = 'up'";
+    let world = World::of(text);
+    let body = r#"{"model":"claude-x","max_tokens":50,"messages":[{"role":"user","content":"hi"}]}"#;
+    let request = |api| ModelRequest::read(api, body.as_bytes()).expect("a request");
+    let requests = [Api::Messages, Api::CountTokens, Api::CountTokens, Api::Messages].map(request);
+    let admissions = world.limits.admit_batch(&requests, &Caller::default(), None).await.expect("room");
+    let left = world.gate.status("llm.claude-x.rpm", "llm:claude").await.expect("a status").remaining();
+    assert_eq!(left, 1, "two are requests of the limit");
+    let overview = world.limits.overview().await;
+    assert_eq!((overview.settlement.open, overview.waiting), (2, 0));
+    let reserved = overview.models.iter().flat_map(|model| &model.limits).map(|limit| limit.reserved);
+    assert_eq!(reserved.collect::<Vec<_>>(), [2]);
+    for admission in admissions {
+        admission.settle(Usage { input: 8, cached: 0, output: 5 }).await.expect("settled");
+    }
+    let overview = world.limits.overview().await;
+    assert_eq!((overview.settlement.open, overview.settlement.used), (0, 26));
 }

@@ -406,7 +406,7 @@ pub(crate) struct LlmRunArgs {
     /// How many requests wait or are on their way at once.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) in_flight: u16,
-    /// How often a request is sent at most.
+    /// How often a request is sent at most. A 429 that says when to come back does not count.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) attempts: u32,
     /// Send the requests again that failed in an earlier run.

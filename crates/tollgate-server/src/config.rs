@@ -130,7 +130,17 @@ pub(crate) mod tests {
         const PAGE: &str = include_str!("../../../docs/config.md");
         const STRANGE: &str = "zzzzzzzzzzzzzzzzzzzzzzzzzzz";
         let envoy = "[limits.api]\nblocked = true\n[[envoy]]\ndomain = 'a'\nentries = ['b']\nlimit = 'api'\n";
-        for (heading, file) in [("## `[server]`", "[server]\n"), ("## `[[envoy]]`", envoy)] {
+        let up = "[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://a/v1'\napi_key = 'b'\n";
+        let model = format!("{up}[llm.models.c]\n");
+        let client = format!("{up}[llm.clients.d]\nkey = 'e'\n");
+        for (heading, file, variables) in [
+            ("## `[server]`", "[server]\n", "TOLLGATE_SERVER_"),
+            ("## `[[envoy]]`", envoy, ""),
+            ("## `[llm]`", "[llm]\n", "TOLLGATE_LLM_"),
+            ("## `[llm.upstreams.NAME]`", up, "TOLLGATE_LLM_UPSTREAMS_UP_"),
+            ("## `[llm.models.NAME]`", &model, "TOLLGATE_LLM_MODELS_C_"),
+            ("## `[llm.clients.NAME]`", &client, "TOLLGATE_LLM_CLIENTS_D_"),
+        ] {
             let mistakes = Config::parse(&format!("{file}{STRANGE} = 1")).expect_err(heading).to_string();
             let (_, known) = mistakes.split_once("known here: ").unwrap_or_else(|| panic!("{mistakes}"));
             let mut known: Vec<&str> = known.split(", ").collect();
@@ -144,8 +154,8 @@ pub(crate) mod tests {
                 assert!(["yes", "restart"].contains(&cells[4]), "{heading}: {row}");
                 assert!(cells.iter().all(|cell| !cell.trim().is_empty()), "{heading}: {row}");
                 let field = cells[0].trim_end_matches('`');
-                let variable = format!("TOLLGATE_SERVER_{}", field.to_uppercase());
-                let read = Config::parse_with_env("", [(variable.clone(), "?".to_owned())]);
+                let variable = format!("{variables}{}", field.to_uppercase());
+                let read = Config::parse_with_env(file, [(variable.clone(), "?".to_owned())]);
                 let sets_nothing = read.is_err_and(|mistakes| mistakes.to_string().contains("sets nothing"));
                 match cells[3] {
                     "–" => assert!(heading.contains("[[") || sets_nothing, "{variable} is not documented"),

@@ -190,7 +190,17 @@ fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
     let server = server.map(|field| format!("server.{field}"));
     let store =
         old.gate.store.changed_fields(&new.gate.store).into_iter().map(|field| format!("store.{field}"));
-    let changed = server.chain(store).collect();
+    let mut changed: Vec<String> = server.chain(store).collect();
+    if let (Some(old), Some(new)) = (&old.llm, &mut new.llm) {
+        if old.log_dir != new.log_dir {
+            changed.push("llm.log_dir".to_owned());
+            new.log_dir.clone_from(&old.log_dir);
+        }
+        if old.memory != new.memory {
+            changed.push("llm.memory_mib".to_owned());
+            new.memory = old.memory;
+        }
+    }
     let namespaces = std::mem::take(&mut new.server.namespaces);
     new.server = old.server.clone();
     new.server.namespaces = namespaces;
@@ -243,6 +253,12 @@ mod tests {
         assert_eq!(new.server.namespaces, ["user"]);
         assert_eq!(new.gate.policy.rules().len(), 1);
         assert!(keep_fixed(&old, &mut old.clone()).is_empty());
+        let old = Config::parse("llm.log_dir = 'a'\nllm.max_wait = '1s'").expect("a config");
+        let mut new =
+            Config::parse("llm.log_dir = 'b'\nllm.max_wait = '2s'\nllm.memory_mib = 9").expect("a config");
+        assert_eq!(keep_fixed(&old, &mut new), ["llm.log_dir", "llm.memory_mib"]);
+        let (old, new) = (old.llm.expect("a section"), new.llm.expect("a section"));
+        assert_eq!((&new.log_dir, new.memory, new.max_wait.as_secs()), (&old.log_dir, old.memory, 2));
     }
 
     #[test]

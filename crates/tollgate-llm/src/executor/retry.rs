@@ -7,6 +7,9 @@
 //! | refused with `x-should-retry: false` | not sent again |
 //! | limited, overloaded, failed or lost | sent again, after the provider's hint, else after a back-off |
 //!
+//! A 429 with a hint does not use up an attempt. A provider that answers nothing else is asked after twice the time each time, up to the longest
+//! back-off.
+//!
 //! A hint is never shortened: up to a tenth of it, and at most a second, is added at random, so that calls that were refused together do not
 //! come back together. Without a hint the wait doubles with each attempt, and up to a quarter is taken away at random. Whole microseconds.
 
@@ -19,7 +22,8 @@ use crate::provider::{Failure, Hints};
 /// How often and after how long a call is sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// How often a call is sent at most, the first time included; 5 by default.
+    /// How often a call is sent at most, the first time included; 5 by default. A 429 that says when to come back does not count: the call
+    /// is sent again until the executor's `max_wait` is over, though not if this is 1.
     pub attempts: u32,
     /// The wait after the first attempt, if the provider gives no hint; 500 ms by default.
     pub first: Duration,
@@ -82,9 +86,14 @@ impl RetryPolicy {
             let wait = hint.saturating_add(Duration::from_micros(random % (spread + 1)));
             return (hint <= self.longest_hint).then_some(wait);
         }
+        Some(self.back_off(attempt, random))
+    }
+
+    /// The wait after so many attempts, without a hint.
+    pub(super) fn back_off(&self, attempt: u32, random: u64) -> Duration {
         let doubled = 1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
         let wait = Micros::from(self.first.saturating_mul(doubled).min(self.longest)).get();
-        Some(Duration::from_micros(wait - random % (wait / 4 + 1)))
+        Duration::from_micros(wait - random % (wait / 4 + 1))
     }
 }
 

@@ -8,14 +8,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tollgate::{Clock, Decision, Reservation};
+use tollgate::store::Micros;
+use tollgate::{Clock, Reservation};
 
-use super::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, capacity, reason, undecided};
-use crate::config::{LlmConfig, Priority};
+use super::feedback::parked;
+use super::planning::capacity;
+use super::renewal::Renewal;
+use super::waiting::joining;
+use super::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind};
+use crate::config::LlmConfig;
 use crate::count::Counted;
-use crate::line::{Joining, Line};
+use crate::line::Line;
+use crate::overview::Coming;
 use crate::plan::{Plan, Planned, Tokens};
-use crate::request::ModelRequest;
+use crate::request::{Api, ModelRequest};
 
 /// The calls of a batch, planned.
 struct PlannedBatch {
@@ -33,6 +39,15 @@ struct PlannedCall {
     model: String,
     /// Its own plan for each quota group; empty if it has no limits.
     plans: Vec<Plan>,
+    /// Whether it counts tokens, which providers do for nothing.
+    is_free: bool,
+}
+
+impl PlannedCall {
+    /// Whether its model has no limits.
+    fn is_unlimited(&self) -> bool {
+        self.plans.is_empty() && !self.is_free
+    }
 }
 
 impl PlannedBatch {
@@ -59,27 +74,33 @@ impl ModelLimits {
     ) -> Result<Check, Refusal> {
         let config = self.config();
         let batch = self.plan_batch(&config, requests, caller).await?;
-        let mut best: Option<(&Plan, Decision)> = None;
-        let refusal = self.larger_than_a_limit(&batch);
-        for plan in batch.merged.iter().filter(|_| refusal.is_none()) {
-            let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;
-            let wait = |decision: &Decision| decision.retry_after().unwrap_or(Duration::MAX);
-            if best.as_ref().is_none_or(|(_, known)| wait(&decision) < wait(known)) {
-                best = Some((plan, decision));
-            }
-        }
-        let can_proceed =
-            |plan: &Plan, decision: &Decision| plan.reported_wait(decision) == Some(Duration::ZERO);
-        let denied = best.as_ref().filter(|(plan, decision)| !can_proceed(plan, decision));
-        let wait = denied.map_or(Some(Duration::ZERO), |(plan, decision)| plan.reported_wait(decision));
-        let why = denied.map(|(plan, decision)| reason(plan, decision));
+        let refusal = match self.larger_than_a_limit(&batch) {
+            Some(refusal) => Some(refusal),
+            None => self.first_room_of(&config, &batch).await?,
+        };
         Ok(Check {
-            can_proceed: denied.is_none() && refusal.is_none(),
-            wait: if refusal.is_some() { None } else { wait },
-            reason: refusal.map(|refusal| refusal.reason).or(why),
+            can_proceed: refusal.is_none(),
+            wait: refusal.as_ref().map_or(Some(Duration::ZERO), |refusal| refusal.retry_after),
+            reason: refusal.map(|refusal| refusal.reason),
             input_tokens: batch.input(),
             reserved_tokens: batch.reserved(),
         })
+    }
+
+    /// The refusal of a batch that has no room now. Models without limits wait only for a group that is not parked.
+    async fn first_room_of(
+        &self,
+        config: &LlmConfig,
+        batch: &PlannedBatch,
+    ) -> Result<Option<Refusal>, Refusal> {
+        for call in batch.calls.iter().filter(|call| call.is_unlimited()) {
+            if let Some(model) = config.model(&call.model)
+                && let Err((left, why)) = self.a_free_group(config, model)
+            {
+                return Ok(Some(parked(left, why)));
+            }
+        }
+        self.first_room(&batch.merged).await
     }
 
     /// Reserves what all of these calls may use, all or nothing. It waits in line until there is room for all of them, at most `within` (by
@@ -95,33 +116,58 @@ impl ModelLimits {
         if let Some(refusal) = self.larger_than_a_limit(&batch) {
             return Err(refusal);
         }
-        let unlimited = |call: &PlannedCall| {
-            Admission::unlimited(self.inner.clone(), call.tokens, call.counted.encoding, &call.model)
-        };
-        let Some(quota) = &batch.quota else { return Ok(batch.calls.iter().map(unlimited).collect()) };
-        let line = self.line(&config, quota);
-        let client = caller.client.as_deref().unwrap_or("default");
-        let known = config.clients.iter().find(|known| known.name == client);
-        let joining = Joining {
-            client: client.into(),
-            weight: known.map_or(1, |known| known.weight),
-            priority: known.map_or(Priority::Interactive, |known| known.priority),
-            cost: batch.reserved().max(1),
-        };
+        let clock = &self.inner.clock;
         let within = within.unwrap_or(config.max_wait);
-        let admitted = self.wait(&line, joining, &batch.merged, within, |_| ()).await?;
+        let deadline = clock.now().saturating_add(Micros::from(within));
+        // Those without limits need a group that is not parked. They come first, because nothing is reserved yet that would have to wait.
+        let mut unlimited = Vec::with_capacity(batch.calls.len());
+        for call in &batch.calls {
+            let mut admission =
+                Admission::unlimited(self.inner.clone(), call.tokens, call.counted.encoding, &call.model);
+            if call.is_unlimited()
+                && let Some(model) = config.model(&call.model)
+            {
+                let left = deadline.saturating_sub(clock.now());
+                let group = self.free_group(&config, model, left.into()).await?;
+                (admission.quota, admission.group) = (Some(model.quota.clone()), Some(group));
+            }
+            unlimited.push(admission);
+        }
+        let limited = batch.calls.iter().filter(|call| !call.plans.is_empty()).count();
+        let first = batch.calls.iter().find(|call| !call.plans.is_empty());
+        let Some(model) = first.and_then(|call| config.model(&call.model)) else { return Ok(unlimited) };
+        let line = self.line(&config, &model.quota);
+        let joining = joining(&config, caller, batch.reserved());
+        let client = joining.client.clone();
+        let left = Duration::from(deadline.saturating_sub(clock.now()));
+        let waits = self.inner.seen.waits(&Coming {
+            model,
+            client: &client,
+            priority: joining.priority,
+            tokens: joining.cost,
+            charges: batch.merged.first().map_or(&[], |plan| &plan.charges),
+            within: left,
+            is_exact: batch.calls.iter().all(|call| call.counted.is_exact),
+        });
+        let admitted = match self.wait(&line, joining, &batch.merged, left, |_| ()).await {
+            Ok(admitted) => admitted,
+            Err(refusal) => {
+                waits.refused();
+                return Err(self.with_outcomes(refusal, &batch.merged).await);
+            }
+        };
         // Which group was charged is known by the keys of its charges.
         let keys = |plan: &Plan| plan.charges.iter().map(|charge| charge.key.clone()).collect::<Vec<_>>();
         let charged = keys(&admitted.plan);
         let chosen = batch.merged.iter().position(|plan| keys(plan) == charged).unwrap_or(0);
-        let limited = batch.calls.iter().filter(|call| !call.plans.is_empty()).count();
         let shared = Arc::new(Shared {
+            _renewal: Renewal::of(&admitted.plan, &admitted.reservation, clock),
             reservation: admitted.reservation,
             line,
             state: Mutex::new(State { actuals: vec![0; admitted.plan.charges.len()], open: limited }),
         });
-        let admission = |call: &PlannedCall| {
-            let mut admission = unlimited(call);
+        waits.waited(admitted.waited);
+        let mut admission = |(call, mut admission): (&PlannedCall, Admission)| {
             let Some(plan) = call.plans.get(chosen) else { return admission };
             let slot = |charge: &Planned| {
                 let is_same = |merged: &Planned| merged.limit == charge.limit && merged.key == charge.key;
@@ -136,9 +182,10 @@ impl ModelLimits {
             admission.waited = admitted.waited;
             admission.window = config.window;
             admission.plan = Some(plan.clone());
+            admission.seen = Some(waits.admitted_one(&call.model, &plan.charges, call.counted.is_exact));
             admission
         };
-        Ok(batch.calls.iter().map(admission).collect())
+        Ok(batch.calls.iter().zip(unlimited).map(&mut admission).collect())
     }
 
     async fn plan_batch(
@@ -154,7 +201,8 @@ impl ModelLimits {
             let model = self.known(config, request)?;
             let mut tokens = self.tokens(config, model, request, counted);
             let mut plans = Vec::new();
-            if let Some(model) = model {
+            let is_free = request.api() == Api::CountTokens;
+            if let Some(model) = model.filter(|_| !is_free) {
                 (plans, tokens) = self.plans(config, model, caller, tokens)?;
             }
             if let Some(model) = model.filter(|_| !plans.is_empty()) {
@@ -171,7 +219,13 @@ impl ModelLimits {
             } else {
                 batch.merged.iter_mut().zip(&plans).for_each(|(merged, plan)| merged.add(plan));
             }
-            batch.calls.push(PlannedCall { counted, tokens, model: request.model().to_owned(), plans });
+            batch.calls.push(PlannedCall {
+                counted,
+                tokens,
+                model: request.model().to_owned(),
+                plans,
+                is_free,
+            });
         }
         Ok(batch)
     }
@@ -196,6 +250,8 @@ impl ModelLimits {
 /// A reservation of several calls.
 struct Shared {
     reservation: Reservation,
+    /// Keeps its places, if it has some.
+    _renewal: Option<Renewal>,
     line: Arc<Line>,
     state: Mutex<State>,
 }
@@ -247,10 +303,6 @@ impl Share {
     pub(super) async fn cancel(self) -> Result<(), tollgate::Error> {
         let nothing = vec![0; self.slots.len()];
         self.settle(&nothing).await
-    }
-
-    pub(super) async fn renew(&self) -> Result<(), tollgate::Error> {
-        self.shared.reservation.renew().await.map(drop)
     }
 }
 

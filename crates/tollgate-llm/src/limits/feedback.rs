@@ -6,6 +6,7 @@
 //! left now. Others do not stop when their charge leaves the window, so it is charged again, as long as reports since then say so.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -16,6 +17,7 @@ use super::{Admission, ModelLimits, Refusal, RefusalKind};
 use crate::config::{Counts, LlmConfig, ModelConfig};
 use crate::parking::Parked;
 use crate::plan::{Plan, Planned};
+use crate::provider::Hints;
 
 /// What a provider reports to be left of one of its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,27 @@ pub struct ReportedLeft {
     pub reset: Option<Duration>,
     /// By how much the report may be too low, because it is rounded.
     pub rounding: u64,
+}
+
+/// By how much a number of tokens may be too low that Anthropic rounds to the nearest thousand.
+const ROUNDING: u64 = 500;
+
+impl ReportedLeft {
+    /// All that an answer reports.
+    pub fn all(hints: &Hints, is_anthropic: bool) -> Vec<ReportedLeft> {
+        let rounding = if is_anthropic { ROUNDING } else { 0 };
+        let limits = [
+            (Counts::Requests, hints.requests, 0),
+            (Counts::Tokens, hints.tokens, rounding),
+            (Counts::InputTokens, hints.input_tokens, rounding),
+            (Counts::OutputTokens, hints.output_tokens, rounding),
+        ];
+        let left = limits.into_iter().filter_map(|(counts, limit, rounding)| {
+            let limit = limit?;
+            Some(ReportedLeft { counts, remaining: limit.remaining?, reset: limit.reset_after, rounding })
+        });
+        left.collect()
+    }
 }
 
 /// What is left of a limit: here when the call was admitted, here now, and as the provider reports.
@@ -162,6 +185,26 @@ impl ModelLimits {
             .any(|group| self.inner.parking.left(&model.quota, group, now).is_none())
     }
 
+    /// A group of a model that is not parked; else the least time that one is parked for, and why.
+    pub(super) fn a_free_group(
+        &self,
+        config: &LlmConfig,
+        model: &ModelConfig,
+    ) -> Result<String, (Micros, &'static str)> {
+        let now = self.inner.clock.now();
+        let groups = groups(config, model);
+        let first = self.inner.rotation.fetch_add(1, Ordering::Relaxed);
+        let mut least: Option<(Micros, &'static str)> = None;
+        for offset in 0..groups.len() {
+            let group = groups[first.wrapping_add(offset) % groups.len()];
+            match self.inner.parking.left(&model.quota, group, now) {
+                None => return Ok(group.to_owned()),
+                Some(left) => least = Some(least.map_or(left, |least| least.min(left))),
+            }
+        }
+        Err(least.unwrap_or((Micros::ZERO, "the model has no upstream")))
+    }
+
     /// The group of a model without limits: one that is not parked, waited for if it must be.
     pub(super) async fn free_group(
         &self,
@@ -171,23 +214,13 @@ impl ModelLimits {
     ) -> Result<String, Refusal> {
         let clock = &self.inner.clock;
         let deadline = clock.now().saturating_add(Micros::from(within));
-        let groups = groups(config, model);
-        let first = self.inner.rotation.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         loop {
-            let now = clock.now();
-            let mut least: Option<(Micros, &'static str)> = None;
-            for offset in 0..groups.len() {
-                let group = groups[(first + offset) % groups.len()];
-                match self.inner.parking.left(&model.quota, group, now) {
-                    None => return Ok(group.to_owned()),
-                    Some(left) => least = Some(least.map_or(left, |least| least.min(left))),
-                }
-            }
-            let Some((left, why)) = least else {
-                return Err(Refusal::new(RefusalKind::Undecided, "the model has no upstream"));
+            let (left, why) = match self.a_free_group(config, model) {
+                Ok(group) => return Ok(group),
+                Err(parked) => parked,
             };
-            let until = now.saturating_add(left);
-            if until > deadline {
+            let until = clock.now().saturating_add(left);
+            if left == Micros::ZERO || until > deadline {
                 return Err(parked(left, why));
             }
             clock.alarm(until).await;

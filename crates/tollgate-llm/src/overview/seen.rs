@@ -200,21 +200,30 @@ impl Seen {
 impl SeenWaiting {
     /// It was admitted.
     pub(crate) fn admitted(self, charges: &[Planned], waited: Duration) -> SeenOpen {
-        let now = self.seen.clock.now();
-        let mut state = self.seen.state.lock();
-        let (model, client) = match state.waiting.get(&self.number) {
-            Some(waiter) => (waiter.model.clone(), waiter.client.clone()),
-            None => Default::default(),
-        };
-        let charges = charges.iter().map(|charge| (charge.limit.clone(), charge.cost)).collect();
-        state.open.insert(self.number, Open { since: now, charges });
+        self.waited(waited);
+        let model = self.seen.state.lock().waiting.get(&self.number).map(|waiter| waiter.model.clone());
+        self.admitted_one(&model.unwrap_or_default(), charges, self.is_exact)
+    }
+
+    /// It has waited for so long, and is admitted.
+    pub(crate) fn waited(&self, waited: Duration) {
         // Who was let in at once has not waited.
         if waited >= Duration::from_millis(1) {
-            state.waits.push(Micros::from(waited).get());
+            self.seen.state.lock().waits.push(Micros::from(waited).get());
         }
+    }
+
+    /// One of the calls that waited together is under way.
+    pub(crate) fn admitted_one(&self, model: &str, charges: &[Planned], is_exact: bool) -> SeenOpen {
+        let now = self.seen.clock.now();
+        let mut state = self.seen.state.lock();
+        let client = state.waiting.get(&self.number).map(|waiter| waiter.client.clone()).unwrap_or_default();
+        let charges = charges.iter().map(|charge| (charge.limit.clone(), charge.cost)).collect();
+        state.last += 1;
+        let number = state.last;
+        state.open.insert(number, Open { since: now, charges });
         drop(state);
-        let (seen, number, is_exact) = (self.seen.clone(), self.number, self.is_exact);
-        SeenOpen { seen, number, model, client, is_exact }
+        SeenOpen { seen: self.seen.clone(), number, model: model.to_owned(), client, is_exact }
     }
 
     /// It was refused.

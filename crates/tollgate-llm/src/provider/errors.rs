@@ -54,11 +54,13 @@ impl Failure {
         }
     }
 
-    /// Whether it proves that the call did not run, so that it used no tokens.
-    pub const fn proves_unused(self) -> bool {
+    /// Whether it proves that the call did not run, so that it used no tokens. `status` is that of the answer.
+    pub const fn proves_unused(self, status: u16) -> bool {
         match self {
             Failure::Limited | Failure::Billing | Failure::Refused => true,
-            Failure::Overloaded | Failure::Failed => false,
+            // A 503 may be of a proxy between, behind which the call goes on.
+            Failure::Overloaded => status != 503,
+            Failure::Failed => false,
         }
     }
 
@@ -173,7 +175,7 @@ mod tests {
                 for status in [400, 403, 429] {
                     let failure = classify(status, body.as_bytes());
                     assert_eq!(failure, Failure::Billing, "{status}: {body}");
-                    assert!(!failure.may_retry() && failure.proves_unused());
+                    assert!(!failure.may_retry() && failure.proves_unused(status));
                 }
                 assert_eq!(classify_event(body.as_bytes()), Failure::Billing, "{body}");
             }
@@ -217,6 +219,8 @@ mod tests {
         ] {
             assert_eq!(classify(status, b"{}"), expected, "{status}");
         }
+        assert!(Failure::Overloaded.proves_unused(529), "it was not begun");
+        assert!(!Failure::Overloaded.proves_unused(503), "a proxy may say so while the call runs");
         for (data, expected) in [
             (
                 r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#,

@@ -69,7 +69,7 @@ async fn execute(asked: &LlmRunArgs) -> Result<ExitCode, Failure> {
     let executor = ExecutorBuilder::default()
         .caller(Caller { client: asked.client.clone() })
         .in_flight(asked.in_flight.into())
-        .retry(RetryPolicy { attempts: asked.attempts, ..RetryPolicy::default() })
+        .retry(retry_policy(asked.attempts))
         .build(ModelLimits::new(gate, llm), providers.noting(output.file()));
     let began = Instant::now();
     let mut progress = Progress::new(input.len(), output.done());
@@ -84,6 +84,11 @@ async fn execute(asked: &LlmRunArgs) -> Result<ExitCode, Failure> {
         (false, 0) => ExitCode::SUCCESS,
         (false, _) => ExitCode::from(1),
     })
+}
+
+/// Batches have time: they wait as long as a provider asks for, up to a day.
+fn retry_policy(attempts: u32) -> RetryPolicy {
+    RetryPolicy { attempts, longest_hint: Duration::from_secs(24 * 3_600), ..RetryPolicy::default() }
 }
 
 /// Sends what is not done, and writes each result as it comes; true if it was stopped.
@@ -241,5 +246,23 @@ fn report(
     match left {
         0 => writeln!(stdout),
         left => writeln!(stdout, "; {} are left, and the same command goes on with them", number(left)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_llm::provider::{Failure, Hints};
+
+    use super::*;
+
+    #[test]
+    fn a_run_waits_for_hours_where_the_provider_asks_for_it() {
+        let wait = |hours: u64| {
+            let retry_after = Some(Duration::from_secs(hours * 3_600));
+            let hints = Hints { retry_after, ..Hints::default() };
+            retry_policy(5).wait(1, Failure::Limited, &hints, 0)
+        };
+        assert_eq!(wait(1), Some(Duration::from_secs(3_600)));
+        assert!(wait(24).is_some() && wait(25).is_none());
     }
 }

@@ -1,12 +1,14 @@
 //! What follows when a provider refuses a call, is overloaded, or is not there.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tollgate_testkit::provider::{Arrival, Provider, Reply, Step, anthropic, openai};
 use tollgate_testkit::tollgate::Tollgate;
 
-use crate::{chat, gateway, left, until};
+use crate::{chat, gateway, left, trail, until};
 
 /// A refusal with these header lines.
 fn refusal(status: u16, code: &str, lines: &[&str]) -> Reply {
@@ -162,7 +164,7 @@ fn d3_an_overload_is_waited_out_apart_from_limits() {
 #[test]
 fn d3_an_overload_longer_than_the_caller_waits_is_said_at_once() {
     let provider = Provider::start(|_| refusal(529, "overloaded_error", &["retry-after: 25"]));
-    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 100");
+    let server = gateway(&provider, "openai", "llm.log_dir = 'logs'\n[llm.models.gpt-4o]\nrpm = 100");
     let lines = ["content-type: application/json", "x-stainless-read-timeout: 2"];
     for arrivals in [1, 1] {
         let began = Instant::now();
@@ -173,6 +175,93 @@ fn d3_an_overload_longer_than_the_caller_waits_is_said_at_once() {
         assert_eq!(provider.arrivals().len(), arrivals, "the second is not sent");
     }
     assert_eq!(left(&server, "llm.gpt-4o.rpm"), 99);
+    // One attempt, and one request that was refused without an attempt.
+    until("the trail is written", || trail(&server).len() == 2);
+    let lines = trail(&server);
+    assert_eq!((&lines[0]["status"], &lines[0]["http_status"]), (&json!("error"), &json!(529)), "{lines:?}");
+    assert_eq!(
+        (&lines[1]["status"], &lines[1]["reason"]),
+        (&json!("rate_limited"), &json!("the provider is overloaded")),
+        "{lines:?}"
+    );
+    assert!(lines[1]["wait_seconds"].as_f64().is_some_and(|wait| wait > 0.0), "{lines:?}");
+}
+
+/// An answer may take minutes. The others do not wait for all of it, once the first after an overload was not refused.
+#[test]
+fn d3_others_follow_a_first_that_takes_long() {
+    let second = Arc::new(AtomicBool::new(false));
+    let has_followed = Arc::new(AtomicBool::new(false));
+    let (arrived, followed) = (second, has_followed.clone());
+    let provider = Provider::start(move |arrival| match arrival.number {
+        0 => refusal(529, "overloaded_error", &["retry-after-ms: 300"]),
+        1 => {
+            // The first is not answered before another one is there.
+            let began = Instant::now();
+            while !arrived.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(15) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            followed.store(arrived.load(Ordering::SeqCst), Ordering::SeqCst);
+            openai(arrival)
+        }
+        _ => {
+            arrived.store(true, Ordering::SeqCst);
+            openai(arrival)
+        }
+    });
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 100");
+    let ask = || assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
+    std::thread::scope(|scope| {
+        scope.spawn(ask);
+        until("the first is sent again", || provider.arrivals().len() == 2);
+        scope.spawn(ask);
+    });
+    assert!(has_followed.load(Ordering::SeqCst), "another one was sent while the first was not answered");
+}
+
+/// A short hint is over before the next attempt, so the group is free again each time. That must not go on without end.
+#[test]
+fn d1_a_429_with_a_short_hint_is_passed_on_after_three_attempts() {
+    let two = "keys = [{ key = 'k1', group = 'one' }, { key = 'k2', group = 'two' }]";
+    let cases = vec![
+        ("[llm.models.gpt-4o]\nrpm = 10000", "api_key = 'k'", 3),
+        ("[llm.models.gpt-4o]", "api_key = 'k'", 3),
+        ("", "api_key = 'k'", 3),
+        // Each group is tried once without counting, but for the last of them.
+        ("[llm.models.gpt-4o]\nrpm = 10000", two, 4),
+        ("[llm.models.gpt-4o]", two, 4),
+    ];
+    together(cases, |(model, keys, expected)| {
+        let provider = Provider::start(|_| refusal(429, "rate_limit_exceeded", &["retry-after-ms: 1"]));
+        let config = format!(
+            "llm.max_wait = '10s'\n{model}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{}/v1'\n{keys}\n\
+             [limits.x]\nunlimited = true\n",
+            provider.address()
+        );
+        let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&config).start();
+        let answer = server.post("/v1/chat/completions", &chat(100, ""));
+        let sent = provider.arrivals().len();
+        assert_eq!(
+            (answer.status, answer.field("x-should-retry")),
+            (429, Some("false")),
+            "{model}: {answer:?}"
+        );
+        assert_eq!(sent, expected, "{model} {keys}");
+    });
+}
+
+/// A request that waits in two attempts is one request that had to wait.
+#[test]
+fn g1_a_request_that_waits_twice_has_one_line_of_it() {
+    let provider = Provider::start(|arrival| match arrival.number {
+        0 | 1 => refusal(429, "rate_limit_exceeded", &["retry-after-ms: 300"]),
+        _ => openai(arrival),
+    });
+    let server = gateway(&provider, "openai", "llm.log_dir = 'logs'\n[llm.models.gpt-4o]\nrpm = 100");
+    assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
+    let is = |status: &str| trail(&server).iter().filter(|line| line["status"] == status).count();
+    until("the trail is written", || is("success") == 1);
+    assert_eq!((is("rate_limited"), is("error")), (1, 2), "{:?}", trail(&server));
 }
 
 /// Sends as an SDK does that retries twice by itself.

@@ -233,8 +233,11 @@ fn what_fails_is_a_result_and_can_be_sent_again() {
     let old = std::time::SystemTime::now() - Duration::from_secs(3_600);
     let out = files.path("results.jsonl");
     std::fs::File::options().append(true).open(&out).and_then(|file| file.set_modified(old)).expect("aged");
+    // A run that was killed while it replaced the results has left this.
+    let draft = files.path("results.jsonl.tollgate-draft");
+    std::fs::write(&draft, "{\"id\":\"line_1\",\"cust").expect("a draft");
     let output = files.run(&["--config", "tollgate.toml", "--retry-failed"]);
-    assert!(output.status.success(), "{output:?}");
+    assert!(output.status.success() && !draft.exists(), "{output:?}");
     assert_eq!(
         (files.results().len(), provider.arrivals().len()),
         (4, 6),

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use serde_json::json;
 use tollgate_testkit::provider::{Provider, Reply, anthropic, openai};
 use tollgate_testkit::tollgate::Tollgate;
 
@@ -196,4 +197,64 @@ fn c7_bytes_pass_unchanged() {
         assert_eq!(answer.body.as_bytes(), expected, "{options}");
         assert_eq!(answer.field("x-custom"), Some("kept"));
     }
+}
+
+/// A client that leaves between the head of its answer and the first event has its line in the trail.
+#[test]
+fn c3_a_client_that_leaves_before_the_first_event_is_in_the_trail() {
+    let provider = Provider::start(|arrival| {
+        // What is reported shows when the head has arrived.
+        openai(arrival).paced(Duration::from_secs(5)).header("x-ratelimit-remaining-requests: 20")
+    });
+    let server =
+        gateway(&provider, "openai", "llm.log_dir = 'logs'\n[llm.models.gpt-4o]\nrpm = 100\ntpm = 1000");
+    let body = chat(900, ",\"stream\":true");
+    let head =
+        format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let mut connection = server.connect();
+    connection.send([head.as_bytes(), body.as_bytes()].concat().as_slice()).expect("sent");
+    until("the head has arrived", || left(&server, "llm.gpt-4o.rpm") < 50);
+    drop(connection);
+    until("the trail is written", || trail(&server).len() == 1);
+    let line = &trail(&server)[0];
+    assert_eq!(
+        (&line["status"], &line["reserved"], &line["attempt"]),
+        (&json!("error"), &json!(900), &json!(1))
+    );
+    assert!(line["reason"].as_str().is_some_and(|reason| reason.contains("the client left")), "{line}");
+    assert_eq!(left(&server, "llm.gpt-4o.tpm"), 100);
+}
+
+/// What comes before an error does not hide what the error says.
+#[test]
+fn c5_an_error_behind_a_ping_is_understood() {
+    let provider = Provider::start(|arrival| {
+        match arrival.number {
+        0 => Reply::events([concat!(
+            "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"m\"}}\n\n"
+        )
+        .to_owned()])
+        .header("retry-after-ms: 10"),
+        _ => anthropic(arrival),
+    }
+    });
+    let server = gateway(&provider, "anthropic", "[llm.models.claude-x]\nrpm = 10");
+    let body = r#"{"model":"claude-x","max_tokens":5,"messages":[],"stream":true}"#;
+    let answer = server.post("/v1/messages", body);
+    assert!(answer.status == 200 && answer.body.contains("message_stop"), "{answer:?}");
+    assert_eq!(provider.arrivals().len(), 2);
+}
+
+/// An answer of which a part is passed on has the length of that part.
+#[test]
+fn c5_an_error_with_much_behind_it_is_a_whole_answer() {
+    let error = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\"}}\n\n";
+    let provider =
+        Provider::start(move |_| Reply::events([format!("{error}{}", ": nothing\n".repeat(100_000))]));
+    let server = gateway(&provider, "anthropic", "[llm.models.claude-x]\nrpm = 10");
+    let body = r#"{"model":"claude-x","max_tokens":5,"messages":[],"stream":true}"#;
+    let answer = server.post("/v1/messages", body);
+    assert!(answer.status == 200 && answer.body.starts_with(error), "{}", answer.status);
+    assert_eq!(provider.arrivals().len(), 1, "it is not sent again");
 }

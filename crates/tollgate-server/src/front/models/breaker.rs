@@ -1,7 +1,7 @@
 //! Waits for an overloaded provider to recover.
 //!
 //! A 529 or a 503 speaks of the provider's capacity and says nothing of our limits: no group is parked and nothing is learned. Calls of
-//! that model wait, then one goes first, and the others follow once it was answered.
+//! that model wait, then one goes first, and the others follow once it was answered, or was not refused for two seconds.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,6 +15,10 @@ const FIRST: Duration = Duration::from_millis(500);
 /// The longest wait.
 const LONGEST: Duration = Duration::from_secs(30);
 
+/// How long the others wait for the first to be answered. A provider that is still overloaded refuses sooner than that, and an answer may take
+/// minutes.
+const TRIED: Duration = Duration::from_secs(2);
+
 /// How long those who wait for the first to be answered sleep before they look again.
 const LOOK_AGAIN: Duration = Duration::from_millis(25);
 
@@ -27,24 +31,27 @@ pub(super) struct Breaker {
 #[derive(Clone, Copy)]
 struct State {
     overloads: u32,
-    closed_from: Instant,
-    is_tried: bool,
+    closed_until: Instant,
+    /// Until when the others wait for the one that goes first, once one has gone.
+    tried_until: Option<Instant>,
 }
 
 /// Leave to send one call.
 pub(super) struct Pass {
     models: Arc<Mutex<HashMap<String, State>>>,
     model: String,
-    /// Whether all others wait for this one.
-    is_first: bool,
+    /// How many overloads there had been when it went, if there had been some.
+    after: Option<u32>,
+    /// Until when all others wait for this one, if it is the first.
+    tried_until: Option<Instant>,
 }
 
 impl State {
     fn wait(&self, now: Instant) -> Option<Duration> {
-        let left = self.closed_from.saturating_duration_since(now);
+        let left = self.closed_until.saturating_duration_since(now);
         match left.is_zero() {
             false => Some(left),
-            true => self.is_tried.then_some(LOOK_AGAIN),
+            true => self.tried_until.is_some_and(|until| now < until).then_some(LOOK_AGAIN),
         }
     }
 }
@@ -58,15 +65,19 @@ impl Breaker {
     /// Leave to send a call now, or how long to wait before asking again.
     pub(super) fn enter(&self, model: &str, now: Instant) -> Result<Pass, Duration> {
         let mut models = self.models.lock();
-        let mut is_first = false;
+        let (mut after, mut tried_until) = (None, None);
         if let Some(state) = models.get_mut(model) {
             if let Some(wait) = state.wait(now) {
                 return Err(wait);
             }
-            (state.is_tried, is_first) = (true, true);
+            after = Some(state.overloads);
+            if state.tried_until.is_none() {
+                tried_until = Some(now + TRIED);
+                state.tried_until = tried_until;
+            }
         }
         drop(models);
-        Ok(Pass { models: self.models.clone(), model: model.to_owned(), is_first })
+        Ok(Pass { models: self.models.clone(), model: model.to_owned(), after, tried_until })
     }
 }
 
@@ -74,22 +85,24 @@ impl Pass {
     /// The provider is overloaded, and may have said for how long.
     pub(super) fn overloaded(self, now: Instant, hint: Option<Duration>) {
         let mut models = self.models.lock();
-        let new = State { overloads: 0, closed_from: now, is_tried: false };
+        let new = State { overloads: 0, closed_until: now, tried_until: None };
         let state = models.entry(self.model.clone()).or_insert(new);
         // Calls that were on their way together are one overload.
-        if state.overloads == 0 || now >= state.closed_from {
+        if state.overloads == 0 || now >= state.closed_until {
             state.overloads = state.overloads.saturating_add(1);
         }
         let doubled = FIRST.saturating_mul(1 << (state.overloads - 1).min(16)).min(LONGEST);
         let wait = hint.map_or(doubled, |hint| hint.min(LONGEST));
-        state.closed_from = state.closed_from.max(now + wait);
+        state.closed_until = state.closed_until.max(now + wait);
+        // One goes first again.
+        state.tried_until = None;
     }
 
     /// The provider answered.
     pub(super) fn answered(self) {
         let mut models = self.models.lock();
         // An old answer does not say that the provider has recovered since.
-        if self.is_first {
+        if self.after.is_some() && models.get(&self.model).map(|state| state.overloads) == self.after {
             models.remove(&self.model);
         }
     }
@@ -97,10 +110,11 @@ impl Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        if self.is_first
+        if self.tried_until.is_some()
             && let Some(state) = self.models.lock().get_mut(&self.model)
+            && state.tried_until == self.tried_until
         {
-            state.is_tried = false;
+            state.tried_until = None;
         }
     }
 }
@@ -128,6 +142,27 @@ mod tests {
         let first = enter(FIRST * 3).ok().unwrap();
         first.answered();
         assert!(enter(FIRST * 3).is_ok() && enter(FIRST * 3).is_ok());
+    }
+
+    #[test]
+    fn d3_the_others_follow_a_first_that_is_not_refused_and_a_late_refusal_holds_them_again() {
+        let breaker = Breaker::default();
+        let now = Instant::now();
+        let enter = |at: Duration| breaker.enter("m", now + at);
+        enter(Duration::ZERO).ok().unwrap().overloaded(now, None);
+        let slow = enter(FIRST).ok().unwrap();
+        assert_eq!(enter(FIRST + TRIED - Duration::from_millis(1)).err(), Some(LOOK_AGAIN));
+        let (second, third) = (enter(FIRST + TRIED).ok().unwrap(), enter(FIRST + TRIED).ok().unwrap());
+        second.overloaded(now + FIRST + TRIED, None);
+        let closed = FIRST + TRIED + FIRST * 2;
+        assert_eq!(enter(FIRST + TRIED).err(), Some(FIRST * 2), "it has not recovered");
+        third.answered();
+        assert!(enter(FIRST + TRIED).is_err(), "an answer to an older call says nothing of that");
+        let next = enter(closed).ok().unwrap();
+        drop(slow);
+        assert_eq!(enter(closed).err(), Some(LOOK_AGAIN), "one goes first again, whatever the older ones do");
+        next.answered();
+        assert!(enter(closed).is_ok() && enter(closed).is_ok());
     }
 
     #[test]

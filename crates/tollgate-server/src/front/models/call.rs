@@ -9,6 +9,7 @@
 //! the SDK has made already.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
@@ -19,7 +20,9 @@ use hyper::body::Incoming;
 use tollgate::ChargeId;
 use tollgate_llm::count::Counted;
 use tollgate_llm::provider::{Failure, Hints, classify, classify_event};
-use tollgate_llm::{Admission, Api, Caller, EventKind, EventReader, ModelRequest, Refusal, TrailLine};
+use tollgate_llm::{
+    Admission, Api, Caller, EventKind, EventReader, ModelRequest, Refusal, ReportedLeft, TrailLine,
+};
 use tracing::Instrument;
 
 use super::super::json::Body;
@@ -80,10 +83,10 @@ impl Models {
     }
 
     /// Notes that a request has to wait or is refused.
-    fn note_limited(&self, named: &Named, refusal: &Refusal) {
+    fn note_limited(&self, named: &Named, reason: &str, wait: Option<Duration>) {
         self.write(&TrailLine {
-            reason: Some(refusal.reason.clone()),
-            wait_seconds: refusal.retry_after.map(|wait| wait.as_secs_f64()),
+            reason: Some(reason.to_owned()),
+            wait_seconds: wait.map(|wait| wait.as_secs_f64()),
             ..named.line("rate_limited")
         });
     }
@@ -128,6 +131,7 @@ pub(super) async fn answer(
         named: &named,
         deadline: Instant::now() + within,
         retries: retries(&head.headers),
+        is_noted: AtomicBool::new(false),
     };
     let span = tracing::info_span!("llm_call", model = named.label, request_id = id);
     let answered = call.run(progress, &held.bytes).instrument(span).await;
@@ -169,6 +173,8 @@ struct Call<'a> {
     deadline: Instant,
     /// How often the SDK has tried before.
     retries: u32,
+    /// Whether the trail says that it had to wait or was refused, which is one line for all attempts.
+    is_noted: AtomicBool,
 }
 
 /// An attempt that failed before anything of it was passed on.
@@ -275,11 +281,19 @@ impl Call<'_> {
         Ok(response.map(super::full))
     }
 
+    /// Notes that the call has to wait or is refused, the first time.
+    fn note_limited(&self, reason: &str, wait: Option<Duration>) {
+        if !self.is_noted.swap(true, Ordering::Relaxed) {
+            self.models.note_limited(self.named, reason, wait);
+        }
+    }
+
     /// Admits the call, once the provider is not known to be overloaded.
     async fn enter(&self) -> Result<(Admission, Pass), NotEntered> {
         let (breaker, label) = (self.upstream.breaker(), &self.named.label);
         loop {
             while let Some(wait) = breaker.wait(label, Instant::now()) {
+                self.note_limited("the provider is overloaded", Some(wait));
                 if wait >= self.deadline.saturating_duration_since(Instant::now()) {
                     return Err(NotEntered::Overloaded(Fault::overloaded(wait)));
                 }
@@ -296,12 +310,7 @@ impl Call<'_> {
 
     async fn admit(&self) -> Result<Admission, Fault> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let on_wait = |refusal: &Refusal| self.models.note_limited(self.named, refusal);
-        let is_noted = std::sync::atomic::AtomicBool::new(false);
-        let noting = |refusal: &Refusal| {
-            is_noted.store(true, std::sync::atomic::Ordering::Relaxed);
-            on_wait(refusal);
-        };
+        let noting = |refusal: &Refusal| self.note_limited(&refusal.reason, refusal.retry_after);
         let limits = &self.models.limits;
         let admitting = limits.admit_counted(self.request, self.counted, self.caller, Some(left), noting);
         match admitting.await {
@@ -312,9 +321,7 @@ impl Call<'_> {
                 Ok(admission)
             }
             Err(refusal) => {
-                if !is_noted.load(std::sync::atomic::Ordering::Relaxed) {
-                    self.models.note_limited(self.named, &refusal);
-                }
+                self.note_limited(&refusal.reason, refusal.retry_after);
                 Err(refusal.into())
             }
         }
@@ -330,11 +337,16 @@ impl Call<'_> {
         hides_usage: bool,
     ) -> Result<(http::response::Parts, Answer), Failed> {
         let began = Instant::now();
-        let sent = Sent { call: self, attempt, began, group: admission.group().map(str::to_owned) };
-        let left = Left { sent: &sent, is_left: true };
+        let sent = Sent {
+            call: self,
+            attempt,
+            began,
+            group: admission.group().map(str::to_owned),
+            reserved: admission.reserved(),
+            is_noted: AtomicBool::new(false),
+        };
         let sending = self.upstream.send(self.request.api(), self.headers, admission.group(), body);
         let response = tokio::time::timeout(self.upstream.timeout(), sending).await;
-        left.not_left();
         let response = match response {
             Ok(Ok(response)) => response,
             Ok(Err(SendError::NotSent(why))) => {
@@ -351,7 +363,7 @@ impl Call<'_> {
         if !head.status.is_success() {
             return Err(sent.refused(admission, pass, head, incoming, &hints).await);
         }
-        let reports = report::reported(&hints, self.request.api().is_anthropic());
+        let reports = ReportedLeft::all(&hints, self.request.api().is_anthropic());
         if let Err(error) = admission.reported(&reports).await {
             tracing::warn!(%error, "what the provider reports of its limits could not be charged");
         }
@@ -367,6 +379,7 @@ impl Call<'_> {
             hides_usage,
             admission,
             named: self.named.clone(),
+            api: self.request.api(),
             attempt,
             began,
             silence: self.upstream.timeout(),
@@ -379,8 +392,11 @@ impl Call<'_> {
             }
             match first_event(&mut answer).await {
                 Begun::Well => {}
-                Begun::Error(bytes) => {
-                    return Err(sent.began_with_error(answer.admission, pass, head, bytes, &hints).await);
+                Begun::Error { data, bytes } => {
+                    let failure = classify_event(data.as_bytes());
+                    head.headers.remove(http::header::CONTENT_LENGTH);
+                    let response = Response::from_parts(head, bytes);
+                    return Err(sent.not_run(answer.admission, pass, failure, response, &hints).await);
                 }
                 // Nothing of it has been passed on, so the client can be answered in a shape that it knows.
                 Begun::Cut => {
@@ -391,20 +407,27 @@ impl Call<'_> {
             }
         }
         pass.answered();
+        // The end of the answer writes its line.
+        sent.is_noted.store(true, Ordering::Relaxed);
         Ok((head, answer))
     }
 }
 
-/// An attempt that has been sent.
+/// An attempt that has been sent. Dropped without its line, because the client has left before its answer began, it writes one that says so;
+/// what was reserved for it stays charged.
 struct Sent<'a> {
     call: &'a Call<'a>,
     attempt: u32,
     began: Instant,
     group: Option<String>,
+    reserved: u64,
+    /// Whether the trail has its line.
+    is_noted: AtomicBool,
 }
 
 impl Sent<'_> {
     fn note_failed(&self, http_status: Option<u16>, reserved: Option<u64>, reason: &str) {
+        self.is_noted.store(true, Ordering::Relaxed);
         let line = self.call.named.line("error");
         self.call.models.write(&TrailLine {
             reason: Some(reason.to_owned()),
@@ -453,31 +476,23 @@ impl Sent<'_> {
             _ => Bytes::new(),
         };
         let failure = classify(head.status.as_u16(), &body);
-        let (again, hint) = self.follow(failure, &admission, pass, hints);
-        self.settle(failure, head.status, admission).await;
         let mut response = Response::from_parts(head, body);
         response.headers_mut().remove(http::header::CONTENT_LENGTH);
-        Failed { response: Ok(response), again, hint }
+        self.not_run(admission, pass, failure, response, hints).await
     }
 
-    /// A stream that began with an error, after a status that said all was well.
-    async fn began_with_error(
+    /// The provider refused the call, or failed, and said so.
+    async fn not_run(
         &self,
         admission: Admission,
         pass: Pass,
-        head: http::response::Parts,
-        bytes: Bytes,
+        failure: Failure,
+        response: Response<Bytes>,
         hints: &Hints,
     ) -> Failed {
-        let data: Vec<u8> = bytes
-            .split(|byte| *byte == b'\n')
-            .filter_map(|line| line.strip_prefix(b"data:"))
-            .flat_map(|line| line.iter().copied())
-            .collect();
-        let failure = classify_event(&data);
         let (again, hint) = self.follow(failure, &admission, pass, hints);
-        self.settle(failure, head.status, admission).await;
-        Failed { response: Ok(Response::from_parts(head, bytes)), again, hint }
+        self.settle(failure, response.status(), admission).await;
+        Failed { response: Ok(response), again, hint }
     }
 
     /// What follows from a failure: for the group of keys, for the provider, and for this call.
@@ -512,9 +527,7 @@ impl Sent<'_> {
 
     /// Settles a refused call: as a request without tokens where the refusal proves that it did not run, else as reserved.
     async fn settle(&self, failure: Failure, status: StatusCode, admission: Admission) {
-        // A 503 may be of a proxy between, behind which the call goes on.
-        let is_overload = failure == Failure::Overloaded && status != StatusCode::SERVICE_UNAVAILABLE;
-        let proves = failure.proves_unused() || is_overload;
+        let proves = failure.proves_unused(status.as_u16());
         let reserved = (!proves).then(|| admission.reserved());
         let settled = match proves {
             true => admission.refused().await,
@@ -528,24 +541,12 @@ impl Sent<'_> {
     }
 }
 
-/// Notes a client that leaves before the head of its answer. What was reserved for its call stays charged.
-struct Left<'a> {
-    sent: &'a Sent<'a>,
-    is_left: bool,
-}
-
-impl Left<'_> {
-    fn not_left(mut self) {
-        self.is_left = false;
-    }
-}
-
-impl Drop for Left<'_> {
+impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        if self.is_left {
-            counted("tollgate_llm_attempts_total", self.sent.call.named, "left");
+        if !*self.is_noted.get_mut() {
+            counted("tollgate_llm_attempts_total", self.call.named, "left");
             let reason = "the client left before its answer began; charged as reserved";
-            self.sent.note_failed(None, None, reason);
+            self.note_failed(None, Some(self.reserved), reason);
         }
     }
 }
@@ -553,8 +554,11 @@ impl Drop for Left<'_> {
 /// How a stream has begun.
 enum Begun {
     Well,
-    /// With an error and nothing else.
-    Error(Bytes),
+    /// With an error and nothing else: the error's data, and all that has come.
+    Error {
+        data: String,
+        bytes: Bytes,
+    },
     /// It was cut, or nothing came, before a single byte of it.
     Cut,
     Silent,
@@ -579,12 +583,13 @@ async fn first_event(answer: &mut Answer) -> Begun {
         };
         let Ok(piece) = frame.into_data() else { continue };
         let events = reader.feed(&piece);
-        let is_error = events.iter().any(|event| event.kind == EventKind::Error);
+        let error = events.iter().find(|event| event.kind == EventKind::Error);
+        let error = error.map(|event| event.data().unwrap_or_default().into_owned());
         let is_any = !events.is_empty();
         answer.begun.push((piece, events));
-        if is_error && !reader.streamed().has_content() {
+        if let Some(data) = error.filter(|_| !reader.streamed().has_content()) {
             let bytes: Vec<u8> = answer.begun.iter().flat_map(|(piece, _)| piece.iter().copied()).collect();
-            return Begun::Error(bytes.into());
+            return Begun::Error { data, bytes: bytes.into() };
         }
         let begun: usize = answer.begun.iter().map(|(piece, _)| piece.len()).sum();
         if is_any || begun > MOST_BEGUN {

@@ -15,16 +15,13 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Either};
 use hyper::body::{Frame, Incoming};
 use tokio::sync::mpsc;
-use tollgate_llm::{Admission, Event, EventKind, EventReader, TrailLine, Usage, of_answer};
+use tollgate_llm::{Admission, Api, Event, EventKind, EventReader, TrailLine, Usage, of_answer};
 use tracing::Instrument;
 
 use super::super::json::Body;
 use super::call::Named;
 use super::{InFlight, Models};
 use crate::serve::timeouts::Progress;
-
-/// How often places under concurrency limits are renewed.
-const RENEWAL: Duration = Duration::from_secs(20);
 
 /// How many pieces may wait for a slow client.
 const WAITING: usize = 8;
@@ -44,6 +41,7 @@ pub(super) struct Answer {
     pub(super) hides_usage: bool,
     pub(super) admission: Admission,
     pub(super) named: Named,
+    pub(super) api: Api,
     pub(super) attempt: u32,
     /// When it was sent.
     pub(super) began: Instant,
@@ -119,19 +117,12 @@ async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
             break;
         }
     }
-    let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + RENEWAL, RENEWAL);
     while end.is_none() {
         let frame = tokio::select! {
             biased;
             () = pieces.closed() => {
                 end = Some(End::Left);
                 break;
-            }
-            _ = renewal.tick() => {
-                if let Err(error) = answer.admission.renew().await {
-                    tracing::warn!(%error, "the place of a running call could not be renewed");
-                }
-                continue;
             }
             frame = tokio::time::timeout(answer.silence, answer.incoming.frame()) => frame,
         };
@@ -164,10 +155,10 @@ async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
     {
         let _ = pieces.send(Ok(rest.bytes.into())).await;
     }
-    let Answer { incoming, reader, admission, named, attempt, began, http_status, .. } = answer;
+    let Answer { incoming, reader, admission, named, api, attempt, began, http_status, .. } = answer;
     // Closes the upstream's connection if it has more to say.
     drop(incoming);
-    let ended = Ended { end, reader, whole, named, attempt, began, http_status };
+    let ended = Ended { end, reader, whole, named, api, attempt, began, http_status };
     ended.settle(models, admission).instrument(tracing::info_span!("settle")).await;
     if end == End::Broken {
         let _ = pieces.send(Err(io::Error::other("the upstream broke off"))).await;
@@ -201,6 +192,7 @@ struct Ended {
     reader: Option<EventReader>,
     whole: Vec<u8>,
     named: Named,
+    api: Api,
     attempt: u32,
     began: Instant,
     http_status: u16,
@@ -222,7 +214,7 @@ impl Ended {
                     }
                 }
             }
-            (None, End::Whole) => match of_answer(&self.whole, admission.encoding()) {
+            (None, End::Whole) => match of_answer(self.api, &self.whole, admission.encoding()) {
                 Some((usage, false)) => (Some(usage), "reported"),
                 Some((usage, true)) => (Some(admission.estimate(usage.output)), "estimated"),
                 None => (None, "estimated"),

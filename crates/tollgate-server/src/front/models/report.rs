@@ -1,33 +1,13 @@
-//! The provider's own limit headers: read from its answers, and filled with the gateway's numbers in ours.
+//! The provider's own limit headers, filled with the gateway's numbers.
 
 use std::time::{Duration, SystemTime};
 
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate_llm::provider::Hints;
-use tollgate_llm::{Counts, ReportedLeft, Standing};
+use tollgate_llm::{Counts, Standing};
 
 /// Beyond this, SDKs of OpenAI do not retry at all and those of Anthropic sleep for as long as the hint says.
 const LONGEST_HINT: Duration = Duration::from_secs(120);
-
-/// By how much a number of tokens may be too low that Anthropic rounds to the nearest thousand.
-const ROUNDING: u64 = 500;
-
-/// What a provider reports to be left of its limits.
-pub(super) fn reported(hints: &Hints, is_anthropic: bool) -> Vec<ReportedLeft> {
-    let rounding = if is_anthropic { ROUNDING } else { 0 };
-    let limits = [
-        (Counts::Requests, hints.requests, 0),
-        (Counts::Tokens, hints.tokens, rounding),
-        (Counts::InputTokens, hints.input_tokens, rounding),
-        (Counts::OutputTokens, hints.output_tokens, rounding),
-    ];
-    let left = limits.into_iter().filter_map(|(counts, limit, rounding)| {
-        let limit = limit?;
-        Some(ReportedLeft { counts, remaining: limit.remaining?, reset: limit.reset_after, rounding })
-    });
-    left.collect()
-}
 
 /// Says when to come back, in both forms that SDKs read. A wait that SDKs misread is none to retry after.
 pub(super) fn set_hint(headers: &mut HeaderMap, wait: Duration) {

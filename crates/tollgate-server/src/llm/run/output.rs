@@ -76,16 +76,18 @@ impl Output {
         let name = source::name(path);
         let failed = |error: io::Error| Failure::writing(&name, &error);
         let is_there = path.exists();
+        let in_use = || {
+            Failure::new(format!("another run writes {name}; wait until it has ended, or name another --out"))
+        };
         let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
         if !file.metadata().map_err(failed)?.is_file() {
             return Err(Failure::new(format!(
                 "cannot write {name}: it is not a file, and results must be found again"
             )));
         }
-        if file.try_lock().is_err() {
-            return Err(Failure::new(format!(
-                "another run writes {name}; wait until it has ended, or name another --out"
-            )));
+        // Another run may have replaced the file before it was locked here, and then writes the new one.
+        if file.try_lock().is_err() || !is_at(&file, path).map_err(failed)? {
+            return Err(in_use());
         }
         // A file that was not there is that of no earlier run.
         let last_sent = file.metadata().and_then(|about| about.modified()).ok().filter(|_| is_there);
@@ -155,8 +157,13 @@ impl Output {
     /// Takes the results of these requests out, by a new file that replaces the old one.
     fn take_out(&mut self, failed: &HashSet<String>) -> io::Result<()> {
         let mut draft = self.path.clone().into_os_string();
-        draft.push(".new");
+        draft.push(".tollgate-draft");
         let draft = PathBuf::from(draft);
+        // What a killed run has left. No other run is at it, because the results are locked.
+        match std::fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         let new = OpenOptions::new().read(true).append(true).create_new(true).open(&draft)?;
         let written = (|| {
             let mut file = &*self.file;
@@ -230,6 +237,18 @@ impl Output {
     }
 }
 
+/// Whether this is the file at the path, and not one that was there before.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let there = match std::fs::metadata(path) {
+        Ok(there) => there,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let open = file.metadata()?;
+    Ok((open.dev(), open.ino()) == (there.dev(), there.ino()))
+}
+
 fn written(line: usize, custom_id: &str, result: &CallResult) -> Vec<u8> {
     let response = |reply: &'_ Reply| -> (u16, Option<String>, Option<Box<RawValue>>, String) {
         let id = reply.headers.get("x-request-id").or_else(|| reply.headers.get("request-id"));
@@ -267,4 +286,21 @@ fn written(line: usize, custom_id: &str, result: &CallResult) -> Vec<u8> {
     });
     let line = Line { id: format!("line_{line}"), custom_id, response, error, attempts };
     serde_json::to_vec(&line).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_replaced_is_not_the_one_at_its_path() {
+        let home = tempfile::tempdir().expect("a directory");
+        let (path, other) = (home.path().join("out"), home.path().join("other"));
+        let (file, new) = (File::create(&path).expect("a file"), File::create(&other).expect("a file"));
+        assert!(is_at(&file, &path).expect("a path"));
+        std::fs::rename(&other, &path).expect("renamed");
+        assert!(!is_at(&file, &path).expect("a path") && is_at(&new, &path).expect("a path"));
+        std::fs::remove_file(&path).expect("removed");
+        assert!(!is_at(&new, &path).expect("no path"));
+    }
 }

@@ -1,0 +1,304 @@
+//! Reads `[llm]`, and names every mistake with its field.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tollgate::Rule;
+use tollgate::config::{Field, Limits, Reader, Section};
+
+use super::compiled::{Applied, Compiled, DIMENSIONS, Numbers, number_names};
+use super::{
+    ClientConfig, LlmConfig, MAX_WAITING, MEMORY_MIB, ModelConfig, Oversize, Priority, ROOT, TIMEOUT,
+    UnknownModel, UpstreamConfig, UpstreamKey, UpstreamKind, mebibytes,
+};
+
+/// Reads the section, and adds its limits to the others.
+pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limits<'_>) -> Option<LlmConfig> {
+    // All but upstreams and clients, which have keys.
+    let section = reader.section(field)?.showing(&ROOT[..10]);
+    if section.is_empty() {
+        return None;
+    }
+    reader.only(&section, &ROOT);
+    let mut config = LlmConfig::default();
+    let text = section.field("log_dir").and_then(|field| reader.text(field, "logs"));
+    config.log_dir = text.map(PathBuf::from);
+    let mut span = |name, into: &mut Duration| {
+        if let Some(span) = section.field(name).and_then(|field| reader.span_or_zero(field, "60s")) {
+            *into = span.into();
+        }
+    };
+    span("window", &mut config.window);
+    span("max_wait", &mut config.max_wait);
+    let margin = section.field("margin").and_then(|field| reader.span_or_zero(field, "100ms"));
+    config.margin = margin.map(Duration::from);
+    let mut whole = |name, example| section.field(name).and_then(|field| reader.whole(field, example, ""));
+    if let Some(tokens) = whole("default_output_tokens", 1_000) {
+        config.default_output_tokens = tokens;
+    }
+    if let Some(waiting) = whole("max_waiting", MAX_WAITING) {
+        config.max_waiting = usize::try_from(waiting).unwrap_or(usize::MAX);
+    }
+    if let Some(memory) = whole("memory_mib", MEMORY_MIB) {
+        config.memory = mebibytes(memory);
+    }
+    let unknown = [("pass", UnknownModel::Pass), ("refuse", UnknownModel::Refuse)];
+    let choice = section.field("unknown_model").and_then(|field| reader.choice(field, &unknown));
+    config.unknown_model = choice.unwrap_or_default();
+    let oversize = [("reject", Oversize::Reject), ("alone", Oversize::Alone)];
+    let choice = section.field("on_oversize").and_then(|field| reader.choice(field, &oversize));
+    config.on_oversize = choice.unwrap_or_default();
+    for field in tables(reader, &section, "upstreams") {
+        config.upstreams.extend(read_upstream(reader, &field));
+    }
+    let mut compiled = Compiled::of(&config, limits.rules());
+    for field in tables(reader, &section, "models") {
+        config.models.extend(read_model(reader, &field, &config.upstreams, &mut compiled));
+    }
+    let clients = tables(reader, &section, "clients");
+    for field in &clients {
+        config.clients.extend(read_client(reader, field, &config.models, &mut compiled));
+    }
+    for upstream in config.upstreams.iter().filter(|upstream| upstream.keys.is_empty()) {
+        if let Some(field) = clients.first() {
+            let fix = format!(
+                "callers show keys of the gateway, and upstream {} has none of its own to show: give it an api_key",
+                upstream.name
+            );
+            reader.misnamed(field, fix);
+        }
+    }
+    limits.add(compiled.rules);
+    Some(config)
+}
+
+/// The tables below a field, each a field of its own.
+fn tables<'d>(reader: &mut Reader<'_>, section: &Section<'d>, name: &str) -> Vec<Field<'d>> {
+    let below = section.field(name).and_then(|field| reader.section(field));
+    below.map(|section| section.fields().cloned().collect()).unwrap_or_default()
+}
+
+fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamConfig> {
+    sound_name(reader, field)?;
+    let section = reader.section(field)?.showing(&["kind", "base_url", "ca_file", "timeout"]);
+    reader.only(&section, &["kind", "base_url", "ca_file", "timeout", "api_key", "keys"]);
+    let kinds = [("openai", UpstreamKind::OpenAi), ("anthropic", UpstreamKind::Anthropic)];
+    let kind = match section.field("kind") {
+        Some(field) => reader.choice(field, &kinds),
+        None => {
+            reader.missing(&section, "kind", "\"openai\"");
+            None
+        }
+    };
+    let base_url = match section.field("base_url") {
+        Some(field) => read_url(reader, field),
+        None => {
+            reader.missing(&section, "base_url", "\"https://api.openai.com/v1\"");
+            None
+        }
+    };
+    let ca_file = section.field("ca_file").and_then(|field| reader.text(field, "ca.pem")).map(PathBuf::from);
+    let timeout = section.field("timeout").and_then(|field| reader.span(field, "600s"));
+    let timeout = timeout.map_or(TIMEOUT, Duration::from);
+    let name = field.name.to_owned();
+    let mut keys = Vec::new();
+    match (section.field("api_key"), section.field("keys")) {
+        (Some(_), Some(keys)) => reader.misnamed(keys, "stands beside api_key; keep one of the two"),
+        (Some(field), None) => {
+            let key = reader.password(field, "OPENAI_API_KEY")?;
+            keys.push(UpstreamKey { key, group: name.clone() });
+        }
+        (None, Some(field)) => {
+            for section in reader.sections(field) {
+                reader.only(&section, &["key", "group"]);
+                let Some(field) = section.field("key") else {
+                    reader.missing(&section, "key", "\"env:OPENAI_API_KEY\"");
+                    continue;
+                };
+                let key = reader.password(field, "OPENAI_API_KEY");
+                let group = section.field("group").and_then(|field| read_group(reader, field));
+                keys.extend(key.map(|key| UpstreamKey { key, group: group.unwrap_or_else(|| name.clone()) }));
+            }
+        }
+        (None, None) => {}
+    }
+    Some(UpstreamConfig { name, kind: kind?, base_url: base_url?, ca_file, timeout, keys })
+}
+
+fn read_group(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<String> {
+    let group = reader.text(field, "org-1")?;
+    match Rule::name_fault(group) {
+        None => Some(group.to_owned()),
+        Some(fix) => {
+            reader.misnamed(field, fix);
+            None
+        }
+    }
+}
+
+fn read_url(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<String> {
+    let example = "https://api.openai.com/v1";
+    let text = reader.text(field, example)?;
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let is_sound = rest.is_some_and(|rest| {
+        !rest.is_empty()
+            && !rest.starts_with('/')
+            && rest.bytes().all(|byte| byte.is_ascii_graphic())
+            && !rest.contains(['@', '?', '#', '"', '<', '>', '\\'])
+    });
+    if !is_sound {
+        reader
+            .mistake(field, format!("must be an address such as \"{example}\", without a login or a query"));
+        return None;
+    }
+    Some(text.trim_end_matches('/').to_owned())
+}
+
+fn read_numbers(reader: &mut Reader<'_>, section: &Section<'_>) -> Numbers {
+    let mut numbers = Numbers::default();
+    for (dimension, count) in DIMENSIONS.iter().zip(&mut numbers.counts) {
+        let field = section.field(dimension.field);
+        *count = field.and_then(|field| reader.whole(field, 500, "; leave it out for no such limit"));
+    }
+    numbers.slice = section.field("slice").and_then(|field| reader.span(field, "1s"));
+    if let (Some(field), None) = (section.field("slice"), numbers.counts[0]) {
+        reader.misnamed(field, "divides rpm, which is missing");
+    }
+    numbers
+}
+
+fn read_model(
+    reader: &mut Reader<'_>,
+    field: &Field<'_>,
+    upstreams: &[UpstreamConfig],
+    compiled: &mut Compiled,
+) -> Option<ModelConfig> {
+    let section = reader.section(field)?;
+    let own = ["upstream", "quota", "count_cache_reads", "shadow", "fallback"];
+    reader.only(&section, &own.into_iter().chain(number_names()).collect::<Vec<_>>());
+    let upstream = match (section.field("upstream"), upstreams) {
+        (Some(field), _) => read_named(reader, field, upstreams),
+        // With one upstream there is nothing to choose.
+        (None, [only]) => Some(only.name.clone()),
+        (None, _) => {
+            reader.missing(&section, "upstream", "\"openai\"");
+            None
+        }
+    };
+    let numbers = read_numbers(reader, &section);
+    let quota = match section.field("quota") {
+        Some(field) => Some((read_group(reader, field)?, true)),
+        None => Some((slug(field.name), false)),
+    };
+    let (quota, is_shared) = quota?;
+    let shadow = section.field("shadow").and_then(|field| reader.truth(field)).unwrap_or(false);
+    let fallback = section.field("fallback").and_then(|field| reader.fallback(field));
+    let cache = section.field("count_cache_reads").and_then(|field| reader.truth(field)).unwrap_or(false);
+    let numbers = match compiled.quotas.get(&quota) {
+        Some((other, _, false)) => {
+            let fix = format!(
+                "shares the limit {quota} with {other} by its name; say so with quota = \"{quota}\" in both"
+            );
+            reader.misnamed(field, fix);
+            return None;
+        }
+        Some((other, _, true)) if !is_shared => {
+            let fix = format!("has the name of the quota of {other}; say quota = \"{quota}\" to share it");
+            reader.misnamed(field, fix);
+            return None;
+        }
+        // One model of a quota gives the numbers, and others may leave them out.
+        Some((_, first, true)) if numbers == Numbers::default() => *first,
+        Some((other, first, true)) if *first != numbers => {
+            let fix = format!("has other numbers than {other} of the same quota; write them once");
+            reader.misnamed(field, fix);
+            return None;
+        }
+        _ => numbers,
+    };
+    compiled.quotas.entry(quota.clone()).or_insert_with(|| (field.name.to_owned(), numbers, is_shared));
+    let limits = compiled.add(reader, field, &quota, numbers, Applied { shadow, fallback });
+    Some(ModelConfig {
+        name: field.name.to_owned(),
+        upstream: upstream?,
+        quota,
+        limits,
+        count_cache_reads: cache,
+    })
+}
+
+fn read_named(reader: &mut Reader<'_>, field: &Field<'_>, upstreams: &[UpstreamConfig]) -> Option<String> {
+    let name = reader.text(field, "openai")?;
+    if upstreams.iter().any(|upstream| upstream.name == name) {
+        return Some(name.to_owned());
+    }
+    let known: Vec<&str> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
+    let known = if known.is_empty() { "none is sound".to_owned() } else { known.join(", ") };
+    reader.mistake(field, format!("there is no such upstream under [llm.upstreams]; known: {known}"));
+    None
+}
+
+fn read_client(
+    reader: &mut Reader<'_>,
+    field: &Field<'_>,
+    models: &[ModelConfig],
+    compiled: &mut Compiled,
+) -> Option<ClientConfig> {
+    sound_name(reader, field)?;
+    let section = reader.section(field)?.showing(&["weight", "priority", "models"]);
+    reader.only(&section, &["key", "weight", "priority", "models"]);
+    let key = match section.field("key") {
+        Some(field) => reader.password(field, "SEARCH_KEY"),
+        None => {
+            reader.missing(&section, "key", "\"env:SEARCH_KEY\"");
+            None
+        }
+    };
+    let weight = section.field("weight").and_then(|field| reader.whole(field, 1, ""));
+    if let (Some(field), Some(1_001..)) = (section.field("weight"), weight) {
+        reader.mistake(field, "is too large; at most 1000");
+    }
+    let priorities = [Priority::Interactive, Priority::Batch].map(|priority| (priority.name(), priority));
+    let priority = section.field("priority").and_then(|field| reader.choice(field, &priorities));
+    let mut limits = BTreeMap::new();
+    for model in tables(reader, &section, "models") {
+        let Some(known) = models.iter().find(|known| known.name == model.name) else {
+            reader.misnamed(&model, "there is no such model under [llm.models]");
+            continue;
+        };
+        let Some(section) = reader.section(&model) else { continue };
+        reader.only(&section, &number_names().collect::<Vec<_>>());
+        let numbers = read_numbers(reader, &section);
+        let stem = format!("client.{}.{}", field.name, known.quota);
+        limits
+            .insert(model.name.to_owned(), compiled.add(reader, &model, &stem, numbers, Applied::default()));
+    }
+    Some(ClientConfig {
+        name: field.name.to_owned(),
+        key: key?,
+        weight: weight.unwrap_or(1),
+        priority: priority.unwrap_or_default(),
+        limits,
+    })
+}
+
+/// The name of an upstream or a client, which becomes a part of names of limits and of keys.
+fn sound_name(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<()> {
+    match Rule::name_fault(field.name) {
+        None => Some(()),
+        Some(fix) => {
+            reader.misnamed(field, fix);
+            None
+        }
+    }
+}
+
+/// A model's name as the names of limits can have it.
+fn slug(model: &str) -> String {
+    let sound = |character: char| match character.to_ascii_lowercase() {
+        lower @ ('a'..='z' | '0'..='9' | '_' | '.' | '-') => lower,
+        _ => '-',
+    };
+    model.chars().map(sound).collect()
+}

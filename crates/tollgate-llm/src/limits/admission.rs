@@ -1,0 +1,274 @@
+//! A call that may be sent: what is reserved for it, and how it is settled.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::Reservation;
+use tollgate::store::Micros;
+
+use super::batch::Share;
+use super::renewal::Renewal;
+use super::{Inner, Standing, TTL, standing};
+use crate::config::{Counts, UpstreamKind};
+use crate::count::Encoding;
+use crate::line::Line;
+use crate::overview::SeenOpen;
+use crate::plan::{Plan, Tokens};
+use crate::usage::Usage;
+
+/// A call that may be sent, with what is reserved for it. It is settled once; dropped unsettled, it stays charged as reserved.
+///
+/// Its place under a concurrency limit is kept until then: a task of the tokio runtime on which it was admitted renews it.
+#[must_use = "an admission that is not settled stays charged as reserved"]
+pub struct Admission {
+    pub(super) inner: Arc<Inner>,
+    pub(super) line: Option<Arc<Line>>,
+    pub(super) seen: Option<SeenOpen>,
+    pub(super) plan: Option<Plan>,
+    pub(super) held: Option<Reservation>,
+    /// Keeps its place, if it has one.
+    pub(super) renewal: Option<Renewal>,
+    pub(super) tokens: Tokens,
+    pub(super) encoding: Encoding,
+    pub(super) model: String,
+    /// The quota and the group of keys; none for a model that is not configured.
+    pub(super) quota: Option<String>,
+    pub(super) group: Option<String>,
+    pub(super) waited: Duration,
+    pub(super) admitted_at: Micros,
+    pub(super) window: Duration,
+    produced: Option<Produced>,
+    /// Its share of what was reserved for a batch.
+    pub(super) share: Option<Share>,
+}
+
+/// Output that has been charged as it was produced.
+struct Produced {
+    /// What is reserved for what comes next, if there was room.
+    held: Option<Reservation>,
+    plan: Plan,
+    /// How much of the output was charged before that.
+    settled: u64,
+    since: Micros,
+}
+
+impl Admission {
+    pub(super) fn unlimited(inner: Arc<Inner>, tokens: Tokens, encoding: Encoding, model: &str) -> Admission {
+        Admission {
+            inner,
+            line: None,
+            seen: None,
+            plan: None,
+            held: None,
+            renewal: None,
+            tokens,
+            encoding,
+            model: model.to_owned(),
+            quota: None,
+            group: None,
+            waited: Duration::ZERO,
+            admitted_at: Micros::ZERO,
+            window: Duration::ZERO,
+            produced: None,
+            share: None,
+        }
+    }
+
+    /// What its input was reckoned at.
+    pub fn estimated_input(&self) -> u64 {
+        self.tokens.input
+    }
+
+    /// What was reserved, input and output.
+    pub fn reserved(&self) -> u64 {
+        self.tokens.charged_input.saturating_add(self.tokens.output)
+    }
+
+    /// How long it waited.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// The encoding that counts its texts.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// The quota group that is charged, if any is.
+    pub fn group(&self) -> Option<&str> {
+        self.group.as_deref()
+    }
+
+    /// How its limits stand with it.
+    pub fn standing(&self) -> Vec<Standing> {
+        match (&self.plan, &self.held) {
+            (Some(plan), Some(held)) => standing(plan, held.decision()),
+            _ => Vec::new(),
+        }
+    }
+
+    /// What a call is reckoned at whose provider reports nothing: the estimate of its input, and what was produced.
+    pub fn estimate(&self, output: u64) -> Usage {
+        Usage { input: self.tokens.input, cached: 0, output }
+    }
+
+    /// Settles it with what the provider has reported, and learns from it.
+    pub async fn settle(self, usage: Usage) -> Result<(), tollgate::Error> {
+        if let Some(plan) = &self.plan {
+            let charged = usage.charged_input(plan.kind, plan.count_cache_reads);
+            let mut learned = self.inner.learned.lock();
+            let learned = learned.entry(self.model.clone()).or_default();
+            learned.learn(self.tokens.counted, usage.input, charged, Some(usage.output));
+        }
+        self.note(&usage, true);
+        self.apply(&usage).await
+    }
+
+    /// Settles it with an estimate: nothing that cannot be proven is given back. Input is charged as reserved, output as produced where
+    /// the answer has ended, else as reserved or as produced, whichever is more.
+    pub async fn settle_estimated(self, output: u64, has_ended: bool) -> Result<(), tollgate::Error> {
+        let output = if has_ended { output } else { output.max(self.tokens.output) };
+        let charged = self.tokens.charged_input;
+        let usage = Usage { input: charged, cached: 0, output };
+        self.note(&usage, false);
+        self.apply(&usage).await
+    }
+
+    /// Settles it with what is known of an answer that ended early. Nothing is learned from it.
+    pub async fn settle_partial(self, usage: Usage) -> Result<(), tollgate::Error> {
+        self.note(&usage, false);
+        self.apply(&usage).await
+    }
+
+    /// The provider refused the call before it ran: it counts as a request and used no tokens.
+    pub async fn refused(self) -> Result<(), tollgate::Error> {
+        self.apply(&Usage::default()).await
+    }
+
+    /// The call was never sent: all is given back.
+    pub async fn cancel(mut self) -> Result<(), tollgate::Error> {
+        self.renewal = None;
+        if let Some(share) = self.share.take() {
+            return share.cancel().await;
+        }
+        match self.held.take() {
+            Some(held) => held.cancel().await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Charges output as it is produced, for providers that count it so: what has come so far is settled where it was reserved, and
+    /// what is still expected is reserved anew, so that a long answer counts in the minutes in which it was written. `input` is what
+    /// was reported of the input.
+    pub async fn produced(&mut self, input: Option<Usage>, output: u64) -> Result<(), tollgate::Error> {
+        let (Some(plan), Some(input)) = (&self.plan, input) else { return Ok(()) };
+        // A place that is held for the whole call cannot be settled before its end.
+        let counts = |wanted: Counts| plan.charges.iter().any(|charge| charge.counts == wanted);
+        let is_counted =
+            plan.kind == UpstreamKind::Anthropic && !counts(Counts::Concurrency) && self.share.is_none();
+        if !is_counted || !(counts(Counts::OutputTokens) || counts(Counts::Tokens)) {
+            return Ok(());
+        }
+        let now = self.inner.clock.now();
+        let since = self.produced.as_ref().map_or(Micros::ZERO, |produced| produced.since);
+        let settled = self.produced.as_ref().map_or(0, |produced| produced.settled);
+        let plan = plan.clone();
+        let step = Micros::new(Micros::from(self.window).get() / 60);
+        if output <= settled || now < since.saturating_add(step) {
+            return Ok(());
+        }
+        // What has come is settled first, which makes the room that the rest needs.
+        match &self.produced {
+            Some(Produced { held: Some(held), plan, settled, .. }) => {
+                let actuals = vec![output.saturating_sub(*settled); plan.charges.len()];
+                held.settle_each(&actuals).await?;
+            }
+            // Nothing is held that could take it: it is charged with what comes next.
+            Some(Produced { held: None, .. }) => {}
+            None => {
+                if let Some(held) = self.held.take() {
+                    held.settle_each(&plan.actuals(&Usage { output, ..input })).await?;
+                }
+            }
+        }
+        let has_settled = self.produced.as_ref().is_none_or(|produced| produced.held.is_some());
+        let settled = if has_settled { output } else { settled };
+        let next = plan.of_output(self.tokens.output.saturating_sub(output));
+        let held = match self.inner.gate.reserve(&next.charges(), TTL).await? {
+            Ok(held) => Some(held),
+            // The answer goes on all the same. One token is enough to charge the rest to, as debt.
+            Err(_) => self.inner.gate.reserve(&plan.of_output(1).charges(), TTL).await?.ok(),
+        };
+        self.produced = Some(Produced { held, plan: next, settled, since: now });
+        self.nudge();
+        Ok(())
+    }
+
+    async fn apply(mut self, usage: &Usage) -> Result<(), tollgate::Error> {
+        self.renewal = None;
+        let plan = self.plan.take();
+        if let (Some(plan), Some(share)) = (&plan, self.share.take()) {
+            return share.settle(&plan.actuals(usage)).await;
+        }
+        if let Some(produced) = self.produced.take() {
+            // The rest was settled as it was produced.
+            return self.settle_rest(&produced, usage.output).await;
+        }
+        match (plan, self.held.take()) {
+            (Some(plan), Some(held)) => held.settle_each(&plan.actuals(usage)).await.map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Charges the output that is not charged yet. If nothing is held for it, it is charged as soon as there is room for one token.
+    async fn settle_rest(&self, produced: &Produced, output: u64) -> Result<(), tollgate::Error> {
+        let more = output.saturating_sub(produced.settled);
+        let actuals = vec![more; produced.plan.charges.len()];
+        if let Some(held) = &produced.held {
+            return held.settle_each(&actuals).await.map(drop);
+        }
+        if more == 0 {
+            return Ok(());
+        }
+        let one = produced.plan.of_output(1);
+        match self.inner.gate.reserve_within(&one.charges(), TTL, self.window.saturating_mul(2)).await? {
+            Ok(held) => held.settle_each(&actuals).await.map(drop),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// For those who look.
+    fn note(&self, usage: &Usage, is_reported: bool) {
+        if let Some(seen) = &self.seen {
+            seen.settled(usage, self.tokens.input, self.reserved(), is_reported);
+        }
+    }
+
+    pub(super) fn nudge(&self) {
+        self.line.iter().for_each(|line| line.nudge());
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        // What was reserved stays charged, but nobody needs its place under a concurrency limit any more.
+        if let (Some(plan), Some(held)) = (self.plan.take(), self.held.take())
+            && plan.has_place()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let actuals = plan.as_reserved();
+            runtime.spawn(async move { held.settle_each(&actuals).await.map(drop) });
+        }
+        self.line.iter().for_each(|line| line.settled());
+    }
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admission")
+            .field("model", &self.model)
+            .field("tokens", &self.tokens)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,258 @@
+//! Standing in line: a call waits for its turn, tries to reserve, and sleeps exactly as long as the limits say.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tollgate::store::Micros;
+use tollgate::{Decision, Reservation};
+use tracing::Instrument;
+
+use super::feedback::parked;
+use super::planning::capacity;
+use super::{Caller, ModelLimits, Refusal, RefusalKind, TTL, reason, standing, undecided};
+use crate::config::{Counts, LlmConfig, Priority};
+use crate::line::{Joining, Line, Ticket};
+use crate::plan::Plan;
+
+/// How long the first in line sleeps at most before it looks at a remote store again: another process may have given back.
+const LOOK_AGAIN: Micros = Micros::from_millis(250);
+
+/// How a call of so many tokens stands in line.
+pub(super) fn joining(config: &LlmConfig, caller: &Caller, tokens: u64) -> Joining {
+    let client = caller.client.as_deref().unwrap_or("default");
+    let known = config.clients.iter().find(|known| known.name == client);
+    Joining {
+        client: client.into(),
+        weight: known.map_or(1, |known| known.weight),
+        priority: known.map_or(Priority::Interactive, |known| known.priority),
+        cost: tokens.max(1),
+    }
+}
+
+impl ModelLimits {
+    /// The refusal of the quota group that has room first; none if one has room now. Charges nothing.
+    pub(super) async fn first_room(&self, plans: &[Plan]) -> Result<Option<Refusal>, Refusal> {
+        let mut best: Option<Refusal> = None;
+        for plan in plans {
+            let refusal = match self.inner.parking.left(&plan.quota, &plan.group, self.inner.clock.now()) {
+                Some((left, why)) => parked(left, why),
+                None => {
+                    let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;
+                    if plan.reported_wait(&decision) == Some(Duration::ZERO) {
+                        return Ok(None);
+                    }
+                    Denial::of(plan, &decision).refusal
+                }
+            };
+            let wait = |refusal: &Refusal| refusal.retry_after.unwrap_or(Duration::MAX);
+            if best.as_ref().is_none_or(|known| wait(&refusal) < wait(known)) {
+                best = Some(refusal);
+            }
+        }
+        Ok(best)
+    }
+
+    pub(super) fn line(&self, config: &LlmConfig, quota: &str) -> Arc<Line> {
+        let mut lines = self.inner.lines.lock();
+        let new =
+            || Arc::new(Line::new(self.inner.clock.clone(), config.max_waiting, Micros::from(config.window)));
+        lines.entry(quota.to_owned()).or_insert_with(new).clone()
+    }
+
+    /// The refusal of a call whose time is over before its client's earlier calls can all have been sent, so that it need not wait in
+    /// vain. Requests are never given back, so this is the least time that they take.
+    pub(super) fn too_long(
+        &self,
+        config: &LlmConfig,
+        line: &Line,
+        client: &str,
+        plans: &[Plan],
+        within: Duration,
+    ) -> Option<Refusal> {
+        let before = line.waiting_of(client) as u64;
+        let policy = self.inner.gate.policy();
+        let requests = |plan: &Plan| -> Option<u64> {
+            let charge = plan.charges.iter().find(|charge| charge.unit == "RPM" && !charge.is_own)?;
+            capacity(&policy, charge)
+        };
+        let of_all = plans.iter().map(requests).sum::<Option<u64>>()?;
+        let windows = u32::try_from(before / of_all.max(1)).unwrap_or(u32::MAX);
+        let wait = config.window.saturating_mul(windows);
+        (wait > within).then(|| Refusal {
+            retry_after: Some(wait),
+            ..Refusal::new(
+                RefusalKind::Limited,
+                format!("Rate limit exceeded: {before} calls wait already / {of_all} RPM"),
+            )
+        })
+    }
+
+    /// A refusal with how the limits stand, where it does not say.
+    pub(super) async fn with_outcomes(&self, mut refusal: Refusal, plans: &[Plan]) -> Refusal {
+        if refusal.standing.is_empty()
+            && let Some(plan) = plans.first()
+            && let Ok(decision) = self.inner.gate.peek(&plan.charges()).await
+        {
+            refusal.standing = standing(plan, &decision);
+        }
+        refusal
+    }
+
+    /// Stands in line until one of the plans is reserved.
+    pub(super) async fn wait(
+        &self,
+        line: &Line,
+        joining: Joining,
+        plans: &[Plan],
+        within: Duration,
+        on_wait: impl FnOnce(&Refusal) + Send,
+    ) -> Result<Admitted, Refusal> {
+        let clock = &self.inner.clock;
+        let started = clock.now();
+        let margin = plans.iter().map(Plan::margin).max().unwrap_or_default();
+        let deadline = started.saturating_add(Micros::from(within.saturating_add(margin)));
+        let Some(ticket) = line.join(joining) else {
+            let reason = format!("too many calls wait for this model already ({})", line.waiting());
+            return Err(Refusal {
+                kind: RefusalKind::LineFull,
+                reason,
+                retry_after: Some(Duration::from_secs(1)),
+                standing: Vec::new(),
+            });
+        };
+        let mut on_wait = Some(on_wait);
+        let (mut tried, mut last) = (None, None);
+        loop {
+            let turn = ticket.turn(tried, deadline).instrument(tracing::info_span!("wait"));
+            let Some(nudges) = turn.await else {
+                return Err(match last {
+                    Some(refusal) => refusal,
+                    None => self.refusal_in_line(&ticket, plans).await?,
+                });
+            };
+            let reserving = self.try_each(plans).instrument(tracing::info_span!("reserve"));
+            let refusal = match reserving.await? {
+                Ok((index, reservation)) => {
+                    let plan = plans[index].clone();
+                    ticket.admitted();
+                    let at = clock.now();
+                    let waited = Duration::from(at.saturating_sub(started));
+                    return Ok(Admitted { plan, reservation, waited, at });
+                }
+                Err(refusal) => refusal,
+            };
+            let Some(wait) = refusal.wait else { return Err(refusal.refusal) };
+            let now = clock.now();
+            let until = now.saturating_add(wait);
+            // What nobody can give back in time is not waited for.
+            let is_fixed =
+                refusal.is_parked || (!line.has_open() && !refusal.is_own && !self.is_remote(plans));
+            let is_in_vain = refusal.of_requests.is_some_and(|wait| now.saturating_add(wait) > deadline);
+            if now >= deadline || is_in_vain || (until > deadline && is_fixed) {
+                return Err(refusal.refusal);
+            }
+            // A wait for the margin alone is nobody's limit.
+            let is_limited = refusal.refusal.retry_after != Some(Duration::ZERO);
+            if let Some(on_wait) = on_wait.take_if(|_| is_limited) {
+                on_wait(&refusal.refusal);
+            }
+            let until = if self.is_remote(plans) { until.min(now.saturating_add(LOOK_AGAIN)) } else { until };
+            if refusal.is_own {
+                ticket.step_aside(until);
+            }
+            (tried, last) = (Some((until, nudges)), Some(refusal.refusal));
+        }
+    }
+
+    /// Tries each quota group in turn, another one first each time.
+    async fn try_each(&self, plans: &[Plan]) -> Result<Result<(usize, Reservation), Denial>, Refusal> {
+        let first = if plans.len() > 1 { self.inner.rotation.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        let mut best: Option<Denial> = None;
+        let mut is_parked = true;
+        for offset in 0..plans.len() {
+            let index = (first + offset) % plans.len();
+            let plan = &plans[index];
+            let denial = match self.inner.parking.left(&plan.quota, &plan.group, self.inner.clock.now()) {
+                Some((left, why)) => Denial::parked(left, why),
+                None => {
+                    is_parked = false;
+                    self.charge_others(plan).await.map_err(undecided)?;
+                    match self.inner.gate.reserve(&plan.charges(), TTL).await.map_err(undecided)? {
+                        Ok(reservation) => return Ok(Ok((index, reservation))),
+                        Err(denied) => Denial::of(plan, denied.decision()),
+                    }
+                }
+            };
+            let wait = |denial: &Denial| denial.wait.map_or(u64::MAX, Micros::get);
+            if best.as_ref().is_none_or(|known| wait(&denial) < wait(known)) {
+                best = Some(denial);
+            }
+        }
+        match best {
+            Some(denial) => Ok(Err(Denial { is_parked, ..denial })),
+            None => Err(Refusal::new(RefusalKind::Undecided, "the model has no upstream")),
+        }
+    }
+
+    /// The answer to a waiter whose turn never came.
+    async fn refusal_in_line(&self, ticket: &Ticket<'_>, plans: &[Plan]) -> Result<Refusal, Refusal> {
+        let plan = &plans[0];
+        let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;
+        let mut refusal = Denial::of(plan, &decision).refusal;
+        if decision.is_allowed() {
+            refusal.reason = format!("{} calls wait for this model", ticket.waiting());
+        }
+        // At least what it would wait for alone.
+        refusal.retry_after = Some(refusal.retry_after.unwrap_or_default().max(Duration::from_millis(100)));
+        Ok(refusal)
+    }
+
+    fn is_remote(&self, plans: &[Plan]) -> bool {
+        let limit = plans.first().and_then(|plan| plan.charges.first());
+        limit.is_some_and(|charge| self.inner.gate.local(&charge.limit).is_err())
+    }
+}
+
+/// A denial, and what to do about it.
+struct Denial {
+    refusal: Refusal,
+    wait: Option<Micros>,
+    /// Whether only limits of the client itself deny.
+    is_own: bool,
+    /// Whether all groups are parked, so that nothing that is given back helps.
+    is_parked: bool,
+    /// How long limits of requests alone deny, of which nothing is given back.
+    of_requests: Option<Micros>,
+}
+
+impl Denial {
+    fn of(plan: &Plan, decision: &Decision) -> Denial {
+        let denied =
+            || decision.outcomes().iter().zip(&plan.charges).filter(|(outcome, _)| !outcome.is_allowed());
+        let retry_after = decision.retry_after();
+        let refusal = Refusal {
+            kind: if retry_after.is_some() { RefusalKind::Limited } else { RefusalKind::Never },
+            reason: reason(plan, decision),
+            retry_after: plan.reported_wait(decision),
+            standing: standing(plan, decision),
+        };
+        let is_own = denied().next().is_some() && denied().all(|(_, charge)| charge.is_own);
+        let requests = denied().filter(|(_, charge)| charge.counts == Counts::Requests);
+        let of_requests = requests.filter_map(|(outcome, _)| outcome.retry_after()).max().map(Micros::from);
+        Denial { refusal, wait: retry_after.map(Micros::from), is_own, is_parked: false, of_requests }
+    }
+
+    fn parked(left: Micros, why: &str) -> Denial {
+        let refusal = parked(left, why);
+        Denial { refusal, wait: Some(left), is_own: false, is_parked: true, of_requests: None }
+    }
+}
+
+/// What an admission has reserved.
+pub(super) struct Admitted {
+    pub(super) plan: Plan,
+    pub(super) reservation: Reservation,
+    pub(super) waited: Duration,
+    pub(super) at: Micros,
+}
