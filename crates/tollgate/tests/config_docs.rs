@@ -1,10 +1,5 @@
-<<<<<<< HEAD
-//! `docs/config.md` has every field of the library's sections, and no other. `[server]` and `[[envoy]]` have the same test in the server
-//! (`src/config.rs`), and `[jobs]` in `tollgate-jobs` (`src/config.rs`).
-=======
 //! `docs/config.md` has every field of the library's sections, and no other. `[server]`, `[[envoy]]` and `[llm]` have the same test in the
-//! server (`src/config.rs`).
->>>>>>> llm
+//! server (`src/config.rs`), and `[jobs]` in `tollgate-jobs` (`src/config.rs`).
 //!
 //! The known fields are read from the error that an unknown field gets, so this test needs nothing but the public API.
 
@@ -27,17 +22,12 @@ const SECTIONS: [(&str, &str); 6] = [
     ("[[routes]]", "[limits.api]\nblocked = true\n[[routes]]\nlimit = 'api'\nZ = 1"),
 ];
 
-<<<<<<< HEAD
-/// The sections that the page has and another crate reads, whose tests look at them.
-const OF_OTHER_CRATES: [&str; 4] = ["[server]", "[[envoy]]", "[jobs]", "[jobs.types.NAME]"];
-=======
 /// How the names of the sections begin that the page has and another crate reads.
 const OF_OTHERS: [&str; 4] = ["[server]", "[[envoy]]", "[jobs", "[llm"];
 
 fn is_of_another(section: &str) -> bool {
     OF_OTHERS.iter().any(|start| section.starts_with(start))
 }
->>>>>>> llm
 
 /// The fields that a file may have where it has a strange one.
 fn known(file: &str) -> BTreeSet<String> {
@@ -72,12 +62,8 @@ fn field(row: &Row) -> String {
 #[test]
 fn every_field_is_documented_and_nothing_else() {
     let documented = documented();
-<<<<<<< HEAD
-    assert_eq!(documented.len(), SECTIONS.len() + OF_OTHER_CRATES.len(), "{:?}", documented.keys());
-=======
     let ours = documented.keys().filter(|section| !is_of_another(section)).count();
     assert_eq!(ours, SECTIONS.len(), "{:?}", documented.keys());
->>>>>>> llm
     for (section, file) in SECTIONS {
         let rows = documented.get(section).unwrap_or_else(|| panic!("{section} is not documented"));
         let fields: Vec<String> = rows.iter().map(field).collect();
@@ -99,11 +85,7 @@ fn every_section_is_documented() {
         let is_there =
             headings.contains(&format!("[{section}]")) || headings.contains(&format!("[{section}."));
         // `[[rules]]` is the older name of `[[routes]]`; the others belong to crates that document them.
-<<<<<<< HEAD
-        let is_of_another_crate = ["rules", "llm"].contains(&&*section);
-=======
-        let is_of_another_crate = ["rules", "jobs"].contains(&&*section);
->>>>>>> llm
+        let is_of_another_crate = section == "rules";
         assert!(is_there || is_of_another_crate, "[{section}] is not documented");
     }
 }
@@ -116,11 +98,7 @@ fn variables_are_those_that_there_are() {
         let read = Config::parse_with_env(file, [(variable.to_owned(), "?".to_owned())]);
         read.is_err_and(|mistakes| mistakes.to_string().contains("sets nothing"))
     };
-<<<<<<< HEAD
-    for (section, rows) in documented().into_iter().filter(|(name, _)| !OF_OTHER_CRATES.contains(&&**name)) {
-=======
     for (section, rows) in documented().into_iter().filter(|(name, _)| !is_of_another(name)) {
->>>>>>> llm
         let path = section.trim_matches(['[', ']']).replace("NAME", "api");
         for row in rows {
             let name = format!("{path}_{}", field(&row)).replace('.', "_").to_uppercase();
