@@ -53,7 +53,7 @@ async fn a_broken_row_is_no_other_keys_failure_under_its_limit() {
         let keys: Vec<String> = (0..40).map(|number| number.to_string()).collect();
         let items: Vec<_> = keys.iter().map(|key| item(&limit, key)).collect();
         assert!(store.charge(&items[..1], None).await.unwrap().allowed);
-        server.psql("update tollgate_state set b = 9223372036854775807, a = 9223372036854775807");
+        server.psql("update tollgate_state set b = 9223372036854775807");
         for round in 0..3 {
             let outcomes = store.charge_each(&items).await;
             assert_eq!(failure(&outcomes[0]), Some(Failure::State), "{}, {round}: {outcomes:?}", limit.limit);
