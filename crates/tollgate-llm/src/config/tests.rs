@@ -1,5 +1,6 @@
 //! What `[llm]` becomes, and what is said about its mistakes.
 
+use tollgate::Limit;
 use tollgate::config::{Config, Mistakes};
 
 use super::*;
