@@ -206,7 +206,7 @@ mod tests {
             let (items, healthy, made) = (&items, &healthy, &made);
             async move {
                 if server(&items[places[0]]) == 1 {
-                    let all = healthy.acquire_many(4 * AT_ONCE as u32).await.expect("open");
+                    let all = healthy.acquire_many(u32::try_from(4 * AT_ONCE).unwrap()).await.expect("open");
                     drop(all);
                 } else {
                     healthy.add_permits(1);
