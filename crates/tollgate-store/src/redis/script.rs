@@ -49,8 +49,8 @@ fn on_demand(name: &str, texts: &[&str], table: &[(&str, &str)]) -> String {
     )
 }
 
-/// The strategies that a charging script tells apart: a leaky bucket is charged as a token bucket is.
-const TOLD_APART: [Strategy; 5] = [
+/// The strategies that are charged each in a way of its own: a leaky bucket is charged as a token bucket is.
+const CHARGED_APART: [Strategy; 5] = [
     Strategy::TokenBucket,
     Strategy::FixedWindow,
     Strategy::SlidingWindow,
@@ -59,7 +59,7 @@ const TOLD_APART: [Strategy; 5] = [
 ];
 
 /// What a strategy has in a charging script.
-struct Parts {
+struct StrategyText {
     /// The twins that the quick way asks.
     twins: &'static [&'static str],
     /// The quick way: see quick/.
@@ -71,9 +71,9 @@ struct Parts {
     any: &'static str,
 }
 
-fn parts(strategy: Strategy) -> Parts {
+fn text_of(strategy: Strategy) -> StrategyText {
     match strategy {
-        Strategy::TokenBucket | Strategy::LeakyBucket => Parts {
+        Strategy::TokenBucket | Strategy::LeakyBucket => StrategyText {
             twins: &["token_bucket.lua"],
             quick: include_str!("quick/bucket.lua"),
             numbers: &[1, 2],
@@ -90,7 +90,7 @@ fn parts(strategy: Strategy) -> Parts {
             ),
             any: include_str!("any_bucket.lua"),
         },
-        Strategy::FixedWindow => Parts {
+        Strategy::FixedWindow => StrategyText {
             twins: &["fixed_window.lua"],
             quick: include_str!("quick/window.lua"),
             numbers: &[3],
@@ -101,7 +101,7 @@ fn parts(strategy: Strategy) -> Parts {
             ),
             any: include_str!("any_window.lua"),
         },
-        Strategy::SlidingWindowCounter => Parts {
+        Strategy::SlidingWindowCounter => StrategyText {
             twins: &["sliding_window_counter.lua"],
             quick: include_str!("quick/counter.lua"),
             numbers: &[5],
@@ -118,7 +118,7 @@ fn parts(strategy: Strategy) -> Parts {
             ),
             any: include_str!("any_counter.lua"),
         },
-        Strategy::SlidingWindow => Parts {
+        Strategy::SlidingWindow => StrategyText {
             twins: &[],
             quick: include_str!("quick/log.lua"),
             numbers: &[4],
@@ -141,7 +141,7 @@ fn parts(strategy: Strategy) -> Parts {
             ),
             any: include_str!("any_log.lua"),
         },
-        Strategy::Concurrency => Parts {
+        Strategy::Concurrency => StrategyText {
             twins: &[],
             quick: include_str!("quick/leases.lua"),
             numbers: &[6],
@@ -163,7 +163,7 @@ fn section(text: &str, name: &str, part: &str) -> String {
 }
 
 /// The quick way of a strategy as a function, for charge_any.lua.
-fn quick_function(parts: &Parts) -> String {
+fn quick_function(parts: &StrategyText) -> String {
     let of = |name: &str| section(parts.quick, name, "p");
     let (constants, look, found, make) = (of("constants"), of("look"), of("found"), of("make"));
     let places: Vec<String> =
@@ -198,9 +198,10 @@ end"
 /// The loop over charges of parts of these strategies, in this order, up to where charge_each.lua goes on.
 fn quick_loop(strategies: &[Strategy]) -> String {
     use std::fmt::Write;
-    let parts: Vec<Parts> = strategies.iter().map(|strategy| parts(*strategy)).collect();
+    let parts: Vec<StrategyText> = strategies.iter().map(|strategy| text_of(*strategy)).collect();
     let of = |name: &str| -> Vec<String> {
-        let one = |(index, parts): (usize, &Parts)| section(parts.quick, name, &(index + 1).to_string());
+        let one =
+            |(index, parts): (usize, &StrategyText)| section(parts.quick, name, &(index + 1).to_string());
         parts.iter().enumerate().map(one).collect()
     };
     let (constants, looks, makes) = (of("constants"), of("look"), of("make"));
@@ -297,10 +298,10 @@ end
 /// Charges of parts of these strategies, in this order; of none means of any.
 fn charging_script(strategies: &[Strategy]) -> Script {
     let all: Vec<Strategy> = match strategies {
-        [] => TOLD_APART.to_vec(),
-        some => TOLD_APART.into_iter().filter(|strategy| some.contains(strategy)).collect(),
+        [] => CHARGED_APART.to_vec(),
+        some => CHARGED_APART.into_iter().filter(|strategy| some.contains(strategy)).collect(),
     };
-    let all: Vec<Parts> = all.into_iter().map(parts).collect();
+    let all: Vec<StrategyText> = all.into_iter().map(text_of).collect();
     let holds = on_demand("others_of_hold", &[HOLD], &[("parse", "parse_hold"), ("answer", "answer_held")]);
     let mut any = vec!["local quick, look_any = {}, {}".to_owned(), holds];
     for parts in &all {
@@ -392,7 +393,7 @@ pub(crate) static PLACE: LazyLock<Script> = LazyLock::new(|| joined(&[CLOCK, inc
 
 /// All that are in use, to be loaded into a server that is new to us: those for one strategy, and those that were asked for since.
 pub(crate) fn all() -> Vec<&'static Script> {
-    for strategy in TOLD_APART {
+    for strategy in CHARGED_APART {
         charging(std::iter::once(strategy));
     }
     let mut all: Vec<&'static Script> = vec![&CHARGE, &BUCKETS, &SETTLE, &REFUND, &PLACE];
