@@ -200,7 +200,13 @@ impl Remote {
     }
 
     /// How the store fares.
+    /// Who looks at the health of a store whose node is down has it pinged, so that it is up again without anybody's call.
     pub(crate) fn health(&self) -> StoreHealth {
+        // A ping that nobody can run beside the callers would be dropped, which leaves the node alone for longer.
+        let can_ping = || self.shared.store.spawn(Box::pin(async {})).is_none();
+        if self.shared.breakers.is_any_down() && can_ping() {
+            self.look_after_nodes();
+        }
         let nodes = self.shared.store.nodes();
         let nodes: SmallVec<[NodeReading; 4]> =
             nodes.iter().map(|node| self.shared.breakers.of(*node).reading()).collect();

@@ -275,6 +275,7 @@ immutable language plpgsql as $$
 declare
   adopted bigint[] := array[
     full_us, full_rest, coalesce(extra[1], 0), coalesce(extra[2], 0), extra[3], extra[4], extra[5]];
+  is_wider boolean;
   price numeric;
   debt numeric;
   most numeric;
@@ -297,11 +298,13 @@ begin
   most := next_burst::numeric * next_p + debt;
   -- Both instants in units from now on.
   full_at := (adopted[1] - now_us)::numeric * next_c + adopted[2];
-  wider_at := greatest((adopted[3] - now_us)::numeric * next_c + adopted[4], full_at, 0);
+  wider_at := (adopted[3] - now_us)::numeric * next_c + adopted[4];
+  is_wider := adopted[3] > 0 and wider_at > 0 or burst > next_burst;
+  wider_at := greatest(wider_at, full_at, 0);
   full_at := greatest(full_at, least(greatest(full_at, 0) + price, most));
   next_us := now_us + div(full_at, next_c);
   next_rest := mod(full_at, next_c);
-  if keeps_instant <> 1 then
+  if is_wider and keeps_instant <> 1 then
     -- What a larger burst would miss is kept, up to sixteen times what this one may.
     most := least(16 * (greatest(burst, next_burst) + div(debt, next_p)), 9007199254740991) * next_p;
     wider_at := greatest(wider_at, least(wider_at + price, most));

@@ -199,10 +199,11 @@ local function token_bucket_debit(state, c, p, burst, keeps_instant, debt_us, am
   end
   local missing, missing_rest = token_bucket_missing(state, now_us)
   local wider, wider_rest = token_bucket_wider(state, now_us)
+  local is_wider = wider > 0 or wider_rest > 0 or burst > state.burst
   if token_bucket_less(wider, wider_rest, missing, missing_rest) then wider, wider_rest = missing, missing_rest end
   missing, missing_rest = owed(missing, missing_rest, debt + state.burst, debt_rest)
   token_bucket_set_missing(state, missing, missing_rest, now_us)
-  if keeps_instant ~= 1 then
+  if is_wider and keeps_instant ~= 1 then
     -- What a larger burst would miss is kept, up to sixteen times what this one may.
     local most = math.min(16 * (math.max(burst, state.burst) + debt), 9007199254740991)
     wider, wider_rest = owed(wider, wider_rest, most, 0)

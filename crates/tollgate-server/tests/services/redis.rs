@@ -51,6 +51,36 @@ fn the_same_answers_from_redis() {
     assert!(one.get("/v1/limits").body.contains("\"store\":\"redis\""));
 }
 
+/// A store that is back is known to be, though nobody asks for a decision.
+#[test]
+fn a_store_that_is_back_is_up_without_a_call() {
+    let redis = RedisServer::start();
+    let config = format!(
+        "[store]\nmode = \"redis\"\ntimeout = \"300ms\"\nredis = {{ url = \"{}\" }}\n{POLICY}",
+        redis.url()
+    );
+    let server = server::with(&config, &[], &[]);
+    let until = |expected: &str, ask: bool| {
+        let start = std::time::Instant::now();
+        loop {
+            if ask {
+                server.post("/v1/check", r#"{"limit":"login","key":"user:1"}"#);
+            }
+            let answer = server.get("/readyz").body;
+            if answer == expected {
+                return;
+            }
+            assert!(start.elapsed() < std::time::Duration::from_secs(30), "{answer}");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    };
+    until("ready\n", true);
+    redis.stop();
+    until("ready, without the store: limits fall back\n", true);
+    redis.resume();
+    until("ready\n", false);
+}
+
 /// How often Redis was asked to decide.
 fn calls(redis: &RedisServer) -> usize {
     let stat = redis.info("commandstats", "cmdstat_evalsha").unwrap_or_default();

@@ -483,7 +483,7 @@ mod tests {
         let one = bytes_of(1, 1);
         assert!((450..1_000).contains(&one), "{one} bytes");
         assert!(settled_bytes_of(1, 1) < 400, "{} bytes", settled_bytes_of(1, 1));
-        let (store, hands) = store(6 * one);
+        let (store, hands) = store(7 * one);
         let api =
             store.open(&StoredLimit::new("api", Limit::fixed_window(100, Micros::from_secs(3_600)).unwrap()));
         let reserve = |id: u128, key: &str, limits: usize| {

@@ -43,17 +43,13 @@ async fn a_key_whose_state_is_not_ours_is_no_other_keys_failure() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_row_is_no_other_keys_failure_under_its_limit() {
     let window = Micros::from_secs(3_600);
-    let plain = [
-        Limit::token_bucket("1000/h", 1_000),
-        Limit::fixed_window(1_000, window),
-        Limit::sliding_window_counter(1_000, window),
-    ];
+    let plain = [Limit::token_bucket("1000/h", 1_000), Limit::fixed_window(1_000, window)];
     for limit in plain.map(|limit| StoredLimit::new("plain", limit.unwrap())) {
         let (server, store) = start().await;
         let keys: Vec<String> = (0..40).map(|number| number.to_string()).collect();
         let items: Vec<_> = keys.iter().map(|key| item(&limit, key)).collect();
         assert!(store.charge(&items[..1], None).await.unwrap().allowed);
-        server.psql("update tollgate_state set b = 9223372036854775807");
+        server.psql("update tollgate_state set a = 9223372036854775807, b = 9223372036854775807");
         for round in 0..3 {
             let outcomes = store.charge_each(&items).await;
             assert_eq!(failure(&outcomes[0]), Some(Failure::State), "{}, {round}: {outcomes:?}", limit.limit);

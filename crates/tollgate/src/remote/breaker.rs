@@ -89,9 +89,13 @@ impl Breakers {
         self.outages.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn is_any_down(&self) -> bool {
+        self.down.load(Ordering::Relaxed) > 0
+    }
+
     /// The nodes that are down, if it is time to see to those that nobody asks: a server whose slots another has taken over.
     pub(crate) fn to_look_after(&self) -> Option<impl Iterator<Item = NodeId>> {
-        if self.down.load(Ordering::Relaxed) == 0 {
+        if !self.is_any_down() {
             return None;
         }
         let (now, last) = (self.clock.now().get(), self.looked_after_us.load(Ordering::Relaxed));

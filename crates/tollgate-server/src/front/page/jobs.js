@@ -348,7 +348,7 @@ export function startJobs() {
   $("jobs-close").addEventListener("click", askToClose);
   $("jobs-ids").addEventListener("click", askToShowIds);
   $("jobs-show").addEventListener("change", () => last && showLine());
-  put($("foot-more"), " · Also: tollgate jobs status --json");
+  put($("foot-more"), " · Also: tollgate jobs status --config FILE --json");
   read();
   setInterval(read, EVERY_MS);
 }
