@@ -181,6 +181,15 @@ impl AppliedLimits {
         Ok(AppliedLimits { limits, routes: of_routes })
     }
 
+    /// The limit that a route limit names, as it is now.
+    #[inline]
+    pub(super) fn named(&self, inner: &Inner, route: usize) -> Result<Which, Error> {
+        match &self.routes[route] {
+            OfRoute::One(index) => self.current(inner, *index),
+            OfRoute::Chosen(..) => Err(Error::call("the limit of this route is chosen for each request")),
+        }
+    }
+
     /// The limit that applies under a route limit; an error if there is none such.
     pub(super) fn find(&self, inner: &Inner, route: usize, limit: &RequestLimit<'_>) -> Result<Which, Error> {
         let (known, settle) = match &self.routes[route] {

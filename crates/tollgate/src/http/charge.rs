@@ -83,15 +83,17 @@ type ReportedLimits<'a> = SmallVec<[ReportedLimit<'a>; 4]>;
 
 /// Makes the charges of a request where the counters are in this process, and says what the decision means.
 ///
-/// Fast path, which nearly every request takes: one limit whose counters need only be asked, and a valid key.
+/// Fast path, which nearly every request takes: limits whose counters need only be asked, and valid keys.
 pub(super) fn decide_local<B>(
     inner: &Arc<Inner>,
     route_charges: &RouteCharges,
     request: &Request<B>,
 ) -> Admission {
-    if let [route_charge] = &route_charges[..]
-        && let Some(admission) = decide_one(inner, route_charge, request)
-    {
+    let fast = match &route_charges[..] {
+        [route_charge] => decide_one(inner, route_charge, request),
+        _ => decide_several(inner, route_charges, request),
+    };
+    if let Some(admission) = fast {
         return admission;
     }
     let protocol = Protocol::of(request);
@@ -128,6 +130,29 @@ fn decide_one<B>(inner: &Inner, route_charge: &RouteCharge, request: &Request<B>
         _ => rate_limit_headers(inner, &reported()),
     };
     Some(Admission::Pass { delay: Micros::ZERO, rate_limit_headers, after: None })
+}
+
+/// Fast path of several limits. `None`, and nothing charged, if it is not open.
+fn decide_several<B>(inner: &Inner, route_charges: &RouteCharges, request: &Request<B>) -> Option<Admission> {
+    let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
+    for route_charge in route_charges {
+        let applied = route_charge.limit(inner);
+        applied.fast_path.as_ref().filter(|limiter| limiter.is_fast())?;
+        charges.push(Charge::new(&applied.limit, route_charge.key.as_ref()?).cost(route_charge.cost.get()));
+    }
+    let decision = inner.gate.engine.charge_all(&charges).ok()?;
+    let mut reported: ReportedLimits<'_> = SmallVec::new();
+    for (route_charge, outcome) in route_charges.iter().zip(decision.outcomes()) {
+        reported.push(route_charge.limit(inner).reported(route_charge.cost, *outcome.numbers()));
+    }
+    Some(match Reason::of(&decision) {
+        None => Admission::Pass {
+            delay: Micros::ZERO,
+            rate_limit_headers: rate_limit_headers(inner, &reported),
+            after: None,
+        },
+        Some(reason) => refuse(inner, Protocol::of(request), &reported, reason),
+    })
 }
 
 /// The call of the engine for the charges of a request.

@@ -12,7 +12,7 @@ use crate::charge::Charge;
 use crate::error::Error;
 use crate::key::{Key, KeyRef};
 use crate::problem::Reason;
-use crate::route::{NoKey, RequestHead};
+use crate::route::{NoKey, RequestHead, RequestLimit};
 
 /// What a request is charged under one limit. Without a key it is denied.
 pub(super) struct RouteCharge {
@@ -60,11 +60,21 @@ fn find_charges<'a>(
     head: &RequestHead<'a>,
     route_charges: &mut RouteCharges,
 ) -> Result<(), Stop> {
-    for charge in inner.routes.charges(head) {
-        let Some(limit) = charge.limit else { return Err(Stop::NoLimit) };
-        let which = inner.limits.find(inner, charge.route, &limit).map_err(Stop::Unknown)?;
-        let key = charge.key.map_err(|no_key| warn(inner, limit.name(), &no_key)).ok();
-        route_charges.push(RouteCharge { which, key, cost: charge.cost });
+    for (index, route, cost) in inner.routes.matching(head) {
+        // The key is found first: a request without one that needs none is not charged, whatever its limit is.
+        let Some(key) = route.find_key(head) else { continue };
+        let chosen = match route.is_chosen() {
+            true => Some(route.find_limit(head).ok_or(Stop::NoLimit)?),
+            false => None,
+        };
+        let which = match &chosen {
+            Some(limit) => inner.limits.find(inner, index, limit),
+            None => inner.limits.named(inner, index),
+        };
+        let which = which.map_err(Stop::Unknown)?;
+        let name = || chosen.as_ref().map_or(route.name(), RequestLimit::name);
+        let key = key.map_err(|no_key| warn(inner, name(), &no_key)).ok();
+        route_charges.push(RouteCharge { which, key, cost });
     }
     Ok(())
 }

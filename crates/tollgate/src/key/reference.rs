@@ -186,6 +186,7 @@ impl<'a> From<Key<'a>> for KeyRef<'a> {
 }
 
 impl<'a> From<&'a Key<'_>> for KeyRef<'a> {
+    #[inline]
     fn from(key: &'a Key<'_>) -> KeyRef<'a> {
         KeyRef(Given::Canonical(key.canonical()))
     }

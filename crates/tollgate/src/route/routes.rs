@@ -41,7 +41,7 @@ pub struct Routes {
 }
 
 /// One route limit.
-struct Compiled {
+pub(crate) struct Compiled {
     source: RouteLimit,
     matcher: Matcher,
     key: CompiledKey,
@@ -135,8 +135,26 @@ impl Routes {
         &'a self,
         request: &'r RequestHead<'a>,
     ) -> impl Iterator<Item = RouteCharge<'a>> + use<'r, 'a> {
-        let charge = |(index, route): (usize, &'a Compiled)| route.charge(index, request);
-        self.routes.iter().enumerate().filter_map(charge)
+        self.matching(request).filter_map(move |(index, route, cost)| {
+            let key = route.find_key(request)?;
+            Some(RouteCharge { route: index, limit: route.find_limit(request), key, cost })
+        })
+    }
+
+    /// The route limits that apply to a request, unless it turns out to have no key and needs none; and what it costs under them. The
+    /// request is then asked on behalf of that route.
+    #[inline]
+    pub(crate) fn matching<'r, 'a>(
+        &'a self,
+        request: &'r RequestHead<'a>,
+    ) -> impl Iterator<Item = (usize, &'a Compiled, Cost)> + use<'r, 'a> {
+        let matching = move |(index, route): (usize, &'a Compiled)| {
+            if !route.matcher.charges(request) {
+                return None;
+            }
+            Some((index, route, route.cost(request.on_behalf_of(&route.matcher))?))
+        };
+        self.routes.iter().enumerate().filter_map(matching)
     }
 }
 
@@ -158,19 +176,30 @@ impl Compiled {
         Ok(Compiled { source, matcher, key })
     }
 
+    /// The key of a request; `None` if the limit does not apply to it.
     #[inline]
-    fn charge<'a>(&'a self, index: usize, request: &RequestHead<'a>) -> Option<RouteCharge<'a>> {
-        if !self.matcher.charges(request) {
-            return None;
-        }
-        let request = request.on_behalf_of(&self.matcher);
-        let cost = self.cost(request)?;
-        let key = self.key.find(request).transpose()?;
-        let limit = match &self.source.limit {
+    pub(crate) fn find_key(&self, request: &RequestHead<'_>) -> Option<Result<Key<'static>, NoKey>> {
+        self.key.find(request).transpose()
+    }
+
+    /// The limit of a request; `None` if none was chosen.
+    #[inline]
+    pub(crate) fn find_limit(&self, request: &RequestHead<'_>) -> Option<RequestLimit<'_>> {
+        match &self.source.limit {
             LimitOf::Named(name) => Some(RequestLimit::Named(name)),
             LimitOf::Chosen(choose) => choose(request).map(|chosen| RequestLimit::Chosen(Box::new(chosen))),
-        };
-        Some(RouteCharge { route: index, limit, key, cost })
+        }
+    }
+
+    /// Whether the limit is chosen for each request.
+    #[inline]
+    pub(crate) fn is_chosen(&self) -> bool {
+        matches!(self.source.limit, LimitOf::Chosen(_))
+    }
+
+    /// The name of the limit, where it is not chosen for each request.
+    pub(crate) fn name(&self) -> &str {
+        self.source.limit().unwrap_or_default()
     }
 
     /// What a request costs; `None` if nothing.
