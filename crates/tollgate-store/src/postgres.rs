@@ -275,7 +275,7 @@ impl PostgresStore {
     /// not charged.
     ///
     /// A statement fails for all of its keys or for none. So where one of them has a state that the statement cannot make anything
-    /// of, each is asked about alone, and those that fail then do not go with others for a while.
+    /// of, its halves are asked about, and so on; a key that fails alone does not go with others for a while.
     async fn upsert_each(
         &self,
         plain: Plain,
@@ -284,25 +284,31 @@ impl PostgresStore {
         keys: &[Uuid],
         until: &Until<'_>,
     ) -> Result<HashMap<Uuid, Result<Answered, StoreError>>, StoreError> {
-        let (mut alone, together) = self.inner.sick.lock().split(keys);
+        let (alone, together) = self.inner.sick.lock().split(keys);
+        let mut groups: Vec<Vec<Uuid>> = alone.into_iter().map(|key| vec![key]).collect();
+        groups.extend(Some(together).filter(|together| !together.is_empty()));
         let mut answers = HashMap::with_capacity(keys.len());
-        if !together.is_empty() {
-            match self.upsert(plain, limit, cost, &together, until).await {
-                Ok(answered) => answers.extend(answered),
-                // Nothing was written.
-                Err(error) if together.len() > 1 && is_of_a_state(&error) => alone.extend(together),
-                Err(error) => return Err(error),
-            }
-        }
-        for key in alone {
-            match self.upsert(plain, limit, cost, &[key], until).await {
-                Ok(answered) => answers.extend(answered),
-                Err(error) => {
-                    if is_of_a_state(&error) {
-                        self.inner.sick.lock().note(key);
-                    }
-                    answers.insert(key, Err(error));
+        while let Some(mut group) = groups.pop() {
+            let error = match self.upsert(plain, limit, cost, &group, until).await {
+                Ok(answered) => {
+                    answers.extend(answered);
+                    continue;
                 }
+                Err(error) => error,
+            };
+            // Nothing of it was written.
+            match (is_of_a_state(&error), &group[..]) {
+                (true, [key]) => {
+                    self.inner.sick.lock().note(*key);
+                    answers.insert(*key, Err(error));
+                }
+                (true, _) => {
+                    let half = group.split_off(group.len() / 2);
+                    groups.extend([group, half]);
+                }
+                // What is wrong with the server is everybody's who was not answered before.
+                (false, _) if answers.is_empty() => return Err(error),
+                (false, _) => answers.extend(group.iter().map(|key| (*key, Err(error.for_another())))),
             }
         }
         Ok(answers)

@@ -8,10 +8,10 @@ mod charge;
 mod crowd;
 #[path = "library/denials.rs"]
 mod denials;
-#[path = "library/elsewhere.rs"]
-mod elsewhere;
 #[path = "library/fallback.rs"]
 mod fallback;
+#[path = "library/faulty_store.rs"]
+mod faulty_store;
 #[path = "library/hostile.rs"]
 mod hostile;
 #[path = "library/in_flight.rs"]

@@ -11,8 +11,8 @@ mod counts;
 #[path = "library/crowd.rs"]
 mod crowd;
 #[allow(dead_code, reason = "shared with the tests of the library, which use all of it")]
-#[path = "library/elsewhere.rs"]
-mod elsewhere;
+#[path = "library/faulty_store.rs"]
+mod faulty_store;
 #[path = "telemetry/log.rs"]
 mod log;
 #[path = "telemetry/metrics.rs"]

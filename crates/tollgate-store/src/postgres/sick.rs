@@ -1,7 +1,7 @@
 //! Keys whose stored state is not ours, or is broken: they do not share statements with others for a while.
 //!
 //! Somebody else must have written such a state, so there are few. Should there be more than fit here, batches with the others fail
-//! once and are asked again key by key, as the first time.
+//! once and are asked again in halves, as the first time.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 -- Charges: each of all its parts or of none. Several charges that are alike go in one call, one after the other, each for itself.
--- Up to three parts are charged in the loop below, which script.rs writes for their strategies from quick/: nothing is looked up
+-- Up to three parts are charged in the loop below, which charging.rs writes for their strategies from quick/: nothing is looked up
 -- there, and no table is made. Everything else is left to charge_any.lua.
 --
 -- charge, known, peek: the arguments after the operation are the number of parts in a charge, and for each of these ten: strategy,

@@ -48,7 +48,7 @@ local function hold_all(hold_key, count)
       is_any = true
     end
   end
-  -- Where nothing was charged there is nothing to settle; a part of a hold is kept all the same, for whoever sends it again.
+  -- Where nothing was charged there is nothing to settle; a part of a hold is kept all the same, for a caller that sends it again.
   if not is_any then return end
   local answer = format('%d,' .. string.rep('%d,', count - 1) .. '%d', now_us, unpack(found, 1, count))
   call('SET', hold_key, hold_head(answer, lasts_us) .. text .. hold_tail, 'PXAT', hold_ms(lasts_us))

@@ -1,4 +1,4 @@
-  -- (in the loop) What was not charged above is charged here, or nothing of it is.
+  -- Ends the loop that charging.rs has begun: what was not charged there is charged here, or nothing of it is.
   if not answer then
     local is_sound, reply, is_made = pcall(others_of_charge().charge, before)
     if is_sound then

@@ -181,20 +181,18 @@ impl AppliedLimits {
         Ok(AppliedLimits { limits, routes: of_routes })
     }
 
-    /// The limit that a route limit names, as it is now.
-    #[inline]
-    pub(super) fn named(&self, inner: &Inner, route: usize) -> Result<Which, Error> {
-        match &self.routes[route] {
-            OfRoute::One(index) => self.current(inner, *index),
-            OfRoute::Chosen(..) => Err(Error::call("the limit of this route is chosen for each request")),
-        }
-    }
-
-    /// The limit that applies under a route limit; an error if there is none such.
-    pub(super) fn find(&self, inner: &Inner, route: usize, limit: &RequestLimit<'_>) -> Result<Which, Error> {
-        let (known, settle) = match &self.routes[route] {
-            OfRoute::One(index) => return self.current(inner, *index),
-            OfRoute::Chosen(known, settle) => (known, settle),
+    /// The limit that applies under a route limit: the one that it names, or the one that was chosen for the request. An error if there
+    /// is none such.
+    pub(super) fn find(
+        &self,
+        inner: &Inner,
+        route: usize,
+        chosen: Option<&RequestLimit<'_>>,
+    ) -> Result<Which, Error> {
+        let (known, settle, limit) = match (&self.routes[route], chosen) {
+            (OfRoute::One(index), _) => return self.current(inner, *index),
+            (OfRoute::Chosen(known, settle), Some(limit)) => (known, settle, limit),
+            (OfRoute::Chosen(..), None) => return Err(Error::call("no limit was chosen for the request")),
         };
         if let RequestLimit::Chosen(chosen) = limit
             && let Choice::Handle(limit) = &chosen.0

@@ -67,11 +67,7 @@ fn find_charges<'a>(
             true => Some(route.find_limit(head).ok_or(Stop::NoLimit)?),
             false => None,
         };
-        let which = match &chosen {
-            Some(limit) => inner.limits.find(inner, index, limit),
-            None => inner.limits.named(inner, index),
-        };
-        let which = which.map_err(Stop::Unknown)?;
+        let which = inner.limits.find(inner, index, chosen.as_ref()).map_err(Stop::Unknown)?;
         let name = || chosen.as_ref().map_or(route.name(), RequestLimit::name);
         let key = key.map_err(|no_key| warn(inner, name(), &no_key)).ok();
         route_charges.push(RouteCharge { which, key, cost });

@@ -332,7 +332,7 @@ async fn a_lease_that_is_gone_when_it_is_renewed_is_logged_and_counted_once() {
     let subscriber = tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).finish();
     let _logged = tracing::subscriber::set_default(subscriber);
     let at_once = Limit::concurrency(1, Duration::from_secs(3)).expect("a limit");
-    let (gate, hands) = gate(On::Elsewhere, |gate| gate.limit("at-once", at_once));
+    let (gate, hands) = gate(On::FaultyStore, |gate| gate.limit("at-once", at_once));
     let (service, _) = serve(&gate, |layer| layer.limit(RouteLimit::new("at-once", KeyExtractor::ip())));
     let first = head_of(&service, get("/")).await;
     hands.advance(Duration::from_secs(5));

@@ -19,11 +19,11 @@ use tower::{Layer, Service, ServiceExt};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
     Memory,
-    /// Asked, as a store elsewhere is.
-    Elsewhere,
+    /// Asked, as a remote store is.
+    FaultyStore,
 }
 
-pub(crate) const BOTH: [On; 2] = [On::Memory, On::Elsewhere];
+pub(crate) const BOTH: [On; 2] = [On::Memory, On::FaultyStore];
 
 /// A registry at the time 1,000 s, and the hands of its clock.
 pub(crate) fn gate(
@@ -34,7 +34,7 @@ pub(crate) fn gate(
     let builder = Tollgate::builder().clock(hands.clock()).denial_cache(std::time::Duration::ZERO);
     let builder = match on {
         On::Memory => builder,
-        On::Elsewhere => {
+        On::FaultyStore => {
             let options = MemoryOptions { clock: hands.clock(), ..MemoryOptions::default() };
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new(options));
             builder.store(store)

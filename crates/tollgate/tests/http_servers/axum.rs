@@ -73,7 +73,7 @@ fn rules_know_the_route_that_axum_has_matched() {
             ("GET", "/users/..", 200, true),
             // By another method it is no such request, and nothing is charged for it.
             ("POST", "/users/7", 405, false),
-            ("GET", "/elsewhere", 404, false),
+            ("GET", "/nowhere", 404, false),
         ],
     );
 }

@@ -8,16 +8,16 @@ use tollgate::telemetry::Source;
 use tollgate::{Charge, Limit, ManualClock, Rule, Settled, Settlement, Tollgate};
 
 use crate::crowd::{Crowd, ready};
-use crate::elsewhere::{Elsewhere, Fault};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::scene::{Dice, a_minute, at_once, bucket, charged, every_strategy, hands, on, one, reload, secs};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn gate(hands: &ManualClock, limit: Limit, cap: Duration) -> (Tollgate, Arc<Elsewhere>) {
-    let elsewhere = Elsewhere::new(hands);
-    let builder = on(hands).limit("api", limit).limit("other", a_minute(5)).store(elsewhere.clone());
+fn gate(hands: &ManualClock, limit: Limit, cap: Duration) -> (Tollgate, Arc<FaultyStore>) {
+    let faulty = FaultyStore::new(hands);
+    let builder = on(hands).limit("api", limit).limit("other", a_minute(5)).store(faulty.clone());
     let builder = builder.rule(Rule::new("watching", limit).unwrap().shadow());
-    (builder.denial_cache(cap).build().unwrap(), elsewhere)
+    (builder.denial_cache(cap).build().unwrap(), faulty)
 }
 
 fn charge(gate: &Tollgate, key: &str, cost: u64) -> (tollgate::Outcome, Source) {
@@ -31,7 +31,7 @@ fn a_cached_answer_is_the_stores_answer_under_every_strategy() {
     for (number, limit) in every_strategy(5).into_iter().enumerate() {
         for cap in [Duration::from_millis(100), HOUR] {
             let hands = hands();
-            let (gate, elsewhere) = gate(&hands, limit, cap);
+            let (gate, faulty) = gate(&hands, limit, cap);
             let mut dice = Dice(31 + number as u64);
             let mut open = Vec::new();
             let mut cached = 0;
@@ -62,7 +62,7 @@ fn a_cached_answer_is_the_stores_answer_under_every_strategy() {
             let is_leased = matches!(limit, Limit::Concurrency(_));
             assert_eq!(cached > 50, !is_leased, "{limit}: {cached} answers from here");
             assert_eq!(gate.store_health().denial_cache_hits > 0, !is_leased);
-            drop(elsewhere);
+            drop(faulty);
         }
     }
 }
@@ -72,16 +72,16 @@ fn a_cached_answer_is_the_stores_answer_under_every_strategy() {
 fn nothing_is_denied_that_the_store_would_admit_however_slow_it_is() {
     for limit in every_strategy(3) {
         let hands = hands();
-        let (gate, elsewhere) = gate(&hands, limit, HOUR);
+        let (gate, faulty) = gate(&hands, limit, HOUR);
         let mut dice = Dice(77);
         let mut cached = 0;
         for _ in 0..3_000 {
-            elsewhere.latency(Duration::from_micros(dice.below(30_000)));
+            faulty.latency(Duration::from_micros(dice.below(30_000)));
             hands.advance(Duration::from_micros(dice.below(150_000)));
             let (outcome, source) = charge(&gate, "a", 1);
             if source == Source::DenialCache {
                 cached += 1;
-                elsewhere.latency(Duration::ZERO);
+                faulty.latency(Duration::ZERO);
                 let truth = ready(gate.peek(&[Charge::new("api", "a")])).unwrap().outcomes()[0];
                 assert!(!truth.is_allowed(), "{limit}");
                 assert_eq!((truth.remaining(), truth.capacity()), (outcome.remaining(), outcome.capacity()));
@@ -99,20 +99,20 @@ fn nothing_is_denied_that_the_store_would_admit_however_slow_it_is() {
 #[test]
 fn a_hot_denied_key_asks_the_store_at_most_once_in_ten() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, bucket("1/s", 1), Duration::from_millis(100));
+    let (gate, faulty) = gate(&hands, bucket("1/s", 1), Duration::from_millis(100));
     let mut admitted = 0;
     for _ in 0..10_000 {
         hands.advance(Duration::from_millis(1));
         admitted += u64::from(charge(&gate, "hot", 1).0.is_allowed());
     }
     assert_eq!(admitted, 10, "a second each, and none is lost");
-    assert!(elsewhere.calls() <= 120, "{} calls for 10,000 checks", elsewhere.calls());
+    assert!(faulty.calls() <= 120, "{} calls for 10,000 checks", faulty.calls());
 
-    let before = elsewhere.calls();
+    let before = faulty.calls();
     for _ in 0..10_000 {
         let _ = charge(&gate, "hot", 1);
     }
-    assert!(elsewhere.calls() - before <= 1);
+    assert!(faulty.calls() - before <= 1);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn what_happens_in_this_process_ends_a_denial_at_once() {
 #[test]
 fn a_settlement_ends_only_what_is_believed_about_its_own_keys() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, a_minute(3), HOUR);
+    let (gate, faulty) = gate(&hands, a_minute(3), HOUR);
     let reserve = |key| {
         let reserved = ready(gate.reserve(&[Charge::new("api", key).cost(3)], HOUR)).unwrap();
         reserved.unwrap().id()
@@ -166,9 +166,9 @@ fn a_settlement_ends_only_what_is_believed_about_its_own_keys() {
         }
     }
     assert_eq!([source("a"), source("b")], [Source::DenialCache; 2], "nobody's ids end nothing");
-    elsewhere.fault(Fault::Loses(Failure::Timeout));
+    faulty.fault(Fault::Loses(Failure::Timeout));
     assert!(ready(gate.settle(tollgate::ChargeId::new(7).unwrap(), &Settlement::Cancel)).is_err());
-    elsewhere.fault(Fault::None);
+    faulty.fault(Fault::None);
     assert_eq!([source("a"), source("b")], [Source::DenialCache; 2], "nor do they when the store fails");
 
     ready(gate.settle(other, &Settlement::Actual(2))).unwrap();
@@ -176,9 +176,9 @@ fn a_settlement_ends_only_what_is_believed_about_its_own_keys() {
     assert_eq!(ready(gate.settle(other, &Settlement::Cancel)).unwrap(), tollgate::Settled::Already);
     assert_eq!(source("a"), Source::DenialCache);
     // A settlement whose reply is lost may have given something back.
-    elsewhere.fault(Fault::Loses(Failure::Timeout));
+    faulty.fault(Fault::Loses(Failure::Timeout));
     assert!(ready(gate.settle(own, &Settlement::Cancel)).is_err());
-    elsewhere.fault(Fault::None);
+    faulty.fault(Fault::None);
     assert_eq!(source("a"), Source::Store);
 }
 
@@ -186,8 +186,8 @@ fn a_settlement_ends_only_what_is_believed_about_its_own_keys() {
 #[test]
 fn what_another_process_reserved_and_this_one_settles_is_seen_at_once() {
     let hands = hands();
-    let (ours, elsewhere) = gate(&hands, a_minute(3), HOUR);
-    let theirs = on(&hands).limit("api", a_minute(3)).store(elsewhere).build().unwrap();
+    let (ours, faulty) = gate(&hands, a_minute(3), HOUR);
+    let theirs = on(&hands).limit("api", a_minute(3)).store(faulty).build().unwrap();
     let reserved = ready(theirs.reserve(&[Charge::new("api", "a").cost(3)], HOUR)).unwrap();
     let id = reserved.unwrap().id();
     assert_eq!([charge(&ours, "a", 1).1, charge(&ours, "a", 1).1], [Source::Store, Source::DenialCache]);
@@ -199,7 +199,7 @@ fn what_another_process_reserved_and_this_one_settles_is_seen_at_once() {
 #[test]
 fn a_settlement_after_a_reload_is_seen_at_once() {
     let hands = hands();
-    let (old, _elsewhere) = gate(&hands, a_minute(3), HOUR);
+    let (old, _in_a_remote_store) = gate(&hands, a_minute(3), HOUR);
     let reserved = ready(old.reserve(&[Charge::new("api", "a").cost(3)], HOUR)).unwrap();
     let id = reserved.unwrap().id();
     reload(&old, [Rule::new("api", a_minute(2)).unwrap()]);
@@ -212,8 +212,8 @@ fn a_settlement_after_a_reload_is_seen_at_once() {
 #[test]
 fn what_another_process_gives_back_is_seen_after_the_cap() {
     let hands = hands();
-    let (ours, elsewhere) = gate(&hands, a_minute(1), Duration::from_millis(100));
-    let theirs = on(&hands).limit("api", a_minute(1)).store(elsewhere).build().unwrap();
+    let (ours, faulty) = gate(&hands, a_minute(1), Duration::from_millis(100));
+    let theirs = on(&hands).limit("api", a_minute(1)).store(faulty).build().unwrap();
     for source in [Source::Store, Source::Store, Source::DenialCache] {
         assert_eq!(charge(&ours, "a", 1).1, source);
     }
@@ -228,13 +228,13 @@ fn what_another_process_gives_back_is_seen_after_the_cap() {
 #[test]
 fn only_plain_denials_of_one_limit_are_believed() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, bucket("1/s", 2), HOUR);
+    let (gate, faulty) = gate(&hands, bucket("1/s", 2), HOUR);
     let asks = |cost| [Charge::new("api", "a").cost(cost)];
     assert!(charge(&gate, "a", 2).0.is_allowed());
     let calls = |work: &dyn Fn()| {
-        let before = elsewhere.calls();
+        let before = faulty.calls();
         work();
-        elsewhere.calls() - before
+        faulty.calls() - before
     };
     assert_eq!(calls(&|| _ = charge(&gate, "a", 1)), 1);
     assert_eq!(calls(&|| _ = charge(&gate, "a", 1)), 0);
@@ -259,13 +259,13 @@ fn only_plain_denials_of_one_limit_are_believed() {
     }
     // A limit without counters is answered here anyway.
     let free = on(&hands).rule(Rule::unlimited("free").unwrap()).limit("api", a_minute(1));
-    let free = free.store(elsewhere.clone()).build().unwrap();
+    let free = free.store(faulty.clone()).build().unwrap();
     let both = [Charge::new("free", "x"), Charge::new("api", "x")];
     let sources: Vec<Source> =
         (0..3).map(|_| ready(free.charge(&both)).unwrap().outcomes()[1].source()).collect();
     assert_eq!(sources, [Source::Store, Source::Store, Source::DenialCache]);
 
-    let none = Elsewhere::new(&hands);
+    let none = FaultyStore::new(&hands);
     let off = on(&hands).limit("api", a_minute(1)).denial_cache(Duration::ZERO).store(none.clone());
     let off = off.build().unwrap();
     (0..10).for_each(|_| assert_eq!(charge(&off, "a", 1).1, Source::Store));
@@ -277,7 +277,7 @@ fn only_plain_denials_of_one_limit_are_believed() {
 #[test]
 fn a_waiter_is_admitted_to_the_microsecond_all_the_same() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, bucket("1/s", 1), HOUR);
+    let (gate, faulty) = gate(&hands, bucket("1/s", 1), HOUR);
     let _ = charge(&gate, "a", 1);
     let _ = charge(&gate, "a", 1);
     let mut crowd = Crowd::new();
@@ -286,21 +286,21 @@ fn a_waiter_is_admitted_to_the_microsecond_all_the_same() {
     assert!(crowd.run().is_empty());
     hands.advance(Duration::from_micros(1));
     assert_eq!(crowd.run_to_see_who_is_done(), [0]);
-    assert_eq!(elsewhere.calls(), 4, "the waiter asked once in between, for what others give back");
+    assert_eq!(faulty.calls(), 4, "the waiter asked once in between, for what others give back");
 }
 
 #[test]
 fn a_denial_outlives_the_stores_failure_and_a_lost_answer_ends_it() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, bucket("1/h", 2), HOUR);
-    elsewhere.answers_pings(true);
+    let (gate, faulty) = gate(&hands, bucket("1/h", 2), HOUR);
+    faulty.answers_pings(true);
     let _ = charge(&gate, "a", 2);
     let _ = charge(&gate, "a", 1);
-    elsewhere.fault(Fault::Fails(Failure::Timeout));
+    faulty.fault(Fault::Fails(Failure::Timeout));
     assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache);
     assert_eq!(charge(&gate, "a", 2).1, Source::FallbackLocal);
     assert_eq!(charge(&gate, "a", 1).1, Source::DenialCache);
-    elsewhere.fault(Fault::Loses(Failure::Timeout));
+    faulty.fault(Fault::Loses(Failure::Timeout));
     assert_eq!(charge(&gate, "a", 2).1, Source::FallbackLocal);
     assert_eq!(
         charge(&gate, "a", 1).1,
@@ -316,7 +316,7 @@ fn a_key_that_the_store_denied_is_denied_while_it_fails_until_the_store_would_ad
     let timeout = Failure::Timeout;
     for fault in [Fault::Fails(timeout), Fault::Loses(timeout), Fault::Fails(Failure::Connection)] {
         let hands = hands();
-        let (gate, elsewhere) = gate(&hands, bucket("1/h", 2), Duration::from_millis(100));
+        let (gate, faulty) = gate(&hands, bucket("1/h", 2), Duration::from_millis(100));
         let passes = |key: &str, cost: u64| {
             let (outcome, source) = charge(&gate, key, cost);
             assert_eq!(source, Source::FallbackLocal, "{fault:?}");
@@ -324,7 +324,7 @@ fn a_key_that_the_store_denied_is_denied_while_it_fails_until_the_store_would_ad
         };
         let _ = charge(&gate, "a", 2);
         assert_eq!(charge(&gate, "a", 1).1, Source::Store);
-        elsewhere.fault(fault);
+        faulty.fault(fault);
         hands.advance(Duration::from_millis(100));
         for minute in 0..59 {
             for cost in [1, 2] {
@@ -345,13 +345,13 @@ fn a_key_that_the_store_denied_is_denied_while_it_fails_until_the_store_would_ad
 #[test]
 fn a_limit_that_denied_beside_others_denies_while_the_store_fails() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, bucket("1/h", 4), Duration::from_millis(100));
+    let (gate, faulty) = gate(&hands, bucket("1/h", 4), Duration::from_millis(100));
     let both = |cost| [Charge::new("other", "a"), Charge::new("api", "a").cost(cost)];
     assert!(charged(&gate, &both(2)).is_allowed());
     assert!(!charged(&gate, &both(3)).is_allowed());
     let twice = [Charge::new("api", "b").cost(3), Charge::new("api", "b").cost(3)];
     assert!(!charged(&gate, &twice).is_allowed());
-    elsewhere.fault(Fault::Fails(Failure::Timeout));
+    faulty.fault(Fault::Fails(Failure::Timeout));
     let alone = [3, 4].map(|cost| charge(&gate, "a", cost).0.is_allowed());
     let beside = [3, 2].map(|cost| charged(&gate, &both(cost)).is_allowed());
     assert_eq!((alone, beside), ([false, false], [false, true]), "two were left");
@@ -363,7 +363,7 @@ fn a_limit_that_denied_beside_others_denies_while_the_store_fails() {
 fn what_is_given_back_before_an_outage_can_be_had_in_it() {
     for give_back in ["settle", "reset", "refund", "nothing"] {
         let hands = hands();
-        let (gate, elsewhere) = gate(&hands, bucket("1/h", 2), Duration::from_millis(100));
+        let (gate, faulty) = gate(&hands, bucket("1/h", 2), Duration::from_millis(100));
         let two = [Charge::new("api", "a").cost(2)];
         let held = ready(gate.reserve(&two, HOUR)).unwrap().unwrap();
         assert!(!charge(&gate, "a", 1).0.is_allowed());
@@ -374,7 +374,7 @@ fn what_is_given_back_before_an_outage_can_be_had_in_it() {
             _ => {}
         }
         hands.advance(secs(1));
-        elsewhere.fault(Fault::Fails(Failure::Connection));
+        faulty.fault(Fault::Fails(Failure::Connection));
         let (outcome, source) = charge(&gate, "a", 1);
         assert_eq!(
             (outcome.is_allowed(), source),
@@ -401,11 +401,11 @@ fn a_settlement_that_gives_nothing_back_ends_no_denial() {
         (Settlement::Cancel, true),
     ] {
         let hands = hands();
-        let (gate, elsewhere) = gate(&hands, bucket("1/h", 2), Duration::from_millis(100));
+        let (gate, faulty) = gate(&hands, bucket("1/h", 2), Duration::from_millis(100));
         let held = ready(gate.reserve(&[Charge::new("api", "a").cost(2)], HOUR)).unwrap().unwrap();
         assert!(!charge(&gate, "a", 1).0.is_allowed());
         assert_eq!(ready(gate.settle(held.id(), &settlement)).unwrap(), Settled::Done);
-        elsewhere.fault(Fault::Fails(Failure::Connection));
+        faulty.fault(Fault::Fails(Failure::Connection));
         hands.advance(secs(1));
         let (outcome, source) = charge(&gate, "a", 1);
         assert_eq!((outcome.is_allowed(), source), (is_given_back, Source::FallbackLocal), "{settlement:?}");
@@ -416,9 +416,9 @@ fn a_settlement_that_gives_nothing_back_ends_no_denial() {
 #[test]
 fn a_release_by_an_id_that_another_process_made_ends_no_denial() {
     let hands = hands();
-    let elsewhere = Elsewhere::new(&hands);
+    let faulty = FaultyStore::new(&hands);
     let on_it = || on(&hands).limit("api", a_minute(1)).limit("pool", at_once(5)).denial_cache(HOUR);
-    let [gate, other] = [(); 2].map(|()| on_it().store(elsewhere.clone()).build().unwrap());
+    let [gate, other] = [(); 2].map(|()| on_it().store(faulty.clone()).build().unwrap());
     let held = ready(other.reserve(&[Charge::new("pool", "a")], HOUR)).unwrap().unwrap();
     let _ = charge(&gate, "a", 1);
     assert_eq!([(); 2].map(|()| charge(&gate, "a", 1).1), [Source::Store, Source::DenialCache]);
@@ -463,17 +463,17 @@ fn threads_leave_no_stale_denial_behind() {
 #[test]
 fn a_charge_whose_caller_gave_up_ends_what_is_believed_of_its_key() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, a_minute(3), HOUR);
+    let (gate, faulty) = gate(&hands, a_minute(3), HOUR);
     let _ = charge(&gate, "a", 2);
     for source in [Source::Store, Source::DenialCache] {
         assert_eq!(charge(&gate, "a", 2).1, source);
     }
-    elsewhere.fault(Fault::Hangs);
+    faulty.fault(Fault::Hangs);
     let asks = [Charge::new("api", "a")];
     let mut crowd = Crowd::new();
     let quitter = crowd.join(gate.charge(&asks));
     crowd.leave(quitter);
-    elsewhere.fault(Fault::None);
+    faulty.fault(Fault::None);
     let (outcome, source) = charge(&gate, "a", 2);
     assert_eq!((outcome.remaining(), source), (0, Source::Store), "it was charged all the same");
 }
@@ -485,15 +485,15 @@ fn a_denial_that_was_overtaken_on_its_way_back_is_not_believed() {
         [(|gate| _ = ready(gate.reset("api", "a")).unwrap(), 1), (|gate| _ = charge(gate, "a", 1), 0)];
     for (happens, remaining) in ways {
         let hands = hands();
-        let (gate, elsewhere) = gate(&hands, a_minute(3), HOUR);
+        let (gate, faulty) = gate(&hands, a_minute(3), HOUR);
         let _ = charge(&gate, "a", 2);
-        elsewhere.fault(Fault::Hangs);
+        faulty.fault(Fault::Hangs);
         let asks = [Charge::new("api", "a").cost(2)];
         let mut crowd = Crowd::new();
         crowd.join(gate.charge(&asks));
-        elsewhere.fault(Fault::None);
+        faulty.fault(Fault::None);
         happens(&gate);
-        elsewhere.let_go();
+        faulty.let_go();
         assert!(!crowd.run()[0].1.as_ref().unwrap().is_allowed());
         let (outcome, source) = charge(&gate, "a", 2);
         assert_eq!((outcome.remaining(), source), (remaining, Source::Store));

@@ -13,15 +13,15 @@ use tollgate::{
 };
 
 use crate::crowd::{Crowd, ready};
-use crate::elsewhere::{Elsewhere, Fault};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::scene::{Dice, a_minute, at_once, bucket, every_strategy, hands, on, one, secs, waited};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DOWN: Fault = Fault::Fails(Failure::Connection);
 
 /// Limits of 5 a minute by every policy, one that says nothing, and one that watches.
-fn gate(hands: &ManualClock, otherwise: Fallback) -> (Tollgate, Arc<Elsewhere>) {
-    let elsewhere = Elsewhere::new(hands);
+fn gate(hands: &ManualClock, otherwise: Fallback) -> (Tollgate, Arc<FaultyStore>) {
+    let faulty = FaultyStore::new(hands);
     let rule = |name: &str| Rule::new(name, a_minute(5)).unwrap();
     let gate = Fallback::ALL
         .iter()
@@ -31,10 +31,10 @@ fn gate(hands: &ManualClock, otherwise: Fallback) -> (Tollgate, Arc<Elsewhere>) 
         .rule(Rule::new("workers", at_once(2)).unwrap().fallback(Fallback::Local))
         .rule(Rule::unlimited("free").unwrap())
         .fallback(otherwise)
-        .store(elsewhere.clone())
+        .store(faulty.clone())
         .build()
         .unwrap();
-    (gate, elsewhere)
+    (gate, faulty)
 }
 
 /// What each limit of a charge on the key `a` said and where it came from, and whether it was admitted.
@@ -62,9 +62,9 @@ fn said(decision: Decision) -> (bool, Vec<(bool, Source)>) {
 fn each_limit_answers_by_its_own_policy_and_else_by_the_registrys() {
     for otherwise in Fallback::ALL {
         let hands = hands();
-        let (gate, elsewhere) = gate(&hands, otherwise);
+        let (gate, faulty) = gate(&hands, otherwise);
         assert_eq!(charged(&gate, &["open"]), (true, vec![(true, Source::Store)]));
-        elsewhere.fault(DOWN);
+        faulty.fault(DOWN);
         for _ in 0..9 {
             assert_eq!(charged(&gate, &["open"]), (true, vec![(true, Source::FallbackOpen)]));
             assert_eq!(charged(&gate, &["closed"]), (false, vec![(false, Source::FallbackClosed)]));
@@ -77,7 +77,7 @@ fn each_limit_answers_by_its_own_policy_and_else_by_the_registrys() {
         assert!(Fallback::ALL.iter().zip(expected).any(|pair| pair == (&otherwise, silent)), "{otherwise}");
         assert_eq!(gate.keys(), 0);
 
-        elsewhere.fault(Fault::None);
+        faulty.fault(Fault::None);
         hands.advance(secs(10));
         assert_eq!(ready(gate.status("open", "a")).unwrap().used(), 1, "nothing was charged meanwhile");
         assert_eq!(ready(gate.status("local", "a")).unwrap().used(), 0, "nor is it afterwards");
@@ -87,8 +87,8 @@ fn each_limit_answers_by_its_own_policy_and_else_by_the_registrys() {
 #[test]
 fn answers_without_the_store_are_well_formed() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, Fallback::Open);
-    elsewhere.fault(DOWN);
+    let (gate, faulty) = gate(&hands, Fallback::Open);
+    faulty.fault(DOWN);
     for call in 0..20 {
         for limit in ["open", "closed", "local", "silent", "watching"] {
             for act in 0..2 {
@@ -131,8 +131,8 @@ fn answers_without_the_store_are_well_formed() {
 #[test]
 fn a_charge_over_several_limits_is_all_or_nothing_still() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, Fallback::Open);
-    elsewhere.fault(DOWN);
+    let (gate, faulty) = gate(&hands, Fallback::Open);
+    faulty.fault(DOWN);
     let used = |gate: &Tollgate| {
         let asks = [Charge::new("local", "a")];
         5 - ready(gate.peek(&asks)).unwrap().outcomes()[0].remaining() - 1
@@ -162,10 +162,10 @@ fn every_way_to_fail_falls_back() {
     for failure in Failure::ALL {
         for fault in [Fault::Fails(failure), Fault::Loses(failure)] {
             let hands = hands();
-            let (gate, elsewhere) = gate(&hands, Fallback::Closed);
+            let (gate, faulty) = gate(&hands, Fallback::Closed);
             // Each of the calls gets there, because the store itself is well.
-            elsewhere.answers_pings(true);
-            elsewhere.fault(fault);
+            faulty.answers_pings(true);
+            faulty.fault(fault);
             assert_eq!(charged(&gate, &["open"]), (true, vec![(true, Source::FallbackOpen)]), "{failure}");
             assert_eq!(charged(&gate, &["silent"]).1, [(false, Source::FallbackClosed)], "{failure}");
             let peeked = ready(gate.peek(&[Charge::new("silent", "a")])).unwrap();
@@ -181,7 +181,7 @@ fn every_way_to_fail_falls_back() {
 #[test]
 fn what_was_reserved_without_the_store_is_settled_without_it() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, Fallback::Open);
+    let (gate, faulty) = gate(&hands, Fallback::Open);
     let reserve = |limits: &[(&str, u64)]| {
         let asks: Vec<Charge<'_>> =
             limits.iter().map(|(limit, cost)| Charge::new(limit, "a").cost(*cost)).collect();
@@ -189,7 +189,7 @@ fn what_was_reserved_without_the_store_is_settled_without_it() {
     };
     let left = || ready(gate.peek(&[Charge::new("local", "a")])).unwrap().outcomes()[0];
     let stored = reserve(&[("local", 2), ("open", 2)]).unwrap();
-    elsewhere.fault(DOWN);
+    faulty.fault(DOWN);
     let [open, local, mixed] = [&[("open", 2)][..], &[("local", 3)], &[("local", 2), ("open", 1)]]
         .map(|limits| reserve(limits).unwrap());
     assert_eq!(reserve(&[("closed", 1), ("open", 1)]), None);
@@ -210,7 +210,7 @@ fn what_was_reserved_without_the_store_is_settled_without_it() {
     assert_eq!(left().remaining(), 2);
 
     // The store has learnt nothing of all this, and what it held it still holds.
-    elsewhere.fault(Fault::None);
+    faulty.fault(Fault::None);
     hands.advance(secs(10));
     assert_eq!(settle(mixed, &Settlement::Cancel).unwrap(), Settled::Already, "still of this process");
     assert_eq!(ready(gate.status("local", "a")).unwrap().used(), 2);
@@ -222,8 +222,8 @@ fn what_was_reserved_without_the_store_is_settled_without_it() {
 #[test]
 fn what_was_reserved_without_the_store_is_settled_charge_by_charge() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, Fallback::Open);
-    elsewhere.fault(DOWN);
+    let (gate, faulty) = gate(&hands, Fallback::Open);
+    faulty.fault(DOWN);
     let charges = [
         Charge::new("open", "a").cost(2),
         Charge::new("local", "a").cost(2),
@@ -255,21 +255,21 @@ fn what_was_reserved_without_the_store_is_settled_charge_by_charge() {
 fn a_reset_that_fails_forgets_nothing() {
     for lost in [DOWN, Fault::Loses(Failure::Timeout)] {
         let hands = hands();
-        let (gate, elsewhere) = gate(&hands, Fallback::Open);
-        elsewhere.fault(DOWN);
+        let (gate, faulty) = gate(&hands, Fallback::Open);
+        faulty.fault(DOWN);
         for _ in 0..6 {
             charged(&gate, &["local"]);
         }
         assert!(!charged(&gate, &["local"]).0);
-        elsewhere.fault(lost);
+        faulty.fault(lost);
         assert!(ready(gate.reset("local", "a")).unwrap_err().is_transient());
-        elsewhere.fault(DOWN);
+        faulty.fault(DOWN);
         assert!(!charged(&gate, &["local"]).0, "{lost:?}");
 
-        elsewhere.fault(Fault::None);
+        faulty.fault(Fault::None);
         hands.advance(secs(10));
         assert!(ready(gate.reset("local", "a")).unwrap(), "{lost:?}: it was counted here");
-        elsewhere.fault(DOWN);
+        faulty.fault(DOWN);
         assert!(charged(&gate, &["local"]).0, "{lost:?}");
     }
 }
@@ -277,8 +277,8 @@ fn a_reset_that_fails_forgets_nothing() {
 #[test]
 fn waiting_goes_by_the_fallback_until_the_store_is_back() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, Fallback::Open);
-    elsewhere.fault(DOWN);
+    let (gate, faulty) = gate(&hands, Fallback::Open);
+    faulty.fault(DOWN);
     assert!(ready(waited(&gate, Charge::new("open", "a"))).unwrap().is_allowed());
     assert!(ready(waited(&gate, Charge::new("local", "a").cost(5))).unwrap().is_allowed());
     assert_eq!(
@@ -299,8 +299,8 @@ fn waiting_goes_by_the_fallback_until_the_store_is_back() {
             );
         }
     }
-    assert!(elsewhere.calls() < 15, "a store that is down is not asked over and over: {}", elsewhere.calls());
-    elsewhere.fault(Fault::None);
+    assert!(faulty.calls() < 15, "a store that is down is not asked over and over: {}", faulty.calls());
+    faulty.fault(Fault::None);
     let admitted = (0..400).find(|_| {
         hands.advance(Duration::from_millis(40));
         crowd.run().iter().any(|(who, answer)| *who == 0 && answer.is_ok())
@@ -313,13 +313,13 @@ fn waiting_goes_by_the_fallback_until_the_store_is_back() {
 fn what_has_run_out_here_says_nothing_of_a_later_reservation_of_its_id() {
     let (hands, id) = (hands(), ChargeId::from(7_u128));
     for is_down in [false, true] {
-        let (gate, elsewhere) = gate(&hands, Fallback::Open);
-        elsewhere.fault(DOWN);
+        let (gate, faulty) = gate(&hands, Fallback::Open);
+        faulty.fault(DOWN);
         let partly = [Charge::new("open", "a"), Charge::new("local", "a").cost(2)];
         assert!(ready(gate.reserve(&partly, secs(10)).id(id)).unwrap().is_ok());
         hands.advance(secs(10));
         if !is_down {
-            elsewhere.fault(Fault::None);
+            faulty.fault(Fault::None);
             hands.advance(secs(60));
             let _ = crate::scene::charged(&gate, &[Charge::new("silent", "other")]);
         }
@@ -340,8 +340,8 @@ fn what_has_run_out_here_says_nothing_of_a_later_reservation_of_its_id() {
 #[test]
 fn a_lease_that_outlasts_its_reservation_is_settled_charge_by_charge() {
     let hands = hands();
-    let (gate, elsewhere) = gate(&hands, Fallback::Open);
-    elsewhere.fault(DOWN);
+    let (gate, faulty) = gate(&hands, Fallback::Open);
+    faulty.fault(DOWN);
     let asks = [Charge::new("open", "a"), Charge::new("workers", "a"), Charge::new("local", "a").cost(4)];
     let held = ready(gate.reserve(&asks, secs(1))).unwrap().expect("room");
     hands.advance(secs(2));
@@ -354,9 +354,9 @@ fn instances_share_a_limit_while_each_counts_by_itself() {
     for limit in every_strategy(10) {
         for (instances, most) in [(1, 10), (2, 5), (3, 3), (11, 1)] {
             let hands = hands();
-            let elsewhere = Elsewhere::new(&hands);
-            elsewhere.fault(DOWN);
-            let builder = on(&hands).limit("api", limit).store(elsewhere).fallback(Fallback::Local);
+            let faulty = FaultyStore::new(&hands);
+            faulty.fault(DOWN);
+            let builder = on(&hands).limit("api", limit).store(faulty).fallback(Fallback::Local);
             let gate = builder.instances(instances).build().unwrap();
             let admitted = (0..20)
                 .filter(|_| crate::scene::charged(&gate, &[Charge::new("api", "a")]).is_allowed())
@@ -373,7 +373,7 @@ fn instances_share_a_limit_while_each_counts_by_itself() {
     let error = on(&hands()).limit("api", bucket("1/s", 1)).instances(0).build().unwrap_err();
     assert!(error.to_string().contains("0 instances"), "{error}");
     let slow = Limit::token_bucket("1/3000d", 2).unwrap();
-    let builder = on(&hands()).limit("slow", slow).store(Elsewhere::new(&hands())).instances(2);
+    let builder = on(&hands()).limit("slow", slow).store(FaultyStore::new(&hands())).instances(2);
     assert!(builder.fallback(Fallback::Local).build().is_err(), "nothing slower can be kept exact");
 }
 
@@ -392,7 +392,7 @@ impl Observer for Labels {
 #[test]
 fn every_answer_has_one_label_and_labels_add_up() {
     let hands = hands();
-    let elsewhere = Elsewhere::new(&hands);
+    let faulty = FaultyStore::new(&hands);
     let labels = Arc::new(Labels::default());
     let key = |text| Key::parse(text).unwrap();
     let api = Rule::new("open", bucket("2/s", 3)).unwrap().with_override(key("free"), Allowance::Unlimited);
@@ -400,7 +400,7 @@ fn every_answer_has_one_label_and_labels_add_up() {
         .rule(api.unwrap().with_override(key("shut"), Allowance::Blocked).unwrap().fallback(Fallback::Open))
         .rule(Rule::new("closed", bucket("2/s", 3)).unwrap().fallback(Fallback::Closed))
         .rule(Rule::new("local", bucket("2/s", 3)).unwrap().fallback(Fallback::Local))
-        .store(elsewhere.clone())
+        .store(faulty.clone())
         .observer(labels.clone())
         .build()
         .unwrap();
@@ -411,7 +411,7 @@ fn every_answer_has_one_label_and_labels_add_up() {
         hands.advance(Duration::from_millis(dice.below(20)));
         if dice.below(20) == 0 {
             let fault = [Fault::None, DOWN, Fault::Loses(Failure::Timeout)];
-            elsewhere.fault(dice.pick(&fault));
+            faulty.fault(dice.pick(&fault));
         }
         let count = 1 + dice.below(4) / 3;
         let asks: Vec<Charge<'_>> = (0..count)
@@ -444,7 +444,7 @@ fn every_answer_has_one_label_and_labels_add_up() {
     assert_eq!(health.answers(Fallback::Closed), of(Source::FallbackClosed));
     assert_eq!(health.answers(Fallback::Local), of(Source::FallbackLocal));
     assert_eq!(health.denial_cache_hits, of(Source::DenialCache));
-    assert_eq!(health.calls, elsewhere.calls() as u64);
+    assert_eq!(health.calls, faulty.calls() as u64);
     let failures = labels.1.lock().unwrap();
     assert!(failures.contains(&(Some(Failure::Timeout), true)), "ambiguous calls are labelled");
     assert!(failures.contains(&(Some(Failure::Connection), false)));

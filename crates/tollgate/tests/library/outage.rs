@@ -8,7 +8,7 @@ use tollgate::telemetry::{Event, Observer, Source};
 use tollgate::{Charge, Fallback, ManualClock, Tollgate};
 
 use crate::crowd::{Crowd, ready};
-use crate::elsewhere::{Elsewhere, Fault};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::observe::logged;
 use crate::scene::{a_minute, bucket, hands, on, secs};
 
@@ -24,17 +24,17 @@ impl Observer for News {
     }
 }
 
-fn scene() -> (ManualClock, Tollgate, Arc<Elsewhere>, Arc<News>) {
+fn scene() -> (ManualClock, Tollgate, Arc<FaultyStore>, Arc<News>) {
     let hands = hands();
-    let (elsewhere, news) = (Elsewhere::new(&hands), Arc::new(News::default()));
+    let (faulty, news) = (FaultyStore::new(&hands), Arc::new(News::default()));
     let gate = on(&hands)
         .limit("api", bucket("1000/s", 1_000_000))
         .when_full(WhenFull::Share)
-        .store(elsewhere.clone())
+        .store(faulty.clone())
         .observer(news.clone())
         .build()
         .unwrap();
-    (hands, gate, elsewhere, news)
+    (hands, gate, faulty, news)
 }
 
 fn source(gate: &Tollgate) -> Source {
@@ -43,21 +43,17 @@ fn source(gate: &Tollgate) -> Source {
 
 #[test]
 fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
-    let (hands, gate, elsewhere, news) = scene();
+    let (hands, gate, faulty, news) = scene();
     let lines = logged(|| {
         for _ in 0..100 {
             assert_eq!(source(&gate), Source::Store);
         }
         let started = hands.now();
-        elsewhere.fault(Fault::Fails(Failure::Timeout));
+        faulty.fault(Fault::Fails(Failure::Timeout));
         for _ in 0..10_000 {
             assert_eq!(source(&gate), Source::FallbackLocal);
         }
-        assert_eq!(
-            (elsewhere.calls(), elsewhere.pings()),
-            (101, 1),
-            "a failure, a ping, and it is left alone"
-        );
+        assert_eq!((faulty.calls(), faulty.pings()), (101, 1), "a failure, a ping, and it is left alone");
         let health = gate.store_health();
         assert_eq!((health.state, health.since), (StoreState::Down, started));
         assert_eq!((health.calls, health.fallen_back, health.outages), (101, 10_000, 1));
@@ -70,12 +66,12 @@ fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
             hands.advance(Duration::from_millis(1));
             assert_eq!(source(&gate), Source::FallbackLocal);
         }
-        let pings = elsewhere.pings() - 1;
+        let pings = faulty.pings() - 1;
         assert!((7..=12).contains(&pings), "{pings} pings in half a minute");
-        assert_eq!(elsewhere.calls(), 101, "and no caller's own call is one");
+        assert_eq!(faulty.calls(), 101, "and no caller's own call is one");
         assert_eq!(gate.store_health().state, StoreState::Down);
 
-        elsewhere.fault(Fault::None);
+        faulty.fault(Fault::None);
         let back = (1..).find(|_| {
             hands.advance(Duration::from_millis(1));
             source(&gate) == Source::Store
@@ -104,15 +100,15 @@ fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
 
 #[test]
 fn a_second_outage_is_told_again() {
-    let (hands, gate, elsewhere, news) = scene();
+    let (hands, gate, faulty, news) = scene();
     let lines = logged(|| {
         for _ in 0..3 {
             hands.advance(secs(1));
-            elsewhere.fault(Fault::Fails(Failure::Refused));
+            faulty.fault(Fault::Fails(Failure::Refused));
             for _ in 0..20 {
                 source(&gate);
             }
-            elsewhere.fault(Fault::None);
+            faulty.fault(Fault::None);
             hands.advance(secs(1));
             source(&gate);
             source(&gate);
@@ -125,12 +121,12 @@ fn a_second_outage_is_told_again() {
 #[test]
 fn calls_that_fail_are_no_outage_while_pings_are_answered() {
     for failure in Failure::ALL {
-        let (hands, gate, elsewhere, news) = scene();
-        elsewhere.answers_pings(true);
+        let (hands, gate, faulty, news) = scene();
+        faulty.answers_pings(true);
         for call in 0..1_000 {
             hands.advance(Duration::from_millis(1));
             let fails = call % 8 != 0;
-            elsewhere.fault(if fails { Fault::Fails(failure) } else { Fault::None });
+            faulty.fault(if fails { Fault::Fails(failure) } else { Fault::None });
             let expected = if fails { Source::FallbackLocal } else { Source::Store };
             assert_eq!(source(&gate), expected, "{failure}: the store is asked by each of them");
         }
@@ -140,20 +136,20 @@ fn calls_that_fail_are_no_outage_while_pings_are_answered() {
             Scope::Call => 0,
             Scope::Node => 10,
         };
-        assert_eq!(elsewhere.pings(), pings, "{failure}: one every 100 ms at most");
+        assert_eq!(faulty.pings(), pings, "{failure}: one every 100 ms at most");
     }
 }
 
 #[test]
 fn one_ping_at_a_time_however_many_ask() {
-    let (hands, gate, elsewhere, _) = scene();
-    elsewhere.fault(Fault::Fails(Failure::Connection));
+    let (hands, gate, faulty, _) = scene();
+    faulty.fault(Fault::Fails(Failure::Connection));
     for _ in 0..2 {
         source(&gate);
     }
-    elsewhere.fault(Fault::Hangs);
+    faulty.fault(Fault::Hangs);
     hands.advance(secs(1));
-    let (calls, pings) = (elsewhere.calls(), elsewhere.pings());
+    let (calls, pings) = (faulty.calls(), faulty.pings());
     let asks = [Charge::new("api", "alice")];
     let mut crowd = Crowd::new();
     // This store has nothing to run a ping on, so one caller waits for it.
@@ -161,7 +157,7 @@ fn one_ping_at_a_time_however_many_ask() {
     for _ in 0..1_000 {
         assert_eq!(source(&gate), Source::FallbackLocal, "nobody else waits for the ping");
     }
-    assert_eq!((elsewhere.calls() - calls, elsewhere.pings() - pings), (0, 1));
+    assert_eq!((faulty.calls() - calls, faulty.pings() - pings), (0, 1));
     assert_eq!(gate.store_health().state, StoreState::Probing);
 
     // Its caller gives up: the next ping is due after as long a wait, and not before.
@@ -169,8 +165,8 @@ fn one_ping_at_a_time_however_many_ask() {
     assert_eq!(source(&gate), Source::FallbackLocal);
     hands.advance(Duration::from_millis(300));
     let waiter = crowd.join(gate.charge(&asks));
-    assert_eq!(elsewhere.pings() - pings, 2);
-    elsewhere.let_go();
+    assert_eq!(faulty.pings() - pings, 2);
+    faulty.let_go();
     let done = crowd.run();
     assert_eq!((done.len(), done[0].0), (1, waiter));
     assert_eq!(done[0].1.as_ref().unwrap().outcomes()[0].source(), Source::Store, "it finds the store back");
@@ -179,49 +175,49 @@ fn one_ping_at_a_time_however_many_ask() {
 
 #[test]
 fn one_ping_at_a_time_among_threads() {
-    let (hands, gate, elsewhere, _) = scene();
-    elsewhere.fault(Fault::Fails(Failure::Connection));
+    let (hands, gate, faulty, _) = scene();
+    faulty.fault(Fault::Fails(Failure::Connection));
     for _ in 0..2 {
         source(&gate);
     }
     for round in 0..50 {
         hands.advance(secs(7));
-        let before = (elsewhere.calls(), elsewhere.pings());
+        let before = (faulty.calls(), faulty.pings());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..50).for_each(|_| assert_eq!(source(&gate), Source::FallbackLocal)));
             }
         });
-        assert_eq!((elsewhere.calls(), elsewhere.pings()), (before.0, before.1 + 1), "round {round}");
+        assert_eq!((faulty.calls(), faulty.pings()), (before.0, before.1 + 1), "round {round}");
     }
 }
 
 #[test]
 fn calls_whose_answer_was_lost_are_counted_apart_and_not_sent_again() {
     let hands = hands();
-    let elsewhere = Elsewhere::new(&hands);
-    let gate = on(&hands).limit("api", a_minute(100)).store(elsewhere.clone()).build().unwrap();
-    elsewhere.answers_pings(true);
-    elsewhere.fault(Fault::Loses(Failure::Timeout));
+    let faulty = FaultyStore::new(&hands);
+    let gate = on(&hands).limit("api", a_minute(100)).store(faulty.clone()).build().unwrap();
+    faulty.answers_pings(true);
+    faulty.fault(Fault::Loses(Failure::Timeout));
     for _ in 0..3 {
         assert_eq!(source(&gate), Source::FallbackLocal);
     }
-    elsewhere.fault(Fault::Fails(Failure::Timeout));
+    faulty.fault(Fault::Fails(Failure::Timeout));
     source(&gate);
     let health = gate.store_health();
     assert_eq!((health.ambiguous, health.failures(Failure::Timeout), health.calls), (3, 4, 4));
-    elsewhere.fault(Fault::None);
+    faulty.fault(Fault::None);
     assert_eq!(ready(gate.status("api", "alice")).unwrap().used(), 3, "each of them once");
 }
 
 #[test]
 fn failures_now_and_then_fall_back_without_an_outage_and_are_told_once_a_minute() {
-    let (hands, gate, elsewhere, news) = scene();
+    let (hands, gate, faulty, news) = scene();
     let lines = logged(|| {
         for call in 0..1_400 {
             hands.advance(Duration::from_millis(100));
             let fails = call % 10 == 0;
-            elsewhere.fault(if fails { Fault::Fails(Failure::Overloaded) } else { Fault::None });
+            faulty.fault(if fails { Fault::Fails(Failure::Overloaded) } else { Fault::None });
             assert_eq!(source(&gate), if fails { Source::FallbackLocal } else { Source::Store });
         }
     });

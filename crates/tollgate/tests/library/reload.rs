@@ -12,7 +12,7 @@ use tollgate::{
 };
 
 use crate::crowd::{Crowd, ready};
-use crate::elsewhere::{Elsewhere, Fault};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::scene::{a_minute, at_once, bucket, every_strategy, gate, hands, on, reload, secs};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -366,10 +366,10 @@ fn a_handle_outlives_its_limit_and_follows_it_when_it_is_back() {
     assert_eq!(handle.status("a").capacity(), 4_999);
 }
 
-fn away(hands: &ManualClock, rule: Rule) -> (Tollgate, Arc<Elsewhere>) {
-    let elsewhere = Elsewhere::new(hands);
-    let gate = on(hands).rule(rule).denial_cache(HOUR).store(elsewhere.clone()).build().unwrap();
-    (gate, elsewhere)
+fn away(hands: &ManualClock, rule: Rule) -> (Tollgate, Arc<FaultyStore>) {
+    let faulty = FaultyStore::new(hands);
+    let gate = on(hands).rule(rule).denial_cache(HOUR).store(faulty.clone()).build().unwrap();
+    (gate, faulty)
 }
 
 fn continued_away(old: &Tollgate, rule: Rule) -> Tollgate {
@@ -385,16 +385,16 @@ fn source(gate: &Tollgate, key: &str) -> (bool, Source) {
 fn a_store_that_is_down_stays_down_and_the_local_counters_go_on() {
     let hands = hands();
     let local = |limit| api(a_minute(limit)).fallback(Fallback::Local);
-    let (old, elsewhere) = away(&hands, local(100));
-    elsewhere.fault(Fault::Fails(Failure::Connection));
+    let (old, faulty) = away(&hands, local(100));
+    faulty.fault(Fault::Fails(Failure::Connection));
     while old.store_health().state != StoreState::Down {
         assert_eq!(source(&old, "a"), (true, Source::FallbackLocal));
     }
     let before = old.store_health();
-    let asked = elsewhere.calls();
+    let asked = faulty.calls();
     let new = continued_away(&old, local(usize::MAX as u64 >> 20));
     assert_eq!(source(&new, "a"), (true, Source::FallbackLocal));
-    assert_eq!(elsewhere.calls(), asked, "it is not asked again");
+    assert_eq!(faulty.calls(), asked, "it is not asked again");
     let after = new.store_health();
     assert_eq!((after.state, after.since, after.outages), (before.state, before.since, before.outages));
     assert_eq!(after.fallen_back, before.fallen_back + 1);
@@ -408,7 +408,7 @@ fn a_store_that_is_down_stays_down_and_the_local_counters_go_on() {
 #[test]
 fn denials_are_believed_where_a_limit_stays_and_not_where_it_is_changed() {
     let hands = hands();
-    let (old, elsewhere) = away(&hands, api(a_minute(1)));
+    let (old, faulty) = away(&hands, api(a_minute(1)));
     assert_eq!(source(&old, "a"), (true, Source::Store));
     assert_eq!(source(&old, "a"), (false, Source::Store));
     let same = continued_away(&old, api(a_minute(1)));
@@ -418,5 +418,5 @@ fn denials_are_believed_where_a_limit_stays_and_not_where_it_is_changed() {
     assert_eq!(source(&more, "a"), (false, Source::Store));
     let back = continued_away(&more, api(a_minute(1)));
     assert_eq!(source(&back, "a"), (false, Source::Store), "what was known of it is from before");
-    assert_eq!(elsewhere.calls(), 5);
+    assert_eq!(faulty.calls(), 5);
 }

@@ -1,4 +1,4 @@
-//! Counters that are elsewhere: the same calls and the same answers over any `dyn Store`.
+//! Counters in a remote store: the same calls and the same answers over any `dyn Store`.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tollgate::{
 };
 
 use crate::crowd::{Crowd, ready};
-use crate::elsewhere::{Elsewhere, Fault};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::scene::{
     Dice, a_minute, at_once, bucket, charged, every_strategy, hands, is_by_the_clock, on, one, secs, waited,
 };
@@ -37,9 +37,9 @@ fn with_rules(builder: TollgateBuilder) -> Tollgate {
         .unwrap()
 }
 
-fn near_and_far(hands: &ManualClock) -> (Tollgate, Tollgate, Arc<Elsewhere>) {
-    let elsewhere = Elsewhere::new(hands);
-    (with_rules(on(hands)), with_rules(on(hands).store(elsewhere.clone())), elsewhere)
+fn near_and_far(hands: &ManualClock) -> (Tollgate, Tollgate, Arc<FaultyStore>) {
+    let faulty = FaultyStore::new(hands);
+    (with_rules(on(hands)), with_rules(on(hands).store(faulty.clone())), faulty)
 }
 
 /// What a decision says, whoever said it.
@@ -88,9 +88,9 @@ fn every_call_is_answered_as_on_the_memory_store() {
 /// With up to so many milliseconds between two calls.
 fn answers_are_the_same_near_and_far(most_ms: u64, denial_cache: Duration) {
     let hands = hands();
-    let elsewhere = Elsewhere::new(&hands);
+    let faulty = FaultyStore::new(&hands);
     let near = with_rules(on(&hands));
-    let far = with_rules(on(&hands).store(elsewhere.clone()).denial_cache(denial_cache));
+    let far = with_rules(on(&hands).store(faulty.clone()).denial_cache(denial_cache));
     let mut dice = Dice(11);
     let mut open: Vec<(ChargeId, ChargeId)> = Vec::new();
     for _ in 0..5_000 {
@@ -145,7 +145,7 @@ fn answers_are_the_same_near_and_far(most_ms: u64, denial_cache: Duration) {
             },
         }
     }
-    assert!(elsewhere.calls() > 1_000);
+    assert!(faulty.calls() > 1_000);
     assert_eq!(far.keys(), 0, "none of them in this process");
     let hits = far.store_health().denial_cache_hits;
     match most_ms {
@@ -158,14 +158,14 @@ fn answers_are_the_same_near_and_far(most_ms: u64, denial_cache: Duration) {
 #[test]
 fn waiting_works_over_any_store() {
     let hands = hands();
-    let (_, far, elsewhere) = near_and_far(&hands);
+    let (_, far, faulty) = near_and_far(&hands);
     assert!(ready(far.charge(&[Charge::new("api", "a").cost(5)])).unwrap().is_allowed());
     let is_admitted = |answer: &Result<Decision, tollgate::Error>| answer.as_ref().unwrap().is_allowed();
     let mut crowd = Crowd::new();
     crowd.join(far.wait(one(Charge::new("api", "a").cost(3)), HOUR));
     crowd.join(far.wait(one(Charge::new("api", "a")), HOUR));
     crowd.join(far.wait(one(Charge::new("api", "a").cost(2)), Duration::from_secs(4)));
-    let before = elsewhere.calls();
+    let before = faulty.calls();
     for (second, expected) in [(1, &[][..]), (2, &[]), (3, &[0]), (4, &[1]), (5, &[])] {
         hands.advance(secs(1));
         let done = crowd.run();
@@ -174,7 +174,7 @@ fn waiting_works_over_any_store() {
         assert_eq!(admitted, expected, "second {second}");
         assert!(done.iter().all(|(who, answer)| *who == 2 || is_admitted(answer)));
     }
-    let asked = elsewhere.calls() - before;
+    let asked = faulty.calls() - before;
     assert!(asked <= 6, "the clock moved five times, and only the first in line asks: {asked} calls");
 
     assert!(ready(waited(&far, Charge::new("free", "a"))).unwrap().is_allowed());
@@ -209,8 +209,8 @@ fn waiting_works_over_any_store() {
 fn a_waiter_looks_again_within_a_quarter_of_a_second() {
     for limit in every_strategy(1).into_iter().filter(|limit| !is_by_the_clock(limit)) {
         let hands = hands();
-        let elsewhere = Elsewhere::new(&hands);
-        let process = || on(&hands).limit("api", limit).denial_cache(HOUR).store(elsewhere.clone()).build();
+        let faulty = FaultyStore::new(&hands);
+        let process = || on(&hands).limit("api", limit).denial_cache(HOUR).store(faulty.clone()).build();
         let (ours, theirs) = (process().unwrap(), process().unwrap());
         let reserved = ready(theirs.reserve(&[Charge::new("api", "a")], HOUR)).unwrap();
         let mut crowd = Crowd::new();
@@ -229,8 +229,8 @@ fn a_waiter_looks_again_within_a_quarter_of_a_second() {
 #[test]
 fn only_the_first_in_line_looks_again_and_not_in_step_with_others() {
     let hands = hands();
-    let elsewhere = Elsewhere::new(&hands);
-    let gate = on(&hands).limit("api", at_once(1)).store(elsewhere.clone()).build().unwrap();
+    let faulty = FaultyStore::new(&hands);
+    let gate = on(&hands).limit("api", at_once(1)).store(faulty.clone()).build().unwrap();
     let mut crowd = Crowd::new();
     for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
         assert!(charged(&gate, &[Charge::new("api", key)]).is_allowed());
@@ -238,15 +238,15 @@ fn only_the_first_in_line_looks_again_and_not_in_step_with_others() {
             crowd.join(waited(&gate, Charge::new("api", key)));
         }
     }
-    let before = elsewhere.calls();
+    let before = faulty.calls();
     let mut at_once = Vec::new();
     for _ in 0..5_000 {
-        let asked = elsewhere.calls();
+        let asked = faulty.calls();
         hands.advance(Duration::from_millis(1));
         assert!(crowd.run().is_empty());
-        at_once.push(elsewhere.calls() - asked);
+        at_once.push(faulty.calls() - asked);
     }
-    let asked = elsewhere.calls() - before;
+    let asked = faulty.calls() - before;
     assert!((8 * 20..=8 * 34).contains(&asked), "{asked} calls of eight waiters in five seconds");
     let in_step = at_once.iter().filter(|calls| **calls >= 7).count();
     assert!(in_step < 3, "all of them asked in the same millisecond {in_step} times");
@@ -276,12 +276,12 @@ fn what_needs_counters_in_this_process_is_refused_clearly() {
 #[test]
 fn what_cannot_be_answered_without_the_store_is_an_error_that_may_pass() {
     let hands = hands();
-    let (_, far, elsewhere) = near_and_far(&hands);
+    let (_, far, faulty) = near_and_far(&hands);
     let asks = [Charge::new("api", "a"), Charge::new("free", "a")];
     let reserved = ready(far.reserve(&asks, HOUR)).unwrap().unwrap();
 
-    elsewhere.answers_pings(true);
-    elsewhere.fault(Fault::Fails(Failure::Connection));
+    faulty.answers_pings(true);
+    faulty.fault(Fault::Fails(Failure::Connection));
     for (call, error) in [
         ("settle", ready(far.settle(reserved.id(), &Settlement::Cancel)).unwrap_err()),
         ("status", ready(far.status("api", "a")).unwrap_err()),
@@ -291,7 +291,7 @@ fn what_cannot_be_answered_without_the_store_is_an_error_that_may_pass() {
         assert_eq!(error.to_string(), "could not ask the store", "{call}");
         assert_eq!(error.source().unwrap().to_string(), "on purpose", "{call}");
     }
-    elsewhere.answers_pings(false);
+    faulty.answers_pings(false);
     hands.advance(secs(1));
     for _ in 0..2 {
         let _ = ready(far.status("api", "a"));
@@ -302,7 +302,7 @@ fn what_cannot_be_answered_without_the_store_is_an_error_that_may_pass() {
         "{error}"
     );
 
-    elsewhere.fault(Fault::None);
+    faulty.fault(Fault::None);
     hands.advance(secs(1));
     assert_eq!(ready(far.settle(reserved.id(), &Settlement::Cancel)).unwrap(), Settled::Done);
     assert_eq!(ready(far.status("api", "a")).unwrap().used(), 0);
@@ -311,8 +311,8 @@ fn what_cannot_be_answered_without_the_store_is_an_error_that_may_pass() {
 #[test]
 fn a_call_that_is_wrong_is_an_error_and_no_failure_of_the_store() {
     let hands = hands();
-    let (_, far, elsewhere) = near_and_far(&hands);
-    elsewhere.fault(Fault::Invalid);
+    let (_, far, faulty) = near_and_far(&hands);
+    faulty.fault(Fault::Invalid);
     for _ in 0..20 {
         let error = ready(far.charge(&[Charge::new("api", "a")])).unwrap_err();
         assert!(!error.is_transient() && error.to_string() == "the call is wrong", "{error}");
@@ -323,7 +323,7 @@ fn a_call_that_is_wrong_is_an_error_and_no_failure_of_the_store() {
     }
     let health = far.store_health();
     assert_eq!((health.fallen_back, health.outages, health.last_failure), (0, 0, None));
-    elsewhere.fault(Fault::None);
+    faulty.fault(Fault::None);
     assert!(ready(far.charge(&[Charge::new("api", "a")])).unwrap().is_allowed());
 }
 
@@ -340,11 +340,11 @@ impl Observer for Count {
 #[test]
 fn the_same_is_told_of_calls_near_and_far() {
     let hands = hands();
-    let elsewhere = Elsewhere::new(&hands);
+    let faulty = FaultyStore::new(&hands);
     let [near, far] = [(); 2].map(|()| Arc::new(Count::default()));
     let gates = [
         (with_rules(on(&hands).observer(near.clone())), &near),
-        (with_rules(on(&hands).store(elsewhere.clone()).observer(far.clone())), &far),
+        (with_rules(on(&hands).store(faulty.clone()).observer(far.clone())), &far),
     ];
     for (gate, count) in gates {
         let asks = [Charge::new("api", "a"), Charge::new("shut", "a"), Charge::new("free", "")];
@@ -362,9 +362,9 @@ fn the_same_is_told_of_calls_near_and_far() {
         expected(0, "status");
         ready(gate.reset("api", "a")).unwrap();
         expected(0, "reset");
-        elsewhere.fault(Fault::Invalid);
+        faulty.fault(Fault::Invalid);
         let failed = [ready(gate.wait(&asks[..1], HOUR)).is_err(), ready(gate.check("api", "a")).is_err()];
-        elsewhere.fault(Fault::None);
+        faulty.fault(Fault::None);
         expected(if failed == [true; 2] { 0 } else { 2 }, "a call that could not be decided is no decision");
     }
 }
@@ -372,8 +372,8 @@ fn the_same_is_told_of_calls_near_and_far() {
 #[test]
 fn what_meets_no_counters_is_answered_without_asking_the_store() {
     let hands = hands();
-    let (_, far, elsewhere) = near_and_far(&hands);
-    elsewhere.fault(Fault::Fails(Failure::Connection));
+    let (_, far, faulty) = near_and_far(&hands);
+    faulty.fault(Fault::Fails(Failure::Connection));
     for (limit, key, allowed) in
         [("free", "a", true), ("api", "free", true), ("shut", "a", false), ("api", "", false)]
     {
@@ -384,13 +384,13 @@ fn what_meets_no_counters_is_answered_without_asking_the_store() {
         assert_eq!(ready(far.wait(&asks, HOUR)).unwrap().is_allowed(), allowed, "{limit} {key}");
     }
     assert!(!ready(far.reset("free", "a")).unwrap());
-    assert_eq!(elsewhere.calls(), 0);
+    assert_eq!(faulty.calls(), 0);
 }
 
 #[test]
 fn many_keys_are_checked_in_few_calls_each_by_itself() {
     let hands = hands();
-    let (near, far, elsewhere) = near_and_far(&hands);
+    let (near, far, faulty) = near_and_far(&hands);
     let keys: Vec<String> = (0..150).map(|number| format!("user:{number}")).collect();
     let check_many = |gate: &Tollgate, limit: &str, keys: &[&str]| {
         let charges: Vec<Charge<'_>> = keys.iter().map(|key| Charge::new(limit, *key)).collect();
@@ -398,19 +398,19 @@ fn many_keys_are_checked_in_few_calls_each_by_itself() {
     };
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let answers = check_many(&far, "api", &keys).unwrap();
-    assert_eq!((answers.len(), elsewhere.calls()), (150, 3), "64 in a call");
+    assert_eq!((answers.len(), faulty.calls()), (150, 3), "64 in a call");
     assert!(answers.iter().all(|answer| answer.remaining() == 4 && answer.source() == Source::Store));
 
     // Spellings of one key are one key, refusals hold up nobody else, and every kind of key is answered in its place.
     let keys = ["a", "shut", "a", "default:a", "free", "", "a", "vip", "a", "b", "a", "a"];
     for (name, limit) in [("api", "api"), ("watching", "watching"), ("free", "free")] {
-        let before = elsewhere.calls();
+        let before = faulty.calls();
         let [here, there] = [&near, &far].map(|gate| check_many(gate, limit, &keys).unwrap());
         assert_eq!(here.len(), keys.len());
         for (key, (here, there)) in keys.iter().zip(here.iter().zip(&there)) {
             assert_eq!(answer(here), answer(there), "{name} {key}");
         }
-        assert!(elsewhere.calls() - before <= 7, "as many calls as the commonest key needs");
+        assert!(faulty.calls() - before <= 7, "as many calls as the commonest key needs");
     }
     assert!(check_many(&far, "api", &[]).unwrap().is_empty());
     assert!(check_many(&far, "ap", &["a"]).is_err());
@@ -430,7 +430,7 @@ fn many_keys_are_checked_in_few_calls_each_by_itself() {
         assert_eq!(left, [Some(4), None, None, None, Some(3)]);
     }
 
-    elsewhere.fault(Fault::Fails(Failure::Timeout));
+    faulty.fault(Fault::Fails(Failure::Timeout));
     let answers = check_many(&far, "api", &["x", "shut", "x"]).unwrap();
     let sources: Vec<Source> = answers.iter().map(|answer| answer.source()).collect();
     assert_eq!(sources, [Source::FallbackLocal, Source::Blocked, Source::FallbackLocal]);

@@ -142,8 +142,8 @@ async fn a_chosen_limit_is_settled_and_released() {
         // A concurrency limit cannot be settled, so choosing it there is a mistake of the program.
         let settled = RouteLimit::choose(by_plan, user()).count_if(|status| status == 401);
         status(&gate, settled, vec![(named("ann", Some("pool")), 503)]).await;
-        let elsewhere = Tollgate::builder().build().unwrap();
-        let foreign = move |_: &RequestHead<'_>| elsewhere.ad_hoc("plan", window(1)).ok();
+        let faulty = Tollgate::builder().build().unwrap();
+        let foreign = move |_: &RequestHead<'_>| faulty.ad_hoc("plan", window(1)).ok();
         status(&gate, RouteLimit::choose(foreign, user()), vec![(named("ann", None), 503)]).await;
     }
 }

@@ -14,7 +14,7 @@ use tollgate_testkit::redis::RedisServer;
 use tracing_subscriber::layer::SubscriberExt;
 
 use crate::collector::Collector;
-use crate::elsewhere::{Elsewhere, Fault};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::page::Page;
 use crate::scene::{a_minute, at_once, hands, on};
 use crate::scrape::Scrape;
@@ -177,8 +177,8 @@ async fn nothing_of_a_secret_comes_out_anywhere() {
     let telemetry = scrape.telemetry().salt(SECRET).log(LogDecisions::All).spans();
     said.hear(&telemetry);
     let hands = hands();
-    let store = Elsewhere::new(&hands);
-    for is_elsewhere in [false, true] {
+    let store = FaultyStore::new(&hands);
+    for is_remote in [false, true] {
         let workers = Rule::new("workers", at_once(1)).unwrap().fallback(Fallback::Local);
         let api: Limit = a_minute(3);
         let builder = on(&hands)
@@ -195,7 +195,7 @@ async fn nothing_of_a_secret_comes_out_anywhere() {
             .observer(Arc::new(Indiscreet))
             .observer(told.clone())
             .telemetry(telemetry.clone());
-        let builder = if is_elsewhere { builder.store(store.clone()) } else { builder };
+        let builder = if is_remote { builder.store(store.clone()) } else { builder };
         let gate = builder.build().unwrap();
         said.hear(&gate);
         for fault in [Fault::None, Fault::Loses(Failure::Timeout), Fault::Fails(Failure::Connection)] {

@@ -14,7 +14,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
 use crate::crowd::ready;
-use crate::elsewhere::{Elsewhere, Fault};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::page::{Page, brief, logged};
 use crate::scene::{a_minute, at_once, bucket, charged, hands, on, secs};
 use crate::scrape::Scrape;
@@ -167,7 +167,7 @@ fn a_storm_of_keys_is_a_hundred_lines_a_second_and_the_rest_is_counted() {
 fn a_fallback_is_a_warning_and_the_first_to_meet_a_fault_an_error() {
     for decisions in [LogDecisions::All, LogDecisions::Denials] {
         let (hands, scrape) = (hands(), Scrape::new());
-        let store = Elsewhere::new(&hands);
+        let store = FaultyStore::new(&hands);
         let closed = Rule::new("closed", a_minute(9)).unwrap().fallback(Fallback::Closed);
         let open = Rule::new("open", a_minute(9)).unwrap().fallback(Fallback::Open);
         let builder = on(&hands).rule(open).rule(closed).store(store.clone());

@@ -8,7 +8,7 @@ use tollgate::telemetry::Source;
 use tollgate::{Allowance, Charge, Fallback, Key, Limit, ManualClock, Policy, Rule, Tollgate};
 
 use crate::crowd::ready;
-use crate::elsewhere::{Elsewhere, Fault};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::scene::{Dice, a_minute, at_once, bucket, hands, on, secs};
 use crate::scrape::Scrape;
 
@@ -182,7 +182,7 @@ fn without_being_published_counts_are_at_most_sixty_three_behind_for_each_thread
 }
 
 #[test]
-fn one_in_sixty_four_is_timed_in_memory_and_all_elsewhere() {
+fn one_in_sixty_four_is_timed_in_memory_and_all_in_a_remote_store() {
     let count = |scrape: &Scrape| scrape.samples("rate_limiter_latency_ms_count");
     let scrape = Scrape::new();
     let gate = on(&hands()).limit("api", a_minute(9_999)).telemetry(scrape.telemetry()).build().unwrap();
@@ -192,16 +192,16 @@ fn one_in_sixty_four_is_timed_in_memory_and_all_elsewhere() {
     assert_eq!(count(&scrape), ["api fixed_window memory default 10"]);
 
     let (scrape, hands) = (Scrape::new(), hands());
-    let store = Elsewhere::new(&hands);
+    let store = FaultyStore::new(&hands);
     let builder = on(&hands).limit("api", a_minute(9_999)).store(store).telemetry(scrape.telemetry());
     let gate = builder.build().unwrap();
     (0..10).for_each(|_| drop(ready(gate.check("api", "k")).unwrap()));
     assert_eq!(count(&scrape), ["api fixed_window custom default 10"]);
 }
 
-/// A registry over a store elsewhere, with a limit for each fallback and one without counters.
-fn elsewhere(hands: &ManualClock, scrape: &Scrape) -> (Tollgate, Arc<Elsewhere>) {
-    let store = Elsewhere::new(hands);
+/// A registry over a remote store, with a limit for each fallback and one without counters.
+fn faulty(hands: &ManualClock, scrape: &Scrape) -> (Tollgate, Arc<FaultyStore>) {
+    let store = FaultyStore::new(hands);
     let mut builder = on(hands).store(store.clone()).telemetry(scrape.telemetry());
     for fallback in Fallback::ALL {
         builder = builder.rule(Rule::new(fallback.name(), a_minute(2)).unwrap().fallback(fallback));
@@ -213,7 +213,7 @@ fn elsewhere(hands: &ManualClock, scrape: &Scrape) -> (Tollgate, Arc<Elsewhere>)
 #[test]
 fn every_source_is_a_label() {
     let (hands, scrape) = (hands(), Scrape::new());
-    let (gate, store) = elsewhere(&hands, &scrape);
+    let (gate, store) = faulty(&hands, &scrape);
     for (limit, key, times) in [("open", "k", 4), ("free", "k", 1), ("open", "", 1)] {
         (0..times).for_each(|_| drop(ready(gate.check(limit, key)).unwrap()));
     }
@@ -244,7 +244,7 @@ fn every_failure_is_a_label_of_errors_and_of_fallbacks() {
     for failure in Failure::ALL {
         for (fault, ambiguous) in [(Fault::Fails(failure), 0), (Fault::Loses(failure), 3)] {
             let (hands, scrape) = (hands(), Scrape::new());
-            let (gate, store) = elsewhere(&hands, &scrape);
+            let (gate, store) = faulty(&hands, &scrape);
             store.answers_pings(true);
             store.fault(fault);
             for fallback in Fallback::ALL {
@@ -266,7 +266,7 @@ fn every_failure_is_a_label_of_errors_and_of_fallbacks() {
 #[test]
 fn every_call_to_the_store_is_timed_by_what_it_asked() {
     let (hands, scrape) = (hands(), Scrape::new());
-    let (gate, _) = elsewhere(&hands, &scrape);
+    let (gate, _) = faulty(&hands, &scrape);
     let asks = [Charge::new("open", "k")];
     (0..2).for_each(|_| drop(ready(gate.charge(&asks)).unwrap()));
     let _ = ready(gate.peek(&asks)).unwrap();
@@ -281,7 +281,7 @@ fn every_call_to_the_store_is_timed_by_what_it_asked() {
 #[test]
 fn an_outage_is_seen_from_its_beginning_to_its_end() {
     let (hands, scrape) = (hands(), Scrape::new());
-    let (gate, store) = elsewhere(&hands, &scrape);
+    let (gate, store) = faulty(&hands, &scrape);
     let charge = || drop(ready(gate.check("open", "k")).unwrap());
     let up = || scrape.samples("rate_limiter_store_up");
     assert!(up().is_empty());
@@ -309,7 +309,7 @@ fn an_outage_is_seen_from_its_beginning_to_its_end() {
     assert_eq!(scrape.samples("rate_limiter_leases_lost_total"), ["custom 0"]);
     assert_eq!(scrape.samples("rate_limiter_pending_cancels"), ["custom 0"]);
     assert_eq!(scrape.samples("rate_limiter_abandoned_cancels_total"), ["custom 0"]);
-    assert!(scrape.samples("rate_limiter_keys").is_empty(), "nobody counts the keys of a store elsewhere");
+    assert!(scrape.samples("rate_limiter_keys").is_empty(), "nobody counts the keys of a remote store");
 }
 
 #[test]
@@ -332,11 +332,11 @@ fn what_is_read_off_the_memory_store_is_published() {
 
 #[test]
 fn ten_thousand_namespaces_are_seventeen_series() {
-    for store_is_elsewhere in [false, true] {
+    for is_remote in [false, true] {
         let (hands, scrape) = (hands(), Scrape::new());
         let mut builder = on(&hands).limit("api", bucket("1/h", 9)).telemetry(scrape.telemetry());
-        if store_is_elsewhere {
-            builder = builder.store(Elsewhere::new(&hands));
+        if is_remote {
+            builder = builder.store(FaultyStore::new(&hands));
         }
         let gate = builder.build().unwrap();
         for number in 0..10_000 {
@@ -389,7 +389,7 @@ fn a_thousand_reloads_make_no_room_for_more_namespaces() {
 #[test]
 fn sums_are_the_callers_own_count() {
     let (hands, scrape) = (hands(), Scrape::new());
-    let (gate, store) = elsewhere(&hands, &scrape);
+    let (gate, store) = faulty(&hands, &scrape);
     let (mut dice, mut asked, mut allowed) = (Dice(7), 0, 0);
     for _ in 0..3_000 {
         hands.advance(Duration::from_millis(dice.below(300)));

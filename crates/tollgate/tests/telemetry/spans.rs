@@ -11,7 +11,7 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use crate::collector::{Collector, Span};
 use crate::crowd::{Crowd, ready};
-use crate::elsewhere::{Elsewhere, Fault};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::page::Page;
 use crate::scene::{a_minute, bucket, hands, on};
 
@@ -29,8 +29,8 @@ fn telemetry() -> Telemetry {
     Telemetry::new().salt("salt").spans()
 }
 
-fn elsewhere(hands: &ManualClock) -> (Tollgate, Arc<Elsewhere>) {
-    let store = Elsewhere::new(hands);
+fn faulty(hands: &ManualClock) -> (Tollgate, Arc<FaultyStore>) {
+    let store = FaultyStore::new(hands);
     let builder = on(hands).limit("api", a_minute(2)).limit("other", bucket("1/s", 9)).store(store.clone());
     (builder.telemetry(telemetry()).build().unwrap(), store)
 }
@@ -53,7 +53,7 @@ const HASH: &str = "c980697a019f663de0e0ae81cc35fece";
 #[test]
 fn a_check_is_a_span_and_the_call_to_the_store_one_within_it() {
     let hands = hands();
-    let (gate, store) = elsewhere(&hands);
+    let (gate, store) = faulty(&hands);
     let spans = traced(|| {
         for _ in 0..2 {
             let _ = ready(gate.check("api", "user:1")).unwrap();
@@ -124,7 +124,7 @@ fn a_check_in_memory_is_within_the_span_of_its_caller() {
 #[test]
 fn many_keys_in_one_call_are_one_span_with_its_calls() {
     let hands = hands();
-    let (gate, _) = elsewhere(&hands);
+    let (gate, _) = faulty(&hands);
     let spans = traced(|| {
         drop(ready(gate.charge_each(&["a", "b", "a"].map(|key| Charge::new("api", key)))).unwrap())
     });
@@ -137,7 +137,7 @@ fn many_keys_in_one_call_are_one_span_with_its_calls() {
 #[test]
 fn decisions_that_wait_for_the_store_at_the_same_time_keep_their_own_spans() {
     let hands = hands();
-    let (gate, store) = elsewhere(&hands);
+    let (gate, store) = faulty(&hands);
     store.fault(Fault::Hangs);
     let spans = traced(|| {
         let mut crowd = Crowd::new();
@@ -164,7 +164,7 @@ fn lines_have_the_ids_of_the_spans_that_they_were_written_in() {
     let (hands, page, collector) = (hands(), Page::default(), Collector::start());
     let telemetry = || telemetry().log(LogDecisions::All);
     let here = on(&hands).limit("api", a_minute(1)).telemetry(telemetry()).build().unwrap();
-    let there = on(&hands).limit("api", a_minute(1)).store(Elsewhere::new(&hands)).telemetry(telemetry());
+    let there = on(&hands).limit("api", a_minute(1)).store(FaultyStore::new(&hands)).telemetry(telemetry());
     let there = there.build().unwrap();
     let (lines, lines_guard) = json_lines_to(page.clone());
     let (layer, guard) = otlp().endpoint(collector.endpoint()).start().unwrap();

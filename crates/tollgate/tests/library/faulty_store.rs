@@ -1,4 +1,4 @@
-//! A store elsewhere: a memory store behind faults that the test switches.
+//! A remote store: a memory store behind faults that the test switches.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -30,8 +30,8 @@ pub(crate) enum Fault {
     Pauses,
 }
 
-/// A memory store that passes for one elsewhere.
-pub(crate) struct Elsewhere {
+/// A memory store that passes for a remote one.
+pub(crate) struct FaultyStore {
     pub(crate) store: MemoryStore,
     hands: ManualClock,
     fault: Mutex<Fault>,
@@ -60,10 +60,10 @@ async fn pause() {
     .await;
 }
 
-impl Elsewhere {
-    pub(crate) fn new(hands: &ManualClock) -> Arc<Elsewhere> {
+impl FaultyStore {
+    pub(crate) fn new(hands: &ManualClock) -> Arc<FaultyStore> {
         let options = MemoryOptions { clock: hands.clock(), sweep_every: None, ..MemoryOptions::default() };
-        Arc::new(Elsewhere {
+        Arc::new(FaultyStore {
             store: MemoryStore::new(options),
             hands: hands.clone(),
             fault: Mutex::new(Fault::None),
@@ -156,7 +156,7 @@ impl Elsewhere {
     }
 }
 
-impl Store for Elsewhere {
+impl Store for FaultyStore {
     fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         *self.last_hold.lock().unwrap() = hold;
         self.answer(move || Store::charge(&self.store, items, hold))

@@ -1,0 +1,327 @@
+//! The scripts that charge. Charges of up to three parts have one for just their strategies, in their order: straight code, written from
+//! the texts of quick/, in which nothing is looked up and no table is made. What a text of quick/ does not know ends it (`break`), and the
+//! charge is made by charge_any.lua, which is in the same script and defined on demand.
+//!
+//! A text of quick/ has sections. `constants` reads the arguments of a part, `look` its state, `found` are the numbers of the answer, and
+//! `make` is the new state. `_N` in a name stands for which part it is.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tollgate_kernel::Strategy;
+
+use super::{
+    BUCKET_TEXT, CLOCK, COUNTER_TEXT, ENTRIES, HOLD, KEEP, LEASES_TEXT, LOG_TEXT, Script, WINDOW_TEXT,
+    joined, on_demand, twin,
+};
+
+/// The strategies that are charged each in a way of its own: a leaky bucket is charged as a token bucket is.
+const CHARGED_APART: [Strategy; 5] = [
+    Strategy::TokenBucket,
+    Strategy::FixedWindow,
+    Strategy::SlidingWindow,
+    Strategy::SlidingWindowCounter,
+    Strategy::Concurrency,
+];
+
+/// What a strategy has in a charging script.
+struct StrategyText {
+    /// The twins that the quick way asks.
+    twins: &'static [&'static str],
+    /// The quick way: see quick/.
+    quick: &'static str,
+    /// Which strategies it is for, by their numbers in the arguments.
+    numbers: &'static [u8],
+    /// What all states need, defined on demand: the function's name, texts, and what it answers.
+    others: String,
+    any: &'static str,
+}
+
+fn text_of(strategy: Strategy) -> StrategyText {
+    match strategy {
+        Strategy::TokenBucket | Strategy::LeakyBucket => StrategyText {
+            twins: &["token_bucket.lua"],
+            quick: include_str!("../quick/bucket.lua"),
+            numbers: &[1, 2],
+            others: on_demand(
+                "others_of_bucket",
+                &[twin("token_bucket_change.lua"), BUCKET_TEXT],
+                &[
+                    ("read", "read_bucket"),
+                    ("write", "write_bucket"),
+                    ("charge", "token_bucket_charge"),
+                    ("adopted", "token_bucket_adopted"),
+                    ("fresh_at", "token_bucket_fresh_at"),
+                ],
+            ),
+            any: include_str!("../any_bucket.lua"),
+        },
+        Strategy::FixedWindow => StrategyText {
+            twins: &["fixed_window.lua"],
+            quick: include_str!("../quick/window.lua"),
+            numbers: &[3],
+            others: on_demand(
+                "others_of_window",
+                &[WINDOW_TEXT],
+                &[("read", "read_window"), ("write", "write_window")],
+            ),
+            any: include_str!("../any_window.lua"),
+        },
+        Strategy::SlidingWindowCounter => StrategyText {
+            twins: &["sliding_window_counter.lua"],
+            quick: include_str!("../quick/counter.lua"),
+            numbers: &[5],
+            others: on_demand(
+                "others_of_counter",
+                &[twin("sliding_window_counter_change.lua"), COUNTER_TEXT],
+                &[
+                    ("read", "read_counter"),
+                    ("write", "write_counter"),
+                    ("charge", "sliding_window_counter_charge"),
+                    ("charged_at", "sliding_window_counter_charged_at"),
+                    ("fresh_at", "sliding_window_counter_fresh_at"),
+                ],
+            ),
+            any: include_str!("../any_counter.lua"),
+        },
+        Strategy::SlidingWindow => StrategyText {
+            twins: &[],
+            quick: include_str!("../quick/log.lua"),
+            numbers: &[4],
+            others: on_demand(
+                "others_of_log",
+                &[
+                    twin("entries.lua"),
+                    twin("entries_settle.lua"),
+                    twin("sliding_window.lua"),
+                    ENTRIES,
+                    LOG_TEXT,
+                ],
+                &[
+                    ("read", "read_log"),
+                    ("write", "write_log"),
+                    ("take", "take_log"),
+                    ("peek", "sliding_window_peek"),
+                    ("fresh_at", "sliding_window_fresh_at"),
+                ],
+            ),
+            any: include_str!("../any_log.lua"),
+        },
+        Strategy::Concurrency => StrategyText {
+            twins: &[],
+            quick: include_str!("../quick/leases.lua"),
+            numbers: &[6],
+            others: on_demand(
+                "others_of_leases",
+                &[twin("entries.lua"), twin("concurrency.lua"), ENTRIES, LEASES_TEXT],
+                &[("read", "read_leases"), ("take", "take_lease"), ("peek", "concurrency_peek")],
+            ),
+            any: include_str!("../any_leases.lua"),
+        },
+    }
+}
+
+/// A section of a text of quick/, with the names of one part.
+fn section(text: &str, name: &str, part: &str) -> String {
+    let after = text.split_once(&format!("\n--- {name}\n")).map_or("", |(_, after)| after);
+    let section = after.split_once("\n--- ").map_or(after, |(section, _)| section);
+    section.trim_end().replace("_N", &format!("_{part}"))
+}
+
+/// The quick way of a strategy as a function, for charge_any.lua.
+fn quick_function(parts: &StrategyText) -> String {
+    let of = |name: &str| section(parts.quick, name, "p");
+    let (constants, look, found, make) = (of("constants"), of("look"), of("found"), of("make"));
+    let places: Vec<String> =
+        (1..=found.split(',').count()).map(|number| format!("part[{number}]")).collect();
+    let places = places.join(", ");
+    let function = format!(
+        "function(at_p)
+local cost_p, lasts_us = ARGV[at_p + 2] + 0, 0
+{constants}
+return function(part)
+local key_p = part.key
+local value_p = each('GET', key_p)
+part.is_new = not value_p
+repeat
+{look}
+{places} = {found}
+part.counts_from_us, part.fresh_at_us, part.slack_us = counts_from_us_p, fresh_at_us_p, slack_us_p
+part.make = function()
+{make}
+set(key_p, new_p, until_us_p, spare_us_p)
+end
+return allowed_p
+until true
+return look_any[part.strategy](part)
+end
+end"
+    );
+    let assign = |number: &u8| format!("quick[{number}] = {function}\n");
+    parts.numbers.iter().map(assign).collect()
+}
+
+/// The loop over charges of parts of these strategies, in this order, up to where charge_each.lua goes on.
+fn quick_loop(strategies: &[Strategy]) -> String {
+    let parts: Vec<StrategyText> = strategies.iter().map(|strategy| text_of(*strategy)).collect();
+    let of = |name: &str| -> Vec<String> {
+        let one =
+            |(index, parts): (usize, &StrategyText)| section(parts.quick, name, &(index + 1).to_string());
+        parts.iter().enumerate().map(one).collect()
+    };
+    let (constants, looks, makes) = (of("constants"), of("look"), of("make"));
+    let found = of("found").join(", ");
+    let count = found.split(',').count() + 1;
+    let (packed, said) = ("I7".repeat(count), "%d,".repeat(count));
+    let list = |each: &dyn Fn(usize) -> String, between: &str| {
+        (1..=parts.len()).map(each).collect::<Vec<_>>().join(between)
+    };
+    let mut text = "local lasts_us = ttl_us\n".to_owned();
+    for (index, constants) in constants.iter().enumerate() {
+        let (n, at) = (index + 1, 4 + 10 * index);
+        let _ = write!(
+            text,
+            "local at_{n}, shadow_{n}, cost_{n} = {at}, ARGV[{at} + 1] == '1', ARGV[{at} + 2] + 0
+local line_{n} = is_hold and hold_line({n}) or ''
+{constants}
+"
+        );
+    }
+    text.push_str(
+        "local answers, has_written = {now_us}, false
+for charge = 1, #keys / stride do
+local before, answer, passed = stride * (charge - 1), nil, false
+if is_hold then holder = ARGV[first_after + 1 + charge] end
+repeat
+",
+    );
+    if parts.is_empty() {
+        text.push_str("until true\n");
+        return text;
+    }
+    text.push_str(
+        "if operation == 'peek' then break end
+if is_hold and (has_room == false or each('GET', keys[before + stride])) then break end
+",
+    );
+    for (index, look) in looks.iter().enumerate() {
+        let n = index + 1;
+        let _ = write!(
+            text,
+            "local key_{n} = keys[before + {n}]\nlocal value_{n} = each('GET', key_{n})\n{look}\n"
+        );
+    }
+    let fits = list(&|n| format!("(allowed_{n} or shadow_{n})"), " and ");
+    let is_known = list(&|n| format!("value_{n}"), " and ");
+    let is_alone = parts.len() == 1;
+    let _ = write!(
+        text,
+        "local fits = {fits}
+if fits and has_room ~= true and not ({is_known}) and (has_room == false or not {is_alone}) then break end
+"
+    );
+    for n in 1..=parts.len() {
+        let _ =
+            writeln!(text, "if not (fits and allowed_{n}) and each('PTTL', key_{n}) == -1 then break end");
+    }
+    let lines = list(
+        &|n| format!("(allowed_{n} and format(line_{n}, cost_{n}, counts_from_us_{n}, key_{n}) or '')"),
+        " .. ",
+    );
+    let _ = write!(
+        text,
+        "local found, is_begun = pack('>{packed}', fits and 1 or 0, {found}), false
+if fits and is_hold then
+local lines = {lines}
+if lines ~= '' or operation == 'hold-part' then
+local said = format('{said}%d', now_us, 1, {found})
+if each('SET', keys[before + stride], hold_head(said, lasts_us) .. lines .. hold_tail, 'PXAT', hold_ms(lasts_us)).err then break end
+has_room, is_begun = has_room == nil or has_room, true
+end
+end
+"
+    );
+    for (index, make) in makes.iter().enumerate() {
+        let n = index + 1;
+        let _ = write!(
+            text,
+            "if fits and allowed_{n} then
+{make}
+if put(key_{n}, new_{n}, until_us_{n}, spare_us_{n}) then
+if is_begun then answer = {{ok = 'FAILED'}} end
+break
+end
+is_begun = true
+end
+"
+        );
+    }
+    text.push_str("answer, passed = found, fits\nuntil true\n");
+    text
+}
+
+/// Charges of parts of these strategies, in this order; of none means of any.
+fn charging_script(strategies: &[Strategy]) -> Script {
+    let all: Vec<Strategy> = match strategies {
+        [] => CHARGED_APART.to_vec(),
+        some => CHARGED_APART.into_iter().filter(|strategy| some.contains(strategy)).collect(),
+    };
+    let all: Vec<StrategyText> = all.into_iter().map(text_of).collect();
+    let holds = on_demand("others_of_hold", &[HOLD], &[("parse", "parse_hold"), ("answer", "answer_held")]);
+    let mut any = vec!["local quick, look_any = {}, {}".to_owned(), holds];
+    for parts in &all {
+        any.extend([parts.others.clone(), parts.any.to_owned(), quick_function(parts)]);
+    }
+    any.push(include_str!("../charge_any.lua").to_owned());
+    let any: Vec<&str> = any.iter().map(String::as_str).collect();
+    let any = on_demand("others_of_charge", &any, &[("charge", "charge_any")]);
+    let mut texts = vec![CLOCK, KEEP, twin("whole.lua")];
+    texts.extend(all.iter().flat_map(|parts| parts.twins).map(|name| twin(name)));
+    let quick = quick_loop(strategies);
+    texts.extend([include_str!("../charge.lua"), &any, &quick, include_str!("../charge_each.lua")]);
+    joined(&texts)
+}
+
+/// Charges of any number of parts, of whatever strategies.
+static CHARGE: LazyLock<Script> = LazyLock::new(|| charging_script(&[]));
+
+/// How many parts a charge has at most whose script is written for just its strategies. Callers choose what is charged together, and a
+/// server keeps every script that it was sent, so there must be an end to them.
+const MOST_QUICK: usize = 3;
+
+/// The scripts for charges of up to [`MOST_QUICK`] parts, by their strategies, as they are first asked for.
+static QUICK: LazyLock<Mutex<BTreeMap<Vec<u8>, &'static Script>>> = LazyLock::new(Mutex::default);
+
+/// The script for a charge of parts of these strategies, in this order.
+pub(crate) fn charging(strategies: impl Iterator<Item = Strategy>) -> &'static Script {
+    let alike = |strategy| match strategy {
+        Strategy::LeakyBucket => Strategy::TokenBucket,
+        other => other,
+    };
+    let strategies: SmallVec<[Strategy; MOST_QUICK]> = strategies.map(alike).take(MOST_QUICK + 1).collect();
+    if strategies.is_empty() || strategies.len() > MOST_QUICK {
+        return &CHARGE;
+    }
+    let names: SmallVec<[u8; MOST_QUICK]> = strategies.iter().map(|strategy| *strategy as u8).collect();
+    let mut scripts = QUICK.lock();
+    if let Some(script) = scripts.get(&names[..]) {
+        return script;
+    }
+    // There are at most 155 of them, and they stay as long as the process does.
+    let script: &'static Script = Box::leak(Box::new(charging_script(&strategies)));
+    scripts.insert(names.to_vec(), script);
+    script
+}
+
+/// All that are in use: those for one strategy, and those that were asked for since.
+pub(super) fn all() -> Vec<&'static Script> {
+    for strategy in CHARGED_APART {
+        charging(std::iter::once(strategy));
+    }
+    let mut all: Vec<&'static Script> = vec![&CHARGE];
+    all.extend(QUICK.lock().values());
+    all
+}
