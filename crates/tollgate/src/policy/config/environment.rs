@@ -478,7 +478,7 @@ lease = "1m"
     /// A service called tollgate-server in Kubernetes kept the server in it from starting.
     #[test]
     fn addresses_of_services_are_not_ours() {
-        let mut own = Own::default();
+        let mut own = Own;
         let links = [
             ("TOLLGATE_STORE_SERVICE_HOST", "10.0.0.1"),
             ("TOLLGATE_STORE_SERVICE_PORT", "6379"),
@@ -500,7 +500,6 @@ lease = "1m"
     }
 
     /// A section of another crate with a variable.
-    #[derive(Default)]
     struct Own;
 
     impl super::super::Extension for Own {
