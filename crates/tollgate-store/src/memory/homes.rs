@@ -30,7 +30,7 @@ pub(crate) struct Homes<T> {
     directories: [OnceLock<Directory<T>>; MOST_BITS],
 }
 
-/// How many elements there are, and how many bits that number has, in one word.
+/// How many elements there are, and how many bits the last index has, in one word.
 #[derive(Clone, Copy)]
 struct Size(u64);
 
@@ -38,8 +38,7 @@ impl Size {
     const BITS: u32 = 6;
 
     fn of(count: usize) -> Size {
-        let bits = u64::from(usize::BITS - count.leading_zeros());
-        Size((count as u64) << Size::BITS | bits)
+        Size((count as u64) << Size::BITS | bits_of(count.saturating_sub(1)) as u64)
     }
 
     #[inline(always)]
@@ -59,6 +58,11 @@ impl Size {
         let wide = low_bits(hash) & mask;
         if wide < self.count() { wide } else { wide & (mask >> 1) }
     }
+}
+
+/// How many bits an index has.
+fn bits_of(index: usize) -> usize {
+    (usize::BITS - index.leading_zeros()) as usize
 }
 
 /// As much of a hash as an index holds.
@@ -112,7 +116,7 @@ impl<T: Default> Homes<T> {
     /// The element at `index`, which `ensure` must have been called for.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> &T {
-        self.at(index, (usize::BITS - index.leading_zeros()) as usize)
+        self.at(index, bits_of(index))
     }
 
     /// The element at `index`, which a directory of indexes of so many bits leads to.
@@ -134,7 +138,7 @@ impl<T: Default> Homes<T> {
             self.small[index >> SMALL_BITS].get_or_init(|| Box::new(std::array::from_fn(|_| T::default())));
             return;
         }
-        let bits = (usize::BITS - index.leading_zeros()) as usize;
+        let bits = bits_of(index);
         let directory = self.directories[bits & (MOST_BITS - 1)].get_or_init(|| {
             let chunks: Directory<T> = (0..(1 << bits) >> LARGE_BITS).map(|_| OnceLock::new()).collect();
             let before = self.directories[(bits - 1) & (MOST_BITS - 1)].get();
@@ -181,6 +185,8 @@ mod tests {
             places.push(homes.get(index));
             homes.set_count(index + 1);
             assert_eq!((homes.count(), homes.index_of(index as u64)), (index + 1, index));
+            // By the word as it is now, and not only by what will be there later.
+            assert!(std::ptr::eq(homes.of(index as u64 / 2), places[index / 2]), "{index}");
         }
         for (index, place) in places.iter().enumerate() {
             assert!(std::ptr::eq(homes.get(index), *place));
