@@ -17,6 +17,7 @@ mod spans;
 mod status;
 mod turn;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -63,6 +64,8 @@ struct Inner {
     tollgate: Tollgate,
     line: Line,
     jobs: RwLock<Arc<Jobs>>,
+    /// How often policies were put in place.
+    version: AtomicU64,
     /// Calls waiting jobs in the framework, if it can.
     wake: RwLock<Option<Arc<dyn Wake>>>,
     wakes: Wakes,
@@ -110,6 +113,7 @@ impl JobGate {
     fn put_in_place(&self, policy: Policy, jobs: Jobs) -> Result<(), Error> {
         self.inner.tollgate.reload(policy)?;
         *self.inner.jobs.write() = Arc::new(jobs);
+        self.inner.version.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
@@ -127,7 +131,15 @@ impl JobGate {
     /// charges.
     pub async fn enter(&self, plan: &Plan) -> JobDecision {
         let span = spans::enter(plan);
-        let decision = self.decide(plan).instrument(span.clone()).await;
+        let mut decision = JobDecision::Skip;
+        for _ in 0..TRIES {
+            let version = self.version();
+            decision = self.decide(plan).instrument(span.clone()).await;
+            // Who is put off while limits change may have been so by the old ones. Who comes after that is called with the others.
+            if !matches!(decision, JobDecision::Delay(_)) || version == self.version() {
+                break;
+            }
+        }
         if matches!(decision, JobDecision::Run(_)) {
             self.inner.history.started(plan);
         }
@@ -206,6 +218,11 @@ impl JobGate {
         }
         let turn = Turn { wait: SHORT_WAIT, sleep: SHORT_WAIT, binding: 0 };
         self.delay(plan, &look, turn).await
+    }
+
+    /// A number that is another one when policies have changed. To be read before them.
+    pub(crate) fn version(&self) -> u64 {
+        self.inner.version.load(Ordering::SeqCst)
     }
 
     /// The limits behind it.

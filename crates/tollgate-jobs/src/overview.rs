@@ -19,13 +19,16 @@ use crate::limits::{JobLimits, JobScope, JobsConfig, OnExceeded};
 use crate::line::{BY_HAND, Called, Line, REMOTE_SIDE};
 use crate::open::database;
 use crate::plan::closable;
-use crate::wake::ApalisRows;
+use crate::wake::{ApalisRows, Wake};
 
 /// How long a statement may take, and a connection.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long the jobs of a key that was opened may be called for.
 const CALLING: Duration = Duration::from_secs(10);
+
+/// How long after the others those of them are called that workers had in their hands.
+const PUT_BACK: Duration = Duration::from_millis(500);
 
 /// How many rows of the line are looked at. Beyond, numbers are lower bounds, and [`JobsOverview::is_cut`] says so.
 const MOST_ROWS: i64 = 100_000;
@@ -318,7 +321,15 @@ impl JobsReader {
             let rows = ApalisRows::of(&self.line.pool).await;
             let rows = rows.map_err(|error| Error::database("calling waiting jobs", error))?;
             match rows {
-                Some(rows) => self.line.call(called, &rows).await.map(Some),
+                Some(rows) => {
+                    let (mut count, in_hands) = self.line.call(called, &rows).await?;
+                    if !in_hands.is_empty() {
+                        // Workers are about to put these back.
+                        tokio::time::sleep(PUT_BACK).await;
+                        count += rows.wake(&in_hands).await?;
+                    }
+                    Ok::<_, Error>(Some(count))
+                }
                 None => Ok(None),
             }
         };
