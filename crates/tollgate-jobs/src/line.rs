@@ -23,8 +23,12 @@ use crate::wake::Wake;
 pub(crate) use survey::{NewPlace, NewSlot, Survey};
 
 /// The tables, one text for each version.
-const MIGRATIONS: [&str; 3] =
-    [include_str!("line/1.sql"), include_str!("line/2.sql"), include_str!("line/3.sql")];
+const MIGRATIONS: [&str; 4] = [
+    include_str!("line/1.sql"),
+    include_str!("line/2.sql"),
+    include_str!("line/3.sql"),
+    include_str!("line/4.sql"),
+];
 
 const FUNCTIONS: &str = include_str!("line/functions.sql");
 

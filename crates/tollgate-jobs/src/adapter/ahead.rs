@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use sqlx::Row;
-use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::postgres::types::PgHstore;
+use sqlx::postgres::{PgConnection, PgRow};
 use uuid::Uuid;
 
 use super::layer::{JobArgs, plan_of};

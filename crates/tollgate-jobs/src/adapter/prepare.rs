@@ -77,8 +77,7 @@ async fn index(line: &Line) -> Result<bool, sqlx::Error> {
     let mut transaction = line.pool.begin().await?;
     sqlx::query(line.sql(MIGRATION_LOCK)).execute(&mut *transaction).await?;
     let there = "select to_regclass('apalis.{prefix}job_due') is not null, pg_relation_size('apalis.jobs')";
-    let (is_there, bytes): (bool, i64) =
-        sqlx::query_as(line.sql(there)).fetch_one(&mut *transaction).await?;
+    let (is_there, bytes): (bool, i64) = sqlx::query_as(line.sql(there)).fetch_one(&mut *transaction).await?;
     if is_there || bytes > INDEXED_BYTES {
         return Ok(is_there);
     }

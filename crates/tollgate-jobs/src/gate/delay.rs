@@ -86,14 +86,20 @@ impl JobGate {
 
     /// Reports a delay, and remembers when the job is due, unless it would only be put off again then: that may as well be at the next
     /// poll. Answers the limit that holds it up.
-    pub(super) fn note_delay(&self, plan: &Plan, wait: Duration, binding: usize, is_its_turn: bool) -> String {
+    pub(super) fn note_delay(
+        &self,
+        plan: &Plan,
+        wait: Duration,
+        binding: usize,
+        is_its_turn: bool,
+    ) -> String {
         let (limit, label) = match plan.charges.get(binding) {
             Some(charge) => (charge.limit.clone(), charge.label.as_str()),
             None => (String::new(), ""),
         };
         tracing::debug!(job_type = plan.job_type, delay_ms = wait.as_millis(), limit, "job delayed");
         metrics::hit(label, OnExceeded::Delay);
-        self.inner.history.held_up(label, OnExceeded::Delay);
+        self.inner.history.held_up(plan, label, OnExceeded::Delay, wait);
         metrics::delayed(wait);
         if is_its_turn {
             self.inner.wakes.push(wait);
@@ -113,7 +119,7 @@ impl JobGate {
             self.leave(plan).await;
         }
         metrics::hit(label, behaviour);
-        self.inner.history.held_up(label, behaviour);
+        self.inner.history.held_up(plan, label, behaviour, Duration::ZERO);
         tracing::debug!(
             job_type = plan.job_type,
             key = label,

@@ -28,8 +28,7 @@ async fn s24_waiting_jobs_follow_a_changed_limit() {
     world.gate.reload(only("mail", rate(100, SECOND))).await.unwrap();
     let reloaded = world.number(clock).await;
     // All others are called: nobody sleeps until the time that the old limit gave.
-    let asleep =
-        "select count(*) from apalis.jobs where status = 'Pending' and run_at > clock_timestamp() + interval '2 seconds'";
+    let asleep = "select count(*) from apalis.jobs where status = 'Pending' and run_at > clock_timestamp() + interval '2 seconds'";
     assert_eq!(world.number(asleep).await, 0);
     world.until_done(50).await;
     // They run at the pace of the new limit: fifty at a hundred a second fit at once, so that none is put off by more than a window. How soon
