@@ -131,15 +131,7 @@ impl JobGate {
     /// charges.
     pub async fn enter(&self, plan: &Plan) -> JobDecision {
         let span = spans::enter(plan);
-        let mut decision = JobDecision::Skip;
-        for _ in 0..TRIES {
-            let version = self.version();
-            decision = self.decide(plan).instrument(span.clone()).await;
-            // Who is put off while limits change may have been so by the old ones. Who comes after that is called with the others.
-            if !matches!(decision, JobDecision::Delay(_)) || version == self.version() {
-                break;
-            }
-        }
+        let decision = self.decide(plan).instrument(span.clone()).await;
         if matches!(decision, JobDecision::Run(_)) {
             self.inner.history.started(plan);
         }
@@ -221,6 +213,7 @@ impl JobGate {
     }
 
     /// A number that is another one when policies have changed. To be read before them.
+    #[cfg(feature = "apalis")]
     pub(crate) fn version(&self) -> u64 {
         self.inner.version.load(Ordering::SeqCst)
     }

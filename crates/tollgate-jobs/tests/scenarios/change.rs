@@ -131,6 +131,32 @@ async fn workers_follow_their_config_file() {
     std::fs::remove_file(&file).unwrap();
 }
 
+/// Limits are raised while hundreds of jobs are being put off together by the old ones, which nobody else sees yet: they are called too.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_are_put_off_together_while_a_limit_changes_follow_it() {
+    let world = World::new(only("mail", rate(1, HOUR))).await;
+    let _worker = world.worker("q");
+    // The last of them is written only when the test lets it.
+    world.server.psql(
+        "create table last (id text);
+         create function hold() returns trigger language plpgsql as $$ begin
+           if new.job in (select id from last) then perform pg_advisory_xact_lock_shared(77); end if; return new; end $$;
+         create trigger hold before insert on tollgate_job_waiting for each row execute function hold();
+         create function note_last() returns trigger language plpgsql as $$ begin
+           if convert_from(new.job, 'UTF8')::json ->> 'number' = '399' then insert into last values (new.id); end if; return null; end $$;
+         create trigger note_last after insert on apalis.jobs for each row execute function note_last();",
+    );
+    let mut holder = world.pool.acquire().await.unwrap();
+    sqlx::query("select pg_advisory_lock(77)").execute(&mut *holder).await.unwrap();
+    world.push_all("q", jobs("mail", 400)).await;
+    world
+        .until("select count(*) from pg_locks where locktype = 'advisory' and objid = 77 and not granted", 1)
+        .await;
+    world.gate.reload(only("mail", rate(1_000, SECOND))).await.unwrap();
+    sqlx::query("select pg_advisory_unlock(77)").execute(&mut *holder).await.unwrap();
+    world.until_done(400).await;
+}
+
 /// The line cannot be read while limits are raised: the new ones are in place all the same, and the jobs are called when it can.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_is_made_also_if_waiting_jobs_cannot_be_called_yet() {

@@ -78,6 +78,7 @@ async fn what_became_of_jobs_is_written_down() {
     );
     // The last that were held up are named, whatever became of them, and no tenant.
     let lately = "select concat_ws(' ', job_type, label, behavior, wait_us > 0), count(*) from tollgate_job_lately group by 1";
+    world.until("select count(*) from tollgate_job_lately", 9).await;
     let found = world.counts(lately).await;
     let expected =
         [("delay job:delay delay t", 3), ("reject job:reject reject f", 3), ("skip job:skip skip f", 3)];
