@@ -42,7 +42,7 @@ pub(crate) const ALL: &str = "";
 
 /// How many of the last jobs that were held up are kept here until they are written, and in the table.
 const LATELY: usize = 20;
-const LATELY_KEPT: i64 = 50;
+const LATELY_ROWS: i64 = 50;
 
 /// How much is kept of the name of a type, which anybody may have chosen who pushes jobs.
 const LONGEST_TYPE: usize = 64;
@@ -148,7 +148,7 @@ impl History {
             .bind(lately.iter().map(|one| one.label.as_str()).collect::<Vec<_>>())
             .bind(lately.iter().map(|one| one.behaviour.name()).collect::<Vec<_>>())
             .bind(lately.iter().map(|one| us(one.wait)).collect::<Vec<_>>())
-            .bind(LATELY_KEPT)
+            .bind(LATELY_ROWS)
             .execute(connection)
             .await?;
         Ok(())
