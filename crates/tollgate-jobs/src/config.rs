@@ -259,6 +259,18 @@ mod tests {
         assert_eq!(limits.on_exceeded.name(), "delay");
     }
 
+    /// The config that docs/jobs.md shows is whole.
+    #[test]
+    fn the_config_of_the_page_is_valid() {
+        const PAGE: &str = include_str!("../../../docs/jobs.md");
+        let mut blocks = PAGE.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let block = blocks.find(|block| block.contains("[jobs]")).expect("a config");
+        let (config, jobs) = parse(block).unwrap_or_else(|mistakes| panic!("{mistakes}\nin\n{block}"));
+        assert!(config.policy.find("stripe").is_ok());
+        assert_eq!(jobs.types[0].1.limits, ["stripe"]);
+        assert!(crate::open::database(&config, &jobs).is_ok(), "it names the database");
+    }
+
     /// All mistakes of a file, each by line, field, value and a part of the fix.
     fn check(text: &str, expected: &[(usize, &str, &str, &str)]) {
         let mistakes = parse(text).expect_err(text);

@@ -29,8 +29,16 @@ impl Error {
             Some("42501") => {
                 "; the database role lacks a right: grant it, or run the migration as the owner of the tables"
             }
+            // What the database says of it would only name the first table or function that was asked for.
             Some("42P01" | "42883" | "3F000") => {
-                "; the job tables are not there: run the migration (JobGateBuilder::connect does)"
+                return Error::caused(
+                    format!(
+                        "{doing}: the job tables are not there, so no worker has prepared this database yet; start one \
+                         (JobGate::open_file or JobGateBuilder::connect make them), or if one runs, give it and this program the \
+                         same [jobs] database and [store.postgres] prefix"
+                    ),
+                    error,
+                );
             }
             _ => "",
         };

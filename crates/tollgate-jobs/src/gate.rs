@@ -17,6 +17,7 @@ mod spans;
 mod status;
 mod turn;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -63,6 +64,8 @@ struct Inner {
     tollgate: Tollgate,
     line: Line,
     jobs: RwLock<Arc<Jobs>>,
+    /// How often policies were put in place.
+    version: AtomicU64,
     /// Calls waiting jobs in the framework, if it can.
     wake: RwLock<Option<Arc<dyn Wake>>>,
     wakes: Wakes,
@@ -110,6 +113,7 @@ impl JobGate {
     fn put_in_place(&self, policy: Policy, jobs: Jobs) -> Result<(), Error> {
         self.inner.tollgate.reload(policy)?;
         *self.inner.jobs.write() = Arc::new(jobs);
+        self.inner.version.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
@@ -206,6 +210,12 @@ impl JobGate {
         }
         let turn = Turn { wait: SHORT_WAIT, sleep: SHORT_WAIT, binding: 0 };
         self.delay(plan, &look, turn).await
+    }
+
+    /// A number that is another one when policies have changed. To be read before them.
+    #[cfg(feature = "apalis")]
+    pub(crate) fn version(&self) -> u64 {
+        self.inner.version.load(Ordering::SeqCst)
     }
 
     /// The limits behind it.

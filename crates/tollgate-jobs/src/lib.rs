@@ -34,9 +34,14 @@ pub use limits::{JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 pub use line::ClosedKey;
 pub use metrics::METRICS;
 pub use overview::{
-    ClosedLabel, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, OpenedKey, Unreadable,
-    WaitingJob,
+    ClosedLabel, HeldUpJob, JobCount, JobHold, JobKey, JobWorkers, JobsOverview, JobsReader, OpenedKey,
+    Unreadable, WaitingJob,
 };
 pub use plan::Plan;
 pub use policy::{JobPolicy, Jobs};
 pub use wake::Wake;
+
+/// The program of docs/jobs.md is compiled.
+#[cfg(all(doctest, feature = "apalis"))]
+#[doc = include_str!("../../../docs/jobs.md")]
+struct JobsPage;

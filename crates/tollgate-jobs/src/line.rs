@@ -23,8 +23,12 @@ use crate::wake::Wake;
 pub(crate) use survey::{NewPlace, NewSlot, Survey};
 
 /// The tables, one text for each version.
-const MIGRATIONS: [&str; 3] =
-    [include_str!("line/1.sql"), include_str!("line/2.sql"), include_str!("line/3.sql")];
+const MIGRATIONS: [&str; 4] = [
+    include_str!("line/1.sql"),
+    include_str!("line/2.sql"),
+    include_str!("line/3.sql"),
+    include_str!("line/4.sql"),
+];
 
 const FUNCTIONS: &str = include_str!("line/functions.sql");
 
@@ -287,9 +291,11 @@ impl Line {
         call.bind(lines).fetch_all(&self.pool).await
     }
 
-    /// Calls jobs that sleep, first those whose turn comes first, some at a time. Answers how many were due because of that.
-    pub(crate) async fn call(&self, called: &Called, wake: &dyn Wake) -> Result<u64, Error> {
+    /// Calls jobs that sleep, first those whose turn comes first, some at a time. Answers how many were due because of that, and which
+    /// could not hear it because a worker had them in its hands.
+    pub(crate) async fn call(&self, called: &Called, wake: &dyn Wake) -> Result<(u64, Vec<String>), Error> {
         let (mut count, mut behind) = (0, (i64::MIN, String::new()));
+        let mut in_hands = Vec::new();
         for page in 0.. {
             if page > 0 {
                 tokio::time::sleep(CALLED_EVERY).await;
@@ -300,12 +306,14 @@ impl Line {
             let Some((job, slot_us)) = sleepers.last() else { break };
             behind = (*slot_us, job.clone());
             let jobs: Vec<String> = sleepers.into_iter().map(|(job, _)| job).collect();
+            // First, so that one that is put back in between is called now or later, and not missed.
+            in_hands.extend(wake.in_hands(&jobs).await?);
             count += wake.wake(&jobs).await?;
             if is_last {
                 break;
             }
         }
-        Ok(count)
+        Ok((count, in_hands))
     }
 
     /// The next jobs that sleep, behind one of them, in the order of their slots.

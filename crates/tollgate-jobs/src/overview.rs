@@ -17,15 +17,18 @@ use crate::gate::{closing, held_by};
 use crate::history::{ALL, JobCounts};
 use crate::limits::{JobLimits, JobScope, JobsConfig, OnExceeded};
 use crate::line::{BY_HAND, Called, Line, REMOTE_SIDE};
-use crate::open::database;
+use crate::open::{database, reach};
 use crate::plan::closable;
-use crate::wake::ApalisRows;
+use crate::wake::{ApalisRows, Wake};
 
 /// How long a statement may take, and a connection.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long the jobs of a key that was opened may be called for.
 const CALLING: Duration = Duration::from_secs(10);
+
+/// How long after the others those of them are called that workers had in their hands.
+const PUT_BACK: Duration = Duration::from_millis(500);
 
 /// How many rows of the line are looked at. Beyond, numbers are lower bounds, and [`JobsOverview::is_cut`] says so.
 const MOST_ROWS: i64 = 100_000;
@@ -34,6 +37,7 @@ const MOST_ROWS: i64 = 100_000;
 const MOST_KEYS: usize = 200;
 const MOST_CLOSED: i64 = 50;
 const MOST_JOBS: i64 = 40;
+const MOST_LATELY: i64 = 10;
 
 /// How many points a forecast has.
 const POINTS: usize = 60;
@@ -80,6 +84,24 @@ pub struct JobsOverview {
     pub workers: Option<JobWorkers>,
     /// What became of jobs in the last hour, as far as workers have written it down; `None` if they are of a version that does not.
     pub hour: Option<JobCounts>,
+    /// The last jobs that were held up, the newest first, as far as workers have written it down.
+    pub lately: Vec<HeldUpJob>,
+}
+
+/// A job that was held up.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HeldUpJob {
+    /// How long ago.
+    pub ago: Duration,
+    /// Its type.
+    pub job_type: String,
+    /// Whose limit it was: `job:<type>`, `queue:<name>` or `global`; `shared` for a limit that others use too.
+    pub key: String,
+    /// `delay`, `reject` or `skip`.
+    pub behaviour: String,
+    /// For how long it was delayed.
+    pub wait: Duration,
 }
 
 /// One type of job, one queue, or all jobs.
@@ -262,6 +284,11 @@ impl JobsReader {
         Ok(JobsReader { line: Line { pool, prefix: prefix.to_owned() } })
     }
 
+    /// Whether the database answers at all; the error names its address, without a password, and why it does not.
+    pub async fn reach(&self) -> Result<(), Error> {
+        reach(&self.line.pool.connect_options()).await
+    }
+
     /// All there is to see, under these policies. The counts are the gate's.
     pub async fn read(&self, tollgate: &Tollgate, jobs: &JobsConfig) -> Read<JobsOverview> {
         let reading = async {
@@ -269,6 +296,7 @@ impl JobsReader {
             let mut overview = self.line(&mut connection, jobs).await?;
             overview.workers = self.workers(&mut connection).await;
             self.hour(&mut connection, &mut overview).await?;
+            self.lately(&mut connection, &mut overview).await?;
             Ok(overview)
         };
         let mut overview = in_time(reading).await.map_err(unreadable)?;
@@ -318,7 +346,15 @@ impl JobsReader {
             let rows = ApalisRows::of(&self.line.pool).await;
             let rows = rows.map_err(|error| Error::database("calling waiting jobs", error))?;
             match rows {
-                Some(rows) => self.line.call(called, &rows).await.map(Some),
+                Some(rows) => {
+                    let (mut count, in_hands) = self.line.call(called, &rows).await?;
+                    if !in_hands.is_empty() {
+                        // Workers are about to put these back.
+                        tokio::time::sleep(PUT_BACK).await;
+                        count += rows.wake(&in_hands).await?;
+                    }
+                    Ok::<_, Error>(Some(count))
+                }
                 None => Ok(None),
             }
         };
@@ -360,6 +396,7 @@ impl JobsReader {
             closed: Vec::new(),
             workers: None,
             hour: None,
+            lately: Vec::new(),
         };
         self.by_label(connection, now, &mut overview.keys).await?;
         self.by_slot(connection, now, jobs, &mut overview).await?;
@@ -544,6 +581,33 @@ impl JobsReader {
         };
         overview.hour = Some(find(ALL));
         overview.keys.iter_mut().for_each(|key| key.hour = Some(find(&key.key)));
+        Ok(())
+    }
+
+    /// The last jobs that were held up, if the workers are of a version that writes that down.
+    async fn lately(
+        &self,
+        connection: &mut PgConnection,
+        overview: &mut JobsOverview,
+    ) -> Result<(), sqlx::Error> {
+        let there = format!("select to_regclass('{}job_lately') is not null", self.line.prefix);
+        if !sqlx::query_scalar(sqlx::AssertSqlSafe(there)).fetch_one(&mut *connection).await? {
+            return Ok(());
+        }
+        let text = "select greatest(0, $1 - at_us), left(job_type, 64), left(label, 200), behavior, wait_us
+            from {prefix}job_lately order by at_us desc, id desc limit $2";
+        let now = i64::try_from(overview.now_us).unwrap_or(i64::MAX);
+        let rows: Vec<(i64, String, String, String, i64)> =
+            sqlx::query_as(self.line.sql(text)).bind(now).bind(MOST_LATELY).fetch_all(connection).await?;
+        let span = |us: i64| Duration::from_micros(unsigned(us));
+        let held_up = |(ago, job_type, key, behaviour, wait)| HeldUpJob {
+            ago: span(ago),
+            job_type,
+            key,
+            behaviour,
+            wait: span(wait),
+        };
+        overview.lately = rows.into_iter().map(held_up).collect();
         Ok(())
     }
 

@@ -22,6 +22,15 @@ pub trait Wake: Send + Sync {
         jobs: &'a [String],
     ) -> Pin<Box<dyn Future<Output = Result<u64, Error>> + Send + 'a>>;
 
+    /// Those of these jobs that a worker has in its hands. It may be about to put them off, for a reason that is gone by now; then they are
+    /// called again when it has.
+    fn in_hands<'a>(
+        &'a self,
+        _jobs: &'a [String],
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<String>, Error>> + Send + 'a>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
     /// A job came long before it was to, or some time has passed. The job may have been called; or the framework does not keep the times
     /// that it is given, which is looked into here.
     fn came_early(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -54,6 +63,17 @@ impl Wake for ApalisRows {
             let called = sqlx::query(text).bind(jobs).execute(&self.pool).await;
             let called = called.map_err(|error| Error::database("calling waiting jobs", error))?;
             Ok(called.rows_affected())
+        })
+    }
+
+    fn in_hands<'a>(
+        &'a self,
+        jobs: &'a [String],
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<String>, Error>> + Send + 'a>> {
+        let text = "select id from apalis.jobs where id = any($1) and status in ('Queued', 'Running')";
+        Box::pin(async move {
+            let found = sqlx::query_scalar(text).bind(jobs).fetch_all(&self.pool).await;
+            found.map_err(|error| Error::database("looking for jobs that workers have", error))
         })
     }
 }

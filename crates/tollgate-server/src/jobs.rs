@@ -39,6 +39,7 @@ pub(crate) fn run(asked: &JobsArgs) -> Result<(), Failure> {
             JobsCommand::Open { key, config } => {
                 let config = load(config)?;
                 let reader = JobsReader::of(&config.gate, &config.jobs).map_err(failed)?;
+                reader.reach().await.map_err(failed)?;
                 let opened = reader.open(key, false, &config.jobs).await.map_err(failed)?;
                 match (opened.opened, opened.called) {
                     (0, _) => print_result(format_args!("was not closed")),

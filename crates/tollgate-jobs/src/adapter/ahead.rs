@@ -1,8 +1,9 @@
 //! Reads ahead in a queue, so that the jobs of one key that has to wait are not claimed one by one in front of all others.
 //!
 //! When a job was put off, others of its key are likely to be due behind it. They are read in pages, in the order in which apalis fetches,
-//! and put off together (`gate/bulk.rs`): one page is one transaction, in which its rows are locked, so that no worker claims what is
-//! being put off. Jobs that would wake within half a minute only because they may not sleep longer are put off again on the way.
+//! and put off together (`gate/bulk.rs`): one page is one transaction, in which the rows of those that have to wait are locked, so that
+//! workers pass over them to what may run. Jobs that would wake within some seconds only because they may not sleep longer are put off
+//! again on the way.
 //! One process reads ahead in a queue at a time. Should any of it fail, jobs are claimed one by one, as without it.
 
 use std::collections::{HashMap, HashSet};
@@ -12,17 +13,19 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use sqlx::Row;
-use sqlx::postgres::PgRow;
 use sqlx::postgres::types::PgHstore;
+use sqlx::postgres::{PgConnection, PgRow};
 use uuid::Uuid;
 
 use super::layer::{JobArgs, plan_of};
 use super::response::delayed_result;
 use crate::gate::{JobGate, PutOff, Sleep};
+use crate::line::Line;
 use crate::plan::Plan;
 
-/// How many jobs a page has. While it is written, jobs that were claimed before wait for it, and are then behind it.
-const PAGE: i64 = 1_000;
+/// How many jobs a page has. While it is written, jobs of its lines that were claimed before wait for it, and are then behind it. Between
+/// two pages workers claim some more, one by one, so that few large pages are done sooner than many small ones.
+const PAGE: i64 = 10_000;
 
 /// How many bytes of arguments a page has: somebody may push large ones.
 const PAGE_BYTES: i64 = 16 * 1024 * 1024;
@@ -39,8 +42,8 @@ const SETTLE: Duration = Duration::from_millis(10);
 /// The pause after a go that found nothing to put off; it doubles up to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How far ahead sleepers are put off again.
-const HORIZON: Duration = Duration::from_secs(30);
+/// How far ahead sleepers are put off again: as many at once as one go puts off, and not sooner than they must.
+const HORIZON: Duration = Duration::from_secs(5);
 
 /// Which queues are being read ahead in by this process, and which are left alone until when.
 #[derive(Clone, Debug, Default)]
@@ -157,6 +160,7 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     place: Cursor,
 ) -> Result<Page, sqlx::Error> {
     let line = gate.line();
+    let version = gate.version();
     let mut transaction = line.pool.begin().await?;
     // What a crash of the database would lose is put off again.
     let lock = "select pg_try_advisory_xact_lock(hashtextextended('{prefix}job_ahead ' || $1, 0)),
@@ -166,39 +170,8 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     if !is_ours {
         return Ok(Page { put_off: 0, next: None });
     }
-    let due = "select id, priority, (extract(epoch from run_at) * 1000000)::bigint, octet_length(job) + coalesce(pg_column_size(metadata), 0)
-        from apalis.jobs
-        where job_type = $1 and (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) and run_at < now()
-          and ($2 is null or priority < $2 or (priority = $2 and (run_at, id) > (timestamptz 'epoch' + $3 * interval '1 microsecond', $4)))
-        order by priority desc, run_at, id limit $5 for update skip locked";
-    let soon = "select j.id, j.priority, w.until_us, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
-        from {prefix}job_waiting w join apalis.jobs j on j.id = w.job
-        where w.queue = $1 and w.until_us between {prefix}job_now_us() and {prefix}job_now_us() + $2 and w.slot_us > w.until_us + 1000000
-          and (w.until_us, w.job) > ($4, $5) and j.status = 'Pending' and j.job_type = $1 and j.run_at > now()
-        order by w.until_us, w.job limit $3 for update of j skip locked";
     let sleep = if matches!(place, Cursor::Soon { .. }) { Sleep::GoesOn } else { Sleep::IsOver };
-    let found = match place {
-        Cursor::Soon { until_us, id } => {
-            let horizon = i64::try_from(HORIZON.as_micros()).unwrap_or(i64::MAX);
-            sqlx::query_as(line.sql(soon))
-                .bind(queue)
-                .bind(horizon)
-                .bind(PAGE)
-                .bind(until_us)
-                .bind(id)
-                .fetch_all(&mut *transaction)
-                .await?
-        }
-        Cursor::Start | Cursor::Behind { .. } => {
-            let (priority, run_at_us, id) = match place {
-                Cursor::Behind { priority, run_at_us, id } => (Some(priority), Some(run_at_us), Some(id)),
-                _ => (None, None, None),
-            };
-            let query = sqlx::query_as(line.sql(due)).bind(queue).bind(priority).bind(run_at_us).bind(id);
-            query.bind(PAGE).fetch_all(&mut *transaction).await?
-        }
-    };
-    let found: Vec<(String, i32, i64, i32)> = found;
+    let found = find(line, &mut transaction, queue, place).await?;
     let count = in_budget(found.iter().map(|(.., bytes)| *bytes));
     let ids: Vec<&str> = found[..count].iter().map(|(id, ..)| id.as_str()).collect();
     let read = "select j.id, j.job, j.metadata from unnest($1::text[]) with ordinality as u(id, number) join apalis.jobs j on j.id = u.id
@@ -222,7 +195,8 @@ async fn page<Args: JobArgs + DeserializeOwned>(
         }
         (None, Sleep::IsOver) => Some(Cursor::soon()),
     };
-    let plans: Vec<Plan> = plans.into_iter().flatten().collect();
+    let plans = plans.into_iter().flatten().collect();
+    let plans = lock_those_that_wait(gate, &mut transaction, plans, sleep).await?;
     if plans.is_empty() {
         return Ok(Page { put_off: 0, next });
     }
@@ -232,7 +206,7 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     if put_off.is_empty() {
         return Ok(Page { put_off: 0, next });
     }
-    let ids: Vec<&str> = put_off.iter().map(|one| plans[one.index].job.as_str()).collect();
+    let ids: Vec<String> = put_off.iter().map(|one| plans[one.index].job.clone()).collect();
     let untils: Vec<i64> =
         put_off.iter().map(|one| i64::try_from(one.until_us).unwrap_or(i64::MAX)).collect();
     let results: Vec<serde_json::Value> =
@@ -243,9 +217,65 @@ async fn page<Args: JobArgs + DeserializeOwned>(
           lock_by = case when j.status = 'Pending' then null else j.lock_by end,
           lock_at = case when j.status = 'Pending' then null else j.lock_at end
         from unnest($1::text[], $2::bigint[], $3::jsonb[]) as u(id, until_us, result) where j.id = u.id";
-    sqlx::query(text).bind(ids).bind(untils).bind(results).execute(&mut *transaction).await?;
+    sqlx::query(text).bind(&ids).bind(untils).bind(results).execute(&mut *transaction).await?;
     transaction.commit().await?;
+    gate.call_if_changed(version, &ids).await;
     Ok(Page { put_off: put_off.len(), next })
+}
+
+/// The next jobs that are due, or that would wake soon, each with its priority, its time and its size. They are not locked: that would keep
+/// workers from those that may run.
+async fn find(
+    line: &Line,
+    connection: &mut PgConnection,
+    queue: &str,
+    place: Cursor,
+) -> Result<Vec<(String, i32, i64, i32)>, sqlx::Error> {
+    let due = "select id, priority, (extract(epoch from run_at) * 1000000)::bigint, octet_length(job) + coalesce(pg_column_size(metadata), 0)
+        from apalis.jobs
+        where job_type = $1 and (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) and run_at < now()
+          and ($2 is null or priority < $2 or (priority = $2 and (run_at, id) > (timestamptz 'epoch' + $3 * interval '1 microsecond', $4)))
+        order by priority desc, run_at, id limit $5";
+    let soon = "select j.id, j.priority, w.until_us, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
+        from {prefix}job_waiting w join apalis.jobs j on j.id = w.job
+        where w.queue = $1 and w.until_us between {prefix}job_now_us() and {prefix}job_now_us() + $2 and w.slot_us > w.until_us + 1000000
+          and (w.until_us, w.job) > ($4, $5) and j.status = 'Pending' and j.job_type = $1 and j.run_at > now()
+        order by w.until_us, w.job limit $3";
+    let (priority, run_at_us, id) = match place {
+        Cursor::Soon { until_us, id } => {
+            let horizon = i64::try_from(HORIZON.as_micros()).unwrap_or(i64::MAX);
+            let query = sqlx::query_as(line.sql(soon)).bind(queue).bind(horizon).bind(PAGE);
+            return query.bind(until_us).bind(id).fetch_all(connection).await;
+        }
+        Cursor::Start => (None, None, None),
+        Cursor::Behind { priority, run_at_us, id } => (Some(priority), Some(run_at_us), Some(id)),
+    };
+    let query = sqlx::query_as(line.sql(due)).bind(queue).bind(priority).bind(run_at_us).bind(id);
+    query.bind(PAGE).fetch_all(connection).await
+}
+
+/// Locks the rows of those of these jobs that will have to wait, as far as nobody else has them: no worker claims what is being put off, and
+/// all others are left to workers, who pass over what is locked.
+async fn lock_those_that_wait(
+    gate: &JobGate,
+    connection: &mut PgConnection,
+    mut plans: Vec<Plan>,
+    sleep: Sleep,
+) -> Result<Vec<Plan>, sqlx::Error> {
+    if sleep == Sleep::IsOver && !plans.is_empty() {
+        let mut waits = gate.have_to_wait(&mut *connection, &plans).await?.into_iter();
+        plans.retain(|_| waits.next() == Some(true));
+    }
+    if plans.is_empty() {
+        return Ok(plans);
+    }
+    let ids: Vec<&str> = plans.iter().map(|plan| plan.job.as_str()).collect();
+    let lock = "select id from apalis.jobs where id = any($1) and (run_at < now()) = $2
+          and (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) for update skip locked";
+    let locked = sqlx::query_scalar(lock).bind(ids).bind(sleep == Sleep::IsOver);
+    let locked: HashSet<String> = locked.fetch_all(&mut *connection).await?.into_iter().collect();
+    plans.retain(|plan| locked.contains(&plan.job));
+    Ok(plans)
 }
 
 /// How many jobs of these sizes are read at once: at least one.

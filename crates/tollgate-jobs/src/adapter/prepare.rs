@@ -19,6 +19,16 @@ use crate::wake::{ApalisRows, Wake};
 
 const TRIGGER: &str = include_str!("apalis.sql");
 
+const INDEX: &str = "create index if not exists {prefix}job_due on apalis.jobs (job_type, run_at)
+    where status = 'Pending' or (status = 'Failed' and attempts < max_attempts)";
+
+/// A table beyond this size is not indexed at start: nothing could be pushed for as long as that takes.
+const INDEXED_BYTES: i64 = 256 * 1024 * 1024;
+
+/// Processes that start at once wait for each other.
+const MIGRATION_LOCK: &str =
+    "select pg_advisory_xact_lock(hashtextextended('tollgate migrate jobs {prefix}', 0))";
+
 /// The columns of `apalis.jobs` that the adapter reads or writes, with their types.
 const COLUMNS: [(&str, &str); 9] = [
     ("id", "text"),
@@ -41,6 +51,14 @@ pub async fn prepare(gate: &JobGate) -> Result<(), Error> {
     let line = gate.line();
     check_columns(&line.pool).await?;
     install(line).await?;
+    let indexed = index(line).await;
+    if !matches!(indexed, Ok(true)) {
+        let error = indexed.err().map_or_else(|| "the table is large".to_owned(), |error| error.to_string());
+        tracing::warn!(
+            error,
+            "apalis.jobs has no index by time, so that each poll reads all jobs that wait; docs/jobs.md has the statement to make it"
+        );
+    }
     let failed = |error| Error::database("trying the ack of a delayed job", error);
     let mut transaction = line.pool.begin().await.map_err(failed)?;
     let tried = try_ack(&mut transaction).await;
@@ -49,6 +67,23 @@ pub async fn prepare(gate: &JobGate) -> Result<(), Error> {
     let rows = ApalisRows { pool: line.pool.clone() };
     gate.set_wake(Arc::new(ApalisWake { rows, line: line.clone(), checked: Mutex::new(Instant::now()) }));
     Ok(())
+}
+
+/// Makes an index of the jobs by time, unless it is there: apalis's own is by priority first, so that a poll which finds nothing reads all
+/// jobs that wait. Jobs run without it too, so that nothing of this is an error. Answers whether it is there.
+///
+/// It is made at once and not `concurrently`, which would wait for every open transaction, and such a one that is to change the table for it.
+async fn index(line: &Line) -> Result<bool, sqlx::Error> {
+    let mut transaction = line.pool.begin().await?;
+    sqlx::query(line.sql(MIGRATION_LOCK)).execute(&mut *transaction).await?;
+    let there = "select to_regclass('apalis.{prefix}job_due') is not null, pg_relation_size('apalis.jobs')";
+    let (is_there, bytes): (bool, i64) = sqlx::query_as(line.sql(there)).fetch_one(&mut *transaction).await?;
+    if is_there || bytes > INDEXED_BYTES {
+        return Ok(is_there);
+    }
+    sqlx::raw_sql(line.sql(INDEX)).execute(&mut *transaction).await?;
+    transaction.commit().await?;
+    Ok(true)
 }
 
 async fn check_columns(pool: &PgPool) -> Result<(), Error> {
@@ -88,8 +123,7 @@ async fn install(line: &Line) -> Result<bool, Error> {
     let digest = Sha256::digest(TRIGGER.replace("{prefix}", &line.prefix).as_bytes());
     let fingerprint: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut transaction = line.pool.begin().await.map_err(failed)?;
-    let lock = "select pg_advisory_xact_lock(hashtextextended('tollgate migrate jobs {prefix}', 0))";
-    sqlx::query(line.sql(lock)).execute(&mut *transaction).await.map_err(failed)?;
+    sqlx::query(line.sql(MIGRATION_LOCK)).execute(&mut *transaction).await.map_err(failed)?;
     let made = "select obj_description(t.oid, 'pg_trigger') from pg_trigger t
         where t.tgrelid = 'apalis.jobs'::regclass and t.tgname = '{prefix}job_defer' and t.tgenabled in ('O', 'A')";
     let made: Option<Option<String>> =
@@ -156,6 +190,13 @@ impl Wake for ApalisWake {
         jobs: &'a [String],
     ) -> Pin<Box<dyn Future<Output = Result<u64, Error>> + Send + 'a>> {
         self.rows.wake(jobs)
+    }
+
+    fn in_hands<'a>(
+        &'a self,
+        jobs: &'a [String],
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<String>, Error>> + Send + 'a>> {
+        self.rows.in_hands(jobs)
     }
 
     /// Without the trigger a delayed job comes back at once, again and again.

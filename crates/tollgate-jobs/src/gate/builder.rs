@@ -1,6 +1,7 @@
 //! Builds a gate.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::RwLock;
 use sqlx::postgres::PgPool;
@@ -61,6 +62,7 @@ impl JobGateBuilder {
             tollgate: self.tollgate,
             line: Line { pool: self.pool, prefix: self.prefix },
             jobs: RwLock::default(),
+            version: AtomicU64::new(0),
             wake: RwLock::default(),
             wakes: Wakes::default(),
             history: History::default(),

@@ -27,6 +27,9 @@ const PROBES: u64 = 64;
 /// How many charges a peek takes.
 const CHARGES: usize = 64;
 
+/// A slot that moves by less than this is left as it was.
+const SLOT_STAYS_US: u64 = 500_000;
+
 /// How long the limits may take to answer for one page, whose rows and lines are locked meanwhile.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -56,11 +59,24 @@ struct Waiter<'a> {
     ahead: Vec<u64>,
     closed: Closed,
     since_us: Option<u64>,
-    /// Until when it sleeps that waited already.
+    /// When it expects its turn and until when it sleeps, if it waited already.
+    slot_us: Option<u64>,
     slept_until_us: Option<u64>,
 }
 
 impl JobGate {
+    /// Which of these jobs will have to wait, by a look without locks: those that are to be locked.
+    pub(crate) async fn have_to_wait(
+        &self,
+        connection: &mut PgConnection,
+        plans: &[Plan],
+    ) -> Result<Vec<bool>, sqlx::Error> {
+        let mut survey = self.inner.line.glance(connection, plans).await?;
+        let mut places = Vec::new();
+        let waits = |(index, plan)| wait_in_line(index, plan, &mut survey, &mut places).is_some();
+        Ok(plans.iter().enumerate().map(waits).collect())
+    }
+
     /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's. `None` if
     /// the limits cannot be asked, or not in time: then nothing was written.
     pub(crate) async fn put_off_many(
@@ -108,13 +124,12 @@ impl JobGate {
             {
                 continue;
             }
-            let limit = self.note_delay(waiter.plan, span, binding);
-            slots.push(NewSlot {
-                plan: waiter.plan,
-                slot_us: now_us.saturating_add(micros(wait)),
-                until_us,
-                binding: limit.clone(),
-            });
+            let limit = self.note_delay(waiter.plan, span, binding, span >= turn.sleep);
+            // A time that has hardly moved stays: to write it would cost as much as all the rest.
+            let (slot_us, had_us) = (now_us.saturating_add(micros(wait)), waiter.slot_us);
+            let slot_us =
+                had_us.filter(|had_us| had_us.abs_diff(slot_us) <= SLOT_STAYS_US).unwrap_or(slot_us);
+            slots.push(NewSlot { plan: waiter.plan, slot_us, until_us, binding: limit.clone() });
             put_off.push(PutOff { index: waiter.index, until_us, limit });
         }
         places.retain(|place: &NewPlace<'_>| !never.contains(place.job));
@@ -210,6 +225,7 @@ fn wait_in_line<'a>(
             ahead,
             closed,
             since_us: Some(waiting.since_us),
+            slot_us: Some(waiting.slot_us),
             slept_until_us: Some(waiting.until_us),
         });
     }
@@ -225,7 +241,7 @@ fn wait_in_line<'a>(
         line.ahead = line.ahead.saturating_add(charge.cost);
         places.push(NewPlace { job: &plan.job, charge, place: line.last });
     }
-    Some(Waiter { index, plan, ahead, closed, since_us: Some(now_us), slept_until_us: None })
+    Some(Waiter { index, plan, ahead, closed, since_us: Some(now_us), slot_us: None, slept_until_us: None })
 }
 
 /// Whether a job that sleeps is to sleep until another time: half of its sleep has passed, or it will not have to be put off again.

@@ -44,7 +44,7 @@ impl JobGate {
         if let Err(error) = self.inner.line.set_slot(&plan.job, slot_us, until_us, &charge.limit).await {
             tracing::warn!(%error, "a slot cannot be written; the job keeps its place as long as that lasts");
         }
-        self.delayed(plan, sleep, Some(until_us), turn.binding)
+        self.delayed(plan, sleep, Some(until_us), turn.binding, sleep >= turn.sleep)
     }
 
     /// Takes a job out of its lines while it is charged.
@@ -69,7 +69,7 @@ impl JobGate {
     /// Puts a job off that has no place in line.
     pub(super) fn put_off(&self, plan: &Plan, wait: Duration, binding: usize) -> JobDecision {
         let wait = wait.max(SHORT_WAIT).min(plan.max_delay);
-        self.delayed(plan, wait.saturating_add(jitter(&plan.job, wait / 4)), None, binding)
+        self.delayed(plan, wait.saturating_add(jitter(&plan.job, wait / 4)), None, binding, true)
     }
 
     pub(super) fn delayed(
@@ -78,22 +78,32 @@ impl JobGate {
         wait: Duration,
         until_us: Option<u64>,
         binding: usize,
+        is_its_turn: bool,
     ) -> JobDecision {
-        let limit = self.note_delay(plan, wait, binding);
+        let limit = self.note_delay(plan, wait, binding, is_its_turn);
         JobDecision::Delay(Delay { wait, until_us, limit })
     }
 
-    /// Reports a delay, and remembers when the job is due. Answers the limit that holds it up.
-    pub(super) fn note_delay(&self, plan: &Plan, wait: Duration, binding: usize) -> String {
+    /// Reports a delay, and remembers when the job is due, unless it would only be put off again then: that may as well be at the next
+    /// poll. Answers the limit that holds it up.
+    pub(super) fn note_delay(
+        &self,
+        plan: &Plan,
+        wait: Duration,
+        binding: usize,
+        is_its_turn: bool,
+    ) -> String {
         let (limit, label) = match plan.charges.get(binding) {
             Some(charge) => (charge.limit.clone(), charge.label.as_str()),
             None => (String::new(), ""),
         };
         tracing::debug!(job_type = plan.job_type, delay_ms = wait.as_millis(), limit, "job delayed");
         metrics::hit(label, OnExceeded::Delay);
-        self.inner.history.held_up(label, OnExceeded::Delay);
+        self.inner.history.held_up(plan, label, OnExceeded::Delay, wait);
         metrics::delayed(wait);
-        self.inner.wakes.push(wait);
+        if is_its_turn {
+            self.inner.wakes.push(wait);
+        }
         limit
     }
 
@@ -109,7 +119,7 @@ impl JobGate {
             self.leave(plan).await;
         }
         metrics::hit(label, behaviour);
-        self.inner.history.held_up(label, behaviour);
+        self.inner.history.held_up(plan, label, behaviour, Duration::ZERO);
         tracing::debug!(
             job_type = plan.job_type,
             key = label,

@@ -13,8 +13,9 @@ use crate::metrics;
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 const AGAIN_TIMES: usize = 12;
 
-/// How long after a change all are called a second time.
-const LATER: Duration = Duration::from_secs(5);
+/// The pause before jobs are called again that a worker had in its hands; it doubles up to the longest. And how often that is tried.
+const IN_HANDS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+const IN_HANDS_TIMES: usize = 30;
 
 /// How long a place is kept whose time has passed.
 const RETENTION: Duration = Duration::from_secs(86_400);
@@ -25,15 +26,12 @@ const GAUGES_EVERY: u32 = 3;
 const CLEANUP_EVERY: u32 = 120;
 
 impl JobGate {
-    /// Calls all jobs that sleep, because what holds them up has changed; and once more some seconds later, for those whose delay was being
-    /// written by the old limits. If they cannot be called, that is tried again in the background: the change itself is made.
+    /// Calls all jobs that sleep, because what holds them up has changed. If they cannot be called, that is tried again in the background: the
+    /// change itself is made.
     pub(super) async fn call_all(&self) {
-        let mut pause = LATER;
-        if let Err(error) = self.call(&Called::All).await {
-            tracing::warn!(%error, "limits have changed, and waiting jobs cannot be called yet; that is tried again");
-            pause = AGAIN.0;
-        }
-        let gate = self.downgrade();
+        let Err(error) = self.call(&Called::All).await else { return };
+        tracing::warn!(%error, "limits have changed, and waiting jobs cannot be called yet; that is tried again");
+        let (gate, mut pause) = (self.downgrade(), AGAIN.0);
         tokio::spawn(async move {
             for _ in 0..AGAIN_TIMES {
                 tokio::time::sleep(pause).await;
@@ -46,12 +44,31 @@ impl JobGate {
         });
     }
 
-    /// Calls jobs that sleep; answers how many. Nobody is called where the framework is not known.
+    /// Calls jobs that sleep; answers how many. Nobody is called where the framework is not known. Those that a worker has in its hands are
+    /// called when it has put them back: it may do so for a reason that is gone.
     pub(super) async fn call(&self, called: &Called) -> Result<u64, Error> {
         let Some(wake) = self.wake() else { return Ok(0) };
-        let count = self.inner.line.call(called, &*wake).await?;
+        let (count, in_hands) = self.inner.line.call(called, &*wake).await?;
         self.inner.wakes.push(Duration::ZERO);
+        if !in_hands.is_empty() {
+            tokio::spawn(call_when_put_back(self.downgrade(), in_hands));
+        }
         Ok(count)
+    }
+
+    /// Calls these jobs, if limits have changed since `version`: they were put off by the old ones.
+    #[cfg(feature = "apalis")]
+    pub(crate) async fn call_if_changed(&self, version: u64, jobs: &[String]) {
+        if version == self.version() {
+            return;
+        }
+        let Some(wake) = self.wake() else { return };
+        match wake.wake(jobs).await {
+            Ok(_) => self.inner.wakes.push(Duration::ZERO),
+            Err(error) => {
+                tracing::warn!(%error, "jobs that were put off while limits changed cannot be called");
+            }
+        }
     }
 
     /// Forgets places in line whose time passed a day ago and that nobody came for, keys that are open again, and what was counted a day
@@ -79,6 +96,30 @@ impl JobGate {
             },
             Err(error) => {
                 tracing::debug!(%error, "waiting jobs cannot be called; they look again by themselves");
+            }
+        }
+    }
+}
+
+/// Calls jobs that workers had in their hands, one after the other as they are put back.
+async fn call_when_put_back(gate: WeakGate, mut jobs: Vec<String>) {
+    let mut pause = IN_HANDS.0;
+    for _ in 0..IN_HANDS_TIMES {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(IN_HANDS.1);
+        let Some(gate) = gate.upgrade() else { return };
+        let Some(wake) = gate.wake() else { return };
+        // First, as above. What cannot be read now is asked for again.
+        let in_hands = wake.in_hands(&jobs).await;
+        let called = wake.wake(&jobs).await;
+        if called.as_ref().is_ok_and(|called| *called > 0) {
+            gate.inner.wakes.push(Duration::ZERO);
+        }
+        match (in_hands, called) {
+            (Ok(in_hands), Ok(_)) if in_hands.is_empty() => return,
+            (Ok(in_hands), Ok(_)) => jobs = in_hands,
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::debug!(%error, "waiting jobs cannot be called; that is tried again");
             }
         }
     }

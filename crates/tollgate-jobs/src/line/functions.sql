@@ -1,3 +1,8 @@
+-- What is written here is about jobs that wait, whose own rows are written after it and flush it. A crash before that loses a place, and the
+-- job comes again and takes one. So nobody waits for the disk, least of all with a line locked.
+create or replace function {prefix}job_without_flush() returns text language sql volatile as
+$$ select set_config('synchronous_commit', 'off', true) $$;
+
 create or replace function {prefix}job_now_us() returns bigint language sql volatile as
 $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
 
@@ -48,6 +53,7 @@ declare
   v_key uuid;
   v_last bigint;
 begin
+  perform {prefix}job_without_flush();
   for v_key in select distinct k from unnest(p_keys, p_stands, p_places) as t(k, stands, place)
       where stands or place is not null order by k loop
     perform pg_advisory_xact_lock(hashtextextended('{prefix}job_line ' || v_key::text, 0));
@@ -75,6 +81,7 @@ end $$;
 -- Writes when a job expects its turn, and until when it sleeps.
 create or replace function {prefix}job_slot(p_job text, p_slot_us bigint, p_until_us bigint, p_binding text) returns void
 language sql volatile as $$
+  select {prefix}job_without_flush();
   update {prefix}job_line set slot_us = p_slot_us where job = p_job;
   update {prefix}job_waiting set slot_us = p_slot_us, until_us = p_until_us, delays = delays + 1, binding = p_binding
     where job = p_job;
@@ -84,6 +91,7 @@ $$;
 create or replace function {prefix}job_take(p_job text, p_keys uuid[], out places bigint[], out since_us bigint, out delays integer)
 language plpgsql volatile as $$
 begin
+  perform {prefix}job_without_flush();
   select array_agg(l.place order by k.number) into places
     from unnest(p_keys) with ordinality as k(key, number) left join {prefix}job_line l on l.key = k.key and l.job = p_job;
   delete from {prefix}job_line where job = p_job;
@@ -91,6 +99,7 @@ begin
 end $$;
 
 create or replace function {prefix}job_leave(p_job text) returns void language sql volatile as $$
+  select {prefix}job_without_flush();
   delete from {prefix}job_line where job = p_job;
   delete from {prefix}job_waiting where job = p_job;
 $$;
@@ -101,11 +110,11 @@ create or replace function {prefix}job_next(p_keys uuid[], p_count integer) retu
     cross join lateral (select l.job from {prefix}job_line l where l.key = k.key order by l.place limit p_count) as n
 $$;
 
--- The jobs that sleep, in the order of their slots, behind one of them.
+-- The jobs that sleep or are about to (0), in the order of their slots, behind one of them.
 create or replace function {prefix}job_sleepers(p_slot_us bigint, p_job text, p_count integer)
 returns table (job text, slot_us bigint) language sql volatile as $$
   select w.job, w.slot_us from {prefix}job_waiting w
-    where (w.slot_us, w.job) > (p_slot_us, p_job) and w.until_us > {prefix}job_now_us() order by w.slot_us, w.job limit p_count
+    where (w.slot_us, w.job) > (p_slot_us, p_job) and (w.until_us = 0 or w.until_us > {prefix}job_now_us()) order by w.slot_us, w.job limit p_count
 $$;
 
 -- The same of those that stand in these lines or under this label.
@@ -115,7 +124,7 @@ returns table (job text, slot_us bigint) language sql volatile as $$
       select l.job from {prefix}job_line l where l.label = p_label
       union select l.job from {prefix}job_line l where l.key = any(p_keys)) as s
     join {prefix}job_waiting w on w.job = s.job
-    where (w.slot_us, w.job) > (p_slot_us, p_job) and w.until_us > {prefix}job_now_us() order by w.slot_us, w.job limit p_count
+    where (w.slot_us, w.job) > (p_slot_us, p_job) and (w.until_us = 0 or w.until_us > {prefix}job_now_us()) order by w.slot_us, w.job limit p_count
 $$;
 
 -- Forgets a batch of jobs whose slot passed long ago and that nobody came for, keys that are open again, and minutes that long ago. Answers

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{GRACE, Line, micros, signed};
 use crate::plan::{Plan, PlannedCharge};
 
-/// What many jobs find. Their lines are locked until the transaction ends: nobody else takes a place in them.
+/// What many jobs find.
 #[derive(Debug)]
 pub(crate) struct Survey {
     /// The database's clock, and ours when it answered.
@@ -62,6 +62,11 @@ impl Survey {
     }
 }
 
+fn lines_of(plans: &[Plan]) -> Vec<Uuid> {
+    let charges = plans.iter().flat_map(|plan| &plan.charges);
+    charges.map(|charge| charge.line).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
 fn unsigned(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
@@ -73,19 +78,37 @@ impl Line {
         connection: &mut PgConnection,
         plans: &[Plan],
     ) -> Result<Survey, sqlx::Error> {
-        let jobs: Vec<&str> = plans.iter().map(|plan| plan.job.as_str()).collect();
-        let charges = plans.iter().flat_map(|plan| &plan.charges);
-        let lines: Vec<Uuid> =
-            charges.map(|charge| charge.line).collect::<BTreeSet<_>>().into_iter().collect();
-        let closable = plans.iter().flat_map(|plan| plan.closable.iter().copied());
-        let closable: Vec<Uuid> = closable.collect::<BTreeSet<_>>().into_iter().collect();
-
+        let lines = lines_of(plans);
         let lock = sqlx::query_scalar(self.sql("select {prefix}job_lock_lines($1)")).bind(&lines);
         let now_us: i64 = lock.fetch_one(&mut *connection).await?;
+        self.read(connection, plans, &lines, now_us).await
+    }
+
+    /// Looks at the lines of these jobs without locks: others may take places in them.
+    pub(crate) async fn glance(
+        &self,
+        connection: &mut PgConnection,
+        plans: &[Plan],
+    ) -> Result<Survey, sqlx::Error> {
+        let now = sqlx::query_scalar(self.sql("select {prefix}job_now_us()"));
+        let now_us: i64 = now.fetch_one(&mut *connection).await?;
+        self.read(connection, plans, &lines_of(plans), now_us).await
+    }
+
+    async fn read(
+        &self,
+        connection: &mut PgConnection,
+        plans: &[Plan],
+        lines: &[Uuid],
+        now_us: i64,
+    ) -> Result<Survey, sqlx::Error> {
         let at = Instant::now();
+        let jobs: Vec<&str> = plans.iter().map(|plan| plan.job.as_str()).collect();
+        let closable = plans.iter().flat_map(|plan| plan.closable.iter().copied());
+        let closable: Vec<Uuid> = closable.collect::<BTreeSet<_>>().into_iter().collect();
         let ends = sqlx::query_as(self.sql("select key, last, ahead from {prefix}job_line_ends($1, $2)"));
         let ends: Vec<(Uuid, i64, i64)> =
-            ends.bind(&lines).bind(micros(GRACE)).fetch_all(&mut *connection).await?;
+            ends.bind(lines).bind(micros(GRACE)).fetch_all(&mut *connection).await?;
         let closed = "select key, until_us from {prefix}job_closed where key = any($1) and until_us > $2";
         let closed: Vec<(Uuid, i64)> =
             sqlx::query_as(self.sql(closed)).bind(&closable).bind(now_us).fetch_all(&mut *connection).await?;

@@ -9,8 +9,14 @@ const CLOCK: &str = "select (extract(epoch from clock_timestamp()) * 1000)::bigi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s26_no_job_is_overtaken_by_one_that_came_more_than_a_window_later() {
-    let world = World::new(only("mail", rate(20, SECOND))).await;
-    world.server.psql("create table pushed (number bigint primary key, at timestamptz)");
+    // Twenty a second, in a window that is long enough for a busy machine, where a handler may start a second after its permit.
+    let world = World::new(only("mail", rate(60, 3 * SECOND))).await;
+    world.server.psql(
+        "create table pushed (number bigint primary key, at timestamptz);
+         create function log_push() returns trigger language plpgsql as $$ begin
+           insert into pushed values ((convert_from(new.job, 'UTF8')::json ->> 'number')::bigint, clock_timestamp()); return null; end $$;
+         create trigger log_push after insert on apalis.jobs for each row execute function log_push();",
+    );
     let _workers = (
         world.worker_with("one", "q", WorkerOptions::default()),
         world.worker_with("two", "q", WorkerOptions::default()),
@@ -21,20 +27,14 @@ async fn s26_no_job_is_overtaken_by_one_that_came_more_than_a_window_later() {
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     for tick in 0..seconds * 10 {
         ticks.tick().await;
-        let numbers: Vec<i64> = (tick * 4..tick * 4 + 4).collect();
-        world.push_all("q", numbers.iter().map(|number| TestJob::new("mail", *number))).await;
-        sqlx::query("insert into pushed select unnest($1::bigint[]), clock_timestamp()")
-            .bind(numbers)
-            .execute(&world.pool)
-            .await
-            .unwrap();
+        world.push_all("q", (tick * 4..tick * 4 + 4).map(|number| TestJob::new("mail", number))).await;
     }
     world.until_done(seconds * 40).await;
     let overtaken = "with runs as (select s.number, s.at as started, p.at as pushed from starts s join pushed p using (number))
-        select count(*) from runs a join runs b on b.pushed > a.pushed + interval '1 second' and b.started < a.started";
+        select count(*) from runs a join runs b on b.pushed > a.pushed + interval '3 seconds' and b.started < a.started";
     assert_eq!(world.number(overtaken).await, 0);
     assert_eq!(world.starts("mail").await, seconds * 40);
-    assert!(world.most_permits("jobs.type.mail", SECOND).await <= 20);
+    assert!(world.most_permits("jobs.type.mail", 3 * SECOND).await <= 60);
 }
 
 #[tokio::test(flavor = "multi_thread")]

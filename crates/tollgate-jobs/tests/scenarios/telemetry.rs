@@ -76,6 +76,18 @@ async fn what_became_of_jobs_is_written_down() {
         expected,
         "no tenant, and no job twice"
     );
+    // The last that were held up are named, whatever became of them, and no tenant.
+    let lately = "select concat_ws(' ', job_type, label, behavior, wait_us > 0), count(*) from tollgate_job_lately group by 1";
+    world.until("select count(*) from tollgate_job_lately", 9).await;
+    let found = world.counts(lately).await;
+    let expected =
+        [("delay job:delay delay t", 3), ("reject job:reject reject f", 3), ("skip job:skip skip f", 3)];
+    assert_eq!(found, expected.map(|(words, count)| (words.to_owned(), count)).into());
+    // Of many, the last fifty are kept.
+    world.server.psql("insert into tollgate_job_lately (at_us, job_type, label, behavior, wait_us) select n, 'old', '', 'skip', 0 from generate_series(1, 200) n");
+    world.push("q", [TestJob::new("reject", 100).of("acme-corporation")]).await;
+    world.until("select count(*) from tollgate_job_lately", 50).await;
+    assert_eq!(world.counts(lately).await["reject job:reject reject f"], 4, "the newest are");
     assert_eq!(world.gate.cleanup().await.unwrap(), 5_000);
     assert_eq!(world.number("select count(*) from tollgate_job_history where label = 'job:old'").await, 0);
 }

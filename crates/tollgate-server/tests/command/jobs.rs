@@ -6,6 +6,44 @@ use tollgate_testkit::postgres::PostgresServer;
 
 use crate::binary::Scratch;
 
+/// Nobody listens there, somebody does who says nothing, and a database that is not there: each is said with the address.
+#[test]
+fn a_database_that_is_away_is_named_with_the_cause() {
+    let scratch = Scratch::new("jobs-away");
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = (silent.local_addr().unwrap().port(), silent);
+    let server = PostgresServer::start();
+    let nobody = tollgate_testkit::free_port();
+    for (url, address, cause) in [
+        (
+            format!("postgres://app:hushhush@127.0.0.1:{nobody}/jobs"),
+            format!("127.0.0.1:{nobody}/jobs as app"),
+            "Connection refused",
+        ),
+        (
+            format!("postgres://app:hushhush@127.0.0.1:{}/jobs", silent.0),
+            format!("127.0.0.1:{}/jobs as app", silent.0),
+            "no answer within 3 s",
+        ),
+        (
+            server.url("nowhere").replace("postgres@", "postgres:hushhush@"),
+            format!("127.0.0.1:{}/nowhere as postgres", server.port()),
+            "database \"nowhere\" does not exist",
+        ),
+    ] {
+        let text = format!("[jobs]\ndatabase = '{url}'\n[jobs.types.send_email]\nlimit = 2\nwindow = '1h'\n");
+        scratch.write("jobs.toml", &text);
+        for command in [&["status"][..], &["open", "job:send_email"], &["close", "job:send_email", "5m"]] {
+            let ended = scratch.run(&[&["jobs"], command, &["--config", "jobs.toml"]].concat());
+            assert_eq!(ended.code, Some(2), "{command:?}");
+            let said = &ended.stderr;
+            assert!(said.contains(&address) && said.contains(cause), "{command:?}: {said}");
+            assert!(!said.contains("hushhush"), "{said}");
+            assert!(!said.contains("pool"), "{said}");
+        }
+    }
+}
+
 #[test]
 fn status_is_what_the_database_says_and_keys_are_closed_and_opened() {
     let server = PostgresServer::start();
@@ -28,7 +66,11 @@ fn status_is_what_the_database_says_and_keys_are_closed_and_opened() {
     );
     let ended = scratch.run(&status);
     assert_eq!(ended.code, Some(2));
-    assert!(ended.stderr.contains("the job tables are not there"), "{}", ended.stderr);
+    // What it means and what to do, and no word of SQL.
+    for words in ["no worker has prepared this database yet", "start one", "[store.postgres] prefix"] {
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("relation"), "{}", ended.stderr);
 
     let mut jobs = JobsConfig::default();
     let config = Config::parse_with(&text, [], &mut [&mut jobs]).unwrap();

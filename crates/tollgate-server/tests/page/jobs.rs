@@ -152,6 +152,21 @@ fn s28_status_and_page_equal_the_database() {
     );
     assert_eq!(facts, json!(["4", "8", "0", "0"]), "started, delayed, failed, skipped");
     assert_eq!((hour("started", ""), hour("delayed", ""), hour("started", "queue:mail")), (4, 8, 4));
+    // And the last that were held up, the newest first.
+    browser.until("document.querySelectorAll('#jobs-lately tr').length === 8");
+    let lately = browser.run(
+        "return [...document.querySelectorAll('#jobs-lately tr')].map(row => [...row.cells].slice(1).map(cell => cell.textContent))",
+    );
+    let newest = "select job_type || ' ' || label from tollgate_job_lately order by at_us desc, id desc";
+    let in_table = database.psql(newest);
+    for (row, line) in lately.as_array().expect("rows").iter().zip(in_table.lines()) {
+        let (job_type, label) = line.split_once(' ').expect("two words");
+        assert_eq!(row[0], job_type, "{lately} and {in_table}");
+        let what = row[1].as_str().unwrap_or_default();
+        assert!(what.starts_with("delayed ") && what.ends_with(&format!(" by {label}")), "{what} and {line}");
+    }
+    assert_eq!(lately[0][0], "per_tenant");
+    assert!(lately[7][1].as_str().is_some_and(|what| what.contains("min")), "{lately}");
     assert_eq!(cells(&browser, "job:sync_crm")[3], "1", "as many run as hold a lease");
     assert_eq!(cells(&browser, "job:sync_crm")[2], "as they end");
     let resets = cells(&browser, "job:send_email")[2].clone();

@@ -156,6 +156,22 @@ function showClosed() {
     { isAmber: true, link: { words: "Closed keys", href: "#closed" } });
 }
 
+// What was held up last. Workers write it down every few seconds.
+
+const heldUpWords = ({ behavior, wait_ms }) => ({ delay: `delayed ${span(wait_ms)}`, skip: "skipped", reject: "failed" })[behavior] ?? behavior;
+
+function showLately() {
+  $("jobs-lately-table").hidden = last.lately.length === 0;
+  $("jobs-lately-none").hidden = last.lately.length > 0;
+  const rows = last.lately.map((one, index) => ({ ...one, index, at: Math.round((last.now_ms - one.ago_ms) / 1000) }));
+  each($("jobs-lately"), rows, ({ index }) => index, () => h("tr", h("td.nowrap"), h("td.mono"), h("td")), (row, one) => {
+    put(row.cells[0], clock(one.at, true));
+    put(row.cells[1], one.job_type);
+    fill(row.cells[2], [one.behavior, one.wait_ms, one.key], () => [
+      one.behavior === "reject" ? h("b.deny", heldUpWords(one)) : heldUpWords(one), faint(" by "), h("span.mono", keyName(one.key))]);
+  });
+}
+
 function say(words) {
   put($("jobs-said"), words);
 }
@@ -324,6 +340,7 @@ function show(answer) {
   showChart();
   showLine();
   showClosed();
+  showLately();
 }
 
 let isReading = false;

@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tollgate::store::Micros;
 use tollgate_jobs::{
-    ClosedLabel, JobCount, JobCounts, JobHold, JobKey, JobsOverview, JobsReader, Unreadable, WaitingJob,
+    ClosedLabel, HeldUpJob, JobCount, JobCounts, JobHold, JobKey, JobsOverview, JobsReader, Unreadable,
+    WaitingJob,
 };
 
 use crate::app::{App, State};
@@ -103,6 +104,7 @@ struct Jobs {
     line: Vec<Waiting>,
     closed: Vec<Closed>,
     hour: Option<Counts>,
+    lately: Vec<HeldUp>,
 }
 
 /// What became of jobs in the last hour.
@@ -178,6 +180,15 @@ struct Waiting {
     delays: u64,
     limit: String,
     key: Option<String>,
+}
+
+#[derive(Serialize)]
+struct HeldUp {
+    ago_ms: u64,
+    job_type: String,
+    key: String,
+    behavior: String,
+    wait_ms: u64,
 }
 
 #[derive(Serialize)]
@@ -329,6 +340,7 @@ impl Answer {
             line: overview.line.into_iter().map(Waiting::of).collect(),
             closed: overview.closed.into_iter().map(Closed::of).collect(),
             hour: overview.hour.map(Counts::of),
+            lately: overview.lately.into_iter().map(HeldUp::of).collect(),
         };
         Answer { jobs, ..Answer::without("up", None, None, state) }
     }
@@ -391,6 +403,18 @@ impl Waiting {
             delays: job.delays,
             limit: job.limit,
             key: job.key,
+        }
+    }
+}
+
+impl HeldUp {
+    fn of(job: HeldUpJob) -> HeldUp {
+        HeldUp {
+            ago_ms: ms(job.ago),
+            job_type: job.job_type,
+            key: job.key,
+            behavior: job.behaviour,
+            wait_ms: ms(job.wait),
         }
     }
 }
