@@ -339,7 +339,7 @@ impl ModelLimits {
         admission.renewal = Renewal::of(&admitted.plan, &admitted.reservation, &self.inner.clock);
         (admission.plan, admission.held) = (Some(admitted.plan), Some(admitted.reservation));
         (admission.waited, admission.admitted_at) = (admitted.waited, admitted.at);
-        admission.window = config.window;
+        (admission.window, admission.goes_first) = (config.window, admitted.goes_first);
         Ok(admission)
     }
 }

@@ -107,13 +107,12 @@ impl ModelLimits {
         plan
     }
 
-    /// Notes that a call goes.
-    pub(super) fn goes(&self, plan: &Plan) {
+    /// Notes that a call goes; true if others wait until it is answered.
+    pub(super) fn goes(&self, plan: &Plan) -> bool {
         let window = Micros::from(self.config().window.saturating_add(plan.margin()));
         let now = self.inner.clock.now();
-        for charge in plan.charges.iter().filter(|charge| !charge.is_own) {
-            self.inner.others.goes(charge, now, window);
-        }
+        let charges = plan.charges.iter().filter(|charge| !charge.is_own);
+        charges.fold(false, |is_first, charge| self.inner.others.goes(charge, now, window) || is_first)
     }
 
     /// Sends no call of this model's quota with keys of this group for a while, because the provider asked for that.
@@ -207,6 +206,16 @@ pub(super) fn groups<'c>(config: &'c LlmConfig, model: &'c ModelConfig) -> Vec<&
 }
 
 impl Admission {
+    /// A call that went first has ended, with or without an answer.
+    pub(super) fn ends_first(&mut self) {
+        if !std::mem::take(&mut self.goes_first) {
+            return;
+        }
+        for charge in self.plan.iter().flat_map(|plan| &plan.charges).filter(|charge| !charge.is_own) {
+            self.inner.others.answered(charge, self.inner.clock.now(), true);
+        }
+    }
+
     /// Takes in what the provider reports to be left. Nothing left parks the group until the reset that is reported, for one window
     /// at most; less than is left here is charged as used by others. Reports never raise anything.
     pub async fn reported(&self, reports: &[ReportedLeft]) -> Result<(), tollgate::Error> {

@@ -25,8 +25,9 @@ const PIECES: u64 = 64;
 /// After which part of a window without a report a call goes first, and how long it is waited for at most.
 const SILENCE: u64 = 16;
 
-/// Over how many reports an average is taken, and its parts of one.
+/// Over how many reports an average is taken, down and up, and its parts of one.
 const AVERAGED: i64 = 8;
+const RAISED: i64 = 2;
 const SCALE: i64 = 16;
 
 /// Numbers of limits fit with their parts.
@@ -161,10 +162,11 @@ impl Others {
         let average = match (entry.average, entry.average_before) {
             // A refusal says how much they use at least.
             (Some(average), _) if report.beyond > 0 && then * SCALE < average => average,
-            (Some(average), _) => average + (then * SCALE - average) / AVERAGED,
-            // One that has overtaken others must not stand for all.
-            (None, Some(before)) => before.min(then * SCALE),
-            (None, None) => then * SCALE,
+            (Some(average), _) if then * SCALE < average => average + (then * SCALE - average) / AVERAGED,
+            // More is believed sooner than less, but not by a single report, which may have overtaken calls before it.
+            (Some(average), _) => average + (then * SCALE - average) / RAISED,
+            (None, Some(before)) if then * SCALE > before => before + (then * SCALE - before) / RAISED,
+            (None, _) => then * SCALE,
         };
         entry.average = Some(average);
         let used = least.max(average.saturating_add(SCALE / 2) / SCALE);
@@ -221,16 +223,18 @@ impl Others {
         (now < until).then(|| until.saturating_sub(now))
     }
 
-    /// Notes that a call goes, which others wait for if nothing was reported for a while.
-    pub(super) fn goes(&self, charge: &Planned, now: Micros, window: Micros) {
+    /// Notes that a call goes, which others wait for if nothing was reported for a while; true if they do.
+    pub(super) fn goes(&self, charge: &Planned, now: Micros, window: Micros) -> bool {
         let mut known = self.known.lock();
         if known.is_empty() {
-            return;
+            return false;
         }
-        let Some(entry) = known.get_mut(&Others::key(charge)) else { return };
-        if now >= entry.reported.saturating_add(Micros::new(window.get() / SILENCE)) {
+        let Some(entry) = known.get_mut(&Others::key(charge)) else { return false };
+        let goes_first = now >= entry.reported.saturating_add(Micros::new(window.get() / SILENCE));
+        if goes_first {
             entry.first = Some(now);
         }
+        goes_first
     }
 
     /// Notes an answer. One that is no refusal and reports nothing says that reports need not be waited for.

@@ -133,11 +133,11 @@ impl ModelLimits {
             };
             let reserving = self.try_each(plans).instrument(tracing::info_span!("reserve"));
             let refusal = match reserving.await? {
-                Ok((plan, reservation)) => {
+                Ok((plan, reservation, goes_first)) => {
                     ticket.admitted();
                     let at = clock.now();
                     let waited = Duration::from(at.saturating_sub(started));
-                    return Ok(Admitted { plan, reservation, waited, at });
+                    return Ok(Admitted { plan, reservation, waited, at, goes_first });
                 }
                 Err(refusal) => refusal,
             };
@@ -165,7 +165,7 @@ impl ModelLimits {
     }
 
     /// Tries each quota group in turn, another one first each time.
-    async fn try_each(&self, plans: &[Plan]) -> Result<Result<(Plan, Reservation), Denial>, Refusal> {
+    async fn try_each(&self, plans: &[Plan]) -> Result<Result<(Plan, Reservation, bool), Denial>, Refusal> {
         let first = if plans.len() > 1 { self.inner.rotation.fetch_add(1, Ordering::Relaxed) } else { 0 };
         let mut best: Option<Denial> = None;
         let mut is_parked = true;
@@ -183,8 +183,8 @@ impl ModelLimits {
                         let beside = self.beside_others(plan);
                         match self.inner.gate.reserve(&plan.charges(), TTL).await.map_err(undecided)? {
                             Ok(reservation) => {
-                                self.goes(plan);
-                                return Ok(Ok((beside, reservation)));
+                                let goes_first = self.goes(plan);
+                                return Ok(Ok((beside, reservation, goes_first)));
                             }
                             Err(denied) => Denial::of(plan, denied.decision()),
                         }
@@ -270,4 +270,6 @@ pub(super) struct Admitted {
     pub(super) reservation: Reservation,
     pub(super) waited: Duration,
     pub(super) at: Micros,
+    /// Whether others wait until it is answered.
+    pub(super) goes_first: bool,
 }
