@@ -252,7 +252,11 @@ impl Admission {
             };
             let reported = report.remaining.saturating_add(report.rounding);
             // A refused call is counted here. Refused for this limit, it proves that the provider had less left than it asked for.
+            // What it says of other limits is left to answers.
             let is_refused_for_it = !may_park && reported < charge.cost;
+            if !may_park && !is_refused_for_it {
+                continue;
+            }
             let beyond = if is_refused_for_it { charge.cost - reported } else { 0 };
             let reported = if is_refused_for_it { 0 } else { reported };
             if reported >= then.remaining().saturating_add(beyond) && self.inner.others.is_empty() {
@@ -284,6 +288,11 @@ impl Admission {
                 let reason = "the provider reports that nothing is left of this quota";
                 self.inner.parking.park(&plan.quota, &plan.group, at, wait, reason);
                 self.nudge();
+                continue;
+            }
+            // A refusal where much is left here, and of which it is not known that it lasts for most of a window, may be of a short moment.
+            let is_lasting = report.reset.is_some_and(|reset| reset > self.window / 2);
+            if !may_park && left > now.capacity() / 10 && !is_lasting {
                 continue;
             }
             self.inner.others.report(charge, at, window, &taken);
