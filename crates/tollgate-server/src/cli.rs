@@ -55,6 +55,10 @@ pub(crate) enum Command {
     ///
     /// A valid file is answered with a table of its limits in words and exit code 0. Otherwise every mistake is reported on
     /// stderr with its line, field, value and fix, and the exit code is 2.
+    ///
+    /// What a server would miss on this machine is a warning on stderr: a secret whose environment variable is not set, a file of
+    /// certificates that is not there, a variable TOLLGATE_… that sets nothing. A machine that builds need not have any of it;
+    /// --strict is for one that serves.
     Validate(ValidateArgs),
     /// Look at background jobs: what each limit has counted, who waits, when the backlog will be done
     ///
@@ -236,6 +240,9 @@ pub(crate) struct ValidateArgs {
     /// The config (TOML); - reads stdin.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
+    /// Fail on warnings too: a secret that is not set, a file that is missing, a variable that sets nothing.
+    #[arg(long)]
+    pub(crate) strict: bool,
     /// Answer with one JSON object on stdout.
     #[arg(long)]
     pub(crate) json: bool,
@@ -453,9 +460,12 @@ pub(crate) struct ImportEnvoyArgs {
     /// The configuration (YAML); - reads stdin.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Where the config goes [default: stdout].
+    /// Where the config goes [default: stdout]; a file that is there already is left alone.
     #[arg(long, value_name = "OUT.toml")]
     pub(crate) output: Option<PathBuf>,
+    /// Replace the file that --output names.
+    #[arg(long, requires = "output")]
+    pub(crate) force: bool,
     /// Exit with 0 though something could not be carried over.
     #[arg(long)]
     pub(crate) partial: bool,
@@ -473,6 +483,17 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
         }
         _ => Failure::new(one_line(&error.render().to_string())).report(),
     })
+}
+
+/// The environment variables that arguments are taken from.
+pub(crate) fn variables() -> Vec<String> {
+    fn collect(command: &clap::Command, names: &mut Vec<String>) {
+        names.extend(command.get_arguments().filter_map(|arg| Some(arg.get_env()?.to_str()?.to_owned())));
+        command.get_subcommands().for_each(|command| collect(command, names));
+    }
+    let mut names = Vec::new();
+    collect(&Cli::command(), &mut names);
+    names
 }
 
 /// Prints tab completion.

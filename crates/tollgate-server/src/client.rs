@@ -87,11 +87,25 @@ impl Client {
 
     /// The answer to a request in JSON, if the server gave one.
     pub(crate) fn post_json(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        self.ask(Method::POST, path, body.to_string().into())?.json()
+        self.json(self.ask(Method::POST, path, body.to_string().into())?)
     }
 
     pub(crate) fn get_json(&self, path: &str) -> Result<Value, Failure> {
-        self.get(path)?.json()
+        self.json(self.get(path)?)
+    }
+
+    /// The JSON of an answer. One that asks for the admin token also says where that is named.
+    fn json(&self, reply: Reply) -> Result<Value, Failure> {
+        let is_unauthorized = reply.status == 401;
+        reply.json().map_err(|failure| match (is_unauthorized, &self.token) {
+            (false, _) => failure,
+            (true, None) => Failure::new(format!(
+                "{failure}; no token was sent: name it in TOLLGATE_ADMIN_TOKEN or with --token"
+            )),
+            (true, Some(_)) => Failure::new(format!(
+                "{failure}; compare TOLLGATE_ADMIN_TOKEN or --token with server.admin_token of the server"
+            )),
+        })
     }
 
     fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Reply, Failure> {
@@ -186,19 +200,33 @@ fn explained(error: &(dyn Error + 'static)) -> String {
     }
     if let Some(error) = chain().find_map(|error| error.downcast_ref::<hyper::Error>()) {
         if error.is_parse() {
-            return "what answers there does not speak HTTP/1".to_owned();
+            return "what answers there does not speak HTTP/1; if it is behind TLS, write https://"
+                .to_owned();
         }
         if error.is_incomplete_message() || error.is_body_write_aborted() {
             return "the answer ended early".to_owned();
         }
     }
+    if let Some(rustls::Error::InvalidMessage(_)) = chain().find_map(tls_error) {
+        return "what answers there does not speak TLS; if it is plain HTTP, as `tollgate serve` is, write http://"
+            .to_owned();
+    }
     match inmost.downcast_ref::<io::Error>() {
+        Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            format!("{}; if the server speaks plain HTTP, write http://", reason(error))
+        }
         Some(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             format!("{}; start one with `tollgate serve`, or name it with --server", reason(error))
         }
         Some(error) => reason(error),
         None => inmost.to_string(),
     }
+}
+
+/// The error of TLS in another one. I/O errors keep what they are made of beside the chain of sources, several deep.
+fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    let inner = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref());
+    error.downcast_ref().or_else(|| inner.and_then(|inner| tls_error(inner)))
 }
 
 impl Reply {
@@ -293,7 +321,7 @@ mod tests {
             ("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", Err("")),
             ("HTTP/1.1 200 OK\r\n", Err("ended early")),
             ("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n\u{80}", Err("not text")),
-            ("220 mail\r\n\r\n", Err("does not speak HTTP")),
+            ("220 mail\r\n\r\n", Err("does not speak HTTP/1; if it is behind TLS, write https://")),
             ("", Err("ended early")),
         ] {
             let client = Client::new(&format!("http://{}", answering(bytes.as_bytes()))).expect("an address");

@@ -6,13 +6,14 @@
 
 pub(crate) mod envoy;
 mod server;
+pub(crate) mod warnings;
 
 use tollgate::config::Mistakes;
 use tollgate_jobs::JobsConfig;
 use tollgate_llm::{LlmConfig, LlmSection};
 
 pub(crate) use self::envoy::EnvoyRules;
-pub(crate) use self::server::{LogLevel, LogTarget, ServerConfig};
+pub(crate) use self::server::{LogLevel, LogTarget, ServerConfig, address_fix};
 
 /// All that a configuration file says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

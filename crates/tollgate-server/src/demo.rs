@@ -14,7 +14,11 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::serve;
 
-const POLICY: &str = include_str!("demo/policy.toml");
+/// The example policy, and what else a demo wants: its callers are made up, so their names may be shown, and they are denied all the time.
+const POLICY: &str = concat!(
+    "[server]\nshow_keys = true\nlog = \"warn\"\n\n",
+    include_str!("../../../examples/tollgate.toml")
+);
 
 /// How often callers call, and how many such steps a second has.
 const STEP: Duration = Duration::from_millis(50);
@@ -34,25 +38,28 @@ const fn steady(limit: &'static str, key: &'static str, in_ten_seconds: u64) -> 
     Caller { limit, key, in_ten_seconds, burst: None }
 }
 
-const CALLERS: [Caller; 17] = [
-    steady("api", "tenant:acme", 240),
-    steady("api", "tenant:globex", 150),
-    Caller { burst: Some((40, 9, 6)), ..steady("api", "tenant:initech", 110) },
-    Caller { burst: Some((75, 5, 9)), ..steady("api", "tenant:umbrella", 60) },
+const CALLERS: [Caller; 19] = [
+    steady("api", "tenant:acme", 60),
+    steady("api", "tenant:globex", 85),
+    Caller { burst: Some((40, 9, 6)), ..steady("api", "tenant:initech", 40) },
+    Caller { burst: Some((75, 5, 9)), ..steady("api", "tenant:umbrella", 20) },
     steady("login", "ip:203.0.113.7", 7),
     Caller { burst: Some((50, 12, 8)), ..steady("login", "ip:198.51.100.23", 1) },
     // Somebody who hopes that this is shown by somebody careless.
     steady("login", "<img src=x onerror=alert(1)>", 3),
     steady("login", "user:ada", 1),
-    steady("search", "tenant:acme", 70),
-    Caller { burst: Some((60, 20, 4)), ..steady("search", "crawler:nightly", 80) },
-    steady("uploads", "tenant:globex", 45),
-    Caller { burst: Some((35, 6, 5)), ..steady("uploads", "tenant:acme", 20) },
-    steady("exports", "tenant:acme", 5),
-    Caller { burst: Some((30, 8, 4)), ..steady("exports", "tenant:initech", 4) },
-    steady("mail", "campaign:spring", 26),
+    steady("per-user", "user:ada", 12),
+    // The one with an override.
+    steady("per-user", "user:42", 90),
+    Caller { burst: Some((60, 15, 4)), ..steady("per-user", "user:grace", 14) },
+    steady("search", "tenant:acme", 4),
+    Caller { burst: Some((60, 20, 4)), ..steady("search", "crawler:nightly", 4) },
+    steady("mail", "campaign:spring", 21),
     steady("mail", "campaign:receipts", 14),
     Caller { burst: Some((80, 10, 6)), ..steady("mail", "campaign:autumn", 6) },
+    steady("uploads", "tenant:acme", 1),
+    steady("uploads", "tenant:globex", 2),
+    Caller { burst: Some((30, 8, 4)), ..steady("uploads", "tenant:initech", 1) },
 ];
 
 /// Does what was asked.
@@ -88,7 +95,7 @@ async fn traffic(app: Arc<App>) {
 async fn play(app: &App, step: u64) {
     for (number, caller) in CALLERS.iter().enumerate() {
         for _ in 0..caller.calls(number as u64, step) {
-            let act = if caller.limit == "exports" { Act::Reserve(Duration::ZERO) } else { Act::Charge };
+            let act = if caller.limit == "uploads" { Act::Reserve(Duration::ZERO) } else { Act::Charge };
             // The answer is for the page.
             app.decide(act, &[Charge::new(caller.limit, caller.key)], |_, _| ()).await;
         }

@@ -4,12 +4,17 @@ mod envoy;
 mod name;
 mod yaml;
 
+use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::path::Path;
+
+use tollgate::config::Mistake;
 
 use crate::cli::{ImportArgs, ImportEnvoyArgs, ImportFrom};
+use crate::config::Config;
 use crate::failure::{Failure, print_line};
 use crate::figures::counted;
-use crate::{source, validate};
+use crate::source;
 
 /// Does what was asked.
 pub(crate) fn run(asked: &ImportArgs) -> Result<(), Failure> {
@@ -24,16 +29,19 @@ fn from_envoy(asked: &ImportEnvoyArgs) -> Result<(), Failure> {
         .map_err(|why| Failure::new(format!("cannot import {name}: {why}")))?;
     let text = format!("# Made from {name:?} of envoyproxy/ratelimit.\n{}", imported.toml);
     // What is handed over is sound, or it is not handed over.
-    validate::parse(&text).map_err(|mistakes| {
+    Config::parse(&text).map_err(|mistakes| {
+        // Lines of the config that is not written would help nobody.
+        let located = |mistake: &Mistake| match imported.line_of(&mistake.field) {
+            Some(line) => format!("{name}:{line}: {}", mistake.message()),
+            None => format!("{name}: {}", mistake.message()),
+        };
         Failure::with_details(
-            mistakes.iter().map(ToString::to_string).collect(),
+            mistakes.iter().map(located).collect(),
             format!("cannot import {name}: what came of it is not valid"),
         )
     })?;
     match &asked.output {
-        Some(file) if !source::is_stdin(file) => {
-            std::fs::write(file, &text).map_err(|error| Failure::writing(&source::name(file), &error))?;
-        }
+        Some(file) if !source::is_stdin(file) => write(file, &text, asked.force)?,
         _ => {
             let mut out = io::stdout().lock();
             out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::answering)?;
@@ -56,4 +64,21 @@ fn from_envoy(asked: &ImportEnvoyArgs) -> Result<(), Failure> {
     }
     print_line(format_args!("{summary}"));
     Ok(())
+}
+
+/// Writes a config. One that is there already is replaced only where that was asked for: somebody may have worked on it.
+fn write(file: &Path, text: &str, is_forced: bool) -> Result<(), Failure> {
+    let name = source::name(file);
+    let mut options = OpenOptions::new();
+    match is_forced {
+        true => options.write(true).create(true).truncate(true),
+        false => options.write(true).create_new(true),
+    };
+    let written = options.open(file).and_then(|mut open| open.write_all(text.as_bytes()));
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Failure::new(format!(
+            "cannot write {name}: it is there already; name another file, or say --force to replace it"
+        )),
+        _ => Failure::writing(&name, &error),
+    })
 }

@@ -4,6 +4,7 @@
 //! Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c it is not ready any more, after
 //! `drain_delay` nothing more is accepted, what has begun is finished, and the process exits with 0.
 
+mod announce;
 pub(crate) mod listen;
 mod log;
 pub(crate) mod timeouts;
@@ -34,7 +35,7 @@ use self::listen::{ConnectionLimit, Room};
 use self::timeouts::{TimedStream, Timeouts};
 use crate::app::App;
 use crate::cli::ServeArgs;
-use crate::config::{Config, ServerConfig};
+use crate::config::{Config, ServerConfig, address_fix};
 use crate::failure::{Failure, print_line};
 use crate::front::{json, models, page, resp, rls};
 use crate::reload;
@@ -43,7 +44,7 @@ use crate::token::Token;
 use crate::validate;
 
 /// The policy of a server that is started without one.
-const EXAMPLE: &str = include_str!("serve/example.toml");
+const EXAMPLE: &str = include_str!("../../../examples/tollgate.toml");
 
 /// How long what has begun may take to finish.
 const GRACE: Duration = Duration::from_secs(10);
@@ -69,6 +70,7 @@ const RESP_TIMEOUTS: Timeouts =
 /// Does what was asked.
 pub(crate) fn run(asked: &ServeArgs) -> Result<(), Failure> {
     let Some(file) = &asked.config else {
+        validate::report(&validate::variable_warnings(EXAMPLE));
         let config = validate::parse(EXAMPLE).map_err(|mistakes| Failure::new(mistakes.to_string()))?;
         return start(asked, config, |_| ());
     };
@@ -137,7 +139,7 @@ async fn serve(
     }
     let app = Arc::new(App::new(gate, config, token, metrics, stats));
     app.set_models(models);
-    announce(asked, address, &listeners, &app);
+    announce::announce(asked, address, &listeners, &app);
     let room = listeners.room(&settings);
     tokio::spawn(page::feed(app.clone()));
     beside(&app);
@@ -223,7 +225,7 @@ async fn until_settled(app: &App) {
     }
 }
 
-/// Where the faces are asked.
+/// The sockets that are listened on.
 struct Listeners {
     http: TcpListener,
     resp: Option<TcpListener>,
@@ -278,8 +280,8 @@ impl Listeners {
         let room = wanted.within(files, faces);
         if room.connections < wanted.connections {
             let (has, asked) = (room.connections, wanted.connections);
-            let words = "each face has fewer connections than meant, as so few files may be open: raise `ulimit -Hn` \
-                         (LimitNOFILE), or lower server.max_connections";
+            let words = "each listener takes fewer connections than server.max_connections, because this process may open few \
+                         files: raise `ulimit -Hn` (LimitNOFILE), or lower server.max_connections";
             // Who has not asked for so many need not be warned.
             match settings.max_connections {
                 Some(_) => tracing::warn!(files, has, asked, "{words}"),
@@ -297,6 +299,9 @@ async fn bind(
     otherwise: &str,
 ) -> Result<TcpListener, Failure> {
     let address = address.unwrap_or(otherwise);
+    if let Some(fix) = address_fix(address, otherwise) {
+        return Err(Failure::new(format!("cannot listen on {address:?} for {face}: it {fix} ({option})")));
+    }
     TcpListener::bind(address).await.map_err(|error| {
         let why = crate::failure::reason(&error);
         Failure::new(format!("cannot listen on {address} for {face}: {why}; name another with {option}"))
@@ -325,35 +330,6 @@ async fn bind_unless_taken(
 fn secret(field: &str, password: Option<&Password>) -> Result<Option<Token>, Failure> {
     let resolved = password.map(|password| password.resolve(|name| std::env::var(name).ok())).transpose();
     Ok(resolved.map_err(|why| Failure::new(format!("{field}: {why}")))?.map(Token::new))
-}
-
-/// Says where it is, for people.
-fn announce(asked: &ServeArgs, address: SocketAddr, listeners: &Listeners, app: &App) {
-    let state = app.state();
-    let policy = match &asked.config {
-        Some(file) => file.display().to_string(),
-        None if asked.is_demo => "a demo policy to made-up callers".to_owned(),
-        None => "an example policy (name your own with --config)".to_owned(),
-    };
-    print_line(format_args!("tollgate serves {policy}, counting in {}", state.config.gate.store.mode.name()));
-    print_line(format_args!("  page   http://{address}/"));
-    print_line(format_args!("  API    http://{address}/v1/check"));
-    let address_of = |door: &Option<TcpListener>| door.as_ref().and_then(|door| door.local_addr().ok());
-    if let Some(resp) = address_of(&listeners.resp) {
-        print_line(format_args!("  RESP   redis://{resp}"));
-    }
-    if let Some(grpc) = address_of(&listeners.grpc) {
-        print_line(format_args!("  Envoy  grpc://{grpc}"));
-    }
-    if app.models().is_some() {
-        print_line(format_args!("  models http://{address}/v1 (OpenAI), http://{address} (Anthropic)"));
-    }
-    print_line(format_args!("  docs   http://{address}/openapi.json"));
-    let policy = state.gate.policy();
-    let limit = policy.rules().first().map_or("api", |rule| rule.name());
-    print_line(format_args!(
-        "  try    curl -s http://{address}/v1/check -H 'content-type: application/json' -d '{{\"limit\":\"{limit}\",\"key\":\"user:42\"}}'"
-    ));
 }
 
 /// The signals that are heeded.

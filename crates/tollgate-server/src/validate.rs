@@ -10,8 +10,8 @@ use tollgate::config::{Mistake, Mistakes};
 use tollgate::{Allowance, Policy, Rule};
 
 use crate::cli::ValidateArgs;
-use crate::config::Config;
-use crate::failure::Failure;
+use crate::config::{Config, warnings};
+use crate::failure::{Failure, print_line};
 use crate::figures::{counted, shortened};
 use crate::screen::{Ink, Tone};
 use crate::source;
@@ -21,26 +21,57 @@ use crate::table::{Cell, Side, Table};
 pub(crate) fn run(asked: &ValidateArgs) -> Result<(), Failure> {
     let text = source::read_text(&asked.file)?;
     let parsed = parse(&text);
+    let mut warnings = variable_warnings(&text);
+    if let Ok(config) = &parsed {
+        warnings.extend(warnings::of_machine(config, |name| std::env::var(name).ok()));
+    }
+    let is_refused = asked.strict && !warnings.is_empty();
     if asked.json {
-        let valid = parsed.is_ok();
-        answer(&parsed).map_err(Failure::answering)?;
+        let valid = parsed.is_ok() && !is_refused;
+        answer(&parsed, &warnings, valid).map_err(Failure::answering)?;
         return if valid { Ok(()) } else { Err(Failure::Answered) };
     }
     let config = parsed.map_err(|mistakes| failure_of(&asked.file, &mistakes))?;
-    print(&config, &source::name(&asked.file)).map_err(Failure::answering)
+    let name = source::name(&asked.file);
+    if is_refused {
+        let message =
+            format!("{} in {name}, and --strict refuses them", counted(warnings.len() as u64, "warning"));
+        return Err(Failure::with_details(warnings, message));
+    }
+    print(&config, &name).map_err(Failure::answering)?;
+    report(&warnings);
+    Ok(())
 }
 
 /// Reads a config for another command; its mistakes are reported in the same way.
 pub(crate) fn load(path: &Path) -> Result<Config, Failure> {
-    parse(&source::read_text(path)?).map_err(|mistakes| failure_of(path, &mistakes))
+    let text = source::read_text(path)?;
+    report(&variable_warnings(&text));
+    parse(&text).map_err(|mistakes| failure_of(path, &mistakes))
 }
 
 /// A config as the environment has it: `TOLLGATE_…` and the short names go before what the file says.
 pub(crate) fn parse(text: &str) -> Result<Config, Mistakes> {
-    // A variable that is no text is none of ours.
-    let variables = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    Config::parse_with_env(text, variables)
+    Config::parse_with_env(text, variables())
+}
+
+/// The environment, as far as it is text: a variable that is no text is none of ours.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+/// Variables that set nothing.
+pub(crate) fn variable_warnings(text: &str) -> Vec<String> {
+    let variables: Vec<(String, String)> = variables().collect();
+    warnings::of_variables(variables.iter().map(|(name, value)| (name.as_str(), value.as_str())), text)
+}
+
+/// Prints warnings, one line each.
+pub(crate) fn report(warnings: &[String]) {
+    for warning in warnings {
+        print_line(format_args!("tollgate: warning: {warning}"));
+    }
 }
 
 fn failure_of(path: &Path, mistakes: &Mistakes) -> Failure {
@@ -77,6 +108,7 @@ fn strategy(allowance: &Allowance) -> Option<&'static str> {
 struct Answer<'a> {
     valid: bool,
     mistakes: Vec<AnswerMistake<'a>>,
+    warnings: &'a [String],
     limits: Vec<AnswerLimit<'a>>,
 }
 
@@ -129,11 +161,12 @@ impl<'a> AnswerLimit<'a> {
     }
 }
 
-fn answer(parsed: &Result<Config, Mistakes>) -> io::Result<()> {
+fn answer(parsed: &Result<Config, Mistakes>, warnings: &[String], valid: bool) -> io::Result<()> {
     let mistakes = parsed.as_ref().err().into_iter().flat_map(Mistakes::iter);
     let rules = parsed.as_ref().ok().into_iter().flat_map(|config| config.gate.policy.rules());
     let answer = Answer {
-        valid: parsed.is_ok(),
+        valid,
+        warnings,
         mistakes: mistakes
             .map(|mistake| AnswerMistake {
                 line: mistake.line,

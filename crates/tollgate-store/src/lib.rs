@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 
 pub use clock::{Alarm, Clock, ManualClock};
 pub use error::{Failure, Scope, StoreError};
-pub use memory::{MemoryCharge, MemoryLimit, MemoryOptions, MemoryStore, WhenFull};
+pub use memory::{ChargedBucket, MemoryCharge, MemoryLimit, MemoryOptions, MemoryStore, WhenFull};
 #[cfg(feature = "postgres")]
 pub use postgres::{Cleaned, PostgresOptions, PostgresStore, PostgresTls};
 #[cfg(feature = "redis")]

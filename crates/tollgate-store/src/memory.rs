@@ -4,6 +4,7 @@
 //! hash under seeds drawn at start, and its text is never kept. A charge on one limit goes straight to the table; charge.rs
 //! charges several limits, all or none. Reservations are remembered in holds.rs. A thread wakes up now and then to forget keys that are as good as new.
 
+mod bucket_charge;
 mod budget;
 mod cell;
 mod charge;
@@ -11,6 +12,7 @@ mod chunks;
 mod contention;
 mod fingerprint;
 mod holds;
+mod homes;
 mod indirect;
 mod limit_table;
 mod node;
@@ -30,16 +32,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Limit, MAX_COUNT, Micros, Outcome};
+use tollgate_kernel::{Cost, Fit, Limit, MAX_COUNT, Micros, Outcome};
 
 use self::budget::Budget;
-use self::cell::{Amendment, Holder};
+use self::cell::{Amendment, Cell, Holder};
 use self::contention::Contention;
 use self::fingerprint::Seeds;
 use self::holds::{Holds, Keys};
 use self::limit_table::LimitTable;
 use self::node::Fingerprint;
-use self::shape::Making;
+use self::shape::{Making, TokenTable};
 use self::tables::{Opened, Tables};
 use self::wall::Wall;
 use crate::clock::Clock;
@@ -112,8 +114,38 @@ pub struct MemoryLimit {
     store: MemoryStore,
     name: Arc<str>,
     limit_table: Arc<dyn LimitTable>,
+    /// The same by its own type, if it is of the kind that nearly all are.
+    token_table: Option<Arc<TokenTable>>,
     /// How long a lease lasts, if the limit gives leases.
     lease: Option<Micros>,
+}
+
+/// A charge of a token bucket that was decided and carried out; what else the answer says is worked out when it is asked for.
+#[derive(Clone, Copy)]
+pub struct ChargedBucket<'a> {
+    table: &'a TokenTable,
+    fit: Fit,
+    cost: Cost,
+}
+
+impl ChargedBucket<'_> {
+    /// Whether it was admitted.
+    #[inline]
+    pub fn is_allowed(&self) -> bool {
+        self.fit.allowed
+    }
+
+    /// The whole answer.
+    #[inline(always)]
+    pub fn outcome(&self) -> Outcome {
+        self.table.cell.outcome(self.fit, self.cost)
+    }
+}
+
+impl fmt::Debug for ChargedBucket<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ChargedBucket").field(&self.outcome()).finish()
+    }
 }
 
 /// One limit of a charge on a memory store.
@@ -193,7 +225,14 @@ impl MemoryStore {
             Limit::Concurrency(leases) => Some(leases.lease()),
             _ => None,
         };
-        MemoryLimit { store: self.clone(), name: stored.name.as_str().into(), limit_table, lease }
+        let token_table = limit_table.clone().into_any().downcast().ok();
+        MemoryLimit {
+            store: self.clone(),
+            name: stored.name.as_str().into(),
+            limit_table,
+            token_table,
+            lease,
+        }
     }
 
     /// The store's clock.
@@ -303,34 +342,60 @@ impl MemoryLimit {
     /// Charges a key that is remembered already, if that can be done without waiting, and writes the answer into `outcome`. False,
     /// and nothing is charged, if not. A text that was never charged is never known, so a caller who charges only sound keys need
     /// not look at a known one again.
-    #[inline]
     pub fn charge_known(&self, key: &str, cost: Cost, outcome: &mut Outcome) -> bool {
+        if let Some(charged) = self.charge_known_bucket(key, cost) {
+            *outcome = charged.outcome();
+            return true;
+        }
         let inner = &*self.store.inner;
-        self.limit_table.charge_known(inner.seeds.fingerprint(key), cost, inner.clock.now(), outcome)
+        self.token_table.is_none()
+            && self.limit_table.charge_known(inner.seeds.fingerprint(key), cost, inner.clock.now(), outcome)
+    }
+
+    /// [`charge_known`](Self::charge_known) for a token bucket, with the answer still to be worked out. `None`, and nothing is charged,
+    /// also for other limits.
+    #[inline(always)]
+    pub fn charge_known_bucket(&self, key: &str, cost: Cost) -> Option<ChargedBucket<'_>> {
+        let table = self.token_table.as_deref()?;
+        let inner = &*self.store.inner;
+        let fit = table.charge_seen(inner.seeds.fingerprint(key), cost, inner.clock.now())?;
+        Some(ChargedBucket { table, fit, cost })
     }
 
     /// [`charge_known`](Self::charge_known) for many keys, at one reading of the clock, fetched from memory sixteen at a
-    /// time. `otherwise` is handed the place of a key that is not known.
+    /// time. Each answer is written into the numbers of its place in `outcomes`; `otherwise` is handed the place of a key that is not known.
     #[inline]
-    pub fn charge_known_many<K: AsRef<str>>(
+    pub fn charge_known_many<K: AsRef<str>, O>(
         &self,
         keys: &[K],
         cost: Cost,
-        outcomes: &mut Vec<Outcome>,
-        otherwise: impl Fn(usize) -> Outcome,
+        outcomes: &mut [O],
+        numbers: impl Fn(&mut O) -> &mut Outcome,
+        mut otherwise: impl FnMut(usize, &mut O),
     ) {
+        const BATCH: usize = 16;
         let inner = &*self.store.inner;
         let now = inner.clock.now();
-        let start = outcomes.len();
-        outcomes.resize(start + keys.len(), Outcome::BLOCKED);
-        for (batch, (keys, answers)) in keys.chunks(16).zip(outcomes[start..].chunks_mut(16)).enumerate() {
-            let fingerprints: SmallVec<[Fingerprint; 16]> =
-                keys.iter().map(|key| inner.seeds.fingerprint(key.as_ref())).collect();
-            self.limit_table.fetch(&fingerprints);
-            for (index, (&key, answer)) in fingerprints.iter().zip(answers).enumerate() {
-                if !self.limit_table.charge_known(key, cost, now, answer) {
-                    *answer = otherwise(16 * batch + index);
-                }
+        let mut done = 0;
+        if let Some(table) = self.token_table.as_deref() {
+            let (batches, _) = keys.as_chunks::<BATCH>();
+            for batch in batches {
+                let fingerprints: [Fingerprint; BATCH] =
+                    std::array::from_fn(|index| inner.seeds.fingerprint(batch[index].as_ref()));
+                table.charge_seen_many(&fingerprints, cost, now, |index, fit| {
+                    let outcome = &mut outcomes[done + index];
+                    match fit {
+                        Some(fit) => *numbers(outcome) = table.cell.outcome(fit, cost),
+                        None => otherwise(done + index, outcome),
+                    }
+                });
+                done += BATCH;
+            }
+        }
+        for (index, (key, outcome)) in keys.iter().zip(outcomes).enumerate().skip(done) {
+            let key = inner.seeds.fingerprint(key.as_ref());
+            if !self.limit_table.charge_known(key, cost, now, numbers(outcome)) {
+                otherwise(index, outcome);
             }
         }
     }
@@ -338,7 +403,10 @@ impl MemoryLimit {
     /// Charges each of many keys `cost`, in order, at one reading of the clock, and adds the answers to `outcomes`. Keys are
     /// fetched from memory together, which is about twice as fast as one by one when there are millions.
     pub fn charge_many<K: AsRef<str>>(&self, keys: &[K], cost: Cost, outcomes: &mut Vec<Outcome>) {
-        self.charge_known_many(keys, cost, outcomes, |index| self.charge(keys[index].as_ref(), cost));
+        let start = outcomes.len();
+        outcomes.resize(start + keys.len(), Outcome::BLOCKED);
+        let slowly = |index: usize, outcome: &mut Outcome| *outcome = self.charge(keys[index].as_ref(), cost);
+        self.charge_known_many(keys, cost, &mut outcomes[start..], |outcome| outcome, slowly);
     }
 
     /// Answers as a charge would, and changes nothing.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
+use tollgate_kernel as kernel;
 use tollgate_kernel::{Cost, Limit};
 use tollgate_store::{MemoryOptions, MemoryStore};
 
@@ -65,20 +66,20 @@ impl Limiter {
     /// check with [`Reason::NeedsPermit`](crate::Reason::NeedsPermit): [`acquire`](Self::acquire) holds what it takes.
     #[inline]
     pub fn check<'k>(&self, key: impl Into<KeyRef<'k>>) -> Outcome {
-        self.engine.charge_one(&self.limit.entry, key, Cost::ONE)
+        self.engine.charge_one(&self.limit.entry, key.into(), Cost::ONE)
     }
 
     /// Charges a key `cost` units. Zero is an error: to look without charging, [`peek`](Self::peek).
     #[inline]
     pub fn charge<'k>(&self, key: impl Into<KeyRef<'k>>, cost: u64) -> Result<Outcome, Error> {
         let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
-        Ok(self.engine.charge_one(&self.limit.entry, key, cost))
+        Ok(self.engine.charge_one(&self.limit.entry, key.into(), cost))
     }
 
     #[cfg(feature = "http")]
     #[inline]
     pub(crate) fn charge_cost<'k>(&self, key: impl Into<KeyRef<'k>>, cost: Cost) -> Outcome {
-        self.engine.charge_one(&self.limit.entry, key, cost)
+        self.engine.charge_one(&self.limit.entry, key.into(), cost)
     }
 
     /// Whether a charge only asks the counters, and the limit is the one that was looked up.
@@ -119,26 +120,30 @@ impl Limiter {
         let Some(memory) = entry.memory().filter(|_| is_fast && keys.iter().all(may_be_known)) else {
             return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
         };
-        let started = is_sampled().then(Instant::now);
-        let mut numbers = Vec::with_capacity(keys.len());
-        let slow = std::cell::RefCell::new(SmallVec::<[(usize, Outcome); 16]>::new());
-        memory.charge_known_many(keys, Cost::ONE, &mut numbers, |index| {
-            let outcome = self.check(keys[index].as_ref());
-            slow.borrow_mut().push((index, outcome));
-            *outcome.numbers()
-        });
-        // What took the slow path was counted there, in the order of the keys.
-        let slow = slow.into_inner();
+        let is_counted = entry.path == Path::FastCounted;
+        let started = (is_counted && is_sampled()).then(Instant::now);
         let start = outcomes.len();
-        outcomes.extend(numbers.into_iter().map(|numbers| Outcome::new(entry.name, numbers, Source::Store)));
-        for (index, outcome) in &slow {
-            outcomes[start + index] = *outcome;
+        let unanswered = Outcome::new(entry.name, kernel::Outcome::BLOCKED, Source::Store);
+        outcomes.resize(start + keys.len(), unanswered);
+        let mut slow = SmallVec::<[usize; 16]>::new();
+        memory.charge_known_many(
+            keys,
+            Cost::ONE,
+            &mut outcomes[start..],
+            Outcome::numbers_mut,
+            |index, outcome| {
+                *outcome = self.check(keys[index].as_ref());
+                slow.push(index);
+            },
+        );
+        if is_counted {
+            // What took the slow path was counted there, in the order of the keys.
+            let mut slow = slow.into_iter().peekable();
+            let answers = keys.iter().zip(&outcomes[start..]).enumerate();
+            let fast = answers.filter(|(index, _)| slow.next_if_eq(index).is_none());
+            let fast = fast.map(|(_, (key, outcome))| (key.as_ref(), outcome.is_allowed()));
+            entry.meter.count_fast_path_many(fast, started.map(|started| started.elapsed()));
         }
-        let mut slow = slow.iter().map(|(index, _)| *index).peekable();
-        let answers = keys.iter().zip(&outcomes[start..]).enumerate();
-        let fast = answers.filter(|(index, _)| slow.next_if_eq(index).is_none());
-        let fast = fast.map(|(_, (key, outcome))| (key.as_ref(), outcome.is_allowed()));
-        entry.meter.count_fast_path_many(fast, started.map(|started| started.elapsed()));
     }
 
     /// Answers as a charge would, and changes nothing.

@@ -1,7 +1,7 @@
 //! A charge whose counters are in a remote store.
 //!
 //! Is it known to be denied (`remote/denial_cache.rs`)? Then it is answered at once. Are the nodes that hold its keys to be asked at
-//! all (`remote/breaker.rs`)? If they answer, that is the answer. If they fail, in whichever way, or are not to be asked,
+//! all (`remote/breaker.rs`)? If they answer (`remote/store_call.rs`), that is the answer. If they fail, in whichever way, or are not to be asked,
 //! `remote/fallback.rs` answers. A call that was wrong is the caller's error and nobody's failure.
 //!
 //! This module asks the store and keeps the books on it; no policy is chosen and nothing is counted here. Nothing is sent twice,
@@ -17,21 +17,22 @@ mod numbers;
 mod ping;
 mod refund;
 mod reservations;
+mod store_call;
 mod tasks;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Micros, Outcome};
 use tollgate_store::{
-    ChargeId, Charged, Clock, Failure, Hold, MemoryOptions, NodeId, Nodes, Settled, Settlement, Store,
-    StoreError, StoreFuture, StoredCharge, StoredLimit,
+    ChargeId, Charged, Clock, Hold, MemoryOptions, NodeId, Nodes, Settled, Settlement, Store, StoreError,
+    StoredCharge, StoredLimit,
 };
 use tracing::Instrument;
 
 use self::background::Runtime;
-use self::breaker::{Breakers, Notice, TurnedAway};
+use self::breaker::Breakers;
 use self::denial_cache::{Denials, Sent};
 use self::fallback::{Act, FallbackStore};
 use self::fingerprint::Seeds;
@@ -39,14 +40,14 @@ use self::in_flight::InFlight;
 pub(crate) use self::numbers::Numbering;
 use self::numbers::Numbers;
 use self::reservations::{Reservations, ReservedCharge, given_back};
+use self::store_call::Missed;
 use self::tasks::Tasks;
 use crate::error::Error;
-use crate::health::{NodeReading, StoreChange, StoreHealth, StoreState, Tally};
+use crate::health::{NodeReading, StoreHealth, Tally};
 use crate::lease::LostLeases;
 use crate::outcome::Source;
 use crate::policy::entry::{RemoteLimit, Resolved};
-use crate::telemetry::{CallRecorder, Recorder, Watch};
-use crate::telemetry::{Observers, Trouble};
+use crate::telemetry::{CallRecorder, Observers, Trouble, Watch};
 use crate::wait::Lines;
 
 /// Whether a charge may be answered by the denial cache.
@@ -110,47 +111,6 @@ struct Shared {
     tally: Tally,
     /// Whether the last call failed.
     is_failing: AtomicBool,
-}
-
-/// Why the store did not answer.
-enum Missed {
-    /// The call was wrong.
-    Wrong(StoreError),
-    /// It failed in this way, for the first time since it last answered or not.
-    Failed { failure: Failure, error: StoreError, is_first: bool },
-    /// It is down and was not asked.
-    TurnedAway(TurnedAway),
-}
-
-impl Missed {
-    /// The error for whom nobody can stand in for the store.
-    fn into_error(self) -> Error {
-        match self {
-            Missed::Wrong(error) | Missed::Failed { error, .. } => error.into(),
-            Missed::TurnedAway(TurnedAway { failure, retry_after }) => {
-                let message = format!("the store is down ({failure}) and not asked again for {retry_after}");
-                StoreError::failed(failure, message).into()
-            }
-        }
-    }
-
-    fn trouble(&self) -> Trouble {
-        match self {
-            Missed::Wrong(_) => Trouble::default(),
-            Missed::Failed { failure, error, is_first } => {
-                Trouble { failure: Some(*failure), is_ambiguous: error.is_ambiguous(), is_first: *is_first }
-            }
-            Missed::TurnedAway(away) => Trouble { failure: Some(away.failure), ..Trouble::default() },
-        }
-    }
-
-    /// When the store is tried next, if that is known.
-    fn retry_after(&self) -> Option<Micros> {
-        match self {
-            Missed::TurnedAway(away) => Some(away.retry_after),
-            Missed::Wrong(_) | Missed::Failed { .. } => None,
-        }
-    }
 }
 
 /// How a charge goes on.
@@ -499,124 +459,6 @@ impl Remote {
         drop(self.shared.denials.end_all());
         self.answered().await;
         Ok(forgotten || was_here)
-    }
-
-    /// The nodes that a charge asks: those of its keys, and that of its hold.
-    fn nodes_of(&self, items: &[StoredCharge<'_>], hold: Option<Hold>) -> Nodes {
-        let of_items = items.iter().map(|item| self.shared.store.node_of(item));
-        let of_hold = hold.map(|hold| self.shared.store.node_of_hold(hold.id));
-        let mut nodes = Nodes::new();
-        for node in of_items.chain(of_hold) {
-            if !nodes.contains(&node) {
-                nodes.push(node);
-            }
-        }
-        nodes
-    }
-
-    /// Sends a call to the store, unless one of the nodes that it asks is down, and notes how that went.
-    async fn call<'a, T>(
-        &'a self,
-        operation: &'static str,
-        nodes: Nodes,
-        ask: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
-    ) -> Result<T, Missed> {
-        for node in &nodes {
-            self.ping_first(*node).await;
-        }
-        for node in &nodes {
-            self.shared.breakers.of(*node).admit().map_err(Missed::TurnedAway)?;
-        }
-        self.shared.tally.asked();
-        let call = self.watch.store_call(operation);
-        let answer = ask(&*self.shared.store).instrument(call.span()).await;
-        call.done(answer.as_ref().err());
-        match answer {
-            Ok(answer) => {
-                self.succeeded(&nodes);
-                Ok(answer)
-            }
-            Err(error) => Err(self.failed(&nodes, error)),
-        }
-    }
-
-    /// Where the store cannot run a ping beside its callers, one of them waits for it.
-    async fn ping_first(&self, node: NodeId) {
-        if let Some(ping) = self.ping_if_due(node) {
-            ping.await;
-        }
-    }
-
-    /// Whether a node is to be asked.
-    async fn admit(&self, node: NodeId) -> Result<(), Missed> {
-        self.ping_first(node).await;
-        self.shared.breakers.of(node).admit().map_err(Missed::TurnedAway)
-    }
-
-    fn succeeded(&self, nodes: &Nodes) {
-        if self.shared.is_failing.load(Ordering::Relaxed) {
-            self.shared.is_failing.store(false, Ordering::Relaxed);
-        }
-        nodes.iter().for_each(|node| self.shared.breakers.of(*node).answered());
-        self.look_after_nodes();
-    }
-
-    #[cold]
-    fn failed(&self, nodes: &Nodes, error: StoreError) -> Missed {
-        let Some(failure) = error.failure() else {
-            // It took an answer to say so.
-            nodes.iter().for_each(|node| self.shared.breakers.of(*node).answered());
-            return Missed::Wrong(error);
-        };
-        self.shared.tally.failed(failure, error.is_ambiguous());
-        for node in nodes {
-            if let Some(notice) = self.shared.breakers.of(*node).failed(failure, error.scope()) {
-                self.tell(&notice, Some(&error));
-            }
-            // Where the store cannot run it beside its callers, the next one waits for it: this one has waited enough.
-            drop(self.ping_if_due(*node));
-        }
-        let is_first = !self.shared.is_failing.swap(true, Ordering::Relaxed);
-        Missed::Failed { failure, error, is_first }
-    }
-
-    /// Reports to the log and the observers, once for each change.
-    #[cold]
-    fn tell(&self, notice: &Notice, error: Option<&StoreError>) {
-        let error = error.map(ToString::to_string).unwrap_or_default();
-        if let Notice::Changed(change) = notice {
-            self.shared.breakers.changed(change);
-        }
-        let StoreHealth { ambiguous, nodes_up, nodes, state, .. } = self.health();
-        let change = match notice {
-            Notice::Strays { failures, last } => {
-                tracing::warn!(failures, %last, ambiguous, error, "the store fails now and then; those calls fell back");
-                return;
-            }
-            Notice::Changed(change) => change,
-        };
-        match change {
-            StoreChange::Down { failure } if nodes == 1 => {
-                tracing::warn!(%failure, ambiguous, error, "the store is down; limits fall back until it answers again");
-            }
-            StoreChange::Down { failure } => {
-                tracing::warn!(
-                    %failure, ambiguous, error, nodes_up, nodes,
-                    "a node of the store is down; its keys fall back until it answers again"
-                );
-            }
-            StoreChange::Up { down_for, fallen_back } if nodes == 1 => {
-                tracing::info!(%down_for, fallen_back, ambiguous, "the store answers again");
-            }
-            StoreChange::Up { down_for, fallen_back } => {
-                tracing::info!(
-                    %down_for, fallen_back, ambiguous, nodes_up, nodes,
-                    "a node of the store answers again, or another has taken its place"
-                );
-            }
-        }
-        self.watch.store_changed(state == StoreState::Up);
-        self.observers.store_changed(change);
     }
 
     /// Answers a call that the store did not, unless it was the call that was wrong.

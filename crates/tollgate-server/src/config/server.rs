@@ -294,13 +294,21 @@ fn read_drain_delay(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Micros
 
 fn read_address(reader: &mut Reader<'_>, field: &Field<'_>, example: &str) -> Option<String> {
     let text = reader.text(field, example)?;
-    match address_fault(text) {
+    match address_fix(text, example) {
         None => Some(text.to_owned()),
         Some(fix) => {
-            reader.mistake(field, format!("{fix}; write host:port, such as \"{example}\""));
+            reader.mistake(field, fix);
             None
         }
     }
+}
+
+/// What is wrong with an address to listen on, and what to write instead. A port alone is repeated with a host.
+pub(crate) fn address_fix(text: &str, example: &str) -> Option<String> {
+    let fault = address_fault(text)?;
+    let port = text.strip_prefix(':').unwrap_or(text).parse::<u16>();
+    let example = port.map_or_else(|_| example.to_owned(), |port| format!("127.0.0.1:{port}"));
+    Some(format!("{fault}; write host:port, such as \"{example}\""))
 }
 
 /// What is wrong with `host:port`.

@@ -25,7 +25,7 @@ use tollgate::store::Micros;
 use tollgate::{Allowance, Charge, ChargeId, Decision, Limit, Rule, Settled, Settlement};
 
 use self::look::Look;
-use self::requests::{Actual, Batch, CheckRequest, OfReservation};
+use self::requests::{Actual, Batch, CheckRequest, ListEntry, OfReservation};
 use super::{page, peer};
 use crate::app::{Act, App, Decided, State};
 
@@ -121,7 +121,7 @@ async fn decide(
         let mut out = String::with_capacity(192 + 128 * charges.len());
         match decided {
             Ok(decided) => render::decision(&mut out, &decided),
-            Err(error) => return Err(undecided(state, &charges, &error)),
+            Err(error) => return Err(undecided(state, asked.list(), &charges, &error)),
         }
         Ok(out)
     });
@@ -137,17 +137,18 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
         return Err(Fault::malformed(format!("`checks` has {count} entries; a batch has 1 to {most}")));
     }
     // All of them are read before the first is charged: a batch with a mistake in it charges nothing.
-    let charges =
-        batch.checks.iter().map(|one| one.0.charge()).collect::<Result<Vec<Charge<'_>>, Fault>>()?;
+    let entry = |index| ListEntry { list: "checks", index };
+    let charges = batch.checks.iter().enumerate().map(|(index, one)| one.0.charge(entry(index)));
+    let charges = charges.collect::<Result<Vec<Charge<'_>>, Fault>>()?;
     let state = app.state();
-    known(&state, &charges)?;
+    known(&state, Some("checks"), &charges)?;
     let policy = state.gate.policy();
-    let is_lease = |charge: &&Charge<'_>| {
+    let is_lease = |charge: &Charge<'_>| {
         let rule = policy.rule(charge.limit());
         rule.is_some_and(|rule| matches!(rule.allowance(), Allowance::Limited(Limit::Concurrency(_))))
     };
-    if let Some(charge) = charges.iter().find(is_lease) {
-        return Err(Fault::needs_reserve(charge.limit()));
+    if let Some(index) = charges.iter().position(is_lease) {
+        return Err(Fault::needs_reserve(charges[index].limit()).at(entry(index), "limit"));
     }
     let results = Box::pin(check_each(&state, &charges)).await;
     Ok(json(results.into_json()?))
@@ -161,11 +162,11 @@ async fn check_each(state: &State, charges: &[Charge<'_>]) -> Results {
         match state.gate.charge_each(batch).await {
             Ok(outcomes) => {
                 for (charge, outcome) in batch.iter().zip(outcomes) {
-                    let fault = |error| undecided(state, std::slice::from_ref(charge), &error);
+                    let fault = |error| undecided(state, None, std::slice::from_ref(charge), &error);
                     results.add(outcome.map(Decision::from).map_err(fault));
                 }
             }
-            Err(error) => batch.iter().for_each(|_| results.add(Err(undecided(state, batch, &error)))),
+            Err(error) => batch.iter().for_each(|_| results.add(Err(undecided(state, None, batch, &error)))),
         }
     }
     results
@@ -276,8 +277,13 @@ fn sound_name(name: &str) -> Result<(), Fault> {
 }
 
 /// Refuses a question about a limit that there is not, or that there cannot be.
-fn known(state: &State, charges: &[Charge<'_>]) -> Result<(), Fault> {
-    charges.iter().try_for_each(|charge| known_limit(state, charge.limit()))
+fn known(state: &State, list: Option<&'static str>, charges: &[Charge<'_>]) -> Result<(), Fault> {
+    charges.iter().enumerate().try_for_each(|(index, charge)| {
+        known_limit(state, charge.limit()).map_err(|fault| match list {
+            Some(list) => fault.at(ListEntry { list, index }, "limit"),
+            None => fault,
+        })
+    })
 }
 
 fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
@@ -288,8 +294,13 @@ fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
 }
 
 /// Why a question could not be decided: it was wrong, or nobody was there to answer.
-fn undecided(state: &State, charges: &[Charge<'_>], error: &tollgate::Error) -> Fault {
-    known(state, charges).err().unwrap_or_else(|| Fault::undecided(error))
+fn undecided(
+    state: &State,
+    list: Option<&'static str>,
+    charges: &[Charge<'_>],
+    error: &tollgate::Error,
+) -> Fault {
+    known(state, list, charges).err().unwrap_or_else(|| Fault::undecided(error))
 }
 
 fn json(text: String) -> Response<Body> {

@@ -3,7 +3,7 @@
 //! Its descriptors are nested; ours are lists, so each path from the root to a limit becomes one rule. Its windows are
 //! aligned to the clock, and so are those that are made of them. What it matches and we do not is noted, with its line.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 use super::name;
@@ -19,6 +19,23 @@ pub(super) struct Imported {
     pub(super) rules: usize,
     /// `12: what could not be carried over`.
     pub(super) notes: Vec<String>,
+    /// Where the limits and the rules stood, by name and in order.
+    limit_lines: HashMap<String, usize>,
+    rule_lines: Vec<usize>,
+}
+
+impl Imported {
+    /// The line of what became a field of the config, such as `limits.a.limit` or `envoy[2].domain`.
+    pub(super) fn line_of(&self, field: &str) -> Option<usize> {
+        if let Some(rest) = field.strip_prefix("envoy[") {
+            let number: usize = rest.split(']').next()?.parse().ok()?;
+            return self.rule_lines.get(number.checked_sub(1)?).copied();
+        }
+        let rest = field.strip_prefix("limits.")?;
+        let of = |name: &str| self.limit_lines.get(name).copied();
+        // The name of a limit may have points in it.
+        of(rest).or_else(|| rest.match_indices('.').rev().find_map(|(end, _)| of(&rest[..end])))
+    }
 }
 
 /// A file, being carried over.
@@ -32,6 +49,8 @@ struct Import {
     /// The rules there are, by domain and entries.
     seen: HashSet<(String, Vec<String>)>,
     notes: Vec<String>,
+    limit_lines: HashMap<String, usize>,
+    rule_lines: Vec<usize>,
 }
 
 /// One level of a descriptor.
@@ -62,9 +81,10 @@ pub(super) fn import(text: &str) -> Result<Imported, String> {
             import.descriptors(domain, &[], descriptors);
         }
     }
-    let Import { limits, rules, limit_count, rule_count, mut notes, .. } = import;
+    let Import { limits, rules, limit_count, rule_count, mut notes, limit_lines, rule_lines, .. } = import;
     notes.sort_by_key(|note| note.split(':').next().and_then(|line| line.parse::<usize>().ok()));
-    Ok(Imported { toml: format!("{limits}{rules}"), limits: limit_count, rules: rule_count, notes })
+    let toml = format!("{limits}{rules}");
+    Ok(Imported { toml, limits: limit_count, rules: rule_count, notes, limit_lines, rule_lines })
 }
 
 impl Import {
@@ -182,6 +202,7 @@ impl Import {
         }
         let name = name::given(&wanted, &mut self.names);
         self.limit_count += 1;
+        self.limit_lines.insert(name.clone(), limit.line);
         let _ = match count {
             0 => write!(self.limits, "\n[limits.{}]\nblocked = true\n", quoted(&name)),
             _ => write!(
@@ -203,6 +224,7 @@ impl Import {
                 .note(node, "another descriptor before it matches the same, and this one was left out");
         }
         self.rule_count += 1;
+        self.rule_lines.push(node.line);
         let listed =
             |texts: Vec<&String>| texts.into_iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ");
         let entries = listed(path.iter().map(|step| &step.entry).collect());

@@ -81,7 +81,10 @@ pub(super) fn read(text: &str) -> Result<Vec<Node>, String> {
     let mut anchors: HashMap<usize, Node> = HashMap::new();
     let mut nodes = 0;
     for event in Parser::new_from_str(text) {
-        let (event, span) = event.map_err(|error| format!("it is not YAML: {error}"))?;
+        let (event, span) = event.map_err(|error| {
+            let (line, column) = (error.marker().line(), error.marker().col() + 1);
+            format!("line {line} column {column}: it is not YAML: {}", error.info())
+        })?;
         let line = span.start.line();
         let (anchor, done) = match event {
             Event::SequenceStart(anchor, _) => {

@@ -42,7 +42,7 @@ fn a_check_ends_as_it_was_decided() {
         &[],
         2,
         "",
-        "cannot ask the server at",
+        "does not speak TLS; if it is plain HTTP, as `tollgate serve` is, write http://",
     );
     let left = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
     check(&server, &format!("check login user:1 --server http://{left}"), &[], 2, "", "start one with");
@@ -57,7 +57,13 @@ fn a_key_is_looked_at_and_forgotten() {
     check(&server, "status login user:1", &[], 0, "login: 0 of 2 left, retry after ", "");
     check(&server, "status login user:1 --json", &[], 0, "\"used\":2}", "");
     check(&server, "reset login user:1", &[], 2, "", "the server said 401: this call needs the admin token");
-    check(&server, "reset login user:1 --token guess", &[], 2, "", "401");
+    let none = "no token was sent: name it in TOLLGATE_ADMIN_TOKEN or with --token";
+    check(&server, "reset login user:1", &[], 2, "", none);
+    let wrong = "the server said 401: the admin token is wrong; compare TOLLGATE_ADMIN_TOKEN or --token with server.admin_token";
+    check(&server, "reset login user:1 --token guess", &[], 2, "", wrong);
+    check(&server, "reset login user:1", &[("TOLLGATE_ADMIN_TOKEN", "guess")], 2, "", wrong);
+    let basic = server.ask("POST", "/v1/reset", &["authorization: Basic czNjcmV0"], "{}");
+    assert!(basic.status == 401 && basic.body.contains("is not of the form `Bearer …`"), "{}", basic.body);
     let shown = [("TOLLGATE_ADMIN_TOKEN", "s3cret")];
     check(&server, "reset login user:1", &shown, 0, "forgotten\n", "");
     check(
@@ -94,6 +100,60 @@ fn limits_and_top_are_tables() {
     let words: Vec<&str> = login.split_whitespace().collect();
     assert_eq!(words, ["login", "2", "per", "1h", "window", "-", "-", "0", "1"]);
     assert!(!page.contains('\u{1b}'), "no colour where there is no terminal: {page}");
+}
+
+/// `--listen 8085` was answered with "invalid socket address".
+#[test]
+fn an_address_to_listen_on_is_asked_for_in_its_form() {
+    let home = home();
+    for (option, address, expected) in [
+        (
+            "--listen",
+            "8085",
+            "cannot listen on \"8085\" for http: it has no port; write host:port, such as \"127.0.0.1:8085\"",
+        ),
+        (
+            "--listen",
+            ":8085",
+            "it has no host (0.0.0.0 listens everywhere); write host:port, such as \"127.0.0.1:8085\"",
+        ),
+        ("--listen", "localhost", "it has no port; write host:port, such as \"127.0.0.1:8080\" (--listen)"),
+        ("--grpc", "127.0.0.1:x", "such as \"127.0.0.1:8081\" (--grpc)"),
+        ("--resp", "::1:6380", "an IPv6 address without its brackets, as in [::1]"),
+    ] {
+        let mut args = vec!["serve", option, address];
+        if option != "--listen" {
+            args.extend(["--listen", "127.0.0.1:0"]);
+        }
+        let output = command(&home, &args, &[]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains(expected), "{args:?}: {said}");
+    }
+    let _ = std::fs::remove_dir_all(&home);
+}
+
+/// Named a limit `api` that the config does not have.
+#[test]
+fn the_line_to_try_works_as_printed() {
+    for (config, expected) in [
+        (POLICY, "\"allowed\":true"),
+        ("[limits.pool]\nstrategy = 'concurrency'\nlimit = 1\nlease = '1s'\n", "\"reservation\":\""),
+        (
+            "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://127.0.0.1:1/v1'\n[llm.models.m]\nrpm = 5\n",
+            "\"can_proceed\":true",
+        ),
+    ] {
+        let server = server::with(config, &[], &[]);
+        let said = server.output();
+        let line =
+            said.lines().find_map(|line| line.trim_start().strip_prefix("try ")).expect("a line to try");
+        let output = std::process::Command::new("sh").args(["-euc", line]).output().unwrap();
+        let answer = String::from_utf8(output.stdout).unwrap();
+        assert!(answer.contains(expected), "{line}: {answer}");
+    }
+    let server = server::with("", &[], &[]);
+    assert!(server.output().contains("  try    add a limit to tollgate.toml"), "{}", server.output());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tollgate_testkit::provider::{self, Provider};
 
 use crate::server;
 
-const EXAMPLE: &str = include_str!("../../src/serve/example.toml");
+const EXAMPLE: &str = include_str!("../../../../examples/tollgate.toml");
 
 fn document() -> Value {
     serde_json::from_str(include_str!("../../src/front/json/openapi.json")).expect("JSON")

@@ -69,6 +69,41 @@ fn a_body_that_makes_no_sense_is_told_what_would() {
     assert!(left.contains("\"used\":0"), "something was charged: {left}");
 }
 
+/// In a batch of a thousand checks, "unknown limit" alone helped nobody.
+#[test]
+fn the_wrong_one_of_several_is_named() {
+    let server = server::start();
+    let good = r#"{"limit":"api","key":"k"}"#;
+    let json = ["content-type: application/json"];
+    for (wrong, status, field, said) in [
+        (r#"{"limit":"nope","key":"k"}"#, 404, ".limit: ", "unknown limit"),
+        (r#"{"limit":"A b","key":"k"}"#, 400, ".limit: ", "there can be no limit of this name"),
+        (r#"{"limit":"api","key":""}"#, 400, ".key: ", "the key is empty"),
+        (r#"{"limit":"api","key":{"namespace":"","key":"a"}}"#, 400, ".key: ", "empty"),
+        (r#"{"limit":"api","key":"k","cost":0}"#, 400, ".cost: ", "must be at least 1"),
+        (r#"{"limit":"api","key":"k","cost":-1}"#, 400, ".cost` must be", "a whole number"),
+        (r#"{"limit":"api"}"#, 400, "`: ", "missing field `key`"),
+        (r#"{"limit":"api","key":"k","costs":1}"#, 400, "`: ", "unknown field `costs`"),
+        (r#"{"limit":"api","limit":"api","key":"k"}"#, 400, "`: ", "the field `limit` is there twice"),
+        ("7", 400, "` must be", "an object"),
+    ] {
+        for (path, list) in [("/v1/checks", "checks"), ("/v1/check", "charges"), ("/v1/peek", "charges")] {
+            let body = format!(r#"{{"{list}":[{good},{good},{wrong},{good}]}}"#);
+            check(&server, "POST", path, &json, &body, status, said);
+            check(&server, "POST", path, &json, &body, status, &format!("{list}[2]{field}"));
+        }
+    }
+    let lease = r#"{"limit":"uploads","key":"k"}"#;
+    malformed(
+        &server,
+        "/v1/checks",
+        &format!(r#"{{"checks":[{good},{lease}]}}"#),
+        "checks[1].limit: `uploads` is",
+    );
+    let left = server.get("/v1/status?limit=api&key=k").body;
+    assert!(left.contains("\"used\":0"), "something was charged: {left}");
+}
+
 /// A name that no limit can have reached the store with a settlement, where PostgreSQL took the zero in it for a fault of its own.
 #[test]
 fn a_name_that_no_limit_can_have_is_refused_everywhere() {

@@ -58,3 +58,92 @@ fn its_first_command_serves_without_anything() {
     let server = server::builder().start();
     assert_eq!(server.get("/readyz").body, "ready\n");
 }
+
+/// The blocks of a text in a language, as `rust` or `rust,no_run`.
+fn blocks<'a>(text: &'a str, language: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split("```").skip(1).step_by(2).filter_map(move |block| {
+        let (head, body) = block.split_once('\n')?;
+        (head.split(',').next() == Some(language)).then_some(body)
+    })
+}
+
+/// What rustdoc hides, everybody else sees: lines that begin with `# `, and programs without a `main`.
+#[test]
+fn every_program_of_the_readme_is_whole_as_it_stands() {
+    let readme = std::fs::read_to_string(of_repository("README.md")).unwrap();
+    let programs: Vec<&str> = blocks(&readme, "rust").collect();
+    assert!(programs.len() >= 12, "{}", programs.len());
+    for program in programs {
+        for line in program.lines().map(str::trim_start) {
+            assert!(line != "#" && !line.starts_with("# "), "a reader sees `{line}` in\n{program}");
+        }
+        assert!(program.contains("fn main()"), "{program}");
+        let features = program.lines().next().and_then(|line| line.strip_prefix("// features = "));
+        let features = features.unwrap_or_else(|| panic!("its features are not named:\n{program}"));
+        for (code, feature) in [
+            ("axum::", "\"axum\""),
+            ("tollgate::http", "\"axum\""),
+            ("tollgate::config", "\"config\""),
+            ("\n        .redis(", "\"redis\""),
+            ("Tollgate::open(", "\"postgres\""),
+        ] {
+            assert!(!program.contains(code) || features.contains(feature), "{feature}:\n{program}");
+        }
+    }
+    // The dependencies are those that the programs are compiled with here.
+    let dependencies =
+        blocks(&readme, "toml").find(|block| block.starts_with("[dependencies]")).expect("them");
+    let workspace = std::fs::read_to_string(of_repository("Cargo.toml")).unwrap();
+    for (name, shown) in [("axum", "axum = \"0.8\""), ("tokio", "tokio = { version = \"1\"")] {
+        assert!(dependencies.contains(shown), "{dependencies}");
+        let version = shown.split('"').nth(1).unwrap();
+        assert!(workspace.contains(&format!("\n{name} = {{ version = \"{version}\"")), "{name} {version}");
+    }
+}
+
+/// The README, the docs, the server and the demo each had other numbers under the same names.
+#[test]
+fn there_is_one_example_policy() {
+    let limits = |text: &str| {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        let lines = lines.map(|line| line.split(" #").next().unwrap_or_default().trim());
+        let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+        let mut tables = lines.split(|line| line.starts_with('[')).skip(1).map(<[&str]>::to_vec);
+        let names = lines.iter().filter(|line| line.starts_with('['));
+        let pairs: Vec<(String, Vec<&str>)> = names
+            .map(|name| (*name).to_owned())
+            .zip(tables.by_ref())
+            .filter(|(name, _)| name.starts_with("[limits."))
+            .collect();
+        pairs
+            .into_iter()
+            .map(|(name, lines)| (name, lines.join("\n")))
+            .collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let example = std::fs::read_to_string(of_repository("examples/tollgate.toml")).unwrap();
+    let example = limits(&example);
+    assert_eq!(example.len(), 6, "{example:?}");
+    let mut compared = 0;
+    for file in ["README.md", "docs/server.md", "docs/routes.md", "docs/operations.md"] {
+        let text = std::fs::read_to_string(of_repository(file)).unwrap();
+        for block in blocks(&text, "toml").chain(blocks(&text, "rust")) {
+            for (name, fields) in limits(block.split("\"#").next().unwrap_or_default()) {
+                if let Some(expected) = example.get(&name) {
+                    assert_eq!(&fields, expected, "{file}: {name}");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared >= 5, "{compared}");
+    // What a server serves without a config, and what the demo shows.
+    for command in ["serve", "demo"] {
+        let server = server::builder().command(command).start();
+        let answer: serde_json::Value = serde_json::from_str(&server.get("/v1/limits").body).unwrap();
+        let served = answer["limits"].as_array().unwrap().iter();
+        let mut served: Vec<String> =
+            served.map(|limit| format!("[limits.{}]", limit["limit"].as_str().unwrap())).collect();
+        served.sort();
+        assert_eq!(served, example.keys().cloned().collect::<Vec<_>>(), "{command}");
+    }
+}

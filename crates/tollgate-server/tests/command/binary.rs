@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use tollgate_testkit::tollgate::program;
+
 /// A directory for one test, with the files that it needs. Gone when the test is over.
 pub(crate) struct Scratch {
     dir: PathBuf,
@@ -52,10 +54,10 @@ impl Scratch {
         names
     }
 
-    /// The binary, to be started here; nothing of the caller's terminal shows.
+    /// The binary, to be started here; nothing of the caller's terminal and environment shows.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-        command.current_dir(&self.dir).args(args).env_remove("NO_COLOR").stdin(Stdio::null());
+        let mut command = program(Path::new(env!("CARGO_BIN_EXE_tollgate")), &self.dir);
+        command.args(args).env_remove("NO_COLOR");
         command
     }
 

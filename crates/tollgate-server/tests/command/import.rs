@@ -93,14 +93,34 @@ fn a_script_can_tell_whether_all_was_carried_over() {
     }
 }
 
+/// It replaced the file that was there, with all that somebody had changed in it.
+#[test]
+fn a_file_that_is_there_is_replaced_only_by_force() {
+    let scratch = Scratch::new("import_over");
+    scratch.write("ratelimit.yaml", "domain: a\ndescriptors: [{key: b}]\n");
+    scratch.write("tollgate.toml", "mine");
+    let import = ["import", "envoy", "ratelimit.yaml", "--output", "tollgate.toml"];
+    let refused = scratch.run(&import);
+    refused.could_not("a file that is there");
+    assert!(refused.stderr.contains("cannot write tollgate.toml: it is there already"), "{refused:?}");
+    assert!(refused.stderr.contains("say --force to replace it"), "{refused:?}");
+    assert_eq!(scratch.read("tollgate.toml"), "mine");
+    scratch.run(&[&import[..], &["--force"]].concat()).done("--force");
+    assert!(scratch.read("tollgate.toml").contains("[[envoy]]"));
+}
+
 #[test]
 fn what_cannot_be_imported_is_said() {
     let scratch = Scratch::new("import_refused");
     for (yaml, said) in [
         ("", "cannot import ratelimit.yaml: it is empty"),
-        ("a: [", "cannot import ratelimit.yaml: it is not YAML"),
-        ("descriptors: []", "there is no `domain`"),
+        ("a: 1\nb: [", "cannot import ratelimit.yaml: line 3 column 1: it is not YAML"),
+        ("\ndescriptors: []", "line 2: there is no `domain`"),
         ("domain: \"a\\x01b\"\ndescriptors: [{key: a}]", "what came of it is not valid"),
+        (
+            "domain: \"a\\x01b\"\ndescriptors:\n- {key: a, value: b}\n- {key: c}",
+            "ratelimit.yaml:4: envoy[2].domain",
+        ),
     ] {
         scratch.write("ratelimit.yaml", yaml);
         let ended = scratch.run(&["import", "envoy", "ratelimit.yaml"]);

@@ -145,3 +145,62 @@ fn the_environment_is_read_and_checked_too() {
         assert!(errors.contains(told), "{variables:?}: {errors}");
     }
 }
+
+/// What is sound and could not be served here passed without a word.
+#[test]
+fn what_a_server_would_miss_here_is_a_warning() {
+    let scratch = Scratch::new("warnings");
+    scratch.write(
+        "secret.toml",
+        "[server]\nadmin_token = \"env:OPS\"\n[store]\nmode = \"redis\"\n\
+         redis = { url = \"rediss://127.0.0.1\", ca_file = \"no-ca.pem\" }\n",
+    );
+    let validate = |args: &[&str], variables: &[(&str, &str)]| {
+        let mut command = scratch.command(&[&["validate", "secret.toml"], args].concat());
+        let output =
+            command.env_remove("OPS").envs(variables.iter().copied()).output().expect("the binary runs");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let both = [
+        "server.admin_token: the environment variable OPS is not set here; the config needs it to be used",
+        "store.redis.ca_file: there is no file no-ca.pem here",
+    ];
+    let (code, said, warned) = validate(&[], &[]);
+    assert_eq!(code, Some(0), "a machine that builds has no secrets: {warned}");
+    assert!(said.starts_with("secret.toml is valid"), "{said}");
+    assert_eq!(warned, both.map(|line| format!("tollgate: warning: {line}\n")).concat());
+    let (code, said, warned) = validate(&["--strict"], &[]);
+    assert_eq!((code, said.as_str()), (Some(2), ""), "{warned}");
+    assert_eq!(
+        warned,
+        format!(
+            "{}\ntollgate: error: 2 warnings in secret.toml, and --strict refuses them\n",
+            both.join("\n")
+        )
+    );
+    for (args, code, valid) in [(&["--json"][..], 0, true), (&["--json", "--strict"], 2, false)] {
+        let (ended, said, warned) = validate(args, &[]);
+        assert_eq!((ended, warned.as_str()), (Some(code), ""), "{args:?}");
+        let answer: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(
+            (&answer["valid"], &answer["warnings"]),
+            (&valid.into(), &both.as_slice().into()),
+            "{args:?}"
+        );
+    }
+    scratch.write("no-ca.pem", "");
+    let (code, _, warned) = validate(&["--strict"], &[("OPS", "s3cret")]);
+    assert_eq!((code, warned.as_str()), (Some(0), ""));
+    assert!(!warned.contains("s3cret"));
+    // A name that begins as ours do, in no section of ours.
+    let (code, _, warned) =
+        validate(&[], &[("OPS", "s3cret"), ("TOLLGATE_FOO", "1"), ("TOLLGATE_LOG", "off")]);
+    assert_eq!(code, Some(0), "{warned}");
+    assert_eq!(
+        warned,
+        "tollgate: warning: environment TOLLGATE_FOO: sets nothing; docs/config.md lists the variables\n\
+         tollgate: warning: environment TOLLGATE_LOG: sets nothing; did you mean `TOLLGATE_SERVER_LOG`?\n"
+    );
+    assert_eq!(validate(&["--strict"], &[("OPS", "s3cret"), ("TOLLGATE_FOO", "1")]).0, Some(2));
+}

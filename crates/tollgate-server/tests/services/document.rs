@@ -34,7 +34,7 @@ fn check(server: &Tollgate, document: &str) {
 
 #[test]
 fn no_made_up_request_is_answered_otherwise_than_it_says() {
-    let server = server::with(include_str!("../../src/serve/example.toml"), &[], &[]);
+    let server = server::with(include_str!("../../../../examples/tollgate.toml"), &[], &[]);
     let document = include_str!("../../src/front/json/openapi.json");
     check(&server, document);
     // Made-up names of limits are unknown ones. With those that there are, requests get to be decided.

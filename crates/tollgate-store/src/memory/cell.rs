@@ -74,7 +74,7 @@ impl Holder {
 }
 
 /// A strategy over `W` words. All-zero words are the fresh state.
-pub(crate) trait Cell<const W: usize>: Send + Sync {
+pub(crate) trait Cell<const W: usize>: Send + Sync + 'static {
     /// Whether the words alone are the state, so that a reader without the lock can tell a refusal.
     const PLAIN: bool;
 

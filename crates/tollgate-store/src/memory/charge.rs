@@ -22,7 +22,7 @@ use crate::{Charged, Outcomes};
 const TRIES: usize = 16;
 
 /// Why the short path came to nothing.
-enum Missed {
+pub(super) enum Missed {
     /// A key was not seen, or two share a chain: trying again does not help.
     Unseen,
     /// Others charged one of the keys meanwhile.
@@ -191,7 +191,12 @@ impl Inner {
         say: &mut impl FnMut(Outcome),
     ) -> Option<bool> {
         for _ in 0..TRIES {
-            match self.try_charge_seen(items, now, say) {
+            let charged = match items {
+                [one, two] => self.try_charge_buckets(&[*one, *two], now, say),
+                [one, two, three] => self.try_charge_buckets(&[*one, *two, *three], now, say),
+                _ => self.try_charge_seen(items, now, say),
+            };
+            match charged {
                 Ok(allowed) => return Some(allowed),
                 Err(Missed::Unseen) => return None,
                 Err(Missed::Disturbed) => {
@@ -203,7 +208,21 @@ impl Inner {
         None
     }
 
-    #[inline]
+    #[inline(always)]
+    fn try_charge_buckets<const N: usize>(
+        &self,
+        items: &[MemoryCharge<'_>; N],
+        now: Micros,
+        say: &mut impl FnMut(Outcome),
+    ) -> Result<bool, Missed> {
+        let Some(charged) = self.charge_buckets(items, now) else {
+            return self.try_charge_seen(items, now, say);
+        };
+        let (is_allowed, charged) = charged?;
+        charged.iter().for_each(|charged| say(charged.outcome()));
+        Ok(is_allowed)
+    }
+
     fn try_charge_seen(
         &self,
         items: &[MemoryCharge<'_>],

@@ -69,7 +69,7 @@ impl Seeds {
         Seeds { lo: Lane::random(), hi: Lane::random() }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fingerprint(&self, key: &str) -> Fingerprint {
         let bytes = key.as_bytes();
         let length = bytes.len() as u64;
@@ -86,6 +86,7 @@ impl Seeds {
     }
 
     /// The hash of a text of more than two pairs, block by block. Each block starts from the hash of those before it.
+    #[inline(never)]
     fn long(&self, bytes: &[u8]) -> Fingerprint {
         let start = Fingerprint { lo: bytes.len() as u64, hi: bytes.len() as u64 };
         bytes.chunks(PAIR * PAIRS).fold(start, |before, block| {

@@ -13,7 +13,7 @@ use super::limit_table::LimitTable;
 use super::whole::{Whole, WholeNodes};
 
 /// A strategy whose state has no fixed size.
-pub(crate) trait Holding: Algorithm + Send + Sync {
+pub(crate) trait Holding: Algorithm + Send + Sync + 'static {
     /// How many entries a state keeps: each counts against the budget.
     fn weight(state: &Self::State) -> usize;
 

@@ -1,5 +1,6 @@
 //! What the store asks of a table, whatever the strategy behind it.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -22,14 +23,14 @@ pub(crate) enum Located<'a> {
 
 /// The table of one limit.
 pub(crate) trait LimitTable: Movable + Send + Sync {
+    /// The table by its own type, for the one that nearly all charges go to.
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+
     /// Charges one key.
     fn charge(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
 
     /// Charges a key that is remembered, if that can be done without waiting, and leaves the answer in `outcome`; false if not.
     fn charge_known(&self, key: Fingerprint, cost: Cost, now: Micros, outcome: &mut Outcome) -> bool;
-
-    /// Has the keys fetched from memory, all at once.
-    fn fetch(&self, keys: &[Fingerprint]);
 
     /// Looks at a key without its lock and adds to `seen` what a charge would get and leave; false if that cannot be told.
     fn see<'a>(

@@ -80,7 +80,7 @@ impl Drop for Guard<'_> {
 }
 
 /// `S` slots, each for one key and its state of `W` words.
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(crate) struct Node<const W: usize, const S: usize> {
     version: AtomicU32,
     /// The next node of the chain, plus one; zero at its end.
@@ -108,6 +108,13 @@ impl<const W: usize, const S: usize> Node<W, S> {
     pub(crate) fn version(&self) -> Option<u32> {
         let version = self.version.load(Ordering::Acquire);
         (version & 1 == 0).then_some(version)
+    }
+
+    /// Reads something of either line, so that both are fetched from memory. What it answers means nothing.
+    #[inline(always)]
+    pub(crate) fn touch(&self) -> u64 {
+        let last = &self.slots[S - 1].words[W - 1];
+        u64::from(self.version.load(Ordering::Relaxed)) ^ last.load(Ordering::Relaxed)
     }
 
     /// Whether all that was read since `version` was taken may be believed.

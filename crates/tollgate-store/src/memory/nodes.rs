@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use super::chunks::Chunks;
 use super::contention::Contention;
+use super::homes::Homes;
 use super::node::{Fingerprint, Guard, Node};
 
 /// Where a key's state is.
@@ -30,8 +31,7 @@ pub(super) type Entries<const W: usize> = SmallVec<[(Fingerprint, [u64; W]); 16]
 
 pub(crate) struct Nodes<const W: usize, const S: usize> {
     contention: Arc<Contention>,
-    homes: Chunks<Node<W, S>>,
-    home_count: AtomicUsize,
+    homes: Homes<Node<W, S>>,
     spills: Chunks<Node<W, S>>,
     spill_count: AtomicU32,
     spill_free: Mutex<Vec<u32>>,
@@ -43,29 +43,11 @@ pub(crate) struct Nodes<const W: usize, const S: usize> {
     pub(super) shared_in_use: AtomicBool,
 }
 
-/// The home of a key among `homes` nodes: the hash modulo the next power of two, folded back where not yet split.
-#[inline]
-fn home_among(homes: usize, key: Fingerprint) -> usize {
-    let mask = usize::MAX >> homes.leading_zeros();
-    let wide = low_bits(key.hi) & mask;
-    if wide < homes { wide } else { wide & (mask >> 1) }
-}
-
-/// As much of a hash as an index holds.
-#[inline]
-#[allow(clippy::cast_possible_truncation)] // Cutting off is the point.
-fn low_bits(hash: u64) -> usize {
-    hash as usize
-}
-
 impl<const W: usize, const S: usize> Nodes<W, S> {
     pub(crate) fn new(contention: Arc<Contention>) -> Self {
-        let homes = Chunks::new();
-        homes.ensure(0);
         Nodes {
             contention,
-            homes,
-            home_count: AtomicUsize::new(1),
+            homes: Homes::new(),
             spills: Chunks::new(),
             spill_count: AtomicU32::new(0),
             spill_free: Mutex::new(Vec::new()),
@@ -84,7 +66,7 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
 
     /// How many homes there are.
     pub(super) fn count(&self) -> usize {
-        self.home_count.load(Ordering::Acquire)
+        self.homes.count()
     }
 
     #[inline]
@@ -94,7 +76,13 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
 
     #[inline]
     pub(super) fn home_of(&self, key: Fingerprint) -> usize {
-        home_among(self.home_count.load(Ordering::Acquire), key)
+        self.homes.index_of(key.hi)
+    }
+
+    /// The first node of the chain that a key would be in.
+    #[inline(always)]
+    pub(super) fn first_of(&self, key: Fingerprint) -> &Node<W, S> {
+        self.homes.of(key.hi)
     }
 
     /// Locks a node, and counts if that has to be waited for.
@@ -208,7 +196,7 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
 
     /// Splits the next node in turn into itself and a new one at the end.
     fn split(&self) {
-        let count = self.home_count.load(Ordering::Acquire);
+        let count = self.homes.count();
         let from = count - (1 << count.ilog2());
         self.homes.ensure(count);
         let (old, new) = (self.homes.get(from), self.homes.get(count));
@@ -216,9 +204,9 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
         let (mut entries, mut spare) = (Entries::<W>::new(), SmallVec::new());
         self.drain(from, &mut entries, &mut spare);
         for (key, words) in entries {
-            self.append(home_among(count + 1, key), key, words, &mut spare);
+            self.append(Homes::<Node<W, S>>::index_among(count + 1, key.hi), key, words, &mut spare);
         }
-        self.home_count.store(count + 1, Ordering::Release);
+        self.homes.set_count(count + 1);
         self.spill_free.lock().extend(spare);
     }
 
@@ -275,7 +263,7 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
     /// Grows if need be. With no home locked.
     pub(super) fn grow_if_needed(&self) {
         // A chain holds half a key less than a node's slots on average: what spills over is little, and so is what is empty.
-        let wants_more = || self.len() * 2 > self.home_count.load(Ordering::Relaxed) * (2 * S - 1);
+        let wants_more = || self.len() * 2 > self.homes.count() * (2 * S - 1);
         if wants_more()
             && let Some(_growing) = self.growing.try_lock()
         {

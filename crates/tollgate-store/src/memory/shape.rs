@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use tollgate_kernel::{BucketNumbers, LeaseState, Limit, LogState, Micros};
+use tollgate_kernel::{BucketNumbers, LeaseState, Limit, LogState, Micros, TokenBucket};
 
 use super::budget::Budget;
 use super::cell::{InWords, Numbered, OneWord, PlainCell, ThreeWords};
@@ -17,6 +17,9 @@ use super::table::Table;
 use super::wall::{Wall, WallWindow};
 use super::whole::{WholeNodes, WholeWords};
 use crate::clock::Clock;
+
+/// The table of a token bucket whose states are one word, as nearly all are.
+pub(super) type TokenTable = Table<PlainCell<TokenBucket, OneWord>, 1, 5>;
 
 /// What every table of a store is made with.
 pub(super) struct Making {

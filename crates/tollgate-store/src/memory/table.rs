@@ -6,6 +6,7 @@
 //!
 //! What never enters: the arithmetic of limits (the cell asks the kernel) and text keys (the store makes fingerprints).
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,7 +17,7 @@ use tollgate_kernel::{Cost, Micros, Outcome};
 use super::budget::{Budget, WhenFull};
 use super::cell::{Amended, Amendment, Cell, Holder};
 use super::limit_table::{LimitTable, Located};
-use super::node::{Fingerprint, Guard, Sight};
+use super::node::{Fingerprint, Guard, Node, Sight};
 use super::nodes::{Nodes, Spot};
 use super::sibling_tables::{Change, Movable, Moving, SiblingTables};
 use super::sync::AtomicU64;
@@ -191,11 +192,23 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
     }
 
     /// The short path of a charge: decides on what can be seen without the lock, and takes the lock only to write. `None` if
-    /// the key was not seen, or something changed meanwhile.
+    /// the key was not seen, or something changed meanwhile. The whole answer is left to be worked out: an atomic exchange waits for
+    /// all that was begun before it.
     #[inline(always)]
-    fn charge_seen(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome> {
+    pub(super) fn charge_seen(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<C::Decided> {
+        self.charge_seen_from(self.nodes.first_of(key), key, cost, now)
+    }
+
+    /// The same with the first node of the key's chain, as it was found a moment ago.
+    #[inline(always)]
+    fn charge_seen_from(
+        &self,
+        first: &Node<W, S>,
+        key: Fingerprint,
+        cost: Cost,
+        now: Micros,
+    ) -> Option<C::Decided> {
         let nodes = &*self.nodes;
-        let first = nodes.home(nodes.home_of(key));
         let Some(version) = first.version() else { return nodes.disturbed() };
         let (node, _, slot) = nodes.find(first, key)?;
         let mut words = node.words(slot);
@@ -209,8 +222,24 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         } else if !first.unchanged_since(version) {
             return nodes.disturbed();
         }
-        // The answer is worked out only now: an atomic exchange waits for all that was begun before it.
-        Some(self.cell.outcome(decided, cost))
+        Some(decided)
+    }
+
+    /// Charges each of many keys, and hands over what became of each as [`charge_seen`](Self::charge_seen) would. All nodes are asked for
+    /// before the first is looked at, so that the processor waits for them together.
+    #[inline(always)]
+    pub(super) fn charge_seen_many<const N: usize>(
+        &self,
+        keys: &[Fingerprint; N],
+        cost: Cost,
+        now: Micros,
+        mut each: impl FnMut(usize, Option<C::Decided>),
+    ) {
+        let firsts = keys.map(|key| self.nodes.first_of(key));
+        std::hint::black_box(firsts.iter().fold(0, |sum, first| sum ^ first.touch()));
+        for (index, (first, key)) in firsts.into_iter().zip(*keys).enumerate() {
+            each(index, self.charge_seen_from(first, key, cost, now));
+        }
     }
 
     /// The long path of a charge: takes the lock first.
@@ -323,12 +352,16 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
 }
 
 impl<C: Cell<W>, const W: usize, const S: usize> LimitTable for Table<C, W, S> {
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+
     #[inline]
     fn charge(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
         if C::PLAIN
-            && let Some(outcome) = self.charge_seen(key, cost, now)
+            && let Some(decided) = self.charge_seen(key, cost, now)
         {
-            return outcome;
+            return self.cell.outcome(decided, cost);
         }
         self.charge_locked(key, cost, now)
     }
@@ -345,7 +378,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> LimitTable for Table<C, W, S> {
             return false;
         }
         let nodes = &*self.nodes;
-        let first = nodes.home(nodes.home_of(key));
+        let first = nodes.first_of(key);
         // A lock is held for some tens of nanoseconds; to be turned away by one would cost more.
         let look_again = || {
             std::hint::spin_loop();
@@ -366,21 +399,12 @@ impl<C: Cell<W>, const W: usize, const S: usize> LimitTable for Table<C, W, S> {
     #[inline]
     fn charge_known(&self, key: Fingerprint, cost: Cost, now: Micros, outcome: &mut Outcome) -> bool {
         if C::PLAIN
-            && let Some(answer) = self.charge_seen(key, cost, now)
+            && let Some(decided) = self.charge_seen(key, cost, now)
         {
-            *outcome = answer;
+            *outcome = self.cell.outcome(decided, cost);
             return true;
         }
         false
-    }
-
-    fn fetch(&self, keys: &[Fingerprint]) {
-        // Looking at all nodes first lets the processor wait for them together.
-        let found = keys.iter().fold(0, |found, &key| {
-            let node = self.nodes.home(self.nodes.home_of(key));
-            found + usize::from(node.find(key).is_some())
-        });
-        std::hint::black_box(found);
     }
 
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome {
@@ -458,7 +482,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> LimitTable for Table<C, W, S> {
     }
 
     fn knows_locked(&self, key: Fingerprint) -> bool {
-        self.nodes.find(self.nodes.home(self.nodes.home_of(key)), key).is_some()
+        self.nodes.find(self.nodes.first_of(key), key).is_some()
     }
 
     fn knows_whole(&self, key: Fingerprint, now: Micros) -> bool {

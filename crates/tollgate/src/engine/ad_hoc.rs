@@ -123,7 +123,7 @@ mod tests {
         let engine = Arc::new(Engine::in_memory(MemoryStore::new(MemoryOptions::default())));
         let of = |name: &str, burst: u64| engine.ad_hoc(name, bucket(burst)).unwrap();
         let charge = |burst: u64| {
-            let outcome = engine.charge_one(&of("cl", burst), "user:42", Cost::ONE);
+            let outcome = engine.charge_one(&of("cl", burst), "user:42".into(), Cost::ONE);
             (outcome.is_allowed(), outcome.remaining())
         };
         let kept = |name: &str| engine.ad_hocs.0.lock().get(name).map_or(0, |named| named.entries.len());

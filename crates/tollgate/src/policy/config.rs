@@ -33,7 +33,7 @@ use toml::de::DeTable;
 
 pub use self::connection::{Password, PostgresConfig, RedisConfig, host_fault, url_fault};
 use self::environment::Environment;
-pub use self::environment::VariableKind;
+pub use self::environment::{VariableKind, is_service_link};
 pub use self::extension::{Extension, Limits};
 pub use self::file_watch::{FileChange, FileWatch};
 pub use self::limits::limit_fields;
@@ -167,6 +167,11 @@ impl Config {
         #[cfg(not(feature = "http"))]
         let named = std::iter::empty();
         named
+    }
+
+    /// The environment variables that set fields of `[store]` and `[requests]`, by their full names.
+    pub fn variables() -> impl Iterator<Item = String> {
+        environment::variables()
     }
 
     /// Reads a whole file with the environment laid over it, or finds every mistake in both. What the file lacks the

@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use tollgate_jobs::OpenedKey;
 
 use super::body::Body;
-use super::fault::Fault;
+use super::fault::{Fault, ShownToken};
 use super::requests::{self, CloseKey, OfKey, OpenKey};
 use super::{json, known_limit, posted};
 use crate::app::App;
@@ -182,20 +182,25 @@ fn authorize(app: &App, peer: IpAddr, call: &'static str, request: &Request<Inco
         metrics::counter!("tollgate_admin_refused_total", "reason" => "slowed").increment(1);
         return Err(Fault::too_many_guesses(wait));
     }
-    let shown = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
-    match shown.split_at_checked("Bearer ".len()) {
+    let header = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let shown = match header.split_at_checked("Bearer ".len()) {
         // Schemes are written in any case.
-        Some((scheme, shown)) if scheme.eq_ignore_ascii_case(b"Bearer ") && token.is(shown) => Ok(()),
-        _ => {
-            metrics::counter!("tollgate_admin_refused_total", "reason" => "token").increment(1);
-            // A call without a token is no guess. At most so many lines as there are guesses.
-            if !shown.is_empty() {
-                let more = app.guesses.wrong(peer);
-                tracing::warn!(audit = call, %peer, more, "an admin call showed a wrong token");
+        Some((scheme, shown)) if scheme.eq_ignore_ascii_case(b"Bearer ") => {
+            if token.is(shown) {
+                return Ok(());
             }
-            Err(Fault::no_token())
+            ShownToken::Wrong
         }
+        _ if header.is_empty() => ShownToken::None,
+        _ => ShownToken::OtherScheme,
+    };
+    metrics::counter!("tollgate_admin_refused_total", "reason" => "token").increment(1);
+    // A call without a token is no guess. At most so many lines as there are guesses.
+    if !matches!(shown, ShownToken::None) {
+        let more = app.guesses.wrong(peer);
+        tracing::warn!(audit = call, %peer, more, "an admin call showed a wrong token");
     }
+    Err(Fault::no_token(shown))
 }
 
 /// Where there is no token, every peer that reaches the server is an admin, but for pages that a browser on such a machine shows: neither

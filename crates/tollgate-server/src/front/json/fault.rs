@@ -10,6 +10,7 @@ use tollgate::Error;
 use tollgate::store::Micros;
 
 use super::body::{Body, full};
+use super::requests::ListEntry;
 use crate::front::undecided::words;
 
 /// What is wrong with a call.
@@ -23,6 +24,14 @@ pub(crate) struct Fault {
     allow: Option<&'static str>,
     /// When to come again, where it is too early.
     retry_after: Option<Micros>,
+}
+
+/// What an admin call showed in place of the admin token.
+#[derive(Clone, Copy)]
+pub(crate) enum ShownToken {
+    None,
+    OtherScheme,
+    Wrong,
 }
 
 impl Fault {
@@ -60,8 +69,15 @@ impl Fault {
         Fault::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
     }
 
-    pub(crate) fn no_token() -> Fault {
-        let detail = "this call needs the admin token: Authorization: Bearer …";
+    /// An admin call without the admin token, or with another one.
+    pub(crate) fn no_token(shown: ShownToken) -> Fault {
+        let detail = match shown {
+            ShownToken::None => "this call needs the admin token: Authorization: Bearer …",
+            ShownToken::OtherScheme => {
+                "the field Authorization is not of the form `Bearer …`, with the admin token in it"
+            }
+            ShownToken::Wrong => "the admin token is wrong",
+        };
         Fault::new(StatusCode::UNAUTHORIZED, detail)
     }
 
@@ -95,6 +111,12 @@ impl Fault {
 
     pub(crate) fn unavailable(detail: impl Into<String>) -> Fault {
         Fault::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    }
+
+    /// The same with the field that it is about, in a request that has several charges: `checks[3].limit: …`.
+    pub(crate) fn at(self, entry: ListEntry, field: &str) -> Fault {
+        let ListEntry { list, index } = entry;
+        Fault { detail: format!("{list}[{index}].{field}: {}", self.detail), ..self }
     }
 
     /// The same with another status, for a proxy that knows only some.

@@ -44,7 +44,7 @@ pub(super) async fn answer(
     let asks = [Charge::new(&limit, key.canonical()).cost(cost)];
     app.decide(Act::Charge, &asks, |state, decided| match decided {
         Ok(decided) => Ok(response(state, &decided.decision, &[(Some(&key), cost)], deny)),
-        Err(error) => Err(undecided(state, &asks, &error)),
+        Err(error) => Err(undecided(state, None, &asks, &error)),
     })
     .await
 }

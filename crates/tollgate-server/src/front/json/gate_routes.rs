@@ -117,7 +117,7 @@ pub(super) async fn answer(
     let keys: Vec<_> = charges.iter().map(|charge| (charge.key.as_ref(), charge.cost)).collect();
     app.decide(Act::Charge, &asks, |state, decided| match decided {
         Ok(decided) => Ok(response(state, &decided.decision, &keys, deny)),
-        Err(error) => Err(undecided(state, &asks, &error)),
+        Err(error) => Err(undecided(state, None, &asks, &error)),
     })
     .await
 }

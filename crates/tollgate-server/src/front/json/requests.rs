@@ -157,10 +157,17 @@ impl CheckRequest<'_> {
         self.ttl_ms.map(|Whole(ms)| ms)
     }
 
+    /// The name of the list that the charges stand in, if they stand in one.
+    pub(crate) fn list(&self) -> Option<&'static str> {
+        self.charges.as_ref().map(|_| "charges")
+    }
+
     /// The asks of one charge.
     pub(crate) fn charges(&self) -> Result<Charges<'_>, Fault> {
         match (&self.limit, &self.key, &self.charges) {
-            (Some(limit), Some(key), None) => Ok(std::iter::once(charge(limit, key, self.cost)?).collect()),
+            (Some(limit), Some(key), None) => {
+                Ok(std::iter::once(charge(limit, key, self.cost).map_err(Misfit::alone)?).collect())
+            }
             (None, None, Some(charges)) if self.cost.is_none() => {
                 if charges.is_empty() || charges.len() > MOST_CHARGES {
                     let count = charges.len();
@@ -168,7 +175,11 @@ impl CheckRequest<'_> {
                         "`charges` has {count} entries; a charge names 1 to {MOST_CHARGES} limits"
                     )));
                 }
-                charges.iter().map(|one| one.0.charge()).collect()
+                charges
+                    .iter()
+                    .zip(0..)
+                    .map(|(one, index)| one.0.charge(ListEntry { list: "charges", index }))
+                    .collect()
             }
             _ => Err(Fault::malformed(
                 "write either {\"limit\":…,\"key\":…,\"cost\":…} or {\"charges\":[{\"limit\":…,\"key\":…},…]}",
@@ -178,8 +189,36 @@ impl CheckRequest<'_> {
 }
 
 impl One<'_> {
-    pub(crate) fn charge(&self) -> Result<Charge<'_>, Fault> {
-        charge(&self.limit, &self.key, self.cost)
+    pub(crate) fn charge(&self, entry: ListEntry) -> Result<Charge<'_>, Fault> {
+        charge(&self.limit, &self.key, self.cost).map_err(|misfit| match misfit {
+            Misfit::Key(fault) => fault.at(entry, "key"),
+            Misfit::NoCost => Fault::malformed(NO_COST).at(entry, "cost"),
+        })
+    }
+}
+
+/// Where a charge stands in a request that has several, for messages: `checks[3]`.
+#[derive(Clone, Copy)]
+pub(crate) struct ListEntry {
+    pub(crate) list: &'static str,
+    pub(crate) index: usize,
+}
+
+const NO_COST: &str = "must be at least 1; to look without charging, ask /v1/peek";
+
+/// What is wrong with one charge.
+enum Misfit {
+    Key(Fault),
+    NoCost,
+}
+
+impl Misfit {
+    /// The fault of a request that has one charge.
+    fn alone(self) -> Fault {
+        match self {
+            Misfit::Key(fault) => fault,
+            Misfit::NoCost => Fault::malformed(format!("`cost` {NO_COST}")),
+        }
     }
 }
 
@@ -187,12 +226,11 @@ fn charge<'a>(
     limit: &'a Text<'_>,
     key: &'a KeyText<'_>,
     cost: Option<Whole<1>>,
-) -> Result<Charge<'a>, Fault> {
-    let cost = cost.map_or(1, |Whole(cost)| cost);
-    if cost == 0 {
-        return Err(Fault::malformed("`cost` must be at least 1; to look without charging, ask /v1/peek"));
+) -> Result<Charge<'a>, Misfit> {
+    match cost.map_or(1, |Whole(cost)| cost) {
+        0 => Err(Misfit::NoCost),
+        cost => Ok(Charge::new(&limit.0, key.checked().map_err(Misfit::Key)?).cost(cost)),
     }
-    Ok(Charge::new(&limit.0, key.checked()?).cost(cost))
 }
 
 /// A text that is borrowed where it can be.
@@ -375,13 +413,18 @@ fn explained(path: &str, text: &str) -> String {
     {
         return words;
     }
+    // Which entry of a list it is about.
+    let within = path.find(']').map(|end| format!("`{}`: ", &path[..=end])).unwrap_or_default();
     if let Some(name) = text.strip_prefix("duplicate field ") {
-        return format!("the field {name} is there twice");
+        return format!("{within}the field {name} is there twice");
     }
     if text.starts_with("missing field") && path != "." {
         return format!("{field}: {text}");
     }
-    match ["unknown field", "missing field", "EOF", "expected", "trailing", "recursion"]
+    if text.starts_with("unknown field") {
+        return format!("{within}{text}");
+    }
+    match ["missing field", "EOF", "expected", "trailing", "recursion"]
         .iter()
         .any(|start| text.starts_with(start))
     {

@@ -202,6 +202,7 @@ impl Environment {
                     let fix = "change it in the file, or rename one of the limits";
                     self.stray(variable, format!("may mean {}; {fix}", fields.join(" or ")));
                 }
+                None if is_service_link(variable, value) => {}
                 None => {
                     let lower = name.to_lowercase();
                     let names: Vec<String> = known.keys().map(|name| name.to_lowercase()).collect();
@@ -255,6 +256,35 @@ impl Environment {
             reader.variable(variable, fix);
         }
     }
+}
+
+/// The variables of `[store]` and `[requests]`.
+pub(super) fn variables() -> impl Iterator<Item = String> {
+    FIELDS.iter().map(|(path, _)| format!("TOLLGATE_{}", path.replace('.', "_").to_uppercase()))
+}
+
+/// Whether a variable is one that Kubernetes and Docker set for the address of a service: of one called `tollgate-server`, the
+/// variables `TOLLGATE_SERVER_SERVICE_HOST`, `TOLLGATE_SERVER_PORT` and `TOLLGATE_SERVER_PORT_8080_TCP_ADDR`. They set nothing here.
+///
+/// ```
+/// use tollgate::config::is_service_link;
+///
+/// assert!(is_service_link("TOLLGATE_SERVER_PORT", "tcp://10.0.0.1:8080"));
+/// assert!(!is_service_link("TOLLGATE_SERVER_PORT", "8080"));
+/// ```
+pub fn is_service_link(variable: &str, value: &str) -> bool {
+    let is_protocol =
+        |text: &str| ["TCP", "UDP", "SCTP"].contains(&text.split('_').next().unwrap_or_default());
+    let is_port = |rest: &str| {
+        let number = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
+        number.len() < rest.len() && number.strip_prefix('_').is_some_and(is_protocol)
+    };
+    let is_url = || ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));
+    variable.ends_with("_SERVICE_HOST")
+        || variable.ends_with("_SERVICE_PORT")
+        || variable.contains("_SERVICE_PORT_")
+        || variable.ends_with("_PORT") && is_url()
+        || variable.match_indices("_PORT_").any(|(at, mark)| is_port(&variable[at + mark.len()..]))
 }
 
 fn unknown(name: &str) -> String {
@@ -443,6 +473,51 @@ lease = "1m"
         // Those of stores that are not used are not even looked at.
         let unused = [("REDIS_ADDR", "no address"), ("REDIS_TLS", "maybe"), ("DATABASE_URL", "mysql://a")];
         assert_eq!(sound(&unused), Config::parse(FILE).unwrap());
+    }
+
+    /// A service called tollgate-server in Kubernetes kept the server in it from starting.
+    #[test]
+    fn addresses_of_services_are_not_ours() {
+        let mut own = Own;
+        let links = [
+            ("TOLLGATE_STORE_SERVICE_HOST", "10.0.0.1"),
+            ("TOLLGATE_STORE_SERVICE_PORT", "6379"),
+            ("TOLLGATE_STORE_SERVICE_PORT_REDIS", "6379"),
+            ("TOLLGATE_STORE_PORT", "tcp://10.0.0.1:6379"),
+            ("TOLLGATE_STORE_PORT_6379_TCP", "tcp://10.0.0.1:6379"),
+            ("TOLLGATE_STORE_PORT_6379_TCP_ADDR", "10.0.0.1"),
+            ("TOLLGATE_OWN_PORT_6379_UDP_PROTO", "udp"),
+        ];
+        let owned = links.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Config::parse_with(FILE, owned, &mut [&mut own]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        for (name, value) in [
+            ("TOLLGATE_STORE_PORT", "6379"),
+            ("TOLLGATE_STORE_PORT_A_TCP", "x"),
+            ("TOLLGATE_STORE_PORT_6379", "x"),
+        ] {
+            assert!(read(FILE, &[(name, value)]).is_err(), "{name}");
+        }
+    }
+
+    /// A section of another crate with a variable.
+    struct Own;
+
+    impl super::super::Extension for Own {
+        fn name(&self) -> &'static str {
+            "own"
+        }
+
+        fn variables(&self) -> &'static [(&'static str, VariableKind)] {
+            &[("field", VariableKind::Text)]
+        }
+
+        fn read(
+            &mut self,
+            _: &mut Reader<'_>,
+            _: &super::super::Field<'_>,
+            _: &mut super::super::Limits<'_>,
+        ) {
+        }
     }
 
     #[test]

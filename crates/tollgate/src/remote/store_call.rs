@@ -1,0 +1,177 @@
+//! One call of the store, and the books on it: which nodes it asks, whether they are asked at all, and how it went.
+//!
+//! Every charge, settlement and look of `remote.rs` goes through [`Remote::call`]. Which node is down is decided by `breaker.rs`; what is
+//! answered instead by `fallback.rs`. A call that was wrong is an answer of the store and nobody's failure.
+
+use std::sync::atomic::Ordering;
+
+use tollgate_kernel::Micros;
+use tollgate_store::{Failure, Hold, NodeId, Nodes, Store, StoreError, StoreFuture, StoredCharge};
+use tracing::Instrument;
+
+use super::Remote;
+use super::breaker::{Notice, TurnedAway};
+use crate::error::Error;
+use crate::health::{StoreChange, StoreHealth, StoreState};
+use crate::telemetry::{CallRecorder, Recorder, Trouble};
+
+/// Why the store did not answer.
+pub(super) enum Missed {
+    /// The call was wrong.
+    Wrong(StoreError),
+    /// It failed in this way, for the first time since it last answered or not.
+    Failed { failure: Failure, error: StoreError, is_first: bool },
+    /// It is down and was not asked.
+    TurnedAway(TurnedAway),
+}
+
+impl Missed {
+    /// The error for whom nobody can stand in for the store.
+    pub(super) fn into_error(self) -> Error {
+        match self {
+            Missed::Wrong(error) | Missed::Failed { error, .. } => error.into(),
+            Missed::TurnedAway(TurnedAway { failure, retry_after }) => {
+                let message = format!("the store is down ({failure}) and not asked again for {retry_after}");
+                StoreError::failed(failure, message).into()
+            }
+        }
+    }
+
+    pub(super) fn trouble(&self) -> Trouble {
+        match self {
+            Missed::Wrong(_) => Trouble::default(),
+            Missed::Failed { failure, error, is_first } => {
+                Trouble { failure: Some(*failure), is_ambiguous: error.is_ambiguous(), is_first: *is_first }
+            }
+            Missed::TurnedAway(away) => Trouble { failure: Some(away.failure), ..Trouble::default() },
+        }
+    }
+
+    /// When the store is tried next, if that is known.
+    pub(super) fn retry_after(&self) -> Option<Micros> {
+        match self {
+            Missed::TurnedAway(away) => Some(away.retry_after),
+            Missed::Wrong(_) | Missed::Failed { .. } => None,
+        }
+    }
+}
+
+impl Remote {
+    /// The nodes that a charge asks: those of its keys, and that of its hold.
+    pub(super) fn nodes_of(&self, items: &[StoredCharge<'_>], hold: Option<Hold>) -> Nodes {
+        let of_items = items.iter().map(|item| self.shared.store.node_of(item));
+        let of_hold = hold.map(|hold| self.shared.store.node_of_hold(hold.id));
+        let mut nodes = Nodes::new();
+        for node in of_items.chain(of_hold) {
+            if !nodes.contains(&node) {
+                nodes.push(node);
+            }
+        }
+        nodes
+    }
+
+    /// Sends a call to the store, unless one of the nodes that it asks is down, and notes how that went.
+    pub(super) async fn call<'a, T>(
+        &'a self,
+        operation: &'static str,
+        nodes: Nodes,
+        ask: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
+    ) -> Result<T, Missed> {
+        for node in &nodes {
+            self.ping_first(*node).await;
+        }
+        for node in &nodes {
+            self.shared.breakers.of(*node).admit().map_err(Missed::TurnedAway)?;
+        }
+        self.shared.tally.asked();
+        let call = self.watch.store_call(operation);
+        let answer = ask(&*self.shared.store).instrument(call.span()).await;
+        call.done(answer.as_ref().err());
+        match answer {
+            Ok(answer) => {
+                self.succeeded(&nodes);
+                Ok(answer)
+            }
+            Err(error) => Err(self.failed(&nodes, error)),
+        }
+    }
+
+    /// Where the store cannot run a ping beside its callers, one of them waits for it.
+    pub(super) async fn ping_first(&self, node: NodeId) {
+        if let Some(ping) = self.ping_if_due(node) {
+            ping.await;
+        }
+    }
+
+    /// Whether a node is to be asked.
+    pub(super) async fn admit(&self, node: NodeId) -> Result<(), Missed> {
+        self.ping_first(node).await;
+        self.shared.breakers.of(node).admit().map_err(Missed::TurnedAway)
+    }
+
+    pub(super) fn succeeded(&self, nodes: &Nodes) {
+        if self.shared.is_failing.load(Ordering::Relaxed) {
+            self.shared.is_failing.store(false, Ordering::Relaxed);
+        }
+        nodes.iter().for_each(|node| self.shared.breakers.of(*node).answered());
+        self.look_after_nodes();
+    }
+
+    #[cold]
+    pub(super) fn failed(&self, nodes: &Nodes, error: StoreError) -> Missed {
+        let Some(failure) = error.failure() else {
+            // It took an answer to say so.
+            nodes.iter().for_each(|node| self.shared.breakers.of(*node).answered());
+            return Missed::Wrong(error);
+        };
+        self.shared.tally.failed(failure, error.is_ambiguous());
+        for node in nodes {
+            if let Some(notice) = self.shared.breakers.of(*node).failed(failure, error.scope()) {
+                self.tell(&notice, Some(&error));
+            }
+            // Where the store cannot run it beside its callers, the next one waits for it: this one has waited enough.
+            drop(self.ping_if_due(*node));
+        }
+        let is_first = !self.shared.is_failing.swap(true, Ordering::Relaxed);
+        Missed::Failed { failure, error, is_first }
+    }
+
+    /// Reports to the log and the observers, once for each change.
+    #[cold]
+    pub(super) fn tell(&self, notice: &Notice, error: Option<&StoreError>) {
+        let error = error.map(ToString::to_string).unwrap_or_default();
+        if let Notice::Changed(change) = notice {
+            self.shared.breakers.changed(change);
+        }
+        let StoreHealth { ambiguous, nodes_up, nodes, state, .. } = self.health();
+        let change = match notice {
+            Notice::Strays { failures, last } => {
+                tracing::warn!(failures, %last, ambiguous, error, "the store fails now and then; those calls fell back");
+                return;
+            }
+            Notice::Changed(change) => change,
+        };
+        match change {
+            StoreChange::Down { failure } if nodes == 1 => {
+                tracing::warn!(%failure, ambiguous, error, "the store is down; limits fall back until it answers again");
+            }
+            StoreChange::Down { failure } => {
+                tracing::warn!(
+                    %failure, ambiguous, error, nodes_up, nodes,
+                    "a node of the store is down; its keys fall back until it answers again"
+                );
+            }
+            StoreChange::Up { down_for, fallen_back } if nodes == 1 => {
+                tracing::info!(%down_for, fallen_back, ambiguous, "the store answers again");
+            }
+            StoreChange::Up { down_for, fallen_back } => {
+                tracing::info!(
+                    %down_for, fallen_back, ambiguous, nodes_up, nodes,
+                    "a node of the store answers again, or another has taken its place"
+                );
+            }
+        }
+        self.watch.store_changed(state == StoreState::Up);
+        self.observers.store_changed(change);
+    }
+}
