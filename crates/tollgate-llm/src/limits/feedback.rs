@@ -112,7 +112,8 @@ impl ModelLimits {
         let window = Micros::from(self.config().window.saturating_add(plan.margin()));
         let now = self.inner.clock.now();
         let charges = plan.charges.iter().filter(|charge| !charge.is_own);
-        charges.fold(false, |is_first, charge| self.inner.others.goes(charge, now, window) || is_first)
+        // All of them are noted.
+        charges.filter(|charge| self.inner.others.goes(charge, now, window)).count() > 0
     }
 
     /// Sends no call of this model's quota with keys of this group for a while, because the provider asked for that.
