@@ -38,7 +38,7 @@ pub struct LlmConfig {
     /// The window of `rpm` and `tpm`; 60 s by default.
     pub window: Duration,
     /// How much longer than its window a call counts, because calls reach the provider later than they are charged, and not all by
-    /// the same time; by default 100 ms, and at most a fortieth of the window.
+    /// the same time; by default 250 ms, and at most a fortieth of the window.
     pub margin: Option<Duration>,
     /// How long a call waits at most; 60 s by default.
     pub max_wait: Duration,

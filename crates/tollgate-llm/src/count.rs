@@ -16,6 +16,7 @@ use std::sync::Arc;
 use self::cache::Cache;
 use self::content::Content;
 pub use self::models::encoding_of;
+use crate::learned::Learned;
 use crate::request::ModelRequest;
 
 /// From how many bytes of text on counting leaves the async thread: some milliseconds of work.
@@ -70,6 +71,15 @@ pub struct Counted {
     pub encoding: Encoding,
     /// Whether the model has that encoding. Otherwise the count is the basis of an estimate.
     pub is_exact: bool,
+}
+
+/// What a model whose vocabulary is not public is estimated at, before anything was learned of it, for so many tokens by `o200k_base`.
+///
+/// ```
+/// assert_eq!(tollgate_llm::count::first_estimate(100), 120);
+/// ```
+pub fn first_estimate(counted: u64) -> u64 {
+    Learned::default().input(counted, false)
 }
 
 /// Counts requests. Cheap to clone; clones share their cache.

@@ -104,6 +104,8 @@ pub struct Completed {
     pub is_estimated: bool,
     /// How often it was sent.
     pub attempts: u32,
+    /// How often the provider refused it for its limits before.
+    pub limited: u32,
 }
 
 /// A call that has no answer.
@@ -115,6 +117,8 @@ pub struct CallError {
     pub reason: String,
     /// How often it was sent.
     pub attempts: u32,
+    /// How often the provider refused it for its limits.
+    pub limited: u32,
     /// The refusal of the provider, if it was one.
     pub reply: Option<Box<Reply>>,
 }
@@ -136,7 +140,7 @@ pub enum CallErrorKind {
 
 impl CallError {
     fn new(kind: CallErrorKind, reason: impl Into<String>, attempts: u32) -> CallError {
-        CallError { kind, reason: reason.into(), attempts, reply: None }
+        CallError { kind, reason: reason.into(), attempts, limited: 0, reply: None }
     }
 }
 
@@ -150,6 +154,63 @@ impl std::error::Error for CallError {}
 
 /// What each call of a batch or a caller gets.
 pub type CallResult = Result<Completed, CallError>;
+
+/// What became of the calls of a batch, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchReport {
+    /// Calls that were answered.
+    pub answered: usize,
+    /// Calls that were not, for whichever reason but a cancellation.
+    pub failed: usize,
+    /// Of those, calls that the limits did not admit, so that they were never sent or not sent again.
+    pub not_admitted: usize,
+    /// Calls that were cancelled.
+    pub cancelled: usize,
+    /// Calls that were sent more than once.
+    pub retried: usize,
+    /// How often calls were sent, all together.
+    pub attempts: u64,
+    /// How often the provider refused one for its limits.
+    pub limited: u64,
+    /// The tokens of those that were answered.
+    pub tokens: u64,
+}
+
+impl BatchReport {
+    /// Of these results.
+    ///
+    /// ```
+    /// use tollgate_llm::executor::BatchReport;
+    /// assert_eq!(BatchReport::of(&[]).answered, 0);
+    /// ```
+    pub fn of(results: &[CallResult]) -> BatchReport {
+        let mut report = BatchReport::default();
+        for result in results {
+            let (attempts, limited) = match result {
+                Ok(completed) => {
+                    report.answered += 1;
+                    report.tokens = report.tokens.saturating_add(completed.usage.total());
+                    (completed.attempts, completed.limited)
+                }
+                Err(error) => {
+                    match error.kind {
+                        CallErrorKind::Cancelled => report.cancelled += 1,
+                        CallErrorKind::NotAdmitted(_) => {
+                            (report.failed, report.not_admitted) =
+                                (report.failed + 1, report.not_admitted + 1);
+                        }
+                        _ => report.failed += 1,
+                    }
+                    (error.attempts, error.limited)
+                }
+            };
+            report.retried += usize::from(attempts > 1);
+            report.attempts += u64::from(attempts);
+            report.limited += u64::from(limited);
+        }
+        report
+    }
+}
 
 /// How a batch is admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -461,33 +522,47 @@ impl<T: Transport> Inner<T> {
     ) -> CallResult {
         let request = ModelRequest::read(call.api, &call.body)
             .map_err(|error| CallError::new(CallErrorKind::Invalid, error.to_string(), 0))?;
-        let stopped = |attempts: u32| Err(CallError { attempts, ..cancelled_error() });
+        let stopped = |attempts: u32, limited: u32| Err(CallError { attempts, limited, ..cancelled_error() });
         let clock = self.limits.clock();
         let deadline = clock.now().saturating_add(Micros::from(self.max_wait));
         let mut counted = None;
-        let mut attempt = 1;
+        let (mut attempt, mut limited) = (1, 0);
         let (mut failures, mut refusals) = (0, 0);
+        // The groups of keys that the provider asked to leave alone, since this call waited last.
+        let mut refused: Vec<String> = Vec::new();
         loop {
             let Admitted { admission, place } = match admitted.take() {
                 Some(admitted) => admitted,
                 None => tokio::select! {
                     biased;
-                    () = is_cancelled(&mut cancelled) => return stopped(attempt - 1),
-                    admitted = self.admit(&request, &mut counted, attempt) => admitted?,
+                    () = is_cancelled(&mut cancelled) => return stopped(attempt - 1, limited),
+                    admitted = self.admit(&request, &mut counted, attempt) =>
+                        admitted.map_err(|error| CallError { limited, ..error })?,
                 },
             };
             if cancelled.has_changed().is_err() || *cancelled.borrow() {
                 warn_unsettled(admission.cancel().await);
-                return stopped(attempt - 1);
+                return stopped(attempt - 1, limited);
             }
-            let (error, failure, hints) = match self.attempt(&request, call, admission, attempt).await {
-                Ok(completed) => return Ok(completed),
+            let group = admission.group().map(str::to_owned);
+            let (mut error, failure, hints) = match self.attempt(&request, call, admission, attempt).await {
+                Ok(completed) => return Ok(Completed { limited, ..completed }),
                 Err(failed) => failed,
             };
+            limited += u32::from(failure == Failure::Limited);
+            error.limited = limited;
             // Others may use the place while this call waits to be sent again.
             drop(place);
             // A provider that says when to come back has not failed. It is asked less and less often all the same, and not for ever.
             let is_put_off = failure == Failure::Limited && hints.wait().is_some();
+            refused.extend(group.filter(|_| is_put_off));
+            // Another group of keys is another quota, whatever this one was asked to wait for. Each is tried once before the call waits.
+            let is_free = is_put_off && self.retry.attempts > 1;
+            if is_free && self.limits.has_free_group(request.model(), &refused) {
+                attempt += 1;
+                continue;
+            }
+            refused.clear();
             (failures, refusals) = if is_put_off { (failures, refusals + 1) } else { (failures + 1, 0) };
             let wait = self.retry.wait(failures.max(1), failure, &hints, random());
             let Some(mut wait) = wait else { return Err(error) };
@@ -500,7 +575,7 @@ impl<T: Transport> Inner<T> {
             }
             tokio::select! {
                 biased;
-                () = is_cancelled(&mut cancelled) => return stopped(attempt),
+                () = is_cancelled(&mut cancelled) => return stopped(attempt, limited),
                 () = clock.alarm(until) => {}
             }
             attempt += 1;
@@ -540,10 +615,12 @@ impl<T: Transport> Inner<T> {
         if !(200..300).contains(&reply.status) {
             let failure = provider::classify(reply.status, &reply.body);
             let hints = Hints::read(&reply.headers, SystemTime::now());
-            if failure == Failure::Limited
-                && let Some(wait) = hints.wait()
-            {
-                admission.park(wait, "the provider refused a call for its limits and asked to wait");
+            if failure == Failure::Limited {
+                let reports = ReportedLeft::all(&hints, call.api.is_anthropic());
+                warn_untaken(admission.reported_refusing(&reports).await);
+                if let Some(wait) = hints.wait() {
+                    admission.park(wait, "the provider refused a call for its limits and asked to wait");
+                }
             }
             let settled = match failure.proves_unused(reply.status) {
                 true => admission.refused().await,
@@ -559,11 +636,9 @@ impl<T: Transport> Inner<T> {
         }
         let hints = Hints::read(&reply.headers, SystemTime::now());
         let reports = ReportedLeft::all(&hints, call.api.is_anthropic());
-        if let Err(error) = admission.reported(&reports).await {
-            tracing::warn!(%error, "what the provider reports of its limits could not be charged");
-        }
+        warn_untaken(admission.reported(&reports).await);
         let (usage, is_estimated) = settle(admission, call.api, &reply).await;
-        Ok(Completed { reply, usage, is_estimated, attempts: attempt })
+        Ok(Completed { reply, usage, is_estimated, attempts: attempt, limited: 0 })
     }
 }
 
@@ -599,6 +674,12 @@ async fn settle(admission: Admission, api: Api, reply: &Reply) -> (Usage, bool) 
     };
     warn_unsettled(settled);
     (usage.unwrap_or(as_reserved), is_estimated)
+}
+
+fn warn_untaken(taken: Result<(), tollgate::Error>) {
+    if let Err(error) = taken {
+        tracing::warn!(%error, "what the provider reports of its limits could not be charged");
+    }
 }
 
 fn warn_unsettled(settled: Result<(), tollgate::Error>) {

@@ -8,6 +8,7 @@
 mod admission;
 mod batch;
 mod feedback;
+mod others;
 mod planning;
 mod renewal;
 mod waiting;
@@ -24,7 +25,8 @@ use tollgate::{Clock, Decision, Outcome, Tollgate};
 
 pub use self::admission::Admission;
 pub use self::feedback::ReportedLeft;
-use self::feedback::{Others, parked};
+use self::feedback::parked;
+use self::others::Others;
 use self::renewal::Renewal;
 use self::waiting::joining;
 use crate::config::{Counts, LlmConfig};
@@ -337,7 +339,7 @@ impl ModelLimits {
         admission.renewal = Renewal::of(&admitted.plan, &admitted.reservation, &self.inner.clock);
         (admission.plan, admission.held) = (Some(admitted.plan), Some(admitted.reservation));
         (admission.waited, admission.admitted_at) = (admitted.waited, admitted.at);
-        admission.window = config.window;
+        (admission.window, admission.goes_first) = (config.window, admitted.goes_first);
         Ok(admission)
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Planned {
     pub(crate) is_own: bool,
     /// How much longer than the provider's window it counts.
     pub(crate) margin: Duration,
+    /// What was charged for others before it.
+    pub(crate) others: u64,
 }
 
 impl Planned {
@@ -80,6 +82,7 @@ impl Plan {
                 cost: amount(limit.counts, tokens.charged_input, tokens.output).max(1),
                 is_own,
                 margin: limit.margin,
+                others: 0,
             });
             planned.collect()
         };

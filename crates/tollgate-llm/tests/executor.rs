@@ -10,8 +10,8 @@ use tollgate::config::Config;
 use tollgate::store::Micros;
 use tollgate::{ManualClock, Tollgate};
 use tollgate_llm::executor::{
-    Admit, CallErrorKind, Executor, ExecutorBuilder, ModelCall, Outgoing, Reply, RetryPolicy, SendError,
-    Transport,
+    Admit, BatchReport, CallErrorKind, Executor, ExecutorBuilder, ModelCall, Outgoing, Reply, RetryPolicy,
+    SendError, Transport,
 };
 use tollgate_llm::provider::Failure;
 use tollgate_llm::{Api, Caller, LlmConfig, LlmSection, ModelLimits, ModelRequest, RefusalKind, Usage};
@@ -19,9 +19,12 @@ use tollgate_testkit::http::Connection;
 use tollgate_testkit::provider::{self, Allowed, Provider};
 
 fn config(rest: &str) -> (Config, LlmConfig) {
-    let text = format!(
-        "{rest}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n"
-    );
+    with_keys(rest, "api_key = 'x'")
+}
+
+fn with_keys(rest: &str, keys: &str) -> (Config, LlmConfig) {
+    let text =
+        format!("{rest}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n{keys}\n");
     let mut llm = LlmSection::default();
     let config =
         Config::parse_with(&text, [], &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
@@ -134,7 +137,10 @@ const START: u64 = 1_700_000_000;
 
 impl World {
     fn of(models: &str) -> World {
-        let (config, llm) = config(&format!("llm.margin = '0s'\n{models}"));
+        World::from(config(&format!("llm.margin = '0s'\n{models}")))
+    }
+
+    fn from((config, llm): (Config, LlmConfig)) -> World {
         let hands = ManualClock::at(Micros::from_secs(START));
         let gate = Tollgate::builder().config(&config).clock(hands.clock()).build().expect("a gate");
         let limits = ModelLimits::with_clock(gate.clone(), llm, hands.clock());
@@ -416,6 +422,42 @@ async fn d2_a_billing_refusal_is_sent_once() {
     let error = executor.submit(call(1)).result().await.expect_err("nobody pays");
     assert_eq!((error.kind, error.attempts), (CallErrorKind::Provider(Failure::Billing), 1));
     assert_eq!((world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await), (9, 1_000));
+}
+
+/// A group of keys that the provider asks to leave alone holds up nobody while another group is free: its quota is another one.
+#[tokio::test]
+async fn f1_a_hint_of_one_group_is_not_waited_for_while_another_is_free() {
+    struct ByGroup(Arc<Mutex<Vec<(Micros, String)>>>, tollgate::Clock);
+    impl Transport for ByGroup {
+        async fn send(&self, outgoing: Outgoing<'_>) -> Result<Reply, SendError> {
+            let group = outgoing.group.unwrap_or_default().to_owned();
+            self.0.lock().push((self.1.now(), group.clone()));
+            Ok(match group.as_str() {
+                "two" => used(92),
+                _ => refusal(429, "rate_limit_exceeded", Some(("retry-after", "900"))),
+            })
+        }
+    }
+    let keys = "keys = [{ key = 'a', group = 'one' }, { key = 'b', group = 'two' }]";
+    let world = World::from(with_keys("llm.margin = '0s'\n[llm.models.gpt-4o]\nrpm = 10", keys));
+    let sent: Arc<Mutex<Vec<(Micros, String)>>> = Arc::default();
+    // More than the longest hint that is waited for: the call would fail if it waited.
+    let executor = Executor::new(world.limits.clone(), ByGroup(sent.clone(), world.hands.clock()));
+    let results = executor.submit_batch((0..4).map(call).collect(), Admit::AsCapacityAllows).all().await;
+    let report = BatchReport::of(&results);
+    let sent = sent.lock().clone();
+    let refused = sent.iter().filter(|(_, group)| group == "one").count();
+    assert!((1..=4).contains(&refused), "{sent:?}");
+    assert!(sent.iter().all(|(at, _)| *at == Micros::from_secs(START)), "nobody waits: {sent:?}");
+    let expected = BatchReport {
+        answered: 4,
+        retried: refused,
+        attempts: 4 + refused as u64,
+        limited: refused as u64,
+        tokens: 400,
+        ..BatchReport::default()
+    };
+    assert_eq!(report, expected);
 }
 
 /// A batch that has all places gives each up between two attempts, so that its calls can be sent again.

@@ -1,5 +1,6 @@
 //! What a refusal promises, and what reports of a provider change, on a clock that is moved by hand.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use tollgate::config::Config;
@@ -17,8 +18,12 @@ struct World {
 
 impl World {
     fn of(model: &str) -> World {
+        World::with("margin = '0s'", model)
+    }
+
+    fn with(settings: &str, model: &str) -> World {
         let text = format!(
-            "[llm]\nmargin = '0s'\n[llm.models.gpt-4o]\n{model}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n\
+            "[llm]\n{settings}\n[llm.models.gpt-4o]\n{model}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n\
              keys = [{{ key = 'a', group = 'one' }}, {{ key = 'b', group = 'two' }}]\n"
         );
         let mut llm = LlmSection::default();
@@ -124,10 +129,10 @@ async fn e4_reports_only_ever_lower_what_is_left() {
         (vec![report(Counts::Requests, 500, 1, 0), report(Counts::Tokens, 1_000_000, 1, 0)], (9, 9_000)),
         (vec![report(Counts::Tokens, 8_500, 1, 500)], (9, 9_000)),
         (vec![report(Counts::OutputTokens, 1, 1, 0), report(Counts::Concurrency, 0, 1, 0)], (9, 9_000)),
-        // What others have used, and an eighth more.
-        (vec![report(Counts::Tokens, 8_900, 1, 0)], (9, 8_887)),
-        (vec![report(Counts::Tokens, 8_900, 1, 0)], (9, 8_887)),
-        (vec![report(Counts::Requests, 8, 1, 0)], (7, 8_887)),
+        // What others have used, and twice what they use beside one of our calls, and one.
+        (vec![report(Counts::Tokens, 8_900, 1, 0)], (9, 8_699)),
+        (vec![report(Counts::Tokens, 8_900, 1, 0)], (9, 8_699)),
+        (vec![report(Counts::Requests, 8, 1, 0)], (7, 8_699)),
         (vec![report(Counts::Tokens, 100, 1, 0)], (7, 0)),
     ] {
         admission.reported(&reports).await.expect("taken in");
@@ -144,14 +149,14 @@ async fn e2_others_are_expected_to_go_on_until_reports_say_that_they_stopped() {
     let left = async || world.left("llm.gpt-4o.rpm", "one").await;
     let admission = world.admit(100).await.expect("room");
     admission.reported(&[report(Counts::Requests, 23, 60, 0)]).await.expect("taken in");
-    assert_eq!(left().await, 39 - 16 - 2, "others have used sixteen");
+    assert_eq!(left().await, 39 - 16 - 4, "others have used sixteen, and a tenth of the limit is headroom");
     world.hands.advance(Micros::from_secs(60));
     assert_eq!(left().await, 40);
     let admission = world.admit(100).await.expect("room");
-    assert_eq!(left().await, 39 - 16, "charged again before the next call");
+    assert_eq!(left().await, 39 - 16 - 4, "charged again before the next call");
     // They have stopped: what is charged for them stays for its window, and no longer.
     admission.reported(&[report(Counts::Requests, 39, 60, 0)]).await.expect("taken in");
-    assert_eq!(left().await, 39 - 16);
+    assert_eq!(left().await, 39 - 16 - 4);
     world.hands.advance(Micros::from_secs(60));
     assert!(world.admit(100).await.is_ok());
     assert_eq!(left().await, 39);
@@ -172,4 +177,119 @@ async fn f1_a_refusal_of_all_groups_says_when_the_first_returns() {
     assert!(!refusal.standing.is_empty(), "it says how the limits stand");
     world.hands.advance(Micros::from_secs(4));
     assert_eq!(world.admit(100).await.expect("room").group(), Some("two"));
+}
+
+/// A provider with an exact window, which another client uses too.
+struct Shared {
+    arrived: VecDeque<Micros>,
+    limit: usize,
+}
+
+impl Shared {
+    const WINDOW: Micros = Micros::from_secs(60);
+
+    /// What is left with this arrival; none if it is refused, which counts as well.
+    fn arrives(&mut self, now: Micros) -> Option<u64> {
+        while self.arrived.front().is_some_and(|at| now >= at.saturating_add(Shared::WINDOW)) {
+            self.arrived.pop_front();
+        }
+        self.arrived.push_back(now);
+        u64::try_from(self.limit.checked_sub(self.arrived.len())?).ok()
+    }
+}
+
+/// How another client spends half of the quota.
+#[derive(Clone, Copy, Debug)]
+enum Spends {
+    Evenly,
+    AtRandom,
+    /// All of it at once, every window.
+    AtOnce,
+    /// Evenly in every other stretch of three windows.
+    OnAndOff,
+}
+
+/// Somebody else spends half of the provider's quota, and we take all that we can. Of our calls less than 1 of 100 is refused after the
+/// first window, or after the second where others come mostly when all of ours were sent in the first; and most of what others leave is used.
+#[tokio::test]
+async fn e2_a_foreign_client_spends_half_of_the_quota() {
+    const STEP_MS: u64 = 50;
+    const LIMIT: u64 = 200;
+    const WINDOWS: u64 = 12;
+    for (spends, from, percent, least_used) in [
+        (Spends::Evenly, 1, 1, 90),
+        (Spends::AtRandom, 2, 1, 80),
+        (Spends::AtOnce, 2, 1, 90),
+        // Nobody knows that they have come back before the first report of it.
+        (Spends::OnAndOff, 1, 2, 60),
+    ] {
+        let world = World::with("", &format!("rpm = {LIMIT}"));
+        world.limits.park("gpt-4o", "two", Duration::from_secs(3_600), "parked");
+        let mut provider = Shared { arrived: VecDeque::new(), limit: 200 };
+        let mut numbers = Numbers(7);
+        let (mut sent, mut refused, mut foreign) = (0_u64, 0_u64, 0_u64);
+        // A call is on its way for up to two steps, and so is its answer.
+        let mut on_their_way: Vec<(u64, Admission)> = Vec::new();
+        let mut answers: Vec<(u64, Option<u64>, Admission)> = Vec::new();
+        for step in 0..WINDOWS * 60_000 / STEP_MS {
+            let now = world.hands.clock().now();
+            let (window, of_window) = (step * STEP_MS / 60_000, step * STEP_MS % 60_000);
+            let a_call = 60_000 / (LIMIT / 2);
+            let theirs = match spends {
+                Spends::Evenly => u64::from(of_window % a_call == 0),
+                Spends::AtRandom => u64::from(numbers.below(a_call) < STEP_MS),
+                Spends::AtOnce => {
+                    if of_window == 30_000 {
+                        LIMIT / 2
+                    } else {
+                        0
+                    }
+                }
+                Spends::OnAndOff => u64::from(window / 3 % 2 == 0 && of_window % a_call == 0),
+            };
+            let is_counted = window >= from;
+            for _ in 0..theirs {
+                let _ = provider.arrives(now);
+                foreign += u64::from(is_counted);
+            }
+            for index in (0..on_their_way.len()).rev() {
+                if on_their_way[index].0 <= step {
+                    let (_, admission) = on_their_way.swap_remove(index);
+                    let left = provider.arrives(now);
+                    sent += u64::from(is_counted);
+                    refused += u64::from(is_counted && left.is_none());
+                    answers.push((step + 1 + numbers.below(2), left, admission));
+                }
+            }
+            for index in (0..answers.len()).rev() {
+                if answers[index].0 <= step {
+                    let (_, left, admission) = answers.swap_remove(index);
+                    let taken = match left {
+                        Some(left) => admission.reported(&[report(Counts::Requests, left, 60, 0)]).await,
+                        None => admission.reported_refusing(&[report(Counts::Requests, 0, 60, 0)]).await,
+                    };
+                    taken.expect("taken in");
+                    if left.is_none() {
+                        admission.park(Duration::from_secs(1), "refused");
+                    }
+                    admission.settle(Usage { input: 8, cached: 0, output: 1 }).await.expect("settled");
+                }
+            }
+            // As many as there is room for, a few at a time.
+            for _ in 0..4 {
+                // One that would wait for the margin is asked again in the next step.
+                let admission = tokio::select! {
+                    biased;
+                    admitted = world.admit(100) => admitted.ok(),
+                    () = std::future::ready(()) => None,
+                };
+                let Some(admission) = admission else { break };
+                on_their_way.push((step + numbers.below(2), admission));
+            }
+            world.hands.advance(Micros::from_millis(STEP_MS));
+        }
+        let left_for_us = LIMIT * (WINDOWS - from) - foreign;
+        assert!(refused * 100 < sent * percent, "{spends:?}: {refused} of {sent} refused");
+        assert!(sent * 100 >= left_for_us * least_used, "{spends:?}: {sent} of {left_for_us} sent");
+    }
 }

@@ -399,7 +399,7 @@ pub(crate) struct LlmRunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// The config whose [llm] has the upstreams and the limits.
-    #[arg(long, value_name = "FILE", required_unless_present = "base_url", conflicts_with = "base_url")]
+    #[arg(long, value_name = "FILE", conflicts_with = "base_url")]
     pub(crate) config: Option<PathBuf>,
     /// A gateway that keeps the limits, in place of a config.
     #[arg(long, value_name = "URL")]
@@ -428,7 +428,8 @@ pub(crate) struct LlmRunArgs {
 #[command(after_help = "Examples:\n  \
     tollgate llm count prompt.txt --model gpt-4o\n  \
     tollgate llm count request.json --model claude-sonnet-4-5 --json\n\n\
-    A file that is a JSON object with `messages` is counted as a request: messages with their overhead, system text and tools.")]
+    A file that is a JSON object with `messages` is counted as a request: messages with their overhead, system text and tools.\n  \
+    The vocabularies of OpenAI's models are public, and their counts exact. All others are estimated as the gateway estimates them at first.")]
 pub(crate) struct LlmCountArgs {
     /// The text or the request body; - reads stdin.
     #[arg(value_name = "FILE")]

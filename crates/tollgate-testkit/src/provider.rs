@@ -220,7 +220,10 @@ impl State {
                 true => (self.script)(&arrival),
                 false => {
                     let error = json!({ "error": { "message": "Rate limit reached", "type": "tokens", "code": "rate_limit_exceeded" } });
-                    Reply::json(429, &error).header("retry-after-ms: 100")
+                    Reply::json(429, &error)
+                        .header("retry-after-ms: 100")
+                        .header(&format!("x-ratelimit-remaining-requests: {}", arrival.left.0))
+                        .header(&format!("x-ratelimit-remaining-tokens: {}", arrival.left.1))
                 }
             };
             if let Err(error) = send(stream, &reply) {

@@ -13,7 +13,7 @@ const DAY: Micros = Micros::from_secs(24 * 3_600);
 
 /// How much longer than its window a call counts by default, and the largest share of the window that this is. It is what two calls that
 /// were charged one window apart may differ in the time that they take to the provider; beyond that, `margin` must be set.
-const MARGIN: Micros = Micros::from_millis(100);
+const MARGIN: Micros = Micros::from_millis(250);
 const MARGIN_SHARE: u64 = 40;
 
 /// A number of a model or of a client: its field, what it counts, and over how long.

@@ -31,7 +31,7 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limi
     };
     span("window", &mut config.window);
     span("max_wait", &mut config.max_wait);
-    let margin = section.field("margin").and_then(|field| reader.span_or_zero(field, "100ms"));
+    let margin = section.field("margin").and_then(|field| reader.span_or_zero(field, "250ms"));
     config.margin = margin.map(Duration::from);
     let mut whole = |name, example| section.field(name).and_then(|field| reader.whole(field, example, ""));
     if let Some(tokens) = whole("default_output_tokens", 1_000) {

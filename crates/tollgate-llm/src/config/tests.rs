@@ -123,11 +123,11 @@ fn a_call_counts_a_little_longer_than_its_window() {
         limits
     };
     let window = |count: u64, millis: u64| Limit::sliding_window(count, Micros::from_millis(millis)).unwrap();
-    assert_eq!(counted("", "rpm = 5"), [window(5, 60_100)]);
+    assert_eq!(counted("", "rpm = 5"), [window(5, 60_250)]);
     assert_eq!(counted("llm.window = '2s'", "rpm = 5"), [window(5, 2_050)]);
     assert_eq!(counted("llm.margin = '0s'", "rpm = 5"), [window(5, 60_000)]);
     assert_eq!(counted("llm.margin = '300ms'\nllm.window = '2s'", "rpm = 5"), [window(5, 2_300)]);
-    assert_eq!(counted("", "rpm = 600\nslice = '1s'"), [window(600, 60_100), window(10, 1_025)]);
+    assert_eq!(counted("", "rpm = 600\nslice = '1s'"), [window(600, 60_250), window(10, 1_025)]);
     assert_eq!(counted("", "rpd = 7"), [window(7, 86_400_000)], "a day is long enough");
 }
 

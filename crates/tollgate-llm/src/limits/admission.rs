@@ -38,6 +38,8 @@ pub struct Admission {
     pub(super) waited: Duration,
     pub(super) admitted_at: Micros,
     pub(super) window: Duration,
+    /// Whether others wait until it is answered, because nobody knows what is left at the provider.
+    pub(super) goes_first: bool,
     produced: Option<Produced>,
     /// Its share of what was reserved for a batch.
     pub(super) share: Option<Share>,
@@ -70,6 +72,7 @@ impl Admission {
             waited: Duration::ZERO,
             admitted_at: Micros::ZERO,
             window: Duration::ZERO,
+            goes_first: false,
             produced: None,
             share: None,
         }
@@ -148,6 +151,7 @@ impl Admission {
 
     /// The call was never sent: all is given back.
     pub async fn cancel(mut self) -> Result<(), tollgate::Error> {
+        self.ends_first();
         self.renewal = None;
         if let Some(share) = self.share.take() {
             return share.cancel().await;
@@ -206,6 +210,7 @@ impl Admission {
     }
 
     async fn apply(mut self, usage: &Usage) -> Result<(), tollgate::Error> {
+        self.ends_first();
         self.renewal = None;
         let plan = self.plan.take();
         if let (Some(plan), Some(share)) = (&plan, self.share.take()) {
@@ -252,6 +257,7 @@ impl Admission {
 
 impl Drop for Admission {
     fn drop(&mut self) {
+        self.ends_first();
         // What was reserved stays charged, but nobody needs its place under a concurrency limit any more.
         if let (Some(plan), Some(held)) = (self.plan.take(), self.held.take())
             && plan.has_place()

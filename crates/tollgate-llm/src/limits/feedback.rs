@@ -1,19 +1,16 @@
 //! What a provider says of its own limits, taken into ours: groups that it asks to leave alone, and quota that others have used.
 //!
 //! Nothing that a provider says ever raises an allowance. It may report less than is left here, because somebody else uses the same
-//! quota or because it counts otherwise: then the difference is charged to the ordinary limit, as if a call had used it. Reports are
-//! late and cross each other, so a report counts only where it is below what was left when the call was admitted *and* below what is
-//! left now. Others do not stop when their charge leaves the window, so it is charged again, as long as reports since then say so.
+//! quota or because it counts otherwise: then the difference is charged to the ordinary limit, as if a call had used it (`others.rs`).
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tollgate::Charge;
 use tollgate::store::Micros;
 
-use super::{Admission, ModelLimits, Refusal, RefusalKind};
+use super::others::Report;
+use super::{Admission, Inner, ModelLimits, Refusal, RefusalKind};
 use crate::config::{Counts, LlmConfig, ModelConfig};
 use crate::parking::Parked;
 use crate::plan::{Plan, Planned};
@@ -53,91 +50,30 @@ impl ReportedLeft {
     }
 }
 
-/// What is left of a limit: here when the call was admitted, here now, and as the provider reports.
-#[derive(Clone, Copy)]
-struct Left {
-    then: u64,
-    now: u64,
-    reported: u64,
-}
-
-/// What others are known to use, by limit and key.
-#[derive(Debug, Default)]
-pub(crate) struct Others {
-    known: Mutex<HashMap<(String, String), OthersUse>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct OthersUse {
-    /// What is charged for them, and since when.
-    charged: u64,
-    since: Micros,
-    /// The most that reports since then say; none if there was no report.
-    seen: Option<u64>,
-    /// When it was charged last.
-    changed: Micros,
-}
-
-impl Others {
-    fn key(charge: &Planned) -> (String, String) {
-        (charge.limit.clone(), charge.key.clone())
-    }
-
-    /// Takes in a report on a call that was admitted at this time: how much more is to be charged for others.
-    fn report(&self, charge: &Planned, now: Micros, window: Micros, admitted: Micros, left: Left) -> u64 {
-        let mut known = self.known.lock();
-        let entry = known.get_mut(&Others::key(charge));
-        let Left { then, now: left_now, reported } = left;
-        // What is left now is less by the calls that were sent since, which the provider may not have seen when it reported. So less than
-        // that proves that there are others, and how many is seen against what was left then, unless that is older than their charge.
-        let is_proof = reported < then.min(left_now);
-        let is_older = entry.as_ref().is_some_and(|entry| entry.changed > admitted);
-        let left = if is_proof && !is_older { then } else { then.min(left_now) };
-        if entry.is_none() && !is_proof {
-            return 0;
-        }
-        let charged = entry.as_ref().filter(|one| now < one.since.saturating_add(window));
-        let charged = charged.map_or(0, |one| one.charged);
-        let more = left.saturating_sub(reported);
-        let used = charged.saturating_add(more).saturating_sub(reported.saturating_sub(left));
-        match entry {
-            Some(entry) => entry.seen = Some(entry.seen.unwrap_or(0).max(used)),
-            None => {
-                let new = OthersUse { charged: 0, since: now, seen: Some(used), changed: now };
-                known.insert(Others::key(charge), new);
+impl Inner {
+    /// Charges what others use and is not charged yet, as far as there is room.
+    async fn charge_missing(&self, charge: &Planned, window: Micros) -> Result<(), tollgate::Error> {
+        let Some(cost) = self.others.take_missing(charge, self.clock.now(), window) else { return Ok(()) };
+        let of = |cost| [Charge::new(charge.limit.as_str(), charge.key.as_str()).cost(cost)];
+        let mut charged = 0;
+        let mut asked = cost;
+        // All of it; else what there is room for, which may be used meanwhile.
+        for _ in 0..2 {
+            let decision = self.gate.charge(&of(asked)).await;
+            let decision = decision.inspect_err(|_| self.others.not_charged(charge, cost))?;
+            if decision.is_allowed() {
+                charged = asked;
+                break;
+            }
+            asked = decision.outcomes().first().map_or(0, |outcome| outcome.remaining()).min(cost);
+            if asked == 0 {
+                break;
             }
         }
-        // A little more than that, for what they use until the next report.
-        if more > 0 { more.saturating_add(more.div_ceil(8)) } else { 0 }
-    }
-
-    /// Notes what was charged.
-    fn charged(&self, charge: &Planned, now: Micros, window: Micros, cost: u64) {
-        if let Some(entry) = self.known.lock().get_mut(&Others::key(charge)) {
-            if now >= entry.since.saturating_add(window) {
-                (entry.charged, entry.since) = (0, now);
-            }
-            entry.charged = entry.charged.saturating_add(cost);
-            entry.changed = now;
+        if charged < cost {
+            self.others.not_charged(charge, cost - charged);
         }
-    }
-
-    /// What is to be charged again, because the last charge has left the window and others have not stopped.
-    fn again(&self, charge: &Planned, now: Micros, window: Micros) -> Option<u64> {
-        let mut known = self.known.lock();
-        if known.is_empty() {
-            return None;
-        }
-        let key = Others::key(charge);
-        let entry = known.get_mut(&key).filter(|entry| now >= entry.since.saturating_add(window))?;
-        // Without a report since, they are believed to use less and less.
-        let used = entry.seen.unwrap_or(entry.charged / 2);
-        if used == 0 {
-            known.remove(&key);
-            return None;
-        }
-        *entry = OthersUse { charged: used, since: now, seen: None, changed: now };
-        Some(used)
+        Ok(())
     }
 }
 
@@ -147,18 +83,37 @@ impl ModelLimits {
         let config = self.config();
         let window = Micros::from(config.window.saturating_add(plan.margin()));
         for charge in plan.charges.iter().filter(|charge| !charge.is_own) {
-            let Some(cost) = self.inner.others.again(charge, self.inner.clock.now(), window) else {
-                continue;
-            };
-            let all = [Charge::new(charge.limit.as_str(), charge.key.as_str()).cost(cost)];
-            let decision = self.inner.gate.charge(&all).await?;
-            let rest = decision.outcomes().first().map_or(0, |outcome| outcome.remaining());
-            if !decision.is_allowed() && rest > 0 {
-                let rest = [Charge::new(charge.limit.as_str(), charge.key.as_str()).cost(rest)];
-                let _ = self.inner.gate.charge(&rest).await?;
-            }
+            self.inner.charge_missing(charge, window).await?;
         }
         Ok(())
+    }
+
+    /// How long a call is to wait for one that went first, because others use this quota.
+    pub(super) fn first_to_go(&self, plan: &Plan) -> Option<Micros> {
+        let window = Micros::from(self.config().window.saturating_add(plan.margin()));
+        let now = self.inner.clock.now();
+        let charges = plan.charges.iter().filter(|charge| !charge.is_own);
+        charges.filter_map(|charge| self.inner.others.wait(charge, now, window)).max()
+    }
+
+    /// A plan with what is charged for others, by which reports are read.
+    pub(super) fn beside_others(&self, plan: &Plan) -> Plan {
+        let mut plan = plan.clone();
+        let window = Micros::from(self.config().window.saturating_add(plan.margin()));
+        let now = self.inner.clock.now();
+        for charge in plan.charges.iter_mut().filter(|charge| !charge.is_own) {
+            charge.others = self.inner.others.charged(charge, now, window);
+        }
+        plan
+    }
+
+    /// Notes that a call goes; true if others wait until it is answered.
+    pub(super) fn goes(&self, plan: &Plan) -> bool {
+        let window = Micros::from(self.config().window.saturating_add(plan.margin()));
+        let now = self.inner.clock.now();
+        let charges = plan.charges.iter().filter(|charge| !charge.is_own);
+        // All of them are noted.
+        charges.filter(|charge| self.inner.others.goes(charge, now, window)).count() > 0
     }
 
     /// Sends no call of this model's quota with keys of this group for a while, because the provider asked for that.
@@ -252,12 +207,34 @@ pub(super) fn groups<'c>(config: &'c LlmConfig, model: &'c ModelConfig) -> Vec<&
 }
 
 impl Admission {
+    /// A call that went first has ended, with or without an answer.
+    pub(super) fn ends_first(&mut self) {
+        if !std::mem::take(&mut self.goes_first) {
+            return;
+        }
+        for charge in self.plan.iter().flat_map(|plan| &plan.charges).filter(|charge| !charge.is_own) {
+            self.inner.others.answered(charge, self.inner.clock.now(), true);
+        }
+    }
+
     /// Takes in what the provider reports to be left. Nothing left parks the group until the reset that is reported, for one window
     /// at most; less than is left here is charged as used by others. Reports never raise anything.
     pub async fn reported(&self, reports: &[ReportedLeft]) -> Result<(), tollgate::Error> {
+        self.take_in(reports, true).await
+    }
+
+    /// Takes in what the provider reports to be left with a refusal, which says by itself how long the group is to be left alone.
+    pub async fn reported_refusing(&self, reports: &[ReportedLeft]) -> Result<(), tollgate::Error> {
+        self.take_in(reports, false).await
+    }
+
+    async fn take_in(&self, reports: &[ReportedLeft], may_park: bool) -> Result<(), tollgate::Error> {
         let (Some(plan), Some(held)) = (&self.plan, &self.held) else { return Ok(()) };
         let config = self.inner.config.read().clone();
         let window = Micros::from(config.window.saturating_add(plan.margin()));
+        for charge in plan.charges.iter().filter(|charge| !charge.is_own) {
+            self.inner.others.answered(charge, self.inner.clock.now(), !may_park);
+        }
         for report in reports {
             // A provider reports by the minute; limits by the day are ours alone.
             let unit = match report.counts {
@@ -274,33 +251,56 @@ impl Admission {
             else {
                 continue;
             };
-            let at_most = report.remaining.saturating_add(report.rounding);
-            let is_lower = at_most < then.remaining();
-            if !is_lower && self.inner.others.known.lock().is_empty() {
+            let reported = report.remaining.saturating_add(report.rounding);
+            // A refused call is counted here. Refused for this limit, it proves that the provider had less left than it asked for.
+            // What it says of other limits is left to answers.
+            let is_refused_for_it = !may_park && reported < charge.cost;
+            if !may_park && !is_refused_for_it {
                 continue;
             }
+            let beyond = if is_refused_for_it { charge.cost - reported } else { 0 };
+            let reported = if is_refused_for_it { 0 } else { reported };
+            if reported >= then.remaining().saturating_add(beyond) && self.inner.others.is_empty() {
+                continue;
+            }
+            // Before what is left now: what is charged in between is then missed, and not counted twice.
+            let others_now = self.inner.others.charged(charge, self.inner.clock.now(), window);
             let now = self.inner.gate.status(charge.limit.as_str(), charge.key.as_str()).await?;
+            let at = self.inner.clock.now();
+            let taken = Report {
+                then: then.remaining(),
+                others_then: charge.others,
+                now: now.remaining(),
+                others_now,
+                reported,
+                beyond,
+                capacity: now.capacity(),
+                cost: charge.cost,
+            };
             let left = then.remaining().min(now.remaining());
             // Where nearly nothing is left here either, there is nothing to learn from it.
-            if report.remaining == 0 && left.saturating_sub(report.rounding) > now.capacity() / 10 {
+            let is_out = report.remaining == 0 && left.saturating_sub(report.rounding) > now.capacity() / 10;
+            if is_out && may_park {
                 let wait = report.reset.unwrap_or(self.window).min(self.window);
+                // All of it returns then. Only if that takes most of a window, it is known how much others use in one.
+                if wait > self.window / 2 {
+                    self.inner.others.report(charge, at, window, &taken);
+                }
                 let reason = "the provider reports that nothing is left of this quota";
-                let now = self.inner.clock.now();
-                self.inner.parking.park(&plan.quota, &plan.group, now, wait, reason);
+                self.inner.parking.park(&plan.quota, &plan.group, at, wait, reason);
                 self.nudge();
                 continue;
             }
-            let at = self.inner.clock.now();
-            let left = Left { then: then.remaining(), now: now.remaining(), reported: at_most };
-            let more = self.inner.others.report(charge, at, window, self.admitted_at, left);
-            let more = more.min(now.remaining());
-            if more == 0 {
+            // A refusal where much is left here, and of which it is not known that it lasts for most of a window, may be of a short moment.
+            let is_lasting = report.reset.is_some_and(|reset| reset > self.window / 2);
+            if !may_park && left > now.capacity() / 10 && !is_lasting {
                 continue;
             }
-            self.inner.others.charged(charge, at, window, more);
-            let used = [Charge::new(charge.limit.as_str(), charge.key.as_str()).cost(more)];
-            // Denied only if it has been used meanwhile, which is as good.
-            let _ = self.inner.gate.charge(&used).await?;
+            self.inner.others.report(charge, at, window, &taken);
+            self.inner.charge_missing(charge, window).await?;
+        }
+        if !self.inner.others.is_empty() {
+            self.nudge();
         }
         Ok(())
     }

@@ -133,12 +133,11 @@ impl ModelLimits {
             };
             let reserving = self.try_each(plans).instrument(tracing::info_span!("reserve"));
             let refusal = match reserving.await? {
-                Ok((index, reservation)) => {
-                    let plan = plans[index].clone();
+                Ok((plan, reservation, goes_first)) => {
                     ticket.admitted();
                     let at = clock.now();
                     let waited = Duration::from(at.saturating_sub(started));
-                    return Ok(Admitted { plan, reservation, waited, at });
+                    return Ok(Admitted { plan, reservation, waited, at, goes_first });
                 }
                 Err(refusal) => refusal,
             };
@@ -166,7 +165,7 @@ impl ModelLimits {
     }
 
     /// Tries each quota group in turn, another one first each time.
-    async fn try_each(&self, plans: &[Plan]) -> Result<Result<(usize, Reservation), Denial>, Refusal> {
+    async fn try_each(&self, plans: &[Plan]) -> Result<Result<(Plan, Reservation, bool), Denial>, Refusal> {
         let first = if plans.len() > 1 { self.inner.rotation.fetch_add(1, Ordering::Relaxed) } else { 0 };
         let mut best: Option<Denial> = None;
         let mut is_parked = true;
@@ -178,9 +177,17 @@ impl ModelLimits {
                 None => {
                     is_parked = false;
                     self.charge_others(plan).await.map_err(undecided)?;
-                    match self.inner.gate.reserve(&plan.charges(), TTL).await.map_err(undecided)? {
-                        Ok(reservation) => return Ok(Ok((index, reservation))),
-                        Err(denied) => Denial::of(plan, denied.decision()),
+                    if let Some(wait) = self.first_to_go(plan) {
+                        Denial::behind_the_first(wait)
+                    } else {
+                        let beside = self.beside_others(plan);
+                        match self.inner.gate.reserve(&plan.charges(), TTL).await.map_err(undecided)? {
+                            Ok(reservation) => {
+                                let goes_first = self.goes(plan);
+                                return Ok(Ok((beside, reservation, goes_first)));
+                            }
+                            Err(denied) => Denial::of(plan, denied.decision()),
+                        }
                     }
                 }
             };
@@ -243,6 +250,14 @@ impl Denial {
         Denial { refusal, wait: retry_after.map(Micros::from), is_own, is_parked: false, of_requests }
     }
 
+    /// Of a call that waits for one that went first.
+    fn behind_the_first(wait: Micros) -> Denial {
+        Denial {
+            is_parked: false,
+            ..Denial::parked(wait, "a call goes first to see what others have left of this quota")
+        }
+    }
+
     fn parked(left: Micros, why: &str) -> Denial {
         let refusal = parked(left, why);
         Denial { refusal, wait: Some(left), is_own: false, is_parked: true, of_requests: None }
@@ -255,4 +270,6 @@ pub(super) struct Admitted {
     pub(super) reservation: Reservation,
     pub(super) waited: Duration,
     pub(super) at: Micros,
+    /// Whether others wait until it is answered.
+    pub(super) goes_first: bool,
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use serde_json::{Value, json};
-use tollgate_llm::count::{Counter, Encoding, Tokenizer, encoding_of};
+use tollgate_llm::count::{Counter, Encoding, Tokenizer, encoding_of, first_estimate};
 use tollgate_llm::{Api, ModelRequest};
 
 use crate::cli::LlmCountArgs;
@@ -25,14 +25,17 @@ pub(super) fn run(asked: &LlmCountArgs) -> Result<(), Failure> {
         None => (encoding.count(&text), "text"),
     };
     let is_exact = found.is_some();
+    let (counted, tokens) = (tokens, if is_exact { tokens } else { first_estimate(tokens) });
     let told = match asked.json {
         true => json!({
             "model": asked.model, "tokens": tokens, "encoding": encoding.name(), "exact": is_exact, "counted": kind,
+            "counted_tokens": counted,
         })
         .to_string(),
         false if is_exact => format!("{tokens} tokens ({}, {kind})", encoding.name()),
         false => format!(
-            "{tokens} tokens by {}, {kind}; the vocabulary of {} is not public, so this is the basis of an estimate",
+            "about {tokens} tokens ({counted} by {}, {kind}, times 1.2): the vocabulary of {} is not public, so this is what the gateway \
+             estimates before it has learned from reported usage",
             encoding.name(),
             asked.model
         ),

@@ -169,7 +169,7 @@ fn wait_for_the_last_run(output: &Output, llm: &LlmConfig, gate: &Tollgate) -> O
     let is_local = |name: &str| gate.local(name).is_ok();
     let has_local = llm.models.iter().flat_map(|model| &model.limits).any(|limit| is_local(&limit.name));
     let last = output.last_sent().filter(|_| has_local)?;
-    let window = llm.window.saturating_add(llm.margin.unwrap_or(Duration::from_millis(100)));
+    let window = llm.window.saturating_add(llm.margin.unwrap_or(Duration::from_millis(250)));
     // A time in the future is nobody's.
     let since = SystemTime::now().duration_since(last).ok()?;
     window.checked_sub(since).filter(|wait| !wait.is_zero())
@@ -177,7 +177,12 @@ fn wait_for_the_last_run(output: &Output, llm: &LlmConfig, gate: &Tollgate) -> O
 
 fn config(asked: &LlmRunArgs) -> Result<Config, Failure> {
     let Some(base_url) = &asked.base_url else {
-        let Some(path) = &asked.config else { return Err(Failure::new("name a config or a base URL")) };
+        let Some(path) = &asked.config else {
+            return Err(Failure::new(
+                "nothing says where the requests go; write --config FILE, a config with [llm.upstreams.NAME], or --base-url URL, a \
+                 gateway such as http://127.0.0.1:8080",
+            ));
+        };
         let config = validate::load(path)?;
         let has_upstreams = config.llm.as_ref().is_some_and(|llm| !llm.upstreams.is_empty());
         let name = source::name(path);

@@ -6,6 +6,7 @@ use serde_json::Value;
 use tollgate::config::Config;
 use tollgate_jobs::{Job, JobGate, JobsConfig};
 use tollgate_testkit::postgres::PostgresServer;
+use tollgate_testkit::provider::{self, Provider};
 
 use crate::server;
 
@@ -28,9 +29,14 @@ fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
 /// The addresses that the sources match on.
 #[test]
 fn every_route_is_in_it_and_nothing_else() {
-    let sources = [include_str!("../../src/front/json.rs"), include_str!("../../src/front/json/look.rs")];
+    let sources = [
+        include_str!("../../src/front/json.rs"),
+        include_str!("../../src/front/json/look.rs"),
+        include_str!("../../src/front/models.rs"),
+    ];
     let mut routes =
         BTreeSet::from(["/v1/gate", "/v1/gate/{limit}", "/v1/gate/{limit}/{key}"].map(str::to_owned));
+    routes.extend(tollgate_llm::Api::ALL.map(|api| api.path().to_owned()));
     for line in sources.iter().flat_map(|source| source.lines()) {
         let literals = line.trim().strip_prefix('"').and_then(|rest| rest.split_once("\" =>"));
         if let Some((route, _)) = literals.filter(|(route, _)| route.starts_with('/')) {
@@ -69,7 +75,7 @@ fn every_example_is_answered_as_it_says() {
     let server = server::with(&format!("{EXAMPLE}\n{routes}\n{jobs}"), &[], &[]);
     let document = document();
     let mut asked = 0;
-    for (path, method, operation) in operations(&document) {
+    for (path, method, operation) in operations(&document).into_iter().filter(|one| !is_of_models(one.2)) {
         let ok = &operation["responses"]["200"];
         let examples = operation["requestBody"]["content"]["application/json"]["examples"].as_object();
         let bodies: Vec<String> = match examples {
@@ -100,6 +106,47 @@ fn every_example_is_answered_as_it_says() {
     assert!(asked > 15, "{asked} examples");
 }
 
+/// Whether it is an operation of the gateway of language models, which is there if a config has upstreams.
+fn is_of_models(operation: &Value) -> bool {
+    operation["tags"][0] == "models"
+}
+
+/// The gateway's routes are answered as the document says, refuse other methods in their provider's shape, and are not there without an upstream.
+#[test]
+fn routes_of_models_are_answered_as_it_says() {
+    let provider = Provider::start(provider::any);
+    let config = format!(
+        "[llm.upstreams.openai]\nkind = 'openai'\nbase_url = 'http://{0}/v1'\napi_key = 'x'\n\
+         [llm.upstreams.anthropic]\nkind = 'anthropic'\nbase_url = 'http://{0}'\napi_key = 'x'\n\
+         [llm.models.gpt-4o]\nupstream = 'openai'\nrpm = 100\n[limits.x]\nunlimited = true\n",
+        provider.address()
+    );
+    let (server, without) = (server::with(&config, &[], &[]), server::start());
+    let document = document();
+    let of_models: Vec<_> =
+        operations(&document).into_iter().filter(|(_, _, operation)| is_of_models(operation)).collect();
+    assert_eq!(of_models.len(), 7);
+    for (path, method, operation) in of_models {
+        let body = &operation["requestBody"]["content"]["application/json"]["examples"]["one"]["value"];
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let lines = ["content-type: application/json"];
+        let answer = server.ask(&method.to_uppercase(), path, &lines, &body);
+        assert_eq!(answer.status, 200, "{method} {path} {body}: {}", answer.body);
+        let found: Value = serde_json::from_str(&answer.body).expect("JSON");
+        let content = &operation["responses"]["200"]["content"]["application/json"];
+        if !content["example"].is_null() {
+            same_shape(&found, &content["example"], path);
+        }
+        let other = if method == "get" { "POST" } else { "GET" };
+        let answer = server.ask(other, path, &[], "");
+        assert_eq!(answer.status, 405, "{other} {path}");
+        assert_eq!(answer.field("allow"), Some(method.to_uppercase().as_str()), "{other} {path}");
+        let found: Value = serde_json::from_str(&answer.body).expect("JSON");
+        assert!(found["error"]["message"].is_string(), "{path}: {found}");
+        assert_eq!(without.ask(&method.to_uppercase(), path, &lines, &body).status, 404, "{path}");
+    }
+}
+
 /// Makes the tables of jobs, and has one of them wait.
 fn job_tables(config: &str) {
     let mut jobs = JobsConfig::default();
@@ -118,7 +165,7 @@ fn job_tables(config: &str) {
 fn other_methods_are_refused_as_it_says() {
     let server = server::start();
     let document = document();
-    for (path, method, operation) in operations(&document) {
+    for (path, method, operation) in operations(&document).into_iter().filter(|one| !is_of_models(one.2)) {
         assert!(operation["responses"]["405"].is_object(), "{path}");
         let address = filled(path, operation);
         for other in ["GET", "POST", "DELETE", "OPTIONS"] {

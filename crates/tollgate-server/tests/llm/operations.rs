@@ -305,3 +305,61 @@ fn an_upstream_that_is_silent_is_given_up() {
         }
     });
 }
+
+/// An upstream that does not answer is in the log with its name, its host and the cause, once and not for every call.
+#[test]
+fn a_dead_upstream_is_logged_with_its_host_and_cause() {
+    let port = tollgate_testkit::free_port();
+    let config = format!(
+        "[llm.models.gpt-4o]\nrpm = 1000\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://127.0.0.1:{port}/v1'\n\
+         api_key = 'provider-key'\n[limits.x]\nunlimited = true\n"
+    );
+    let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&config).start();
+    for _ in 0..20 {
+        let answer = server.post("/v1/chat/completions", &chat(100, ""));
+        assert_eq!(answer.status, 502, "{answer:?}");
+        assert!(answer.body.contains("cannot be reached") && !answer.body.contains(&port.to_string()));
+    }
+    let warnings = || -> Vec<Value> {
+        let output = server.output();
+        let lines = output.lines().filter(|line| line.contains("the upstream cannot be reached"));
+        lines.map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    until("the log has a line", || !warnings().is_empty());
+    let found = warnings();
+    // One at once, and one more where these calls took longer than ten seconds.
+    assert!(found.len() <= 2, "{found:?}");
+    let line = found[0].to_string();
+    let host = format!("127.0.0.1:{port}");
+    for wanted in ["\"up\"", host.as_str(), "gpt-4o", "refused", "WARN"] {
+        assert!(line.contains(wanted), "{wanted} is not in {line}");
+    }
+    assert!(!server.output().contains("provider-key"));
+    let metrics = server.get("/metrics").body;
+    let failed = "tollgate_llm_attempts_total{model=\"gpt-4o\",outcome=\"failed\"} 20";
+    assert!(metrics.contains(failed), "{metrics}");
+}
+
+/// Counts of models whose vocabulary is not public are estimates, and say so.
+#[test]
+fn counts_of_the_command_are_exact_or_estimates() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 10");
+    std::fs::write(server.home().join("text"), "hello world ".repeat(50)).expect("written");
+    let count = |model: &str, more: &[&str]| {
+        let args = [&["llm", "count", "text", "--model", model], more].concat();
+        let output = server.tollgate(&args, &[]);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let exact: Value = serde_json::from_str(&count("gpt-4o", &["--json"])).expect("JSON");
+    let estimate: Value = serde_json::from_str(&count("claude-sonnet-4-5", &["--json"])).expect("JSON");
+    let tokens = exact["tokens"].as_u64().expect("a count");
+    assert_eq!((&exact["exact"], &exact["counted_tokens"]), (&json!(true), &json!(tokens)));
+    assert_eq!((&estimate["exact"], &estimate["counted_tokens"]), (&json!(false), &json!(tokens)));
+    let estimated = (tokens * 12).div_ceil(10);
+    assert_eq!(estimate["tokens"], estimated);
+    let text = count("claude-sonnet-4-5", &[]);
+    assert!(text.starts_with(&format!("about {estimated} tokens ({tokens} by o200k_base")), "{text}");
+    assert!(count("gpt-4o", &[]).starts_with(&format!("{tokens} tokens (o200k_base")));
+}

@@ -195,7 +195,7 @@ fn wrong_input_is_named_by_its_line_and_nothing_is_sent() {
         (&["--config", "none.toml"][..], "none.toml"),
         (&["--config", "tollgate.toml", "--client", "x"], "has no client \"x\""),
         (&["--base-url", "ftp://x"], "is no address of a gateway"),
-        (&[], "--config"),
+        (&[], "nothing says where the requests go; write --config FILE"),
     ] {
         let output = files.run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

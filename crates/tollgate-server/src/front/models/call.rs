@@ -29,7 +29,7 @@ use super::super::json::Body;
 use super::breaker::Pass;
 use super::fault::Fault;
 use super::pump::{self, Answer, End};
-use super::upstream::{SendError, Upstream, passed_back};
+use super::upstream::{Cause, SendError, Upstream, passed_back};
 use super::{InFlight, Models, report};
 use crate::serve::timeouts::Progress;
 
@@ -351,9 +351,9 @@ impl Call<'_> {
             Ok(Ok(response)) => response,
             Ok(Err(SendError::NotSent(why))) => {
                 let _ = admission.cancel().await;
-                return Err(sent.failed(None, Fault::upstream(StatusCode::BAD_GATEWAY, why)));
+                return Err(sent.failed(None, StatusCode::BAD_GATEWAY, &why));
             }
-            Ok(Err(SendError::Lost(why))) => return Err(sent.lost(admission, why).await),
+            Ok(Err(SendError::Lost(why))) => return Err(sent.lost(admission, &why).await),
             Err(_) => return Err(sent.timed_out(admission).await),
         };
         let (mut head, incoming) = response.into_parts();
@@ -364,9 +364,7 @@ impl Call<'_> {
             return Err(sent.refused(admission, pass, head, incoming, &hints).await);
         }
         let reports = ReportedLeft::all(&hints, self.request.api().is_anthropic());
-        if let Err(error) = admission.reported(&reports).await {
-            tracing::warn!(%error, "what the provider reports of its limits could not be charged");
-        }
+        warn_untaken(admission.reported(&reports).await);
         let is_stream = head
             .headers
             .get(CONTENT_TYPE)
@@ -400,8 +398,9 @@ impl Call<'_> {
                 }
                 // Nothing of it has been passed on, so the client can be answered in a shape that it knows.
                 Begun::Cut => {
-                    let why = "the upstream broke off before its answer began".to_owned();
-                    return Err(sent.lost(answer.admission, why).await);
+                    let what = "the upstream broke off before its answer began";
+                    let cause = Cause::new(what, "its connection ended after the head of the answer");
+                    return Err(sent.lost(answer.admission, &cause).await);
                 }
                 Begun::Silent => return Err(sent.timed_out(answer.admission).await),
             }
@@ -440,24 +439,26 @@ impl Sent<'_> {
         });
     }
 
-    fn failed(&self, reserved: Option<u64>, fault: Fault) -> Failed {
+    fn failed(&self, reserved: Option<u64>, status: StatusCode, cause: &Cause) -> Failed {
         counted("tollgate_llm_attempts_total", self.call.named, "failed");
-        self.note_failed(None, reserved, "the upstream could not be reached or did not answer");
-        Failed { response: Err(fault), again: Again::Never, hint: None }
+        self.call.upstream.failed(&self.call.named.label, cause);
+        self.note_failed(None, reserved, cause.what);
+        Failed { response: Err(Fault::upstream(status, cause.what)), again: Again::Never, hint: None }
     }
 
     /// What became of it is not known: it stays charged as reserved.
-    async fn lost(&self, admission: Admission, why: String) -> Failed {
+    async fn lost(&self, admission: Admission, cause: &Cause) -> Failed {
         let reserved = Some(admission.reserved());
         let _ = admission.settle_estimated(0, false).await;
-        self.failed(reserved, Fault::upstream(StatusCode::BAD_GATEWAY, why))
+        self.failed(reserved, StatusCode::BAD_GATEWAY, cause)
     }
 
     async fn timed_out(&self, admission: Admission) -> Failed {
         let reserved = Some(admission.reserved());
         let _ = admission.settle_estimated(0, false).await;
-        let why = "the upstream did not answer in time";
-        self.failed(reserved, Fault::upstream(StatusCode::GATEWAY_TIMEOUT, why))
+        let silence = format!("nothing came for {:?}", self.call.upstream.timeout());
+        let cause = Cause::new("the upstream did not answer in time", silence);
+        self.failed(reserved, StatusCode::GATEWAY_TIMEOUT, &cause)
     }
 
     /// The provider answered that it will not.
@@ -490,6 +491,10 @@ impl Sent<'_> {
         response: Response<Bytes>,
         hints: &Hints,
     ) -> Failed {
+        if failure == Failure::Limited {
+            let reports = ReportedLeft::all(hints, self.call.request.api().is_anthropic());
+            warn_untaken(admission.reported_refusing(&reports).await);
+        }
         let (again, hint) = self.follow(failure, &admission, pass, hints);
         self.settle(failure, response.status(), admission).await;
         Failed { response: Ok(response), again, hint }
@@ -548,6 +553,12 @@ impl Drop for Sent<'_> {
             let reason = "the client left before its answer began; charged as reserved";
             self.note_failed(None, Some(self.reserved), reason);
         }
+    }
+}
+
+fn warn_untaken(taken: Result<(), tollgate::Error>) {
+    if let Err(error) = taken {
+        tracing::warn!(%error, "what the provider reports of its limits could not be charged");
     }
 }
 

@@ -4,8 +4,8 @@
 //! by the upstream's. Answers are asked for uncompressed, because they are looked into.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -16,6 +16,7 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use parking_lot::Mutex;
 use tollgate_llm::Api;
 use tollgate_llm::{UpstreamConfig, UpstreamKind};
 
@@ -46,13 +47,57 @@ const NOT_PASSED: [&str; 17] = [
     "forwarded",
 ];
 
+/// How often a log line says that an upstream does not answer, at most.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+
 /// Why a call could not be sent or was not answered.
 #[derive(Debug)]
 pub(crate) enum SendError {
     /// Nobody was reached, so nothing was sent.
-    NotSent(String),
+    NotSent(Cause),
     /// It was sent, and what became of it is not known.
-    Lost(String),
+    Lost(Cause),
+}
+
+/// What went wrong: for the caller, and for the log, which may name addresses.
+#[derive(Clone, Debug)]
+pub(crate) struct Cause {
+    pub(crate) what: &'static str,
+    pub(crate) detail: String,
+}
+
+impl Cause {
+    pub(crate) fn new(what: &'static str, detail: impl Into<String>) -> Cause {
+        Cause { what, detail: detail.into() }
+    }
+
+    /// An error, with what caused it.
+    fn of(what: &'static str, error: &dyn std::error::Error) -> Cause {
+        let mut detail = error.to_string();
+        let mut next = error.source();
+        while let Some(cause) = next {
+            let text = cause.to_string();
+            if !detail.contains(&text) {
+                detail = format!("{detail}: {text}");
+            }
+            next = cause.source();
+        }
+        Cause { what, detail }
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.what, self.detail)
+    }
+}
+
+/// Calls of an upstream that had no answer, as the log has them.
+#[derive(Debug, Default)]
+struct Complaints {
+    /// When the last line was written, and how many calls failed since.
+    written: Option<Instant>,
+    since: u64,
 }
 
 /// One upstream.
@@ -65,6 +110,9 @@ pub(crate) struct Upstream {
     next_key: AtomicUsize,
     timeout: Duration,
     breaker: Breaker,
+    complaints: Mutex<Complaints>,
+    /// Whether the last call had no answer.
+    is_failing: AtomicBool,
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
 }
 
@@ -106,6 +154,8 @@ impl Upstream {
             next_key: AtomicUsize::new(0),
             timeout: config.timeout,
             breaker: Breaker::default(),
+            complaints: Mutex::default(),
+            is_failing: AtomicBool::new(false),
             client: builder.build(connector),
         })
     }
@@ -128,6 +178,45 @@ impl Upstream {
         &self.breaker
     }
 
+    /// Where it is. The config allows no login in an address.
+    fn host(&self) -> String {
+        let uri = self.base_url.parse::<Uri>().ok();
+        uri.and_then(|uri| uri.authority().map(ToString::to_string)).unwrap_or_default()
+    }
+
+    /// Logs that a call had no answer: at once, and then a line every ten seconds that says how many.
+    pub(super) fn failed(&self, model: &str, cause: &Cause) {
+        self.is_failing.store(true, Ordering::Relaxed);
+        let now = Instant::now();
+        let mut complaints = self.complaints.lock();
+        complaints.since += 1;
+        if complaints.written.is_some_and(|written| now < written + COMPLAIN_EVERY) {
+            return;
+        }
+        let calls = complaints.since;
+        *complaints = Complaints { written: Some(now), since: 0 };
+        drop(complaints);
+        tracing::warn!(
+            target: "tollgate::llm",
+            upstream = self.name,
+            host = self.host(),
+            model,
+            calls,
+            cause = cause.detail,
+            "{}",
+            cause.what
+        );
+    }
+
+    /// Logs that it answers again, where it did not.
+    pub(super) fn answered(&self) {
+        if self.is_failing.load(Ordering::Relaxed) && self.is_failing.swap(false, Ordering::Relaxed) {
+            let calls = std::mem::take(&mut *self.complaints.lock()).since;
+            let (upstream, host) = (&self.name, self.host());
+            tracing::info!(target: "tollgate::llm", upstream, host, calls, "the upstream answers again");
+        }
+    }
+
     /// Where a route is: SDKs of OpenAI have the version in their base URL, those of Anthropic have not.
     fn uri(&self, api: Api) -> Result<Uri, SendError> {
         let path = match self.base_url.ends_with("/v1") {
@@ -135,7 +224,7 @@ impl Upstream {
             false => api.path(),
         };
         let uri = format!("{}{path}", self.base_url).parse();
-        uri.map_err(|_| SendError::NotSent("the upstream's address is wrong".to_owned()))
+        uri.map_err(|error| SendError::NotSent(Cause::of("the upstream's address is wrong", &error)))
     }
 
     /// Sends a call with a key of this quota group, and waits for the head of its answer.
@@ -150,10 +239,14 @@ impl Upstream {
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri(api)?;
         *request.headers_mut() = self.headers(headers, group);
-        self.client.request(request).await.map_err(|error| match error.is_connect() {
-            true => SendError::NotSent("the upstream cannot be reached".to_owned()),
-            false => SendError::Lost("the upstream did not answer".to_owned()),
-        })
+        let answered = self.client.request(request).await.map_err(|error| match error.is_connect() {
+            true => SendError::NotSent(Cause::of("the upstream cannot be reached", &error)),
+            false => SendError::Lost(Cause::of("the upstream did not answer", &error)),
+        });
+        if answered.is_ok() {
+            self.answered();
+        }
+        answered
     }
 
     fn headers(&self, headers: &HeaderMap, group: Option<&str>) -> HeaderMap {

@@ -70,8 +70,8 @@ impl Transport for Providers {
         let sending = async {
             let response = upstream.send(outgoing.api, &HeaderMap::new(), outgoing.group, body).await;
             let response = response.map_err(|error| match error {
-                upstream::SendError::NotSent(why) => SendError::NotSent(why),
-                upstream::SendError::Lost(why) => SendError::Lost(why),
+                upstream::SendError::NotSent(why) => SendError::NotSent(why.to_string()),
+                upstream::SendError::Lost(why) => SendError::Lost(why.to_string()),
             })?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, MOST_BYTES).collect().await;
