@@ -110,13 +110,6 @@ impl<const W: usize, const S: usize> Node<W, S> {
         (version & 1 == 0).then_some(version)
     }
 
-    /// Reads something of either line, so that both are fetched from memory. What it answers means nothing.
-    #[inline(always)]
-    pub(crate) fn touch(&self) -> u64 {
-        let last = &self.slots[S - 1].words[W - 1];
-        u64::from(self.version.load(Ordering::Relaxed)) ^ last.load(Ordering::Relaxed)
-    }
-
     /// Whether all that was read since `version` was taken may be believed.
     #[inline]
     pub(crate) fn unchanged_since(&self, version: u32) -> bool {

@@ -236,7 +236,11 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         mut each: impl FnMut(usize, Option<C::Decided>),
     ) {
         let firsts = keys.map(|key| self.nodes.first_of(key));
-        std::hint::black_box(firsts.iter().fold(0, |sum, first| sum ^ first.touch()));
+        // Something of either line of a node.
+        let touch = |first: &Node<W, S>| {
+            u64::from(first.version().unwrap_or_default()) ^ first.cells(S - 1)[W - 1].load(Ordering::Relaxed)
+        };
+        std::hint::black_box(firsts.iter().fold(0, |sum, first| sum ^ touch(first)));
         for (index, (first, key)) in firsts.into_iter().zip(*keys).enumerate() {
             each(index, self.charge_seen_from(first, key, cost, now));
         }
