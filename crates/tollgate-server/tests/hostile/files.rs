@@ -54,8 +54,11 @@ fn check(connections: usize, limits: &str, expected: [u64; 2], is_told: bool) {
     )
     .unwrap();
     let log = BufReader::new(started.0.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let about_files =
-        log.filter(|line| line.starts_with('{') && line.contains("fewer connections than server.max_connections")).count();
+    let about_files = log
+        .filter(|line| {
+            line.starts_with('{') && line.contains("fewer connections than server.max_connections")
+        })
+        .count();
     assert_eq!(about_files, usize::from(is_told), "{limits}");
     let _ = std::fs::remove_dir_all(home);
 }
