@@ -12,13 +12,11 @@ use super::cell::Cell;
 use super::charge::Missed;
 use super::node::{Fingerprint, Guard, Node};
 use super::shape::TokenTable;
+use super::table::LOOKS;
 use super::{ChargedBucket, Inner, MemoryCharge};
 
 /// How often the key that all want is tried, with the others locked.
 const TRIES: usize = 16;
-
-/// How often a look at a chain whose lock is held is tried again.
-const LOOKS: usize = 64;
 
 /// A bucket as it was seen without its lock, and what the charge would make of it.
 #[derive(Clone, Copy)]

@@ -73,7 +73,7 @@ pub(crate) struct Committed {
 }
 
 /// How often a look at a chain whose lock is held is tried again.
-const LOOKS: usize = 64;
+pub(super) const LOOKS: usize = 64;
 
 pub(crate) struct Table<C, const W: usize, const S: usize> {
     pub(super) cell: C,

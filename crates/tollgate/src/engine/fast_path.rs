@@ -87,6 +87,7 @@ impl Engine {
         self.charge_one_otherwise(entry, key, cost)
     }
 
+    /// The same for other strategies, keys that are not text or not known, and limits that count or report.
     #[inline(never)]
     fn charge_one_otherwise(self: &Arc<Engine>, entry: &Arc<Entry>, key: KeyRef<'_>, cost: Cost) -> Outcome {
         let mut outcome = Outcome::new(entry.name, kernel::Outcome::BLOCKED, Source::Store);
@@ -123,8 +124,6 @@ impl Engine {
     ) -> bool {
         match charges {
             [charge] => self.charge_one_known(charge, decision).is_some(),
-            [one, two] => self.charge_array_known(store, [one, two], decision).is_some(),
-            [one, two, three] => self.charge_array_known(store, [one, two, three], decision).is_some(),
             _ => self.charge_several_known(store, charges, decision).is_some(),
         }
     }
@@ -156,46 +155,7 @@ impl Engine {
         }
     }
 
-    /// The same for as many as most charges have, with all that is found on the way in registers or in place.
     #[inline]
-    fn charge_array_known<const N: usize>(
-        &self,
-        store: &MemoryStore,
-        charges: [&Charge<'_>; N],
-        decision: &mut Decision,
-    ) -> Option<()> {
-        let is_named = charges.iter().any(|charge| matches!(charge.limit.0, Given::Name(_)));
-        let limits = is_named.then(|| self.limits.read());
-        let mut is_counted = false;
-        let mut found = [None; N];
-        for (charge, found) in charges.iter().zip(&mut found) {
-            let entry: &Entry = match charge.limit.0 {
-                Given::Handle(limit) => self.own(limit.entry.newest())?,
-                Given::Name(name) => limits.as_ref()?.get(name)?,
-            };
-            let (key, cost) = (charge.key.as_text()?, Cost::new(charge.cost)?);
-            if !matches!(entry.path, Path::Fast | Path::FastCounted) || key.len() > KNOWN_BYTES {
-                return None;
-            }
-            is_counted |= entry.path == Path::FastCounted;
-            *found = Some((entry, MemoryCharge { limit: entry.memory()?, key, cost, shadow: false }));
-        }
-        let found = found.map(|found| found.expect("every charge was found"));
-        let started = (is_counted && is_sampled()).then(Instant::now);
-        let mut names = found.iter().map(|(entry, _)| entry.name);
-        store.charge_known(&found.map(|(_, item)| item), |numbers| {
-            decision.push(Outcome::new(names.next().unwrap_or_default(), numbers, Source::Store));
-        })?;
-        if is_counted {
-            let took = started.map(|started| started.elapsed());
-            for ((entry, item), outcome) in found.iter().zip(decision.outcomes()) {
-                entry.meter.count_fast_path(item.key, outcome.is_allowed(), took);
-            }
-        }
-        decision.bind();
-        Some(())
-    }
-
     fn charge_several_known(
         &self,
         store: &MemoryStore,
