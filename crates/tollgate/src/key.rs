@@ -15,15 +15,19 @@
 mod error;
 mod plain;
 pub(crate) mod reference;
+mod text;
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv6Addr};
 
 pub use self::error::KeyError;
 use self::error::{Fault, Part};
 use self::plain::Plain;
 pub use self::reference::KeyRef;
+use self::text::Text;
 
 /// The longest part, in bytes before encoding.
 const MAX_PART: usize = 1024;
@@ -51,9 +55,9 @@ const DEFAULT: &str = "default";
 /// assert_eq!(Key::parse("42")?, Key::parse("default:42")?);
 /// # Ok::<(), tollgate::key::KeyError>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone)]
 pub struct Key<'a> {
-    canonical: Cow<'a, str>,
+    canonical: Text<'a>,
 }
 
 impl<'a> Key<'a> {
@@ -72,7 +76,7 @@ impl<'a> Key<'a> {
     #[inline]
     pub fn parse(text: &'a str) -> Result<Key<'a>, KeyError> {
         match Key::plain(text) {
-            Some(canonical) => Ok(Key { canonical: Cow::Borrowed(canonical) }),
+            Some(canonical) => Ok(Key { canonical: canonical.into() }),
             None => parse_any(text),
         }
     }
@@ -114,7 +118,7 @@ impl<'a> Key<'a> {
             IpAddr::V4(address) => address.to_string(),
             IpAddr::V6(address) => format!("{}/64", Ipv6Addr::from(u128::from(address) >> 64 << 64)),
         };
-        Key { canonical: Cow::Owned(format!("ip:{}", encode(&text))) }
+        Key { canonical: Text::joined("ip:", &encode(&text)) }
     }
 
     /// From a raw namespace, key and version.
@@ -131,15 +135,13 @@ impl<'a> Key<'a> {
         Ok(Key { canonical: [encode(namespace), encode(key), encode(version)].join(":").into() })
     }
 
-    /// From a prefix as [`Key::prefix`] makes it and a raw key: one allocation, for callers that make a key of every request.
+    /// From a prefix as [`Key::prefix`] makes it and a raw key: without an allocation for a short one, for callers that make a key of
+    /// every request.
     #[cfg(feature = "http")]
     pub(crate) fn after_prefix(prefix: &str, raw: &str) -> Result<Key<'static>, KeyError> {
         // Nearly every key is plain, and one part.
         if Plain::is_one_part(raw.as_bytes()) {
-            let mut canonical = String::with_capacity(prefix.len() + raw.len());
-            canonical.push_str(prefix);
-            canonical.push_str(raw);
-            return Ok(Key { canonical: canonical.into() });
+            return Ok(Key { canonical: Text::joined(prefix, raw) });
         }
         check_raw(Part::Key, raw)?;
         let mut canonical = String::with_capacity(prefix.len() + raw.len() + 16);
@@ -169,7 +171,7 @@ impl<'a> Key<'a> {
 
     /// The same, kept.
     pub fn into_canonical(self) -> String {
-        self.canonical.into_owned()
+        self.canonical.into_string()
     }
 
     /// The namespace of a canonical text, decoded.
@@ -192,9 +194,15 @@ impl<'a> Key<'a> {
         self.parts().2.map(decode)
     }
 
+    /// The same key, borrowed.
+    #[cfg(feature = "http")]
+    pub(crate) fn borrowed(&self) -> Key<'_> {
+        Key { canonical: self.canonical().into() }
+    }
+
     /// The same key, borrowing nothing.
     pub fn into_owned(self) -> Key<'static> {
-        Key { canonical: Cow::Owned(self.canonical.into_owned()) }
+        Key { canonical: self.canonical.into_static() }
     }
 
     /// The encoded parts.
@@ -216,6 +224,33 @@ impl fmt::Display for Key<'_> {
             write!(f, "{DEFAULT}:")?;
         }
         f.write_str(&self.canonical)
+    }
+}
+
+/// By the canonical text, however it is kept.
+impl PartialEq for Key<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.canonical() == other.canonical()
+    }
+}
+
+impl Eq for Key<'_> {}
+
+impl PartialOrd for Key<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.canonical().cmp(other.canonical())
+    }
+}
+
+impl Hash for Key<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.canonical().hash(state);
     }
 }
 
@@ -254,7 +289,7 @@ fn read(text: &str) -> Result<Key<'_>, Fault> {
     // Every `%` starts an escape here, so this is the only spelling left to settle.
     let canonical =
         if text.contains("%3a") { Cow::Owned(text.replace("%3a", "%3A")) } else { Cow::Borrowed(text) };
-    Ok(Key { canonical })
+    Ok(Key { canonical: canonical.into() })
 }
 
 /// Refuses an encoded part that is empty, too long once decoded, or holds a control character or a bare `%`.
@@ -330,7 +365,7 @@ mod tests {
 
     /// Whether parsing took the text as it stands.
     fn is_borrowed(key: &Key<'_>) -> bool {
-        matches!(key.canonical, Cow::Borrowed(_))
+        matches!(key.canonical, Text::Borrowed(_))
     }
 
     #[cfg(feature = "http")]

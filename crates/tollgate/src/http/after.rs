@@ -50,8 +50,12 @@ struct Paid {
 }
 
 impl After {
-    pub(super) fn new(inner: Arc<Inner>, reservation: Reservation, route_charges: &RouteCharges) -> After {
-        let paid = |route_charge: &RouteCharge| Paid {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        reservation: Reservation,
+        route_charges: &RouteCharges<'_>,
+    ) -> After {
+        let paid = |route_charge: &RouteCharge<'_>| Paid {
             which: route_charge.which(),
             reserved: route_charge.cost.get(),
             actual: None,

@@ -55,7 +55,13 @@ pub(super) type Deciding = Pin<Box<dyn Future<Output = Admission> + Send>>;
 ///
 /// A charge that is to be corrected later is seen through even if the caller goes away meanwhile: once it is there, its lease can
 /// be given back.
-pub(super) fn decide_remote(inner: Arc<Inner>, route_charges: RouteCharges, protocol: Protocol) -> Deciding {
+pub(super) fn decide_remote(
+    inner: Arc<Inner>,
+    route_charges: RouteCharges<'_>,
+    protocol: Protocol,
+) -> Deciding {
+    let route_charges: RouteCharges<'static> =
+        route_charges.into_iter().map(RouteCharge::into_owned).collect();
     if !is_held(&inner, &route_charges) {
         return Box::pin(async move { decide(&inner, &route_charges, protocol).await });
     }
@@ -67,13 +73,13 @@ pub(super) fn decide_remote(inner: Arc<Inner>, route_charges: RouteCharges, prot
 }
 
 /// Whether anything of it is to be corrected later.
-fn is_held(inner: &Inner, route_charges: &RouteCharges) -> bool {
+fn is_held(inner: &Inner, route_charges: &RouteCharges<'_>) -> bool {
     route_charges.iter().any(|route_charge| route_charge.limit(inner).is_held)
 }
 
 /// How long what is to be corrected is held. Where the counters are in this process a lease has no end: the request that holds it
 /// is in this process too, and gives it back however it ends.
-fn hold_ttl(inner: &Inner, route_charges: &RouteCharges) -> Micros {
+fn hold_ttl(inner: &Inner, route_charges: &RouteCharges<'_>) -> Micros {
     let is_leased = route_charges.iter().any(|route_charge| route_charge.limit(inner).lease.is_some());
     if is_leased && inner.gate.engine.is_local() { Hold::UNTIL_RELEASED } else { inner.settle_within }
 }
@@ -86,7 +92,7 @@ type ReportedLimits<'a> = SmallVec<[ReportedLimit<'a>; 4]>;
 /// Fast path, which nearly every request takes: limits whose counters need only be asked, and valid keys.
 pub(super) fn decide_local<B>(
     inner: &Arc<Inner>,
-    route_charges: &RouteCharges,
+    route_charges: &RouteCharges<'_>,
     request: &Request<B>,
 ) -> Admission {
     let fast = match &route_charges[..] {
@@ -113,7 +119,7 @@ pub(super) fn decide_local<B>(
 }
 
 /// Fast path of one limit. `None`, and nothing charged, if it is not open.
-fn decide_one<B>(inner: &Inner, route_charge: &RouteCharge, request: &Request<B>) -> Option<Admission> {
+fn decide_one<B>(inner: &Inner, route_charge: &RouteCharge<'_>, request: &Request<B>) -> Option<Admission> {
     let applied = route_charge.limit(inner);
     let limiter = applied.fast_path.as_ref().filter(|limiter| limiter.is_fast())?;
     let outcome = limiter.charge_cost(route_charge.key.as_ref()?, route_charge.cost);
@@ -133,7 +139,11 @@ fn decide_one<B>(inner: &Inner, route_charge: &RouteCharge, request: &Request<B>
 }
 
 /// Fast path of several limits. `None`, and nothing charged, if it is not open.
-fn decide_several<B>(inner: &Inner, route_charges: &RouteCharges, request: &Request<B>) -> Option<Admission> {
+fn decide_several<B>(
+    inner: &Inner,
+    route_charges: &RouteCharges<'_>,
+    request: &Request<B>,
+) -> Option<Admission> {
     let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
     for route_charge in route_charges {
         let applied = route_charge.limit(inner);
@@ -158,7 +168,7 @@ fn decide_several<B>(inner: &Inner, route_charges: &RouteCharges, request: &Requ
 /// The call of the engine for the charges of a request.
 fn to_charge<'a>(
     inner: &Inner,
-    route_charges: &RouteCharges,
+    route_charges: &RouteCharges<'_>,
     charges: &'a [Charge<'a>],
 ) -> engine::Request<'a> {
     let take = match is_held(inner, route_charges) {
@@ -171,7 +181,7 @@ fn to_charge<'a>(
 /// Makes the charges of a request, and says what the decision means.
 pub(super) async fn decide(
     inner: &Arc<Inner>,
-    route_charges: &RouteCharges,
+    route_charges: &RouteCharges<'_>,
     protocol: Protocol,
 ) -> Admission {
     let charges: SmallVec<[Charge<'_>; 4]> =
@@ -207,7 +217,7 @@ enum Conclusion {
 
 fn conclude(
     inner: &Arc<Inner>,
-    route_charges: &RouteCharges,
+    route_charges: &RouteCharges<'_>,
     protocol: Protocol,
     answer: Answer,
 ) -> Conclusion {

@@ -15,15 +15,15 @@ use crate::problem::Reason;
 use crate::route::{NoKey, RequestHead, RequestLimit};
 
 /// What a request is charged under one limit. Without a key it is denied.
-pub(super) struct RouteCharge {
+pub(super) struct RouteCharge<'k> {
     which: Which,
-    pub(super) key: Option<Key<'static>>,
+    pub(super) key: Option<Key<'k>>,
     pub(super) cost: Cost,
 }
 
-pub(super) type RouteCharges = SmallVec<[RouteCharge; 4]>;
+pub(super) type RouteCharges<'k> = SmallVec<[RouteCharge<'k>; 4]>;
 
-impl RouteCharge {
+impl RouteCharge<'_> {
     /// The limit that applies.
     pub(super) fn limit<'a>(&'a self, inner: &'a Inner) -> &'a AppliedLimit {
         inner.limits.get(&self.which)
@@ -35,6 +35,11 @@ impl RouteCharge {
         Charge::new(&self.limit(inner).limit, key).cost(self.cost.get())
     }
 
+    /// The same, for a store that is waited for.
+    pub(super) fn into_owned(self) -> RouteCharge<'static> {
+        RouteCharge { which: self.which, key: self.key.map(Key::into_owned), cost: self.cost }
+    }
+
     /// Which limit that is, for who needs it later.
     pub(super) fn which(&self) -> Which {
         self.which.clone()
@@ -43,10 +48,10 @@ impl RouteCharge {
 
 /// Adds the charges of a request to `route_charges`; none, if no limit applies to it. They are filled in place: moving them costs more
 /// than filling them. An error is the response to a request that cannot be charged.
-pub(super) fn find<B>(
-    inner: &Inner,
-    request: &Request<B>,
-    route_charges: &mut RouteCharges,
+pub(super) fn find<'a, B>(
+    inner: &'a Inner,
+    request: &'a Request<B>,
+    route_charges: &mut RouteCharges<'a>,
 ) -> Result<(), Box<Response<Bytes>>> {
     let head = inner.routes.head(request).map_err(|error| Box::new(refusal::bad_path(&error)))?;
     if inner.is_skipped(&head) {
@@ -58,7 +63,7 @@ pub(super) fn find<B>(
 fn find_charges<'a>(
     inner: &'a Inner,
     head: &RequestHead<'a>,
-    route_charges: &mut RouteCharges,
+    route_charges: &mut RouteCharges<'a>,
 ) -> Result<(), Stop> {
     for (index, route, cost) in inner.routes.matching(head) {
         // The key is found first: a request without one that needs none is not charged, whatever its limit is.

@@ -64,6 +64,8 @@ pub(super) struct Inner {
     pub(super) gate: Tollgate,
     pub(super) routes: Routes,
     pub(super) limits: AppliedLimits,
+    /// Whether any of the next three has something in it.
+    skips_some: bool,
     skips: Vec<Matcher>,
     skip_networks: Vec<IpNet>,
     skip_when: Vec<SkipWhen>,
@@ -146,7 +148,12 @@ impl fmt::Debug for LimitLayer {
 
 impl Inner {
     /// Whether a request is not charged at all.
+    #[inline]
     pub(super) fn is_skipped(&self, head: &RequestHead<'_>) -> bool {
+        self.skips_some && self.is_among_skipped(head)
+    }
+
+    fn is_among_skipped(&self, head: &RequestHead<'_>) -> bool {
         let is_from = |networks: &[IpNet]| {
             let client = head.client();
             client.is_some_and(|client| networks.iter().any(|network| network.contains(&client)))
@@ -320,6 +327,7 @@ impl LimitLayerBuilder {
                 gate: self.gate,
                 routes: routes.reading_paths(skips.iter().any(Matcher::needs_path)),
                 limits,
+                skips_some: !skips.is_empty() || !self.skip_networks.is_empty() || !self.skip_when.is_empty(),
                 skips,
                 skip_networks: self.skip_networks,
                 skip_when: self.skip_when,

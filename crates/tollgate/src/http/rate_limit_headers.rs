@@ -1,7 +1,8 @@
 //! The header fields of an answer, rendered when the decision is made and written when the answer is there.
 //!
-//! Most of what a field costs is finding its place in a map, which hashes its name byte by byte. So the fields of a limit that is
-//! charged alone stand in a map already ([`HeaderTemplate`]): a copy of it has all the places, and only values are put into it.
+//! Most of what a field costs is finding its place in a map, which hashes its name byte by byte. So the fields of a request that passes
+//! stand in a map already ([`HeaderSlots`]): a copy of it has all the slots, and only values are put into it. Where one limit is charged
+//! alone, some values are known too ([`HeaderTemplate`]).
 
 use std::mem;
 use std::sync::LazyLock;
@@ -23,7 +24,7 @@ static NAMES: [HeaderName; Field::ALL.len()] = [
     HeaderName::from_static(Field::Quota.name()),
 ];
 
-/// What nearly every answer has by itself. Named on a [`HeaderTemplate`], so that a copy of it has room for them.
+/// What nearly every answer has by itself. Named in [`HeaderSlots`], so that a copy of them has room for these.
 static USUAL: [HeaderName; 2] = [CONTENT_TYPE, CONTENT_LENGTH];
 
 /// The fields that tell a caller how it stands.
@@ -41,20 +42,31 @@ impl RateLimitHeaders {
         let Some(told) = HeaderFields::new(format, reported.iter().copied(), now) else {
             return RateLimitHeaders::default();
         };
-        let mut fields = HeaderMap::with_capacity(Field::ALL.len() + USUAL.len());
-        for (field, number) in told.numbers() {
-            fields.insert(&NAMES[field as usize], number_value(number));
-        }
+        let (mut policy, mut quota) = (Line::default(), Line::default());
         if format.draft {
-            let mut policy = Line::default();
             told.write_policy(&mut policy);
-            let mut quota = Line::default();
             told.write_quota(&mut quota);
-            for (field, line) in [(Field::Policy, policy), (Field::Quota, quota)] {
-                fields.insert(&NAMES[field as usize], value(&line));
-            }
         }
-        RateLimitHeaders { fields: Some(fields), is_empty: [false; USUAL.len()] }
+        let Some(slots) = told.retry_after().is_none().then(|| HeaderSlots::of(format)).flatten() else {
+            let mut fields = HeaderMap::with_capacity(Field::ALL.len() + USUAL.len());
+            for (field, number) in told.numbers() {
+                fields.insert(&NAMES[field as usize], number_value(number));
+            }
+            if format.draft {
+                fields.insert(&NAMES[Field::Policy as usize], value(&policy));
+                fields.insert(&NAMES[Field::Quota as usize], value(&quota));
+            }
+            return RateLimitHeaders { fields: Some(fields), is_empty: [false; USUAL.len()] };
+        };
+        let [limit, remaining, reset] = told.legacy().unwrap_or_default();
+        slots.filled(|field, place| match field {
+            Field::Limit => *place = number_value(limit),
+            Field::Remaining => *place = number_value(remaining),
+            Field::Reset => *place = number_value(reset),
+            Field::Policy => *place = value(&policy),
+            Field::Quota => *place = value(&quota),
+            Field::RetryAfter => {}
+        })
     }
 
     /// Writes them on an answer. The lists of the draft are added to those that are there; the other fields have room for one
@@ -93,12 +105,58 @@ impl RateLimitHeaders {
     }
 }
 
-/// The fields of a limit that is charged alone and lets a charge through, written but for what changes from charge to charge.
-pub(super) struct HeaderTemplate {
-    /// Ours, and those that nearly every answer has: a copy has room for what it holds and no more.
+/// The fields of an answer to a request that passes, each in its place with nothing in it: ours, and those that nearly every answer has. A
+/// copy has room for what it holds and no more.
+#[derive(Clone)]
+struct HeaderSlots {
     fields: HeaderMap,
     /// Which of ours they are, as the map and all its copies have them.
     order: Vec<Option<Field>>,
+}
+
+impl HeaderSlots {
+    /// For the fields that a format has; `None` if there are none.
+    fn of(format: &Format) -> Option<&'static HeaderSlots> {
+        static ALL: LazyLock<[HeaderSlots; 3]> =
+            LazyLock::new(|| [(true, true), (true, false), (false, true)].map(HeaderSlots::new));
+        let [both, legacy, draft] = &*ALL;
+        match (format.legacy, format.draft) {
+            (true, true) => Some(both),
+            (true, false) => Some(legacy),
+            (false, true) => Some(draft),
+            (false, false) => None,
+        }
+    }
+
+    fn new((is_legacy, is_draft): (bool, bool)) -> HeaderSlots {
+        let empty = || HeaderValue::from_static("");
+        let mut fields = HeaderMap::with_capacity(Field::ALL.len() + USUAL.len());
+        let legacy = [Field::Limit, Field::Remaining, Field::Reset].into_iter().filter(|_| is_legacy);
+        for field in legacy.chain([Field::Policy, Field::Quota].into_iter().filter(|_| is_draft)) {
+            fields.insert(&NAMES[field as usize], empty());
+        }
+        fields.extend(USUAL.iter().map(|usual| (usual.clone(), empty())));
+        let field = |name: &HeaderName| Field::ALL.into_iter().find(|field| NAMES[*field as usize] == name);
+        let order = fields.keys().map(field).collect();
+        HeaderSlots { fields, order }
+    }
+
+    /// A copy, with the values that `fill` writes into it.
+    #[inline]
+    fn filled(&self, fill: impl Fn(Field, &mut HeaderValue)) -> RateLimitHeaders {
+        let mut fields = self.fields.clone();
+        for (field, value) in self.order.iter().zip(fields.values_mut()) {
+            if let Some(field) = field {
+                fill(*field, value);
+            }
+        }
+        RateLimitHeaders { fields: Some(fields), is_empty: [true; USUAL.len()] }
+    }
+}
+
+/// The fields of a limit that is charged alone and lets a charge through, written but for what changes from charge to charge.
+pub(super) struct HeaderTemplate {
+    slots: HeaderSlots,
     quota_start: String,
     limit: Limit,
     reset: ResetAs,
@@ -107,32 +165,16 @@ pub(super) struct HeaderTemplate {
 impl HeaderTemplate {
     /// From what the limit says before anything was charged; `None` if it tells nothing.
     pub(super) fn new(format: &Format, fresh: &ReportedLimit<'_>) -> Option<HeaderTemplate> {
-        if !format.legacy && !format.draft {
-            return None;
-        }
+        let mut slots = HeaderSlots::of(format)?.clone();
         let limit = *fresh.limit?;
-        let empty = || HeaderValue::from_static("");
-        let mut fields = HeaderMap::with_capacity(Field::ALL.len() + USUAL.len());
-        if format.legacy {
-            fields.insert(&NAMES[Field::Limit as usize], number_value(limit.capacity()));
-            fields.insert(&NAMES[Field::Remaining as usize], empty());
-            fields.insert(&NAMES[Field::Reset as usize], empty());
+        let policy = HeaderValue::try_from(policy_item(fresh)).ok()?;
+        let known = [(Field::Limit, number_value(limit.capacity())), (Field::Policy, policy)];
+        for (field, value) in known {
+            if let Some(place) = slots.fields.get_mut(&NAMES[field as usize]) {
+                *place = value;
+            }
         }
-        if format.draft {
-            let policy = HeaderValue::try_from(policy_item(fresh)).ok()?;
-            fields.insert(&NAMES[Field::Policy as usize], policy);
-            fields.insert(&NAMES[Field::Quota as usize], empty());
-        }
-        fields.extend(USUAL.iter().map(|usual| (usual.clone(), empty())));
-        let field = |name: &HeaderName| Field::ALL.into_iter().find(|field| NAMES[*field as usize] == name);
-        let order = fields.keys().map(field).collect();
-        Some(HeaderTemplate {
-            fields,
-            order,
-            quota_start: quota_start(fresh.name),
-            limit,
-            reset: format.reset,
-        })
+        Some(HeaderTemplate { slots, quota_start: quota_start(fresh.name), limit, reset: format.reset })
     }
 
     /// Whether it tells the truth of such an answer.
@@ -143,16 +185,12 @@ impl HeaderTemplate {
     /// The fields for an answer that it fits.
     pub(super) fn filled(&self, outcome: &Outcome, cost: Cost, now: Micros) -> RateLimitHeaders {
         let standing = QuotaNumbers::new(&self.limit, outcome, cost, self.reset, now);
-        let mut fields = self.fields.clone();
-        for (field, value) in self.order.iter().zip(fields.values_mut()) {
-            match field {
-                Some(Field::Remaining) => *value = number_value(standing.remaining),
-                Some(Field::Reset) => *value = number_value(standing.reset),
-                Some(Field::Quota) => *value = self.quota(&standing),
-                _ => {}
-            }
-        }
-        RateLimitHeaders { fields: Some(fields), is_empty: [true; USUAL.len()] }
+        self.slots.filled(|field, value| match field {
+            Field::Remaining => *value = number_value(standing.remaining),
+            Field::Reset => *value = number_value(standing.reset),
+            Field::Quota => *value = self.quota(&standing),
+            _ => {}
+        })
     }
 
     fn quota(&self, standing: &QuotaNumbers) -> HeaderValue {

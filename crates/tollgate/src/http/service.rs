@@ -9,7 +9,7 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::body::LimitedBody;
-use super::charge::{self, Admission};
+use super::charge::{self, Admission, Deciding};
 use super::charges::{self, RouteCharges};
 use super::future::{LimitFuture, OnAnswer};
 use super::layer::Inner;
@@ -49,20 +49,31 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> LimitFuture<S, B> {
-        let mut route_charges = RouteCharges::new();
-        if let Err(response) = charges::find(&self.inner, &request, &mut route_charges) {
-            return LimitFuture::stopped(response);
+        let asked = {
+            let mut route_charges = RouteCharges::new();
+            if let Err(response) = charges::find(&self.inner, &request, &mut route_charges) {
+                return LimitFuture::stopped(response);
+            }
+            if route_charges.is_empty() {
+                Asked::Done(Admission::free())
+            } else if self.inner.gate.engine.is_local() {
+                Asked::Done(charge::decide_local(&self.inner, &route_charges, &request))
+            } else {
+                let protocol = Protocol::of(&request);
+                Asked::Remote(charge::decide_remote(self.inner.clone(), route_charges, protocol))
+            }
+        };
+        match asked {
+            Asked::Done(admission) => self.go(admission, request),
+            Asked::Remote(deciding) => LimitFuture::asking(deciding, self.ready_service(), request),
         }
-        if route_charges.is_empty() {
-            return self.go(Admission::free(), request);
-        }
-        if self.inner.gate.engine.is_local() {
-            let admission = charge::decide_local(&self.inner, &route_charges, &request);
-            return self.go(admission, request);
-        }
-        let asked = charge::decide_remote(self.inner.clone(), route_charges, Protocol::of(&request));
-        LimitFuture::asking(asked, self.ready_service(), request)
     }
+}
+
+/// Whether a request may pass: known, or asked of a remote store.
+enum Asked {
+    Done(Admission),
+    Remote(Deciding),
 }
 
 impl<S: Clone> LimitService<S> {

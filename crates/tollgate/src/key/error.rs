@@ -182,7 +182,7 @@ impl fmt::Display for Fault {
 /// The sound text nearest to a malformed one, if mending separators and percent signs is enough.
 fn suggest(text: &str, fault: Fault) -> Option<String> {
     if let Ok(address) = text.parse::<IpAddr>() {
-        return KeyRef::from(address).parse().ok().map(|key| key.canonical.into_owned());
+        return KeyRef::from(address).parse().ok().map(|key| key.into_canonical());
     }
     let mended = match fault {
         Fault::Percent { .. } if !text.split(':').any(str::is_empty) => {
@@ -196,7 +196,7 @@ fn suggest(text: &str, fault: Fault) -> Option<String> {
         },
         _ => return None,
     };
-    read(&mended).ok().map(|key| cut(key.canonical.into_owned()))
+    read(&mended).ok().map(|key| cut(key.into_canonical()))
 }
 
 /// Encodes what should have been encoded and leaves escapes alone.

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use super::text::Text;
 use super::{Key, KeyError};
 
 /// A key as a caller gives it: made by `into()` from `&str`, `String`, integers, `IpAddr` or [`Key`].
@@ -179,8 +180,8 @@ impl From<String> for KeyRef<'_> {
 impl<'a> From<Key<'a>> for KeyRef<'a> {
     fn from(key: Key<'a>) -> KeyRef<'a> {
         match key.canonical {
-            std::borrow::Cow::Borrowed(text) => KeyRef(Given::Canonical(text)),
-            std::borrow::Cow::Owned(text) => KeyRef(Given::CanonicalOwned(text.into())),
+            Text::Borrowed(text) => KeyRef(Given::Canonical(text)),
+            text => KeyRef(Given::CanonicalOwned(text.into_string().into())),
         }
     }
 }

@@ -319,9 +319,9 @@ impl std::error::Error for NoKey {}
 
 impl CompiledKey {
     /// The key of a request; `None` if the limit does not apply to it.
-    pub(crate) fn find(&self, request: &RequestHead<'_>) -> Result<Option<Key<'static>>, NoKey> {
+    pub(crate) fn find(&self, request: &RequestHead<'_>) -> Result<Option<Key<'_>>, NoKey> {
         let text: Cow<'_, str> = match &self.from {
-            Found::Constant(key) => return Ok(Some(key.clone())),
+            Found::Constant(key) => return Ok(Some(key.borrowed())),
             Found::Ip => return client(request, &self.prefix),
             Found::Peer => return address(request, request.peer(), &self.prefix),
             Found::User => match request.user() {
@@ -356,10 +356,10 @@ impl CompiledKey {
         Ok(Some(Key::after_prefix(&self.prefix, &text)?))
     }
 
-    fn missing(&self, request: &RequestHead<'_>) -> Result<Option<Key<'static>>, NoKey> {
+    fn missing(&self, request: &RequestHead<'_>) -> Result<Option<Key<'_>>, NoKey> {
         match self.missing {
             MissingKey::Deny => Err(NoKey::Missing),
-            MissingKey::Shared => Ok(Some(self.shared.clone())),
+            MissingKey::Shared => Ok(Some(self.shared.borrowed())),
             MissingKey::Ip => client(request, &self.client),
             MissingKey::Skip => Ok(None),
         }

@@ -44,6 +44,8 @@ pub struct Routes {
 pub(crate) struct Compiled {
     source: RouteLimit,
     matcher: Matcher,
+    /// It applies to every request, which need not be compared.
+    is_on_all: bool,
     key: CompiledKey,
 }
 
@@ -57,7 +59,7 @@ pub struct RouteCharge<'a> {
     /// denied.
     pub limit: Option<RequestLimit<'a>>,
     /// The key; a request without one is denied, and nothing is charged.
-    pub key: Result<Key<'static>, NoKey>,
+    pub key: Result<Key<'a>, NoKey>,
     /// How much.
     pub cost: Cost,
 }
@@ -82,7 +84,7 @@ impl Routes {
                 "there may be at most {MOST_ROUTES} route limits, and there are {count}"
             )));
         }
-        let on_all = routes.iter().filter(|route| route.matcher.matches_all()).count();
+        let on_all = routes.iter().filter(|route| route.is_on_all).count();
         if on_all > MOST_LIMITS {
             return Err(Error::call(format!(
                 "a request may meet at most {MOST_LIMITS} limits, and {on_all} route limits apply to every request"
@@ -149,7 +151,7 @@ impl Routes {
         request: &'r RequestHead<'a>,
     ) -> impl Iterator<Item = (usize, &'a Compiled, Cost)> + use<'r, 'a> {
         let matching = move |(index, route): (usize, &'a Compiled)| {
-            if !route.matcher.charges(request) {
+            if !route.is_on_all && !route.matcher.charges(request) {
                 return None;
             }
             Some((index, route, route.cost(request.on_behalf_of(&route.matcher))?))
@@ -173,12 +175,13 @@ impl Compiled {
         }
         let matcher = source.route.compile().map_err(|error| wrong(error.to_string()))?;
         let key = source.key.compile(&matcher).map_err(|error| wrong(error.to_string()))?;
-        Ok(Compiled { source, matcher, key })
+        let is_on_all = matcher.matches_all();
+        Ok(Compiled { source, matcher, is_on_all, key })
     }
 
     /// The key of a request; `None` if the limit does not apply to it.
     #[inline]
-    pub(crate) fn find_key(&self, request: &RequestHead<'_>) -> Option<Result<Key<'static>, NoKey>> {
+    pub(crate) fn find_key(&self, request: &RequestHead<'_>) -> Option<Result<Key<'_>, NoKey>> {
         self.key.find(request).transpose()
     }
 

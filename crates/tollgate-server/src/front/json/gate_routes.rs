@@ -145,7 +145,7 @@ fn find_charges(app: &App, peer: IpAddr, headers: &HeaderMap) -> Result<Vec<Gate
     let request = routes.described(&described).map_err(|error| Fault::malformed(error.to_string()))?;
     let charge = |charge: tollgate::route::RouteCharge<'_>| GateCharge {
         limit: charge.limit.map(|limit| limit.name().to_owned()).unwrap_or_default(),
-        key: charge.key.ok(),
+        key: charge.key.ok().map(tollgate::Key::into_owned),
         cost: charge.cost.get(),
     };
     Ok(routes.charges(&request).map(charge).collect())

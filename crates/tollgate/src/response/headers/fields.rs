@@ -46,6 +46,18 @@ impl<'a, I: Iterator<Item = ReportedLimit<'a>> + Clone> HeaderFields<I> {
         legacy.chain(self.retry_after.map(|wait| (Field::RetryAfter, wait)))
     }
 
+    /// The numbers of the older fields: limit, remaining and reset.
+    #[cfg(feature = "http")]
+    pub(crate) fn legacy(&self) -> Option<[u64; 3]> {
+        self.legacy
+    }
+
+    /// How many seconds to wait, where the charge is denied.
+    #[cfg(feature = "http")]
+    pub(crate) fn retry_after(&self) -> Option<u64> {
+        self.retry_after
+    }
+
     pub(crate) fn write_policy(&self, line: &mut Line) {
         write_list(line, self.reported.clone(), write_policy);
     }
