@@ -34,6 +34,9 @@ pub(crate) struct Options {
     /// A smoke run: 3 short rounds of a thousand keys. Its numbers mean little
     #[arg(long)]
     quick: bool,
+    /// Ends with an error where a goal was missed
+    #[arg(long)]
+    strict: bool,
     /// One store only
     #[arg(long)]
     only: Option<Which>,
@@ -95,7 +98,10 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let json = report::to_json(&facts, &machine::load_average(), &plan, &results, &goals);
         writeln!(file, "{json:#}").map_err(|error| crate::unwritable(path, &error))?;
     }
-    Ok(())
+    match goals::missed(&goals) {
+        Some(missed) if options.strict => Err(missed),
+        _ => Ok(()),
+    }
 }
 
 /// The runtime of a client: one thread, so that a client takes one core.

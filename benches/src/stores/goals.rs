@@ -1,7 +1,7 @@
 //! What we hold our shared stores to, and whether this run reached it.
 
 use super::{Results, postgres, redis};
-use crate::goals::{Goal, Wanted};
+use crate::goals::{Goal, Grade, Wanted};
 use crate::harness::Quartiles;
 use crate::report::spell_ratio;
 use crate::stores::redis::Steady;
@@ -46,6 +46,17 @@ fn judge_redis(found: &redis::Found) -> Vec<Goal> {
             beside: format!("one in {:.0}", 1.0 / found.asked_share),
         },
     ];
+    use redis::users;
+    for (name, of_incr, textbook, over) in [
+        (redis::FIXED, 0.3, users::WINDOW, 1.5),
+        (redis::COUNTER, 0.3, users::COUNTER, 1.5),
+        (redis::LOG, 0.2, users::LOG, 1.2),
+        (redis::LEASES, 0.12, users::SEMAPHORE, 1.2),
+        (redis::THREE, 0.2, users::THREE, 1.2),
+    ] {
+        goals.push(at_least(&format!("{name}, of INCR"), of_incr, name, INCR, String::new()));
+        goals.push(at_least(&format!("{name}, over the {textbook}"), over, name, textbook, String::new()));
+    }
     let ours = found.latencies.iter().find(|steady| steady.name == SINGLE);
     for (percent, millis) in [(95.0, 5.0), (99.0, 10.0)] {
         goals.push(Goal {
@@ -79,6 +90,13 @@ fn judge_postgres(cells: &[Cell]) -> Vec<Goal> {
     ]
 }
 
+/// The goals that this run missed, in words; none if there are none.
+pub(crate) fn missed(goals: &[Goal]) -> Option<String> {
+    let missed = goals.iter().filter(|goal| goal.grade() == Grade::Missed);
+    let missed: Vec<&str> = missed.map(|goal| goal.what.as_str()).collect();
+    (!missed.is_empty()).then(|| format!("{} goals were missed: {}", missed.len(), missed.join("; ")))
+}
+
 /// A goal for a ratio of two cells, with its quartiles beside it.
 fn at_least(cells: &[Cell], what: String, least: f64, (name, over): (&str, &str), beside: String) -> Goal {
     let ratio = find(cells, name).zip(find(cells, over)).and_then(|(cell, other)| cell.over(other));
@@ -110,7 +128,6 @@ pub(crate) fn of_all(steady: &Steady, percent: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::goals::Grade;
     use crate::stores::load::{Tally, no_latencies};
     use crate::stores::rounds::tests::cell;
 
@@ -132,6 +149,8 @@ mod tests {
                 cell(redis::INCR, &[100.0]),
                 cell(redis::SINGLE, &[36.0]),
                 cell(redis::SIXTEEN, &[40.0]),
+                cell(redis::FIXED, &[31.0]),
+                cell(redis::users::WINDOW, &[30.0]),
             ],
             asked_share: 0.01,
             latencies: vec![steady],
@@ -140,9 +159,11 @@ mod tests {
         let goals = judge(&Results { redis: Some(found), postgres: None });
         let verdicts: Vec<Grade> = goals.iter().map(Goal::grade).collect();
         use Grade::{Missed, NotMeasured, Reached};
-        assert_eq!(
-            verdicts,
-            [Reached, NotMeasured, Missed, NotMeasured, NotMeasured, Reached, Reached, Missed]
-        );
+        assert_eq!(verdicts[..6], [Reached, NotMeasured, Missed, NotMeasured, NotMeasured, Reached]);
+        assert_eq!(verdicts[6..8], [Reached, Missed], "a fixed window, of INCR and over the text-book");
+        assert!(verdicts[8..16].iter().all(|verdict| *verdict == NotMeasured));
+        assert_eq!(verdicts[16..], [Reached, Missed], "latencies");
+        assert!(missed(&goals).is_some_and(|missed| missed.contains("fixed window")));
+        assert_eq!(missed(&goals[..2]), None, "what was not measured was not missed");
     }
 }

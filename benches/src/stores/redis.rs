@@ -6,6 +6,7 @@
 mod bytes;
 mod denied;
 mod raw;
+pub(crate) mod users;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,11 @@ pub(crate) const INCR: &str = "INCR";
 pub(crate) const TEXTBOOK: &str = "text-book GCRA";
 pub(crate) const SINGLE: &str = "token bucket";
 pub(crate) const SIXTEEN: &str = "token bucket, 16 a call";
+pub(crate) const FIXED: &str = "fixed window";
+pub(crate) const LOG: &str = "sliding window";
+pub(crate) const COUNTER: &str = "sliding counter";
+pub(crate) const LEASES: &str = "concurrency";
+pub(crate) const THREE: &str = "three limits";
 pub(crate) const DENIED: &str = "denied, no cache";
 pub(crate) const DENIED_CACHED: &str = "denied, cache";
 pub(crate) const DENIED_ALONE: &str = "denied, no cache, 1 caller";
@@ -100,6 +106,10 @@ async fn measure_here(plan: &Plan, server: &RedisServer) -> Result<Found, String
         contestant(INCR, "the command itself: the ceiling", &plain_keys, incr.clone()),
         contestant(TEXTBOOK, "one EVALSHA for each check", &textbook_keys, textbook),
     ];
+    for script in &users::ALL {
+        let user = users::User::load(connection.clone(), script).await?;
+        contestants.push(contestant(script.name, script.about, &plain_keys, user));
+    }
     contestants.extend(ours(&store, &plain_keys).await?);
 
     let mut gates = Vec::new();
@@ -158,16 +168,11 @@ async fn ours(store: &Arc<dyn Store>, keys: &Keys) -> Result<Vec<Contestant>, St
     Ok(vec![
         contestant(SINGLE, "one check a call", keys, charges(vec![single])),
         contestant(SIXTEEN, &about, keys, sixteen),
-        contestant("fixed window", "one check a call", keys, charges(vec![fixed("fixed")?])),
-        contestant("sliding window", "100 in any 10 s: an exact log", keys, charges(vec![log])),
-        contestant("sliding counter", "one check a call", keys, charges(vec![counter("counter")?])),
-        contestant("concurrency", "reserve and release: two calls for one check", keys, reserves),
-        contestant(
-            "three limits",
-            "bucket, window and counter of one key in one charge",
-            keys,
-            charges(three),
-        ),
+        contestant(FIXED, "one check a call", keys, charges(vec![fixed("fixed")?])),
+        contestant(LOG, "100 in any 10 s: an exact log", keys, charges(vec![log])),
+        contestant(COUNTER, "one check a call", keys, charges(vec![counter("counter")?])),
+        contestant(LEASES, "reserve and release: two calls for one check", keys, reserves),
+        contestant(THREE, "bucket, window and counter of one key in one charge", keys, charges(three)),
     ])
 }
 

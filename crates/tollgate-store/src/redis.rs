@@ -189,7 +189,8 @@ impl RedisStore {
             ttl: hold.ttl,
             question: question.to_owned(),
         });
-        let keys = parts.iter().map(|part| self.names.part(part)).collect();
+        let order = shape::order_of(parts, hold.is_some());
+        let keys = order.iter().map(|index| self.names.part(&parts[*index])).collect();
         let hold = hold.map(|(key, hold, _)| (key.to_owned(), hold.id));
         (Shape::of(parts, held), ChargeKeys { parts: keys, hold })
     }
@@ -211,7 +212,7 @@ impl RedisStore {
         let (shape, charge) = match hold {
             None => self.charge_of(&parts.parts, Operation::Charge, None),
             Some(hold) => {
-                let (key, question) = (self.names.hold(hold.id), codec::write(items));
+                let (key, question) = (self.names.hold(hold.id), codec::question(items, &parts));
                 self.charge_of(&parts.parts, Operation::Hold, Some((&key, hold, &question)))
             }
         };
@@ -249,11 +250,12 @@ impl RedisStore {
     async fn settle_at(
         &self,
         keys: &[String],
+        id: ChargeId,
         settlement: &Settlement,
         deadline: Instant,
     ) -> Result<Settled, StoreError> {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let answer = self.send_settlement(settlement, &keys, 1, deadline, &|| {}).await?;
+        let answer = self.send_settlement(settlement, &keys, &[id], deadline, &|| {}).await?;
         batch::read_only(&answer, settlement)
     }
 
@@ -293,7 +295,7 @@ impl RedisStore {
         let part = StoredCharge { limit, key, cost: crate::Cost::ONE, shadow: false };
         let (key, deadline) = (self.names.part(&part), self.deadline());
         let _share = self.share(&[part], deadline).await?;
-        match self.send_hold("forget", &[&key], deadline).await? {
+        match self.send_hold("forget", &[&key], ChargeId::from(0), deadline).await? {
             Value::Int(forgotten) => Ok(forgotten > 0),
             _ => Err(codec::no_answer("a reset")),
         }
@@ -304,23 +306,18 @@ impl RedisStore {
 pub(crate) struct Held {
     question: String,
     given: Value,
-    is_old: bool,
 }
 
 impl Held {
     fn read(answer: &Value) -> Option<Held> {
         let Value::Array(words) = answer else { return None };
         let [Value::BulkString(word), Value::BulkString(question), given] = &words[..] else { return None };
-        let is_old = match &word[..] {
-            b"HELD" => false,
-            b"HELD1" => true,
-            _ => return None,
-        };
-        Some(Held { question: String::from_utf8(question.clone()).ok()?, given: given.clone(), is_old })
+        let question = String::from_utf8(question.clone()).ok()?;
+        (word == b"HELD").then(|| Held { question, given: given.clone() })
     }
 
     fn found(&self, parts: &[StoredCharge<'_>]) -> Option<codec::Found> {
-        codec::read_remembered(&self.given, self.is_old, parts)
+        codec::read_remembered(&self.given, parts)
     }
 
     /// The answer that was given when the charge was made.
@@ -334,9 +331,12 @@ impl Held {
     }
 }
 
-/// The texts of an answer that is a list of them.
+/// The texts of an answer that is a list of them, or one of them.
 fn words(answer: &Value) -> Option<Vec<String>> {
-    let Value::Array(words) = answer else { return None };
+    let words = match answer {
+        Value::Array(words) => &words[..],
+        word => std::slice::from_ref(word),
+    };
     let word = |word: &Value| match word {
         Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
         _ => None,

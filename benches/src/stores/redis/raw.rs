@@ -10,7 +10,7 @@ use crate::stores::load::{Answer, Caller, Draw, Keys};
 /// As many as the store lets wait on a connection.
 const CALLS_WAITING: usize = 8_192;
 
-const TEXTBOOK: &str = include_str!("textbook.lua");
+const TEXTBOOK: &str = include_str!("textbook/gcra.lua");
 
 /// A connection for many callers, as the store has it.
 pub(super) async fn connect(server: &RedisServer) -> Result<MultiplexedConnection, String> {

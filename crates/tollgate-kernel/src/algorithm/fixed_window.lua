@@ -14,7 +14,9 @@ end
 
 -- Answers allowed and the next state.
 local function fixed_window_charge(end_us, count, start_us, limit, window_us, align, cost, now_us)
-  end_us, count, start_us = fixed_window_current(end_us, count, start_us, window_us, align, now_us)
+  if now_us >= end_us then
+    end_us, count, start_us = fixed_window_current(end_us, count, start_us, window_us, align, now_us)
+  end
   local allowed = cost > 0 and cost <= limit - count
   return allowed, end_us, count + cost, start_us
 end

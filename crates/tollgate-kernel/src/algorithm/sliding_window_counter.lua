@@ -27,9 +27,14 @@ end
 
 -- Whether a charge fits where nothing counts but the counts of its own window: answers allowed, and these counts after it.
 local function sliding_window_counter_fit(start_us, prev, cur, limit, window_us, cost, now_us)
-  local into_us
-  start_us, prev, cur, into_us = sliding_window_counter_at(window_us, start_us, prev, cur, now_us)
-  local allowed = cost > 0 and cost <= limit - sliding_window_counter_used(window_us, prev, cur, into_us)
+  local into_us = now_us - start_us
+  -- Mostly the window of the last charge is still the current one: windows begin at multiples of their length.
+  if into_us < 0 or into_us >= window_us then
+    start_us, prev, cur, into_us = sliding_window_counter_at(window_us, start_us, prev, cur, now_us)
+  end
+  local used = cur
+  if prev > 0 then used = sliding_window_counter_used(window_us, prev, cur, into_us) end
+  local allowed = cost > 0 and cost <= limit - used
   if allowed then cur = cur + cost end
   return allowed, start_us, prev, cur
 end

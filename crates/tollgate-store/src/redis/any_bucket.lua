@@ -8,6 +8,7 @@ look_any[1] = function(part)
   local allowed, after
   allowed, part[1], part[2], after =
     others.charge(state, c, p, burst, keeps_instant, part.cost, part.price_us, part.price_rest, now_us)
+  part.answer = pack('>I7I7', part[1], part[2])
   part.fresh_at_us, part.slack_us = state.c and others.fresh_at(state) or state.full_us + 1, 1000000
   part.counts_from_us = now_us
   part.make = function() others.write(part.key, after, keeps_instant) end

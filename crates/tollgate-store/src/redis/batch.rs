@@ -123,7 +123,7 @@ impl RedisStore {
             let put = |cmd: &mut Cmd| {
                 // There is a connection now, and what is put to it is as good as sent.
                 sent();
-                question.put(cmd, rest);
+                question.put(cmd, rest, self.names.part_start().len());
             };
             let keys = ScriptCall::keys(rest);
             let answer = self.call(question.script, question.operation(), &keys, named, deadline, &put).await;
@@ -208,7 +208,7 @@ impl RedisStore {
         let lane = Claim::Limit(self.shares.hash((0_u64, "settle", "")));
         let check = Check {
             alike: settlement.clone(),
-            key: self.names.hold(id),
+            key: id.get(),
             of_key: Claim::BatchedKey(self.shares.hash(id)),
             lane,
             of_batch: smallvec![lane, Claim::Server(0)],
@@ -220,7 +220,8 @@ impl RedisStore {
 
 impl Carrier for Settlements {
     type Alike = Settlement;
-    type Key = String;
+    /// The number of its id.
+    type Key = u128;
     type Answer = Settled;
 
     const MAX_BATCH: usize = MAX_BATCH;
@@ -245,15 +246,17 @@ impl Carrier for Settlements {
     async fn carry(
         &self,
         settlement: &Settlement,
-        keys: &[String],
+        ids: &[u128],
         deadline: Instant,
         sent: &(dyn Fn() + Send + Sync),
     ) -> Result<Vec<Result<Settled, StoreError>>, StoreError> {
+        let ids: Vec<ChargeId> = ids.iter().map(|id| ChargeId::from(*id)).collect();
+        let keys: Vec<String> = ids.iter().map(|id| self.store.names.hold(*id)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let mut answers: Vec<Result<Settled, StoreError>> = Vec::new();
         while answers.len() < keys.len() {
-            let rest = &keys[answers.len()..];
-            let answer = self.store.send_settlement(settlement, rest, rest.len(), deadline, sent).await;
+            let (rest, ids) = (&keys[answers.len()..], &ids[answers.len()..]);
+            let answer = self.store.send_settlement(settlement, rest, ids, deadline, sent).await;
             let read = |answer: Value| match answer {
                 Value::Array(first) if (1..=rest.len()).contains(&first.len()) => {
                     Ok(first.iter().map(|answer| read_settled(answer, settlement)).collect())
@@ -303,12 +306,20 @@ fn put_amount(cmd: &mut Cmd, actual: u64) {
 }
 
 impl RedisStore {
-    /// Has the first `count` holds of the keys settled, all alike.
+    /// Puts how many holds are meant, what the names of parts begin with, and whose they are.
+    fn put_holders(&self, cmd: &mut Cmd, ids: &[ChargeId]) {
+        cmd.arg(ids.len()).arg(self.names.part_start());
+        for id in ids {
+            cmd.arg(&id.get().to_be_bytes()[..]);
+        }
+    }
+
+    /// Has these holds settled, all alike: theirs are the first of the keys.
     pub(super) async fn send_settlement(
         &self,
         settlement: &Settlement,
         keys: &[&str],
-        count: usize,
+        ids: &[ChargeId],
         deadline: Instant,
         sent: &(dyn Fn() + Send + Sync),
     ) -> Result<Value, StoreError> {
@@ -322,7 +333,7 @@ impl RedisStore {
         };
         let put = |cmd: &mut Cmd| {
             sent();
-            cmd.arg(count);
+            self.put_holders(cmd, ids);
             match settlement {
                 Settlement::Actual(actual) => put_amount(cmd, *actual),
                 Settlement::Each(actuals) => actuals.iter().for_each(|actual| put_amount(cmd, *actual)),
@@ -341,26 +352,26 @@ impl RedisStore {
     pub(super) async fn settle_pairs(
         &self,
         keys: &[&str],
+        id: ChargeId,
         actuals: &[u64],
         deadline: Instant,
     ) -> Result<Value, StoreError> {
         let put = |cmd: &mut Cmd| {
-            cmd.arg(1);
+            self.put_holders(cmd, &[id]);
             actuals.iter().for_each(|actual| put_amount(cmd, *actual));
         };
         self.call(&script::SETTLE, "pairs", keys, Named::Yes, deadline, &put).await
     }
 
-    /// Asks something else of one hold or key, by the same script. The answer is that of the hold.
+    /// Asks something else of one hold, or of a key under any name, by the same script. The answer is that of the hold.
     pub(super) async fn send_hold(
         &self,
         operation: &'static str,
         keys: &[&str],
+        id: ChargeId,
         deadline: Instant,
     ) -> Result<Value, StoreError> {
-        let put = |cmd: &mut Cmd| {
-            cmd.arg(1);
-        };
+        let put = |cmd: &mut Cmd| self.put_holders(cmd, &[id]);
         match self.call(&script::SETTLE, operation, keys, Named::Yes, deadline, &put).await? {
             Value::Array(mut answers) if answers.len() == 1 => match answers.remove(0) {
                 Value::SimpleString(status) => {

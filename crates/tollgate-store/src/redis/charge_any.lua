@@ -3,7 +3,7 @@
 --
 -- `quick` makes for each strategy a function that looks at the state of a part as quick/ does, and `look_any` has one for all other
 -- states. They answer whether the part is allowed, and note in the part what was found (part[1] and on), the instant that the charge
--- would count from, until when the state says something (fresh_at_us, slack_us), how it is written (make), and how it is written
+-- would count from, what is answered of the part (answer), until when the state says something (fresh_at_us, slack_us), how it is written (make), and how it is written
 -- by the limit's own numbers although nothing is charged (adopt), if it has to be.
 
 local parts, found = {}, {}
@@ -39,24 +39,26 @@ end
 
 -- Before the parts, so that where there is no room for it nothing is charged.
 local function hold_all(hold_key, count)
-  local text, lasts_us, is_any = '', ttl_us, operation == 'hold-part'
+  local texts, lasts_us, is_any = {''}, ttl_us, operation == 'hold-part'
   for index = 1, width do
     local part = parts[index]
     if part.allowed then
-      text = text .. format(hold_line(index), part.cost, part.counts_from_us, part.key)
       if part.strategy == 6 and part.two > lasts_us then lasts_us = part.two end
       is_any = true
     end
+    texts[index + 1] =
+      hold_part(part.at, part.allowed) .. pack_hold(part.counts_from_us - now_us, sub(part.key, name_at))
   end
   -- Where nothing was charged there is nothing to settle; a part of a hold is kept all the same, for a caller that sends it again.
   if not is_any then return end
-  local answer = format('%d,' .. string.rep('%d,', count - 1) .. '%d', now_us, unpack(found, 1, count))
-  call('SET', hold_key, hold_head(answer, lasts_us) .. text .. hold_tail, 'PXAT', hold_ms(lasts_us))
+  texts[1] = hold_head(lasts_us)
+  for index = 1, count do texts[width + 1 + index] = pack_hold(found[index]) end
+  call('SET', hold_key, table.concat(texts), 'PXAT', hold_ms(lasts_us))
 end
 
 -- The answer, and whether the charge passed.
 local function charge_any(before)
-  local passed, at = true, 1
+  local passed, at, texts = true, 0, {}
   if is_hold then
     local value = call('GET', keys[before + stride])
     if value then
@@ -74,9 +76,9 @@ local function charge_any(before)
       at = at + 1
       found[at] = part[number]
     end
+    texts[index] = part.answer
   end
-  found[1] = passed and 1 or 0
-  local answer = pack('>' .. string.rep('I7', at), unpack(found, 1, at))
+  local answer = (passed and '\1' or '\0') .. table.concat(texts, '', 1, width)
   if operation == 'peek' then return answer, false end
   if passed then ask_for_room() end
   if is_hold and passed then hold_all(keys[before + stride], at) end

@@ -56,53 +56,75 @@ pub(crate) struct Found {
     pub(super) readings: SmallVec<[Reading; 1]>,
 }
 
+impl Found {
+    /// Puts what was found in the order of the charge: `order` says which part of it each was found of.
+    pub(super) fn restore(&mut self, order: &[usize]) {
+        if order.is_sorted() {
+            return;
+        }
+        let found = std::mem::take(&mut self.readings);
+        let mut restored: SmallVec<[(usize, Reading); 4]> = order.iter().copied().zip(found).collect();
+        restored.sort_by_key(|(index, _)| *index);
+        self.readings = restored.into_iter().map(|(_, reading)| reading).collect();
+    }
+}
+
 /// How many bytes a number has in an answer.
 const NUMBER_BYTES: usize = 7;
 
-/// Reads what was found of a charge of these limits: numbers of seven bytes each.
+/// Reads what was found of a charge of these limits: whether it passed, and for each limit numbers of seven bytes each. Before those of
+/// a fixed window and of a counter stand two bytes that say what they are.
 pub(super) fn read_found(now: Micros, answer: &[u8], limits: impl Iterator<Item = Limit>) -> Option<Found> {
-    let (numbers, rest) = answer.as_chunks::<NUMBER_BYTES>();
-    if !rest.is_empty() {
-        return None;
+    let (passed, mut rest) = answer.split_first()?;
+    let mut readings = SmallVec::new();
+    for limit in limits {
+        let (kind_bytes, count) = match limit.strategy() {
+            Strategy::TokenBucket | Strategy::LeakyBucket => (0, 2),
+            Strategy::SlidingWindow | Strategy::Concurrency => (0, 3),
+            Strategy::FixedWindow => (2, 3),
+            Strategy::SlidingWindowCounter if rest.starts_with(b"\x02C") => (2, 8),
+            Strategy::SlidingWindowCounter => (2, 4),
+        };
+        let bytes;
+        (bytes, rest) = rest.split_at_checked(kind_bytes + count * NUMBER_BYTES)?;
+        // Counts of a second length of window are zeros where there are none.
+        let mut numbers = [0; 8];
+        for (number, bytes) in numbers.iter_mut().zip(bytes[kind_bytes..].as_chunks::<NUMBER_BYTES>().0) {
+            *number = bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        }
+        let count = if limit.strategy() == Strategy::SlidingWindowCounter { 8 } else { count };
+        readings.push(read_one(limit, &numbers[..count])?.0);
     }
-    let number =
-        |bytes: &[u8; NUMBER_BYTES]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
-    let numbers: SmallVec<[u64; 16]> = numbers.iter().map(number).collect();
-    let (passed, numbers) = numbers.split_first()?;
-    read_numbers(now, *passed == 1, numbers, limits, read_one)
+    rest.is_empty().then_some(Found { now, passed: *passed == 1, readings })
 }
 
-/// Reads the answer that is kept beside a hold: the same numbers, with commas. Holds of format 1 had three for each part.
-pub(super) fn read_remembered(answer: &Value, is_old: bool, parts: &[StoredCharge<'_>]) -> Option<Found> {
+/// Reads the answer that is kept beside a hold: the same numbers, with commas.
+pub(super) fn read_remembered(answer: &Value, parts: &[StoredCharge<'_>]) -> Option<Found> {
     let Value::BulkString(text) = answer else { return None };
     let numbers = std::str::from_utf8(text).ok()?.split(',').map(|number| number.parse().ok());
     let numbers = numbers.collect::<Option<Vec<u64>>>()?;
     let [now, passed, numbers @ ..] = &numbers[..] else { return None };
     let limits = parts.iter().map(|part| part.limit.limit);
-    let read = if is_old { read_old } else { read_one };
-    read_numbers(Micros::new(*now), *passed == 1, numbers, limits, read)
+    read_numbers(Micros::new(*now), *passed == 1, numbers, limits)
 }
-
-/// What was found of one part, from the front of the numbers, and the numbers after it.
-type ReadOne = fn(Limit, &[u64]) -> Option<(Reading, &[u64])>;
 
 fn read_numbers(
     now: Micros,
     passed: bool,
     numbers: &[u64],
     limits: impl Iterator<Item = Limit>,
-    read: ReadOne,
 ) -> Option<Found> {
     let mut rest = numbers;
     let mut readings = SmallVec::new();
     for limit in limits {
         let reading;
-        (reading, rest) = read(limit, rest)?;
+        (reading, rest) = read_one(limit, rest)?;
         readings.push(reading);
     }
     rest.is_empty().then_some(Found { now, passed, readings })
 }
 
+/// What was found of one part, from the front of the numbers, and the numbers after it.
 fn read_one(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
     let us = Micros::new;
     Some(match (limit.strategy(), numbers) {
@@ -132,22 +154,11 @@ fn read_one(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
     })
 }
 
-/// The same of format 1, whose states were of the numbers of the charge.
-fn read_old(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
-    let [one, two, three, rest @ ..] = numbers else { return None };
-    let us = Micros::new;
-    let reading = match limit {
-        Limit::FixedWindow(window) => {
-            let start = us(*one).saturating_sub(window.window());
-            Reading::Window(WindowState { end: us(*one), count: *two, start })
-        }
-        Limit::SlidingWindowCounter(counter) => {
-            let newer = Counts { window: counter.window(), start: us(*one), prev: *two, cur: *three };
-            Reading::Counter(CounterState { newer, older: Counts::default() })
-        }
-        _ => read_one(limit, numbers)?.0,
-    };
-    Some((reading, rest))
+/// The question of a held charge, or nothing where its parts say as much: they are its items one by one, and each could fit.
+pub(super) fn question(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> String {
+    let is_plain = items.len() == parts.parts.len()
+        && parts.parts.iter().all(|part| part.limit.limit.price(part.cost).is_some());
+    if is_plain { String::new() } else { write(items) }
 }
 
 /// A charge as text: a line for each item, watching or not, cost, key, name and limit. Keys are numbered and not named:
@@ -247,19 +258,24 @@ mod tests {
     fn answers_that_make_no_sense_are_none() {
         let limit = StoredLimit::new("a", Limit::fixed_window(5, Micros::from_secs(1)).unwrap());
         let parts = [StoredCharge { limit: &limit, key: "k", cost: Cost::ONE, shadow: false }];
-        let packed = |numbers: &[u64]| -> Vec<u8> {
-            numbers.iter().flat_map(|number| number.to_be_bytes()[1..].to_vec()).collect()
+        let packed = |kind: &[u8], numbers: &[u64]| -> Vec<u8> {
+            let numbers = numbers.iter().flat_map(|number| number.to_be_bytes()[1..].to_vec());
+            kind.iter().copied().chain(numbers).collect()
         };
         let read =
             |answer: &[u8]| read_found(Micros::new(9), answer, parts.iter().map(|part| part.limit.limit));
-        assert!(read(&packed(&[1, 5, 2, 0])).unwrap().passed);
-        let kept = |text: &str| read_remembered(&Value::BulkString(text.into()), true, &parts);
-        let Reading::Window(state) = kept("9,1,2000000,2,0").unwrap().readings[0] else { panic!("a window") };
-        assert_eq!((state.start.get(), state.count), (1_000_000, 2));
+        assert!(read(&packed(b"\x01\x02w", &[5, 2, 0])).unwrap().passed);
+        assert!(!read(&packed(b"\x00\x00\x00", &[0, 0, 0])).unwrap().passed);
+        let kept = |text: &str| read_remembered(&Value::BulkString(text.into()), &parts);
+        let Reading::Window(state) = kept("9,1,2000000,2,7").unwrap().readings[0] else { panic!("a window") };
+        assert_eq!((state.start.get(), state.count), (7, 2));
         assert!(kept("9,1,5,2").is_none() && kept("9,1,5,x,0").is_none());
-        for wrong in
-            [packed(&[]), packed(&[1, 5, 2]), packed(&[1, 5, 2, 0, 0]), packed(&[1, 5, 2, 0])[1..].to_vec()]
-        {
+        for wrong in [
+            Vec::new(),
+            packed(b"\x01\x02w", &[5, 2]),
+            packed(b"\x01\x02w", &[5, 2, 0, 0]),
+            packed(b"\x01", &[5, 2, 0]),
+        ] {
             assert!(read(&wrong).is_none(), "{wrong:?}");
         }
     }

@@ -1,71 +1,82 @@
--- A held charge, as it is kept: a string. First a line: the byte 2; 0 or 1 for settled, and 2 more where the answer is of format 1;
--- its end and its time to live in us; the holder; and the answer, numbers with commas. A line for each part that was charged:
--- strategy, cost, the instant that it counts from (the end, of a lease), its key, the limit's five numbers, and which part of the
--- charge it is (older ones do not say). An empty line, and the question. Format 1 was MessagePack.
+-- A held charge, as it is kept: MessagePack values, one after the other. First six: 0, or 1 where it is settled; the instant that it
+-- was charged at; its time to live in us; the instant that this is counted from since it was renewed, or 0; the question, or nothing
+-- where it says no more than the parts do; and how many parts there are. For each part: its strategy, 8 more in shadow mode, and 16
+-- more where it was not charged; its cost; numbers of the limit (HELD_NUMBERS); how long after the charge it counts from (until the
+-- end, of a lease); and its key without what those of all parts begin with. Then the numbers of the answer. Who holds, its name says.
+
+-- So many values of a hold from one place on, and the next place. They are numbers, but for one that is a text.
+local function hold_values(value, count, at, text_at)
+  local values = {pcall(cmsgpack.unpack_limit, value, count, at)}
+  if not values[1] or #values ~= count + 2 then not_ours() end
+  local next_at = values[2]
+  table.remove(values, 1)
+  table.remove(values, 1)
+  for index = 1, count do
+    if type(values[index]) ~= (index == text_at and 'string' or 'number') then not_ours() end
+  end
+  return values, next_at
+end
+
+-- A held charge, from what is kept of it: `all` are its parts, and `parts` those that were charged.
+local function parse_hold(value)
+  local head, at = hold_values(value, 6, 0, 5)
+  local hold = {
+    settled = head[1], charged_us = head[2], ttl_us = head[3], from_us = head[4], question = head[5], all = {}, parts = {}
+  }
+  if hold.settled ~= 0 and hold.settled ~= 1 then not_ours() end
+  hold.end_us = (hold.from_us > 0 and hold.from_us or hold.charged_us) + hold.ttl_us
+  for number = 1, head[6] do
+    local first, rest
+    first, at = hold_values(value, 2, at)
+    local code, count = first[1], HELD_NUMBERS[first[1] % 8] or not_ours()
+    rest, at = hold_values(value, count + 2, at, count + 2)
+    local part = {
+      code = code, strategy = code % 8, cost = first[2], numbers = {unpack(rest, 1, count)},
+      at_us = hold.charged_us + rest[count + 1], name = rest[count + 2], number = number
+    }
+    hold.all[number] = part
+    if code < 16 then hold.parts[#hold.parts + 1] = part end
+  end
+  hold.found = at == -1 and '' or string.sub(value, at + 1)
+  return hold
+end
 
 local function write_hold(key, hold)
-  local settled = hold.settled + (hold.has_old_answer and 2 or 0)
-  local lines = {format('\2 %d %d %d %s %s', settled, hold.end_us, hold.ttl_us, hold.holder, hold.answer)}
-  for index, part in ipairs(hold.parts) do
-    lines[index + 1] = format('%s %d %d %s %s', part.strategy, part.cost, part.at_us, part.key, part.numbers)
+  local texts = {cmsgpack.pack(hold.settled, hold.charged_us, hold.ttl_us, hold.from_us, hold.question, #hold.all)}
+  for index, part in ipairs(hold.all) do
+    texts[index + 1] = cmsgpack.pack(part.code, part.cost, unpack(part.numbers))
+      .. cmsgpack.pack(part.at_us - hold.charged_us, part.name)
   end
-  local at = #lines
-  lines[at + 1], lines[at + 2] = '', hold.question
-  call('SET', key, table.concat(lines, '\n'), 'PXAT', format('%d', math.floor(hold.end_us / 1000) + 1 + shift_ms))
+  texts[#texts + 1] = hold.found
+  call('SET', key, table.concat(texts), 'PXAT', format('%d', math.floor(hold.end_us / 1000) + 1 + shift_ms))
 end
 
--- A hold of format 1, in the terms of this one.
-local function convert_hold(value)
-  local is_sound, hold = pcall(cmsgpack.unpack, value)
-  if not is_sound or type(hold) ~= 'table' or not hold.end_us or not hold.parts then not_ours() end
-  hold.is_old, hold.has_old_answer = true, true
-  for index, number in ipairs(hold.answer) do hold.answer[index] = format('%d', number) end
-  hold.answer = table.concat(hold.answer, ',')
-  for index, part in ipairs(hold.parts) do
-    local one, two, three, four, five = part[1] + 0, part[2] + 0, part[3] + 0, part[4] + 0, part[5] + 0
-    if part.strategy < 3 then
-      -- It was c, p, span_us, span_rest, most_us: the burst is what fills it in that time.
-      local burst, rest = product_over(three, one, two)
-      if rest + four >= two then burst = burst + 1 end
-      three, four, five = burst, 86400000000, 0
-    elseif part.strategy == 6 then
-      part.at_us = part.at_us + two
-    end
-    part.numbers = format('%d %d %d %d %d', one, two, three, four, five)
-    part.place = index
-  end
-  return hold
+-- The limit's name, which is part of its key's.
+local function name_of(part)
+  return string.match(part.name, '^[^}]*}:%a:([^:]+)') or ''
 end
 
--- A held charge, from what is kept of it.
-local function parse_hold(value)
-  local settled, end_us, ttl_us, holder, answer, rest =
-    string.match(value, '^\2 ([0-3]) (%d+) (%d+) (%x*) ([%d,]*)\n(.*)$')
-  if not settled then return convert_hold(value) end
-  local hold = {
-    settled = settled % 2, has_old_answer = settled + 0 > 1, end_us = end_us + 0, ttl_us = ttl_us + 0, holder = holder,
-    answer = answer, parts = {}
-  }
-  local from = 1
-  while true do
-    local stop = string.find(rest, '\n', from, true)
-    if not stop then not_ours() end
-    local line = string.sub(rest, from, stop - 1)
-    from = stop + 1
-    if line == '' then break end
-    local strategy, cost, at_us, part_key, numbers = string.match(line, '^(%d) (%d+) (%d+) (%S+) (.*)$')
-    if not strategy then not_ours() end
-    local number = string.match(numbers, '^%d+ %d+ %d+ %d+ %d+ (%d+)')
-    hold.parts[#hold.parts + 1] = {
-      strategy = strategy + 0, cost = cost + 0, at_us = at_us + 0, key = part_key, numbers = numbers,
-      number = number and number + 0, place = #hold.parts + 1
-    }
+-- The question that a hold was made with: a line for each item, which is whether it only watches, its cost, its key by a number, the
+-- limit's name, its strategy and three numbers.
+local function question_of(hold)
+  if hold.question ~= '' then return hold.question end
+  local lines = {}
+  for index, part in ipairs(hold.all) do
+    local one, two, three = unpack(part.numbers)
+    lines[index] = format(
+      '%d %d %d %s %d %d %d %d\n', part.code % 16 >= 8 and 1 or 0, part.cost, index - 1, name_of(part), part.strategy, one, two,
+      three or 0
+    )
   end
-  hold.question = string.sub(rest, from)
-  return hold
+  return table.concat(lines)
 end
 
--- What whoever sends a held charge again is answered: the question that it was made with, and the answer that it was given.
+-- What is answered to a caller that sends a held charge again: the question that it was made with, and the answer that it was given.
 local function answer_held(hold)
-  return {hold.has_old_answer and 'HELD1' or 'HELD', hold.question, hold.answer}
+  local numbers, at, next_number = {format('%d', hold.charged_us), '1'}, 0, nil
+  while at ~= -1 and hold.found ~= '' do
+    at, next_number = cmsgpack.unpack_limit(hold.found, 1, at)
+    numbers[#numbers + 1] = format('%d', next_number)
+  end
+  return {'HELD', question_of(hold), table.concat(numbers, ',')}
 end

@@ -9,6 +9,9 @@ local format, no_sooner = string.format, false
 -- another call: the server serves nobody else meanwhile.
 local work, MOST_WORK = 0, 1000
 
+-- How many of a limit's numbers a hold keeps, by strategy; the others are zeros.
+local HELD_NUMBERS = {5, 5, 3, 2, 2, 2}
+
 -- What is kept under a key is not ours, or of a version that we do not know.
 local function not_ours()
   error('TOLLGATE_STATE', 0)
@@ -43,8 +46,7 @@ local function look_for_room(key)
 end
 
 -- A key that is there is counted on, so out of memory its expiry is written first; a new one is refused.
-local function set(key, value, fresh_at_us, slack_us)
-  local expires_ms = expire_ms(key, fresh_at_us, slack_us)
+local function set_until(key, value, expires_ms)
   local reply = redis.pcall('SET', key, value, 'PXAT', expires_ms)
   if not reply.err then
     if has_room == nil then has_room = true end
@@ -56,4 +58,8 @@ local function set(key, value, fresh_at_us, slack_us)
   end
   -- Where nothing was written, this says again what is wrong.
   call('SET', key, value, 'PXAT', expires_ms)
+end
+
+local function set(key, value, fresh_at_us, slack_us)
+  set_until(key, value, expire_ms(key, fresh_at_us, slack_us))
 end

@@ -33,7 +33,7 @@ local function write_leases(key, leases)
 end
 
 -- Takes a lease for the holder, or for nobody that is named, and writes the leases.
-local function take_lease(key, leases, name, cost, end_us)
-  concurrency_hold(leases, name ~= '' and holder_of(name) or NOBODY, cost, end_us, now_us)
+local function take_lease(key, leases, whose, cost, end_us)
+  concurrency_hold(leases, whose, cost, end_us, now_us)
   write_leases(key, leases)
 end

@@ -69,10 +69,10 @@ impl RedisStore {
         let mut keys = vec![held];
         keys.extend(parts.iter().map(|part| self.names.part(part)));
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        self.send_hold("undo", &keys, deadline).await?;
+        self.send_hold("undo", &keys, hold.id, deadline).await?;
         // What refilled meanwhile is not given back, so a little is left of some of them.
         for key in &keys[1..] {
-            self.send_hold("forget", &[key], deadline).await?;
+            self.send_hold("forget", &[key], hold.id, deadline).await?;
         }
         Ok(())
     }

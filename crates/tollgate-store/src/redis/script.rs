@@ -24,8 +24,11 @@ fn twin(name: &str) -> &'static str {
     found.map(|(_, text)| *text).unwrap_or_else(|| unreachable!("the kernel has no {name}"))
 }
 
+/// A script of these texts. Servers keep the text of a script, so comments and indents are left out.
 fn joined(texts: &[&str]) -> Script {
-    let text = texts.join("\n");
+    let lines = texts.iter().flat_map(|text| text.lines()).map(str::trim);
+    let lines: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with("--")).collect();
+    let text = lines.join("\n");
     let hash = redis::Script::new(&text).get_hash().to_owned();
     Script { text, hash }
 }

@@ -1,53 +1,33 @@
 -- Settles, cancels or renews held charges, or forgets a key.
 --
--- The first argument after the operation is how many holds are settled, all alike: the first of KEYS are theirs, or the key to forget.
+-- The first arguments after the operation are how many holds are settled, all alike, what the names of all parts begin with, and the sixteen bytes
+-- of each holder. The first of KEYS are theirs, or the key to forget.
 -- On a cluster the keys of the parts of the only hold follow, because a script there must name what it touches. Further arguments:
 -- actual: the true cost; each: the true cost of each item of the question, in their order; pairs: of each part, in the order of the
 -- keys of the charge; named: pairs of a limit's name and its true cost; release, where leases end and the rest stays as it is, cancel,
 -- renew, forget: none. undo is a cancel that leaves no hold behind, as if there had been no charge. answer and query look.
 --
--- The answer is a list with one for each hold, or for the first of them (settle_all.lua): DONE, ALREADY or UNKNOWN; DIFFERENT with the names and costs that one number cannot
--- settle; COUNT with how many items there are, where there are more or fewer costs; NAMES with the limits there are, where one was
+-- The answer is a list with one for each hold, or for the first of them (settle_all.lua): DONE, ALREADY or UNKNOWN; or a list:
+-- DIFFERENT with the names and costs that one number cannot settle; COUNT with how many items there are, where there are more or fewer costs; NAMES with the limits there are, where one was
 -- named that is not; STATE where what is kept is not ours, FULL where there is no room, FAILED where a command was refused; and for
 -- forget, whether something was there.
 
 local function settle_one(hold_key)
   local value = call('GET', hold_key)
   local hold = value and parse_hold(value)
-  if not hold or now_us >= hold.end_us then return {'UNKNOWN'} end
+  if not hold or now_us >= hold.end_us then return 'UNKNOWN' end
 
   -- The answer that the charge was given, for who sends it again in other words.
   if operation == 'answer' then return answer_held(hold) end
 
-  -- The limit's name, which is part of its key's.
-  local function name_of(part)
-    return string.match(part.key, '^.*}:%a:([^:]+)') or ''
-  end
-
-  if hold.settled == 1 and operation ~= 'query' then return {'ALREADY'} end
+  if hold.settled == 1 and operation ~= 'query' then return 'ALREADY' end
 
   no_sooner = true
-  holder = hold.holder ~= '' and holder_of(hold.holder) or NOBODY
-
-  local function numbers_of(part)
-    local numbers = {}
-    for number in string.gmatch(part.numbers, '%d+') do numbers[#numbers + 1] = number + 0 end
-    return numbers
-  end
+  for _, part in ipairs(hold.parts) do part.key = names_start .. part.name end
 
   -- The leases of a part's key where its own is still among them.
   local function live_leases(part)
     local leases = read_leases(part.key)
-    if hold.is_old and leases.length > 0 and not entries_find(leases, part.at_us, holder) then
-      -- A hold of format 1 does not know the end of a lease that was renewed.
-      for index = 1, leases.blocks do
-        local _, _, _, number = entries_row(leases, index)
-        local text = entries_text(leases, number)
-        for at = 1, #text, 30 do
-          if sub(text, at + 14, at + 29) == holder then part.at_us = unpack_struct('>I7', text, at) end
-        end
-      end
-    end
     if part.at_us <= now_us or not entries_find(leases, part.at_us, holder) then return nil end
     return leases
   end
@@ -67,20 +47,20 @@ local function settle_one(hold_key)
   if operation == 'renew' then
     -- All are looked at before any is renewed.
     for _, part in ipairs(hold.parts) do
-      if part.strategy == 6 and not live_leases(part) then return {'UNKNOWN'} end
+      if part.strategy == 6 and not live_leases(part) then return 'UNKNOWN' end
     end
     for _, part in ipairs(hold.parts) do
       if part.strategy == 6 then
         local leases = live_leases(part)
         entries_reduce(leases, part.at_us, part.cost, holder)
-        part.at_us = math.max(part.at_us, now_us + numbers_of(part)[2])
+        part.at_us = math.max(part.at_us, now_us + part.numbers[2])
         concurrency_hold(leases, holder, part.cost, part.at_us, now_us)
         write_leases(part.key, leases)
       end
     end
-    hold.end_us = now_us + hold.ttl_us
+    hold.from_us, hold.end_us = now_us, now_us + hold.ttl_us
     write_hold(hold_key, hold)
-    return {'DONE'}
+    return 'DONE'
   end
 
   -- What a part truly cost: nothing said is as reserved.
@@ -101,38 +81,21 @@ local function settle_one(hold_key)
     end
   elseif operation == 'each' or operation == 'pairs' then
     -- Of which part each cost is: items of one key and one limit are one part, numbered in the order of first mention.
-    local items, pairs_of, asked = 0, {}, {}
+    local items, pairs_of, pair_count = 0, {}, 0
     if operation == 'pairs' then
-      for at = 4, #ARGV do actuals[at - 3] = ARGV[at] + 0 end
+      for at = amounts_at, #ARGV do actuals[at - amounts_at + 1] = ARGV[at] + 0 end
     else
-      for cost, key, name in string.gmatch(hold.question, '%d (%d+) (%d+) (%S+)[^\n]*\n') do
+      for key, name in string.gmatch(question_of(hold), '%d %d+ (%d+) (%S+)[^\n]*\n') do
         local pair = key .. ' ' .. name
         if not pairs_of[pair] then
-          pairs_of[pair] = #asked + 1
-          asked[#asked + 1] = {name = name, cost = 0}
+          pair_count = pair_count + 1
+          pairs_of[pair] = pair_count
         end
-        local number = pairs_of[pair]
-        asked[number].cost = asked[number].cost + cost
+        local number, actual = pairs_of[pair], ARGV[amounts_at + items]
         items = items + 1
-        if ARGV[items + 3] then
-          actuals[number] = math.min((actuals[number] or 0) + ARGV[items + 3], 9007199254740991)
-        end
+        if actual then actuals[number] = math.min((actuals[number] or 0) + actual, 9007199254740991) end
       end
-      if #ARGV - 3 ~= items then return {'COUNT', format('%d', items)} end
-    end
-    -- An older hold does not say which part is which, and those that a limit in shadow mode refused are not among them. It is one of
-    -- the same limit and cost: of several the dearest, so that never more is given back than was charged; of none, as reserved.
-    if #hold.parts < #actuals then
-      for _, part in ipairs(hold.parts) do
-        if not part.number then
-          for number, pair in ipairs(asked) do
-            if pair.name == name_of(part) and pair.cost == part.cost then
-              part.actual = math.max(part.actual or 0, actuals[number])
-            end
-          end
-          part.actual = part.actual or part.cost
-        end
-      end
+      if #ARGV - amounts_at + 1 ~= items then return {'COUNT', format('%d', items)} end
     end
   elseif operation == 'named' then
     local known, answer = {}, {'NAMES', ''}
@@ -140,7 +103,7 @@ local function settle_one(hold_key)
       known[name_of(part)] = true
       answer[#answer + 1] = name_of(part)
     end
-    for at = 4, #ARGV, 2 do
+    for at = amounts_at, #ARGV, 2 do
       if not known[ARGV[at]] then
         answer[2] = ARGV[at]
         return answer
@@ -150,9 +113,9 @@ local function settle_one(hold_key)
   end
 
   local function actual_of(part)
-    if operation == 'actual' then return ARGV[4] + 0 end
+    if operation == 'actual' then return ARGV[amounts_at] + 0 end
     if operation == 'cancel' or operation == 'undo' then return 0 end
-    if operation == 'each' or operation == 'pairs' then return part.actual or actuals[part.number or part.place] or part.cost end
+    if operation == 'each' or operation == 'pairs' then return actuals[part.number] or part.cost end
     return actuals[name_of(part)] or part.cost
   end
 
@@ -215,7 +178,7 @@ local function settle_one(hold_key)
   -- All are looked at before any is corrected, because a script that finds something foreign half-way is not undone.
   local read = {read_bucket, read_bucket, read_window, read_log, read_counter, read_leases}
   for _, part in ipairs(hold.parts) do
-    if part.strategy == 6 or actual_of(part) ~= part.cost then read[part.strategy](part.key, numbers_of(part)[2]) end
+    if part.strategy == 6 or actual_of(part) ~= part.cost then read[part.strategy](part.key, part.numbers[2]) end
   end
 
   local found = #hold.parts == 0
@@ -230,11 +193,10 @@ local function settle_one(hold_key)
     else
       found = true
       local more = actual_of(part) - part.cost
-      if more ~= 0 then correct[part.strategy](part, more, unpack(numbers_of(part))) end
+      if more ~= 0 then correct[part.strategy](part, more, unpack(part.numbers)) end
     end
   end
   hold.settled = 1
   if operation == 'undo' then call('DEL', hold_key) else write_hold(hold_key, hold) end
-  if found then return {'DONE'} end
-  return {'UNKNOWN'}
+  return found and 'DONE' or 'UNKNOWN'
 end

@@ -1,31 +1,41 @@
 -- Settles each hold of the call: the common way first, then any way. See settle.lua. A call that has met much answers for its first
 -- holds alone.
 
-local answers, has_written = {}, false
-for index = 1, ARGV[3] + 0 do
+local answers = {}
+-- The lease of a hold may be settled in few steps by these.
+local is_short = operation == 'cancel' or operation == 'actual' or operation == 'release'
+local function text_of(failure) return type(failure) == 'table' and failure.err or failure end
+
+for index = 1, count do
   local is_sound, answer = true, nil
+  holder = ARGV[4 + index]
   if operation == 'forget' then
     answer = call('DEL', KEYS[index])
   else
-    if operation == 'cancel' or operation == 'actual' or operation == 'release' then is_sound, answer = pcall(settle_lease, KEYS[index]) end
+    if is_short then
+      is_sound, answer = pcall(settle_lease, KEYS[index])
+      -- Nothing was written where there is no room for it, or where a hold says what none of ours does.
+      local text = not is_sound and text_of(answer)
+      if text and (find(text, 'OOM', 1, true) or find(text, 'user_script:%d')) then is_sound, answer = true, nil end
+    end
     if is_sound and not answer then is_sound, answer = pcall(others_of_settlement().settle, KEYS[index]) end
   end
   if not is_sound then
     -- What is wrong with one hold, or with a key that it charged, is the answer of this hold alone.
-    local text = type(answer) == 'table' and answer.err or answer
-    local function says(word) return string.find(text, word, 1, true) end
+    local text = text_of(answer)
+    local function says(word) return find(text, word, 1, true) end
     if says('TOLLGATE_STATE') or says('WRONGTYPE') then
       answer = {ok = 'STATE'}
     elseif says('OOM') then
       -- Redis refuses no write for lack of room once a script has written.
       answer = {ok = 'FULL'}
-    elseif has_written or string.find(text, 'user_script:%d') then
+    elseif has_written or find(text, 'user_script:%d') then
       answer = {ok = 'FAILED'}
     else
       -- The server serves nobody now, and nothing was written: the error itself is the answer.
       error(answer, 0)
     end
-  elseif type(answer) == 'table' and answer[1] == 'DONE' then
+  elseif answer == 'DONE' then
     has_written = true
   end
   answers[index] = answer

@@ -11,13 +11,29 @@ use super::codec::{self, Found};
 use super::node::TEST_SHIFT_MS;
 use super::script::{self, Script};
 use super::{Held, failure};
+use crate::remote::limit_codec;
 use crate::{ChargeId, Failure, ManualClock, StoreError, StoredCharge};
 
 /// What charges have in common that go in one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
+    /// In the order in which they are put to the script.
     parts: SmallVec<[ShapeCharge; 1]>,
+    /// Which part of the charge each of them is.
+    order: Order,
     hold: Option<HoldShape>,
+}
+
+/// Which part of a charge comes first, second and so on in a script.
+pub(super) type Order = SmallVec<[usize; 4]>;
+
+/// The order in which a script is asked about parts: by strategy, so that there are few scripts; a hold keeps the order of its charge.
+pub(super) fn order_of(parts: &[StoredCharge<'_>], is_hold: bool) -> Order {
+    let mut order: Order = (0..parts.len()).collect();
+    if !is_hold {
+        order.sort_by_key(|index| limit_codec::number(parts[*index].limit.limit.strategy()));
+    }
+    order
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +43,8 @@ struct ShapeCharge {
     shadow: bool,
 }
 
-/// What holds have in common: their time to live, and the question as their callers would have it back.
+/// What holds have in common: their time to live, and the question as their callers would have it back, or nothing where the charges
+/// say as much.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HoldShape {
     pub(super) operation: Operation,
@@ -80,7 +97,9 @@ impl Shape {
             cost: part.cost,
             shadow: part.shadow,
         };
-        Shape { parts: parts.iter().map(part).collect(), hold }
+        let order = order_of(parts, hold.is_some());
+        let parts = order.iter().map(|index| part(&parts[*index])).collect();
+        Shape { parts, order, hold }
     }
 
     /// Whether all of its numbers come with the call.
@@ -104,7 +123,8 @@ impl Shape {
             return ScriptCall { shape: self, operation, bucket: Some(bucket), script: &script::BUCKETS };
         }
         let operation = self.hold.as_ref().map_or(operation, |hold| hold.operation);
-        let script = script::charging(self.parts.iter().map(|part| part.limit.strategy()));
+        let script =
+            script::charging(self.parts.iter().map(|part| part.limit.strategy()), self.hold.is_some());
         ScriptCall { shape: self, operation, bucket: None, script }
     }
 }
@@ -134,8 +154,8 @@ impl ScriptCall<'_> {
         self.operation.name()
     }
 
-    /// Puts what follows the operation.
-    pub(super) fn put(&self, cmd: &mut Cmd, charges: &[ChargeKeys]) {
+    /// Puts what follows the operation. The names of parts begin with so many bytes that are always the same.
+    pub(super) fn put(&self, cmd: &mut Cmd, charges: &[ChargeKeys], start_bytes: usize) {
         if let Some(bucket) = &self.bucket {
             bucket.put(cmd);
             return;
@@ -145,9 +165,9 @@ impl ScriptCall<'_> {
             codec::put_charge(cmd, &part.limit, part.cost, part.shadow);
         }
         if let Some(hold) = &self.shape.hold {
-            cmd.arg(hold.ttl.min(MAX_SPAN).get()).arg(&hold.question);
+            cmd.arg(hold.ttl.min(MAX_SPAN).get()).arg(&hold.question).arg(start_bytes);
             for (_, id) in charges.iter().filter_map(|charge| charge.hold.as_ref()) {
-                cmd.arg(id.to_string());
+                cmd.arg(&id.get().to_be_bytes()[..]);
             }
         }
     }
@@ -164,7 +184,9 @@ impl ScriptCall<'_> {
                 Some(Ok(Answer::Found(WholeBucket::read(now, *missing, shadow))))
             }
             Value::BulkString(numbers) => {
-                codec::read_found(now, numbers, limits()).map(Answer::Found).map(Ok)
+                let mut found = codec::read_found(now, numbers, limits())?;
+                found.restore(&self.shape.order);
+                Some(Ok(Answer::Found(found)))
             }
             Value::SimpleString(status) => unkept(status).map(Err),
             Value::Array(_) => Held::read(answer).map(Answer::Held).map(Ok),
@@ -275,6 +297,49 @@ mod tests {
             assert!(question.read(&Value::Array(wrong.clone()), charges).is_none(), "{wrong:?}");
         }
         assert!(question.read(&Value::Nil, 0).is_none());
+    }
+
+    #[test]
+    fn what_was_found_is_put_in_the_order_of_the_charge() {
+        let second = Micros::from_secs(1);
+        let limits = [
+            Limit::concurrency(5, second),
+            Limit::fixed_window(5, second),
+            Limit::token_bucket("4/s", 10),
+            Limit::fixed_window(6, second),
+        ];
+        let limits = limits.map(|limit| StoredLimit::new("a", limit.unwrap()));
+        let part = |limit| StoredCharge { limit, key: "k", cost: Cost::ONE, shadow: false };
+        let parts: Vec<StoredCharge<'_>> = limits.iter().map(part).collect();
+        assert_eq!(order_of(&parts, false)[..], [2, 1, 3, 0]);
+        assert_eq!(order_of(&parts, true)[..], [0, 1, 2, 3], "a hold keeps the order of its charge");
+        let shape = Shape::of(&parts, None);
+        let number = |number: u64| number.to_be_bytes()[1..].to_vec();
+        let numbers = |numbers: [u64; 3]| numbers.map(number).concat();
+        let answer = [
+            vec![1],
+            number(7),
+            number(0),
+            b"\x02w".to_vec(),
+            numbers([20, 2, 10]),
+            b"\x02w".to_vec(),
+            numbers([21, 3, 11]),
+            numbers([4, 0, 9]),
+        ];
+        let answer = Value::Array(vec![Value::Int(9), Value::BulkString(answer.concat())]);
+        let mut answers = shape.script_call(Operation::Charge, None).read(&answer, 1).unwrap();
+        let Some(Ok(Answer::Found(found))) = answers.pop() else { panic!("found") };
+        let found: Vec<u64> = found
+            .readings
+            .iter()
+            .map(|reading| match reading {
+                Reading::Leases(leases) => leases.used,
+                Reading::Window(window) => window.count,
+                Reading::Bucket { us, .. } => us.get(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(found, [4, 2, 7, 3]);
     }
 
     #[test]

@@ -1,32 +1,39 @@
 -- The common settlement of a lease, in as few steps as it takes: a hold of one lease, of a key whose leases are a single block of which
 -- more than this one is left, or this one alone. Answers nothing of everything else. See entries_kept.lua, hold.lua.
 
+local count, names_start = ARGV[3] + 0, ARGV[4]
+local amounts_at = 5 + count
+
+-- Whether anything of this call was written.
+local has_written = false
+
+local each, find, sub, byte, pcall, type = redis.pcall, string.find, string.sub, string.byte, pcall, type
+local pack, read, read_hold = struct.pack, struct.unpack, cmsgpack.unpack_limit
+
 local function settle_lease(hold_key)
-  local value, sub = redis.pcall('GET', hold_key), string.sub
-  local hold_end_us, name, cost, end_us, key = string.match(
-    type(value) == 'string' and value or '', '^\2 0 (%d+) %d+ (%x+) [%d,]+\n6 (%d+) (%d+) (%S+) [%d ]+\n\n'
-  )
-  local leases = key and hold_end_us + 0 > now_us and end_us + 0 > now_us and #name == 32 and redis.pcall('GET', key)
-  if type(leases) == 'string' and #leases >= 46 and #leases % 30 == 16 and sub(leases, 1, 2) == '\2h' then
-    local record = struct.pack(
-      '>I7I7I4I4I4I4', end_us + 0, cost + 0, tonumber(sub(name, 1, 8), 16), tonumber(sub(name, 9, 16), 16),
-      tonumber(sub(name, 17, 24), 16), tonumber(sub(name, 25, 32), 16)
-    )
-    local at = string.find(leases, record, 17, true)
-    -- What is found elsewhere than where a record begins is left to settle.lua, and so is a key that lost its expiry.
-    if at and (at - 17) % 30 == 0 and (#leases == 46 or call('PTTL', key) > 0) then
-      if #leases == 46 then
-        call('DEL', key)
-      else
-        local total = struct.unpack('>I7', leases, 10) - cost
-        local head = sub(leases, 1, 9) .. struct.pack('>I7', total)
-        call('SET', key, head .. sub(leases, 17, at - 1) .. sub(leases, at + 30), 'KEEPTTL')
-      end
-      call(
-        'SET', hold_key, '\2 1' .. sub(value, 4), 'PXAT',
-        string.format('%d', math.floor(hold_end_us / 1000) + 1 + shift_ms)
-      )
-      return {'DONE'}
-    end
+  local value = each('GET', hold_key)
+  -- Open holds begin with a zero.
+  if type(value) ~= 'string' or byte(value) ~= 0 then return end
+  local is_sound, _, _, charged_us, ttl_us, from_us, _, width, code, cost, _, _, after_us, name =
+    pcall(read_hold, value, 12, 0)
+  if not is_sound or width ~= 1 or (code ~= 6 and code ~= 14) then return end
+  local end_us = charged_us + after_us
+  if (from_us > 0 and from_us or charged_us) + ttl_us <= now_us or end_us <= now_us then return end
+  local key = names_start .. name
+  local leases = each('GET', key)
+  if type(leases) ~= 'string' or #leases < 46 or #leases % 30 ~= 16 or sub(leases, 1, 2) ~= '\2h' then return end
+  local at = find(leases, pack('>I7I7c16', end_us, cost, holder), 17, true)
+  -- What is not found where a record begins is left to settle.lua, and so is a key that lost its expiry.
+  if not at or (at - 17) % 30 ~= 0 or call('PTTL', hold_key) <= 0 then return end
+  if #leases > 46 and call('PTTL', key) <= 0 then return end
+  -- First, because out of memory it is refused, and nothing after it is.
+  call('SETRANGE', hold_key, '0', '\1')
+  has_written = true
+  if #leases == 46 then
+    call('DEL', key)
+  else
+    local head = sub(leases, 1, 9) .. pack('>I7', read('>I7', leases, 10) - cost)
+    call('SET', key, head .. sub(leases, 17, at - 1) .. sub(leases, at + 30), 'KEEPTTL')
   end
+  return 'DONE'
 end

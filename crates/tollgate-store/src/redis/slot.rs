@@ -40,7 +40,7 @@ impl Names {
 
     /// Where a hold is kept.
     pub(crate) fn hold(&self, id: ChargeId) -> String {
-        format!("{}hold:{{{id}}}", self.start)
+        format!("{}hold:{{{}}}", self.start, base64(id.get().to_be_bytes()))
     }
 
     /// What says where the parts of a hold are kept, on a cluster.
@@ -50,7 +50,12 @@ impl Names {
 
     /// Where a hold is kept beside a part of it, on a cluster.
     pub(crate) fn hold_beside(&self, part_name: &str, id: ChargeId) -> String {
-        format!("{}{{{}}}:hold:{id}", self.start, tag(part_name))
+        format!("{}{{{}}}:hold:{}", self.start, tag(part_name), base64(id.get().to_be_bytes()))
+    }
+
+    /// What the names of all parts begin with: up to the brace, and with it.
+    pub(crate) fn part_start(&self) -> String {
+        format!("{}{{", self.start)
     }
 
     /// What all our names begin with.

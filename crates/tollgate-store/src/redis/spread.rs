@@ -227,7 +227,7 @@ impl RedisStore {
         id: ChargeId,
         deadline: Instant,
     ) -> Result<(), StoreError> {
-        let undone = groups.iter().map(|group| self.undo_one(self.undo_keys(group, id), deadline));
+        let undone = groups.iter().map(|group| self.undo_one(self.undo_keys(group, id), id, deadline));
         futures_util::future::join_all(undone).await.into_iter().collect()
     }
 
@@ -239,7 +239,7 @@ impl RedisStore {
                 // Long enough for a fail-over, and ever more seldom.
                 for pause_ms in [0, 50, 100, 200, 400, 800, 1_600, 3_200, 6_400] {
                     tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-                    if store.undo_one(keys.clone(), store.deadline()).await.is_ok() {
+                    if store.undo_one(keys.clone(), id, store.deadline()).await.is_ok() {
                         return;
                     }
                 }
@@ -254,8 +254,8 @@ impl RedisStore {
         keys
     }
 
-    async fn undo_one(&self, keys: Vec<String>, deadline: Instant) -> Result<(), StoreError> {
-        self.send_hold("undo", &texts(&keys), deadline).await.map(drop)
+    async fn undo_one(&self, keys: Vec<String>, id: ChargeId, deadline: Instant) -> Result<(), StoreError> {
+        self.send_hold("undo", &texts(&keys), id, deadline).await.map(drop)
     }
 
     /// A charge with a hold: claims the hold's place first, and answers as before if it was charged before.
@@ -281,23 +281,30 @@ impl RedisStore {
         if let Some(before) = self.place(hold, "claim", &place, deadline).await?
             && before != place
         {
-            if let Some(charged) = self.answer_placed(&before, deadline).await? {
+            if let Some(charged) = self.answer_placed(&before, hold.id, deadline).await? {
                 return Ok(charged);
             }
             self.place(hold, "set", &place, deadline).await?;
         }
-        self.charge_in_turn(parts, groups, hold, Some(&question), deadline).await
+        // The place has the question; the hold has what its settlement needs where it is the only one.
+        let kept = if groups.len() == 1 { codec::question(items, parts) } else { String::new() };
+        self.charge_in_turn(parts, groups, hold, Some(&kept), deadline).await
     }
 
     /// The answer that a hold at another place was given, if it is still known.
-    async fn answer_placed(&self, place: &Placed, deadline: Instant) -> Result<Option<Charged>, StoreError> {
+    async fn answer_placed(
+        &self,
+        place: &Placed,
+        id: ChargeId,
+        deadline: Instant,
+    ) -> Result<Option<Charged>, StoreError> {
         let wrong = || codec::no_answer("a hold");
         let asked = codec::RememberedCharge::read(&place.question).ok_or_else(wrong)?;
         let items = asked.items();
         let parts = MergedCharges::of(&items);
         let mut outcomes = blank(&parts);
         for (indexes, keys) in &place.groups {
-            let answer = self.send_hold("answer", &texts(keys), deadline).await?;
+            let answer = self.send_hold("answer", &texts(keys), id, deadline).await?;
             if words(&answer).is_some_and(|words| words == ["UNKNOWN"]) {
                 return Ok(None);
             }
@@ -354,8 +361,8 @@ impl RedisStore {
             return Ok(Settled::Unknown);
         };
         let settled = match &place.groups[..] {
-            [(_, keys)] => self.settle_at(keys, settlement, deadline).await?,
-            _ => self.settle_groups(&place, settlement, deadline).await?,
+            [(_, keys)] => self.settle_at(keys, id, settlement, deadline).await?,
+            _ => self.settle_groups(&place, id, settlement, deadline).await?,
         };
         if settled == Settled::Done && *settlement == Settlement::Renew {
             // How long its hold lasts now, only its groups know; its place may as well outlast it.
@@ -369,6 +376,7 @@ impl RedisStore {
     async fn settle_groups(
         &self,
         place: &Placed,
+        id: ChargeId,
         settlement: &Settlement,
         deadline: Instant,
     ) -> Result<Settled, StoreError> {
@@ -376,7 +384,7 @@ impl RedisStore {
         let mut parts: Vec<(String, String, bool)> = Vec::new();
         let (mut is_settled, mut has_ended) = (false, false);
         for (indexes, keys) in &place.groups {
-            let answer = self.send_hold("query", &texts(keys), deadline).await?;
+            let answer = self.send_hold("query", &texts(keys), id, deadline).await?;
             let words = words(&answer).ok_or_else(|| codec::no_answer("a settlement"))?;
             let mut names = Vec::new();
             for part in words[1..].chunks_exact(3) {
@@ -410,15 +418,15 @@ impl RedisStore {
                         indexes.iter().map(|index| totals.get(*index).copied().unwrap_or_default());
                     let of_group: Vec<u64> = of_group.collect();
                     batch::read_only(
-                        &self.settle_pairs(&texts(keys), &of_group, deadline).await?,
+                        &self.settle_pairs(&texts(keys), id, &of_group, deadline).await?,
                         settlement,
                     )?
                 }
                 Settlement::Named(actuals) => {
                     let here = actuals.iter().filter(|(name, _)| names.contains(name));
-                    self.settle_at(keys, &Settlement::Named(here.cloned().collect()), deadline).await?
+                    self.settle_at(keys, id, &Settlement::Named(here.cloned().collect()), deadline).await?
                 }
-                other => self.settle_at(keys, other, deadline).await?,
+                other => self.settle_at(keys, id, other, deadline).await?,
             };
             match settled {
                 // What nothing was charged in was found, and says nothing about the rest.

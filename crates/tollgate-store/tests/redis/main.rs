@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bounded;
+mod bytes;
 mod deadline;
 mod expiry;
 mod faults;
@@ -15,6 +16,7 @@ mod old_format;
 mod ping;
 mod races;
 mod refund;
+mod several;
 mod suite;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -2,6 +2,8 @@
 
 --- constants
 local limit_N, window_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
+-- It stays for up to two windows as it is, so there is nothing to spare.
+local late_us_N = 2 * window_us_N + 999 + 1000 * shift_ms
 
 --- look
 local length_us_N, start_us_N, prev_N, cur_N = 0, 0, 0, 0
@@ -19,7 +21,9 @@ local fresh_at_us_N, slack_us_N = start_us_N + 2 * window_us_N, 0
 --- found
 length_us_N, start_us_N, prev_N, cur_N, 0, 0, 0, 0
 
+--- answer
+(value_N or NO_COUNTS)
+
 --- make
 local new_N = pack('>c2I7I7I7I7', '\2c', window_us_N, after_start_us_N, after_prev_N, after_cur_N)
--- It stays for up to two windows as it is, so there is nothing to spare.
-local until_us_N, spare_us_N = after_start_us_N + 2 * window_us_N - 1, 0
+local ms_N = format('%d', (after_start_us_N + late_us_N) / 1000)

@@ -2,6 +2,7 @@
 
 --- constants
 local limit_N, lease_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
+local ms_N = format('%d', (now_us + lease_us_N + (lease_us_N < 1000000 and lease_us_N or 1000000)) / 1000 + 1 + shift_ms)
 if lease_us_N > lasts_us then lasts_us = lease_us_N end
 
 --- look
@@ -27,12 +28,14 @@ local fresh_at_us_N, slack_us_N, left_us_N = last_us_N, lease_us_N, last_us_N > 
 --- found
 total_N, 0, left_us_N
 
+--- answer
+pack('>I7I7I7', total_N, 0, left_us_N)
+
 --- make
-local one, two, three, four = 0, 0, 0, 0
-if holder ~= '' then
-  one, two = tonumber(sub(holder, 1, 8), 16), tonumber(sub(holder, 9, 16), 16)
-  three, four = tonumber(sub(holder, 17, 24), 16), tonumber(sub(holder, 25, 32), 16)
+local new_N
+if value_N then
+  local record = pack('>I7I7c16', counts_from_us_N, cost_N, holder)
+  new_N = pack('>c2I7I7', '\2h', 0, total_N + cost_N) .. sub(value_N, from_N) .. record
+else
+  new_N = pack('>c2I7I7I7I7c16', '\2h', 0, cost_N, counts_from_us_N, cost_N, holder)
 end
-local head = pack('>c2I7I7', '\2h', 0, total_N + cost_N)
-local record = pack('>I7I7I4I4I4I4', counts_from_us_N, cost_N, one, two, three, four)
-local new_N, until_us_N, spare_us_N = head .. (value_N and sub(value_N, from_N) or '') .. record, counts_from_us_N, lease_us_N

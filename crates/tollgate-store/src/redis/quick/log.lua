@@ -3,6 +3,7 @@
 
 --- constants
 local limit_N, window_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
+local ms_N = format('%d', (now_us + window_us_N + (window_us_N < 1000000 and window_us_N or 1000000)) / 1000 + 1 + shift_ms)
 
 --- look
 local size_N, total_N, from_N, newest_us_N = 16, 0, 17, 0
@@ -30,7 +31,13 @@ local counts_from_us_N, fresh_at_us_N, slack_us_N = now_us, newest_us_N + window
 --- found
 total_N, 0, last_us_N
 
+--- answer
+pack('>I7I7I7', total_N, 0, last_us_N)
+
 --- make
-local head = pack('>c2I7I7', '\2l', window_us_N, total_N + cost_N)
-local new_N = head .. (value_N and sub(value_N, from_N) or '') .. pack('>I7I7', now_us, cost_N)
-local until_us_N, spare_us_N = now_us + window_us_N, window_us_N
+local new_N
+if value_N then
+  new_N = pack('>c2I7I7', '\2l', window_us_N, total_N + cost_N) .. sub(value_N, from_N) .. pack('>I7I7', now_us, cost_N)
+else
+  new_N = pack('>c2I7I7I7I7', '\2l', window_us_N, cost_N, now_us, cost_N)
+end

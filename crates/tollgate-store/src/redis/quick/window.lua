@@ -2,6 +2,7 @@
 
 --- constants
 local limit_N, window_us_N, align_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0, ARGV[at_N + 7] + 0
+local late_us_N = (window_us_N < 1000000 and window_us_N or 1000000) + 1000 + 1000 * shift_ms
 
 --- look
 local end_us_N, count_N, start_us_N = 0, 0, 0
@@ -19,6 +20,9 @@ local fresh_at_us_N, slack_us_N = end_us_N, end_us_N - start_us_N
 --- found
 end_us_N, count_N, start_us_N
 
+--- answer
+(value_N or NO_WINDOW)
+
 --- make
 local new_N = pack('>c2I7I7I7', '\2w', after_us_N, after_N, after_start_us_N)
-local until_us_N, spare_us_N = after_us_N, after_us_N - after_start_us_N
+local ms_N = format('%d', (after_us_N + late_us_N) / 1000)

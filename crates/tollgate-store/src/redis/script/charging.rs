@@ -1,9 +1,9 @@
-//! The scripts that charge. Charges of up to three parts have one for just their strategies, in their order: straight code, written from
-//! the texts of quick/, in which nothing is looked up and no table is made. What a text of quick/ does not know ends it (`break`), and the
+//! The scripts that charge. Charges of up to four parts, and holds of up to three, have one for just their strategies: straight
+//! code, written from the texts of quick/, in which nothing is looked up and no table is made. What a text of quick/ does not know ends it (`break`), and the
 //! charge is made by charge_any.lua, which is in the same script and defined on demand.
 //!
-//! A text of quick/ has sections. `constants` reads the arguments of a part, `look` its state, `found` are the numbers of the answer, and
-//! `make` is the new state. `_N` in a name stands for which part it is.
+//! A text of quick/ has sections. `constants` reads the arguments of a part, `look` its state, `found` are the numbers of the answer,
+//! `answer` is the same as it is sent, and `make` is the new state. `_N` in a name stands for which part it is.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -135,6 +135,7 @@ fn section(text: &str, name: &str, part: &str) -> String {
 fn quick_function(parts: &StrategyText) -> String {
     let of = |name: &str| section(parts.quick, name, "p");
     let (constants, look, found, make) = (of("constants"), of("look"), of("found"), of("make"));
+    let answer = of("answer");
     let places: Vec<String> =
         (1..=found.split(',').count()).map(|number| format!("part[{number}]")).collect();
     let places = places.join(", ");
@@ -149,10 +150,11 @@ part.is_new = not value_p
 repeat
 {look}
 {places} = {found}
+part.answer = {answer}
 part.counts_from_us, part.fresh_at_us, part.slack_us = counts_from_us_p, fresh_at_us_p, slack_us_p
 part.make = function()
 {make}
-set(key_p, new_p, until_us_p, spare_us_p)
+set_until(key_p, new_p, ms_p)
 end
 return allowed_p
 until true
@@ -174,8 +176,7 @@ fn quick_loop(strategies: &[Strategy]) -> String {
     };
     let (constants, looks, makes) = (of("constants"), of("look"), of("make"));
     let found = of("found").join(", ");
-    let count = found.split(',').count() + 1;
-    let (packed, said) = ("I7".repeat(count), "%d,".repeat(count));
+    let answers = of("answer").join(" .. ");
     let list = |each: &dyn Fn(usize) -> String, between: &str| {
         (1..=parts.len()).map(each).collect::<Vec<_>>().join(between)
     };
@@ -185,16 +186,29 @@ fn quick_loop(strategies: &[Strategy]) -> String {
         let _ = write!(
             text,
             "local at_{n}, shadow_{n}, cost_{n} = {at}, ARGV[{at} + 1] == '1', ARGV[{at} + 2] + 0
-local line_{n} = is_hold and hold_line({n}) or ''
+local held_{n}, not_held_{n} = '', ''
+if is_hold then held_{n}, not_held_{n} = hold_part(at_{n}, true), hold_part(at_{n}, false) end
 {constants}
 "
         );
     }
+    let head_first = match parts.is_empty() {
+        true => "",
+        false => "held_1, not_held_1 = head .. held_1, head .. not_held_1\n",
+    };
+    let _ = write!(
+        text,
+        "local head, until_ms = '', ''
+if is_hold then
+head, until_ms = hold_head(lasts_us), hold_ms(lasts_us)
+{head_first}end
+"
+    );
     text.push_str(
         "local answers, has_written = {now_us}, false
 for charge = 1, #keys / stride do
 local before, answer, passed = stride * (charge - 1), nil, false
-if is_hold then holder = ARGV[first_after + 1 + charge] end
+if is_hold then holder = ARGV[first_after + 2 + charge] end
 repeat
 ",
     );
@@ -204,7 +218,7 @@ repeat
     }
     text.push_str(
         "if operation == 'peek' then break end
-if is_hold and (has_room == false or each('GET', keys[before + stride])) then break end
+if is_hold and has_room == false then break end
 ",
     );
     for (index, look) in looks.iter().enumerate() {
@@ -215,11 +229,14 @@ if is_hold and (has_room == false or each('GET', keys[before + stride])) then br
         );
     }
     let fits = list(&|n| format!("(allowed_{n} or shadow_{n})"), " and ");
+    let is_any = list(&|n| format!("allowed_{n}"), " or ");
     let is_known = list(&|n| format!("value_{n}"), " and ");
     let is_alone = parts.len() == 1;
     let _ = write!(
         text,
         "local fits = {fits}
+local holds = is_hold and fits and ({is_any} or operation == 'hold-part')
+if is_hold and not holds and each('GET', keys[before + stride]) then break end
 if fits and has_room ~= true and not ({is_known}) and (has_room == false or not {is_alone}) then break end
 "
     );
@@ -227,20 +244,25 @@ if fits and has_room ~= true and not ({is_known}) and (has_room == false or not 
         let _ =
             writeln!(text, "if not (fits and allowed_{n}) and each('PTTL', key_{n}) == -1 then break end");
     }
-    let lines = list(
-        &|n| format!("(allowed_{n} and format(line_{n}, cost_{n}, counts_from_us_{n}, key_{n}) or '')"),
+    // What is the same for all charges of the call is packed once.
+    let parts_held = list(
+        &|n| {
+            format!(
+                "(allowed_{n} and held_{n} or not_held_{n}) .. pack_hold(counts_from_us_{n} - now_us, sub(key_{n}, name_at){answer})",
+                answer = if n == parts.len() { format!(", {found}") } else { String::new() },
+            )
+        },
         " .. ",
     );
     let _ = write!(
         text,
-        "local found, is_begun = pack('>{packed}', fits and 1 or 0, {found}), false
-if fits and is_hold then
-local lines = {lines}
-if lines ~= '' or operation == 'hold-part' then
-local said = format('{said}%d', now_us, 1, {found})
-if each('SET', keys[before + stride], hold_head(said, lasts_us) .. lines .. hold_tail, 'PXAT', hold_ms(lasts_us)).err then break end
+        "local found, is_begun = (fits and '\\1' or '\\0') .. {answers}, false
+if holds then
+local text = {parts_held}
+-- Nothing is written where there is a hold of this name.
+local reply = each('SET', keys[before + stride], text, 'NX', 'PXAT', until_ms)
+if not reply or reply.err then break end
 has_room, is_begun = has_room == nil or has_room, true
-end
 end
 "
     );
@@ -250,7 +272,7 @@ end
             text,
             "if fits and allowed_{n} then
 {make}
-if put(key_{n}, new_{n}, until_us_{n}, spare_us_{n}) then
+if each('SET', key_{n}, new_{n}, 'PXAT', ms_{n}).err then
 if is_begun then answer = {{ok = 'FAILED'}} end
 break
 end
@@ -259,7 +281,12 @@ end
 "
         );
     }
-    text.push_str("answer, passed = found, fits\nuntil true\n");
+    text.push_str(
+        "if is_begun and has_room == nil then has_room = true end
+answer, passed = found, fits
+until true
+",
+    );
     text
 }
 
@@ -290,19 +317,23 @@ static CHARGE: LazyLock<Script> = LazyLock::new(|| charging_script(&[]));
 
 /// How many parts a charge has at most whose script is written for just its strategies. Callers choose what is charged together, and a
 /// server keeps every script that it was sent, so there must be an end to them.
-const MOST_QUICK: usize = 3;
+const MOST_QUICK: usize = 4;
+
+/// The same for a hold, whose parts come in any order.
+const MOST_QUICK_HELD: usize = 3;
 
 /// The scripts for charges of up to [`MOST_QUICK`] parts, by their strategies, as they are first asked for.
 static QUICK: LazyLock<Mutex<BTreeMap<Vec<u8>, &'static Script>>> = LazyLock::new(Mutex::default);
 
 /// The script for a charge of parts of these strategies, in this order.
-pub(crate) fn charging(strategies: impl Iterator<Item = Strategy>) -> &'static Script {
+pub(crate) fn charging(strategies: impl Iterator<Item = Strategy>, is_hold: bool) -> &'static Script {
     let alike = |strategy| match strategy {
         Strategy::LeakyBucket => Strategy::TokenBucket,
         other => other,
     };
     let strategies: SmallVec<[Strategy; MOST_QUICK]> = strategies.map(alike).take(MOST_QUICK + 1).collect();
-    if strategies.is_empty() || strategies.len() > MOST_QUICK {
+    let most = if is_hold { MOST_QUICK_HELD } else { MOST_QUICK };
+    if strategies.is_empty() || strategies.len() > most {
         return &CHARGE;
     }
     let names: SmallVec<[u8; MOST_QUICK]> = strategies.iter().map(|strategy| *strategy as u8).collect();
@@ -310,7 +341,7 @@ pub(crate) fn charging(strategies: impl Iterator<Item = Strategy>) -> &'static S
     if let Some(script) = scripts.get(&names[..]) {
         return script;
     }
-    // There are at most 155 of them, and they stay as long as the process does.
+    // There are at most 225 of them, 155 of up to three parts and 70 of four in order, and they stay as long as the process does.
     let script: &'static Script = Box::leak(Box::new(charging_script(&strategies)));
     scripts.insert(names.to_vec(), script);
     script
@@ -319,7 +350,7 @@ pub(crate) fn charging(strategies: impl Iterator<Item = Strategy>) -> &'static S
 /// All that are in use: those for one strategy, and those that were asked for since.
 pub(super) fn all() -> Vec<&'static Script> {
     for strategy in CHARGED_APART {
-        charging(std::iter::once(strategy));
+        charging(std::iter::once(strategy), false);
     }
     let mut all: Vec<&'static Script> = vec![&CHARGE];
     all.extend(QUICK.lock().values());

@@ -10,7 +10,7 @@ use super::all_of;
 use crate::{beside_others, costing, one_of_each, patient};
 
 /// The ACL rule of docs/operations.md, as it is after the user's name and password.
-const RULE: &str = "~tollgate:* +evalsha +script|load +time +get +set +del +pttl +pexpireat \
+const RULE: &str = "~tollgate:* +evalsha +script|load +time +get +set +setrange +del +pttl +pexpireat \
      +hget +hset +hdel +lrange +zrange";
 
 /// What a cluster needs besides.
