@@ -1,7 +1,7 @@
 //! Our shared stores beside the least that anybody could do, on a real Redis and a real PostgreSQL.
 //!
 //! `redis.rs` and `postgres.rs` start a server each and say who takes part; `load.rs` makes the calls, `rounds.rs` measures
-//! them, `cpu.rs` reads what they cost both sides, `report.rs` and `goals.rs` tell. A store is called through its public API,
+//! them, `cpu.rs` reads what they cost both sides, `report.rs` and `goals.rs` tell; `verdict.rs` is a run of its own, which can fail. A store is called through its public API,
 //! and what it is compared with goes over the same client. Client and server are on one machine: what goes through says as
 //! much about the machine as about us, and the ratios are the result.
 
@@ -13,6 +13,7 @@ mod postgres;
 mod redis;
 mod report;
 mod rounds;
+pub(crate) mod verdict;
 
 use std::fs::File;
 use std::io::Write;
@@ -43,7 +44,7 @@ pub(crate) struct Options {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Which {
+pub(crate) enum Which {
     Redis,
     Postgres,
 }
