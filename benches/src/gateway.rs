@@ -24,7 +24,6 @@ use self::upstream::Upstream;
 use crate::machine::Facts;
 use crate::server;
 
-const RATE: u32 = 500;
 const CONNECTIONS: u32 = 50;
 const WAITING: usize = 2_000;
 
@@ -33,6 +32,9 @@ pub(crate) struct Options {
     /// How many seconds each contestant is asked, in turns of one second
     #[arg(long, default_value_t = 20)]
     seconds: u32,
+    /// How many calls a second; LiteLLM's proxy needs a rate that it can serve, such as 50
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rate: u32,
     /// LiteLLM's proxy as well, installed from PyPI
     #[arg(long)]
     litellm: bool,
@@ -74,11 +76,11 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     };
     contestants.extend(litellm.iter().map(|proxy| Contestant::new("LiteLLM", proxy.address())));
     for contestant in &contestants {
-        calls(contestant.address, Duration::from_secs(1));
+        calls(contestant.address, options.rate, Duration::from_secs(1));
     }
     for _ in 0..options.seconds {
         for contestant in &mut contestants {
-            let measured = calls(contestant.address, Duration::from_secs(1));
+            let measured = calls(contestant.address, options.rate, Duration::from_secs(1));
             contestant.latency.add(&measured).map_err(|error| error.to_string())?;
         }
     }
@@ -89,7 +91,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         }
     }
     drop(litellm);
-    print_latency(&contestants);
+    print_latency(&contestants, options.rate);
     println!();
     saturated(&program);
     waiting(&program, upstream.address());
@@ -172,7 +174,7 @@ fn connect(address: SocketAddr) -> BufReader<TcpStream> {
 }
 
 /// Calls at a steady rate; latencies in microseconds.
-fn calls(address: SocketAddr, time: Duration) -> Histogram<u64> {
+fn calls(address: SocketAddr, rate: u32, time: Duration) -> Histogram<u64> {
     let all = parking_lot::Mutex::new(Histogram::new_with_bounds(1, 60_000_000, 3).expect("bounds"));
     let request = request(&body(false));
     let began = Instant::now() + Duration::from_millis(20);
@@ -182,7 +184,7 @@ fn calls(address: SocketAddr, time: Duration) -> Histogram<u64> {
             scope.spawn(move || {
                 let mut reader = connect(address);
                 let mut own = Vec::new();
-                let step = Duration::from_secs(1) * CONNECTIONS / RATE;
+                let step = Duration::from_secs(1) * CONNECTIONS / rate;
                 let mut next = began + step * number / CONNECTIONS;
                 while next < began + time {
                     std::thread::sleep(next.saturating_duration_since(Instant::now()));
@@ -226,10 +228,10 @@ fn streams(address: SocketAddr) -> Histogram<u64> {
     all.into_inner()
 }
 
-fn print_latency(contestants: &[Contestant]) {
+fn print_latency(contestants: &[Contestant], rate: u32) {
     let ms = |micros: u64| micros as f64 / 1_000.0;
     let direct = &contestants[0];
-    println!("{RATE} calls a second on {CONNECTIONS} connections, and 10 streams of 50 events, ms:\n");
+    println!("{rate} calls a second on {CONNECTIONS} connections, and 10 streams of 50 events, ms:\n");
     println!("| | p50 | p99 | added p50 | added p99 | event p50 | event p99 | added p99 of an event |");
     println!("|---|--:|--:|--:|--:|--:|--:|--:|");
     for one in contestants {

@@ -31,6 +31,9 @@ use crate::goals::Goal;
 use crate::machine::Facts;
 use crate::report::{print_goals, print_machine};
 
+/// How often a worker polls, as in docs/jobs.md and the example.
+const POLL: Duration = Duration::from_millis(100);
+
 #[derive(Args)]
 pub(crate) struct Options {
     /// Rounds of the throughput, and of each drain
@@ -40,7 +43,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 2_000)]
     jobs: usize,
     /// How long an idle database is looked at, in seconds
-    #[arg(long, default_value_t = 70)]
+    #[arg(long, default_value_t = 310)]
     idle_seconds: u64,
     /// One part only
     #[arg(long)]
@@ -141,7 +144,7 @@ fn start(gate: &JobGate, with_layer: bool, pool: &PgPool, queue: &str, runs: &Ru
     let (gate, pool, queue, runs) = (gate.clone(), pool.clone(), queue.to_owned(), runs.clone());
     Worker(tokio::spawn(async move {
         supervise("bench", |name| {
-            let poll = DuePoll::new(&gate, Duration::from_millis(50));
+            let poll = DuePoll::new(&gate, POLL);
             let worker = WorkerBuilder::new(&*name).backend(PollWith::new(storage(&pool, &queue), poll));
             let (gate, runs) = (gate.clone(), runs.clone());
             async move {

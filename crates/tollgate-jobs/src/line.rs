@@ -35,6 +35,10 @@ const FUNCTIONS: &str = include_str!("line/functions.sql");
 /// A place whose slot passed longer ago than this counts no more for those behind it: its job does not come.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// How often a job that takes a place looks whether its lines are locked, and the pause after each look. Then it waits for the locks.
+const STAND_ATTEMPTS: u32 = 100;
+const STAND_PAUSE: Duration = Duration::from_millis(20);
+
 /// Why a key is closed that nobody gave a reason for.
 pub(crate) const REMOTE_SIDE: &str = "the remote side asked for it";
 pub(crate) const BY_HAND: &str = "closed by hand";
@@ -241,29 +245,55 @@ impl Line {
     }
 
     /// Takes a place in the lines that are marked, and again those that it had, and looks.
+    ///
+    /// A line is locked for a second or two while thousands of jobs are put off in it. Who waits for that keeps no connection meanwhile:
+    /// fetches, and jobs of other lines, need one.
     pub(crate) async fn stand(&self, plan: &Plan, stands: &[bool], had: Taken) -> Result<Look, sqlx::Error> {
-        let mut places = had.places;
+        let mut places = had.places.clone();
         places.resize(plan.charges.len(), None);
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let waits = attempts > STAND_ATTEMPTS;
+            if let Some(look) = self.try_to_stand(plan, stands, &had, &places, waits).await? {
+                return Ok(look);
+            }
+            tokio::time::sleep(STAND_PAUSE).await;
+        }
+    }
+
+    /// The same in one statement; `None` if it does not wait and somebody has one of the lines locked.
+    async fn try_to_stand(
+        &self,
+        plan: &Plan,
+        stands: &[bool],
+        had: &Taken,
+        places: &[Option<i64>],
+        waits: bool,
+    ) -> Result<Option<Look>, sqlx::Error> {
         let labels: Vec<&str> = plan.charges.iter().map(|charge| charge.label.as_str()).collect();
         let units: Vec<i64> = plan.charges.iter().map(|charge| signed(charge.cost)).collect();
-        let row = sqlx::query(
-            self.sql("select * from {prefix}job_stand($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"),
-        )
-        .bind(&plan.job)
-        .bind(&plan.queue)
-        .bind(&plan.job_type)
-        .bind(plan.lines())
-        .bind(labels)
-        .bind(units)
-        .bind(stands)
-        .bind(places)
-        .bind(had.since_us)
-        .bind(had.delays)
-        .bind(&plan.closable)
-        .bind(micros(GRACE))
-        .fetch_one(&self.pool)
-        .await?;
-        Look::read(&row)
+        let row =
+            sqlx::query(self.sql(
+                "select * from {prefix}job_stand($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+            ))
+            .bind(&plan.job)
+            .bind(&plan.queue)
+            .bind(&plan.job_type)
+            .bind(plan.lines())
+            .bind(labels)
+            .bind(units)
+            .bind(stands)
+            .bind(places)
+            .bind(had.since_us)
+            .bind(had.delays)
+            .bind(&plan.closable)
+            .bind(micros(GRACE))
+            .bind(waits)
+            .fetch_one(&self.pool)
+            .await?;
+        let now_us: Option<i64> = row.try_get(0)?;
+        now_us.map(|_| Look::read(&row)).transpose()
     }
 
     /// Writes when a job expects its turn, and until when it sleeps.

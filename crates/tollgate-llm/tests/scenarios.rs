@@ -7,8 +7,10 @@ use std::time::Duration;
 use tollgate::config::Config;
 use tollgate::store::Micros;
 use tollgate::{ManualClock, Tollgate};
+use tollgate_llm::count::Encoding;
 use tollgate_llm::{
-    Admission, Api, Caller, Check, LlmSection, ModelLimits, ModelRequest, Refusal, RefusalKind, Usage,
+    Admission, Api, Caller, Check, EventReader, LlmSection, ModelLimits, ModelRequest, Refusal, RefusalKind,
+    Usage,
 };
 
 /// The input tokens of the request below.
@@ -513,10 +515,15 @@ async fn c2_output_counts_in_the_minute_in_which_it_was_produced() {
     let mut admission = world.limits.admit(&request, &Caller::default(), None).await.expect("room");
     let left = async || world.left("llm.claude-x.output_tpm").await;
     assert_eq!(left().await, 100);
-    let input = Some(Usage { input: 9, cached: 0, output: 1 });
+    let mut reader = EventReader::new(Encoding::O200k);
+    let start = r#"{"type":"message_start","message":{"usage":{"input_tokens":9,"output_tokens":1}}}"#;
+    reader.feed(format!("data: {start}\n\n").as_bytes());
     for second in 1..=90 {
         world.advance(1);
-        admission.produced(input, 10 * second).await.expect("charged");
+        let delta =
+            format!(r#"{{"type":"message_delta","delta":{{}},"usage":{{"output_tokens":{}}}}}"#, 10 * second);
+        reader.feed(format!("data: {delta}\n\n").as_bytes());
+        admission.produced(reader.streamed()).await.expect("charged");
     }
     admission.settle(Usage { input: 9, cached: 0, output: 900 }).await.expect("settled");
     // Of 900 tokens at ten a second, 600 were produced in the last minute. A charge at the beginning would have left it by now.

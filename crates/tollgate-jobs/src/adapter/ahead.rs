@@ -45,10 +45,34 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// How far ahead sleepers are put off again: as many at once as one go puts off, and not sooner than they must.
 const HORIZON: Duration = Duration::from_secs(5);
 
+/// From how many jobs on polls pause while those of a page that have to wait are locked: what is claimed meanwhile is put off one by one,
+/// which takes longer than all of the page.
+const LARGE: usize = 1_000;
+
+/// How long polls pause at most for one page.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Which queues are being read ahead in by this process, and which are left alone until when.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReadAhead {
     queues: Arc<Mutex<HashMap<String, Queue>>>,
+    /// Until when polls pause, for each page that asks for it.
+    pauses: Arc<Mutex<Vec<Instant>>>,
+}
+
+/// Polls pause until this is dropped, or for as long as they may.
+struct PollPause {
+    read_ahead: ReadAhead,
+    until: Instant,
+}
+
+impl Drop for PollPause {
+    fn drop(&mut self) {
+        let mut pauses = self.read_ahead.pauses.lock();
+        if let Some(index) = pauses.iter().position(|until| *until == self.until) {
+            pauses.swap_remove(index);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +84,18 @@ struct Queue {
 }
 
 impl ReadAhead {
+    /// Whether polls pause now.
+    pub(super) fn pauses_polls(&self) -> bool {
+        let now = Instant::now();
+        self.pauses.lock().iter().any(|until| *until > now)
+    }
+
+    fn pause_polls(&self) -> PollPause {
+        let until = Instant::now() + PAUSE;
+        self.pauses.lock().push(until);
+        PollPause { read_ahead: self.clone(), until }
+    }
+
     /// Whether it is this caller who reads now.
     fn begin(&self, queue: &str) -> bool {
         let now = Instant::now();
@@ -172,6 +208,8 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     }
     let sleep = if matches!(place, Cursor::Soon { .. }) { Sleep::GoesOn } else { Sleep::IsOver };
     let found = find(line, &mut transaction, queue, place).await?;
+    let is_large = sleep == Sleep::IsOver && found.len() >= LARGE;
+    let pause = is_large.then(|| gate.read_ahead().pause_polls());
     let count = in_budget(found.iter().map(|(.., bytes)| *bytes));
     let ids: Vec<&str> = found[..count].iter().map(|(id, ..)| id.as_str()).collect();
     let read = "select j.id, j.job, j.metadata from unnest($1::text[]) with ordinality as u(id, number) join apalis.jobs j on j.id = u.id
@@ -197,6 +235,8 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     };
     let plans = plans.into_iter().flatten().collect();
     let plans = lock_those_that_wait(gate, &mut transaction, plans, sleep).await?;
+    // Workers pass over those that are locked.
+    drop(pause);
     if plans.is_empty() {
         return Ok(Page { put_off: 0, next });
     }
@@ -310,6 +350,20 @@ fn plan<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue: &str, row: &PgR
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn polls_pause_until_the_last_page_has_locked_its_jobs() {
+        let read_ahead = ReadAhead::default();
+        assert!(!read_ahead.pauses_polls());
+        let (one, other) = (read_ahead.pause_polls(), read_ahead.pause_polls());
+        drop(one);
+        assert!(read_ahead.pauses_polls());
+        drop(other);
+        assert!(!read_ahead.pauses_polls());
+        // One that hangs does not stop a worker.
+        read_ahead.pauses.lock().push(Instant::now());
+        assert!(!read_ahead.pauses_polls());
+    }
 
     #[test]
     fn a_page_has_one_job_at_least_and_few_large_ones() {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use apalis::prelude::{PollSnapshot, PollStrategy};
 use tokio::time::Sleep;
 
+use super::ahead::ReadAhead;
 use crate::gate::JobGate;
 use crate::wake::Wakes;
 
@@ -19,13 +20,22 @@ use crate::wake::Wakes;
 pub struct DuePoll {
     every: Duration,
     wakes: Wakes,
+    read_ahead: ReadAhead,
     timer: Option<Pin<Box<Sleep>>>,
 }
+
+/// How often a worker looks whether its polls still pause.
+const LOOK: Duration = Duration::from_millis(10);
 
 impl DuePoll {
     /// Polls every `every`, which is how late a job may start that another process put off, and at the times that are known here.
     pub fn new(gate: &JobGate, every: Duration) -> DuePoll {
-        DuePoll { every: every.max(Duration::from_millis(1)), wakes: gate.wakes().clone(), timer: None }
+        DuePoll {
+            every: every.max(Duration::from_millis(1)),
+            wakes: gate.wakes().clone(),
+            read_ahead: gate.read_ahead().clone(),
+            timer: None,
+        }
     }
 
     /// The next instant to poll at.
@@ -37,7 +47,12 @@ impl DuePoll {
 
 impl Clone for DuePoll {
     fn clone(&self) -> DuePoll {
-        DuePoll { every: self.every, wakes: self.wakes.clone(), timer: None }
+        DuePoll {
+            every: self.every,
+            wakes: self.wakes.clone(),
+            read_ahead: self.read_ahead.clone(),
+            timer: None,
+        }
     }
 }
 
@@ -55,6 +70,10 @@ impl PollStrategy for DuePoll {
                 return fired;
             }
             self.timer = None;
+            if self.read_ahead.pauses_polls() {
+                self.timer = Some(Box::pin(tokio::time::sleep(LOOK)));
+                continue;
+            }
             fired = Poll::Ready(Some(()));
         }
     }

@@ -43,10 +43,11 @@ begin
 end $$;
 
 -- Takes a place in the lines that are marked and that the job does not stand in yet, and looks: the place that it had (p_places),
--- if nobody has it, else the last.
+-- if nobody has it, else the last. Unless p_waits, it answers no time where another transaction has one of the lines locked, and has done
+-- nothing.
 create or replace function {prefix}job_stand(
   p_job text, p_queue text, p_type text, p_keys uuid[], p_labels text[], p_units bigint[], p_stands boolean[],
-  p_places bigint[], p_since_us bigint, p_delays integer, p_closed uuid[], p_grace bigint,
+  p_places bigint[], p_since_us bigint, p_delays integer, p_closed uuid[], p_grace bigint, p_waits boolean,
   out now_us bigint, out closed_us bigint, out closed uuid[], out since_us bigint, out slot_us bigint, out until_us bigint, out delays integer, out ahead bigint[]
 ) language plpgsql volatile as $$
 declare
@@ -56,7 +57,11 @@ begin
   perform {prefix}job_without_flush();
   for v_key in select distinct k from unnest(p_keys, p_stands, p_places) as t(k, stands, place)
       where stands or place is not null order by k loop
-    perform pg_advisory_xact_lock(hashtextextended('{prefix}job_line ' || v_key::text, 0));
+    if p_waits then
+      perform pg_advisory_xact_lock(hashtextextended('{prefix}job_line ' || v_key::text, 0));
+    elsif not pg_try_advisory_xact_lock(hashtextextended('{prefix}job_line ' || v_key::text, 0)) then
+      return;
+    end if;
   end loop;
   now_us := {prefix}job_now_us();
   insert into {prefix}job_waiting (job, queue, job_type, since_us, slot_us, until_us, delays, binding)

@@ -100,7 +100,7 @@ async fn a_line_that_was_empty_is_locked_before_it_is_looked_at() {
     let mut first = world.pool.begin().await.unwrap();
     let stands = format!(
         "select now_us from tollgate_job_stand('first', 'q', 'call', array[{key}], array['job:call'], array[1::bigint], array[true],
-           array[null::bigint], null, null, array[]::uuid[], 2000000)"
+           array[null::bigint], null, null, array[]::uuid[], 2000000, true)"
     );
     sqlx::query(sqlx::AssertSqlSafe(stands)).execute(&mut *first).await.unwrap();
     let pool = world.pool.clone();

@@ -15,6 +15,7 @@ use crate::count::Encoding;
 use crate::line::Line;
 use crate::overview::SeenOpen;
 use crate::plan::{Plan, Tokens};
+use crate::stream::Streamed;
 use crate::usage::Usage;
 
 /// A call that may be sent, with what is reserved for it. It is settled once; dropped unsettled, it stays charged as reserved.
@@ -163,10 +164,10 @@ impl Admission {
     }
 
     /// Charges output as it is produced, for providers that count it so: what has come so far is settled where it was reserved, and
-    /// what is still expected is reserved anew, so that a long answer counts in the minutes in which it was written. `input` is what
-    /// was reported of the input.
-    pub async fn produced(&mut self, input: Option<Usage>, output: u64) -> Result<(), tollgate::Error> {
-        let (Some(plan), Some(input)) = (&self.plan, input) else { return Ok(()) };
+    /// what is still expected is reserved anew, so that a long answer counts in the minutes in which it was written. It may be called
+    /// after every event: output is counted only when it is to be charged, which is sixty times a window at most.
+    pub async fn produced(&mut self, streamed: &Streamed) -> Result<(), tollgate::Error> {
+        let (Some(plan), Some(input)) = (&self.plan, streamed.input()) else { return Ok(()) };
         // A place that is held for the whole call cannot be settled before its end.
         let counts = |wanted: Counts| plan.charges.iter().any(|charge| charge.counts == wanted);
         let is_counted =
@@ -177,11 +178,15 @@ impl Admission {
         let now = self.inner.clock.now();
         let since = self.produced.as_ref().map_or(Micros::ZERO, |produced| produced.since);
         let settled = self.produced.as_ref().map_or(0, |produced| produced.settled);
-        let plan = plan.clone();
         let step = Micros::new(Micros::from(self.window).get() / 60);
-        if output <= settled || now < since.saturating_add(step) {
+        if now < since.saturating_add(step) {
             return Ok(());
         }
+        let output = streamed.output();
+        if output <= settled {
+            return Ok(());
+        }
+        let plan = plan.clone();
         // What has come is settled first, which makes the room that the rest needs.
         match &self.produced {
             Some(Produced { held: Some(held), plan, settled, .. }) => {

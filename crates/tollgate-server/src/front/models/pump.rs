@@ -179,9 +179,8 @@ async fn pass(pieces: &Pieces, answer: &Answer, piece: Bytes, events: Vec<Event>
 
 /// Charges what has been produced so far, for providers that count it so.
 async fn produced(answer: &mut Answer) {
-    let Some(streamed) = answer.reader.as_ref().map(EventReader::streamed) else { return };
-    let (input, output) = (streamed.input(), streamed.output());
-    if let Err(error) = answer.admission.produced(input, output).await {
+    let Some(reader) = &answer.reader else { return };
+    if let Err(error) = answer.admission.produced(reader.streamed()).await {
         tracing::warn!(%error, "output could not be charged as it was produced");
     }
 }
