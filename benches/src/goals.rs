@@ -2,7 +2,7 @@
 //!
 //! A goal is about Tollgate in one cell, over governor as it comes in the same rounds. Single checks are judged on one thread
 //! in the allowed regime; what the same keys give on two threads and denied stands beside it. A missed goal is a finding,
-//! not a failure: the run always ends well, and who reads it decides. Only `-- latency` fails (`stores/verdict.rs`).
+//! not a failure: the run always ends well, and who reads it decides. Only `-- latency` fails (`stores/latency.rs`).
 
 use std::fmt;
 

@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         goals.extend(judge("PostgreSQL", &paced));
     }
     crate::report::print_goals(&goals);
-    verdict(&goals)
+    fail_unless_reached(&goals)
 }
 
 async fn measure(store: Arc<dyn Store>, duration: Duration) -> Result<Paced, String> {
@@ -124,7 +124,7 @@ fn judge(store: &str, paced: &Paced) -> Vec<Goal> {
 }
 
 /// Fails unless every goal is reached.
-fn verdict(goals: &[Goal]) -> Result<(), String> {
+fn fail_unless_reached(goals: &[Goal]) -> Result<(), String> {
     let missed: Vec<&str> =
         goals.iter().filter(|goal| goal.grade() != Grade::Reached).map(|goal| &goal.what[..]).collect();
     match missed[..] {
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn one_missed_goal_fails_the_run_and_is_named() {
-        let judged = |paced: &Paced| verdict(&judge("Redis", paced));
+        let judged = |paced: &Paced| fail_unless_reached(&judge("Redis", paced));
         assert_eq!(judged(&paced(5, 1, 0)), Ok(()));
         for (paced, words) in [
             (paced(60, 1, 0), "2 of 4 goals are not reached: Redis: p95 over 1000 keys; Redis: p99"),
