@@ -2,7 +2,7 @@
 //!
 //! A goal is about Tollgate in one cell, over governor as it comes in the same rounds. Single checks are judged on one thread
 //! in the allowed regime; what the same keys give on two threads and denied stands beside it. A missed goal is a finding,
-//! not a failure: the run always ends well, and who reads it decides.
+//! not a failure: the run always ends well, and who reads it decides. Only `-- latency` fails (`stores/latency.rs`).
 
 use std::fmt;
 
@@ -18,6 +18,7 @@ pub(crate) enum Wanted {
     AtLeast(f64),
     AtMost(f64),
     BelowMillis(f64),
+    AtLeastAMinute(f64),
 }
 
 impl Wanted {
@@ -25,6 +26,7 @@ impl Wanted {
     pub(crate) fn spell(self, measured: Option<f64>) -> String {
         match (self, measured) {
             (Wanted::BelowMillis(_), Some(millis)) => format!("{millis:.2} ms"),
+            (Wanted::AtLeastAMinute(_), Some(count)) => format!("{count:.0} a minute"),
             (_, measured) => spell_ratio(measured),
         }
     }
@@ -36,6 +38,7 @@ impl fmt::Display for Wanted {
             Wanted::AtLeast(ratio) => write!(f, "≥ {ratio}x"),
             Wanted::AtMost(ratio) => write!(f, "≤ {ratio}x"),
             Wanted::BelowMillis(millis) => write!(f, "< {millis} ms"),
+            Wanted::AtLeastAMinute(count) => write!(f, "≥ {count} a minute"),
         }
     }
 }
@@ -69,7 +72,7 @@ pub(crate) struct Goal {
 impl Goal {
     pub(crate) fn grade(&self) -> Grade {
         let reached = self.measured.map(|measured| match self.wanted {
-            Wanted::AtLeast(least) => measured >= least,
+            Wanted::AtLeast(least) | Wanted::AtLeastAMinute(least) => measured >= least,
             Wanted::AtMost(most) => measured <= most,
             Wanted::BelowMillis(millis) => measured < millis,
         });

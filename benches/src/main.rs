@@ -3,7 +3,8 @@
 //! `cargo run --release -p tollgate-benches -- in-process` measures what one check costs a caller inside the same process,
 //! and how much memory a key takes. The walk: `scene.rs` says what is measured, `workload.rs` draws the keys,
 //! `contestant.rs` knows who takes part, `harness.rs` and `memory.rs` measure, `report.rs` and `goals.rs` tell. `-- stores`
-//! measures the shared stores, on servers that it starts: `stores.rs`. `-- http` measures what a layer costs an HTTP service:
+//! measures the shared stores, on servers that it starts: `stores.rs`; `-- latency` fails where their latency is not what is asked for:
+//! `stores/latency.rs`. `-- http` measures what a layer costs an HTTP service:
 //! `http.rs`. `-- server` measures the server beside others: `server.rs`; `-- hostile` how honest clients of it fare among attackers:
 //! `hostile.rs`; `-- jobs` what limits cost background jobs: `jobs.rs`; `-- gateway` what the gateway of language models adds:
 //! `gateway.rs`; `-- count` the counting of tokens: `count.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
@@ -51,6 +52,8 @@ enum Command {
     InProcess(InProcess),
     /// Checks per second, latency and bytes per key on Redis and PostgreSQL, which it starts
     Stores(stores::Options),
+    /// Whether Redis and PostgreSQL decide as fast as is asked for; fails where they do not
+    Latency(stores::latency::Options),
     /// What a layer costs an axum service, over loopback and by itself
     Http(http::Options),
     /// The server under load, beside Redis, throttlecrab-server and servers that answer always the same
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
     let done = match CommandLine::parse().command {
         Command::InProcess(options) => in_process(&options),
         Command::Stores(options) => stores::run(&options),
+        Command::Latency(options) => stores::latency::run(&options),
         Command::Http(options) => http::run(&options),
         Command::Server(options) => server::run(&options),
         Command::Constant(options) => server::constant::run(&options),

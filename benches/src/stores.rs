@@ -1,13 +1,14 @@
 //! Our shared stores beside the least that anybody could do, on a real Redis and a real PostgreSQL.
 //!
 //! `redis.rs` and `postgres.rs` start a server each and say who takes part; `load.rs` makes the calls, `rounds.rs` measures
-//! them, `cpu.rs` reads what they cost both sides, `report.rs` and `goals.rs` tell. A store is called through its public API,
+//! them, `cpu.rs` reads what they cost both sides, `report.rs` and `goals.rs` tell; `latency.rs` is a run of its own, which can fail. A store is called through its public API,
 //! and what it is compared with goes over the same client. Client and server are on one machine: what goes through says as
 //! much about the machine as about us, and the ratios are the result.
 
 mod callers;
 pub(crate) mod cpu;
 mod goals;
+pub(crate) mod latency;
 mod load;
 mod postgres;
 mod redis;
@@ -46,7 +47,7 @@ pub(crate) struct Options {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Which {
+pub(crate) enum Which {
     Redis,
     Postgres,
 }

@@ -19,6 +19,11 @@ pub(crate) fn describe() {
     metrics::describe_gauge!(USAGE, "The share of a limit on jobs that is used");
     metrics::describe_gauge!(WAITING, "Jobs that wait under a key");
     metrics::describe_histogram!(DELAY, metrics::Unit::Seconds, "How long jobs were put off for at a time");
+    metrics::describe_counter!("tollgate_reloads_total", "Reloads of the config, by what became of them");
+    metrics::describe_gauge!(
+        "tollgate_config_refused",
+        "1 while the config on disk is refused and an older one holds, else 0"
+    );
     metrics::describe_counter!(CLEANUP, "Rows of the line of waiting jobs that were removed");
 }
 

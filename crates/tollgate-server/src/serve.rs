@@ -5,6 +5,7 @@
 //! `drain_delay` nothing more is accepted, what has begun is finished, and the process exits with 0.
 
 mod announce;
+mod describe;
 pub(crate) mod listen;
 mod log;
 pub(crate) mod timeouts;
@@ -121,6 +122,7 @@ async fn serve(
         .set_buckets(&tollgate::telemetry::BUCKETS_MS)
         .and_then(metrics_exporter_prometheus::PrometheusBuilder::install_recorder)
         .map_err(|error| Failure::new(format!("cannot count: {error}")))?;
+    describe::describe();
     let telemetry = telemetry.namespaces(config.namespaces());
     let gate = Tollgate::opening(&config.gate).await.map_err(|error| Failure::new(error.to_string()))?;
     let stats = Stats::new(telemetry.clone(), Settings::of(&config), Clock::system().now().get() / 1_000_000);

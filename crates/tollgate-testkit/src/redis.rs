@@ -83,6 +83,9 @@ impl RedisBuilder {
         self.arguments(["--tls-cert-file".to_owned(), path(certificates.server_certificate())])
             .arguments(["--tls-key-file".to_owned(), path(certificates.server_key())])
             .arguments(["--tls-ca-cert-file".to_owned(), path(certificates.authority())])
+            // For what the server connects to itself: its primary, and the other nodes of a cluster.
+            .arguments(["--tls-client-cert-file".to_owned(), path(certificates.client_certificate())])
+            .arguments(["--tls-client-key-file".to_owned(), path(certificates.client_key())])
             .arguments(["--tls-auth-clients", "optional"])
     }
 

@@ -296,6 +296,10 @@ impl TollgateBuilder {
                 "a limit cannot be divided among 0 instances; write 1 to divide nothing",
             ));
         }
+        #[cfg(feature = "telemetry")]
+        if let Some(mistake) = self.telemetry.as_ref().and_then(Telemetry::wrong_label) {
+            return Err(Error::call(mistake));
+        }
         let store = match self.store {
             StoreChoice::Ready(store) => Some(store),
             _ => None,

@@ -17,6 +17,7 @@ mod fast_path;
 mod held;
 mod limits;
 mod local;
+mod operate;
 mod remote_call;
 mod report;
 mod request;

@@ -26,6 +26,7 @@ mod metrics;
 #[cfg(feature = "telemetry")]
 mod namespaces;
 mod observers;
+mod operation;
 #[cfg(feature = "otlp")]
 mod otlp;
 mod recorder;
@@ -57,9 +58,9 @@ pub use self::event_key::EventKey;
 pub use self::json_lines::{JsonLines, JsonLinesGuard, json_lines, json_lines_to};
 #[cfg(feature = "telemetry")]
 pub(crate) use self::key_hash::KeyHasher;
-#[cfg(feature = "telemetry")]
-pub(crate) use self::metrics::Sink;
 pub(crate) use self::observers::Observers;
+pub(crate) use self::operation::settlement_name;
+pub use self::operation::{Operation, OperationOutcome};
 pub(crate) use self::recorder::{CallRecorder, DecisionMeter, Recorder};
 // What the engine names: the telemetry of one engine and the meter of one limit, or the null object in place of both.
 #[cfg(feature = "telemetry")]
@@ -118,6 +119,15 @@ impl OutcomeKind {
             OutcomeKind::Allowed => "allowed",
             OutcomeKind::Denied => "denied",
             OutcomeKind::WouldDeny => "would_deny",
+        }
+    }
+
+    /// The label of metrics: what the limit said, whether or not it is in shadow mode.
+    #[cfg(feature = "telemetry")]
+    pub(crate) const fn label(self) -> &'static str {
+        match self {
+            OutcomeKind::Allowed => "allow",
+            OutcomeKind::Denied | OutcomeKind::WouldDeny => "deny",
         }
     }
 }
@@ -240,6 +250,12 @@ pub trait Observer: Send + Sync + 'static {
     /// Called now and then, and by [`Tollgate::hand_over_counts`](crate::Tollgate::hand_over_counts), if it takes counts.
     fn admitted(&self, admissions: &Admissions<'_>) {
         let _ = admissions;
+    }
+
+    /// Called once for each settlement, cancel, renewal, release and reset, and for each charge of a refund, once it is done or has failed.
+    /// Does nothing unless written.
+    fn operated(&self, operation: &Operation<'_>) {
+        let _ = operation;
     }
 
     /// Called once whenever the store is taken to be down, and once when it is back. Does nothing unless written.

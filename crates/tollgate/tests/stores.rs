@@ -1,5 +1,8 @@
 //! The whole library over real stores: opened from a configuration and the environment, through an outage and back.
 
+#[path = "stores/round_trips.rs"]
+mod round_trips;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

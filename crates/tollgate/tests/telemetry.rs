@@ -17,6 +17,8 @@ mod faulty_store;
 mod log;
 #[path = "telemetry/metrics.rs"]
 mod metrics;
+#[path = "telemetry/operations.rs"]
+mod operations;
 #[path = "telemetry/page.rs"]
 mod page;
 #[allow(dead_code, reason = "shared with the tests of the library, which use all of it")]

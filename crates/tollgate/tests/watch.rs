@@ -168,12 +168,23 @@ async fn what_prometheus_shows_is_what_was_decided() {
     check(
         &prometheus,
         &[
-            (&of("limiter='pages', decision='allowed', namespace='user', strategy='token_bucket'"), 5.0),
-            (&of("limiter='pages', decision='denied', source='store', storage_mode='memory'"), 3.0),
-            (&of("limiter='trial', decision='would_deny'"), 3.0),
-            (&of("limiter='api', decision='allowed', storage_mode='redis', namespace='user'"), 3.0),
-            (&of("limiter='login', decision='denied', source='store'"), 2.0),
+            (
+                &of(
+                    "limiter='pages', decision='allow', shadow='false', namespace='user', strategy='token_bucket'",
+                ),
+                5.0,
+            ),
+            (&of("limiter='pages', decision='deny', source='store', storage_mode='memory'"), 3.0),
+            (&of("limiter='trial', decision='deny', shadow='true'"), 3.0),
+            (
+                &of(
+                    "limiter='api', decision='allow', shadow='false', storage_mode='redis', namespace='user'",
+                ),
+                3.0,
+            ),
+            (&of("limiter='login', decision='deny', source='store'"), 2.0),
             (&of(""), 28.0),
+            ("rate_limiter_operations_total{operation='reset', outcome='nothing'}", 1.0),
             ("rate_limiter_keys", 2.0),
             ("rate_limiter_log_suppressed_total", 4.0),
             ("sum(rate_limiter_latency_ms_count{storage_mode='redis'})", 15.0),
@@ -190,10 +201,11 @@ async fn what_prometheus_shows_is_what_was_decided() {
         check(
             &prometheus,
             &[
-                (&of("limiter='api', decision='allowed', source='fallback_open'"), 100.0 * round),
-                (&of("limiter='login', decision='denied', source='fallback_closed'"), 100.0 * round),
-                (&of("limiter='jobs', decision='allowed', source='fallback_local'"), 3.0),
-                (&of("limiter='jobs', decision='denied', source='fallback_local'"), 100.0 * round - 3.0),
+                (&of("limiter='api', decision='fallback', source='fallback_open'"), 100.0 * round),
+                (&of("limiter='login', decision='fallback', source='fallback_closed'"), 100.0 * round),
+                (&of("limiter='jobs', decision='fallback', source='fallback_local'"), 100.0 * round),
+                (&sum("limiter='jobs', decision='allow'"), 3.0),
+                (&sum("limiter='jobs', decision='deny'"), 100.0 * round - 3.0),
                 (&sum("limiter='api', fallback='open'"), 100.0 * round),
                 (&sum("limiter='login', fallback='closed'"), 100.0 * round),
                 (&sum("limiter='jobs', fallback='local'"), 100.0 * round),

@@ -173,7 +173,11 @@ fn whole(count: f64) -> String {
 fn counts(metrics: &str) -> BTreeMap<String, Count> {
     let mut counts: BTreeMap<String, Count> = BTreeMap::new();
     for line in metrics.lines() {
-        let Some(rest) = line.strip_prefix("rate_limiter_decisions_total{") else { continue };
+        // A fallback is counted there by what it said, and among decisions only as one.
+        let decisions = line.strip_prefix("rate_limiter_decisions_total{");
+        let Some(rest) = decisions.or_else(|| line.strip_prefix("rate_limiter_fallback_total{")) else {
+            continue;
+        };
         let Some((labels, value)) = rest.rsplit_once("} ") else { continue };
         let Ok(value) = value.trim().parse::<f64>() else { continue };
         let label = |name: &str| {
@@ -182,10 +186,10 @@ fn counts(metrics: &str) -> BTreeMap<String, Count> {
         };
         let Some(limit) = label("limiter") else { continue };
         let count = counts.entry(limit.to_owned()).or_default();
-        match label("decision") {
-            Some("denied") => count.denied += value,
-            Some(_) => count.allowed += value,
-            None => {}
+        match (label("decision"), label("shadow")) {
+            (Some("fallback") | None, _) => {}
+            (Some("deny"), Some("false") | None) => count.denied += value,
+            (Some(_), _) => count.allowed += value,
         }
     }
     counts
@@ -248,13 +252,16 @@ mod tests {
     #[test]
     fn counts_are_added_up_by_limit() {
         let metrics = "# TYPE rate_limiter_decisions_total counter\n\
-            rate_limiter_decisions_total{decision=\"allowed\",limiter=\"api\",namespace=\"a\"} 2\n\
-            rate_limiter_decisions_total{decision=\"allowed\",limiter=\"api\",namespace=\"b\"} 3\n\
-            rate_limiter_decisions_total{decision=\"denied\",limiter=\"api\",namespace=\"b\"} 7\n\
-            rate_limiter_decisions_total{decision=\"denied\"} 7\n\
-            rate_limiter_decisions_total{decision=\"denied\",limiter=\"x\"} many\n\
+            rate_limiter_decisions_total{decision=\"allow\",shadow=\"false\",limiter=\"api\",namespace=\"a\"} 2\n\
+            rate_limiter_decisions_total{decision=\"deny\",shadow=\"true\",limiter=\"api\",namespace=\"b\"} 3\n\
+            rate_limiter_decisions_total{decision=\"deny\",shadow=\"false\",limiter=\"api\",namespace=\"b\"} 7\n\
+            rate_limiter_decisions_total{decision=\"fallback\",shadow=\"false\",limiter=\"api\",namespace=\"b\"} 30\n\
+            rate_limiter_fallback_total{fallback=\"local\",decision=\"allow\",shadow=\"false\",limiter=\"api\"} 10\n\
+            rate_limiter_fallback_total{fallback=\"local\",decision=\"deny\",shadow=\"false\",limiter=\"api\"} 20\n\
+            rate_limiter_decisions_total{decision=\"deny\"} 7\n\
+            rate_limiter_decisions_total{decision=\"deny\",limiter=\"x\"} many\n\
             rate_limiter_keys 9\n";
-        let expected = BTreeMap::from([("api".to_owned(), Count { allowed: 5.0, denied: 7.0 })]);
+        let expected = BTreeMap::from([("api".to_owned(), Count { allowed: 15.0, denied: 27.0 })]);
         assert_eq!(counts(metrics), expected);
     }
 }

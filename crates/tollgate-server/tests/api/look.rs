@@ -56,7 +56,7 @@ fn health_and_metrics() {
     }
     let answer = server.get("/metrics");
     assert_eq!(answer.field("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
-    for (decision, count) in [("allowed", 2), ("denied", 1)] {
+    for (decision, count) in [("allow", 2), ("deny", 1)] {
         let line = answer.body.lines().find(|line| {
             line.starts_with("rate_limiter_decisions_total{")
                 && line.contains("limiter=\"login\"")
@@ -66,6 +66,12 @@ fn health_and_metrics() {
         assert!(line.ends_with(&format!(" {count}")), "{line}");
     }
     assert!(!answer.body.contains("secret-name"), "{}", answer.body);
+    for sample in answer.body.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        let name = sample.split(['{', ' ']).next().unwrap_or_default();
+        let is_of = |name: &str| answer.body.contains(&format!("# HELP {name} "));
+        let stem = ["_sum", "_count", "_bucket"].iter().find_map(|end| name.strip_suffix(end));
+        assert!(is_of(name) || stem.is_some_and(is_of), "{name} has no HELP");
+    }
     let about: Value = serde_json::from_str(&server.get("/v1/server").body).unwrap();
     assert_eq!(about["store"]["mode"], "memory");
     assert_eq!((&about["draining"], &about["reloads"]), (&json!(false), &json!([])));

@@ -1,6 +1,7 @@
 //! The HTTP API and the commands that ask it, against a real server process.
 
 mod commands;
+mod compose;
 mod decide;
 mod document;
 mod fault;
@@ -13,3 +14,4 @@ mod readme;
 mod reserve;
 mod server;
 mod wire;
+mod yaml;

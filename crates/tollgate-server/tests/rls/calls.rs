@@ -1,6 +1,8 @@
 //! What is answered to calls.
 
-use crate::client::{ask, call, channel, told};
+use std::time::Instant;
+
+use crate::client::{ask, call, channel, resets, told};
 use crate::server;
 
 const CONFIG: &str = r#"
@@ -154,6 +156,54 @@ async fn decisions_are_counted_by_the_strategy_that_made_them_and_so_are_refunds
         assert_eq!(count(&[&decisions[..], &[&label]].concat()), expected, "{strategy}: {metrics}");
     }
     assert_eq!(count(&["tollgate_envoy_refunds_total "]), 3.0, "{metrics}");
+}
+
+/// The first charge of a key meets no time that has passed, so the time until its reset is known to the microsecond.
+#[tokio::test]
+async fn the_time_until_a_reset_is_exact() {
+    let config = r#"
+        [limits]
+        window = { strategy = "fixed_window", limit = 5, window = "36h" }
+        log = { strategy = "sliding_window", limit = 10, window = "90s" }
+        bucket = { strategy = "token_bucket", rate = "10/s", burst = 10 }
+        thirds = { strategy = "token_bucket", rate = "3/s", burst = 10 }
+        slow = { strategy = "token_bucket", rate = "1/h", burst = 1 }
+        leaky = { strategy = "leaky_bucket", rate = "4/s", capacity = 10 }
+        watched = { strategy = "fixed_window", limit = 1, window = "1h", shadow = true }
+        wall = { blocked = true }
+    "#;
+    let names = ["window", "log", "bucket", "thirds", "slow", "leaky", "watched", "wall"];
+    let matches = names
+        .map(|name| format!("[[envoy]]\ndomain = \"edge\"\nentries = [\"{name}\"]\nlimit = \"{name}\"\n"));
+    let server = server::start(&format!("{config}\n{}", matches.concat()));
+    let channel = channel(&server).await;
+    let began = Instant::now();
+    for (descriptors, expected) in [
+        ("window=a", "OK 129600.000000000"),
+        ("window=b +5", "OK 129600.000000000"),
+        // A look is answered as a charge of one would be.
+        ("window=c +0", "OK 129600.000000000"),
+        ("log=a +3", "OK 90.000000000"),
+        ("bucket=a +3", "OK 0.300000000"),
+        ("bucket=b +10", "OK 1.000000000"),
+        // Rounded up to the microsecond: who waits so long has waited long enough.
+        ("thirds=a", "OK 0.333334000"),
+        ("thirds=b +2", "OK 0.666667000"),
+        ("slow=a", "OK 3600.000000000"),
+        ("leaky=a +3", "OK 0.750000000"),
+        ("watched=a", "OK 3600.000000000"),
+        ("wall=a", "OVER_LIMIT 0.000000000"),
+    ] {
+        let response = ask(&channel, call(descriptors, 0)).await.expect("an answer");
+        assert_eq!(resets(&response), [expected], "{descriptors}");
+    }
+    // A denied call says when it can pass: not before the moment at which the server answered the first one.
+    let asked = Instant::now();
+    let response = ask(&channel, call("slow=a", 0)).await.expect("an answer");
+    let [reset] = &resets(&response)[..] else { panic!("one status") };
+    let left: f64 = reset.strip_prefix("OVER_LIMIT ").expect("denied").parse().expect("a number");
+    let passed = asked.elapsed() + asked.duration_since(began);
+    assert!(left < 3_600.0 && left >= 3_600.0 - passed.as_secs_f64(), "{left} s are left after {passed:?}");
 }
 
 #[tokio::test]

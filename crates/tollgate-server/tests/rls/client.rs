@@ -90,6 +90,15 @@ pub(crate) fn told(response: &RateLimitResponse) -> String {
     format!("{}: {}", response.overall_code().as_str_name(), statuses.join("; "))
 }
 
+/// The code and the seconds until the reset of each status.
+pub(crate) fn resets(response: &RateLimitResponse) -> Vec<String> {
+    let reset = |status: &DescriptorStatus| {
+        let reset = status.duration_until_reset.expect("a limit has a reset");
+        format!("{} {}.{:09}", status.code().as_str_name(), reset.seconds, reset.nanos)
+    };
+    response.statuses.iter().map(reset).collect()
+}
+
 fn status(status: &DescriptorStatus) -> String {
     let code = status.code().as_str_name();
     match &status.current_limit {

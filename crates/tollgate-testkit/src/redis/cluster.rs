@@ -70,7 +70,8 @@ impl RedisCluster {
         RedisCluster::start_from(RedisServer::builder(), true)
     }
 
-    /// Starts six nodes with the settings of `builder`, with or without proxies.
+    /// Starts six nodes with the settings of `builder`, with or without proxies. With [`RedisBuilder::tls`] nodes talk to each other by
+    /// TLS and tell clients of their TLS ports; with [`RedisBuilder::password`] replicas give it to their primaries.
     pub fn start_from(builder: RedisBuilder, with_proxies: bool) -> RedisCluster {
         let version = version_of(&builder);
         let mut proxies = Vec::new();
@@ -93,7 +94,15 @@ impl RedisCluster {
                 }
                 proxies.push(proxy);
             }
-            nodes.push(RedisServer::spawn(builder, version, port, None));
+            if builder.tls {
+                builder = builder.arguments(["--tls-cluster", "yes", "--tls-replication", "yes"]);
+            }
+            if let [password] = &builder.credentials[..] {
+                let password = password.clone();
+                builder = builder.arguments(["--masterauth".to_owned(), password]);
+            }
+            let tls_port = builder.tls.then(free_port);
+            nodes.push(RedisServer::spawn(builder, version, port, tls_port));
         }
         // All six start side by side; one that lost its port is worth a fresh start of all, so rare is it.
         if !nodes.iter().all(RedisServer::wait_for_start) {
@@ -122,8 +131,10 @@ impl RedisCluster {
         // Everybody meets everybody: waiting for gossip to spread would take seconds.
         for node in &self.nodes {
             for other in self.nodes.iter().filter(|other| other.port() != node.port()) {
-                let (port, bus) = (other.port().to_string(), (other.port() + BUS_OFFSET).to_string());
-                ask(node, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+                // A node that speaks TLS has its bus beside its TLS port.
+                let port = other.tls_port().unwrap_or(other.port());
+                let bus = (port + BUS_OFFSET).to_string();
+                ask(node, &["CLUSTER", "MEET", "127.0.0.1", &port.to_string(), &bus]);
             }
         }
         self.wait_for("the nodes to know each other", |cluster| {
@@ -188,6 +199,11 @@ impl RedisCluster {
         } else {
             self.proxies.iter().map(|proxy| format!("redis://127.0.0.1:{}", proxy.port())).collect()
         }
+    }
+
+    /// The nodes' TLS addresses, by number: that is how nodes name each other, and what a client is sent on to.
+    pub fn tls_urls(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| node.tls_url().replace("localhost", "127.0.0.1")).collect()
     }
 
     /// The six nodes.

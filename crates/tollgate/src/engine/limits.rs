@@ -129,9 +129,10 @@ impl Engine {
             Backend::Memory(store) => Counters::Memory(store),
             Backend::Remote(_) => Counters::Remote { number, defaults: self.defaults },
         };
+        let is_shadow = rule.is_shadow();
         let meter = |name: &str, strategies: &[_]| match old.map(|old| &old.meter) {
-            Some(meter) if meter.counts(strategies) => meter.clone(),
-            _ => self.watch.meter(&self.observers, name, strategies.iter().copied()),
+            Some(meter) if meter.counts(strategies, is_shadow) => meter.clone(),
+            _ => self.watch.meter(&self.observers, name, strategies.iter().copied(), is_shadow),
         };
         let mut entry = Entry::new(rule, self.id, self.max_names, &mut counters, meter)?;
         entry.path = self.path_of(&entry);

@@ -91,6 +91,7 @@ impl Engine {
             }
             drop(limits);
             self.lines.nudge();
+            self.report_refund(&charges, &Ok(()), started.took());
             return Ok(Answer::of(Decision::empty()));
         }
         let identity = self.identity(&charges, request.take, request.id, false);

@@ -56,6 +56,7 @@ impl Engine {
                     let refunded = remote.refund(&charges).instrument(span).await;
                     // What failed may have been given back, in part or whole.
                     engine.lines.nudge();
+                    engine.report_refund(&charges, &refunded, started.took());
                     refunded?;
                     return Ok(Answer::of(Decision::empty()));
                 }

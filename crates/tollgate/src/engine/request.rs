@@ -78,6 +78,7 @@ impl<'a> Request<'a> {
         match (self.mode, self.take) {
             _ if self.within.is_some() => "wait",
             (Mode::Peek, _) => "peek",
+            (Mode::Refund, _) => "refund",
             (_, Take::Nothing) => "charge",
             (_, Take::Reservation(_)) => "reserve",
             (_, Take::Permit) => "acquire",

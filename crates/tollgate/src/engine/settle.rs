@@ -24,7 +24,9 @@ impl Engine {
         }
         let Backend::Remote(remote) = &self.backend else { return Ok(Settled::Unknown) };
         let is_lease = *settlement == Settlement::Renew && remote.is_lease(id);
+        let started = self.operation_started();
         let settled = Box::pin(remote.settle(id, settlement)).await;
+        self.report_settled(settlement, &settled, started);
         self.lines.nudge();
         let settled = settled?;
         Box::pin(remote.go_on()).await;
@@ -44,9 +46,11 @@ impl Engine {
             return Some(Ok(Settled::Done));
         }
         let Backend::Memory(store) = &self.backend else { return None };
-        let settled = store.settle(id, settlement);
+        let started = self.operation_started();
+        let settled = store.settle(id, settlement).map_err(Error::from);
         self.lines.nudge();
-        Some(settled.map_err(Error::from))
+        self.report_settled(settlement, &settled, started);
+        Some(settled)
     }
 
     /// Forgets a reservation that nobody will ask for again, where it is held in this process: its leases end, its charges stay.
@@ -91,6 +95,7 @@ impl Engine {
             && !held.is_empty
         {
             let ttl = held.lease.unwrap_or(SETTLED_WITHIN);
+            self.report_settled(&settlement, &Ok(Settled::Pending), self.operation_started());
             remote.release_later(held.id, settlement, ttl);
         }
     }

@@ -33,25 +33,31 @@ impl Engine {
     pub(crate) async fn reset(&self, limit: LimitRef<'_>, key: KeyRef<'_>) -> Result<bool, Error> {
         let entry = self.find(&self.limits.read(), limit)?.clone();
         let key = key.parse()?;
+        let started = self.operation_started();
         let forgotten = match (entry.key_limit(&key), &self.backend) {
-            (KeyLimit::Counted { memory: Some(memory), .. }, _) => memory.forget(key.canonical()),
+            (KeyLimit::Counted { memory: Some(memory), .. }, _) => Ok(memory.forget(key.canonical())),
             (KeyLimit::Counted { stored, remote: Some(limit), .. }, Backend::Remote(remote)) => {
-                Box::pin(remote.forget(stored, limit, key.canonical())).await?
+                Box::pin(remote.forget(stored, limit, key.canonical())).await
             }
-            _ => false,
+            _ => Ok(false),
         };
-        self.was_reset();
-        Ok(forgotten)
+        if forgotten.is_ok() {
+            self.was_reset();
+        }
+        self.report_reset(&entry, &key, forgotten.as_ref().map(|forgotten| *forgotten), started);
+        forgotten
     }
 
     /// The same where the counters are in this process. A malformed key was never charged.
     pub(crate) fn reset_local(&self, entry: &Arc<Entry>, key: KeyRef<'_>) -> bool {
         let Ok(key) = key.parse() else { return false };
+        let started = self.operation_started();
         let forgotten = match entry.newest().key_limit(&key) {
             KeyLimit::Counted { memory: Some(memory), .. } => memory.forget(key.canonical()),
             _ => false,
         };
         self.was_reset();
+        self.report_reset(entry, &key, Ok(forgotten), started);
         forgotten
     }
 

@@ -71,6 +71,8 @@ struct ByNamespace {
 struct SeriesSource {
     sink: Sink,
     labels: [Label; 3],
+    /// Whether the limit is in shadow mode.
+    is_shadow: bool,
     /// Observers that get admissions as numbers, if there are any.
     observers: Option<Arc<Observers>>,
 }
@@ -89,7 +91,7 @@ struct Series {
     /// What counters in this process have denied and allowed, as far as it is not in `decisions` yet.
     count_fast_path: Stripes,
     decisions: [[OnceLock<Counter>; Source::ALL.len()]; OutcomeKind::ALL.len()],
-    fallbacks: [[OnceLock<Counter>; Failure::ALL.len()]; Fallback::ALL.len()],
+    fallbacks: [[[OnceLock<Counter>; OutcomeKind::ALL.len()]; Failure::ALL.len()]; Fallback::ALL.len()],
     latency: OnceLock<Histogram>,
 }
 
@@ -100,6 +102,7 @@ impl Meter {
         observers: &Arc<Observers>,
         limiter: &str,
         strategies: impl IntoIterator<Item = Option<Strategy>>,
+        is_shadow: bool,
     ) -> Meter {
         let Some(sink) = watch.sink() else { return Meter(None) };
         let met = watch.namespaces().of(limiter);
@@ -110,7 +113,11 @@ impl Meter {
                 Label::from_static_parts("storage_mode", watch.mode()),
             ];
             let observers = Some(observers).filter(|observers| observers.take_counts()).cloned();
-            ByNamespace::new(strategy, met.clone(), SeriesSource { sink: sink.clone(), labels, observers })
+            ByNamespace::new(
+                strategy,
+                met.clone(),
+                SeriesSource { sink: sink.clone(), labels, is_shadow, observers },
+            )
         };
         let mut strategies = strategies.into_iter();
         let base = table(strategies.next().flatten());
@@ -125,12 +132,14 @@ impl Meter {
 }
 
 impl DecisionMeter for Meter {
-    fn counts(&self, strategies: &[Option<Strategy>]) -> bool {
+    fn counts(&self, strategies: &[Option<Strategy>], is_shadow: bool) -> bool {
         let Some(counts) = &self.0 else { return true };
         let is_known = |strategy: &Option<Strategy>| {
             counts.base.strategy == *strategy || counts.others.iter().any(|other| other.strategy == *strategy)
         };
-        strategies.first() == Some(&counts.base.strategy) && strategies.iter().all(is_known)
+        counts.base.source.is_shadow == is_shadow
+            && strategies.first() == Some(&counts.base.strategy)
+            && strategies.iter().all(is_known)
     }
 
     fn is_on(&self) -> bool {
@@ -204,7 +213,7 @@ impl DecisionMeter for Meter {
             _ => None,
         };
         if let (Some(fallback), Some(failure)) = (fallback, report.failure) {
-            series.fell_back(fallback, failure);
+            series.fell_back(fallback, failure, report.verdict);
         }
         if let Some(took) = report.took {
             series.time(took);
@@ -344,13 +353,31 @@ impl Series {
 
     #[cold]
     fn decisions(&self, verdict: OutcomeKind, source: Source) -> Counter {
-        let labels = self.labels(&[("decision", verdict.name()), ("source", source.name())]);
+        let decision = if source.is_fallback() { "fallback" } else { verdict.label() };
+        let labels = self.labels(&[
+            ("decision", decision),
+            ("shadow", self.shadow(verdict)),
+            ("source", source.name()),
+        ]);
         self.source.sink.counter(DECISIONS, labels)
     }
 
-    fn fell_back(&self, fallback: Fallback, failure: Failure) {
-        let counter = &self.fallbacks[fallback as usize][failure as usize];
-        let labels = || self.labels(&[("fallback", fallback.name()), ("reason", failure.name())]);
+    /// Whether a limit in shadow mode said so. A malformed key is denied by such a limit too.
+    fn shadow(&self, verdict: OutcomeKind) -> &'static str {
+        match verdict {
+            OutcomeKind::Allowed if self.source.is_shadow => "true",
+            OutcomeKind::WouldDeny => "true",
+            OutcomeKind::Allowed | OutcomeKind::Denied => "false",
+        }
+    }
+
+    fn fell_back(&self, fallback: Fallback, failure: Failure, verdict: OutcomeKind) {
+        let counter = &self.fallbacks[fallback as usize][failure as usize][verdict as usize];
+        let labels = || {
+            let (decision, shadow) = (verdict.label(), self.shadow(verdict));
+            let own = [("fallback", fallback.name()), ("reason", failure.name()), ("decision", decision)];
+            self.labels(&[&own[..], &[("shadow", shadow)]].concat())
+        };
         counter.get_or_init(|| self.source.sink.counter(FALLBACKS, labels())).increment(1);
     }
 
@@ -370,6 +397,7 @@ impl Drop for Series {
 
 #[cfg(test)]
 mod tests {
+    use super::super::metrics::Destination;
     use super::super::namespaces::Namespaces;
     use super::*;
 
@@ -380,7 +408,12 @@ mod tests {
         ByNamespace::new(
             None,
             namespaces.of("x"),
-            SeriesSource { sink: Sink::Facade, labels, observers: None },
+            SeriesSource {
+                sink: Sink::new(Destination::Facade, &[]),
+                labels,
+                is_shadow: false,
+                observers: None,
+            },
         )
     }
 

@@ -1,13 +1,14 @@
 //! The names of all metrics, and where they are counted: in the recorder that the host has installed for the `metrics` facade,
 //! or in one of its own.
 //!
-//! No label ever holds what a stranger sent, but for the namespace of a key, of which each limit knows sixteen: see `meter.rs`.
+//! A host may give labels of its own to all of them. No label of ours ever holds what a stranger sent, but for the namespace of a key, of which each limit knows sixteen: see `meter.rs`.
 
 use std::sync::Arc;
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 
 pub(crate) const DECISIONS: &str = "rate_limiter_decisions_total";
+pub(crate) const OPERATIONS: &str = "rate_limiter_operations_total";
 pub(crate) const LATENCY: &str = "rate_limiter_latency_ms";
 pub(crate) const BACKEND_ERRORS: &str = "rate_limiter_backend_errors_total";
 pub(crate) const FALLBACKS: &str = "rate_limiter_fallback_total";
@@ -23,8 +24,12 @@ pub(crate) const ABANDONED_CANCELS: &str = "rate_limiter_abandoned_cancels_total
 pub(crate) const SUPPRESSED: &str = "rate_limiter_log_suppressed_total";
 
 /// What each counter, gauge and histogram means, in the words that an exporter shows.
-const COUNTERS: [(&str, &str); 9] = [
-    (DECISIONS, "What each limit of each decision said, by where the answer came from"),
+const COUNTERS: [(&str, &str); 10] = [
+    (
+        DECISIONS,
+        "What each limit of each decision said (allow, deny, or fallback), by where the answer came from",
+    ),
+    (OPERATIONS, "Settlements, cancels, renewals, releases, resets and refunds, by what became of them"),
     (BACKEND_ERRORS, "Calls to the store that failed, by how"),
     (FALLBACKS, "Answers of single limits given without the store, by what was done instead and why"),
     (CONTENTION, "How often a charge found counters locked or changed under it"),
@@ -47,24 +52,61 @@ const HISTOGRAMS: [(&str, &str); 2] = [
     (STORE_CALLS, "How long calls to the store took, the way there and back included"),
 ];
 
+/// Labels that mean something here, or to a scraper of histograms: a host cannot give them.
+pub(crate) const OWN_LABELS: [&str; 15] = [
+    "decision",
+    "failure",
+    "fallback",
+    "le",
+    "limiter",
+    "namespace",
+    "operation",
+    "outcome",
+    "quantile",
+    "reason",
+    "shadow",
+    "source",
+    "storage_mode",
+    "strategy",
+    "key",
+];
+
 /// The module that the metrics are of, for recorders that filter.
 const METADATA: Metadata<'static> = Metadata::new("tollgate", Level::INFO, Some("tollgate"));
 
-/// Where metrics go.
+/// Which recorder metrics go to.
 #[derive(Clone)]
-pub(crate) enum Sink {
-    /// To whatever recorder the host has installed.
+pub(crate) enum Destination {
+    /// Whatever recorder the host has installed.
     Facade,
-    /// To this one.
+    /// This one.
     Own(Arc<dyn Recorder + Send + Sync>),
 }
 
+/// Where metrics go, and the labels that the host gives all of them.
+#[derive(Clone)]
+pub(crate) struct Sink {
+    destination: Destination,
+    labels: Arc<[Label]>,
+}
+
 impl Sink {
+    pub(crate) fn new(destination: Destination, labels: &[(String, String)]) -> Sink {
+        let labels = labels.iter().map(|(name, value)| Label::new(name.clone(), value.clone())).collect();
+        Sink { destination, labels }
+    }
+
     fn with<T>(&self, work: impl FnOnce(&dyn Recorder) -> T) -> T {
-        match self {
-            Sink::Facade => metrics::with_recorder(work),
-            Sink::Own(recorder) => work(&**recorder),
+        match &self.destination {
+            Destination::Facade => metrics::with_recorder(work),
+            Destination::Own(recorder) => work(&**recorder),
         }
+    }
+
+    /// A series of these labels, and those of the host after them.
+    fn key(&self, name: &'static str, mut labels: Vec<Label>) -> Key {
+        labels.extend(self.labels.iter().cloned());
+        Key::from_parts(name, labels)
     }
 
     /// Says what all metrics mean.
@@ -83,14 +125,14 @@ impl Sink {
     }
 
     pub(crate) fn counter(&self, name: &'static str, labels: Vec<Label>) -> Counter {
-        self.with(|recorder| recorder.register_counter(&Key::from_parts(name, labels), &METADATA))
+        self.with(|recorder| recorder.register_counter(&self.key(name, labels), &METADATA))
     }
 
     pub(crate) fn gauge(&self, name: &'static str, labels: Vec<Label>) -> Gauge {
-        self.with(|recorder| recorder.register_gauge(&Key::from_parts(name, labels), &METADATA))
+        self.with(|recorder| recorder.register_gauge(&self.key(name, labels), &METADATA))
     }
 
     pub(crate) fn histogram(&self, name: &'static str, labels: Vec<Label>) -> Histogram {
-        self.with(|recorder| recorder.register_histogram(&Key::from_parts(name, labels), &METADATA))
+        self.with(|recorder| recorder.register_histogram(&self.key(name, labels), &METADATA))
     }
 }

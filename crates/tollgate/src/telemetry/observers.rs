@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Admissions, Event, Observer};
+use super::{Admissions, Event, Observer, Operation};
 use crate::health::StoreChange;
 
 /// The observers of one registry.
@@ -42,6 +42,10 @@ impl Observers {
 
     pub(crate) fn decided(&self, event: &Event<'_>) {
         self.each(|observer| observer.decided(event));
+    }
+
+    pub(crate) fn operated(&self, operation: &Operation<'_>) {
+        self.each(|observer| observer.operated(operation));
     }
 
     pub(crate) fn store_changed(&self, change: &StoreChange) {

@@ -10,7 +10,7 @@ use tollgate_kernel::Strategy;
 use tollgate_store::{Clock, StoreError};
 use tracing::Span;
 
-use super::{DecisionReport, LimitReport};
+use super::{DecisionReport, LimitReport, OperationOutcome};
 
 /// The telemetry of one engine: sees every decision once it is made, and every call to a remote store.
 pub(crate) trait Recorder {
@@ -50,6 +50,9 @@ pub(crate) trait Recorder {
     /// Reports a decision; `span` is its own.
     fn report(&self, _report: &DecisionReport<'_>, _span: &Span, _clock: &Clock) {}
 
+    /// Counts what was done about a charge or a key.
+    fn operated(&self, _operation: &'static str, _outcome: OperationOutcome) {}
+
     /// Reports that a node of the store went down, or came back.
     fn store_changed(&self, _is_up: bool) {}
 }
@@ -66,8 +69,8 @@ pub(crate) trait CallRecorder {
 
 /// Counts the decisions of one limit.
 pub(crate) trait DecisionMeter {
-    /// Whether it counts decisions of these strategies, the limit's own first.
-    fn counts(&self, _strategies: &[Option<Strategy>]) -> bool {
+    /// Whether it counts decisions of these strategies, the limit's own first, in or out of shadow mode.
+    fn counts(&self, _strategies: &[Option<Strategy>], _is_shadow: bool) -> bool {
         true
     }
 
@@ -126,6 +129,7 @@ mod null {
             _observers: &Arc<Observers>,
             _limiter: &str,
             _strategies: impl IntoIterator<Item = Option<Strategy>>,
+            _is_shadow: bool,
         ) -> NoTelemetry {
             NoTelemetry
         }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use metrics::Recorder;
 
-use super::{KeyHasher, Sink};
+use super::KeyHasher;
+use super::metrics::{Destination, OWN_LABELS, Sink};
 
 /// Buckets for the two histograms, in milliseconds: they serve memory and shared stores alike, and have edges where the alerts
 /// of `deploy/prometheus/` look.
@@ -15,8 +16,11 @@ use super::{KeyHasher, Sink};
 /// PrometheusBuilder::new().set_buckets(&tollgate::telemetry::BUCKETS_MS)?.install_recorder()?;
 /// # Ok::<(), metrics_exporter_prometheus::BuildError>(())
 /// ```
-pub const BUCKETS_MS: [f64; 16] =
-    [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 1_000.0];
+pub const BUCKETS_MS: [f64; 17] =
+    [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 75.0, 100.0, 250.0, 1_000.0];
+
+/// How many labels a host may give.
+const MOST_LABELS: usize = 16;
 
 /// Which decisions are logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +52,9 @@ pub enum LogDecisions {
 #[derive(Clone)]
 pub struct Telemetry {
     hasher: KeyHasher,
-    sink: Option<Sink>,
+    destination: Option<Destination>,
+    /// Given to all metrics.
+    labels: Vec<(String, String)>,
     log: LogDecisions,
     /// How many lines of decisions are written in a second; `None` leaves nothing out.
     log_lines: Option<u64>,
@@ -61,7 +67,8 @@ impl Default for Telemetry {
     fn default() -> Telemetry {
         Telemetry {
             hasher: KeyHasher::from_env(),
-            sink: None,
+            destination: None,
+            labels: Vec::new(),
             log: LogDecisions::Off,
             log_lines: Some(super::storm::LINES),
             has_spans: false,
@@ -91,7 +98,7 @@ impl Telemetry {
     /// sixteen that each limit meets, and `other` for all others, also after a [reload](crate::Tollgate::reload). Over the memory store one decision in 64 is timed; all are counted.
     #[must_use]
     pub fn metrics(self) -> Telemetry {
-        Telemetry { sink: Some(Sink::Facade), ..self }
+        Telemetry { destination: Some(Destination::Facade), ..self }
     }
 
     /// Namespaces of keys that metrics may show by name, beside `default`, the namespaces of overrides, and those of a
@@ -108,10 +115,24 @@ impl Telemetry {
         self
     }
 
+    /// Gives every metric of the registry this label, such as the region or the service that it runs in. A name is made of ASCII letters,
+    /// digits and `_`, does not begin with a digit or `__`, and is none of ours; building the registry fails otherwise, and with more than
+    /// sixteen.
+    ///
+    /// ```
+    /// use tollgate::telemetry::Telemetry;
+    /// let telemetry = Telemetry::new().metrics().label("region", "eu-west").label("service", "checkout");
+    /// ```
+    #[must_use]
+    pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Telemetry {
+        self.labels.push((name.into(), value.into()));
+        self
+    }
+
     /// Counts in this recorder.
     #[must_use]
     pub fn metrics_to(self, recorder: Arc<dyn Recorder + Send + Sync>) -> Telemetry {
-        Telemetry { sink: Some(Sink::Own(recorder)), ..self }
+        Telemetry { destination: Some(Destination::Own(recorder)), ..self }
     }
 
     /// Logs decisions as events of `tracing` with the target `tollgate::decision`: a line for each, by the binding limit. By default a
@@ -157,8 +178,36 @@ impl Telemetry {
         &self.hasher
     }
 
-    pub(crate) fn sink(&self) -> Option<&Sink> {
-        self.sink.as_ref()
+    pub(crate) fn sink(&self) -> Option<Sink> {
+        self.destination.as_ref().map(|destination| Sink::new(destination.clone(), &self.labels))
+    }
+
+    /// What is wrong with the labels that the host gives, if anything is.
+    pub(crate) fn wrong_label(&self) -> Option<String> {
+        if self.labels.len() > MOST_LABELS {
+            return Some(format!(
+                "metrics get at most {MOST_LABELS} labels of a host, and {} were given",
+                self.labels.len()
+            ));
+        }
+        self.labels.iter().enumerate().find_map(|(place, (name, _))| {
+            let is_word = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+                && !name.is_empty()
+                && !name.starts_with(|letter: char| letter.is_ascii_digit())
+                && !name.starts_with("__");
+            match () {
+                () if !is_word => Some(format!(
+                    "a label of metrics cannot be called {name:?}; use letters, digits and `_`, as in `region`"
+                )),
+                () if OWN_LABELS.contains(&&name[..]) => {
+                    Some(format!("the label `{name}` is one of Tollgate's own; choose another name"))
+                }
+                () if self.labels[..place].iter().any(|(other, _)| other == name) => {
+                    Some(format!("the label `{name}` is given twice"))
+                }
+                () => None,
+            }
+        })
     }
 
     pub(crate) fn log_decisions(&self) -> LogDecisions {
@@ -182,7 +231,7 @@ impl Telemetry {
 impl fmt::Debug for Telemetry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Telemetry")
-            .field("metrics", &self.sink.is_some())
+            .field("metrics", &self.destination.is_some())
             .field("log", &self.log)
             .field("spans", &self.has_spans)
             .finish_non_exhaustive()

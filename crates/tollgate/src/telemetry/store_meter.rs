@@ -7,21 +7,26 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram, Label};
 use tollgate_store::{Failure, StoreError};
 
+use super::OperationOutcome;
 use super::metrics::{
-    ABANDONED_CANCELS, AMBIGUOUS, BACKEND_ERRORS, CONTENTION, KEYS, LEASES_LOST, LOSSES, PENDING_CANCELS,
-    STORE_CALLS, STORE_UP, SUPPRESSED, Sink,
+    ABANDONED_CANCELS, AMBIGUOUS, BACKEND_ERRORS, CONTENTION, KEYS, LEASES_LOST, LOSSES, OPERATIONS,
+    PENDING_CANCELS, STORE_CALLS, STORE_UP, SUPPRESSED, Sink,
 };
 
 /// The calls that a store knows.
-const OPERATIONS: [&str; 5] = ["charge", "settle", "peek", "refund", "forget"];
+const CALLS: [&str; 5] = ["charge", "settle", "peek", "refund", "forget"];
+
+/// What can be done about charges and keys, beside deciding.
+const OPERATED: [&str; 6] = ["settle", "cancel", "renew", "release", "reset", "refund"];
 
 /// The counters of one registry's store. Each is made when it first counts.
 pub(crate) struct StoreMeter {
     sink: Sink,
     mode: &'static str,
-    durations: [OnceLock<Histogram>; OPERATIONS.len()],
+    durations: [OnceLock<Histogram>; CALLS.len()],
     errors: [OnceLock<Counter>; Failure::ALL.len()],
     ambiguous: OnceLock<Counter>,
+    operations: [[OnceLock<Counter>; OperationOutcome::ALL.len()]; OPERATED.len()],
     up: OnceLock<Gauge>,
     keys: OnceLock<Gauge>,
     contention: Published,
@@ -68,6 +73,7 @@ impl StoreMeter {
             durations: Default::default(),
             errors: Default::default(),
             ambiguous: OnceLock::new(),
+            operations: Default::default(),
             up: OnceLock::new(),
             keys: OnceLock::new(),
             contention: Published::default(),
@@ -98,7 +104,7 @@ impl StoreMeter {
 
     /// A call came back, with an answer or an error.
     pub(crate) fn called(&self, operation: &'static str, took: Duration, error: Option<&StoreError>) {
-        if let Some(place) = OPERATIONS.iter().position(|known| *known == operation) {
+        if let Some(place) = CALLS.iter().position(|known| *known == operation) {
             let labels = || self.labels(Some(("operation", operation)));
             let duration = self.durations[place].get_or_init(|| self.sink.histogram(STORE_CALLS, labels()));
             duration.record(took.as_secs_f64() * 1e3);
@@ -112,6 +118,17 @@ impl StoreMeter {
         if error.is_ambiguous() {
             self.ambiguous.get_or_init(|| self.counter(AMBIGUOUS)).increment(1);
         }
+    }
+
+    /// Something was done about a charge or a key.
+    pub(crate) fn operated(&self, operation: &'static str, outcome: OperationOutcome) {
+        let Some(place) = OPERATED.iter().position(|known| *known == operation) else { return };
+        let counter = &self.operations[place][outcome as usize];
+        let labels = || {
+            let outcome = Label::from_static_parts("outcome", outcome.name());
+            [outcome].into_iter().chain(self.labels(Some(("operation", operation)))).collect()
+        };
+        counter.get_or_init(|| self.sink.counter(OPERATIONS, labels())).increment(1);
     }
 
     pub(crate) fn set_up(&self, is_up: bool) {

@@ -18,7 +18,7 @@ use super::metrics::Sink;
 use super::namespaces::Namespaces;
 use super::recorder::{CallRecorder, Recorder};
 use super::store_meter::{Reading, StoreMeter};
-use super::{DecisionReport, Observers, Telemetry, spans};
+use super::{DecisionReport, Observers, OperationOutcome, Telemetry, spans};
 
 /// The telemetry of one engine.
 #[derive(Default)]
@@ -35,7 +35,7 @@ impl Watch {
     /// As the host wants it, over a store of this mode.
     pub(crate) fn new(telemetry: Option<&Telemetry>, mode: &'static str) -> Watch {
         let Some(telemetry) = telemetry else { return Watch::default() };
-        let meter = telemetry.sink().map(|sink| StoreMeter::new(sink.clone(), mode));
+        let meter = telemetry.sink().map(|sink| StoreMeter::new(sink, mode));
         let suppressed = meter.as_ref().map(StoreMeter::log_suppressed);
         let watch = Watch {
             mode,
@@ -85,8 +85,9 @@ impl Watch {
         observers: &Arc<Observers>,
         limiter: &str,
         strategies: impl IntoIterator<Item = Option<Strategy>>,
+        is_shadow: bool,
     ) -> Meter {
-        Meter::new(self, observers, limiter, strategies)
+        Meter::new(self, observers, limiter, strategies, is_shadow)
     }
 }
 
@@ -130,6 +131,12 @@ impl Recorder for Watch {
                 log.write(decision_report, self.mode, hasher, clock.now());
             }
         }));
+    }
+
+    fn operated(&self, operation: &'static str, outcome: OperationOutcome) {
+        if let Some(meter) = &self.meter {
+            meter.operated(operation, outcome);
+        }
     }
 
     fn store_changed(&self, is_up: bool) {

@@ -21,6 +21,9 @@ pub(crate) struct Span {
     pub(crate) span_id: String,
     pub(crate) parent_id: String,
     pub(crate) service: String,
+    /// In nanoseconds since 1970.
+    pub(crate) starts: u64,
+    pub(crate) ends: u64,
     attributes: BTreeMap<String, String>,
 }
 
@@ -71,6 +74,8 @@ impl TraceService for Received {
                     span_id: hex(&span.span_id),
                     parent_id: hex(&span.parent_span_id),
                     service: service.clone(),
+                    starts: span.start_time_unix_nano,
+                    ends: span.end_time_unix_nano,
                     attributes: span.attributes.into_iter().map(attribute).collect(),
                 });
             }

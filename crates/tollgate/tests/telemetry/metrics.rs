@@ -1,7 +1,8 @@
 //! Every decision is counted once, under labels that nobody can make up.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use tollgate::store::{Failure, StoreState};
 use tollgate::telemetry::Source;
@@ -51,7 +52,10 @@ fn every_way_to_be_charged_is_counted_once() {
     check(
         "check",
         |gate| (0..5).for_each(|_| drop(limiter(gate, "api").charge("user:1", 1))),
-        &["allowed store api fixed_window memory user 3", "denied store api fixed_window memory user 2"],
+        &[
+            "allow false store api fixed_window memory user 3",
+            "deny false store api fixed_window memory user 2",
+        ],
     );
     check(
         "check_many: known and new, malformed, and several namespaces",
@@ -62,11 +66,11 @@ fn every_way_to_be_charged_is_counted_once() {
             assert_eq!(outcomes.len(), 7);
         },
         &[
-            "allowed store api fixed_window memory a 3",
-            "allowed store api fixed_window memory b 2",
-            "allowed store api fixed_window memory default 1",
-            "denied malformed api fixed_window memory none 1",
-            "denied store api fixed_window memory a 1",
+            "allow false store api fixed_window memory a 3",
+            "allow false store api fixed_window memory b 2",
+            "allow false store api fixed_window memory default 1",
+            "deny false malformed api fixed_window memory none 1",
+            "deny false store api fixed_window memory a 1",
         ],
     );
     check(
@@ -76,9 +80,9 @@ fn every_way_to_be_charged_is_counted_once() {
             drop(ready(gate.charge_each(&keys.map(|key| Charge::new("tiers", key)))).unwrap())
         },
         &[
-            "allowed store tiers fixed_window memory user 2",
-            "allowed unlimited tiers none memory user 1",
-            "denied blocked tiers none memory user 1",
+            "allow false store tiers fixed_window memory user 2",
+            "allow false unlimited tiers none memory user 1",
+            "deny false blocked tiers none memory user 1",
         ],
     );
     check(
@@ -89,18 +93,18 @@ fn every_way_to_be_charged_is_counted_once() {
             }
         },
         &[
-            "allowed store tiers fixed_window memory user 3",
-            "allowed unlimited tiers none memory user 1",
-            "denied blocked tiers none memory user 1",
-            "denied store tiers fixed_window memory user 1",
+            "allow false store tiers fixed_window memory user 3",
+            "allow false unlimited tiers none memory user 1",
+            "deny false blocked tiers none memory user 1",
+            "deny false store tiers fixed_window memory user 1",
         ],
     );
     check(
         "a limit in shadow mode",
         |gate| (0..3).for_each(|_| assert!(limiter(gate, "watching").check("k").is_allowed())),
         &[
-            "allowed store watching fixed_window memory default 1",
-            "would_deny store watching fixed_window memory default 2",
+            "allow true store watching fixed_window memory default 1",
+            "deny true store watching fixed_window memory default 2",
         ],
     );
     check(
@@ -114,10 +118,10 @@ fn every_way_to_be_charged_is_counted_once() {
             assert!(api.reserve_all(&[api.of("x:1"), workers.of("x:2")], HOUR).unwrap().is_err());
         },
         &[
-            "allowed store api fixed_window memory x 3",
-            "allowed store tiers fixed_window memory x 3",
-            "allowed store workers concurrency memory x 1",
-            "denied store api fixed_window memory x 1",
+            "allow false store api fixed_window memory x 3",
+            "allow false store tiers fixed_window memory x 3",
+            "allow false store workers concurrency memory x 1",
+            "deny false store api fixed_window memory x 1",
         ],
     );
     check(
@@ -134,9 +138,9 @@ fn every_way_to_be_charged_is_counted_once() {
             assert!(!ready(gate.wait(&[Charge::new("shut", "k")], HOUR)).unwrap().is_allowed());
         },
         &[
-            "allowed store api fixed_window memory default 3",
-            "allowed unlimited free none memory default 1",
-            "denied blocked shut none memory default 2",
+            "allow false store api fixed_window memory default 3",
+            "allow false unlimited free none memory default 1",
+            "deny false blocked shut none memory default 2",
         ],
     );
     check(
@@ -148,8 +152,8 @@ fn every_way_to_be_charged_is_counted_once() {
             drop(permit);
         },
         &[
-            "allowed store workers concurrency memory default 1",
-            "denied store workers concurrency memory default 1",
+            "allow false store workers concurrency memory default 1",
+            "deny false store workers concurrency memory default 1",
         ],
     );
     check(
@@ -222,14 +226,14 @@ fn every_source_is_a_label() {
         drop(ready(gate.check(fallback.name(), "other")).unwrap());
     }
     let mut expected = vec![
-        "allowed store open fixed_window custom default 2".to_owned(),
-        "denied store open fixed_window custom default 1".to_owned(),
-        "denied denial_cache open fixed_window custom default 1".to_owned(),
-        "allowed unlimited free none custom default 1".to_owned(),
-        "denied malformed open fixed_window custom none 1".to_owned(),
-        "allowed fallback_open open fixed_window custom default 1".to_owned(),
-        "denied fallback_closed closed fixed_window custom default 1".to_owned(),
-        "allowed fallback_local local fixed_window custom default 1".to_owned(),
+        "allow false store open fixed_window custom default 2".to_owned(),
+        "deny false store open fixed_window custom default 1".to_owned(),
+        "deny false denial_cache open fixed_window custom default 1".to_owned(),
+        "allow false unlimited free none custom default 1".to_owned(),
+        "deny false malformed open fixed_window custom none 1".to_owned(),
+        "fallback false fallback_open open fixed_window custom default 1".to_owned(),
+        "fallback false fallback_closed closed fixed_window custom default 1".to_owned(),
+        "fallback false fallback_local local fixed_window custom default 1".to_owned(),
     ];
     expected.sort();
     assert_eq!(scrape.samples(DECISIONS), expected);
@@ -252,8 +256,10 @@ fn every_failure_is_a_label_of_errors_and_of_fallbacks() {
             }
             let errors = scrape.samples("rate_limiter_backend_errors_total");
             assert_eq!(errors, [format!("{failure} custom 3")]);
-            let line =
-                |fallback: Fallback| format!("{fallback} {failure} {fallback} fixed_window custom default 1");
+            let line = |fallback: Fallback| {
+                let decision = if fallback == Fallback::Closed { "deny" } else { "allow" };
+                format!("{fallback} {failure} {decision} false {fallback} fixed_window custom default 1")
+            };
             let mut expected = Fallback::ALL.map(line);
             expected.sort();
             assert_eq!(scrape.samples("rate_limiter_fallback_total"), expected);
@@ -297,7 +303,10 @@ fn an_outage_is_seen_from_its_beginning_to_its_end() {
     assert_eq!(scrape.samples("rate_limiter_backend_errors_total"), [format!("connection custom {errors}")]);
     let fallen_back = gate.store_health().fallen_back;
     let fallbacks = scrape.samples("rate_limiter_fallback_total");
-    assert_eq!(fallbacks, [format!("open connection open fixed_window custom default {fallen_back}")]);
+    assert_eq!(
+        fallbacks,
+        [format!("open connection allow false open fixed_window custom default {fallen_back}")]
+    );
     store.fault(Fault::None);
     while gate.store_health().state != StoreState::Up {
         hands.advance(secs(1));
@@ -328,6 +337,40 @@ fn what_is_read_off_the_memory_store_is_published() {
     for name in ["decisions_total", "keys", "store_up", "lock_contention_total", "log_suppressed_total"] {
         assert!(scrape.text().contains(&format!("# HELP rate_limiter_{name} ")), "{name} is described");
     }
+}
+
+#[test]
+fn charges_that_met_on_a_lock_are_counted_in_what_is_scraped() {
+    let scrape = Scrape::new();
+    let log = Limit::sliding_window(1_000_000, HOUR).unwrap();
+    let gate = on(&hands()).limit("log", log).telemetry(scrape.telemetry()).build().unwrap();
+    let log = gate.local("log").unwrap();
+    let count = || -> u64 {
+        gate.publish_metrics();
+        let [sample] = &scrape.samples("rate_limiter_lock_contention_total")[..] else {
+            panic!("one sample")
+        };
+        sample.strip_prefix("memory ").unwrap().parse().unwrap()
+    };
+    assert_eq!(count(), 0, "who is alone meets nobody");
+    // Threads that charge one key meet as soon as two of them run, or one is interrupted while it holds the lock.
+    let (is_met, end) = (AtomicBool::new(false), Instant::now() + Duration::from_secs(120));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !is_met.load(Ordering::Relaxed) {
+                    let _ = log.check("user:1");
+                }
+            });
+        }
+        while count() == 0 && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        is_met.store(true, Ordering::Relaxed);
+    });
+    let met = count();
+    assert!(met > 0, "four threads never met");
+    assert_eq!(count(), met, "what was published is not added again");
 }
 
 #[test]
@@ -374,11 +417,11 @@ fn a_thousand_reloads_make_no_room_for_more_namespaces() {
         let samples = scrape.samples(DECISIONS);
         assert_eq!(samples.len(), 2 * 17 + 1, "{samples:?}");
         for line in [
-            "allowed store api token_bucket memory n0-0 9",
-            "denied store api token_bucket memory n0-0 992",
-            "allowed store api token_bucket memory n0-15 1",
-            "allowed store api token_bucket memory other 19984",
-            "allowed store own token_bucket memory other 19984",
+            "allow false store api token_bucket memory n0-0 9",
+            "deny false store api token_bucket memory n0-0 992",
+            "allow false store api token_bucket memory n0-15 1",
+            "allow false store api token_bucket memory other 19984",
+            "allow false store own token_bucket memory other 19984",
         ] {
             assert!(samples.iter().any(|sample| sample == line), "{line}: {samples:?}");
         }
@@ -413,7 +456,14 @@ fn sums_are_the_callers_own_count() {
         samples.iter().map(|line| line.rsplit_once(' ').unwrap().1.parse::<usize>().unwrap()).sum()
     };
     let samples = scrape.samples(DECISIONS);
-    let of_allowed = samples.iter().filter(|line| line.starts_with("allowed ")).cloned().collect();
+    // What was said without the store is counted as a fallback, and there by what was said.
+    let of_fallbacks = scrape.samples("rate_limiter_fallback_total");
+    let of_allowed = samples.iter().filter(|line| line.starts_with("allow ")).cloned();
+    let of_allowed = of_allowed.chain(of_fallbacks.iter().filter(|line| line.contains(" allow ")).cloned());
+    let of_allowed = of_allowed.collect();
+    let decided_so: usize =
+        sum(samples.iter().filter(|line| line.starts_with("fallback ")).cloned().collect());
+    assert_eq!(decided_so, sum(of_fallbacks));
     assert_eq!((sum(samples), sum(of_allowed)), (asked, allowed));
     let health = gate.store_health();
     let fallbacks: u64 = Fallback::ALL.map(|fallback| health.answers(fallback)).iter().sum();
@@ -435,5 +485,5 @@ fn the_recorder_that_the_host_has_installed_is_used() {
         let _ = gate.local("api").unwrap().check("k");
         gate.publish_metrics();
     });
-    assert!(handle.render().contains("rate_limiter_decisions_total{decision=\"allowed\""));
+    assert!(handle.render().contains("rate_limiter_decisions_total{decision=\"allow\""));
 }

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tollgate::config::Config;
 use tollgate::store::Failure;
 use tollgate::telemetry::{LogDecisions, Telemetry, json_lines_to, otlp};
 use tollgate::{Charge, ManualClock, Tollgate};
+use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::proxy::{FaultProxy, Mode};
+use tollgate_testkit::redis::RedisServer;
 use tracing_subscriber::layer::SubscriberExt;
 
 use crate::collector::{Collector, Span};
@@ -89,6 +92,56 @@ fn a_check_is_a_span_and_the_call_to_the_store_one_within_it() {
         assert_eq!((&call.trace_id, &check.parent_id[..]), (&check.trace_id, ""));
         assert_eq!((&check.service[..], &call.service[..]), ("tests", "tests"));
     }
+}
+
+/// Decides over the store that these variables name, and checks each span against its child.
+fn spans_over(storage_mode: &str, variables: &[(&str, &str)]) {
+    let policy = "[store]\ntimeout = '10s'\n[limits.api]\nstrategy = 'fixed_window'\nlimit = 1\nwindow = '1h'\nfallback = 'open'\n";
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let config = Config::parse_with_env(policy, variables).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    let spans = traced(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let opening = Tollgate::opening(&config).await.unwrap();
+            let gate = opening.telemetry(telemetry()).denial_cache(Duration::ZERO).build().unwrap();
+            for allowed in [true, false] {
+                assert_eq!(gate.check("api", "user:1").await.unwrap().is_allowed(), allowed);
+            }
+            let _ = gate.peek(&[Charge::new("api", "user:2")]).await.unwrap();
+            let reserved = gate.reserve(&[Charge::new("api", "user:2")], Duration::from_secs(60)).await;
+            drop(reserved.unwrap().unwrap());
+        });
+    });
+    let checks: Vec<&Span> = spans.iter().filter(|span| span.name == "rate_limit.check").collect();
+    let briefs: Vec<String> =
+        checks.iter().map(|span| span.brief(&["operation", "storage_mode", "decision", "source"])).collect();
+    let expected = ["charge MODE allowed store", "charge MODE denied store", "peek MODE allowed store"];
+    let expected = expected.into_iter().chain(["reserve MODE allowed store"]);
+    assert_eq!(briefs, expected.map(|line| line.replace("MODE", storage_mode)).collect::<Vec<_>>());
+    for (check, operation) in checks.iter().zip(["charge", "charge", "peek", "charge"]) {
+        let children: Vec<&Span> = spans.iter().filter(|span| span.parent_id == check.span_id).collect();
+        let [call] = children[..] else { panic!("{check:?} has {children:?}") };
+        assert_eq!(call.name, "rate_limit.store");
+        assert_eq!(call.trace_id, check.trace_id);
+        let told = call.brief(&["operation", "storage_mode", "failure"]);
+        assert_eq!(told, format!("{operation} {storage_mode} "));
+        // The call is within the decision, and took time: it went to another process.
+        assert!(check.starts <= call.starts && call.starts < call.ends && call.ends <= check.ends);
+    }
+}
+
+#[test]
+fn a_call_to_a_real_redis_is_a_child_of_its_decision() {
+    let server = RedisServer::start();
+    let address = format!("127.0.0.1:{}", server.port());
+    spans_over("redis", &[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", &address)]);
+}
+
+#[test]
+fn a_call_to_a_real_postgresql_is_a_child_of_its_decision() {
+    let server = PostgresServer::start();
+    let url = server.url("postgres");
+    spans_over("postgres", &[("RL_STORAGE_MODE", "postgres"), ("DATABASE_URL", &url)]);
 }
 
 #[test]

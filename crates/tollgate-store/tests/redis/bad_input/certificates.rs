@@ -1,9 +1,10 @@
 //! TLS: the right authority works, with and without a certificate of our own; everything else is refused with the reason.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tollgate_store::{Failure, RedisOptions, RedisStore, Store, StoreError};
-use tollgate_testkit::redis::RedisServer;
+use tollgate_testkit::redis::{RedisCluster, RedisServer};
 use tollgate_testkit::tls::Certificates;
 
 use crate::{beside_others, hourly, item, patient};
@@ -109,4 +110,58 @@ async fn a_certificate_of_our_own_is_given_where_it_is_asked_for() {
         options.key_file = Some(certificates.client_certificate());
     });
     refused(swapped, &[]).await;
+}
+
+/// How many clients are connected to a node's TLS port, and how many to its plain one.
+fn clients(node: &RedisServer) -> (usize, usize) {
+    let list = node.command(&["CLIENT", "LIST"]).expect("the clients").text();
+    let count = |port: Option<u16>| {
+        let address = port.map(|port| format!(" laddr=127.0.0.1:{port} ")).unwrap_or_default();
+        list.lines().filter(|line| line.contains(&address) && !line.contains(" flags=S ")).count()
+    };
+    (count(node.tls_port()), count(Some(node.port())))
+}
+
+/// Every node is reached by TLS and with the password, those included that only the cluster told of, before and after a fail-over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_by_tls_and_with_a_password() {
+    let _turn = beside_others().await;
+    let certificates = Certificates::generate();
+    let builder = RedisServer::builder().tls(&certificates).password("right");
+    let cluster = RedisCluster::start_from(builder, false);
+    // One address alone: the other nodes are found by asking it.
+    let with = |password: &str, authority: PathBuf| {
+        let url = cluster.tls_urls()[0].replace("rediss://", &format!("rediss://{password}"));
+        let mut options = patient(RedisOptions::cluster([url]));
+        options.ca_file = Some(authority);
+        options
+    };
+    let store = RedisStore::new(with(":right@", certificates.authority())).expect("sound options");
+    store.probe().await.expect("the right authority and the right password");
+    let limit = hourly("api", 2);
+    let charge_all = async |expected: bool| {
+        for number in 0..60 {
+            let key = format!("k{number}");
+            let charged = store.charge(&[item(&limit, &key)], None).await.expect("a charge");
+            assert_eq!(charged.allowed, expected, "{key}");
+        }
+    };
+    charge_all(true).await;
+    for node in &cluster.nodes()[..3] {
+        let (by_tls, plain) = clients(node);
+        assert!(by_tls > 0 && plain == 1, "{by_tls} by TLS, and {plain} in the clear, of which one is ours");
+    }
+    let primary = cluster.primary_of(0).expect("a primary");
+    cluster.failover(cluster.replica_of(primary).expect("a replica"));
+    charge_all(true).await;
+    charge_all(false).await;
+    for (password, authority, words) in [
+        (":wrong@", certificates.authority(), "refused the user or the password"),
+        ("", certificates.authority(), "password"),
+        (":right@", certificates.other_authority(), "TLS failed"),
+    ] {
+        let mut options = with(password, authority);
+        options.timeout = Duration::from_secs(2);
+        refused(options, &[words]).await;
+    }
 }
