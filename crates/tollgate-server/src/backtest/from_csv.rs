@@ -8,8 +8,9 @@ use std::io::{self, BufRead};
 
 use csv::{ByteRecord, Reader, ReaderBuilder};
 
-use super::intake::{Entry, Intake, Mistake};
+use super::intake::{Entry, Intake};
 use super::lines::{Lines, Records};
+use super::mistake::Mistake;
 use crate::failure::Failure;
 
 /// Where the fields stand.
@@ -90,7 +91,7 @@ impl Columns {
                 let is_ours = |column: &String| ["time", "limit", "key", "cost"].contains(&column.as_str());
                 let hint = match header.iter().any(is_ours) {
                     true => "",
-                    false => "; if it is no CSV, say which with --format combined or --format jsonl",
+                    false => "; if it is no CSV, say which with --format combined, json or jsonl",
                 };
                 format!(
                     "no column {name}; name the columns time, limit, key and, if there are costs, cost; {}{hint}",
