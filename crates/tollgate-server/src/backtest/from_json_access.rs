@@ -58,25 +58,25 @@ fn object(bytes: &[u8]) -> Result<Object<'_>, Mistake> {
 }
 
 /// A value as it is written, and how well its field says it: less is better.
-type Said<'a> = Option<(u8, &'a RawValue)>;
+type Ranked<'a> = Option<(u8, &'a RawValue)>;
 
 /// The fields of a line, as far as a backtest reads them.
 #[derive(Debug, Default)]
 struct Object<'a> {
-    time: Said<'a>,
-    client: Said<'a>,
-    user: Said<'a>,
-    request: Said<'a>,
-    method: Said<'a>,
-    target: Said<'a>,
-    bytes: Said<'a>,
-    referer: Said<'a>,
-    agent: Said<'a>,
+    time: Ranked<'a>,
+    client: Ranked<'a>,
+    user: Ranked<'a>,
+    request: Ranked<'a>,
+    method: Ranked<'a>,
+    target: Ranked<'a>,
+    bytes: Ranked<'a>,
+    referer: Ranked<'a>,
+    agent: Ranked<'a>,
 }
 
 impl<'a> Object<'a> {
     /// Where the value of a field belongs, and how well it says it.
-    fn place(&mut self, name: &str) -> Option<(&mut Said<'a>, u8)> {
+    fn place(&mut self, name: &str) -> Option<(&mut Ranked<'a>, u8)> {
         Some(match name {
             "start_time" | "msec" => (&mut self.time, 0),
             "time_iso8601" | "@timestamp" | "timestamp" => (&mut self.time, 1),
@@ -118,8 +118,8 @@ impl<'a> Object<'a> {
     }
 
     fn access(&self) -> Result<Access<'a>, Mistake> {
-        let optional = |field: &'static str, said: Said<'a>| -> Result<Option<Cow<'a, str>>, Mistake> {
-            let value = written(said).map(|raw| text(field, raw)).transpose()?;
+        let optional = |field: &'static str, ranked: Ranked<'a>| -> Result<Option<Cow<'a, str>>, Mistake> {
+            let value = written(ranked).map(|raw| text(field, raw)).transpose()?;
             Ok(value.filter(|value| !matches!(&**value, "" | "-")))
         };
         let requested = match optional("request", self.request)? {
@@ -142,8 +142,8 @@ impl<'a> Object<'a> {
 }
 
 /// A value that is there and is not `null`.
-fn written(said: Said<'_>) -> Option<&str> {
-    given(said.map(|(_, raw)| raw))
+fn written(ranked: Ranked<'_>) -> Option<&str> {
+    given(ranked.map(|(_, raw)| raw))
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Object<'a> {
@@ -165,10 +165,10 @@ impl<'de> Visitor<'de> for ObjectVisitor {
         let mut object = Object::default();
         while let Some(Name(name)) = map.next_key()? {
             match object.place(&name) {
-                Some((said, rank)) if said.is_none_or(|(other, _)| rank < other) => {
+                Some((ranked, rank)) if ranked.is_none_or(|(other, _)| rank < other) => {
                     let raw: &RawValue = map.next_value()?;
                     if !matches!(raw.get(), "null" | "\"-\"" | "\"\"") {
-                        *said = Some((rank, raw));
+                        *ranked = Some((rank, raw));
                     }
                 }
                 _ => drop(map.next_value::<IgnoredAny>()?),

@@ -2,7 +2,7 @@
 //!
 //! nginx lets one request through and `burst` more; what is above the rate waits, or with `nodelay` does not. That is a leaky bucket, or a token bucket, of
 //! `burst + 1`. A `limit_req` in a location takes the place of those around it, and of several locations the longest path wins; so a route
-//! is written for each place where the limits change, without the paths below it that have their own. Requests whose key is empty are not counted, there and here.
+//! is written for each context where the limits change, without the paths below it that have their own. Requests whose key is empty are not counted, there and here.
 //!
 //! The file is read as nginx reads it (`syntax.rs`), but `include` is not followed.
 
@@ -30,8 +30,8 @@ struct Applied {
     is_dry_run: bool,
 }
 
-/// A place with limits: a server or a location.
-struct Place {
+/// A context with limits: a server or a location.
+struct Context {
     line: usize,
     /// `None` for a whole server.
     path: Option<String>,
@@ -191,38 +191,38 @@ impl Import {
             .flat_map(|directive| directive.words.iter().skip(1).map(String::as_str))
             .filter(|name| !matches!(*name, "_" | "") && !name.starts_with('~') && !name.ends_with(".*"))
             .collect();
-        let mut places =
-            vec![Place { line: server.line, path: None, is_exact: false, limits: here.limits.clone() }];
-        self.locations(&server.block, &here, &mut places);
-        // The shortest first, so that each finds the place around it before itself.
-        places.sort_by_key(|place| place.path.as_ref().map_or(0, String::len));
-        let mut kept: Vec<Place> = Vec::new();
-        for place in places {
-            let around = kept.iter().rev().find(|other| other.covers(&place));
-            if around.is_none_or(|around| around.limits != place.limits) {
-                kept.push(place);
+        let mut contexts =
+            vec![Context { line: server.line, path: None, is_exact: false, limits: here.limits.clone() }];
+        self.locations(&server.block, &here, &mut contexts);
+        // The shortest first, so that each finds the context around it before itself.
+        contexts.sort_by_key(|context| context.path.as_ref().map_or(0, String::len));
+        let mut kept: Vec<Context> = Vec::new();
+        for context in contexts {
+            let around = kept.iter().rev().find(|other| other.covers(&context));
+            if around.is_none_or(|around| around.limits != context.limits) {
+                kept.push(context);
             }
         }
-        for (index, place) in kept.iter().enumerate() {
+        for (index, context) in kept.iter().enumerate() {
             let except: Vec<String> = kept[index + 1..]
                 .iter()
-                .filter(|other| place.covers(other))
-                .map(Place::pattern)
-                .filter(|pattern| *pattern != place.pattern())
+                .filter(|other| context.covers(other))
+                .map(Context::pattern)
+                .filter(|pattern| *pattern != context.pattern())
                 .collect();
-            if place.path.is_none()
+            if context.path.is_none()
                 && kept[index + 1..].iter().any(|other| other.path.as_deref() == Some("/") && !other.is_exact)
             {
                 continue;
             }
             let hosts = if has_hosts { &hosts[..] } else { &[] };
-            for limit in &place.limits {
-                self.route(place, limit, &except, hosts);
+            for limit in &context.limits {
+                self.route(context, limit, &except, hosts);
             }
         }
     }
 
-    fn locations(&mut self, directives: &[Directive], around: &Inherited, places: &mut Vec<Place>) {
+    fn locations(&mut self, directives: &[Directive], around: &Inherited, contexts: &mut Vec<Context>) {
         for location in directives.iter().filter(|directive| directive.name() == "location") {
             let here = self.own(&location.block, around);
             let words: Vec<&str> = location.words.iter().skip(1).map(String::as_str).collect();
@@ -256,24 +256,24 @@ impl Import {
                     format!("`location {path}` also matches paths such as {path}x there; here it is {path} and all below it"),
                 );
             }
-            places.push(Place {
+            contexts.push(Context {
                 line: location.line,
                 path: Some(path.to_owned()),
                 is_exact,
                 limits: here.limits.clone(),
             });
-            self.locations(&location.block, &here, places);
+            self.locations(&location.block, &here, contexts);
         }
     }
 
-    fn route(&mut self, place: &Place, limit: &Applied, except: &[String], hosts: &[&str]) {
+    fn route(&mut self, context: &Context, limit: &Applied, except: &[String], hosts: &[&str]) {
         let Some(zone) = self.zones.get(&limit.zone) else { return };
         let name = match self.limits.get(limit) {
             Some(name) => name.clone(),
             None => {
                 if self.limits.keys().any(|other| other.zone == limit.zone) {
                     self.written.note(
-                        place.line,
+                        context.line,
                         format!("zone `{}` is used with different bursts, which count together there and apart here", limit.zone),
                     );
                 }
@@ -293,14 +293,14 @@ impl Import {
                 if limit.is_dry_run {
                     fields.push(("shadow", "true".to_owned()));
                 }
-                let name = self.written.limit(&limit.zone, place.line, &fields);
+                let name = self.written.limit(&limit.zone, context.line, &fields);
                 self.limits.insert(limit.clone(), name.clone());
                 name
             }
         };
         let mut fields = vec![("limit", quoted(&name))];
-        if place.path.is_some() {
-            fields.push(("path", quoted(&place.pattern())));
+        if context.path.is_some() {
+            fields.push(("path", quoted(&context.pattern())));
         }
         if !except.is_empty() {
             fields.push(("except", list(except)));
@@ -315,11 +315,11 @@ impl Import {
         if key != "all" && key != "ip" {
             fields.push(("if_missing", quoted("skip")));
         }
-        self.written.rule("routes", place.line, &fields);
+        self.written.rule("routes", context.line, &fields);
     }
 }
 
-impl Place {
+impl Context {
     /// As our routes write it.
     fn pattern(&self) -> String {
         match &self.path {
@@ -330,7 +330,7 @@ impl Place {
     }
 
     /// Whether the other is a part of it.
-    fn covers(&self, other: &Place) -> bool {
+    fn covers(&self, other: &Context) -> bool {
         match (&self.path, &other.path) {
             (_, None) => false,
             (None, Some(_)) => true,
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn zones_become_limits_and_places_routes() {
+    fn zones_become_limits_and_contexts_routes() {
         check(
             "limit_req_zone $binary_remote_addr zone=one:10m rate=10r/s;\n\
              limit_req_zone $http_x_api_key zone=two:10m rate=30r/m;\n\
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_told_apart_by_host() {
+    fn servers_are_distinguished_by_host() {
         let text = "limit_req_zone $binary_remote_addr zone=z:1m rate=1r/s;\nserver { server_name a.example.com; limit_req zone=z; }\nserver { server_name _; limit_req zone=z burst=1 nodelay; }\n";
         let imported = import(text).unwrap();
         assert!(imported.toml.contains("host = [\"a.example.com\"]"), "{}", imported.toml);

@@ -119,11 +119,11 @@ mod tests {
 
     use super::*;
 
-    fn told(directives: &[Directive]) -> String {
+    fn shown(directives: &[Directive]) -> String {
         let one = |directive: &Directive| match directive.block.is_empty() {
             true => format!("{}:{}", directive.line, directive.words.join("|")),
             false => {
-                format!("{}:{}{{{}}}", directive.line, directive.words.join("|"), told(&directive.block))
+                format!("{}:{}{{{}}}", directive.line, directive.words.join("|"), shown(&directive.block))
             }
         };
         directives.iter().map(one).collect::<Vec<_>>().join(" ")
@@ -137,7 +137,7 @@ mod tests {
             ("a 'b c' \"d\\\"e\";\nhttp{server{x y;}}", "1:a|b c|d\"e 2:http{2:server{2:x|y}}"),
             ("log_format m '$a'\n  '$b';\nc ${d}e;", "1:log_format|m|$a|$b 3:c|${d}e"),
         ] {
-            assert_eq!(told(&read(text).unwrap()), expected, "{text}");
+            assert_eq!(shown(&read(text).unwrap()), expected, "{text}");
         }
         for (text, why) in [
             ("a", "line 1: `a` does not end with `;`"),
