@@ -27,6 +27,11 @@ impl<R: BufRead> Lines<R> {
         Ok(Lines { input, line: 0, buffer: Vec::new() })
     }
 
+    /// The line that was handed out last.
+    fn current(&self) -> (u64, &[u8]) {
+        (self.line, &self.buffer)
+    }
+
     /// The next line with its number, from 1 on, and its line break; `None` at the end. A line that is too long is passed over
     /// without being held, and its beginning is handed out in its place.
     pub(super) fn next_line(&mut self) -> io::Result<Option<Line<'_>>> {
@@ -77,6 +82,8 @@ pub(super) struct Records<R> {
     /// How many bytes it has had so far.
     bytes: usize,
     quoting: Quoting,
+    /// Whether the line at hand was handed out already, and is now to be read as a record.
+    is_given: bool,
 }
 
 /// Where in a field the csv reader is.
@@ -91,7 +98,12 @@ enum Quoting {
 
 impl<R: BufRead> Records<R> {
     pub(super) fn new(lines: Lines<R>) -> Self {
-        Records { lines, taken: 0, start: None, bytes: 0, quoting: Quoting::FieldStart }
+        Records { lines, taken: 0, start: None, bytes: 0, quoting: Quoting::FieldStart, is_given: false }
+    }
+
+    /// From the line on that was handed out last.
+    pub(super) fn from_current(lines: Lines<R>) -> Self {
+        Records { is_given: true, ..Records::new(lines) }
     }
 
     /// Says that the next line which is not blank begins a record.
@@ -110,6 +122,14 @@ impl<R: BufRead> Records<R> {
     }
 
     fn follow(&mut self) {
+        // Without a quote only the last byte counts.
+        if self.quoting != Quoting::Quoted && !self.lines.buffer.contains(&b'"') {
+            self.quoting = match self.lines.buffer.last() {
+                Some(b',' | b'\r' | b'\n') => Quoting::FieldStart,
+                _ => Quoting::Bare,
+            };
+            return;
+        }
         for byte in &self.lines.buffer {
             self.quoting = match (self.quoting, byte) {
                 (Quoting::FieldStart | Quoting::QuoteSeen, b'"') => Quoting::Quoted,
@@ -124,12 +144,16 @@ impl<R: BufRead> Records<R> {
 
 impl<R: BufRead> Read for Records<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.taken == self.lines.buffer.len() {
+        if self.is_given || self.taken == self.lines.buffer.len() {
             self.taken = 0;
-            let (number, line) = match self.lines.next_line()? {
-                None => return Ok(0),
-                Some(Line::TooLong(number, _)) => return Err(too_long(number)),
-                Some(Line::Whole(number, line)) => (number, line),
+            let (number, line) = if std::mem::take(&mut self.is_given) {
+                self.lines.current()
+            } else {
+                match self.lines.next_line()? {
+                    None => return Ok(0),
+                    Some(Line::TooLong(number, _)) => return Err(too_long(number)),
+                    Some(Line::Whole(number, line)) => (number, line),
+                }
             };
             self.bytes += line.len();
             let blank = matches!(line, b"\n" | b"\r\n");
@@ -149,7 +173,7 @@ impl<R: BufRead> Read for Records<R> {
     }
 }
 
-fn too_long(line: u64) -> io::Error {
+pub(super) fn too_long(line: u64) -> io::Error {
     let message =
         format!("line {line} is longer than 1 MiB, or a quote before it was never closed; is this a log?");
     io::Error::new(io::ErrorKind::InvalidData, message)

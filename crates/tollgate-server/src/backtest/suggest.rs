@@ -55,6 +55,9 @@ struct Suggested {
 #[derive(Debug, Serialize)]
 struct ForStrategy {
     strategy: &'static str,
+    /// The rate of a bucket that was kept, and of which the burst was looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rate: Option<String>,
     /// The limit in words; `null` where none is found that the strategy can count exactly.
     rule: Option<String>,
     /// The number: the limit of a window, the burst of a bucket.
@@ -172,23 +175,32 @@ fn suggest(
     let bucket = configured.filter(|limit| matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)));
     let own = configured.filter(|limit| bucket.is_none() && !matches!(limit, Limit::Concurrency(_)));
     let window = window.or(own.map(|limit| limit.window())).unwrap_or(Micros::from_secs(60));
-    let mut ways: Vec<(&'static str, Make<'_>)> = vec![
-        ("fixed_window", Box::new(move |number| Limit::fixed_window(number, window).ok())),
-        ("sliding_window", Box::new(move |number| Limit::sliding_window(number, window).ok())),
+    let mut ways: Vec<(&'static str, Option<Rate>, Make<'_>)> = vec![
+        ("fixed_window", None, Box::new(move |number| Limit::fixed_window(number, window).ok())),
+        ("sliding_window", None, Box::new(move |number| Limit::sliding_window(number, window).ok())),
         (
             "sliding_window_counter",
+            None,
             Box::new(move |number| Limit::sliding_window_counter(number, window).ok()),
         ),
         (
             "token_bucket",
+            None,
             Box::new(move |number| Limit::token_bucket(Rate::new(number, window).ok()?, number).ok()),
         ),
     ];
     if let Some(bucket) = bucket {
-        ways.push((bucket.strategy().name(), Box::new(move |number| with_capacity(&bucket, number))));
+        let rate = match &bucket {
+            Limit::TokenBucket(bucket) => Some(bucket.rate()),
+            Limit::LeakyBucket(bucket) => Some(bucket.rate()),
+            _ => None,
+        };
+        ways.push((bucket.strategy().name(), rate, Box::new(move |number| with_capacity(&bucket, number))));
     }
-    let strategies =
-        ways.iter().map(|(strategy, make)| Search::new(&keys, make).answer(strategy, of, target)).collect();
+    let strategies = ways
+        .iter()
+        .map(|(strategy, rate, make)| Search::new(&keys, make).answer(strategy, *rate, of, target))
+        .collect();
     Some(Suggested {
         limit: rule.name().to_owned(),
         requests,
@@ -216,7 +228,7 @@ impl<'a> Search<'a> {
         Search { make, needs, requests, denied: BTreeMap::new() }
     }
 
-    fn answer(mut self, strategy: &'static str, of: Of, target: u64) -> ForStrategy {
+    fn answer(mut self, strategy: &'static str, rate: Option<Rate>, of: Of, target: u64) -> ForStrategy {
         let number = self.smallest(of, target);
         let limit = number.and_then(|number| (self.make)(number));
         let (denied_keys, denied_requests) =
@@ -227,6 +239,7 @@ impl<'a> Search<'a> {
             .collect();
         ForStrategy {
             strategy,
+            rate: rate.map(|rate| rate.to_string()),
             rule: limit.map(|limit| limit.to_string()),
             number,
             denied_keys,
@@ -310,6 +323,15 @@ fn needed(make: &Make<'_>, key: Group<'_>) -> u64 {
     high
 }
 
+impl ForStrategy {
+    fn name(&self) -> String {
+        match &self.rate {
+            None => self.strategy.to_owned(),
+            Some(rate) => format!("{} at {rate}", self.strategy),
+        }
+    }
+}
+
 fn print(found: &[Suggested], of: Of, target: u64, out: &mut impl Write, ink: Ink) -> io::Result<()> {
     let what = match of {
         Of::Keys => "keys are denied anything",
@@ -337,7 +359,7 @@ fn print(found: &[Suggested], of: Of, target: u64, out: &mut impl Write, ink: In
         let part = |part: u64, whole: u64| format!("{} ({})", grouped(part), share(part, whole));
         for strategy in &limit.strategies {
             table.row([
-                Cell::toned(Tone::Strong, strategy.strategy),
+                Cell::toned(Tone::Strong, strategy.name()),
                 strategy.rule.clone().unwrap_or_else(|| "none that can be counted exactly".to_owned()).into(),
                 part(strategy.denied_keys, limit.keys).into(),
                 part(strategy.denied_requests, limit.requests).into(),
@@ -356,8 +378,7 @@ fn print(found: &[Suggested], of: Of, target: u64, out: &mut impl Write, ink: In
         let mut table = Table::new(&columns);
         for strategy in &limit.strategies {
             let number = |point: &Point| point.number.map_or("-".to_owned(), grouped).into();
-            table
-                .row(std::iter::once(Cell::from(strategy.strategy)).chain(strategy.curve.iter().map(number)));
+            table.row(std::iter::once(Cell::from(strategy.name())).chain(strategy.curve.iter().map(number)));
         }
         table.print(out, ink, 2)?;
     }

@@ -63,7 +63,10 @@ fn the_smallest_limits_are_found() {
     let limits = found["limits"].as_array().expect("limits");
     assert_eq!(limits.len(), 2, "nobody met the third");
     let own = limits[1]["strategies"].as_array().expect("a list").last().expect("one");
-    assert_eq!((&own["rule"], &own["number"]), (&"1/s, bursts of 3".into(), &3.into()));
+    assert_eq!(
+        (&own["rule"], &own["number"], &own["rate"]),
+        (&"1/s, bursts of 3".into(), &3.into(), &"1/s".into())
+    );
 }
 
 #[test]
