@@ -4,13 +4,17 @@
 //! line like every other error, with clap's own tip when it has one.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+mod logs;
 
 use crate::failure::Failure;
+
+pub(crate) use self::logs::{BacktestArgs, Format, LogArgs, SuggestArgs};
 
 /// Rate limiting that is exact: serve a policy, ask a running server, replay recorded traffic, measure it on this machine.
 #[derive(Parser)]
@@ -59,6 +63,9 @@ pub(crate) enum Command {
     /// What a server would miss on this machine is a warning on stderr: a secret whose environment variable is not set, a file of
     /// certificates that is not there, a variable TOLLGATE_… that sets nothing. A machine that builds need not have any of it;
     /// --strict is for one that serves.
+    ///
+    /// With --against a server that runs says what the file would change of its config. It reads the file with its own environment, and
+    /// changes nothing.
     Validate(ValidateArgs),
     /// Look at background jobs: what each limit has counted, who waits, when the backlog will be done
     ///
@@ -75,10 +82,23 @@ pub(crate) enum Command {
     /// the same names. A time is RFC 3339 (2024-05-01T12:00:00.5+02:00) or UNIX seconds with up to six decimals
     /// (1714557600.5).
     ///
-    /// Access logs of Apache and nginx, common or combined, are read as they are. The config's [[routes]] say which requests meet
-    /// which limit, by path, method, client, user and header, and by which key; limits that one request meets are charged together,
-    /// all or none.
+    /// Access logs of Apache and nginx, common or combined, are read as they are, and so are those of nginx and Envoy that have a
+    /// JSON object a line. The config's [[routes]] say which requests meet which limit, by path, method, client, user and header, and by which
+    /// key; limits that one request meets are charged together, all or none. The decision log of a server and the trail of its model gateway
+    /// can be replayed too. Files in gzip and zstd are unpacked as they are read.
+    ///
+    /// A line that cannot be read is counted and left out; the first few are shown with their number and what is wrong.
     Backtest(BacktestArgs),
+    /// Find limits for recorded traffic: the smallest under which only so many keys or requests would have been denied
+    ///
+    /// For each limit of the config and each strategy, the smallest whole number is found by the kernel that decides in production, with
+    /// what other shares would cost. Each limit is looked at by itself: where a request meets several, the others are taken to have
+    /// room. The numbers of the config are not used; its routes say which requests of an access log are meant.
+    Suggest(SuggestArgs),
+    /// Print the hash by which logs, traces and the page name a key
+    ///
+    /// The salt is RL_LOG_SALT, as the server has it. So a customer is found in a log that has no names in it.
+    Hash(HashArgs),
     /// Language models: count the tokens of a request, run a file of requests within their limits
     Llm(LlmArgs),
     /// Measure throughput and latency of a store, and the memory of keys, on this machine
@@ -205,6 +225,14 @@ pub(crate) struct TopArgs {
 }
 
 #[derive(Args)]
+#[command(after_help = "Example:\n  RL_LOG_SALT=… tollgate hash user:42")]
+pub(crate) struct HashArgs {
+    /// The key, as namespace:key[:version].
+    #[arg(value_name = "KEY", required = true)]
+    pub(crate) keys: Vec<String>,
+}
+
+#[derive(Args)]
 pub(crate) struct CompletionsArgs {
     /// The shell.
     #[arg(value_enum)]
@@ -235,17 +263,35 @@ pub(crate) struct DemoArgs {
 }
 
 #[derive(Args)]
-#[command(after_help = "Example:\n  tollgate validate tollgate.toml")]
+#[command(after_help = "Examples:\n  \
+    tollgate validate tollgate.toml\n  \
+    tollgate validate tollgate.toml --against http://127.0.0.1:8080")]
 pub(crate) struct ValidateArgs {
     /// The config (TOML); - reads stdin.
-    #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "config")]
+    file: Option<PathBuf>,
+    /// The same, by the name that other commands have for it.
+    #[arg(long, value_name = "FILE", conflicts_with = "file")]
+    config: Option<PathBuf>,
+    /// Ask a running server what the file would change: limits that come, go and change, and fields that need a restart.
+    #[arg(long, value_name = "URL")]
+    pub(crate) against: Option<String>,
+    /// The admin token of that server, where it has one; others see arguments, so prefer the variable.
+    #[arg(long, value_name = "TOKEN", env = "TOLLGATE_ADMIN_TOKEN", hide_env_values = true)]
+    pub(crate) token: Option<String>,
     /// Fail on warnings too: a secret that is not set, a file that is missing, a variable that sets nothing.
     #[arg(long)]
     pub(crate) strict: bool,
     /// Answer with one JSON object on stdout.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl ValidateArgs {
+    /// The file, by whichever of its two names; clap asks for one of them.
+    pub(crate) fn file(&self) -> &Path {
+        self.file.as_deref().or(self.config.as_deref()).unwrap_or(Path::new("-"))
+    }
 }
 
 #[derive(Args)]
@@ -286,49 +332,6 @@ pub(crate) enum JobsCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-}
-
-#[derive(Args)]
-#[command(after_help = "Examples:\n  \
-    tollgate backtest --config tollgate.toml traffic.csv\n  \
-    tollgate backtest --config tollgate.toml --decisions out.jsonl monday.jsonl tuesday.jsonl\n  \
-    tollgate backtest --config tollgate.toml --report out.html /var/log/nginx/access.log\n  \
-    zcat traffic.csv.gz | tollgate backtest --config tollgate.toml -")]
-pub(crate) struct BacktestArgs {
-    /// The policy (TOML); - reads stdin.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
-    /// The recorded traffic; several files are one stream; - reads stdin.
-    #[arg(value_name = "LOG", required = true)]
-    pub(crate) logs: Vec<PathBuf>,
-    /// How the logs are written; auto goes by the file's name, then by its first lines.
-    #[arg(long, value_enum, default_value_t = Format::Auto)]
-    pub(crate) format: Format,
-    /// Write one JSON object for each limit that a request meets, in the order of replay; - writes to stdout (and the summary to stderr).
-    #[arg(long, value_name = "OUT.jsonl")]
-    pub(crate) decisions: Option<PathBuf>,
-    /// Write the summary as one HTML file with pictures; - writes to stdout (and the summary to stderr).
-    #[arg(long, value_name = "OUT.html")]
-    pub(crate) report: Option<PathBuf>,
-    /// Count the lines that cannot be read and go on, instead of stopping.
-    #[arg(long)]
-    pub(crate) skip_bad: bool,
-    /// Print the summary as one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// How a log is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// By the file's name, then by its first lines.
-    Auto,
-    /// A header, then a line for each charge.
-    Csv,
-    /// A JSON object for each charge.
-    Jsonl,
-    /// Access logs of web servers, common or combined; the config's [[routes]] say which requests meet which limit.
-    Combined,
 }
 
 #[derive(Args)]
@@ -451,13 +454,25 @@ pub(crate) struct ImportArgs {
 #[derive(Subcommand)]
 pub(crate) enum ImportFrom {
     /// From the YAML of envoyproxy/ratelimit: domain, nested descriptors and their limits
-    Envoy(ImportEnvoyArgs),
+    #[command(after_help = "Example:\n  tollgate import envoy ratelimit.yaml --output tollgate.toml")]
+    Envoy(ImportFileArgs),
+    /// From Kong's declarative config (YAML): the plugins rate-limiting and rate-limiting-advanced, and the routes that they are on
+    #[command(after_help = "Example:\n  tollgate import kong kong.yaml --output tollgate.toml")]
+    Kong(ImportFileArgs),
+    /// From the limits file of limitador (YAML): namespaces, conditions and variables
+    #[command(after_help = "Example:\n  tollgate import limitador limits.yaml --output tollgate.toml")]
+    Limitador(ImportFileArgs),
+    /// From LiteLLM's config.yaml: models with their rpm, tpm and max_parallel_requests
+    #[command(after_help = "Example:\n  tollgate import litellm config.yaml --output tollgate.toml")]
+    Litellm(ImportFileArgs),
+    /// From nginx: limit_req_zone and limit_req, in http, server and location
+    #[command(after_help = "Example:\n  tollgate import nginx nginx.conf --output tollgate.toml")]
+    Nginx(ImportFileArgs),
 }
 
 #[derive(Args)]
-#[command(after_help = "Example:\n  tollgate import envoy ratelimit.yaml --output tollgate.toml")]
-pub(crate) struct ImportEnvoyArgs {
-    /// The configuration (YAML); - reads stdin.
+pub(crate) struct ImportFileArgs {
+    /// The configuration; - reads stdin.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Where the config goes [default: stdout]; a file that is there already is left alone.

@@ -1,7 +1,12 @@
 //! `tollgate import`: the configuration of other rate limiters as ours, and a list of what could not be carried over.
 
 mod envoy;
+mod kong;
+mod limitador;
+mod litellm;
 mod name;
+mod nginx;
+mod written;
 mod yaml;
 
 use std::fs::OpenOptions;
@@ -10,7 +15,8 @@ use std::path::Path;
 
 use tollgate::config::Mistake;
 
-use crate::cli::{ImportArgs, ImportEnvoyArgs, ImportFrom};
+use self::written::Imported;
+use crate::cli::{ImportArgs, ImportFileArgs, ImportFrom};
 use crate::config::Config;
 use crate::failure::{Failure, print_line};
 use crate::figures::counted;
@@ -19,15 +25,23 @@ use crate::source;
 /// Does what was asked.
 pub(crate) fn run(asked: &ImportArgs) -> Result<(), Failure> {
     match &asked.from {
-        ImportFrom::Envoy(asked) => from_envoy(asked),
+        ImportFrom::Envoy(asked) => import(asked, "envoyproxy/ratelimit", envoy::import),
+        ImportFrom::Kong(asked) => import(asked, "Kong", kong::import),
+        ImportFrom::Limitador(asked) => import(asked, "limitador", limitador::import),
+        ImportFrom::Litellm(asked) => import(asked, "LiteLLM", litellm::import),
+        ImportFrom::Nginx(asked) => import(asked, "nginx", nginx::import),
     }
 }
 
-fn from_envoy(asked: &ImportEnvoyArgs) -> Result<(), Failure> {
+fn import(
+    asked: &ImportFileArgs,
+    from: &str,
+    read: fn(&str) -> Result<Imported, String>,
+) -> Result<(), Failure> {
     let name = source::name(&asked.file);
-    let imported = envoy::import(&source::read_text(&asked.file)?)
+    let imported = read(&source::read_text(&asked.file)?)
         .map_err(|why| Failure::new(format!("cannot import {name}: {why}")))?;
-    let text = format!("# Made from {name:?} of envoyproxy/ratelimit.\n{}", imported.toml);
+    let text = format!("# Made from {name:?} of {from}.\n{}", imported.toml);
     // What is handed over is sound, or it is not handed over.
     Config::parse(&text).map_err(|mistakes| {
         // Lines of the config that is not written would help nobody.

@@ -1,6 +1,6 @@
 //! The binary `tollgate`: a thin `main` over one room for each command.
 //!
-//! `cli` says what may be asked; `serve`, `validate`, `backtest`, `bench`, `import` and `llm` answer, each through the library that
+//! `cli` says what may be asked; `serve`, `validate`, `backtest` (also `suggest`), `hash`, `bench`, `import` and `llm` answer, each through the library that
 //! programs embed, so that what they tell holds for those programs too; `remote` asks a server that runs. Nothing here counts or
 //! decides. What could not be done is a [`Failure`](failure::Failure): one clear line on stderr and exit code 2.
 
@@ -14,6 +14,7 @@ mod demo;
 mod failure;
 mod figures;
 mod front;
+mod hash;
 mod import;
 mod jobs;
 mod llm;
@@ -50,6 +51,8 @@ fn main() -> ExitCode {
         Command::Validate(asked) => validate::run(asked),
         Command::Jobs(asked) => jobs::run(asked),
         Command::Backtest(asked) => backtest::run(asked),
+        Command::Suggest(asked) => backtest::suggest::run(asked),
+        Command::Hash(asked) => hash::run(asked),
         Command::Bench(asked) => bench::run(asked),
         Command::Import(asked) => import::run(asked),
         // Requests of a file that failed are an exit code of their own.

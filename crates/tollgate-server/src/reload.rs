@@ -3,10 +3,11 @@
 //! The file is looked at once a second, and read when it has changed and rests; `SIGHUP` and `POST /v1/reload` read it at once.
 //! What was consumed stays consumed: the new limits stand on the same counters. A file with a mistake in it changes nothing, and
 //! is shown in the log, in a metric and on the page until a better one comes, and so is a file that is gone: the last good config
-//! stays, and the file is read when it is back. `[server]` and `[store]` stay as they were at start: a file that changes them is applied
+//! stays, and the file is read when it is back. What changed is in the log (`difference.rs`). `[server]` and `[store]` stay as they were at start: a file that changes them is applied
 //! without that, and the fields that need a restart are named. A file without limits is refused: most likely somebody is still
 //! writing it.
 
+mod difference;
 mod masked;
 
 use std::collections::VecDeque;
@@ -23,6 +24,8 @@ use crate::app::{App, State};
 use crate::config::Config;
 use crate::front::models::Setup;
 use crate::{source, validate};
+
+pub(crate) use self::difference::Difference;
 
 /// How often the file is looked at; it has to rest for as long before it is read.
 const LOOK: Duration = Duration::from_secs(1);
@@ -99,13 +102,12 @@ impl From<Mistakes> for Refusal {
 struct Applied {
     /// The names of limits that went away.
     gone: Vec<String>,
-    /// Fields that changed and need a restart.
-    restart: Vec<String>,
+    /// What changed, and what needs a restart.
+    difference: Difference,
 }
 
-/// Reads the config again and puts it in place. Returns the fields that changed and need a restart; the error says why nothing
-/// was changed.
-pub(crate) fn reload(app: &App) -> Result<Vec<String>, String> {
+/// Reads the config again and puts it in place. Returns what changed; the error says why nothing was changed.
+pub(crate) fn reload(app: &App) -> Result<Difference, String> {
     // One after the other: of two that read the file at once, the one that read it first must not have the last word.
     let file = app.history.file.lock();
     let Some(file) = &*file else {
@@ -119,8 +121,10 @@ pub(crate) fn reload(app: &App) -> Result<Vec<String>, String> {
     }
     let outcome = try_reload(app, file);
     match &outcome {
-        Ok(Applied { gone, restart }) => {
-            tracing::info!("the config was read again");
+        Ok(Applied { gone, difference }) => {
+            let changes = (!difference.changes.is_empty()).then(|| difference.in_one_line());
+            tracing::info!(changes, "the config was read again");
+            let restart = &difference.restart;
             if !gone.is_empty() {
                 tracing::warn!(limits = named(gone), "limits went away with the config that was read again");
             }
@@ -134,9 +138,9 @@ pub(crate) fn reload(app: &App) -> Result<Vec<String>, String> {
         Err(Refusal { shown, .. }) => tracing::error!("the config stays as it was: {shown}"),
     }
     match outcome {
-        Ok(Applied { restart, .. }) => {
-            app.history.note(None, restart.clone());
-            Ok(restart)
+        Ok(Applied { difference, .. }) => {
+            app.history.note(None, difference.restart.clone());
+            Ok(difference)
         }
         Err(Refusal { why, shown }) => {
             app.history.note(Some(shown), Vec::new());
@@ -159,7 +163,8 @@ fn try_reload(app: &App, file: &Path) -> Result<Applied, Refusal> {
     let llm = config.llm.clone();
     let mut applied = Applied::default();
     app.change(|state| {
-        applied.restart = keep_fixed(&state.config, &mut config);
+        applied.difference = Difference::between(&state.config, &config);
+        keep_fixed(&state.config, &mut config);
         has_limits(&state.config, &config)?;
         let gate = state.gate.clone();
         let is_gone = |name: &&str| config.gate.policy.rule(name).is_none();
@@ -173,6 +178,14 @@ fn try_reload(app: &App, file: &Path) -> Result<Applied, Refusal> {
         models.reload(&llm, setup);
     }
     Ok(applied)
+}
+
+/// What a text would change as the config, or why it would be refused.
+pub(crate) fn compare(app: &App, text: &str) -> Result<Difference, String> {
+    let config = validate::parse(text).map_err(|mistakes| mistakes.to_string())?;
+    let state = app.state();
+    has_limits(&state.config, &config)?;
+    Ok(Difference::between(&state.config, &config))
 }
 
 /// The first few names, and how many there are besides.

@@ -2,9 +2,11 @@
 //!
 //! Opening and naming only; what is in them is for the commands.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
+use std::rc::Rc;
 
 use crate::failure::Failure;
 
@@ -30,10 +32,43 @@ pub(crate) fn name(path: &Path) -> String {
     if is_stdin(path) { "stdin".to_string() } else { path.display().to_string() }
 }
 
+/// How many bytes have been read, for those who show how far it is.
+pub(crate) type ReadBytes = Rc<Cell<u64>>;
+
+/// Counts what is read, a buffer at a time.
+struct Counted<R> {
+    input: R,
+    read: ReadBytes,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.input.read(into)?;
+        self.read.set(self.read.get() + count as u64);
+        Ok(count)
+    }
+}
+
+/// How many bytes there are to read in all; `None` where one of them is no plain file.
+pub(crate) fn total_bytes<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Option<u64> {
+    let size = |path: &Path| {
+        let about = (!is_stdin(path)).then(|| std::fs::metadata(path).ok())??;
+        about.is_file().then_some(about.len())
+    };
+    paths.into_iter().map(size).sum()
+}
+
 /// Opens a file, or stdin.
 pub(crate) fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
+    open_counted(path, &ReadBytes::default())
+}
+
+/// The same, counting what is read.
+pub(crate) fn open_counted(path: &Path, read: &ReadBytes) -> Result<Box<dyn BufRead>, Failure> {
+    let read = Rc::clone(read);
     if is_stdin(path) {
-        return Ok(Box::new(BufReader::with_capacity(BUFFER, io::stdin().lock())));
+        let input = Counted { input: io::stdin().lock(), read };
+        return Ok(Box::new(BufReader::with_capacity(BUFFER, input)));
     }
     let failed = |error: io::Error| Failure::reading(&name(path), &error);
     let file = File::open(path).map_err(failed)?;
@@ -43,7 +78,7 @@ pub(crate) fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
             name(path)
         )));
     }
-    Ok(Box::new(BufReader::with_capacity(BUFFER, file)))
+    Ok(Box::new(BufReader::with_capacity(BUFFER, Counted { input: file, read })))
 }
 
 /// The whole text of a file.

@@ -10,37 +10,76 @@ use tollgate::config::{Mistake, Mistakes};
 use tollgate::{Allowance, Policy, Rule};
 
 use crate::cli::ValidateArgs;
+use crate::client::{Client, visible};
 use crate::config::{Config, warnings};
 use crate::failure::{Failure, print_line};
 use crate::figures::{counted, shortened};
+use crate::reload::Difference;
 use crate::screen::{Ink, Tone};
 use crate::source;
 use crate::table::{Cell, Side, Table};
 
 /// Does what was asked.
 pub(crate) fn run(asked: &ValidateArgs) -> Result<(), Failure> {
-    let text = source::read_text(&asked.file)?;
+    let text = source::read_text(asked.file())?;
     let parsed = parse(&text);
     let mut warnings = variable_warnings(&text);
     if let Ok(config) = &parsed {
         warnings.extend(warnings::of_machine(config, |name| std::env::var(name).ok()));
     }
     let is_refused = asked.strict && !warnings.is_empty();
+    // A file with mistakes has nothing to compare.
+    let against = asked.against.as_deref().filter(|_| parsed.is_ok());
+    let difference = against.map(|url| compared(url, asked.token.as_deref(), &text)).transpose()?;
     if asked.json {
         let valid = parsed.is_ok() && !is_refused;
-        answer(&parsed, &warnings, valid).map_err(Failure::answering)?;
+        answer(&parsed, &warnings, valid, difference.as_ref()).map_err(Failure::answering)?;
         return if valid { Ok(()) } else { Err(Failure::Answered) };
     }
-    let config = parsed.map_err(|mistakes| failure_of(&asked.file, &mistakes))?;
-    let name = source::name(&asked.file);
+    let config = parsed.map_err(|mistakes| failure_of(asked.file(), &mistakes))?;
+    let name = source::name(asked.file());
     if is_refused {
         let message =
             format!("{} in {name}, and --strict refuses them", counted(warnings.len() as u64, "warning"));
         return Err(Failure::with_details(warnings, message));
     }
     print(&config, &name).map_err(Failure::answering)?;
+    if let (Some(difference), Some(url)) = (&difference, &asked.against) {
+        print_difference(difference, url).map_err(Failure::answering)?;
+    }
     report(&warnings);
     Ok(())
+}
+
+/// What a server says that a file would change.
+fn compared(url: &str, token: Option<&str>, text: &str) -> Result<Difference, Failure> {
+    let client = Client::new(url)?.token(token)?;
+    let answer = client.post_json("/v1/compare", &serde_json::json!({ "config": text }))?;
+    serde_json::from_value(answer).map_err(|_| {
+        Failure::new(format!(
+            "{url} does not say what the file would change; is it a Tollgate of this version?"
+        ))
+    })
+}
+
+fn print_difference(difference: &Difference, url: &str) -> io::Result<()> {
+    let (mut out, ink) = (io::BufWriter::new(io::stdout().lock()), Ink::of(&io::stdout()));
+    let lines: Vec<String> = difference.lines().collect();
+    if lines.is_empty() {
+        writeln!(out, "\nThe server at {} has the same.", visible(url))?;
+        return out.flush();
+    }
+    writeln!(out, "\n{}", ink.paint(Tone::Strong, format!("What it would change at {}", visible(url))))?;
+    for line in lines {
+        let tone = match line.as_bytes().first() {
+            Some(b'+') => Tone::Good,
+            Some(b'-') => Tone::Bad,
+            Some(b'!') => Tone::Strong,
+            _ => Tone::Plain,
+        };
+        writeln!(out, "{}", ink.paint(tone, visible(&line)))?;
+    }
+    out.flush()
 }
 
 /// Reads a config for another command; its mistakes are reported in the same way.
@@ -110,6 +149,9 @@ struct Answer<'a> {
     mistakes: Vec<AnswerMistake<'a>>,
     warnings: &'a [String],
     limits: Vec<AnswerLimit<'a>>,
+    /// What a server says that the file would change, where one was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    difference: Option<&'a Difference>,
 }
 
 #[derive(Serialize)]
@@ -161,7 +203,12 @@ impl<'a> AnswerLimit<'a> {
     }
 }
 
-fn answer(parsed: &Result<Config, Mistakes>, warnings: &[String], valid: bool) -> io::Result<()> {
+fn answer(
+    parsed: &Result<Config, Mistakes>,
+    warnings: &[String],
+    valid: bool,
+    difference: Option<&Difference>,
+) -> io::Result<()> {
     let mistakes = parsed.as_ref().err().into_iter().flat_map(Mistakes::iter);
     let rules = parsed.as_ref().ok().into_iter().flat_map(|config| config.gate.policy.rules());
     let answer = Answer {
@@ -178,6 +225,7 @@ fn answer(parsed: &Result<Config, Mistakes>, warnings: &[String], valid: bool) -
             })
             .collect(),
         limits: rules.map(AnswerLimit::of).collect(),
+        difference,
     };
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, &answer)?;

@@ -11,8 +11,9 @@ use std::io::BufRead;
 use tollgate::route::{RequestHead, RequestReader};
 
 use super::instant;
-use super::intake::{Intake, Mistake};
-use super::lines::Lines;
+use super::intake::Intake;
+use super::lines::{Line, Lines, TOO_LONG};
+use super::mistake::Mistake;
 use crate::failure::Failure;
 
 /// What a line should have been.
@@ -23,8 +24,15 @@ pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Int
     intake.begin_access_log();
     // Many requests come in the same second, and a calendar is slower than a comparison.
     let mut last = (Vec::new(), 0);
-    while let Some((line, bytes)) = lines.next_line().map_err(|error| Failure::reading(name, &error))? {
-        let bytes = bytes.trim_ascii_end();
+    while let Some(line) = lines.next_line().map_err(|error| Failure::reading(name, &error))? {
+        let (line, bytes) = match line {
+            Line::Whole(line, bytes) => (line, bytes.trim_ascii_end()),
+            Line::TooLong(line, start) => {
+                let mistake = Mistake::new("line", &String::from_utf8_lossy(start), TOO_LONG);
+                intake.refuse_request(line, &mistake)?;
+                continue;
+            }
+        };
         if bytes.is_empty() {
             continue;
         }
@@ -61,13 +69,43 @@ pub(super) struct Access<'a> {
     client: Cow<'a, str>,
     user: Option<Cow<'a, str>>,
     time: &'a [u8],
-    line: Cow<'a, str>,
+    requested: Requested<'a>,
     bytes: u64,
     referer: Option<Cow<'a, str>>,
     agent: Option<Cow<'a, str>>,
 }
 
+/// What was asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Requested<'a> {
+    /// The request line, as in `GET /path HTTP/1.1`.
+    Line(Cow<'a, str>),
+    /// The method and the target, of which a log may have neither.
+    Parts(Cow<'a, str>, Cow<'a, str>),
+}
+
+impl Requested<'_> {
+    fn parts(&self) -> Option<(&str, &str)> {
+        match self {
+            Requested::Line(line) => split_request(line),
+            Requested::Parts(method, target) => (!target.is_empty()).then_some((method, target)),
+        }
+    }
+}
+
 impl<'a> Access<'a> {
+    /// A request of a log that has other forms for the same. `bytes` are digits; `headers` are the referer and the user agent.
+    pub(super) fn recorded(
+        client: Cow<'a, str>,
+        user: Option<Cow<'a, str>>,
+        requested: Requested<'a>,
+        bytes: &str,
+        headers: [Option<Cow<'a, str>>; 2],
+    ) -> Access<'a> {
+        let [referer, agent] = headers;
+        Access { client, user, time: b"", requested, bytes: number(bytes.as_bytes()), referer, agent }
+    }
+
     fn of(line: &'a [u8]) -> Result<Access<'a>, Mistake> {
         let wrong = |fix: &str| Mistake::new("line", &String::from_utf8_lossy(line), fix);
         let (who, request) = split(line, b"] \"").ok_or_else(|| wrong(SHAPE))?;
@@ -108,7 +146,7 @@ impl<'a> Access<'a> {
             client: text(client),
             user: given(text(user)),
             time,
-            line,
+            requested: Requested::Line(line),
             bytes: number(bytes),
             referer: optional()?,
             agent: optional()?,
@@ -122,7 +160,7 @@ impl<'a> Access<'a> {
             .logged_user(self.user.as_deref())
             .logged_headers(self.referer.as_deref(), self.agent.as_deref())
             .bytes_sent(self.bytes);
-        match split_request(&self.line) {
+        match self.requested.parts() {
             Some((method, target)) => request.target(method, target),
             None => request,
         }
@@ -240,7 +278,7 @@ mod tests {
     /// The fields of a line: client, user, method, path, bytes, referer and agent, with `-` for what is not there.
     fn check(line: &str, expected: [&str; 7]) {
         let access = Access::of(line.as_bytes()).unwrap_or_else(|mistake| panic!("{line}: {mistake:?}"));
-        let (method, target) = split_request(&access.line).unwrap_or(("-", "-"));
+        let (method, target) = access.requested.parts().unwrap_or(("-", "-"));
         let or_dash = |text: &Option<Cow<'_, str>>| text.as_deref().unwrap_or("-").to_string();
         let found = [
             access.client.to_string(),

@@ -1,7 +1,8 @@
 //! Requests from JSONL: an object a line, with the names of the CSV columns.
 //!
 //! A number is taken as the digits that stand in the file, never as a float. A key is a text as in CSV, or an object with raw
-//! parts (`{"namespace":"ip","key":"::1"}`), so that nothing needs encoding. Blank lines are skipped. Lines of the gateway's trail are
+//! parts (`{"namespace":"ip","key":"::1"}`), so that nothing needs encoding. Blank lines are skipped. What `--decisions` writes can be
+//! read again: there the time is `time_us`, in whole microseconds. Lines of the gateway's trail are
 //! read by `from_trail.rs`.
 
 use std::borrow::Cow;
@@ -14,15 +15,23 @@ use serde_json::value::RawValue;
 use tollgate::Key;
 
 use super::from_trail::Call;
-use super::intake::{Entry, Intake, Mistake};
-use super::lines::Lines;
+use super::intake::{Entry, Intake};
+use super::lines::{Line, Lines, TOO_LONG};
+use super::mistake::Mistake;
 use crate::failure::Failure;
 
 /// Reads a whole file into `intake`.
 pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Intake) -> Result<(), Failure> {
     let mut any = false;
-    while let Some((line, bytes)) = lines.next_line().map_err(|error| Failure::reading(name, &error))? {
-        let bytes = bytes.trim_ascii();
+    while let Some(line) = lines.next_line().map_err(|error| Failure::reading(name, &error))? {
+        let (line, bytes) = match line {
+            Line::Whole(line, bytes) => (line, bytes.trim_ascii()),
+            Line::TooLong(line, start) => {
+                any = true;
+                intake.take(line, Err(Mistake::new("line", &String::from_utf8_lossy(start), TOO_LONG)))?;
+                continue;
+            }
+        };
         if bytes.is_empty() {
             continue;
         }
@@ -45,10 +54,18 @@ pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Int
     )))
 }
 
+/// Whether an object is a charge, or a call of a language model.
+pub(super) fn is_charge(line: &[u8]) -> bool {
+    object(line).is_ok_and(|object| object.limit.is_some() || object.key.is_some())
+        || Call::read(line).is_some()
+}
+
 /// A line, its values still as they are written.
 #[derive(Debug, Default)]
 struct Object<'a> {
     time: Option<&'a RawValue>,
+    /// Whole microseconds since 1970, as `--decisions` writes them.
+    time_us: Option<&'a RawValue>,
     limit: Option<&'a RawValue>,
     key: Option<&'a RawValue>,
     cost: Option<&'a RawValue>,
@@ -58,17 +75,23 @@ struct Object<'a> {
 
 fn object(bytes: &[u8]) -> Result<Object<'_>, Mistake> {
     let text = str::from_utf8(bytes).map_err(|_| Mistake::not_utf8("line", bytes))?;
-    serde_json::from_str(text).map_err(|error| {
-        // Each line is a text of its own, so the line that serde_json counts says nothing.
-        let said = error.to_string().replace(" at line 1 column ", " at column ");
-        Mistake::wrong_type("line", text, format!("write one JSON object a line ({said})"))
-    })
+    serde_json::from_str(text).map_err(|error| invalid_json(text, &error))
+}
+
+/// For a line that is no object of the kind that is read.
+pub(super) fn invalid_json(line: &str, error: &serde_json::Error) -> Mistake {
+    // Each line is a text of its own, so the line that serde_json counts says nothing.
+    let said = error.to_string().replace(" at line 1 column ", " at column ");
+    Mistake::wrong_type("line", line, format!("write one JSON object a line ({said})"))
 }
 
 impl<'a> Object<'a> {
     fn entry(&self) -> Result<Entry<'a>, Mistake> {
         Ok(Entry {
-            time: given(self.time).map(|raw| text_or_number("time", raw)).transpose()?,
+            time: match (given(self.time), given(self.time_us)) {
+                (None, Some(raw)) => Some(seconds(raw)?),
+                (time, _) => time.map(|raw| text_or_number("time", raw)).transpose()?,
+            },
             limit: given(self.limit).map(|raw| text("limit", raw)).transpose()?,
             key: given(self.key).map(key).transpose()?,
             cost: given(self.cost).map(|raw| text_or_number("cost", raw)).transpose()?,
@@ -76,12 +99,23 @@ impl<'a> Object<'a> {
     }
 }
 
+/// Microseconds as seconds with six decimals: the same digits with a point between them.
+fn seconds(raw: &str) -> Result<Cow<'_, str>, Mistake> {
+    let digits = raw.trim_matches('"');
+    if digits.is_empty() || digits.len() > 20 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(Mistake::wrong_type("time_us", raw, "write whole microseconds since 1970"));
+    }
+    let padded = format!("{digits:0>7}");
+    let (whole, decimals) = padded.split_at(padded.len() - 6);
+    Ok(Cow::Owned(format!("{whole}.{decimals}")))
+}
+
 /// A value that is there and is not `null`.
-fn given(raw: Option<&RawValue>) -> Option<&str> {
+pub(super) fn given(raw: Option<&RawValue>) -> Option<&str> {
     raw.map(RawValue::get).filter(|raw| *raw != "null")
 }
 
-fn text<'a>(field: &'static str, raw: &'a str) -> Result<Cow<'a, str>, Mistake> {
+pub(super) fn text<'a>(field: &'static str, raw: &'a str) -> Result<Cow<'a, str>, Mistake> {
     match raw.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {
         Some(plain) if !plain.contains('\\') => Ok(Cow::Borrowed(plain)),
         Some(_) => serde_json::from_str::<String>(raw)
@@ -100,7 +134,7 @@ fn example(field: &str) -> &'static str {
 }
 
 /// Digits as they stand in the file; in quotes they mean the same, because some programs write large numbers so.
-fn text_or_number<'a>(field: &'static str, raw: &'a str) -> Result<Cow<'a, str>, Mistake> {
+pub(super) fn text_or_number<'a>(field: &'static str, raw: &'a str) -> Result<Cow<'a, str>, Mistake> {
     match raw.as_bytes().first() {
         Some(b'-' | b'0'..=b'9') => Ok(Cow::Borrowed(raw)),
         Some(b'"') => text(field, raw),
@@ -157,6 +191,7 @@ impl<'de> Visitor<'de> for ObjectVisitor {
         while let Some(Name(name)) = map.next_key()? {
             let (field, place) = match &*name {
                 "time" => ("time", &mut object.time),
+                "time_us" => ("time_us", &mut object.time_us),
                 "limit" => ("limit", &mut object.limit),
                 "key" => ("key", &mut object.key),
                 "cost" => ("cost", &mut object.cost),
@@ -177,7 +212,7 @@ impl<'de> Visitor<'de> for ObjectVisitor {
 
 /// The name of a field, borrowed from the line unless it has escapes in it.
 #[derive(Deserialize)]
-struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
 #[cfg(test)]
 mod tests {
@@ -214,6 +249,12 @@ mod tests {
                 r#"{"time":1,"limit":"api","key":{"key":"a%b","version":"2"}}"#,
                 ["1", "api", "default:a%25b:2", "-"],
             ),
+            (
+                r#"{"time_us":1700000000123456,"limit":"api","key":"u"}"#,
+                ["1700000000.123456", "api", "u", "-"],
+            ),
+            (r#"{"time_us":7,"limit":"api","key":"u"}"#, ["0.000007", "api", "u", "-"]),
+            (r#"{"time_us":7,"time":8}"#, ["8", "-", "-", "-"]),
             ("{}", ["-", "-", "-", "-"]),
         ] {
             let found = entry(line).unwrap().map(|field| field.unwrap_or("-".to_string()));
@@ -245,6 +286,8 @@ mod tests {
             "{\"key\":{\"key\":\"\"}}",
             "{\"key\":{\"key\":\"a\",\"user\":1}}",
             "{\"time\":true}",
+            "{\"time_us\":1.5}",
+            "{\"time_us\":-1}",
             "{\"cost\":[1]}",
         ] {
             assert!(entry(line).is_err(), "{line}: {:?}", entry(line));

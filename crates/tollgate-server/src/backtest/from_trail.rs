@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 use tollgate_llm::{Counts, LlmConfig, ModelLimit, Usage, llm_key};
 
 use super::instant;
-use super::intake::Mistake;
+use super::mistake::Mistake;
 
 /// A line of the trail, as far as a backtest reads it.
 #[derive(Deserialize)]

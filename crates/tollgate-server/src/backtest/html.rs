@@ -5,17 +5,21 @@
 //! `chart.rs`, each with its numbers in words and in a table below. Every text from outside passes through [`Escaped`].
 
 mod chart;
+mod peaks;
 
 use std::fmt::{self, Write};
+use std::path::{Path, PathBuf};
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use sha2::{Digest, Sha256};
 use tollgate::config::Config;
 use tollgate::store::Micros;
 
-use super::report::{KEY, span, stamp};
+use super::compare::{self, Replayed};
+use super::peaks::Peaks;
+use super::report::{KEY, SKIPPED, first_denied, span, stamp};
+use super::shown::ShownKeys;
 use super::summary::{LimitTally, Summary};
-use crate::cli::BacktestArgs;
 use crate::figures::{counted, grouped, share, shortened};
 use crate::source;
 
@@ -26,12 +30,13 @@ const STYLE: &str = concat!(include_str!("../front/page/page.css"), include_str!
 pub(super) struct Sources {
     /// The config's name without its directory, for headings.
     title: String,
-    config: String,
+    pub(super) config: String,
     logs: Vec<String>,
     /// (limit, words) of each rule for access logs.
     routes: Vec<(String, String)>,
     /// (limit, key, words) of each override.
     overrides: Vec<(String, String, String)>,
+    has_hashes: bool,
 }
 
 /// How many overrides are shown.
@@ -41,38 +46,42 @@ const MOST_OVERRIDES: usize = 100;
 const MOST_LOGS: usize = 100;
 
 impl Sources {
-    pub(super) fn of(asked: &BacktestArgs, config: &Config) -> Sources {
+    pub(super) fn of(path: &Path, logs: &[PathBuf], config: &Config, shown: &ShownKeys) -> Sources {
         let route = |route: &tollgate::route::RouteLimit| {
             (route.limit().unwrap_or_default().to_string(), route.to_string())
         };
         let overrides = config.policy.rules().iter().flat_map(|rule| {
-            let told = |(key, other): &(tollgate::Key<'_>, tollgate::Allowance)| {
-                (rule.name().to_string(), key.to_string(), other.to_string())
+            let shown = |(key, other): &(tollgate::Key<'_>, tollgate::Allowance)| {
+                let key = shown.show(&key.to_string(), key.canonical()).into_owned();
+                (rule.name().to_string(), key, other.to_string())
             };
-            rule.overrides().iter().map(told)
+            rule.overrides().iter().map(shown)
         });
-        let title = asked.config.file_name().filter(|_| !source::is_stdin(&asked.config));
+        let title = path.file_name().filter(|_| !source::is_stdin(path));
         let title = title.map(|name| name.to_string_lossy().into_owned());
         Sources {
-            title: title.unwrap_or_else(|| source::name(&asked.config)),
-            config: source::name(&asked.config),
-            logs: asked.logs.iter().map(|path| source::name(path)).collect(),
+            title: title.unwrap_or_else(|| source::name(path)),
+            config: source::name(path),
+            logs: logs.iter().map(|path| source::name(path)).collect(),
             routes: config.routes.iter().map(route).collect(),
             overrides: overrides.collect(),
+            has_hashes: shown.are_hashed(),
         }
     }
 }
 
 /// The whole file.
-pub(super) fn page(summary: &Summary, sources: &Sources) -> String {
+pub(super) fn page(replayed: &[Replayed]) -> String {
     let mut out = String::with_capacity(64 * 1024);
     // Writing to a string cannot fail.
-    let _ = write_page(&mut out, summary, sources);
+    let _ = write_page(&mut out, replayed);
     out
 }
 
-fn write_page(out: &mut String, summary: &Summary, sources: &Sources) -> fmt::Result {
-    let title = Escaped(&sources.title);
+fn write_page(out: &mut String, replayed: &[Replayed]) -> fmt::Result {
+    let titles: Vec<&str> = replayed.iter().map(|one| one.sources.title.as_str()).collect();
+    let title = titles.join(" and ");
+    let title = Escaped(&title);
     write!(
         out,
         r#"<!doctype html>
@@ -97,17 +106,75 @@ fn write_page(out: &mut String, summary: &Summary, sources: &Sources) -> fmt::Re
         BASE64_STANDARD.encode(Sha256::digest(STYLE.as_bytes())),
         env!("CARGO_PKG_VERSION"),
     )?;
+    match replayed {
+        [only] => policy_sections(out, only, "")?,
+        several => {
+            comparison(out, several)?;
+            for (number, one) in (1..).zip(several) {
+                writeln!(out, "<h2 class=\"policy-name\"><bdi>{}</bdi></h2>", Escaped(&one.sources.title))?;
+                policy_sections(out, one, &format!("-{number}"))?;
+            }
+        }
+    }
+    let keys = match replayed.iter().any(|one| one.sources.has_hashes) {
+        true => "Keys are shown as hashes.",
+        false => "Keys are shown as the log has them.",
+    };
+    write!(out, "</main>\n<footer class=\"foot\"><p>Times are UTC. {keys}</p></footer>\n</body>\n</html>\n")
+}
+
+/// All that there is to show of one policy. `ids` ends the ids of its headings, so that none is there twice.
+fn policy_sections(out: &mut String, replayed: &Replayed, ids: &str) -> fmt::Result {
+    let Replayed { summary, sources, .. } = replayed;
     sums(out, summary)?;
     if let Some(line) = &summary.over_time {
-        out.push_str("<section class=\"limit all\" aria-labelledby=\"over-time\">\n<h2 id=\"over-time\">Over time</h2>\n");
+        write!(
+            out,
+            "<section class=\"limit all\" aria-labelledby=\"over-time{ids}\">\n<h2 id=\"over-time{ids}\">Over time</h2>\n"
+        )?;
         chart::figure(out, line, "All requests")?;
         out.push_str("</section>\n");
     }
-    limits(out, summary)?;
-    denied_most(out, summary)?;
-    policy(out, sources)?;
-    read(out, summary, sources)?;
-    out.push_str("</main>\n<footer class=\"foot\"><p>Times are UTC. Keys are shown as the log has them.</p></footer>\n</body>\n</html>\n");
+    limits(out, summary, ids)?;
+    peaks::counters(out, summary.counters.as_deref().unwrap_or_default(), ids)?;
+    denied_most(out, summary, ids)?;
+    policy(out, sources, ids)?;
+    read(out, summary, sources, ids)
+}
+
+/// Several policies side by side.
+fn comparison(out: &mut String, replayed: &[Replayed]) -> fmt::Result {
+    out.push_str(
+        "<section class=\"panel\" aria-labelledby=\"compared\">\n<h2 id=\"compared\">Side by side</h2>\n",
+    );
+    out.push_str("<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"Table: policies side by side\"><table class=\"words\"><thead><tr><th scope=\"col\"><span class=\"unseen\">what</span></th>");
+    for one in replayed {
+        write!(out, "<th scope=\"col\"><bdi>{}</bdi></th>", Escaped(&one.sources.config))?;
+    }
+    out.push_str("</tr></thead><tbody>\n");
+    for (name, values) in compare::rows(replayed) {
+        write!(out, "<tr><th scope=\"row\">{}</th>", Escaped(&name))?;
+        for value in values {
+            write!(out, "<td>{}</td>", Escaped(&value))?;
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</tbody></table></div>\n");
+    if let [first, others @ ..] = replayed {
+        for other in others {
+            writeln!(
+                out,
+                "<p class=\"faint\"><bdi>{}</bdi> beside <bdi>{}</bdi>:</p>\n<ul class=\"plain\">",
+                Escaped(&other.sources.config),
+                Escaped(&first.sources.config)
+            )?;
+            for line in compare::differences(first, other) {
+                writeln!(out, "<li><bdi>{}</bdi></li>", Escaped(&line))?;
+            }
+            out.push_str("</ul>\n");
+        }
+    }
+    out.push_str("</section>\n");
     Ok(())
 }
 
@@ -129,7 +196,7 @@ fn sums(out: &mut String, summary: &Summary) -> fmt::Result {
         ("of those allowed, a shadow limit would have denied", summary.would_deny),
         ("met no route, and so no limit", summary.unmet),
         (
-            if summary.skipped_lines == 1 { "bad line skipped" } else { "bad lines skipped" },
+            if summary.skipped_lines == 1 { "bad line left out" } else { "bad lines left out" },
             summary.skipped_lines,
         ),
     ] {
@@ -152,14 +219,15 @@ fn sum(out: &mut String, class: &str, word: &str, number: &str) -> fmt::Result {
     Ok(())
 }
 
-fn limits(out: &mut String, summary: &Summary) -> fmt::Result {
+fn limits(out: &mut String, summary: &Summary, ids: &str) -> fmt::Result {
     let (met, unmet): (Vec<&LimitTally>, Vec<&LimitTally>) =
         summary.limits.iter().partition(|limit| limit.requests > 0);
-    out.push_str("<section aria-labelledby=\"limits\">\n<h2 id=\"limits\">Limits</h2>\n");
+    write!(out, "<section aria-labelledby=\"limits{ids}\">\n<h2 id=\"limits{ids}\">Limits</h2>\n")?;
     if !met.is_empty() {
         out.push_str("<div class=\"limits\">\n");
         for limit in met {
-            card(out, limit)?;
+            let of_limit = summary.peaks.iter().flatten().find(|peaks| peaks.limit == limit.limit);
+            card(out, limit, of_limit)?;
         }
         out.push_str("</div>\n");
     }
@@ -174,7 +242,7 @@ fn limits(out: &mut String, summary: &Summary) -> fmt::Result {
     Ok(())
 }
 
-fn card(out: &mut String, limit: &LimitTally) -> fmt::Result {
+fn card(out: &mut String, limit: &LimitTally, of_keys: Option<&Peaks>) -> fmt::Result {
     write!(
         out,
         "<article class=\"limit\">\n<header><h3>{}</h3><p class=\"policy\">{}</p></header>\n<dl class=\"rates\">\n",
@@ -201,6 +269,9 @@ fn card(out: &mut String, limit: &LimitTally) -> fmt::Result {
     if let Some(line) = &limit.over_time {
         chart::figure(out, line, &limit.limit)?;
     }
+    if let Some(of_keys) = of_keys {
+        peaks::figure(out, of_keys)?;
+    }
     out.push_str("</article>\n");
     Ok(())
 }
@@ -209,13 +280,16 @@ fn is_denied(class: &str) -> &'static str {
     if class.is_empty() { "" } else { " class=\"is-denied\"" }
 }
 
-fn denied_most(out: &mut String, summary: &Summary) -> fmt::Result {
-    out.push_str("<section class=\"panel\" aria-labelledby=\"denied-most\">\n<h2 id=\"denied-most\">Denied most</h2>\n");
+fn denied_most(out: &mut String, summary: &Summary, ids: &str) -> fmt::Result {
+    write!(
+        out,
+        "<section class=\"panel\" aria-labelledby=\"denied-most{ids}\">\n<h2 id=\"denied-most{ids}\">Denied most</h2>\n"
+    )?;
     if summary.most_denied.is_empty() {
         out.push_str("<p>Nobody was denied.</p>\n</section>\n");
         return Ok(());
     }
-    begin_table(out, "offenders", &["key", "denied", "of", "share", "by"])?;
+    begin_table(out, "offenders", &["key", "denied", "of", "share", "by", "first denied"])?;
     for key in &summary.most_denied {
         let by: Vec<String> = match &key.by[..] {
             [only] => vec![only.limit.clone()],
@@ -223,12 +297,13 @@ fn denied_most(out: &mut String, summary: &Summary) -> fmt::Result {
         };
         writeln!(
             out,
-            "<tr><td><bdi>{}</bdi></td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            "<tr><td><bdi>{}</bdi></td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
             Escaped(&shortened(&key.key, KEY)),
             grouped(key.denied),
             grouped(key.requests),
             Escaped(&share(key.denied, key.requests)),
-            Escaped(&by.join(", "))
+            Escaped(&by.join(", ")),
+            Escaped(&first_denied(key))
         )?;
     }
     out.push_str("</tbody></table></div>\n</section>\n");
@@ -236,9 +311,12 @@ fn denied_most(out: &mut String, summary: &Summary) -> fmt::Result {
 }
 
 /// The routes and the overrides, where there are any.
-fn policy(out: &mut String, sources: &Sources) -> fmt::Result {
+fn policy(out: &mut String, sources: &Sources, ids: &str) -> fmt::Result {
     if !sources.routes.is_empty() {
-        out.push_str("<section class=\"panel\" aria-labelledby=\"routes\">\n<h2 id=\"routes\">Which requests of access logs meet which limit</h2>\n");
+        write!(
+            out,
+            "<section class=\"panel\" aria-labelledby=\"routes{ids}\">\n<h2 id=\"routes{ids}\">Which requests of access logs meet which limit</h2>\n"
+        )?;
         begin_table(out, "words", &["limit", "requests"])?;
         for (limit, words) in &sources.routes {
             writeln!(out, "<tr><td>{}</td><td><bdi>{}</bdi></td></tr>", Escaped(limit), Escaped(words))?;
@@ -246,7 +324,10 @@ fn policy(out: &mut String, sources: &Sources) -> fmt::Result {
         out.push_str("</tbody></table></div>\n</section>\n");
     }
     if !sources.overrides.is_empty() {
-        out.push_str("<section class=\"panel\" aria-labelledby=\"overrides\">\n<h2 id=\"overrides\">Keys with a limit of their own</h2>\n");
+        write!(
+            out,
+            "<section class=\"panel\" aria-labelledby=\"overrides{ids}\">\n<h2 id=\"overrides{ids}\">Keys with a limit of their own</h2>\n"
+        )?;
         begin_table(out, "words", &["limit", "key", "instead"])?;
         for (limit, key, words) in sources.overrides.iter().take(MOST_OVERRIDES) {
             writeln!(
@@ -272,8 +353,11 @@ fn more(out: &mut String, all: usize, told: usize) -> fmt::Result {
 }
 
 /// What was read.
-fn read(out: &mut String, summary: &Summary, sources: &Sources) -> fmt::Result {
-    out.push_str("<section class=\"panel\" aria-labelledby=\"read\">\n<h2 id=\"read\">What was read</h2>\n<dl class=\"sources\">\n");
+fn read(out: &mut String, summary: &Summary, sources: &Sources, ids: &str) -> fmt::Result {
+    write!(
+        out,
+        "<section class=\"panel\" aria-labelledby=\"read{ids}\">\n<h2 id=\"read{ids}\">What was read</h2>\n<dl class=\"sources\">\n"
+    )?;
     writeln!(out, "<div><dt>config</dt><dd><bdi>{}</bdi></dd></div>", Escaped(&sources.config))?;
     writeln!(out, "<div><dt>{}</dt>", if sources.logs.len() == 1 { "log" } else { "logs" })?;
     for log in sources.logs.iter().take(MOST_LOGS) {
@@ -281,13 +365,12 @@ fn read(out: &mut String, summary: &Summary, sources: &Sources) -> fmt::Result {
     }
     out.push_str("</div>\n");
     if summary.skipped_lines > 0 {
-        let first = summary.first_skipped.as_deref().unwrap_or_default();
         let bad = counted(summary.skipped_lines, "bad line");
-        writeln!(
-            out,
-            "<div><dt>{bad} skipped, the first being</dt><dd><bdi>{}</bdi></dd></div>",
-            Escaped(first)
-        )?;
+        writeln!(out, "<div><dt>{bad} left out, first</dt>")?;
+        for line in summary.first_skipped.iter().take(SKIPPED) {
+            writeln!(out, "<dd><bdi>{}</bdi></dd>", Escaped(line))?;
+        }
+        out.push_str("</div>\n");
     }
     out.push_str("</dl>\n");
     more(out, sources.logs.len(), MOST_LOGS)?;

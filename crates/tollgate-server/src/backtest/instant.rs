@@ -47,8 +47,9 @@ fn parse_unix(text: &str) -> Result<u64, Fix> {
     if decimals.len() > 6 {
         return Err(TOO_FINE);
     }
-    // Six digits at most, padded to exactly six.
-    let micros: u64 = format!("{decimals:0<6}").parse().map_err(|_| ANY)?;
+    // Six digits at most, and as many zeros as are missing.
+    let digits = decimals.bytes().chain(std::iter::repeat(b'0')).take(6);
+    let micros = digits.fold(0, |micros: u64, digit| micros * 10 + u64::from(digit.wrapping_sub(b'0')));
     let latest = u64::try_from(Timestamp::MAX.as_microsecond()).unwrap_or(u64::MAX);
     seconds
         .parse::<u64>()

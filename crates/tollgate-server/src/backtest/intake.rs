@@ -2,21 +2,22 @@
 //!
 //! The readers (`from_csv.rs`, `from_jsonl.rs`) hand over the texts of a line's fields; what they mean is decided here, once,
 //! so that both formats give the same answers. `from_combined.rs` hands over whole requests, and the config's `[[routes]]` say which
-//! limits those meet: one line becomes a charge for each, found by the same code as in the tower layer. A line that cannot be read is never guessed at: by default all of them are
-//! reported (the first twenty, if there are more) and nothing is replayed; with `--skip-bad` they are counted.
+//! limits those meet: one line becomes a charge for each, found by the same code as in the tower layer. A line that cannot be read is
+//! never guessed at: it is counted and left out, and the first few are reported. With `--strict`, and where no line could be read, nothing is
+//! replayed.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
 use tollgate::Key;
 use tollgate::config::Config;
-use tollgate::key::KeyError;
 use tollgate::route::Routes;
 use tollgate_llm::LlmConfig;
 
 use super::from_combined::Access;
 use super::from_trail::Call;
 use super::instant;
+use super::mistake::{Mistake, SHOWN};
 use super::traffic::{Request, Traffic};
 use crate::failure::{Failure, print_line};
 use crate::figures::{counted, shortened};
@@ -26,17 +27,17 @@ use crate::validate::is_concurrency;
 /// The key of a request that has none: every limit denies it, and nothing is charged.
 pub(super) const NO_KEY: &str = "";
 
-/// How many bad lines are reported before the rest of the input is left unread.
+/// How many bad lines are reported; with `--strict`, the rest of the input is left unread then.
 const MOST_BAD: usize = 20;
+
+/// How many charges a backtest holds: 8 GiB of them. A few bytes of a compressed file can unfold to more.
+const MOST_CHARGES: usize = 1 << 28;
 
 /// How many names of ignored columns are reported.
 const MOST_IGNORED: usize = 8;
 
 /// The largest cost: 2^53 − 1, like every count of Tollgate.
 const MAX_COST: u64 = (1 << 53) - 1;
-
-/// How much of a bad value is shown.
-const SHOWN: usize = 60;
 
 /// The fields of one line, as texts. A field that is absent is `None`.
 #[derive(Debug, Default)]
@@ -47,54 +48,18 @@ pub(super) struct Entry<'a> {
     pub(super) cost: Option<Cow<'a, str>>,
 }
 
-/// Why a line cannot be replayed.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Mistake {
-    field: &'static str,
-    /// As it stands in the file; `None` when the field is absent.
-    value: Option<String>,
-    fix: String,
-}
-
-impl Mistake {
-    pub(super) fn new(field: &'static str, value: &str, fix: impl Into<String>) -> Self {
-        Mistake { field, value: Some(format!("{:?}", shortened(value, SHOWN))), fix: fix.into() }
-    }
-
-    /// For a value that is not UTF-8, shown as far as it can be.
-    pub(super) fn not_utf8(field: &'static str, value: &[u8]) -> Self {
-        Mistake::new(field, &String::from_utf8_lossy(value), "is not UTF-8; save the log as UTF-8")
-    }
-
-    /// For a key that makes no sense, with the text that was probably meant.
-    fn malformed_key(value: &str, error: &KeyError) -> Self {
-        let meant = error.suggestion().map(|meant| format!(", such as {meant:?}")).unwrap_or_default();
-        Mistake::new("key", value, format!("{error}{meant}"))
-    }
-
-    /// For a value of JSON that is shown as it is written, without quotes around it.
-    pub(super) fn wrong_type(field: &'static str, value: &str, fix: impl Into<String>) -> Self {
-        Mistake { field, value: Some(shortened(value, SHOWN)), fix: fix.into() }
-    }
-
-    fn absent(field: &'static str, fix: impl Into<String>) -> Self {
-        Mistake { field, value: None, fix: fix.into() }
-    }
-
-    fn in_words(&self, file: &str, line: u64) -> String {
-        let Mistake { field, value, fix } = self;
-        match value {
-            Some(value) => format!("{file}:{line}: {field} = {value}: {fix}"),
-            None => format!("{file}:{line}: {field} is missing: {fix}"),
-        }
-    }
-}
-
 /// What to do with a line that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BadLines {
     Refuse,
     Skip,
+}
+
+/// Whether values of bad lines, in which a key may be, are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BadValues {
+    Shown,
+    Hidden,
 }
 
 /// The requests read so far, and what could not be read.
@@ -111,6 +76,7 @@ pub(super) struct Intake {
     /// The routes that cannot be replayed from an access log, and why; until they are reported.
     left_out: Vec<String>,
     bad_lines: BadLines,
+    bad_values: BadValues,
     file: u16,
     file_name: String,
     traffic: Traffic,
@@ -120,6 +86,8 @@ pub(super) struct Intake {
     ignored: BTreeSet<String>,
     /// The files that had nothing in them.
     empty: Vec<String>,
+    /// Decisions that a decision log says it left out.
+    left_out_decisions: u64,
     progress: Progress,
     seen: u64,
 }
@@ -127,9 +95,9 @@ pub(super) struct Intake {
 /// What the files came to.
 pub(super) struct Harvest {
     pub(super) traffic: Traffic,
-    /// How many lines were skipped, and the first of them.
+    /// How many lines were skipped, and the first few of them.
     pub(super) skipped: u64,
-    pub(super) first_skipped: Option<String>,
+    pub(super) first_skipped: Vec<String>,
     /// How many requests of access logs met no route.
     pub(super) unmet: u64,
 }
@@ -141,6 +109,7 @@ impl Intake {
         config: &Config,
         llm: Option<LlmConfig>,
         bad_lines: BadLines,
+        bad_values: BadValues,
     ) -> Result<Intake, Failure> {
         let mut ids = HashMap::new();
         for (index, name) in limits.iter().enumerate() {
@@ -173,6 +142,7 @@ impl Intake {
             left_out,
             known: if limits.is_empty() { "none".to_string() } else { limits.join(", ") },
             bad_lines,
+            bad_values,
             file: 0,
             file_name: String::new(),
             traffic: Traffic::default(),
@@ -181,9 +151,15 @@ impl Intake {
             unmet: 0,
             ignored: BTreeSet::new(),
             empty: Vec::new(),
+            left_out_decisions: 0,
             progress: Progress::new(),
             seen: 0,
         })
+    }
+
+    /// Shows how much of the input has been read.
+    pub(super) fn follow(&mut self, progress: Progress) {
+        self.progress = progress;
     }
 
     /// Says which file the next lines are from.
@@ -202,12 +178,22 @@ impl Intake {
         self.seen += 1;
         self.progress.at("reading", self.seen);
         match entry.and_then(|entry| self.request(line, &entry)) {
-            Ok(request) => {
-                self.traffic.requests.push(request);
-                Ok(())
-            }
+            Ok(request) => self.charge(request),
             Err(mistake) => self.refuse(&mistake, line),
         }
+    }
+
+    fn charge(&mut self, request: Request) -> Result<(), Failure> {
+        if self.traffic.requests.len() >= MOST_CHARGES {
+            return Err(self.too_many_charges());
+        }
+        self.traffic.requests.push(request);
+        Ok(())
+    }
+
+    fn too_many_charges(&self) -> Failure {
+        let name = &self.file_name;
+        Failure::new(format!("{name} has more charges than a backtest holds (268,435,456); split the log"))
     }
 
     /// Whether nothing says which limits a request of an access log meets.
@@ -234,6 +220,9 @@ impl Intake {
         self.seen += 1;
         self.progress.at("reading", self.seen);
         let before = self.traffic.requests.len();
+        if before >= MOST_CHARGES {
+            return Err(self.too_many_charges());
+        }
         let request = access.request(self.routes.reader());
         for charge in self.routes.charges(&request) {
             let text = charge.key.as_ref().map_or(NO_KEY, Key::canonical);
@@ -264,9 +253,20 @@ impl Intake {
             let Some(key) = keys.find(&key).or_else(|| keys.enter(&key, &key)) else {
                 return Err(Failure::new("the log has more than 2^32 keys; split it"));
             };
-            self.traffic.requests.push(Request { time_us, cost, line, key, limit, file: self.file });
+            self.charge(Request { time_us, cost, line, key, limit, file: self.file })?;
         }
         Ok(())
+    }
+
+    /// Notes how many decisions a decision log left out.
+    pub(super) fn note_left_out(&mut self, decisions: u64) {
+        self.left_out_decisions = self.left_out_decisions.saturating_add(decisions);
+    }
+
+    /// Passes over a line that is no charge and no mistake.
+    pub(super) fn pass_over(&mut self) {
+        self.seen += 1;
+        self.progress.at("reading", self.seen);
     }
 
     /// Refuses a line of an access log. An `Err` ends the reading.
@@ -282,12 +282,18 @@ impl Intake {
         }
     }
 
-    /// Everything that was read, unless there were bad lines and they were not to be skipped.
+    /// Everything that was read, unless nothing could be read or bad lines are refused.
     pub(super) fn finish(mut self) -> Result<Harvest, Failure> {
-        if self.bad > 0 && self.bad_lines == BadLines::Refuse {
+        if self.bad > 0 && (self.bad_lines == BadLines::Refuse || self.bad == self.seen) {
             return Err(self.refused(""));
         }
         drop(self.progress);
+        if self.left_out_decisions > 0 {
+            let decisions = counted(self.left_out_decisions, "decision");
+            print_line(format_args!(
+                "tollgate: note: the decision log says that it left out {decisions}; `log_all = true` in [server] writes all"
+            ));
+        }
         if !self.empty.is_empty() {
             if self.empty.len() == usize::from(self.file) + 1 {
                 let logs = counted(self.empty.len() as u64, "log");
@@ -306,7 +312,7 @@ impl Intake {
         Ok(Harvest {
             traffic: self.traffic,
             skipped: self.bad,
-            first_skipped: self.reported.into_iter().next(),
+            first_skipped: self.reported,
             unmet: self.unmet,
         })
     }
@@ -314,7 +320,10 @@ impl Intake {
     fn refuse(&mut self, mistake: &Mistake, line: u64) -> Result<(), Failure> {
         self.bad += 1;
         if self.reported.len() < MOST_BAD {
-            self.reported.push(mistake.in_words(&self.file_name, line));
+            self.reported.push(match self.bad_values {
+                BadValues::Shown => mistake.in_words(&self.file_name, line),
+                BadValues::Hidden => mistake.without_value(&self.file_name, line),
+            });
         }
         if self.bad_lines == BadLines::Refuse && self.reported.len() == MOST_BAD {
             return Err(self.refused(", and the rest was not read"));
@@ -323,10 +332,13 @@ impl Intake {
     }
 
     fn refused(&mut self, rest: &str) -> Failure {
-        let message = format!(
-            "{} in the log{rest}; nothing was replayed (--skip-bad counts such lines and goes on)",
-            counted(self.bad, "bad line"),
-        );
+        let why = match self.bad_lines {
+            BadLines::Refuse => " (without --strict such lines are counted and left out)",
+            BadLines::Skip if self.bad == 1 => ", because it is the only one",
+            BadLines::Skip => ", because no line could be read",
+        };
+        let message =
+            format!("{} in the log{rest}; nothing was replayed{why}", counted(self.bad, "bad line"));
         Failure::with_details(std::mem::take(&mut self.reported), message)
     }
 
@@ -377,9 +389,14 @@ mod tests {
     use super::*;
 
     fn intake(bad_lines: BadLines) -> Intake {
-        let mut intake =
-            Intake::new(&["api".to_string(), "login".to_string()], &Config::default(), None, bad_lines)
-                .unwrap();
+        let mut intake = Intake::new(
+            &["api".to_string(), "login".to_string()],
+            &Config::default(),
+            None,
+            bad_lines,
+            BadValues::Shown,
+        )
+        .unwrap();
         intake.begin_file(0, "log.csv");
         intake
     }
@@ -441,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_stops_at_the_twentieth_bad_line_unless_they_are_skipped() {
+    fn strict_reading_stops_at_the_twentieth_bad_line_and_other_reading_goes_on() {
         let bad = |n: u64| (n, Ok(entry("1", "api", "u", Some("0"))));
         let mut strict = intake(BadLines::Refuse);
         for (line, entry) in (1..20).map(bad) {
@@ -457,14 +474,20 @@ mod tests {
         for (line, entry) in (1..=50).map(bad) {
             lenient.take(line, entry).unwrap();
         }
+        lenient.take(51, Ok(entry("1", "api", "u", None))).unwrap();
         let harvest = lenient.finish().unwrap();
-        assert_eq!(harvest.skipped, 50);
-        assert!(harvest.first_skipped.unwrap().starts_with("log.csv:1: cost"));
-    }
+        assert_eq!((harvest.skipped, harvest.first_skipped.len()), (50, MOST_BAD));
+        assert!(harvest.first_skipped[0].starts_with("log.csv:1: cost"));
 
-    #[test]
-    fn long_values_are_cut() {
-        let mistake = Mistake::new("key", &"k".repeat(5000), "fix");
-        assert!(mistake.in_words("f", 1).len() < 100);
+        // A file without one good line is most likely no log.
+        let mut hopeless = intake(BadLines::Skip);
+        for (line, entry) in (1..=50).map(bad) {
+            hopeless.take(line, entry).unwrap();
+        }
+        let Err(Failure::CouldNot { details, message }) = hopeless.finish() else { panic!("went on") };
+        assert_eq!(
+            (details.len(), &*message),
+            (20, "50 bad lines in the log; nothing was replayed, because no line could be read")
+        );
     }
 }

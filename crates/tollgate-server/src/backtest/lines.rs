@@ -6,6 +6,8 @@
 
 use std::io::{self, BufRead, Read};
 
+use crate::failure::reason;
+
 /// The longest line, and the longest record: no log has one, but a file that is no log may, and so does a quote left open.
 pub(super) const MAX_LINE: usize = 1024 * 1024;
 
@@ -25,18 +27,48 @@ impl<R: BufRead> Lines<R> {
         Ok(Lines { input, line: 0, buffer: Vec::new() })
     }
 
-    /// The next line with its number, from 1 on, and its line break; `None` at the end.
-    pub(super) fn next_line(&mut self) -> io::Result<Option<(u64, &[u8])>> {
+    /// The line that was handed out last.
+    fn current(&self) -> (u64, &[u8]) {
+        (self.line, &self.buffer)
+    }
+
+    /// The next line with its number, from 1 on, and its line break; `None` at the end. A line that is too long is passed over
+    /// without being held, and its beginning is handed out in its place.
+    pub(super) fn next_line(&mut self) -> io::Result<Option<Line<'_>>> {
         self.buffer.clear();
-        let read = self.input.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut self.buffer)?;
+        let read = self.input.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut self.buffer);
+        let read = read.map_err(|error| after(self.line, error))?;
         if read == 0 {
             return Ok(None);
         }
         self.line += 1;
         if read > MAX_LINE {
-            return Err(too_long(self.line));
+            if self.buffer.last() != Some(&b'\n') {
+                self.input.skip_until(b'\n').map_err(|error| after(self.line, error))?;
+            }
+            return Ok(Some(Line::TooLong(self.line, &self.buffer[..SHOWN_OF_LONG])));
         }
-        Ok(Some((self.line, &self.buffer)))
+        Ok(Some(Line::Whole(self.line, &self.buffer)))
+    }
+}
+
+/// One line, with its number.
+pub(super) enum Line<'a> {
+    Whole(u64, &'a [u8]),
+    TooLong(u64, &'a [u8]),
+}
+
+/// How much of a line is kept that is too long.
+const SHOWN_OF_LONG: usize = 256;
+
+/// What a line that is too long should have been.
+pub(super) const TOO_LONG: &str = "is longer than 1 MiB; is this a log?";
+
+/// Says how far reading came: what is damaged is most often the end of a file.
+fn after(line: u64, error: io::Error) -> io::Error {
+    match line {
+        0 => error,
+        _ => io::Error::new(error.kind(), format!("after line {line}: {}", reason(&error))),
     }
 }
 
@@ -50,6 +82,8 @@ pub(super) struct Records<R> {
     /// How many bytes it has had so far.
     bytes: usize,
     quoting: Quoting,
+    /// Whether the line at hand was handed out already, and is now to be read as a record.
+    is_given: bool,
 }
 
 /// Where in a field the csv reader is.
@@ -64,7 +98,12 @@ enum Quoting {
 
 impl<R: BufRead> Records<R> {
     pub(super) fn new(lines: Lines<R>) -> Self {
-        Records { lines, taken: 0, start: None, bytes: 0, quoting: Quoting::FieldStart }
+        Records { lines, taken: 0, start: None, bytes: 0, quoting: Quoting::FieldStart, is_given: false }
+    }
+
+    /// From the line on that was handed out last.
+    pub(super) fn from_current(lines: Lines<R>) -> Self {
+        Records { is_given: true, ..Records::new(lines) }
     }
 
     /// Says that the next line which is not blank begins a record.
@@ -83,6 +122,14 @@ impl<R: BufRead> Records<R> {
     }
 
     fn follow(&mut self) {
+        // Without a quote only the last byte counts.
+        if self.quoting != Quoting::Quoted && !self.lines.buffer.contains(&b'"') {
+            self.quoting = match self.lines.buffer.last() {
+                Some(b',' | b'\r' | b'\n') => Quoting::FieldStart,
+                _ => Quoting::Bare,
+            };
+            return;
+        }
         for byte in &self.lines.buffer {
             self.quoting = match (self.quoting, byte) {
                 (Quoting::FieldStart | Quoting::QuoteSeen, b'"') => Quoting::Quoted,
@@ -97,9 +144,17 @@ impl<R: BufRead> Records<R> {
 
 impl<R: BufRead> Read for Records<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.taken == self.lines.buffer.len() {
+        if self.is_given || self.taken == self.lines.buffer.len() {
             self.taken = 0;
-            let Some((number, line)) = self.lines.next_line()? else { return Ok(0) };
+            let (number, line) = if std::mem::take(&mut self.is_given) {
+                self.lines.current()
+            } else {
+                match self.lines.next_line()? {
+                    None => return Ok(0),
+                    Some(Line::TooLong(number, _)) => return Err(too_long(number)),
+                    Some(Line::Whole(number, line)) => (number, line),
+                }
+            };
             self.bytes += line.len();
             let blank = matches!(line, b"\n" | b"\r\n");
             if self.bytes > MAX_LINE {
@@ -118,7 +173,7 @@ impl<R: BufRead> Read for Records<R> {
     }
 }
 
-fn too_long(line: u64) -> io::Error {
+pub(super) fn too_long(line: u64) -> io::Error {
     let message =
         format!("line {line} is longer than 1 MiB, or a quote before it was never closed; is this a log?");
     io::Error::new(io::ErrorKind::InvalidData, message)
@@ -179,8 +234,14 @@ mod tests {
     #[test]
     fn what_is_no_log_is_refused_before_it_fills_the_memory() {
         let endless = vec![b'x'; MAX_LINE + 1];
-        let mut lines = Lines::new(&endless[..]).unwrap();
-        assert!(lines.next_line().unwrap_err().to_string().contains("line 1 is longer than 1 MiB"));
+        let text = [&endless[..], b"\nnext\n"].concat();
+        let mut lines = Lines::new(&text[..]).unwrap();
+        assert!(matches!(lines.next_line().unwrap(), Some(Line::TooLong(1, start)) if start.len() == 256));
+        assert!(matches!(lines.next_line().unwrap(), Some(Line::Whole(2, b"next\n"))));
+        assert!(lines.next_line().unwrap().is_none());
+        let mut records = Records::new(Lines::new(&endless[..]).unwrap());
+        let error = records.read(&mut [0; 9]).unwrap_err();
+        assert!(error.to_string().contains("line 1 is longer than 1 MiB"));
 
         let open = format!("a,\"b\n{}", "1,2\n".repeat(MAX_LINE / 4));
         let mut reader =

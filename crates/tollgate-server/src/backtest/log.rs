@@ -1,24 +1,31 @@
-//! A log file of the command line: opened, its format found out, read.
+//! A log file of the command line: opened, unpacked, its format found out, read.
 
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use super::intake::Intake;
 use super::lines::{Lines, MAX_LINE};
-use super::{from_combined, from_csv, from_jsonl};
-use crate::cli::{BacktestArgs, Format};
+use super::unpack::unpacked;
+use super::{from_combined, from_csv, from_decision_log, from_json_access, from_jsonl};
+use crate::cli::{Format, LogArgs as Logs};
 use crate::failure::Failure;
-use crate::source;
+use crate::source::{self, ReadBytes};
 
 /// How many lines are looked at: the first of a log that was cut may be half a line.
 const LOOKED_AT: usize = 5;
 
 /// Reads one of the logs into `intake`. An access log needs routes in the config. An empty log among several, as there is after
 /// a rotation, is passed over, unless it was said how the logs are written.
-pub(super) fn read(path: &Path, asked: &BacktestArgs, intake: &mut Intake) -> Result<(), Failure> {
+pub(super) fn read(
+    path: &Path,
+    asked: &Logs,
+    config: &str,
+    read: &ReadBytes,
+    intake: &mut Intake,
+) -> Result<(), Failure> {
     let name = source::name(path);
     let failed = |error: io::Error| Failure::reading(&name, &error);
-    let mut input = source::open(path)?;
+    let mut input = unpacked(source::open_counted(path, read)?).map_err(failed)?;
     let beginning = match asked.format {
         Format::Auto => beginning(&mut input).map_err(failed)?,
         _ => Vec::new(),
@@ -38,10 +45,10 @@ pub(super) fn read(path: &Path, asked: &BacktestArgs, intake: &mut Intake) -> Re
     let lines = Lines::new(beginning.as_slice().chain(input)).map_err(failed)?;
     match format {
         Format::Jsonl => from_jsonl::read(lines, &name, intake),
-        Format::Combined if intake.has_no_routes() => {
-            Err(without_routes(&name, &source::name(&asked.config)))
-        }
+        Format::Combined | Format::Json if intake.has_no_routes() => Err(without_routes(&name, config)),
         Format::Combined => from_combined::read(lines, &name, intake),
+        Format::Json => from_json_access::read(lines, &name, intake),
+        Format::Decisions => from_decision_log::read(lines, &name, intake),
         Format::Csv | Format::Auto => from_csv::read(lines, &name, intake),
     }
 }
@@ -87,15 +94,25 @@ fn texts(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 /// The format by the file's name, or else by the first line that reads as one of them.
 fn guess(path: &Path, beginning: &[u8]) -> Format {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    match extension.to_ascii_lowercase().as_str() {
+    let extension = |path: &Path| {
+        path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().to_ascii_lowercase()
+    };
+    let own = extension(path);
+    let own = match own.as_str() {
+        "gz" | "zst" => extension(&path.with_extension("")),
+        _ => own,
+    };
+    let of_json = |line: &[u8]| line.starts_with(b"{").then(|| json_format(line));
+    match own.as_str() {
         "csv" => return Format::Csv,
-        "jsonl" | "ndjson" => return Format::Jsonl,
+        "jsonl" | "ndjson" => {
+            return texts(beginning).take(LOOKED_AT).find_map(of_json).unwrap_or(Format::Jsonl);
+        }
         _ => {}
     }
     let format = |line: &[u8]| {
-        if line.starts_with(b"{") {
-            Some(Format::Jsonl)
+        if let Some(format) = of_json(line) {
+            Some(format)
         } else if from_combined::is_access(line) {
             Some(Format::Combined)
         } else {
@@ -104,6 +121,19 @@ fn guess(path: &Path, beginning: &[u8]) -> Format {
     };
     // Of what is none of them, the message names the header that is missing.
     texts(beginning).take(LOOKED_AT).find_map(format).unwrap_or(Format::Csv)
+}
+
+/// What an object is a line of.
+fn json_format(line: &[u8]) -> Format {
+    if from_decision_log::is_log(line) {
+        Format::Decisions
+    } else if from_jsonl::is_charge(line) {
+        Format::Jsonl
+    } else if from_json_access::is_access(line) {
+        Format::Json
+    } else {
+        Format::Jsonl
+    }
 }
 
 #[cfg(test)]
@@ -124,6 +154,17 @@ mod tests {
             ("-", "", Format::Csv),
             ("access.log", combined, Format::Combined),
             ("-", "\n::1 - a b [10/Oct/2000:13:55:36 -0700] \"-\" 408 0\r\n", Format::Combined),
+            ("a.csv.gz", "{\"time\":1}", Format::Csv),
+            ("a.log.zst", combined, Format::Combined),
+            ("a.gz", "time,limit,key\n", Format::Csv),
+            ("a.jsonl", "{\"start_time\":\"x\",\"path\":\"/\"}\n", Format::Json),
+            ("a.log", "{\"time\":1,\"limit\":\"a\",\"key\":\"u\",\"path\":\"/\"}\n", Format::Jsonl),
+            (
+                "a.log",
+                "{\"timestamp\":\"x\",\"level\":\"INFO\",\"target\":\"tollgate::decision\"}\n",
+                Format::Decisions,
+            ),
+            ("a.jsonl", "{\"timestamp\":\"x\",\"model\":\"m\",\"status\":\"success\"}\n", Format::Jsonl),
             ("a.log", "half a line\n\n{\"time\":1}\n", Format::Jsonl),
             ("a.log", "key, \"limit\",time\n{\"time\":1}\n", Format::Csv),
             ("a.log", "1\n2\n\n3\n4\n{\"time\":1}\n", Format::Jsonl),

@@ -30,7 +30,7 @@ enum To {
 
 impl Output {
     /// Opens the place, before any work is done: a place that cannot be written to should cost nobody a long replay.
-    pub(super) fn open(path: &Path, config: &Path, logs: &[PathBuf]) -> Result<Output, Failure> {
+    pub(super) fn open(path: &Path, configs: &[PathBuf], logs: &[PathBuf]) -> Result<Output, Failure> {
         if source::is_stdin(path) {
             return Ok(Output::stdout("to stdout".to_string()));
         }
@@ -40,7 +40,7 @@ impl Output {
         let is_target = |input: &Path| found.as_ref().is_some_and(|found| is_read_from(found, input));
         let input = match logs.iter().any(|log| is_target(log)) {
             true => Some("one of the logs"),
-            false => is_target(config).then_some("the config"),
+            false => configs.iter().any(|config| is_target(config)).then_some("the config"),
         };
         if let Some(input) = input {
             return Err(Failure::new(format!("cannot write {name}: it is {input}; name another file")));

@@ -13,7 +13,10 @@ use tollgate::store::Micros;
 use tollgate::{Allowance, Charge, Limit, Limiter, ManualClock, Tollgate};
 
 use super::decisions::{Decision, Decisions};
+use super::denied::DeniedKeys;
 use super::intake::Harvest;
+use super::peaks::{CounterBesideLog, Groups, Peaks};
+use super::shown::ShownKeys;
 use super::summary::{Answer, Ending, Summary, Tally};
 use super::traffic::{Keys, Request};
 use crate::failure::Failure;
@@ -75,13 +78,15 @@ impl Gate {
         &self,
         harvest: &Harvest,
         files: &[String],
+        shown: &ShownKeys,
         mut decisions: Decisions,
-    ) -> Result<Summary, Failure> {
+        mut denied: DeniedKeys,
+    ) -> Result<(Summary, Vec<(String, u64)>), Failure> {
         let (requests, keys) = (&harvest.traffic.requests, &harvest.traffic.keys);
         let words =
             self.limits.iter().map(|limit| (limit.name.clone(), validate::words(&limit.limiter.rule())));
         let mut tally = Tally::new(words, requests);
-        let mut progress = Progress::new();
+        let mut progress = Progress::of_steps(requests.len() as u64);
         let mut answers = Vec::new();
         for (count, request) in (0u64..).zip(harvest.traffic.charges()) {
             progress.at("replaying", count);
@@ -99,7 +104,7 @@ impl Gate {
                     line: part.line,
                     time_us: part.time_us,
                     limit: &self.limits[usize::from(part.limit)].name,
-                    key: keys.text(part.key),
+                    key: &shown.show(keys.text(part.key), keys.text(keys.normal(part.key))),
                     cost: part.cost,
                     allowed,
                     remaining: (outcome.capacity != u64::MAX).then_some(outcome.remaining),
@@ -113,7 +118,17 @@ impl Gate {
         }
         decisions.finish()?;
         drop(progress);
-        Ok(tally.finish(harvest))
+        let summary = tally.finish(harvest, files, shown, &mut denied)?;
+        Ok((summary, denied.finish()?))
+    }
+
+    /// Adds what each limit would have had to be for each key, and what sliding counters did that exact logs would not.
+    pub(super) fn add_peaks(&self, summary: &mut Summary, harvest: &Harvest) {
+        let groups = Groups::of(&harvest.traffic);
+        let rules = || (0u16..).zip(&self.limits).map(|(index, limit)| (index, limit.limiter.rule()));
+        summary.peaks = Some(rules().filter_map(|(index, rule)| Peaks::of(&rule, index, &groups)).collect());
+        summary.counters =
+            Some(rules().filter_map(|(index, rule)| CounterBesideLog::of(&rule, index, &groups)).collect());
     }
 
     /// Charges what one request owes, all of it or nothing. A shadow limit lets everything through, and its answer is the one that

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use tollgate::store::Micros;
 
+use super::denied::DeniedKey;
+use super::peaks::{CounterBesideLog, PeakStep, Peaks};
 use super::summary::{LimitTally, Summary};
 use super::timeline::Timeline;
 use crate::figures::{counted, grouped, share, shortened};
@@ -13,6 +15,9 @@ use crate::table::{Cell, Side, Table};
 
 /// How long the longest bar is.
 const BAR: u64 = 40;
+
+/// How many bad lines are shown.
+pub(super) const SKIPPED: usize = 5;
 
 /// How much of a key is shown.
 pub(super) const KEY: usize = 48;
@@ -27,7 +32,91 @@ pub(super) fn print(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Re
     if let Some(line) = &summary.over_time {
         over_time(line, out, ink)?;
     }
+    for peaks in summary.peaks.iter().flatten() {
+        print_peaks(peaks, out, ink)?;
+    }
+    match summary.counters.as_deref() {
+        Some([]) | None => Ok(()),
+        Some(counters) => print_counters(counters, out, ink),
+    }
+}
+
+/// How the peaks of keys are spread, with the limit drawn in.
+fn print_peaks(peaks: &Peaks, out: &mut impl Write, ink: Ink) -> io::Result<()> {
+    let heading = format!("What each key of {} needed at most", peaks.limit);
+    writeln!(out, "\n{}   {} keys", ink.paint(Tone::Strong, heading), ink.paint(Tone::Good, "█"))?;
+    let label = |step: &PeakStep| match step.from == step.to {
+        true => grouped(step.to),
+        false => format!("{} to {}", grouped(step.from), grouped(step.to)),
+    };
+    let wide = peaks.steps.iter().map(|step| label(step).chars().count()).max().unwrap_or(0);
+    let most = peaks.steps.iter().map(|step| step.keys).max().unwrap_or(0).max(1);
+    for step in &peaks.steps {
+        let length = usize::try_from((u128::from(step.keys) * u128::from(BAR)).div_ceil(u128::from(most)));
+        let tone = if step.from > peaks.capacity { Tone::Bad } else { Tone::Good };
+        let bar = ink.paint(tone, "█".repeat(length.unwrap_or(0)));
+        let keys = if step.keys > 0 { format!(" {}", grouped(step.keys)) } else { String::new() };
+        writeln!(out, "{}", format!("{:>wide$}  {bar}{keys}", label(step)).trim_end())?;
+        if step.to == peaks.capacity {
+            let (rule, above) = (&peaks.rule, counted(peaks.above, "key"));
+            let line = format!("{}─ limit: {rule}; {above} above", "─".repeat(wide));
+            writeln!(out, "{}", ink.paint(Tone::Strong, line))?;
+        }
+    }
+    let most =
+        |count: u64| if count == u64::MAX { "more than can be counted".to_owned() } else { grouped(count) };
+    write!(out, "Half of {} needed at most {}", counted(peaks.keys, "key"), most(peaks.p50))?;
+    writeln!(out, ", 90 % {}, 99 % {}, all {}", most(peaks.p90), most(peaks.p99), most(peaks.most))?;
+    if peaks.with_override > 0 {
+        writeln!(out, "{} with an override left out", counted(peaks.with_override, "key"))?;
+    }
     Ok(())
+}
+
+/// What sliding counters did that exact logs would not.
+fn print_counters(counters: &[CounterBesideLog], out: &mut impl Write, ink: Ink) -> io::Result<()> {
+    let mut table = Table::new(&[
+        ("LIMIT", Side::Left),
+        ("DENIED BY LOG", Side::Right),
+        ("BY COUNTER", Side::Right),
+        ("BY LOG ALONE", Side::Right),
+        ("BY COUNTER ALONE", Side::Right),
+        ("KEYS", Side::Right),
+        ("MOST ABOVE LIMIT", Side::Right),
+    ]);
+    for counter in counters {
+        table.row([
+            Cell::toned(Tone::Strong, &counter.limit),
+            grouped(counter.denied_by_log).into(),
+            grouped(counter.denied_by_counter).into(),
+            grouped(counter.log_alone).into(),
+            grouped(counter.counter_alone).into(),
+            grouped(counter.keys).into(),
+            grouped(counter.most_above).into(),
+        ]);
+    }
+    writeln!(
+        out,
+        "\n{}",
+        ink.paint(Tone::Strong, "sliding_window_counter beside the exact log of sliding_window")
+    )?;
+    table.print(out, ink, 0)
+}
+
+/// The bad lines: how many, and the first few.
+pub(super) fn skipped(summary: &Summary, out: &mut impl Write) -> io::Result<()> {
+    if summary.skipped_lines == 0 {
+        return Ok(());
+    }
+    writeln!(out, "{} left out:", counted(summary.skipped_lines, "bad line"))?;
+    let shown = &summary.first_skipped[..summary.first_skipped.len().min(SKIPPED)];
+    for line in shown {
+        writeln!(out, "  {line}")?;
+    }
+    match summary.skipped_lines - shown.len() as u64 {
+        0 => Ok(()),
+        more => writeln!(out, "  and {} more", grouped(more)),
+    }
 }
 
 fn sentence(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
@@ -53,11 +142,7 @@ fn sentence(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()>
     if summary.unmet > 0 {
         writeln!(out, "{} met no route", counted(summary.unmet, "request"))?;
     }
-    if summary.skipped_lines > 0 {
-        let first = summary.first_skipped.as_deref().unwrap_or_default();
-        writeln!(out, "{} skipped, first: {first}", counted(summary.skipped_lines, "bad line"))?;
-    }
-    Ok(())
+    skipped(summary, out)
 }
 
 fn limits(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
@@ -120,6 +205,7 @@ fn most_denied(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<
         ("DENIED", Side::Right),
         ("OF", Side::Right),
         ("SHARE", Side::Right),
+        ("FIRST DENIED", Side::Left),
         ("BY", Side::Left),
     ]);
     for key in &summary.most_denied {
@@ -132,11 +218,18 @@ fn most_denied(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<
             Cell::toned(Tone::Bad, grouped(key.denied)),
             grouped(key.requests).into(),
             share(key.denied, key.requests).into(),
+            first_denied(key).into(),
             by.join(", ").into(),
         ]);
     }
     writeln!(out, "\n{}", ink.paint(Tone::Strong, "Denied most"))?;
     table.print(out, ink, 0)
+}
+
+/// When, and on which line.
+pub(super) fn first_denied(key: &DeniedKey) -> String {
+    let file = key.first_denied_file.as_ref().map(|file| format!(" of {file}")).unwrap_or_default();
+    format!("{} (line {}{file})", stamp(key.first_denied_us), key.first_denied_line)
 }
 
 fn over_time(line: &Timeline, out: &mut impl Write, ink: Ink) -> io::Result<()> {

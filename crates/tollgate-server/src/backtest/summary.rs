@@ -9,9 +9,13 @@ use std::cmp::Reverse;
 use serde::Serialize;
 use tollgate::store::Outcome;
 
+use super::denied::{DeniedBy, DeniedKey, DeniedKeys, FirstDenials};
 use super::intake::{Harvest, NO_KEY};
+use super::peaks::{CounterBesideLog, Peaks};
+use super::shown::ShownKeys;
 use super::timeline::Timeline;
 use super::traffic::{Keys, Request};
+use crate::failure::Failure;
 
 /// How many of the keys that were denied most are shown.
 const MOST_DENIED: usize = 10;
@@ -24,6 +28,8 @@ pub(super) struct Summary {
     pub(super) allowed: u64,
     pub(super) denied: u64,
     pub(super) denied_share: f64,
+    /// Keys of which at least one request was denied.
+    pub(super) denied_keys: u64,
     /// What shadow limits let through and would have denied; part of `allowed`.
     pub(super) would_deny: u64,
     /// What was let through and told to wait; part of `allowed`.
@@ -31,14 +37,19 @@ pub(super) struct Summary {
     /// Requests of access logs that met no rule, and so no limit; not among `requests`.
     pub(super) unmet: u64,
     pub(super) skipped_lines: u64,
-    #[serde(skip)]
-    pub(super) first_skipped: Option<String>,
+    /// The first few of them, with their place and what is wrong.
+    pub(super) first_skipped: Vec<String>,
     /// The first instant and the last; `null` when there were no requests.
     pub(super) from_us: Option<u64>,
     pub(super) to_us: Option<u64>,
     pub(super) limits: Vec<LimitTally>,
     pub(super) most_denied: Vec<DeniedKey>,
     pub(super) over_time: Option<Timeline>,
+    /// What each limit would have had to be, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) peaks: Option<Vec<Peaks>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) counters: Option<Vec<CounterBesideLog>>,
 }
 
 /// One limit of the policy.
@@ -59,22 +70,6 @@ pub(super) struct LimitTally {
     /// What it allowed and denied itself, for pictures.
     #[serde(skip)]
     pub(super) over_time: Option<Timeline>,
-}
-
-/// A key that was denied, and by which limits.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct DeniedKey {
-    pub(super) key: String,
-    pub(super) requests: u64,
-    pub(super) denied: u64,
-    pub(super) by: Vec<DeniedBy>,
-}
-
-/// One limit's part in it.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct DeniedBy {
-    pub(super) limit: String,
-    pub(super) denied: u64,
 }
 
 /// What one limit of a charge said.
@@ -101,6 +96,7 @@ pub(super) enum Ending {
 pub(super) struct Tally {
     limits: Vec<LimitTally>,
     marks: Vec<Mark>,
+    firsts: FirstDenials,
     sums: Sums,
     span: Option<(u64, u64)>,
     over_time: Option<Timeline>,
@@ -166,6 +162,7 @@ impl Tally {
         Tally {
             limits: limits.into_iter().map(empty).collect(),
             marks: Vec::with_capacity(requests.len()),
+            firsts: FirstDenials::default(),
             sums: Sums::default(),
             span,
             over_time,
@@ -204,6 +201,9 @@ impl Tally {
                     counts &= !FIRST_DENIED;
                 }
             }
+            if is_denied {
+                self.firsts.note(key, part);
+            }
             self.marks.push(Mark::new(key, part.limit, counts));
         }
         self.sums.requests += 1;
@@ -219,11 +219,17 @@ impl Tally {
         }
     }
 
-    /// The answer, once the last request is counted.
-    pub(super) fn finish(mut self, harvest: &Harvest) -> Summary {
+    /// The answer, once the last request is counted. Every key that was denied goes to `all_denied`, if that wants them.
+    pub(super) fn finish(
+        mut self,
+        harvest: &Harvest,
+        files: &[String],
+        shown: &ShownKeys,
+        all_denied: &mut DeniedKeys,
+    ) -> Result<Summary, Failure> {
         let keys = &harvest.traffic.keys;
         self.marks.sort_unstable();
-        let mut distinct = 0;
+        let (mut distinct, mut distinct_denied) = (0, 0);
         // (times denied, marks of the key), cut back to the foremost now and then, so that it stays short.
         let mut denied_keys: Vec<(u64, &[Mark])> = Vec::new();
         let name = |marks: &[Mark]| keys.text_at(marks[0].key());
@@ -240,7 +246,11 @@ impl Tally {
             }
             let denied = counted(of_key, FIRST_DENIED);
             if denied > 0 {
+                distinct_denied += counts;
                 denied_keys.push((denied, of_key));
+                if all_denied.are_wanted() {
+                    all_denied.take(&denied_key(of_key, &self.limits, &self.firsts, keys, files, shown))?;
+                }
             }
             if denied_keys.len() > 100 * MOST_DENIED {
                 cut(&mut denied_keys);
@@ -249,23 +259,19 @@ impl Tally {
         cut(&mut denied_keys);
         let most_denied = denied_keys
             .into_iter()
-            .map(|(denied, marks)| DeniedKey {
-                key: if name(marks) == NO_KEY { "(no key)" } else { name(marks) }.to_string(),
-                requests: counted(marks, FIRST),
-                denied,
-                by: denied_by(marks, &self.limits),
-            })
+            .map(|(_, marks)| denied_key(marks, &self.limits, &self.firsts, keys, files, shown))
             .collect();
         for tally in &mut self.limits {
             tally.denied_share = fraction(tally.denied, tally.requests);
         }
         let Sums { requests, allowed, denied, would_deny, delayed } = self.sums;
-        Summary {
+        Ok(Summary {
             requests,
             keys: distinct,
             allowed,
             denied,
             denied_share: fraction(denied, requests),
+            denied_keys: distinct_denied,
             would_deny,
             delayed,
             unmet: harvest.unmet,
@@ -276,7 +282,32 @@ impl Tally {
             most_denied,
             over_time: self.over_time,
             limits: self.limits,
-        }
+            peaks: None,
+            counters: None,
+        })
+    }
+}
+
+/// A key that was denied, by its marks.
+fn denied_key(
+    marks: &[Mark],
+    limits: &[LimitTally],
+    firsts: &FirstDenials,
+    keys: &Keys,
+    files: &[String],
+    shown: &ShownKeys,
+) -> DeniedKey {
+    let key = marks[0].key();
+    let first = firsts.of(key);
+    let text = keys.text_at(key);
+    DeniedKey {
+        key: if text == NO_KEY { "(no key)".to_owned() } else { shown.show(text, text).into_owned() },
+        requests: counted(marks, FIRST),
+        denied: counted(marks, FIRST_DENIED),
+        first_denied_us: first.time_us,
+        first_denied_line: first.line,
+        first_denied_file: (files.len() > 1).then(|| files[usize::from(first.file)].clone()),
+        by: denied_by(marks, limits),
     }
 }
 
@@ -349,12 +380,25 @@ mod tests {
             tally.count(request, &keys, &ends.iter().map(answer).collect::<Vec<_>>());
         }
         let traffic = Traffic { requests: parts.concat(), keys, ..Traffic::default() };
-        tally.finish(&Harvest { traffic, skipped: 0, first_skipped: None, unmet: 0 })
+        let harvest = Harvest { traffic, skipped: 0, first_skipped: Vec::new(), unmet: 0 };
+        let mut all = DeniedKeys { output: None, kept: Some(Vec::new()) };
+        let summary = tally.finish(&harvest, &[], &ShownKeys::AsWritten, &mut all).unwrap();
+        assert_eq!(all.finish().unwrap().len() as u64, summary.denied_keys);
+        summary
     }
 
-    fn denied_key(key: &str, requests: u64, denied: u64, by: &[(&str, u64)]) -> DeniedKey {
+    fn denied_key(key: &str, requests: u64, denied: u64, first: u64, by: &[(&str, u64)]) -> DeniedKey {
         let by = by.iter().map(|&(limit, denied)| DeniedBy { limit: limit.to_string(), denied }).collect();
-        DeniedKey { key: key.to_string(), requests, denied, by }
+        let (first_denied_us, first_denied_line, first_denied_file) = (first, first, None);
+        DeniedKey {
+            key: key.to_string(),
+            requests,
+            denied,
+            first_denied_us,
+            first_denied_line,
+            first_denied_file,
+            by,
+        }
     }
 
     #[test]
@@ -368,13 +412,13 @@ mod tests {
             &[(3, 1, Ending::WouldDeny)],
         ]);
         assert_eq!((summary.requests, summary.keys, summary.allowed, summary.denied), (6, 3, 2, 4));
-        assert_eq!(summary.would_deny, 1);
+        assert_eq!((summary.would_deny, summary.denied_keys), (1, 2));
         assert_eq!(summary.limits.iter().map(|limit| limit.keys).collect::<Vec<_>>(), [2, 2]);
         assert_eq!(
             summary.most_denied,
             [
-                denied_key("default:b", 3, 3, &[("login", 2), ("api", 1)]),
-                denied_key("a:1", 2, 1, &[("api", 1)])
+                denied_key("default:b", 3, 3, 0, &[("login", 2), ("api", 1)]),
+                denied_key("a:1", 2, 1, 3, &[("api", 1)])
             ]
         );
         let line = summary.over_time.unwrap();
@@ -392,7 +436,7 @@ mod tests {
             &[(2, 0, Ending::Allowed), (3, 1, Ending::WouldDeny)],
         ]);
         assert_eq!((summary.requests, summary.keys, summary.allowed, summary.denied), (4, 3, 1, 3));
-        assert_eq!(summary.would_deny, 1);
+        assert_eq!((summary.would_deny, summary.denied_keys), (1, 2));
         let limits: Vec<_> = summary
             .limits
             .iter()
@@ -402,8 +446,8 @@ mod tests {
         assert_eq!(
             summary.most_denied,
             [
-                denied_key("default:b", 2, 2, &[("login", 2), ("api", 1)]),
-                denied_key("a:1", 2, 1, &[("api", 1)])
+                denied_key("default:b", 2, 2, 0, &[("login", 2), ("api", 1)]),
+                denied_key("a:1", 2, 1, 2, &[("api", 1)])
             ]
         );
     }

@@ -69,6 +69,7 @@ async fn route(app: &Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Resu
         "/v1/renew" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Renew))).await,
         "/v1/reset" => Box::pin(admin::reset(app, peer, request)).await,
         "/v1/reload" => Box::pin(admin::reload(app, peer, request)).await,
+        "/v1/compare" => Box::pin(admin::compare(app, peer, request)).await,
         "/v1/llm" => Box::pin(admin::models(app, peer, request)).await,
         "/v1/jobs" => Box::pin(admin::jobs(app, peer, request)).await,
         "/v1/jobs/close" => Box::pin(admin::close_job_key(app, peer, request)).await,
@@ -94,6 +95,11 @@ fn only(request: &Request<Incoming>, allow: &'static str, methods: &[Method]) ->
 
 /// The body of a POST that is JSON.
 async fn posted(request: Request<Incoming>) -> Result<Bytes, Fault> {
+    posted_up_to(request, body::MOST_BYTES).await
+}
+
+/// The same, of at most so many bytes.
+async fn posted_up_to(request: Request<Incoming>, most: usize) -> Result<Bytes, Fault> {
     only(&request, "POST", &[Method::POST])?;
     let is_json = |value: &HeaderValue| {
         let kind = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
@@ -102,7 +108,7 @@ async fn posted(request: Request<Incoming>) -> Result<Bytes, Fault> {
     if !request.headers().get(CONTENT_TYPE).is_some_and(is_json) {
         return Err(Fault::not_json());
     }
-    body::read(request.into_body()).await
+    body::read_up_to(request.into_body(), most).await
 }
 
 async fn decide(

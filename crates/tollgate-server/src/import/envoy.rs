@@ -7,36 +7,11 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 use super::name;
+use super::written::{Imported, quoted};
 use super::yaml::{self, Node};
 
 /// How deep descriptors may be nested: a rule has as many entries.
 const DEEPEST: usize = 16;
-
-/// What came of a file.
-pub(super) struct Imported {
-    pub(super) toml: String,
-    pub(super) limits: usize,
-    pub(super) rules: usize,
-    /// `12: what could not be carried over`.
-    pub(super) notes: Vec<String>,
-    /// Where the limits and the rules stood, by name and in order.
-    limit_lines: HashMap<String, usize>,
-    rule_lines: Vec<usize>,
-}
-
-impl Imported {
-    /// The line of what became a field of the config, such as `limits.a.limit` or `envoy[2].domain`.
-    pub(super) fn line_of(&self, field: &str) -> Option<usize> {
-        if let Some(rest) = field.strip_prefix("envoy[") {
-            let number: usize = rest.split(']').next()?.parse().ok()?;
-            return self.rule_lines.get(number.checked_sub(1)?).copied();
-        }
-        let rest = field.strip_prefix("limits.")?;
-        let of = |name: &str| self.limit_lines.get(name).copied();
-        // The name of a limit may have points in it.
-        of(rest).or_else(|| rest.match_indices('.').rev().find_map(|(end, _)| of(&rest[..end])))
-    }
-}
 
 /// A file, being carried over.
 #[derive(Default)]
@@ -274,11 +249,6 @@ fn window_of(unit: &str) -> Option<&'static str> {
         "year" => "365d",
         _ => return None,
     })
-}
-
-/// A text as TOML has it; the escapes of JSON are among those of TOML.
-fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
 }
 
 #[cfg(test)]

@@ -156,6 +156,59 @@ fn the_line_to_try_works_as_printed() {
     assert!(server.output().contains("  try    add a limit to tollgate.toml"), "{}", server.output());
 }
 
+/// What a file would change, before it is in place.
+#[test]
+fn a_config_is_compared_with_that_of_a_server() {
+    let config = format!("[server]\nadmin_token = \"env:OPS\"\n{POLICY}");
+    let server = server::with(&config, &[], &[("OPS", "s3cret")]);
+    let home = home();
+    let url = format!("http://{}", server.http());
+    let validate = |text: &str, rest: &[&str]| {
+        std::fs::write(home.join("next.toml"), text).unwrap();
+        let args = [&["validate", "--config", "next.toml", "--against", &url], rest].concat();
+        let output =
+            command(&home, &args, &[("OPS", "x"), ("TOLLGATE_ADMIN_TOKEN", "s3cret")]).output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        (output.status.code(), out, err)
+    };
+    let (code, out, err) = validate(&config, &[]);
+    assert!(
+        code == Some(0) && out.ends_with(&format!("\nThe server at {url} has the same.\n")),
+        "{out}{err}"
+    );
+    let next = config
+        .replace("limit = 2\nwindow", "limit = 5\nwindow")
+        .replace("[server]\n", "[server]\nhttp = \"127.0.0.1:1\"\n")
+        .replace("[limits.shut]\nblocked", "[limits.open]\nunlimited")
+        .replace(
+            "strategy = \"leaky_bucket\"\nrate = \"1/h\"\ncapacity = 2",
+            "strategy = \"sliding_window\"\nlimit = 2\nwindow = \"1h\"",
+        );
+    let (code, out, err) = validate(&next, &[]);
+    let expected = format!(
+        "\nWhat it would change at {url}\n\
+         ~ limit even: 1/h evenly, up to 2 waiting -> 2 in any 1h (strategy changed: counters begin anew)\n\
+         ~ limit login: 2 per 1h window -> 5 per 1h window\n\
+         + limit open: unlimited\n\
+         - limit shut: blocked\n\
+         ! server.http needs a restart\n"
+    );
+    assert!(code == Some(0) && out.ends_with(&expected), "{out}{err}\nhas not\n{expected}");
+    let (code, out, _) = validate(&next, &["--json"]);
+    assert!(code == Some(0) && out.contains(r#""restart":["server.http"]}"#), "{out}");
+    // Nothing was changed, and what a reload would refuse is refused here.
+    assert!(server.get("/v1/limits").body.contains("\"shut\""));
+    let (code, _, err) = validate("[limits]\n", &[]);
+    assert!(code == Some(2) && err.contains("it has no limits; the one in force has 7"), "{err}");
+    let (code, _, err) = validate("limits.a.blocked = 7", &[]);
+    assert!(code == Some(2) && err.contains("1 mistake in next.toml"), "{err}");
+    let (code, _, err) = validate(&config, &["--token", "wrong"]);
+    assert!(code == Some(2) && err.contains("the server said 401"), "{err}");
+    let both = command(&home, &["validate", "next.toml", "--config", "next.toml"], &[]).output().unwrap();
+    assert_eq!(both.status.code(), Some(2), "{both:?}");
+    let _ = std::fs::remove_dir_all(home);
+}
+
 #[test]
 fn completions_and_the_manual_know_every_command() {
     let home = home();
@@ -164,7 +217,10 @@ fn completions_and_the_manual_know_every_command() {
         assert!(output.status.success(), "{args:?}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let all = ["serve", "check", "status", "reset", "limits", "top", "validate", "backtest", "bench"];
+    let all = [
+        "serve", "check", "status", "reset", "limits", "top", "validate", "backtest", "suggest", "hash",
+        "bench",
+    ];
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let text = run(&["completions", shell]);
         for name in all {

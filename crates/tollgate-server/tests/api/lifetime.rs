@@ -39,7 +39,10 @@ fn a_changed_config_is_followed_and_what_was_consumed_stays_so() {
     wait_for("the file was read", || remaining(&server) == 4);
     // Once more, at once, by asking for it.
     server.write_config(&POLICY.replace("limit = 2\nwindow", "limit = 9\nwindow"));
-    assert_eq!(server.ask("POST", "/v1/reload", &[], "").body, r#"{"reloaded":true,"restart":[]}"#);
+    let change = "~ limit login: 5 per 1h window -> 9 per 1h window";
+    let reloaded = format!(r#"{{"changes":["{change}"],"reloaded":true,"restart":[]}}"#);
+    assert_eq!(server.ask("POST", "/v1/reload", &[], "").body, reloaded);
+    wait_for("the log says what changed", || server.output().contains(&format!("\"changes\":\"{change}\"")));
     assert_eq!(remaining(&server), 8);
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 0"));
 }
@@ -52,7 +55,10 @@ fn limits_are_applied_beside_fields_that_need_a_restart() {
     let changed = "[server]\nhttp = \"127.0.0.1:1\"\n[store]\nmax_keys = 1000\n";
     server.write_config(&format!("{changed}{policy}"));
     let answer = server.ask("POST", "/v1/reload", &[], "");
-    assert_eq!(answer.body, r#"{"reloaded":true,"restart":["server.http","store.max_keys"]}"#);
+    assert_eq!(
+        answer.body,
+        r#"{"changes":["~ limit login: 2 per 1h window -> 5 per 1h window"],"reloaded":true,"restart":["server.http","store.max_keys"]}"#
+    );
     assert_eq!(remaining(&server), 5);
     let about = about(&server);
     let last = about["reloads"].as_array().and_then(|reloads| reloads.last()).expect("a reload");

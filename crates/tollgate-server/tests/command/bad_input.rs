@@ -19,7 +19,8 @@ fn refused(name: &str, file: &str, log: &[u8]) -> String {
     let scratch = Scratch::new("bad");
     scratch.write("policy.toml", POLICY);
     scratch.write(file, log);
-    let ended = scratch.run(&["backtest", "--config", "policy.toml", file, "--decisions", "out.jsonl"]);
+    let ended =
+        scratch.run(&["backtest", "--strict", "--config", "policy.toml", file, "--decisions", "out.jsonl"]);
     ended.could_not(name);
     assert_eq!(scratch.files(), [file, "policy.toml"], "{name}: a file was left behind");
     ended.stderr
@@ -303,7 +304,7 @@ fn twenty_bad_lines_are_told_and_skipping_counts_them_all() {
     log.push_str("2,api,b,1\n");
     scratch.write("log.csv", &log);
 
-    let ended = scratch.run(&["backtest", "--config", "policy.toml", "log.csv"]);
+    let ended = scratch.run(&["backtest", "--config", "policy.toml", "log.csv", "--strict"]);
     ended.could_not("thirty bad lines");
     let lines: Vec<&str> = ended.stderr.lines().collect();
     assert_eq!(lines.len(), 21);
@@ -311,18 +312,32 @@ fn twenty_bad_lines_are_told_and_skipping_counts_them_all() {
     assert!(lines[19].starts_with("log.csv:22: cost = \"0\""), "{}", lines[19]);
     assert!(lines[20].contains("20 bad lines in the log, and the rest was not read"), "{}", lines[20]);
 
-    let ended = scratch.run(&["backtest", "--config", "policy.toml", "log.csv", "--skip-bad", "--json"]);
-    ended.done("--skip-bad");
+    let ended = scratch.run(&["backtest", "--config", "policy.toml", "log.csv", "--json"]);
+    ended.done("bad lines are counted");
     assert!(
         ended.stdout.starts_with("{\"requests\":2,\"keys\":2,\"allowed\":2,\"denied\":0,"),
         "{}",
         ended.stdout
     );
     assert!(ended.stdout.contains("\"skipped_lines\":30"), "{}", ended.stdout);
+    // What scripts have that were written before this was the default.
     let ended = scratch.run(&["backtest", "--config", "policy.toml", "log.csv", "--skip-bad"]);
+    let shown: Vec<&str> =
+        ended.stdout.lines().skip_while(|line| *line != "30 bad lines left out:").skip(1).take(6).collect();
+    assert!(shown[0].starts_with("  log.csv:3: cost = \"0\": must be at least 1"), "{}", ended.stdout);
+    assert!(shown[4].starts_with("  log.csv:7: cost") && shown[5] == "  and 25 more", "{}", ended.stdout);
+}
+
+/// A file of which nothing can be read is no log, and an answer of no requests would look like one.
+#[test]
+fn a_log_without_a_good_line_is_refused() {
+    let scratch = Scratch::new("all-bad");
+    scratch.write("policy.toml", POLICY);
+    scratch.write("log.csv", "time,limit,key\nx,api,a\ny,api,a\n");
+    let ended = scratch.run(&["backtest", "--config", "policy.toml", "log.csv"]);
+    ended.could_not("no good line");
+    assert!(ended.stderr.starts_with("log.csv:2: time = \"x\": "), "{}", ended.stderr);
     assert!(
-        ended.stdout.contains("30 bad lines skipped, first: log.csv:3: cost = \"0\""),
-        "{}",
-        ended.stdout
+        ended.stderr.contains("2 bad lines in the log; nothing was replayed, because no line could be read")
     );
 }

@@ -35,7 +35,7 @@ fn lines_after_the_first_are_looked_at() {
         (format!("{CSV}{JSONL}{ACCESS}"), 2, 4),
     ] {
         scratch.write("some.log", &log);
-        let ended = scratch.run(&["backtest", "--config", "policy.toml", "some.log", "--skip-bad", "--json"]);
+        let ended = scratch.run(&["backtest", "--config", "policy.toml", "some.log", "--json"]);
         ended.done(&log);
         let summary: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
         assert_eq!(
@@ -50,7 +50,7 @@ fn lines_after_the_first_are_looked_at() {
 #[test]
 fn what_looks_like_nothing_is_told_with_the_formats() {
     let scratch = scratch("neither");
-    let hint = "; if it is no CSV, say which with --format combined or --format jsonl\n";
+    let hint = "; if it is no CSV, say which with --format combined, json or jsonl\n";
     for (log, hinted) in [
         ("www.example.com:443 client.example.net - - [10/Oct/2000:13:55:36 -0700] \"GET /\" 200 1\n", true),
         ("nonsense\n", true),

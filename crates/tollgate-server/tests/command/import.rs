@@ -130,3 +130,50 @@ fn what_cannot_be_imported_is_said() {
     scratch.run(&["import", "envoy", "missing.yaml"]).could_not("no file");
     scratch.run(&["import", "traefik", "x"]).could_not("nobody's");
 }
+
+/// Each importer writes a config that `validate` finds sound, and lists what it left out.
+#[test]
+fn other_limiters_are_imported_too() {
+    let scratch = Scratch::new("import_others");
+    for (from, file, text, summary, part) in [
+        (
+            "nginx",
+            "nginx.conf",
+            "http { limit_req_zone $binary_remote_addr zone=one:10m rate=10r/s; server { location /api/ { limit_req zone=one burst=9 nodelay; } } }",
+            "1 limit and 1 rule; 0 things could not be carried over\n",
+            "[limits.\"one\"]\nstrategy = \"token_bucket\"\nrate = \"10/s\"\nburst = 10\n",
+        ),
+        (
+            "kong",
+            "kong.yaml",
+            "services: [{name: a, plugins: [{name: rate-limiting, config: {minute: 5}}], routes: [{name: r, paths: [/r/]}]}]",
+            "1 limit and 1 rule; 0 things could not be carried over\n",
+            "path = \"/r/*\"\nkey = \"user\"\nif_missing = \"ip\"\n",
+        ),
+        (
+            "limitador",
+            "limits.yaml",
+            "- {namespace: a, max_value: 5, seconds: 60, variables: [user]}",
+            "1 limit and 1 rule; 0 things could not be carried over\n",
+            "entries = [\"user\"]\n",
+        ),
+        (
+            "litellm",
+            "config.yaml",
+            "model_list: [{model_name: gpt-4o, litellm_params: {model: openai/gpt-4o, rpm: 5}}]",
+            "1 limit and 0 rules; 0 things could not be carried over\n",
+            "[llm.models.\"gpt-4o\"]\nupstream = \"openai\"\nrpm = 5\n",
+        ),
+    ] {
+        scratch.write(file, text);
+        let out = format!("{from}.toml");
+        let imported = scratch.run(&["import", from, file, "--output", &out]);
+        imported.done(from);
+        assert_eq!(imported.stderr, summary, "{from}");
+        assert!(scratch.read(&out).contains(part), "{from}: {}", scratch.read(&out));
+        scratch.run(&["validate", "--config", &out]).done(from);
+        // What is no such file is refused in one line.
+        scratch.write(file, "[");
+        scratch.run(&["import", from, file]).could_not(from);
+    }
+}

@@ -18,7 +18,9 @@ fn decisions_replace_a_file_whole_or_not_at_all() {
     scratch.write("log.csv", log(3));
     scratch.write("bad.csv", log(3) + "x,api,a\n");
     scratch.write("out.jsonl", "before\n");
-    let run = |log| scratch.run(&["backtest", "--config", "policy.toml", log, "--decisions", "out.jsonl"]);
+    let run = |log| {
+        scratch.run(&["backtest", "--strict", "--config", "policy.toml", log, "--decisions", "out.jsonl"])
+    };
     run("bad.csv").could_not("bad.csv");
     assert_eq!(scratch.read("out.jsonl"), "before\n");
     run("log.csv").done("log.csv");

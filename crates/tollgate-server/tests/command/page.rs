@@ -96,7 +96,7 @@ fn everything_is_there_and_no_text_is_more_than_a_text() {
     let scratch = Scratch::new("page");
     scratch.write("policy.toml", POLICY);
     scratch.write("<u>&.csv", log() + "x,api,<s>\n");
-    let html = report(&scratch, &["<u>&.csv", "--skip-bad"]);
+    let html = report(&scratch, &["<u>&.csv"]);
     let elements = elements(&html);
     for name in ["script", "img", "i", "b", "u", "s", "link", "iframe", "object", "form", "a", "use", "image"]
     {
@@ -116,7 +116,7 @@ fn everything_is_there_and_no_text_is_more_than_a_text() {
         "<dt>denied</dt><dd class=\"some\">19 <small>(34.5 %)</small></dd>",
         "<dt>of those allowed, had to wait</dt><dd class=\"\">6</dd>",
         "shadow limit would have denied</dt><dd class=\"\">4</dd>",
-        "<dt>bad line skipped</dt><dd class=\"\">1</dd>",
+        "<dt>bad line left out</dt><dd class=\"\">1</dd>",
         "<h3>api</h3><p class=\"policy\">1/s, bursts of 2</p>",
         "<li><code>unmet</code>: blocked</li>",
         "<bdi>x:&lt;img src=x onerror=alert(1)&gt;</bdi></td><td>4</td><td>10</td><td>40.0 %</td><td>api</td>",
@@ -125,7 +125,7 @@ fn everything_is_there_and_no_text_is_more_than_a_text() {
         "<td><bdi>/a&amp;b/* with user-agent &lt;i&gt;*, by ip</bdi></td>",
         "<bdi>user:&lt;b&gt;vip&lt;/b&gt;</bdi>",
         "<dd><bdi>&lt;u&gt;&amp;.csv</bdi></dd>",
-        "1 bad line skipped, the first being</dt><dd><bdi>&lt;u&gt;&amp;.csv:57: time = &quot;x&quot;: write RFC 3339",
+        "1 bad line left out, first</dt>\n<dd><bdi>&lt;u&gt;&amp;.csv:57: time = &quot;x&quot;: write RFC 3339",
         "aria-label=\"All requests over time, 21 bars of 200ms: 36 allowed, 19 denied, at worst 5 from 00:00:02.000 on\"",
         "<tr><th scope=\"row\">00:00:00.000</th><td>11</td><td>0</td><td>0</td></tr>",
     ] {

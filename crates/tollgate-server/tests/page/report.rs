@@ -14,7 +14,7 @@ fn report(name: &str, logs: &[String]) -> String {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.html", std::process::id()));
     let path = path.to_str().expect("a path in UTF-8").to_owned();
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.args(["backtest", "--skip-bad", "--config", &example("tollgate.toml"), "--report", &path]);
+    command.args(["backtest", "--config", &example("tollgate.toml"), "--report", &path]);
     let done = command.args(logs).output().expect("it starts");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     path

@@ -12,10 +12,11 @@ use tollgate_jobs::OpenedKey;
 
 use super::body::Body;
 use super::fault::{Fault, ShownToken};
-use super::requests::{self, CloseKey, OfKey, OpenKey};
+use super::requests::{self, CloseKey, CompareConfig, OfKey, OpenKey};
 use super::{json, known_limit, posted};
 use crate::app::App;
 use crate::front::page;
+use crate::reload::Difference;
 
 /// Forgets what a key was charged. The log has who asked, and the hash of the key.
 pub(super) async fn reset(
@@ -55,7 +56,31 @@ pub(super) async fn reload(
     let reloaded = crate::reload::reload(app);
     tracing::info!(audit = "reload", %peer, applied = reloaded.is_ok(), "a reload was asked for");
     match reloaded {
-        Ok(restart) => Ok(json(serde_json::json!({ "reloaded": true, "restart": restart }).to_string())),
+        Ok(Difference { changes, restart }) => Ok(json(
+            serde_json::json!({ "reloaded": true, "changes": changes, "restart": restart }).to_string(),
+        )),
+        Err(why) => Err(Fault::malformed(why)),
+    }
+}
+
+/// The longest config that is compared.
+const LONGEST_CONFIG: usize = 1024 * 1024;
+
+/// Says what a config would change, and changes nothing. Only the limits of the other side are shown, and those are for everybody; that somebody may try
+/// files against this machine's environment is for admins.
+pub(super) async fn compare(
+    app: &App,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Fault> {
+    super::only(&request, "POST", &[http::Method::POST])?;
+    authorize(app, peer, "compare", &request)?;
+    let body = super::posted_up_to(request, LONGEST_CONFIG).await?;
+    let asked: CompareConfig<'_> = requests::read(&body)?;
+    let compared = crate::reload::compare(app, &asked.config.0);
+    tracing::info!(audit = "compare", %peer, valid = compared.is_ok(), "a config was compared with the one in force");
+    match compared {
+        Ok(difference) => Ok(json(serde_json::json!(difference).to_string())),
         Err(why) => Err(Fault::malformed(why)),
     }
 }

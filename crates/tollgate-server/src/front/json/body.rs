@@ -24,12 +24,12 @@ pub(crate) const MOST_BYTES: usize = 64 * 1024;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A whole body, if it is short and comes in time.
-pub(crate) async fn read(body: Incoming) -> Result<Bytes, Fault> {
+pub(super) async fn read_up_to(body: Incoming, most: usize) -> Result<Bytes, Fault> {
     // Who says that it is too long need not send it.
-    if body.size_hint().lower() > MOST_BYTES as u64 {
-        return Err(Fault::too_large(MOST_BYTES));
+    if body.size_hint().lower() > most as u64 {
+        return Err(Fault::too_large(most));
     }
-    match tokio::time::timeout(TIMEOUT, gather(body)).await {
+    match tokio::time::timeout(TIMEOUT, gather(body, most)).await {
         Ok(gathered) => gathered,
         Err(_) => Err(Fault::too_slow()),
     }
@@ -37,13 +37,13 @@ pub(crate) async fn read(body: Incoming) -> Result<Bytes, Fault> {
 
 /// The pieces of a body, copied together unless there is only one. A piece that is kept keeps the whole buffer that it was read
 /// into, so a peer that sends a byte at a time would make us keep some KiB for each.
-async fn gather(mut body: Incoming) -> Result<Bytes, Fault> {
+async fn gather(mut body: Incoming, most: usize) -> Result<Bytes, Fault> {
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| Fault::malformed("the body ended early"))?;
         let Ok(piece) = frame.into_data() else { continue };
-        if whole.len() + piece.len() > MOST_BYTES {
-            return Err(Fault::too_large(MOST_BYTES));
+        if whole.len() + piece.len() > most {
+            return Err(Fault::too_large(most));
         }
         if whole.is_empty() && body.is_end_stream() {
             return Ok(piece);

@@ -72,6 +72,14 @@ pub(crate) struct CloseKey<'a> {
     pub(crate) reason: Option<Text<'a>>,
 }
 
+/// The body of a call that compares a config with the one in force.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CompareConfig<'a> {
+    #[serde(borrow)]
+    pub(crate) config: Text<'a>,
+}
+
 /// The body of a call that opens it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
