@@ -31,8 +31,8 @@ use crate::goals::Goal;
 use crate::machine::Facts;
 use crate::report::{print_goals, print_machine};
 
-/// How often a worker polls, as in docs/jobs.md and the example.
-const POLL: Duration = Duration::from_millis(100);
+/// How often a worker polls.
+const POLL: Duration = Duration::from_millis(50);
 
 #[derive(Args)]
 pub(crate) struct Options {
