@@ -212,7 +212,7 @@ impl RedisStore {
         let (shape, charge) = match hold {
             None => self.charge_of(&parts.parts, Operation::Charge, None),
             Some(hold) => {
-                let (key, question) = (self.names.hold(hold.id), codec::question(items, &parts));
+                let (key, question) = (self.names.hold(hold.id), codec::remembered_request(items, &parts));
                 self.charge_of(&parts.parts, Operation::Hold, Some((&key, hold, &question)))
             }
         };

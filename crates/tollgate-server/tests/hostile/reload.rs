@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tollgate_testkit::hostile::{Answered, CLIENTS};
 
 use crate::peers::faces;
@@ -99,11 +99,13 @@ fn a_thousand_reloads_lose_no_quota_and_make_none() {
         for step in 1..=RELOADS {
             server.write_config(&config(step));
             let answer = connection.ask("POST", "/v1/reload", &[]);
-            assert_eq!(
-                (answer.status, &*answer.body),
-                (200, "{\"reloaded\":true,\"restart\":[]}"),
-                "step {step}"
-            );
+            let body: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+            let is_applied = answer.status == 200 && body["reloaded"] == true && body["restart"] == json!([]);
+            if !is_applied {
+                // Clients go on until the last config.
+                is_last.store(true, Ordering::Release);
+            }
+            assert!(is_applied, "step {step}: {} {}", answer.status, answer.body);
         }
         assert!(config(RELOADS).contains(&format!("limit = {CAPACITY}\n")));
         is_last.store(true, Ordering::Release);

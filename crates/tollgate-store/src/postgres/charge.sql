@@ -168,6 +168,7 @@ declare
   ttl_us bigint := hold_ttl_us;
 begin
   if hold_id is not null then
+    perform set_config('synchronous_commit', 'on', true);
     select h.* into held from {prefix}hold as h where h.id = hold_id for update;
     if coalesce(clock_us, {prefix}now_us()) < held.end_us then
       passed := true;
@@ -254,8 +255,6 @@ begin
 
   -- Where nothing was charged there is nothing to settle, and nothing is kept.
   if hold_id is not null and cardinality(charged) > 0 then
-    -- It is on disk before it is answered. A refusal is not: it promises nothing, and would wait for the disk with the keys locked.
-    perform set_config('synchronous_commit', 'on', true);
     -- What was asked has seven numbers for each item (see codec.rs). The sixth is whether it is a shadow, and 2 more where its part was
     -- charged; the seventh says which part that is. So a settlement knows of which item each part that was charged is.
     for part in 1 .. cardinality(hold_asked) / 7 loop

@@ -154,8 +154,8 @@ fn read_one(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
     })
 }
 
-/// The question of a held charge, or nothing where its parts say as much: they are its items one by one, and each could fit.
-pub(super) fn question(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> String {
+/// The request of a held charge as it is kept; nothing where its parts say as much: they are its items one by one, and each could fit.
+pub(super) fn remembered_request(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> String {
     let is_plain = items.len() == parts.parts.len()
         && parts.parts.iter().all(|part| part.limit.limit.price(part.cost).is_some());
     if is_plain { String::new() } else { write(items) }

@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(name(&api, "user:42"), "tollgate:1:{-8NHhShsj_9IIQkVQFeVNA}:w:api");
         let id = ChargeId::new(0xabc).unwrap();
         let names = Names::new("tollgate:");
-        assert_eq!(names.hold(id), "tollgate:1:hold:{00000000000000000000000000000abc}");
+        assert_eq!(names.hold(id), "tollgate:1:hold:{AAAAAAAAAAAAAAAAAAAKvA}");
         let beside = names.hold_beside(&name(&api, "user:42"), id);
         assert_eq!(slot(&beside), slot(&name(&api, "user:42")));
         assert!(beside.starts_with(names.start()));

@@ -287,7 +287,7 @@ impl RedisStore {
             self.place(hold, "set", &place, deadline).await?;
         }
         // The place has the question; the hold has what its settlement needs where it is the only one.
-        let kept = if groups.len() == 1 { codec::question(items, parts) } else { String::new() };
+        let kept = if groups.len() == 1 { codec::remembered_request(items, parts) } else { String::new() };
         self.charge_in_turn(parts, groups, hold, Some(&kept), deadline).await
     }
 
