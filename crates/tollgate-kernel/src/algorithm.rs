@@ -51,19 +51,19 @@ pub struct Taken {
     pub at: Micros,
 }
 
-/// What every strategy can be asked. The default state is the fresh one: a key that was never charged.
+/// The operations of every strategy. The default state is the fresh one: a key that was never charged.
 pub trait Algorithm {
-    /// What is remembered about one key.
+    /// The state of one key.
     type State: Clone + Default + PartialEq + Debug;
 
     /// The answer that [`charge`](Self::charge) would give now. Changes nothing.
     fn peek(&self, state: &Self::State, cost: Cost, now: Micros) -> Outcome;
 
-    /// Takes `cost` if it fits and says so. A denial takes nothing and [adopts](Self::adopt) the state.
+    /// Takes `cost` if it fits, and returns the outcome. A denial takes nothing and [adopts](Self::adopt) the state.
     fn charge(&self, state: &mut Self::State, cost: Cost, now: Micros) -> Outcome;
 
-    /// Writes what these numbers make of a state that was written under others: what is left refills or is kept by them from
-    /// now on. It changes no answer. A charge does so for each of its limits, charged or not.
+    /// Converts a state that was written under other numbers to these: what is left refills or stays by them from now on. It
+    /// changes no outcome. A charge does so for each of its limits, charged or not.
     fn adopt(&self, _state: &mut Self::State, _now: Micros) {}
 
     /// The instant that a charge just admitted at `now` counts from: `now`, unless the state has already seen a later time.
@@ -85,9 +85,9 @@ pub trait Algorithm {
     /// is written under stay.
     fn debit(&self, state: &mut Self::State, amount: u64, now: Micros);
 
-    /// The state for one who joins others in it, to be charged there as if they were one. It keeps what the others were charged,
-    /// and keeps it long enough that no caller that was charged under another state before gets more by joining than the strategy allows. Only
-    /// windows that begin when they are first charged need to do anything for that.
+    /// The state for a key that joins a shared state and is charged there as one with the others. It keeps the others' charges
+    /// long enough that no caller that was charged under another state before gets more by joining than the strategy allows. Only
+    /// windows that start at their first charge need to do anything for that.
     fn joined(&self, state: &Self::State, _now: Micros) -> Self::State {
         state.clone()
     }
@@ -96,10 +96,10 @@ pub trait Algorithm {
     fn is_fresh(&self, state: &Self::State, now: Micros) -> bool;
 }
 
-/// What is found before a charge where a state is made of entries that each run out: a log, or leases.
+/// The state before a charge, for strategies with entries that expire: a log, or leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntriesReading {
-    /// What the entries that count now come to.
+    /// The sum of the entries that count now.
     pub used: u64,
     /// The time until the charge would fit, should it not fit now.
     pub wait: Micros,

@@ -1,6 +1,6 @@
 //! The arithmetic of rate limiting, and nothing else.
 //!
-//! This crate answers one question of the walk through Tollgate: *does it fit?* Each strategy is a pure function from
+//! This crate decides whether a charge fits. Each strategy is a pure function from
 //! (state, limit, cost, now) to (outcome, next state), on whole numbers. No clock, no I/O, no async, no dependency and no
 //! float ever enters: time is an argument, and the store that remembers the state decides where it lives.
 //!

@@ -9,6 +9,7 @@
 //! full again within 2^52 us and a debt paid within ten years, so that the instant of being full stays below 2^53.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::algorithm::{
     Align, Concurrency, FixedWindow, LeakyBucket, SlidingWindow, SlidingWindowCounter, TokenBucket,
@@ -89,7 +90,7 @@ impl From<std::convert::Infallible> for LimitError {
 pub enum Strategy {
     /// Saves up to `burst` units and refills at `rate`.
     TokenBucket,
-    /// Holds up to `capacity` units, drains at `rate` and tells each charge how long to wait its turn.
+    /// Holds up to `capacity` units, drains at `rate` and returns the delay of each charge.
     LeakyBucket,
     /// At most `limit` in each window.
     FixedWindow,
@@ -249,7 +250,7 @@ impl Limit {
         }
     }
 
-    /// What the limit holds when nothing is used.
+    /// The units of the limit when nothing is used.
     pub const fn capacity(&self) -> u64 {
         match self {
             Limit::TokenBucket(bucket) => bucket.burst(),
@@ -262,7 +263,12 @@ impl Limit {
     }
 
     /// The span over which the capacity is renewed: the window, the lease, or the time a bucket takes to fill, rounded up.
-    pub fn window(&self) -> Micros {
+    pub fn window(&self) -> Duration {
+        self.window_us().into()
+    }
+
+    /// [`window`](Self::window) in the unit of decisions.
+    pub fn window_us(&self) -> Micros {
         match self {
             Limit::TokenBucket(bucket) => bucket.time_to_fill(),
             Limit::LeakyBucket(bucket) => bucket.time_to_drain(),
@@ -273,24 +279,31 @@ impl Limit {
         }
     }
 
-    /// How long until more may be charged than now, once `outcome` was the answer to a charge of `cost`, if nothing else comes.
+    /// How long until more may be charged than now, after `outcome` was the answer to a charge of `cost`, if there are no other
+    /// charges.
     ///
-    /// For buckets that is the next token that makes a difference: until the charge fits (again) or, where it still does, until
-    /// one unit more is there. Windows and leases give back much at once: a denied charge waits until it fits, and otherwise the
-    /// answer is the reset. `None` is never.
+    /// For buckets that is the next token that makes a difference: until the charge fits (again) or, if it still does, until
+    /// there is one more unit. Windows and leases give back much at once: a denied charge waits until it fits; after an admission
+    /// it is the reset. `None` is never.
     ///
     /// ```
+    /// use std::time::Duration;
     /// use tollgate_kernel::{Cost, Limit, Micros};
     ///
     /// let limit = Limit::token_bucket("10/s", 20)?;
     /// let outcome = limit.charge(&mut limit.fresh(), Cost::new(15).unwrap(), Micros::from_secs(1));
     /// assert_eq!((outcome.remaining, outcome.reset_after), (5, Micros::from_millis(1500)));
-    /// assert_eq!(limit.more_after(&outcome, 1), Some(Micros::from_millis(100))); // a sixth unit
-    /// assert_eq!(limit.more_after(&outcome, 15), Some(Micros::from_secs(1))); // the same charge again
+    /// assert_eq!(limit.more_after(&outcome, 1), Some(Duration::from_millis(100))); // a sixth unit
+    /// assert_eq!(limit.more_after(&outcome, 15), Some(Duration::from_secs(1))); // the same charge again
     /// assert_eq!(limit.more_after(&outcome, 21), None);
     /// # Ok::<(), tollgate_kernel::LimitError>(())
     /// ```
-    pub fn more_after(&self, outcome: &Outcome, cost: u64) -> Option<Micros> {
+    pub fn more_after(&self, outcome: &Outcome, cost: u64) -> Option<Duration> {
+        self.more_after_us(outcome, cost).map(Duration::from)
+    }
+
+    /// [`more_after`](Self::more_after) in the unit of decisions.
+    pub fn more_after_us(&self, outcome: &Outcome, cost: u64) -> Option<Micros> {
         match self {
             Limit::TokenBucket(bucket) => bucket.more_after(outcome, cost),
             Limit::LeakyBucket(bucket) => bucket.room().more_after(outcome, cost),
@@ -394,8 +407,30 @@ mod tests {
             ] {
                 let limit = limit.unwrap();
                 assert_eq!(limit.capacity(), count, "{limit}");
-                assert_eq!(limit.window(), window, "{limit}");
+                assert_eq!((limit.window_us(), limit.window()), (window, window.into()), "{limit}");
             }
+        }
+    }
+
+    #[test]
+    fn only_buckets_have_a_longest_debt_and_keep_an_instant() {
+        for bucket in [Limit::token_bucket("10/s", 20), Limit::leaky_bucket("10/s", 20)] {
+            let bucket = bucket.unwrap();
+            assert_eq!(bucket.with_max_debt(MINUTE).unwrap().parameters()[3], MINUTE.get());
+            assert_eq!((bucket.parameters()[4], bucket.keeping_instant().parameters()[4]), (0, 1));
+            assert_eq!(bucket.with_max_debt(Micros::ZERO).unwrap_err().field(), "max_debt");
+        }
+        for window in [
+            Limit::fixed_window(5, MINUTE),
+            Limit::sliding_window(5, MINUTE),
+            Limit::sliding_window_counter(5, MINUTE),
+            Limit::concurrency(5, MINUTE),
+        ] {
+            let window = window.unwrap();
+            let error = window.with_max_debt(MINUTE).unwrap_err();
+            assert_eq!((error.field(), error.value()), ("max_debt", "1m"));
+            assert!(error.fix().contains(window.strategy().name()), "{error}");
+            assert_eq!(window.keeping_instant(), window);
         }
     }
 
@@ -485,7 +520,7 @@ mod tests {
             (&held, denied(Some(7), 60), 1, Some(7)),
         ] {
             let limit = limit.as_ref().unwrap();
-            assert_eq!(limit.more_after(&outcome, cost), more.map(secs), "{limit}: {outcome:?}, {cost}");
+            assert_eq!(limit.more_after_us(&outcome, cost), more.map(secs), "{limit}: {outcome:?}, {cost}");
         }
     }
 

@@ -36,6 +36,12 @@ impl Cost {
     pub const fn get(self) -> u64 {
         self.0.get()
     }
+
+    /// What two charges of one pair of limit and key cost together, at most [`MAX`](Self::MAX).
+    #[must_use]
+    pub const fn saturating_add(self, other: Cost) -> Cost {
+        Cost(self.0.saturating_add(other.get()))
+    }
 }
 
 /// One limit's answer to one charge.
@@ -111,7 +117,7 @@ mod tests {
     fn outcomes_read_as_sentences() {
         let outcome = Outcome { capacity: 20, remaining: 19, ..Outcome::UNLIMITED };
         assert_eq!(outcome.to_string(), "allowed, 19 of 20 left");
-        assert_eq!(outcome.used(), 1);
+        assert_eq!((outcome.used(), Outcome { remaining: 5, ..outcome }.used()), (1, 15));
         let delayed = Outcome { delay: Micros::from_millis(100), ..outcome };
         assert_eq!(delayed.to_string(), "allowed, 19 of 20 left, delay 100ms");
         let denied = Outcome { allowed: false, retry_after: Some(Micros::from_millis(200)), ..outcome };

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::limit::{LimitError, MAX_COUNT, MAX_SPAN};
 use crate::time::Micros;
@@ -71,7 +72,12 @@ impl Rate {
     }
 
     /// The period as it was written.
-    pub const fn period(self) -> Micros {
+    pub const fn period(self) -> Duration {
+        Duration::from_micros(self.period.get())
+    }
+
+    /// [`period`](Self::period) in the unit of decisions.
+    pub const fn period_us(self) -> Micros {
         self.period
     }
 
@@ -169,8 +175,17 @@ mod tests {
             ("1/1h30m", 1, 5_400_000_000),
         ] {
             let rate: Rate = text.parse().unwrap();
-            assert_eq!((rate.count(), rate.period().get()), (count, period_us), "{text}");
+            assert_eq!((rate.count(), rate.period_us().get()), (count, period_us), "{text}");
         }
+    }
+
+    #[test]
+    fn equal_rates_are_one_in_a_set_and_owned_text_is_read_alike() {
+        let rate = |text: &str| Rate::try_from(text.to_owned()).unwrap();
+        let rates = ["100/m", "50/30s", "10/6s", "101/m"].map(rate);
+        assert_eq!(std::collections::HashSet::from(rates).len(), 2);
+        assert_eq!(rates[0], "100/m".parse().unwrap());
+        assert_eq!(Rate::try_from(String::from("no rate")), "no rate".parse());
     }
 
     #[test]

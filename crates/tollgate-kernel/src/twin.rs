@@ -1,10 +1,9 @@
-//! What the twins of the kernel, in Lua and SQL, get and return.
+//! The interface of the twins of the kernel, in Lua and SQL.
 //!
-//! A remote store keeps the state there and decides there, so each strategy has a twin in the store's language,
-//! beside its Rust: `algorithm/name.lua`, `algorithm/name.sql`. A twin gets the limit as a row of whole numbers
-//! ([`Parameters`]) and tells what it found before the charge ([`Reading`]); the whole answer is worked out from that here, by
-//! the very code that answers for the memory store. So what a twin has to get right is small: whether it fits, and the next
-//! state.
+//! A remote store keeps the state there and decides there, so each strategy has a twin in the store's language, beside its Rust:
+//! `algorithm/name.lua`, `algorithm/name.sql`. A twin gets the limit as a row of whole numbers ([`Parameters`]) and returns what
+//! it found before the charge ([`Reading`]). The whole outcome is computed from that here, by the same code as for the memory
+//! store. So a twin has little to get right: whether the charge fits, and the next state.
 
 use crate::algorithm::{Algorithm, Align, BucketNumbers, TokenBucket};
 use crate::algorithm::{CounterState, EntriesReading, WindowState};
@@ -144,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn twins_are_told_whole_numbers_below_2_to_the_53() {
+    fn twins_get_whole_numbers_below_2_to_the_53() {
         let second = Micros::from_secs(1);
         for (limit, parameters) in [
             (Limit::token_bucket("10/s", 20), vec![1, 100_000, 20, 86_400_000_000, 0]),
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_price_is_told_in_the_units_of_the_state() {
+    fn a_price_has_the_units_of_the_state() {
         let cost = |units| Cost::new(units).unwrap();
         let odd = Limit::token_bucket("7/s", 14).unwrap();
         assert_eq!(odd.price(cost(1)), Some((142_857, 1)));

@@ -113,7 +113,7 @@ fn two_buckets_admit_no_more_than_the_larger_and_faster() {
             _ => unreachable!("only buckets"),
         });
         let (count, period) = rates
-            .map(|rate| (u128::from(rate.count()), u128::from(rate.period().get())))
+            .map(|rate| (u128::from(rate.count()), u128::from(rate.period_us().get())))
             .into_iter()
             .max_by(|(a, b), (c, d)| (a * d).cmp(&(c * b)))
             .unwrap();
@@ -153,7 +153,7 @@ fn two_logs_each_hold_to_their_window() {
                     first_asked = [None, None];
                 }
                 let since = *first_asked[last.version].get_or_insert(now);
-                let counts = |one: &&Admission| now - one.at < limit.window().get() && one.at >= since;
+                let counts = |one: &&Admission| now - one.at < limit.window_us().get() && one.at >= since;
                 let sum: u64 = admitted.iter().filter(counts).map(|one| one.cost - one.given_back).sum();
                 prop_assert!(sum <= limit.capacity(), "{sum} in a window of {}", limit.capacity());
                 Ok(())
@@ -170,7 +170,7 @@ fn two_counters_admit_no_more_than_both_estimates_leave() {
         play(versions, drawn, false, |admitted, _, now| {
             let last = *admitted.last().unwrap();
             let estimate = |version: usize| {
-                let window = versions[version].window().get();
+                let window = versions[version].window_us().get();
                 let sum = |from: u64| {
                     let there =
                         admitted.iter().filter(|one| one.version == version && one.at / window == from);
@@ -179,7 +179,7 @@ fn two_counters_admit_no_more_than_both_estimates_leave() {
                 let (current, left) = (now / window, u128::from(window - now % window));
                 (sum(current - 1) * left).div_ceil(u128::from(window)) + sum(current)
             };
-            let both = match versions[0].window() == versions[1].window() {
+            let both = match versions[0].window_us() == versions[1].window_us() {
                 true => return Ok(()),
                 false => estimate(0) + estimate(1),
             };
@@ -196,11 +196,70 @@ fn two_lease_times_admit_no_more_than_the_limit() {
     in_histories(windows(|limit, lease| Limit::concurrency(limit, lease).unwrap()), |versions, drawn| {
         play(versions, drawn, false, |admitted, _, now| {
             let last = admitted.last().unwrap();
-            let lasts = |one: &&Admission| now - one.at < versions[one.version].window().get();
+            let lasts = |one: &&Admission| now - one.at < versions[one.version].window_us().get();
             let held: u64 = admitted.iter().filter(lasts).map(|one| one.cost).sum();
             let limit = versions[last.version].capacity();
             prop_assert!(held <= limit, "{held} of {limit}");
             Ok(())
         })
     });
+}
+
+/// A state is adopted without a charge: what has refilled until then did so by the old numbers, what comes later by the new.
+#[test]
+fn what_is_adopted_refills_by_the_new_numbers_from_then_on() {
+    let ten = Cost::new(10).unwrap();
+    for (fast, slow) in [
+        (Limit::token_bucket("10/s", 10), Limit::token_bucket("1/s", 10)),
+        (Limit::leaky_bucket("10/s", 10), Limit::leaky_bucket("1/s", 10)),
+    ] {
+        let (fast, slow) = (fast.unwrap(), slow.unwrap());
+        let mut state = fast.fresh();
+        assert!(fast.charge(&mut state, ten, Micros::from_secs(1)).allowed);
+        slow.adopt(&mut state, Micros::from_millis(1_500));
+        let left = |at| slow.peek(&state, Cost::MAX, Micros::from_millis(at)).remaining;
+        assert_eq!((left(1_500), left(2_500), left(3_500)), (5, 6, 7), "{slow}");
+        // A key that was never charged stays so.
+        let mut never = slow.fresh();
+        slow.adopt(&mut never, Micros::from_secs(9));
+        assert_eq!(never, slow.fresh());
+    }
+    let second = Micros::from_secs(1);
+    for limit in [
+        Limit::fixed_window(10, second),
+        Limit::sliding_window(10, second),
+        Limit::sliding_window_counter(10, second),
+        Limit::concurrency(10, second),
+    ] {
+        let limit = limit.unwrap();
+        let mut state = limit.fresh();
+        assert!(limit.charge(&mut state, ten, Micros::from_secs(1)).allowed);
+        let charged = state.clone();
+        assert_ne!(charged, limit.fresh());
+        limit.adopt(&mut state, Micros::from_millis(1_500));
+        assert_eq!(state, charged, "windows and leases keep their entries as they are: {limit}");
+    }
+}
+
+/// A version with a longer window makes the log keep entries for it. The version with the short window merges what only the other
+/// counts, so that the log does not grow; nothing that was charged is lost, and nothing counts twice.
+#[test]
+fn a_log_that_is_kept_for_a_longer_window_stays_short() {
+    let (short, long) = (
+        Limit::sliding_window(4, Micros::from_secs(1)).unwrap(),
+        Limit::sliding_window(10_000, Micros::from_secs(3_600)).unwrap(),
+    );
+    let mut state = long.fresh();
+    let start = 10_000_000_000;
+    assert!(long.charge(&mut state, Cost::ONE, Micros::new(start)).allowed);
+    let mut longest = 0;
+    for number in 1..=1_000u64 {
+        let now = Micros::new(start + number * 300_000);
+        assert!(short.charge(&mut state, Cost::ONE, now).allowed, "four of 300 ms fit a second");
+        let State::Log(log) = &state else { panic!("{state:?}") };
+        longest = longest.max(log.len());
+        assert_eq!(long.peek(&state, Cost::MAX, now).remaining, 10_000 - 1 - number);
+        assert_eq!(short.peek(&state, Cost::MAX, now).remaining, 4 - (1 + number).min(4));
+    }
+    assert_eq!(longest, 4 + 64, "as many as the limit and some to spare");
 }

@@ -90,8 +90,8 @@ fn a_reset_is_when_the_key_is_fresh_again_and_no_sooner() {
         let mut key = Key::new(life.limit);
         for call in &life.calls {
             // A peek that would be allowed tells of a state that is not there.
-            let told = key.play(*call).filter(|answer| answer.charged || !answer.outcome.allowed);
-            if let Some(Answer { now, outcome, .. }) = told {
+            let reported = key.play(*call).filter(|answer| answer.charged || !answer.outcome.allowed);
+            if let Some(Answer { now, outcome, .. }) = reported {
                 resets_when_it_says(&life.limit, key.state.clone(), now, outcome.reset_after)?;
             }
         }
@@ -344,11 +344,11 @@ fn more_comes_when_it_says(life: &Life) -> TestCaseResult {
     for call in &life.calls {
         let Some(Answer { now, outcome, cost, charged, .. }) = key.play(*call) else { continue };
         if !outcome.allowed {
-            prop_assert_eq!(limit.more_after(&outcome, cost.get()), outcome.retry_after);
+            prop_assert_eq!(limit.more_after_us(&outcome, cost.get()), outcome.retry_after);
         }
         for cost in [1, cost.get(), capacity / 2, capacity, capacity + 1].into_iter().filter(|_| charged) {
             let promised = if outcome.remaining < cost { cost } else { outcome.remaining + 1 };
-            let Some(wait) = limit.more_after(&outcome, cost) else {
+            let Some(wait) = limit.more_after_us(&outcome, cost) else {
                 prop_assert!(cost > capacity, "never, for {cost} after {outcome:?}");
                 continue;
             };
@@ -454,7 +454,7 @@ fn settled_at_once_is_charged(
     limit.give_back(&mut settled, taken, cost.get() - actual.get(), at);
     limit.charge(&mut charged, actual, at);
     for ask in [Cost::ONE, cost, Cost::MAX] {
-        for later in [at, at.saturating_add(limit.window())] {
+        for later in [at, at.saturating_add(limit.window_us())] {
             prop_assert_eq!(limit.peek(&settled, ask, later), limit.peek(&charged, ask, later));
         }
     }

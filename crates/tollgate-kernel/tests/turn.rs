@@ -55,6 +55,18 @@ fn every_case_is_answered_as_written() {
     assert!(turns > 50, "{turns}");
 }
 
+/// Seven a second is no whole number of µs for one: a turn is rounded up.
+#[test]
+fn a_turn_of_an_odd_rate_is_exact() {
+    let limit = Limit::token_bucket("7/s", 14).unwrap();
+    let mut state = limit.fresh();
+    assert!(limit.charge(&mut state, cost(14), ORIGIN).allowed);
+    for (ahead, us) in [(0, 142_858), (1, 285_715), (6, 1_000_000), (13, 2_000_000), (14, 2_142_858)] {
+        let found = turn(&limit, &state, ORIGIN, Cost::ONE, ahead, Micros::ZERO);
+        assert_eq!(found, Some(Micros::new(us)), "behind {ahead}");
+    }
+}
+
 fn limit_of(fields: &[&str]) -> Limit {
     let field = |name: &str| fields[fields.iter().position(|field| *field == name).unwrap() + 1];
     let number = |name| field(name).parse::<u64>().unwrap();

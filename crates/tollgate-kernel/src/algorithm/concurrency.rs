@@ -1,13 +1,14 @@
-//! Concurrency: at most `limit` held at once, each holding a lease that ends by itself.
+//! Concurrency: at most `limit` held at once, each with a lease that expires.
 //!
-//! State kept: the leases, soonest to end first, as (id, cost, end). A lease counts while `now < end`, so a dead holder's is
-//! gone at exactly its end; a live holder renews it. Sums are kept by the block (entries.rs), so no charge walks the leases.
+//! State kept: the leases, soonest to end first, as (id, cost, end). A lease counts while `now < end`, so a dead holder's lease
+//! is gone at exactly its end; a live holder renews it. Sums are kept by the block (entries.rs), so no charge walks the leases.
 //!
-//! Change: a lease keeps the end that it was given, whatever the lease time is now; a renewal never shortens it. Settlement: a
-//! release ends the lease of its holder and no other.
+//! Change: a lease keeps its end, whatever the lease time is now; a renewal never shortens it. Settlement: a release ends the
+//! lease of its holder and no other.
 //!
 //! Bounds: limit < 2^53, lease ≤ ten years; what is held saturates below 2^53, debts included. No division. Known weakness: a
-//! holder that outlives its lease without renewing it is no longer counted. Twins: concurrency.lua, .sql. Cases: concurrency.cases.
+//! holder that outlives its lease without renewing it is no longer counted. Twins: concurrency.lua, .sql. Cases:
+//! concurrency.cases.
 
 use super::entries::{Entries, Entry};
 use super::{Algorithm, EntriesReading, Taken};
@@ -41,11 +42,11 @@ pub struct Concurrency {
 /// One holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Who holds it; zero for a charge that named nobody and so can only run out.
+    /// The id of the holder; zero for a charge without one, whose lease can only expire.
     pub id: u128,
     /// How much it holds.
     pub cost: u64,
-    /// When it ends by itself.
+    /// When it expires.
     pub end: Micros,
 }
 
@@ -112,8 +113,8 @@ impl Concurrency {
         self.acquire_until(state, id, cost, self.end(now), now)
     }
 
-    /// Takes a lease that ends when its caller says; for holders that cannot die unnoticed. The latest instant there is means
-    /// that it lasts until it is released.
+    /// Takes a lease that ends at `end`; for holders that cannot die unnoticed. The latest instant means that it lasts until it
+    /// is released.
     pub fn acquire_until(
         &self,
         state: &mut LeaseState,
@@ -160,7 +161,7 @@ impl Algorithm for Concurrency {
     fn peek(&self, state: &LeaseState, cost: Cost, now: Micros) -> Outcome {
         let ended = state.leases.sum_until(now);
         let used = state.leases.total() - ended;
-        // Of a lease without an end, nobody knows when it is released: come back after a lease.
+        // The end of a lease without an expiry is not known: the retry time is one lease.
         let until = |end: Micros| if end == ENDLESS { self.lease } else { end.saturating_sub(now) };
         let wait = match cost.get() <= self.limit && cost.get() > self.limit.saturating_sub(used) {
             true => state.leases.first_to_sum(ended + (used + cost.get() - self.limit)),

@@ -1,9 +1,9 @@
 -- Concurrency: twin of concurrency.rs; see there for the rule.
 --
--- State: the leases, of which this file is told what it needs: total, the sum of all costs, those that have ended included;
+-- State: the leases, of which this function gets what it needs: total, the sum of all costs, those that have ended included;
 -- newest_us, the latest end of a lease, 0 if there is none; ended, what the leases that have ended come to; enough_us, the
--- end of the first lease that leaves room once it has ended. Whoever keeps the leases finds these. The limit: limit and
--- lease_us. A cost that can never fit is told as -1. Every number stays below 2^54; no division.
+-- end of the first lease that leaves room once it has ended. The store computes these. The limit: limit and
+-- lease_us. A cost that can never fit is returned as -1. Every number stays below 2^54; no division.
 
 -- When a lease ends that begins now.
 create or replace function {prefix}concurrency_end(lease_us bigint, now_us bigint)

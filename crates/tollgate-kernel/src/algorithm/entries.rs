@@ -98,13 +98,14 @@ impl<E: Entry> Entries<E> {
             })?;
             (block, block.sum - rest)
         };
-        for entry in &block.entries {
-            match left.checked_sub(entry.cost()) {
-                Some(rest) if rest > 0 => left = rest,
-                _ => return Some(entry.instant()),
+        let first = block.entries.iter().find(|entry| match left.checked_sub(entry.cost()) {
+            Some(rest) if rest > 0 => {
+                left = rest;
+                false
             }
-        }
-        None
+            _ => true,
+        });
+        first.map(Entry::instant)
     }
 
     /// Adds an entry behind all that are not later.
@@ -347,5 +348,14 @@ mod tests {
             }
         }
         assert!(list.len() > 500, "{} entries are enough for several blocks", list.len());
+    }
+
+    #[test]
+    fn one_entry_has_none_to_merge_with() {
+        let mut entries = Entries::default();
+        assert!(!entries.merge_oldest_until(Micros::new(9)));
+        entries.insert(Plain { at: 1, id: 1, cost: 2 });
+        assert!(!entries.merge_oldest_until(Micros::new(9)));
+        assert_eq!((entries.len(), entries.total()), (1, 2));
     }
 }

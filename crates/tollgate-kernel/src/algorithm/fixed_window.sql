@@ -2,7 +2,7 @@
 --
 -- State: end_us of the open window, the count in it and its start_us; an end that has passed means that none is open. A start that
 -- was not kept is null, and then taken as one window before the end. The limit: limit, window_us, and align, 0 where windows begin
--- at the first charge and 1 where they begin at multiples of the window since 1970. A cost that can never fit is told as -1. Every
+-- at the first charge and 1 where they begin at multiples of the window since 1970. A cost that can never fit is returned as -1. Every
 -- number stays below 2^54; no division.
 
 -- The window that a charge at now_us would count in: the open one, or a new one with nothing in it.

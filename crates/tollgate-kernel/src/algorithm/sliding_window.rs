@@ -38,7 +38,7 @@ pub struct SlidingWindow {
     window: Micros,
 }
 
-/// What was charged at one instant.
+/// The charges at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEntry {
     /// When.
@@ -61,7 +61,7 @@ impl Entry for LogEntry {
     }
 }
 
-/// How many entries more than its limit a log keeps for versions of the limit with a longer window.
+/// How many entries above its limit a log keeps for versions of the limit with a longer window.
 const SPARE_ENTRIES: u64 = 64;
 
 /// The log of one key.
@@ -101,7 +101,7 @@ impl LogState {
         }
     }
 
-    /// Keeps what a window may count, and drops what no window counts any more that the log was charged by.
+    /// Keeps the entries that a window may count, and drops those that no window of its charges counts any more.
     fn keep_for(&mut self, window: Micros, now: Micros) {
         self.keep = self.keep.max(window);
         if let Some(gone) = now.get().checked_sub(self.keep.get()) {
@@ -134,7 +134,7 @@ impl SlidingWindow {
         entry.at.saturating_add(self.window)
     }
 
-    /// What the entries come to that have run out at `now`.
+    /// The sum of the entries that have expired at `now`.
     fn gone(&self, state: &LogState, now: Micros) -> u64 {
         let gone = now.get().checked_sub(self.window.get());
         gone.map_or(0, |gone| state.entries.sum_until(Micros::new(gone)))
@@ -148,7 +148,7 @@ impl Algorithm for SlidingWindow {
         let now = state.not_before_newest(now);
         let gone = self.gone(state, now);
         let used = state.entries.total() - gone;
-        // A charge that fits waits for nothing, and one that never can waits for nothing that helps.
+        // A charge that fits waits for nothing, and for a charge that can never fit no wait helps.
         let room = self.limit.saturating_sub(used);
         let wait = match cost.get() <= self.limit && cost.get() > room {
             true => state.entries.first_to_sum(gone + (used + cost.get() - self.limit)),
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(log.entries().collect::<Vec<_>>(), [entry(700, 2), entry(1000, 1)], "so is what ran out");
     }
 
-    /// A short window dropped what a long one still counted, and admitted its limit again and again.
+    /// Regression: a short window dropped what a long one still counted, and admitted its limit again and again.
     #[test]
     fn a_shorter_window_drops_nothing_that_a_longer_one_counts() {
         let (long, short) =

@@ -1,9 +1,9 @@
 -- Sliding window: twin of sliding_window.rs; see there for the rule.
 --
--- State: a log of what was charged when, of which this file is told what it needs: total, the sum of all costs in the log,
+-- State: a log of what was charged when, of which this function gets what it needs: total, the sum of all costs in the log,
 -- those that have run out included; newest_us, the time of the newest entry, 0 if there is none; gone, what the entries that
--- have run out come to; enough_us, the time of the first entry that leaves room once it is gone. Whoever keeps the log finds
--- these. The limit: limit and window_us. A cost that can never fit is told as -1. Every number stays below 2^54; no division.
+-- have run out come to; enough_us, the time of the first entry that leaves room once it is gone. The store computes
+-- these. The limit: limit and window_us. A cost that can never fit is returned as -1. Every number stays below 2^54; no division.
 
 -- Now, but not before the newest entry: time never goes back for a key.
 create or replace function {prefix}sliding_window_now(newest_us bigint, now_us bigint)

@@ -2,7 +2,7 @@
 --
 -- State: two sets of counts, newer and older, each as window_us, start_us of the current window, what was charged in the one before
 -- it (prev) and in it (cur). A window of 0 means that there are none, as does null for all of the older; that of the newer may be
--- null, and is then that of whoever reads the state. The limit: limit and window_us. A cost that can never fit is told as -1. Products of a count and a span may pass
+-- null, and is then that of the reader of the state. The limit: limit and window_us. A cost that can never fit is returned as -1. Products of a count and a span may pass
 -- 2^63, so they are numeric. An estimate of the older counts rounds up.
 
 -- The counts as of now, and the time into the current window.

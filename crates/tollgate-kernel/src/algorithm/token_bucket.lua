@@ -4,7 +4,7 @@
 -- token, because a change of numbers keeps tokens. The limit: c tokens every p us, burst, debt_us, keeps_instant (0 or 1).
 --
 -- State: a table. full_us and full_rest, the instant at which the bucket is full; zero is a full bucket. c, p and burst, the
--- numbers that it is written under; nil for those of whoever reads it. wider_tokens, wider_rest and wider_at_us: what a larger
+-- numbers that it is written under; nil for those of its reader. wider_tokens, wider_rest and wider_at_us: what a larger
 -- burst would miss at that instant; nil where that is the same. changed_at_us, changed_c and changed_p: the last change of
 -- numbers and the fastest rate before it, or nil.
 

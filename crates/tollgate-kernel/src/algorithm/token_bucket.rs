@@ -312,16 +312,16 @@ impl TokenBucket {
     fn fit(&self, missing: u64, cost: Cost) -> Fit {
         match self.price(cost) {
             Some(price) if missing.saturating_add(price) <= self.full => {
-                Fit { allowed: true, missing, after: missing + price }
+                Fit { missing, after: missing + price }
             }
-            _ => Fit { allowed: false, missing, after: missing },
+            _ => Fit { missing, after: missing },
         }
     }
 
     /// The whole answer to a charge, once it is known whether it fits.
-    #[inline]
+    #[inline(always)]
     fn outcome(&self, fit: Fit, cost: Cost) -> Outcome {
-        let retry_after = if fit.allowed {
+        let retry_after = if fit.is_allowed() {
             Some(Micros::ZERO)
         } else if cost.get() <= self.burst {
             // Only a clock stepped back by ages makes the sum saturate.
@@ -330,13 +330,22 @@ impl TokenBucket {
             None
         };
         Outcome {
-            allowed: fit.allowed,
+            allowed: fit.is_allowed(),
             capacity: self.burst,
             remaining: self.whole_tokens(self.full.saturating_sub(fit.after)),
             retry_after,
             reset_after: self.wait(fit.after),
             delay: Micros::ZERO,
         }
+    }
+
+    /// Whether a denied charge will fit within `time`: whether the wait in its answer is at most that. Without a division, which
+    /// the wait itself needs.
+    #[inline(always)]
+    pub fn fits_within(&self, fit: Fit, cost: Cost, time: Micros) -> bool {
+        cost.get() <= self.burst
+            && fit.missing.saturating_add(cost.get() * self.period_us) - self.full
+                <= time.get().saturating_mul(self.tokens)
     }
 
     /// How long until more may be charged than now, once `outcome` was this bucket's answer to a charge of `cost`: until the
@@ -377,17 +386,17 @@ impl Bucket for TokenBucket {
         self.tokens
     }
 
-    #[inline]
+    #[inline(always)]
     fn charge_short(&self, full_at: &mut u64, cost: Cost, elapsed: Micros) -> Fit {
         let now = elapsed.get().saturating_mul(self.tokens);
         let fit = self.fit(full_at.saturating_sub(now), cost);
-        if fit.allowed {
+        if fit.is_allowed() {
             *full_at = now.saturating_add(fit.after);
         }
         fit
     }
 
-    #[inline]
+    #[inline(always)]
     fn outcome_of(&self, fit: Fit, cost: Cost) -> Outcome {
         self.outcome(fit, cost)
     }
@@ -397,14 +406,21 @@ impl Bucket for TokenBucket {
 /// of the answer can be worked out later, when others no longer wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fit {
-    /// Whether it fits.
-    pub allowed: bool,
     missing: u64,
+    /// More than `missing` if it fits, because a charge takes at least one unit; else the same.
     after: u64,
 }
 
-/// What a bucket adds to an algorithm: a state of 64 bits, for those who count time from a recent instant, and a charge in two
-/// steps, for those who want the state written first.
+impl Fit {
+    /// Whether it fits.
+    #[inline(always)]
+    pub const fn is_allowed(&self) -> bool {
+        self.after != self.missing
+    }
+}
+
+/// What a bucket adds to an algorithm: a state of 64 bits, for callers that count time from a recent instant, and a charge in two
+/// steps, for callers that write the state first.
 pub trait Bucket: Algorithm<State = BucketState> {
     /// c of the module's header: how many units of the state one µs is worth.
     fn units_per_us(&self) -> u64;
@@ -430,7 +446,7 @@ impl Algorithm for TokenBucket {
         let then = self.instant(now);
         let missing = u64::try_from(adopted.full_at.saturating_sub(then)).unwrap_or(u64::MAX);
         let fit = self.fit(missing, cost);
-        if fit.allowed {
+        if fit.is_allowed() {
             let price = u128::from(fit.after - fit.missing);
             adopted.full_at = then + u128::from(fit.after);
             if adopted.wider_full_at > 0 {

@@ -1,7 +1,7 @@
 -- Token bucket: twin of token_bucket.rs; see there for the rule.
 --
 -- State: full_us and full_rest, the instant at which the bucket is full, as whole us and a rest in units of 1/c us, zero for a full
--- bucket; the numbers that this is written under: under_c, under_p and under_burst, null for those of whoever reads the state; and
+-- bucket; the numbers that this is written under: under_c, under_p and under_burst, null for those of the reader of the state; and
 -- extra, null for nearly all: wider_us and wider_rest, when a bucket with a larger burst would be full, zero where that is the same,
 -- and changed_at_us, changed_c and changed_p, the last change of numbers and the fastest rate before it, null where there is
 -- none. The limit: c tokens

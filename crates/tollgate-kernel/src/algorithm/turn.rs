@@ -1,12 +1,12 @@
-//! When is it my turn? The wait until a cost fits if so many units ahead of it go first.
+//! The wait until a cost fits if a number of units ahead of it go first.
 //!
-//! `retry_after` gives everybody who is denied the same instant, so a line of waiting jobs that follows it wakes all at once. A
-//! turn is the wait of one place in that line: the units ahead are charged one by one, each as soon as it fits, and then the
+//! `retry_after` is the same instant for everybody who is denied, so a queue of waiting jobs that follows it wakes all at once. A
+//! turn is the wait of one position in that queue: the units ahead are charged one by one, each as soon as it fits, and then the
 //! cost, as a whole. Nothing else comes in between.
 //!
-//! No state is needed, so that a turn can be computed for a key that is counted in a remote store: the caller peeks at the cost that
-//! [`Limit::turn_probe`] names, and [`Limit::turn`] reckons from the answer. `start` is for a key that is closed for a while: nothing
-//! of the line goes before it.
+//! No state is needed, so that a turn can be computed for a key in a remote store: the caller peeks at the cost that
+//! [`Limit::turn_probe`] returns, and [`Limit::turn`] computes the wait from the outcome. `start` is for a key that is closed for
+//! a while: nothing of the queue goes before it.
 //!
 //! | strategy | turn |
 //! |---|---|
@@ -28,13 +28,7 @@ use crate::time::Micros;
 impl Limit {
     /// The cost to peek at for [`turn`](Self::turn), for a charge of `cost` behind `ahead` units.
     pub fn turn_probe(&self, cost: Cost, ahead: u64) -> Cost {
-        match self {
-            // What can never fit is answered with the state as it stands.
-            Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::FixedWindow(_) => Cost::MAX,
-            Limit::SlidingWindow(_) | Limit::SlidingWindowCounter(_) | Limit::Concurrency(_) => {
-                self.rounds(cost, ahead).last
-            }
-        }
+        self.rounds(cost, ahead).last
     }
 
     /// The wait until `cost` fits if `ahead` units go first and nothing goes before `start`; `None` if it never can. `probe` is the
@@ -69,7 +63,7 @@ impl Limit {
     }
 
     /// For strategies whose units come back a while after they were taken: how long whole rounds of the line take, and the rest
-    /// of the line, which waits for what is charged now. Others have no rounds.
+    /// of the line, which waits for what is charged now. Others have no rounds, and are asked how they stand.
     fn rounds(&self, cost: Cost, ahead: u64) -> Rounds {
         let total = ahead.saturating_add(cost.get());
         let capacity = self.capacity();
@@ -79,7 +73,8 @@ impl Limit {
             // A window that follows another admits one unit less, because something of that one still counts at its end.
             Limit::SlidingWindowCounter(window) if capacity == 1 => (times(window.window(), 2), 1),
             Limit::SlidingWindowCounter(window) => (window.window(), capacity - 1),
-            _ => (Micros::ZERO, capacity),
+            // What can never fit is answered with the state as it stands.
+            _ => return Rounds { wait: Micros::ZERO, last: Cost::MAX },
         };
         let whole = total.saturating_sub(capacity).div_ceil(each);
         let last = Cost::new(total - whole.saturating_mul(each).min(total - 1)).unwrap_or(Cost::ONE);
@@ -90,7 +85,7 @@ impl Limit {
 /// See [`Limit::rounds`].
 struct Rounds {
     wait: Micros,
-    /// The units of the line that are left, the cost's included: at most the capacity.
+    /// The units of the line that are left, the cost's included: at most the capacity, where there are rounds.
     last: Cost,
 }
 

@@ -9,7 +9,7 @@ use tollgate_kernel::{Align, Limit, Micros, Rate};
 
 use crate::life::Life;
 
-/// What was admitted, when by the key's own time, and how long it was told to wait.
+/// What was admitted, when by the key's own time, and the delay it got.
 #[derive(Clone, Copy)]
 pub(crate) struct Admission {
     pub(crate) at: u64,
@@ -43,7 +43,7 @@ pub(crate) fn within_bound(limit: &Limit, admitted: &[Admission]) -> TestCaseRes
 
 /// At most B + c * t / p in any interval t, in whole numbers: costs * p ≤ B * p + t * c.
 fn within_bucket(rate: Rate, burst: u64, admitted: &[Admission]) -> TestCaseResult {
-    let (count, period) = (u128::from(rate.count()), u128::from(rate.period().get()));
+    let (count, period) = (u128::from(rate.count()), u128::from(rate.period_us().get()));
     for (index, first) in admitted.iter().enumerate() {
         let mut sum = 0;
         for last in &admitted[index..] {
@@ -63,7 +63,7 @@ fn within_bucket(rate: Rate, burst: u64, admitted: &[Admission]) -> TestCaseResu
 /// Callers who honour their delays come out in turn, each after what was ahead of it had the time that the rate gives it;
 /// rounding to whole microseconds moves one against another by less than one.
 fn spaced_out(rate: Rate, outputs: &[Admission]) -> TestCaseResult {
-    let (count, period) = (u128::from(rate.count()), u128::from(rate.period().get()));
+    let (count, period) = (u128::from(rate.count()), u128::from(rate.period_us().get()));
     for (index, first) in outputs.iter().enumerate() {
         let mut ahead = 0;
         for pair in outputs[index..].windows(2) {
@@ -147,7 +147,7 @@ impl Flow {
             Limit::LeakyBucket(bucket) => bucket.rate(),
             _ => return Ok(()),
         };
-        let (count, period) = (u128::from(rate.count()), u128::from(rate.period().get()));
+        let (count, period) = (u128::from(rate.count()), u128::from(rate.period_us().get()));
         let Some((last, earlier)) = self.0.split_last() else { return Ok(()) };
         let (mut sum, mut given_back) = (u128::from(last.0.cost), 0);
         for (first, after) in earlier.iter().rev() {
@@ -179,7 +179,7 @@ pub(crate) fn owed_to_polls(life: &Life) -> usize {
         (0..polls).filter(|poll| poll % round < capacity).count()
     };
     let bucket = |rate: Rate| {
-        let (count, period) = (u128::from(rate.count()), u128::from(rate.period().get()));
+        let (count, period) = (u128::from(rate.count()), u128::from(rate.period_us().get()));
         if capacity == 1 {
             // There is no room to save what refills between one poll and the next.
             return rounds(period.div_ceil(count));
@@ -214,7 +214,7 @@ pub(crate) fn owed_to_polls(life: &Life) -> usize {
                 + whole.iter().map(|offered| capacity.saturating_sub(2).min(*offered)).sum::<usize>()
         }
         Limit::FixedWindow(_) | Limit::SlidingWindow(_) | Limit::Concurrency(_) => {
-            rounds(u128::from(life.limit.window().get()))
+            rounds(u128::from(life.limit.window_us().get()))
         }
     }
 }

@@ -132,7 +132,7 @@ pub(crate) fn polls(kind: Kind) -> BoxedStrategy<Life> {
     let every = prop_oneof![(1..=8u64, Just(true)), (1..=8u64, Just(false))];
     (everyday(kind), start(), every, any::<u16>(), 1..150u64)
         .prop_map(|(limit, start, (part, of_unit), jitter, polls)| {
-            let length = if of_unit { unit(&limit) } else { 2 * limit.window().get().min(LONGEST_GAP) };
+            let length = if of_unit { unit(&limit) } else { 2 * limit.window_us().get().min(LONGEST_GAP) };
             let every = (length / part + u64::from(jitter) * length / (8 * 65_536)).max(1);
             let call = |poll| Call { at: Micros::new(start + poll * every), ask: Ask::Take(Cost::ONE) };
             Life { limit, calls: (0..polls).map(call).collect() }
@@ -280,7 +280,7 @@ const LONGEST_GAP: u64 = 1 << 46;
 
 /// The time in which one unit comes back, roughly.
 fn unit(limit: &Limit) -> u64 {
-    (limit.window().get() / limit.capacity()).clamp(1, LONGEST_GAP)
+    (limit.window_us().get() / limit.capacity()).clamp(1, LONGEST_GAP)
 }
 
 fn lives(
@@ -355,7 +355,7 @@ fn cost(limit: &Limit, price: Price) -> Cost {
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn after(limit: &Limit, now: u64, gap: Gap) -> u64 {
-    let window = limit.window().get().min(LONGEST_GAP);
+    let window = limit.window_us().get().min(LONGEST_GAP);
     let part = |number: u32, whole: u64| {
         u64::try_from((u128::from(number) * u128::from(whole)) >> 32).expect("less than the whole")
     };
@@ -385,7 +385,7 @@ fn after(limit: &Limit, now: u64, gap: Gap) -> u64 {
 impl fmt::Debug for Life {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let capacity = self.limit.capacity();
-        let rate = |rate: Rate| format!("{}/{}us", rate.count(), rate.period().get());
+        let rate = |rate: Rate| format!("{}/{}us", rate.count(), rate.period_us().get());
         let name = self.limit.strategy();
         write!(f, "\nlimit {name} ")?;
         match self.limit {
@@ -396,7 +396,7 @@ impl fmt::Debug for Life {
                 writeln!(f, "limit {capacity} window {}us align {align}", window.window().get())
             }
             Limit::Concurrency(leases) => writeln!(f, "limit {capacity} lease {}us", leases.lease().get()),
-            limit => writeln!(f, "limit {capacity} window {}us", limit.window().get()),
+            limit => writeln!(f, "limit {capacity} window {}us", limit.window_us().get()),
         }?;
         for Call { at, ask } in &self.calls {
             write!(f, "at {}us ", at.get())?;

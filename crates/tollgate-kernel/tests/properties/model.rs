@@ -1,6 +1,6 @@
 //! What a limit would answer if it remembered everything: the rules of the six strategies, said as plainly as they can be.
 //!
-//! Nothing is shared with the kernels. Every charge ever admitted is kept, with its time, and each question is answered by
+//! Shares nothing with the kernels. It keeps every admitted charge with its time, and answers each call by
 //! going through all of them; a bucket's level is kept in the units of its first definition, with the rate as it was written
 //! and not in lowest terms.
 
@@ -90,7 +90,7 @@ impl Model {
                 return;
             }
         };
-        let (count, scale) = (i128::from(rate.count()), i128::from(rate.period().get()));
+        let (count, scale) = (i128::from(rate.count()), i128::from(rate.period_us().get()));
         let taken = self.entries[number];
         let refilled = i128::from(now.get() - taken.at) * count;
         let returned = (i128::from(amount) * scale).min((taken.cost * scale - refilled).max(0));
@@ -129,7 +129,7 @@ impl Model {
 
     /// `level = min(B * p, level + elapsed * c)`, from the first entry to `now`.
     fn level(&self, rate: Rate, capacity: i128, now: u64) -> Free {
-        let (count, scale) = (i128::from(rate.count()), i128::from(rate.period().get()));
+        let (count, scale) = (i128::from(rate.count()), i128::from(rate.period_us().get()));
         let full = capacity * scale;
         let (mut level, mut last) = (full, 0);
         for entry in &self.entries {

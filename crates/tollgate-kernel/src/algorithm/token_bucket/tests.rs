@@ -21,6 +21,7 @@ fn a_debt_takes_at_most_a_day_to_pay_or_what_was_set() {
             bucket.debit(&mut state, u64::MAX, Micros::ZERO);
             let denied = bucket.peek(&state, Cost::ONE, Micros::ZERO);
             assert_eq!(denied.retry_after, Some(longest.saturating_add(Micros::from_secs(1))));
+            assert_eq!(state.wider_full_at, 0, "one instant says all of a bucket that was never changed");
         }
     }
     assert_eq!(bucket.with_max_debt(Micros::ZERO).unwrap_err().field(), "max_debt");
@@ -212,5 +213,118 @@ fn short_answers_like_long(bucket: &(impl Bucket + std::fmt::Debug)) {
         let expected = bucket.charge(&mut long, cost, start.saturating_add(elapsed));
         let fit = bucket.charge_short(&mut short, cost, elapsed);
         assert_eq!(bucket.outcome_of(fit, cost), expected, "{bucket:?}, step {step}");
+    }
+}
+
+#[test]
+fn a_second_instant_is_remembered_only_where_it_says_more() {
+    let mut state = BucketState { full_at: 10, ..BucketState::default() };
+    for (wider, now, remembered) in [(11, 5, 11), (10, 5, 0), (9, 5, 0), (12, 12, 0), (13, 12, 13)] {
+        state.set_wider(wider, now);
+        assert_eq!(state.wider_full_at, remembered, "{wider} at {now}");
+    }
+}
+
+/// A faster version was live between the charge and its settlement: what it may have refilled is not given back, whichever
+/// version wrote the state before it and after it.
+#[test]
+fn the_fastest_of_several_versions_says_what_has_refilled() {
+    let (fast, slow, slower) = (bucket("100/s", 100), bucket("2/s", 100), bucket("1/s", 100));
+    let ms = Micros::from_millis;
+    for (first, second) in [(fast, slower), (slower, fast)] {
+        let mut state = BucketState::default();
+        assert!(first.charge(&mut state, Cost::ONE, ms(1_000)).allowed);
+        let at = ms(1_001);
+        assert!(slower.charge(&mut state, Cost::new(30).unwrap(), at).allowed);
+        second.adopt(&mut state, ms(1_100));
+        slow.adopt(&mut state, ms(1_200));
+        let later = ms(2_000);
+        let left = |state: &BucketState| slow.peek(state, Cost::MAX, later).remaining;
+        let before = left(&state);
+        slower.give_back(&mut state, Taken { cost: 30, at }, 30, later);
+        assert_eq!(left(&state), before, "99 may have refilled at 100/s");
+    }
+}
+
+/// A change is remembered until a whole bucket has refilled since, and then dropped by the next charge.
+#[test]
+fn a_change_is_over_when_the_bucket_has_refilled() {
+    let odd = bucket("7/s", 14);
+    let changed = Changed { at: Micros::from_secs(10), tokens: 1, period_us: 1 };
+    for (us, is_over) in [(9_000_000, false), (11_999_999, false), (12_000_000, true)] {
+        let now = Micros::new(us);
+        assert_eq!(changed.is_over(odd.numbers(), now), is_over, "{now}");
+        let state =
+            BucketState { changed: Some(changed), under: Some(odd.numbers()), ..BucketState::default() };
+        assert_eq!(odd.adopted(&state, now).changed.is_none(), is_over, "{now}");
+    }
+    // What a smaller burst keeps of a bucket is all that is missing of it: one instant says so.
+    let mut state = BucketState::default();
+    assert!(odd.charge(&mut state, Cost::new(3).unwrap(), Micros::from_secs(1)).allowed);
+    assert_eq!(bucket("7/s", 7).adopted(&state, Micros::from_secs(1)).wider_full_at, 0);
+    assert!(odd.charge(&mut state, Cost::new(11).unwrap(), Micros::from_secs(1)).allowed);
+    assert!(
+        bucket("7/s", 7).adopted(&state, Micros::from_secs(1)).wider_full_at > 0,
+        "14 are missing, 7 count"
+    );
+}
+
+/// What only a larger burst misses is not owed by a smaller one, when its rate changes and its burst does not.
+#[test]
+fn a_new_rate_owes_no_more_than_the_same_burst_missed() {
+    let second = Micros::from_secs(1);
+    let mut state = BucketState::default();
+    assert!(bucket("1/s", 14).charge(&mut state, Cost::new(14).unwrap(), second).allowed);
+    let small = bucket("1/s", 7);
+    small.adopt(&mut state, second);
+    let later = Micros::from_secs(5);
+    assert_eq!(small.peek(&state, Cost::MAX, later).remaining, 4);
+    assert_eq!(bucket("2/s", 7).peek(&state, Cost::MAX, later).remaining, 4, "10 are missing of 14, 3 of 7");
+}
+
+/// Numbers that come with every call keep the instant of being full, also where something is given back by other numbers.
+#[test]
+fn what_is_given_back_by_other_numbers_keeps_the_instant() {
+    let (fast, slow) = (bucket("10/s", 10).keeping_instant(), bucket("5/s", 10).keeping_instant());
+    let (mut state, at) = (BucketState::default(), Micros::from_secs(1));
+    assert!(fast.charge(&mut state, Cost::new(10).unwrap(), at).allowed);
+    assert_eq!(slow.peek(&state, Cost::MAX, at).remaining, 5, "full in a second, in which 5 come");
+    slow.give_back(&mut state, Taken { cost: 5, at }, 5, at);
+    assert_eq!(slow.peek(&state, Cost::MAX, at).remaining, 10);
+    assert_eq!(state.under, Some(slow.numbers()));
+}
+
+/// What a larger burst misses is kept up to so many times its burst and its longest debt, whatever callers settle.
+#[test]
+fn what_only_a_larger_burst_misses_has_an_end() {
+    let (small, large) = (bucket("2/s", 10), bucket("2/s", 20));
+    let (mut state, now) = (BucketState::default(), Micros::from_secs(1));
+    assert!(small.charge(&mut state, Cost::ONE, now).allowed);
+    for _ in 0..9 {
+        large.debit(&mut state, u64::MAX, now);
+    }
+    // A day at 2/s is 172,800 tokens of half a second.
+    let most = (20 + 172_800) * u128::from(WIDER_TIMES) * 500_000;
+    assert_eq!(state.wider_full_at, 1_000_000 + most);
+}
+
+#[test]
+fn a_denied_charge_fits_within_its_wait_and_no_less() {
+    for (bucket, cost) in [(bucket("7/s", 14), 3), (bucket("1/m", 5), 5), (bucket("1000003/h", 20), 20)] {
+        let cost = Cost::new(cost).unwrap();
+        let mut full_at = 0;
+        while bucket.charge_short(&mut full_at, cost, Micros::ZERO).is_allowed() {}
+        for elapsed in [0, 1, 7, 59_999] {
+            let fit = bucket.charge_short(&mut full_at, cost, Micros::new(elapsed));
+            let wait = bucket.outcome_of(fit, cost).retry_after.unwrap();
+            assert!(bucket.fits_within(fit, cost, wait), "{bucket:?} after {elapsed}");
+            assert!(
+                !bucket.fits_within(fit, cost, Micros::new(wait.get() - 1)),
+                "{bucket:?} after {elapsed}"
+            );
+        }
+        let never = Cost::new(21).unwrap();
+        let fit = bucket.charge_short(&mut full_at, never, Micros::ZERO);
+        assert!(!bucket.fits_within(fit, never, Micros::new(u64::MAX)), "more than the burst never fits");
     }
 }
