@@ -6,7 +6,7 @@
 //! callers for one key, checks that charges over several limits are never halved and that quota is conserved through
 //! reservations and refunds, that nothing is left of a key that has gone idle, that a limit whose numbers are changed neither
 //! loses nor makes quota (changes.rs), that what is given back cannot be spent twice (settlement.rs), and that no caller changes what
-//! another is answered (isolation.rs), and that a server's clock that steps back stands still for a key (steps_back.rs). A failure panics with what was asked, what came and what should have come.
+//! another is answered (isolation.rs), and that a server's clock that steps back stands still for a key (steps_back.rs). Records, which servers share beside counters, are in records.rs. A failure panics with what was asked, what came and what should have come.
 
 mod beside;
 pub mod cases;
@@ -19,6 +19,7 @@ mod model;
 mod plain;
 mod races;
 mod random;
+mod records;
 mod refunds;
 mod replay;
 mod settlement;
@@ -75,6 +76,7 @@ pub async fn run(effort: Effort, make: impl AsyncFn(ManualClock) -> Subject) {
     isolation::isolation(&make).await;
     steps_back::steps_back(&make).await;
     refunds::refunds(&make).await;
+    records::records(&make).await;
     races::one_key(effort, &make).await;
     races::several_limits(effort, &make).await;
     races::reservations(effort, &make).await;
@@ -85,6 +87,11 @@ pub async fn run(effort: Effort, make: impl AsyncFn(ManualClock) -> Subject) {
 /// [`Clock::server_now`](crate::Clock::server_now) is held to standing still until the clock has caught up with what a key has seen.
 pub async fn clock_steps_back(make: impl AsyncFn(ManualClock) -> Subject) {
     steps_back::steps_back(&make).await;
+}
+
+/// The part of [`run`] that is about records, which servers share beside counters.
+pub async fn shared_records(make: impl AsyncFn(ManualClock) -> Subject) {
+    records::records(&make).await;
 }
 
 /// A clock that shows the instant from which the tables of cases count.

@@ -3,12 +3,12 @@
 use std::error::Error;
 use std::fmt;
 
-/// A store could not decide. What it was asked for and what to do is in the message; the cause, if any, in `source()`.
+/// A store could not decide. The message says what was attempted and what to do; `source()` has the cause, if any.
 #[derive(Debug)]
 pub struct StoreError {
     kind: Kind,
     is_ambiguous: bool,
-    /// Whether it says nothing about the store, whatever its kind.
+    /// Whether it concerns only this call and not the store, whatever its kind.
     is_of_call: bool,
     message: String,
     source: Option<Box<dyn Error + Send + Sync>>,
@@ -25,12 +25,12 @@ enum Kind {
 pub enum Scope {
     /// This call alone: its key, its limit, its strategy or its share. Another call may succeed.
     Call,
-    /// The node that was asked, perhaps: it, or the way to it, may be ill. One call cannot tell, so the library pings the
-    /// node ([`Store::ping`](crate::Store::ping)) before it concludes anything about other calls.
+    /// Perhaps the node: it, or the network to it, may have failed. One call cannot show that, so the library pings the node
+    /// ([`Store::ping`](crate::Store::ping)) before it concludes anything about other calls.
     Node,
 }
 
-/// In which way a store failed. Never an input: what failed is the store, the way to it, or how it is set up.
+/// How a store failed. Never an invalid input: the store, the network, or the setup failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
     /// There was no answer in time.
@@ -39,13 +39,13 @@ pub enum Failure {
     Connection,
     /// The store is there and not ready to write: it starts, follows another, or has lost its others.
     NotReady,
-    /// The store, or the way to it, has more to do than it can: no connection is free, it is busy with a script.
+    /// The store, or the connection to it, is overloaded: no connection is free, or it is busy with a script.
     Overloaded,
     /// There is no room to remember more.
     Full,
     /// The store does not let us: password, rights, certificate, version or schema.
     Refused,
-    /// What is kept under one of our names is not ours, or of another version.
+    /// The state under one of our names is not ours, or has another version.
     State,
     /// The call reached the store after its deadline and was turned away there.
     Late,
@@ -82,10 +82,10 @@ impl Failure {
         }
     }
 
-    /// What a failure of this kind is evidence of, if nothing else is known.
+    /// The default scope of a failure of this kind.
     pub const fn scope(self) -> Scope {
         match self {
-            // The node answered: a key cannot be kept or read, or the call came too late.
+            // The node answered: a key cannot be stored or read, or the call came too late.
             Failure::Full | Failure::State | Failure::Late => Scope::Call,
             Failure::Timeout
             | Failure::Connection
@@ -140,7 +140,7 @@ impl StoreError {
         StoreError { kind, is_ambiguous: false, is_of_call: false, message, source: None }
     }
 
-    /// The store could not be asked, or did not answer.
+    /// The store could not be reached, or did not answer.
     pub fn unavailable(
         message: impl Into<String>,
         source: impl Into<Box<dyn Error + Send + Sync>>,
@@ -154,7 +154,7 @@ impl StoreError {
         StoreError { source: Some(source.into()), ..self }
     }
 
-    /// The same error of a call that may have taken effect: it was sent, and its answer never came.
+    /// The same error for a call that may have taken effect: it was sent, and its answer never came.
     #[must_use]
     pub fn ambiguous(self) -> StoreError {
         StoreError { is_ambiguous: true, ..self }
@@ -183,13 +183,13 @@ impl StoreError {
         self.kind != Kind::Invalid
     }
 
-    /// Whether the call may have taken effect. Such a call is counted as charged by nobody and must not be sent again, unless
-    /// it carries a name of its own (a [`Hold`](crate::Hold)).
+    /// Whether the call may have taken effect. The caller gets no charge for it and must not send it again, unless it has an id
+    /// (a [`Hold`](crate::Hold)).
     pub fn is_ambiguous(&self) -> bool {
         self.is_ambiguous
     }
 
-    /// What this error is evidence of: a call that was wrong says nothing about the store.
+    /// What this error is evidence of: an invalid call is no evidence about the store.
     pub fn scope(&self) -> Scope {
         match self.kind {
             Kind::Failed(failure) if !self.is_of_call => failure.scope(),
@@ -197,7 +197,7 @@ impl StoreError {
         }
     }
 
-    /// In which way the store failed; `None` if it was the call that was wrong.
+    /// How the store failed; `None` if the call was invalid.
     pub fn failure(&self) -> Option<Failure> {
         match self.kind {
             Kind::Invalid => None,
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_answer_questions_and_keep_their_cause() {
+    fn errors_have_a_scope_and_keep_their_cause() {
         let error = StoreError::unavailable("could not ask", "refused");
         assert!(error.is_transient() && !error.is_invalid() && !error.is_ambiguous());
         assert_eq!(error.failure(), Some(Failure::Connection));

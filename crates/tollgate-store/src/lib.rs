@@ -1,25 +1,29 @@
-//! What Tollgate remembers: all the I/O of counting, none of its arithmetic.
+//! Stores: all the I/O of counting, none of its arithmetic.
 //!
-//! A [`Store`] answers the question *what do we remember about this key?* and lets the kernel decide whether a charge fits. It
-//! has five verbs: charge, settle, peek, refund, forget. Every store means the same by them; the suite in `conformance/` (a feature)
-//! says what that is, and an outsider's store can run it too. The stores here: [`MemoryStore`], in this process; and behind
-//! features of the same names, `RedisStore` for Redis and Redis Cluster, and `PostgresStore`.
+//! A [`Store`] holds the state of each key and lets the kernel decide whether a charge fits. It has five operations: charge,
+//! settle, peek, refund, forget. They mean the same on every store; the suite in `conformance/` (a feature) checks that, and
+//! other authors' stores can run it too. The stores here: [`MemoryStore`], in this process; and behind features of the same
+//! names, `RedisStore` for Redis and Redis Cluster, and `PostgresStore`.
 //!
-//! A refusal is an answer. [`StoreError`] means that the store could not decide; whether to let the caller through then is
-//! not decided here, but in the library's `fallback.rs` alone.
+//! A refusal is an answer. [`StoreError`] means that the store could not decide. Only the library's `remote/fallback.rs` decides
+//! what the caller gets then. The engine calls a store through `engine/local.rs` (memory) or `remote.rs`.
 
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
 mod memory;
+mod pairs;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod random;
+mod records;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod remote;
+#[cfg(feature = "simulation")]
+pub mod simulated;
 
 use std::fmt;
 use std::future::Future;
@@ -33,6 +37,8 @@ pub use error::{Failure, Scope, StoreError};
 pub use memory::{ChargedBucket, MemoryCharge, MemoryLimit, MemoryOptions, MemoryStore, WhenFull};
 #[cfg(feature = "postgres")]
 pub use postgres::{Cleaned, PostgresOptions, PostgresStore, PostgresTls};
+pub use random::SecretHash;
+pub use records::{PutRecord, Record, RecordKind, Records};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisReport, RedisStore};
 pub use tollgate_kernel::{Cost, Limit, Micros, Outcome};
@@ -40,10 +46,10 @@ pub use tollgate_kernel::{Cost, Limit, Micros, Outcome};
 /// The answers of the limits of one charge, in their order; four fit without allocating.
 pub type Outcomes = SmallVec<[Outcome; 4]>;
 
-/// What a store's method returns: boxed, so that a store can be chosen at start.
+/// The result of a store's method: boxed, so that the store can be chosen at start.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// What each of several charges came to: see [`Store::charge_each`].
+/// The result of each of several charges: see [`Store::charge_each`].
 pub type EachFuture<'a> = Pin<Box<dyn Future<Output = Vec<Result<Outcome, StoreError>>> + Send + 'a>>;
 
 /// Work that a store runs beside its callers: see [`Store::spawn`].
@@ -52,9 +58,8 @@ pub type StoreTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// The nodes of a store, few of them.
 pub type Nodes = SmallVec<[NodeId; 4]>;
 
-/// One node of a store: a server that can be ill while others are well. A store on one server has the only node,
-/// [`NodeId::ONLY`]; a cluster has one for each primary. Small numbers, so that what is kept for each node can be indexed
-/// by them.
+/// One node of a store: a server that can fail while others work. A store on one server has one node, [`NodeId::ONLY`]; a cluster
+/// has one for each primary. Numbers are small, so that tables can be indexed by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(usize);
 
@@ -62,7 +67,7 @@ impl NodeId {
     /// The node of a store that has one.
     pub const ONLY: NodeId = NodeId(0);
 
-    /// How many nodes can be told apart.
+    /// The most nodes that can be distinguished.
     pub const COUNT: usize = 1_024;
 
     /// The node of this number; above [`COUNT`](Self::COUNT), numbers are shared.
@@ -76,33 +81,36 @@ impl NodeId {
     }
 }
 
-/// A limit as stores know it: its name says where the counters live, its parameters how they count.
+/// A limit as stores know it: its name identifies the counters, its parameters say how they count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredLimit {
     /// The limit's name: `[a-z0-9_.-]{1,64}`.
     pub name: String,
     /// How much is allowed.
     pub limit: Limit,
-    /// Which keys are kept together where a store is spread over several servers.
+    /// Which keys are placed on one server in stores on several servers.
     pub subject: Subject,
 }
 
 impl StoredLimit {
-    /// A limit whose keys may each be kept anywhere.
+    /// A limit whose keys may be on any server.
     pub fn new(name: impl Into<String>, limit: Limit) -> StoredLimit {
         StoredLimit { name: name.into(), limit, subject: Subject::default() }
     }
 }
 
-/// What decides where a key is kept, where a store is spread over several servers (Redis Cluster): keys with the same subject
-/// are kept together, whatever their limits, so one charge over them is one step. On other stores it changes nothing.
+/// What decides the server of a key in stores on several servers (Redis Cluster): keys with the same subject are on one server,
+/// whatever their limits, so one charge over them is one step. It has no effect on other stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Subject {
     /// The whole key: the limits of one key are together.
     #[default]
     Key,
-    /// The key's namespace: all keys of one namespace are together, such as those of a tenant.
+    /// The key's namespace: all keys of one namespace are on one server, such as those of a tenant.
     Namespace,
+    /// All keys of all limits with this subject are together, such as those of background jobs. One server has all of them, so they should
+    /// be few.
+    All,
 }
 
 /// One limit of a charge.
@@ -110,11 +118,11 @@ pub enum Subject {
 pub struct StoredCharge<'a> {
     /// Which limit.
     pub limit: &'a StoredLimit,
-    /// Who pays: the key's canonical text.
+    /// The canonical text of the key.
     pub key: &'a str,
     /// How much.
     pub cost: Cost,
-    /// Whether the limit only watches: its refusal holds nobody up, and is not charged.
+    /// Whether this is a shadow limit: its denial does not deny the charge, and then it is not charged.
     pub shadow: bool,
 }
 
@@ -130,28 +138,28 @@ impl fmt::Debug for StoredCharge<'_> {
 /// The answer to a charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charged {
-    /// Whether all limits that do not merely watch allow it; only then is anything charged.
+    /// Whether all limits that are not shadow limits allow it; only then is anything charged.
     pub allowed: bool,
-    /// What each limit says, in the order of the charge.
+    /// The outcome of each limit, in the order of the charge.
     pub outcomes: Outcomes,
 }
 
-/// Asks a charge to be remembered, so that it can be settled, cancelled or, for a lease, released and renewed.
+/// Makes the store remember a charge, so that it can be settled, cancelled or, for a lease, released and renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// Names the charge. A charge that is sent again under the same name is answered as before and not charged again.
     pub id: ChargeId,
-    /// How long it can be settled; a charge that is not settled by then stays as it is. A lease is kept at least as long as
-    /// it lasts. Stores keep no reservation for longer than [`MAX_TTL`](Self::MAX_TTL), whatever is asked for.
+    /// How long it can be settled; a charge that is not settled by then stays as it is. A reservation lives at least as long as
+    /// its leases. No store keeps a reservation for longer than [`MAX_TTL`](Self::MAX_TTL).
     pub ttl: Micros,
 }
 
 impl Hold {
-    /// The longest that a reservation is kept: ten years. A longer time to live counts as this.
+    /// The longest time to live of a reservation: ten years. A longer one counts as this.
     pub const MAX_TTL: Micros = tollgate_kernel::MAX_SPAN;
 
-    /// A time to live without an end, for holders that live in this process and release what they hold when they go: in the memory
-    /// store their leases do not end while they are held. A store outside this process counts it as [`MAX_TTL`](Self::MAX_TTL).
+    /// A time to live without an end, for holders in this process that release their leases when they go: in the memory store
+    /// such leases do not expire while they are held. A store outside this process uses [`MAX_TTL`](Self::MAX_TTL).
     pub const UNTIL_RELEASED: Micros = Micros::new(u64::MAX);
 }
 
@@ -175,13 +183,13 @@ impl ChargeId {
         if id == 0 { None } else { Some(ChargeId(id)) }
     }
 
-    /// A name that nobody guesses: 128 random bits of the operating system.
+    /// An id that cannot be guessed: 128 random bits of the operating system.
     pub fn random() -> ChargeId {
         // Zero is as good as impossible, and then one is as good a name.
         ChargeId(u128::from_ne_bytes(random::bytes()).max(1))
     }
 
-    /// A name for a reservation that charged nothing: there is nothing to settle under it, on any store, and nothing is kept.
+    /// An id for a reservation that charged nothing: no store has anything to settle under it.
     pub fn of_nothing() -> ChargeId {
         ChargeId(NOTHING | ChargeId::random().0 & u128::from(u64::MAX))
     }
@@ -234,20 +242,20 @@ impl FromStr for ChargeId {
 pub enum Settlement {
     /// It cost this much, under every limit of the charge; only for charges that reserved the same under each.
     Actual(u64),
-    /// What each charge of the call cost, in their order: one amount for each. Amounts of repeated pairs of limit and key add up, as
-    /// what was reserved does. What took nothing (a shadow limit refused it) has nothing to correct, whatever its amount.
+    /// The actual cost of each charge of the call, in order. Amounts of repeated pairs of limit and key add up, as their reserved
+    /// costs do. A charge that took nothing (a shadow limit denied it) has nothing to correct, whatever its amount.
     Each(Vec<u64>),
-    /// It cost this much under each named limit, for every key, and what was reserved under the others.
+    /// The actual cost under each named limit, for every key; the other limits keep their reserved cost.
     Named(Vec<(String, u64)>),
-    /// It came to nothing: all of it is given back.
+    /// Everything is given back.
     Cancel,
-    /// Its leases end, and what else was charged stays as it was reserved.
+    /// The leases end; all other charges stay as reserved.
     Release,
-    /// It goes on: leases are renewed, and the time to settle starts again.
+    /// The leases are renewed, and the time to settle starts again.
     Renew,
 }
 
-/// What a settlement found.
+/// The result of a settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// The charge, and it was corrected, released or renewed.
@@ -261,15 +269,15 @@ pub enum Settled {
     Pending,
 }
 
-/// Remembers what was charged. Works as `dyn Store`, because a server picks its store at start.
+/// Holds the counters. Works as `dyn Store`, because a server picks its store at start.
 pub trait Store: Send + Sync + 'static {
-    /// Charges all items, or none: none if any that does not merely watch is refused.
+    /// Charges all items, or none: none if any limit that is not a shadow limit denies.
     fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged>;
 
-    /// Charges each item by itself, in order: a refusal or a failure of one concerns none of the others, and a pair that is named
-    /// again is charged again. The answer has one result for each item, in their order; an outcome that is allowed was charged.
+    /// Charges each item separately, in order: a refusal or a failure of one does not affect the others, and a repeated pair is
+    /// charged again. The answer has one result for each item, in order; an allowed outcome was charged.
     ///
-    /// A store that does not say otherwise makes one call for each.
+    /// The default makes one call for each item.
     fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
         Box::pin(async move {
             let mut outcomes = Vec::with_capacity(items.len());
@@ -286,59 +294,74 @@ pub trait Store: Send + Sync + 'static {
     /// Answers as `charge` would, and changes nothing.
     fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged>;
 
-    /// How a key stands under a limit: what is left of it as it is, and whether one more unit would fit. Changes nothing.
+    /// The state of a key under a limit: what is left, and whether one more unit would fit. Changes nothing.
     ///
-    /// A store that does not say otherwise peeks twice.
+    /// The default peeks twice.
     fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
         Box::pin(async move {
             let item = |cost| [StoredCharge { limit, key, cost, shadow: false }];
-            // A cost that never fits is refused and changes nothing, so its answer shows the key as it stands.
-            let standing = only_outcome(self.peek(&item(Cost::MAX)).await)?;
+            // A cost that never fits is refused and changes nothing, so its outcome shows the current state.
+            let current = only_outcome(self.peek(&item(Cost::MAX)).await)?;
             let one = only_outcome(self.peek(&item(Cost::ONE)).await)?;
-            Ok(Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing })
+            Ok(Outcome { allowed: one.allowed, retry_after: one.retry_after, ..current })
         })
     }
 
-    /// Gives each item's cost back, of what counts now under its limit, whichever caller was charged it: the newest charge first, never
-    /// more than there is, and nothing of leases or to a key that is not remembered. Items are taken one after the other; it
-    /// makes no difference whether they only watch. Where a store is spread over several servers, some of them may be given
-    /// back and others not: the error then is [ambiguous](StoreError::is_ambiguous).
+    /// Gives each item's cost back, whichever caller was charged: the newest charge first, never more than is charged now,
+    /// nothing of leases, and nothing to a key that is not remembered. Items are refunded one after the other; shadow limits are
+    /// refunded too. In a store on several servers, some items may be given back and others not: the error is then
+    /// [ambiguous](StoreError::is_ambiguous).
     ///
-    /// A refund has no name of its own, so one that may have taken effect is not to be sent again. A store that does not say
-    /// otherwise cannot do this.
+    /// A refund has no id, so a refund that may have taken effect must not be sent again. The default is an error.
     fn refund<'a>(&'a self, _items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         Box::pin(async { Err(StoreError::invalid("this store cannot refund; reserve and settle instead")) })
     }
 
-    /// Forgets what a key was charged under a limit; false when nothing was remembered.
+    /// Forgets all charges of a key under a limit; false if it has none.
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool>;
+
+    /// The records of a kind, unless their revision is `known`: what servers share beside counters.
+    ///
+    /// The default of this and the next two methods is a store without records.
+    fn records(&self, _kind: RecordKind, _known: Option<u64>) -> StoreFuture<'_, Records> {
+        Box::pin(async { Err(no_records()) })
+    }
+
+    /// Stores a record. It replaces a record with the same id, so it can be sent again.
+    fn put_record<'a>(&'a self, _kind: RecordKind, _record: &'a Record) -> StoreFuture<'a, PutRecord> {
+        Box::pin(async { Err(no_records()) })
+    }
+
+    /// Removes a record; false when there was none.
+    fn remove_record<'a>(&'a self, _kind: RecordKind, _id: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(async { Err(no_records()) })
+    }
 
     /// What kind of store this is, for metrics, logs and traces: one short word that never changes.
     fn mode(&self) -> &'static str {
         "custom"
     }
 
-    /// Which node keeps the counters of an item. Called for every item of every charge: no I/O.
+    /// The node that holds the counters of an item. Called for every item of every charge: no I/O.
     fn node_of(&self, _item: &StoredCharge<'_>) -> NodeId {
         NodeId::ONLY
     }
 
-    /// Which node keeps a held charge, or says where its parts are.
+    /// The node that holds a reservation, or knows where its parts are.
     fn node_of_hold(&self, _id: ChargeId) -> NodeId {
         NodeId::ONLY
     }
 
-    /// The nodes that there are now.
+    /// The current nodes.
     fn nodes(&self) -> Nodes {
         Nodes::from_slice(&[NodeId::ONLY])
     }
 
-    /// Asks a node whether it can serve anybody at all: a cheap round trip within a deadline of its own, on a connection of its
-    /// own, so that no caller can hold it up. An error means that no call to this node can succeed now. What is wrong with one
-    /// key, one limit or one right is no error here, and neither is a store that has no room for new keys. A node that is no
-    /// longer one of the store's answers.
+    /// Checks whether a node can serve calls at all: a cheap round trip with a separate deadline on a separate connection, so
+    /// that no caller can delay it. An error means that no call to this node can succeed now. A problem of one key, limit or
+    /// privilege is no error here, nor is a store without room for new keys. A node that is no longer part of the store succeeds.
     ///
-    /// A store that does not say otherwise peeks at nothing.
+    /// The default peeks with no items.
     fn ping(&self, _node: NodeId) -> StoreFuture<'_, ()> {
         Box::pin(async move { self.peek(&[]).await.map(drop) })
     }
@@ -349,10 +372,17 @@ pub trait Store: Send + Sync + 'static {
         Some(task)
     }
 
-    /// How often what was counted may have been lost, as far as the store notices such things.
+    /// How often the counters may have been lost, as far as the store can notice.
     fn losses_possible(&self) -> u64 {
         0
     }
+}
+
+/// The error of a store without records.
+fn no_records() -> StoreError {
+    StoreError::invalid(
+        "this store keeps no records, so there are no overrides at run time and no list of servers",
+    )
 }
 
 /// The outcome of a charge of one item.
@@ -389,6 +419,18 @@ impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         (**self).forget(limit, key)
+    }
+
+    fn records(&self, kind: RecordKind, known: Option<u64>) -> StoreFuture<'_, Records> {
+        (**self).records(kind, known)
+    }
+
+    fn put_record<'a>(&'a self, kind: RecordKind, record: &'a Record) -> StoreFuture<'a, PutRecord> {
+        (**self).put_record(kind, record)
+    }
+
+    fn remove_record<'a>(&'a self, kind: RecordKind, id: &'a str) -> StoreFuture<'a, bool> {
+        (**self).remove_record(kind, id)
     }
 
     fn mode(&self) -> &'static str {

@@ -1,8 +1,9 @@
 //! The memory store: in this process, for millions of keys, in bounded memory.
 //!
-//! A limit has a table (table.rs) of the shape that its strategy needs; a key is known there by a fingerprint, 128 bits of a
-//! hash under seeds drawn at start, and its text is never kept. A charge on one limit goes straight to the table; charge.rs
-//! charges several limits, all or none. Reservations are remembered in holds.rs. A thread wakes up now and then to forget keys that are as good as new.
+//! A limit has a table (table.rs) in the layout of its strategy. A table knows a key by its fingerprint, 96 bits of a hash with
+//! random seeds; the text is not stored. A charge on one limit goes directly to its table; charge.rs charges several limits, all
+//! or none. Reservations are in holds.rs. A thread removes idle keys now and then. The engine calls this module from
+//! `engine/fast_path.rs` and `engine/local.rs`.
 
 mod bucket_charge;
 mod budget;
@@ -45,9 +46,10 @@ use self::shape::{Making, TokenTable};
 use self::tables::{Opened, Tables};
 use self::wall::Wall;
 use crate::clock::Clock;
+use crate::records::RecordTable;
 use crate::{
-    ChargeId, Charged, Hold, Outcomes, Settled, Settlement, Store, StoreError, StoreFuture, StoredCharge,
-    StoredLimit,
+    ChargeId, Charged, Hold, Outcomes, PutRecord, Record, RecordKind, Records, Settled, Settlement, Store,
+    StoreError, StoreFuture, StoredCharge, StoredLimit,
 };
 
 pub use self::budget::WhenFull;
@@ -65,8 +67,8 @@ pub struct MemoryOptions {
     pub reservation_bytes: Option<usize>,
     /// What happens to keys that there is no room for.
     pub when_full: WhenFull,
-    /// How often a thread of the store's own forgets what is as good as new: it works through the whole store in ten such
-    /// turns. `None` starts no thread; [`MemoryStore::sweep`] does the same by hand.
+    /// How often a background thread removes idle keys: it works through the whole store in ten such turns. `None` starts no
+    /// thread; [`MemoryStore::sweep`] does the same by hand.
     pub sweep_every: Option<Duration>,
 }
 
@@ -82,7 +84,7 @@ impl Default for MemoryOptions {
     }
 }
 
-/// Remembers in this process. Cheap to clone; clones share what is remembered.
+/// Holds the counters in this process. Cheap to clone; clones share the state.
 ///
 /// ```
 /// use tollgate_store::{Cost, Limit, MemoryOptions, MemoryStore, StoredLimit};
@@ -106,9 +108,10 @@ struct Inner {
     making: Making,
     tables: Mutex<Tables>,
     holds: Holds,
+    records: RecordTable,
 }
 
-/// A limit in a memory store: the short way to its table.
+/// A limit in a memory store: a direct handle on its table.
 #[derive(Clone)]
 pub struct MemoryLimit {
     store: MemoryStore,
@@ -120,7 +123,7 @@ pub struct MemoryLimit {
     lease: Option<Micros>,
 }
 
-/// A charge of a token bucket that was decided and carried out; what else the answer says is worked out when it is asked for.
+/// A charge of a token bucket that was carried out; the other fields of its outcome are computed when they are read.
 #[derive(Clone, Copy)]
 pub struct ChargedBucket<'a> {
     table: &'a TokenTable,
@@ -132,7 +135,7 @@ impl ChargedBucket<'_> {
     /// Whether it was admitted.
     #[inline]
     pub fn is_allowed(&self) -> bool {
-        self.fit.allowed
+        self.fit.is_allowed()
     }
 
     /// The whole answer.
@@ -153,11 +156,11 @@ impl fmt::Debug for ChargedBucket<'_> {
 pub struct MemoryCharge<'a> {
     /// Which limit.
     pub limit: &'a MemoryLimit,
-    /// Who pays: the key's canonical text.
+    /// The canonical text of the key.
     pub key: &'a str,
     /// How much.
     pub cost: Cost,
-    /// Whether the limit only watches.
+    /// Whether this is a shadow limit.
     pub shadow: bool,
 }
 
@@ -167,8 +170,8 @@ impl MemoryStore {
         MemoryStore::build(options, false)
     }
 
-    /// A store that stands in for another while that is down. It also keeps reservations that charged nothing, so that it knows
-    /// which of them are its own.
+    /// A store that replaces another while that is down. It also remembers reservations that charged nothing, so that it knows
+    /// which ones are its own.
     pub fn for_fallback(options: MemoryOptions) -> MemoryStore {
         MemoryStore::build(options, true)
     }
@@ -192,6 +195,7 @@ impl MemoryStore {
             making,
             tables: Mutex::default(),
             holds: Holds::new(reservation_bytes, keeps_empty),
+            records: RecordTable::default(),
         });
         if let Some(every) = options.sweep_every {
             sweep::spawn(&inner, every);
@@ -199,8 +203,8 @@ impl MemoryStore {
         MemoryStore { inner }
     }
 
-    /// The short way to a limit. The same name leads to the same counters, as long as the strategy is the same (a token bucket
-    /// may become a leaky one): a limit whose numbers were changed finds what was consumed under the old ones.
+    /// A direct handle on a limit. The same name has the same counters, as long as the strategy is the same (a token bucket may
+    /// become a leaky bucket): a limit with new numbers finds what was consumed under the old ones.
     ///
     /// ```
     /// use tollgate_store::{Cost, Limit, MemoryOptions, MemoryStore, Micros, StoredLimit};
@@ -212,9 +216,9 @@ impl MemoryStore {
     /// assert_eq!(store.open(&of(20)).charge("user:42", five).remaining, 10);
     /// ```
     ///
-    /// A limit that is held goes on by its own numbers, over the same counters. Buckets of different numbers, and counters of
-    /// different windows, hand a key over to its next charge; a key that is begun under the old numbers at the very moment of
-    /// a change may be begun under both. A caller that changes limits under load must let nobody charge the old ones meanwhile.
+    /// A handle keeps its own numbers, over the same counters. Buckets with different numbers, and counters with different
+    /// windows, hand a key over at its next charge. A key that starts under the old numbers at the very moment of a change may
+    /// start under both. A caller that changes limits under load must prevent charges of the old ones meanwhile.
     pub fn open(&self, stored: &StoredLimit) -> MemoryLimit {
         self.open_as(stored, Opened::ToHold)
     }
@@ -260,7 +264,7 @@ impl MemoryStore {
         self.inner.contention.count()
     }
 
-    /// Forgets every key that is as good as new and every reservation whose time has run out. Returns how many.
+    /// Removes every idle key and every expired reservation. Returns how many.
     pub fn sweep(&self) -> usize {
         self.inner.sweep_part(1)
     }
@@ -289,11 +293,32 @@ impl MemoryStore {
         })
     }
 
-    /// Charges all items, or none, if all keys are remembered already and it can be done without waiting; hands over what each
-    /// limit says, in order, and says whether the charge was admitted. `None`, and nothing charged, if not.
+    /// Charges all items, or none, if all keys have state already and no lock has to be waited for. Passes on the outcome of each
+    /// limit, in order, and returns whether the charge was admitted. `None`, with nothing charged, if this is not possible.
     #[inline]
     pub fn charge_known(&self, items: &[MemoryCharge<'_>], mut say: impl FnMut(Outcome)) -> Option<bool> {
         self.inner.charge_seen(items, self.inner.clock.now(), &mut say)
+    }
+
+    /// [`charge_known`](Self::charge_known) for two token buckets, with the answers still to be worked out. `None`, and nothing is
+    /// charged, also for other limits.
+    #[inline(always)]
+    pub fn charge_two_known<'a>(
+        &self,
+        one: &MemoryCharge<'a>,
+        two: &MemoryCharge<'a>,
+    ) -> Option<[ChargedBucket<'a>; 2]> {
+        let inner = &*self.inner;
+        let (is_allowed, mut fit_one, mut fit_two) =
+            inner.charge_two_seen(one, two, inner.clock.recent())??;
+        if !is_allowed && inner.clock.is_coarse() {
+            (fit_one, fit_two) = inner.charge_two_again(one, two, fit_one, fit_two)?;
+        }
+        let (table_one, table_two) = (one.limit.token_table.as_deref()?, two.limit.token_table.as_deref()?);
+        Some([
+            ChargedBucket { table: table_one, fit: fit_one, cost: one.cost },
+            ChargedBucket { table: table_two, fit: fit_two, cost: two.cost },
+        ])
     }
 
     /// Answers as [`charge_all`](Self::charge_all) would, and changes nothing.
@@ -306,8 +331,8 @@ impl MemoryStore {
         self.inner.holds.settle(id, settlement, self.inner.clock.now())
     }
 
-    /// Releases the leases of a held charge, leaves what else it charged as it is, and forgets it: for a holder who alone
-    /// knows its name. A settled charge is remembered until its time is up, and that is room that a busy pool does not have.
+    /// Releases the leases of a reservation, leaves its other charges, and forgets it: for a holder that alone knows its id. A
+    /// settled reservation would be remembered until it expires, and a busy pool has no room for that.
     pub fn release(&self, id: ChargeId) {
         self.inner.holds.release(id, self.inner.clock.now());
     }
@@ -339,9 +364,9 @@ impl MemoryLimit {
         self.limit_table.charge(fingerprint, cost, self.store.inner.clock.now())
     }
 
-    /// Charges a key that is remembered already, if that can be done without waiting, and writes the answer into `outcome`. False,
-    /// and nothing is charged, if not. A text that was never charged is never known, so a caller who charges only sound keys need
-    /// not look at a known one again.
+    /// Charges a key that has state already, if no lock has to be waited for, and writes the answer into `outcome`. False, with
+    /// nothing charged, if this is not possible. A key that was never charged has no state, so a caller that charges only valid
+    /// keys need not parse a known one again.
     pub fn charge_known(&self, key: &str, cost: Cost, outcome: &mut Outcome) -> bool {
         if let Some(charged) = self.charge_known_bucket(key, cost) {
             *outcome = charged.outcome();
@@ -358,12 +383,16 @@ impl MemoryLimit {
     pub fn charge_known_bucket(&self, key: &str, cost: Cost) -> Option<ChargedBucket<'_>> {
         let table = self.token_table.as_deref()?;
         let inner = &*self.store.inner;
-        let fit = table.charge_seen(inner.seeds.fingerprint(key), cost, inner.clock.now())?;
+        let key = inner.seeds.fingerprint(key);
+        let mut fit = table.charge_seen(key, cost, inner.clock.recent())?;
+        if inner.may_fit_by_now(table, fit, cost) {
+            fit = inner.charge_again(table, key, cost)?;
+        }
         Some(ChargedBucket { table, fit, cost })
     }
 
     /// [`charge_known`](Self::charge_known) for many keys, at one reading of the clock, fetched from memory sixteen at a
-    /// time. Each answer is written into the numbers of its place in `outcomes`; `otherwise` is handed the place of a key that is not known.
+    /// time. Each answer is written into the numbers of its place in `outcomes`; `unknown` gets the place of a key that is not known.
     #[inline]
     pub fn charge_known_many<K: AsRef<str>, O>(
         &self,
@@ -371,42 +400,55 @@ impl MemoryLimit {
         cost: Cost,
         outcomes: &mut [O],
         numbers: impl Fn(&mut O) -> &mut Outcome,
-        mut otherwise: impl FnMut(usize, &mut O),
+        mut unknown: impl FnMut(usize, &mut O),
     ) {
         const BATCH: usize = 16;
         let inner = &*self.store.inner;
-        let now = inner.clock.now();
-        let mut done = 0;
-        if let Some(table) = self.token_table.as_deref() {
-            let (batches, _) = keys.as_chunks::<BATCH>();
-            for batch in batches {
-                let fingerprints: [Fingerprint; BATCH] =
-                    std::array::from_fn(|index| inner.seeds.fingerprint(batch[index].as_ref()));
-                table.charge_seen_many(&fingerprints, cost, now, |index, fit| {
-                    let outcome = &mut outcomes[done + index];
-                    match fit {
-                        Some(fit) => *numbers(outcome) = table.cell.outcome(fit, cost),
-                        None => otherwise(done + index, outcome),
-                    }
-                });
-                done += BATCH;
+        let Some(table) = self.token_table.as_deref() else {
+            let now = inner.clock.now();
+            for (index, (key, outcome)) in keys.iter().zip(outcomes).enumerate() {
+                let key = inner.seeds.fingerprint(key.as_ref());
+                if !self.limit_table.charge_known(key, cost, now, numbers(outcome)) {
+                    unknown(index, outcome);
+                }
             }
+            return;
+        };
+        let now = inner.clock.recent();
+        let (batches, rest) = keys.as_chunks::<BATCH>();
+        for (number, batch) in batches.iter().enumerate() {
+            let fingerprints: [Fingerprint; BATCH] =
+                std::array::from_fn(|index| inner.seeds.fingerprint(batch[index].as_ref()));
+            table.charge_seen_many(&fingerprints, cost, now, |index, mut fit| {
+                if fit.is_some_and(|fit| inner.may_fit_by_now(table, fit, cost)) {
+                    fit = inner.charge_again(table, fingerprints[index], cost);
+                }
+                let index = number * BATCH + index;
+                let outcome = &mut outcomes[index];
+                match fit {
+                    Some(fit) => *numbers(outcome) = table.cell.outcome(fit, cost),
+                    None => unknown(index, outcome),
+                }
+            });
         }
-        for (index, (key, outcome)) in keys.iter().zip(outcomes).enumerate().skip(done) {
+        let done = batches.len() * BATCH;
+        for (index, (key, outcome)) in rest.iter().zip(&mut outcomes[done..]).enumerate() {
             let key = inner.seeds.fingerprint(key.as_ref());
-            if !self.limit_table.charge_known(key, cost, now, numbers(outcome)) {
-                otherwise(index, outcome);
+            let mut fit = table.charge_seen(key, cost, now);
+            if fit.is_some_and(|fit| inner.may_fit_by_now(table, fit, cost)) {
+                fit = inner.charge_again(table, key, cost);
+            }
+            match fit {
+                Some(fit) => *numbers(outcome) = table.cell.outcome(fit, cost),
+                None => unknown(done + index, outcome),
             }
         }
     }
 
-    /// Charges each of many keys `cost`, in order, at one reading of the clock, and adds the answers to `outcomes`. Keys are
-    /// fetched from memory together, which is about twice as fast as one by one when there are millions.
-    pub fn charge_many<K: AsRef<str>>(&self, keys: &[K], cost: Cost, outcomes: &mut Vec<Outcome>) {
-        let start = outcomes.len();
-        outcomes.resize(start + keys.len(), Outcome::BLOCKED);
-        let slowly = |index: usize, outcome: &mut Outcome| *outcome = self.charge(keys[index].as_ref(), cost);
-        self.charge_known_many(keys, cost, &mut outcomes[start..], |outcome| outcome, slowly);
+    /// The whole answer to a charge of this limit, which is a token bucket.
+    #[inline]
+    fn bucket_outcome(&self, fit: Fit, cost: Cost) -> Outcome {
+        self.token_table.as_ref().map_or(Outcome::BLOCKED, |table| table.cell.outcome(fit, cost))
     }
 
     /// Answers as a charge would, and changes nothing.
@@ -415,19 +457,19 @@ impl MemoryLimit {
         self.limit_table.peek(fingerprint, cost, self.store.inner.clock.now())
     }
 
-    /// How a key stands: what is left of how much, for how long, and whether one more unit would fit.
+    /// The state of a key: what is left, the capacity, the reset time, and whether one more unit would fit.
     pub fn status(&self, key: &str) -> Outcome {
-        // A charge of everything there could ever be is refused and changes nothing, so its answer shows the key as it stands.
-        let standing = self.peek(key, Cost::MAX);
+        // A cost above every limit is refused and changes nothing, so its outcome shows the current state.
+        let current = self.peek(key, Cost::MAX);
         let one = self.peek(key, Cost::ONE);
-        Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing }
+        Outcome { allowed: one.allowed, retry_after: one.retry_after, ..current }
     }
 
-    /// Gives a key `amount` of what counts now back, the newest first and never more than there is; false when nothing was
-    /// remembered. What it was charged together with other newcomers, for want of room, is not given back.
+    /// Gives a key `amount` back, newest first and never more than is charged now; false if the key has no state. Charges in the
+    /// shared state of a full store are not given back.
     pub fn refund(&self, key: &str, amount: Cost) -> bool {
         let inner = &*self.store.inner;
-        // No limit holds more than the largest count, so more than that says no more.
+        // No limit holds more than the largest count, so a larger amount means the same.
         let amendment = Amendment::Refund { amount: amount.get().min(MAX_COUNT) };
         self.limit_table.amend(inner.seeds.fingerprint(key), false, amendment, inner.clock.now()).is_found()
     }
@@ -437,13 +479,48 @@ impl MemoryLimit {
         self.limit_table.forget(self.store.inner.seeds.fingerprint(key))
     }
 
-    /// How many keys are remembered under this limit, whatever its numbers are or were when they were charged.
+    /// The number of keys under this limit, including keys that were charged under other numbers.
     pub fn keys(&self) -> usize {
         self.store.inner.tables.lock().keys_of(&self.name, &*self.limit_table)
     }
 }
 
-/// The memory store as any other, for those who choose a store at start. It answers at once.
+impl Inner {
+    /// Whether a charge was denied by a reading of a coarse clock that may be too old for that.
+    #[inline(always)]
+    fn may_fit_by_now(&self, table: &TokenTable, fit: Fit, cost: Cost) -> bool {
+        let bucket = &table.cell.algorithm;
+        !fit.is_allowed() && self.clock.may_have_overtaken(|late| bucket.fits_within(fit, cost, late))
+    }
+
+    /// Repeats such a charge with the exact clock. `None` if a lock was taken.
+    #[inline(never)]
+    fn charge_again(&self, table: &TokenTable, key: Fingerprint, cost: Cost) -> Option<Fit> {
+        table.charge_seen(key, cost, self.clock.now())
+    }
+
+    /// The same for two.
+    #[inline(never)]
+    fn charge_two_again(
+        &self,
+        one: &MemoryCharge<'_>,
+        two: &MemoryCharge<'_>,
+        fit_one: Fit,
+        fit_two: Fit,
+    ) -> Option<(Fit, Fit)> {
+        let may_fit = |item: &MemoryCharge<'_>, fit: Fit| {
+            let table = item.limit.token_table.as_deref();
+            fit.is_allowed() || table.is_some_and(|table| self.may_fit_by_now(table, fit, item.cost))
+        };
+        if !may_fit(one, fit_one) || !may_fit(two, fit_two) {
+            return Some((fit_one, fit_two));
+        }
+        let (_, fit_one, fit_two) = self.charge_two_seen(one, two, self.clock.now())??;
+        Some((fit_one, fit_two))
+    }
+}
+
+/// The memory store as a [`Store`], for callers that choose a store at start. It answers at once.
 impl Store for MemoryStore {
     fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async move { self.with_opened(items, |items| self.charge_all(items, hold)) })
@@ -469,6 +546,18 @@ impl Store for MemoryStore {
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         Box::pin(async move { Ok(self.open_as(limit, Opened::ByCall).forget(key)) })
+    }
+
+    fn records(&self, kind: RecordKind, known: Option<u64>) -> StoreFuture<'_, Records> {
+        Box::pin(async move { Ok(self.inner.records.read(kind, known, self.inner.clock.now())) })
+    }
+
+    fn put_record<'a>(&'a self, kind: RecordKind, record: &'a Record) -> StoreFuture<'a, PutRecord> {
+        Box::pin(async move { self.inner.records.put(kind, record, self.inner.clock.now()) })
+    }
+
+    fn remove_record<'a>(&'a self, kind: RecordKind, id: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(async move { self.inner.records.remove(kind, id, self.inner.clock.now()) })
     }
 
     fn mode(&self) -> &'static str {

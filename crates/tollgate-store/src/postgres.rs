@@ -1,14 +1,17 @@
-//! The PostgreSQL store: in a database that many processes share, for as long as it lasts.
+//! The PostgreSQL store: counters in a database that many processes share.
 //!
-//! A charge on one limit is one statement (upsert/), decided on the locked row under read committed; everything else is one
-//! call of a function (charge.sql, settle.sql, refund.sql). Both ask the SQL twins of the kernel whether a charge fits, and what
-//! they found comes back as numbers from which the kernel here works out the answer: codec.rs. Every call has a deadline that covers
-//! all it waits for (pool.rs), and carries it to the server, in the server's time (skew.rs), so that a call that comes late
-//! changes nothing there. What went wrong, and whether it may be sent again, is in fault.rs; tables and functions are made by
-//! schema.rs, and what says nothing any more is deleted by sweep.rs.
+//! A charge on one limit is one statement (upsert/), decided on the locked row under read committed. A charge on several limits
+//! without a hold is also one statement (several/). Everything else is one call of a function (charge.sql, settle.sql,
+//! refund.sql). All of them call the SQL twins of the kernel to decide whether a charge fits; the values that they return become
+//! outcomes in the kernel (`codec.rs`). There is no limiter arithmetic in this folder.
 //!
-//! Durability: a charge is acknowledged before it is on disk, so a crash of the server may forget the last moments (some 0.6 s
-//! at most with PostgreSQL's defaults); held charges and settlements are on disk before they are acknowledged.
+//! `batch.rs`, `several.rs` and `shared_commit.rs` send several calls in one statement; `call.rs` sends a statement on a
+//! connection of `pool.rs` before its deadline. The deadline is also sent to the server, in the server's time (`remote/skew.rs`), so
+//! that a late call changes nothing. `fault.rs` classifies errors, `schema.rs` creates tables and functions, and `sweep.rs`
+//! deletes expired rows.
+//!
+//! Durability: a charge is acknowledged before it is on disk, so a crash of the server may lose the last moments (at most about
+//! 0.6 s with PostgreSQL's defaults). Held charges and settlements are on disk before they are acknowledged.
 
 mod batch;
 mod call;
@@ -17,15 +20,17 @@ mod fault;
 mod options;
 mod ping;
 mod pool;
+mod records;
 mod room;
 mod schema;
+mod several;
+mod shared_commit;
 mod sick;
-mod skew;
 mod statement;
 mod sweep;
 mod tls;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,25 +51,36 @@ use self::codec::{
 use self::ping::PingLink;
 use self::pool::Pool;
 use self::room::{Room, no_room};
+use self::shared_commit::{
+    FunctionAnswer, FunctionCharge, FunctionCharges, HeldCharge, SameLimits, SettleCall, Settlements,
+    is_lock_timeout,
+};
 use self::sick::{SickKeys, is_of_a_state};
 use self::statement::{Keys, Plain, Verb};
 use self::sweep::Totals;
 use crate::remote::MergedCharges;
-use crate::remote::batching::{self, Check, Queue};
+use crate::remote::batching::{self, Check, Locks, Queue};
 use crate::remote::each;
 use crate::remote::shares::{Claim, Shares};
 use crate::{
-    ChargeId, Charged, Clock, EachFuture, Failure, Hold, Micros, NodeId, Outcomes, Settled, Settlement,
-    Store, StoreError, StoreFuture, StoreTask, StoredCharge, StoredLimit,
+    ChargeId, Charged, Clock, EachFuture, Failure, Hold, Micros, NodeId, Outcomes, PutRecord, Record,
+    RecordKind, Records, Settled, Settlement, Store, StoreError, StoreFuture, StoreTask, StoredCharge,
+    StoredLimit,
 };
+
+/// The answers of a statement, by key.
+type AnsweredKeys = Vec<(Uuid, Result<Answered, StoreError>)>;
 
 pub use self::options::{PostgresOptions, PostgresTls};
 pub use self::sweep::Cleaned;
 
-/// How many keys go into one statement at most.
+/// The most keys of a statement.
 const MOST_KEYS: usize = 1_000;
 
-/// Remembers in PostgreSQL. Cheap to clone; clones share connections.
+/// Into how many statements the keys are divided after a statement met a locked row.
+const LOCKED_PARTS: usize = 8;
+
+/// Counters in PostgreSQL. Cheap to clone; clones share connections.
 ///
 /// ```no_run
 /// # async fn doc() -> Result<(), tollgate_store::StoreError> {
@@ -89,24 +105,25 @@ struct Inner {
     cleanup_every: Option<Duration>,
     cleaned: Totals,
     queue: Queue<PostgresStore>,
+    function_charges: Queue<FunctionCharges>,
+    settlements: Queue<Settlements>,
     shares: Arc<Shares>,
     room: Arc<Room>,
-    /// Keys whose stored state the statement could not make anything of, of late.
+    /// Keys whose stored state a statement recently could not process.
     sick: Mutex<SickKeys>,
-    /// The connection that pings go over, once there was a reason to ping.
+    /// The connection for pings, once there was a ping.
     ping: Mutex<Option<PingLink>>,
 }
 
 impl Inner {
-    /// The time by a test's clock, if there is one.
+    /// The time of a test's clock, if there is one.
     fn clock_us(&self) -> Option<i64> {
         self.clock.as_ref().map(|clock| whole(clock.server_now().get()))
     }
 }
 
 impl PostgresStore {
-    /// A store for these options. Checks them and reads certificates, and asks nothing of the server: a schema that is missing
-    /// is found by the first call.
+    /// A store with these options. Checks them and reads certificates, but sends nothing: the first call finds a missing schema.
     pub fn new(options: PostgresOptions) -> Result<PostgresStore, StoreError> {
         let config = options.checked()?;
         let tls = match config.get_ssl_mode() {
@@ -122,6 +139,8 @@ impl PostgresStore {
             cleanup_every,
             cleaned: Totals::default(),
             queue: Queue::default(),
+            function_charges: Queue::default(),
+            settlements: Queue::default(),
             shares: Shares::new(batch::caps(connections)),
             room: Arc::new(Room::new(max_keys)),
             sick: Mutex::default(),
@@ -130,8 +149,8 @@ impl PostgresStore {
         Ok(PostgresStore { inner: Arc::new(inner) })
     }
 
-    /// [`new`](Self::new), and then [`migrate`](Self::migrate) and [`probe`](Self::probe); logs what the probe warns of, and
-    /// starts the cleanup.
+    /// [`new`](Self::new), then [`migrate`](Self::migrate) and [`probe`](Self::probe); logs the warnings of the probe, and starts
+    /// the cleanup.
     pub async fn connect(options: PostgresOptions) -> Result<PostgresStore, StoreError> {
         let store = PostgresStore::new(options)?;
         store.migrate().await?;
@@ -142,35 +161,36 @@ impl PostgresStore {
         Ok(store)
     }
 
-    /// Makes the tables and functions, or brings them up to date. Changes nothing where they are.
+    /// Creates the tables and functions, or updates them. Does nothing if they are up to date.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         schema::migrate(&self.inner.pool).await
     }
 
-    /// Looks the server and the schema over. What cannot work is an error that says what to do; what is dangerous is returned.
+    /// Checks the server and the schema. A setup that cannot work is an error that says what to do; dangerous settings are
+    /// returned.
     pub async fn probe(&self) -> Result<Vec<String>, StoreError> {
         schema::probe(&self.inner.pool).await
     }
 
-    /// Starts the task that cleans up as often as the options say; [`connect`](Self::connect) has done so.
+    /// Starts the task that cleans up at the interval of the options; [`connect`](Self::connect) has done so.
     pub fn start_cleanup(&self) {
         if let Some(every) = self.inner.cleanup_every {
             sweep::spawn(&self.inner, every);
         }
     }
 
-    /// Deletes every key that is as good as new and every held charge whose time has run out. Returns how many rows.
+    /// Deletes every key whose state equals no state and every expired hold. Returns how many rows.
     pub async fn cleanup(&self) -> Result<Cleaned, StoreError> {
         sweep::cleanup(&self.inner).await
     }
 
-    /// How many rows were deleted by this store since it was made.
+    /// How many rows this store has deleted.
     pub fn cleaned_total(&self) -> Cleaned {
         self.inner.cleaned.get()
     }
 
-    /// How often the server was seen to have crashed, or to have been replaced by another, since this store first connected: each
-    /// time it may have lost what was charged in its last moments.
+    /// How many times this store noticed that the server crashed or was replaced by another: each time, charges of the last
+    /// moments may have been lost.
     pub fn losses_possible(&self) -> u64 {
         self.inner.pool.losses()
     }
@@ -180,8 +200,8 @@ impl PostgresStore {
         self.inner.pool.open_links()
     }
 
-    /// Each by itself: those that are alike in one statement, up to a thousand, and what one statement cannot carry out by the
-    /// function, each key in a call of its own, because the function fails for all its keys or for none. All of them have one
+    /// Charges each item separately. Equal charges go in one statement, up to a thousand. Charges that a statement cannot make go
+    /// to the function, each key in its own call, because the function fails for all its keys or for none. All calls have one
     /// deadline.
     async fn charge_all_alone(&self, items: &[StoredCharge<'_>]) -> Vec<Result<Outcome, StoreError>> {
         let until = self.until();
@@ -194,7 +214,7 @@ impl PostgresStore {
         each::charge(items.len(), groups, until.deadline.into(), call).await
     }
 
-    /// Charges of one kind, and of different pairs: one call.
+    /// Charges of one kind, on different pairs: one call.
     async fn charge_group(
         &self,
         items: &[StoredCharge<'_>],
@@ -207,14 +227,14 @@ impl PostgresStore {
             let keys: Vec<&str> = items.iter().map(|item| item.key).collect();
             return self.charge_alike(plain, first.limit, &keys, first.cost, &until).await;
         }
-        // To the function a charge by itself is one that refuses nobody else: a part in shadow.
+        // For the function, a separate charge is a part in shadow mode: its denial denies no other.
         let alone: Vec<StoredCharge<'_>> =
             items.iter().map(|item| StoredCharge { shadow: true, ..*item }).collect();
         let charged = self.charge_parts(&alone, &MergedCharges::of(&alone), None, &until).await?;
         Ok(charged.outcomes.into_iter().map(Ok).collect())
     }
 
-    /// Different keys of one limit at one cost, each by itself: one statement.
+    /// Charges different keys of one limit with one cost, each separately: one statement.
     async fn charge_alike(
         &self,
         plain: Plain,
@@ -234,7 +254,7 @@ impl PostgresStore {
             false => None,
         };
         batch.retain(|name| is_known.as_ref().is_none_or(|known| known.contains(name)));
-        let mut answers = self.upsert_each(plain, limit, cost, &batch, until).await?;
+        let mut answers = self.upsert_each(plain, limit, cost, &batch, Locks::Wait, until).await?;
         let outcome = |name: &Uuid| match answers.remove(name) {
             Some(answered) => answered.map(|answered| answered.outcome),
             None if is_known.as_ref().is_some_and(|known| !known.contains(name)) => Err(no_room()),
@@ -271,32 +291,38 @@ impl PostgresStore {
         }
     }
 
-    /// The same charge of some keys, sorted, each by itself: one statement. Those that were late are not among the answers, and were
-    /// not charged.
+    /// The same charge on several keys, sorted, each separately: one statement. Late keys have no answer, and were not charged.
     ///
-    /// A statement fails for all of its keys or for none. So where one of them has a state that the statement cannot make anything
-    /// of, its halves are asked about, and so on; a key that fails alone does not go with others for a while.
+    /// A statement fails for all its keys or for none. If it cannot process the state of one key, its halves are sent, and so on;
+    /// a key that fails alone goes in its own statement for a while. If a row is locked, that is the answer, or the keys are
+    /// divided into smaller statements until the locked key is alone; that statement is the last one.
     async fn upsert_each(
         &self,
         plain: Plain,
         limit: &StoredLimit,
         cost: Cost,
         keys: &[Uuid],
+        locks: Locks,
         until: &Until<'_>,
     ) -> Result<HashMap<Uuid, Result<Answered, StoreError>>, StoreError> {
         let (alone, together) = self.inner.sick.lock().split(keys);
-        let mut groups: Vec<Vec<Uuid>> = alone.into_iter().map(|key| vec![key]).collect();
+        let mut groups: VecDeque<Vec<Uuid>> = alone.into_iter().map(|key| vec![key]).collect();
         groups.extend(Some(together).filter(|together| !together.is_empty()));
         let mut answers = HashMap::with_capacity(keys.len());
-        while let Some(mut group) = groups.pop() {
+        while let Some(mut group) = groups.pop_back() {
             let error = match self.upsert(plain, limit, cost, &group, until).await {
                 Ok(answered) => {
+                    let is_left = plain.has_chunks() && answered.len() < group.len();
                     answers.extend(answered);
+                    if is_left {
+                        group.retain(|key| !answers.contains_key(key));
+                        answers.extend(self.charge_chunks(limit, cost, &group, until).await);
+                    }
                     continue;
                 }
                 Err(error) => error,
             };
-            // Nothing of it was written.
+            // Nothing of this statement was written.
             match (is_of_a_state(&error), &group[..]) {
                 (true, [key]) => {
                     self.inner.sick.lock().note(*key);
@@ -306,7 +332,15 @@ impl PostgresStore {
                     let half = group.split_off(group.len() / 2);
                     groups.extend([group, half]);
                 }
-                // What is wrong with the server is everybody's who was not answered before.
+                (false, [_, _, ..]) if locks == Locks::Wait && is_lock_timeout(&error) => {
+                    for some in group.chunks(group.len().div_ceil(LOCKED_PARTS)) {
+                        match some {
+                            [alone] => groups.push_front(vec![*alone]),
+                            some => groups.push_back(some.to_vec()),
+                        }
+                    }
+                }
+                // A failure of the server concerns all keys without an answer.
                 (false, _) if answers.is_empty() => return Err(error),
                 (false, _) => answers.extend(group.iter().map(|key| (*key, Err(error.for_another())))),
             }
@@ -314,8 +348,7 @@ impl PostgresStore {
         Ok(answers)
     }
 
-    /// A charge of one statement: the same for each of some keys, sorted, each by itself. Those that were late are not among
-    /// the answers, and were not charged.
+    /// One statement: the same charge on several keys, sorted, each separately. Late keys have no answer, and were not charged.
     async fn upsert(
         &self,
         plain: Plain,
@@ -323,41 +356,35 @@ impl PostgresStore {
         cost: Cost,
         keys: &[Uuid],
         until: &Until<'_>,
-    ) -> Result<Vec<(Uuid, Result<Answered, StoreError>)>, StoreError> {
-        let numbers = parameters(&limit.limit);
-        let (price_us, price_rest) = price(&limit.limit, cost);
+    ) -> Result<AnsweredKeys, StoreError> {
         let clock_us = self.inner.clock_us();
         let many = if keys.len() == 1 { Keys::One } else { Keys::Many };
         let one: &(dyn ToSql + Sync) = if many == Keys::One { &keys[0] } else { &keys };
-        let verb = Verb::Upsert(plain, many);
-        let number = |index: usize| -> &(dyn ToSql + Sync) { &numbers[index] };
-        let values: &[&(dyn ToSql + Sync)] = match plain {
-            Plain::TokenBucket | Plain::LeakyBucket => &[
-                one,
-                &limit.name,
-                number(0),
-                number(1),
-                number(2),
-                number(4),
-                &price_us,
-                &price_rest,
-                &clock_us,
-            ],
-            Plain::FixedWindow => &[one, &limit.name, number(0), number(1), number(2), &price_us, &clock_us],
-            Plain::SlidingWindowCounter => &[one, &limit.name, number(0), number(1), &price_us, &clock_us],
-        };
-        let rows = self.call(verb, Resend::Never, values, until).await?;
+        let numbers = UpsertNumbers::of(limit, cost, clock_us);
+        let rows = self
+            .call(Verb::Upsert(plain, many), Resend::Never, &numbers.values(plain, one, limit), until)
+            .await?;
+        self.read_upsert(plain, limit, cost, &rows)
+    }
+
+    /// Reads the answer of a statement for each key.
+    fn read_upsert(
+        &self,
+        plain: Plain,
+        limit: &StoredLimit,
+        cost: Cost,
+        rows: &[Row],
+    ) -> Result<AnsweredKeys, StoreError> {
         let mut answers = Vec::with_capacity(rows.len());
-        for row in &rows {
+        for row in rows {
             let at_us = column(row, 2)?;
-            if clock_us.is_none() {
+            if self.inner.clock.is_none() {
                 self.inner.pool.skew.saw(at_us);
             }
-            // What cannot be read of one row says nothing of the others.
+            // A row that cannot be read does not affect the others.
             let answered = || {
-                let found =
-                    (3..row.len()).map(|index| column(row, index)).collect::<Result<Vec<i64>, _>>()?;
-                let outcome = limit.limit.answer(&reading(&limit.limit, &found)?, cost, instant(at_us)?);
+                let (found, at) = (found(plain, row)?, instant(at_us)?);
+                let outcome = limit.limit.answer(&reading(&limit.limit, &found)?, cost, at);
                 Ok(Answered { outcome, admitted: column(row, 1)? })
             };
             answers.push((column(row, 0)?, answered()));
@@ -384,36 +411,44 @@ impl PostgresStore {
         hold: Option<Hold>,
         until: &Until<'_>,
     ) -> Result<Charged, StoreError> {
-        let asked = ChargeArrays::of(parts);
-        let hold_id = hold.map(|hold| Uuid::from_u128(hold.id.get()));
-        let ttl_us = hold.map(|hold| whole(hold.ttl.min(Hold::MAX_TTL).get()));
-        let kept = hold.map(|_| remembered(items, parts));
-        let clock_us = self.inner.clock_us();
-        // A held charge has a name, and a caller that sends it again is answered as before.
-        let resend = if hold.is_some() { Resend::Once } else { Resend::Never };
-        let ChargeArrays { keys, limits, strategies, parameters, costs, shadows } = &asked;
-        let values: &[&(dyn ToSql + Sync)] =
-            &[keys, limits, strategies, parameters, costs, shadows, &hold_id, &ttl_us, &kept, &clock_us];
-        let _share = self.share(&parts.parts, until).await?;
+        let keys: Vec<Uuid> = parts.parts.iter().map(|part| key_of(part.limit, part.key)).collect();
         let invented =
-            parts.parts.iter().zip(keys).filter(|(part, _)| self.refuses_new_keys(&part.limit.limit));
+            parts.parts.iter().zip(&keys).filter(|(part, _)| self.refuses_new_keys(&part.limit.limit));
         let invented: Vec<Uuid> = invented.map(|(_, key)| *key).collect();
         if !invented.is_empty() && self.known(&invented, until).await?.len() < invented.len() {
             return Err(no_room());
         }
-        let row = self.call_one(Verb::Charge, resend, values, until).await?;
-        self.inner.pool.skew.saw(column(&row, 2)?);
-        let at = instant(column(&row, 1)?)?;
-        let numbers: Vec<i64> = column(&row, 3)?;
-        if let Some(before) = column::<Option<Vec<i64>>>(&row, 4)? {
-            return answer_again(&before, &numbers, at);
+        let limits = parts.parts.iter().map(|part| part.limit.clone()).collect();
+        let same = SameLimits { limits, is_held: hold.is_some() };
+        let held = |hold: Hold| HeldCharge {
+            id: Uuid::from_u128(hold.id.get()),
+            ttl_us: whole(hold.ttl.min(Hold::MAX_TTL).get()),
+            asked: remembered(items, parts),
+        };
+        let charge = FunctionCharge {
+            keys,
+            costs: parts.parts.iter().map(|part| whole(part.cost.get())).collect(),
+            shadows: parts.parts.iter().map(|part| part.shadow).collect(),
+            hold: hold.map(held),
+        };
+        let answer = match items.len() == parts.parts.len() {
+            true => self.charge_by_function(&parts.parts, same, charge, until).await?,
+            // Its remembered request has another length than those of other charges.
+            false => {
+                let _share = self.share(&parts.parts, until).await?;
+                self.call_charge(&same, &charge, until).await?
+            }
+        };
+        let FunctionAnswer { passed, at, numbers, asked_before } = answer;
+        match asked_before {
+            Some(before) => answer_again(&before, &numbers, at),
+            None => parts.conclude(&parts.outcomes(readings(parts, &numbers)?, at), passed),
         }
-        self.conclude(parts, &row, &numbers, at)
     }
 
     async fn peek_parts(&self, parts: &MergedCharges<'_>) -> Result<Charged, StoreError> {
         let (row, numbers, at) = self.look(parts).await?;
-        self.conclude(parts, &row, &numbers, at)
+        parts.conclude(&parts.outcomes(readings(parts, &numbers)?, at), column(&row, 0)?)
     }
 
     async fn status_of(&self, limit: &StoredLimit, key: &str) -> Result<Outcome, StoreError> {
@@ -423,11 +458,11 @@ impl PostgresStore {
         reading.map(|reading| limit.limit.status(&reading, at)).ok_or_else(|| nonsense("no state of a key"))
     }
 
-    /// What is kept for the parts, and when.
+    /// The state of the parts, and the time.
     async fn look(&self, parts: &MergedCharges<'_>) -> Result<(Row, Vec<i64>, Micros), StoreError> {
-        let asked = ChargeArrays::of(parts);
+        let arrays = ChargeArrays::of(parts);
         let clock_us = self.inner.clock_us();
-        let ChargeArrays { keys, strategies, parameters, costs, shadows, .. } = &asked;
+        let ChargeArrays { keys, strategies, parameters, costs, shadows, .. } = &arrays;
         let values: &[&(dyn ToSql + Sync)] = &[keys, strategies, parameters, costs, shadows, &clock_us];
         let until = self.until();
         let _share = self.share(&parts.parts, &until).await?;
@@ -437,27 +472,17 @@ impl PostgresStore {
         Ok((row, numbers, at))
     }
 
-    /// The answer of the functions `charge` and `peek`.
-    fn conclude(
-        &self,
-        parts: &MergedCharges<'_>,
-        row: &Row,
-        numbers: &[i64],
-        at: Micros,
-    ) -> Result<Charged, StoreError> {
-        parts.conclude(&parts.outcomes(readings(parts, numbers)?, at), column(row, 0)?)
-    }
-
     async fn settle_hold(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, StoreError> {
         let bounded = |actual: &u64| whole((*actual).min(MAX_COUNT));
-        let (kind, actual): (&str, Option<i64>) = match settlement {
+        let (kind, actual): (&'static str, Option<i64>) = match settlement {
             Settlement::Actual(actual) => ("actual", Some(bounded(actual))),
             Settlement::Each(_) => ("positions", None),
             Settlement::Named(_) | Settlement::Release => ("each", None),
             Settlement::Cancel => ("cancel", None),
             Settlement::Renew => ("renew", None),
         };
-        // No text in PostgreSQL has a NUL, and no limit's name; what a caller sends is the caller's mistake, and not the store's.
+        // No text in PostgreSQL contains a NUL, and no name of a limit does: such a value is a mistake of the caller, not a
+        // failure of the store.
         let (names, actuals): (Vec<String>, Vec<i64>) = match settlement {
             Settlement::Each(actuals) => (Vec::new(), actuals.iter().map(bounded).collect()),
             Settlement::Named(actuals) => {
@@ -466,42 +491,35 @@ impl PostgresStore {
             }
             _ => Default::default(),
         };
-        let until = self.until();
-        let _share = self.settlement_share(id, &until).await?;
-        let id = Uuid::from_u128(id.get());
-        let clock_us = self.inner.clock_us();
-        let values: &[&(dyn ToSql + Sync)] = &[&id, &kind, &actual, &names, &actuals, &clock_us];
-        let row = self.call_one(Verb::Settle, Resend::Once, values, &until).await?;
-        self.inner.pool.skew.saw(column(&row, 1)?);
-        let held = || -> Result<Vec<(String, i64)>, StoreError> {
-            let (names, costs) = (column::<Vec<String>>(&row, 2)?, column::<Vec<i64>>(&row, 3)?);
-            Ok(names.into_iter().zip(costs).collect())
-        };
-        match column::<&str>(&row, 0)? {
+        let call = SettleCall { id: Uuid::from_u128(id.get()), kind, actual, names, actuals };
+        let (names, amounts) = (call.names.clone(), call.actuals.len());
+        let SettleReply { status, held_names, held_costs } =
+            self.settle_by_function(id, call, &self.until()).await?;
+        match &*status {
             "done" => Ok(Settled::Done),
             "already" => Ok(Settled::Already),
             "unknown" => Ok(Settled::Unknown),
             "differ" => {
-                let held: Vec<String> = held()?.iter().map(|(name, cost)| format!("{name} {cost}")).collect();
+                let held = held_names.iter().zip(&held_costs);
+                let held: Vec<String> = held.map(|(name, cost)| format!("{name} {cost}")).collect();
                 Err(StoreError::invalid(format!(
                     "one actual amount cannot settle limits that reserved different amounts ({}); give one for each limit",
                     held.join(", ")
                 )))
             }
             "unnamed" => {
-                let held: Vec<String> = held()?.into_iter().map(|(name, _)| name).collect();
-                let other = names.iter().find(|name| !held.iter().any(|held| held == *name));
+                let other = names.iter().find(|name| !held_names.contains(name));
                 Err(StoreError::invalid(format!(
                     "this reservation holds nothing under the limit `{}`; it holds {}",
                     other.map_or("", String::as_str),
-                    held.join(", ")
+                    held_names.join(", ")
                 )))
             }
             "count" => {
-                let charges = column::<Vec<i64>>(&row, 3)?.first().copied().unwrap_or_default();
-                Err(StoreError::wrong_count(usize::try_from(charges).unwrap_or_default(), actuals.len()))
+                let charges = held_costs.first().copied().unwrap_or_default();
+                Err(StoreError::wrong_count(usize::try_from(charges).unwrap_or_default(), amounts))
             }
-            other => Err(nonsense(format!("the verdict {other}"))),
+            other => Err(nonsense(format!("the status {other}"))),
         }
     }
 
@@ -531,28 +549,80 @@ impl PostgresStore {
     }
 }
 
-/// What one key of a charge of one statement came to.
+/// The numeric parameters of a statement.
+struct UpsertNumbers {
+    numbers: Vec<i64>,
+    price: (i64, i64),
+    clock_us: Option<i64>,
+}
+
+impl UpsertNumbers {
+    fn of(limit: &StoredLimit, cost: Cost, clock_us: Option<i64>) -> UpsertNumbers {
+        UpsertNumbers { numbers: parameters(&limit.limit), price: price(&limit.limit, cost), clock_us }
+    }
+
+    /// All values of the statement except the last, in order.
+    fn values<'a>(
+        &'a self,
+        plain: Plain,
+        keys: &'a (dyn ToSql + Sync),
+        limit: &'a StoredLimit,
+    ) -> Vec<&'a (dyn ToSql + Sync)> {
+        let number = |index: usize| -> &(dyn ToSql + Sync) { &self.numbers[index] };
+        let (price_us, price_rest) = &self.price;
+        let mut values: Vec<&(dyn ToSql + Sync)> = vec![keys, &limit.name];
+        match plain {
+            Plain::TokenBucket | Plain::LeakyBucket => {
+                values.extend([number(0), number(1), number(2), number(4), price_us, price_rest]);
+            }
+            Plain::FixedWindow => values.extend([number(0), number(1), number(2), price_us]),
+            Plain::SlidingWindow | Plain::SlidingWindowCounter | Plain::Concurrency => {
+                values.extend([number(0), number(1), price_us]);
+            }
+        }
+        values.push(&self.clock_us);
+        values
+    }
+}
+
+/// The reading of the twin, from a row of a statement.
+fn found(plain: Plain, row: &Row) -> Result<Vec<i64>, StoreError> {
+    match plain {
+        Plain::SlidingWindow | Plain::Concurrency => column(row, 3),
+        _ => (3..row.len()).map(|index| column(row, index)).collect(),
+    }
+}
+
+/// The result of one key in a statement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answered {
     outcome: Outcome,
     admitted: bool,
 }
 
-/// Which charges, each made by itself, go in one call.
+/// The result of a settlement, with the contents of the hold if they matter.
+#[derive(Debug)]
+pub(crate) struct SettleReply {
+    status: String,
+    held_names: Vec<String>,
+    held_costs: Vec<i64>,
+}
+
+/// Which separate charges go in one call.
 #[derive(PartialEq)]
 enum Kind {
-    /// Those of one limit at one cost: one statement.
+    /// Charges of one limit with one cost: one statement.
     Alike(Plain, StoredLimit, Cost),
-    /// Those of one key: one call of the function.
+    /// Charges of one key: one call of the function.
     OfKey(Uuid),
 }
 
-/// How one statement carries out a charge of a limit by itself, if it can: its state is in one row, and the cost can fit.
+/// The statement for a charge of one limit, if there is one: the state is in one row, and the cost can fit.
 fn plain(limit: &StoredLimit, cost: Cost) -> Option<Plain> {
-    Plain::of(limit.limit.strategy()).filter(|_| limit.limit.price(cost).is_some())
+    Plain::of(&limit.limit).filter(|_| limit.limit.price(cost).is_some())
 }
 
-/// The only part of a charge, if one statement can carry it out and it is not held.
+/// The only part of a charge, if one statement can make it and it has no hold.
 fn alone<'a>(parts: &MergedCharges<'a>, hold: Option<Hold>) -> Option<(Plain, StoredCharge<'a>)> {
     let [part] = parts.parts[..] else { return None };
     let plain = plain(part.limit, part.cost)?;
@@ -596,6 +666,18 @@ impl Store for PostgresStore {
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         Box::pin(self.forget_key(limit, key))
+    }
+
+    fn records(&self, kind: RecordKind, known: Option<u64>) -> StoreFuture<'_, Records> {
+        Box::pin(self.read_records(kind, known))
+    }
+
+    fn put_record<'a>(&'a self, kind: RecordKind, record: &'a Record) -> StoreFuture<'a, PutRecord> {
+        Box::pin(self.keep_record(kind, record))
+    }
+
+    fn remove_record<'a>(&'a self, kind: RecordKind, id: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(self.drop_record(kind, id))
     }
 
     fn mode(&self) -> &'static str {

@@ -1,19 +1,21 @@
-//! Counters in Redis: one server or a cluster, one script for each decision.
+//! Counters in Redis: one server or a cluster, one script call for each decision.
 //!
-//! The walk: repeated pairs of a charge are added up (`remote.rs`), pairs become the arguments of a script (`codec.rs`), the script is called
-//! on the server that has the slot (`route.rs`, `node.rs`), and what its twins found goes back to the kernel, which answers. On
-//! a cluster a charge may be spread over several slots (`spread.rs`). No arithmetic of limits happens in this folder.
+//! The path of a call: `remote.rs` merges repeated pairs of limit and key. `codec.rs` and `shape.rs` encode the pairs as script
+//! arguments. `batch.rs` sends several calls in one script. `route.rs` finds the server of the slot, and `node.rs` sends the
+//! command. The script reads the state and calls the Lua twins; the kernel turns the values that it returns into outcomes. On a
+//! cluster a charge may have keys in several slots (`spread.rs`). There is no limiter arithmetic in this folder.
 //!
-//! Every call has a deadline, kept here and carried into the script. Whatever goes wrong, it returns by then, with what is
-//! known: that nothing was done, or that it may have been (`failure.rs`).
+//! Every call has a deadline, which is checked here and again in the script. A call returns by its deadline. If it fails, the
+//! error says whether nothing was charged or whether it may have been charged (`failure.rs`).
 
-mod batch;
+pub(crate) mod batch;
 mod codec;
 mod failure;
 mod node;
 mod options;
 mod ping;
 mod probe;
+mod records;
 mod route;
 mod script;
 mod shape;
@@ -39,13 +41,13 @@ use crate::remote::batching::{self, Queue};
 use crate::remote::each;
 use crate::remote::shares::Shares;
 use crate::{
-    ChargeId, Charged, EachFuture, Hold, NodeId, Nodes, Outcome, Settled, Settlement, Store, StoreError,
-    StoreFuture, StoreTask, StoredCharge, StoredLimit,
+    ChargeId, Charged, EachFuture, Hold, NodeId, Nodes, Outcome, PutRecord, Record, RecordKind, Records,
+    Settled, Settlement, Store, StoreError, StoreFuture, StoreTask, StoredCharge, StoredLimit,
 };
 
 /// Counters in Redis. Cheap to clone; clones share their connections.
 ///
-/// Making one asks nothing of a server: the first call connects. Use it within a tokio runtime.
+/// Creating a store sends nothing: the first call connects. Use it within a tokio runtime.
 ///
 /// ```no_run
 /// use tollgate_store::{RedisOptions, RedisStore};
@@ -68,7 +70,7 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// A store that goes by these options, or what is wrong with them.
+    /// Creates a store with these options; an error if they are invalid.
     pub fn new(options: RedisOptions) -> Result<RedisStore, StoreError> {
         let names = Names::new(&options.prefix);
         let shares = Shares::new(batch::CAPS);
@@ -76,20 +78,20 @@ impl RedisStore {
         Ok(RedisStore { route: Route::new(options)?, names, queue, settlements, shares })
     }
 
-    /// What the names of all our keys begin with.
+    /// The prefix of all key names.
     pub fn prefix(&self) -> &str {
         &self.route.options().prefix
     }
 
-    /// How often what was counted may have been lost, as far as it was noticed: a server was started anew, was flushed, evicted
-    /// keys or took over older data, or another one took slots over. Servers are looked at about once a second while there is
-    /// traffic. After f losses a limit may have admitted f + 1 times as much.
+    /// How many times counters may have been lost, as far as this process noticed: a server restarted, was flushed, evicted keys
+    /// or loaded older data, or slots moved to another server. Servers are checked about once a second while there is traffic.
+    /// After f losses a limit may have admitted f + 1 times as much.
     pub fn losses_possible(&self) -> u64 {
         self.route.losses()
     }
 
-    /// Whether all servers have room for keys that they do not know yet: each uses at most 80 % of its `maxmemory` and has fewer
-    /// than [`RedisOptions::max_keys`] keys, as far as that was seen in the last second of traffic.
+    /// Whether all servers have room for new keys: each uses at most 80 % of its `maxmemory` and has fewer than
+    /// [`RedisOptions::max_keys`] keys, as of the last check (about once a second while there is traffic).
     pub fn takes_new_keys(&self) -> bool {
         self.route.known_nodes().iter().all(|node| node.takes_new_keys())
     }
@@ -98,7 +100,7 @@ impl RedisStore {
         Instant::now() + self.route.options().timeout
     }
 
-    /// Calls a script on the server that has the slot of the first key. `put` adds what follows the operation.
+    /// Calls a script on the server that has the slot of the first key. `put` adds the arguments after the operation.
     async fn call(
         &self,
         script: &'static Script,
@@ -118,7 +120,7 @@ impl RedisStore {
         self.route.call(slot, named, deadline, &build).await
     }
 
-    /// Charges of one kind, each by itself: one script.
+    /// Charges items of one shape separately, in one script call.
     async fn charge_alike(
         &self,
         items: &[StoredCharge<'_>],
@@ -127,7 +129,7 @@ impl RedisStore {
     ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
         let part = |place: usize| {
             let StoredCharge { limit, key, cost, .. } = items[place];
-            // By itself, a refusal of a shadow limit is a refusal like others.
+            // A separate charge reports the denial of a shadow limit like any other denial.
             StoredCharge { limit, key, cost, shadow: false }
         };
         let parts: Vec<StoredCharge<'_>> = places.into_iter().map(part).collect();
@@ -151,7 +153,7 @@ impl RedisStore {
         Ok(parts.iter().zip(answers).map(outcome).collect())
     }
 
-    /// Each by itself: those that are alike in one script, as far as they are in one slot.
+    /// Charges each item separately. Items of the same shape in the same slot go in one script call.
     async fn charge_all_alone(&self, items: &[StoredCharge<'_>]) -> Vec<Result<Outcome, StoreError>> {
         let deadline = self.deadline();
         let kind = |item: &StoredCharge<'_>| {
@@ -164,7 +166,7 @@ impl RedisStore {
         each::charge(items.len(), groups, deadline, |places| self.charge_alike(items, places, deadline)).await
     }
 
-    /// MergedCharges that are on one server: one script.
+    /// Charges that are on one server: one script call.
     async fn charge_batched(
         &self,
         parts: &[StoredCharge<'_>],
@@ -177,17 +179,17 @@ impl RedisStore {
         answers.pop().unwrap_or_else(|| Err(codec::no_answer("a charge")))
     }
 
-    /// A charge as a script is asked it.
+    /// The shape and the keys of a charge, as the script gets them.
     fn charge_of(
         &self,
         parts: &[StoredCharge<'_>],
         operation: Operation,
         hold: Option<(&str, Hold, &str)>,
     ) -> (Shape, ChargeKeys) {
-        let held = hold.map(|(_, hold, question)| HoldShape {
+        let held = hold.map(|(_, hold, request)| HoldShape {
             operation,
             ttl: hold.ttl,
-            question: question.to_owned(),
+            request: request.to_owned(),
         });
         let order = shape::order_of(parts, hold.is_some());
         let keys = order.iter().map(|index| self.names.part(&parts[*index])).collect();
@@ -212,8 +214,8 @@ impl RedisStore {
         let (shape, charge) = match hold {
             None => self.charge_of(&parts.parts, Operation::Charge, None),
             Some(hold) => {
-                let (key, question) = (self.names.hold(hold.id), codec::remembered_request(items, &parts));
-                self.charge_of(&parts.parts, Operation::Hold, Some((&key, hold, &question)))
+                let (key, request) = (self.names.hold(hold.id), codec::remembered_request(items, &parts));
+                self.charge_of(&parts.parts, Operation::Hold, Some((&key, hold, &request)))
             }
         };
         let check = self.check(&parts.parts, shape, charge);
@@ -246,7 +248,7 @@ impl RedisStore {
         }
     }
 
-    /// Settles what is held under `keys[0]`; on a cluster the keys of its parts follow.
+    /// Settles the hold at `keys[0]`; on a cluster the keys of its parts follow.
     async fn settle_at(
         &self,
         keys: &[String],
@@ -279,7 +281,7 @@ impl RedisStore {
         }
     }
 
-    /// MergedCharges that are on one server: one script. Without a name, so that it is never sent again if it may have been done.
+    /// Charges that are on one server: one script call. A refund has no id, so it is not sent again if it may have been done.
     async fn refund_batched(&self, parts: &[StoredCharge<'_>], deadline: Instant) -> Result<(), StoreError> {
         let keys: Vec<String> = parts.iter().map(|part| self.names.part(part)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -302,36 +304,36 @@ impl RedisStore {
     }
 }
 
-/// A held charge that was made before: the question that it was made with, and what was found then.
+/// A held charge that was made before: its request, and the values that the script found then.
 pub(crate) struct Held {
-    question: String,
+    request: String,
     given: Value,
 }
 
 impl Held {
     fn read(answer: &Value) -> Option<Held> {
         let Value::Array(words) = answer else { return None };
-        let [Value::BulkString(word), Value::BulkString(question), given] = &words[..] else { return None };
-        let question = String::from_utf8(question.clone()).ok()?;
-        (word == b"HELD").then(|| Held { question, given: given.clone() })
+        let [Value::BulkString(word), Value::BulkString(request), given] = &words[..] else { return None };
+        let request = String::from_utf8(request.clone()).ok()?;
+        (word == b"HELD").then(|| Held { request, given: given.clone() })
     }
 
     fn found(&self, parts: &[StoredCharge<'_>]) -> Option<codec::Found> {
         codec::read_remembered(&self.given, parts)
     }
 
-    /// The answer that was given when the charge was made.
+    /// The answer of the first call with this id.
     fn answer(&self) -> Result<Charged, StoreError> {
         let wrong = || codec::no_answer("a hold");
-        let asked = codec::RememberedCharge::read(&self.question).ok_or_else(wrong)?;
-        let items = asked.items();
+        let remembered = codec::RememberedCharge::read(&self.request).ok_or_else(wrong)?;
+        let items = remembered.items();
         let parts = MergedCharges::of(&items);
         let found = self.found(&parts.parts).ok_or_else(wrong)?;
         parts.conclude(&codec::outcomes(&parts, &found), found.passed)
     }
 }
 
-/// The texts of an answer that is a list of them, or one of them.
+/// The strings of an answer that is a list of strings or one string.
 fn words(answer: &Value) -> Option<Vec<String>> {
     let words = match answer {
         Value::Array(words) => &words[..],
@@ -383,6 +385,18 @@ impl Store for RedisStore {
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         Box::pin(self.forget_one(limit, key))
+    }
+
+    fn records(&self, kind: RecordKind, known: Option<u64>) -> StoreFuture<'_, Records> {
+        Box::pin(self.read_records(kind, known))
+    }
+
+    fn put_record<'a>(&'a self, kind: RecordKind, record: &'a Record) -> StoreFuture<'a, PutRecord> {
+        Box::pin(self.keep_record(kind, record))
+    }
+
+    fn remove_record<'a>(&'a self, kind: RecordKind, id: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(self.drop_record(kind, id))
     }
 
     fn mode(&self) -> &'static str {

@@ -1,56 +1,56 @@
-//! What the remote stores have in common: how a charge is put to them, and how their answer is read.
+//! The parts that the remote stores share: how a charge is sent, and how the answer is read.
 //!
-//! A charge becomes [`MergedCharges`], one for each pair of limit and key, with repeated pairs added up. What the store's twins found
-//! comes back as readings, one for each part, and [`MergedCharges::conclude`] has the kernel work out the answers. A store that says
-//! other than the kernel whether the charge passes has a twin that is wrong, and that is an error and never an admission.
+//! A charge becomes [`MergedCharges`], one for each pair of limit and key, with repeated pairs added up. The readings of the
+//! store's twins come back, one for each merged charge, and [`MergedCharges::conclude`] has the kernel compute the outcomes. If
+//! the store and the kernel disagree whether the charge passes, a twin is wrong; that is an error and never an admission.
 
 pub(crate) mod batching;
 pub(crate) mod deadline;
 pub(crate) mod each;
 pub(crate) mod limit_codec;
 pub(crate) mod shares;
+pub(crate) mod skew;
 
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Limit, MAX_COUNT, Micros, Outcome, Reading};
 
+use crate::pairs::{self, PairOf};
 use crate::{Charged, Failure, Outcomes, StoreError, StoredCharge};
 
-/// A charge, as a store is asked it.
+/// A charge in the form that a store receives.
 pub(crate) struct MergedCharges<'a> {
     pub(crate) parts: SmallVec<[StoredCharge<'a>; 4]>,
     /// Which part each item belongs to.
     of_item: SmallVec<[usize; 4]>,
 }
 
+impl PairOf for StoredCharge<'_> {
+    fn is_same(&self, other: &Self) -> bool {
+        self.limit.name == other.limit.name && self.key == other.key
+    }
+
+    fn amount(&mut self) -> (&mut Cost, &mut bool) {
+        (&mut self.cost, &mut self.shadow)
+    }
+}
+
 impl<'a> MergedCharges<'a> {
-    /// One charge for each pair of limit and key. A pair that is charged twice is added up, and is in shadow mode only if both are.
+    /// One charge for each pair of limit and key.
     pub(crate) fn of(items: &[StoredCharge<'a>]) -> MergedCharges<'a> {
-        let mut parts: SmallVec<[StoredCharge<'a>; 4]> = SmallVec::new();
-        let mut of_item = SmallVec::new();
-        for item in items {
-            let same = |part: &StoredCharge<'_>| part.limit.name == item.limit.name && part.key == item.key;
-            let index = match parts.iter().position(same) {
-                Some(index) => {
-                    let part = &mut parts[index];
-                    part.cost =
-                        Cost::new(part.cost.get().saturating_add(item.cost.get())).unwrap_or(Cost::MAX);
-                    part.shadow &= item.shadow;
-                    index
-                }
-                None => {
-                    let StoredCharge { limit, key, cost, shadow } = *item;
-                    parts.push(StoredCharge { limit, key, cost, shadow });
-                    parts.len() - 1
-                }
-            };
-            of_item.push(index);
-        }
+        let (mut parts, mut of_item) = (SmallVec::new(), SmallVec::new());
+        let copy = |&StoredCharge { limit, key, cost, shadow }: &StoredCharge<'a>| StoredCharge {
+            limit,
+            key,
+            cost,
+            shadow,
+        };
+        pairs::merge(items.iter().map(copy), &mut parts, |part| of_item.push(part));
         MergedCharges { parts, of_item }
     }
 
-    /// One part for each item that can be refunded, in their order: leases are released by their holders, and not refunded. No
-    /// limit holds more than the largest count, so more than that says no more.
+    /// One merged charge for each item that can be refunded, in order. Leases are released by their holders and not refunded. No
+    /// limit holds more than the largest count, so a larger amount means the same.
     pub(crate) fn to_refund(items: &[StoredCharge<'a>]) -> MergedCharges<'a> {
         let is_count = |item: &&StoredCharge<'_>| !matches!(item.limit.limit, Limit::Concurrency(_));
         let part = |&StoredCharge { limit, key, cost, shadow }: &StoredCharge<'a>| {
@@ -61,14 +61,14 @@ impl<'a> MergedCharges<'a> {
         MergedCharges { of_item: (0..parts.len()).collect(), parts }
     }
 
-    /// What each part says, from what the twins found.
+    /// The outcome of each merged charge, from the twins' readings.
     pub(crate) fn outcomes(&self, readings: impl IntoIterator<Item = Reading>, now: Micros) -> Outcomes {
         let answer =
             |(part, reading): (&StoredCharge<'_>, Reading)| part.limit.limit.answer(&reading, part.cost, now);
         self.parts.iter().zip(readings).map(answer).collect()
     }
 
-    /// What each part came to, from one amount for each item.
+    /// The actual cost of each merged charge, from one amount for each item.
     #[cfg(feature = "redis")]
     pub(crate) fn totals(&self, actuals: &[u64]) -> Vec<u64> {
         let mut totals = vec![0_u64; self.parts.len()];
@@ -78,7 +78,7 @@ impl<'a> MergedCharges<'a> {
         totals
     }
 
-    /// The answer for the items of the charge, from one for each part. `passed` is what the store says of the whole charge.
+    /// The answer for the items of the charge, from one outcome for each merged charge. `passed` is the store's decision.
     pub(crate) fn conclude(&self, outcomes: &[Outcome], passed: bool) -> Result<Charged, StoreError> {
         let passes = |(part, outcome): (&StoredCharge<'_>, &Outcome)| outcome.allowed || part.shadow;
         let allowed = self.parts.iter().zip(outcomes).all(passes);
@@ -88,27 +88,27 @@ impl<'a> MergedCharges<'a> {
         Ok(Charged { allowed, outcomes: self.of_item.iter().map(|&part| outcomes[part]).collect() })
     }
 
-    /// A twin is wrong, or the answer is not of this question.
+    /// A twin is wrong, or the answer belongs to another call.
     pub(crate) fn disagreement(&self, passed: bool) -> StoreError {
         disagreement(self.parts.len(), passed)
     }
 }
 
-/// The store says other than the kernel of a charge of so many limits.
+/// The store and the kernel disagree about a charge of this many limits.
 pub(crate) fn disagreement(limits: usize, passed: bool) -> StoreError {
-    let said = if passed { "admitted" } else { "refused" };
+    let verb = if passed { "admitted" } else { "refused" };
     let error = StoreError::failed(
         Failure::Reply,
         format!(
-            "the store {said} a charge of {limits} limits and the kernel does not agree: please report this"
+            "the store {verb} a charge of {limits} limits and the kernel does not agree: please report this"
         ),
     );
-    // What the store admitted it has charged, whatever we make of it.
+    // If the store admitted the charge, it has charged it, whatever the kernel says.
     if passed { error.ambiguous() } else { error }
 }
 
-/// The name of a text in a shared store: 128 bits of SHA-256. It has a fixed length whatever callers send, holds none of their
-/// bytes, and nobody can make two texts with the same one. It is part of the stored format: see docs/storage.md.
+/// The name of a text in a shared store: 128 bits of SHA-256. It has a fixed length, contains no bytes of the caller's text, and
+/// nobody can make two texts with the same name. It is part of the stored format: see docs/storage.md.
 pub(crate) fn name_of(texts: &[&str]) -> [u8; 16] {
     let mut hash = Sha256::new();
     for text in texts {
@@ -138,8 +138,8 @@ mod tests {
             |limit, key, units, shadow| StoredCharge { limit, key, cost: Cost::new(units).unwrap(), shadow };
         let items = [item(&api, "a", 1, true), item(&other, "a", 2, false), item(&api, "a", 3, false)];
         let parts = MergedCharges::of(&items);
-        let asked: Vec<_> = parts.parts.iter().map(|part| (part.cost.get(), part.shadow)).collect();
-        assert_eq!(asked, [(4, false), (2, false)]);
+        let costs: Vec<_> = parts.parts.iter().map(|part| (part.cost.get(), part.shadow)).collect();
+        assert_eq!(costs, [(4, false), (2, false)]);
         let outcomes = [Outcome { remaining: 1, ..Outcome::UNLIMITED }, Outcome::UNLIMITED];
         let charged = parts.conclude(&outcomes, true).unwrap();
         assert_eq!(charged.outcomes.to_vec(), [outcomes[0], outcomes[1], outcomes[0]]);
@@ -155,8 +155,8 @@ mod tests {
             |limit, units| StoredCharge { limit, key: "a", cost: Cost::new(units).unwrap(), shadow: false };
         let items = [item(&api, 2), item(&leases, 1), item(&api, u64::MAX)];
         let parts = MergedCharges::to_refund(&items);
-        let asked: Vec<_> = parts.parts.iter().map(|part| (&*part.limit.name, part.cost.get())).collect();
-        assert_eq!(asked, [("api", 2), ("api", MAX_COUNT)]);
+        let costs: Vec<_> = parts.parts.iter().map(|part| (&*part.limit.name, part.cost.get())).collect();
+        assert_eq!(costs, [("api", 2), ("api", MAX_COUNT)]);
     }
 
     #[test]

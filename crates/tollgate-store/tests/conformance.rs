@@ -9,8 +9,8 @@ use tokio::runtime::Handle;
 use tokio::task::{spawn_blocking, yield_now};
 use tollgate_store::conformance::{self, Counting, Effort, PlainStore, Subject, Traces};
 use tollgate_store::{
-    ChargeId, Charged, Cost, Hold, ManualClock, Settled, Settlement, Store, StoreError, StoreFuture,
-    StoredCharge, StoredLimit,
+    ChargeId, Charged, Cost, Hold, ManualClock, Micros, PutRecord, Record, RecordKind, Records, Settled,
+    Settlement, Store, StoreError, StoreFuture, StoredCharge, StoredLimit,
 };
 
 /// Enough to catch what is below, each in about a second.
@@ -25,9 +25,9 @@ enum Fault {
     ChargesTheSameNameAgain,
     /// A charge over several limits charges them one after another, until one refuses.
     HalfCharges,
-    /// A limit that only watches holds up the charge.
+    /// A shadow limit denies the charge.
     EnforcesWhatOnlyWatches,
-    /// A limit that only watches is not charged.
+    /// A shadow limit is not charged.
     NeverChargesWhatOnlyWatches,
     /// A reservation whose time has run out is given back, and so is what was charged since.
     GivesBackTooLate,
@@ -49,9 +49,13 @@ enum Fault {
     RefundsTheFirst,
     /// A refund of what is more than there is forgets the key, window and all.
     RefundsByForgetting,
+    /// A record that has ended is still read.
+    KeepsEndedRecords,
+    /// A record that is removed is not.
+    NeverRemovesRecords,
 }
 
-const FAULTS: [Fault; 14] = [
+const FAULTS: [Fault; 16] = [
     Fault::ChargesTheSameNameAgain,
     Fault::HalfCharges,
     Fault::EnforcesWhatOnlyWatches,
@@ -66,6 +70,8 @@ const FAULTS: [Fault; 14] = [
     Fault::NeverRefunds,
     Fault::RefundsTheFirst,
     Fault::RefundsByForgetting,
+    Fault::KeepsEndedRecords,
+    Fault::NeverRemovesRecords,
 ];
 
 /// A store with a fault.
@@ -116,7 +122,7 @@ impl Faulty {
         }
     }
 
-    /// The hold as the store is told of it.
+    /// The hold as the store is reported of it.
     fn renamed(&self, items: &[StoredCharge<'_>], hold: Hold) -> Hold {
         let is_new = self.fault == Fault::ChargesTheSameNameAgain;
         let id = if is_new { ChargeId::random() } else { hold.id };
@@ -193,6 +199,27 @@ impl Store for Faulty {
         match self.fault {
             Fault::NeverForgets => Box::pin(async { Ok(true) }),
             _ => self.inner.forget(limit, key),
+        }
+    }
+
+    fn records(&self, kind: RecordKind, known: Option<u64>) -> StoreFuture<'_, Records> {
+        self.inner.records(kind, known)
+    }
+
+    fn put_record<'a>(&'a self, kind: RecordKind, record: &'a Record) -> StoreFuture<'a, PutRecord> {
+        Box::pin(async move {
+            let mut record = record.clone();
+            if self.fault == Fault::KeepsEndedRecords {
+                record.ends = record.ends.map(|ends| ends.saturating_add(Micros::from_secs(1)));
+            }
+            self.inner.put_record(kind, &record).await
+        })
+    }
+
+    fn remove_record<'a>(&'a self, kind: RecordKind, id: &'a str) -> StoreFuture<'a, bool> {
+        match self.fault {
+            Fault::NeverRemovesRecords => Box::pin(async { Ok(true) }),
+            _ => self.inner.remove_record(kind, id),
         }
     }
 }

@@ -9,19 +9,26 @@ fn store(clock: &ManualClock) -> MemoryStore {
     MemoryStore::new(MemoryOptions { clock: clock.clock(), sweep_every: None, ..MemoryOptions::default() })
 }
 
+fn subject(clock: &ManualClock) -> Subject {
+    let store = store(clock);
+    let counted = store.clone();
+    let remembered = Box::new(move || -> conformance::Counting {
+        let store = counted.clone();
+        Box::pin(async move {
+            store.sweep();
+            store.keys()
+        })
+    });
+    Subject { store: Arc::new(store), remembered }
+}
+
+/// By itself, so that it is quick to run.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_kept_in_memory() {
+    conformance::shared_records(async |clock| subject(&clock)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_memory_store_means_what_a_store_must() {
-    conformance::run(Effort::default(), async |clock| {
-        let store = store(&clock);
-        let counted = store.clone();
-        let remembered = Box::new(move || -> conformance::Counting {
-            let store = counted.clone();
-            Box::pin(async move {
-                store.sweep();
-                store.keys()
-            })
-        });
-        Subject { store: Arc::new(store), remembered }
-    })
-    .await;
+    conformance::run(Effort::default(), async |clock| subject(&clock)).await;
 }

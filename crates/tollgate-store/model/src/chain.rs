@@ -5,9 +5,14 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::node::{Fingerprint, Guard, Node, Sight};
 use crate::sync::{self, AtomicU64};
 
-/// A key whose home, once there are two, is `home`.
-pub(crate) const fn key(number: u64, home: u64) -> Fingerprint {
-    Fingerprint { lo: number, hi: home }
+/// A key whose home, once there are two, is `home`. The half of a fingerprint that names the home is never zero.
+pub(crate) const fn key(number: u64, home: u32) -> Fingerprint {
+    Fingerprint { lo: number, hi: home + 1 }
+}
+
+/// The home of a key, once there are two.
+const fn home_of_two(key: Fingerprint) -> usize {
+    if key.hi == 2 { 1 } else { 0 }
 }
 
 /// What a reader without the lock has seen.
@@ -58,7 +63,7 @@ impl<const W: usize> Chain<W> {
 
     fn home_of(&self, key: Fingerprint) -> usize {
         let homes = self.home_count.load(Ordering::Acquire);
-        if homes == 2 && key.hi == 1 { 1 } else { 0 }
+        if homes == 2 { home_of_two(key) } else { 0 }
     }
 
     fn spill(&self) -> &Node<W, 1> {
@@ -189,7 +194,7 @@ impl<const W: usize> Chain<W> {
             node = &self.spill;
         }
         for (key, words) in entries {
-            self.append(if key.hi == 1 { new } else { old }, key, words);
+            self.append(&self.homes[home_of_two(key)], key, words);
         }
         self.home_count.store(2, Ordering::Release);
     }

@@ -23,7 +23,7 @@ pub struct Model {
 }
 
 /// All models.
-pub const ALL: [Model; 11] = [
+pub const ALL: [Model; 13] = [
     Model {
         promise: "a reader never believes another key's state",
         run: readers_and_a_replacement,
@@ -50,6 +50,11 @@ pub const ALL: [Model; 11] = [
         rests_on: &[&[LoadAcquire], &[StoreRelease]],
     },
     Model {
+        promise: "a charge over two limits that locks one before it looks at the other takes from both or from neither",
+        run: two_limits_one_last,
+        rests_on: &[&[LoadAcquire], &[StoreRelease]],
+    },
+    Model {
         promise: "a refusal was true at some instant",
         run: refusals,
         rests_on: &[&[LoadAcquire], &[StoreRelease], &[FenceAcquire], &[FenceRelease]],
@@ -57,6 +62,11 @@ pub const ALL: [Model; 11] = [
     Model {
         promise: "a refusal by one of two limits was true at some instant",
         run: refusals_of_two_limits,
+        rests_on: &[&[LoadAcquire], &[StoreRelease], &[FenceAcquire], &[FenceRelease]],
+    },
+    Model {
+        promise: "a refusal by the limit that is looked at last was true at some instant",
+        run: refusals_of_the_last,
         rests_on: &[&[LoadAcquire], &[StoreRelease], &[FenceAcquire], &[FenceRelease]],
     },
     Model {
@@ -183,9 +193,13 @@ fn charge_both<const W: usize>(
     fits: impl Fn(usize, [u64; W]) -> Option<[u64; W]>,
 ) -> bool {
     let seen = order.map(|index| chains[index].see(key(1, 0), |words| fits(index, words)));
-    if let Some(admitted) = charge_both_seen(seen) {
-        return admitted;
-    }
+    charge_both_seen(seen).unwrap_or_else(|| charge_both_locked(chains, fits))
+}
+
+fn charge_both_locked<const W: usize>(
+    chains: &[Chain<W>; 2],
+    fits: impl Fn(usize, [u64; W]) -> Option<[u64; W]>,
+) -> bool {
     let locked = [0, 1].map(|index| (index, chains[index].lock_home(key(1, 0))));
     let found = locked.each_ref().map(|(index, (first, _))| {
         let (node, slot) = chains[*index].find(first, key(1, 0)).expect("the key is there");
@@ -212,16 +226,55 @@ fn charge_both_seen<const W: usize>(seen: [Option<Sighted<'_, W>>; 2]) -> Option
     Some(true)
 }
 
+/// The same as `bucket_charge.rs` does it: the first of `order` is locked before the last is looked at, and the last is tried a few
+/// times. Who fails gives up its lock before it takes both in one order.
+fn charge_last<const W: usize>(
+    chains: &[Chain<W>; 2],
+    order: [usize; 2],
+    fits: impl Fn(usize, [u64; W]) -> Option<[u64; W]>,
+) -> bool {
+    charge_last_seen(chains, order, &fits).unwrap_or_else(|| charge_both_locked(chains, &fits))
+}
+
+fn charge_last_seen<const W: usize>(
+    chains: &[Chain<W>; 2],
+    order: [usize; 2],
+    fits: impl Fn(usize, [u64; W]) -> Option<[u64; W]>,
+) -> Option<bool> {
+    const TRIES: usize = 2;
+    let see = |index: usize| chains[index].see(key(1, 0), |words| fits(index, words));
+    let first = see(order[0])?;
+    if first.after.is_none() {
+        let last = see(order[1])?;
+        return (first.sight.is_unchanged() && last.sight.is_unchanged()).then_some(false);
+    }
+    let _lock = first.sight.lock()?;
+    for _ in 0..TRIES {
+        let last = see(order[1])?;
+        if last.after.is_none() {
+            return last.sight.is_unchanged().then_some(false);
+        }
+        if let Some(_lock) = last.sight.lock() {
+            first.commit();
+            last.commit();
+            return Some(true);
+        }
+    }
+    None
+}
+
+type ChargeBoth = fn(&[Chain<1>; 2], [usize; 2], &dyn Fn(usize, [u64; 1]) -> Option<[u64; 1]>) -> bool;
+
 /// Two limits, charged together by two threads in either order, while one of them is charged alone as well.
-fn two_limits() {
-    explore(Some(2), || {
+fn two_limits_by(charge: ChargeBoth) {
+    explore(Some(2), move || {
         let limits = [2, 3];
         let chains = Arc::new([Chain::<1>::new(), Chain::<1>::new()]);
         chains.iter().for_each(|chain| chain.insert(key(1, 0), [0]));
         let threads = [[0, 1], [1, 0]].map(|order| {
             run(&chains, move |chains: &[Chain<1>; 2]| {
                 let fits = |index: usize, [used]: [u64; 1]| (used < limits[index]).then_some([used + 1]);
-                u64::from(charge_both(chains, order, fits))
+                u64::from(charge(chains, order, &fits))
             })
         });
         let alone = charge_one(&chains[0], limits[0]);
@@ -230,6 +283,14 @@ fn two_limits() {
         let counted = chains.each_ref().map(|chain| chain.look(key(1, 0)));
         assert_eq!(counted, [alone + together, together].map(|word| Seen::State([word])), "counted");
     });
+}
+
+fn two_limits() {
+    two_limits_by(|chains, order, fits| charge_both(chains, order, fits));
+}
+
+fn two_limits_one_last() {
+    two_limits_by(|chains, order, fits| charge_last(chains, order, fits));
 }
 
 /// A state of (used, limit).
@@ -266,6 +327,10 @@ fn refusals() {
 
 fn refusals_of_two_limits() {
     refusals_to(|chains| charge_both(chains, [1, 0], |_, words| has_room(words)));
+}
+
+fn refusals_of_the_last() {
+    refusals_to(|chains| charge_last(chains, [1, 0], |_, words| has_room(words)));
 }
 
 /// A count that is read and written in two steps, with no ordering of its own.

@@ -56,8 +56,8 @@ impl Beside {
             let items = [StoredCharge { limit, key, cost, shadow: false }];
             self.model.peek(&items, self.clock.now()).outcomes[0]
         };
-        let (standing, one) = (look(crate::Cost::MAX), look(crate::Cost::ONE));
-        let expected = Outcome { allowed: one.allowed, retry_after: one.retry_after, ..standing };
+        let (current, one) = (look(crate::Cost::MAX), look(crate::Cost::ONE));
+        let expected = Outcome { allowed: one.allowed, retry_after: one.retry_after, ..current };
         let got = self.subject.store.status(limit, key).await;
         self.equal(&format!("the status under {}", limit.limit), &expected, got.as_ref().ok());
     }

@@ -36,8 +36,8 @@ struct Held {
 impl Model {
     fn state(&mut self, name: &Name, limit: Limit) -> &mut State {
         let fresh = limit.fresh();
-        let kept = (name.clone(), std::mem::discriminant(&fresh));
-        &mut self.states.entry(kept).or_insert((limit, fresh)).1
+        let name_and_kind = (name.clone(), std::mem::discriminant(&fresh));
+        &mut self.states.entry(name_and_kind).or_insert((limit, fresh)).1
     }
 
     /// How many keys have a state that says more than none would.
@@ -226,7 +226,7 @@ impl Model {
         self.states.len() < before
     }
 
-    /// Whether a hold is kept under this name.
+    /// Whether a hold is name_and_kind under this name.
     pub(super) fn is_held(&self, id: ChargeId, now: Micros) -> bool {
         self.holds.get(&id).is_some_and(|held| now < held.end)
     }

@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::model::Model;
+use crate::records::RecordTable;
 use crate::{
-    ChargeId, Charged, Clock, Hold, Settled, Settlement, Store, StoreError, StoreFuture, StoredCharge,
-    StoredLimit,
+    ChargeId, Charged, Clock, Hold, PutRecord, Record, RecordKind, Records, Settled, Settlement, Store,
+    StoreError, StoreFuture, StoredCharge, StoredLimit,
 };
 
 /// Keeps what the kernel says in a map and answers one caller at a time. Nothing bounds its memory.
@@ -21,12 +22,13 @@ use crate::{
 pub struct PlainStore {
     clock: Clock,
     model: Arc<Mutex<Model>>,
+    records: Arc<RecordTable>,
 }
 
 impl PlainStore {
     /// An empty store that goes by this clock.
     pub fn new(clock: Clock) -> PlainStore {
-        PlainStore { clock, model: Arc::default() }
+        PlainStore { clock, model: Arc::default(), records: Arc::default() }
     }
 
     /// How many keys have a state that says more than none would.
@@ -64,5 +66,17 @@ impl Store for PlainStore {
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
         Box::pin(async move { Ok(self.with(|model| model.forget(&limit.name, key))) })
+    }
+
+    fn records(&self, kind: RecordKind, known: Option<u64>) -> StoreFuture<'_, Records> {
+        Box::pin(async move { Ok(self.records.read(kind, known, self.clock.now())) })
+    }
+
+    fn put_record<'a>(&'a self, kind: RecordKind, record: &'a Record) -> StoreFuture<'a, PutRecord> {
+        Box::pin(async move { self.records.put(kind, record, self.clock.now()) })
+    }
+
+    fn remove_record<'a>(&'a self, kind: RecordKind, id: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(async move { self.records.remove(kind, id, self.clock.now()) })
     }
 }

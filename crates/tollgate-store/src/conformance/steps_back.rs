@@ -100,7 +100,7 @@ impl History<'_> {
         if self.random.one_in(2) {
             self.clock.advance(Micros::new(self.random.below(900_000)));
         }
-        // The model may be told a time before what it was told last: that is one at which nothing was admitted.
+        // The model may get an earlier time than the last one: nothing was admitted at that time.
         let (now, store) = (self.now(), &self.subject.store);
         let units = 1 + self.random.below(4);
         let items = [StoredCharge { limit: self.limit, key: "user:42", cost: cost(units), shadow: false }];

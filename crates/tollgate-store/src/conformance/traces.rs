@@ -39,7 +39,7 @@ fn limits() -> Vec<StoredLimit> {
     ]
 }
 
-/// Limits at, or near, the bounds of what can be kept exact: products past 2^53 and 2^64, odd fractions of large numbers, windows
+/// Limits at, or near, the bounds of what can be held exact: products past 2^53 and 2^64, odd fractions of large numbers, windows
 /// of years, debts that saturate. A twin in another language gets these wrong first.
 fn wide_limits() -> Vec<StoredLimit> {
     use tollgate_kernel::{Limit, MAX_COUNT, MAX_SPAN, Rate};
@@ -195,7 +195,7 @@ impl Trace<'_> {
         self.clock.advance(Micros::new(span));
     }
 
-    /// One to three limits, at times the same pair twice, at times one that only watches, at times a cost that never fits.
+    /// One to three limits, at times the same pair twice, at times a shadow limit, at times a cost that never fits.
     fn items<'b>(random: &mut Random, limits: &'b [StoredLimit], kind: Kind) -> Vec<StoredCharge<'b>> {
         let is_wide = kind == Kind::Wide;
         let count = if random.one_in(3) { 1 + random.below(3) } else { 1 };
@@ -247,11 +247,11 @@ impl Trace<'_> {
             self.admitted += 1;
             // What a store says of a hold on nothing is left to it: all limits only watched, and refused.
             let now = self.clock.now();
-            let kept = hold.filter(|hold| self.model.is_held(hold.id, now));
-            if let Some(not_kept) = hold.filter(|_| kept.is_none()) {
-                self.holds.retain(|(id, ..)| *id != not_kept.id);
+            let held = hold.filter(|hold| self.model.is_held(hold.id, now));
+            if let Some(not_held) = hold.filter(|_| held.is_none()) {
+                self.holds.retain(|(id, ..)| *id != not_held.id);
             }
-            self.holds.extend(kept.map(|hold| (hold.id, items[0].cost.get(), items.len())));
+            self.holds.extend(held.map(|hold| (hold.id, items[0].cost.get(), items.len())));
         } else {
             self.denied += 1;
         }

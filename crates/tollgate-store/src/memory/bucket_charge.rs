@@ -1,10 +1,9 @@
-//! A charge over two or three token buckets, the most common charge over several limits: its short path, without what other
-//! strategies need.
+//! A charge over two or three token buckets, the most common charge over several limits: its fast path, without the parts that
+//! other strategies need.
 //!
-//! Callers meet in the limit that has the fewest keys, often one key for all. So that key is locked last, with the others locked already,
-//! and only it is looked at again, a few times, where somebody was faster. Nobody waits for a lock while holding one.
-
-use std::array;
+//! Contention is highest in the limit with the fewest keys, often one key for all callers. So that key is read and locked last,
+//! with the others locked already, and only it is read again, a few times, if another thread was faster. No thread waits for a
+//! lock while it holds one. `model/` checks the order of locks under every interleaving.
 
 use tollgate_kernel::{Cost, Fit, Micros};
 
@@ -18,13 +17,13 @@ use super::{ChargedBucket, Inner, MemoryCharge};
 /// How often the key that all want is tried, with the others locked.
 const TRIES: usize = 16;
 
-/// A bucket as it was seen without its lock, and what the charge would make of it.
+/// A bucket as read without its lock, and its state after the charge.
 #[derive(Clone, Copy)]
 struct SeenBucket<'a> {
-    first: &'a Node<1, 5>,
-    /// To be believed only as long as the first node has this version.
+    first: &'a Node<1, 6>,
+    /// Valid only as long as the first node has this version.
     version: u32,
-    node: &'a Node<1, 5>,
+    node: &'a Node<1, 6>,
     slot: usize,
     after: [u64; 1],
     fit: Fit,
@@ -34,7 +33,7 @@ impl<'a> SeenBucket<'a> {
     #[inline(always)]
     fn look(
         table: &'a TokenTable,
-        first: &'a Node<1, 5>,
+        first: &'a Node<1, 6>,
         key: Fingerprint,
         cost: Cost,
         now: Micros,
@@ -49,6 +48,11 @@ impl<'a> SeenBucket<'a> {
     }
 
     #[inline(always)]
+    fn is_unchanged(&self) -> bool {
+        self.first.unchanged_since(self.version)
+    }
+
+    #[inline(always)]
     fn lock(&self) -> Option<Guard<'a>> {
         self.first.lock_if_unchanged(self.version)
     }
@@ -56,7 +60,7 @@ impl<'a> SeenBucket<'a> {
     /// With its lock.
     #[inline(always)]
     fn commit(&self) {
-        if self.fit.allowed {
+        if self.fit.is_allowed() {
             self.node.set_words(self.slot, self.after);
         }
     }
@@ -64,102 +68,176 @@ impl<'a> SeenBucket<'a> {
 
 /// A lock is held for some tens of nanoseconds; to be turned away by one would cost more.
 #[cold]
-fn look_again(first: &Node<1, 5>) -> Option<u32> {
+fn look_again(first: &Node<1, 6>) -> Option<u32> {
     (0..LOOKS).find_map(|_| {
         std::hint::spin_loop();
         first.version()
     })
 }
 
-/// Which table has the fewest keys.
-#[inline(always)]
-fn fewest_keys<const N: usize>(tables: &[&TokenTable; N]) -> usize {
-    let mut fewest = (tables[0].nodes.len(), 0);
-    for (index, table) in tables.iter().enumerate().skip(1) {
-        let keys = table.nodes.len();
-        if keys < fewest.0 {
-            fewest = (keys, index);
-        }
-    }
-    fewest.1
+/// A key of a charge, and where it is.
+struct BucketKey<'a, 'i> {
+    table: &'a TokenTable,
+    first: &'a Node<1, 6>,
+    key: Fingerprint,
+    item: &'i MemoryCharge<'a>,
 }
 
-/// The tables of all items, if all are token buckets.
+impl<'a> BucketKey<'a, '_> {
+    #[inline(always)]
+    fn look(&self, now: Micros) -> Result<SeenBucket<'a>, Missed> {
+        SeenBucket::look(self.table, self.first, self.key, self.item.cost, now)
+    }
+
+    #[inline(always)]
+    fn passes(&self, seen: &SeenBucket<'_>) -> bool {
+        seen.fit.is_allowed() || self.item.shadow
+    }
+
+    /// Two keys of one chain would need the same lock, and a repeated key needs the sum of its costs.
+    #[inline(always)]
+    fn shares_chain(&self, other: &BucketKey<'_, '_>) -> bool {
+        std::ptr::eq(self.first, other.first)
+    }
+
+    #[inline(always)]
+    fn table_len(&self) -> usize {
+        self.table.nodes.len()
+    }
+
+    #[inline(always)]
+    fn charged(&self, fit: Fit) -> ChargedBucket<'a> {
+        ChargedBucket { table: self.table, fit, cost: self.item.cost }
+    }
+}
+
+/// Charges both keys or none: whether they were, and how each fits. `last` is looked at and locked last.
 #[inline(always)]
-fn token_tables<'a, const N: usize>(items: &[MemoryCharge<'a>; N]) -> Option<[&'a TokenTable; N]> {
-    let tables = items.each_ref().map(|item| item.limit.token_table.as_deref());
-    tables.iter().all(Option::is_some).then(|| tables.map(|table| table.expect("all are there")))
+fn charge_pair(
+    other: &BucketKey<'_, '_>,
+    last: &BucketKey<'_, '_>,
+    now: Micros,
+    disturbed: impl Fn(),
+) -> Result<(bool, Fit, Fit), Missed> {
+    let seen = other.look(now)?;
+    if !other.passes(&seen) {
+        let seen_last = last.look(now)?;
+        let is_unchanged = seen.is_unchanged() && seen_last.is_unchanged();
+        return if is_unchanged { Ok((false, seen.fit, seen_last.fit)) } else { Err(Missed::Disturbed) };
+    }
+    let _guard = seen.lock().ok_or(Missed::Disturbed)?;
+    for _ in 0..TRIES {
+        let seen_last = last.look(now)?;
+        if !last.passes(&seen_last) {
+            let is_unchanged = seen_last.is_unchanged();
+            return if is_unchanged { Ok((false, seen.fit, seen_last.fit)) } else { Err(Missed::Disturbed) };
+        }
+        if let Some(_guard) = seen_last.lock() {
+            seen.commit();
+            seen_last.commit();
+            return Ok((true, seen.fit, seen_last.fit));
+        }
+        disturbed();
+    }
+    Err(Missed::Disturbed)
+}
+
+/// The same for more than one other key.
+#[inline(always)]
+fn charge_several<const M: usize>(
+    others: [&BucketKey<'_, '_>; M],
+    last: &BucketKey<'_, '_>,
+    now: Micros,
+    disturbed: impl Fn(),
+) -> Result<(bool, [Fit; M], Fit), Missed> {
+    let mut seen = [others[0].look(now)?; M];
+    let mut is_allowed = others[0].passes(&seen[0]);
+    for index in 1..M {
+        seen[index] = others[index].look(now)?;
+        is_allowed &= others[index].passes(&seen[index]);
+    }
+    let mut fits = [seen[0].fit; M];
+    for index in 1..M {
+        fits[index] = seen[index].fit;
+    }
+    if !is_allowed {
+        let seen_last = last.look(now)?;
+        let is_unchanged = seen_last.is_unchanged() && seen.iter().all(SeenBucket::is_unchanged);
+        return if is_unchanged { Ok((false, fits, seen_last.fit)) } else { Err(Missed::Disturbed) };
+    }
+    let mut guards: [Option<Guard<'_>>; M] = [const { None }; M];
+    for index in 0..M {
+        guards[index] = Some(seen[index].lock().ok_or(Missed::Disturbed)?);
+    }
+    for _ in 0..TRIES {
+        let seen_last = last.look(now)?;
+        if !last.passes(&seen_last) {
+            let is_unchanged = seen_last.is_unchanged();
+            return if is_unchanged { Ok((false, fits, seen_last.fit)) } else { Err(Missed::Disturbed) };
+        }
+        if let Some(_guard) = seen_last.lock() {
+            seen.iter().for_each(SeenBucket::commit);
+            seen_last.commit();
+            return Ok((true, fits, seen_last.fit));
+        }
+        disturbed();
+    }
+    Err(Missed::Disturbed)
 }
 
 impl Inner {
-    /// Charges all items or none. `None` if they are not all token buckets.
+    /// Where a key is, if its limit is a token bucket.
     #[inline(always)]
-    pub(super) fn charge_buckets<'a, const N: usize>(
-        &self,
-        items: &[MemoryCharge<'a>; N],
-        now: Micros,
-    ) -> Option<Result<(bool, [ChargedBucket<'a>; N]), Missed>> {
-        let tables = token_tables(items)?;
-        Some(self.charge_token_tables(items, tables, now))
+    fn bucket_key<'a, 'i>(&self, item: &'i MemoryCharge<'a>) -> Option<BucketKey<'a, 'i>> {
+        let table = item.limit.token_table.as_deref()?;
+        let key = self.seeds.fingerprint(item.key);
+        Some(BucketKey { table, first: table.nodes.first_of(key), key, item })
     }
 
+    /// Charges both or none. `None` if they are not both token buckets.
     #[inline(always)]
-    fn charge_token_tables<'a, const N: usize>(
+    pub(super) fn charge_two_buckets(
         &self,
-        items: &[MemoryCharge<'a>; N],
-        tables: [&'a TokenTable; N],
+        one: &MemoryCharge<'_>,
+        two: &MemoryCharge<'_>,
         now: Micros,
-    ) -> Result<(bool, [ChargedBucket<'a>; N]), Missed> {
-        let keys = items.each_ref().map(|item| self.seeds.fingerprint(item.key));
-        let firsts: [&Node<1, 5>; N] = array::from_fn(|index| tables[index].nodes.first_of(keys[index]));
-        // Two keys of one chain would need one lock, and one key asked twice has its costs added up.
-        for (index, first) in firsts.iter().enumerate() {
-            if firsts[..index].iter().any(|other| std::ptr::eq(*first, *other)) {
-                return Err(Missed::Unseen);
+    ) -> Option<Result<(bool, Fit, Fit), Missed>> {
+        let (one, two) = (self.bucket_key(one)?, self.bucket_key(two)?);
+        if one.shares_chain(&two) {
+            return Some(Err(Missed::Unseen));
+        }
+        let disturbed = || self.contention.note();
+        if one.table_len() <= two.table_len() {
+            let charged = charge_pair(&two, &one, now, disturbed);
+            Some(charged.map(|(is_allowed, two, one)| (is_allowed, one, two)))
+        } else {
+            Some(charge_pair(&one, &two, now, disturbed))
+        }
+    }
+
+    /// The same for three.
+    #[inline(never)]
+    pub(super) fn charge_three_buckets<'a>(
+        &self,
+        items: &[MemoryCharge<'a>; 3],
+        now: Micros,
+    ) -> Option<Result<(bool, [ChargedBucket<'a>; 3]), Missed>> {
+        let [one, two, three] = items;
+        let all = [self.bucket_key(one)?, self.bucket_key(two)?, self.bucket_key(three)?];
+        let [one, two, three] = &all;
+        if one.shares_chain(two) || one.shares_chain(three) || two.shares_chain(three) {
+            return Some(Err(Missed::Unseen));
+        }
+        let last = (0..3).min_by_key(|&index| all[index].table_len()).unwrap_or_default();
+        let others = [(last + 1) % 3, (last + 2) % 3];
+        let disturbed = || self.contention.note();
+        let charged = charge_several(others.map(|index| &all[index]), &all[last], now, disturbed);
+        Some(charged.map(|(allowed, fits, fit_last)| {
+            let mut charged = [all[last].charged(fit_last); 3];
+            for (index, fit) in others.into_iter().zip(fits) {
+                charged[index] = all[index].charged(fit);
             }
-        }
-        let wanted = fewest_keys(&tables);
-        let look = |index: usize| {
-            SeenBucket::look(tables[index], firsts[index], keys[index], items[index].cost, now)
-        };
-        let passes = |index: usize, seen: &SeenBucket<'_>| seen.fit.allowed || items[index].shadow;
-        let last = look(wanted)?;
-        let mut seen = [last; N];
-        let mut is_allowed = passes(wanted, &last);
-        for index in (0..N).filter(|index| *index != wanted) {
-            seen[index] = look(index)?;
-            is_allowed &= passes(index, &seen[index]);
-        }
-        let answer = |is_allowed: bool, seen: [SeenBucket<'_>; N]| {
-            let charged = |index: usize| ChargedBucket {
-                table: tables[index],
-                fit: seen[index].fit,
-                cost: items[index].cost,
-            };
-            Ok((is_allowed, array::from_fn(charged)))
-        };
-        if !is_allowed {
-            let is_unchanged = seen.iter().all(|one| one.first.unchanged_since(one.version));
-            return if is_unchanged { answer(false, seen) } else { Err(Missed::Disturbed) };
-        }
-        let mut guards: [Option<Guard<'_>>; N] = array::from_fn(|_| None);
-        for index in (0..N).filter(|index| *index != wanted) {
-            guards[index] = Some(seen[index].lock().ok_or(Missed::Disturbed)?);
-        }
-        for _ in 0..TRIES {
-            if let Some(_guard) = seen[wanted].lock() {
-                for one in &seen {
-                    one.commit();
-                }
-                return answer(true, seen);
-            }
-            self.contention.note();
-            seen[wanted] = look(wanted)?;
-            if !passes(wanted, &seen[wanted]) {
-                let is_unchanged = seen[wanted].first.unchanged_since(seen[wanted].version);
-                return if is_unchanged { answer(false, seen) } else { Err(Missed::Disturbed) };
-            }
-        }
-        Err(Missed::Disturbed)
+            (allowed, charged)
+        }))
     }
 }

@@ -1,8 +1,8 @@
-//! How much the memory store may remember: one number for all its tables.
+//! The capacity of the memory store: one budget for all its tables.
 //!
-//! A key counts one, and so does every entry of a log and every lease; reservations have a budget of their own (holds.rs). What is remembered is only ever
-//! given back when it says the same as nothing at all, so an exhausted key cannot be pushed out by a flood of new ones: when
-//! the budget is spent it is the newcomers who share one state, or are denied.
+//! A key counts one, and so does every entry of a log and every lease; reservations have a separate budget (holds.rs). State is
+//! removed only when it is the same as no state, so a flood of new keys cannot push out an exhausted key: when the budget is used
+//! up, new keys share one state, or are denied.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,16 +11,16 @@ use tollgate_kernel::{Micros, Outcome};
 /// What happens to keys that the memory store has no room for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// All newcomers of a limit share one state, as if they were one key. A key that is remembered later starts from what the
-    /// shared state says, so no key ever gets more than its limit; for the same reason nothing that was charged there is given
-    /// back. Sliding windows and concurrency limits deny newcomers: each of their admissions needs room of its own.
+    /// All new keys of a limit share one state, as if they were one key. A key that gets its own state later starts from the
+    /// shared state, so no key ever gets more than its limit; for the same reason charges of the shared state are not given back.
+    /// Sliding windows and concurrency limits deny new keys: each of their admissions needs its own room.
     #[default]
     Share,
     /// Newcomers are denied until there is room.
     Deny,
 }
 
-/// How long a caller who was denied for lack of room is asked to wait.
+/// The retry time of a denial for lack of room.
 const ROOM_AFTER: Micros = Micros::from_secs(1);
 
 pub(crate) struct Budget {

@@ -1,9 +1,9 @@
-//! How the state of each strategy is written into the words of a slot. No arithmetic of limits happens here: a cell unpacks
-//! the words, asks the kernel, and packs what the kernel left.
+//! How the state of each strategy is stored in the words of a slot. This module has no limiter arithmetic: a cell unpacks the
+//! words, calls the kernel, and packs the result.
 //!
-//! A bucket takes one word (the instant of being full, counted from the store's start), windows and counters three, as long as the
-//! table's own numbers say the rest; with a history of other numbers they are written whole (whole.rs). Logs and leases, which have
-//! no fixed size, take one word that says where the state is kept (indirect.rs).
+//! A bucket takes one word (the instant at which it is full, counted from the store's start), windows and counters three, as long
+//! as the numbers of the table describe the rest. With a history of other numbers they are stored whole (whole.rs). Logs and
+//! leases have no fixed size and take one word, an index (indirect.rs).
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::limit_table::LimitTable;
 use super::table::Table;
 use super::whole::{InWhole, Whole, WholeNodes, WholeWords};
 
-/// A correction to what is remembered about a key.
+/// A correction of a key's state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Amendment {
     GiveBack {
@@ -57,12 +57,12 @@ impl Amended {
     }
 }
 
-/// Who takes a lease.
+/// The holder of a lease.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Holder {
-    /// Its name; zero for nobody.
+    /// Its id; zero for none.
     pub(crate) id: u128,
-    /// Whether its lease does not end by itself.
+    /// Whether its lease does not expire.
     pub(crate) until_released: bool,
 }
 
@@ -75,7 +75,7 @@ impl Holder {
 
 /// A strategy over `W` words. All-zero words are the fresh state.
 pub(crate) trait Cell<const W: usize>: Send + Sync + 'static {
-    /// Whether the words alone are the state, so that a reader without the lock can tell a refusal.
+    /// Whether the words alone are the state, so that a reader without the lock can detect a refusal.
     const PLAIN: bool;
 
     /// Takes room in the budget for the entry that a charge may add, if there is some. `charge` uses it or gives it back.
@@ -87,7 +87,7 @@ pub(crate) trait Cell<const W: usize>: Send + Sync + 'static {
     /// A decided charge, of which the whole answer may be still to work out.
     type Decided: Copy;
 
-    /// Where the words are the state, charges them in place and says whether they changed; otherwise, only decides.
+    /// If the words are the state, charges them in place and returns whether they changed; if not, only decides.
     fn decide(&self, words: &mut [u64; W], cost: Cost, now: Micros) -> (bool, Self::Decided);
 
     /// The whole answer to a decided charge.
@@ -106,10 +106,10 @@ pub(crate) trait Cell<const W: usize>: Send + Sync + 'static {
 
     fn is_fresh(&self, words: [u64; W], now: Micros) -> bool;
 
-    /// The state for one who joins others in it.
+    /// The state for a key that joins a shared state.
     fn joined(&self, words: [u64; W], now: Micros) -> [u64; W];
 
-    /// Frees what the words refer to.
+    /// Frees the state that the words refer to.
     fn discard(&self, words: [u64; W]);
 
     // Only where limits of one name may have their states in several tables.
@@ -117,13 +117,13 @@ pub(crate) trait Cell<const W: usize>: Send + Sync + 'static {
     /// The whole state, for a table that writes it otherwise.
     fn carry(&self, words: [u64; W]) -> Option<Whole>;
 
-    /// The words of a whole state, if these numbers and the words can say all of it.
+    /// The words of a whole state, if these numbers and the words can describe it completely.
     fn receive(&self, whole: &Whole, now: Micros) -> Option<[u64; W]>;
 
     /// The words that come closest to a whole state, as these numbers count it.
     fn approximate(&self, whole: &Whole, now: Micros) -> [u64; W];
 
-    /// Whether the words and these numbers would say all of a state, once it is adopted.
+    /// Whether the words and these numbers describe a state completely, once it is adopted.
     fn is_plain(&self, words: [u64; W], now: Micros) -> bool;
 
     fn adopt_whole(&self, whole: &mut Whole, now: Micros);
@@ -136,14 +136,14 @@ pub(crate) trait Cell<const W: usize>: Send + Sync + 'static {
     fn whole_table(&self, budget: &Arc<Budget>, nodes: Arc<WholeNodes>) -> Option<Arc<dyn LimitTable>>;
 }
 
-/// A strategy whose states are few words, as long as they were written under its own numbers.
+/// A strategy whose states are a few words, as long as they were written under its own numbers.
 pub(crate) trait InWords: Algorithm<State: InWhole> + Clone + Send + Sync + 'static {
     /// The words of a state that is plain.
     fn to_words(&self, state: &Self::State) -> [u64; 3];
 
     fn of_words(&self, words: [u64; 3]) -> Self::State;
 
-    /// Whether the words and these numbers say all of it from `now` on.
+    /// Whether the words and these numbers describe it completely from `now` on.
     fn is_plain(&self, state: &Self::State, now: Micros) -> bool;
 
     /// The plain state that comes closest, once adopted.
@@ -228,13 +228,13 @@ pub(crate) trait Packing<A: InWords, const W: usize>: Send + Sync + 'static {
 
     fn unpack(&self, algorithm: &A, words: [u64; W]) -> A::State;
 
-    /// Whether the words say all of a state from `now` on.
+    /// Whether the words describe a state completely from `now` on.
     fn fits(&self, algorithm: &A, state: &A::State, now: Micros) -> bool;
 
     /// A decided charge, of which the whole answer may be still to work out.
     type Decided: Copy;
 
-    /// Charges in place, and says whether the words changed.
+    /// Charges in place, and returns whether the words changed.
     fn charge(&self, algorithm: &A, words: &mut [u64; W], cost: Cost, now: Micros) -> (bool, Self::Decided);
 
     /// The whole answer.
@@ -270,7 +270,7 @@ impl OneWord {
 impl<B: Numbered> Packing<B, 1> for OneWord {
     #[inline]
     fn pack(&self, _bucket: &B, state: &BucketState) -> [u64; 1] {
-        // An instant before the start is a full bucket and packs as zero; one that is out of reach stays out of reach.
+        // An instant before the start is a full bucket and packs as zero; an instant out of range stays out of range.
         [u64::try_from(state.full_at.saturating_sub(self.start_units)).unwrap_or(u64::MAX)]
     }
 
@@ -289,7 +289,7 @@ impl<B: Numbered> Packing<B, 1> for OneWord {
     #[inline]
     fn charge(&self, bucket: &B, words: &mut [u64; 1], cost: Cost, now: Micros) -> (bool, Fit) {
         let fit = bucket.charge_short(&mut words[0], cost, now.saturating_sub(self.start));
-        (fit.allowed, fit)
+        (fit.is_allowed(), fit)
     }
 
     #[inline]

@@ -1,13 +1,13 @@
 //! A charge over several limits: all of them, or none.
 //!
-//! The short path looks at every key without a lock, decides, and takes the locks only to write; what changed meanwhile it
-//! notices, and tries again. The long path locks the homes of all keys in one order, prepares all, and then commits or abandons
-//! each; it also makes room for keys that are new. Repeated pairs of limit and key are added up before anything is asked.
+//! The fast path reads every key without a lock, decides, and takes the locks only to write; it notices a change in between and
+//! tries again. The slow path locks the homes of all keys in one order, prepares all, and then commits or abandons each; it also
+//! makes room for new keys. Repeated pairs of limit and key are added up first.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros, Outcome, Taken};
+use tollgate_kernel::{Cost, Fit, Micros, Outcome, Taken};
 
 use super::cell::Holder;
 use super::holds::HeldCharge;
@@ -16,12 +16,13 @@ use super::node::{Fingerprint, Guard};
 use super::sibling_tables::{Moving, SiblingTables};
 use super::table::{Prepared, Seen};
 use super::{Inner, MemoryCharge, MemoryLimit};
+use crate::pairs::{self, PairOf};
 use crate::{Charged, Outcomes};
 
 /// How often the short path of a charge over several limits is tried before locks are waited for.
 const TRIES: usize = 16;
 
-/// Why the short path came to nothing.
+/// Why the fast path failed.
 pub(super) enum Missed {
     /// A key was not seen, or two share a chain: trying again does not help.
     Unseen,
@@ -37,12 +38,17 @@ struct PairCharge<'a> {
     shadow: bool,
 }
 
-impl PairCharge<'_> {
-    /// Whether both are about one key of one limit, whatever their numbers.
-    fn is_same(&self, other: &PairCharge<'_>) -> bool {
+impl PairOf for PairCharge<'_> {
+    #[inline]
+    fn is_same(&self, other: &Self) -> bool {
         let is_same_name =
             Arc::ptr_eq(&self.limit.name, &other.limit.name) || self.limit.name == other.limit.name;
         self.key == other.key && is_same_name
+    }
+
+    #[inline]
+    fn amount(&mut self) -> (&mut Cost, &mut bool) {
+        (&mut self.cost, &mut self.shadow)
     }
 }
 
@@ -51,7 +57,7 @@ type PairCharges<'a> = SmallVec<[PairCharge<'a>; 4]>;
 /// The table that a part is charged in.
 struct TargetTable<'a> {
     limit_table: &'a dyn LimitTable,
-    /// What tells its nodes from those of others.
+    /// Identifies the nodes of its table.
     table: usize,
     home: usize,
 }
@@ -69,21 +75,10 @@ type WholeTables = SmallVec<[Option<Arc<dyn LimitTable>>; 4]>;
 type TargetTables<'a> = SmallVec<[TargetTable<'a>; 4]>;
 
 impl Inner {
-    /// The parts of a charge: one for each pair of limit and key, repeated pairs added up.
+    /// The parts of a charge: one for each pair of limit and key.
     #[inline]
     fn parts<'a>(&self, items: &[MemoryCharge<'a>], parts: &mut PairCharges<'a>) {
-        for item in items {
-            let part = self.part(item);
-            match parts.iter_mut().find(|other| other.is_same(&part)) {
-                Some(other) => {
-                    let sum = other.cost.get().saturating_add(part.cost.get());
-                    other.cost = Cost::new(sum).unwrap_or(part.cost);
-                    // Who is to be held to a limit once is held to it.
-                    other.shadow &= part.shadow;
-                }
-                None => parts.push(part),
-            }
-        }
+        pairs::merge(items.iter().map(|item| self.part(item)), parts, |_| ());
     }
 
     /// To which pair of limit and key each item belongs, in the order of [`parts`](Self::parts); empty where none is repeated.
@@ -91,17 +86,11 @@ impl Inner {
         if items.len() < 2 {
             return Box::default();
         }
-        let mut parts = PairCharges::new();
-        self.parts(items, &mut parts);
-        if parts.len() == items.len() {
-            return Box::default();
-        }
-        let number = |item| {
-            let part = self.part(item);
-            let index = parts.iter().position(|other| other.is_same(&part)).unwrap_or_default();
-            u16::try_from(index).unwrap_or(u16::MAX)
-        };
-        items.iter().map(number).collect()
+        let (mut parts, mut of_item) = (PairCharges::new(), SmallVec::<[u16; 4]>::new());
+        pairs::merge(items.iter().map(|item| self.part(item)), &mut parts, |index| {
+            of_item.push(u16::try_from(index).unwrap_or(u16::MAX));
+        });
+        if parts.len() == items.len() { Box::default() } else { of_item.into_boxed_slice() }
     }
 
     #[inline]
@@ -124,9 +113,8 @@ impl Inner {
         items.iter().map(of_item).collect()
     }
 
-    /// Finds the table that each part is in: nothing for its own, that of whole states for what is written whole. A part that is not
-    /// known takes over what is known of it under other numbers of its limit. While the answer is held, nobody else begins or moves a
-    /// key of those limits.
+    /// Finds the table of each part: `None` for its own, the table of whole states for a whole state. An unknown part takes over
+    /// a state under other numbers of its limit. While the result is held, no other thread starts or moves a key of those limits.
     fn locate_all<'a>(parts: &PairCharges<'a>, now: Micros) -> (WholeTables, SmallVec<[Moving<'a>; 1]>) {
         let mut whole = WholeTables::new();
         let mut to_ask: SmallVec<[(usize, &'a SiblingTables); 1]> = SmallVec::new();
@@ -134,7 +122,7 @@ impl Inner {
             whole.push(match part.limit.limit_table.locate(part.key, now) {
                 Located::Here => None,
                 Located::Whole(table) => Some(table),
-                Located::Ask(siblings) => {
+                Located::SearchSiblings(siblings) => {
                     to_ask.push((index, siblings));
                     None
                 }
@@ -181,8 +169,8 @@ impl Inner {
         }
     }
 
-    /// The short path of a charge over several limits: decides on what can be seen without locks, and takes the locks, without
-    /// waiting for any, only to write. `None` if a key was not seen, two are too close, or others were in the way each time.
+    /// The fast path of a charge over several limits: decides on unlocked reads, and takes the locks, without waiting for any,
+    /// only to write. `None` if a key was not found, two keys share a chain, or other threads interfered each time.
     #[inline]
     pub(super) fn charge_seen(
         &self,
@@ -190,39 +178,67 @@ impl Inner {
         now: Micros,
         say: &mut impl FnMut(Outcome),
     ) -> Option<bool> {
+        match items {
+            [one, two] => {
+                let Some(charged) = self.charge_two_seen(one, two, now) else {
+                    return self.try_often(|| self.try_charge_seen(items, now, say));
+                };
+                let (is_allowed, fit_one, fit_two) = charged?;
+                say(one.limit.bucket_outcome(fit_one, one.cost));
+                say(two.limit.bucket_outcome(fit_two, two.cost));
+                Some(is_allowed)
+            }
+            [one, two, three] => self.try_often(|| {
+                let Some(charged) = self.charge_three_buckets(&[*one, *two, *three], now) else {
+                    return self.try_charge_seen(items, now, say);
+                };
+                let (is_allowed, charged) = charged?;
+                charged.iter().for_each(|charged| say(charged.outcome()));
+                Ok(is_allowed)
+            }),
+            _ => self.try_often(|| self.try_charge_seen(items, now, say)),
+        }
+    }
+
+    /// The same for two token buckets. `None` if they are not both that, `Some(None)` if they cannot be charged so.
+    #[inline(always)]
+    pub(super) fn charge_two_seen(
+        &self,
+        one: &MemoryCharge<'_>,
+        two: &MemoryCharge<'_>,
+        now: Micros,
+    ) -> Option<Option<(bool, Fit, Fit)>> {
         for _ in 0..TRIES {
-            let charged = match items {
-                [one, two] => self.try_charge_buckets(&[*one, *two], now, say),
-                [one, two, three] => self.try_charge_buckets(&[*one, *two, *three], now, say),
-                _ => self.try_charge_seen(items, now, say),
-            };
-            match charged {
+            match self.charge_two_buckets(one, two, now)? {
+                Ok(charged) => return Some(Some(charged)),
+                Err(Missed::Unseen) => return Some(None),
+                Err(Missed::Disturbed) => self.step_aside(),
+            }
+        }
+        Some(None)
+    }
+
+    /// Other threads interfered.
+    #[cold]
+    fn step_aside(&self) {
+        self.contention.note();
+        std::hint::spin_loop();
+    }
+
+    /// Tries the fast path, and again while other threads interfere, a bounded number of times.
+    #[inline(always)]
+    fn try_often(&self, mut charge: impl FnMut() -> Result<bool, Missed>) -> Option<bool> {
+        for _ in 0..TRIES {
+            match charge() {
                 Ok(allowed) => return Some(allowed),
                 Err(Missed::Unseen) => return None,
-                Err(Missed::Disturbed) => {
-                    self.contention.note();
-                    std::hint::spin_loop();
-                }
+                Err(Missed::Disturbed) => self.step_aside(),
             }
         }
         None
     }
 
-    #[inline(always)]
-    fn try_charge_buckets<const N: usize>(
-        &self,
-        items: &[MemoryCharge<'_>; N],
-        now: Micros,
-        say: &mut impl FnMut(Outcome),
-    ) -> Result<bool, Missed> {
-        let Some(charged) = self.charge_buckets(items, now) else {
-            return self.try_charge_seen(items, now, say);
-        };
-        let (is_allowed, charged) = charged?;
-        charged.iter().for_each(|charged| say(charged.outcome()));
-        Ok(is_allowed)
-    }
-
+    #[inline(never)]
     fn try_charge_seen(
         &self,
         items: &[MemoryCharge<'_>],
@@ -236,7 +252,7 @@ impl Inner {
             if !item.limit.limit_table.see(key, item.cost, now, &mut seen) {
                 return Err(Missed::Unseen);
             }
-            // Two keys of one chain would need one lock, and one key asked twice has its costs added up.
+            // Two keys of one chain would need the same lock, and a repeated key needs the sum of its costs.
             let (before, this) = seen.split_at(index);
             if before.iter().any(|other| other.sight.is_of_same_chain(&this[0].sight)) {
                 return Err(Missed::Unseen);
@@ -256,7 +272,7 @@ impl Inner {
         Ok(allowed)
     }
 
-    /// Charges all parts or none. What is charged is handed to `keep`, part by part, if it is to be held.
+    /// Charges all parts or none. If the charge is held, `keep` gets each part that was charged.
     pub(super) fn charge_all(
         &self,
         items: &[MemoryCharge<'_>],

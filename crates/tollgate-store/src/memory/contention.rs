@@ -1,5 +1,4 @@
-//! How often charges get in each other's way. Counted only where one had to wait or to look again, so that those who need not
-//! do neither pay for it.
+//! Counts contention between charges: only where a charge had to wait or to read again, so that the others do not pay for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

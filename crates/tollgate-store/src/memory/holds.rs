@@ -1,12 +1,12 @@
-//! Held charges: reservations to be settled and leases to be released, by name, until their time runs out.
+//! Reservations to be settled and leases to be released, by id, until they expire.
 //!
-//! A hold's shard stays locked while its charge or settlement is carried out, so one name is charged once and settled once
+//! The shard of a hold stays locked while its charge or settlement is carried out, so one id is charged once and settled once
 //! however often it is sent. The order of locks is always holds first, then tables.
 //!
-//! Holds have a budget of their own, in bytes, so that reservations never take the room of keys. A hold is kept to its end, settled
-//! or not, because a second settlement has to be known for what it is; so what one key may keep is bounded as well, by what is
-//! still free, and a caller with some keys cannot use up what others need. A charge over several keys is refused only if all of them are at their bounds: a key that
-//! everybody is charged under is not the one to be held to it.
+//! Holds have a separate budget, in bytes, so that reservations never take the room of keys. A hold stays until it expires,
+//! settled or not, because a second settlement must be recognised. So the holds of one key are bounded as well, by the room that
+//! is still free, and a client with some keys cannot use up the room of others. A charge over several keys is refused only if all
+//! of them are at their bounds: a key that all clients share must not block them.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -26,8 +26,8 @@ use crate::{ChargeId, Charged, Hold, Outcomes, Settled, Settlement, StoreError};
 
 const SHARDS: usize = 32;
 
-/// How many reservations one key may have open. A key with ten thousand calls under way at once is not one caller any more; and it is a
-/// twentieth of what the default budget has room for. Leases are not counted: their limit is their bound.
+/// The most open reservations of one key. A key with ten thousand concurrent calls is not one client any more; and it is a
+/// twentieth of the default budget. Leases are not counted: their limit bounds them.
 pub(crate) const MOST_OPEN_PER_KEY: usize = 10_000;
 
 /// One limit of a held charge.
@@ -39,7 +39,7 @@ pub(crate) struct HeldCharge {
     /// How long its lease lasts, if it is one.
     pub(crate) lease: Option<Micros>,
     pub(crate) key: Fingerprint,
-    /// What was charged, and when; of a lease, when it ends.
+    /// The charge and its time; for a lease, its end.
     pub(crate) taken: Taken,
     pub(crate) in_shared: bool,
 }
@@ -47,9 +47,9 @@ pub(crate) struct HeldCharge {
 /// A charge that can be settled.
 struct Held {
     parts: SmallVec<[HeldCharge; 1]>,
-    /// To which pair each charge of the call belongs; empty where each is one of its own.
+    /// The pair of each charge of the call; empty if no pair is repeated.
     pair_of: Box<[u16]>,
-    /// What each limit said, for a charge that is sent again.
+    /// The outcome of each limit, for a charge that is sent again.
     answer: SmallVec<[Outcome; 1]>,
     /// The keys that it is counted for.
     keys: Keys,
@@ -66,7 +66,7 @@ struct Done {
     bytes: usize,
 }
 
-/// What is kept under a name. An open one is kept aside, because most are settled and small.
+/// The entry of an id. An open one is boxed, because most are settled and small.
 enum Entry {
     Open(Box<Held>),
     Settled(Done),
@@ -80,7 +80,7 @@ impl Entry {
         }
     }
 
-    /// What the charge was answered.
+    /// The outcomes of the charge.
     fn answer(&self) -> &[Outcome] {
         match self {
             Entry::Open(held) => &held.answer,
@@ -94,7 +94,7 @@ type Shard = HashMap<u128, Entry>;
 /// Keys, each once.
 pub(crate) type Keys = SmallVec<[Fingerprint; 1]>;
 
-/// What is kept for one key.
+/// The counts of one key.
 #[derive(Default)]
 struct PerKey {
     open: usize,
@@ -110,33 +110,37 @@ impl Hasher for HashedAlready {
         bytes.iter().for_each(|&byte| self.0 = self.0.rotate_left(8) ^ u64::from(byte));
     }
 
-    fn write_u64(&mut self, half: u64) {
-        self.0 = half;
+    fn write_u64(&mut self, lo: u64) {
+        // The low bits chose the shard.
+        self.0 = lo.rotate_left(32);
     }
+
+    /// `lo` is enough to hash.
+    fn write_u32(&mut self, _hi: u32) {}
 
     fn finish(&self) -> u64 {
         self.0
     }
 }
 
-/// What is counted for each key, by its fingerprint.
-type PerKeys = HashMap<(u64, u64), PerKey, BuildHasherDefault<HashedAlready>>;
+/// The counts of each key, by its fingerprint.
+type PerKeys = HashMap<(u64, u32), PerKey, BuildHasherDefault<HashedAlready>>;
 
 pub(crate) struct Holds {
     shards: [Mutex<Shard>; SHARDS],
     per_key: [Mutex<PerKeys>; SHARDS],
     most_bytes: usize,
     bytes: AtomicUsize,
-    /// Whether holds are kept that charged nothing.
+    /// Whether holds that charged nothing are remembered.
     keeps_empty: bool,
 }
 
-/// What an entry of a map takes that was just doubled.
+/// The bytes of an entry in a map that has just doubled.
 const fn in_map<T>() -> usize {
     size_of::<T>() * 5 / 2
 }
 
-/// What a hold of so many limits takes, counted for so many keys: its place in a map, and what is kept aside.
+/// The bytes of a hold of this many limits, counted for this many keys: its slot in a map, and its box.
 fn bytes_of(limits: usize, keys: usize) -> usize {
     // A list that does not fit in its place has room for up to twice as many, and costs its allocation.
     let aside = |count: usize, size: usize| if count > 1 { 2 * count * size + 32 } else { 0 };
@@ -156,7 +160,7 @@ fn settled_bytes_of(limits: usize, keys: usize) -> usize {
 
 fn bytes_of_keys(keys: usize) -> usize {
     let aside = if keys > 1 { 2 * keys * size_of::<Fingerprint>() + 32 } else { 0 };
-    keys * in_map::<((u64, u64), PerKey)>() + aside
+    keys * in_map::<((u64, u32), PerKey)>() + aside
 }
 
 impl Holds {
@@ -199,8 +203,8 @@ impl Holds {
         answer
     }
 
-    /// Counts a hold for its keys, unless all of them have as many as they may: each at most as much as is still free for all. So a key
-    /// alone has half of the room, and however many keys have taken much, one that has little finds some.
+    /// Counts a hold for its keys, unless all of them are at their bound: each may use as much as is still free for all. So a
+    /// single key may use half of the room, and a key with few holds always finds some.
     fn count(&self, keys: &Keys, bytes: usize) -> bool {
         let mut has_room = keys.is_empty();
         let free = self.most_bytes.saturating_sub(self.bytes());
@@ -226,7 +230,7 @@ impl Holds {
         }
     }
 
-    /// Gives back what a hold takes that is forgotten: so many open ones, and so many bytes.
+    /// Gives back the room of a forgotten hold: this many open ones, and this many bytes.
     fn forget(&self, keys: &Keys, open: usize, bytes: usize) {
         self.uncount(keys, open, bytes);
         self.bytes.fetch_sub(bytes, atomic::Ordering::Relaxed);
@@ -239,8 +243,9 @@ impl Holds {
         }
     }
 
-    /// Carries out a charge of so many limits and holds what it charged, unless it is held already. The keys are those that it is counted
-    /// for; `pair_of` says to which pair of limit and key each limit belongs, and is empty where none is repeated. Where nothing was charged there is nothing to settle, and nothing is kept unless the store stands in for another.
+    /// Carries out a charge of this many limits and holds it, unless its id is held already. It is counted for `keys`; `pair_of`
+    /// has the pair of each limit and is empty if none is repeated. If nothing was charged, nothing is held, unless the store is
+    /// a fallback.
     pub(crate) fn hold(
         &self,
         hold: Hold,
@@ -324,7 +329,7 @@ impl Holds {
         Ok(settled)
     }
 
-    /// Ends a hold that nobody will ask for again: its leases are released, what it charged stays as it is, and it is forgotten.
+    /// Ends a hold that will not be settled again: its leases are released, its charges stay, and it is forgotten.
     pub(crate) fn release(&self, id: ChargeId, now: Micros) {
         let mut shard = self.shard(id).lock();
         let Some(entry) = shard.remove(&id.get()) else { return };
@@ -336,7 +341,7 @@ impl Holds {
         }
     }
 
-    /// Forgets the holds whose time has run out. Returns how many.
+    /// Removes expired holds. Returns how many.
     pub(crate) fn sweep(&self, now: Micros) -> usize {
         let mut forgotten = 0;
         for shard in &self.shards {
@@ -358,7 +363,7 @@ impl Holds {
     }
 }
 
-/// What the charges of one pair came to together.
+/// The actual cost of one pair.
 fn total(actuals: &[u64], pair_of: &[u16], pair: usize) -> u64 {
     if pair_of.is_empty() {
         return actuals.get(pair).copied().unwrap_or_default();
@@ -405,7 +410,7 @@ impl Held {
         }
     }
 
-    /// Corrects every part. A charge of nothing but leases that are all gone (their key was reset) is not known any more.
+    /// Corrects every part. A charge of leases that are all gone (their key was reset) is no longer known.
     fn settle(
         &mut self,
         id: ChargeId,
@@ -421,7 +426,7 @@ impl Held {
                 continue;
             }
             found = true;
-            // No limit holds more than the largest count, so more than that says no more.
+            // No limit holds more than the largest count, so a larger amount means the same.
             let actual = actual_of(&part).unwrap_or(cost).min(MAX_COUNT);
             match actual.cmp(&cost) {
                 Ordering::Less => {
@@ -539,7 +544,8 @@ mod tests {
         assert!(found >= 10, "{found}");
     }
 
-    /// Reservations on a limit that only watches, and denies, and on nothing at all were kept for their time to live.
+    /// Regression: reservations that charged nothing (a shadow limit that denies, or no limit at all) were kept for their time to
+    /// live.
     #[test]
     fn nothing_is_kept_where_there_is_nothing_to_settle() {
         let (store, _) = store(1 << 20);
@@ -580,7 +586,7 @@ mod tests {
         assert!(reserve(1 << 68, "attacker").is_err());
     }
 
-    /// A process that stood still for longer than its leases came back to find them given to others, and ran more than its limit.
+    /// Regression: a process that paused for longer than its leases found them given to others, and exceeded its limit.
     #[test]
     fn a_lease_that_is_held_until_released_does_not_end() {
         let (store, hands) = store(1 << 20);

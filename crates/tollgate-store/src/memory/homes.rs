@@ -1,10 +1,10 @@
-//! The home nodes of a table: an array that grows without moving, and from a hash to the node that it names.
+//! The home nodes of a table: an array that grows without moving, and a mapping from a hash to its node.
 //!
-//! Readers of the table hold no lock, so nothing under them may be moved or freed while the table lives. Elements are kept in chunks,
+//! Readers of the table hold no lock, so nothing they can reach is moved or freed while the table lives. Elements are in chunks,
 //! the first 512 in chunks of 8 and the rest in chunks of 512, so growth allocates little more than is there, at any size.
-//! Directories lead to the large chunks: one for every doubling, which shares the chunks of the one before. So one word says all that a
-//! reader has to know: how many elements there are, and which directory has them all. A reader with an old word finds what it found
-//! before; node.rs says how it notices that a key has moved on.
+//! Directories lead to the large chunks: one for every doubling, which shares the chunks of the one before. So one word has all
+//! that a reader needs: the number of elements, and the directory with all of them. A reader with an old word finds what it found
+//! before; node.rs shows how it notices that a key has moved.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -30,37 +30,42 @@ pub(crate) struct Homes<T> {
     directories: [OnceLock<Directory<T>>; MOST_BITS],
 }
 
-/// How many elements there are, and how many bits the last index has, in one word.
+/// The number of elements, and the mask of their indexes, in one word.
 #[derive(Clone, Copy)]
 struct Size(u64);
 
 impl Size {
-    const BITS: u32 = 6;
-
     fn of(count: usize) -> Size {
-        Size((count as u64) << Size::BITS | bits_of(count.saturating_sub(1)) as u64)
+        let mask = count.next_power_of_two() - 1;
+        Size((count as u64) << 32 | mask as u64)
     }
 
     #[inline(always)]
     fn count(self) -> usize {
-        low_bits(self.0 >> Size::BITS)
+        low_bits(self.0 >> 32)
     }
 
     #[inline(always)]
+    fn mask(self) -> usize {
+        low_bits(self.0 & u64::from(u32::MAX))
+    }
+
+    /// How many bits the last index has.
+    #[inline(always)]
     fn bits(self) -> usize {
-        low_bits(self.0) & ((1 << Size::BITS) - 1)
+        bits_of(self.mask())
     }
 
     /// The element of a hash: the hash modulo the next power of two, folded back where not yet split.
     #[inline(always)]
-    fn index_of(self, hash: u64) -> usize {
-        let mask = (1_usize << self.bits()).wrapping_sub(1);
-        let wide = low_bits(hash) & mask;
-        if wide < self.count() { wide } else { wide & (mask >> 1) }
+    fn index_of(self, hash: u32) -> usize {
+        let wide = low_bits(hash.into()) & self.mask();
+        if wide < self.count() { wide } else { wide & (self.mask() >> 1) }
     }
 }
 
 /// How many bits an index has.
+#[inline(always)]
 fn bits_of(index: usize) -> usize {
     (usize::BITS - index.leading_zeros()) as usize
 }
@@ -97,42 +102,43 @@ impl<T: Default> Homes<T> {
 
     /// The index of a hash.
     #[inline]
-    pub(crate) fn index_of(&self, hash: u64) -> usize {
+    pub(crate) fn index_of(&self, hash: u32) -> usize {
         self.size().index_of(hash)
     }
 
-    /// The index of a hash once there are so many.
-    pub(crate) fn index_among(count: usize, hash: u64) -> usize {
+    /// The index of a hash when there are this many.
+    pub(crate) fn index_among(count: usize, hash: u32) -> usize {
         Size::of(count).index_of(hash)
     }
 
     /// The element of a hash.
     #[inline(always)]
-    pub(crate) fn of(&self, hash: u64) -> &T {
+    pub(crate) fn of(&self, hash: u32) -> &T {
         let size = self.size();
-        self.at(size.index_of(hash), size.bits())
+        self.at(size.index_of(hash), || size.bits())
     }
 
     /// The element at `index`, which `ensure` must have been called for.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> &T {
-        self.at(index, bits_of(index))
+        self.at(index, || bits_of(index))
     }
 
     /// The element at `index`, which a directory of indexes of so many bits leads to.
     #[inline(always)]
-    fn at(&self, index: usize, bits: usize) -> &T {
+    fn at(&self, index: usize, bits: impl FnOnce() -> usize) -> &T {
         if index < LARGE {
             let Some(chunk) = self.small[index >> SMALL_BITS].get() else { missing(index) };
             return &chunk[index & (SMALL - 1)];
         }
-        let directory = self.directories[bits & (MOST_BITS - 1)].get();
+        let directory = self.directories[bits() & (MOST_BITS - 1)].get();
         let chunk = directory.and_then(|chunks| chunks.get(index >> LARGE_BITS)).and_then(OnceLock::get);
         let Some(chunk) = chunk else { missing(index) };
         &chunk[index & (LARGE - 1)]
     }
 
-    /// Makes sure that `index` can be used. Only one who alone grows the array may call this, for one index after the other.
+    /// Makes sure that `index` can be used. Only the single thread that grows the array may call this, for one index after the
+    /// other.
     pub(crate) fn ensure(&self, index: usize) {
         if index < LARGE {
             self.small[index >> SMALL_BITS].get_or_init(|| Box::new(std::array::from_fn(|_| T::default())));
@@ -184,15 +190,19 @@ mod tests {
             homes.get(index).store(index as u64, Ordering::Relaxed);
             places.push(homes.get(index));
             homes.set_count(index + 1);
-            assert_eq!((homes.count(), homes.index_of(index as u64)), (index + 1, index));
+            let hash = u32::try_from(index).unwrap();
+            assert_eq!((homes.count(), homes.index_of(hash)), (index + 1, index));
             // By the word as it is now, and not only by what will be there later.
-            assert!(std::ptr::eq(homes.of(index as u64 / 2), places[index / 2]), "{index}");
+            assert!(std::ptr::eq(homes.of(hash / 2), places[index / 2]), "{index}");
         }
         for (index, place) in places.iter().enumerate() {
             assert!(std::ptr::eq(homes.get(index), *place));
             assert_eq!(homes.get(index).load(Ordering::Relaxed), index as u64);
             for count in [index + 1, (2 * index + 1).min(MOST), MOST] {
-                assert!(std::ptr::eq(homes.at(index, Size::of(count).bits()), *place), "{index} of {count}");
+                assert!(
+                    std::ptr::eq(homes.at(index, || Size::of(count).bits()), *place),
+                    "{index} of {count}"
+                );
             }
         }
     }
@@ -202,7 +212,7 @@ mod tests {
     fn growing_by_one_moves_hashes_of_one_element_alone() {
         for count in 1..2_000_usize {
             let from = count - (1 << count.ilog2());
-            for hash in (0..4_096).map(|hash: u64| hash.wrapping_mul(0x9E37_79B9)) {
+            for hash in (0..4_096).map(|hash: u32| hash.wrapping_mul(0x9E37_79B9)) {
                 let (before, after) = (Size::of(count).index_of(hash), Size::of(count + 1).index_of(hash));
                 assert!(before < count && (after == before || (before == from && after == count)));
             }

@@ -1,4 +1,4 @@
-//! Strategies whose states have no fixed size, logs and leases: the state is kept aside, and a slot has one word that says where.
+//! Strategies whose states have no fixed size, logs and leases: the state is in a separate list, and a slot has its index.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use super::whole::{Whole, WholeNodes};
 
 /// A strategy whose state has no fixed size.
 pub(crate) trait Holding: Algorithm + Send + Sync + 'static {
-    /// How many entries a state keeps: each counts against the budget.
+    /// The number of entries of a state: each counts against the budget.
     fn weight(state: &Self::State) -> usize;
 
     fn charge_for(&self, state: &mut Self::State, holder: Holder, cost: Cost, now: Micros) -> Outcome;
@@ -61,15 +61,15 @@ impl Holding for Concurrency {
     }
 }
 
-/// A strategy whose states are kept aside; the word is their place plus one. The lock of the key's node is held around every
-/// use but a reader's, and readers are not let in (`PLAIN` is false), so the locks here are never waited for long.
+/// A strategy with states in a separate list; the word is the index plus one. The lock of the key's node is held around every use
+/// except a reader's, and readers are excluded (`PLAIN` is false), so these locks are never waited for long.
 pub(crate) struct IndirectCell<A: Algorithm> {
     algorithm: A,
     budget: Arc<Budget>,
-    kept: Arc<IndirectStates<A::State>>,
+    list: Arc<IndirectStates<A::State>>,
 }
 
-/// States that are kept aside. Limits that share their nodes share these.
+/// The separate list of states. Limits that share their nodes share it.
 pub(crate) struct IndirectStates<T> {
     states: Chunks<Mutex<T>>,
     free: Mutex<Vec<u32>>,
@@ -90,17 +90,17 @@ impl<T: Default> IndirectStates<T> {
 }
 
 impl<A: Holding> IndirectCell<A> {
-    pub(crate) fn new(algorithm: A, budget: Arc<Budget>, kept: Arc<IndirectStates<A::State>>) -> Self {
-        IndirectCell { algorithm, budget, kept }
+    pub(crate) fn new(algorithm: A, budget: Arc<Budget>, list: Arc<IndirectStates<A::State>>) -> Self {
+        IndirectCell { algorithm, budget, list }
     }
 
     fn state(&self, words: [u64; 1]) -> Option<&Mutex<A::State>> {
         let place = usize::try_from(words[0].checked_sub(1)?).ok()?;
-        Some(self.kept.states.get(place))
+        Some(self.list.states.get(place))
     }
 
-    /// Runs `use_state` on the state that the words refer to, or on a fresh one; keeps a fresh one only if it was changed.
-    /// Room for so many entries has been `taken`.
+    /// Runs `use_state` on the state that the words refer to, or on a fresh one; stores a fresh one only if it was changed. Room
+    /// for these entries has been `taken`.
     fn with_state<R>(
         &self,
         words: &mut [u64; 1],
@@ -118,7 +118,7 @@ impl<A: Holding> IndirectCell<A> {
         let answer = use_state(&mut state);
         self.account(taken, A::weight(&state));
         if state != A::State::default() {
-            *words = [self.kept.keep(state)];
+            *words = [self.list.keep(state)];
         }
         answer
     }
@@ -199,7 +199,7 @@ where
     }
 
     fn joined(&self, words: [u64; 1], _now: Micros) -> [u64; 1] {
-        // Nobody joins: without room for an entry there is nothing to join for.
+        // No key joins a shared state: without room for an entry there is nothing to join for.
         words
     }
 
@@ -207,11 +207,11 @@ where
         if let (Some(state), Ok(place)) = (self.state(words), u32::try_from(words[0].saturating_sub(1))) {
             let state = std::mem::take(&mut *state.lock());
             self.account(A::weight(&state), 0);
-            self.kept.free.lock().push(place);
+            self.list.free.lock().push(place);
         }
     }
 
-    // These states are the same whatever numbers they are charged by: limits of one name share their table.
+    // These states do not depend on the numbers: limits of one name share their table.
 
     fn carry(&self, _words: [u64; 1]) -> Option<Whole> {
         None

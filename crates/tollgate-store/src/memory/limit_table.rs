@@ -1,4 +1,4 @@
-//! What the store asks of a table, whatever the strategy behind it.
+//! The interface between the store and a table of any strategy.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ pub(crate) enum Located<'a> {
     Here,
     /// In that of whole states.
     Whole(Arc<dyn LimitTable>),
-    /// To be asked of all siblings.
-    Ask(&'a SiblingTables),
+    /// Search all siblings.
+    SearchSiblings(&'a SiblingTables),
 }
 
 /// The table of one limit.
 pub(crate) trait LimitTable: Movable + Send + Sync {
-    /// The table by its own type, for the one that nearly all charges go to.
+    /// The table by its own type, for the type that nearly all charges use.
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 
     /// Charges one key.
@@ -32,7 +32,7 @@ pub(crate) trait LimitTable: Movable + Send + Sync {
     /// Charges a key that is remembered, if that can be done without waiting, and leaves the answer in `outcome`; false if not.
     fn charge_known(&self, key: Fingerprint, cost: Cost, now: Micros, outcome: &mut Outcome) -> bool;
 
-    /// Looks at a key without its lock and adds to `seen` what a charge would get and leave; false if that cannot be told.
+    /// Reads a key without its lock and adds the outcome of a charge and its next state to `seen`; false if that is not possible.
     fn see<'a>(
         &'a self,
         key: Fingerprint,
@@ -44,7 +44,7 @@ pub(crate) trait LimitTable: Movable + Send + Sync {
     /// The answer that a charge would get.
     fn peek(&self, key: Fingerprint, cost: Cost, now: Micros) -> Outcome;
 
-    /// Corrects what is remembered about a key, or what it shares.
+    /// Corrects the state of a key, or the shared state.
     fn amend(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> Amended;
 
     /// Forgets a key; false when nothing was remembered.
@@ -59,13 +59,13 @@ pub(crate) trait LimitTable: Movable + Send + Sync {
     /// How many keys are remembered.
     fn len(&self) -> usize;
 
-    /// What tells the nodes of one table from those of another: limits that share their nodes are one table.
+    /// Identifies the nodes of a table: limits that share their nodes are one table.
     fn address(&self) -> usize;
 
     /// The other tables of the limit's name, if there are any.
     fn siblings(&self) -> Option<&SiblingTables>;
 
-    /// Where a key is, as far as that can be told without the lock of all siblings. It may change until its home is locked.
+    /// Where a key is, as far as known without the lock of all siblings. It may change until its home is locked.
     fn locate(&self, key: Fingerprint, now: Micros) -> Located<'_>;
 
     /// Whether a key is in this table. With its home locked.
@@ -77,11 +77,11 @@ pub(crate) trait LimitTable: Movable + Send + Sync {
     /// Charges such a key.
     fn charge_whole(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<Outcome>;
 
-    /// Takes over what siblings know of a key, unless it is here. Answers the table that it is in if it had to be written whole. With no
-    /// home locked.
+    /// Takes over a sibling's state of a key, unless the key is here. Returns the table that it is in if it had to be stored
+    /// whole. No home may be locked.
     fn inherit(&self, key: Fingerprint, tables: &Moving<'_>, now: Micros) -> Option<Arc<dyn LimitTable>>;
 
-    /// Lets go of the table of whole states, which is not there any more.
+    /// Drops the table of whole states, which no longer exists.
     fn let_go_of_whole(&self);
 
     // A charge over several keys: lock the homes of all in order, prepare all, then commit or abandon each.
@@ -92,8 +92,8 @@ pub(crate) trait LimitTable: Movable + Send + Sync {
     /// Locks a home.
     fn lock(&self, home: usize) -> Guard<'_>;
 
-    /// Finds where a key's charge would go and what it would get. With its home locked. `alone` says that no other key of this
-    /// table is prepared: only then may the chain be tidied or the shared state be locked.
+    /// Finds the slot and the outcome of a key's charge, with its home locked. `alone` says that no other key of this table is
+    /// prepared: only then may the chain be tidied or the shared state be locked.
     fn prepare(&self, key: Fingerprint, cost: Cost, now: Micros, alone: bool) -> Prepared<'_>;
 
     /// Carries out a charge that was prepared and is allowed. `holder` names a lease.
@@ -109,7 +109,7 @@ pub(crate) trait LimitTable: Movable + Send + Sync {
     /// Gives up a prepared charge, as a look does.
     fn abandon(&self, prepared: Prepared<'_>);
 
-    /// Gives up a prepared charge that is not made: what is there is adopted.
+    /// Gives up a prepared charge: the existing state is adopted.
     fn refuse(&self, prepared: Prepared<'_>, now: Micros);
 
     /// Grows the table if it should. With no home locked.

@@ -1,29 +1,28 @@
 //! A node: a handful of keys in two cache lines, written under its lock and read without it.
 //!
-//! Lock and version are one word: odd while somebody holds the lock, and two more each time it is given up. So a reader that finds
-//! the same even version before and after looking has seen what stood there undisturbed, and a writer that swaps that version for
-//! the next odd one has the lock *and* the proof that nothing changed since the look: an admission costs one atomic exchange
-//! and a refusal none.
+//! Lock and version are one word: odd while the lock is held, and two more each time it is released. A reader that finds the same
+//! even version before and after a read has seen a consistent state. A writer that swaps that version for the next odd one has
+//! the lock *and* the proof that nothing changed since the read: an admission costs one atomic exchange and a refusal none.
 //!
-//! The rule for writers: hold the lock of the chain's first node. The rule for readers: take the first node's version, look,
-//! and believe what was seen only if `unchanged_since` agrees or `lock_if_unchanged` succeeds. A reader that was disturbed
-//! takes the lock. The lock is held for some tens of nanoseconds; who waits looks again a few times and then yields.
+//! The rule for writers: hold the lock of the chain's first node. The rule for readers: take the first node's version, read, and
+//! trust the result only if `unchanged_since` agrees or `lock_if_unchanged` succeeds. A reader whose read was disturbed takes the
+//! lock. The lock is held for some tens of nanoseconds; a waiting thread spins a few times and then yields.
 //!
-//! The version has 32 bits: to be fooled, a reader must sleep through an exact multiple of 2^31 changes of one node.
-//! `model/` checks this very file under every interleaving: it mounts it beside its own `sync`.
+//! The version has 32 bits: to be fooled, a reader must pause for an exact multiple of 2^31 changes of one node. `model/` checks
+//! this very file under every interleaving, with its own `sync`.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence, pause};
 
-/// A key, as the store knows it: 128 bits of a keyed hash. The low half is never zero; zero marks a vacant slot.
+/// A key, as the store knows it: 96 bits of a keyed hash. `hi` picks the home and the slot, and `lo` confirms the slot. `hi` is never
+/// zero: zero marks a vacant slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint {
     pub(crate) lo: u64,
-    pub(crate) hi: u64,
+    pub(crate) hi: u32,
 }
 
 struct Slot<const W: usize> {
     lo: AtomicU64,
-    hi: AtomicU64,
     words: [AtomicU64; W],
 }
 
@@ -58,7 +57,7 @@ impl<'a> Sight<'a> {
         std::ptr::eq(self.version, other.version)
     }
 
-    /// Whether all that was read may be believed.
+    /// Whether all reads since the version was taken are consistent.
     #[inline]
     pub(crate) fn is_unchanged(&self) -> bool {
         fence(Ordering::Acquire);
@@ -85,6 +84,8 @@ pub(crate) struct Node<const W: usize, const S: usize> {
     version: AtomicU32,
     /// The next node of the chain, plus one; zero at its end.
     next: AtomicU32,
+    /// `hi` of the key in each slot, side by side, so that all of them are compared at once.
+    his: [AtomicU32; S],
     slots: [Slot<W>; S],
 }
 
@@ -93,9 +94,9 @@ impl<const W: usize, const S: usize> Default for Node<W, S> {
         Node {
             version: AtomicU32::new(0),
             next: AtomicU32::new(0),
+            his: std::array::from_fn(|_| AtomicU32::new(0)),
             slots: std::array::from_fn(|_| Slot {
                 lo: AtomicU64::new(0),
-                hi: AtomicU64::new(0),
                 words: std::array::from_fn(|_| AtomicU64::new(0)),
             }),
         }
@@ -110,15 +111,14 @@ impl<const W: usize, const S: usize> Node<W, S> {
         (version & 1 == 0).then_some(version)
     }
 
-    /// Whether all that was read since `version` was taken may be believed.
+    /// Whether all reads since `version` was taken are consistent.
     #[inline]
     pub(crate) fn unchanged_since(&self, version: u32) -> bool {
         fence(Ordering::Acquire);
         self.version.load(Ordering::Relaxed) == version
     }
 
-    /// Takes the lock if nothing has changed since `version` was taken; what was read since may then be believed, and goes on
-    /// to be true.
+    /// Takes the lock if nothing has changed since `version` was taken; the reads since then are then consistent and stay valid.
     #[inline]
     pub(crate) fn lock_if_unchanged(&self, version: u32) -> Option<Guard<'_>> {
         Guard::take(&self.version, version)
@@ -151,17 +151,23 @@ impl<const W: usize, const S: usize> Node<W, S> {
         }
     }
 
-    /// The slot of a key. All slots are looked at, without a branch for each: which one it is cannot be foretold, and both
-    /// lines of the node are wanted from memory at once.
+    /// The slot of a key. All slots are compared, without a branch for each: which one it is cannot be foretold.
     #[inline(always)]
     pub(crate) fn find(&self, key: Fingerprint) -> Option<usize> {
-        let mut places = 0u32;
-        for (slot, Slot { lo, .. }) in self.slots.iter().enumerate() {
-            places |= u32::from(lo.load(Ordering::Relaxed) == key.lo) << slot;
+        let mut found = S;
+        for (slot, hi) in self.his.iter().enumerate() {
+            if hi.load(Ordering::Relaxed) == key.hi {
+                found = slot;
+            }
         }
-        // Half a fingerprint picks the slot, and the other half confirms it: the rest of the slots cannot hold both.
-        let slot = places.trailing_zeros() as usize;
-        (self.slots.get(slot)?.hi.load(Ordering::Relaxed) == key.hi).then_some(slot)
+        let slot = self.slots.get(found)?;
+        if slot.lo.load(Ordering::Relaxed) == key.lo { Some(found) } else { self.find_among_alike(key) }
+    }
+
+    /// The same where a slot has the `hi` of a key and not its `lo`: another slot may have both.
+    #[cold]
+    fn find_among_alike(&self, key: Fingerprint) -> Option<usize> {
+        (0..S).find(|&slot| self.key(slot) == Some(key))
     }
 
     /// The state in a slot.
@@ -188,25 +194,25 @@ impl<const W: usize, const S: usize> Node<W, S> {
 
     /// The key in a slot, if there is one.
     pub(crate) fn key(&self, slot: usize) -> Option<Fingerprint> {
-        let lo = self.slots[slot].lo.load(Ordering::Relaxed);
-        (lo != 0).then(|| Fingerprint { lo, hi: self.slots[slot].hi.load(Ordering::Relaxed) })
+        let hi = self.his[slot].load(Ordering::Relaxed);
+        (hi != 0).then(|| Fingerprint { lo: self.slots[slot].lo.load(Ordering::Relaxed), hi })
     }
 
     /// A slot without a key.
     pub(crate) fn vacant(&self) -> Option<usize> {
-        self.slots.iter().position(|slot| slot.lo.load(Ordering::Relaxed) == 0)
+        self.his.iter().position(|hi| hi.load(Ordering::Relaxed) == 0)
     }
 
     /// Puts a key into a slot.
     pub(crate) fn fill(&self, slot: usize, key: Fingerprint, words: [u64; W]) {
         self.set_words(slot, words);
-        self.slots[slot].hi.store(key.hi, Ordering::Relaxed);
         self.slots[slot].lo.store(key.lo, Ordering::Relaxed);
+        self.his[slot].store(key.hi, Ordering::Relaxed);
     }
 
     /// Takes the key out of a slot.
     pub(crate) fn clear(&self, slot: usize) {
-        self.slots[slot].lo.store(0, Ordering::Relaxed);
+        self.his[slot].store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn set_next(&self, next: Option<u32>) {
@@ -220,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_node_is_two_cache_lines() {
-        assert_eq!(size_of::<Node<1, 5>>(), 128);
+        assert_eq!(size_of::<Node<1, 6>>(), 128);
         assert_eq!(size_of::<Node<3, 3>>(), 128);
     }
 }

@@ -130,13 +130,26 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
         first: &'a Node<W, S>,
         key: Fingerprint,
     ) -> Option<(&'a Node<W, S>, Option<u32>, usize)> {
-        let (mut node, mut spill) = (first, None);
+        match first.find(key) {
+            Some(slot) => Some((first, None, slot)),
+            None => self.find_spilled(first, key),
+        }
+    }
+
+    /// The same in the nodes that follow. Few keys are there, and code for them on the way of all others would cost those more.
+    #[inline(never)]
+    fn find_spilled<'a>(
+        &'a self,
+        first: &'a Node<W, S>,
+        key: Fingerprint,
+    ) -> Option<(&'a Node<W, S>, Option<u32>, usize)> {
+        let mut node = first;
         loop {
-            if let Some(slot) = node.find(key) {
-                return Some((node, spill, slot));
-            }
             let next = node.next()?;
-            (node, spill) = (self.spills.get(next as usize), Some(next));
+            node = self.spills.get(next as usize);
+            if let Some(slot) = node.find(key) {
+                return Some((node, Some(next), slot));
+            }
         }
     }
 
@@ -262,8 +275,8 @@ impl<const W: usize, const S: usize> Nodes<W, S> {
 
     /// Grows if need be. With no home locked.
     pub(super) fn grow_if_needed(&self) {
-        // A chain holds half a key less than a node's slots on average: what spills over is little, and so is what is empty.
-        let wants_more = || self.len() * 2 > self.homes.count() * (2 * S - 1);
+        // A chain fills three quarters of a node's slots on average: what spills over is little, and so is what is empty.
+        let wants_more = || self.len() * 4 > self.homes.count() * (3 * S);
         if wants_more()
             && let Some(_growing) = self.growing.try_lock()
         {

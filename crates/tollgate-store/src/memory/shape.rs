@@ -1,6 +1,6 @@
-//! How the states of a limit are written: its shape, the nodes that have room for it, and the table that is made over them.
+//! How the states of a limit are stored: its shape, the nodes with room for it, and the table over them.
 //!
-//! Which limits share their nodes is for `tables.rs`; how each state is words, for `cell.rs` and its neighbours.
+//! `tables.rs` decides which limits share their nodes; `cell.rs` and its neighbours convert states to words.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::whole::{WholeNodes, WholeWords};
 use crate::clock::Clock;
 
 /// The table of a token bucket whose states are one word, as nearly all are.
-pub(super) type TokenTable = Table<PlainCell<TokenBucket, OneWord>, 1, 5>;
+pub(super) type TokenTable = Table<PlainCell<TokenBucket, OneWord>, 1, 6>;
 
 /// What every table of a store is made with.
 pub(super) struct Making {
@@ -34,9 +34,9 @@ pub(super) struct Making {
 /// Limits of the same shape write their states alike.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Under these numbers, which the words do not say.
+    /// With these numbers, which the words do not contain.
     Bucket(BucketNumbers),
-    /// By this length of window, which the words do not say.
+    /// With this window, which the words do not contain.
     Counter(Micros),
     /// With the numbers that they are written under.
     Whole(Family),
@@ -58,11 +58,11 @@ impl Family {
 
 #[derive(Clone)]
 pub(super) enum AnyNodes {
-    Narrow(Arc<Nodes<1, 5>>),
+    Narrow(Arc<Nodes<1, 6>>),
     Wide(Arc<Nodes<3, 3>>),
     Whole(Arc<WholeNodes>),
-    Logs(Arc<Nodes<1, 5>>, Arc<IndirectStates<LogState>>),
-    Leases(Arc<Nodes<1, 5>>, Arc<IndirectStates<LeaseState>>),
+    Logs(Arc<Nodes<1, 6>>, Arc<IndirectStates<LogState>>),
+    Leases(Arc<Nodes<1, 6>>, Arc<IndirectStates<LeaseState>>),
 }
 
 impl Shape {
@@ -77,7 +77,7 @@ impl Shape {
         }
     }
 
-    /// Whose states may be handed over to a table of this shape.
+    /// The family of shapes whose states can be handed over to a table of this shape.
     pub(super) fn family(self) -> Option<Family> {
         match self {
             Shape::Bucket(_) => Some(Family::Buckets),
@@ -135,12 +135,12 @@ impl Making {
             (Limit::SlidingWindowCounter(window), AnyNodes::Whole(nodes)) => {
                 self.whole_table(window, nodes, siblings)
             }
-            (Limit::SlidingWindow(window), AnyNodes::Logs(nodes, kept)) => {
-                let cell = IndirectCell::new(window, budget.clone(), kept.clone());
+            (Limit::SlidingWindow(window), AnyNodes::Logs(nodes, list)) => {
+                let cell = IndirectCell::new(window, budget.clone(), list.clone());
                 Arc::new(Table::new(cell, budget, nodes.clone(), None))
             }
-            (Limit::Concurrency(leases), AnyNodes::Leases(nodes, kept)) => {
-                let cell = IndirectCell::new(leases, budget.clone(), kept.clone());
+            (Limit::Concurrency(leases), AnyNodes::Leases(nodes, list)) => {
+                let cell = IndirectCell::new(leases, budget.clone(), list.clone());
                 Arc::new(Table::new(cell, budget, nodes.clone(), None))
             }
             (limit, _) => unreachable!("the nodes of another strategy were found for {limit}"),

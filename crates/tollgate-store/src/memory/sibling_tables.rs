@@ -1,14 +1,14 @@
-//! SiblingTables: the tables of one limit whose states are written under different numbers, and how a key moves between them.
+//! Sibling tables: the tables of one limit whose states are stored under different numbers, and how a key moves between them.
 //!
-//! The words of a bucket or a counter do not say the numbers that they are written under: the table does. Where a limit's numbers
-//! were changed, or a key has an override, there is one table for each set of numbers and one of whole states (whole.rs), and a
-//! key is in at most one of them. A charge that does not find a key in its own table, nor written whole, asks the others, under the one
-//! lock of all siblings, adopts what it finds by its own numbers, and keeps it in its own table if that can say all of it and
-//! written whole if not; nobody begins a new key before that. So nothing is lost, counted twice or begun twice, and only keys that
-//! are not known pay for it, and only while there are several tables. Moving keeps the room that a key takes.
+//! The words of a bucket or a counter do not contain the numbers that they are stored under; the table has them. After a change
+//! of a limit's numbers, or with an override, there is one table for each set of numbers and one of whole states (whole.rs). A
+//! key is in at most one of them. A charge that finds the key neither in its own table nor in the whole one searches the
+//! siblings, under one lock for all of them. It converts what it finds to its own numbers, and stores it in its own table if that
+//! can describe it completely, whole if not. No new key starts before that. So nothing is lost, counted twice or started twice.
+//! Only new keys pay for it, and only while there are several tables. A move keeps the room of a key.
 //!
-//! A key that is written whole is charged where it is, with the lock of its node alone. The order of locks: holds, then siblings (several
-//! in the order of their addresses), then homes.
+//! A key that is stored whole is charged where it is, under the lock of its node alone. The order of locks: holds, then siblings
+//! (several in the order of their addresses), then homes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -28,11 +28,11 @@ pub(crate) struct SiblingTables {
     /// Whether there is more than one, to be read without the lock.
     several: AtomicBool,
     tables: Mutex<Vec<Weak<dyn LimitTable>>>,
-    /// Where states are written whole; there whenever there are several tables.
+    /// The table of whole states; present whenever there are several tables.
     whole: RwLock<Option<Arc<WholeNodes>>>,
 }
 
-/// The tables, while nobody else begins or moves a key in them.
+/// The tables, while no other thread starts or moves a key in them.
 pub(crate) struct Moving<'a> {
     siblings: &'a SiblingTables,
     tables: MutexGuard<'a, Vec<Weak<dyn LimitTable>>>,
@@ -42,7 +42,7 @@ pub(crate) struct Moving<'a> {
 pub(crate) enum Change {
     NotHere,
     Done,
-    /// The words of the table cannot say what it has become: it was taken out.
+    /// The words of the table cannot describe the new state: it was taken out.
     Left(Whole),
 }
 
@@ -68,7 +68,7 @@ impl Moving<'_> {
         std::ptr::eq(self.siblings, siblings)
     }
 
-    /// Says which tables there are, with that of whole states, if there is one.
+    /// Sets the tables, with the one of whole states, if there is one.
     pub(crate) fn set(&mut self, tables: Vec<Weak<dyn LimitTable>>, whole: Option<Arc<WholeNodes>>) {
         let several = tables.len() > 1;
         *self.siblings.whole.write() = whole;
@@ -81,17 +81,17 @@ impl Moving<'_> {
         self.tables.iter().filter_map(Weak::upgrade).filter(move |table| table.address() != address)
     }
 
-    /// Takes a key out of whichever table has it, other than the one at `address`.
+    /// Takes a key out of the table that has it, other than the one at `address`.
     pub(crate) fn take(&self, key: Fingerprint, address: usize) -> Option<Whole> {
         self.others(address).find_map(|table| table.take(key))
     }
 
-    /// What is known of a key in any table other than the one at `address`.
+    /// The state of a key in any table other than the one at `address`.
     pub(crate) fn look(&self, key: Fingerprint, address: usize) -> Option<Whole> {
         self.others(address).find_map(|table| table.look(key))
     }
 
-    /// Changes a key in whichever table has it, other than the one at `address`.
+    /// Changes a key in the table that has it, other than the one at `address`.
     pub(crate) fn change(
         &self,
         key: Fingerprint,
@@ -124,7 +124,7 @@ impl Moving<'_> {
         self.share(from, whole, now);
     }
 
-    /// Has the newcomers of one table start from what those of another share.
+    /// Makes the new keys of one table start from the shared state of another.
     pub(crate) fn share(&self, from: &dyn LimitTable, into: &dyn LimitTable, now: Micros) {
         if let Some(state) = from.shared() {
             into.join_shared(&state, now);
@@ -132,7 +132,7 @@ impl Moving<'_> {
     }
 }
 
-/// What a table can be asked by its siblings.
+/// What siblings can call on a table.
 pub(crate) trait Movable {
     /// Takes a key out, with the room that it takes.
     fn take(&self, key: Fingerprint) -> Option<Whole>;
@@ -140,10 +140,10 @@ pub(crate) trait Movable {
     /// Takes all keys of a home out.
     fn take_all(&self, home: usize) -> Vec<(Fingerprint, Whole)>;
 
-    /// Puts a key in, with the room that it takes.
+    /// Inserts a key, with the room that it takes.
     fn put(&self, key: Fingerprint, state: &Whole, now: Micros);
 
-    /// What is known of a key here.
+    /// The state of a key in this table.
     fn look(&self, key: Fingerprint) -> Option<Whole>;
 
     /// Changes a key where it is.
@@ -160,7 +160,7 @@ pub(crate) trait Movable {
 }
 
 impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
-    /// Which of two states says more: the one that is as good as new later.
+    /// Which of two states holds more: the one that is idle later.
     fn says_more(&self, words: [u64; W], than: [u64; W], now: Micros) -> bool {
         let reset_after = |mut words: [u64; W]| {
             let (_, decided) = self.cell.decide(&mut words, Cost::MAX, now);
@@ -169,11 +169,11 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         reset_after(words) > reset_after(than)
     }
 
-    /// Puts a key in, with the room that it takes.
+    /// Inserts a key, with the room that it takes.
     pub(super) fn put_words(&self, key: Fingerprint, words: [u64; W], now: Micros) {
         let (home, first, lock) = self.nodes.lock_home(key);
         match self.nodes.find(first, key) {
-            // Begun here by one who did not know of the others yet: the one of both that says more is kept.
+            // Started here by a thread that did not know the siblings yet: the state that holds more stays.
             Some((node, _, slot)) => {
                 if self.says_more(words, node.words(slot), now) {
                     node.set_words(slot, words);

@@ -1,4 +1,4 @@
-//! Forgetting in the background: a thread that works through the tables a tenth at a time and ends with its store.
+//! Background sweeping: a thread that works through the tables a tenth at a time and ends with its store.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -22,7 +22,7 @@ pub(super) fn spawn(store: &Arc<Inner>, every: Duration) {
             thread::park_timeout(every.max(LEAST_REST));
         }
     };
-    // A system that cannot start a thread still limits: newcomers who find no room sweep as they go.
+    // A system that cannot start a thread still limits: new keys that find no room sweep a little themselves.
     let _ = thread::Builder::new().name("tollgate-sweep".into()).spawn(run);
 }
 

@@ -1,4 +1,4 @@
-//! The primitives that a node is made of, in one place, so that the model checker can put its own in their stead.
+//! The primitives of a node, in one place, so that the model checker can replace them.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 

@@ -1,10 +1,9 @@
-//! The table of one limit: a strategy over the nodes that remember its keys, which limits of the same name may share.
+//! The table of one limit: a strategy over the nodes that hold its keys, which limits of the same name may share.
 //!
-//! A known key is charged on the short path: what can be seen without the lock decides, and the lock is taken only to write.
-//! A key that is not known takes the long path, and only there is asked whether it has a state that was written under other
-//! numbers of the same limit (sibling_tables.rs). nodes.rs says where keys are and how the table grows.
-//!
-//! What never enters: the arithmetic of limits (the cell asks the kernel) and text keys (the store makes fingerprints).
+//! A known key is charged on the fast path: an unlocked read decides, and the lock is taken only to write. A new key takes the
+//! slow path, and only there siblings are searched for a state that was stored under other numbers of the same limit
+//! (sibling_tables.rs). nodes.rs knows where keys are and how the table grows. This module has neither limiter arithmetic (the
+//! cell calls the kernel) nor text keys (the store makes fingerprints).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ use super::whole::Whole;
 
 /// A charge that was looked at without a lock.
 pub(crate) struct Seen<'a> {
-    /// To be believed only if this says so.
+    /// The read is valid only if this agrees.
     pub(crate) sight: Sight<'a>,
     pub(crate) outcome: Outcome,
     cells: &'a [AtomicU64],
@@ -58,7 +57,7 @@ enum Staged<'a> {
 pub(crate) struct Prepared<'a> {
     pub(crate) outcome: Outcome,
     staged: Staged<'a>,
-    /// What a charge leaves behind, where the words are the state; unused words are zero.
+    /// The state after a charge, if the words are the state; unused words are zero.
     after: Whole,
     /// Whether room was taken for the entry that a charge may add.
     has_room: bool,
@@ -72,14 +71,14 @@ pub(crate) struct Committed {
     pub(crate) in_shared: bool,
 }
 
-/// How often a look at a chain whose lock is held is tried again.
+/// How often an unlocked read is repeated while the lock is held.
 pub(super) const LOOKS: usize = 64;
 
 pub(crate) struct Table<C, const W: usize, const S: usize> {
     pub(super) cell: C,
     pub(super) budget: Arc<Budget>,
     pub(super) nodes: Arc<Nodes<W, S>>,
-    /// The other tables of the limit's name whose states this one may take over, where they are written otherwise.
+    /// The other tables of the limit's name, whose states this one may take over.
     pub(super) siblings: Option<Arc<SiblingTables>>,
     /// The table of this limit over the states of all siblings that are written whole, once it was needed.
     whole: Mutex<Option<Arc<dyn LimitTable>>>,
@@ -102,7 +101,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         forgotten
     }
 
-    /// Hands over what a newcomer starts from: nothing, or what the shared state says while that is in use.
+    /// Passes on the initial state of a new key: empty, or the shared state while that is in use.
     fn with_newcomer_words<R>(&self, now: Micros, start: impl FnOnce([u64; W]) -> R) -> R {
         let nodes = &*self.nodes;
         if !nodes.shared_in_use.load(Ordering::Acquire) {
@@ -116,18 +115,18 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         start(nodes.shared.words(0))
     }
 
-    /// The other tables that may know a key, if there are any.
+    /// The other tables that may have a key, if there are any.
     fn siblings_in_use(&self) -> Option<&SiblingTables> {
         self.siblings.as_deref().filter(|siblings| siblings.are_several())
     }
 
-    /// Whether a key is here.
+    /// Whether a key is in this table.
     fn knows(&self, key: Fingerprint) -> bool {
         let (_, first, _lock) = self.nodes.lock_home(key);
         self.nodes.find(first, key).is_some()
     }
 
-    /// The table of this limit over the states that are written whole, unless it is this one.
+    /// The table of this limit over whole states, unless it is this one.
     fn whole_table(&self, siblings: &SiblingTables) -> Option<Arc<dyn LimitTable>> {
         let nodes = siblings.whole()?;
         let address = Arc::as_ptr(&nodes).cast::<()>() as usize;
@@ -141,7 +140,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         whole.clone()
     }
 
-    /// Keeps a key that came from another table: here if these words can say all of it, and whole if not.
+    /// Stores a key that came from another table: here if these words can describe it completely, whole if not.
     fn keep(
         &self,
         key: Fingerprint,
@@ -156,18 +155,18 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         let whole = self.whole_table(siblings);
         match &whole {
             Some(table) => table.put(key, state, now),
-            // There always is one while there are several tables.
+            // It exists whenever there are several tables.
             None => self.put(key, state, now),
         }
         whole
     }
 
-    /// Corrects what is remembered here.
+    /// Corrects a state in this table.
     fn amend_here(&self, key: Fingerprint, in_shared: bool, amendment: Amendment, now: Micros) -> Amended {
         let nodes = &*self.nodes;
         let (home, first, _lock) = nodes.lock_home(key);
-        // A debt goes to where the key is charged next. What was charged in the shared state is not given back: one number may
-        // not tell what others have used since.
+        // A debt goes to where the key is charged next. Charges of the shared state are not given back: one number does not show
+        // what other keys have used since.
         let is_debt = matches!(amendment, Amendment::Debit { .. });
         if let Some((node, _, slot)) = nodes.find(first, key).filter(|_| is_debt || !in_shared) {
             let mut words = node.words(slot);
@@ -191,9 +190,9 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         if is_debt { Amended::Done } else { Amended::NotFound }
     }
 
-    /// The short path of a charge: decides on what can be seen without the lock, and takes the lock only to write. `None` if
-    /// the key was not seen, or something changed meanwhile. The whole answer is left to be worked out: an atomic exchange waits for
-    /// all that was begun before it.
+    /// The fast path of a charge: an unlocked read decides, and the lock is taken only to write. `None` if the key was not found,
+    /// or something changed meanwhile. The caller computes the whole outcome later: an atomic exchange waits for all earlier
+    /// instructions.
     #[inline(always)]
     pub(super) fn charge_seen(&self, key: Fingerprint, cost: Cost, now: Micros) -> Option<C::Decided> {
         self.charge_seen_from(self.nodes.first_of(key), key, cost, now)
@@ -214,8 +213,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         let mut words = node.words(slot);
         let (is_changed, decided) = self.cell.decide(&mut words, cost, now);
         if is_changed {
-            // The same version means that the key is still there, even if the table has grown, and that nobody charged it
-            // since.
+            // The same version means that the key is still there, even if the table has grown, and that it was not charged since.
             let Some(lock) = first.lock_if_unchanged(version) else { return nodes.disturbed() };
             node.set_words(slot, words);
             drop(lock);
@@ -225,8 +223,8 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         Some(decided)
     }
 
-    /// Charges each of many keys, and hands over what became of each as [`charge_seen`](Self::charge_seen) would. All nodes are asked for
-    /// before the first is looked at, so that the processor waits for them together.
+    /// Charges each of many keys, and passes on the result of each as [`charge_seen`](Self::charge_seen) would. All nodes are
+    /// prefetched before the first is read, so that the processor waits for them at once.
     #[inline(always)]
     pub(super) fn charge_seen_many<const N: usize>(
         &self,
@@ -255,15 +253,15 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
                 let Some(siblings) = self.siblings_in_use().filter(|_| moving.is_none()) else {
                     return self.charge_newcomer(home, lock, key, cost, now);
                 };
-                // Not here, and maybe there: nobody is new before all siblings have been asked, and none of them while one of them
-                // is being asked.
+                // Not here, but maybe in a sibling: no key is new before all siblings were searched, and none of them changes
+                // during the search.
                 drop(lock);
                 let charged = self.whole_table(siblings).and_then(|whole| whole.charge_whole(key, cost, now));
                 if let Some(outcome) = charged {
                     return outcome;
                 }
                 let tables = siblings.moving();
-                // Others may charge it there meanwhile, until it need not be written whole any more.
+                // Other threads may charge it there meanwhile, until it need not be stored whole any more.
                 while let Some(whole) = self.inherit(key, &tables, now) {
                     if let Some(outcome) = whole.charge_whole(key, cost, now) {
                         return outcome;
@@ -314,7 +312,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
         outcome
     }
 
-    /// What a charge would get where it is staged.
+    /// The outcome of a staged charge.
     #[inline]
     fn foresee<'a>(&self, staged: Staged<'a>, cost: Cost, now: Micros) -> Prepared<'a> {
         let mut after = Whole::default();
@@ -323,7 +321,8 @@ impl<C: Cell<W>, const W: usize, const S: usize> Table<C, W, S> {
             after[..W].copy_from_slice(&words);
             self.cell.outcome(decided, cost)
         };
-        // One who joins may have been charged under another state just before, which a window that is about to end would not tell.
+        // A key that joins a shared state may have been charged under another state just before, which a window that is about to
+        // end would not show.
         let mut foresee_joined = |words: [u64; W]| {
             let outcome = foresee(self.cell.joined(words, now));
             if outcome.allowed { outcome } else { foresee(words) }
@@ -377,7 +376,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> LimitTable for Table<C, W, S> {
         now: Micros,
         seen: &mut SmallVec<[Seen<'a>; 4]>,
     ) -> bool {
-        // What is written whole is charged under its lock.
+        // A whole state is charged under its lock.
         if !C::PLAIN || W > 3 {
             return false;
         }
@@ -439,15 +438,15 @@ impl<C: Cell<W>, const W: usize, const S: usize> LimitTable for Table<C, W, S> {
                 return amended;
             }
         }
-        // A debt of one who is not known is kept under the key's own name: that is what siblings look for.
+        // A debt of an unknown key is stored under its own fingerprint: siblings search for that.
         let in_shared = in_shared && !matches!(amendment, Amendment::Debit { .. });
         self.amend_here(key, in_shared, amendment, now)
     }
 
     fn forget(&self, key: Fingerprint) -> bool {
         let tables = self.siblings_in_use().map(SiblingTables::moving);
-        let elsewhere = tables.is_some_and(|tables| tables.forget(key));
-        self.forget_here(key) || elsewhere
+        let in_sibling = tables.is_some_and(|tables| tables.forget(key));
+        self.forget_here(key) || in_sibling
     }
 
     fn sweep(&self, nodes: usize, now: Micros) -> usize {
@@ -481,7 +480,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> LimitTable for Table<C, W, S> {
         };
         match self.whole_table(siblings).filter(|whole| whole.knows_whole(key, now)) {
             Some(whole) => Located::Whole(whole),
-            None => Located::Ask(siblings),
+            None => Located::SearchSiblings(siblings),
         }
     }
 
@@ -570,7 +569,7 @@ impl<C: Cell<W>, const W: usize, const S: usize> LimitTable for Table<C, W, S> {
                 self.nodes.shared_in_use.store(true, Ordering::Release);
                 words
             }
-            // What is refused is never allowed, so it is never committed.
+            // A refused charge is never committed.
             Staged::Refused => [0; W],
         };
         Committed { charged_at: self.cell.charged_at(words, now), in_shared }

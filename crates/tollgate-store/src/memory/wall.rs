@@ -1,8 +1,8 @@
-//! Windows of the clock, which follow the system's wall clock: when that is corrected, they begin and end by the new time.
+//! Aligned windows, which follow the system's wall clock: when that is corrected, they start and end by the new time.
 //!
-//! All else goes by a clock that only ever runs (clock.rs). How far the wall clock is from it is looked at when a window of the clock
-//! is asked for and a second has passed since the last look. A wall clock that goes back finds the windows that are open:
-//! time never goes back for a key.
+//! Everything else uses a monotonic clock (clock.rs). The offset of the wall clock is measured when an aligned window is charged
+//! and a second has passed since the last measurement. If the wall clock goes back, open windows stay: time never goes back for a
+//! key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -35,7 +35,7 @@ impl Wall {
         wall
     }
 
-    /// What the wall clock shows at an instant of the store's clock.
+    /// The wall clock at an instant of the store's clock.
     #[inline]
     fn at(&self, now: Micros) -> Micros {
         if now.get().saturating_sub(self.looked_at.load(Ordering::Relaxed)) >= LOOK_EVERY_US {
@@ -55,7 +55,7 @@ impl Wall {
     }
 }
 
-/// A fixed window by the clock that it goes by.
+/// A fixed window with its clock.
 #[derive(Clone)]
 pub(crate) struct WallWindow {
     window: FixedWindow,
@@ -108,7 +108,7 @@ impl Algorithm for WallWindow {
         self.window.refund(state, amount, self.time(now));
     }
 
-    /// By either clock: windows that go by the other one may be in the same table.
+    /// By either clock: the same table may have windows of the other one.
     fn is_fresh(&self, state: &WindowState, now: Micros) -> bool {
         self.window.is_fresh(state, now.min(self.time(now)))
     }
@@ -163,7 +163,7 @@ mod tests {
         hands.advance(Micros::from_millis(8_900));
         assert!(limit.charge("a", five).allowed, "the minute is over on the wall");
         assert!(!first.charge("a", Cost::ONE).allowed, "other windows last as long as they were opened for");
-        // Back by half an hour: the open window is not left, and nobody is admitted a second time.
+        // Back by half an hour: the open window stays, and nothing is admitted a second time.
         hands.step_wall(-1_800_000_000);
         hands.advance(s(2));
         assert!(!limit.charge("a", Cost::ONE).allowed, "time does not go back for a key");

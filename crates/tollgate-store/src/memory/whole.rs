@@ -1,10 +1,9 @@
-//! States that their table's numbers do not say all of: written whole, in ten words, with the numbers that they are written under.
+//! Whole states: states that the numbers of their table do not describe completely, stored in ten words with their own numbers.
 //!
-//! A bucket that was charged by several rates or bursts keeps more than one instant for as long as a full bucket takes to fill, and a
-//! counter that was charged by two lengths of window keeps two sets of counts. Such keys are few, and pass: they are in this one
-//! table of their limit's name, whatever numbers charge them, and move back into the table of the numbers that they are charged by
-//! when one instant or one set of counts says all (sibling_tables.rs). A limit that has been given too many numbers for a table each keeps
-//! all further keys here.
+//! A bucket that was charged with several rates or bursts has more than one instant for as long as a full bucket takes to fill; a
+//! counter that was charged with two windows has two sets of counts. Such keys are few and temporary. They are in one table per
+//! limit name, whatever numbers charge them, and move back when one instant or one set of counts is enough (sibling_tables.rs). A
+//! limit with too many sets of numbers keeps all further keys here.
 
 use tollgate_kernel::{
     BucketNumbers, BucketState, Changed, Cost, CounterState, Counts, Micros, Outcome, WindowState,
@@ -85,7 +84,7 @@ impl InWhole for CounterState {
     }
 }
 
-/// Windows are the same whatever numbers they are charged by, so they are never here.
+/// Windows do not depend on the numbers, so they are never here.
 impl InWhole for WindowState {
     fn to_whole(&self) -> Whole {
         let mut whole = [0; WORDS];

@@ -1,14 +1,14 @@
 //! One call to the server: a connection, a statement, an answer, all before the deadline.
 //!
-//! What certainly changed nothing is tried again while there is time. What was sent and not answered may have taken effect, and
-//! is sent again only if it carries a name of its own, by which the server knows it again.
+//! A call that surely changed nothing is tried again while there is time. A call that was sent and not answered may have taken
+//! effect; it is sent again only if it is idempotent: it has an id that the server recognises.
 //!
 //! A call first takes its share of the store (`remote/shares.rs`), so that it waits for calls of its own key and limit before it
-//! waits for a connection. Behind a pooler a statement is not prepared but sent whole, in a transaction that has the settings
-//! which otherwise the session has; that is one round trip, too.
+//! waits for a connection (`pool.rs`). Behind a pooler a statement is not prepared but sent as text, in a transaction that sets
+//! what a session would have set; that is one round trip too. Errors are classified in `fault.rs`.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use smallvec::smallvec;
 use tokio::time::{sleep, timeout_at};
@@ -21,19 +21,19 @@ use super::fault::{Fault, Stage};
 use super::pool::in_transaction;
 use super::statement::Verb;
 use crate::remote::shares::{Claim, Claims, Share, latest_start};
-use crate::{ChargeId, Failure, StoreError, StoredCharge, StoredLimit};
+use crate::{Failure, StoreError, StoredCharge, StoredLimit, random};
 
-/// How often a call that changed nothing is tried.
+/// The most attempts of a call that changed nothing.
 const TRIES: u32 = 3;
 
-/// Whether a call whose answer was lost may be sent again: only if it carries a name of its own, or changes nothing.
+/// Whether a call without an answer may be sent again: only if it has an id, or changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resend {
     Never,
     Once,
 }
 
-/// Until when a call may take, and what is called once it may have left.
+/// The deadline of a call, and a function to call once it may have been sent.
 #[derive(Clone, Copy)]
 pub(super) struct Until<'a> {
     pub(super) deadline: Instant,
@@ -42,17 +42,17 @@ pub(super) struct Until<'a> {
 
 /// How a statement is sent.
 enum Prepared {
-    /// By the name that it was prepared under on this connection.
+    /// Prepared on this connection.
     Named(Statement),
-    /// With its text, the types of its parameters being known.
+    /// As text, with the known types of its parameters.
     Whole(Arc<[Type]>),
 }
 
-/// The values of a statement, but for the last of those that change something: the instant after which they may not.
+/// The values of a statement. A statement that changes something has one more: the instant after which it must not.
 pub(super) type Values<'a> = [&'a (dyn ToSql + Sync)];
 
 impl PostgresStore {
-    /// A call that begins now.
+    /// A call that starts now.
     pub(super) fn until(&self) -> Until<'static> {
         Until { deadline: Instant::now() + self.inner.timeout, sent: &|| {} }
     }
@@ -66,7 +66,7 @@ impl PostgresStore {
         Claim::Limit(self.inner.shares.hash(&limit.name))
     }
 
-    /// The shares of a call of these parts, waited for until the call would be late.
+    /// Takes the shares of a call with these parts, and waits for them until the call would be late.
     pub(super) async fn share(
         &self,
         parts: &[StoredCharge<'_>],
@@ -83,19 +83,6 @@ impl PostgresStore {
             .await
     }
 
-    /// The shares of a settlement. Which keys it is about is known to the server alone; all settlements are to others like those
-    /// of one limit.
-    pub(super) async fn settlement_share(
-        &self,
-        id: ChargeId,
-        until: &Until<'_>,
-    ) -> Result<Share, StoreError> {
-        let shares = &self.inner.shares;
-        let (id, all) = (shares.hash(id), shares.hash(("settle", "")));
-        let claims = smallvec![Claim::Key(id), Claim::Limit(all), Claim::Server(0)];
-        shares.claim(claims, latest_start(tokio::time::Instant::now(), until.deadline.into())).await
-    }
-
     pub(super) async fn call_one(
         &self,
         verb: Verb,
@@ -107,8 +94,8 @@ impl PostgresStore {
         rows.pop().ok_or_else(|| nonsense("no row"))
     }
 
-    /// Sends a statement and waits for its rows, until the deadline. What certainly changed nothing is tried again while there
-    /// is time.
+    /// Sends a statement and waits for its rows until the deadline. Tries again while there is time if an attempt surely changed
+    /// nothing.
     pub(super) async fn call(
         &self,
         verb: Verb,
@@ -133,7 +120,7 @@ impl PostgresStore {
             if fault.error.failure() == Some(Failure::Late) {
                 self.inner.pool.read_server_time();
             }
-            // That a later attempt changed nothing does not say what became of an earlier one.
+            // If an earlier attempt may have taken effect, the error stays ambiguous even if a later attempt surely did not.
             may_have_changed |= fault.error.is_ambiguous();
             let pause = pause();
             if !again || attempt >= TRIES || Instant::now() + pause >= deadline {
@@ -166,12 +153,12 @@ impl PostgresStore {
             move |error| {
                 let is_poolers = pool.is_poolers(&error);
                 let mut fault = Fault::of(error, stage, doing, &pool.place);
-                // It goes without prepared statements from now on.
+                // From now on, statements are not prepared.
                 fault.again |= is_poolers && stage == Stage::Before;
                 fault
             }
         };
-        // Until the answer is here, the connection is good for nothing else: who stops waiting leaves it spent.
+        // Until the answer is here, the connection cannot be used: a caller that stops waiting leaves it broken.
         borrowed.is_spent = true;
         let result = async {
             let gone = || Fault::new(Failure::Connection, "the connection is gone");
@@ -184,7 +171,8 @@ impl PostgresStore {
             };
             let prepared = timeout_at(until, prepared).await;
             let prepared = prepared.map_err(|_| late(Stage::Before))?.map_err(failed(Stage::Before))?;
-            let not_after: SystemTime = pool.skew.server_time(deadline);
+            let left = deadline.saturating_duration_since(Instant::now());
+            let not_after = UNIX_EPOCH + Duration::from_micros(pool.skew.not_after_us(left));
             let mut values = values.to_vec();
             if verb.is_change() {
                 values.push(&not_after);
@@ -208,8 +196,7 @@ impl PostgresStore {
     }
 }
 
-/// From 5 to 30 ms, so that those who failed together do not come back together.
+/// From 5 to 30 ms, so that calls that failed at the same time do not return at the same time.
 fn pause() -> Duration {
-    use std::hash::{BuildHasher, RandomState};
-    Duration::from_micros(5_000 + RandomState::new().hash_one(()) % 25_000)
+    Duration::from_micros(5_000 + u64::from_le_bytes(random::bytes()) % 25_000)
 }

@@ -1,12 +1,12 @@
--- What touches the tables, for every charge that is more than one statement (see upsert/): several limits at once, held
--- charges, logs and leases. It reads state, asks the twins and writes state, and does no arithmetic of limits itself. The entries of
--- logs and leases are in entries.sql.
+-- Charges by a function: every charge that is more than one statement (see upsert/ and several/): held charges, long logs and
+-- leases, and several limits of which one has a state under other numbers. It reads the state, calls the twins and writes the
+-- state; there is no limiter arithmetic here. The entries of logs and leases are in entries.sql.
 --
--- The order of locks is the same everywhere: the held charge, then the states by key; so nobody waits in a ring. Every function
--- takes the time by a test's clock, or null for the server's, and the instant after which nothing may change any more; what
--- finds itself late once it has its locks raises TG001 and changes nothing. Parts are told as arrays with one entry each, and
--- five parameters each. Strategies are numbered as in statement.rs: 1 token_bucket, 2 leaky_bucket, 3 fixed_window,
--- 4 sliding_window, 5 sliding_window_counter, 6 concurrency.
+-- The order of locks is the same everywhere, so there is no deadlock: the held charge, then existing states by key, then new
+-- states by key. Every function takes the time of a test's clock, or null for the server's, and the instant after which nothing
+-- may change; a call that is late once it has its locks raises TG001 and changes nothing. Parts are passed as arrays with one
+-- entry for each part, and five parameters for each part. Strategies have the numbers of statement.rs: 1 token_bucket, 2
+-- leaky_bucket, 3 fixed_window, 4 sliding_window, 5 sliding_window_counter, 6 concurrency.
 
 -- The server's clock: whole microseconds since 1970.
 create or replace function {prefix}now_us() returns bigint volatile language sql as $$
@@ -21,14 +21,21 @@ begin
 end
 $$;
 
--- What is remembered of a key that was never charged.
-create or replace function {prefix}fresh(part_key uuid) returns {prefix}state immutable language sql as $$
-  select row(part_key, '', 0, 0, 0, false, 0, 0, 0, null, null, null, null)::{prefix}state
+-- For a statement that meets a row which it did not lock, because another call inserted it after the statement began.
+create or replace function {prefix}made_just_now() returns boolean volatile language plpgsql as $$
+begin
+  raise exception 'a key was made just now' using errcode = 'serialization_failure';
+end
 $$;
 
--- What one limit says of one part of a charge: whether it fits, the eight numbers that tell what was found, the next state, and the
--- instant that the charge would count from; of a lease, when it would end. A log is changed by log_take, and leases are inserted, once
--- it is known that the whole charge passes.
+-- The state of a key that was never charged.
+create or replace function {prefix}fresh(part_key uuid) returns {prefix}state immutable language sql as $$
+  select row(part_key, '', 0, 0, 0, false, 0, 0, 0, null, null, null, null, null, null, null)::{prefix}state
+$$;
+
+-- The outcome of one limit for one part of a charge: whether it fits, the eight numbers of the reading, the next state, and the
+-- instant from which the charge would count; for a lease, its end. log_take changes a log, and leases are inserted, once the
+-- whole charge is known to pass.
 create or replace function {prefix}look(
     seen {prefix}state, strategy smallint, parameters bigint[], cost bigint, now_us bigint,
     out allowed boolean, out reading bigint[], out next_state {prefix}state, out charged_at_us bigint)
@@ -46,7 +53,7 @@ begin
   next_state := seen;
   charged_at_us := now_us;
   if strategy = 1 or strategy = 2 then
-    -- What fits ever is at most a full bucket, so its price is at most 2^62.
+    -- A cost that can fit is at most a full bucket, so its price is at most 2^62.
     price := case when cost <= parameters[3] then cost * parameters[2] else -parameters[1] end;
     if strategy = 1 then
       select bucket.* into allowed, x, y, next_state.a, next_state.b, next_state.extra
@@ -143,7 +150,7 @@ begin
 end
 $$;
 
--- Charges all parts or none. A charge that is held already is answered with what was asked and found then.
+-- Charges all parts or none. If the charge is held already, the answer is its stored request and readings.
 create or replace function {prefix}charge(
     part_keys uuid[], part_limits text[], part_strategies smallint[], part_parameters bigint[], part_costs bigint[],
     part_shadows boolean[],
@@ -160,6 +167,7 @@ declare
   made uuid[];
   seen {prefix}state;
   states {prefix}state[] := array_fill(null::{prefix}state, array[parts]);
+  found_states integer := 0;
   said record;
   allows boolean[] := '{}';
   nexts {prefix}state[] := '{}';
@@ -168,7 +176,6 @@ declare
   ttl_us bigint := hold_ttl_us;
 begin
   if hold_id is not null then
-    perform set_config('synchronous_commit', 'on', true);
     select h.* into held from {prefix}hold as h where h.id = hold_id for update;
     if coalesce(clock_us, {prefix}now_us()) < held.end_us then
       passed := true;
@@ -181,18 +188,33 @@ begin
   end if;
 
   for part in 1 .. parts loop
-    -- A cost can fit ever if it is at most the burst of a bucket, or the limit of anything else.
+    -- A cost can fit if it is at most the burst of a bucket, or the limit of any other strategy.
     fits[part] := part_costs[part] <= part_parameters[5 * part - case when part_strategies[part] <= 2 then 2 else 4 end];
     never := never or not (fits[part] or part_shadows[part]);
   end loop;
-  -- What can never pass makes nothing. Mostly all states are there.
-  if not never and (select count(*) from {prefix}state as s where s.key = any (part_keys)) < parts then
-    made := {prefix}make_states(part_keys, part_limits, fits);
+  -- A charge that can never pass inserts nothing. Mostly all states exist. Existing states are locked first, then missing ones
+  -- are inserted, both in the order of keys, as in several/charge.sql.
+  if parts = 1 then
+    select s.* into seen from {prefix}state as s where s.key = part_keys[1] for update;
+    if seen.key is null and not never then
+      made := {prefix}make_states(part_keys, part_limits, fits);
+      select s.* into seen from {prefix}state as s where s.key = part_keys[1] for update;
+    end if;
+    states[1] := seen;
+    decided_us := seen.at_us;
+  else
+    for seen in select s.* from {prefix}state as s where s.key = any (part_keys) order by s.key for update loop
+      states[array_position(part_keys, seen.key)] := seen;
+      decided_us := greatest(decided_us, seen.at_us);
+      found_states := found_states + 1;
+    end loop;
+    if found_states < parts and not never then
+      made := {prefix}make_states(part_keys, part_limits, fits);
+      for part in 1 .. coalesce(cardinality(made), 0) loop
+        states[array_position(part_keys, made[part])] := {prefix}fresh(made[part]);
+      end loop;
+    end if;
   end if;
-  for seen in select s.* from {prefix}state as s where s.key = any (part_keys) order by s.key for update loop
-    states[array_position(part_keys, seen.key)] := seen;
-    decided_us := greatest(decided_us, seen.at_us);
-  end loop;
   perform {prefix}refuse_if_late(not_after);
   decided_us := greatest(coalesce(clock_us, {prefix}now_us()), decided_us);
 
@@ -202,7 +224,7 @@ begin
     seen := states[part];
     if seen.key is null then
       if fits[part] and not never then
-        raise exception 'a key was forgotten just now' using errcode = 'serialization_failure';
+        raise exception 'a key was made or forgotten just now' using errcode = 'serialization_failure';
       end if;
       seen := {prefix}fresh(part_keys[part]);
     end if;
@@ -217,7 +239,7 @@ begin
   end loop;
 
   if not passed then
-    -- What took the room may be this very charge, sent before and finished only now: then it is answered as before.
+    -- The charge may have been denied because of itself: sent before, and finished only now. Then it gets the earlier answer.
     if exists (select from {prefix}hold as h where h.id = hold_id and h.end_us > decided_us) then
       raise exception 'the same charge was held just now' using errcode = 'serialization_failure';
     end if;
@@ -246,24 +268,24 @@ begin
       end if;
       seen := {prefix}leases_insert(
         seen, charged_at[part], coalesce(hold_id, '00000000-0000-0000-0000-000000000000'), part_costs[part]);
-      -- A lease is held at least as long as it lasts.
+      -- A hold lives at least as long as its leases.
       ttl_us := greatest(ttl_us, parameters[2]);
     end if;
     perform {prefix}write_state(seen, part_strategies[part], decided_us);
     charged := charged || part;
   end loop;
 
-  -- Where nothing was charged there is nothing to settle, and nothing is kept.
+  -- If nothing was charged there is nothing to settle, and no hold is stored.
   if hold_id is not null and cardinality(charged) > 0 then
-    -- What was asked has seven numbers for each item (see codec.rs). The sixth is whether it is a shadow, and 2 more where its part was
-    -- charged; the seventh says which part that is. So a settlement knows of which item each part that was charged is.
+    -- The stored request has seven numbers for each item (see codec.rs). The sixth is the shadow flag, plus 2 if its part was
+    -- charged; the seventh is the number of the part. So a settlement knows the items of each charged part.
     for part in 1 .. cardinality(hold_asked) / 7 loop
       if hold_asked[7 * part] + 1 = any (charged) then
         hold_asked[7 * part - 1] := hold_asked[7 * part - 1] + 2;
       end if;
     end loop;
     if cardinality(charged) < parts then
-      -- Limits in shadow mode have refused: only what was charged is held.
+      -- Shadow limits may have denied: the hold has only the parts that were charged.
       select array_agg(part_keys[c.part] order by c.n), array_agg(part_limits[c.part] order by c.n),
              array_agg(part_strategies[c.part] order by c.n),
              (select array_agg(part_parameters[5 * d.part - 5 + i] order by d.n, i)
@@ -272,6 +294,9 @@ begin
       into part_keys, part_limits, part_strategies, part_parameters, part_costs, charged_at
       from unnest(charged) with ordinality as c (part, n);
     end if;
+    -- A reservation is on disk before it is acknowledged. A denied or repeated one needs no flush: another call sees a held
+    -- charge only after its commit has reached the disk.
+    perform set_config('synchronous_commit', 'on', true);
     insert into {prefix}hold as h (
       id, keys, limit_names, strategies, parameters, costs, charged_at_us, asked, readings, at_us, ttl_us, end_us, settled)
     values (hold_id, part_keys, part_limits, part_strategies, part_parameters, part_costs, charged_at,
@@ -290,8 +315,9 @@ begin
 end
 $$;
 
--- Makes the missing states of parts that can fit, in the order of keys, before any is locked. Answers which it made. (Like all
--- functions here that touch tables it is plpgsql, which keeps its plans; a function in plain SQL would be planned at each call.)
+-- Inserts the missing states of parts that can fit, in the order of keys, after the existing states were locked. Returns which it
+-- inserted. (Like all functions here that touch tables it is plpgsql, which caches its plans; a function in plain SQL would be
+-- planned at each call.)
 create or replace function {prefix}make_states(part_keys uuid[], part_limits text[], part_fits boolean[])
 returns uuid[] volatile language plpgsql as $$
 declare
@@ -310,7 +336,7 @@ begin
 end
 $$;
 
--- Writes a state. It says no more than none would once all that is in it has run out, by the numbers that it was written under.
+-- Writes a state. The state equals no state once everything in it has expired, by the numbers that it was written under.
 create or replace function {prefix}write_state(next_state {prefix}state, strategy smallint, now_us bigint)
 returns void volatile language plpgsql as $$
 begin
@@ -324,14 +350,14 @@ begin
   end if;
   update {prefix}state as s
   set a = next_state.a, b = next_state.b, c = next_state.c, d = next_state.d, e = next_state.e, f = next_state.f,
-      extra = next_state.extra,
+      extra = next_state.extra, log_us = next_state.log_us, log_sums = next_state.log_sums, holders = next_state.holders,
       admitted = true, at_us = now_us, tail_us = next_state.tail_us
   where s.key = next_state.key;
 end
 $$;
 
--- Writes what these numbers make of a state that was written under others, where that is anything: the conversion of a bucket, and how
--- long a log keeps its entries. A charge does so for each of its limits that is not charged.
+-- Converts a state that was written under other numbers, if necessary: a bucket to its new numbers, and a log to its new
+-- retention time. A charge does so for each of its limits that is not charged.
 create or replace function {prefix}adopt(seen {prefix}state, strategy smallint, parameters bigint[], now_us bigint)
 returns void volatile language plpgsql as $$
 declare
@@ -356,7 +382,7 @@ begin
 end
 $$;
 
--- Forgets what a key was charged; false when nothing was remembered.
+-- Forgets all charges of a key; false if it has none.
 create or replace function {prefix}forget(
     part_key uuid, not_after timestamptz, out forgotten boolean, out server_us bigint)
 volatile language plpgsql as $$

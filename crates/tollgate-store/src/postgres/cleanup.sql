@@ -1,8 +1,8 @@
--- Forgetting what says nothing any more. What a live caller holds is skipped, so nobody waits for the cleanup.
+-- Deletes expired rows. Rows that a caller has locked are skipped, so the cleanup delays no call.
 
--- Looks at a batch of states that are due: those whose instant has passed are forgotten with their logs and leases, the others
--- are looked at again when theirs has. Then forgets a batch of held charges whose time is up. Answers how many were looked at,
--- and how many of each were forgotten.
+-- Checks a batch of states that are due: expired states are deleted with their logs and leases; the others are checked again at
+-- their new time. Then deletes a batch of expired holds. Returns how many states were checked, and how many rows of each kind
+-- were deleted.
 create or replace function {prefix}cleanup(
     batch integer, clock_us bigint,
     out looked bigint, out states bigint, out executions bigint, out leases bigint, out holds bigint)

@@ -1,4 +1,7 @@
-//! A charge as the server is asked it, and its answer as the kernel reads it.
+//! Encodes charges as parameters of statements, and decodes the answers into readings of the kernel.
+//!
+//! The names of keys and the request stored with a hold are stored formats (docs/storage.md). SQL texts are in `statement.rs`,
+//! sending is in `call.rs`.
 
 use tokio_postgres::Row;
 use tollgate_kernel::{Cost, CounterState, Counts, EntriesReading, Limit, Reading, Strategy, WindowState};
@@ -8,12 +11,12 @@ use crate::remote::limit_codec;
 use crate::remote::{MergedCharges, name_of};
 use crate::{Charged, Failure, Micros, Outcomes, StoreError, StoredCharge, StoredLimit};
 
-/// How many numbers the parameters of a charge are written as, how many a charge is remembered as, and how many it is answered with.
+/// The number of parameters of a limit, of numbers in a remembered item, and of numbers in a reading.
 const PARAMETERS: usize = 5;
 const REMEMBERED: usize = 7;
-const READING: usize = 8;
+pub(super) const READING: usize = 8;
 
-/// The arrays of the functions `charge` and `peek`: one entry for each part, and five parameters.
+/// The arrays of the functions `charge` and `peek`: one entry for each part, and five parameters for each.
 #[derive(Default)]
 pub(super) struct ChargeArrays {
     pub(super) keys: Vec<Uuid>,
@@ -26,24 +29,24 @@ pub(super) struct ChargeArrays {
 
 impl ChargeArrays {
     pub(super) fn of(parts: &MergedCharges<'_>) -> ChargeArrays {
-        let mut asked = ChargeArrays::default();
+        let mut arrays = ChargeArrays::default();
         for part in &parts.parts {
             let limit = &part.limit.limit;
             let mut parameters = parameters(limit);
             parameters.resize(PARAMETERS, 0);
-            asked.keys.push(key_of(part.limit, part.key));
-            asked.limits.push(part.limit.name.clone());
-            asked.strategies.push(limit_codec::number(limit.strategy()).into());
-            asked.parameters.extend(parameters);
-            asked.costs.push(whole(part.cost.get()));
-            asked.shadows.push(part.shadow);
+            arrays.keys.push(key_of(part.limit, part.key));
+            arrays.limits.push(part.limit.name.clone());
+            arrays.strategies.push(limit_codec::number(limit.strategy()).into());
+            arrays.parameters.extend(parameters);
+            arrays.costs.push(whole(part.cost.get()));
+            arrays.shadows.push(part.shadow);
         }
-        asked
+        arrays
     }
 }
 
-/// Where a key is kept under a limit. What is kept is part of the name: a limit that is given another strategy begins afresh, and
-/// does not take what was counted otherwise for its own. Both buckets keep the same.
+/// The name of a key under a limit. The kind of state is part of the name: a limit whose strategy changes starts with empty
+/// counters instead of reading those of the other strategy. Both buckets have the same state.
 pub(super) fn key_of(limit: &StoredLimit, key: &str) -> Uuid {
     let kind = match limit.limit.strategy() {
         Strategy::TokenBucket | Strategy::LeakyBucket => "b",
@@ -55,12 +58,12 @@ pub(super) fn key_of(limit: &StoredLimit, key: &str) -> Uuid {
     Uuid::from_bytes(name_of(&[kind, &limit.name, key]))
 }
 
-/// The limit as the twins get it.
+/// The parameters of the limit for the twins.
 pub(super) fn parameters(limit: &Limit) -> Vec<i64> {
     limit.parameters().into_iter().map(whole).collect()
 }
 
-/// What a charge takes, as the twins get it.
+/// The cost of a charge for the twins.
 pub(super) fn price(limit: &Limit, cost: Cost) -> (i64, i64) {
     limit.price(cost).map_or((-1, 0), |(us, rest)| (whole(us), whole(rest)))
 }
@@ -70,12 +73,12 @@ pub(super) fn whole(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A number from the server, which is never below zero.
+/// A number from the server, which is never negative.
 fn count(number: i64) -> Result<u64, StoreError> {
     u64::try_from(number).map_err(|_| nonsense("a number below zero"))
 }
 
-/// The server says what makes no sense.
+/// The answer of the server is invalid.
 pub(super) fn nonsense(what: impl std::fmt::Display) -> StoreError {
     StoreError::failed(
         Failure::Reply,
@@ -91,7 +94,7 @@ pub(super) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(
     row.try_get(index).map_err(|error| nonsense(format!("column {index}")).caused_by(error))
 }
 
-/// What the twin of a limit's strategy found, from its numbers; what is not among them is zero.
+/// The reading of a limit, from the numbers of its twin; missing numbers are zero.
 pub(super) fn reading(limit: &Limit, numbers: &[i64]) -> Result<Reading, StoreError> {
     let number = |index: usize| count(numbers.get(index).copied().unwrap_or(0));
     let us = |index| number(index).map(Micros::new);
@@ -104,9 +107,9 @@ pub(super) fn reading(limit: &Limit, numbers: &[i64]) -> Result<Reading, StoreEr
             Reading::Log(EntriesReading { used: number(0)?, wait: us(1)?, last: us(2)? })
         }
         Strategy::SlidingWindowCounter => {
-            // Counts of version 1 of the tables do not say by which window they were charged: it is the reader's.
+            // Counts of version 1 of the tables have no window length: it is that of the reader.
             let window = us(3)?;
-            let window = if window == Micros::ZERO { limit.window() } else { window };
+            let window = if window == Micros::ZERO { limit.window_us() } else { window };
             Reading::Counter(CounterState {
                 newer: Counts { window, start: us(0)?, prev: number(1)?, cur: number(2)? },
                 older: Counts { window: us(4)?, start: us(5)?, prev: number(6)?, cur: number(7)? },
@@ -133,8 +136,8 @@ pub(super) fn instant(us: i64) -> Result<Micros, StoreError> {
     count(us).map(Micros::new)
 }
 
-/// What a held charge asked for, as it is remembered with it: for each item the limit that it met, what it was asked for in all,
-/// and which part it belongs to. From that and the readings the answer can be given again if the charge is sent again.
+/// The request of a held charge, as it is stored with the hold: for each item its limit, its cost and its part. If the charge is
+/// sent again, the answer is computed from this and the readings.
 pub(super) fn remembered(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> Vec<i64> {
     let mut numbers = Vec::with_capacity(items.len() * REMEMBERED);
     for item in items {
@@ -150,7 +153,7 @@ pub(super) fn remembered(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) 
     numbers
 }
 
-/// The answer that a held charge was given, from what was remembered of it.
+/// The answer of a held charge, from its stored request and readings.
 pub(super) fn answer_again(remembered: &[i64], numbers: &[i64], at: Micros) -> Result<Charged, StoreError> {
     let (items, rest) = remembered.as_chunks::<REMEMBERED>();
     let (found, _) = numbers.as_chunks::<READING>();
@@ -166,7 +169,7 @@ pub(super) fn answer_again(remembered: &[i64], numbers: &[i64], at: Micros) -> R
         let found = found.ok_or_else(|| nonsense("a held charge without its readings"))?;
         outcomes.push(limit.answer(&reading(&limit, found)?, cost, at));
     }
-    // Only what was admitted is held.
+    // Only an admitted charge is held.
     Ok(Charged { allowed: true, outcomes })
 }
 

@@ -1,15 +1,15 @@
--- Logs and leases: what a state is made of where it has entries of its own. Twin of the kernel's entries.rs, on tables. All functions
--- here expect the state to be locked, or only look; those that change entries answer the state as it is to be written then.
+-- The entries of logs and leases. Twin of the kernel's entries.rs, on tables. All functions here expect the state to be locked,
+-- or only read; those that change entries return the state that is to be written.
 --
--- An entry has an instant, which is when it was charged or when the lease ends, and a cost; a lease also has a holder. Entries are kept
--- in the order of instant and holder, in chunks of up to 64 (leases: 32) with the sums up to each. So an entry is found by a binary
--- search in its chunk, and what lies before it is the sums of the chunks before: one small row for 64 entries. A charge touches the
--- newest chunk and, when something has run out, the oldest; only a look that has to sum or to wait reads the sums of chunks between.
--- Of a log, each instant has one entry, no holder is kept, and the state says which chunk is the newest (e). Functions that walk these
--- rows until they have enough tell the planner to walk the index in its order, whatever the statistics say of a table that has just
--- been made: sorting first would read them all.
+-- An entry has an instant (of the charge, or the end of the lease) and a cost; a lease also has a holder. Entries are ordered by
+-- instant and holder, in chunks of up to 64 (leases: 32) with the running sums. So an entry is found by a binary search in its
+-- chunk, and the sum before it is the sum of the earlier chunks: one small row for 64 entries. A charge touches the newest chunk
+-- and, if entries have expired, the oldest; only a read that has to sum or to compute a wait reads the sums of chunks between. A
+-- short log and few leases are not in chunks but in their state: see short_log.sql and short_leases.sql. In a log each instant
+-- has one entry, there is no holder, and the state names the newest chunk (e). Functions that read these rows until they have
+-- enough make the planner use the order of the index, whatever the statistics of a new table say: a sort would read all rows.
 
--- How many of a chunk's entries are not behind an instant and holder.
+-- How many entries of a chunk are not after an instant and holder.
 create or replace function {prefix}entries_place(at_us bigint[], holders uuid[], entry_us bigint, holder uuid)
 returns integer immutable language plpgsql as $$
 declare
@@ -22,7 +22,7 @@ begin
 end
 $$;
 
--- What the entries up to and with an instant come to.
+-- The sum of the entries up to and including an instant.
 create or replace function {prefix}entries_sum_until(seen {prefix}state, until_us bigint)
 returns bigint stable language plpgsql as $$
 begin
@@ -30,6 +30,8 @@ begin
     return 0;
   elsif seen.a <= until_us then
     return seen.b;
+  elsif seen.log_us is not null then
+    return {prefix}short_log_sum_until(seen.log_us, seen.log_sums, seen.b, until_us);
   end if;
   return (
     select sum(case when e.last_us <= until_us then e.total else coalesce(e.sums[width_bucket(until_us, e.at_us)], 0) end
@@ -38,7 +40,8 @@ begin
 end
 $$;
 
--- The time of the first entry with which the entries from the oldest on come to at least so much. It is looked for from the nearer end.
+-- The time of the first entry at which the running sum, from the oldest on, reaches an amount. The search starts at the nearer
+-- end.
 create or replace function {prefix}entries_first_to_sum(seen {prefix}state, wanted bigint)
 returns bigint stable language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
@@ -48,8 +51,10 @@ declare
 begin
   if wanted > seen.b then
     return null;
+  elsif seen.log_us is not null then
+    return {prefix}short_log_first_to_sum(seen.log_us, seen.log_sums, seen.b, wanted);
   elsif wanted > seen.b / 2 then
-    -- What comes after it may stay.
+    -- The entries after it may stay.
     rest := seen.b - wanted;
     for chunk in
       select e.first_us, e.first_holder, e.total
@@ -81,20 +86,71 @@ begin
 end
 $$;
 
--- Drops the entries up to and with an instant. Each chunk is deleted once; of the oldest that stays only the state says what is gone.
+-- Drops all entries.
+create or replace function {prefix}entries_none(seen {prefix}state)
+returns {prefix}state volatile language plpgsql as $$
+begin
+  if seen.log_us is null then
+    delete from {prefix}execution as e where e.key = seen.key;
+  end if;
+  seen.a := 0;
+  seen.b := 0;
+  seen.c := 0;
+  seen.log_us := null;
+  seen.log_sums := null;
+  seen.holders := null;
+  return seen;
+end
+$$;
+
+-- Writes the entries of a short log as a chunk.
+create or replace function {prefix}log_to_chunk(seen {prefix}state)
+returns {prefix}state volatile language plpgsql as $$
+begin
+  insert into {prefix}execution (key, first_us, last_us, total, at_us, sums)
+  values (seen.key, seen.log_us[1], seen.a, seen.b, seen.log_us, {prefix}short_log_rebased(seen.log_sums, seen.b));
+  seen.e := seen.log_us[1];
+  seen.log_us := null;
+  seen.log_sums := null;
+  return seen;
+end
+$$;
+
+-- Moves the entries of a few chunks into the state.
+create or replace function {prefix}log_from_chunks(seen {prefix}state)
+returns {prefix}state volatile language plpgsql as $$
+begin
+  select array_agg(n.at_us order by n.at_us), array_agg(n.sum order by n.at_us) into seen.log_us, seen.log_sums
+  from (select entry.at_us,
+               (sum(e.sums[entry.place] - coalesce(e.sums[entry.place - 1], 0)) over (order by entry.at_us))::bigint as sum
+        from {prefix}execution as e, unnest(e.at_us) with ordinality as entry (at_us, place)
+        where e.key = seen.key and entry.at_us >= seen.d) as n;
+  delete from {prefix}execution as e where e.key = seen.key;
+  return seen;
+end
+$$;
+
+-- Drops the entries up to and including an instant. Whole chunks are deleted; in the oldest remaining chunk only the state says
+-- which entries are gone.
 create or replace function {prefix}entries_drop_until(seen {prefix}state, until_us bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
   oldest record;
   gone record;
+  place integer;
 begin
   if seen.c = 0 or seen.d > until_us then
     return seen;
   elsif seen.a <= until_us then
-    delete from {prefix}execution as e where e.key = seen.key;
-    seen.a := 0;
-    seen.b := 0;
-    seen.c := 0;
+    return {prefix}entries_none(seen);
+  elsif seen.log_us is not null then
+    place := width_bucket(until_us, seen.log_us);
+    seen.b := seen.log_sums[cardinality(seen.log_sums)] - seen.log_sums[place];
+    seen.c := seen.c - place;
+    seen.log_us := seen.log_us[place + 1 :];
+    seen.log_sums := seen.log_sums[place + 1 :];
+    seen.holders := seen.holders[place + 1 :];
+    seen.d := seen.log_us[1];
     return seen;
   end if;
   select e.last_us, e.before, coalesce(e.sums[e.before], 0) as sum_before,
@@ -121,7 +177,7 @@ begin
 end
 $$;
 
--- Keeps what a window may count, and drops what no window counts any more that the log was charged by.
+-- Keeps the entries that a window may count, and drops those that no window of the log's charges counts any more.
 create or replace function {prefix}log_keep_for(seen {prefix}state, window_us bigint, now_us bigint)
 returns {prefix}state volatile language plpgsql as $$
 begin
@@ -136,29 +192,51 @@ begin
 end
 $$;
 
--- Adds an entry that is not before the newest.
-create or replace function {prefix}log_push(seen {prefix}state, entry_us bigint, charged bigint)
+-- Adds an entry that is not before the newest. A log with more than this many entries is no longer short.
+create or replace function {prefix}log_push(seen {prefix}state, entry_us bigint, charged bigint, most_in_state integer)
 returns {prefix}state volatile language plpgsql as $$
+declare
+  entries constant integer := coalesce(cardinality(seen.log_us), 0);
 begin
-  if seen.c > 0 and seen.a = entry_us then
+  if seen.c = 0 then
+    seen.log_us := array[entry_us];
+    seen.log_sums := array[charged];
+    seen.a := entry_us;
+    seen.b := charged;
+    seen.c := 1;
+    seen.d := entry_us;
+    return seen;
+  elsif entries > 0 and (entries < most_in_state or seen.a = entry_us) then
+    if seen.a = entry_us then
+      seen.log_sums[entries] := seen.log_sums[entries] + charged;
+    else
+      seen.log_us := seen.log_us || entry_us;
+      seen.log_sums := seen.log_sums || (seen.log_sums[entries] + charged);
+      seen.c := seen.c + 1;
+    end if;
+    seen.a := entry_us;
+    seen.b := seen.b + charged;
+    if seen.log_sums[cardinality(seen.log_sums)] > 1152921504606846976 then
+      seen.log_sums := {prefix}short_log_rebased(seen.log_sums, seen.b);
+    end if;
+    return seen;
+  elsif entries > 0 then
+    seen := {prefix}log_to_chunk(seen);
+  end if;
+  if seen.a = entry_us then
     update {prefix}execution as e
     set total = e.total + charged, sums[cardinality(e.sums)] = e.total + charged
     where e.key = seen.key and e.first_us = seen.e;
     seen.b := seen.b + charged;
     return seen;
   end if;
-  if seen.c > 0 then
-    update {prefix}execution as e
-    set last_us = entry_us, total = e.total + charged, at_us = e.at_us || entry_us, sums = e.sums || (e.total + charged)
-    where e.key = seen.key and e.first_us = seen.e and cardinality(e.at_us) < 64;
-  end if;
-  if seen.c = 0 or not found then
+  update {prefix}execution as e
+  set last_us = entry_us, total = e.total + charged, at_us = e.at_us || entry_us, sums = e.sums || (e.total + charged)
+  where e.key = seen.key and e.first_us = seen.e and cardinality(e.at_us) < 64;
+  if not found then
     insert into {prefix}execution (key, first_us, last_us, total, at_us, sums)
     values (seen.key, entry_us, entry_us, charged, array[entry_us], array[charged]);
     seen.e := entry_us;
-  end if;
-  if seen.c = 0 then
-    seen.d := entry_us;
   end if;
   seen.a := entry_us;
   seen.b := seen.b + charged;
@@ -167,7 +245,7 @@ begin
 end
 $$;
 
--- Merges the oldest entry into the one after it, if that is not later than an instant; answers the state as it was if not.
+-- Merges the oldest entry into the next one, if that is not later than an instant; returns the state unchanged if it is.
 create or replace function {prefix}log_merge_oldest_until(seen {prefix}state, until_us bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
@@ -175,6 +253,14 @@ declare
   later record;
 begin
   if seen.c < 2 or seen.d >= until_us then
+    return seen;
+  elsif seen.log_us is not null then
+    if seen.log_us[2] <= until_us then
+      seen.log_us := seen.log_us[2 :];
+      seen.log_sums := seen.log_sums[2 :];
+      seen.c := seen.c - 1;
+      seen.d := seen.log_us[1];
+    end if;
     return seen;
   end if;
   select e.first_us, e.place, e.at_us[e.place + 1] as next_us,
@@ -185,7 +271,7 @@ begin
     if chunk.next_us > until_us then
       return seen;
     end if;
-    -- The sum up to the next entry stays, so what the oldest no longer has is the next one's.
+    -- The running sum of the next entry stays, so the next entry takes over what the oldest had.
     update {prefix}execution as e set sums[chunk.place] = coalesce(e.sums[chunk.place - 1], 0)
     where e.key = seen.key and e.first_us = chunk.first_us;
     seen.d := chunk.next_us;
@@ -206,7 +292,7 @@ begin
 end
 $$;
 
--- Enters a charge that fits.
+-- Adds a charge that fits.
 create or replace function {prefix}log_take(
     seen {prefix}state, most bigint, window_us bigint, charged bigint, now_us bigint)
 returns {prefix}state volatile language plpgsql as $$
@@ -214,16 +300,19 @@ declare
   entries bigint;
 begin
   if seen.c > 0 and seen.d > now_us - {prefix}sliding_window_keep(seen.tail_us, window_us) then
-    -- Nothing has run out.
+    -- No entry has expired.
     seen.tail_us := {prefix}sliding_window_keep(seen.tail_us, window_us);
   else
     seen := {prefix}log_keep_for(seen, window_us, now_us);
   end if;
-  seen := {prefix}log_push(seen, now_us, charged);
+  if most <= 100 and seen.c between 1 and 64 and seen.log_us is null then
+    seen := {prefix}log_from_chunks(seen);
+  end if;
+  seen := {prefix}log_push(seen, now_us, charged, case when most <= 100 then 164 else 64 end);
   if seen.c <= {prefix}sliding_window_most(most) then
     return seen;
   end if;
-  -- Each charge adds one entry, so two merged make room however many there are.
+  -- Each charge adds one entry, so merging two makes room however many there are.
   for turn in 1 .. 2 loop
     exit when seen.c <= {prefix}sliding_window_most(most) or now_us < window_us;
     entries := seen.c;
@@ -243,13 +332,13 @@ begin
   seen := {prefix}log_keep_for(seen, window_us, now_us);
   taken := {prefix}sliding_window_debit(seen.b, amount);
   if taken > 0 then
-    seen := {prefix}log_push(seen, now_us, taken);
+    seen := {prefix}log_push(seen, now_us, taken, 164);
   end if;
   return seen;
 end
 $$;
 
--- Takes an amount off the entry of an instant and holder, and drops the entry if nothing is left of it. Of a log the holder is zero.
+-- Reduces the entry of an instant and holder by an amount, and drops the entry if nothing is left. In a log the holder is zero.
 create or replace function {prefix}entries_give_back(seen {prefix}state, entry_us bigint, holder uuid, amount bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
@@ -258,6 +347,8 @@ declare
 begin
   if seen.c = 0 or entry_us < seen.d or entry_us > seen.a then
     return seen;
+  elsif seen.log_us is not null then
+    return {prefix}short_log_give_back(seen, entry_us, holder, amount);
   elsif seen.c = 1 and amount >= seen.b then
     delete from {prefix}execution as e
     where e.key = seen.key and coalesce(e.holders[cardinality(e.holders)], '00000000-0000-0000-0000-000000000000') = holder;
@@ -288,7 +379,7 @@ begin
     return seen;
   end if;
   seen.c := seen.c - 1;
-  -- What is before the oldest entry is gone already.
+  -- Entries before the oldest one are gone already.
   if chunk.before_us < seen.d then
     chunk.before_us := null;
   end if;
@@ -309,7 +400,7 @@ begin
     seen.a := case when chunk.after_us is null then chunk.before_us else seen.a end;
     return seen;
   end if;
-  -- Leases of one instant may be in several chunks.
+  -- Leases with one end may be in several chunks.
   if entry_us = seen.d and chunk.before_us is null then
     select e.at_us[width_bucket(seen.d - 1, e.at_us) + 1] into seen.d
     from {prefix}execution as e where e.key = seen.key order by e.first_us, e.first_holder limit 1;
@@ -328,7 +419,38 @@ begin
 end
 $$;
 
--- The sums of a chunk where so many entries from a place on are taken out, and the sums after them are greater by so much.
+-- The same for a short log, and for few leases.
+create or replace function {prefix}short_log_give_back(seen {prefix}state, entry_us bigint, holder uuid, amount bigint)
+returns {prefix}state volatile language plpgsql as $$
+declare
+  place constant integer := {prefix}entries_place(seen.log_us, seen.holders, entry_us, holder);
+  cost bigint;
+  taken bigint;
+begin
+  if seen.log_us[place] is distinct from entry_us
+      or coalesce(seen.holders[place], '00000000-0000-0000-0000-000000000000') <> holder then
+    return seen;
+  end if;
+  cost := seen.log_sums[place] - coalesce(seen.log_sums[place - 1], seen.log_sums[cardinality(seen.log_sums)] - seen.b);
+  taken := least(amount, cost);
+  if taken = cost and seen.c = 1 then
+    return {prefix}entries_none(seen);
+  elsif taken = cost then
+    seen.log_us := seen.log_us[1 : place - 1] || seen.log_us[place + 1 :];
+    seen.log_sums := {prefix}entries_sums(seen.log_sums, place, 1, -taken);
+    seen.holders := seen.holders[1 : place - 1] || seen.holders[place + 1 :];
+    seen.c := seen.c - 1;
+    seen.d := seen.log_us[1];
+    seen.a := seen.log_us[cardinality(seen.log_us)];
+  else
+    seen.log_sums := {prefix}entries_sums(seen.log_sums, place, 0, -taken);
+  end if;
+  seen.b := seen.b - taken;
+  return seen;
+end
+$$;
+
+-- The running sums of a chunk without this many entries from a position on; the sums after them change by an amount.
 create or replace function {prefix}entries_sums(sums bigint[], place integer, removed integer, more bigint)
 returns bigint[] immutable language plpgsql as $$
 begin
@@ -346,8 +468,8 @@ begin
 end
 $$;
 
--- Joins a chunk that has become small with a neighbour, so that chunks stay few however many entries are given back: two that stand
--- side by side have more than three quarters of a full one together, or both more than a quarter.
+-- Merges a small chunk with a neighbour, so that there are few chunks however many entries are given back: two neighbours
+-- together have more than three quarters of a full chunk, or both have more than a quarter.
 create or replace function {prefix}entries_join(seen {prefix}state, chunk_us bigint, chunk_holder uuid)
 returns {prefix}state volatile language plpgsql as $$
 declare
@@ -392,25 +514,31 @@ begin
 end
 $$;
 
--- Takes an amount off the newest entries. However many those are, whole chunks are deleted by one statement.
+-- Takes an amount off the newest entries. However many these are, one statement deletes the whole chunks.
 create or replace function {prefix}log_refund(seen {prefix}state, amount bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
   entry_us bigint;
   gone record;
   chunk record;
+  place integer;
 begin
   if amount >= seen.b then
-    delete from {prefix}execution as e where e.key = seen.key;
-    seen.a := 0;
-    seen.b := 0;
-    seen.c := 0;
-    return seen;
+    return {prefix}entries_none(seen);
   elsif amount <= 0 then
     return seen;
   end if;
   -- The last entry that stays.
   entry_us := {prefix}entries_first_to_sum(seen, seen.b - amount);
+  if seen.log_us is not null then
+    place := width_bucket(entry_us, seen.log_us);
+    seen.log_us := seen.log_us[1 : place];
+    seen.log_sums := seen.log_sums[1 : place - 1] || (seen.log_sums[cardinality(seen.log_sums)] - amount);
+    seen.a := entry_us;
+    seen.b := seen.b - amount;
+    seen.c := place;
+    return seen;
+  end if;
   with deleted as (
     delete from {prefix}execution as e where e.key = seen.key and e.first_us > entry_us
     returning e.total, cardinality(e.at_us) as entries)
@@ -430,14 +558,73 @@ begin
 end
 $$;
 
--- Adds a lease, at its place.
+-- Writes the leases of a state as chunks.
+create or replace function {prefix}leases_to_chunks(seen {prefix}state)
+returns {prefix}state volatile language plpgsql as $$
+declare
+  nobody constant uuid := '00000000-0000-0000-0000-000000000000';
+  gone constant bigint := seen.log_sums[seen.c] - seen.b;
+  until integer;
+begin
+  for place in 1 .. seen.c by 32 loop
+    until := least(place + 31, seen.c);
+    insert into {prefix}execution (key, first_us, first_holder, last_us, total, at_us, holders, sums)
+    values (seen.key, seen.log_us[place], coalesce(seen.holders[place], nobody), seen.log_us[until],
+            seen.log_sums[until] - coalesce(seen.log_sums[place - 1], gone), seen.log_us[place : until],
+            coalesce(seen.holders[place : until], array_fill(nobody, array[until - place + 1])),
+            {prefix}entries_sums(seen.log_sums[place : until], 1, 0, -coalesce(seen.log_sums[place - 1], gone)));
+  end loop;
+  seen.log_us := null;
+  seen.log_sums := null;
+  seen.holders := null;
+  return seen;
+end
+$$;
+
+-- Moves the leases of a few chunks into the state.
+create or replace function {prefix}leases_from_chunks(seen {prefix}state)
+returns {prefix}state volatile language plpgsql as $$
+begin
+  select array_agg(n.end_us order by n.place), array_agg(n.sum order by n.place),
+         case when bool_or(n.holder <> '00000000-0000-0000-0000-000000000000') then array_agg(n.holder order by n.place) end
+  into seen.log_us, seen.log_sums, seen.holders
+  from (select lease.end_us, lease.holder, row_number() over held as place,
+               (sum(e.sums[lease.place] - coalesce(e.sums[lease.place - 1], 0)) over held)::bigint as sum
+        from {prefix}execution as e, unnest(e.at_us, e.holders) with ordinality as lease (end_us, holder, place)
+        where e.key = seen.key and lease.end_us >= seen.d
+        window held as (order by lease.end_us, lease.holder)) as n;
+  delete from {prefix}execution as e where e.key = seen.key;
+  return seen;
+end
+$$;
+
+-- Inserts a lease at its position.
 create or replace function {prefix}leases_insert(seen {prefix}state, lease_end_us bigint, lease_holder uuid, charged bigint)
 returns {prefix}state volatile language plpgsql as $$
 declare
   chunk record;
-  is_new boolean := seen.c = 0;
+  is_new boolean := false;
 begin
-  if not is_new and lease_end_us > seen.a then
+  if seen.c between 1 and 16 and seen.log_us is null then
+    seen := {prefix}leases_from_chunks(seen);
+  end if;
+  if seen.c > 0 and seen.c >= {prefix}short_leases_most(
+      seen.holders is not null or lease_holder <> '00000000-0000-0000-0000-000000000000') and seen.log_us is not null then
+    seen := {prefix}leases_to_chunks(seen);
+  elsif seen.c = 0 or seen.log_us is not null then
+    select placed.* into seen.log_us, seen.log_sums, seen.holders
+    from {prefix}short_leases_insert(
+      seen.log_us, seen.log_sums, seen.holders, seen.b, lease_end_us, lease_holder, charged) as placed;
+    seen.b := seen.b + charged;
+    seen.c := cardinality(seen.log_us);
+    seen.d := seen.log_us[1];
+    seen.a := seen.log_us[seen.c];
+    if seen.log_sums[seen.c] > 1152921504606846976 then
+      seen.log_sums := {prefix}short_log_rebased(seen.log_sums, seen.b);
+    end if;
+    return seen;
+  end if;
+  if lease_end_us > seen.a then
     -- It ends after all others, as most do.
     update {prefix}execution as e
     set last_us = lease_end_us, total = e.total + charged, at_us = e.at_us || lease_end_us, holders = e.holders || lease_holder,
@@ -446,14 +633,14 @@ begin
       select x.first_us, x.first_holder from {prefix}execution as x where x.key = seen.key
       order by x.first_us desc, x.first_holder desc limit 1);
     is_new := not found;
-  elsif not is_new then
+  else
     select e.first_us, e.first_holder, e.place, cardinality(e.at_us) as entries, width_bucket(seen.d - 1, e.at_us) as gone,
            e.at_us[e.place] = lease_end_us and e.holders[e.place] = lease_holder as is_known into chunk
     from (select x.*, {prefix}entries_place(x.at_us, x.holders, lease_end_us, lease_holder) as place
           from {prefix}execution as x where x.key = seen.key and (x.first_us, x.first_holder) <= (lease_end_us, lease_holder)
           order by x.first_us desc, x.first_holder desc limit 1) as e;
     if not found then
-      -- It ends before all others, and the first chunk takes its name.
+      -- It ends before all others, and the first chunk is renamed to it.
       update {prefix}execution as e set first_us = lease_end_us, first_holder = lease_holder
       where e.ctid = (select x.ctid from {prefix}execution as x where x.key = seen.key order by x.first_us, x.first_holder limit 1);
       return {prefix}leases_insert(seen, lease_end_us, lease_holder, charged);
@@ -476,7 +663,7 @@ begin
                                    chunk.gone = 0);
       return {prefix}leases_insert(seen, lease_end_us, lease_holder, charged);
     else
-      -- A full chunk is left as it is by what comes behind it.
+      -- An entry after a full chunk does not change that chunk.
       is_new := true;
     end if;
   end if;
@@ -486,13 +673,13 @@ begin
   end if;
   seen.a := greatest(seen.a, lease_end_us);
   seen.b := seen.b + charged;
-  seen.d := case when seen.c = 0 then lease_end_us else least(seen.d, lease_end_us) end;
+  seen.d := least(seen.d, lease_end_us);
   seen.c := seen.c + 1;
   return seen;
 end
 $$;
 
--- Splits a chunk after so many of its leases. The first of them make a chunk of their own, unless they are gone.
+-- Splits a chunk after this many of its leases. The first of them become a new chunk, unless they are gone.
 create or replace function {prefix}leases_split(
     chunk_key uuid, chunk_us bigint, chunk_holder uuid, leases integer, are_kept boolean)
 returns void volatile language plpgsql as $$

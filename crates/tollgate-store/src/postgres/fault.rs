@@ -1,7 +1,8 @@
-//! What went wrong between us and the server, and what may be done about it.
+//! Maps errors of the driver and the server to store errors, and decides what may be done about them.
 //!
-//! Three questions decide: in which way did it fail, may the call have taken effect, and may it be sent again. A call that
-//! was sent and not answered is ambiguous; one that the server refused is not, whatever the reason.
+//! A fault says three things: the kind of failure, whether the call may have taken effect, and whether it may be sent again. A
+//! call that was sent and not answered is ambiguous; a call that the server rejected is not, whatever the reason. `call.rs` and
+//! `pool.rs` make faults; no message contains a key or a value.
 
 use std::error::Error as _;
 use std::io;
@@ -15,24 +16,24 @@ use crate::{Failure, StoreError};
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) error: StoreError,
-    /// Nothing happened, and the same may well work in a moment.
+    /// Nothing was changed, and the same call may succeed in a moment.
     pub(super) again: bool,
-    /// The connection is of no use any more.
+    /// The connection can no longer be used.
     pub(super) broken: bool,
 }
 
-/// How far a call had come.
+/// The progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Not yet sent: nothing can have happened.
+    /// Not sent yet: nothing can have changed.
     Before,
-    /// Sent, and nothing would have changed.
+    /// Sent, but it changes nothing.
     Looking,
     /// Sent, and it may have changed something.
     Changing,
 }
 
-/// What our own functions raise when a call finds itself late.
+/// The SQLSTATE that our functions raise when a call is late.
 const LATE: &str = "TG001";
 
 impl Fault {
@@ -40,7 +41,7 @@ impl Fault {
         Fault { error: StoreError::failed(failure, message), again: false, broken: false }
     }
 
-    /// The deadline passed while the server was waited for.
+    /// The deadline passed while waiting for the server.
     pub(super) fn timeout(stage: Stage, doing: &str, place: &str) -> Fault {
         let error = StoreError::failed(
             Failure::Timeout,
@@ -50,13 +51,13 @@ impl Fault {
         Fault { error, again: false, broken: true }
     }
 
-    /// What the driver or the server says.
+    /// The meaning of an error of the driver or the server.
     pub(super) fn of(error: Error, stage: Stage, doing: &str, place: &str) -> Fault {
         let (failure, again) = match error.as_db_error() {
-            Some(said) => of_state(said.code()),
+            Some(db_error) => of_state(db_error.code()),
             None => of_driver(&error),
         };
-        // The server said what became of it, unless it said that it goes away or does not know.
+        // An error of the server means that nothing was changed, unless it is shutting down or does not know.
         let knows = error.code().is_some_and(|code| {
             !matches!(
                 *code,
@@ -65,8 +66,8 @@ impl Fault {
                     | SqlState::T_R_STATEMENT_COMPLETION_UNKNOWN
             ) && !code.code().starts_with("08")
         });
-        let said = match error.as_db_error() {
-            Some(said) => format!("{} ({})", said.message(), said.code().code()),
+        let reason = match error.as_db_error() {
+            Some(db_error) => format!("{} ({})", db_error.message(), db_error.code().code()),
             None => error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}")),
         };
         let hint = match failure {
@@ -76,7 +77,7 @@ impl Fault {
             _ if is_schema(error.code()) => "; the schema is missing or incomplete: run migrate",
             _ => "",
         };
-        let message = format!("PostgreSQL at {place}, {doing}: {said}{hint}");
+        let message = format!("PostgreSQL at {place}, {doing}: {reason}{hint}");
         let is_ambiguous = stage == Stage::Changing && !knows;
         let stored = match error.code().is_some_and(is_of_the_caller) {
             true => StoreError::invalid(message),
@@ -85,15 +86,15 @@ impl Fault {
         let stored = stored.caused_by(error);
         Fault {
             error: if is_ambiguous { stored.ambiguous() } else { stored },
-            // A connection that broke before anything was sent over it cost nothing but time.
+            // A connection that broke before anything was sent cost only time.
             again: if knows { again } else { stage == Stage::Before && failure == Failure::Connection },
             broken: !knows,
         }
     }
 }
 
-/// Whether the server refuses a value that no column could hold: text with a byte of zero or of another encoding, or longer than
-/// any. Only a caller's value can be so, since what is kept was taken before.
+/// Whether the server rejects a value that no column can hold: text with a zero byte, in another encoding, or too long. Only a
+/// value from a caller can be like this, since stored values were accepted before.
 fn is_of_the_caller(code: &SqlState) -> bool {
     [
         SqlState::CHARACTER_NOT_IN_REPERTOIRE,
@@ -104,7 +105,7 @@ fn is_of_the_caller(code: &SqlState) -> bool {
     .contains(code)
 }
 
-/// Whether the server misses something that migrate would have made.
+/// Whether an object is missing that migrate would have created.
 fn is_schema(code: Option<&SqlState>) -> bool {
     code.is_some_and(|code| {
         [
@@ -118,7 +119,7 @@ fn is_schema(code: Option<&SqlState>) -> bool {
     })
 }
 
-/// In which way it failed, and whether trying again may help at once.
+/// The kind of failure, and whether another attempt may help at once.
 fn of_state(code: &SqlState) -> (Failure, bool) {
     match code {
         code if code.code() == LATE => (Failure::Late, false),
@@ -131,13 +132,13 @@ fn of_state(code: &SqlState) -> (Failure, bool) {
         &SqlState::READ_ONLY_SQL_TRANSACTION => (Failure::NotReady, false),
         &SqlState::DISK_FULL => (Failure::Full, false),
         &SqlState::INSUFFICIENT_PRIVILEGE | &SqlState::INVALID_CATALOG_NAME => (Failure::Refused, false),
-        // A pooler in between mixed up the sessions; a new connection has statements of its own.
+        // A pooler mixed up the sessions; a new connection has its own statements.
         &SqlState::INVALID_SQL_STATEMENT_NAME => (Failure::Connection, true),
         code => match &code.code()[..2] {
             "08" | "57" => (Failure::Connection, false),
             "28" => (Failure::Refused, false),
             "53" => (Failure::Overloaded, false),
-            // A value or a row that is too large, or that breaks a rule of its table: of this call and its keys alone.
+            // A value or a row that is too large, or that violates a constraint: it concerns this call and its keys only.
             "54" => (Failure::Full, false),
             "22" | "23" => (Failure::State, false),
             _ => (Failure::Reply, false),
@@ -145,7 +146,7 @@ fn of_state(code: &SqlState) -> (Failure, bool) {
     }
 }
 
-/// The same where the server said nothing.
+/// The same for errors without an answer of the server.
 fn of_driver(error: &Error) -> (Failure, bool) {
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -160,8 +161,7 @@ fn of_driver(error: &Error) -> (Failure, bool) {
         }
         cause = inner.source();
     }
-    // The driver has no other way to tell: what it refuses by itself is the setup (a password is missing) or the server's (it
-    // has no TLS).
+    // The driver does not distinguish further: what it rejects itself is the setup (a missing password) or the server (no TLS).
     let text = error.to_string();
     let is_refusal =
         ["TLS", "authentication", "invalid configuration"].iter().any(|word| text.contains(word));

@@ -1,4 +1,7 @@
-//! How a PostgreSQL store is set up, and what is wrong with a setup that cannot work.
+//! The options of the PostgreSQL store, and the check that they can work.
+//!
+//! `pool.rs` and `tls.rs` use them; reading the config file is not done here. No message and no debug output contains a
+//! password.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +12,7 @@ use tokio_postgres::config::SslMode;
 
 use crate::{Clock, Failure, StoreError};
 
-/// How a PostgreSQL store is set up.
+/// The options of the PostgreSQL store.
 ///
 /// ```
 /// use tollgate_store::{PostgresOptions, PostgresStore};
@@ -21,42 +24,42 @@ use crate::{Clock, Failure, StoreError};
 /// ```
 #[derive(Clone)]
 pub struct PostgresOptions {
-    /// Where the database is: `postgres://user@host:port/database`, with `?sslmode=require` for TLS.
+    /// The address of the database: `postgres://user@host:port/database`, with `?sslmode=require` for TLS.
     pub url: String,
     /// The password, if it is not in the URL.
     pub password: Option<String>,
-    /// What the names of all tables and functions begin with: `[a-z_]{1,32}`.
+    /// The prefix of all tables and functions: `[a-z_]{1,32}`.
     pub prefix: String,
-    /// How long a call may take, waiting for a connection included.
+    /// The deadline of a call, including the wait for a connection.
     pub timeout: Duration,
-    /// How many connections are kept at most.
+    /// The most connections.
     pub connections: usize,
-    /// From how many keys on new ones are no longer welcome
-    /// ([`takes_new_keys`](crate::PostgresStore::takes_new_keys)); `None`, the default, for no such bound.
+    /// The number of keys from which on no new keys are accepted ([`takes_new_keys`](crate::PostgresStore::takes_new_keys));
+    /// `None`, the default, for no such bound.
     pub max_keys: Option<u64>,
-    /// Whom to trust, and how to show who we are.
+    /// The certificates of both sides.
     pub tls: PostgresTls,
-    /// How often what says nothing any more is deleted, by a task of the store's own. `None` starts no task;
+    /// How often a task of the store deletes expired rows. `None` starts no task;
     /// [`PostgresStore::cleanup`](crate::PostgresStore::cleanup) does the same by hand.
     pub cleanup_every: Option<Duration>,
-    /// Where time comes from in tests. `None`, the default, is the server's own clock.
+    /// The clock in tests. `None`, the default, is the server's own clock.
     pub clock: Option<Clock>,
 }
 
-/// TLS to the server. It is used if the URL asks for it or any of these is set, and then the server's certificate and name are
-/// always verified: there is no way to switch that off.
+/// TLS to the server. It is used if the URL asks for it or any of these is set. The server's certificate and name are then always
+/// verified; that cannot be switched off.
 #[derive(Clone, Debug, Default)]
 pub struct PostgresTls {
-    /// The authority that signed the server's certificate, as PEM; without it, those that the machine trusts.
+    /// The authority that signed the server's certificate, as PEM; by default, those that the machine trusts.
     pub ca_file: Option<PathBuf>,
-    /// Our certificate, as PEM, where the server asks for one.
+    /// The client certificate, as PEM, if the server requires one.
     pub client_cert_file: Option<PathBuf>,
-    /// The key of our certificate, as PEM.
+    /// The key of the client certificate, as PEM.
     pub client_key_file: Option<PathBuf>,
 }
 
 impl PostgresOptions {
-    /// The usual setup for the database at `url`.
+    /// The default options for the database at `url`.
     pub fn new(url: impl Into<String>) -> PostgresOptions {
         PostgresOptions {
             url: url.into(),
@@ -71,7 +74,7 @@ impl PostgresOptions {
         }
     }
 
-    /// The setup in the driver's terms, or what is wrong with it.
+    /// The options as a config of the driver; an error if they are invalid.
     pub(super) fn checked(&self) -> Result<Config, StoreError> {
         let wrong = |message: String| Err(StoreError::invalid(message));
         if !(1..=32).contains(&self.prefix.len())
@@ -101,7 +104,7 @@ impl PostgresOptions {
                     .into(),
             );
         }
-        // What other clients call verify-full is what require means here.
+        // `require` means here what other clients call verify-full.
         let url = self
             .url
             .replace("sslmode=verify-full", "sslmode=require")
@@ -113,7 +116,7 @@ impl PostgresOptions {
                     "store.postgres.url: names no host; write postgres://user@host/database".into(),
                 );
             }
-            // The driver's message names the option that is wrong, and never a value.
+            // The driver's message names the invalid option, and never its value.
             Err(error) => {
                 return wrong(format!(
                     "store.postgres.url: not a PostgreSQL URL ({}); write postgres://user@host:5432/database",
@@ -144,7 +147,7 @@ impl PostgresOptions {
     }
 }
 
-/// Without the password, wherever it was given.
+/// Omits the password, also the one in the URL.
 impl fmt::Debug for PostgresOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match self.checked() {
@@ -162,7 +165,7 @@ impl fmt::Debug for PostgresOptions {
     }
 }
 
-/// Where a database is, for messages: hosts, ports and the database's name, and nothing that is secret.
+/// The address of a database for messages: hosts, ports and the database's name, without secrets.
 pub(super) fn place(config: &Config) -> String {
     use tokio_postgres::config::Host;
     let port =
@@ -179,7 +182,7 @@ pub(super) fn place(config: &Config) -> String {
     }
 }
 
-/// A setup that names something that is not there.
+/// The error for an option that names a missing file.
 pub(super) fn missing(message: String, cause: impl fmt::Display) -> StoreError {
     StoreError::failed(Failure::Refused, format!("{message}: {cause}"))
 }

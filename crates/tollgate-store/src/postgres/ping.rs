@@ -1,9 +1,9 @@
-//! Whether the server can serve anybody at all: a ping, on a connection outside the pool, which no caller can hold up.
+//! A ping: whether the server can serve any call, on a connection outside the pool, which no call can block.
 //!
-//! It asks whether the server takes writes, because one that follows another, or was set to read only, refuses every charge. A
-//! connection that was idle for long may be dead without anybody having said so. So the kept one is given half of the time, and
-//! a new one the other half; together that is twice a call's deadline. A process that is merely busy does not take its own
-//! lateness for the server's (`remote/deadline.rs`).
+//! The ping checks whether the server accepts writes, because a standby, or a server set to read only, rejects every charge. A
+//! connection that was idle for long may be dead without a notice. So the existing connection gets half of the time and a new one
+//! the other half; together that is twice the deadline of a call. A late ping on a busy machine does not count as a failure of
+//! the server (`remote/deadline.rs`). The breaker of the library calls this through `Store::ping`.
 
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -14,7 +14,7 @@ use super::fault::{Fault, Stage};
 use crate::remote::deadline;
 use crate::{Failure, StoreError};
 
-/// A connection that nothing but pings goes over. Dropped, it is closed, whatever it waits for.
+/// A connection that is used only for pings. It is closed when dropped, whatever it waits for.
 pub(super) struct PingLink {
     client: Client,
     driver: AbortHandle,
@@ -31,15 +31,15 @@ impl PostgresStore {
         let timeout = self.inner.timeout;
         let half = Instant::now() + timeout;
         let deadline = half + timeout;
-        let kept = self.inner.ping.lock().take();
-        if let Some(kept) = kept
-            && let Some(Ok(())) = deadline::by(half, timeout, self.send(&kept)).await
+        let link = self.inner.ping.lock().take();
+        if let Some(link) = link
+            && let Some(Ok(())) = deadline::by(half, timeout, self.send(&link)).await
         {
-            *self.inner.ping.lock() = Some(kept);
+            *self.inner.ping.lock() = Some(link);
             return Ok(());
         }
         let pool = &self.inner.pool;
-        let asked = deadline::by(deadline.max(Instant::now() + timeout), timeout, async {
+        let pinged = deadline::by(deadline.max(Instant::now() + timeout), timeout, async {
             let opened = pool.open_apart().await;
             let (client, driver) =
                 opened.map_err(|error| Fault::of(error, Stage::Before, "connecting", &pool.place).error)?;
@@ -47,7 +47,7 @@ impl PostgresStore {
             self.send(&link).await?;
             Ok(link)
         });
-        match asked.await {
+        match pinged.await {
             Some(Ok(link)) => {
                 *self.inner.ping.lock() = Some(link);
                 Ok(())
@@ -59,9 +59,9 @@ impl PostgresStore {
 
     async fn send(&self, link: &PingLink) -> Result<(), StoreError> {
         let place = &self.inner.pool.place;
-        let asked = link.client.simple_query("select current_setting('transaction_read_only')").await;
-        let said = asked.map_err(|error| Fault::of(error, Stage::Looking, "a ping", place).error)?;
-        let is_read_only = said.iter().any(|message| match message {
+        let answer = link.client.simple_query("select current_setting('transaction_read_only')").await;
+        let messages = answer.map_err(|error| Fault::of(error, Stage::Looking, "a ping", place).error)?;
+        let is_read_only = messages.iter().any(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0) == Some("on"),
             _ => false,
         });

@@ -1,16 +1,17 @@
-//! Connections to the server: a few, opened when needed, lent for one call each.
+//! The connection pool: a few connections, opened when needed, each lent for one call.
 //!
-//! A call that finds none idle waits, first come first served, for the next one that is given back or newly opened, whichever comes
-//! first. A connection is opened by a task of its own, so that a caller whose deadline passes meanwhile leaves a connection
-//! behind for the next and not half of one. Where no more can be opened (another program has the rest of `max_connections`),
-//! callers make do with those that are open, and another one is tried after a pause; with none open the error is theirs.
+//! A call that finds no idle connection waits in order for the next one that is returned or opened. A separate task opens a
+//! connection, so that a caller whose deadline passes meanwhile leaves a complete connection for the next caller. If no more can
+//! be opened (other programs use the rest of `max_connections`), callers share the open ones, and another attempt is made after a
+//! pause; if none is open, the callers get the error.
 //!
-//! A connection whose answer was not waited for is never lent again: what it was doing is cancelled, and it is closed: the
-//! driver would wait for the answer for ever, which keeps the server's side open as well.
+//! A connection whose answer was not awaited is never lent again: its query is cancelled, and it is closed. The driver would wait
+//! for the answer for ever, which would also keep the server's side open. `call.rs` borrows connections; retries do not belong
+//! here.
 //!
-//! **Poolers.** A connection may lead to a pooler in transaction mode (pgbouncer), where two transactions may meet two sessions
-//! of the server. It is recognised by a setting of the session that is made by the startup packet: a pooler refuses it or leaves
-//! it out. Behind a pooler nothing is prepared and nothing is set but for one transaction: see `call.rs`.
+//! **Poolers.** A connection may lead to a pooler in transaction mode (pgbouncer), where two transactions may use two sessions of
+//! the server. It is recognised by a session setting in the startup packet: a pooler rejects or omits it. Behind a pooler nothing
+//! is prepared, and settings are made for one transaction only: see `call.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -28,34 +29,34 @@ use tokio_postgres::{Client, Config, NoTls, Row, SimpleQueryMessage, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::fault::{Fault, Stage};
-use super::skew::Skew;
 use super::statement::Verb;
 use crate::Failure;
+use crate::remote::skew::Skew;
 
-/// How long opening a connection may take, whichever call waits for it.
+/// The time limit for opening a connection, whichever call waits for it.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How long a connection that nobody needs any more may wait for what it was last asked, at most.
+/// The longest time that a discarded connection may wait for its last answer.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How long after a connection could not be opened, while others are open, no other is tried.
+/// The pause after a failure to open a connection while others are open.
 const GROW_PAUSE: Duration = Duration::from_millis(250);
 
-/// How often the server is looked at behind a pooler, which hides its crashes from us.
+/// How often the server is checked behind a pooler, which hides crashes of the server.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The setting by which a session is known to be our own, from the first packet to the last.
+/// The setting that shows that a session is our own.
 const DIRECT: &str = "current_setting('tollgate.direct', true)";
 
-/// The server's clock, as it is asked for.
+/// The SQL expression for the server's clock.
 const CLOCK: &str = "(extract(epoch from clock_timestamp()) * 1000000)::bigint";
 
-/// What a session is for.
+/// The purpose of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Session {
-    /// Calls with a deadline; the server gives up a little before the caller does, and then says so.
+    /// Calls with a deadline; the server gives up a little before the caller does, so that the caller gets its error.
     Calls(Duration),
-    /// Migrating, probing and cleaning up, which nobody waits for with a deadline.
+    /// Migration, probe and cleanup, which have no caller with a deadline.
     Chores,
 }
 
@@ -67,16 +68,16 @@ pub(super) struct Pool {
     timeout: Duration,
     most_links: usize,
     state: Mutex<State>,
-    /// Held by the task that asks for the server's time.
+    /// Held by the task that reads the server's time.
     asking: Arc<Semaphore>,
     open: Arc<AtomicUsize>,
     pub(super) skew: Skew,
-    /// The life that the server was last seen to live; see migrations/1.sql.
+    /// The id of the server's current life: see migrations/1.sql.
     life: Mutex<Option<String>>,
     losses: AtomicU64,
     /// Whether connections lead to a pooler.
     is_pooled: AtomicBool,
-    /// The types of the parameters of each statement, as learned behind a pooler.
+    /// The types of the parameters of each statement, learned behind a pooler.
     types: Mutex<BTreeMap<Verb, Arc<[Type]>>>,
     looked: Mutex<Option<Instant>>,
 }
@@ -85,15 +86,15 @@ pub(super) struct Pool {
 struct State {
     idle: Vec<Link>,
     waiting: VecDeque<oneshot::Sender<Result<Borrowed, Fault>>>,
-    /// How many connections there are or are being opened.
+    /// How many connections are open or being opened.
     links: usize,
     /// How many of them are being opened.
     opening: usize,
-    /// When opening one last failed while others were open.
+    /// When the last attempt to open one failed while others were open.
     could_not_grow: Option<Instant>,
 }
 
-/// One connection, and what it has prepared.
+/// One connection, and its prepared statements.
 pub(super) struct Link {
     pub(super) client: Client,
     statements: BTreeMap<Verb, Statement>,
@@ -105,7 +106,7 @@ pub(super) struct Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
-        // The driver says goodbye once all that was asked is answered, and else never.
+        // The driver closes the connection only after all answers have arrived, possibly never.
         let (driver, linger) = (self.driver.clone(), self.linger);
         match Handle::try_current() {
             Ok(runtime) if !driver.is_finished() => drop(runtime.spawn(async move {
@@ -118,7 +119,7 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// The statement of a verb, prepared if it is the first time.
+    /// The prepared statement of a verb; prepares it at its first use.
     pub(super) async fn statement(
         &mut self,
         verb: Verb,
@@ -133,11 +134,11 @@ impl Link {
     }
 }
 
-/// A connection on loan. It goes back when dropped, unless it was in the middle of something.
+/// A lent connection. It returns to the pool when dropped, unless a query is in progress.
 pub(super) struct Borrowed {
     link: Option<Link>,
     pool: Arc<Pool>,
-    /// Whether an answer is awaited, or the connection is of no use any more.
+    /// Whether an answer is awaited, or the connection is broken.
     pub(super) is_spent: bool,
 }
 
@@ -153,7 +154,7 @@ impl Drop for Borrowed {
         if !self.is_spent && !link.client.is_closed() {
             return self.pool.give(link);
         }
-        // What was asked may still be waiting for a lock there; nobody waits for it here.
+        // The query may still wait for a lock in the server, but has no caller any more.
         let (token, tls) = (link.client.cancel_token(), self.pool.tls.clone());
         drop(link);
         self.pool.lost();
@@ -203,15 +204,15 @@ impl Pool {
         self.is_pooled.load(Ordering::Relaxed)
     }
 
-    /// A sign of a pooler was seen.
+    /// Records a sign of a pooler.
     fn saw_pooler(&self, sign: &str) {
         if !self.is_pooled.swap(true, Ordering::Relaxed) {
             tracing::info!(place = %self.place, sign, "PostgreSQL is reached through a pooler");
         }
     }
 
-    /// Whether an error is that of a pooler that mixed up the sessions: a statement that we prepared is not there, or one that
-    /// we did not prepare is.
+    /// Whether an error comes from a pooler that mixed up the sessions: a statement that we prepared is missing, or one exists
+    /// that we did not prepare.
     pub(super) fn is_poolers(&self, error: &tokio_postgres::Error) -> bool {
         let codes = [SqlState::INVALID_SQL_STATEMENT_NAME, SqlState::DUPLICATE_PSTATEMENT];
         let is_poolers = codes.iter().any(|code| error.code() == Some(code));
@@ -221,7 +222,7 @@ impl Pool {
         is_poolers
     }
 
-    /// How many connections there may be.
+    /// The most connections.
     pub(super) fn most_links(&self) -> usize {
         self.most_links
     }
@@ -231,12 +232,12 @@ impl Pool {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// How often the server was seen to have come back from something after which it may have lost its last moments.
+    /// How many times the server came back from an event after which charges of the last moments may be lost.
     pub(super) fn losses(&self) -> u64 {
         self.losses.load(Ordering::Relaxed)
     }
 
-    /// A connection for one call. The caller sets the deadline.
+    /// Borrows a connection for one call. The caller sets the deadline.
     pub(super) async fn take(self: &Arc<Self>) -> Result<Borrowed, Fault> {
         let (waiting, given) = oneshot::channel();
         let mut closed = Vec::new();
@@ -261,7 +262,7 @@ impl Pool {
         Borrowed { link: Some(link), pool: self.clone(), is_spent: false }
     }
 
-    /// Gives a connection to the call that waits longest, or keeps it.
+    /// Gives a connection to the call that has waited longest, or adds it to the idle ones.
     fn give(self: &Arc<Self>, link: Link) {
         let mut link = link;
         loop {
@@ -272,7 +273,7 @@ impl Pool {
                     None => return state.idle.push(link),
                 }
             };
-            // A call that stops waiting just now drops it, and so gives it to the next.
+            // A call that stops waiting at this moment drops it, which gives it to the next.
             match waiting.send(Ok(self.borrowed(link))) {
                 Err(Ok(mut borrowed)) => match borrowed.link.take() {
                     Some(back) => link = back,
@@ -283,13 +284,13 @@ impl Pool {
         }
     }
 
-    /// There is a connection fewer.
+    /// Counts a closed connection.
     fn lost(self: &Arc<Self>) {
         self.state.lock().links -= 1;
         self.grow();
     }
 
-    /// Opens a connection if somebody waits for one who has none on the way, and there may be more.
+    /// Opens a connection if there are more waiting calls than connections being opened, and the maximum is not reached.
     fn grow(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut state = self.state.lock();
@@ -310,7 +311,7 @@ impl Pool {
         }
     }
 
-    /// A connection was opened, or could not be.
+    /// Handles an opened connection, or the failure to open one.
     fn opened(self: &Arc<Self>, opened: Result<Link, Fault>) {
         match opened {
             Ok(link) => {
@@ -331,7 +332,7 @@ impl Pool {
                         tracing::debug!(error = %fault.error, "no more connections; waiting for those that are open");
                         None
                     }
-                    // There is no other to wait for.
+                    // There is no other connection to wait for.
                     false => state.waiting.pop_front(),
                 };
                 drop(state);
@@ -346,7 +347,7 @@ impl Pool {
     /// Opens a connection.
     pub(super) async fn open(&self, session: Session) -> Result<Link, Fault> {
         let doing = "connecting";
-        // The network may have swallowed the attempt: callers with short deadlines are better served by a new one soon.
+        // The network may have lost the attempt: for callers with short deadlines a new attempt soon is better.
         let limit = match session {
             Session::Calls(timeout) => (20 * timeout).clamp(Duration::from_secs(1), CONNECT),
             Session::Chores => CONNECT,
@@ -377,12 +378,12 @@ impl Pool {
         self.open.fetch_add(1, Ordering::Relaxed);
         let (open, linger) = (self.open.clone(), self.timeout.min(LINGER));
         let link = Link { client, statements: BTreeMap::new(), open, driver, linger };
-        let said = link.client.simple_query(&hello(session, &self.prefix)).await?;
-        self.greeted(&said);
+        let messages = link.client.simple_query(&session_setup(session, &self.prefix)).await?;
+        self.record_identity(&messages);
         Ok(link)
     }
 
-    /// Opens a connection that is none of the pool's, for pings. The caller sets the deadline.
+    /// Opens a connection outside the pool, for pings. The caller sets the deadline.
     pub(super) async fn open_apart(&self) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
         self.connect(&self.config).await
     }
@@ -400,8 +401,8 @@ impl Pool {
         })
     }
 
-    /// The types of a statement's parameters. They are learned from the server, within one transaction, because nothing that
-    /// is prepared outlives one behind a pooler.
+    /// The types of a statement's parameters. They are read from the server within one transaction, because behind a pooler no
+    /// prepared statement outlives a transaction.
     pub(super) async fn types(
         &self,
         verb: Verb,
@@ -419,14 +420,14 @@ impl Pool {
         Ok(types)
     }
 
-    /// What begins a transaction behind a pooler, where sessions have no settings of ours.
+    /// The start of a transaction behind a pooler, where sessions do not have our settings.
     pub(super) fn begin(&self) -> String {
         let settings = call_settings(self.timeout);
         let settings = settings.iter().map(|(name, value)| format!("; set local {name} = {value}"));
         format!("begin isolation level read committed{}", settings.collect::<String>())
     }
 
-    /// Looks at the server now and then, if there is a pooler that hides what becomes of it.
+    /// Checks the server from time to time, if a pooler hides its crashes.
     pub(super) fn look_now_and_then(self: &Arc<Self>) {
         if !self.is_pooled() {
             return;
@@ -444,31 +445,32 @@ impl Pool {
         }
     }
 
-    /// Asks for the server's time, unless somebody does already. For when a call was late by the server's clock: perhaps all
-    /// that we know of that clock came by answers that took long to arrive, and a call that is turned away brings no other.
+    /// Reads the server's time, unless a task already does. Used when a call was late by the server's clock: perhaps all known
+    /// answers took long to arrive, and a rejected call brings no new one.
     pub(super) fn read_server_time(self: &Arc<Self>) {
         let Ok(asking) = self.asking.clone().try_acquire_owned() else { return };
         let pool = self.clone();
         tokio::spawn(async move {
-            let asked = tokio::time::timeout(pool.timeout, async {
+            let reading = tokio::time::timeout(pool.timeout, async {
                 let mut borrowed = pool.take().await.ok()?;
                 borrowed.is_spent = true;
-                let said = borrowed.link()?.client.simple_query(&who_are_you(&pool.prefix)).await.ok()?;
+                let messages =
+                    borrowed.link()?.client.simple_query(&identity_query(&pool.prefix)).await.ok()?;
                 borrowed.is_spent = false;
-                pool.greeted(&said);
+                pool.record_identity(&messages);
                 Some(())
             });
-            if !matches!(asked.await, Ok(Some(()))) {
+            if !matches!(reading.await, Ok(Some(()))) {
                 tracing::debug!(place = %pool.place, "could not ask PostgreSQL for its time");
             }
             drop(asking);
         });
     }
 
-    /// Notes what a new connection says about the server: its clock, and whether it lives the life that we knew.
-    fn greeted(&self, said: &[SimpleQueryMessage]) {
-        // The last row: what comes before it only sets up the session.
-        let row = said.iter().rev().find_map(|message| match message {
+    /// Records what a new connection reports about the server: its clock, and whether its life id has changed.
+    fn record_identity(&self, messages: &[SimpleQueryMessage]) {
+        // The last row: those before it only set up the session.
+        let row = messages.iter().rev().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
@@ -503,14 +505,14 @@ fn drive(
     driver.abort_handle()
 }
 
-/// Whether a pooler refuses the startup packet for the setting that it holds.
+/// Whether a pooler rejected the startup packet because of our setting.
 fn is_poolers_refusal(error: &tokio_postgres::Error) -> bool {
-    error.as_db_error().is_some_and(|said| {
-        *said.code() == SqlState::PROTOCOL_VIOLATION && said.message().contains("startup parameter")
+    error.as_db_error().is_some_and(|db_error| {
+        *db_error.code() == SqlState::PROTOCOL_VIOLATION && db_error.message().contains("startup parameter")
     })
 }
 
-/// What calls need of a session, or of a transaction: the server gives up a little before the caller does.
+/// The settings of a session, or of a transaction, for calls: the server gives up a little before the caller does.
 fn call_settings(timeout: Duration) -> [(&'static str, String); 5] {
     let ms = |percent: u128| (timeout.as_micros() * percent / 100_000).max(1).to_string();
     [
@@ -518,37 +520,37 @@ fn call_settings(timeout: Duration) -> [(&'static str, String); 5] {
         ("statement_timeout", ms(90)),
         ("synchronous_commit", "off".to_owned()),
         ("client_min_messages", "warning".to_owned()),
-        // Every call finds its rows by their keys. A plan that was made while a table was empty would read all of it for as long as the
-        // statistics say so, which is until long after a flood of new keys.
+        // Every call finds its rows by their keys. A plan that was made while a table was empty would scan the whole table until
+        // the statistics are updated, which is long after a flood of new keys.
         ("enable_seqscan", "off".to_owned()),
     ]
 }
 
-/// What a new session is set up with, and asked. All of it is one round trip. Behind a pooler nothing is set: it would stay with
-/// a session that is not ours.
-fn hello(session: Session, prefix: &str) -> String {
+/// The setup of a new session and its first query, in one round trip. Behind a pooler nothing is set, because it would stay in a
+/// session that is not ours.
+fn session_setup(session: Session, prefix: &str) -> String {
     let mut settings = vec![("default_transaction_isolation", "read committed".to_owned())];
     match session {
         Session::Calls(timeout) => {
             settings.extend(call_settings(timeout));
-            // Plans are made once: what a plan for the very values would be better by is of no use here.
+            // Generic plans: a plan for the actual values would not be better here.
             settings.push(("plan_cache_mode", "force_generic_plan".to_owned()));
             settings.push(("jit", "off".to_owned()));
         }
-        // Those set what they need for each transaction.
+        // Chores set what they need in each transaction.
         Session::Chores => {}
     }
     let set: Vec<String> =
         settings.iter().map(|(name, value)| format!("set_config('{name}', '{value}', false)")).collect();
     let ask = match session {
-        Session::Calls(_) => who_are_you(prefix),
+        Session::Calls(_) => identity_query(prefix),
         Session::Chores => format!("select {CLOCK}, null, {}", is_direct()),
     };
     format!("select {} where {DIRECT} = 'on'; {ask}", set.join(", "))
 }
 
-/// Asks for the server's clock, which life it lives, and whether the session is our own.
-fn who_are_you(prefix: &str) -> String {
+/// Reads the server's clock, its life id, and whether the session is our own.
+fn identity_query(prefix: &str) -> String {
     format!(
         "insert into {prefix}life (id) values (gen_random_uuid()) on conflict do nothing; \
          select {CLOCK}, id, {} from {prefix}life",
@@ -560,23 +562,23 @@ fn is_direct() -> String {
     format!("case when {DIRECT} = 'on' then 'yes' else 'no' end")
 }
 
-/// A statement in a transaction of its own, in one round trip.
+/// Runs a statement in its own transaction, in one round trip.
 pub(super) async fn in_transaction(
     client: &Client,
     begin: &str,
     text: &str,
     values: &[(&(dyn ToSql + Sync), Type)],
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
-    // Each is sent when it is first polled, which is in this order.
+    // Each is sent when it is first polled, in this order.
     let begun = client.batch_execute(begin);
-    let asked = client.query_typed(text, values);
-    let (begun, answer, committed) = join3(begun, asked, client.batch_execute("commit")).await;
+    let rows = client.query_typed(text, values);
+    let (begun, answer, committed) = join3(begun, rows, client.batch_execute("commit")).await;
     begun?;
     let rows = answer?;
     committed?;
     Ok(rows)
 }
 
-/// What begins a transaction of a chore, which nobody waits for with a deadline.
+/// The start of a chore's transaction, which has no caller with a deadline.
 pub(super) const BEGIN_CHORE: &str = "begin isolation level read committed; set local lock_timeout = '10s'; \
      set local statement_timeout = '5min'; set local client_min_messages = warning";

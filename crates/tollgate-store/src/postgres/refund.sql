@@ -1,6 +1,6 @@
--- What was charged and need not have been. Locks and arithmetic are as in charge.sql.
+-- Refunds of plain charges. Locks and arithmetic are as in charge.sql.
 
--- Gives each part its amount back, one after the other, of what counts now, whoever was charged it. No part is a lease.
+-- Gives each part its amount back, one after the other, from the current count, whichever caller was charged. No part is a lease.
 create or replace function {prefix}refund(
     part_keys uuid[], part_strategies smallint[], part_parameters bigint[], part_amounts bigint[],
     clock_us bigint, not_after timestamptz, out server_us bigint)
@@ -18,7 +18,8 @@ begin
   perform {prefix}refuse_if_late(not_after);
   now_us := greatest(now_us, coalesce(clock_us, {prefix}now_us()));
   for part in 1 .. cardinality(part_keys) loop
-    -- What is not locked was not remembered. The rest is read anew, because a part before it may be of the same key.
+    -- A key without a locked state was not remembered. The state is read again for each part, because an earlier part may have
+    -- the same key.
     continue when part_keys[part] <> all (locked);
     select s.* into seen from {prefix}state as s where s.key = part_keys[part];
     perform {prefix}refund_state(
@@ -28,7 +29,7 @@ begin
 end
 $$;
 
--- Returns an amount of what counts now: the newest first, and never more than there is.
+-- Gives back an amount of the current count: the newest charge first, and never more than there is.
 create or replace function {prefix}refund_state(
     seen {prefix}state, strategy smallint, parameters bigint[], amount bigint, now_us bigint)
 returns void volatile language plpgsql as $$

@@ -1,11 +1,11 @@
-//! How many keys the database keeps, about once a second while there is traffic, and whether it takes more.
+//! The number of keys in the database, estimated about once a second while there is traffic, and whether it accepts more.
 //!
-//! The server's own statistics say how many rows a table has; counting them would read the table. They are some seconds behind
-//! and lose what is recent in a crash, so the larger of both estimates counts: what was inserted and deleted (`n_live_tup`), and
-//! what the last vacuum found (`reltuples`). Held charges count too.
+//! The estimate comes from the server's statistics; counting the rows would read the table. The statistics are some seconds late
+//! and lose recent changes in a crash, so the larger of two estimates is used: inserted less deleted rows (`n_live_tup`), and the
+//! result of the last vacuum (`reltuples`). Held charges count too.
 //!
-//! Near the cap only keys that callers may have invented are refused: those under numbers that come with the call. A key is then
-//! looked up before it is charged, which is a second round trip for such calls only. The same rule as on Redis
+//! Near the maximum only keys that clients can invent are refused: those under limits whose numbers come with the call. Such a
+//! key is then looked up before it is charged, which is a second round trip for these calls only. Redis has the same rule
 //! (`redis/watch.rs`).
 
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use super::pool::{Pool, in_transaction};
 use super::statement::{Verb, with_prefix};
 use crate::{Clock, Failure, StoreError};
 
-/// How often the number of rows is looked up, in us.
+/// How often the number of rows is read, in us.
 const LOOK_EVERY_US: u64 = 1_000_000;
 
-/// How long one look may take, so that there is never more than one. Nobody waits for it.
+/// The time limit of one read, so that there is never more than one. No caller waits for it.
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
 
-/// An estimate of the rows of both tables, by name, so that a look never locks or reads a table.
+/// An estimate of the rows of both tables, by name, so that it never locks or reads a table.
 const ESTIMATE: &str = "select coalesce(sum(greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0)), 0)::bigint \
      from unnest(array['{prefix}state', '{prefix}hold']) as name, pg_class as c where c.oid = to_regclass(name)";
 
@@ -44,12 +44,13 @@ impl Room {
         Room { max_keys, due_us: AtomicU64::new(0), takes_new_keys: AtomicBool::new(true) }
     }
 
-    /// Whether there is room for keys that are not known yet, as far as it was seen.
+    /// Whether there is room for new keys, as of the last read.
     pub(super) fn takes_new_keys(&self) -> bool {
         self.takes_new_keys.load(Ordering::Relaxed)
     }
 
-    /// Looks, if there is a cap and the last look is a while ago. The look is a task of its own on a connection of the pool.
+    /// Reads the number of rows, if there is a maximum and the last read is a while ago. This is a background task on a
+    /// connection of the pool.
     pub(super) fn look_now_and_then(self: &Arc<Self>, pool: &Arc<Pool>) {
         let Some(max_keys) = self.max_keys else { return };
         let (now_us, due_us) = (Clock::system().now().get(), self.due_us.load(Ordering::Relaxed));
@@ -82,7 +83,7 @@ impl Room {
     }
 }
 
-/// How many keys and held charges there are, by the server's statistics. A server that does not say is asked again later.
+/// The number of keys and held charges in the server's statistics. If the server does not report it, the next read tries again.
 async fn estimate(pool: &Arc<Pool>) -> Option<u64> {
     let mut borrowed = pool.take().await.ok()?;
     borrowed.is_spent = true;
@@ -93,19 +94,19 @@ async fn estimate(pool: &Arc<Pool>) -> Option<u64> {
 }
 
 impl PostgresStore {
-    /// Whether the database has room for keys that it does not know yet: fewer than
-    /// [`PostgresOptions::max_keys`](crate::PostgresOptions::max_keys), as far as that was seen in the last seconds of traffic.
+    /// Whether the database has room for new keys: fewer than [`PostgresOptions::max_keys`](crate::PostgresOptions::max_keys), as
+    /// of the last seconds of traffic.
     pub fn takes_new_keys(&self) -> bool {
         self.inner.room.takes_new_keys()
     }
 
-    /// Whether new keys under this limit are refused for now: its numbers come with the call, so its keys may be made up, and
-    /// their room is for the keys of others.
+    /// Whether new keys under this limit are refused for now: its numbers come with the call, so clients can invent its keys, and
+    /// the room is for the keys of others.
     pub(super) fn refuses_new_keys(&self, limit: &Limit) -> bool {
         !self.takes_new_keys() && keeps_instant(limit)
     }
 
-    /// Which of these keys are known. For limits that refuse new ones.
+    /// Which of these keys exist. For limits that refuse new ones.
     pub(super) async fn known(&self, keys: &[Uuid], until: &Until<'_>) -> Result<Vec<Uuid>, StoreError> {
         // It changes nothing, so it is not reported as sent.
         let until = Until { deadline: until.deadline, sent: &|| {} };
@@ -115,12 +116,12 @@ impl PostgresStore {
     }
 }
 
-/// Whether the numbers of a limit come with the call: the last of a bucket's five parameters says so.
+/// Whether the numbers of a limit come with the call, which is the last of a bucket's five parameters.
 fn keeps_instant(limit: &Limit) -> bool {
     limit.parameters().get(4) == Some(&1)
 }
 
-/// A key that is new, and no room for it. Keys that are known are charged as ever.
+/// A new key, and no room for it. Existing keys are charged as usual.
 pub(super) fn no_room() -> StoreError {
     StoreError::failed(
         Failure::Full,

@@ -1,8 +1,9 @@
-//! Tables and functions: made, brought up to date, and looked over at start.
+//! Tables and functions: creates them, updates them, and checks them at the start.
 //!
-//! Tables change by numbered migration; functions are created afresh whenever their text has changed. All of it is one
-//! transaction under a lock of its own, so that two processes that start at once do not collide, and nothing is ever half done.
-//! Nothing is prepared and nothing is set for longer than a transaction, so that it works through a pooler, too.
+//! Tables change by numbered migration; functions are replaced whenever their text has changed. A migration is one transaction
+//! under its own lock, so that two processes that start at once do not collide, and no migration stays half done. Nothing is
+//! prepared, and no setting outlives a transaction, so that it also works through a pooler. The SQL texts are in `statement.rs`;
+//! `postgres.rs` calls this at the start.
 
 use std::fmt::Write as _;
 
@@ -17,18 +18,18 @@ use super::pool::{BEGIN_CHORE, Pool, Session};
 use super::statement::{MIGRATIONS, functions, with_prefix};
 use crate::{Failure, StoreError};
 
-/// The version of the tables that this program makes and understands: the number of the last migration.
-const VERSION: i32 = 3;
+/// The version of the tables that this program creates and understands: the number of the last migration.
+const VERSION: i32 = 5;
 
-/// The oldest server that has all that is needed.
+/// The oldest supported server.
 const OLDEST_SERVER: i32 = 13;
 
-/// Makes the tables and functions, or brings them up to date.
+/// Creates the tables and functions, or updates them.
 pub(super) async fn migrate(pool: &Pool) -> Result<(), StoreError> {
     let link = pool.open(Session::Chores).await.map_err(|fault| fault.error)?;
     let result = migrate_on(pool, &link.client).await;
     if result.is_err() {
-        // The transaction ends with the connection anyway; this only makes it sooner.
+        // The transaction would end with the connection anyway; this ends it sooner.
         let _ = link.client.batch_execute("rollback").await;
     }
     result
@@ -48,7 +49,7 @@ async fn migrate_on(pool: &Pool, client: &Client) -> Result<(), StoreError> {
           one boolean primary key default true check (one), version integer not null, functions text not null)";
     let begin = with_prefix(begin, prefix).replace("{begin}", BEGIN_CHORE);
     client.batch_execute(&begin).await.map_err(failed)?;
-    // Another process may have been first.
+    // Another process may have migrated meanwhile.
     let (from, made) = found(pool, client).await?.unwrap_or((0, String::new()));
     for (version, text) in (1..).zip(MIGRATIONS).filter(|(version, _)| *version > from) {
         client.batch_execute(&with_prefix(text, prefix)).await.map_err(|error| {
@@ -83,8 +84,8 @@ fn half_migrated(pool: &Pool, what: &str) -> StoreError {
     )
 }
 
-/// The version of the tables and the fingerprint of the functions; `None` where there are none. One that is newer than this
-/// program is an error: it may mean what this program does not know.
+/// The version of the tables and the fingerprint of the functions; `None` if there are none. A newer version than this program's
+/// is an error, because its meaning is unknown.
 async fn found(pool: &Pool, client: &Client) -> Result<Option<(i32, String)>, StoreError> {
     let failed = |error| Fault::of(error, Stage::Before, "reading the schema's version", &pool.place).error;
     let exists = "select to_regclass('{prefix}schema') is not null";
@@ -115,7 +116,7 @@ fn fingerprint(text: &str) -> String {
     })
 }
 
-/// Refuses a server that is too old or only follows another.
+/// Rejects a server that is too old or a standby.
 async fn check_server(pool: &Pool, client: &Client) -> Result<(), StoreError> {
     let failed =
         |error| Fault::of(error, Stage::Before, "asking for the server's version", &pool.place).error;
@@ -141,7 +142,7 @@ async fn check_server(pool: &Pool, client: &Client) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Looks the server and the schema over. What cannot work is an error; what is dangerous is a warning.
+/// Checks the server and the schema. A setup that cannot work is an error; dangerous settings are warnings.
 pub(super) async fn probe(pool: &Pool) -> Result<Vec<String>, StoreError> {
     let link = pool.open(Session::Chores).await.map_err(|fault| fault.error)?;
     let client = &link.client;
@@ -171,8 +172,23 @@ pub(super) async fn probe(pool: &Pool) -> Result<Vec<String>, StoreError> {
     warnings(pool, client).await
 }
 
-const TABLES: [&str; 5] = ["state", "execution", "hold", "life", "schema"];
-const FUNCTIONS: [&str; 8] = ["charge", "settle", "peek", "refund", "forget", "cleanup", "look", "now_us"];
+const TABLES: [&str; 7] = ["state", "execution", "hold", "life", "record", "record_revision", "schema"];
+const FUNCTIONS: [&str; 14] = [
+    "charge",
+    "charge_each",
+    "settle",
+    "settle_each",
+    "peek",
+    "refund",
+    "forget",
+    "cleanup",
+    "look",
+    "now_us",
+    "made_just_now",
+    "read_records",
+    "put_record",
+    "remove_record",
+];
 
 async fn any_table(pool: &Pool, client: &Client) -> Result<bool, StoreError> {
     let failed = |error| Fault::of(error, Stage::Before, "looking for tables", &pool.place).error;
@@ -182,7 +198,7 @@ async fn any_table(pool: &Pool, client: &Client) -> Result<bool, StoreError> {
     column(&client.query_typed_one(text, &[(&names, Type::TEXT_ARRAY)]).await.map_err(failed)?, 0)
 }
 
-/// That everything is there, and that we may use it.
+/// Checks that all objects exist, and that this user may use them.
 async fn check_objects(pool: &Pool, client: &Client) -> Result<(), StoreError> {
     let failed = |error| Fault::of(error, Stage::Before, "looking the schema over", &pool.place).error;
     let name = |object: &&str| format!("{}{object}", pool.prefix);
@@ -216,7 +232,7 @@ async fn check_objects(pool: &Pool, client: &Client) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// What may cost state or time, in words.
+/// Settings that may lose state or cost time, as text.
 async fn warnings(pool: &Pool, client: &Client) -> Result<Vec<String>, StoreError> {
     let failed = |error| Fault::of(error, Stage::Before, "reading the server's settings", &pool.place).error;
     let bad = [

@@ -1,10 +1,10 @@
--- What becomes of a held charge: it is corrected, released or renewed. Locks and arithmetic are as in charge.sql.
+-- Settles a held charge: corrects, releases or renews it. Locks and arithmetic are as in charge.sql.
 
--- Corrects a held charge, once. The kind is cancel, actual, positions (an amount for each item of the charge, in their order), each (an
--- amount for each named limit, and what was reserved under the others; without names, leases are released and nothing is corrected)
--- or renew. Verdicts: done, already, unknown; differ, where one actual amount was given for limits that reserved different ones;
--- unnamed, where an amount was given for a limit that the charge does not hold; count, where there are more or fewer amounts than
--- items. With differ and unnamed come the limits and what they reserved, with count how many items there are.
+-- Corrects a held charge, once. The kind is cancel, actual, positions (an amount for each item of the charge, in order), each (an
+-- amount for each named limit; the others keep their reserved cost; without names, leases are released and nothing is corrected)
+-- or renew. The result is done, already or unknown; differ, if one actual amount was given for limits with different reserved
+-- costs; unnamed, if an amount was given for a limit that is not in the hold; count, if the number of amounts is not the number
+-- of items. differ and unnamed come with the limits and their reserved costs, count with the number of items.
 create or replace function {prefix}settle(
     hold_id uuid, kind text, one_actual bigint, actual_names text[], actuals bigint[], clock_us bigint, not_after timestamptz,
     out verdict text, out server_us bigint, out held_names text[], out held_costs bigint[])
@@ -23,9 +23,9 @@ declare
   old_costs bigint[] := '{}';
   seen {prefix}state;
   states {prefix}state[];
+  made uuid[];
   is_found boolean;
 begin
-  perform set_config('synchronous_commit', 'on', true);
   select h.* into held from {prefix}hold as h where h.id = hold_id for update;
   now_us := coalesce(clock_us, {prefix}now_us());
   server_us := {prefix}now_us();
@@ -53,15 +53,16 @@ begin
       held_costs := array[items];
       return;
     end if;
-    -- What the items of each part came to, and which parts were charged, in their order.
+    -- The sum of the items of each part, and the parts that were charged, in order.
     for part in 1 .. items loop
       sums[held.asked[7 * part] + 1] := least(coalesce(sums[held.asked[7 * part] + 1], 0) + actuals[part], 9007199254740991);
     end loop;
     select array_agg(charged.number order by charged.number) into numbers
     from (select distinct held.asked[7 * i] + 1 as number
           from generate_series(1, items) as i where held.asked[7 * i - 1] >= 2) as charged;
-    -- Older holds do not say which parts were charged, and those that a limit in shadow mode refused are not among them. A part is one
-    -- of the same numbers and cost: of several the dearest, so that never more is given back than was charged; of none, as reserved.
+    -- Older holds do not say which parts were charged, and do not contain the parts that a shadow limit denied. A part is matched
+    -- by the same numbers and cost: if several match, the dearest, so that never more is given back than was charged; if none
+    -- matches, the reserved cost.
     if numbers is null and parts < cardinality(sums) then
       for part in 1 .. parts loop
         old_costs[part] := (
@@ -74,8 +75,7 @@ begin
     end if;
   end if;
 
-  -- What each part truly cost; no limit holds more than the largest count, so more than that says no more. A lease has no cost
-  -- but itself.
+  -- The actual cost of each part, capped at the largest count, which no limit exceeds. A lease is not corrected.
   for part in 1 .. parts loop
     real_cost := case
       when kind = 'renew' or held.strategies[part] = 6 then held.costs[part]
@@ -87,20 +87,25 @@ begin
     is_debt[part] := real_costs[part] > held.costs[part];
   end loop;
 
-  -- Only a debt needs a state where there is none.
-  if true = any (is_debt) then
-    perform {prefix}make_states(held.keys, held.limit_names, is_debt);
-  end if;
   states := array_fill(null::{prefix}state, array[greatest(parts, 1)]);
   for seen in select s.* from {prefix}state as s where s.key = any (held.keys) order by s.key for update loop
     states[array_position(held.keys, seen.key)] := seen;
     now_us := greatest(now_us, seen.at_us);
   end loop;
+  -- Only a debt needs a state if there is none.
+  if true = any (is_debt) then
+    made := {prefix}make_states(held.keys, held.limit_names, is_debt);
+    for part in 1 .. coalesce(cardinality(made), 0) loop
+      states[array_position(held.keys, made[part])] := {prefix}fresh(made[part]);
+    end loop;
+  end if;
   perform {prefix}refuse_if_late(not_after);
   now_us := greatest(now_us, coalesce(clock_us, {prefix}now_us()));
+  -- Changes start here; they must be on disk before they are acknowledged.
+  perform set_config('synchronous_commit', 'on', true);
 
   if kind = 'renew' then
-    -- A lease that has run out is lost, and then so is the hold on it.
+    -- If a lease has expired, the whole hold is unknown.
     verdict := 'unknown';
     for part in 1 .. parts loop
       if held.strategies[part] = 6 and held.charged_at_us[part] <= now_us then
@@ -147,7 +152,7 @@ begin
 end
 $$;
 
--- Both sets of counts of a sliding window counter, as its twin takes them.
+-- Both sets of counts of a sliding window counter, in the form of its twin.
 create or replace function {prefix}newer_counts(seen {prefix}state, window_us bigint) returns bigint[] immutable language sql as $$
   select array[case when seen.a = 0 then 0 else coalesce(seen.d, window_us) end, seen.a, seen.b, seen.c]
 $$;
@@ -168,8 +173,8 @@ begin
 end
 $$;
 
--- Returns an amount of what a charge took into the state it was taken from, which stays under the numbers it is written under. Of a
--- key that is no longer remembered there is nothing to give back.
+-- Gives back an amount of a charge to the state that it was taken from. The state stays under its current numbers. A key that is
+-- no longer remembered gets nothing back.
 create or replace function {prefix}give_back(
     seen {prefix}state, strategy smallint, parameters bigint[],
     taken_cost bigint, taken_at_us bigint, amount bigint, now_us bigint)
@@ -221,7 +226,7 @@ begin
 end
 $$;
 
--- Ends the lease of a holder that was given this end; false when there is none, or it has run out.
+-- Ends the lease of a holder with this end; false if there is none, or it has expired.
 create or replace function {prefix}release_lease(seen {prefix}state, lease_holder uuid, lease_end_us bigint, now_us bigint)
 returns boolean volatile language plpgsql as $$
 #variable_conflict use_variable
@@ -240,8 +245,8 @@ begin
 end
 $$;
 
--- Extends the lease of a holder that was given this end to a full lease from now, and never to less than it had. Answers the new end;
--- null when there is no such lease, or it has run out.
+-- Extends the lease of a holder with this end to a full lease from now, and never to less than it had. Returns the new end; null
+-- if there is no such lease, or it has expired.
 create or replace function {prefix}renew_lease(
     seen {prefix}state, lease_holder uuid, lease_end_us bigint, lease_us bigint, now_us bigint)
 returns bigint volatile language plpgsql as $$

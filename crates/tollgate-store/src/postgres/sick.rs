@@ -1,7 +1,7 @@
-//! Keys whose stored state is not ours, or is broken: they do not share statements with others for a while.
+//! Keys whose stored state was not written by us, or is broken: for a while they do not share statements with other keys.
 //!
-//! Somebody else must have written such a state, so there are few. Should there be more than fit here, batches with the others fail
-//! once and are asked again in halves, as the first time.
+//! Only another program can write such a state, so there are few. If there are more than fit here, batches with the others fail
+//! once and are divided into halves, as at the first time (`postgres.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,12 @@ impl SickKeys {
         self.noted.push((key, Instant::now()));
     }
 
-    /// The keys that go alone, and those that go together.
+    /// Whether any of these must go alone.
+    pub(super) fn is_any(&self, keys: &[Uuid]) -> bool {
+        self.noted.iter().any(|(other, at)| keys.contains(other) && at.elapsed() < LASTS)
+    }
+
+    /// Divides keys into those that go alone, and those that can be batched.
     pub(super) fn split(&self, keys: &[Uuid]) -> (Vec<Uuid>, Vec<Uuid>) {
         if self.noted.is_empty() {
             return (Vec::new(), keys.to_vec());
@@ -38,7 +43,7 @@ impl SickKeys {
     }
 }
 
-/// Whether a statement failed because of what is kept of one of its keys: the server refused it whole.
+/// Whether a statement failed because of the state of one of its keys: the server rejected the whole statement.
 pub(super) fn is_of_a_state(error: &StoreError) -> bool {
     error.failure() == Some(Failure::State) && !error.is_ambiguous()
 }

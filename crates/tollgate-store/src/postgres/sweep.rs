@@ -1,4 +1,7 @@
-//! The cleanup: deletes what says nothing any more, a batch at a time, and never makes a live caller wait.
+//! The cleanup: deletes expired rows, a batch at a time, and never delays a call.
+//!
+//! A task of the store runs it at an interval ([`PostgresOptions::cleanup_every`](crate::PostgresOptions)); the server skips
+//! locked rows (cleanup.sql).
 
 use std::ops::AddAssign;
 use std::sync::Arc;
@@ -14,27 +17,27 @@ use super::pool::{BEGIN_CHORE, Session, in_transaction};
 use super::statement::with_prefix;
 use crate::StoreError;
 
-/// How many rows one statement looks at.
+/// How many rows one statement checks.
 const BATCH: i32 = 1_000;
 
-/// How long one statement is waited for: the server gives up before that, and if it does not say so, it is gone.
+/// The time limit of one statement: the server gives up before; if it does not report that, it is gone.
 const TIMEOUT: Duration = Duration::from_secs(330);
 
 /// How many rows a cleanup deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleaned {
-    /// Keys that were as good as new.
+    /// Keys whose state equals no state.
     pub states: u64,
     /// Chunks of tracked executions of such keys: up to 64 executions each.
     pub executions: u64,
     /// Leases of such keys.
     pub leases: u64,
-    /// Held charges whose time was up.
+    /// Expired holds.
     pub holds: u64,
 }
 
 impl Cleaned {
-    /// All of them.
+    /// The sum.
     pub fn total(&self) -> u64 {
         self.states + self.executions + self.leases + self.holds
     }
@@ -49,7 +52,7 @@ impl AddAssign for Cleaned {
     }
 }
 
-/// What was deleted since the store was made.
+/// The rows deleted since the store was created.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     states: AtomicU64,
@@ -76,7 +79,7 @@ impl Totals {
     }
 }
 
-/// Deletes what says nothing any more.
+/// Deletes all expired rows.
 pub(super) async fn cleanup(inner: &Inner) -> Result<Cleaned, StoreError> {
     let pool = &inner.pool;
     let failed = |error| Fault::of(error, Stage::Looking, "cleaning up", &pool.place).error;
@@ -87,8 +90,8 @@ pub(super) async fn cleanup(inner: &Inner) -> Result<Cleaned, StoreError> {
     loop {
         let clock_us = inner.clock_us();
         let values: [(&(dyn ToSql + Sync), Type); 2] = [(&BATCH, Type::INT4), (&clock_us, Type::INT8)];
-        let asked = in_transaction(&link.client, &begin, &text, &values);
-        let answer = tokio::time::timeout(TIMEOUT, asked).await;
+        let rows = in_transaction(&link.client, &begin, &text, &values);
+        let answer = tokio::time::timeout(TIMEOUT, rows).await;
         let mut rows = answer
             .map_err(|_| Fault::timeout(Stage::Looking, "cleaning up", &pool.place).error)?
             .map_err(failed)?;
@@ -105,7 +108,7 @@ pub(super) async fn cleanup(inner: &Inner) -> Result<Cleaned, StoreError> {
     }
 }
 
-/// Starts the task that cleans up now and then, for as long as the store is there.
+/// Starts the task that cleans up at an interval, as long as the store lives.
 pub(super) fn spawn(inner: &Arc<Inner>, every: Duration) {
     let inner = Arc::downgrade(inner);
     tokio::spawn(async move {

@@ -1,4 +1,7 @@
-//! TLS to the server: the certificate and the name are verified, always.
+//! TLS to the server: the certificate and the name are always verified.
+//!
+//! Builds the connector from the options (`options.rs`) once; `pool.rs` uses it for every connection. There is no option to skip the
+//! verification.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +14,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::options::{PostgresTls, missing};
 use crate::{Failure, StoreError};
 
-/// What makes TLS connections as the options say.
+/// The TLS connector for these options.
 pub(super) fn connector(options: &PostgresTls) -> Result<MakeRustlsConnect, StoreError> {
     let refused = |message: String| StoreError::failed(Failure::Refused, message);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -34,7 +37,7 @@ pub(super) fn connector(options: &PostgresTls) -> Result<MakeRustlsConnect, Stor
     Ok(MakeRustlsConnect::new(config))
 }
 
-/// Whom to trust: the authority that is named, or those that the machine trusts.
+/// The trusted authorities: the one in the options, or those that the machine trusts.
 fn roots(options: &PostgresTls) -> Result<RootCertStore, StoreError> {
     let mut roots = RootCertStore::empty();
     match &options.ca_file {

@@ -1,4 +1,4 @@
--- Any state of a bucket, for charge_any.lua. See token_bucket_change.lua, bucket.lua.
+-- Charges a bucket in any state, for charge_any.lua. See token_bucket_change.lua (arithmetic) and bucket.lua (stored format).
 
 look_any[1] = function(part)
   local others = others_of_bucket()

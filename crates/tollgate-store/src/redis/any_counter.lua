@@ -1,4 +1,5 @@
--- Any state of a sliding window counter, for charge_any.lua. See sliding_window_counter_change.lua, counter.lua.
+-- Charges a sliding window counter in any state, for charge_any.lua. See sliding_window_counter_change.lua (arithmetic) and
+-- counter.lua (stored format).
 
 look_any[5] = function(part)
   local others, window_us = others_of_counter(), part.two

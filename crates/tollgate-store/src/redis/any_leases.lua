@@ -1,4 +1,4 @@
--- Any leases of a concurrency limit, for charge_any.lua. See concurrency.lua, leases.lua.
+-- Charges a concurrency limit in any state, for charge_any.lua. See concurrency.lua (arithmetic) and leases.lua (stored format).
 
 look_any[6] = function(part)
   local others, lease_us = others_of_leases(), part.two

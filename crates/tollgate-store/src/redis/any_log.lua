@@ -1,4 +1,5 @@
--- Any log of a sliding window, for charge_any.lua. See sliding_window.lua, log.lua.
+-- Charges the log of a sliding window in any state, for charge_any.lua. See sliding_window.lua (arithmetic) and log.lua (stored
+-- format).
 
 look_any[4] = function(part)
   local others, limit, window_us = others_of_log(), part.one, part.two

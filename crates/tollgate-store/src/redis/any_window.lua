@@ -1,4 +1,4 @@
--- Any state of a fixed window, for charge_any.lua. See fixed_window.lua, window.lua.
+-- Charges a fixed window in any state, for charge_any.lua. See fixed_window.lua (arithmetic) and window.lua (stored format).
 
 look_any[3] = function(part)
   local others = others_of_window()

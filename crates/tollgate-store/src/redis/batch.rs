@@ -1,7 +1,9 @@
-//! Calls that come at the same time, in one script: what `batching.rs` has to know of Redis.
+//! Batches of Redis calls: how concurrent calls go to the server in one script call.
 //!
-//! On one server only: on a cluster keys are in different slots, and each call goes alone. Charges that are alike go together, with
-//! a hold or without, and so do settlements.
+//! `remote/batching.rs` decides which calls form a batch; this module is its [`Carrier`] for Redis. Batches exist only on a
+//! single server: on a cluster, keys are in different slots and each call goes alone. Charges of the same shape are batched, with
+//! or without a hold, and so are equal settlements. The concurrency limits ([`CAPS`]) are here too. `shape.rs` encodes the
+//! arguments, and `redis.rs` sends the script.
 
 use std::sync::Arc;
 
@@ -14,24 +16,25 @@ use super::route::Named;
 use super::shape::{self, Answer, ChargeKeys, Operation, ScriptCall, Shape};
 use super::slot::slot;
 use super::{RedisStore, script};
-use crate::remote::batching::{Carrier, Check, Queue};
+use crate::remote::batching::{Answers, Carrier, Check, Locks, Queue, Repeats};
 use crate::remote::shares::{Caps, Claim, Claims, Share, Shares, latest_start};
 use crate::{ChargeId, Settled, Settlement, StoreError, StoredCharge};
 
-/// How many calls may be in flight to each server: one connection carries many calls, and the server works on one at a time.
-/// What waits in its line is to be done well within a deadline, also where each takes it a tenth of a millisecond.
-pub(super) const CAPS: Caps = Caps { key: 64, batched_key: 256, limit: 256, server: 1_024, waiting: 4_096 };
+/// How many calls may be in flight to each server: one connection carries many calls, and the server runs one at a time. The
+/// queue must be done well within a deadline even if each call takes the server a tenth of a millisecond.
+pub(crate) const CAPS: Caps = Caps { key: 64, batched_key: 256, limit: 256, server: 1_024, waiting: 4_096 };
 
-/// How many batches of one kind are in flight before others wait: enough that the server is never idle while answers are read and
-/// the next calls written.
-const BATCHES_IN_FLIGHT: usize = 4;
+/// How many batches of one kind are in flight before others wait: enough to keep the server busy while answers are read and the
+/// next calls are written.
+pub(crate) const BATCHES_IN_FLIGHT: usize = 4;
 
-/// How many charges or settlements go together. The server does nothing else meanwhile, so it is a small part of a millisecond's work.
-pub(super) const MAX_BATCH: usize = 32;
+/// The most charges or settlements in a batch. The server does nothing else meanwhile, so a batch must take only a small part of
+/// a millisecond.
+pub(crate) const MAX_BATCH: usize = 32;
 
 impl RedisStore {
-    /// The shares of a call of these parts, waited for until the call would be late. On a cluster every server has shares of its
-    /// own, so that one that hangs holds up nobody else.
+    /// Takes the shares of a call with these parts, and waits for them until the call would be late. On a cluster every server
+    /// has its own shares, so that a server that hangs does not delay calls to the others.
     pub(super) async fn share(
         &self,
         parts: &[StoredCharge<'_>],
@@ -42,7 +45,7 @@ impl RedisStore {
             let server = self.server_of(part);
             claims.push(Claim::Key(self.key_hash(part)));
             for claim in [Claim::Limit(self.shares.hash((server, &part.limit.name))), Claim::Server(server)] {
-                // Mostly they are all of one limit.
+                // Most calls have parts of one limit only.
                 if !claims.iter().take(4).any(|other| *other == claim) {
                     claims.push(claim);
                 }
@@ -51,8 +54,7 @@ impl RedisStore {
         self.shares.claim(claims, latest_start(Instant::now(), deadline)).await
     }
 
-    /// The shares of a settlement. Which keys it is about is known to the server alone; all settlements are to others like those
-    /// of one limit.
+    /// The shares of a settlement. Only the server knows which keys it changes, so all settlements count as one limit.
     pub(super) async fn settlement_share(
         &self,
         id: ChargeId,
@@ -64,7 +66,7 @@ impl RedisStore {
         self.shares.claim(claims, latest_start(Instant::now(), deadline)).await
     }
 
-    /// A charge that may go together with others; not on a cluster.
+    /// A charge that may be batched; not on a cluster.
     pub(super) fn check(
         &self,
         parts: &[StoredCharge<'_>],
@@ -94,13 +96,13 @@ impl RedisStore {
         self.shares.hash((&part.limit.name, part.key))
     }
 
-    /// The server that has the key of a part, as a number.
+    /// The number of the server that has the key of a part.
     pub(super) fn server_of(&self, part: &StoredCharge<'_>) -> u64 {
         if self.route.is_cluster() { self.route.server_of(slot(&self.names.part(part))) } else { 0 }
     }
 
-    /// Charges of one shape, in one call; in several, one after the other, where what is kept for their keys is much, so that no
-    /// call holds the server up.
+    /// Sends charges of one shape in one call. If the state of their keys is large, the script answers only the first charges,
+    /// and the rest go in further calls, so that no call blocks the server for long.
     pub(super) async fn send(
         &self,
         shape: &Shape,
@@ -109,25 +111,26 @@ impl RedisStore {
         deadline: Instant,
         sent: &(dyn Fn() + Send + Sync),
     ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
-        // Where the servers are nearly full, no key is begun under numbers that come with the call: those keys may be made up, and
-        // their room is for the keys of others.
+        // If the servers are nearly full, limits whose numbers come with the call create no new keys: clients can invent such
+        // keys, and the room is for the keys of others.
         let operation = match operation {
             Operation::Charge if shape.keeps_instant() && !self.takes_new_keys() => Operation::Known,
             operation => operation,
         };
-        let question = shape.script_call(operation, self.route.options().clock.as_ref());
+        let script_call = shape.script_call(operation, self.route.options().clock.as_ref());
         let named = if shape.has_hold() { Named::Yes } else { Named::No };
         let mut answers: Vec<Result<Answer, StoreError>> = Vec::new();
         loop {
             let rest = &charges[answers.len()..];
             let put = |cmd: &mut Cmd| {
-                // There is a connection now, and what is put to it is as good as sent.
+                // There is a connection now, so the command counts as sent.
                 sent();
-                question.put(cmd, rest, self.names.part_start().len());
+                script_call.put(cmd, rest, self.names.part_start().len());
             };
             let keys = ScriptCall::keys(rest);
-            let answer = self.call(question.script, question.operation(), &keys, named, deadline, &put).await;
-            let read = |answer| question.read(&answer, rest.len()).ok_or_else(|| no_answer("a charge"));
+            let answer =
+                self.call(script_call.script, script_call.operation(), &keys, named, deadline, &put).await;
+            let read = |answer| script_call.read(&answer, rest.len()).ok_or_else(|| no_answer("a charge"));
             match answer.and_then(read) {
                 Ok(first) if answers.is_empty() && first.len() == charges.len() => return Ok(first),
                 read => add(&mut answers, read, charges.len())?,
@@ -139,7 +142,7 @@ impl RedisStore {
     }
 }
 
-/// Adds the answers of a call that was made for the rest of several. An error is that of all whom it was made for.
+/// Adds the answers of a call for the remaining charges. An error applies to all remaining charges.
 fn add<T>(
     answers: &mut Vec<Result<T, StoreError>>,
     read: Result<Vec<Result<T, StoreError>>, StoreError>,
@@ -160,8 +163,8 @@ impl Carrier for RedisStore {
 
     const MAX_BATCH: usize = MAX_BATCH;
 
-    /// The script makes one charge after the other, so it may be the same key.
-    const ONCE: bool = false;
+    /// The script makes one charge after the other, so a batch may repeat a key.
+    const REPEATS: Repeats = Repeats::Freely;
 
     fn queue(&self) -> &Queue<RedisStore> {
         &self.queue
@@ -183,14 +186,16 @@ impl Carrier for RedisStore {
         &self,
         shape: &Shape,
         charges: &[ChargeKeys],
+        _locks: Locks,
         deadline: Instant,
         sent: &(dyn Fn() + Send + Sync),
-    ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
-        self.send(shape, Operation::Charge, charges, deadline, sent).await
+    ) -> Result<Answers<Answer>, StoreError> {
+        let answers = self.send(shape, Operation::Charge, charges, deadline, sent).await?;
+        Ok(answers.into_iter().map(Some).collect())
     }
 }
 
-/// Settlements, as they go together.
+/// The carrier of batched settlements.
 #[derive(Clone)]
 pub(super) struct Settlements {
     store: RedisStore,
@@ -198,7 +203,7 @@ pub(super) struct Settlements {
 }
 
 impl RedisStore {
-    /// A settlement that may go together with others; not on a cluster.
+    /// A settlement that may be batched; not on a cluster.
     pub(super) async fn settle_batched(
         &self,
         id: ChargeId,
@@ -220,12 +225,12 @@ impl RedisStore {
 
 impl Carrier for Settlements {
     type Alike = Settlement;
-    /// The number of its id.
+    /// The number of the charge id.
     type Key = u128;
     type Answer = Settled;
 
     const MAX_BATCH: usize = MAX_BATCH;
-    const ONCE: bool = false;
+    const REPEATS: Repeats = Repeats::Freely;
 
     fn queue(&self) -> &Queue<Settlements> {
         &self.queue
@@ -247,9 +252,10 @@ impl Carrier for Settlements {
         &self,
         settlement: &Settlement,
         ids: &[u128],
+        _locks: Locks,
         deadline: Instant,
         sent: &(dyn Fn() + Send + Sync),
-    ) -> Result<Vec<Result<Settled, StoreError>>, StoreError> {
+    ) -> Result<Answers<Settled>, StoreError> {
         let ids: Vec<ChargeId> = ids.iter().map(|id| ChargeId::from(*id)).collect();
         let keys: Vec<String> = ids.iter().map(|id| self.store.names.hold(*id)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -265,7 +271,7 @@ impl Carrier for Settlements {
             };
             add(&mut answers, answer.and_then(read), keys.len())?;
         }
-        Ok(answers)
+        Ok(answers.into_iter().map(Some).collect())
     }
 }
 
@@ -292,7 +298,7 @@ pub(super) fn read_settled(answer: &Value, settlement: &Settlement) -> Result<Se
     }
 }
 
-/// The answer to the settlement of one hold.
+/// Reads the answer to the settlement of one hold.
 pub(super) fn read_only(answer: &Value, settlement: &Settlement) -> Result<Settled, StoreError> {
     match answer {
         Value::Array(answers) if answers.len() == 1 => read_settled(&answers[0], settlement),
@@ -300,13 +306,13 @@ pub(super) fn read_only(answer: &Value, settlement: &Settlement) -> Result<Settl
     }
 }
 
-/// No limit holds more than the largest count, so more than that says no more.
+/// Caps the amount at the largest count, which no limit exceeds.
 fn put_amount(cmd: &mut Cmd, actual: u64) {
     cmd.arg(actual.min(tollgate_kernel::MAX_COUNT));
 }
 
 impl RedisStore {
-    /// Puts how many holds are meant, what the names of parts begin with, and whose they are.
+    /// Adds the number of holds, the prefix of the part names, and the id of each hold.
     fn put_holders(&self, cmd: &mut Cmd, ids: &[ChargeId]) {
         cmd.arg(ids.len()).arg(self.names.part_start());
         for id in ids {
@@ -314,7 +320,7 @@ impl RedisStore {
         }
     }
 
-    /// Has these holds settled, all alike: theirs are the first of the keys.
+    /// Settles these holds, all in the same way. Their keys are the first of `keys`.
     pub(super) async fn send_settlement(
         &self,
         settlement: &Settlement,
@@ -348,7 +354,7 @@ impl RedisStore {
         self.call(&script::SETTLE, operation, keys, Named::Yes, deadline, &put).await
     }
 
-    /// Has one hold settled whose parts came to these amounts, in the order of the parts in its slot.
+    /// Settles one hold with these actual costs, in the order of its parts in the slot.
     pub(super) async fn settle_pairs(
         &self,
         keys: &[&str],
@@ -363,7 +369,7 @@ impl RedisStore {
         self.call(&script::SETTLE, "pairs", keys, Named::Yes, deadline, &put).await
     }
 
-    /// Asks something else of one hold, or of a key under any name, by the same script. The answer is that of the hold.
+    /// Runs another operation of the settlement script on one hold or one key, and returns its answer.
     pub(super) async fn send_hold(
         &self,
         operation: &'static str,

@@ -1,6 +1,7 @@
--- Buckets, token and leaky: a string, in hexadecimal `full_us[.full_rest]`, `+tokens.rest@at_us` where a larger burst would miss
--- more, `~at_us/c/p` where the numbers were changed of late, and `/c/p/burst`, the numbers that it is written under. A bucket
--- that keeps its instant writes full_us in decimals and nothing else if it can. Format 1 was full_us or full_us:full_rest, in decimals.
+-- The stored state of token and leaky buckets: a string of hexadecimal numbers. `full_us[.full_rest]`, then `+tokens.rest@at_us`
+-- if a larger burst would have a larger deficit, then `~at_us/c/p` if the limit's numbers changed recently, then `/c/p/burst`,
+-- the numbers of the limit that wrote it. A bucket that keeps its instant writes only full_us, in decimal, if that is enough.
+-- Format 1 was full_us or full_us:full_rest, in decimal.
 
 local function read_bucket(key)
   local value = call('GET', key)

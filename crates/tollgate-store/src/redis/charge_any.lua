@@ -1,10 +1,11 @@
--- A charge of any number of parts, in whatever state they are: what charge.lua leaves. Reads the state of each part, asks the twins,
--- and writes; nothing is written before all was read.
+-- A charge of any number of parts, in any state: the general case of charge.lua. It reads the state of each part, calls the
+-- twins, and writes; nothing is written before everything was read.
 --
--- `quick` makes for each strategy a function that looks at the state of a part as quick/ does, and `look_any` has one for all other
--- states. They answer whether the part is allowed, and note in the part what was found (part[1] and on), the instant that the charge
--- would count from, what is answered of the part (answer), until when the state says something (fresh_at_us, slack_us), how it is written (make), and how it is written
--- by the limit's own numbers although nothing is charged (adopt), if it has to be.
+-- `quick` has, for each strategy, a function that makes the fast path of quick/ for a part, and `look_any` has a function for all
+-- other states. They return whether the part is allowed, and set in the part: the values found (part[1] and on), the instant from
+-- which the charge would count (counts_from_us), the answer for the part (answer), until when the state is needed (fresh_at_us,
+-- slack_us), how to write the charged state (make), and, if necessary, how to write the state converted to the limit's numbers
+-- although nothing is charged (adopt).
 
 local parts, found = {}, {}
 for index = 1, width do
@@ -17,14 +18,14 @@ for index = 1, width do
   }
 end
 
--- A key that lost its expiry gets it back, even from a charge that is refused.
+-- Restores the expiry of a key that lost it, even for a denied charge.
 local function mend_expiry(key, fresh_at_us, slack_us)
   if call('PTTL', key) ~= -1 then return end
   look_for_room(key)
   call('PEXPIREAT', key, expire_ms(key, fresh_at_us, slack_us))
 end
 
--- Nothing of a charge is written where there is no room for a key that it begins.
+-- Fails before anything of a charge is written if there is no room for a key that it creates.
 local function ask_for_room()
   local begins, known = is_hold, nil
   for index = 1, width do
@@ -32,12 +33,12 @@ local function ask_for_room()
     if part.is_new then begins = begins or part.allowed else known = part.key end
   end
   if not begins then return end
-  -- A hold is written first, or a new key where all are new: that is refused by itself.
+  -- A hold is the first write, or a new key if all keys are new: Redis refuses that write by itself.
   if known and not is_hold then look_for_room(known) end
   if has_room == false then error('TOLLGATE_FULL', 0) end
 end
 
--- Before the parts, so that where there is no room for it nothing is charged.
+-- Written before the parts, so that nothing is charged if there is no room for it.
 local function hold_all(hold_key, count)
   local texts, lasts_us, is_any = {''}, ttl_us, operation == 'hold-part'
   for index = 1, width do
@@ -49,14 +50,14 @@ local function hold_all(hold_key, count)
     texts[index + 1] =
       hold_part(part.at, part.allowed) .. pack_hold(part.counts_from_us - now_us, sub(part.key, name_at))
   end
-  -- Where nothing was charged there is nothing to settle; a part of a hold is kept all the same, for a caller that sends it again.
+  -- If nothing was charged there is nothing to settle; a part of a hold is stored anyway, for a caller that sends it again.
   if not is_any then return end
   texts[1] = hold_head(lasts_us)
   for index = 1, count do texts[width + 1 + index] = pack_hold(found[index]) end
   call('SET', hold_key, table.concat(texts), 'PXAT', hold_ms(lasts_us))
 end
 
--- The answer, and whether the charge passed.
+-- Returns the answer, and whether the charge passed.
 local function charge_any(before)
   local passed, at, texts = true, 0, {}
   if is_hold then

@@ -1,5 +1,5 @@
--- Second part of charge_buckets.lua: states that say more than an instant under the limit's own numbers. They were written under
--- other numbers, or by another version of the format.
+-- Second half of charge_buckets.lua: states with more than an instant under the limit's own numbers. They were written under
+-- other numbers, or in an older format.
 
 local c, p, burst = string.match(numbers, '^/(%x+)/(%x+)/(%x+)$')
 c, p, burst = tonumber(c, 16), tonumber(p, 16), tonumber(burst, 16)
@@ -12,7 +12,7 @@ for _, index in ipairs(others) do
   else
     local allowed, missing_us, missing_rest, after =
       token_bucket_charge(state, c, p, burst, keeps_instant, price_us / p, price_us, 0, now_us)
-    -- A refusal keeps what the limit's own numbers make of a state of others.
+    -- A denial also writes a state of other numbers back, converted to the limit's numbers.
     local is_other = state.c and not (state.c == c and state.p == p and state.burst == burst)
     if allowed or is_other then write_bucket(key, after, keeps_instant) end
     if not allowed and call('PTTL', key) == -1 then

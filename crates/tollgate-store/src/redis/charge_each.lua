@@ -1,11 +1,11 @@
-  -- Ends the loop that charging.rs has begun: what was not charged there is charged here, or nothing of it is.
+  -- The end of the loop that charging.rs began: makes the charges that the fast path did not make, or reports why not.
   if not answer then
     local is_sound, reply, is_made = pcall(others_of_charge().charge, before)
     if is_sound then
       answer, passed = reply, is_made
     else
       local text = type(reply) == 'table' and reply.err or reply
-      -- What is wrong with one charge, or with a key of it, is the answer of this charge alone.
+      -- An error of one charge, or of one of its keys, is the answer of this charge alone.
       local function says(word) return find(text, word, 1, true) end
       if says('TOLLGATE_STATE') or says('WRONGTYPE') then
         answer = {ok = 'STATE'}

@@ -1,13 +1,14 @@
--- What every script begins with: the time, and whether it is too late.
+-- The start of every script: the time, and whether the call is late.
 --
--- The server's own clock decides. ARGV[1] is the deadline by that clock, and the latest time that the caller has seen on this server.
--- A call that starts after its deadline changes nothing, because its caller has long since been answered otherwise. A clock that
--- stepped back stands still until it has caught up with what was seen, so that nothing is granted and nothing taken away; by more
--- than ten seconds it was set anew, and is believed. Tests pass in a clock: the time to go by follows, and what to add to every
--- expiry in ms, so that nothing runs out by the server's clock while the test's stands still.
+-- The server's own clock decides. ARGV[1] is the deadline by that clock and the latest server time that the caller has seen. A
+-- call that starts after its deadline changes nothing, because its caller has already got another answer. If the clock stepped
+-- back, the time stands still until the clock has caught up, so that nothing is granted or taken away; if it stepped back by more
+-- than ten seconds, it was set on purpose, and the new time is used. Tests pass in a clock: ARGV[1] then also has the time to use
+-- and what to add to every expiry in ms, so that nothing expires by the server's clock while the test's clock stands still.
 --
--- A server that is out of memory (maxmemory, noeviction) refuses the first command of a script that may need some, and none after
--- a write. So a state that is there already is written all the same, since it takes next to no more: with an expiry first.
+-- A server that is out of memory (maxmemory, noeviction) refuses the first command of a script that may need memory, but no
+-- command after a write. So the state of an existing key can still be written, since it needs hardly more memory: its expiry is
+-- written first.
 
 local call = redis.call
 local time = call('TIME')

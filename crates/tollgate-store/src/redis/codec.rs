@@ -1,7 +1,9 @@
-//! How a charge is put to the script, and how the script's answer is read.
+//! Encodes charges as script arguments, and decodes the answers of scripts.
 //!
-//! A charge with a hold also carries itself as text, to be kept beside the hold: a caller that sends the same id again, in
-//! whatever words, gets the answer to the charge that was made, and that can only be worked out from its limits and costs.
+//! A charge with a hold also sends its request as text, which is stored with the hold. A caller that sends the same id again gets
+//! the answer to the charge that was made, even if its request differs; that answer is computed from the stored limits and costs.
+//! The text is a stored format (docs/storage.md). `shape.rs` does the same for a whole batch; the order of calls and their
+//! routing do not belong here.
 
 use std::fmt::Write;
 
@@ -15,7 +17,7 @@ use crate::remote::MergedCharges;
 use crate::remote::limit_codec::{self, number};
 use crate::{Failure, Outcomes, StoreError, StoredCharge, StoredLimit};
 
-/// Puts a part to the script that charges.
+/// Adds a part to the arguments of the charge script.
 pub(super) fn put_charge(cmd: &mut Cmd, limit: &Limit, cost: Cost, shadow: bool) {
     cmd.arg(number(limit.strategy())).arg(u8::from(shadow));
     match limit.price(cost) {
@@ -25,7 +27,7 @@ pub(super) fn put_charge(cmd: &mut Cmd, limit: &Limit, cost: Cost, shadow: bool)
     put_limit(cmd, limit);
 }
 
-/// Puts a part to the script that refunds.
+/// Adds a part to the arguments of the refund script.
 pub(super) fn put_refund(cmd: &mut Cmd, part: &StoredCharge<'_>) {
     let limit = &part.limit.limit;
     cmd.arg(number(limit.strategy())).arg(part.cost.get());
@@ -45,11 +47,11 @@ pub(super) fn no_answer(what: &str) -> StoreError {
         Failure::Reply,
         format!("Redis answered {what} with what is no answer to it: please report this"),
     )
-    // It was answered, so it may well have been done.
+    // The server answered, so the call may have been done.
     .ambiguous()
 }
 
-/// What the script found of one charge.
+/// The values that the script found for one charge.
 pub(crate) struct Found {
     pub(super) now: Micros,
     pub(super) passed: bool,
@@ -57,7 +59,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Puts what was found in the order of the charge: `order` says which part of it each was found of.
+    /// Sorts the readings into the order of the charge: `order` has the part of each reading.
     pub(super) fn restore(&mut self, order: &[usize]) {
         if order.is_sorted() {
             return;
@@ -69,11 +71,11 @@ impl Found {
     }
 }
 
-/// How many bytes a number has in an answer.
+/// The bytes of a number in an answer.
 const NUMBER_BYTES: usize = 7;
 
-/// Reads what was found of a charge of these limits: whether it passed, and for each limit numbers of seven bytes each. Before those of
-/// a fixed window and of a counter stand two bytes that say what they are.
+/// Reads the answer for a charge of these limits: whether it passed, and for each limit its numbers, seven bytes each. The
+/// numbers of a fixed window and of a counter follow two bytes that name their format.
 pub(super) fn read_found(now: Micros, answer: &[u8], limits: impl Iterator<Item = Limit>) -> Option<Found> {
     let (passed, mut rest) = answer.split_first()?;
     let mut readings = SmallVec::new();
@@ -87,7 +89,7 @@ pub(super) fn read_found(now: Micros, answer: &[u8], limits: impl Iterator<Item 
         };
         let bytes;
         (bytes, rest) = rest.split_at_checked(kind_bytes + count * NUMBER_BYTES)?;
-        // Counts of a second length of window are zeros where there are none.
+        // The counts of the second window length are zeros if there are none.
         let mut numbers = [0; 8];
         for (number, bytes) in numbers.iter_mut().zip(bytes[kind_bytes..].as_chunks::<NUMBER_BYTES>().0) {
             *number = bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
@@ -98,7 +100,7 @@ pub(super) fn read_found(now: Micros, answer: &[u8], limits: impl Iterator<Item 
     rest.is_empty().then_some(Found { now, passed: *passed == 1, readings })
 }
 
-/// Reads the answer that is kept beside a hold: the same numbers, with commas.
+/// Reads the answer that is stored with a hold: the same numbers, separated by commas.
 pub(super) fn read_remembered(answer: &Value, parts: &[StoredCharge<'_>]) -> Option<Found> {
     let Value::BulkString(text) = answer else { return None };
     let numbers = std::str::from_utf8(text).ok()?.split(',').map(|number| number.parse().ok());
@@ -124,7 +126,7 @@ fn read_numbers(
     rest.is_empty().then_some(Found { now, passed, readings })
 }
 
-/// What was found of one part, from the front of the numbers, and the numbers after it.
+/// Reads one part from the front of the numbers; also returns the remaining numbers.
 fn read_one(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
     let us = Micros::new;
     Some(match (limit.strategy(), numbers) {
@@ -154,15 +156,15 @@ fn read_one(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
     })
 }
 
-/// The request of a held charge as it is kept; nothing where its parts say as much: they are its items one by one, and each could fit.
+/// The request of a held charge, as stored. Empty if the parts contain the same: no pair was merged, and each cost could fit.
 pub(super) fn remembered_request(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> String {
     let is_plain = items.len() == parts.parts.len()
         && parts.parts.iter().all(|part| part.limit.limit.price(part.cost).is_some());
     if is_plain { String::new() } else { write(items) }
 }
 
-/// A charge as text: a line for each item, watching or not, cost, key, name and limit. Keys are numbered and not named:
-/// which of them are the same is all that the answer depends on.
+/// A charge as text: a line for each item, with shadow mode, cost, key, name and limit. Keys are numbered, not written: the
+/// answer depends only on which of them are equal.
 pub(super) fn write(items: &[StoredCharge<'_>]) -> String {
     let mut keys: Vec<&str> = Vec::new();
     let mut text = String::new();
@@ -204,7 +206,7 @@ impl RememberedCharge {
     }
 }
 
-/// The answers for the parts of a charge that was found.
+/// The outcomes of the parts, from the values that the script found.
 pub(super) fn outcomes(parts: &MergedCharges<'_>, found: &Found) -> Outcomes {
     parts.outcomes(found.readings.iter().copied(), found.now)
 }
@@ -241,8 +243,8 @@ mod tests {
         }
         let text = write(&items);
         assert!(!text.contains("x y"), "no key is kept");
-        let asked = RememberedCharge::read(&text).unwrap();
-        let back = asked.items();
+        let remembered = RememberedCharge::read(&text).unwrap();
+        let back = remembered.items();
         assert_eq!(back.len(), items.len());
         for (one, other) in back.iter().zip(&items) {
             assert_eq!((one.limit, one.cost, one.shadow), (other.limit, other.cost, other.shadow));

@@ -1,7 +1,7 @@
--- Sliding window counter: a string: the byte 2, `c`, and window_us, start_us, what was charged in the window before the current one and
--- in it, in seven bytes each; and the same four numbers for the other length of window, while that counts. It was
--- number:prev:cur:window_us in decimals before, twice while there were two, where number counts windows since 1970; and
--- start_us:prev:cur in format 1.
+-- The stored state of a sliding window counter, a string: the byte 2, `c`, and window_us, start_us, the count of the previous
+-- window and of the current one, seven bytes each; then the same four numbers for the other window length, while its counts
+-- matter. Before, it was number:prev:cur:window_us in decimal, twice with two lengths, where number counts windows since 1970;
+-- and start_us:prev:cur in format 1.
 
 local NONE = {window_us = 0, start_us = 0, prev = 0, cur = 0}
 
@@ -11,7 +11,7 @@ local function read_counts(value, at)
   return {window_us = window_us, start_us = start_us, prev = prev, cur = cur}
 end
 
--- Counts that do not say how long their window is are of the reader's.
+-- Counts without a window length have that of the reader.
 local function read_counter(key, window_us)
   local value = call('GET', key)
   if not value then return NONE, NONE end
@@ -42,6 +42,6 @@ local function write_counter(key, newer, older)
     fresh_at_us = math.max(fresh_at_us, sliding_window_counter_fresh_at(older))
     value = value .. struct.pack('>I7I7I7I7', older.window_us, older.start_us, older.prev, older.cur)
   end
-  -- It stays for up to two windows as it is, so there is no slack.
+  -- A state already stays for up to two windows, so it needs no slack.
   set(key, value, math.max(fresh_at_us, now_us) - 1, 0)
 end

@@ -1,8 +1,9 @@
--- Entries (entries.lua): the log of a sliding window, and leases.
+-- The stored state of entries (entries.lua): the log of a sliding window, and leases.
 --
--- Those of a single block are a string: a head of sixteen bytes, which is the byte 2, a letter for what it is, keep_us and total, and
--- then the records. More are a hash: the field `d` has the head, the length and the next number in four bytes each, and the rows;
--- each block is a field by its number. Format 1 was a list for a log, a sorted set for leases; such a key is read whole, once.
+-- The entries of a single block are a string: a head of sixteen bytes (the byte 2, a letter for the kind, keep_us and total),
+-- then the records. More entries are a hash: the field `d` has the head, the length and the next number in four bytes each, and
+-- the rows; each block is a field named by its number. Format 1 was a list for a log and a sorted set for leases; such a key is
+-- read whole, once.
 
 local HEAD = '>c2I7I7'
 
@@ -13,14 +14,14 @@ local function entries_of(kind, width)
   }
 end
 
--- Whether a key is of another type, by what a command answered; the command says any other error again.
+-- Whether a key has another type, from the reply to a command; runs the command again to raise any other error.
 local function is_other_type(reply, ...)
   if type(reply) ~= 'table' or not reply.err then return false end
   if not string.find(reply.err, 'WRONGTYPE', 1, true) then call(...) end
   return true
 end
 
--- `convert` fills the entries from format 1, and answers whether it found that.
+-- `convert` fills the entries from format 1, and returns whether the key had that format.
 local function read_entries(key, kind, width, convert)
   local value, entries = redis.pcall('GET', key), entries_of(kind, width)
   if not value then return entries end
@@ -63,7 +64,7 @@ local function write_entries(key, entries, fresh_at_us, slack_us)
   local expires_ms = expire_ms(key, fresh_at_us, slack_us)
   local words = {'HSET', key, 'd', head .. pack_struct('>I4I4', entries.length, entries.next_number) .. entries.rows}
   if entries.is_hash then
-    -- First, because it is never refused for want of memory, and what comes after it is not either.
+    -- First, because it is never refused for lack of memory, and neither is any command after it.
     call('PEXPIREAT', key, expires_ms)
     if #entries.dropped > 0 then call('HDEL', key, unpack(entries.dropped)) end
   else

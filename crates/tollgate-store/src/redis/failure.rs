@@ -1,5 +1,8 @@
-//! What an error of the client or the server means: in which way the store failed, whether the call may have taken effect, and
-//! whether it may be tried again. No message holds a key or an argument.
+//! Maps errors of the client and the server to store errors: the kind of failure, whether the call may have taken effect, and
+//! whether it may be sent again.
+//!
+//! `node.rs` reports every failed command through this module; `route.rs` acts on the [`Remedy`]. No message contains a key or
+//! an argument.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -8,15 +11,15 @@ use crate::{Failure, StoreError};
 /// What to do after an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// Nothing was done; load the scripts and ask again.
+    /// Nothing was done; load the scripts and send it again.
     LoadScripts,
     /// Nothing was done; another server has the slot.
     Redirect,
-    /// Nothing was done; wait a little and ask again, another server if there is one.
+    /// Nothing was done; wait a little and send it again, to another server if there is one.
     Retry,
-    /// Nothing was done, and asking again would not help.
+    /// Nothing was done, and sending it again would not help.
     GiveUp,
-    /// It may have been done. Only a call with a name of its own may be sent again.
+    /// It may have been done. Only a call with an id may be sent again.
     Ambiguous,
 }
 
@@ -24,18 +27,18 @@ pub(crate) enum Remedy {
 #[derive(Debug)]
 pub(crate) struct CallError {
     pub(crate) remedy: Remedy,
-    /// Whether the connection is of no more use.
+    /// Whether the connection can no longer be used.
     pub(crate) is_broken: bool,
-    /// Where to ask instead.
+    /// Where to send it instead.
     pub(crate) redirection: Option<Redirection>,
     pub(crate) error: StoreError,
 }
 
-/// Where a slot is.
+/// The server of a slot.
 #[derive(Clone, Debug)]
 pub(crate) struct Redirection {
     pub(crate) address: String,
-    /// For this call only, while the slot is on the move.
+    /// Valid for this call only (ASK), while the slot migrates.
     pub(crate) is_asking: bool,
 }
 
@@ -53,20 +56,20 @@ impl CallError {
         CallError { is_broken: true, ..self }
     }
 
-    /// There was no answer in time. `sent` says whether the question may have left.
+    /// No answer in time. `sent` says whether the command may have been sent.
     pub(crate) fn timeout(sent: bool) -> CallError {
         let remedy = if sent { Remedy::Ambiguous } else { Remedy::GiveUp };
         CallError::new(remedy, Failure::Timeout, "Redis did not answer in time")
     }
 
-    /// There was no connection in time, so nothing was sent.
+    /// No connection in time, so nothing was sent.
     pub(crate) fn unconnected(address: &str) -> CallError {
         let message = format!("could not connect to Redis at {address} in time");
         CallError::new(Remedy::GiveUp, Failure::Timeout, message)
     }
 }
 
-/// What an error reply, or a connection that broke under a call, means.
+/// The meaning of an error reply, or of a connection that broke during a call.
 pub(crate) fn of_call(error: RedisError) -> CallError {
     use Failure::{Connection, NotReady, Overloaded, Refused, Reply};
     use Remedy::{Ambiguous, GiveUp, LoadScripts, Redirect, Retry};
@@ -111,23 +114,23 @@ pub(crate) fn of_call(error: RedisError) -> CallError {
             "Redis says that the keys of one call are in different slots: please report this",
         ),
         (ErrorKind::Server(_) | ErrorKind::Extension, code) => {
-            let said = format!("{code} {detail}");
-            if said.contains("TOLLGATE_STATE") || said.contains("WRONGTYPE") {
+            let text = format!("{code} {detail}");
+            if text.contains("TOLLGATE_STATE") || text.contains("WRONGTYPE") {
                 foreign()
-            } else if said.contains("cluster support disabled") {
+            } else if text.contains("cluster support disabled") {
                 CallError::new(
                     GiveUp,
                     Refused,
                     "this Redis server is no cluster's and was said to be one; set `cluster` to false",
                 )
-            } else if said.contains("max number of clients") {
+            } else if text.contains("max number of clients") {
                 CallError::new(GiveUp, Overloaded, "Redis has no connection left for us (maxclients)")
                     .broken()
-            } else if said.contains("OOM ") {
+            } else if text.contains("OOM ") {
                 CallError::of(GiveUp, no_room())
-            } else if said.contains("READONLY") {
+            } else if text.contains("READONLY") {
                 CallError::new(Retry, NotReady, "this Redis server is a replica and cannot write").broken()
-            } else if said.contains("NOREPLICAS") {
+            } else if text.contains("NOREPLICAS") {
                 CallError::new(
                     GiveUp,
                     NotReady,
@@ -135,7 +138,7 @@ pub(crate) fn of_call(error: RedisError) -> CallError {
                 )
             } else if ["NOPERM", "can't run this command", "can't access at least one of the keys"]
                 .iter()
-                .any(|words| said.contains(words))
+                .any(|words| text.contains(words))
             {
                 lacks_a_right(detail)
             } else {
@@ -157,11 +160,11 @@ pub(crate) fn of_call(error: RedisError) -> CallError {
     CallError { redirection, error: call_error.error.caused_by(Shown::of(&error)), ..call_error }
 }
 
-/// A right that one command needs. The user itself was let in, so calls that need other commands may succeed.
+/// A missing privilege for one command. The login itself succeeded, so calls that need other commands may succeed.
 fn lacks_a_right(detail: &str) -> CallError {
-    // What follows is where in the script it was.
-    let said = detail.split(" script: ").next().unwrap_or_default().lines().next().unwrap_or_default();
-    let message = format!("the Redis user lacks a right ({said}); docs/operations.md has the ACL rule");
+    // The rest of the message is a position in the script.
+    let text = detail.split(" script: ").next().unwrap_or_default().lines().next().unwrap_or_default();
+    let message = format!("the Redis user lacks a right ({text}); docs/operations.md has the ACL rule");
     CallError::of(Remedy::GiveUp, StoreError::failed(Failure::Refused, message).of_this_call())
 }
 
@@ -169,7 +172,7 @@ fn foreign() -> CallError {
     CallError::of(Remedy::GiveUp, not_ours())
 }
 
-/// What is kept under one of our names is not ours.
+/// The value under one of our names was not written by us.
 pub(super) fn not_ours() -> StoreError {
     StoreError::failed(
         Failure::State,
@@ -177,12 +180,12 @@ pub(super) fn not_ours() -> StoreError {
     )
 }
 
-/// A key that is new, and no room for it. Keys that are known need no more room, and are charged as ever.
+/// A new key, and no room for it. Existing keys need no more room, and are charged as usual.
 pub(super) fn no_room() -> StoreError {
     StoreError::failed(Failure::Full, "Redis is out of memory (maxmemory) and takes no new keys")
 }
 
-/// What an error on the way to a connection means: nothing was sent yet.
+/// The meaning of an error while connecting: nothing was sent yet.
 pub(crate) fn of_connect(error: RedisError, address: &str) -> CallError {
     let call_error = of_call(error);
     let remedy = match call_error.remedy {
@@ -204,7 +207,7 @@ pub(crate) fn of_connect(error: RedisError, address: &str) -> CallError {
     CallError::new(remedy, failure, format!("could not connect to Redis at {address}: {text}")).broken()
 }
 
-/// The client's error, as text without what a server may have quoted from the call.
+/// The client's error as text, without anything that a server may have quoted from the call.
 #[derive(Debug)]
 struct Shown(String);
 
@@ -231,9 +234,9 @@ impl std::error::Error for Shown {}
 mod tests {
     use super::*;
 
-    /// A host that nobody knows read "the connection to Redis broke".
+    /// Regression: an unknown host was reported as "the connection to Redis broke".
     #[test]
-    fn a_host_name_that_cannot_be_resolved_is_said_to_be_one() {
+    fn a_host_name_that_cannot_be_resolved_is_reported_as_such() {
         let lookup = std::io::Error::other("failed to lookup address information: Name or service not known");
         let call_error = of_connect(RedisError::from(lookup), "no-such-host:6379");
         assert_eq!(

@@ -1,10 +1,11 @@
--- A held charge, as it is kept: MessagePack values, one after the other. First six: 0, or 1 where it is settled; the instant that it
--- was charged at; its time to live in us; the instant that this is counted from since it was renewed, or 0; the question, or nothing
--- where it says no more than the parts do; and how many parts there are. For each part: its strategy, 8 more in shadow mode, and 16
--- more where it was not charged; its cost; numbers of the limit (HELD_NUMBERS); how long after the charge it counts from (until the
--- end, of a lease); and its key without what those of all parts begin with. Then the numbers of the answer. Who holds, its name says.
+-- The stored format of a hold (a held charge): MessagePack values, one after the other. Six values first: 0, or 1 if it is
+-- settled; the instant of the charge; its time to live in us; the instant of the last renewal, from which the time to live
+-- counts, or 0; the request, or an empty string if the parts contain the same; and the number of parts. Then for each part: its
+-- strategy, plus 8 in shadow mode, plus 16 if it was not charged; its cost; numbers of the limit (HELD_NUMBERS); from when it
+-- counts, relative to the charge (of a lease: its end); and its key without the prefix of all parts. Then the numbers of the
+-- answer. The holder is in the name of the hold.
 
--- So many values of a hold from one place on, and the next place. They are numbers, but for one that is a text.
+-- Reads this many values of a hold from a position; also returns the next position. All values are numbers except one string.
 local function hold_values(value, count, at, text_at)
   local values = {pcall(cmsgpack.unpack_limit, value, count, at)}
   if not values[1] or #values ~= count + 2 then not_ours() end
@@ -17,7 +18,7 @@ local function hold_values(value, count, at, text_at)
   return values, next_at
 end
 
--- A held charge, from what is kept of it: `all` are its parts, and `parts` those that were charged.
+-- Parses a stored hold: `all` are its parts, and `parts` those that were charged.
 local function parse_hold(value)
   local head, at = hold_values(value, 6, 0, 5)
   local hold = {
@@ -51,13 +52,13 @@ local function write_hold(key, hold)
   call('SET', key, table.concat(texts), 'PXAT', format('%d', math.floor(hold.end_us / 1000) + 1 + shift_ms))
 end
 
--- The limit's name, which is part of its key's.
+-- The name of the limit, which is part of the name of the key.
 local function name_of(part)
   return string.match(part.name, '^[^}]*}:%a:([^:]+)') or ''
 end
 
--- The question that a hold was made with: a line for each item, which is whether it only watches, its cost, its key by a number, the
--- limit's name, its strategy and three numbers.
+-- The request of a hold: a line for each item with shadow mode, cost, number of the key, name of the limit, its strategy and
+-- three numbers.
 local function question_of(hold)
   if hold.question ~= '' then return hold.question end
   local lines = {}
@@ -71,7 +72,7 @@ local function question_of(hold)
   return table.concat(lines)
 end
 
--- What is answered to a caller that sends a held charge again: the question that it was made with, and the answer that it was given.
+-- The answer for a caller that sends a held charge again: the request of the hold, and the answer that was given.
 local function answer_held(hold)
   local numbers, at, next_number = {format('%d', hold.charged_us), '1'}, 0, nil
   while at ~= -1 and hold.found ~= '' do

@@ -1,23 +1,23 @@
--- What the scripts have in common about keys: when one runs out, and what to say of one that is not ours.
+-- Functions for keys that all scripts use: when a key expires, and the error for a value that was not written by us.
 --
--- Every write sets the key's expiry anew: the instant at which the state says no more than none would, and a little longer, so
--- that a clock that is set back a little still finds it. A settlement never sets an earlier one than there is (no_sooner).
+-- Every write renews the expiry of the key: the instant at which the state equals no state, and a little longer, for a clock that
+-- is set back a little. A settlement never sets an earlier expiry than the current one (no_sooner).
 
 local format, no_sooner = string.format, false
 
--- How many blocks of logs and leases this call has met, and after how many it leaves the rest of its charges or settlements to
--- another call: the server serves nobody else meanwhile.
+-- How many blocks of logs and leases this call has read, and after how many it leaves its remaining charges or settlements to
+-- another call, because the server runs nothing else meanwhile.
 local work, MOST_WORK = 0, 1000
 
--- How many of a limit's numbers a hold keeps, by strategy; the others are zeros.
+-- How many of a limit's numbers a hold stores, by strategy; the others are zeros.
 local HELD_NUMBERS = {5, 5, 3, 2, 2, 2}
 
--- What is kept under a key is not ours, or of a version that we do not know.
+-- The value of a key was not written by us, or has an unknown version.
 local function not_ours()
   error('TOLLGATE_STATE', 0)
 end
 
--- A whole number that is kept in decimals: more digits than a number of ours has were written by somebody else.
+-- A stored decimal number. One with more digits than any of our numbers was not written by us.
 local function whole(digits)
   local number = digits + 0
   if number > 9007199254740991 then not_ours() end
@@ -34,18 +34,18 @@ local function expire_ms(key, fresh_at_us, slack_us)
   return format('%d', ms)
 end
 
--- Out of memory Redis refuses what may take more of it, but only until the script has written something. So the first write tells
--- whether there is room for new keys: true, false, or nil before it.
+-- Without memory, Redis refuses commands that may need more, but only until the script has written something. So the first write
+-- shows whether there is room for new keys: true, false, or nil before the first write.
 local has_room = nil
 
--- Before a first write that is never refused. Sets nothing, because the key is there.
+-- For use before a first write that is never refused. Sets nothing, because the key exists.
 local function look_for_room(key)
   if has_room ~= nil then return end
   local reply = redis.pcall('SET', key, '', 'NX')
   has_room = not (type(reply) == 'table' and reply.err and string.find(reply.err, 'OOM', 1, true))
 end
 
--- A key that is there is counted on, so out of memory its expiry is written first; a new one is refused.
+-- An existing key must still be charged without memory, so its expiry is written first; a new key is refused.
 local function set_until(key, value, expires_ms)
   local reply = redis.pcall('SET', key, value, 'PXAT', expires_ms)
   if not reply.err then
@@ -56,7 +56,7 @@ local function set_until(key, value, expires_ms)
     has_room = false
     if call('PTTL', key) ~= -2 then call('PEXPIREAT', key, expires_ms) end
   end
-  -- Where nothing was written, this says again what is wrong.
+  -- If nothing was written, this repeats the error.
   call('SET', key, value, 'PXAT', expires_ms)
 end
 

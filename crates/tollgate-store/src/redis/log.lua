@@ -1,6 +1,6 @@
--- Sliding window: entries of fourteen bytes, `l`.
+-- The stored state of a sliding window: entries of fourteen bytes, `l`.
 
--- Format 1: the total, and then time and cost of each entry, oldest first.
+-- Format 1: the total, then the time and the cost of each entry, oldest first.
 local function convert_log(log, key)
   local found = redis.pcall('LRANGE', key, 0, -1)
   if is_other_type(found, 'LRANGE', key, 0, 0) then return false end
@@ -10,7 +10,7 @@ local function convert_log(log, key)
     if not at_us or not cost then return false end
     entries_insert(log, at_us, cost, '')
   end
-  -- It was kept for as long as its reader's window is, and that is added when it is charged.
+  -- Format 1 has no retention time; it is set to the reader's window when the log is charged.
   return true
 end
 
@@ -22,7 +22,7 @@ local function write_log(key, log)
   write_entries(key, log, math.max(sliding_window_fresh_at(log), now_us), log.keep_us)
 end
 
--- Enters a charge that fits, and writes the log.
+-- Adds a charge that fits, and writes the log.
 local function take_log(key, log, limit, window_us, cost, at_us)
   sliding_window_take(log, limit, window_us, cost, at_us, entries_merge_oldest_until)
   write_log(key, log)

@@ -1,16 +1,15 @@
-//! One Redis server: the connections to it, its clock, and a call that keeps its deadline.
+//! One Redis server: the connections to it, its clock, and calls with a deadline.
 //!
-//! A connection carries many calls at a time, in the order in which they were made; there is nothing to check out or to wait
-//! for. A caller that finds none has one made, by a task of its own so that no caller's deadline cuts it short, and waits for it as
-//! long as its own deadline allows. A connection that breaks, or says nothing for the whole of a call's deadline, is dropped,
-//! and the next call has another one made. Nothing is ever sent twice from here.
+//! A connection is multiplexed: it carries many calls at a time, in order, so there is no pool to wait for. A call that finds no
+//! connection starts a task that makes one, so that no caller's deadline cuts it short, and waits for it until its own deadline.
+//! A connection that breaks, or receives nothing during a whole call, is dropped, and the next call makes another one. This
+//! module never sends a command twice; retries and redirections are in `route.rs`.
 //!
-//! Calls carry their deadline by the server's clock. How far that is ahead of ours is measured when a connection is made and
-//! about every second after, and is taken low: the server's time when it answered, less ours when the answer was here. So a
-//! call may be turned away a little early, by the time an answer travels, and never late.
+//! A call carries its deadline by the server's clock. The offset to our clock is measured when a connection is made and about
+//! every second after (`remote/skew.rs`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,15 +21,16 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::failure::{self, CallError, Remedy};
 use super::script::{self, Script};
 use super::watch::Watch;
+use crate::remote::skew::Skew;
 use crate::{Clock, Failure, ManualClock, StoreError};
 
-/// How long a connection may take to be made, however short the deadlines of those who wait for it.
+/// The shortest time limit for making a connection, even if the deadlines of the waiting calls are shorter.
 const CONNECT_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// How long after a failed connection the next one is not tried: callers that come meanwhile get the failure.
+/// The pause after a failed connection. Calls during the pause get the same failure.
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 
-/// How often the server's clock is looked at, in us.
+/// How often the server's clock is read, in us.
 const MEASURE_EVERY_US: u64 = 1_000_000;
 
 /// How many calls may wait to be written to a connection.
@@ -49,13 +49,13 @@ pub(crate) struct Node {
     run: Mutex<Option<String>>,
     losses: Arc<AtomicU64>,
     watch: Watch,
-    /// The latest time that a charge was answered with, by the server's clock.
+    /// The latest server time in an answer to a charge.
     seen_us: AtomicU64,
-    /// How many scripts the server was sent: more come into use as charges of other limits do.
+    /// How many scripts were loaded into the server. There are more once limits of other strategies are charged.
     scripts: AtomicUsize,
 }
 
-/// Where a connection is, or will be.
+/// A place for one connection, which is made at its first use.
 #[derive(Default)]
 struct ConnectionSlot {
     state: Mutex<State>,
@@ -66,7 +66,7 @@ struct ConnectionSlot {
 struct State {
     connection: Option<Arc<Connection>>,
     is_connecting: bool,
-    /// When making a connection last failed, and how.
+    /// The time and the reason of the last failure to connect.
     failed: Option<(Instant, Failed)>,
 }
 
@@ -91,16 +91,15 @@ impl Failed {
 
 pub(crate) struct Connection {
     multiplexed: MultiplexedConnection,
-    /// The server's clock less ours, in us.
-    ahead_us: AtomicI64,
+    skew: Skew,
     /// When that was measured, by our clock.
     measured_us: AtomicU64,
     is_measuring: AtomicBool,
-    /// When the server last said anything, by our clock.
+    /// When the server last answered, by our clock.
     answered_us: AtomicU64,
 }
 
-/// A server's clock that steps back by up to this stands still in the scripts: see clock.lua.
+/// If the server's clock steps back by up to this much, the time in scripts stands still: see clock.lua.
 const STANDS_STILL_US: u64 = 10_000_000;
 
 /// Our clock: it never goes back.
@@ -124,13 +123,13 @@ impl Node {
         Arc::new(Node { address, client, timeout, clock, places, next, run, losses, watch, seen_us, scripts })
     }
 
-    /// Whether the server has room for keys that it does not know yet, as far as it was seen.
+    /// Whether the server has room for new keys, as of the last check.
     pub(crate) fn takes_new_keys(&self) -> bool {
         self.watch.takes_new_keys()
     }
 
-    /// Asks the server, before `deadline`. The question is built once there is a connection, from the deadline by the server's
-    /// clock. `is_asking` is for a slot that is on the move.
+    /// Sends a command before `deadline`. `build` makes it once there is a connection, from the deadline by the server's clock.
+    /// `is_asking` is for a slot that migrates.
     pub(crate) async fn call(
         self: &Arc<Node>,
         deadline: Instant,
@@ -142,24 +141,24 @@ impl Node {
             places => self.next.fetch_add(1, Ordering::Relaxed) % places,
         };
         let connection = self.connection(place, deadline).await?;
-        // One call may send several scripts: what comes late in it is not sent, and so is not ambiguous.
+        // One call may send several scripts. A script that would be late is not sent, so its error is not ambiguous.
         if Instant::now() >= deadline {
             return Err(CallError::timeout(false));
         }
         let sent_us = our_us();
-        let question = build(&self.not_after(&connection, deadline, sent_us));
+        let cmd = build(&self.not_after(&connection, deadline));
         let mut multiplexed = connection.multiplexed.clone();
-        let asked = async {
+        let answer = async {
             if is_asking {
                 let mut both = redis::pipe();
-                both.cmd("ASKING").ignore().add_command(question);
+                both.cmd("ASKING").ignore().add_command(cmd);
                 let mut answers = multiplexed.send_packed_commands(&both, 1, 1).await?;
                 return answers.pop().unwrap_or(Value::Nil).extract_error();
             }
-            // An error reply is a value to the client.
-            multiplexed.send_packed_command(&question).await?.extract_error()
+            // The client returns an error reply as a value.
+            multiplexed.send_packed_command(&cmd).await?.extract_error()
         };
-        match timeout_at(deadline, asked).await {
+        match timeout_at(deadline, answer).await {
             Ok(Ok(value)) => {
                 let now_us = our_us();
                 connection.answered_us.store(now_us, Ordering::Relaxed);
@@ -190,12 +189,13 @@ impl Node {
         }
     }
 
-    /// Notes the time that a charge was answered with. A clock that was set back by more than a script makes up for is believed.
+    /// Records the server time of an answer to a charge. If the clock was set back by more than the scripts tolerate, the new
+    /// time is used.
     fn note_time(&self, answer: &Value) {
         let Value::Array(values) = answer else { return };
         let Some(Value::Int(now)) = values.first() else { return };
         let Ok(now_us) = u64::try_from(*now) else { return };
-        // Other answers that begin with a number say whether something was there.
+        // In other answers, a leading number is 0 or 1.
         if now_us <= 1 {
             return;
         }
@@ -206,13 +206,10 @@ impl Node {
         }
     }
 
-    /// The deadline by the server's clock and the latest time that was seen there; with a test's clock, followed by the time to go
-    /// by.
-    fn not_after(&self, connection: &Connection, deadline: Instant, now_us: u64) -> String {
+    /// The deadline by the server's clock and the latest server time seen; with a manual clock, also the time to use.
+    fn not_after(&self, connection: &Connection, deadline: Instant) -> String {
         let left = deadline.saturating_duration_since(Instant::now());
-        let left_us = i64::try_from(left.as_micros()).unwrap_or(i64::MAX);
-        let now_us = i64::try_from(now_us).unwrap_or(i64::MAX);
-        let not_after = (now_us + connection.ahead_us.load(Ordering::Relaxed)).saturating_add(left_us).max(0);
+        let not_after = connection.skew.not_after_us(left);
         let seen_us = self.seen_us.load(Ordering::Relaxed);
         match &self.clock {
             None => format!("{not_after}:{seen_us}"),
@@ -220,7 +217,7 @@ impl Node {
         }
     }
 
-    /// The connection at a place, made if there is none.
+    /// The connection at an index; makes one if there is none.
     async fn connection(
         self: &Arc<Node>,
         place: usize,
@@ -241,7 +238,7 @@ impl Node {
                 {
                     return Err(failed.call_error());
                 }
-                // Before the lock is let go, so that the news is not missed.
+                // Registers before the lock is released, so that no notification is missed.
                 changed.as_mut().enable();
                 if !state.is_connecting {
                     state.is_connecting = true;
@@ -271,7 +268,7 @@ impl Node {
         self.places[place].changed.notify_waiters();
     }
 
-    /// Makes a connection: logs in, has the scripts loaded, and looks at the server's clock and who it is.
+    /// Makes a connection: logs in, loads the scripts, and reads the server's clock and its run id.
     async fn make(&self) -> Result<Connection, CallError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
@@ -280,8 +277,10 @@ impl Node {
         let failed = |error| failure::of_connect(error, &self.address);
         let made = self.client.get_multiplexed_async_connection_with_config(&config).await;
         let mut multiplexed = made.map_err(failed)?;
-        // The time first: a server that wants a password says so, but hangs up on a stranger who sends it a whole script.
-        let ahead_us = measure(&mut multiplexed).await.map_err(failed)?;
+        // Reads the time first: a server that wants a password says so in the reply, but closes the connection of an
+        // unauthenticated client that sends a whole script.
+        let skew = Skew::new();
+        measure(&mut multiplexed, &skew).await.map_err(failed)?;
         let scripts = script::all();
         for script in &scripts {
             let loaded = load(script).query_async::<()>(&mut multiplexed).await;
@@ -292,7 +291,7 @@ impl Node {
         let now_us = our_us();
         Ok(Connection {
             multiplexed,
-            ahead_us: AtomicI64::new(ahead_us),
+            skew,
             measured_us: AtomicU64::new(now_us),
             is_measuring: AtomicBool::new(false),
             answered_us: AtomicU64::new(now_us),
@@ -306,11 +305,11 @@ impl Node {
         made.map_err(|error| failure::of_connect(error, &self.address))
     }
 
-    /// Whether this is the server that it was: one that was started anew may have forgotten what was counted.
+    /// Checks whether the server restarted since the last connection: then counters may be lost.
     async fn recognise(&self, multiplexed: &mut MultiplexedConnection) {
         let mut info = redis::cmd("INFO");
         info.arg("server");
-        // A user that may not ask is served all the same.
+        // A user without the privilege for INFO can still charge.
         self.watch.look_soon();
         let Ok(text) = info.query_async::<String>(multiplexed).await else { return };
         let Some(run) = text.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
@@ -322,7 +321,7 @@ impl Node {
         }
     }
 
-    /// Looks at the server's clock again, beside the calls.
+    /// Reads the server's clock again, in a background task.
     fn measure_soon(self: &Arc<Node>, place: usize, connection: &Arc<Connection>) {
         if connection.is_measuring.swap(true, Ordering::Relaxed) {
             return;
@@ -330,11 +329,8 @@ impl Node {
         let (node, connection) = (self.clone(), connection.clone());
         tokio::spawn(async move {
             let mut multiplexed = connection.multiplexed.clone();
-            match timeout(node.timeout, measure(&mut multiplexed)).await {
-                Ok(Ok(ahead_us)) => {
-                    connection.ahead_us.store(ahead_us, Ordering::Relaxed);
-                    connection.measured_us.store(our_us(), Ordering::Relaxed);
-                }
+            match timeout(node.timeout, measure(&mut multiplexed, &connection.skew)).await {
+                Ok(Ok(())) => connection.measured_us.store(our_us(), Ordering::Relaxed),
                 Ok(Err(_)) => node.places[place].drop_connection(&connection),
                 Err(_) => {}
             }
@@ -342,7 +338,7 @@ impl Node {
         });
     }
 
-    /// Looks whether the server lost anything, beside the calls.
+    /// Checks whether the server lost state, in a background task.
     fn watch_soon(self: &Arc<Node>, connection: &Arc<Connection>) {
         let (node, connection) = (self.clone(), connection.clone());
         tokio::spawn(async move {
@@ -355,7 +351,7 @@ impl Node {
         });
     }
 
-    /// Looks at the server's clock at once, because it turned a call away as late.
+    /// Marks the clock offset as outdated, because the server rejected a call as late.
     pub(crate) fn measure_again(&self) {
         for place in &self.places {
             if let Some(connection) = &place.state.lock().connection {
@@ -364,7 +360,7 @@ impl Node {
         }
     }
 
-    /// Has the scripts loaded into a server that lost them, or that has not seen the newest yet.
+    /// Loads the scripts into a server that lost them, or that does not have the newest yet.
     pub(crate) async fn load_scripts(self: &Arc<Node>, deadline: Instant) -> Result<(), CallError> {
         let scripts = script::all();
         if self.scripts.swap(scripts.len(), Ordering::Relaxed) == scripts.len() {
@@ -378,7 +374,7 @@ impl Node {
 }
 
 impl ConnectionSlot {
-    /// Drops a connection that is of no more use, unless another one has taken its place.
+    /// Drops a broken connection, unless it was already replaced.
     fn drop_connection(&self, connection: &Arc<Connection>) {
         let mut state = self.state.lock();
         if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
@@ -387,15 +383,16 @@ impl ConnectionSlot {
     }
 }
 
-/// The command that has a server keep a script.
+/// The command that loads a script.
 fn load(script: &Script) -> Cmd {
     let mut load = redis::cmd("SCRIPT");
     load.arg("LOAD").arg(&script.text);
     load
 }
 
-/// How far the server's clock is ahead of ours, at least.
-async fn measure(multiplexed: &mut MultiplexedConnection) -> redis::RedisResult<i64> {
+/// Reads the server's clock.
+async fn measure(multiplexed: &mut MultiplexedConnection, skew: &Skew) -> redis::RedisResult<()> {
     let (seconds, micros): (i64, i64) = redis::cmd("TIME").query_async(multiplexed).await?;
-    Ok(seconds * 1_000_000 + micros - i64::try_from(our_us()).unwrap_or(i64::MAX))
+    skew.saw(seconds * 1_000_000 + micros);
+    Ok(())
 }

@@ -1,4 +1,7 @@
-//! How to reach Redis, checked before anything is sent.
+//! The options of the Redis store: addresses, login, TLS, timeouts.
+//!
+//! Checks them before anything is sent, and builds the client for each server. `route.rs` uses both; reading the config file is
+//! not done here. No message and no debug output contains a password.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,22 +29,22 @@ pub struct RedisOptions {
     pub username: Option<String>,
     /// The password, if it is not in the address.
     pub password: Option<String>,
-    /// What the names of all keys begin with.
+    /// The prefix of all key names.
     pub prefix: String,
     /// The deadline of one call, connecting included.
     pub timeout: Duration,
-    /// How many connections to each server. Calls share them, many at a time, so one is enough for one core.
+    /// How many connections to each server. Each carries many calls at a time, so one is enough for one core.
     pub connections: usize,
-    /// From how many keys on each server new ones are no longer welcome
-    /// ([`takes_new_keys`](crate::RedisStore::takes_new_keys)); `None` goes by the server's memory alone.
+    /// The number of keys on each server from which on it takes no new keys
+    /// ([`takes_new_keys`](crate::RedisStore::takes_new_keys)); with `None` only the server's memory counts.
     pub max_keys: Option<u64>,
-    /// The authority to trust instead of the system's, as PEM.
+    /// The certificate authority to trust instead of the system's, as PEM.
     pub ca_file: Option<PathBuf>,
-    /// Our own certificate, as PEM, where the server asks for one.
+    /// The client certificate, as PEM, if the server requires one.
     pub cert_file: Option<PathBuf>,
-    /// The key of our own certificate, as PEM.
+    /// The key of the client certificate, as PEM.
     pub key_file: Option<PathBuf>,
-    /// For tests: the time to go by instead of the server's. Nothing then runs out by the server's clock.
+    /// For tests: the time to use instead of the server's. Nothing then expires by the server's clock.
     pub clock: Option<ManualClock>,
 }
 
@@ -64,7 +67,7 @@ impl RedisOptions {
         }
     }
 
-    /// The servers of a cluster: any of them, better all.
+    /// The servers of a cluster: any of them, preferably all.
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> RedisOptions {
         let urls = urls.into_iter().map(Into::into).collect();
         RedisOptions { urls, cluster: true, ..RedisOptions::new("") }
@@ -98,12 +101,12 @@ impl RedisOptions {
         Ok(())
     }
 
-    /// The first address of each server, as text that may be shown.
+    /// The connection settings of each address.
     pub(crate) fn addresses(&self) -> Result<Vec<ConnectionInfo>, StoreError> {
         self.urls.iter().map(|url| read_url(url)).collect()
     }
 
-    /// A client for a server at `addr`, everything else being as in `like`.
+    /// A client for a server at `addr`, with all other settings from `like`.
     pub(crate) fn client(&self, addr: ConnectionAddr, like: &ConnectionInfo) -> Result<Client, StoreError> {
         let mut settings = like.redis_settings().clone().set_skip_set_lib_name();
         if let Some(username) = &self.username {
@@ -118,7 +121,7 @@ impl RedisOptions {
         let has_files = self.ca_file.is_some() || self.cert_file.is_some();
         let client = match is_tls {
             true => {
-                // Somebody else in this process may have chosen one; any is good.
+                // Other code in this process may have installed a provider already; any is good.
                 let _ = rustls::crypto::ring::default_provider().install_default();
                 match has_files {
                     true => Client::build_with_tls(info, self.certificates()?),
@@ -148,7 +151,7 @@ impl RedisOptions {
     }
 }
 
-/// Never a password: not in an address, not by itself.
+/// Omits passwords, also those in addresses.
 impl fmt::Debug for RedisOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let urls: Vec<String> = self.urls.iter().map(|url| shown(url)).collect();
@@ -167,7 +170,7 @@ impl fmt::Debug for RedisOptions {
     }
 }
 
-/// An address without who logs in and without its query. Where it cannot be said which is which, nothing of it.
+/// An address without login and query. If they cannot be distinguished, the whole address is hidden.
 fn shown(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     if rest.find(['?', '#']).is_some_and(|query| rest.rfind('@').is_some_and(|login| query < login)) {
@@ -188,7 +191,7 @@ fn read_url(url: &str) -> Result<ConnectionInfo, StoreError> {
     if url.split_once("://").is_none_or(|(scheme, _)| !["redis", "rediss"].contains(&scheme)) {
         return Err(wrong("must begin with redis:// or, for TLS, rediss://"));
     }
-    // What the client makes of the rest of an address is not shown either: it may quote a password.
+    // The client's error is not shown: it may quote a password.
     let info = url
         .into_connection_info()
         .map_err(|_| wrong("is not of the form redis://user:password@host:port/db"))?;

@@ -1,7 +1,7 @@
--- Where the parts of a hold are, on a cluster: a hold is known by its name alone, and its parts are wherever their slots are.
+-- The place of a hold on a cluster: a hold is known by its id alone, and this value says in which slots its parts are.
 --
--- KEYS[1] is the hold's place. get answers it, or nothing. claim does the same, and writes ARGV[3], to last for ARGV[4] us, if
--- there is nothing; set writes it anyway.
+-- KEYS[1] is the place. get returns its value, or nothing. claim does the same, and if there is none, writes ARGV[3] with a time
+-- to live of ARGV[4] us. set always writes.
 
 local place = call('GET', KEYS[1])
 if operation == 'get' or (operation == 'claim' and place) then return place end

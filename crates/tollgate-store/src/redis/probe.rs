@@ -1,4 +1,7 @@
-//! What is looked at when a service starts: can the store be used at all, and is it set up in a way that will hurt later.
+//! The check at the start of a service: whether the servers can be used, and which settings are dangerous.
+//!
+//! `connect.rs` of the library calls [`RedisStore::probe`] once and logs the warnings. Checks during operation are in
+//! `watch.rs` (lost state, memory) and `ping.rs` (reachability).
 
 use std::time::Duration;
 
@@ -11,28 +14,28 @@ use super::node::Node;
 use super::shape::Operation;
 use crate::{ChargeId, Cost, Failure, Hold, Limit, Micros, StoreError, StoredCharge, StoredLimit};
 
-/// The oldest server that knows all the commands that the scripts use.
+/// The oldest version that has all commands of the scripts.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// What a look at the servers found.
+/// The result of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedisReport {
     /// The version of the server, or of the first of a cluster.
     pub version: String,
-    /// Settings that work and will hurt: what they are, what they can do, and what to set instead.
+    /// Dangerous settings: what they are, what they can cause, and what to set instead.
     pub warnings: Vec<String>,
 }
 
 impl RedisStore {
-    /// Connects, and looks whether the servers can be used and are set up well. An error says what to mend; a server that is
-    /// merely out of reach is a transient one ([`Failure::Connection`], [`Failure::Timeout`]).
+    /// Connects, and checks whether the servers can be used and are configured well. An error says what to fix; the error for an
+    /// unreachable server is transient ([`Failure::Connection`], [`Failure::Timeout`]).
     pub async fn probe(&self) -> Result<RedisReport, StoreError> {
         let mut report = RedisReport::default();
-        // Longer than a call's deadline: at start nobody waits in line.
+        // Longer than the deadline of a call: at the start there is no request to delay.
         let deadline = Instant::now() + self.route.options().timeout.max(Duration::from_secs(2));
         if let Err(error) = self.try_everything(deadline).await {
-            // What the server says of itself may name the reason better.
+            // The server's own information may give a better reason.
             for node in self.route.known_nodes() {
                 self.look_at(&node, deadline, &mut report).await?;
             }
@@ -44,8 +47,8 @@ impl RedisStore {
         Ok(report)
     }
 
-    /// Charges a key that nobody else has, under every strategy, and gives it back: what charges need is then there. A right to
-    /// set an expiry that is found missing only in the middle of a charge would leave a key that never runs out.
+    /// Charges a random key under every strategy and gives it back: this uses every command that charges need. If the privilege
+    /// to set an expiry were missed only in the middle of a charge, a key would stay for ever.
     async fn try_everything(&self, deadline: Instant) -> Result<(), StoreError> {
         let hold = Hold { id: ChargeId::random(), ttl: Micros::from_secs(1) };
         let second = Micros::from_secs(1);
@@ -56,7 +59,7 @@ impl RedisStore {
             Limit::sliding_window_counter(2, second),
             Limit::concurrency(2, second),
         ];
-        // They are sound as they stand.
+        // These limits are valid.
         let limits: Vec<StoredLimit> =
             limits.into_iter().flatten().map(|limit| StoredLimit::new("probe", limit)).collect();
         let key = hold.id.to_string();
@@ -70,7 +73,7 @@ impl RedisStore {
         keys.extend(parts.iter().map(|part| self.names.part(part)));
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         self.send_hold("undo", &keys, hold.id, deadline).await?;
-        // What refilled meanwhile is not given back, so a little is left of some of them.
+        // Units that were refilled meanwhile are not given back, so some keys have a small rest.
         for key in &keys[1..] {
             self.send_hold("forget", &[key], hold.id, deadline).await?;
         }
@@ -107,10 +110,10 @@ impl RedisStore {
         }
         let is_cluster = field("cluster_enabled") == Some("1");
         if is_cluster != self.route.is_cluster() {
-            let (is, said) = if is_cluster { ("is", "not to be one") } else { ("is not", "to be one") };
+            let (is, configured) = if is_cluster { ("is", "not to be one") } else { ("is not", "to be one") };
             return Err(StoreError::failed(
                 Failure::Refused,
-                format!("{at} {is} a cluster's server and was said {said}; set `cluster` accordingly"),
+                format!("{at} {is} a cluster's server and was said {configured}; set `cluster` accordingly"),
             ));
         }
         let mut warn = |warning: String| report.warnings.push(format!("{at}: {warning}"));
@@ -142,14 +145,14 @@ impl RedisStore {
     }
 }
 
-/// The text that a command answers, if it does.
+/// The text of a command's answer, if it has one.
 async fn text(node: &std::sync::Arc<Node>, deadline: Instant, words: &[&str]) -> Option<String> {
-    let question = |_: &str| {
+    let build = |_: &str| {
         let mut cmd = redis::cmd(words[0]);
         cmd.arg(&words[1..]);
         cmd
     };
-    match node.call(deadline, false, &question).await.ok()? {
+    match node.call(deadline, false, &build).await.ok()? {
         Value::BulkString(text) => String::from_utf8(text).ok(),
         Value::Array(words) => match words.last()? {
             Value::BulkString(text) => String::from_utf8(text.clone()).ok(),
@@ -159,7 +162,7 @@ async fn text(node: &std::sync::Arc<Node>, deadline: Instant, words: &[&str]) ->
     }
 }
 
-/// A setting, if this user may ask for it.
+/// A setting, if this user may read it.
 async fn config(node: &std::sync::Arc<Node>, deadline: Instant, name: &str) -> Option<String> {
     text(node, deadline, &["CONFIG", "GET", name]).await
 }

@@ -1,12 +1,12 @@
--- Gives back what counts now, whoever was charged it: the newest first, and never more than there is.
+-- Gives back part of the current count, whichever caller was charged: the newest charge first, and never more than there is.
 --
--- KEYS are the parts', of any strategy but leases; for each seven arguments follow the operation: strategy, amount and the
--- limit's five numbers. A key that is named twice is refunded twice, one after the other. Answers DONE.
+-- KEYS are the keys of the parts, of any strategy but leases. Seven arguments for each follow the operation: strategy, amount and
+-- the limit's five numbers. A repeated key is refunded twice, one after the other. Answers DONE.
 
 local WIDTH = 7
 no_sooner = true
 
--- For each strategy: what is left is written.
+-- For each strategy: writes the state without the amount.
 local refund = {}
 
 refund[1] = function(key, amount, c, p, burst, _, keeps_instant)
@@ -38,7 +38,7 @@ refund[5] = function(key, amount, _, window_us)
   write_counter(key, newer, older)
 end
 
--- All are looked at before any is changed, because a script that finds something foreign half-way is not undone.
+-- All keys are read before any is changed, because a script that fails half-way is not rolled back.
 local read = {read_bucket, read_bucket, read_window, read_log, read_counter}
 for index, key in ipairs(KEYS) do
   local at = 3 + WIDTH * (index - 1)

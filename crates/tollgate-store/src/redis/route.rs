@@ -1,9 +1,12 @@
-//! Which server to ask: the only one, or on a cluster the one that has the slot.
+//! Chooses the server for a call: the only one, or on a cluster the server that has the slot.
 //!
-//! Redirections are followed here and not by the client, because it would also send again what may have been done. What was
-//! surely not done is asked again, a few times, with a short random pause, and never past the deadline. What may have been done
-//! is asked again only if the call has a name of its own. Where slots are is learned from any server that answers, when the
-//! first call comes, when a server says MOVED, and when one cannot be reached.
+//! Redirections are followed here and not by the client, because the client would also repeat calls that may have been done. A
+//! call that was surely not done is sent again a few times, with a short random pause, and never after the deadline. A call that
+//! may have been done is sent again only if it has an id. The slot table comes from any server that answers; it is read at the
+//! first call, after MOVED, and when a server cannot be reached.
+//!
+//! `redis.rs` calls [`Route::call`]; `node.rs` sends the command; `failure.rs` classifies the errors. What a command means does
+//! not matter here.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,16 +27,16 @@ use super::slot::SLOTS;
 use super::watch::Watch;
 use crate::{Failure, NodeId, Nodes, StoreError};
 
-/// How often a call is asked at most, redirections included.
+/// The most attempts of a call, redirections included.
 const TRIES: usize = 5;
 
-/// How long learning where the slots are may take.
+/// The time limit for reading the slot table.
 const LEARN_WITHIN: Duration = Duration::from_millis(500);
 
-/// How long after learning it is not done again.
+/// The shortest time between two reads of the slot table.
 const LEARN_PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether a call has a name of its own, so that it may be sent again although it may have been done.
+/// Whether a call has an id, so that it may be sent again although it may have been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Named {
     Yes,
@@ -44,17 +47,17 @@ pub(crate) struct Route {
     options: RedisOptions,
     seeds: Vec<ConnectionInfo>,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
-    /// Who has each slot; empty until that is known.
+    /// The server of each slot; empty until it is known.
     owners: RwLock<Vec<Arc<Node>>>,
     is_learning: AtomicBool,
     learned: Notify,
     last_learned: Mutex<Option<Instant>>,
-    /// Why nobody said where the slots are, if nobody did.
-    untold: Mutex<Option<StoreError>>,
+    /// Why the last read of the slot table failed, if it failed.
+    learn_error: Mutex<Option<StoreError>>,
     losses: Arc<AtomicU64>,
     /// The addresses of a cluster's servers by number, from 1: see [`NodeId`].
     numbers: RwLock<Vec<String>>,
-    /// For each server that was pinged, the connection that nothing but pings goes over.
+    /// For each pinged server, the connection that is used only for pings.
     pub(super) pings: Mutex<HashMap<String, MultiplexedConnection>>,
 }
 
@@ -69,13 +72,13 @@ impl Route {
             is_learning: AtomicBool::new(false),
             learned: Notify::new(),
             last_learned: Mutex::new(None),
-            untold: Mutex::new(None),
+            learn_error: Mutex::new(None),
             losses: Arc::default(),
             numbers: RwLock::default(),
             pings: Mutex::default(),
             options,
         };
-        // Builds a client for each seed, so that what is wrong with one is said now.
+        // Builds a client for each seed, so that invalid options are reported now.
         for seed in &route.seeds {
             route.node_at(seed.addr().clone())?;
         }
@@ -90,17 +93,17 @@ impl Route {
         &self.options
     }
 
-    /// How often state may have been lost: a server was started anew, or another took its slots over.
+    /// How many times state may have been lost: a server restarted, or slots moved to another server.
     pub(crate) fn losses(&self) -> u64 {
         self.losses.load(Ordering::Relaxed)
     }
 
-    /// The servers known by now.
+    /// All servers known now.
     pub(crate) fn known_nodes(&self) -> Vec<Arc<Node>> {
         self.nodes.lock().values().cloned().collect()
     }
 
-    /// Those that have slots; the only server if this is no cluster.
+    /// The servers that have slots; the only server if this is not a cluster.
     pub(crate) fn primaries(&self) -> Vec<Arc<Node>> {
         if !self.is_cluster() {
             return self.known_nodes();
@@ -114,13 +117,13 @@ impl Route {
         primaries
     }
 
-    /// A number for the server that has a slot, as far as that is known.
+    /// A number for the server of a slot, as far as it is known.
     pub(crate) fn server_of(&self, slot: u16) -> u64 {
         let owners = self.owners.read();
         owners.get(usize::from(slot)).map_or(0, |owner| Arc::as_ptr(owner).addr() as u64)
     }
 
-    /// The node that has a slot. While it is not known where the slots are, a cluster is the one node that does not answer.
+    /// The node that has a slot. Until the slot table is known, a cluster is one node, [`NodeId::ONLY`].
     pub(crate) fn node_of(&self, slot: u16) -> NodeId {
         match self.owners.read().get(usize::from(slot)) {
             Some(owner) if self.is_cluster() => self.number_of(&owner.address),
@@ -137,7 +140,7 @@ impl Route {
         }
     }
 
-    /// The number of a cluster's server. The numbers of servers that are gone are given to others, so that they stay few.
+    /// The number of a cluster's server. Numbers of removed servers are reused, so that they stay small.
     fn number_of(&self, address: &str) -> NodeId {
         let place = |numbers: &[String]| numbers.iter().position(|known| known == address);
         if let Some(place) = place(&self.numbers.read()) {
@@ -153,7 +156,7 @@ impl Route {
         NodeId::new(known.unwrap_or(numbers.len() - 1) + 1)
     }
 
-    /// The server of a number, if it has slots.
+    /// The server with a number, if it has slots.
     pub(super) fn primary(&self, node: NodeId) -> Option<Arc<Node>> {
         self.primaries()
             .into_iter()
@@ -181,7 +184,7 @@ impl Route {
         Ok(node)
     }
 
-    /// The server at `host:port`, reached as the first seed is.
+    /// The server at `host:port`, with the connection settings of the first seed.
     fn node_named(&self, address: &str) -> Result<Arc<Node>, StoreError> {
         let wrong = || {
             StoreError::failed(
@@ -205,7 +208,7 @@ impl Route {
         self.node_at(addr)
     }
 
-    /// Asks the server that has `slot`, following redirections, before `deadline`.
+    /// Sends a command to the server that has `slot`, following redirections, before `deadline`.
     pub(crate) async fn call(
         self: &Arc<Route>,
         slot: u16,
@@ -213,10 +216,10 @@ impl Route {
         deadline: Instant,
         build: &(dyn Fn(&str) -> Cmd + Send + Sync),
     ) -> Result<Value, StoreError> {
-        // What one try may have done is not undone by the next one's failure.
+        // If one attempt may have been done, the error is ambiguous even if the last attempt surely was not.
         let mut may_be_done = false;
-        let asked = self.call_until(slot, named, deadline, build, &mut may_be_done).await;
-        asked.map_err(|error| if may_be_done { error.ambiguous() } else { error })
+        let result = self.call_until(slot, named, deadline, build, &mut may_be_done).await;
+        result.map_err(|error| if may_be_done { error.ambiguous() } else { error })
     }
 
     async fn call_until(
@@ -256,7 +259,7 @@ impl Route {
         }
     }
 
-    /// Whether to ask again, and where if not where the slot is: `Some(None)` is where the slot is.
+    /// Whether to send the call again: `Some(None)` sends it to the owner of the slot, `Some(Some(_))` follows a redirection.
     async fn again(
         self: &Arc<Route>,
         slot: u16,
@@ -281,7 +284,7 @@ impl Route {
             }
             Remedy::Ambiguous => {
                 self.learn_soon();
-                // A call that timed out has no time left to be sent again.
+                // A call that timed out has no time left for another attempt.
                 (named == Named::Yes && call_error.is_broken && pause(deadline).await).then_some(None)
             }
             Remedy::GiveUp if call_error.error.failure() == Some(Failure::Timeout) => {
@@ -292,7 +295,7 @@ impl Route {
         }
     }
 
-    /// The server that has a slot, waiting for that to be known if need be.
+    /// The server that has a slot; waits for the slot table if necessary.
     pub(super) async fn owner(
         self: &Arc<Route>,
         slot: u16,
@@ -309,9 +312,9 @@ impl Route {
                 return Ok(owner.clone());
             }
             if let Some(error) =
-                self.untold.lock().as_ref().filter(|error| error.failure() == Some(Failure::Refused))
+                self.learn_error.lock().as_ref().filter(|error| error.failure() == Some(Failure::Refused))
             {
-                // Asking again does not mend it; but it is asked again, for the next call.
+                // Another read does not help this call, but it may help the next one.
                 self.learn_soon();
                 return Err(error.for_another());
             }
@@ -325,7 +328,7 @@ impl Route {
         }
     }
 
-    /// Another server says that it has the slot.
+    /// Records the new owner of a slot after a redirection.
     fn moved(&self, slot: u16, address: &str) {
         let Ok(node) = self.node_named(address) else { return };
         if let Some(owner) = self.owners.write().get_mut(usize::from(slot)) {
@@ -333,7 +336,7 @@ impl Route {
         }
     }
 
-    /// Learns where the slots are, beside the calls, unless that was just done.
+    /// Reads the slot table in a background task, unless one is running; waits if the last read was just now.
     pub(crate) fn learn_soon(self: &Arc<Route>) {
         if !self.is_cluster() || self.is_learning.swap(true, Ordering::AcqRel) {
             return;
@@ -345,7 +348,7 @@ impl Route {
                 sleep_until(last + LEARN_PAUSE).await;
             }
             let learned = route.learn().await;
-            *route.untold.lock() = match learned {
+            *route.learn_error.lock() = match learned {
                 Ok(slots) => {
                     route.take_over(&slots);
                     None
@@ -358,36 +361,36 @@ impl Route {
         });
     }
 
-    /// Asks every server known where the slots are, and takes the first good answer. Where there is none, the error is one
-    /// that somebody must mend, if there is such a one.
+    /// Asks every known server for the slot table, and takes the first valid answer. If there is none, the error is preferably a
+    /// permanent one that needs a fix.
     async fn learn(self: &Arc<Route>) -> Result<Slots, Option<StoreError>> {
         let deadline = Instant::now() + LEARN_WITHIN;
-        let mut asked = JoinSet::new();
+        let mut calls = JoinSet::new();
         for node in self.known_nodes() {
-            asked.spawn(async move {
-                let question = |_: &str| {
+            calls.spawn(async move {
+                let build = |_: &str| {
                     let mut cmd = redis::cmd("CLUSTER");
                     cmd.arg("SLOTS");
                     cmd
                 };
-                let answer = node.call(deadline, false, &question).await;
+                let answer = node.call(deadline, false, &build).await;
                 answer.map(|answer| read_slots(&answer, &node.address)).map_err(|call_error| call_error.error)
             });
         }
-        let mut untold: Option<StoreError> = None;
-        while let Some(answer) = asked.join_next().await {
+        let mut learn_error: Option<StoreError> = None;
+        while let Some(answer) = calls.join_next().await {
             match answer {
                 Ok(Ok(Some(slots))) => return Ok(slots),
-                Ok(Err(error)) if untold.is_none() || error.failure() == Some(Failure::Refused) => {
-                    untold = Some(error);
+                Ok(Err(error)) if learn_error.is_none() || error.failure() == Some(Failure::Refused) => {
+                    learn_error = Some(error);
                 }
                 _ => {}
             }
         }
-        Err(untold)
+        Err(learn_error)
     }
 
-    /// Puts what was learned in place. Servers that are no longer named are forgotten, except the seeds.
+    /// Replaces the slot table. Servers that are no longer in it are removed, except the seeds.
     fn take_over(&self, slots: &Slots) {
         let mut named: Vec<(u16, u16, Arc<Node>)> = Vec::new();
         for (first, last, address) in slots {
@@ -396,9 +399,9 @@ impl Route {
                 Err(_) => return,
             }
         }
-        // A slot without a server is asked of the first server, which says so.
-        let Some((_, _, anybody)) = named.first() else { return };
-        let mut owners = vec![anybody.clone(); usize::from(SLOTS)];
+        // A slot without a server goes to the first server, which replies with an error.
+        let Some((_, _, first_node)) = named.first() else { return };
+        let mut owners = vec![first_node.clone(); usize::from(SLOTS)];
         for (first, last, node) in &named {
             owners[usize::from(*first)..=usize::from(*last)].fill(node.clone());
         }
@@ -422,9 +425,9 @@ impl Route {
 /// Ranges of slots, and `host:port` of their primary.
 type Slots = Vec<(u16, u16, String)>;
 
-fn read_slots(answer: &Value, asked: &str) -> Option<Slots> {
+fn read_slots(answer: &Value, address: &str) -> Option<Slots> {
     let Value::Array(ranges) = answer else { return None };
-    let asked_host = asked.rsplit_once(':').map_or(asked, |(host, _)| host);
+    let own_host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let range = |range: &Value| {
         let Value::Array(fields) = range else { return None };
         let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &fields[..] else {
@@ -436,7 +439,7 @@ fn read_slots(answer: &Value, asked: &str) -> Option<Slots> {
             _ => None,
         };
         let slot = |slot: i64| u16::try_from(slot).ok().filter(|slot| *slot < SLOTS);
-        let host = host.unwrap_or_else(|| asked_host.to_owned());
+        let host = host.unwrap_or_else(|| own_host.to_owned());
         let (first, last) = (slot(*first)?, slot(*last)?);
         (first <= last).then(|| (first, last, format!("{host}:{port}")))
     };
@@ -444,7 +447,7 @@ fn read_slots(answer: &Value, asked: &str) -> Option<Slots> {
     slots.filter(|slots| !slots.is_empty())
 }
 
-/// Waits a little, at random; false if the deadline would come first.
+/// Waits a short random time; false if the deadline would come first.
 async fn pause(deadline: Instant) -> bool {
     let random = crate::ChargeId::random().get() % 25_000;
     let pause = Duration::from_micros(5_000 + u64::try_from(random).unwrap_or(0));

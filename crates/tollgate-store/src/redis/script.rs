@@ -1,8 +1,11 @@
-//! The scripts: the kernel's twins, joined to what touches data. Their texts are constant; everything that callers send is in
-//! KEYS and ARGV. Their hashes are computed, never written down.
+//! The Lua scripts: the kernel's twins, joined with the texts that read and write Redis.
 //!
-//! A server makes all the functions of a script anew for every call. So what the common charge needs stands at the top, and what
-//! only other states need stands in a function of its own, which defines it when it is first asked for ([`on_demand`]).
+//! The texts are constant; everything that comes from callers is in KEYS and ARGV. The hashes are computed, never written down.
+//! `script/charging.rs` builds the charge scripts; all others are here. No limiter arithmetic is in these texts except in the
+//! twins.
+//!
+//! A server creates all functions of a script anew for every call. So the code of the common charge is at the top, and the code
+//! for rare states is inside a function that defines it at its first call ([`on_demand`]).
 
 mod charging;
 
@@ -12,19 +15,19 @@ use tollgate_kernel::LUA;
 
 pub(crate) use self::charging::charging;
 
-/// A script: its text, and the hash by which a server knows it.
+/// A script: its text, and the hash for EVALSHA.
 pub(crate) struct Script {
     pub(crate) text: String,
     pub(crate) hash: String,
 }
 
-/// A twin by the name of its file.
+/// The twin with this file name.
 fn twin(name: &str) -> &'static str {
     let found = LUA.iter().find(|(file, _)| *file == name);
     found.map(|(_, text)| *text).unwrap_or_else(|| unreachable!("the kernel has no {name}"))
 }
 
-/// A script of these texts. Servers keep the text of a script, so comments and indents are left out.
+/// Joins texts to a script. Servers store the text of a script, so comments and indentation are removed.
 fn joined(texts: &[&str]) -> Script {
     let lines = texts.iter().flat_map(|text| text.lines()).map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with("--")).collect();
@@ -43,8 +46,8 @@ const COUNTER_TEXT: &str = include_str!("counter.lua");
 const LOG_TEXT: &str = include_str!("log.lua");
 const LEASES_TEXT: &str = include_str!("leases.lua");
 
-/// A function `name`, which defines what these texts do when it is first called, and answers a table of it: pairs of a name in the table
-/// and what it stands for.
+/// The Lua text of a function `name` that runs these texts at its first call and returns a table of their definitions: pairs of a
+/// field and its value.
 fn on_demand(name: &str, texts: &[&str], table: &[(&str, &str)]) -> String {
     let fields: Vec<String> = table.iter().map(|(field, value)| format!("{field} = {value}")).collect();
     let (texts, fields) = (texts.join("\n"), fields.join(", "));
@@ -53,13 +56,13 @@ fn on_demand(name: &str, texts: &[&str], table: &[(&str, &str)]) -> String {
     )
 }
 
-/// The everyday charge: buckets whose state is whole microseconds, each key for itself.
+/// The common charge: buckets whose state is whole microseconds, each key separately.
 pub(crate) static BUCKETS: LazyLock<Script> = LazyLock::new(|| {
     joined(&[
         twin("token_bucket.lua"),
         CLOCK,
         include_str!("charge_buckets.lua"),
-        // Not reached by a charge that finds what it mostly does.
+        // The common charge does not reach the rest.
         twin("whole.lua"),
         twin("token_bucket_change.lua"),
         KEEP,
@@ -68,7 +71,7 @@ pub(crate) static BUCKETS: LazyLock<Script> = LazyLock::new(|| {
     ])
 });
 
-/// All twins and what keeps their states, for scripts that know every strategy.
+/// All twins and the texts that read and write their states, for scripts of every strategy.
 fn all_texts() -> Vec<&'static str> {
     let mut all: Vec<&str> =
         LUA.iter().map(|(_, text)| *text).filter(|text| *text != twin("whole.lua")).collect();
@@ -85,7 +88,7 @@ pub(crate) static SETTLE: LazyLock<Script> = LazyLock::new(|| {
     joined(&[CLOCK, short, KEEP, twin("whole.lua"), &others, all])
 });
 
-/// Refunds. A script of its own, so that no charge is the longer for it.
+/// Refunds. A separate script, so that the charge scripts stay short.
 pub(crate) static REFUND: LazyLock<Script> = LazyLock::new(|| {
     let mut texts = vec![CLOCK, KEEP, twin("whole.lua")];
     texts.extend(all_texts());
@@ -93,10 +96,13 @@ pub(crate) static REFUND: LazyLock<Script> = LazyLock::new(|| {
     joined(&texts)
 });
 
-/// Remembers where the parts of a hold are, on a cluster.
+/// Stores where the parts of a hold are, on a cluster.
 pub(crate) static PLACE: LazyLock<Script> = LazyLock::new(|| joined(&[CLOCK, include_str!("place.lua")]));
 
-/// All that are in use, to be loaded into a server that is new to us.
+/// Stores records; sent with EVAL (`records.rs`), so it is not loaded.
+pub(crate) static RECORDS: LazyLock<Script> = LazyLock::new(|| joined(&[CLOCK, include_str!("records.lua")]));
+
+/// All scripts in use, to be loaded into a new server.
 pub(crate) fn all() -> Vec<&'static Script> {
     let mut all = charging::all();
     all.extend([&*BUCKETS, &*SETTLE, &*REFUND, &*PLACE]);

@@ -1,23 +1,24 @@
 -- Settles, cancels or renews held charges, or forgets a key.
 --
--- The first arguments after the operation are how many holds are settled, all alike, what the names of all parts begin with, and the sixteen bytes
--- of each holder. The first of KEYS are theirs, or the key to forget.
--- On a cluster the keys of the parts of the only hold follow, because a script there must name what it touches. Further arguments:
--- actual: the true cost; each: the true cost of each item of the question, in their order; pairs: of each part, in the order of the
--- keys of the charge; named: pairs of a limit's name and its true cost; release, where leases end and the rest stays as it is, cancel,
--- renew, forget: none. undo is a cancel that leaves no hold behind, as if there had been no charge. answer and query look.
+-- The first arguments after the operation are the number of holds, which are all settled in the same way, the prefix of all part
+-- names, and the sixteen bytes of each holder. The first of KEYS are the keys of the holds, or the key to forget. On a cluster
+-- there is one hold, and the keys of its parts follow, because a cluster requires a script to declare its keys. Further arguments
+-- by operation. actual: the actual cost; each: the actual cost of each item of the request, in order; pairs: of each part, in the
+-- order of the keys; named: pairs of a limit's name and its actual cost; none for release (leases end and all other charges
+-- stay), cancel, renew and forget. undo is a cancel that also removes the hold, as if it had never been charged. answer and query
+-- only read.
 --
--- The answer is a list with one for each hold, or for the first of them (settle_all.lua): DONE, ALREADY or UNKNOWN; or a list:
--- DIFFERENT with the names and costs that one number cannot settle; COUNT with how many items there are, where there are more or fewer costs; NAMES with the limits there are, where one was
--- named that is not; STATE where what is kept is not ours, FULL where there is no room, FAILED where a command was refused; and for
--- forget, whether something was there.
+-- The answer is a list with one element for each hold, or only for the first of them (settle_all.lua): DONE, ALREADY or UNKNOWN;
+-- or a list: DIFFERENT with names and costs, if one amount cannot settle them; COUNT with the number of items, if the number of
+-- amounts differs; NAMES with the limits of the hold, if another limit was named; STATE if a value was not written by us, FULL if
+-- there is no memory, FAILED if a command failed; and for forget, whether the key existed.
 
 local function settle_one(hold_key)
   local value = call('GET', hold_key)
   local hold = value and parse_hold(value)
   if not hold or now_us >= hold.end_us then return 'UNKNOWN' end
 
-  -- The answer that the charge was given, for who sends it again in other words.
+  -- The answer of the first call, for a caller that sends the charge again with another request.
   if operation == 'answer' then return answer_held(hold) end
 
   if hold.settled == 1 and operation ~= 'query' then return 'ALREADY' end
@@ -25,15 +26,15 @@ local function settle_one(hold_key)
   no_sooner = true
   for _, part in ipairs(hold.parts) do part.key = names_start .. part.name end
 
-  -- The leases of a part's key where its own is still among them.
+  -- The leases of a part's key, or nil if the lease of this part is not among them.
   local function live_leases(part)
     local leases = read_leases(part.key)
     if part.at_us <= now_us or not entries_find(leases, part.at_us, holder) then return nil end
     return leases
   end
 
-  -- For whoever must look at several holds before settling any: what was charged, as name, cost, and
-  -- whether it is a count, a lease, or a lease that has ended.
+  -- For a caller that must read several holds before it settles any: name, cost, and whether the part is a count, a lease, or an
+  -- ended lease.
   if operation == 'query' then
     local answer = {hold.settled == 1 and 'ALREADY' or 'OPEN'}
     for _, part in ipairs(hold.parts) do
@@ -45,7 +46,7 @@ local function settle_one(hold_key)
   end
 
   if operation == 'renew' then
-    -- All are looked at before any is renewed.
+    -- All leases are checked before any is renewed.
     for _, part in ipairs(hold.parts) do
       if part.strategy == 6 and not live_leases(part) then return 'UNKNOWN' end
     end
@@ -63,7 +64,7 @@ local function settle_one(hold_key)
     return 'DONE'
   end
 
-  -- What a part truly cost: nothing said is as reserved.
+  -- The actual cost of the parts; a part without an entry keeps its reserved cost.
   local actuals = {}
   if operation == 'actual' then
     local first
@@ -80,7 +81,7 @@ local function settle_one(hold_key)
       end
     end
   elseif operation == 'each' or operation == 'pairs' then
-    -- Of which part each cost is: items of one key and one limit are one part, numbered in the order of first mention.
+    -- Maps costs to parts: items of one key and one limit are one part, numbered in the order of their first item.
     local items, pairs_of, pair_count = 0, {}, 0
     if operation == 'pairs' then
       for at = amounts_at, #ARGV do actuals[at - amounts_at + 1] = ARGV[at] + 0 end
@@ -119,7 +120,8 @@ local function settle_one(hold_key)
     return actuals[name_of(part)] or part.cost
   end
 
-  -- For each strategy: gives an amount back (below zero), or takes it anyway. The limit is the one that was charged.
+  -- For each strategy: gives an amount back (below zero), or takes it even if it does not fit. The limit is the one that was
+  -- charged.
   local correct = {}
 
   correct[1] = function(part, more, c, p, burst, debt_us, keeps_instant)
@@ -144,7 +146,7 @@ local function settle_one(hold_key)
       end_us, count, start_us = fixed_window_give_back(end_us, count, start_us, -more, part.at_us, now_us)
     end
     if operation == 'undo' and count == 0 and part.at_us == start_us then
-      -- The window was opened by what is undone, so it was never open.
+      -- The undone charge opened the window, so the window is removed.
       call('DEL', part.key)
     elseif end_us > now_us then
       write_window(part.key, end_us, count, start_us)
@@ -153,7 +155,7 @@ local function settle_one(hold_key)
 
   correct[4] = function(part, more, _, window_us)
     local log = read_log(part.key)
-    -- A log of format 1 does not say for how long it is kept; the window that it was charged by counts on it.
+    -- A log of format 1 has no retention time; it must stay for the window that it was charged by.
     if log.keep_us == 0 then log.keep_us = window_us end
     if more > 0 then
       sliding_window_debit(log, window_us, more, now_us)
@@ -175,7 +177,7 @@ local function settle_one(hold_key)
     write_counter(part.key, newer, older)
   end
 
-  -- All are looked at before any is corrected, because a script that finds something foreign half-way is not undone.
+  -- All keys are read before any is changed, because a script that fails half-way is not rolled back.
   local read = {read_bucket, read_bucket, read_window, read_log, read_counter, read_leases}
   for _, part in ipairs(hold.parts) do
     if part.strategy == 6 or actual_of(part) ~= part.cost then read[part.strategy](part.key, part.numbers[2]) end

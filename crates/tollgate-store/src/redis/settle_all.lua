@@ -1,8 +1,8 @@
--- Settles each hold of the call: the common way first, then any way. See settle.lua. A call that has met much answers for its first
--- holds alone.
+-- Settles each hold of the call: the fast path first (short_settle.lua), then the general one (settle.lua). A call with much work
+-- answers only its first holds.
 
 local answers = {}
--- The lease of a hold may be settled in few steps by these.
+-- The operations for which a hold of one lease has a fast path.
 local is_short = operation == 'cancel' or operation == 'actual' or operation == 'release'
 local function text_of(failure) return type(failure) == 'table' and failure.err or failure end
 
@@ -14,25 +14,25 @@ for index = 1, count do
   else
     if is_short then
       is_sound, answer = pcall(settle_lease, KEYS[index])
-      -- Nothing was written where there is no room for it, or where a hold says what none of ours does.
+      -- The fast path wrote nothing if there is no memory, or if a hold has an unexpected content: the general path decides.
       local text = not is_sound and text_of(answer)
       if text and (find(text, 'OOM', 1, true) or find(text, 'user_script:%d')) then is_sound, answer = true, nil end
     end
     if is_sound and not answer then is_sound, answer = pcall(others_of_settlement().settle, KEYS[index]) end
   end
   if not is_sound then
-    -- What is wrong with one hold, or with a key that it charged, is the answer of this hold alone.
+    -- An error of one hold, or of a key that it charged, is the answer of this hold alone.
     local text = text_of(answer)
     local function says(word) return find(text, word, 1, true) end
     if says('TOLLGATE_STATE') or says('WRONGTYPE') then
       answer = {ok = 'STATE'}
     elseif says('OOM') then
-      -- Redis refuses no write for lack of room once a script has written.
+      -- Redis refuses no write for lack of memory once a script has written.
       answer = {ok = 'FULL'}
     elseif has_written or find(text, 'user_script:%d') then
       answer = {ok = 'FAILED'}
     else
-      -- The server serves nobody now, and nothing was written: the error itself is the answer.
+      -- The server serves no call now, and nothing was written: the error is the answer of the whole call.
       error(answer, 0)
     end
   elseif answer == 'DONE' then

@@ -1,7 +1,8 @@
-//! What charges have in common that go to a server in one call, how they are put to the script, and how its answers are read.
+//! The shape of charges that can share one script call, and how they are encoded and their answers decoded.
 //!
-//! Charges are alike if they charge the same limits at the same costs; only their keys differ. What they have in common is written
-//! once for all of them, so it is worth comparing: [`Shape`] is numbers only, and becomes text when a batch is sent.
+//! Charges have the same shape if they charge the same limits with the same costs; only their keys differ. The common arguments
+//! are sent once for the whole batch. [`Shape`] contains only numbers, so it is cheap to compare, and becomes text when a batch
+//! is sent. `batch.rs` groups and sends; `codec.rs` encodes single parts.
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
@@ -14,20 +15,20 @@ use super::{Held, failure};
 use crate::remote::limit_codec;
 use crate::{ChargeId, Failure, ManualClock, StoreError, StoredCharge};
 
-/// What charges have in common that go in one call.
+/// What the charges of one script call have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// In the order in which they are put to the script.
+    /// The limits, in the order of the script's arguments.
     parts: SmallVec<[ShapeCharge; 1]>,
-    /// Which part of the charge each of them is.
+    /// The index in the charge of each of them.
     order: Order,
     hold: Option<HoldShape>,
 }
 
-/// Which part of a charge comes first, second and so on in a script.
+/// The index in the charge of the first, second, ... part of a script call.
 pub(super) type Order = SmallVec<[usize; 4]>;
 
-/// The order in which a script is asked about parts: by strategy, so that there are few scripts; a hold keeps the order of its charge.
+/// The order of the parts in a script call: by strategy, so that there are few scripts; a hold keeps the order of its charge.
 pub(super) fn order_of(parts: &[StoredCharge<'_>], is_hold: bool) -> Order {
     let mut order: Order = (0..parts.len()).collect();
     if !is_hold {
@@ -43,24 +44,24 @@ struct ShapeCharge {
     shadow: bool,
 }
 
-/// What holds have in common: their time to live, and the question as their callers would have it back, or nothing where the charges
-/// say as much.
+/// What the holds of one call have in common: their time to live, and the request to return to a repeated call; empty if the
+/// charges contain the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HoldShape {
     pub(super) operation: Operation,
     pub(super) ttl: Micros,
-    pub(super) question: String,
+    pub(super) request: String,
 }
 
-/// What the script is to do.
+/// The operation of the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Charge,
-    /// A charge that begins no key under numbers that come with the call.
+    /// A charge that creates no key under limits whose numbers come with the call.
     Known,
     Peek,
     Hold,
-    /// A hold of which other charges are held on other servers.
+    /// A hold with other parts on other servers.
     HoldPart,
 }
 
@@ -76,17 +77,17 @@ impl Operation {
     }
 }
 
-/// What tells charges of one shape apart: the keys of the parts, and for a hold its key and its holder.
+/// The part of a charge that its shape does not have: the keys of the parts, and for a hold its key and its id.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChargeKeys {
     pub(super) parts: SmallVec<[String; 1]>,
     pub(super) hold: Option<(String, ChargeId)>,
 }
 
-/// What the script answers of one charge.
+/// The script's answer to one charge.
 pub(crate) enum Answer {
     Found(Found),
-    /// The charge was made before.
+    /// The charge was made before, under the same id.
     Held(Held),
 }
 
@@ -102,7 +103,7 @@ impl Shape {
         Shape { parts, order, hold }
     }
 
-    /// Whether all of its numbers come with the call.
+    /// Whether a limit keeps its instant: then its numbers come with the call.
     pub(super) fn keeps_instant(&self) -> bool {
         self.parts.iter().any(|part| match part.limit {
             Limit::TokenBucket(bucket) => bucket.keeps_instant(),
@@ -115,7 +116,7 @@ impl Shape {
         self.hold.is_some()
     }
 
-    /// What a call of this shape does.
+    /// Which script a call of this shape uses, and how.
     pub(super) fn script_call(&self, operation: Operation, clock: Option<&ManualClock>) -> ScriptCall<'_> {
         if let ([part], None, Operation::Charge | Operation::Known) = (&self.parts[..], &self.hold, operation)
             && let Some(bucket) = WholeBucket::of(part, clock)
@@ -129,11 +130,11 @@ impl Shape {
     }
 }
 
-/// A call of charges of one shape.
+/// A script call for charges of one shape.
 pub(super) struct ScriptCall<'a> {
     shape: &'a Shape,
     operation: Operation,
-    /// The numbers of the everyday charge, where it is one.
+    /// The arguments of the common charge, if it is one.
     bucket: Option<WholeBucket>,
     pub(super) script: &'static Script,
 }
@@ -154,7 +155,7 @@ impl ScriptCall<'_> {
         self.operation.name()
     }
 
-    /// Puts what follows the operation. The names of parts begin with so many bytes that are always the same.
+    /// Adds the arguments after the operation. `start_bytes` is the length of the prefix of all part names.
     pub(super) fn put(&self, cmd: &mut Cmd, charges: &[ChargeKeys], start_bytes: usize) {
         if let Some(bucket) = &self.bucket {
             bucket.put(cmd);
@@ -165,14 +166,14 @@ impl ScriptCall<'_> {
             codec::put_charge(cmd, &part.limit, part.cost, part.shadow);
         }
         if let Some(hold) = &self.shape.hold {
-            cmd.arg(hold.ttl.min(MAX_SPAN).get()).arg(&hold.question).arg(start_bytes);
+            cmd.arg(hold.ttl.min(MAX_SPAN).get()).arg(&hold.request).arg(start_bytes);
             for (_, id) in charges.iter().filter_map(|charge| charge.hold.as_ref()) {
                 cmd.arg(&id.get().to_be_bytes()[..]);
             }
         }
     }
 
-    /// Reads the answers, one for each charge; or for the first of them, where the script left the rest to another call.
+    /// Reads the answers, one for each charge, or only for the first charges if the script left the rest to another call.
     pub(super) fn read(&self, answer: &Value, charges: usize) -> Option<Vec<Result<Answer, StoreError>>> {
         let Value::Array(answers) = answer else { return None };
         let (Value::Int(now), answers) = answers.split_first()? else { return None };
@@ -196,7 +197,7 @@ impl ScriptCall<'_> {
     }
 }
 
-/// Why one charge or settlement of several could not be made. Nothing of it was, unless a command was refused half-way.
+/// The error of one charge or settlement in a batch. Nothing of it was done, unless a command failed half-way.
 pub(super) fn unkept(status: &str) -> Option<StoreError> {
     match status {
         "STATE" => Some(failure::not_ours()),
@@ -209,8 +210,8 @@ pub(super) fn unkept(status: &str) -> Option<StoreError> {
     }
 }
 
-/// A bucket whose state is whole microseconds: what the charge takes, the time to fill, how long the state is to stay, the numbers
-/// as they end a state, and whether it keeps its instant instead.
+/// A bucket whose state is whole microseconds: the price of the charge, the time to fill, the expiry of the state, the numbers at
+/// the end of a state, and whether it keeps its instant instead.
 struct WholeBucket {
     price_us: u64,
     span_us: u64,
@@ -220,19 +221,19 @@ struct WholeBucket {
     keeps_instant: bool,
 }
 
-/// A state of a bucket that fills within this stays as long as any of its states may have to, which is one thing less to work
-/// out; for others it is worked out, so that a key that was hardly used does not stay for days.
+/// A state that fills within this time expires after the longest time that any state of its limit needs, which saves a
+/// computation. Longer ones are computed, so that a key with little use does not stay for days.
 const STAY_AS_LONG_AS_ANY: Micros = Micros::from_secs(600);
 
 impl WholeBucket {
-    /// A part, if it is one. A test's clock says when the state is to go.
+    /// A part, if it is such a bucket. With a manual clock the expiry is an instant.
     fn of(part: &ShapeCharge, clock: Option<&ManualClock>) -> Option<WholeBucket> {
         let limit = &part.limit;
         if !matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)) {
             return None;
         }
         let [1, period_us, burst, _, keeps_instant] = limit.parameters()[..] else { return None };
-        // One token every so many whole us, so a time to fill is whole too.
+        // One token every whole number of us, so a time to fill is whole too.
         let span_us = burst.checked_mul(period_us)?;
         let (price_us, _) = limit.price(part.cost)?;
         let numbers = format!("/1/{period_us:x}/{burst:x}");
@@ -250,12 +251,12 @@ impl WholeBucket {
         cmd.arg(u8::from(self.keeps_instant));
     }
 
-    /// What was missing before an admitted charge, or -1 less that before a refused one.
+    /// The value of the script: what was missing before an admitted charge, or -1 less that before a denied one.
     fn read(now: Micros, missing: i64, shadow: bool) -> Found {
         let is_charged = missing >= 0;
         let us = u64::try_from(if is_charged { missing } else { -1 - missing }).unwrap_or(0);
         let reading = Reading::Bucket { us: Micros::new(us), rest: 0 };
-        // A part in shadow refuses nobody.
+        // A shadow part denies nothing.
         Found { now, passed: is_charged || shadow, readings: SmallVec::from_elem(reading, 1) }
     }
 }
@@ -271,11 +272,11 @@ mod tests {
         let limit = StoredLimit::new("a", limit);
         let part = StoredCharge { limit: &limit, key: "k", cost: Cost::ONE, shadow: false };
         let shape = Shape::of(&[part], None);
-        let question = shape.script_call(Operation::Charge, None);
+        let script_call = shape.script_call(Operation::Charge, None);
         let status = |text: &str| Value::SimpleString(text.to_owned());
         let all =
             [Value::Int(9), Value::Int(5), status("STATE"), Value::Int(-1), status("FULL"), status("FAILED")];
-        let answers = question.read(&Value::Array(all.to_vec()), 5).unwrap();
+        let answers = script_call.read(&Value::Array(all.to_vec()), 5).unwrap();
         let passed = |answer: &Result<Answer, StoreError>| match answer {
             Ok(Answer::Found(found)) => Ok(found.passed),
             Ok(Answer::Held(_)) => panic!("nothing was held"),
@@ -286,17 +287,20 @@ mod tests {
         let expected =
             [Ok(true), refused(Failure::State), Ok(false), refused(Failure::Full), refused(Failure::Refused)];
         assert_eq!(read, expected);
-        let first = question.read(&Value::Array(all.to_vec()), 9).unwrap();
+        let first = script_call.read(&Value::Array(all.to_vec()), 9).unwrap();
         assert_eq!(first.len(), 5, "the others are left to another call");
-        assert!(question.read(&Value::Array(all.to_vec()), 4).is_none());
-        assert!(question.read(&Value::Array(vec![Value::Int(9)]), 4).is_none(), "at least one is answered");
+        assert!(script_call.read(&Value::Array(all.to_vec()), 4).is_none());
+        assert!(
+            script_call.read(&Value::Array(vec![Value::Int(9)]), 4).is_none(),
+            "at least one is answered"
+        );
         for wrong in
             [vec![], vec![Value::Nil], vec![Value::Int(9), Value::Nil], vec![Value::Int(9), status("?")]]
         {
             let charges = wrong.len().saturating_sub(1);
-            assert!(question.read(&Value::Array(wrong.clone()), charges).is_none(), "{wrong:?}");
+            assert!(script_call.read(&Value::Array(wrong.clone()), charges).is_none(), "{wrong:?}");
         }
-        assert!(question.read(&Value::Nil, 0).is_none());
+        assert!(script_call.read(&Value::Nil, 0).is_none());
     }
 
     #[test]
@@ -347,11 +351,11 @@ mod tests {
         let limit = StoredLimit::new("a", Limit::fixed_window(5, Micros::from_secs(1)).unwrap());
         let part =
             |cost| StoredCharge { limit: &limit, key: "k", cost: Cost::new(cost).unwrap(), shadow: false };
-        let hold = |question: &str| {
+        let hold = |request: &str| {
             Some(HoldShape {
                 operation: Operation::Hold,
                 ttl: Micros::from_secs(1),
-                question: question.to_owned(),
+                request: request.to_owned(),
             })
         };
         assert_eq!(Shape::of(&[part(1)], None), Shape::of(&[StoredCharge { key: "other", ..part(1) }], None));

@@ -1,17 +1,18 @@
-//! Names in Redis, and the slots of a cluster that they fall into.
+//! Key names in Redis, and their cluster slots.
 //!
-//! Every name begins with the prefix and the version of the stored format, and has one pair of braces, ours: `{…}` around 128
-//! bits of a hash. No byte of a caller's key reaches Redis, so none can choose a slot, break out of a name or grow it.
+//! Every name starts with the prefix and the version of the stored format, and has one pair of braces: `{…}` around 128 bits of a
+//! hash. No byte of a caller's key reaches Redis, so a key cannot choose a slot, break out of a name or make it longer. The names
+//! are a stored format (docs/storage.md). What is stored under them is not decided here; `route.rs` maps slots to servers.
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use tollgate_kernel::Strategy;
 
 use crate::StoredCharge;
 use crate::remote::name_of;
-use crate::{ChargeId, Subject};
+use crate::{ChargeId, RecordKind, Subject};
 
-/// The version of the names. What is kept under them is of format 2, which says so itself, or of format 1, which is still read;
-/// another number here would be a change that finds nothing of what was kept before.
+/// The version of the names. The values are of format 2, which is marked in the value, or of format 1, which can still be read.
+/// With another number here, existing counters would not be found.
 pub(crate) const FORMAT: u32 = 1;
 
 /// How many slots a cluster has.
@@ -28,54 +29,64 @@ impl Names {
         Names { start: format!("{prefix}{FORMAT}:") }
     }
 
-    /// Where a part is kept. Limits of one key share a tag, and so do all keys of a namespace if that is the subject.
+    /// The name of a part. Limits of one key share a hash tag; all keys of a namespace share one if the namespace is the subject,
+    /// and all keys if all is the subject.
     pub(crate) fn part(&self, part: &StoredCharge<'_>) -> String {
         let tag = base64(name_of(&[subject(part)]));
         let (start, kind, limit) = (&self.start, kind(part), &part.limit.name);
         match part.limit.subject {
             Subject::Key => format!("{start}{{{tag}}}:{kind}:{limit}"),
-            Subject::Namespace => format!("{start}{{{tag}}}:{kind}:{limit}:{}", base64(name_of(&[part.key]))),
+            Subject::Namespace | Subject::All => {
+                format!("{start}{{{tag}}}:{kind}:{limit}:{}", base64(name_of(&[part.key])))
+            }
         }
     }
 
-    /// Where a hold is kept.
+    /// The name of a hold.
     pub(crate) fn hold(&self, id: ChargeId) -> String {
         format!("{}hold:{{{}}}", self.start, base64(id.get().to_be_bytes()))
     }
 
-    /// What says where the parts of a hold are kept, on a cluster.
+    /// The name of the value that says where the parts of a hold are, on a cluster.
     pub(crate) fn place(&self, id: ChargeId) -> String {
         format!("{}place:{{{id}}}", self.start)
     }
 
-    /// Where a hold is kept beside a part of it, on a cluster.
+    /// The name of a hold in the slot of one of its parts, on a cluster.
     pub(crate) fn hold_beside(&self, part_name: &str, id: ChargeId) -> String {
         format!("{}{{{}}}:hold:{}", self.start, tag(part_name), base64(id.get().to_be_bytes()))
     }
 
-    /// What the names of all parts begin with: up to the brace, and with it.
+    /// The names of the records of a kind and of their ends: one slot for both.
+    pub(crate) fn records(&self, kind: RecordKind) -> [String; 2] {
+        let records = format!("{}records:{{{}}}", self.start, kind.name());
+        [records.clone(), records + ":ends"]
+    }
+
+    /// The prefix of all part names, up to and including the brace.
     pub(crate) fn part_start(&self) -> String {
         format!("{}{{", self.start)
     }
 
-    /// What all our names begin with.
+    /// The prefix of all names.
     #[cfg(test)]
     pub(crate) fn start(&self) -> &str {
         &self.start
     }
 }
 
-/// The text that decides where a part is kept.
+/// The text whose hash decides the slot of a part.
 fn subject<'a>(part: &StoredCharge<'a>) -> &'a str {
     match part.limit.subject {
         Subject::Key => part.key,
-        // Canonical text without a `:` is a key of the default namespace, whose name is as good a subject as any.
+        // Canonical text without a `:` is a key of the default namespace; its name is a valid subject too.
         Subject::Namespace => part.key.split_once(':').map_or("default", |(namespace, _)| namespace),
+        Subject::All => "all",
     }
 }
 
-/// What is kept for a part, as a letter of its name: a limit that is given another strategy begins afresh, and does not take
-/// what was counted otherwise for its own. Both buckets keep the same.
+/// The kind of state, as a letter of the name: a limit whose strategy changes starts with empty counters instead of reading those
+/// of the other strategy. Both buckets have the same state.
 fn kind(part: &StoredCharge<'_>) -> char {
     match part.limit.limit.strategy() {
         Strategy::TokenBucket | Strategy::LeakyBucket => 'b',
@@ -91,7 +102,7 @@ fn base64(bytes: [u8; 16]) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// What is between the braces of a name.
+/// The hash tag of a name: the text between its braces.
 fn tag(name: &str) -> &str {
     let inside = name.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     inside.map_or(name, |(tag, _)| tag)
@@ -102,7 +113,7 @@ pub(crate) fn slot(name: &str) -> u16 {
     crc16(tag(name).as_bytes()) % SLOTS
 }
 
-/// CRC-16/XMODEM, which is what Redis Cluster hashes with.
+/// CRC-16/XMODEM, the hash of Redis Cluster.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc: u16, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
@@ -137,7 +148,7 @@ mod tests {
 
     #[test]
     fn names_are_of_the_stored_format() {
-        // A change of these is a new version of the stored state.
+        // A change of these values is a new version of the stored state.
         let api = limit("api", Subject::Key);
         assert_eq!(name(&api, "user:42"), "tollgate:1:{-8NHhShsj_9IIQkVQFeVNA}:w:api");
         let id = ChargeId::new(0xabc).unwrap();
@@ -149,13 +160,16 @@ mod tests {
     }
 
     #[test]
-    fn the_subject_is_the_key_or_its_namespace() {
-        let (by_key, by_namespace) = (limit("a", Subject::Key), limit("a", Subject::Namespace));
+    fn the_subject_is_the_key_or_its_namespace_or_all() {
+        let [by_key, by_namespace, all] =
+            [Subject::Key, Subject::Namespace, Subject::All].map(|subject| limit("a", subject));
         for (limit, key, expected) in [
             (&by_key, "acme:alice", "acme:alice"),
             (&by_namespace, "acme:alice", "acme"),
             (&by_namespace, "acme:alice:v2", "acme"),
             (&by_namespace, "alice", "default"),
+            (&all, "acme:alice", "all"),
+            (&all, "alice", "all"),
         ] {
             assert_eq!(subject(&StoredCharge { limit, key, cost: Cost::ONE, shadow: false }), expected);
         }
@@ -178,9 +192,12 @@ mod tests {
         assert_eq!(slot(&name(&by_key, "acme:x")), slot(&name(&limit("c", Subject::Key), "acme:x")));
         assert_eq!(slot(&name(&by_namespace, "acme:x")), slot(&name(&by_namespace, "acme:y")));
         assert_ne!(name(&by_namespace, "acme:x"), name(&by_namespace, "acme:y"));
+        let (all, others) = (limit("d", Subject::All), limit("e", Subject::All));
+        assert_eq!(slot(&name(&all, "job:x")), slot(&name(&others, "global")));
+        assert_ne!(name(&all, "job:x"), name(&all, "global"));
     }
 
-    /// No caller's bytes reach a name, so braces in a key choose no slot; ten thousand keys spread.
+    /// No byte of a caller reaches a name, so braces in a key choose no slot; ten thousand keys are spread evenly.
     #[test]
     fn hostile_keys_neither_choose_slots_nor_collide() {
         let api = limit("api", Subject::Key);

@@ -1,12 +1,12 @@
-//! A charge on a cluster, where its keys may be in different slots, and a hold is known by its name alone.
+//! Charges on a cluster, where keys may be in different slots and a hold is known by its id alone.
 //!
-//! MergedCharges whose keys share a slot are a group, and a group is one script. Groups are charged one after the other, in the order
-//! of their slots, each under the hold's name, or under a name made up for the purpose; when one refuses, those before it are
-//! undone. So it may happen that others are refused for a moment who need not be, and never that too much is admitted. If this
-//! process dies between two groups, what was charged stays charged until it runs out by itself.
+//! Charges whose keys share a slot form a group, and a group is one script call. Groups are charged one after the other, in the
+//! order of their slots, each under the id of the hold or under a random id. If one denies, the groups before it are undone. So a
+//! concurrent charge may be denied for a moment without need, but never is too much admitted. If this process ends between two
+//! groups, the charged groups stay charged until they expire.
 //!
-//! Where the groups of a hold are is kept at its *place*, in the slot of its name: a reservation takes one call more here than
-//! on one server, and so does its settlement.
+//! The list of a hold's groups is stored at its *place*, in the slot of its id: a reservation and its settlement take one call
+//! more here than on a single server. `redis.rs` calls this module only on a cluster; `batch.rs` sends the scripts.
 
 use std::time::Duration;
 
@@ -23,13 +23,13 @@ use crate::{
     ChargeId, Charged, Failure, Hold, Outcome, Outcomes, Settled, Settlement, StoreError, StoredCharge,
 };
 
-/// How long a hold lasts that only serves to undo: longer than any deadline.
+/// The time to live of a hold that exists only to be undone: longer than any deadline.
 const UNDO_WITHIN: Micros = Micros::from_secs(60);
 
-/// MergedCharges whose keys share a slot.
+/// Charges whose keys share a slot.
 struct Group<'a> {
     slot: u16,
-    /// Which parts of the charge these are.
+    /// The index in the charge of each part.
     indexes: Vec<usize>,
     parts: Vec<StoredCharge<'a>>,
     keys: Vec<String>,
@@ -50,13 +50,14 @@ impl RedisStore {
             group.parts.push(*part);
             group.keys.push(key);
         }
-        // Leases first, because they say how long the hold of the others lasts; then by slot, the same for everybody.
+        // Leases first, because they decide how long the hold of the others lasts; then by slot, in the same order for every
+        // caller.
         groups
             .sort_by_key(|group| (group.parts.iter().all(|part| lease_of(part) == Micros::ZERO), group.slot));
         groups
     }
 
-    /// Where a group's part of a hold is kept.
+    /// The key of a group's part of a hold.
     fn hold_key(&self, group: &Group<'_>, id: ChargeId) -> String {
         match group.keys.first() {
             Some(key) => self.names.hold_beside(key, id),
@@ -77,7 +78,7 @@ impl RedisStore {
         parts.conclude(&outcomes, passed)
     }
 
-    /// Asks what a group would say.
+    /// Peeks at a group.
     async fn look(
         &self,
         group: &Group<'_>,
@@ -112,7 +113,7 @@ impl RedisStore {
                     Answer::Held(..) => Err(codec::no_answer("a charge")),
                 }
             }
-            // MergedCharges that hold nobody up are each charged for themselves, wherever they are.
+            // Shadow parts deny nothing, so each is charged separately, in whatever slot.
             None if parts.parts.iter().all(|part| part.shadow) => {
                 self.charge_apart(parts, &groups, deadline).await
             }
@@ -129,7 +130,7 @@ impl RedisStore {
         }
     }
 
-    /// Groups of parts that hold nobody up: one script each, all at the same time.
+    /// Charges groups of shadow parts: one script call each, all concurrently.
     async fn charge_apart(
         &self,
         parts: &MergedCharges<'_>,
@@ -137,9 +138,9 @@ impl RedisStore {
         deadline: Instant,
     ) -> Result<Charged, StoreError> {
         let mut outcomes = blank(parts);
-        let asked =
+        let calls =
             groups.iter().map(|group| self.charge_batched(&group.parts, Operation::Charge, None, deadline));
-        for (group, answer) in groups.iter().zip(futures_util::future::join_all(asked).await) {
+        for (group, answer) in groups.iter().zip(futures_util::future::join_all(calls).await) {
             match answer? {
                 Answer::Found(found) => fill(&mut outcomes, group, &found),
                 Answer::Held(..) => return Err(codec::no_answer("a charge")),
@@ -148,46 +149,46 @@ impl RedisStore {
         parts.conclude(&outcomes, true)
     }
 
-    /// Charges group after group under one name, and undoes those before the one that refuses. A hold comes with the question
-    /// that it is made with; without one the name is made up, and nobody else knows it.
+    /// Charges group after group under one id, and undoes the earlier groups if one denies. A hold comes with its request;
+    /// without one, the id is random and no other caller knows it.
     async fn charge_in_turn(
         &self,
         parts: &MergedCharges<'_>,
         groups: &[Group<'_>],
         mut hold: Hold,
-        question: Option<&str>,
+        request: Option<&str>,
         deadline: Instant,
     ) -> Result<Charged, StoreError> {
         let mut outcomes = blank(parts);
         for (turn, group) in groups.iter().enumerate() {
             let key = self.hold_key(group, hold.id);
-            let kept = Some((&*key, hold, question.unwrap_or_default()));
+            let held = Some((&*key, hold, request.unwrap_or_default()));
             let operation = if groups.len() > 1 { Operation::HoldPart } else { Operation::Hold };
-            let asked = self.charge_batched(&group.parts, operation, kept, deadline).await;
-            let found = match asked {
+            let answer = self.charge_batched(&group.parts, operation, held, deadline).await;
+            let found = match answer {
                 Ok(Answer::Found(found)) => found,
                 Ok(Answer::Held(held)) => {
-                    // Charged before, under the same name: this is the same call, sent again.
+                    // Charged before, under the same id: the same call was sent again.
                     held.found(&group.parts).ok_or_else(|| codec::no_answer("a hold"))?
                 }
                 Err(error) => {
-                    // The group itself may have been charged; undoing what was not done does nothing. Under a name that its
-                    // caller knows, nothing is undone behind the back of one who may be sending it again.
+                    // The group itself may have been charged; undoing a group that was not charged does nothing. If the caller
+                    // chose the id, nothing is undone, because the caller may be sending it again.
                     let charged = if error.is_ambiguous() { turn + 1 } else { turn };
-                    if question.is_none() {
+                    if request.is_none() {
                         self.undo(&groups[..charged], hold.id);
                     }
-                    // Until that is undone, some of it is charged.
+                    // Until the undo is done, some groups are charged.
                     return Err(if charged > 0 { error.ambiguous() } else { error });
                 }
             };
             fill(&mut outcomes, group, &found);
-            // The hold lasts as long as the longest lease that was taken, and one that only watches takes one if it can.
+            // The hold lasts as long as its longest lease. A shadow part takes a lease if it can.
             let taken = group.indexes.iter().zip(&group.parts).filter(|(index, _)| outcomes[**index].allowed);
             hold.ttl = taken.map(|(_, part)| lease_of(part)).max().unwrap_or_default().max(hold.ttl);
             if !found.passed {
                 if let Err(error) = self.undo_now(&groups[..turn], hold.id, deadline).await {
-                    if question.is_some() {
+                    if request.is_some() {
                         return Err(error);
                     }
                     self.undo(&groups[..turn], hold.id);
@@ -201,8 +202,7 @@ impl RedisStore {
         parts.conclude(&outcomes, true)
     }
 
-    /// Refunds each group for itself: one script each, all at the same time. What one was given back it keeps, whatever becomes
-    /// of the others.
+    /// Refunds each group separately: one script call each, all concurrently. If some fail, the others stay refunded.
     pub(super) async fn refund_spread(
         &self,
         parts: &MergedCharges<'_>,
@@ -220,7 +220,7 @@ impl RedisStore {
         all.map_err(|error| if is_any { error.ambiguous() } else { error })
     }
 
-    /// Undoes groups before the answer is given, so that its receiver finds them undone.
+    /// Undoes groups before the answer is returned, so that the caller finds them undone.
     async fn undo_now(
         &self,
         groups: &[Group<'_>],
@@ -231,12 +231,12 @@ impl RedisStore {
         futures_util::future::join_all(undone).await.into_iter().collect()
     }
 
-    /// Undoes groups beside the calls: the deadline of this one has come, or nearly so.
+    /// Undoes groups in a background task: the deadline of this call has passed, or nearly so.
     fn undo(&self, groups: &[Group<'_>], id: ChargeId) {
         for group in groups {
             let (store, keys) = (self.clone(), self.undo_keys(group, id));
             tokio::spawn(async move {
-                // Long enough for a fail-over, and ever more seldom.
+                // Long enough for a fail-over, with growing pauses.
                 for pause_ms in [0, 50, 100, 200, 400, 800, 1_600, 3_200, 6_400] {
                     tokio::time::sleep(Duration::from_millis(pause_ms)).await;
                     if store.undo_one(keys.clone(), id, store.deadline()).await.is_ok() {
@@ -258,7 +258,7 @@ impl RedisStore {
         self.send_hold("undo", &texts(&keys), id, deadline).await.map(drop)
     }
 
-    /// A charge with a hold: claims the hold's place first, and answers as before if it was charged before.
+    /// A charge with a hold: claims the hold's place first, and returns the earlier answer if it was charged before.
     async fn charge_held(
         &self,
         items: &[StoredCharge<'_>],
@@ -270,9 +270,9 @@ impl RedisStore {
         let certain = parts.parts.iter().filter(|part| !part.shadow).map(lease_of).max();
         let ttl = certain.unwrap_or_default().max(hold.ttl);
         let hold = Hold { ttl, ..hold };
-        let question = codec::write(items);
+        let request = codec::write(items);
         let place = Placed {
-            question: question.clone(),
+            request: request.clone(),
             groups: groups
                 .iter()
                 .map(|group| (group.indexes.clone(), self.undo_keys(group, hold.id)))
@@ -286,12 +286,13 @@ impl RedisStore {
             }
             self.place(hold, "set", &place, deadline).await?;
         }
-        // The place has the question; the hold has what its settlement needs where it is the only one.
-        let kept = if groups.len() == 1 { codec::remembered_request(items, parts) } else { String::new() };
-        self.charge_in_turn(parts, groups, hold, Some(&kept), deadline).await
+        // The request is stored at the place. A hold with a single group also stores it, because its settlement needs it.
+        let remembered =
+            if groups.len() == 1 { codec::remembered_request(items, parts) } else { String::new() };
+        self.charge_in_turn(parts, groups, hold, Some(&remembered), deadline).await
     }
 
-    /// The answer that a hold at another place was given, if it is still known.
+    /// The earlier answer of a hold with this place, if it still exists.
     async fn answer_placed(
         &self,
         place: &Placed,
@@ -299,8 +300,8 @@ impl RedisStore {
         deadline: Instant,
     ) -> Result<Option<Charged>, StoreError> {
         let wrong = || codec::no_answer("a hold");
-        let asked = codec::RememberedCharge::read(&place.question).ok_or_else(wrong)?;
-        let items = asked.items();
+        let remembered = codec::RememberedCharge::read(&place.request).ok_or_else(wrong)?;
+        let items = remembered.items();
         let parts = MergedCharges::of(&items);
         let mut outcomes = blank(&parts);
         for (indexes, keys) in &place.groups {
@@ -313,7 +314,7 @@ impl RedisStore {
                 indexes.iter().map(|index| parts.parts.get(*index).copied()).collect();
             let of_group = of_group.ok_or_else(wrong)?;
             if place.groups.len() == 1 {
-                return Held { question: place.question.clone(), ..held }.answer().map(Some);
+                return Held { request: place.request.clone(), ..held }.answer().map(Some);
             }
             let found = held.found(&of_group).ok_or_else(wrong)?;
             fill_at(&mut outcomes, indexes, &of_group, &found);
@@ -321,7 +322,7 @@ impl RedisStore {
         parts.conclude(&outcomes, true).map(Some)
     }
 
-    /// Claims, sets or gets the place of a hold; answers what was there.
+    /// Claims, sets or gets the place of a hold; returns the value that was there.
     async fn place(
         &self,
         hold: Hold,
@@ -365,14 +366,14 @@ impl RedisStore {
             _ => self.settle_groups(&place, id, settlement, deadline).await?,
         };
         if settled == Settled::Done && *settlement == Settlement::Renew {
-            // How long its hold lasts now, only its groups know; its place may as well outlast it.
+            // Only the groups know the end of the renewed hold; the place may outlive it.
             let hold = Hold { id, ttl: Micros::from_secs(7 * 86_400) };
             self.place(hold, "set", &place, deadline).await?;
         }
         Ok(settled)
     }
 
-    /// Settles a hold over several groups: looks at all of them first, because what one number may settle depends on all.
+    /// Settles a hold with several groups: queries all of them first, because whether one amount is valid depends on all.
     async fn settle_groups(
         &self,
         place: &Placed,
@@ -401,7 +402,7 @@ impl RedisStore {
         if open.is_empty() {
             return Ok(if is_settled { Settled::Already } else { Settled::Unknown });
         }
-        // Every lease is renewed, or none.
+        // All leases are renewed, or none.
         if has_ended && *settlement == Settlement::Renew {
             return Ok(Settled::Unknown);
         }
@@ -429,7 +430,7 @@ impl RedisStore {
                 other => self.settle_at(keys, id, other, deadline).await?,
             };
             match settled {
-                // What nothing was charged in was found, and says nothing about the rest.
+                // A group without a charged part counts as found and says nothing about the rest.
                 Settled::Done => found |= !names.is_empty() || parts.is_empty(),
                 Settled::Unknown if *settlement == Settlement::Renew => return Ok(Settled::Unknown),
                 Settled::Already | Settled::Unknown | Settled::Pending => {}
@@ -443,7 +444,7 @@ fn texts(keys: &[String]) -> Vec<&str> {
     keys.iter().map(String::as_str).collect()
 }
 
-/// How long a part's lease lasts, if it is one.
+/// The duration of a part's lease; zero if it is not a lease.
 fn lease_of(part: &StoredCharge<'_>) -> Micros {
     match part.limit.limit {
         Limit::Concurrency(leases) => leases.lease(),
@@ -451,7 +452,7 @@ fn lease_of(part: &StoredCharge<'_>) -> Micros {
     }
 }
 
-/// As the script checks it for a hold in one place.
+/// The same check that the script makes for a hold in one slot.
 fn check_settlement(settlement: &Settlement, parts: &[(String, String, bool)]) -> Result<(), StoreError> {
     match settlement {
         Settlement::Actual(_) => {
@@ -471,31 +472,31 @@ fn check_settlement(settlement: &Settlement, parts: &[(String, String, bool)]) -
                 Some((name, _)) => Err(no_such_limit(name, &names)),
             }
         }
-        // How many amounts there must be, the question says.
+        // The number of amounts is checked against the request.
         Settlement::Each(_) | Settlement::Cancel | Settlement::Release | Settlement::Renew => Ok(()),
     }
 }
 
-/// Where the groups of a hold are: which parts each has, and its keys, the hold's first.
+/// The groups of a hold: the indexes of the parts of each, and its keys, the hold's key first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Placed {
-    question: String,
+    request: String,
     groups: Vec<(Vec<usize>, Vec<String>)>,
 }
 
 impl Placed {
-    /// What each part of the charge came to, from one amount for each item.
+    /// The actual cost of each part, from one amount for each item.
     fn totals(&self, actuals: &[u64]) -> Result<Vec<u64>, StoreError> {
-        let asked =
-            codec::RememberedCharge::read(&self.question).ok_or_else(|| codec::no_answer("a hold"))?;
-        let items = asked.items();
+        let remembered =
+            codec::RememberedCharge::read(&self.request).ok_or_else(|| codec::no_answer("a hold"))?;
+        let items = remembered.items();
         match items.len() == actuals.len() {
             true => Ok(MergedCharges::of(&items).totals(actuals)),
             false => Err(StoreError::wrong_count(items.len(), actuals.len())),
         }
     }
 
-    /// The groups, a line each, an empty line, and the question.
+    /// The stored text: a line for each group, an empty line, and the request.
     fn write(&self) -> String {
         let mut text = String::new();
         for (indexes, keys) in &self.groups {
@@ -503,12 +504,12 @@ impl Placed {
             text.push_str(&format!("{} {}\n", indexes.join(","), keys.join(" ")));
         }
         text.push('\n');
-        text.push_str(&self.question);
+        text.push_str(&self.request);
         text
     }
 
     fn read(text: &str) -> Option<Placed> {
-        let (groups, question) = text.split_once("\n\n")?;
+        let (groups, request) = text.split_once("\n\n")?;
         let group = |line: &str| {
             let (indexes, keys) = line.split_once(' ')?;
             let indexes: Option<Vec<usize>> = match indexes {
@@ -518,7 +519,7 @@ impl Placed {
             Some((indexes?, keys.split(' ').map(str::to_owned).collect()))
         };
         let groups: Option<Vec<_>> = groups.lines().map(group).collect();
-        Some(Placed { question: question.to_owned(), groups: groups? })
+        Some(Placed { request: request.to_owned(), groups: groups? })
     }
 }
 
@@ -526,7 +527,7 @@ fn blank(parts: &MergedCharges<'_>) -> Outcomes {
     Outcomes::from_elem(Outcome::BLOCKED, parts.parts.len())
 }
 
-/// Puts a group's answers where they belong.
+/// Writes a group's outcomes at their indexes.
 fn fill(outcomes: &mut Outcomes, group: &Group<'_>, found: &codec::Found) {
     fill_at(outcomes, &group.indexes, &group.parts, found);
 }
@@ -544,7 +545,7 @@ mod tests {
     #[test]
     fn a_place_is_read_as_it_was_written() {
         let place = Placed {
-            question: "0 1 0 a 3 5 1000 0\n".to_owned(),
+            request: "0 1 0 a 3 5 1000 0\n".to_owned(),
             groups: vec![(vec![0, 2], vec!["hold".into(), "x".into()]), (vec![], vec!["other".into()])],
         };
         assert_eq!(Placed::read(&place.write()), Some(place));

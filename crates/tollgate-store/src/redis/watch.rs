@@ -1,12 +1,12 @@
-//! A look at a server, about once a second while there is traffic, beside the calls: has it lost what was counted, and has it
-//! room for more?
+//! A check of each server about once a second while there is traffic, in a background task: whether it lost counters, and whether
+//! it has room for new keys.
 //!
-//! A server that was started anew is known by its `run_id` (`node.rs`). It may also lose state without that: by FLUSHALL, by
-//! eviction, and by taking over the data of a peer that is behind. So each process leaves a mark on each server: a key of its own
-//! with a number that grows with every look. A mark that is gone, or has an older number, means that other keys may be gone or
-//! older, too; and so does a count of evicted keys that has grown. A mark runs out by itself soon after its process has ended.
+//! A restarted server is recognised by its `run_id` (`node.rs`). A server can also lose state without a restart: by FLUSHALL, by
+//! eviction, and by loading the data of a peer that is behind. So each process writes a mark to each server: a key of its own
+//! with a number that grows with every check. A mark that is missing, or that has an older number, means that other keys may be
+//! missing or older too, and so does a grown count of evicted keys. A mark expires soon after its process has ended.
 //!
-//! On a cluster a mark must be in a slot of the server that it marks: names are tried until the server has one.
+//! On a cluster a mark must be in a slot of the server that it marks: names are tried until one is.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,24 +20,24 @@ use super::options::RedisOptions;
 use super::slot::FORMAT;
 use crate::{ChargeId, Clock};
 
-/// How often a server is looked at, in us.
+/// How often a server is checked, in us.
 const LOOK_EVERY_US: u64 = 1_000_000;
 
-/// How long a mark stays, in ms.
+/// The time to live of a mark, in ms.
 const MARK_STAYS_MS: u64 = 60_000;
 
-/// How old a mark may be, in us, to be compared: well before it runs out.
+/// Up to which age a mark is compared, in us: well before it expires.
 const MARK_COUNTS_US: u64 = 30_000_000;
 
-/// How many names are tried for a mark, in one look.
+/// How many names are tried for a mark, in one check.
 const NAMES: u32 = 32;
 
-/// New keys are no longer welcome above so much of `maxmemory`, in percent, and welcome again below so much.
+/// Above the high percentage of `maxmemory` new keys are refused; below the low one they are accepted again.
 const HIGH_PERCENT: u64 = 80;
 const LOW_PERCENT: u64 = 75;
 
 pub(crate) struct Watch {
-    /// What the name of the mark begins with.
+    /// The prefix of the mark's name.
     start: String,
     id: ChargeId,
     max_keys: Option<u64>,
@@ -47,17 +47,17 @@ pub(crate) struct Watch {
     takes_new_keys: AtomicBool,
 }
 
-/// What the last look found.
+/// The result of the last check.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// Which name the mark has.
+    /// The number in the mark's name.
     name: u32,
-    /// The number of the mark, and when it was written.
+    /// The number in the mark, and when it was written.
     mark: Option<(u64, u64)>,
     evicted_keys: Option<u64>,
 }
 
-/// What a server says of itself.
+/// The fields of `INFO` that are used here.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ServerInfo {
     evicted_keys: Option<u64>,
@@ -79,30 +79,30 @@ impl Watch {
         }
     }
 
-    /// Whether the server has room for keys that it does not know yet.
+    /// Whether the server has room for new keys.
     pub(crate) fn takes_new_keys(&self) -> bool {
         self.takes_new_keys.load(Ordering::Relaxed)
     }
 
-    /// Whether it is time to look, and nobody does.
+    /// Whether a check is due and none is running; the caller must then make it.
     pub(crate) fn is_due(&self, now_us: u64) -> bool {
         now_us >= self.due_us.load(Ordering::Relaxed) && !self.is_looking.swap(true, Ordering::Relaxed)
     }
 
-    /// Has the next call look: a connection is new.
+    /// Makes the next call check the server, because a connection is new.
     pub(crate) fn look_soon(&self) {
         if self.seen.lock().mark.is_some() {
             self.due_us.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Another server is at the address, or the same has begun anew; that has been counted.
+    /// Forgets the last check: another server is at the address, or it restarted. That loss has been counted.
     pub(crate) fn forget(&self) {
         let mut seen = self.seen.lock();
         (seen.mark, seen.evicted_keys) = (None, None);
     }
 
-    /// Looks at the server. What it may have lost is said in a word.
+    /// Checks the server; returns a description of what it lost, if anything.
     pub(crate) async fn look(
         &self,
         multiplexed: &mut MultiplexedConnection,
@@ -118,29 +118,29 @@ impl Watch {
         lost
     }
 
-    /// Whether keys were evicted, and whether there is room for more. A user that may not ask is served all the same.
+    /// Whether keys were evicted, and whether there is room for more. A user without the privilege for INFO can still charge.
     async fn look_at_room(&self, multiplexed: &mut MultiplexedConnection) -> Option<&'static str> {
         let text = redis::cmd("INFO").query_async::<String>(multiplexed).await.ok()?;
-        let said = ServerInfo::read(&text);
+        let info = ServerInfo::read(&text);
         let before = self.takes_new_keys();
-        let after = said.takes_new_keys(before, self.max_keys);
+        let after = info.takes_new_keys(before, self.max_keys);
         self.takes_new_keys.store(after, Ordering::Relaxed);
         match (before, after) {
             (true, false) => tracing::warn!(
-                used_memory = said.used_memory,
-                maxmemory = said.max_memory,
-                keys = said.keys,
+                used_memory = info.used_memory,
+                maxmemory = info.max_memory,
+                keys = info.keys,
                 "Redis is nearly full; keys that callers invent are refused until there is room"
             ),
             (false, true) => tracing::info!("Redis has room again"),
             _ => {}
         }
-        let before = std::mem::replace(&mut self.seen.lock().evicted_keys, said.evicted_keys);
-        let is_more = before.is_some() && said.evicted_keys > before;
+        let before = std::mem::replace(&mut self.seen.lock().evicted_keys, info.evicted_keys);
+        let is_more = before.is_some() && info.evicted_keys > before;
         is_more.then_some("keys were evicted")
     }
 
-    /// Whether the mark is there and as new as it was; it is renewed.
+    /// Whether the mark is there and not older than it was; renews it.
     async fn look_at_mark(&self, multiplexed: &mut MultiplexedConnection) -> Option<&'static str> {
         let mut name = self.seen.lock().name;
         let mut found: Option<Vec<u8>> = None;
@@ -177,7 +177,7 @@ impl Watch {
         let mut seen = self.seen.lock();
         match is_set {
             true => seen.mark = Some((number, now_us)),
-            // What was found to be gone is found so once.
+            // A loss is reported once.
             false if is_lost => seen.mark = None,
             false => {}
         }
@@ -193,24 +193,24 @@ impl Watch {
 }
 
 impl ServerInfo {
-    /// The fields of `INFO` that matter here.
+    /// Reads the fields of `INFO` that are used here.
     fn read(text: &str) -> ServerInfo {
-        let mut said = ServerInfo::default();
+        let mut info = ServerInfo::default();
         for line in text.lines() {
             let Some((field, value)) = line.trim_end().split_once(':') else { continue };
             match field {
-                "evicted_keys" => said.evicted_keys = value.parse().ok(),
-                "used_memory" => said.used_memory = value.parse().unwrap_or(0),
-                "maxmemory" => said.max_memory = value.parse().unwrap_or(0),
+                "evicted_keys" => info.evicted_keys = value.parse().ok(),
+                "used_memory" => info.used_memory = value.parse().unwrap_or(0),
+                "maxmemory" => info.max_memory = value.parse().unwrap_or(0),
                 // db0:keys=12,expires=3,avg_ttl=0
                 field if field.strip_prefix("db").is_some_and(|db| db.parse::<u32>().is_ok()) => {
                     let keys = value.strip_prefix("keys=").and_then(|rest| rest.split(',').next());
-                    said.keys += keys.and_then(|keys| keys.parse::<u64>().ok()).unwrap_or(0);
+                    info.keys += keys.and_then(|keys| keys.parse::<u64>().ok()).unwrap_or(0);
                 }
                 _ => {}
             }
         }
-        said
+        info
     }
 
     fn takes_new_keys(&self, takes: bool, max_keys: Option<u64>) -> bool {
@@ -233,8 +233,8 @@ mod tests {
     fn what_a_server_says_is_read() {
         let text = "# Memory\r\nused_memory:900\r\nmaxmemory:1000\r\n# Stats\r\nevicted_keys:7\r\n# Keyspace\r\n\
                     db0:keys=12,expires=3,avg_ttl=0\r\ndb15:keys=5,expires=0,avg_ttl=0\r\ndbx:keys=9\r\n";
-        let said = ServerInfo::read(text);
-        assert_eq!(said, ServerInfo { evicted_keys: Some(7), used_memory: 900, max_memory: 1_000, keys: 17 });
+        let info = ServerInfo::read(text);
+        assert_eq!(info, ServerInfo { evicted_keys: Some(7), used_memory: 900, max_memory: 1_000, keys: 17 });
         assert_eq!(ServerInfo::read("nonsense"), ServerInfo::default());
     }
 
@@ -242,7 +242,7 @@ mod tests {
     fn new_keys_are_refused_above_the_high_mark_until_below_the_low_one() {
         let with =
             |used_memory, max_memory, keys| ServerInfo { evicted_keys: None, used_memory, max_memory, keys };
-        for (said, takes, max_keys, expected) in [
+        for (info, takes, max_keys, expected) in [
             (with(800, 1_000, 0), true, None, true),
             (with(801, 1_000, 0), true, None, false),
             (with(751, 1_000, 0), false, None, false),
@@ -252,7 +252,7 @@ mod tests {
             (with(0, 0, 10), true, Some(10), false),
             (with(0, 0, u64::MAX), true, None, true),
         ] {
-            assert_eq!(said.takes_new_keys(takes, max_keys), expected, "{said:?}, {max_keys:?}");
+            assert_eq!(info.takes_new_keys(takes, max_keys), expected, "{info:?}, {max_keys:?}");
         }
     }
 }

@@ -1,9 +1,9 @@
--- Fixed window: a string of 23 bytes: the byte 2, `w`, and end_us, count and start_us in seven bytes each. It was end_us:count:length_us
--- in decimals before, and end_us:count in format 1.
+-- The stored state of a fixed window, a string of 23 bytes: the byte 2, `w`, and end_us, count and start_us in seven bytes each.
+-- Before, it was end_us:count:length_us in decimal, and end_us:count in format 1.
 
 local WINDOW = '>c2I7I7I7'
 
--- A window that does not say when it started is as long as the reader's.
+-- A window without a start has the length of the reader's window.
 local function read_window(key, window_us)
   local value = call('GET', key)
   if not value then return 0, 0, 0 end

@@ -1,7 +1,7 @@
-//! A deadline that tells the lateness of a server from our own.
+//! A deadline that distinguishes a late server from a late client.
 //!
-//! A process that is short of CPU time reads answers late, although they came in time. Its timers are late then too. So a
-//! deadline that fires late proves nothing about the server, and a caller that must not mistake the one for the other waits once more.
+//! A process without enough CPU time reads answers late, although they came in time. Its timers are late then too. So a deadline
+//! that fires late proves nothing about the server, and a caller that must not confuse the two waits once more.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const LATE: Duration = Duration::from_millis(20);
 /// How often a deadline is set again at most.
 const AGAIN: u32 = 3;
 
-/// What a future comes to by `deadline`, which is put off by `more` as long as it fires late; `None` if it comes to nothing.
+/// The result of a future by `deadline`, which is extended by `more` as long as it fires late; `None` if there is none.
 pub(crate) async fn by<T>(
     mut deadline: Instant,
     more: Duration,
@@ -53,12 +53,12 @@ mod tests {
     async fn a_deadline_that_fires_late_is_put_off() {
         let (send, receive) = oneshot::channel();
         let moment = Duration::from_millis(10);
-        let asked = tokio::spawn(by(Instant::now() + moment, Duration::from_secs(60), receive));
+        let answer = tokio::spawn(by(Instant::now() + moment, Duration::from_secs(60), receive));
         tokio::task::yield_now().await;
         std::thread::sleep(moment + 3 * LATE);
-        // Behind the one that waits, which has seen by now that its timer is late.
+        // After the waiting task, which has noticed by now that its timer is late.
         tokio::time::sleep(moment).await;
         send.send(7).expect("it still waits");
-        assert_eq!(asked.await.expect("no panic"), Some(Ok(7)));
+        assert_eq!(answer.await.expect("no panic"), Some(Ok(7)));
     }
 }

@@ -1,8 +1,8 @@
-//! Charges that are each made by themselves: which of them go in one call, and which wait for which.
+//! Charges that are charged separately: which of them share a call, and which wait for which.
 //!
-//! Charges of one kind go together, as far as the store can carry them out in one call. Charges of one pair of limit and key are
-//! made in their order: what cannot go in one call with the charge before it waits for the call of that one, and for no other.
-//! So a call that hangs holds up the later charges of its own pairs alone.
+//! Charges of one kind share a call, as far as the store can carry them out in one. Charges of one pair of limit and key are made
+//! in order: a charge that cannot share a call with the one before it waits for that call, and for no other. So a call that hangs
+//! delays only the later charges of its own pairs.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,22 +11,22 @@ use tokio::time::Instant;
 
 use crate::{Failure, Outcome, StoreError, StoredCharge};
 
-/// How many calls to one server are in flight at once, however many kinds of charges there are.
+/// The most calls to one server in flight at once, for all kinds of charges.
 const AT_ONCE: usize = 16;
 
 /// Charges that go in one call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// The server that is called, as a number. Calls to one server wait for each other where there are many.
+    /// The server of the call, as a number. The number of calls to one server is bounded.
     server: u64,
     /// The places of its charges, in their order.
     places: Vec<usize>,
-    /// The group that has the charges of the same pairs before these, if there are any.
+    /// The group with the previous charges of the same pairs, if any.
     after: Option<usize>,
 }
 
 /// Divides the charges into groups. A group that waits for another comes after it. All charges of one kind are on one server;
-/// `is_once` says that a call cannot charge one pair twice, and `most` how many charges it makes.
+/// `is_once` says that a call cannot charge one pair twice, and `most` is the most charges of a call.
 pub(crate) fn groups<K: PartialEq>(
     items: &[StoredCharge<'_>],
     kind: impl Fn(&StoredCharge<'_>) -> K,
@@ -75,8 +75,8 @@ struct Lane {
     in_flight: usize,
 }
 
-/// Makes all charges by `call`, which makes those of one group, and answers in the order of the items. What could not be sent by
-/// the deadline is not sent.
+/// Makes all charges with `call`, which charges one group, and answers in the order of the items. Groups that could not be sent
+/// by the deadline are not sent.
 pub(crate) async fn charge<'a, F>(
     count: usize,
     groups: Vec<Group>,
@@ -133,7 +133,7 @@ fn not_sent() -> StoreError {
     )
 }
 
-/// Notes what the charges of a group came to.
+/// Records the results of a group.
 fn answer(
     outcomes: &mut [Result<Outcome, StoreError>],
     places: &[usize],
@@ -154,21 +154,22 @@ mod tests {
     fn alike_go_together_and_a_pair_is_charged_in_order() {
         let limit = |name| StoredLimit::new(name, Limit::fixed_window(5, Micros::from_secs(60)).unwrap());
         let (api, other) = (limit("api"), limit("other"));
-        let check = |asked: &[(&StoredLimit, &str, u64)], is_once, expected: &[(&[usize], Option<usize>)]| {
-            let items: Vec<StoredCharge<'_>> = asked
-                .iter()
-                .map(|&(limit, key, units)| StoredCharge {
-                    limit,
-                    key,
-                    cost: Cost::new(units).unwrap(),
-                    shadow: false,
-                })
-                .collect();
-            let kind = |item: &StoredCharge<'_>| (item.limit.name.clone(), item.cost.get());
-            let groups = groups(&items, kind, |_| 0, is_once, 3);
-            let groups: Vec<_> = groups.iter().map(|group| (&group.places[..], group.after)).collect();
-            assert_eq!(groups, expected, "{is_once}");
-        };
+        let check =
+            |charges: &[(&StoredLimit, &str, u64)], is_once, expected: &[(&[usize], Option<usize>)]| {
+                let items: Vec<StoredCharge<'_>> = charges
+                    .iter()
+                    .map(|&(limit, key, units)| StoredCharge {
+                        limit,
+                        key,
+                        cost: Cost::new(units).unwrap(),
+                        shadow: false,
+                    })
+                    .collect();
+                let kind = |item: &StoredCharge<'_>| (item.limit.name.clone(), item.cost.get());
+                let groups = groups(&items, kind, |_| 0, is_once, 3);
+                let groups: Vec<_> = groups.iter().map(|group| (&group.places[..], group.after)).collect();
+                assert_eq!(groups, expected, "{is_once}");
+            };
         check(&[], false, &[]);
         let apart = [(&api, "a", 1), (&other, "a", 1), (&api, "b", 1)];
         check(&apart, true, &[(&[0, 2], None), (&[1], None)]);
@@ -193,7 +194,7 @@ mod tests {
     async fn a_call_that_hangs_holds_up_no_other_server() {
         let limit = StoredLimit::new("api", Limit::fixed_window(5, Micros::from_secs(60)).unwrap());
         let keys: Vec<String> = (0..4 * AT_ONCE).map(|key| key.to_string()).collect();
-        // Each key twice, at costs of its own: as many groups.
+        // Each key twice, with different costs: as many groups.
         let cost = |index: usize| Cost::new(1 + index as u64).unwrap();
         let all = keys.iter().chain(&keys).enumerate();
         let items: Vec<StoredCharge<'_>> = all

@@ -1,5 +1,5 @@
-//! A limit as it is kept beside a held charge, in every shared store: the number of its strategy and three numbers. They are part
-//! of the stored format: see docs/storage.md.
+//! The encoding of a limit beside a reservation, in every shared store: the number of its strategy and three numbers. They are
+//! part of the stored format: see docs/storage.md.
 
 use tollgate_kernel::{Align, Limit, Micros, Rate, Strategy};
 
@@ -19,7 +19,7 @@ pub(crate) fn number(strategy: Strategy) -> u8 {
 /// windows of the clock.
 pub(crate) fn write(limit: &Limit) -> [u64; 4] {
     let strategy = u64::from(number(limit.strategy()));
-    let bucket = |rate: Rate, burst| [strategy, rate.count(), rate.period().get(), burst];
+    let bucket = |rate: Rate, burst| [strategy, rate.count(), rate.period_us().get(), burst];
     let window = |most, span: Micros, third| [strategy, most, span.get(), third];
     match limit {
         Limit::TokenBucket(tokens) => bucket(tokens.rate(), tokens.burst()),

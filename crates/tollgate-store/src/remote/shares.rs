@@ -1,16 +1,16 @@
 //! Fair shares of a shared store: how many calls may be in flight for one key, for one limit, and to one server.
 //!
-//! A call claims its shares before it takes a connection. A call that finds one of them used up waits for it, first come first
-//! served, and holds nothing meanwhile: all claims are granted at once or none. So a call can wait only for calls of its own
-//! key, its own limit or its own server. If its time runs out while it waits, the error is its own and says nothing about the
-//! store ([`StoreError::own_share`]).
+//! A call claims its shares before it takes a connection. If a share is used up, the call waits for it in order and holds nothing
+//! meanwhile: all claims are granted at once, or none. So a call waits only for calls of its own key, its own limit or its own
+//! server. If its deadline passes while it waits, the error concerns only this call and not the store
+//! ([`StoreError::own_share`]).
 //!
-//! The table has an entry for each claim that is in flight or waited for, and no other: it is bounded by the calls in flight,
-//! and those are bounded by the caps and by the length of the queues.
+//! The table has an entry for each claim that is in flight or waited for: it is bounded by the calls in flight, and those are
+//! bounded by the caps and by the length of the queues.
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -18,19 +18,15 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use crate::StoreError;
+use crate::{SecretHash, StoreError};
 
-/// Something that a call needs a share of. The number is a hash under a random key, which callers cannot aim at; two keys with
-/// the same hash merely share their share.
+/// Something that a call needs a share of. The number is a hash under a random key, which callers cannot predict; two keys with
+/// the same hash share one share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Claim {
     /// A key under a limit.
     Key(u64),
     /// A key under a limit whose checks are batched; only the batches count as calls.
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(dead_code, reason = "PostgreSQL counts batched checks as calls")
-    )]
     BatchedKey(u64),
     /// A limit.
     Limit(u64),
@@ -41,7 +37,7 @@ pub(crate) enum Claim {
 /// A map by claims. They are hashes already, so they are not hashed again.
 pub(crate) type ByClaim<T> = HashMap<Claim, T, BuildHasherDefault<ClaimHasher>>;
 
-/// Takes the hash in a claim as it is, with the kind of the claim mixed in.
+/// Uses the hash in a claim, with the kind of the claim mixed in.
 #[derive(Default)]
 pub(crate) struct ClaimHasher(u64);
 
@@ -93,7 +89,7 @@ impl Caps {
 /// The shares of one store.
 pub(crate) struct Shares {
     caps: Caps,
-    hasher: RandomState,
+    hasher: SecretHash,
     table: Mutex<ByClaim<Entry>>,
 }
 
@@ -116,7 +112,7 @@ pub(crate) struct Share {
 
 impl Shares {
     pub(crate) fn new(caps: Caps) -> Arc<Shares> {
-        Arc::new(Shares { caps, hasher: RandomState::new(), table: Mutex::default() })
+        Arc::new(Shares { caps, hasher: SecretHash::random(), table: Mutex::default() })
     }
 
     /// The hash of a name, for a claim.
@@ -155,8 +151,11 @@ impl Shares {
         }
     }
 
-    /// Claims all of these, however long it takes. For a bounded number of callers per limit.
-    pub(crate) async fn claim_patiently(self: &Arc<Shares>, claims: Claims) -> Result<Share, StoreError> {
+    /// Claims all of these without a deadline. For a bounded number of callers per limit.
+    pub(crate) async fn claim_without_deadline(
+        self: &Arc<Shares>,
+        claims: Claims,
+    ) -> Result<Share, StoreError> {
         match self.claim_or_wait(claims, usize::MAX)? {
             Claimed::Now(share) => Ok(share),
             Claimed::Later(granted) => {
@@ -184,7 +183,7 @@ impl Shares {
         Ok(Claimed::Later(receiver))
     }
 
-    /// Gives claims back, and grants what waited for them.
+    /// Gives claims back, and grants them to waiting calls.
     fn release(self: &Arc<Shares>, claims: &Claims) {
         let mut granted: SmallVec<[Waiter; 4]> = SmallVec::new();
         let mut table = self.table.lock();
@@ -198,7 +197,7 @@ impl Shares {
                 entry.remove();
             }
         }
-        // Mostly that is all.
+        // In most cases no call waits.
         for claim in claims.iter().filter(|_| is_waited_for) {
             let cap = self.caps.of(*claim);
             while let Some(entry) = table.get_mut(claim)
@@ -210,7 +209,7 @@ impl Shares {
                 }
                 match take(&mut table, &self.caps, &waiter.claims) {
                     None => granted.push(waiter),
-                    // It has to wait for something else, too.
+                    // It has to wait for another claim too.
                     Some(blocked) => table.entry(blocked).or_default().waiting.push_back(waiter),
                 }
             }
@@ -220,7 +219,7 @@ impl Shares {
         }
         drop(table);
         for Waiter { claims, granted } in granted {
-            // A call that has just stopped waiting gives it back at once.
+            // A call that has just stopped waiting gives the share back at once.
             let _ = granted.send(Share { shares: self.clone(), claims });
         }
     }
@@ -231,7 +230,7 @@ enum Claimed {
     Later(oneshot::Receiver<Share>),
 }
 
-/// Takes all claims, or none: then it is the first that is used up.
+/// Takes all claims, or none; then returns the first that is used up.
 fn take(table: &mut ByClaim<Entry>, caps: &Caps, claims: &Claims) -> Option<Claim> {
     if let [only] = claims[..] {
         let entry = table.entry(only).or_default();
@@ -256,8 +255,8 @@ impl Drop for Share {
     }
 }
 
-/// Until when a call may wait for its share: a quarter of its time stays for the call itself, so that nobody is sent who is
-/// bound to be late.
+/// Until when a call may wait for its share: a quarter of its time is reserved for the call itself, so that no call is sent that
+/// is bound to be late.
 pub(crate) fn latest_start(now: Instant, deadline: Instant) -> Instant {
     let left = deadline.saturating_duration_since(now);
     deadline.checked_sub(left / 4).unwrap_or(deadline)
@@ -348,7 +347,7 @@ mod tests {
         assert!(shares.table.lock().is_empty());
     }
 
-    /// One that needs two keys waits for both at once, and gets them at once.
+    /// A call that needs two keys waits for both, and gets both at once.
     #[tokio::test(start_paused = true)]
     async fn several_claims_are_granted_together() {
         let shares = Shares::new(Caps { key: 1, ..CAPS });
@@ -391,7 +390,7 @@ mod tests {
         assert!(next.as_mut().now_or_never().is_none(), "there is room for one again");
     }
 
-    /// Random claims and random ends: no cap is ever passed, everybody is served, and nothing is left.
+    /// Random claims and random ends: no cap is ever exceeded, every call is served, and nothing is left.
     #[tokio::test(start_paused = true)]
     async fn no_cap_is_passed_whatever_comes_and_goes() {
         let shares = Shares::new(Caps { waiting: 10_000, ..CAPS });

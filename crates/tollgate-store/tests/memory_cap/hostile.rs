@@ -6,7 +6,7 @@ use tollgate_store::{
     Settled, Settlement, StoredLimit, WhenFull,
 };
 
-use crate::{HOUR, START, YEAR, admitted_of, is_kept_by_entry, limits, store};
+use crate::{HOUR, START, YEAR, admitted_of, charge_many, is_kept_by_entry, limits, store};
 
 const CAPACITY: u64 = 5;
 
@@ -145,8 +145,7 @@ fn nothing_is_charged_on_a_refusal() {
                     assert!(!store.charge_all(items, hold).expect("there is room").allowed);
                 }
             }
-            let mut outcomes = Vec::new();
-            limit.charge_many(&["key"; 20], Cost::ONE, &mut outcomes);
+            let outcomes = charge_many(limit, &["key"; 20]);
             assert!(outcomes.iter().all(|outcome| !outcome.allowed));
         }
         assert_eq!((standing(), store.used()), (before, used), "{}", scene.name());

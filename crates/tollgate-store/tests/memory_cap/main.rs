@@ -7,7 +7,7 @@ mod sweep;
 mod threads;
 
 use tollgate_store::{
-    Cost, Limit, ManualClock, MemoryLimit, MemoryOptions, MemoryStore, Micros, StoredLimit, WhenFull,
+    Cost, Limit, ManualClock, MemoryLimit, MemoryOptions, MemoryStore, Micros, Outcome, StoredLimit, WhenFull,
 };
 
 const SECOND: Micros = Micros::from_secs(1);
@@ -60,4 +60,13 @@ fn is_kept_by_entry(limit: &Limit) -> bool {
 /// How often a key can be charged before it is denied, if that is within `most` times.
 fn admitted_of(limit: &MemoryLimit, key: &str, most: u64) -> u64 {
     (0..most).filter(|_| limit.charge(key, Cost::ONE).allowed).count() as u64
+}
+
+/// Charges many keys one unit each, in one call for those that are known.
+fn charge_many<K: AsRef<str>>(limit: &MemoryLimit, keys: &[K]) -> Vec<Outcome> {
+    let mut outcomes = vec![Outcome::BLOCKED; keys.len()];
+    let slowly =
+        |index: usize, outcome: &mut Outcome| *outcome = limit.charge(keys[index].as_ref(), Cost::ONE);
+    limit.charge_known_many(keys, Cost::ONE, &mut outcomes, |outcome| outcome, slowly);
+    outcomes
 }

@@ -1,7 +1,7 @@
 //! No key ever gets more than its limit, wherever it is remembered: random lives of a few keys in a store that has room for
 //! fewer, so that keys come and go between a state of their own and the one that they share.
 //!
-//! Beside the store, each key has a state of its own in the kernel that is told of everything the key was admitted for, settled
+//! Beside the store, each key has a state of its own in the kernel that is reported of everything the key was admitted for, settled
 //! and forgotten, and of nothing else. What the store admits must fit there, too: a key that shares is held to more than its
 //! own charges, never to less. The windows of a fixed window that begin at the first charge are another matter: a key that
 //! shares joins windows that others opened. Its bound is that of the strategy: at most twice the limit in any span of a window.
@@ -123,7 +123,7 @@ fn check(lives: impl Strategy<Value = Life>) {
     }
 }
 
-/// Lives that went wrong once, told as what is charged when; `live` checks each of them.
+/// Lives that went wrong once, reported as what is charged when; `live` checks each of them.
 #[test]
 fn lives_that_went_wrong_once() {
     let ask = |key, cost| vec![Ask { kind: 0, key, cost, shadow: false }];

@@ -11,7 +11,7 @@ use tollgate_store::{
     StoredLimit, WhenFull,
 };
 
-use crate::{HOUR, START, YEAR, admitted_of, limits, store};
+use crate::{HOUR, START, YEAR, admitted_of, charge_many, limits, store};
 
 const EXHAUSTED: usize = 1_000;
 const INSERTERS: usize = 4;
@@ -78,13 +78,11 @@ fn insert(once: &MemoryLimit, inserter: usize) {
 
 fn check_exhausted(once: &MemoryLimit, is_grown: &AtomicBool) {
     let keys: Vec<String> = (0..EXHAUSTED).map(|key| format!("exhausted:{key}")).collect();
-    let mut outcomes = Vec::new();
     while !is_grown.load(Ordering::Relaxed) {
         for key in &keys {
             assert!(!once.charge(key, Cost::ONE).allowed, "{key} is forgiven");
         }
-        outcomes.clear();
-        once.charge_many(&keys, Cost::ONE, &mut outcomes);
+        let outcomes = charge_many(once, &keys);
         assert!(outcomes.iter().all(|outcome| !outcome.allowed), "one of many is forgiven");
     }
 }

@@ -142,7 +142,7 @@ async fn a_call_whose_answer_was_lost_is_ambiguous_and_not_sent_again() {
     let error = timed(store.charge(&[item(&limit, "lost")], None)).await.unwrap_err();
     assert!(error.is_ambiguous(), "{error}");
     proxy.set(Mode::Pass);
-    assert_eq!(used(&server, &limit, "lost").await, 1, "charged once, though nobody was told");
+    assert_eq!(used(&server, &limit, "lost").await, 1, "charged once, although no caller got the answer");
 }
 
 #[tokio::test(flavor = "multi_thread")]

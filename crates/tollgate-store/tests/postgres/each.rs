@@ -13,7 +13,7 @@ const HOUR: Micros = Micros::from_secs(3_600);
 
 /// A limit that one statement cannot carry out, for a key that fares ill, and another like it.
 fn limits() -> [[StoredLimit; 2]; 2] {
-    let log = |name| StoredLimit::new(name, Limit::sliding_window(10, HOUR).unwrap());
+    let log = |name| StoredLimit::new(name, Limit::sliding_window(1_000, HOUR).unwrap());
     let leases = |name| StoredLimit::new(name, Limit::concurrency(10, HOUR).unwrap());
     [[log("ill"), log("well")], [leases("ill"), leases("well")]]
 }

@@ -135,7 +135,7 @@ async fn a_schema_that_is_not_ours_is_refused() {
     check(fresh().probe().await, Failure::Refused, &["version 0", "run migrate"]);
     check(fresh().migrate().await, Failure::Refused, &["half there"]);
     // Something is missing.
-    server.psql("update tollgate_schema set version = 3; drop table tollgate_execution");
+    server.psql("update tollgate_schema set version = 5; drop table tollgate_execution");
     check(fresh().probe().await, Failure::Refused, &["half there", "tollgate_execution"]);
     server.psql("delete from tollgate_schema");
     check(fresh().probe().await, Failure::Refused, &["half there", "no version"]);

@@ -149,7 +149,11 @@ async fn the_cleanup_deletes_what_says_nothing_and_nothing_else() {
         "idle windows, logs and leases are over (not the counter's), busy windows and buckets too"
     );
     assert_eq!(standing(&store, &limits).await, before, "nobody is answered otherwise");
-    assert_eq!((cleaned.executions, cleaned.leases), (1, 1));
+    assert_eq!(
+        (cleaned.executions, cleaned.leases),
+        (0, 0),
+        "a short log and few leases go with their state"
+    );
     assert_eq!(store.cleaned_total().total(), 2 + 12 + cleaned.total());
     clock.advance(Micros::from_secs(20));
     store.cleanup().await.unwrap();

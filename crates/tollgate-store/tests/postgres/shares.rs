@@ -88,8 +88,18 @@ async fn attack(keys: usize, is_held: bool) {
             store.charge(&[item(&attacked, &key)], is_held.then(hold)).await
         });
     }
-    // One key has a quarter of the eight connections, and one limit three quarters.
-    until_locked(&server, if keys == 1 { 2 } else { 6 }).await;
+    // One key has a quarter of the eight connections, or one for reservations, which go together; one limit has three quarters.
+    until_locked(
+        &server,
+        if keys > 1 {
+            6
+        } else if is_held {
+            1
+        } else {
+            2
+        },
+    )
+    .await;
     bystander(&store, &other).await;
     until_locked(&server, 1).await;
     drop(locked);
@@ -131,7 +141,7 @@ async fn a_key_under_attack_leaves_connections_for_others_of_its_limit() {
             let (store, limit) = (store.clone(), limit.clone());
             answers.spawn(async move { store.charge(&[item(&limit, "attacked")], is_held.then(hold)).await });
         }
-        until_locked(&server, 2).await;
+        until_locked(&server, if is_held { 1 } else { 2 }).await;
         bystander(&store, &limit).await;
         until_locked(&server, 1).await;
         answers.abort_all();

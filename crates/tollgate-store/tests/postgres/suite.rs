@@ -14,7 +14,9 @@ use crate::{connect, hourly, item, options};
 async fn subject(server: &Arc<PostgresServer>, clock: ManualClock) -> Subject {
     let of_clock = PostgresOptions { clock: Some(clock.clock()), ..options(&server.url("postgres")) };
     let store = connect(of_clock).await;
-    server.psql("truncate tollgate_state, tollgate_execution, tollgate_hold");
+    server.psql(
+        "truncate tollgate_state, tollgate_execution, tollgate_hold, tollgate_record, tollgate_record_revision",
+    );
     let counted = (server.clone(), store.clone());
     let remembered = Box::new(move || -> Counting {
         let (server, store) = counted.clone();
@@ -42,6 +44,13 @@ async fn the_postgres_store_means_what_a_store_must() {
 async fn time_stands_still_while_the_servers_clock_is_behind() {
     let server = Arc::new(PostgresServer::builder().setting("fsync", "off").start());
     conformance::clock_steps_back(async |clock| subject(&server, clock).await).await;
+}
+
+/// By itself, so that it is quick to run.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_kept_in_postgres() {
+    let server = Arc::new(PostgresServer::builder().setting("fsync", "off").start());
+    conformance::shared_records(async |clock| subject(&server, clock).await).await;
 }
 
 #[test]

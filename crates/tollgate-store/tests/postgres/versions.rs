@@ -13,6 +13,8 @@ use crate::{connect, item, options};
 
 const VERSION_1: &str = include_str!("../../src/postgres/migrations/1.sql");
 const VERSION_2: &str = include_str!("../../src/postgres/migrations/2.sql");
+const VERSION_3: &str = include_str!("../../src/postgres/migrations/3.sql");
+const VERSION_4: &str = include_str!("../../src/postgres/migrations/4.sql");
 
 fn limits() -> HashMap<&'static str, StoredLimit> {
     let s = Micros::from_secs;
@@ -195,12 +197,12 @@ async fn the_functions_of_version_1_are_gone() {
     let store = PostgresStore::new(options(&server.url("postgres"))).unwrap();
     let error = store.probe().await.unwrap_err();
     assert_eq!(error.failure(), Some(Failure::Refused));
-    assert!(error.to_string().contains("of version 1, and this Tollgate needs 3; run migrate"), "{error}");
+    assert!(error.to_string().contains("of version 1, and this Tollgate needs 5; run migrate"), "{error}");
     store.migrate().await.unwrap();
     let of_charge = "select count(*) from pg_proc where proname = 'tollgate_charge'";
     assert_eq!(server.psql(of_charge), "1");
     assert_eq!(server.psql("select count(*) from pg_type where typname = 'tollgate_said'"), "0");
-    assert_eq!(server.psql("select version from tollgate_schema"), "3");
+    assert_eq!(server.psql("select version from tollgate_schema"), "5");
 }
 
 /// Leases were rows of their own in version 2. A program of that version may be running while another migrates, and goes on: it calls the
@@ -250,6 +252,58 @@ async fn leases_of_version_2_are_held_on() {
     assert_eq!(used(&store).await, 2, "the renewed one");
     assert_eq!(running.settle(held, &Settlement::Cancel).await.unwrap(), Settled::Done);
     assert_eq!(used(&store).await, 0);
+    assert_eq!(server.psql(crate::leases::CONSISTENT), "0");
+}
+
+/// Few leases were in chunks in version 4. They stay there, are counted and released there, and move into the state with the next
+/// lease that is taken.
+#[tokio::test(flavor = "multi_thread")]
+async fn few_leases_of_version_4_move_into_their_state() {
+    let clock = ManualClock::at(ORIGIN);
+    let server = PostgresServer::start();
+    let limit = StoredLimit::new("few", Limit::concurrency(20, Micros::from_secs(60)).unwrap());
+    let running = by(&clock, &server).await;
+    assert!(running.charge(&[item(&limit, "k")], None).await.unwrap().allowed);
+    let key = server.psql("select key from tollgate_state");
+    server.psql("drop schema public cascade");
+    server.psql("create schema public; grant usage on schema public to public");
+    let tables = format!("begin; {VERSION_1}; {VERSION_2}; {VERSION_3}; {VERSION_4}; commit");
+    server.psql(&tables.replace("{prefix}", "tollgate_"));
+    // 12 leases, one each second, of which the first two have ended and the last two are held for callers.
+    let at = ORIGIN.get();
+    server.psql(&format!(
+        "create table tollgate_schema (one boolean primary key default true check (one), version integer not null,
+           functions text not null);
+         insert into tollgate_schema (version, functions) values (4, 'those of version 4');
+         insert into tollgate_execution (key, first_us, last_us, total, at_us, sums, first_holder, holders)
+           select '{key}', {at} - 1000000, {at} + 10000000, 12, array_agg({at} + (i - 1) * 1000000 order by i), array_agg(i + 1 order by i),
+             '{zero}', array_agg(case i when 10 then '{first}' when 11 then '{second}' else '{zero}' end::uuid order by i)
+           from generate_series(0::bigint, 11) as i;
+         insert into tollgate_state (key, limit_name, a, b, c, admitted, at_us, tail_us, sweep_us, d)
+           values ('{key}', 'few', {at} + 10000000, 12, 12, true, {at} - 2000000, 0, {at}, {at} - 1000000);
+         insert into tollgate_hold
+           select h.id, '{{{key}}}', '{{few}}', '{{6}}', '{{20,60000000,0,0,0}}', '{{1}}', array[h.end_us], '{{}}', '{{0,0,0,0,0,0,0,0}}',
+             {at}, 60000000, {at} + 60000000, false
+           from (values ('{first}'::uuid, {at} + 9000000), ('{second}', {at} + 10000000)) as h (id, end_us)",
+        zero = uuid::Uuid::nil(),
+        first = uuid::Uuid::from_u128(7),
+        second = uuid::Uuid::from_u128(8),
+    ));
+    let store = by(&clock, &server).await;
+    let used = async || store.status(&limit, "k").await.unwrap().used();
+    assert_eq!(used().await, 10);
+    assert_eq!(store.settle(id(7), &Settlement::Cancel).await.unwrap(), Settled::Done);
+    assert_eq!((used().await, server.psql("select log_us is null from tollgate_state")), (9, "t".into()));
+    assert!(running.charge(&[item(&limit, "k")], None).await.unwrap().allowed);
+    assert_eq!(used().await, 10);
+    assert_eq!(server.psql("select cardinality(log_us) from tollgate_state"), "10");
+    assert_eq!(server.psql("select count(*) from tollgate_execution"), "0");
+    assert_eq!(server.psql(crate::leases::CONSISTENT), "0");
+    assert_eq!(store.settle(id(8), &Settlement::Renew).await.unwrap(), Settled::Done);
+    clock.advance(Micros::from_secs(59));
+    assert_eq!(used().await, 2, "the renewed one, and the one that was taken");
+    assert_eq!(store.settle(id(8), &Settlement::Cancel).await.unwrap(), Settled::Done);
+    assert_eq!(used().await, 1);
     assert_eq!(server.psql(crate::leases::CONSISTENT), "0");
 }
 

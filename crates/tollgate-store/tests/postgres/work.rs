@@ -46,6 +46,19 @@ impl Filled {
         // takes a fraction of the time.
         let half = ENTRIES / 2;
         server.psql(&charge(START + half * 1_000, &format!("'{HOLD}'")));
+        // More than are in a state.
+        server.psql(&format!(
+            "do $$
+             declare
+               moved tollgate_state;
+             begin
+               select s.* into moved from tollgate_state as s where s.key = '{LOG}';
+               perform tollgate_write_state(tollgate_log_to_chunk(moved), 4::smallint, moved.at_us);
+               select s.* into moved from tollgate_state as s where s.key = '{LEASES}';
+               perform tollgate_write_state(tollgate_leases_to_chunks(moved), 6::smallint, moved.at_us);
+             end
+             $$"
+        ));
         server.psql(&format!(
             "create function filled(chunk_key uuid, of_each bigint, after_us bigint, first bigint, last bigint) returns void
              language sql as $$

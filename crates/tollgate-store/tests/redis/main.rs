@@ -18,6 +18,7 @@ mod races;
 mod refund;
 mod several;
 mod suite;
+mod textbook;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

@@ -108,7 +108,7 @@ fn four_processes_get_exactly_what_there_is() {
     for (name, mut told) in told {
         told.sort_unstable();
         assert_eq!(told.len() as u64, MOST, "{name}: as much as there is, shared as {:?}", shares[&name]);
-        assert!(told.iter().copied().eq(0..MOST), "{name}: no two were told the same");
+        assert!(told.iter().copied().eq(0..MOST), "{name}: no two got the same");
     }
     let calls = 7 * PROCESSES * CALLS;
     println!("{calls} calls from four processes in {:?}; shares {shares:?}", start.elapsed());

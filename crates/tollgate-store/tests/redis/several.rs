@@ -1,10 +1,13 @@
 //! Several limits of one key in one charge: every mixture of strategies that has a script for itself, in an order that is not the
 //! script's, answers each limit by its own numbers.
 
-use tollgate_store::{ChargeId, Hold, Micros, Settled, Settlement, Store, StoredCharge, StoredLimit};
-use tollgate_testkit::redis::RedisServer;
+use tollgate_store::{
+    ChargeId, Hold, Micros, RedisOptions, RedisStore, Settled, Settlement, Store, StoredCharge, StoredLimit,
+    Subject,
+};
+use tollgate_testkit::redis::{RedisCluster, RedisServer};
 
-use super::{beside_others, costing, one_of_each, store_on, used};
+use super::{beside_others, costing, hourly, one_of_each, patient, store_on, used};
 
 /// Which limits are charged together: all ways to choose so many of seven, with repetition.
 fn mixtures(count: usize, from: usize) -> Vec<Vec<usize>> {
@@ -72,4 +75,37 @@ async fn every_mixture_of_strategies_is_charged_all_or_none() {
         }
         server.command(&["FLUSHALL"]).expect("a fresh start");
     }
+}
+
+/// How many scripts the servers of a cluster have run.
+fn scripts(cluster: &RedisCluster) -> u64 {
+    let on_server = |server: &RedisServer| -> u64 {
+        let stats = server.info("commandstats", "cmdstat_evalsha").unwrap_or_default();
+        let calls = stats.split(',').find_map(|field| field.strip_prefix("calls="));
+        calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)
+    };
+    cluster.nodes().iter().map(on_server).sum()
+}
+
+/// The limits of jobs have keys of three namespaces. A charge over all of them is one script.
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_of_the_subject_all_are_one_script_on_a_cluster() {
+    let _turn = beside_others().await;
+    let cluster = RedisCluster::start();
+    let store = RedisStore::new(patient(RedisOptions::cluster(cluster.urls()))).expect("sound options");
+    let limits = ["jobs.type.email", "jobs.queue.mail", "jobs.global"]
+        .map(|name| StoredLimit { subject: Subject::All, ..hourly(name, 1_000) });
+    // The first charge loads the script.
+    let mut before = 0;
+    for number in 0..=20 {
+        let keys = [format!("job:email-{number}"), format!("queue:mail-{number}"), "global".to_owned()];
+        let items: Vec<StoredCharge<'_>> =
+            limits.iter().zip(&keys).map(|(limit, key)| costing(limit, key, 1)).collect();
+        assert!(store.charge(&items, None).await.expect("a charge").allowed);
+        if number == 0 {
+            before = scripts(&cluster);
+        }
+    }
+    assert_eq!(scripts(&cluster) - before, 20);
+    assert_eq!(used(&store, &limits[2], "global").await, 21);
 }

@@ -33,7 +33,7 @@ fn remembered(servers: &[&RedisServer], prefix: &str, clock: &ManualClock) -> us
             // The server looks at its clock once a command, so that its answers may be a little apart.
             if expires_ms <= now_ms + 5 {
                 server.command(&["DEL", &key]).expect("del");
-            } else if !key.contains("hold:") && !key.contains("place:") {
+            } else if !["hold:", "place:", "records:"].iter().any(|other| key.contains(other)) {
                 count += 1;
             }
         }
@@ -41,18 +41,27 @@ fn remembered(servers: &[&RedisServer], prefix: &str, clock: &ManualClock) -> us
     count
 }
 
+fn subject_on(server: &'static RedisServer, clock: ManualClock) -> Subject {
+    let store = store_on(server, Some(&clock));
+    let names = store.prefix().to_owned();
+    let remembered = Box::new(move || -> Counting {
+        let (names, clock) = (names.clone(), clock.clone());
+        Box::pin(async move { remembered(&[server], &names, &clock) })
+    });
+    Subject { store: Arc::new(store), remembered }
+}
+
 /// The suite on one server.
 async fn one_server(server: &'static RedisServer, effort: Effort) {
-    conformance::run(effort, async |clock| {
-        let store = store_on(server, Some(&clock));
-        let names = store.prefix().to_owned();
-        let remembered = Box::new(move || -> Counting {
-            let (names, clock) = (names.clone(), clock.clone());
-            Box::pin(async move { remembered(&[server], &names, &clock) })
-        });
-        Subject { store: Arc::new(store), remembered }
-    })
-    .await;
+    conformance::run(effort, async |clock| subject_on(server, clock)).await;
+}
+
+/// By itself, so that it is quick to run.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_kept_on_redis() {
+    let _turn = beside_others().await;
+    let server: &'static RedisServer = Box::leak(Box::new(RedisServer::start()));
+    conformance::shared_records(async |clock| subject_on(server, clock)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,24 +87,32 @@ async fn redis_6_2_means_the_same() {
     one_server(Box::leak(Box::new(server)), effort).await;
 }
 
+fn subject_on_cluster(cluster: &'static RedisCluster, clock: ManualClock) -> Subject {
+    let mut options = patient(RedisOptions::cluster(cluster.urls()));
+    options.clock = Some(clock.clone());
+    let store = RedisStore::new(options).expect("sound options");
+    let names = store.prefix().to_owned();
+    let remembered = Box::new(move || -> Counting {
+        let (names, clock) = (names.clone(), clock.clone());
+        Box::pin(async move {
+            let primary = |slot| &cluster.nodes()[cluster.primary_of(slot).unwrap()];
+            let primaries = [100, 8_000, 16_000].map(primary);
+            remembered(&primaries, &names, &clock)
+        })
+    });
+    Subject { store: Arc::new(store), remembered }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_kept_on_a_cluster() {
+    let _turn = beside_others().await;
+    let cluster: &'static RedisCluster = Box::leak(Box::new(RedisCluster::start()));
+    conformance::shared_records(async |clock| subject_on_cluster(cluster, clock)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_means_what_a_store_must() {
     let _turn = beside_others().await;
     let cluster: &'static RedisCluster = Box::leak(Box::new(RedisCluster::start()));
-    conformance::run(EFFORT, async |clock| {
-        let mut options = patient(RedisOptions::cluster(cluster.urls()));
-        options.clock = Some(clock.clone());
-        let store = RedisStore::new(options).expect("sound options");
-        let names = store.prefix().to_owned();
-        let remembered = Box::new(move || -> Counting {
-            let (names, clock) = (names.clone(), clock.clone());
-            Box::pin(async move {
-                let primary = |slot| &cluster.nodes()[cluster.primary_of(slot).unwrap()];
-                let primaries = [100, 8_000, 16_000].map(primary);
-                remembered(&primaries, &names, &clock)
-            })
-        });
-        Subject { store: Arc::new(store), remembered }
-    })
-    .await;
+    conformance::run(EFFORT, async |clock| subject_on_cluster(cluster, clock)).await;
 }

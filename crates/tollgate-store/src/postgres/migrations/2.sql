@@ -1,5 +1,5 @@
--- The tables, version 2: what is needed to go on counting when the numbers of a limit change, and logs in chunks. Rows of version 1
--- are still read. Functions of version 1 are dropped: a program of version 1 that is still running would write states in its own way,
+-- The tables, version 2: what is needed to keep counting when the numbers of a limit change, and logs in chunks. Rows of version
+-- 1 can still be read. Functions of version 1 are dropped: a running program of version 1 would write states in its own format,
 -- so its charges fail until it is upgraded too.
 do $$
 declare
@@ -26,20 +26,20 @@ $$;
 
 drop type {prefix}said;
 
--- More of the state, in the words of the strategy's twin:
+-- More fields of the state, as in the strategy's twin:
 --   token_bucket, leaky_bucket   d under_c, e under_p, f under_burst; extra: wider_us, wider_rest, changed_at_us, changed_c, changed_p
 --   fixed_window                 d start_us
 --   sliding_window               c how many entries, d the oldest entry's time, e first_us of the newest chunk; tail_us is keep_us
 --   sliding_window_counter       d the newer window_us; extra: the older window_us, start_us, prev, cur
 --   concurrency                  d an instant before which no lease ends
--- Null where a row was last written by version 1, and where there is nothing to say. A log is empty while c is 0. What few states need
--- is one array, so that the others pay nothing for it.
+-- Null if a row was last written by version 1, and if a field is not used. A log is empty if c is 0. Rarely used fields are in
+-- one array, so that other states do not pay for them.
 alter table {prefix}state
   add column d bigint, add column e bigint, add column f bigint, add column extra bigint[];
 
--- The log of a sliding window, up to 64 entries in a row, in the order of time: when each was charged, and what all up to it come to,
--- so that a binary search answers what the entries before an instant come to. first_us names the row and never changes; the entry may
--- be gone. Entries before the oldest that the state names are gone too; a row goes when all its entries have.
+-- The log of a sliding window, up to 64 entries in a row, in the order of time: the instant of each entry, and the running sums,
+-- so that a binary search finds the sum of the entries before an instant. first_us names the row and never changes, even if that
+-- entry is gone. Entries before the oldest that the state names are gone too; a row is deleted when all its entries are gone.
 create table {prefix}execution_1 as
   select numbered.key, min(numbered.at_us) as first_us, max(numbered.at_us) as last_us, sum(numbered.cost)::bigint as total,
          array_agg(numbered.at_us order by numbered.at_us) as at_us, array_agg(numbered.sum order by numbered.at_us) as sums
@@ -48,7 +48,7 @@ create table {prefix}execution_1 as
               from {prefix}execution as e) as chunked) as numbered
   group by numbered.key, numbered.chunk;
 
--- In place, so that rights on the table stay.
+-- In place, so that privileges on the table stay.
 truncate {prefix}execution;
 alter table {prefix}execution rename column at_us to first_us;
 alter table {prefix}execution rename column cost to last_us;
@@ -63,8 +63,8 @@ from (select e.key, sum(cardinality(e.at_us)) as entries, min(e.first_us) as old
       from {prefix}execution as e group by e.key) as log
 where s.key = log.key;
 
--- Held charges by the new parameters (a bucket's burst instead of the time to fill it, and a debt of at most a day), with the end of
--- each lease as the instant that it was charged at, and readings of eight numbers.
+-- Held charges with the new parameters (a bucket's burst instead of the time to fill it, and a debt of at most a day), with the
+-- end of each lease as the instant of its charge, and readings of eight numbers.
 update {prefix}hold as h set
   parameters = coalesce((
     select array_agg(case

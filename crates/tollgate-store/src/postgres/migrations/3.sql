@@ -1,7 +1,7 @@
--- The tables, version 3: leases are kept in chunks with their sums, in the table that logs are kept in. Nothing that a program calls
--- changes, so a program of version 2 that is still running goes on; see docs/storage.md.
+-- The tables, version 3: leases are in chunks with running sums, in the table of the logs. No function that a program calls
+-- changes, so a running program of version 2 keeps working; see docs/storage.md.
 
--- Every call locks states before it touches leases, so from here on nobody is in the middle of anything.
+-- Every call locks states before it touches leases, so after this no call is in progress.
 lock table {prefix}state in access exclusive mode;
 
 do $$
@@ -19,15 +19,15 @@ begin
 end
 $$;
 
--- A chunk of a log has up to 64 entries, and no holders. A chunk of leases has up to 32, in the order of end (at_us) and holder, and is
--- named by both: many leases may end at one instant.
+-- A chunk of a log has up to 64 entries, and no holders. A chunk of leases has up to 32, ordered by end (at_us) and holder, and
+-- is named by both: many leases may end at one instant.
 alter table {prefix}execution
   add column first_holder uuid not null default '00000000-0000-0000-0000-000000000000',
   add column holders uuid[],
   drop constraint {prefix}execution_pkey,
   add primary key (key, first_us, first_holder);
 
--- Concurrency: c how many leases, d the end of the first, as of a log. They are not empty while c is not 0.
+-- Concurrency: c is the number of leases, d the end of the first, as in a log. There are leases if c is not 0.
 insert into {prefix}execution (key, first_us, first_holder, last_us, total, at_us, holders, sums)
   select n.key, min(n.end_us), (array_agg(n.holder order by n.place))[1], max(n.end_us), sum(n.cost)::bigint,
          array_agg(n.end_us order by n.place), array_agg(n.holder order by n.place), array_agg(n.sum order by n.place)

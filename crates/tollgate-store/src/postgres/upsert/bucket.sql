@@ -1,9 +1,9 @@
--- A charge on one bucket, or the same on many, each by itself: one statement, decided on the locked row.
+-- A charge on one bucket, or the same charge on many, each separately: one statement, decided on the locked row.
 -- $1 key or keys  $2 limit name  $3 c  $4 p  $5 burst  $6 keeps_instant  $7 price_us  $8 price_rest  $9 a test's clock  $10 not after
--- A row that comes back was decided upon; one that does not was too late, and nothing of it changed. A price that can never
--- fit does not come here, so a new key is always admitted: its bucket is what the price leaves of a full one. Whether admitted or not,
--- the state is under the numbers of this charge then. Each `offset 0` keeps the planner from writing the expressions within once for
--- every column, which would cost more than the whole update.
+-- A returned row was decided; a row that is not returned was late and unchanged. A price that can never fit is not sent here, so
+-- a new key is always admitted: its bucket is a full one less the price. Afterwards the state is under the numbers of this
+-- charge, whether it was admitted or not. Each `offset 0` keeps the planner from repeating the inner expressions for every
+-- column, which would cost more than the whole update.
 insert into {prefix}state as s (key, limit_name, a, b, c, d, e, f, admitted, at_us, tail_us, sweep_us)
 select charged.key, $2::text, now_us + $7::bigint, $8::bigint, 0, $3::bigint, $4::bigint, $5::bigint, true, now_us, 1,
        now_us + $7::bigint

@@ -1,4 +1,4 @@
--- A charge on one fixed window, or the same on many, each by itself; see bucket.sql.
+-- A charge on one fixed window, or the same charge on many, each separately; see bucket.sql.
 -- $1 key or keys  $2 limit name  $3 limit  $4 window_us  $5 align  $6 cost  $7 a test's clock  $8 not after
 insert into {prefix}state as s (key, limit_name, a, b, c, d, admitted, at_us, tail_us, sweep_us)
 select charged.key, $2::text, open_end_us, $6::bigint, 0, open_start_us, true, now_us, 0, open_end_us

@@ -1,4 +1,4 @@
--- A charge on one sliding window counter, or the same on many, each by itself; see bucket.sql.
+-- A charge on one sliding window counter, or the same charge on many, each separately; see bucket.sql.
 -- $1 key or keys  $2 limit name  $3 limit  $4 window_us  $5 cost  $6 a test's clock  $7 not after
 insert into {prefix}state as s (key, limit_name, a, b, c, d, admitted, at_us, tail_us, sweep_us)
 select charged.key, $2::text, rolled_start_us, 0, $5::bigint, $4::bigint, true, now_us,

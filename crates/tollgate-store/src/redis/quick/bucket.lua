@@ -1,4 +1,4 @@
--- A bucket whose state says no more than an instant under the limit's own numbers. Others are charged in any_bucket.lua.
+-- Fast path of a bucket whose state is only an instant under the limit's own numbers. any_bucket.lua charges all others.
 
 --- constants
 local c_N, p_N, burst_N, keeps_instant_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0, ARGV[at_N + 7] + 0, ARGV[at_N + 9] == '1'

@@ -1,8 +1,9 @@
--- A sliding window counter of the newest format that has counts of the limit's own window alone. Others are charged in any_counter.lua.
+-- Fast path of a sliding window counter in the newest format, with counts of the limit's own window only. any_counter.lua charges
+-- all others.
 
 --- constants
 local limit_N, window_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
--- It stays for up to two windows as it is, so there is nothing to spare.
+-- A state already stays for up to two windows, so it needs no slack.
 local late_us_N = 2 * window_us_N + 999 + 1000 * shift_ms
 
 --- look

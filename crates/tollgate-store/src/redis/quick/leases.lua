@@ -1,4 +1,5 @@
--- Leases of a single block that have room for one more, which ends last. Others are charged in any_leases.lua, and that refuses too.
+-- Fast path of leases in a single block with room for one more, which ends last. any_leases.lua charges all others, and makes all
+-- denials.
 
 --- constants
 local limit_N, lease_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
@@ -10,7 +11,7 @@ local counts_from_us_N = now_us + lease_us_N
 local size_N, total_N, from_N, last_us_N = 16, 0, 17, 0
 if value_N then
   size_N = #value_N
-  -- With room for one more in the block, at least one record, and nothing broken.
+  -- The block has room for one more and at least one record, and its length is valid.
   if size_N < 46 or size_N > 3826 or size_N % 30 ~= 16 or sub(value_N, 1, 2) ~= '\2h' then break end
   total_N, last_us_N = read('>I7', value_N, 10), read('>I7', value_N, size_N - 29)
   if last_us_N > counts_from_us_N then break end

@@ -1,5 +1,5 @@
--- A log of a single block, kept for as long as this window is, that has room for the cost. Others are charged in any_log.lua, and
--- that refuses too.
+-- Fast path of a log in a single block, with the retention time of this window and room for the cost. any_log.lua charges all
+-- others, and makes all denials.
 
 --- constants
 local limit_N, window_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
@@ -9,7 +9,7 @@ local ms_N = format('%d', (now_us + window_us_N + (window_us_N < 1000000 and win
 local size_N, total_N, from_N, newest_us_N = 16, 0, 17, 0
 if value_N then
   size_N = #value_N
-  -- With room for one more in the block, at least one record, and nothing broken.
+  -- The block has room for one more and at least one record, and its length is valid.
   if size_N < 30 or size_N > 1794 or size_N % 14 ~= 2 or sub(value_N, 1, 2) ~= '\2l' then break end
   local keep_us
   keep_us, total_N = read('>I7I7', value_N, 3)

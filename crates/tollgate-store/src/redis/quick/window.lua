@@ -1,4 +1,4 @@
--- A fixed window of the newest format. Others are charged in any_window.lua.
+-- Fast path of a fixed window in the newest format. any_window.lua charges all others.
 
 --- constants
 local limit_N, window_us_N, align_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0, ARGV[at_N + 7] + 0

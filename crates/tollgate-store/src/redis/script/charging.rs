@@ -1,9 +1,11 @@
-//! The scripts that charge. Charges of up to four parts, and holds of up to three, have one for just their strategies: straight
-//! code, written from the texts of quick/, in which nothing is looked up and no table is made. What a text of quick/ does not know ends it (`break`), and the
-//! charge is made by charge_any.lua, which is in the same script and defined on demand.
+//! The charge scripts. A charge of up to four parts, or a hold of up to three, has a script for exactly its strategies:
+//! straight-line code that is built from the texts in quick/, without lookups and without tables. If a quick text meets a state
+//! that it does not handle, it ends with `break`, and charge_any.lua, which is in the same script and defined on demand, makes
+//! the charge.
 //!
-//! A text of quick/ has sections. `constants` reads the arguments of a part, `look` its state, `found` are the numbers of the answer,
-//! `answer` is the same as it is sent, and `make` is the new state. `_N` in a name stands for which part it is.
+//! A quick text has sections: `constants` reads the arguments of a part, `look` reads its state, `found` are the numbers of the
+//! answer, `answer` is the same in the encoding of the answer, and `make` is the new state. `_N` in a name is replaced by the
+//! number of the part. `shape.rs` picks a script by [`charging`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,7 +20,7 @@ use super::{
     joined, on_demand, twin,
 };
 
-/// The strategies that are charged each in a way of its own: a leaky bucket is charged as a token bucket is.
+/// The strategies with their own quick text: a leaky bucket uses that of a token bucket.
 const CHARGED_APART: [Strategy; 5] = [
     Strategy::TokenBucket,
     Strategy::FixedWindow,
@@ -27,15 +29,15 @@ const CHARGED_APART: [Strategy; 5] = [
     Strategy::Concurrency,
 ];
 
-/// What a strategy has in a charging script.
+/// The texts of a strategy in a charge script.
 struct StrategyText {
-    /// The twins that the quick way asks.
+    /// The twins that the fast path calls.
     twins: &'static [&'static str],
-    /// The quick way: see quick/.
+    /// The fast path: see quick/.
     quick: &'static str,
-    /// Which strategies it is for, by their numbers in the arguments.
+    /// The numbers of its strategies in the arguments.
     numbers: &'static [u8],
-    /// What all states need, defined on demand: the function's name, texts, and what it answers.
+    /// The code for all other states, defined on demand by a function with this name.
     others: String,
     any: &'static str,
 }
@@ -124,14 +126,14 @@ fn text_of(strategy: Strategy) -> StrategyText {
     }
 }
 
-/// A section of a text of quick/, with the names of one part.
+/// A section of a quick text, with the names of one part.
 fn section(text: &str, name: &str, part: &str) -> String {
     let after = text.split_once(&format!("\n--- {name}\n")).map_or("", |(_, after)| after);
     let section = after.split_once("\n--- ").map_or(after, |(section, _)| section);
     section.trim_end().replace("_N", &format!("_{part}"))
 }
 
-/// The quick way of a strategy as a function, for charge_any.lua.
+/// The fast path of a strategy as a function, for charge_any.lua.
 fn quick_function(parts: &StrategyText) -> String {
     let of = |name: &str| section(parts.quick, name, "p");
     let (constants, look, found, make) = (of("constants"), of("look"), of("found"), of("make"));
@@ -166,7 +168,7 @@ end"
     parts.numbers.iter().map(assign).collect()
 }
 
-/// The loop over charges of parts of these strategies, in this order, up to where charge_each.lua goes on.
+/// The loop over charges with parts of these strategies, in this order, up to the text of charge_each.lua.
 fn quick_loop(strategies: &[Strategy]) -> String {
     let parts: Vec<StrategyText> = strategies.iter().map(|strategy| text_of(*strategy)).collect();
     let of = |name: &str| -> Vec<String> {
@@ -244,7 +246,7 @@ if fits and has_room ~= true and not ({is_known}) and (has_room == false or not 
         let _ =
             writeln!(text, "if not (fits and allowed_{n}) and each('PTTL', key_{n}) == -1 then break end");
     }
-    // What is the same for all charges of the call is packed once.
+    // Values that all charges of the call share are packed once.
     let parts_held = list(
         &|n| {
             format!(
@@ -290,7 +292,7 @@ until true
     text
 }
 
-/// Charges of parts of these strategies, in this order; of none means of any.
+/// The script for charges with parts of these strategies, in this order; an empty list is the general script.
 fn charging_script(strategies: &[Strategy]) -> Script {
     let all: Vec<Strategy> = match strategies {
         [] => CHARGED_APART.to_vec(),
@@ -312,20 +314,20 @@ fn charging_script(strategies: &[Strategy]) -> Script {
     joined(&texts)
 }
 
-/// Charges of any number of parts, of whatever strategies.
+/// The general script: any number of parts, any strategies.
 static CHARGE: LazyLock<Script> = LazyLock::new(|| charging_script(&[]));
 
-/// How many parts a charge has at most whose script is written for just its strategies. Callers choose what is charged together, and a
-/// server keeps every script that it was sent, so there must be an end to them.
+/// The most parts of a charge with its own script. Callers choose what is charged together, and a server stores every script, so
+/// their number must be bounded.
 const MOST_QUICK: usize = 4;
 
-/// The same for a hold, whose parts come in any order.
+/// The same for a hold, whose parts are in any order.
 const MOST_QUICK_HELD: usize = 3;
 
-/// The scripts for charges of up to [`MOST_QUICK`] parts, by their strategies, as they are first asked for.
+/// The scripts for charges of up to [`MOST_QUICK`] parts, by their strategies, built at first use.
 static QUICK: LazyLock<Mutex<BTreeMap<Vec<u8>, &'static Script>>> = LazyLock::new(Mutex::default);
 
-/// The script for a charge of parts of these strategies, in this order.
+/// The script for a charge with parts of these strategies, in this order.
 pub(crate) fn charging(strategies: impl Iterator<Item = Strategy>, is_hold: bool) -> &'static Script {
     let alike = |strategy| match strategy {
         Strategy::LeakyBucket => Strategy::TokenBucket,
@@ -341,13 +343,13 @@ pub(crate) fn charging(strategies: impl Iterator<Item = Strategy>, is_hold: bool
     if let Some(script) = scripts.get(&names[..]) {
         return script;
     }
-    // There are at most 225 of them, 155 of up to three parts and 70 of four in order, and they stay as long as the process does.
+    // There are at most 225 of them (155 of up to three parts, 70 of four in order); they live as long as the process.
     let script: &'static Script = Box::leak(Box::new(charging_script(&strategies)));
     scripts.insert(names.to_vec(), script);
     script
 }
 
-/// All that are in use: those for one strategy, and those that were asked for since.
+/// All scripts in use: those for one strategy, and those that were built since.
 pub(super) fn all() -> Vec<&'static Script> {
     for strategy in CHARGED_APART {
         charging(std::iter::once(strategy), false);

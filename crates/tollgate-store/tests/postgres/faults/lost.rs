@@ -178,10 +178,16 @@ async fn of_keys_in_one_statement_only_those_that_were_late_are_said_to_be() {
             let (answers, ()) = tokio::join!(store.charge_each(&items), unlock);
             answers.into_iter().map(|answer| answer.map(drop)).collect()
         };
+        // A statement of many waits for a lock for a while only; then those that need not wait are charged without it, and so show
+        // the server's clock to the one that does.
         let errors: Vec<_> = answers.into_iter().filter_map(Result::err).collect();
-        assert_eq!(charges().parse::<u64>().unwrap(), before + 2, "one was late: {errors:?}");
-        assert_eq!(errors.len(), 1, "{errors:?}");
-        assert_eq!(errors[0].failure(), Some(Failure::Late), "{}", errors[0]);
-        assert!(!errors[0].is_ambiguous(), "{}", errors[0]);
+        let charged = before + 3 - u64::try_from(errors.len()).unwrap();
+        assert_eq!(charges().parse::<u64>().unwrap(), charged, "who was late, and nobody else: {errors:?}");
+        assert!(errors.len() <= 1, "{errors:?}");
+        for error in errors {
+            // Late at the server, or not sent again because it would have been.
+            assert!(matches!(error.failure(), Some(Failure::Late | Failure::Overloaded)), "{error}");
+            assert!(!error.is_ambiguous(), "{error}");
+        }
     }
 }

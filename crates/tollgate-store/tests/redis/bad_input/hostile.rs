@@ -82,7 +82,7 @@ fn hostile() -> Vec<String> {
 async fn each_has_its_own(store: &RedisStore) {
     let keys = hostile();
     for limit in one_of_each(1_000) {
-        for subject in [Subject::Key, Subject::Namespace] {
+        for subject in [Subject::Key, Subject::Namespace, Subject::All] {
             let limit = StoredLimit {
                 subject,
                 name: format!("{}-{subject:?}", limit.name).to_lowercase(),

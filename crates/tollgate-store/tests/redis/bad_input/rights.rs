@@ -1,8 +1,8 @@
 //! The rights that the store needs, no more and no fewer, and what it says when one is missing.
 
 use tollgate_store::{
-    ChargeId, Failure, Hold, Limit, Micros, RedisOptions, RedisStore, Settlement, Store, StoreError,
-    StoredCharge, StoredLimit,
+    ChargeId, Failure, Hold, Limit, Micros, Record, RecordKind, RedisOptions, RedisStore, Settlement, Store,
+    StoreError, StoredCharge, StoredLimit,
 };
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
 
@@ -18,6 +18,10 @@ const CLUSTER_RULE: &str = "+cluster|slots +asking";
 
 /// What a probe would like to ask besides; without it, it says that it could not look.
 const PROBE_RULE: &str = "+info +config|get";
+
+/// What records need besides.
+const RECORDS_RULE: &str =
+    "+eval +hgetall +hlen +hexists +zadd +zrem +zcard +zscore +zrange +zrangebyscore +persist";
 
 fn options(server: &RedisServer) -> RedisOptions {
     let mut options = patient(RedisOptions::new(server.url()));
@@ -87,6 +91,37 @@ async fn everything(store: &RedisStore, servers: &[RedisServer]) -> Result<(), S
     let items: Vec<StoredCharge<'_>> = several.iter().map(|limit| costing(limit, "several", 1)).collect();
     store.charge(&items, Some(hold())).await?;
     Ok(())
+}
+
+/// All that is done with records, in every way that uses another command.
+async fn all_of_records(store: &RedisStore) -> Result<(), StoreError> {
+    let kind = RecordKind::Override;
+    let record = |id: &str, ends: Option<Micros>| Record { id: id.to_owned(), payload: "x".to_owned(), ends };
+    let now = store.records(kind, None).await?.now;
+    store.put_record(kind, &record("past", Some(now))).await?;
+    store.put_record(kind, &record("ends", Some(now.saturating_add(Micros::from_secs(60))))).await?;
+    store.put_record(kind, &record("stays", None)).await?;
+    store.records(kind, None).await?;
+    store.remove_record(kind, "stays").await?;
+    store.remove_record(kind, "ends").await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rights_of_records_are_enough_and_none_is_too_many() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    let store = RedisStore::new(options(&server)).expect("sound options");
+    grant(&server, &format!("{RULE} {RECORDS_RULE}"));
+    all_of_records(&store).await.unwrap_or_else(|error| panic!("{error}: {:?}", all_of(&error)));
+    for right in RECORDS_RULE.split_whitespace() {
+        server.command(&["FLUSHALL"]).expect("a fresh start");
+        // The right to read what versions before format 2 kept is one of these too.
+        let words = RULE.split_whitespace().chain(RECORDS_RULE.split_whitespace());
+        let others: Vec<&str> = words.filter(|word| *word != right).collect();
+        grant(&server, &others.join(" "));
+        let refused = all_of_records(&store).await;
+        assert!(refused.is_err(), "{right} is not needed");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
