@@ -1,4 +1,4 @@
-//! Building a gate: its limits, its store, and what it does when the store cannot answer.
+//! Builds a gate: its limits, its store, and its fallback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::telemetry::{Recorder, Telemetry, Watch};
 use crate::tollgate::Tollgate;
 use crate::wait::Lines;
 
-/// For how long a denial of a remote store is believed by default.
+/// How long a denial of a remote store is cached by default.
 pub(crate) const DENIAL_CACHE: Micros = Micros::from_millis(100);
 
 /// Builds a [`Tollgate`].
@@ -93,8 +93,8 @@ impl TollgateBuilder {
         self
     }
 
-    /// Where the memory store's time comes from; the system clock by default. Whatever else this process measures (waiting,
-    /// outages, denials) goes by it too; a remote store has its own.
+    /// The clock of the memory store; the system clock by default. This process also uses it for waiting, outages and cached
+    /// denials; a remote store has its own clock.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.memory.clock = clock;
         self
@@ -127,15 +127,15 @@ impl TollgateBuilder {
 
     /// Counts in another store than the memory store.
     ///
-    /// A store that does not answer is left alone for a while, and limits fall back: see [`fallback`](Self::fallback) and
-    /// [`Tollgate::store_health`]. The options of the memory store are then those of the local fallback.
+    /// A store that does not answer gets no calls for a while, and limits fall back: see [`fallback`](Self::fallback) and
+    /// [`Tollgate::store_health`]. The options of the memory store then apply to the local fallback.
     pub fn store(mut self, store: impl Store) -> Self {
         self.store = StoreChoice::Ready(Arc::new(store));
         self
     }
 
-    /// Counts in Redis, at this address: `redis://127.0.0.1:6379`, or `rediss://` for TLS. Built by [`connect`](Self::connect).
-    /// What else there is to say is said by [`redis_with`](Self::redis_with).
+    /// Counts in Redis, at this address: `redis://127.0.0.1:6379`, or `rediss://` for TLS. Build it with
+    /// [`connect`](Self::connect). [`redis_with`](Self::redis_with) takes all other options.
     #[cfg(feature = "redis")]
     pub fn redis(self, url: impl Into<String>) -> Self {
         self.redis_with(RedisOptions::new(url.into()))
@@ -148,8 +148,8 @@ impl TollgateBuilder {
         self
     }
 
-    /// Counts in PostgreSQL, at this address: `postgres://localhost/app`. Built by [`connect`](Self::connect), which makes the
-    /// tables. What else there is to say is said by [`postgres_with`](Self::postgres_with).
+    /// Counts in PostgreSQL, at this address: `postgres://localhost/app`. Build it with [`connect`](Self::connect), which creates
+    /// the tables. [`postgres_with`](Self::postgres_with) takes all other options.
     #[cfg(feature = "postgres")]
     pub fn postgres(self, url: impl Into<String>) -> Self {
         self.postgres_with(PostgresOptions::new(url.into()))
@@ -162,7 +162,7 @@ impl TollgateBuilder {
         self
     }
 
-    /// What to answer when a remote store cannot, for rules that do not say themselves; local by default.
+    /// The fallback of rules that do not set their own; local by default.
     ///
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
@@ -210,9 +210,9 @@ impl TollgateBuilder {
     /// # use std::future::Future;
     /// ```
     ///
-    /// *Open* allows and charges nothing. *Closed* denies, to be tried again when the store is. *Local* counts in this process:
-    /// afresh, knowing nothing of what was charged before, and forgotten by the store afterwards. A charge over several limits
-    /// is admitted if each of them allows it by its own fallback, and only then is anything charged.
+    /// *Open* allows and charges nothing. *Closed* denies until the next attempt to reach the store. *Local* counts in this
+    /// process: the counters start empty, and the store never learns of these counts. A charge over several limits is admitted if
+    /// each of them allows it by its own fallback, and only then is anything charged.
     pub fn fallback(mut self, fallback: Fallback) -> Self {
         self.defaults.fallback = fallback;
         self
@@ -226,13 +226,12 @@ impl TollgateBuilder {
         self
     }
 
-    /// For how long at most a denial of a remote store is believed without asking again; 100 ms by default, and zero asks
-    /// every time.
+    /// How long at most a denial of a remote store is cached; 100 ms by default, zero disables the cache.
     ///
-    /// A key that the store denied until some time is denied until then with the answer that the store would give, at no round
-    /// trip. What this process resets or settles ends that at once; what *another* process gives back or resets is noticed
-    /// after this long at the latest. Only charges on one limit are answered so, and none under a concurrency limit or one that
-    /// only watches; a denial of more than one unit over what is left is believed only in a fixed window.
+    /// A key that the store denied until some time is denied until then without a round trip, with the answer that the store
+    /// would give. A reset or settlement in this process ends that at once; what *another* process gives back or resets is seen
+    /// after this time at the latest. Only charges on one limit are cached, and none under a concurrency limit or a shadow limit.
+    /// A denial of more than one unit over the rest is cached only in a fixed window.
     pub fn denial_cache(mut self, at_most: Duration) -> Self {
         self.denial_cache = at_most.into();
         self
@@ -251,8 +250,8 @@ impl TollgateBuilder {
         self
     }
 
-    /// How many names of limits this process may have in all; 100,000 by default. Names are kept for the life of the process: a
-    /// program with a limit for each tenant uses one name with overrides, or [`Tollgate::ad_hoc`].
+    /// The most names of limits in this process; 100,000 by default. Names are kept for the life of the process: a program with a
+    /// limit for each tenant should use one name with overrides, or [`Tollgate::ad_hoc`].
     pub fn max_names(mut self, max_names: usize) -> Self {
         self.max_names = max_names;
         self

@@ -1,5 +1,4 @@
-//! The future of every async call: it does nothing until it is polled, and is ready at its first poll where the counters are in
-//! this process.
+//! The future of every async call. It does nothing until it is polled. With local counters it is ready at its first poll.
 
 use std::fmt;
 use std::future::Future;
@@ -15,7 +14,7 @@ use crate::engine::{Answer, Engine, Request, Step};
 use crate::error::Error;
 use crate::outcome::Outcome;
 
-/// A call that was made and not yet carried out: `.await` it. One that is never polled charges nothing.
+/// A call that has not run yet: `.await` it. A call that is never polled charges nothing.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<'a, T> {
     engine: &'a Arc<Engine>,
@@ -35,11 +34,12 @@ impl<'a, T> Call<'a, T> {
         Call { engine, state: State::New(request), answers: PhantomData }
     }
 
-    /// Gives the charge an id of the caller's, such as an order's. Sent again under the same id, with the same charges, it is
-    /// answered as before and charged once. Plain charges are remembered for ten minutes, reservations for their time to live.
+    /// Sets the id of the charge, for example the id of an order. A call that is sent again with the same id and the same charges
+    /// gets the same answer and is charged once. The store remembers plain charges for ten minutes and reservations for their
+    /// time to live.
     ///
-    /// A caller that chooses an id owns it: a call that is dropped before its answer came may have been charged, and is not cancelled.
-    /// [`Tollgate::settle`](crate::Tollgate::settle) settles or cancels it. An id that was cancelled stays cancelled for its time.
+    /// A caller that sets an id owns it: a call that is dropped before its answer may have been charged, and it is not cancelled.
+    /// [`Tollgate::settle`](crate::Tollgate::settle) settles or cancels it. A cancelled id stays cancelled for its time to live.
     ///
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
@@ -66,7 +66,7 @@ impl<'a, T> Call<'a, T> {
     }
 }
 
-/// What a call is answered with.
+/// The result type of a call.
 pub(crate) trait Output: Sized {
     fn of(engine: &Arc<Engine>, answer: Answer) -> Self;
 }

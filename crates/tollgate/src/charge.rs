@@ -1,6 +1,6 @@
-//! One (limit, key, cost) of a call: the only form in which callers and faces write it.
+//! One (limit, key, cost) of a call. Every caller and every API uses this type.
 //!
-//! Taking a charge costs nothing: the limit is found and the key parsed by the engine, once.
+//! Building a charge costs nothing: the engine finds the limit and parses the key, once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -108,10 +108,11 @@ impl fmt::Debug for LimitRef<'_> {
     }
 }
 
-/// A limit that was looked up, or whose numbers came with the call. Cheap to clone, and worth keeping for limits that are
-/// charged often. It follows reloads: a limit that the new policy leaves out goes on by its last numbers.
+/// A limit that was looked up by name, or made from numbers. Cheap to clone; keep it for limits that are charged often. It
+/// follows reloads. A limit that the new policy removes keeps its last numbers.
 ///
-/// [`Tollgate::limit`](crate::Tollgate::limit) looks one up, [`Tollgate::ad_hoc`](crate::Tollgate::ad_hoc) makes one from numbers.
+/// [`Tollgate::limit`](crate::Tollgate::limit) looks one up, [`Tollgate::ad_hoc`](crate::Tollgate::ad_hoc) makes one from
+/// numbers.
 #[derive(Clone)]
 pub struct NamedLimit {
     pub(crate) entry: Arc<Entry>,
@@ -126,6 +127,25 @@ impl NamedLimit {
     /// How much it lets through, for every key without an override.
     pub fn allowance(&self) -> Allowance {
         *self.entry.newest().rule.allowance()
+    }
+
+    /// How much it lets through for one key: its override, or what every key without one has.
+    ///
+    /// ```
+    /// use tollgate::{Key, Limit, Rule, Tollgate};
+    ///
+    /// let (usual, large) = (Limit::token_bucket("10/s", 10)?, Limit::token_bucket("10/s", 99)?);
+    /// let rule = Rule::new("api", usual)?.with_override(Key::parse("user:42")?, large)?;
+    /// let api = Tollgate::builder().rule(rule).build()?.limit("api")?;
+    /// assert_eq!((api.allowance_for("user:42"), api.allowance_for("user:7")), (large.into(), usual.into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn allowance_for<'k>(&self, key: impl Into<KeyRef<'k>>) -> Allowance {
+        let rule = &self.entry.newest().rule;
+        match rule.overrides() {
+            [] => *rule.allowance(),
+            _ => key.into().parse().map_or(*rule.allowance(), |key| *rule.allowance_for(&key)),
+        }
     }
 
     /// The rule that it follows now.

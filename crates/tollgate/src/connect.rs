@@ -1,8 +1,8 @@
-//! Connecting to a remote store.
+//! Connects to a remote store.
 //!
-//! What is wrong for good (an address, a password, a certificate, a version, a right, a schema) stops the start with a message
-//! that says what to mend. A store that is merely out of reach does not: limits fall back until it is there. What is dangerous
-//! about its settings is warned of. Nothing here counts or decides.
+//! A permanent mistake (address, password, certificate, version, privilege, schema) stops the start with a message that says what
+//! to fix. An unreachable store does not: limits fall back until it can be reached. Dangerous settings of the store are logged as
+//! warnings. Nothing here counts or decides.
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 use std::sync::Arc;
@@ -71,7 +71,7 @@ pub(crate) fn no_feature(name: &str) -> Error {
     ))
 }
 
-/// A store that is out of reach is warned of; one that cannot be used stops the start.
+/// Warns about a store that cannot be reached. A store that cannot be used stops the start.
 #[cfg(any(feature = "redis", feature = "postgres"))]
 fn go_on_or_stop(error: StoreError) -> Result<(), Error> {
     if !is_out_of_reach(&error) {

@@ -14,7 +14,7 @@ pub(crate) type Outcomes = SmallVec<[Outcome; 2]>;
 
 /// The answer to a charge over one or more limits.
 ///
-/// Allowed if every limit allows it, and then all of them are charged; else none is.
+/// The charge is allowed if every limit allows it; then all limits are charged. If one limit denies it, none is charged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a decision says whether the charge was allowed"]
 pub struct Decision {
@@ -22,7 +22,7 @@ pub struct Decision {
     binding: usize,
 }
 
-/// The decision of one limit by itself.
+/// The decision of a single limit.
 impl From<Outcome> for Decision {
     fn from(outcome: Outcome) -> Decision {
         Decision::new(std::iter::once(outcome).collect())
@@ -36,10 +36,25 @@ impl Decision {
         Decision { outcomes, binding }
     }
 
-    /// For [`push`](Self::push): the caller adds the answers, and then has it [bound](Self::bind).
+    /// From the answers of two limits, neither of them a shadow limit; made where the caller wants it.
+    #[inline(always)]
+    pub(crate) fn of_two(one: Outcome, two: Outcome) -> Decision {
+        let binding = usize::from(binds_over(two.numbers(), one.numbers()));
+        Decision { outcomes: Outcomes::from_buf([one, two]), binding }
+    }
+
+    /// For [`push`](Self::push): the caller adds the outcomes, then calls [`bind`](Self::bind).
     #[inline]
     pub(crate) fn empty() -> Decision {
         Decision { outcomes: Outcomes::new(), binding: 0 }
+    }
+
+    /// Makes room for the answers of so many limits.
+    #[inline]
+    pub(crate) fn reserve(&mut self, limits: usize) {
+        if limits > self.outcomes.inline_size() {
+            self.outcomes.reserve_exact(limits);
+        }
     }
 
     /// Adds the answer of a limit, in place: a decision is large to move.
@@ -62,7 +77,7 @@ impl Decision {
         self.outcomes[self.binding].is_allowed()
     }
 
-    /// The outcome of the limit that bound: of those that deny, the one that asks for the longest wait; else the one with the
+    /// The outcome of the binding limit: of the limits that deny, the one with the longest wait; if none denies, the one with the
     /// smallest share left.
     pub fn binding(&self) -> &Outcome {
         &self.outcomes[self.binding]
@@ -73,7 +88,7 @@ impl Decision {
         self.binding
     }
 
-    /// How long to wait before the same charge fits, if nothing else comes: zero when allowed, `None` when it never can.
+    /// How long to wait before the same charge fits, if there are no other charges: zero when allowed, `None` when it never fits.
     pub fn retry_after(&self) -> Option<Duration> {
         self.binding().retry_after()
     }
@@ -83,7 +98,7 @@ impl Decision {
         self.binding().wait()
     }
 
-    /// How long an admitted charge should be held back (leaky buckets). A shadow limit holds nobody back.
+    /// How long to delay an admitted charge (leaky buckets). A shadow limit never delays.
     pub fn delay(&self) -> Duration {
         if !self.is_allowed() {
             return Duration::ZERO;
@@ -103,7 +118,7 @@ impl Decision {
         &self.outcomes
     }
 
-    /// The decision if it allows the charge, else the refusal as an error: for callers who propagate refusals with `?`.
+    /// The decision if it allows the charge, the refusal as an error if not: for callers that propagate refusals with `?`.
     ///
     /// ```
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -144,7 +159,7 @@ impl Denied {
         self.0.retry_after()
     }
 
-    /// What each limit answered, kept.
+    /// The decision, with the outcome of each limit.
     pub fn into_decision(self) -> Decision {
         *self.0
     }
@@ -176,8 +191,8 @@ pub(crate) fn binding(outcomes: &[Outcome]) -> usize {
     best
 }
 
-/// Whether one answer binds rather than another: a denial rather than an admission, of two denials the one that asks for the
-/// longer wait, else the one with the smaller share left.
+/// Whether one outcome binds rather than another: a denial rather than an admission; of two denials, the longer wait; of two
+/// admissions, the smaller share left.
 #[inline]
 pub(crate) fn binds_over(one: &kernel::Outcome, other: &kernel::Outcome) -> bool {
     // A wait of `None` is never, the longest of all.
@@ -201,8 +216,8 @@ impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bound = self.binding();
         let words = bound.to_string();
-        let (verdict, rest) = words.split_once(',').unwrap_or((&words, ""));
-        write!(f, "{verdict} by {},{rest}", bound.limit())
+        let (word, rest) = words.split_once(',').unwrap_or((&words, ""));
+        write!(f, "{word} by {},{rest}", bound.limit())
     }
 }
 

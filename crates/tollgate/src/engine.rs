@@ -1,16 +1,21 @@
-//! The heart: charge them all, or none. Every handle and every face comes through [`Engine::charge`].
+//! The engine: charges all limits of a call, or none. Every handle and every API goes through [`Engine::charge`].
 //!
-//! A [`Request`] says what is charged, how (its [`Mode`]), what the caller keeps of it (its [`Take`]), by which id, and for how
-//! long it may wait. The engine finds the limits, parses the keys once, asks the counters, lets the fallback answer where a remote
-//! store cannot, and reports the decision. On counters in this process that is done at once ([`Step::Done`]); what has to ask a
-//! remote store, or to wait, is a boxed future ([`Step::Waits`]).
+//! A [`Request`] holds the charges, the [`Mode`], what the caller keeps of an admitted charge (its [`Take`]), an optional id and
+//! an optional time to wait. The engine finds the limits, parses each key once, charges the counters, applies the fallback when a
+//! remote store cannot answer, and reports the decision. With local counters all of that runs at once ([`Step::Done`]). A call
+//! that needs a remote store, or that waits, is a boxed future ([`Step::Waits`]).
 //!
-//! The walk of a request: `engine/request.rs` is the request and its answer as data; `engine/fast_path.rs` charges keys that are known
-//! in this process; for all others `engine/resolve.rs` finds limits and parses keys, then `engine/local.rs` or `engine/remote_call.rs`
-//! asks the counters (`engine/waiting.rs` again and again, for those who wait); `conclude` makes the decision, `engine/report.rs` reports
-//! it, and `engine/held.rs` is what the caller keeps. `engine/settle.rs` corrects and releases that later, `engine/status.rs` looks at
-//! one key and forgets it. `engine/limits.rs` has the limits by name and their reloads, `engine/ad_hoc.rs` limits whose numbers come with
-//! the call. What a remote store needs is in `remote.rs`. Arithmetic is the kernel's, and state the store's.
+//! The walk of a request:
+//!
+//! 1. `engine/request.rs`: the request and its answer, as data.
+//! 2. `engine/fast_path.rs`: charges keys that already have local counters.
+//! 3. `engine/resolve.rs`: all other requests: finds the limits and parses the keys.
+//! 4. `engine/local.rs` or `engine/remote_call.rs`: charges the counters. `engine/waiting.rs` repeats this for callers that wait.
+//! 5. `conclude` (below) makes the decision, `engine/report.rs` reports it, and `engine/held.rs` is what the caller keeps.
+//!
+//! `engine/settle.rs` corrects and releases charges later. `engine/status.rs` reads and resets one key. `engine/limits.rs` holds
+//! the limits by name and reloads them. `engine/ad_hoc.rs` makes limits from numbers that come with a call. `remote.rs` holds
+//! everything that only a remote store needs. The arithmetic is in the kernel and the state is in the store.
 
 mod ad_hoc;
 mod fast_path;
@@ -31,7 +36,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use tollgate_kernel as kernel;
-use tollgate_store::{Clock, MemoryStore};
+use tollgate_store::{Clock, MemoryStore, Store};
 
 use self::ad_hoc::AdHocs;
 pub(crate) use self::held::Held;
@@ -61,11 +66,11 @@ pub(crate) enum Backend {
 
 /// All limits of a gate on their store, and all that is needed to charge them.
 pub(crate) struct Engine {
-    /// Tells handles of this engine from those of others.
+    /// Distinguishes handles of this engine from handles of other engines.
     id: u64,
     limits: RwLock<Limits>,
     pub(crate) backend: Backend,
-    /// The clock that waiting goes by: the memory store's own.
+    /// The clock for waiting; it is the clock of the memory store.
     pub(crate) clock: Clock,
     observers: Arc<Observers>,
     watch: Arc<Watch>,
@@ -80,7 +85,7 @@ pub(crate) struct Engine {
     ad_hocs: AdHocs,
 }
 
-/// What an engine is made of.
+/// The parts that an engine is built from.
 pub(crate) struct Parts {
     pub(crate) backend: Backend,
     pub(crate) clock: Clock,
@@ -93,7 +98,7 @@ pub(crate) struct Parts {
 }
 
 impl Engine {
-    /// An engine without limits; [`reload`](Self::reload) puts some in place.
+    /// An engine without limits. [`reload`](Self::reload) adds them.
     pub(crate) fn new(parts: Parts) -> Engine {
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
         let Parts { backend, clock, observers, watch, lines, lost_leases, defaults, max_names } = parts;
@@ -115,7 +120,7 @@ impl Engine {
         }
     }
 
-    /// An engine on a memory store that nobody watches.
+    /// An engine on a memory store, without observers and telemetry.
     pub(crate) fn in_memory(store: MemoryStore) -> Engine {
         let clock = store.clock().clone();
         Engine::new(Parts {
@@ -136,7 +141,15 @@ impl Engine {
         matches!(self.backend, Backend::Memory(_))
     }
 
-    /// Carries out a request: at once where the counters are in this process or the store need not be asked, else in a future.
+    /// The store itself, for calls that no decision depends on.
+    pub(crate) fn store(&self) -> &dyn Store {
+        match &self.backend {
+            Backend::Memory(store) => store,
+            Backend::Remote(remote) => remote.store(),
+        }
+    }
+
+    /// Runs a request: at once if the counters are local or the store is not needed, as a future in all other cases.
     #[inline]
     pub(crate) fn charge<'a>(self: &Arc<Engine>, request: &mut Request<'a>) -> Step<'a> {
         if let Some(within) = request.within {
@@ -148,7 +161,7 @@ impl Engine {
         }
     }
 
-    /// The decision, reported, and what the caller keeps of it.
+    /// Reports the decision and returns it with what the caller keeps.
     fn finish(
         &self,
         operation: &'static str,
@@ -165,7 +178,7 @@ impl Engine {
         Answer { held, ..Answer::of(decision) }
     }
 
-    /// How the store fares.
+    /// The health of the store.
     pub(crate) fn health(&self) -> StoreHealth {
         let mut health = match &self.backend {
             Backend::Memory(_) => StoreHealth::always_up(self.clock.now()),
@@ -176,16 +189,16 @@ impl Engine {
     }
 }
 
-/// The decision, from what the counters said, in the order of the charges that met any.
+/// Makes the decision from the outcomes of the counters. The outcomes are in the order of the charges that have counters.
 fn conclude(charges: &[Resolved<'_, '_>], counted: crate::remote::Answers) -> Decision {
     let mut counted = counted.into_iter();
     let outcome = |charge: &Resolved<'_, '_>| {
         let (numbers, source) = match charge.key_limit() {
-            Some(place @ KeyLimit::Counted { .. }) => {
-                counted.next().unwrap_or((kernel::Outcome::BLOCKED, place.source()))
+            Some(key_limit @ KeyLimit::Counted { .. }) => {
+                counted.next().unwrap_or((kernel::Outcome::BLOCKED, key_limit.source()))
             }
-            Some(place @ KeyLimit::Unlimited) => (kernel::Outcome::UNLIMITED, place.source()),
-            Some(place @ KeyLimit::Blocked) => (kernel::Outcome::BLOCKED, place.source()),
+            Some(key_limit @ KeyLimit::Unlimited) => (kernel::Outcome::UNLIMITED, key_limit.source()),
+            Some(key_limit @ KeyLimit::Blocked) => (kernel::Outcome::BLOCKED, key_limit.source()),
             None => (kernel::Outcome::BLOCKED, Source::Malformed),
         };
         let is_shadow = charge.is_shadow() && source != Source::NeedsPermit;

@@ -6,7 +6,7 @@ use std::fmt;
 use tollgate_kernel::LimitError;
 use tollgate_store::{Failure, StoreError};
 
-/// A call could not be decided, or a gate not be built. The message says what was asked and what to do.
+/// A call could not be decided, or a gate could not be built. The message says what was attempted and what to do.
 #[derive(Debug)]
 pub struct Error {
     kind: Kind,
@@ -49,7 +49,7 @@ impl Error {
         matches!(&self.kind, Kind::Store(error) if error.is_transient())
     }
 
-    /// In which way the store failed; `None` if it was not the store.
+    /// How the store failed; `None` if the cause was not the store.
     pub fn failure(&self) -> Option<Failure> {
         match &self.kind {
             Kind::Store(error) => error.failure(),
@@ -57,8 +57,8 @@ impl Error {
         }
     }
 
-    /// The concurrency limit that was charged by a call that holds nothing; `None` if it was not that. Faces say which of their
-    /// calls to use instead.
+    /// The name of the concurrency limit, if a call that holds nothing charged one; `None` for other errors. Each API names its
+    /// own call to use instead.
     pub fn needs_permit(&self) -> Option<&str> {
         match &self.kind {
             Kind::NeedsPermit { limit, .. } => Some(limit),

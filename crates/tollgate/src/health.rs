@@ -1,27 +1,27 @@
-//! How the store fares, node by node: whether it answers, since when, and what was done without it.
+//! The health of the store, node by node: whether it answers, since when, and how many calls were answered without it.
 //!
-//! [`StoreHealth`] is a reading for dashboards and metrics, [`StoreChange`] the news of going and coming back. What is counted
-//! here changes no decision: whether the store is asked is decided in `breaker.rs`, and what is answered without it in
-//! `fallback.rs`.
+//! [`StoreHealth`] is a reading for dashboards and metrics; [`StoreChange`] is the event of a node going down or coming back.
+//! These counts change no decision: `breaker.rs` decides whether a node is called, and `fallback.rs` answers without it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tollgate_kernel::Micros;
 use tollgate_store::Failure;
 
 use crate::outcome::{Fallback, Source};
 
-/// Whether the store is asked.
+/// Whether the store is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreState {
     /// It is.
     Up,
-    /// Some of its nodes are, and some are down: the keys of those fall back, and the others are decided as ever.
+    /// Some nodes are up and some are down. Keys of the nodes that are down fall back; all others are decided as usual.
     Partial,
     /// It does not answer and is left alone for a while; every call falls back.
     Down,
-    /// It does not answer, and a ping is on its way to see whether it is back.
+    /// It does not answer, and a ping is on its way to test it.
     Probing,
 }
 
@@ -43,24 +43,24 @@ impl fmt::Display for StoreState {
     }
 }
 
-/// A node of the store went, or came back. A store on one server is one node; a Redis Cluster has one for each primary.
+/// A node of the store went down or came back. A store on one server is one node; a Redis Cluster has one for each primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreChange {
-    /// It does not answer. From now on the calls of its keys fall back without asking it.
+    /// It does not answer. From now on calls for its keys fall back without a store call.
     Down {
         /// How its ping failed.
         failure: Failure,
     },
     /// It answers again.
     Up {
-        /// For how long it was not asked.
-        down_for: Micros,
+        /// How long it was down.
+        down_for: Duration,
         /// How many calls fell back in that time.
         fallen_back: u64,
     },
 }
 
-/// How a store fares and what was done without it. Counts are of the life of the registry.
+/// The health of a store, and what was answered without it. Counts cover the life of the engine.
 ///
 /// ```
 /// # use tollgate::store::StoreState;
@@ -74,19 +74,19 @@ pub enum StoreChange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreHealth {
-    /// Whether the store is asked.
+    /// Whether the store is called.
     pub state: StoreState,
     /// How many of its nodes are up.
     pub nodes_up: usize,
     /// How many nodes it has: one, or the primaries of a cluster.
     pub nodes: usize,
-    /// Since when that is so: the time of the registry's clock.
-    pub since: Micros,
+    /// The start of this state: the time since 1970, by the engine's clock.
+    pub since: Duration,
     /// How it failed last, if it ever did.
     pub last_failure: Option<Failure>,
     /// How many calls were sent to it.
     pub calls: u64,
-    /// How many of them may have been charged though no answer came.
+    /// How many of the failed calls may have been charged although no answer came.
     pub ambiguous: u64,
     /// How often a node of it was taken to be down.
     pub outages: u64,
@@ -94,7 +94,7 @@ pub struct StoreHealth {
     pub fallen_back: u64,
     /// How many answers the denial cache gave.
     pub denial_cache_hits: u64,
-    /// How many charges the store may hold though nobody counts on them, and are still to be cancelled there.
+    /// How many charges the store may hold without a holder, and are still to be cancelled there.
     pub pending_cancels: u64,
     /// How many such charges were given up: there was no room to remember them, or their time was up before the store answered.
     /// They stay charged.
@@ -111,36 +111,36 @@ impl StoreHealth {
         Tally::default().health(&[NodeReading { state: StoreState::Up, since }], 0)
     }
 
-    /// How many calls failed in this way.
+    /// How many calls failed with this failure.
     pub fn failures(&self, failure: Failure) -> u64 {
-        self.failures[place_of(&Failure::ALL, failure)]
+        self.failures[index_of(&Failure::ALL, failure)]
     }
 
     /// How many answers of single limits a fallback gave.
     pub fn answers(&self, fallback: Fallback) -> u64 {
-        self.answers[place_of(&Fallback::ALL, fallback)]
+        self.answers[index_of(&Fallback::ALL, fallback)]
     }
 }
 
-/// What a breaker says of itself.
+/// The state of one breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodeReading {
     pub(crate) state: StoreState,
     pub(crate) since: Micros,
 }
 
-fn place_of<T: PartialEq, const N: usize>(all: &[T; N], one: T) -> usize {
+fn index_of<T: PartialEq, const N: usize>(all: &[T; N], one: T) -> usize {
     all.iter().position(|other| *other == one).unwrap_or_default()
 }
 
-/// What is counted.
+/// The counters behind [`StoreHealth`].
 #[derive(Default)]
 pub(crate) struct Tally {
     calls: AtomicU64,
     ambiguous: AtomicU64,
     fallen_back: AtomicU64,
     denial_cache_hits: AtomicU64,
-    /// The place of the last failure among all, from 1; 0 if there was none.
+    /// The index of the last failure among all, from 1; 0 if there was none.
     last_failure: AtomicUsize,
     failures: [AtomicU64; Failure::ALL.len()],
     answers: [AtomicU64; Fallback::ALL.len()],
@@ -152,21 +152,21 @@ fn add(count: &AtomicU64) {
 
 impl Tally {
     /// A call is sent to the store.
-    pub(crate) fn asked(&self) {
+    pub(crate) fn called(&self) {
         add(&self.calls);
     }
 
     pub(crate) fn failed(&self, failure: Failure, is_ambiguous: bool) {
         self.ping_failed(failure);
-        add(&self.failures[place_of(&Failure::ALL, failure)]);
+        add(&self.failures[index_of(&Failure::ALL, failure)]);
         if is_ambiguous {
             add(&self.ambiguous);
         }
     }
 
-    /// A ping failed, which is nobody's call.
+    /// A ping failed. A ping belongs to no call.
     pub(crate) fn ping_failed(&self, failure: Failure) {
-        self.last_failure.store(place_of(&Failure::ALL, failure) + 1, Ordering::Relaxed);
+        self.last_failure.store(index_of(&Failure::ALL, failure) + 1, Ordering::Relaxed);
     }
 
     /// A call is answered without the store.
@@ -179,19 +179,19 @@ impl Tally {
         self.fallen_back.load(Ordering::Relaxed)
     }
 
-    /// One limit of a call is answered from here.
+    /// One limit of a call was answered with this source.
     pub(crate) fn answered(&self, source: Source) {
         match source {
             Source::DenialCache => add(&self.denial_cache_hits),
-            Source::FallbackOpen => add(&self.answers[place_of(&Fallback::ALL, Fallback::Open)]),
-            Source::FallbackClosed => add(&self.answers[place_of(&Fallback::ALL, Fallback::Closed)]),
-            Source::FallbackLocal => add(&self.answers[place_of(&Fallback::ALL, Fallback::Local)]),
+            Source::FallbackOpen => add(&self.answers[index_of(&Fallback::ALL, Fallback::Open)]),
+            Source::FallbackClosed => add(&self.answers[index_of(&Fallback::ALL, Fallback::Closed)]),
+            Source::FallbackLocal => add(&self.answers[index_of(&Fallback::ALL, Fallback::Local)]),
             Source::Store | Source::Unlimited | Source::Blocked | Source::Malformed | Source::NeedsPermit => {
             }
         }
     }
 
-    /// How the store fares whose nodes say this of themselves, and that had so many outages.
+    /// The health of a store with these node states and this number of outages.
     pub(crate) fn health(&self, nodes: &[NodeReading], outages: u64) -> StoreHealth {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let nodes_up = nodes.iter().filter(|node| node.state == StoreState::Up).count();
@@ -205,12 +205,12 @@ impl Tally {
             state,
             nodes_up,
             nodes: nodes.len(),
-            since: nodes.iter().map(|node| node.since).max().unwrap_or_default(),
+            since: nodes.iter().map(|node| node.since).max().unwrap_or_default().into(),
             last_failure: self
                 .last_failure
                 .load(Ordering::Relaxed)
                 .checked_sub(1)
-                .map(|place| Failure::ALL[place]),
+                .map(|index| Failure::ALL[index]),
             calls: read(&self.calls),
             ambiguous: read(&self.ambiguous),
             outages,

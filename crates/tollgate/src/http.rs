@@ -1,13 +1,13 @@
-//! The tower layer: limits before an HTTP or gRPC service.
+//! The tower layer: limits in front of an HTTP or gRPC service.
 //!
-//! The walk of a request: `route/` finds its charges (`charges.rs`), all of them are charged together (`charge.rs`); then it is
-//! refused (`refusal.rs`), delayed or let through (`service.rs`, `future.rs`); and when its response is there, what was reserved
-//! is settled (`after.rs`, `body.rs`, and `lease.rs` for connections that become another protocol) and the rate-limit headers are
-//! written (`rate_limit_headers.rs`).
+//! The walk of a request: `route/` finds its charges (`charges.rs`) and the engine charges them as one (`charge.rs`). The request
+//! is then refused (`refusal.rs`), delayed, or passed on (`service.rs`, `future.rs`). When the response is there, reservations
+//! are settled (`after.rs`, `body.rs`, and `lease.rs` for upgraded connections) and the rate-limit headers are written
+//! (`rate_limit_headers.rs`).
 //!
-//! This module translates. It counts nothing, and what it shows of a decision is rendered in `response/`, which the other faces
-//! use too. On the memory store a plain charge neither waits nor allocates a future; what is settled later is one box, and a
-//! remote store one boxed future. `axum.rs` saves axum's responses another.
+//! This module translates. It counts nothing, and `response/` renders what a decision looks like, for every API. On the memory
+//! store a plain charge neither waits nor allocates a future. A later settlement costs one box; a remote store costs one boxed
+//! future. `axum.rs` saves one box for axum's responses.
 
 mod after;
 mod applied;
@@ -17,6 +17,7 @@ mod body;
 mod charge;
 mod charges;
 mod future;
+mod header_template;
 mod layer;
 mod lease;
 mod rate_limit_headers;

@@ -1,20 +1,21 @@
 //! Keys: who is limited.
 //!
-//! A key is a namespace, a key and an optional version. As text it is `namespace:key[:version]`, where `:` and `%` inside a
-//! part are written `%3A` and `%25`; text without any `:` is a key in the namespace `default`. Everything downstream (the
-//! store's fingerprints, the overrides of a policy) sees only the *canonical* text, and canonical text and parts are one to
-//! one, so two different keys can never share a counter.
+//! A key has a namespace, a key and an optional version. As text it is `namespace:key[:version]`, where `:` and `%` inside a part
+//! are written `%3A` and `%25`. Text without any `:` is a key in the namespace `default`. All later steps (the store's
+//! fingerprints, the overrides of a policy) see only the *canonical* text. Canonical text and parts map one to one, so two
+//! different keys never share a counter.
 //!
-//! Parsing is the first thing each charge does, so plain ASCII is recognised eight bytes at a time (`plain.rs`) and borrowed
-//! as it stands; everything else takes the slow road in this file. Unicode is not normalised: different bytes are different
-//! keys.
+//! Parsing is the first step of every charge, so plain ASCII is recognised eight bytes at a time (`plain.rs`) and borrowed; every
+//! other text takes the slow path in this file. Unicode is not normalised: different bytes are different keys.
 //!
-//! Keys are personal data. `Debug` and the errors never contain their text; only [`Key::canonical`], the parts, `Display`
-//! and [`KeyError::suggestion`] do, each asked for by name. The walk goes on in `policy.rs`: which limits apply.
+//! Keys are personal data. `Debug` and the errors never contain their text; only [`Key::canonical`], the parts, `Display` and
+//! [`KeyError::suggestion`] do. The next step is `policy.rs`: which limits apply.
 
 mod error;
 mod plain;
 pub(crate) mod reference;
+#[cfg(feature = "http")]
+mod room;
 mod text;
 
 use std::borrow::Cow;
@@ -27,6 +28,8 @@ pub use self::error::KeyError;
 use self::error::{Fault, Part};
 use self::plain::Plain;
 pub use self::reference::KeyRef;
+#[cfg(feature = "http")]
+pub(crate) use self::room::{KeyRoom, RoomKey};
 use self::text::Text;
 
 /// The longest part, in bytes before encoding.
@@ -93,6 +96,12 @@ impl<'a> Key<'a> {
 
     /// From a raw namespace and key: nothing in them needs encoding.
     pub fn new(namespace: &str, key: &str) -> Result<Key<'static>, KeyError> {
+        // Nearly all keys are plain, and so already canonical.
+        if Plain::is_one_part(key.as_bytes()) && Plain::is_one_part(namespace.as_bytes()) {
+            let canonical =
+                if namespace == DEFAULT { key.to_owned() } else { [namespace, ":", key].concat() };
+            return Ok(Key { canonical: canonical.into() });
+        }
         check_raw(Part::Namespace, namespace)?;
         check_raw(Part::Key, key)?;
         let mut canonical = String::with_capacity(namespace.len() + 1 + key.len());
@@ -135,28 +144,23 @@ impl<'a> Key<'a> {
         Ok(Key { canonical: [encode(namespace), encode(key), encode(version)].join(":").into() })
     }
 
-    /// From a prefix as [`Key::prefix`] makes it and a raw key: without an allocation for a short one, for callers that make a key of
-    /// every request.
+    /// From a text that is known to be canonical.
     #[cfg(feature = "http")]
-    pub(crate) fn after_prefix(prefix: &str, raw: &str) -> Result<Key<'static>, KeyError> {
-        // Nearly every key is plain, and one part.
-        if Plain::is_one_part(raw.as_bytes()) {
-            return Ok(Key { canonical: Text::joined(prefix, raw) });
-        }
+    pub(crate) fn from_canonical(canonical: &'a str) -> Key<'a> {
+        Key { canonical: canonical.into() }
+    }
+
+    /// The canonical text of a raw key after a prefix as [`Key::prefix`] makes it.
+    #[cfg(feature = "http")]
+    fn canonical_after(prefix: &str, raw: &str) -> Result<String, KeyError> {
         check_raw(Part::Key, raw)?;
         let mut canonical = String::with_capacity(prefix.len() + raw.len() + 16);
         canonical.push_str(prefix);
-        let mut rest = raw;
-        while let Some(at) = rest.find(['%', ':']) {
-            canonical.push_str(&rest[..at]);
-            canonical.push_str(if rest.as_bytes()[at] == b'%' { "%25" } else { "%3A" });
-            rest = &rest[at + 1..];
-        }
-        canonical.push_str(rest);
-        Ok(Key { canonical: canonical.into() })
+        encode_into(&mut canonical, raw);
+        Ok(canonical)
     }
 
-    /// What stands before the keys of a namespace in their canonical text.
+    /// The prefix of all keys of a namespace in their canonical text.
     #[cfg(any(feature = "http", feature = "telemetry"))]
     pub(crate) fn prefix(namespace: &str) -> Result<String, KeyError> {
         check_raw(Part::Namespace, namespace)?;
@@ -169,7 +173,7 @@ impl<'a> Key<'a> {
         &self.canonical
     }
 
-    /// The same, kept.
+    /// The canonical text, owned.
     pub fn into_canonical(self) -> String {
         self.canonical.into_string()
     }
@@ -192,12 +196,6 @@ impl<'a> Key<'a> {
     /// The version, decoded, if there is one.
     pub fn version(&self) -> Option<Cow<'_, str>> {
         self.parts().2.map(decode)
-    }
-
-    /// The same key, borrowed.
-    #[cfg(feature = "http")]
-    pub(crate) fn borrowed(&self) -> Key<'_> {
-        Key { canonical: self.canonical().into() }
     }
 
     /// The same key, borrowing nothing.
@@ -227,7 +225,7 @@ impl fmt::Display for Key<'_> {
     }
 }
 
-/// By the canonical text, however it is kept.
+/// Compares the canonical text, not its representation.
 impl PartialEq for Key<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.canonical() == other.canonical()
@@ -286,7 +284,7 @@ fn read(text: &str) -> Result<Key<'_>, Fault> {
         Some((DEFAULT, key)) if parts == 2 => key,
         _ => text,
     };
-    // Every `%` starts an escape here, so this is the only spelling left to settle.
+    // Every `%` starts an escape here, so only the case of the hex digits is left to unify.
     let canonical =
         if text.contains("%3a") { Cow::Owned(text.replace("%3a", "%3A")) } else { Cow::Borrowed(text) };
     Ok(Key { canonical: canonical.into() })
@@ -331,7 +329,7 @@ fn is_escape(text: &str) -> bool {
     ["%3A", "%3a", "%25"].iter().any(|escape| text.starts_with(escape))
 }
 
-/// Encodes `:` and `%` alone. By hand, because the crate `percent-encoding` always encodes what is not ASCII, and keys keep it.
+/// Encodes only `:` and `%`. By hand, because the crate `percent-encoding` always encodes what is not ASCII, and keys keep it.
 fn encode(raw: &str) -> String {
     let mut encoded = String::with_capacity(raw.len());
     encode_into(&mut encoded, raw);
@@ -363,24 +361,37 @@ mod tests {
     use super::error::MAX_SUGGESTION;
     use super::*;
 
-    /// Whether parsing took the text as it stands.
-    fn is_borrowed(key: &Key<'_>) -> bool {
-        matches!(key.canonical, Text::Borrowed(_))
+    #[test]
+    fn a_client_is_its_address_or_its_network() {
+        for (address, key) in [
+            ("203.0.113.7", "ip:203.0.113.7"),
+            ("::ffff:203.0.113.7", "ip:203.0.113.7"),
+            ("2001:db8:1:2:3:4:5:6", "ip:2001%3Adb8%3A1%3A2%3A%3A/64"),
+            ("2001:db8:1:2::ffff", "ip:2001%3Adb8%3A1%3A2%3A%3A/64"),
+        ] {
+            assert_eq!(Key::client(address.parse().unwrap()).canonical(), key);
+        }
+    }
+
+    /// However a key is kept, it is one in a set and has one place in an order.
+    #[test]
+    fn keys_are_compared_by_their_canonical_text() {
+        let [a, b] = ["user:1", "user:2"].map(|text| Key::parse(text).unwrap());
+        let owned = Key::new("user", "1").unwrap();
+        assert!(a < b && b > owned && a.partial_cmp(&owned) == Some(Ordering::Equal));
+        assert_eq!(std::collections::HashSet::from([a.clone(), owned, b]).len(), 2);
+        assert_eq!(std::collections::BTreeSet::from([a.clone(), a]).len(), 1);
     }
 
     #[cfg(feature = "http")]
     #[test]
-    fn a_prefix_and_a_raw_key_make_the_same_key() {
-        for (namespace, raw) in
-            [("user", "42"), ("default", "42"), ("ip", "2001:db8::1"), ("100%", "%:%3A::"), ("a:b", "ü%")]
-        {
-            let made = Key::after_prefix(&Key::prefix(namespace).unwrap(), raw).unwrap();
-            assert_eq!(made, Key::new(namespace, raw).unwrap(), "{namespace} {raw}");
-        }
-        assert!(Key::prefix("").is_err() && Key::prefix("a\n").is_err());
-        for raw in ["", "a\0", &"x".repeat(1025)] {
-            assert_eq!(Key::after_prefix("user:", raw).err(), Key::new("user", raw).err(), "{raw:?}");
-        }
+    fn a_key_that_was_not_found_is_reported_as_missing() {
+        assert_eq!(KeyError::from(Fault::NotFound).to_string(), "there is no key");
+    }
+
+    /// Whether parsing borrowed the text.
+    fn is_borrowed(key: &Key<'_>) -> bool {
+        matches!(key.canonical, Text::Borrowed(_))
     }
 
     #[test]
@@ -526,7 +537,7 @@ mod tests {
         }
     }
 
-    /// As many random texts as asked for by `PROPTEST_CASES`, else 10,000.
+    /// `PROPTEST_CASES` random texts, or 10,000.
     fn config() -> ProptestConfig {
         let cases = std::env::var("PROPTEST_CASES").unwrap_or_default().parse().unwrap_or(10_000);
         ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
@@ -599,7 +610,7 @@ mod tests {
             prop_assert_eq!(key(&one).canonical() == key(&other).canonical(), one == other);
         }
 
-        /// Moving a separator from one part to the next is the classic way to meet someone else's counter.
+        /// Moving a separator from one part to the next is the classic way to reach the counter of another key.
         #[test]
         fn a_separator_moved_is_another_key(left in part(), middle in part(), right in part()) {
             let keys = [

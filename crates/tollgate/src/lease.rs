@@ -1,7 +1,7 @@
-//! The lease of a permit: whether it is still there, and who wants to know when it is gone.
+//! The lease of a permit: whether it still exists, and wakers for its loss.
 //!
-//! A lease is lost if its holder stood still for longer than it lasts, if the store could not be reached for so long, or if its
-//! key was reset. Losses are counted and logged; the holder sees them by `Permit::is_lost`.
+//! A lease is lost if its holder paused for longer than the lease, if the store could not be reached for that long, or if its key
+//! was reset. Losses are counted and logged; the holder sees them with `Permit::is_lost`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -22,7 +22,7 @@ impl Lease {
         self.is_lost.load(Ordering::Acquire)
     }
 
-    /// It is gone; true for the first who says so.
+    /// Marks the lease as lost; true for the first call.
     pub(crate) fn lose(&self) -> bool {
         let is_first = !self.is_lost.swap(true, Ordering::AcqRel);
         let wakers = std::mem::take(&mut *self.wakers.lock());
@@ -30,7 +30,7 @@ impl Lease {
         is_first
     }
 
-    /// Wakes those who wait, without losing anything.
+    /// Wakes the waiting tasks without marking the lease as lost.
     pub(crate) fn notify(&self) {
         let wakers = std::mem::take(&mut *self.wakers.lock());
         wakers.into_iter().for_each(Waker::wake);
@@ -49,7 +49,7 @@ impl Lease {
     }
 }
 
-/// Leases that were gone when their holder renewed them: counted, and logged at most once a second.
+/// Counts leases that were gone when their holder renewed them, and logs at most once a second.
 #[derive(Default)]
 pub(crate) struct LostLeases {
     count: AtomicU64,

@@ -1,4 +1,4 @@
-//! Rate limiting that is exact, fast and the same everywhere.
+//! Rate limiting that is exact, fast and the same on every store.
 //!
 //! ```
 //! use tollgate::{Limit, Limiter};
@@ -11,10 +11,10 @@
 //! ```
 //!
 //! A [`Limiter`] is one limit in this process: six strategies, millions of keys in bounded memory, no allocation and, for
-//! refusals, no lock. It works in plain code; async code calls it as it is.
+//! refusals, no lock. It is synchronous; async code can call it directly.
 //!
-//! A [`Tollgate`] has all limits of a program, over any store. Its calls are async, because a store may be remote, and mean the
-//! same on every store:
+//! A [`Tollgate`] has all limits of a program, on any store. Its calls are async, because a store may be remote, and they mean
+//! the same on every store:
 //!
 //! ```
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,12 +67,12 @@
 //! | charge a limit whose numbers the application has | [`Tollgate::ad_hoc`] |
 //! | give back what was charged, forget a key | [`Tollgate::refund`], [`Tollgate::reset`] |
 //!
-//! An outer `Err` always means that nothing could be decided. A refusal is a [`Decision`], or [`Denied`] where there was something to
-//! hold; [`Outcome::reason`] says why.
+//! An `Err` always means that the call could not be decided. A refusal is a [`Decision`], or [`Denied`] where the call would
+//! return a reservation or a permit; [`Outcome::reason`] says why.
 //!
-//! The path of a call through this crate: the charges ([`Charge`]), the limits by name ([`policy`]), the engine (`engine.rs`, the
-//! heart), the store ([`store`]; `remote.rs` for remote ones), the answer ([`Decision`], [`Outcome`]), what the caller sees
-//! ([`response`]) and what the operator sees ([`telemetry`]).
+//! The path of a call through this crate: the charges ([`Charge`]), the limits by name ([`policy`]), the engine (`engine.rs`;
+//! read this file first), the store ([`store`]; `remote.rs` for remote stores), the answer ([`Decision`], [`Outcome`]), what the
+//! caller sees ([`response`]) and what the operator sees ([`telemetry`]).
 
 mod builder;
 mod call;

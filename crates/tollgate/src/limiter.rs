@@ -1,4 +1,4 @@
-//! One limit in this process: synchronous, without allocating, and by type never on a remote store.
+//! The handle on one local limit: synchronous, without allocating, and by its type never on a remote store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limiter of its own, with a memory store of its own, by the name of `default`.
+    /// A limiter with its own memory store, for one limit with the name `default`.
     pub fn new(limit: Limit) -> Limiter {
         let engine = Arc::new(Engine::in_memory(MemoryStore::new(MemoryOptions::default())));
         let placed = Rule::new("default", limit)
@@ -62,27 +62,27 @@ impl Limiter {
         Limiter { engine, limit }
     }
 
-    /// Charges a key one unit. A key that is empty or malformed is denied, and nothing is charged. A concurrency limit denies every
-    /// check with [`Reason::NeedsPermit`](crate::Reason::NeedsPermit): [`acquire`](Self::acquire) holds what it takes.
+    /// Charges a key one unit. An empty or malformed key is denied, and nothing is charged. A concurrency limit denies every
+    /// check with [`Reason::NeedsPermit`](crate::Reason::NeedsPermit); use [`acquire`](Self::acquire) for it.
     #[inline]
     pub fn check<'k>(&self, key: impl Into<KeyRef<'k>>) -> Outcome {
-        self.engine.charge_one(&self.limit.entry, key.into(), Cost::ONE)
+        self.engine.charge_one(&self.limit.entry, &key.into(), Cost::ONE)
     }
 
     /// Charges a key `cost` units. Zero is an error: to look without charging, [`peek`](Self::peek).
     #[inline]
     pub fn charge<'k>(&self, key: impl Into<KeyRef<'k>>, cost: u64) -> Result<Outcome, Error> {
         let cost = Cost::new(cost).ok_or_else(Error::zero_cost)?;
-        Ok(self.engine.charge_one(&self.limit.entry, key.into(), cost))
+        Ok(self.engine.charge_one(&self.limit.entry, &key.into(), cost))
     }
 
     #[cfg(feature = "http")]
     #[inline]
     pub(crate) fn charge_cost<'k>(&self, key: impl Into<KeyRef<'k>>, cost: Cost) -> Outcome {
-        self.engine.charge_one(&self.limit.entry, key.into(), cost)
+        self.engine.charge_one(&self.limit.entry, &key.into(), cost)
     }
 
-    /// Whether a charge only asks the counters, and the limit is the one that was looked up.
+    /// Whether a charge needs only the counters, and the limit has not been reloaded since the lookup.
     #[cfg(feature = "http")]
     pub(crate) fn is_fast(&self) -> bool {
         let entry = &self.limit.entry;
@@ -137,7 +137,7 @@ impl Limiter {
             },
         );
         if is_counted {
-            // What took the slow path was counted there, in the order of the keys.
+            // The keys of the slow path were counted there, in order.
             let mut slow = slow.into_iter().peekable();
             let answers = keys.iter().zip(&outcomes[start..]).enumerate();
             let fast = answers.filter(|(index, _)| slow.next_if_eq(index).is_none());
@@ -153,13 +153,13 @@ impl Limiter {
         Ok(*decision.binding())
     }
 
-    /// What a key has used and has left: [`Outcome::used`], `remaining`, `capacity`, and `reset_after` for the time left.
-    /// The answer describes the key as it stands, as if nothing were asked for.
+    /// What a key has used and has left: [`Outcome::used`], `remaining`, `capacity`, and `reset_after` for the time left. It
+    /// shows the current state, as a charge of zero would.
     pub fn status<'k>(&self, key: impl Into<KeyRef<'k>>) -> Outcome {
         self.engine.status_local(&self.limit.entry, key.into())
     }
 
-    /// Forgets what a key was charged; false when nothing was remembered.
+    /// Forgets all charges of a key; false if the key has none.
     pub fn reset<'k>(&self, key: impl Into<KeyRef<'k>>) -> bool {
         self.engine.reset_local(&self.limit.entry, key.into())
     }
@@ -192,9 +192,9 @@ impl Limiter {
         self.run(Request { take: Take::Permit, ..Request::new(Charges::One(charge), Mode::AllOrNone) })
     }
 
-    /// Waits until `cost` fits, at most `within`, first come, first served among those who wait for the same key. The answer is
-    /// denied where it never can, and where there was no room in time. Dropping the future leaves nothing charged. Under a
-    /// concurrency limit: [`acquire_within`](Self::acquire_within).
+    /// Waits until `cost` fits, at most `within`. Waiters for the same key are served in order. The outcome is a denial if the
+    /// cost can never fit, or did not fit in time. Dropping the future leaves nothing charged. For a concurrency limit use
+    /// [`acquire_within`](Self::acquire_within).
     pub async fn wait<'k>(
         &self,
         key: impl Into<KeyRef<'k>>,
@@ -209,7 +209,7 @@ impl Limiter {
         Ok(*decision.binding())
     }
 
-    /// Waits for what [`acquire`](Self::acquire) takes, at most `within`, in the same line as [`wait`](Self::wait).
+    /// Waits for what [`acquire`](Self::acquire) takes, at most `within`, in the same queue as [`wait`](Self::wait).
     pub async fn acquire_within<'k>(
         &self,
         key: impl Into<KeyRef<'k>>,

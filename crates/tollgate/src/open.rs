@@ -1,22 +1,22 @@
-//! From a configuration to a gate on the store that it names. How a store is connected is in `connect.rs`.
+//! Builds a gate from a configuration, on the store that the configuration names. `connect.rs` connects to the store.
 
 use std::sync::Arc;
 
-use tollgate_store::Store;
+use tollgate_store::{Clock, Store};
 
 use crate::builder::TollgateBuilder;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 use crate::config::Password;
-use crate::config::{Config, StoreMode};
+use crate::config::{ClockMode, Config, StoreMode};
 use crate::connect;
 use crate::error::Error;
 use crate::tollgate::Tollgate;
 
 impl Tollgate {
-    /// The gate that a configuration describes, on the store that it names. `[store] mode`, or `RL_STORAGE_MODE` in the
-    /// environment, is all that it takes to count in another store; the features `redis` and `postgres` must be there for it.
+    /// The gate that a configuration describes, on the store that it names. To count in another store, set `[store] mode` or the
+    /// environment variable `RL_STORAGE_MODE`; the features `redis` and `postgres` must be enabled for it.
     ///
-    /// A shared store needs a tokio runtime. One that cannot be reached now is warned of, and limits fall back until it can.
+    /// A shared store needs a tokio runtime. If it cannot be reached now, a warning is logged and limits fall back until it can.
     ///
     /// ```
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -58,7 +58,7 @@ impl Tollgate {
     }
 }
 
-/// The store that a configuration names, unless it is the memory of this process.
+/// The store that a configuration names; `None` for the memory store.
 async fn store(config: &Config) -> Result<Option<Arc<dyn Store>>, Error> {
     match config.store.mode {
         StoreMode::Memory => Ok(None),
@@ -77,7 +77,7 @@ async fn redis(config: &Config) -> Result<Arc<dyn Store>, Error> {
     };
     options.username = redis.username.clone();
     options.password = resolved(redis.password.as_ref())?;
-    options.timeout = config.store.timeout.into();
+    options.timeout = config.store.timeout;
     options.max_keys = u64::try_from(config.store.max_keys).ok();
     options.ca_file = redis.ca_file.clone();
     options.cert_file = redis.cert_file.clone();
@@ -98,7 +98,7 @@ async fn postgres(config: &Config) -> Result<Arc<dyn Store>, Error> {
     let mut options = PostgresOptions::new(postgres.url.clone());
     options.password = resolved(postgres.password.as_ref())?;
     options.prefix = postgres.prefix.clone();
-    options.timeout = config.store.timeout.into();
+    options.timeout = config.store.timeout;
     options.max_keys = u64::try_from(config.store.max_keys).ok();
     options.tls.ca_file = postgres.ca_file.clone();
     options.tls.client_cert_file = postgres.cert_file.clone();
@@ -131,8 +131,8 @@ fn resolved(password: Option<&Password>) -> Result<Option<String>, Error> {
 }
 
 impl TollgateBuilder {
-    /// All that a configuration says of limits and of how they are counted. The store that it names is for the caller to
-    /// connect and to hand to [`store`](Self::store).
+    /// Applies everything that a configuration says about limits and how they are counted. The caller connects the store that it
+    /// names and passes it to [`store`](Self::store).
     ///
     /// ```
     /// use tollgate::Tollgate;
@@ -146,11 +146,14 @@ impl TollgateBuilder {
     pub fn config(mut self, config: &Config) -> Self {
         let store = &config.store;
         self.namespaces.extend(config.namespaces().map(str::to_owned));
+        if store.clock == ClockMode::Coarse {
+            self = self.clock(Clock::coarse());
+        }
         self.policy(config.policy.clone())
             .max_keys(store.max_keys)
             .when_full(store.when_full)
             .fallback(store.fallback)
             .instances(store.fallback_instances)
-            .denial_cache(store.denial_cache.into())
+            .denial_cache(store.denial_cache)
     }
 }

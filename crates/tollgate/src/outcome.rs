@@ -1,7 +1,7 @@
 //! What one limit answered: an [`Outcome`], why ([`Reason`]), and where the answer came from ([`Source`]).
 //!
-//! An outcome holds the numbers that the store found; durations and reasons are worked out when they are asked for. What all
-//! limits of a charge answered together is in `decision.rs`. Outcomes are made by the engine; faces and telemetry read them.
+//! An outcome holds the numbers of the store; durations and reasons are computed when they are read. `decision.rs` has the answer
+//! of all limits together. The engine makes outcomes; APIs and telemetry read them.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,9 +20,9 @@ pub enum Fallback {
     Open,
     /// Deny, until the store is tried next.
     Closed,
-    /// Count in this process's memory until the store is back: afresh, so leases and charges of before are not known here,
-    /// and what is counted here is not known to the store afterwards. This is the default: services stay available, as if
-    /// open, and abuse stays bounded, by each process for itself.
+    /// Counts in the memory of this process until the store is back. The counters start empty: earlier leases and charges are not
+    /// known, and the store does not learn of these counts later. This is the default: services stay available, and each process
+    /// still bounds abuse.
     #[default]
     Local,
 }
@@ -53,7 +53,7 @@ pub enum Source {
     /// The store counted.
     #[default]
     Store,
-    /// The store denied the same a moment ago, and until when; it was not asked again.
+    /// The store denied the same charge a moment ago, and the denial still holds; the store was not called again.
     DenialCache,
     /// The store failed, and the limit is set to let everything through then. Nothing was charged.
     FallbackOpen,
@@ -65,9 +65,9 @@ pub enum Source {
     Unlimited,
     /// The limit is set to let nothing through.
     Blocked,
-    /// The key was empty or malformed, and nothing was asked.
+    /// The key was empty or malformed; no counter was read.
     Malformed,
-    /// A concurrency limit was checked by a call that holds nothing, and nothing was asked.
+    /// A call that holds nothing charged a concurrency limit; no counter was read.
     NeedsPermit,
 }
 
@@ -109,7 +109,7 @@ impl Source {
 /// Why a limit answered as it did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The limit's numbers, and what was charged before.
+    /// The limit's numbers, and the earlier charges.
     Limit,
     /// The key, or every key, is set to be blocked.
     Blocked,
@@ -176,7 +176,7 @@ impl fmt::Display for Reason {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[must_use = "an outcome says whether the charge was allowed"]
 pub struct Outcome {
-    /// What the kernel worked out. Under a shadow limit, the answer that it would have given.
+    /// The numbers of the kernel. Under a shadow limit, the outcome that it would have had.
     numbers: kernel::Outcome,
     limit: &'static str,
     source: Source,
@@ -221,27 +221,27 @@ impl Outcome {
         self.source == Source::Unlimited
     }
 
-    /// What the limit holds when nothing is used: its limit, burst or capacity.
+    /// The units of the limit when nothing is used: its limit, burst or capacity.
     pub fn capacity(&self) -> u64 {
         self.numbers.capacity
     }
 
-    /// What is left: after this charge if it was allowed, else as it stands.
+    /// What is left: after this charge if it was allowed, before it if not.
     pub fn remaining(&self) -> u64 {
         self.numbers.remaining
     }
 
-    /// What is in use: capacity less what remains.
+    /// What is used: capacity minus remaining.
     pub fn used(&self) -> u64 {
         self.numbers.used()
     }
 
-    /// How long to wait before the same charge fits, if nothing else comes: zero when allowed, `None` when it never can.
+    /// How long to wait before the same charge fits, if there are no other charges: zero when allowed, `None` when it never fits.
     pub fn retry_after(&self) -> Option<Duration> {
         if self.is_allowed() { Some(Duration::ZERO) } else { self.numbers.retry_after.map(Duration::from) }
     }
 
-    /// How long until the key is as if it had never been charged, if nothing else comes.
+    /// How long until the key has its full capacity again, if there are no other charges.
     pub fn reset_after(&self) -> Duration {
         self.numbers.reset_after.into()
     }

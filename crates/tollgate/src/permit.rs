@@ -1,4 +1,4 @@
-//! Leave to go on: the leases of an admitted charge, renewed while they are held and released when the permit goes.
+//! A permit: the leases of an admitted charge, renewed while it lives and released when it is dropped.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -13,8 +13,8 @@ use crate::engine::{Answer, Engine, Held};
 use crate::error::Error;
 use crate::lease::Lease;
 
-/// Leave to go on. Under concurrency limits it holds leases, which are released when it is dropped; what was charged under other
-/// limits stays charged.
+/// Permission to go on. Under concurrency limits it holds leases, which are released when it is dropped; charges under other
+/// limits stay charged.
 ///
 /// ```
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,10 +33,10 @@ use crate::lease::Lease;
 /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
 /// ```
 ///
-/// On a remote store its leases are renewed in the background for as long as it lives, and a dropped permit is released in the
-/// background; [`release`](Self::release) waits for the store. A process that stands still for longer than a lease, or that cannot
-/// reach the store for so long, loses it: see [`is_lost`](Self::is_lost). In one process a lease does not end while its permit
-/// lives; it is gone only if its key is reset.
+/// On a remote store a background task renews its leases for as long as it lives, and releases them after it is dropped;
+/// [`release`](Self::release) waits for the store. A process that pauses for longer than a lease, or that cannot reach the store
+/// for that long, loses the lease: see [`is_lost`](Self::is_lost). A local lease does not expire while its permit lives; it is
+/// lost only if its key is reset.
 #[must_use = "a permit that is dropped is released"]
 pub struct Permit {
     engine: Arc<Engine>,
@@ -63,14 +63,14 @@ impl Permit {
         &self.decision
     }
 
-    /// Releases the leases, and waits until the store knows. If that fails it is tried again in the background, and the leases end
-    /// by themselves at the latest.
+    /// Releases the leases and waits for the store. If the store fails, the release is repeated in the background, and the leases
+    /// expire at the latest at the end of their time.
     pub async fn release(mut self) -> Result<(), Error> {
         self.is_released = true;
         self.engine.release(&self.held).await
     }
 
-    /// Whether a lease is gone: somebody else may run beside the holder. Logged and counted once.
+    /// Whether a lease is lost, so that another holder may run at the same time. A loss is logged and counted once.
     ///
     /// ```
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -99,7 +99,7 @@ impl Permit {
         is_gone
     }
 
-    /// Waits until a lease is gone: for holders that must stop working then.
+    /// Waits until a lease is lost: for holders that must stop working then.
     pub async fn lost(&self) {
         poll_fn(|context| {
             // Registered first, so that a loss in between is not missed.

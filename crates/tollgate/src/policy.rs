@@ -1,11 +1,11 @@
-//! Which limits apply.
+//! The limits and rules that apply.
 //!
-//! A [`Policy`] is a list of [`Rule`]s. A rule is a named limit, or says that everything or nothing passes; it may treat
-//! single keys differently (overrides), decide without denying (shadow), and choose what happens when the store
-//! fails. All of it is checked while it is built, so whatever holds a policy need not check again.
+//! A [`Policy`] is a list of [`Rule`]s. A rule is a named limit, or allows or blocks everything. It may treat single keys
+//! differently (overrides), decide without denying (shadow), and set the fallback for a failing store. Everything is checked when
+//! it is built, so later code need not check again.
 //!
-//! Rules are data: nothing here counts, decides or reads a clock. A policy is built in code or, with the feature `config`,
-//! read from a file by `config.rs`. The walk came from `key.rs` and goes on in `limiter.rs`, which charges the limits.
+//! Rules are data: nothing here counts, decides or reads a clock. A policy is built in code or, with the feature `config`, read
+//! from a file by `config.rs`. The previous step is `key.rs`; the engine (`engine.rs`) charges the limits next.
 
 #[cfg(feature = "config")]
 pub mod config;
@@ -28,7 +28,7 @@ pub use crate::outcome::Fallback;
 /// How much a rule lets through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Allowance {
-    /// As much as the limit says.
+    /// Limited by these numbers.
     Limited(Limit),
     /// Everything, uncounted.
     Unlimited,
@@ -93,7 +93,7 @@ impl Rule {
         Rule::named(name.into(), Allowance::Blocked)
     }
 
-    /// What is wrong with a name that no limit can have, as the rule to follow; `None` for one that a limit could have.
+    /// What is wrong with a name, as the rule to follow; `None` for a valid name.
     ///
     /// ```
     /// use tollgate::Rule;
@@ -135,8 +135,8 @@ impl Rule {
         Rule { fallback: Some(fallback), ..self }
     }
 
-    /// The same rule, its keys kept together where a store is spread over several servers: each by itself, or all of a
-    /// namespace.
+    /// The same rule with another unit of placement for stores on several servers: keys are placed one by one, a whole
+    /// namespace on one server, or all keys of all limits with that subject on one server.
     #[must_use]
     pub fn with_subject(self, subject: Subject) -> Rule {
         Rule { subject, ..self }
@@ -177,6 +177,25 @@ impl Rule {
         }
     }
 
+    /// The same with another override for a key that may have one already, such as one that is set at run time over one of the
+    /// config.
+    ///
+    /// ```
+    /// use tollgate::{Allowance, Key, Limit, Rule};
+    ///
+    /// let key = || Key::parse("user:42");
+    /// let api = Rule::new("api", Limit::token_bucket("10/s", 20)?)?.with_override(key()?, Allowance::Unlimited)?;
+    /// assert!(api.clone().with_override(key()?, Allowance::Blocked).is_err());
+    /// assert_eq!(api.overriding(key()?, Allowance::Blocked)?.allowance_for(&key()?), &Allowance::Blocked);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn overriding(mut self, key: Key<'_>, allowance: impl Into<Allowance>) -> Result<Rule, PolicyError> {
+        if let Ok(position) = self.position(&key) {
+            self.overrides.remove(position);
+        }
+        self.with_override(key, allowance)
+    }
+
     /// Where the override of a key is, or where it would go.
     fn position(&self, key: &Key<'_>) -> Result<usize, usize> {
         self.overrides.binary_search_by(|(other, _)| other.canonical().cmp(key.canonical()))
@@ -207,7 +226,7 @@ impl Rule {
         self.fallback
     }
 
-    /// Which keys are kept together where a store is spread over several servers.
+    /// Which keys are placed on one server in stores on several servers.
     pub fn subject(&self) -> Subject {
         self.subject
     }
@@ -218,7 +237,7 @@ impl Rule {
     }
 }
 
-/// Which limits there are: rules under distinct names.
+/// All limits: rules with distinct names.
 ///
 /// ```
 /// use std::time::Duration;
@@ -263,12 +282,12 @@ impl Policy {
         self.rules.iter().find(|rule| rule.name == name)
     }
 
-    /// The rule of this name, or an error that lists the names there are.
+    /// The rule of this name, or an error that lists all names.
     pub fn find(&self, name: &str) -> Result<&Rule, PolicyError> {
         self.rule(name).ok_or_else(|| self.unknown(name))
     }
 
-    /// The error for a name that no rule has: it lists the names there are.
+    /// The error for an unknown name: it lists all names.
     pub(crate) fn unknown(&self, name: &str) -> PolicyError {
         /// How many names are listed at most.
         const LISTED: usize = 50;
@@ -287,7 +306,7 @@ impl Policy {
     }
 }
 
-/// Why a policy was refused, or a limit not found in it: what was asked for and what to do.
+/// Why a policy was refused, or a limit was not found in it. The message says what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyError(String);
 
@@ -317,7 +336,7 @@ fn name_fault(name: &str) -> Option<&'static str> {
     Some(fix)
 }
 
-/// A stranger's text inside a message: its beginning, with nothing that could break a line or a terminal.
+/// Untrusted text inside a message: its start, without characters that could break a line or a terminal.
 struct Excerpt<'a>(&'a str);
 
 impl fmt::Display for Excerpt<'_> {
@@ -355,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_says_what_it_was_told() {
+    fn a_rule_returns_what_it_was_built_with() {
         let rule = Rule::new("api", bucket(10)).unwrap();
         assert_eq!((rule.name(), rule.allowance()), ("api", &Allowance::Limited(bucket(10))));
         assert_eq!((rule.is_shadow(), rule.own_fallback(), rule.overrides().len()), (false, None, 0));
@@ -427,7 +446,7 @@ mod tests {
             |names: &[&str]| Policy::new(names.iter().map(|name| Rule::unlimited(*name).unwrap())).unwrap();
         let many: Vec<String> = (0..60).map(|n| format!("limit-{n:02}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        for (names, asked, message) in [
+        for (names, name, message) in [
             (&[][..], "api", "unknown limit `api`; no limit is registered"),
             (&["a", "b"], "login", "unknown limit `login`; known: a, b"),
             (&["api", "login"], "apis", "unknown limit `apis`; known: api, login (did you mean `api`?)"),
@@ -435,9 +454,9 @@ mod tests {
             (&many, "limit-5x", "limit-48, limit-49 and 10 more (did you mean `limit-50`?)"),
         ] {
             let policy = policy(names);
-            let error = policy.find(asked).unwrap_err().to_string();
+            let error = policy.find(name).unwrap_err().to_string();
             assert!(error.ends_with(message), "{error}");
-            assert_eq!(policy.rule(asked), None);
+            assert_eq!(policy.rule(name), None);
         }
         let policy = policy(&["api", "login"]);
         assert_eq!(policy.find("login").unwrap(), &policy.rules()[1]);

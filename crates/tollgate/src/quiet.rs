@@ -1,19 +1,19 @@
-//! Saying a thing at most once a second, with how often it happened.
+//! Logs an event at most once a second, with the number of times it happened.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_store::Clock;
 
-/// Counts what need not be said each time.
+/// Counts events that need not be logged each time.
 #[derive(Default)]
 pub(crate) struct Quiet {
     unsaid: AtomicU64,
-    /// When it was said last, in µs.
+    /// The time of the last log line, in µs.
     last: AtomicU64,
 }
 
 impl Quiet {
-    /// Once more: how often it has happened since it was said, if it is time to say so.
+    /// Counts one event. Returns the number of events since the last line, if a line may be logged now.
     #[cold]
     pub(crate) fn count(&self) -> Option<u64> {
         self.unsaid.fetch_add(1, Ordering::Relaxed);

@@ -1,11 +1,13 @@
 //! A charge whose counters are in a remote store.
 //!
-//! Is it known to be denied (`remote/denial_cache.rs`)? Then it is answered at once. Are the nodes that hold its keys to be asked at
-//! all (`remote/breaker.rs`)? If they answer (`remote/store_call.rs`), that is the answer. If they fail, in whichever way, or are not to be asked,
-//! `remote/fallback.rs` answers. A call that was wrong is the caller's error and nobody's failure.
+//! 1. `remote/denial_cache.rs`: a charge that is known to be denied is answered at once.
+//! 2. `remote/breaker.rs`: are the nodes of its keys up?
+//! 3. `remote/store_call.rs`: if so, they are called, and their answer is the answer.
+//! 4. `remote/fallback.rs`: if a node is down or fails, the fallback answers.
 //!
-//! This module asks the store and keeps the books on it; no policy is chosen and nothing is counted here. Nothing is sent twice,
-//! but for what carries an id: a charge whose answer never came is cancelled by its id (`remote/in_flight.rs`).
+//! An invalid call is the caller's error and counts as no failure of the store. This module calls the store and records its
+//! health; it chooses no policy and counts nothing. No call is sent twice unless it has an id: a charge whose answer is lost is
+//! cancelled by its id (`remote/in_flight.rs`). Callers are `engine/remote_call.rs` and `engine/settle.rs`.
 
 mod background;
 mod breaker;
@@ -54,14 +56,14 @@ use crate::wait::Lines;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DenialCache {
     Use,
-    /// The store is asked, because other processes may have given something back.
+    /// Calls the store even if a denial is cached, because other processes may have given something back.
     Bypass,
 }
 
-/// What the counters said and where it came from, in the order of the charges that met any.
+/// The outcome and source of each charge that has counters, in the order of the charges.
 pub(crate) type Answers = SmallVec<[(Outcome, Source); 4]>;
 
-/// The answers to a charge, and what went wrong on the way to them.
+/// The answers to a charge, and the failure of the store, if any.
 #[derive(Default)]
 pub(crate) struct Answered {
     pub(crate) answers: Answers,
@@ -80,13 +82,13 @@ impl Answered {
 #[derive(Clone, Copy)]
 pub(crate) struct Identity {
     pub(crate) hold: Hold,
-    /// Whether the caller keeps it to settle it, so that the fallback holds it too.
-    pub(crate) is_kept: bool,
-    /// Whether the caller chose the id. A caller that chooses an id owns it: nobody else cancels it.
+    /// Whether the caller will settle it, so that the fallback must remember it too.
+    pub(crate) is_held: bool,
+    /// Whether the caller chose the id. Then only the caller may cancel the charge.
     pub(crate) is_callers: bool,
 }
 
-/// A remote store, and who observes it.
+/// A remote store and its observers.
 #[derive(Clone)]
 pub(crate) struct Remote {
     observers: Arc<Observers>,
@@ -96,7 +98,7 @@ pub(crate) struct Remote {
     shared: Arc<Shared>,
 }
 
-/// All that this process knows of the store.
+/// The state of this process about the store.
 struct Shared {
     store: Arc<dyn Store>,
     clock: Clock,
@@ -113,15 +115,20 @@ struct Shared {
     is_failing: AtomicBool,
 }
 
-/// How a charge goes on.
+/// The next step of a charge.
 #[expect(clippy::large_enum_variant, reason = "an answer that is known is the case that must be quick")]
-pub(crate) enum Way {
+pub(crate) enum NextStep {
     Answered(Answered),
-    /// The store is to be asked; and what to remember a denial by, if that is worth it.
-    Ask(Option<Sent>),
+    /// Call the store. The value is needed to cache a denial, if that is worthwhile.
+    CallStore(Option<Sent>),
 }
 
 impl Remote {
+    /// The store itself, for calls that no decision depends on.
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.shared.store
+    }
+
     pub(crate) fn new(
         store: Arc<dyn Store>,
         memory: MemoryOptions,
@@ -149,20 +156,20 @@ impl Remote {
         Remote { observers, watch, lines, lost_leases, shared: Arc::new(shared) }
     }
 
-    /// Numbers for the limits of a policy that is being put in place.
+    /// Numbers for the limits of a new policy.
     pub(crate) fn numbering(&self) -> Numbering<'_> {
         self.shared.numbers.begin()
     }
 
-    /// Another policy was put in place, and limits may have other numbers from now on.
+    /// A new policy is active; limits may have new numbers from now on.
     pub(crate) fn renumbered(&self) {
         self.shared.reservations.renumbered();
     }
 
-    /// How the store fares.
-    /// Who looks at the health of a store whose node is down has it pinged, so that it is up again without anybody's call.
+    /// The health of the store. Reading the health of a store with a node that is down also pings that node, so that it comes
+    /// back up without a caller's charge.
     pub(crate) fn health(&self) -> StoreHealth {
-        // A ping that nobody can run beside the callers would be dropped, which leaves the node alone for longer.
+        // A ping needs a background task. Without one the ping would be dropped, and the node would stay down for longer.
         let can_ping = || self.shared.store.spawn(Box::pin(async {})).is_none();
         if self.shared.breakers.is_any_down() && can_ping() {
             self.look_after_nodes();
@@ -176,42 +183,49 @@ impl Remote {
         health
     }
 
-    /// How often the store may have lost what it counted.
+    /// How often the store may have lost its counters.
     #[cfg(feature = "telemetry")]
     pub(crate) fn losses_possible(&self) -> u64 {
         self.shared.store.losses_possible()
     }
 
-    /// Answers a charge without asking the store, if that can be done. `is_held` says whether it has an id.
-    pub(crate) fn way(&self, charges: &[Resolved<'_, '_>], is_held: bool, cache: DenialCache) -> Way {
+    /// Answers a charge without the store, if possible. `is_held` says whether it has an id.
+    pub(crate) fn next_step(
+        &self,
+        charges: &[Resolved<'_, '_>],
+        is_held: bool,
+        cache: DenialCache,
+    ) -> NextStep {
         let mut counted = charges.iter().filter(|charge| charge.remote().is_some());
         let (Some(charge), next) = (counted.next(), counted.next()) else {
             // A reservation of nothing is known to the fallback by its id all the same.
-            return if is_held { Way::Ask(None) } else { Way::Answered(Answered::default()) };
+            return if is_held { NextStep::CallStore(None) } else { NextStep::Answered(Answered::default()) };
         };
         if next.is_some() || charge.is_shadow() {
-            return Way::Ask(None);
+            return NextStep::CallStore(None);
         }
-        self.way_of_one(charge, cache)
+        self.next_step_of_one(charge, cache)
     }
 
-    fn way_of_one(&self, charge: &Resolved<'_, '_>, cache: DenialCache) -> Way {
-        let Some((key, stored, remote)) = charge.remote() else { return Way::Answered(Answered::default()) };
+    fn next_step_of_one(&self, charge: &Resolved<'_, '_>, cache: DenialCache) -> NextStep {
+        let Some((key, stored, remote)) = charge.remote() else {
+            return NextStep::Answered(Answered::default());
+        };
         if charge.is_shadow() || !self.shared.denials.covers(&stored.limit) {
-            return Way::Ask(None);
+            return NextStep::CallStore(None);
         }
         let fingerprint = self.shared.seeds.fingerprint(remote.number, key);
         let now = self.shared.clock.now();
         if cache == DenialCache::Bypass {
-            return Way::Ask(Some(self.shared.denials.sent(fingerprint, now)));
+            return NextStep::CallStore(Some(self.shared.denials.sent(fingerprint, now)));
         }
         match self.shared.denials.find(fingerprint, charge.cost, now) {
             Ok(outcome) => {
                 self.shared.tally.answered(Source::DenialCache);
                 let answers = [(outcome, Source::DenialCache)].into_iter().collect();
-                Way::Answered(Answered { answers, trouble: Trouble::default() })
+                NextStep::Answered(Answered { answers, trouble: Trouble::default() })
             }
-            Err(sent) => Way::Ask(Some(sent)),
+            Err(sent) => NextStep::CallStore(Some(sent)),
         }
     }
 
@@ -224,32 +238,32 @@ impl Remote {
     ) -> Result<Answered, Error> {
         let items: SmallVec<[StoredCharge<'_>; 4]> =
             charges.iter().filter_map(Resolved::stored_charge).collect();
-        let kept = identity.filter(|identity| identity.is_kept).map(|identity| identity.hold);
+        let hold = identity.filter(|identity| identity.is_held).map(|identity| identity.hold);
         let sent_at = self.shared.clock.now();
         match self.charge_store(charges, &items, identity).await {
             Ok(charged) => {
                 self.learn(charges, sent, sent_at, &charged);
-                let took = |place: usize| charged.outcomes.get(place).is_none_or(|outcome| outcome.allowed);
-                self.remember(charges, kept.filter(|_| charged.allowed), took);
+                let took = |index: usize| charged.outcomes.get(index).is_none_or(|outcome| outcome.allowed);
+                self.remember(charges, hold.filter(|_| charged.allowed), took);
                 Ok(Answered::by_store(&charged.outcomes))
             }
             Err(missed) => {
-                let answered = self.fall_back(charges, Act::Charge(kept), missed)?;
+                let answered = self.fall_back(charges, Act::Charge(hold), missed)?;
                 let is_admitted = answered.answers.iter().all(|(outcome, _)| outcome.allowed);
-                self.remember(charges, kept.filter(|_| is_admitted), |_| true);
+                self.remember(charges, hold.filter(|_| is_admitted), |_| true);
                 Ok(answered)
             }
         }
     }
 
-    /// Remembers what a reservation charged. `took` says which of the charges that met counters took something.
+    /// Remembers the charges of a reservation. `took` says which charges with counters took something.
     fn remember(&self, charges: &[Resolved<'_, '_>], hold: Option<Hold>, took: impl Fn(usize) -> bool) {
         let Some(hold) = hold else { return };
         let counted = charges.iter().filter(|charge| charge.remote().is_some()).enumerate();
-        let reserved = counted.map(|(place, charge)| {
+        let reserved = counted.map(|(index, charge)| {
             let is_covered =
                 charge.remote().is_some_and(|(_, stored, _)| self.shared.denials.covers(&stored.limit));
-            let key = self.fingerprint(charge).filter(|_| is_covered && took(place));
+            let key = self.fingerprint(charge).filter(|_| is_covered && took(index));
             ReservedCharge { name: charge.entry.name, cost: charge.cost.get(), key }
         });
         let lease = in_flight::longest_lease(charges);
@@ -261,7 +275,7 @@ impl Remote {
         self.shared.reservations.find(id).is_some_and(|known| known.is_lease)
     }
 
-    /// The key of a charge, as the denial cache knows it.
+    /// The fingerprint of a charge's key in the denial cache.
     fn fingerprint(&self, charge: &Resolved<'_, '_>) -> Option<u128> {
         charge.remote().map(|(key, _, remote)| self.shared.seeds.fingerprint(remote.number, key))
     }
@@ -281,7 +295,7 @@ impl Remote {
             // Still in flight: the caller has not seen the answer.
             self.answered().await;
         }
-        // An answer that was lost on the way is as good as none.
+        // A lost answer counts as no answer.
         if !matches!(&answer, Err(Missed::Failed { error, .. }) if error.is_ambiguous()) {
             in_flight.answered();
         }
@@ -296,7 +310,8 @@ impl Remote {
         }
     }
 
-    /// How a key stands: what is left, and whether one more unit would fit. The store's failure is an error: nothing is made up.
+    /// The state of a key: what is left, and whether one more unit would fit. If the store fails, this is an error; there is no
+    /// fallback.
     pub(crate) async fn status(&self, charge: &Resolved<'_, '_>) -> Result<Option<Outcome>, Error> {
         let Some(item) = charge.stored_charge() else { return Ok(None) };
         let nodes = self.nodes_of(&[item], None);
@@ -318,14 +333,14 @@ impl Remote {
         Ok(Answered::by_store(&charged.outcomes))
     }
 
-    /// Charges each by itself, in one call of the store. What falls back does so by itself, too.
+    /// Charges each charge separately, in one call of the store. Each falls back separately, too.
     pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Vec<Result<Answered, Error>> {
         let mut answers: Vec<Result<Answered, Error>> = Vec::with_capacity(charges.len());
         let mut asked: SmallVec<[(usize, Option<Sent>, NodeId); 4]> = SmallVec::new();
         let mut items: SmallVec<[StoredCharge<'_>; 4]> = SmallVec::new();
         for (index, charge) in charges.iter().enumerate() {
-            let answered = match (self.way_of_one(charge, DenialCache::Use), charge.stored_charge()) {
-                (Way::Ask(sent), Some(item)) => {
+            let answered = match (self.next_step_of_one(charge, DenialCache::Use), charge.stored_charge()) {
+                (NextStep::CallStore(sent), Some(item)) => {
                     let node = self.shared.store.node_of(&item);
                     match self.admit(node).await {
                         Ok(()) => {
@@ -336,8 +351,8 @@ impl Remote {
                         Err(missed) => self.fall_back_alone(charge, missed),
                     }
                 }
-                (Way::Answered(answered), _) => Ok(answered),
-                (Way::Ask(_), None) => Ok(Answered::default()),
+                (NextStep::Answered(answered), _) => Ok(answered),
+                (NextStep::CallStore(_), None) => Ok(Answered::default()),
             };
             answers.push(answered);
         }
@@ -345,7 +360,7 @@ impl Remote {
             return answers;
         }
         let in_flight = InFlight::new(self, charges, None);
-        self.shared.tally.asked();
+        self.shared.tally.called();
         let sent_at = self.shared.clock.now();
         let call = self.watch.store_call("charge");
         let outcomes = self.shared.store.charge_each(&items).instrument(call.span()).await;
@@ -383,15 +398,16 @@ impl Remote {
         answers
     }
 
-    /// Answers one charge of several that are each made by themselves, where the store did not.
+    /// The fallback's answer to one of several separate charges.
     fn fall_back_alone(&self, charge: &Resolved<'_, '_>, missed: Missed) -> Result<Answered, Error> {
         self.fall_back(std::slice::from_ref(charge), Act::Charge(None), missed)
     }
 
-    /// Settles a held charge, where it was held.
+    /// Settles a held charge where it is held.
     ///
-    /// A charge whose reply was lost may be held twice: here, by the fallback, whose answer counts, and in the store, where it is
-    /// cancelled as soon as the store answers. Until then it is settled here and [pending](Settled::Pending).
+    /// A charge whose reply was lost may be held twice: in this process, by the fallback, whose answer the caller has; and in the
+    /// store, where it is cancelled as soon as the store answers. Until then it is settled in this process and
+    /// [pending](Settled::Pending).
     pub(crate) async fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Error> {
         self.settle_anywhere(id, settlement).await.map_err(Missed::into_error)
     }
@@ -407,11 +423,11 @@ impl Remote {
             });
         }
         let is_renewal = *settlement == Settlement::Renew;
-        // What is released or renewed are leases, of which nothing is believed.
+        // The denial cache has no entries for leases, so releases and renewals do not change it.
         let is_of_leases = matches!(settlement, Settlement::Renew | Settlement::Release);
         let known = self.shared.reservations.find(id).and_then(|known| known.charges);
-        // However the call ends, the keys of a reservation may have got something back. Ids that this process did not make
-        // end nothing unless the store knows them: anybody can make ids up.
+        // However the call ends, the keys of a reservation may have got something back. An id that this process did not make
+        // clears no cached denial unless the store knows it, because a client can invent ids.
         let ended = known.filter(|_| !is_of_leases).map(|charges| {
             let keys = charges.iter().filter_map(|charge| charge.key).collect();
             (self.shared.denials.end(keys), given_back(&charges, settlement))
@@ -436,12 +452,12 @@ impl Remote {
         self.call("settle", nodes, |store| store.settle(id, settlement)).await
     }
 
-    /// A settlement was answered: what else is to be done in the store can go on.
+    /// A settlement was answered, so the store is reachable: continues the background work.
     pub(crate) async fn go_on(&self) {
         self.answered().await;
     }
 
-    /// Forgets a key in the store and, once that has answered, here. If it fails, nothing is forgotten here.
+    /// Forgets a key in the store and, once the store has answered, in this process. If the store fails, nothing is forgotten.
     pub(crate) async fn forget(
         &self,
         stored: &StoredLimit,
@@ -461,17 +477,17 @@ impl Remote {
         Ok(forgotten || was_here)
     }
 
-    /// Answers a call that the store did not, unless it was the call that was wrong.
+    /// The fallback's answer to a failed call, unless the call itself was invalid.
     #[cold]
     fn fall_back(&self, charges: &[Resolved<'_, '_>], act: Act, missed: Missed) -> Result<Answered, Error> {
         if let Missed::Wrong(error) = missed {
             return Err(error.into());
         }
         self.shared.tally.fell_back();
-        Ok(self.ask_fallback(charges, act, &missed))
+        Ok(self.answer_by_fallback(charges, act, &missed))
     }
 
-    fn ask_fallback(&self, charges: &[Resolved<'_, '_>], act: Act, missed: &Missed) -> Answered {
+    fn answer_by_fallback(&self, charges: &[Resolved<'_, '_>], act: Act, missed: &Missed) -> Answered {
         let now = self.shared.clock.now();
         let last_denial = |charge: &Resolved<'_, '_>| {
             let fingerprint = self.fingerprint(charge)?;
@@ -484,7 +500,7 @@ impl Remote {
         Answered { answers, trouble: missed.trouble() }
     }
 
-    /// Notes what a charge that the store answered says about denials.
+    /// Updates the denial cache with the store's answer to a charge.
     fn learn(&self, charges: &[Resolved<'_, '_>], sent: Option<Sent>, sent_at: Micros, charged: &Charged) {
         let counted =
             charges.iter().find_map(|charge| charge.remote().map(|(_, stored, _)| (stored, charge.cost)));
@@ -503,7 +519,7 @@ impl Remote {
         for (charge, outcome) in counted().zip(&charged.outcomes).filter(|(_, outcome)| !outcome.allowed) {
             let Some((_, stored, _)) = charge.remote() else { continue };
             let fingerprint = self.fingerprint(charge);
-            // What one of two charges of a key costs says nothing of the other.
+            // If two charges of a call have the same key, neither outcome describes the key by itself.
             let is_only = counted().filter(|other| self.fingerprint(other) == fingerprint).count() == 1;
             if let Some(fingerprint) = fingerprint
                 && is_only
@@ -515,7 +531,7 @@ impl Remote {
         }
     }
 
-    /// Ends what is believed about the keys of a charge.
+    /// Removes the cached denials of the keys of a charge.
     fn changed(&self, charges: &[Resolved<'_, '_>]) {
         for (key, stored, remote) in charges.iter().filter_map(Resolved::remote) {
             if self.shared.denials.covers(&stored.limit) {

@@ -42,7 +42,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Its id, by which [`Tollgate::settle`](crate::Tollgate::settle) knows it too, in any process.
+    /// The id of the charge. [`Tollgate::settle`](crate::Tollgate::settle) accepts it in any process.
     pub fn id(&self) -> ChargeId {
         self.held.id
     }
@@ -52,14 +52,14 @@ impl Reservation {
         &self.decision
     }
 
-    /// Corrects the charge to what it truly cost. Less gives the difference back, more is taken even if it does not fit. Only
-    /// for charges that reserved the same under every limit.
+    /// Corrects the charge to its actual cost. A lower cost gives the difference back; a higher cost is charged even if it does
+    /// not fit. Only for reservations with the same amount under every limit.
     pub async fn settle(&self, actual: u64) -> Result<Settled, Error> {
         self.apply(&Settlement::Actual(actual)).await
     }
 
-    /// Corrects each charge to what it truly cost, in the order of the charges. A charge that took nothing (its key is unlimited,
-    /// or a shadow limit would have denied it) has nothing to correct; repeated pairs of limit and key add up.
+    /// Corrects each charge to its actual cost, in the order of the charges. A charge that took nothing (its key is unlimited, or
+    /// a shadow limit would have denied it) has nothing to correct; repeated pairs of limit and key add up.
     pub async fn settle_each(&self, actuals: &[u64]) -> Result<Settled, Error> {
         let settlement = self.held.each(actuals)?;
         self.apply(&settlement).await

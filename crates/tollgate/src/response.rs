@@ -1,6 +1,6 @@
-//! What callers see of a decision: header fields, problem details and the status of a gRPC call.
+//! What callers see of a decision: header fields, problem details and the gRPC status.
 //!
-//! Nothing here knows an HTTP library, so that every face says the same in the same words.
+//! Nothing here depends on an HTTP library, so every API renders a decision in the same way.
 
 pub mod grpc;
 pub mod headers;

@@ -1,12 +1,13 @@
-//! Which requests meet which limits, by which key: one implementation for the tower layer, the server's gate and backtest.
+//! Route limits: which requests are charged under which limits, by which key. One implementation for the tower layer, the
+//! server's gate and backtest.
 //!
-//! A [`RouteLimit`] is a limit on the requests that match a [`Route`], with the [`KeyExtractor`] that finds the key in a request
-//! and what the request costs. `[[routes]]` of a config and the builder in code make the same `RouteLimit`s. [`Routes`] compiles
-//! them and answers, for each [`RequestHead`], the charges of that request.
+//! A [`RouteLimit`] is a limit on the requests that match a [`Route`], with the [`KeyExtractor`] that finds the key in a request,
+//! and the cost. `[[routes]]` of a config and the builder in code make the same `RouteLimit`s. [`Routes`] compiles them and
+//! returns the charges of each [`RequestHead`].
 //!
-//! This module finds charges; it charges nothing, and it does not read responses. `pattern.rs` matches requests, `path.rs` gives
-//! a path its one spelling, `client.rs` finds the client's address behind proxies, `key.rs` finds the key, and `routes.rs` puts
-//! it together. The tower layer (`http/`) and the server call [`Routes::charges`] and hand the charges on.
+//! This module finds charges; it charges nothing and does not read responses. `pattern.rs` matches requests, `path.rs` normalises
+//! a path, `client.rs` finds the client's address behind proxies, `key.rs` finds the key, and `routes.rs` combines them. The
+//! tower layer (`http/`) and the server call [`Routes::charges`] and pass the charges to the engine.
 
 mod client;
 mod key;

@@ -1,13 +1,14 @@
-//! What authors of stores need, and those who look after one: the [`Store`] trait and its types, the stores that come with this
-//! crate and their options, and how a store fares.
+//! Stores: the [`Store`] trait and its types for authors of stores, the stores of this crate and their options, and the health of
+//! a store.
 
 pub use tollgate_kernel::{
     Align, Concurrency, Cost, FixedWindow, LeakyBucket, LimitError, Micros, Outcome, SlidingWindow,
     SlidingWindowCounter, TokenBucket,
 };
 pub use tollgate_store::{
-    Charged, EachFuture, Failure, Hold, MemoryOptions, MemoryStore, NodeId, Nodes, Outcomes, Scope, Store,
-    StoreError, StoreFuture, StoreTask, StoredCharge, StoredLimit, Subject, WhenFull,
+    Charged, EachFuture, Failure, Hold, MemoryOptions, MemoryStore, NodeId, Nodes, Outcomes, PutRecord,
+    Record, RecordKind, Records, Scope, Store, StoreError, StoreFuture, StoreTask, StoredCharge, StoredLimit,
+    Subject, WhenFull,
 };
 #[cfg(feature = "postgres")]
 pub use tollgate_store::{PostgresOptions, PostgresStore, PostgresTls};

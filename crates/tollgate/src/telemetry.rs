@@ -1,16 +1,17 @@
-//! What operators see: an event for every limit of every decision, and a word whenever the store goes down or comes back.
+//! What operators see: an event for every limit of every decision, and an event whenever the store goes down or comes back.
 //!
-//! An [`Observer`] sees them all, in the thread that decided, after the decision is made: it cannot change it. Events show a
-//! key's namespace; an observer that makes labels of it must still bound how many there are. The key itself is shown only to an
-//! observer that asks for it by [`EventKey::reveal`]. How the store fares is in `health.rs`.
+//! An [`Observer`] gets them all, in the thread that decided, after the decision is made: it cannot change it. Events show a
+//! key's namespace; an observer that uses it as a label must still bound the number of labels. The key itself is only available
+//! through [`EventKey::reveal`]. The health of the store is in `health.rs`.
 //!
-//! With the feature `telemetry` the same is measured, logged and traced here (`watch.rs`; `recorder.rs` has the null object
-//! that stands there without the feature): metrics in `meter.rs` and
-//! `store_meter.rs`, the decision log in `log.rs`, spans in `spans.rs`. What the host chooses of it is in `settings.rs`. Everything
-//! goes through the facades that the host has anyway: `metrics` for metrics, `tracing` for lines and spans. With the feature
-//! `otlp`, [`json_lines`] writes what goes to `tracing` as JSON on standard output, and [`otlp`] sends spans to a collector.
+//! With the feature `telemetry` decisions are also measured, logged and traced (`watch.rs`; without the feature `recorder.rs` has
+//! the null object): metrics in `meter.rs` and `store_meter.rs`, the decision log in `log.rs`, spans in `spans.rs`. `settings.rs`
+//! has the host's choices. The output goes through the facades of the host: `metrics` for metrics, `tracing` for log lines and
+//! spans. With the feature `otlp`, [`json_lines`] writes the output of `tracing` as JSON to standard output, and [`otlp`] sends
+//! spans to a collector.
 //!
-//! Nothing of this can change a decision, hold it up for long, or show a key. What callers see is in `response/`.
+//! Telemetry never changes a decision, never delays one for long, and never shows a key. What callers see is in `response/`.
+//! `engine/report.rs` calls this module.
 
 mod event_key;
 #[cfg(feature = "otlp")]
@@ -55,14 +56,13 @@ pub use crate::outcome::Source;
 
 pub use self::event_key::EventKey;
 #[cfg(feature = "otlp")]
-pub use self::json_lines::{JsonLines, JsonLinesGuard, json_lines, json_lines_to};
+pub use self::json_lines::{DroppedLines, JsonLines, JsonLinesGuard, json_lines, json_lines_to};
 #[cfg(feature = "telemetry")]
 pub(crate) use self::key_hash::KeyHasher;
 pub(crate) use self::observers::Observers;
-pub(crate) use self::operation::settlement_name;
 pub use self::operation::{Operation, OperationOutcome};
 pub(crate) use self::recorder::{CallRecorder, DecisionMeter, Recorder};
-// What the engine names: the telemetry of one engine and the meter of one limit, or the null object in place of both.
+// The types that the engine uses: the telemetry of one engine and the meter of one limit, or the null object for both.
 #[cfg(feature = "telemetry")]
 pub(crate) use self::meter::{Meter, is_sampled};
 #[cfg(not(feature = "telemetry"))]
@@ -81,7 +81,7 @@ pub(crate) use self::started::Started;
 #[cfg(feature = "telemetry")]
 pub(crate) use self::store_meter::Reading;
 
-/// What went wrong between a decision and its store, if anything did.
+/// The failure of the store during a decision, if any.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Trouble {
     pub(crate) failure: Option<Failure>,
@@ -90,7 +90,7 @@ pub(crate) struct Trouble {
     pub(crate) is_first: bool,
 }
 
-/// What a limit answered, as metrics and logs have it.
+/// The outcome of a limit, for metrics and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutcomeKind {
     Allowed,
@@ -122,7 +122,7 @@ impl OutcomeKind {
         }
     }
 
-    /// The label of metrics: what the limit said, whether or not it is in shadow mode.
+    /// The label of metrics: the limit's outcome, in shadow mode too.
     #[cfg(feature = "telemetry")]
     pub(crate) const fn label(self) -> &'static str {
         match self {
@@ -132,32 +132,32 @@ impl OutcomeKind {
     }
 }
 
-/// One limit's part in one decision, as it is counted.
+/// The outcome of one limit of a decision, for metrics.
 #[cfg_attr(not(feature = "telemetry"), allow(dead_code, reason = "without the feature nobody reads it"))]
 pub(crate) struct LimitReport<'a> {
     /// The canonical text of its key, if that makes sense.
     pub(crate) key: Option<&'a str>,
     pub(crate) strategy: Option<Strategy>,
-    pub(crate) verdict: OutcomeKind,
+    pub(crate) kind: OutcomeKind,
     pub(crate) source: Source,
     pub(crate) failure: Option<Failure>,
     /// How long the whole decision took, if it was timed.
     pub(crate) took: Option<Duration>,
 }
 
-/// A whole decision, as it is logged and traced: by the limit that bound.
+/// A whole decision, for the log and the trace: by the binding limit.
 #[cfg_attr(not(feature = "telemetry"), allow(dead_code, reason = "without the feature nobody reads it"))]
 pub(crate) struct DecisionReport<'a> {
     pub(crate) operation: &'static str,
     pub(crate) limiter: &'a str,
-    pub(crate) told: LimitReport<'a>,
+    pub(crate) binding: LimitReport<'a>,
     /// How long to wait; `None` is never.
     pub(crate) retry_after: Option<Micros>,
     /// How many limits there were.
     pub(crate) limits: usize,
     /// Whether any of them answered without the store because that failed.
     pub(crate) is_degraded: bool,
-    /// Whether this decision was the first to meet that failure.
+    /// Whether this decision was the first one with that failure.
     pub(crate) is_first: bool,
 }
 
@@ -170,7 +170,7 @@ pub(crate) fn strategy_name(strategy: Option<Strategy>) -> &'static str {
 /// One limit's part in one decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
-    /// What was done: `charge`, `peek`, `reserve`, `acquire` or `wait`.
+    /// The call: `charge`, `peek`, `reserve`, `acquire` or `wait`.
     pub operation: &'static str,
     /// The limit's name.
     pub limiter: &'a str,
@@ -180,7 +180,7 @@ pub struct Event<'a> {
     pub namespace: &'a str,
     /// The key that was charged.
     pub key: EventKey<'a>,
-    /// What was asked for.
+    /// The cost of the charge.
     pub cost: u64,
     /// Whether this limit allows it; a limit in shadow mode always does.
     pub allowed: bool,
@@ -190,15 +190,15 @@ pub struct Event<'a> {
     pub outcome: Outcome,
     /// Where the answer came from.
     pub source: Source,
-    /// Why the store did not answer: how it failed this call or, while it is not asked because it is down, the one before.
+    /// Why the store did not answer: the failure of this call or, while the store is down and not called, of an earlier one.
     pub failure: Option<Failure>,
-    /// Whether the call that failed may have been charged all the same: it was sent, and its answer never came.
+    /// Whether the failed call may have been charged: it was sent, and its answer never came.
     pub is_ambiguous: bool,
     /// How long the whole decision took.
     pub duration: Duration,
 }
 
-/// Admissions of one limit, told together: see [`Observer::takes_counts`].
+/// Admissions of one limit, reported in bulk: see [`Observer::takes_counts`].
 #[derive(Clone, Copy, Debug)]
 pub struct Admissions<'a> {
     /// The limit's name.
@@ -239,10 +239,10 @@ pub trait Observer: Send + Sync + 'static {
     /// Called once for each limit of each decision.
     fn decided(&self, event: &Event<'_>);
 
-    /// Whether it is content with numbers for what is nearly always all there is to tell: that counters in this process let a
-    /// charge pass. Where decisions are counted for metrics, those are then told by [`admitted`](Self::admitted), many at once,
-    /// and a check costs what it costs without an observer. Everything else still has an event. Events of decisions that were
-    /// not timed, of which there is one in 64, have no duration then. All observers of a registry must agree, or nothing changes.
+    /// Whether this observer accepts counts instead of events for plain admissions on local counters, which are nearly all
+    /// events. If decisions are counted for metrics, such admissions are then reported through [`admitted`](Self::admitted), many
+    /// at once, and a check costs the same as without an observer. Everything else still has an event. Events of decisions that
+    /// were not timed (one in 64 is) have no duration then. All observers of an engine must agree, or nothing changes.
     fn takes_counts(&self) -> bool {
         false
     }
@@ -252,13 +252,13 @@ pub trait Observer: Send + Sync + 'static {
         let _ = admissions;
     }
 
-    /// Called once for each settlement, cancel, renewal, release and reset, and for each charge of a refund, once it is done or has failed.
-    /// Does nothing unless written.
+    /// Called once for each settlement, cancel, renewal, release and reset, and for each charge of a refund, once it is done or
+    /// has failed. The default does nothing.
     fn operated(&self, operation: &Operation<'_>) {
         let _ = operation;
     }
 
-    /// Called once whenever the store is taken to be down, and once when it is back. Does nothing unless written.
+    /// Called once when the store goes down, and once when it is back. The default does nothing.
     fn store_changed(&self, change: &StoreChange) {
         let _ = change;
     }

@@ -1,14 +1,14 @@
-//! All limits of a program by name, on whichever store: the same calls with the same meaning everywhere.
+//! The handle on all limits of a program, by name, on any store: the same calls with the same meaning on every store.
 //!
-//! Calls are async because a store may be remote; on the memory store they are ready at their first poll. For one limit in this
-//! process, in plain code, take a [`Limiter`] out of it.
+//! Calls are async because a store may be remote; on the memory store they are ready at their first poll. For one local limit in
+//! synchronous code, [`Tollgate::local`] returns a [`Limiter`]. The engine (`engine.rs`) does the work; this file has no logic.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_kernel::Micros;
-use tollgate_store::{ChargeId, Settled, Settlement};
+use tollgate_store::{ChargeId, PutRecord, Record, RecordKind, Records, Settled, Settlement};
 
 use crate::call::Call;
 use crate::charge::{Charge, LimitRef, NamedLimit};
@@ -45,8 +45,8 @@ use crate::reservation::Reservation;
 /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
 /// ```
 ///
-/// An `Err` always means that the call could not be decided. A call that leaves nothing in your hands answers a [`Decision`]; one
-/// that hands you something answers that, or [`Denied`].
+/// An `Err` always means that the call could not be decided. A call that charges returns a [`Decision`]. A call that returns a
+/// reservation or a permit returns [`Denied`] if it is refused.
 #[derive(Clone)]
 pub struct Tollgate {
     pub(crate) engine: Arc<Engine>,
@@ -68,9 +68,9 @@ impl Tollgate {
         self.call(Charges::All(charges), Mode::AllOrNone, Take::Nothing, None)
     }
 
-    /// Charges each by itself, in order, and answers for each. What is wrong with one (its limit is not known, its cost is 0, its limit
-    /// is one of concurrency) is an error in its place, and the others are charged. On a remote store this is one call for up to 64
-    /// different pairs of limit and key.
+    /// Charges each charge separately, in order, and returns one result for each. An invalid charge (unknown limit, cost 0, a
+    /// concurrency limit) is an error at its position, and the others are charged. On a remote store this is one call for up to
+    /// 64 different pairs of limit and key.
     ///
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
@@ -151,25 +151,25 @@ impl Tollgate {
         self.call(Charges::All(charges), Mode::AllOrNone, Take::Permit, Some(within))
     }
 
-    /// Waits until all charges fit, at most `within`, first come, first served among those who wait for the same limit and key in
-    /// this process. The answer is denied where the charge never can fit (no [`retry_after`](Decision::retry_after)) and where
-    /// there was no room in time. What another process gives back is seen within 250 ms.
+    /// Waits until all charges fit, at most `within`. Waiters for the same limit and key in this process are served in order. The
+    /// decision is a denial if the charge can never fit (no [`retry_after`](Decision::retry_after)) or did not fit in time. What
+    /// another process gives back is seen within 250 ms.
     ///
     /// Dropping the future leaves nothing charged: a charge that is on its way to a remote store is cancelled there.
     pub fn wait<'a>(&'a self, charges: &'a [Charge<'a>], within: Duration) -> Call<'a, Decision> {
         self.call(Charges::All(charges), Mode::AllOrNone, Take::Nothing, Some(within))
     }
 
-    /// Gives back what was charged and need not have been, such as a request that was answered from a cache: the cost of each
-    /// charge, of what counts now, the newest first, and never more than there is. Nothing is given back of leases, nor to a
-    /// key that is not remembered. Shadow limits are charged, and refunded, like any other.
+    /// Gives back charges that turned out to be unnecessary, for example of a request that was answered from a cache. Each charge
+    /// gives back its cost, newest first, and never more than is charged now. Leases are not given back, and a key that the store
+    /// does not remember gets nothing. Shadow limits are refunded like any other limit.
     ///
-    /// While a remote store is down this is an error that may pass, and nothing is given back. If the error
-    /// [is ambiguous](Error::is_ambiguous), it may have been; then it must not be asked for again, because a refund has no id
-    /// under which the store would know it. On a cluster keys of different slots are refunded each for itself.
+    /// While a remote store is down this is a transient error, and nothing is given back. If the error [is
+    /// ambiguous](Error::is_ambiguous), the refund may have happened. Do not send it again then: a refund has no id, so the store
+    /// would refund twice. On a cluster, keys of different slots are refunded separately.
     ///
-    /// A caller that knows beforehand that a charge may shrink reserves and settles it: that cannot give back too much, and can be
-    /// sent again.
+    /// If a charge may shrink later, reserve and settle it instead: a settlement cannot give back too much, and it can be sent
+    /// again.
     ///
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
@@ -190,23 +190,23 @@ impl Tollgate {
         self.call(Charges::All(charges), Mode::Refund, Take::Nothing, None)
     }
 
-    /// Settles, cancels or renews a charge by its id, in whichever process it was made. By id, [`Settlement::Each`] has one amount
-    /// for each charge that is counted: an unlimited key has none. [`Reservation::settle_each`] knows which those are.
+    /// Settles, cancels or renews a charge by its id, in any process. [`Settlement::Each`] has one amount for each charge that is
+    /// counted; a charge of an unlimited key is not. [`Reservation::settle_each`] handles that.
     ///
-    /// While a remote store is down this is an error that may pass, and the charge stays as it is. What was reserved while it was
-    /// down is settled in this process, whatever has become of the store: limits that count locally are corrected, and the
-    /// others, which charged nothing, have nothing to correct.
+    /// While a remote store is down this is a transient error, and the charge stays as it is. A reservation that was made during
+    /// the outage is settled in this process, even after the store is back: limits that counted locally are corrected, and the
+    /// others charged nothing.
     ///
-    /// If the reply to the reserve call was lost, what it reserved is settled in this process as well, and the store's copy is
-    /// cancelled as soon as the store answers. Until then the answer is [`Settled::Pending`] instead of `Done`.
+    /// If the reply to the reserve call was lost, the reservation is settled in this process too, and the store's copy is
+    /// cancelled as soon as the store answers. Until then the result is [`Settled::Pending`] instead of `Done`.
     ///
-    /// A renewal that answers `Unknown` means that the lease is gone, and another holder may run beside this one. For a
-    /// reservation of this gate that is logged and counted as well.
+    /// A renewal that returns `Unknown` means that the lease is gone and that another holder may run at the same time. If this
+    /// gate made the reservation, the loss is also logged and counted.
     pub async fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Error> {
         self.engine.settle(id, settlement).await
     }
 
-    /// What a key has used and has left, as it stands. A remote store that fails is an error: nothing is made up.
+    /// What a key has used and has left. If a remote store fails, this is an error; there is no fallback.
     pub async fn status(
         &self,
         limit: impl Into<LimitRef<'_>>,
@@ -216,7 +216,7 @@ impl Tollgate {
         self.engine.status(limit, key).await
     }
 
-    /// Forgets what a key was charged; false when nothing was remembered. If a remote store fails, that is an error and nothing is
+    /// Forgets all charges of a key; false if the key has none. If a remote store fails, this is an error and nothing is
     /// forgotten in this process either; the same call can be sent again.
     pub async fn reset(
         &self,
@@ -227,14 +227,14 @@ impl Tollgate {
         self.engine.reset(limit, key).await
     }
 
-    /// Waits until what is to be done in a remote store behind the callers' backs is done: releases of dropped permits and cancels
-    /// of charges whose callers left. For the end of a program. A store that cannot be reached is given up after a few attempts.
+    /// Waits until all background work in a remote store is done: releases of dropped permits, and cancels of charges whose
+    /// callers left. Call it at the end of a program. It gives up on an unreachable store after a few attempts.
     pub async fn flush(&self) {
         self.engine.flush().await;
     }
 
-    /// A limit in this process, for plain code. The error lists the limits there are; a gate on a remote store has none in this
-    /// process.
+    /// A local limit, for synchronous code. Fails if the limit is unknown (the error lists all limits) or the gate's store is
+    /// remote.
     pub fn local<'a>(&self, limit: impl Into<LimitRef<'a>>) -> Result<Limiter, Error> {
         let limit = limit.into();
         let limit = match limit.0 {
@@ -250,14 +250,14 @@ impl Tollgate {
         }
     }
 
-    /// A limit looked up once, for charges that are made often. The error lists the limits there are.
+    /// Looks a limit up, for limits that are charged often. The error lists all limits.
     pub fn limit(&self, name: &str) -> Result<NamedLimit, Error> {
         Ok(NamedLimit { entry: self.engine.entry(name)? })
     }
 
-    /// A limit whose numbers come with the call, counted under `name`, which no limit of the policy may have. The name is the
-    /// program's, and the numbers may be a stranger's: however many others there are, these are served. Limits of one name should
-    /// be of one strategy, and windows of one length, as what is counted by one says little under another.
+    /// A limit whose numbers come with the call, counted under `name`. No limit of the policy may have the same name. The name
+    /// should come from the program; the numbers may come from a client, and any number of different ones is served. Limits of
+    /// one name should have the same strategy and the same window, because counts of one strategy mean little under another.
     ///
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
@@ -290,7 +290,7 @@ impl Tollgate {
         self.engine.policy()
     }
 
-    /// The rule of this name. The error lists the limits there are.
+    /// The rule of this name. The error lists all limits.
     ///
     /// ```
     /// use tollgate::{Rule, Tollgate};
@@ -304,8 +304,8 @@ impl Tollgate {
         Ok(self.engine.entry(name)?.rule.clone())
     }
 
-    /// Puts another policy in place over the same counters, with nothing that was consumed lost or counted twice. All handles
-    /// follow it: limiters, named limits, layers, waiters. If anything of it is refused, the old one stays.
+    /// Replaces the policy on the same counters: no charge is lost or counted twice. All handles follow it: limiters, named
+    /// limits, layers, waiters. If any part of it is refused, the old policy stays.
     ///
     /// ```
     /// # async fn run() -> Result<(), tollgate::Error> {
@@ -325,13 +325,48 @@ impl Tollgate {
     /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
     /// ```
     ///
-    /// A limit goes on from what was consumed as long as its name and its strategy stay (a token bucket may become a leaky
-    /// one), whatever becomes of its numbers, and so does a key that gains or loses an override. A limit of another strategy begins
-    /// afresh; one that is left out is forgotten as its keys run out, and handles on it go on by its last numbers. Open
-    /// reservations are settled by the numbers that they were made under. Those who wait are served by the new limits, in the
-    /// order in which they came.
+    /// A limit keeps its counts as long as its name and its strategy stay (a token bucket may become a leaky bucket), even if its
+    /// numbers change. The same holds for a key that gains or loses an override. A limit with another strategy starts empty. A
+    /// limit that the new policy removes is forgotten as its keys expire, and handles on it keep its last numbers. Open
+    /// reservations are settled with the numbers that they were made with. Waiters are served by the new limits, in the same
+    /// order.
     pub fn reload(&self, policy: Policy) -> Result<(), Error> {
         self.engine.reload(policy)
+    }
+
+    /// The records of a kind in the store, unless their revision is `known`. Records are what programs on the same store share
+    /// beside counters. The memory store keeps them for the life of the process.
+    ///
+    /// ```
+    /// # async fn run() -> Result<(), tollgate::Error> {
+    /// use tollgate::Tollgate;
+    /// use tollgate::store::{Record, RecordKind};
+    ///
+    /// let gate = Tollgate::builder().build()?;
+    /// let record = Record { id: "a".into(), payload: "up".into(), ends: None };
+    /// gate.put_record(RecordKind::Server, &record).await?;
+    /// let seen = gate.records(RecordKind::Server, None).await?;
+    /// assert_eq!(seen.changed, Some(vec![record]));
+    /// assert_eq!(gate.records(RecordKind::Server, Some(seen.revision)).await?.changed, None);
+    /// assert!(gate.remove_record(RecordKind::Server, "a").await?);
+    /// # Ok(())
+    /// # }
+    /// # use std::future::Future;
+    /// # let done = std::pin::pin!(run()).as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
+    /// ```
+    pub async fn records(&self, kind: RecordKind, known: Option<u64>) -> Result<Records, Error> {
+        Ok(self.engine.store().records(kind, known).await?)
+    }
+
+    /// Stores a record. It replaces a record with the same id.
+    pub async fn put_record(&self, kind: RecordKind, record: &Record) -> Result<PutRecord, Error> {
+        Ok(self.engine.store().put_record(kind, record).await?)
+    }
+
+    /// Removes a record; false when there was none.
+    pub async fn remove_record(&self, kind: RecordKind, id: &str) -> Result<bool, Error> {
+        Ok(self.engine.store().remove_record(kind, id).await?)
     }
 
     /// Lets namespaces of keys be labels of metrics, as [`Telemetry::namespaces`](crate::telemetry) does at the start.
@@ -339,7 +374,7 @@ impl Tollgate {
         self.engine.show_namespaces(names);
     }
 
-    /// How the store fares: whether it answers, how it failed, and what was answered without it.
+    /// The health of the store: whether it answers, how it failed, and how many calls were answered without it.
     pub fn store_health(&self) -> StoreHealth {
         self.engine.health()
     }
@@ -366,9 +401,9 @@ impl Tollgate {
 
 #[cfg(feature = "telemetry")]
 impl Tollgate {
-    /// Sets the metrics that no decision sets by itself: whether the store is up, how many keys the memory store remembers, how
-    /// often charges got in each other's way. It also makes the count of decisions exact, which over the memory store is handed
-    /// on 64 at a time by each thread. To be called before each scrape, or every few seconds.
+    /// Updates the metrics that are not set by decisions: whether the store is up, how many keys the memory store holds, how
+    /// often charges contended. Also makes the count of decisions exact: on the memory store each thread hands counts over in
+    /// batches of 64. Call it before each scrape, or every few seconds.
     pub fn publish_metrics(&self) {
         self.engine.publish_metrics();
         self.hand_over_counts();

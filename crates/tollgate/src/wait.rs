@@ -1,13 +1,13 @@
-//! The lines of those who wait: first come, first served, over several limits, and nothing is lost when a waiter gives up.
+//! The queues of waiters: first come, first served, over several limits; nothing is lost when a waiter gives up.
 //!
-//! A waiter has one ticket, taken under one lock, and waits for several pairs of limit and key. It may try when nobody with an
-//! earlier ticket stands in the line of one of its pairs. Tickets are global, so waiters never block each other in a ring: the
-//! earliest of all may always try. A waiter stands only in the lines of the limits that denied it, and in those where somebody
-//! earlier stands: one that is held up by one limit does not hold up those who wait for its others.
+//! A waiter has one ticket, taken under one lock, and waits for several pairs of limit and key. It may try when no earlier ticket
+//! is in the queue of one of its pairs. Tickets are global, so waiters never block each other in a cycle: the earliest ticket may
+//! always try. A waiter is only in the queues of the limits that denied it, and in those with an earlier ticket. So a waiter that
+//! one limit blocks does not block the waiters of its other limits.
 //!
-//! What is given back in this process (a settled reservation, a released permit, a reset key) makes the first of every line look
-//! again. Callers who do not wait are not in line and may be admitted between two waiters. This module knows who is next; the
-//! engine tries.
+//! When this process gives something back (a settled reservation, a released permit, a reset key), the first waiter of every
+//! queue tries again. Callers that do not wait are not queued and may be admitted between two waiters. This module knows who is
+//! next; `engine/waiting.rs` tries.
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::{Future, poll_fn};
@@ -33,10 +33,10 @@ pub(crate) struct Lines {
 #[derive(Default)]
 struct State {
     last_ticket: u64,
-    /// The tickets in each line, the earliest first.
+    /// The tickets in each queue, the earliest first.
     lines: HashMap<Pair, BTreeSet<u64>>,
     wakers: HashMap<u64, Waker>,
-    /// How often waiters were asked to look again.
+    /// How often waiters were woken to try again.
     nudges: u64,
 }
 
@@ -52,7 +52,7 @@ impl Lines {
         Turn { lines: self, ticket, pairs }
     }
 
-    /// Has the first of every line look again: something was given back.
+    /// Wakes the first waiter of every queue: something was given back.
     pub(crate) fn nudge(&self) {
         fence(Ordering::SeqCst);
         if self.count.load(Ordering::Acquire) == 0 {
@@ -74,7 +74,7 @@ impl Lines {
 }
 
 impl State {
-    /// Leaves a line. Returns the waiter that is first there now, to be woken.
+    /// Leaves a queue. Returns the waker of the waiter that is first now.
     fn leave(&mut self, pair: &Pair, ticket: u64) -> Option<Waker> {
         let line = self.lines.get_mut(pair)?;
         let was_first = line.first() == Some(&ticket);
@@ -90,7 +90,7 @@ impl State {
     }
 }
 
-/// A ticket and what it is waited for, given up when dropped.
+/// A ticket and the pairs it waits for; dropping it leaves all queues.
 pub(crate) struct Turn<'a> {
     lines: &'a Lines,
     ticket: u64,
@@ -98,7 +98,7 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Ready, with the count of nudges, once nobody earlier waits for one of the pairs and there were more nudges than `seen`.
+    /// Ready, with the count of nudges, when no earlier ticket waits for one of the pairs and there were more nudges than `seen`.
     fn poll_turn(&self, seen: Option<u64>, context: &mut Context<'_>) -> Poll<u64> {
         let mut state = self.lines.state.lock();
         let mut is_next = true;
@@ -128,7 +128,7 @@ impl Turn<'_> {
         .await
     }
 
-    /// Stands in the lines of the pairs that denied, and in no others. `denied` answers for each pair, in their order.
+    /// Queues for the pairs that denied, and for no others. `denied` answers for each pair, in order.
     pub(crate) fn stand_in(&self, denied: impl Fn(usize) -> bool) {
         let mut state = self.lines.state.lock();
         let mut wakers: SmallVec<[Waker; 4]> = SmallVec::new();
@@ -177,7 +177,7 @@ mod tests {
         let (of_x, of_y) = (lines.join(pairs(&["x"])), lines.join(pairs(&["y"])));
         let of_both = lines.join(pairs(&["y", "x"]));
         assert!(!may_try(&of_x) && may_try(&of_y) && !may_try(&of_both));
-        // Denied by y now: those who wait for x alone may go.
+        // Denied by y now: waiters for x alone may go.
         first.stand_in(|index| index == 1);
         assert!(may_try(&of_x) && !may_try(&of_y));
         assert!(!may_try(&of_both), "the first is still before it");

@@ -12,7 +12,7 @@ const START: Micros = Micros::from_secs(1_700_000_000);
 
 const SECOND: u64 = 1_000;
 
-/// Charges a fresh key step by step: (at so many ms, cost, what is told). The policy is the same at every step. What is told
+/// Charges a fresh key step by step: (at so many ms, cost, what is reported). The policy is the same at every step. What is reported
 /// is limit, remaining, reset, `Retry-After` or `-`, and then `RateLimit`.
 fn check(limit: Limit, policy: &str, steps: &[(u64, u64, &str)]) {
     let hands = ManualClock::at(START);
@@ -34,8 +34,9 @@ fn check(limit: Limit, policy: &str, steps: &[(u64, u64, &str)]) {
         };
         let said =
             ReportedLimit { name: "api", limit: Some(&limit), cost, outcome, shadow: false, unit: None };
-        let told = told(Format::default(), &[said], hands.now());
-        let value = |field| told.iter().find(|(other, _)| *other == field).map_or("-", |(_, value)| value);
+        let reported = reported(Format::default(), &[said], hands.now());
+        let value =
+            |field| reported.iter().find(|(other, _)| *other == field).map_or("-", |(_, value)| value);
         assert_eq!(value(Field::Policy), policy, "{limit}");
         let all_but_policy = Field::ALL.into_iter().filter(|field| *field != Field::Policy);
         let values: Vec<_> = all_but_policy.map(value).collect();
@@ -43,10 +44,12 @@ fn check(limit: Limit, policy: &str, steps: &[(u64, u64, &str)]) {
     }
 }
 
-fn told(format: Format, said: &[ReportedLimit<'_>], now: Micros) -> Vec<(Field, String)> {
-    let mut told = Vec::new();
-    render(&format, said.iter().copied(), now, |field, value| told.push((field, value.to_owned())));
-    told
+fn reported(format: Format, said: &[ReportedLimit<'_>], now: Micros) -> Vec<(Field, String)> {
+    let mut reported = Vec::new();
+    render(&format, said.iter().copied(), now.into(), |field, value| {
+        reported.push((field, value.to_owned()))
+    });
+    reported
 }
 
 #[test]
@@ -280,9 +283,9 @@ proptest! {
         let said: Vec<ReportedLimit<'_>> = drawn.iter().map(Drawn::said).collect();
         let shown: Vec<_> = said.iter().filter(|said| !said.shadow && said.outcome != Outcome::UNLIMITED).collect();
         let reset = if unix { ResetAs::UnixTime } else { ResetAs::Seconds };
-        let told = told(Format { reset, ..Format::default() }, &said, Micros::new(now));
-        prop_assert_eq!(told.is_empty(), shown.is_empty());
-        for (field, value) in &told {
+        let reported = reported(Format { reset, ..Format::default() }, &said, Micros::new(now));
+        prop_assert_eq!(reported.is_empty(), shown.is_empty());
+        for (field, value) in &reported {
             prop_assert!(!value.is_empty() && value.bytes().all(|byte| matches!(byte, 0x20..=0x7e)), "{value:?}");
             match field {
                 Field::Limit | Field::Remaining | Field::Reset => prop_assert!(value.parse::<u64>().is_ok()),
@@ -292,14 +295,14 @@ proptest! {
                 }
                 Field::Policy => reads_as_policy(value, &shown)?,
                 Field::Quota => {
-                    let wait = told.iter().find(|(field, _)| *field == Field::RetryAfter);
+                    let wait = reported.iter().find(|(field, _)| *field == Field::RetryAfter);
                     reads_as_quota(value, &shown, wait.map(|(_, value)| value.parse().unwrap()))?;
                 }
             }
         }
         let denying: Vec<_> = shown.iter().filter(|said| !said.outcome.allowed).collect();
         let can_wait = !denying.is_empty() && denying.iter().all(|said| said.outcome.retry_after.is_some());
-        prop_assert_eq!(told.iter().any(|(field, _)| *field == Field::RetryAfter), can_wait);
+        prop_assert_eq!(reported.iter().any(|(field, _)| *field == Field::RetryAfter), can_wait);
     }
 }
 
@@ -313,7 +316,7 @@ fn reads_as_policy(value: &str, shown: &[&ReportedLimit<'_>]) -> Result<(), Test
         let window = said
             .limit
             .filter(|_| !leases && said.outcome.capacity > 0)
-            .map(|limit| Value::Integer(limit.window().as_secs_ceil().max(1)));
+            .map(|limit| Value::Integer(limit.window_us().as_secs_ceil().max(1)));
         prop_assert_eq!(get("w"), window.as_ref());
         let unit = said.unit.or(leases.then_some(Unit::ConcurrentRequests)).unwrap_or_default();
         let unit = (unit != Unit::Requests).then(|| Value::Text(unit.name().to_owned()));

@@ -222,7 +222,7 @@ async fn a_hung_primary_of_a_cluster_is_ill_alone() {
         hold(&gate, &bystanders, 10).await;
         was_down |= gate.store_health().outages > 0;
     }
-    // Whoever takes its place is found without it, and then all is well.
+    // The node that replaces it is found without it, and then all is well.
     while gate.store_health().state != StoreState::Up {
         assert!(started.elapsed() < Duration::from_secs(40), "its replica took over and nobody asks it");
         hold(&gate, &bystanders, 10).await;

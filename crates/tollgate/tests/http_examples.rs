@@ -143,7 +143,7 @@ async fn grpc_calls_are_refused_in_their_own_protocol() {
     let mut client = HealthClient::new(endpoint.connect().await.expect("it listens"));
     for left in ["2", "1", "0"] {
         let answer = client.check(HealthCheckRequest::default()).await.expect("healthy");
-        assert_eq!(answer.metadata().get("x-ratelimit-remaining").expect("it is told"), left);
+        assert_eq!(answer.metadata().get("x-ratelimit-remaining").expect("it is reported"), left);
     }
     let refused = client.check(HealthCheckRequest::default()).await.expect_err("over the limit");
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");

@@ -5,14 +5,28 @@
 mod cancel;
 #[path = "programs/contract.rs"]
 mod contract;
+#[path = "programs/failed_logins.rs"]
+mod failed_logins;
+#[path = "programs/per_ip.rs"]
+mod per_ip;
+#[path = "programs/per_plan.rs"]
+mod per_plan;
 #[path = "programs/permits.rs"]
 mod permits;
+#[path = "routes/service.rs"]
+mod service;
 #[path = "programs/tasks.rs"]
 mod tasks;
 
+use std::time::Duration;
+
+use tollgate::store::{PostgresOptions, RedisOptions};
 use tollgate::{Error, Tollgate, TollgateBuilder};
 use tollgate_testkit::postgres::PostgresServer;
 use tollgate_testkit::redis::RedisServer;
+
+/// Time enough for whatever a loaded machine does: a call that took longer would be answered by the fallback.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The stores that a program is run on, with the server that each needs.
 pub(crate) enum On {
@@ -39,9 +53,15 @@ impl On {
         match self {
             On::Memory => builder.build(),
             On::Redis(server) => {
-                builder.redis(format!("redis://127.0.0.1:{}", server.port())).connect().await
+                let mut options = RedisOptions::new(server.url());
+                options.timeout = TIMEOUT;
+                builder.redis_with(options).connect().await
             }
-            On::Postgres(server) => builder.postgres(server.url("postgres")).connect().await,
+            On::Postgres(server) => {
+                let mut options = PostgresOptions::new(server.url("postgres"));
+                options.timeout = TIMEOUT;
+                builder.postgres_with(options).connect().await
+            }
         }
     }
 }

@@ -8,13 +8,16 @@ use std::path::Path;
 #[path = "tidy/tree.rs"]
 mod tree;
 
-use tree::{Tree, banned, defined, defined_by, imports, phrases_of, ring, words};
+use tree::{
+    Tree, banned, banned_everywhere, code, defined, defined_by, identifiers, imports, phrases_of, ring,
+    signatures_with, words,
+};
 
 /// How many names the root may export.
 const MOST_NAMES: usize = 40;
 
 /// Phrases of the old vocabulary in texts that users read.
-const PHRASES: [&str; 13] = [
+const PHRASES: [&str; 19] = [
     "only watch",
     "who pays",
     "Who pays",
@@ -28,6 +31,12 @@ const PHRASES: [&str; 13] = [
     "is as new",
     "told here",
     "kept in\"",
+    "not told",
+    "long way",
+    "its doors",
+    "doors of",
+    "it meets",
+    "the registry",
 ];
 
 fn tree() -> Tree {
@@ -41,6 +50,14 @@ fn no_modules_import_each_other_in_a_ring() {
     if let Some(ring) = ring(&graph) {
         panic!("modules import each other in a ring: {}", ring.join(" -> "));
     }
+}
+
+/// The other crates are only counted, by the report.
+#[test]
+fn the_imports_of_another_crate_are_found() {
+    let graph = tree().graph_of("crates/tollgate-server/src");
+    assert!(graph["front"].contains("app") && !graph.contains_key("main"), "{graph:?}");
+    assert!(tree().graph_of("crates/no-such/src").is_empty());
 }
 
 /// The check above can fail.
@@ -76,6 +93,37 @@ fn the_root_exports_at_most_forty_names() {
     assert!(names.len() <= MOST_NAMES, "{} names: {names:?}", names.len());
 }
 
+/// `Micros` is the unit of decisions, and of the types for authors of stores. The library's own interface has `Duration`.
+#[test]
+fn no_public_signature_of_the_library_has_micros() {
+    let mut found = Vec::new();
+    for file in tree().files("crates/tollgate/src") {
+        let text = code(&fs::read_to_string(&file).expect("text"));
+        found.extend(
+            signatures_with(&text, "Micros").into_iter().map(|one| format!("{}: {one}", file.display())),
+        );
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// The check above can fail.
+#[test]
+fn a_unit_in_a_public_signature_is_found() {
+    for (code, count) in [
+        ("pub fn a(&self) -> Option<Micros> {", 1),
+        ("pub const fn a(\n    b: u8,\n    now: Micros,\n) -> u8 {", 1),
+        ("pub struct A {\n    pub b: Micros,\n}", 1),
+        ("pub enum A {\n    B {\n        c: Micros,\n    },\n}", 1),
+        ("pub fn a() -> u8 {\n    let b = Micros::ZERO;\n}", 0),
+        ("pub(crate) fn a(b: Micros) {", 0),
+        ("pub use tollgate_kernel::Micros;", 0),
+        ("pub struct A {\n    b: Micros,\n}", 0),
+        ("#[cfg(test)]\nmod tests {\n    pub fn a(b: Micros) {}\n}", 0),
+    ] {
+        assert_eq!(signatures_with(code, "Micros").len(), count, "{code}");
+    }
+}
+
 #[test]
 fn names_are_words_of_the_field() {
     let found = tree().banned_names();
@@ -102,6 +150,46 @@ fn a_banned_word_is_found() {
     }
 }
 
+/// Local variables, fields and parameters too.
+#[test]
+fn no_identifier_has_a_private_word() {
+    let found = tree().banned_identifiers();
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// The check above can fail.
+#[test]
+fn a_private_word_in_an_identifier_is_found() {
+    let code = "// told\nlet told = ask(\"a toll\", door); // said\nstruct A { is_told: bool }";
+    let found: Vec<&str> =
+        identifiers(code).into_iter().filter(|name| banned_everywhere(name).is_some()).collect();
+    assert_eq!(found, ["told", "door", "is_told"]);
+    for (name, word) in [
+        ("Tollgate", None),
+        ("asks", Some("asks")),
+        ("tellDecision", Some("tell")),
+        ("KEPT_STRAIGHT", Some("straight")),
+        ("what_the_provider_asks_for_is_waited_for", None),
+        ("GO_AWAY", None),
+    ] {
+        assert_eq!(banned_everywhere(name), word, "{name}");
+    }
+}
+
+/// The check above can fail: what is not Rust is scanned too.
+#[test]
+fn a_private_word_in_a_script_is_found() {
+    let code = "// told\n/** told */\n  const { said } = ask(\"told\", 'told'); // told\n\
+                const b = `told ${f({ toll: 1 })} told ${payer} told`;\n# told\nset $door told; # told\nkey's told\nkin";
+    let names = tree::scripts::identifiers(code);
+    let found: Vec<&str> = names.into_iter().filter(|name| banned_everywhere(name).is_some()).collect();
+    assert_eq!(found, ["said", "toll", "payer", "door", "told", "kin"]);
+    let files = tree::scripts::files(tree().root());
+    for name in ["overview.js", "Caddyfile", "nginx.conf", "tollgate.lua", "alerts.yml"] {
+        assert!(files.iter().any(|file| file.ends_with(name)), "{name}");
+    }
+}
+
 #[test]
 fn comments_and_messages_are_plain_english() {
     let found = tree().banned_phrases();
@@ -114,6 +202,7 @@ fn a_banned_phrase_is_found() {
     for (line, count) in [
         ("    // Whoever asks is told.", 2),
         ("//! A store elsewhere.", 1),
+        ("/// Those who wait.", 1),
         ("    let message = \"whoever waits\";", 1),
         ("    let elsewhere = find();", 0),
         ("    (\"DATABASE_URL\", \"postgres://elsewhere/app\"),", 0),
@@ -138,6 +227,7 @@ fn texts_that_users_read_have_no_private_phrases() {
         let entries = fs::read_dir(root.join(directory)).expect("a directory");
         texts.extend(entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_file()));
     }
+    texts.extend(tree::scripts::files(root).into_iter().filter(|path| path.starts_with(root.join("deploy"))));
     let mut found = Vec::new();
     for path in texts {
         let text = fs::read_to_string(&path).expect("text");

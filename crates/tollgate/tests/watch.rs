@@ -49,7 +49,15 @@ fn metrics_in(expression: &str) -> BTreeSet<String> {
 
 /// The metrics of the library, and those of the gateway, whose own tests ask a running one for them.
 fn known() -> BTreeSet<String> {
-    let of_models = ["requests_total", "attempts_total", "tokens_total", "wait_seconds", "queue", "usage"];
+    let of_models = [
+        "requests_total",
+        "attempts_total",
+        "tokens_total",
+        "wait_seconds",
+        "queue",
+        "usage",
+        "trail_dropped_total",
+    ];
     described().into_iter().chain(of_models.map(|name| format!("tollgate_llm_{name}"))).collect()
 }
 

@@ -1,11 +1,11 @@
-//! Limits whose numbers come with the call, as protocols have them that know no config (`CL.THROTTLE`) or let callers bring their
-//! own (Envoy), and as applications have them that keep a plan's numbers in their database.
+//! Limits whose numbers come with the call: protocols without a config (`CL.THROTTLE`), callers with their own limits (Envoy),
+//! and applications that keep a plan's numbers in their database.
 //!
-//! All numbers of one name share their counters, as they do when a config changes: a key that is charged by other numbers than
-//! before goes on from what was consumed. What a limit needs in this process is made when it is first asked for and kept for the
-//! next who asks. Of each name at most so many are kept; when that is reached those go that nobody holds, which loses no count,
-//! because counters are the store's. If all are held, another is made for the caller and goes with its holder: numbers may be a
-//! stranger's, and nobody may take a name from others by holding many.
+//! All limits of one name share their counters. A key that is charged with new numbers keeps what it has consumed, as it does
+//! after a reload. The engine builds a limit at its first use and caches it. Each name has at most [`MOST`] cached limits. When
+//! the cache is full, limits without a holder are dropped; no count is lost, because the store holds the counters. If every
+//! cached limit has a holder, the new limit is not cached and lives as long as its handle. The numbers may come from a client, so
+//! no client can use up a name by holding many limits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,26 +21,26 @@ use crate::policy::{Allowance, Rule};
 use crate::telemetry::DecisionMeter;
 use crate::telemetry::Meter;
 
-/// How many of one name are kept at most.
+/// The most limits that are cached for one name.
 const MOST: usize = 1_024;
 
-/// The limits that are ready, by name.
+/// The cached limits, by name.
 #[derive(Default)]
 pub(super) struct AdHocs(Mutex<HashMap<&'static str, Named>>);
 
-/// The limits of one name.
+/// The cached limits of one name.
 #[derive(Default)]
 struct Named {
-    /// Limits of one strategy are counted together.
+    /// Limits of one strategy share one meter.
     meters: Vec<(Option<Strategy>, Meter)>,
     entries: HashMap<Allowance, Arc<Entry>>,
 }
 
 impl Engine {
-    /// A limit by these numbers, counted under `name`, which no limit of the policy may have.
+    /// A limit with these numbers, counted under `name`. No limit of the policy may have the same name.
     pub(crate) fn ad_hoc(&self, name: &str, allowance: Allowance) -> Result<Arc<Entry>, Error> {
         let allowance = match allowance {
-            // A key that is charged by other numbers keeps the instant at which it is full, as redis-cell has it.
+            // A key that is charged with new numbers keeps the instant at which it is full, as in redis-cell.
             Allowance::Limited(limit) => Allowance::Limited(limit.keeping_instant()),
             other => other,
         };
@@ -53,7 +53,7 @@ impl Engine {
         }
         let rule = Rule::ad_hoc(name, allowance)?;
         let mut numbering = match &self.backend {
-            // Never put in place: its numbers are its own, and no reload takes them over.
+            // A limit of its own: no reload replaces it.
             Backend::Remote(remote) => Some(remote.numbering()),
             Backend::Memory(_) => None,
         };
@@ -62,7 +62,7 @@ impl Engine {
         Ok(names.entry(entry.name).or_default().take_in(allowance, entry))
     }
 
-    /// The names under which limits have come with calls, sorted.
+    /// The names of all ad-hoc limits, sorted.
     pub(crate) fn ad_hoc_names(&self) -> Vec<&'static str> {
         let mut names: Vec<&'static str> = self.ad_hocs.0.lock().keys().copied().collect();
         names.sort_unstable();
@@ -71,7 +71,7 @@ impl Engine {
 }
 
 impl AdHocs {
-    /// Forgets names that are the policy's now.
+    /// Removes names that the policy uses now.
     pub(super) fn leave_out(&self, is_of_policy: impl Fn(&str) -> bool) {
         let taken: Vec<&'static str> = self.0.lock().keys().copied().collect();
         for name in taken.into_iter().filter(|name| is_of_policy(name)) {
@@ -88,7 +88,7 @@ impl AdHocs {
 }
 
 impl Named {
-    /// One more, which is kept if there is room for it.
+    /// Adds a limit, and caches it if there is room.
     fn take_in(&mut self, numbers: Allowance, mut entry: Entry) -> Arc<Entry> {
         let strategy = entry.base.strategy();
         match self.meters.iter().find(|(of, _)| *of == strategy) {
@@ -117,35 +117,35 @@ mod tests {
         Limit::token_bucket("60/m", burst).unwrap().into()
     }
 
-    /// One peer that held many took the limits of all others: they were told that too many were in use.
+    /// Regression: one client that held many limits blocked all others with "too many in use".
     #[test]
     fn only_so_many_of_a_name_are_kept_and_nobody_is_refused() {
         let engine = Arc::new(Engine::in_memory(MemoryStore::new(MemoryOptions::default())));
         let of = |name: &str, burst: u64| engine.ad_hoc(name, bucket(burst)).unwrap();
         let charge = |burst: u64| {
-            let outcome = engine.charge_one(&of("cl", burst), "user:42".into(), Cost::ONE);
+            let outcome = engine.charge_one(&of("cl", burst), &"user:42".into(), Cost::ONE);
             (outcome.is_allowed(), outcome.remaining())
         };
-        let kept = |name: &str| engine.ad_hocs.0.lock().get(name).map_or(0, |named| named.entries.len());
+        let cached = |name: &str| engine.ad_hocs.0.lock().get(name).map_or(0, |named| named.entries.len());
         let most = MOST as u64;
         let mut held: Vec<Arc<Entry>> = (1..=most).map(|burst| of("cl", burst)).collect();
-        // Held by others, all of them: what comes now is counted as ever, and gone with its holder.
+        // All cached limits have a holder: a further limit is counted in the same way and goes with its handle.
         assert_eq!(charge(most + 1), (true, most));
         assert_eq!(charge(most + 1), (true, most - 1));
-        assert_eq!(charge(2), (false, 0), "kept and unkept share their counters");
+        assert_eq!(charge(2), (false, 0), "cached and unkept share their counters");
         let unkept = of("cl", most + 2);
         let gone = Arc::downgrade(&unkept);
         drop(unkept);
         assert!(gone.upgrade().is_none());
-        assert_eq!(kept("cl"), MOST);
+        assert_eq!(cached("cl"), MOST);
         // Another name has room of its own.
         assert!(Arc::ptr_eq(&of("envoy", 1), &of("envoy", 1)));
-        // What nobody holds makes room.
+        // A limit without a holder makes room.
         held.pop();
         assert!(Arc::ptr_eq(&of("cl", most + 1), &of("cl", most + 1)));
         drop(held);
         (1..=3 * most).for_each(|burst| drop(of("cl", burst)));
-        assert!(kept("cl") <= MOST);
+        assert!(cached("cl") <= MOST);
         assert_eq!(charge(2), (false, 0), "counters outlive what was let go");
     }
 }

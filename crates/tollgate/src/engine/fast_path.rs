@@ -1,16 +1,17 @@
-//! The fast path: keys that already have counters in this process are charged without parsing, locking or allocating.
+//! The fast path: charges keys that already have local counters, without parsing, locking or allocating.
 //!
-//! Whatever is not as simple as that is left to the slow path (`engine/local.rs`), with nothing charged. Answers are written in
-//! place: a copy of what was just written has to wait for it.
+//! Every other case goes to the slow path (`engine/local.rs`), with nothing charged. Answers are written in place: copying a
+//! value right after it was written would stall until the write completes.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollgate_kernel as kernel;
 use tollgate_kernel::Cost;
 use tollgate_store::{MemoryCharge, MemoryLimit, MemoryStore};
 
+use super::limits::Limits;
 use super::request::{Charges, Mode, Request};
 use super::{Backend, Engine, MOST_LIMITS};
 use crate::charge::{Charge, Given};
@@ -22,13 +23,13 @@ use crate::outcome::{Outcome, Source};
 use crate::policy::entry::{Entry, Path};
 use crate::telemetry::{DecisionMeter, Recorder, is_sampled};
 
-/// Texts longer than this are parsed before they are hashed: a hostile one may be of any length.
+/// Longer keys are parsed before they are hashed, because a hostile key can have any length.
 const KNOWN_BYTES: usize = 1_024;
 
 impl Engine {
-    /// Fast path of one plain charge: the key already has counters in this process, so it is valid and need not be parsed. The
-    /// numbers are written into `outcome`, which is of this limit and by the store: a copy of what was just written has to wait for
-    /// it. False, and nothing is charged, if it has to take the slow path.
+    /// Fast path of one plain charge: the key already has local counters, so it is valid and need not be parsed. Writes the
+    /// numbers into `outcome`, which belongs to this limit and has the store as its source; writing in place avoids a stall on a
+    /// copy. Returns false, with nothing charged, if the charge must take the slow path.
     #[inline]
     pub(crate) fn charge_known(&self, entry: &Entry, text: &str, cost: Cost, outcome: &mut Outcome) -> bool {
         let Some(memory) = entry.memory().filter(|_| text.len() <= KNOWN_BYTES) else { return false };
@@ -48,7 +49,7 @@ impl Engine {
         }
     }
 
-    /// The same where denials are reported.
+    /// The same, for limits whose denials are reported.
     fn charge_known_reported(
         &self,
         entry: &Entry,
@@ -63,33 +64,54 @@ impl Engine {
             return false;
         }
         let is_denied = !outcome.is_allowed();
-        // Reading the clock costs about as much as finding the key: an admission that is not sampled is not timed.
-        let took = started.filter(|_| is_sampled || is_denied).map(|started| started.elapsed());
-        entry.meter.count_fast_path(text, !is_denied, took.filter(|_| is_sampled));
+        // Reading the clock costs about as much as finding the key: calls that are not sampled are timed only for a log line.
+        let took = started.filter(|_| is_sampled).map(|started| started.elapsed());
+        entry.meter.count_fast_path(text, !is_denied, took);
         if is_denied {
-            self.report_denial(entry, text, cost, outcome.numbers(), took);
+            self.show_denial(entry, text, cost, outcome.numbers(), took);
+            self.log_denial(entry, text, outcome.numbers(), 1, started);
         }
         true
     }
 
-    /// One plain charge on a limit that is looked up already, in this process: the whole path of `Limiter::check`, in one function.
+    /// One plain charge on a local limit that was looked up before: the whole path of `Limiter::check`.
+    #[inline]
+    pub(crate) fn charge_one(
+        self: &Arc<Engine>,
+        entry: &Arc<Entry>,
+        key: &KeyRef<'_>,
+        cost: Cost,
+    ) -> Outcome {
+        match key.as_text() {
+            Some(text) => self.charge_text(entry, text, key, cost),
+            None => self.charge_one_general(entry.newest(), key, cost),
+        }
+    }
+
+    /// The common case, in one function up to the answer. The answer is written where the caller wants it, because a copy would
+    /// stall on the write.
     #[inline(never)]
-    pub(crate) fn charge_one(self: &Arc<Engine>, entry: &Arc<Entry>, key: KeyRef<'_>, cost: Cost) -> Outcome {
+    fn charge_text(
+        self: &Arc<Engine>,
+        entry: &Arc<Entry>,
+        text: &str,
+        key: &KeyRef<'_>,
+        cost: Cost,
+    ) -> Outcome {
         let entry = entry.newest();
-        // What nearly all calls are, up to the answer, which is written where the caller wants it: a copy would have to wait for it.
         if entry.path == Path::Fast
             && let Some(memory) = entry.memory()
-            && let Some(text) = key.as_text().filter(|text| text.len() <= KNOWN_BYTES)
+            && text.len() <= KNOWN_BYTES
             && let Some(charged) = memory.charge_known_bucket(text, cost)
         {
             return Outcome::new(entry.name, charged.outcome(), Source::Store);
         }
-        self.charge_one_otherwise(entry, key, cost)
+        self.charge_one_general(entry, key, cost)
     }
 
-    /// The same for other strategies, keys that are not text or not known, and limits that count or report.
+    /// The same for other strategies, keys that are not text or have no counters yet, and limits that count or report.
     #[inline(never)]
-    fn charge_one_otherwise(self: &Arc<Engine>, entry: &Arc<Entry>, key: KeyRef<'_>, cost: Cost) -> Outcome {
+    fn charge_one_general(self: &Arc<Engine>, entry: &Arc<Entry>, key: &KeyRef<'_>, cost: Cost) -> Outcome {
         let mut outcome = Outcome::new(entry.name, kernel::Outcome::BLOCKED, Source::Store);
         let is_known = match key.as_text() {
             Some(text) => self.charge_known(entry, text, cost, &mut outcome),
@@ -101,20 +123,49 @@ impl Engine {
         outcome
     }
 
-    /// A plain charge of several limits in this process: the whole path of `Limiter::charge_all`.
+    /// A plain charge of several local limits: the whole path of `Limiter::charge_all`. The decision is written where the caller
+    /// wants it.
     #[inline]
     pub(crate) fn charge_all(self: &Arc<Engine>, charges: &[Charge<'_>]) -> Result<Decision, Error> {
         let Backend::Memory(store) = &self.backend else { return Err(Error::not_local()) };
-        let mut decision = Decision::empty();
-        if !self.charge_all_known(store, charges, &mut decision) {
-            let mut request = Request::new(Charges::All(charges), Mode::AllOrNone);
-            decision = self.charge_local_slowly(store, &mut request)?.decision;
+        if let [one, two] = charges
+            && let Some(decision) = self.charge_two_known(store, one, two)
+        {
+            return Ok(decision);
         }
-        Ok(decision)
+        self.charge_all_general(store, charges)
     }
 
-    /// Fast path of a plain charge in this process, into an empty decision. False, and nothing is charged, if it has to take the
-    /// slow path.
+    /// The same for limits other than two token buckets.
+    #[inline(never)]
+    fn charge_all_general(
+        self: &Arc<Engine>,
+        store: &MemoryStore,
+        charges: &[Charge<'_>],
+    ) -> Result<Decision, Error> {
+        let mut answer = Ok(Decision::empty());
+        let is_known = match &mut answer {
+            Ok(decision) => self.charge_all_known(store, charges, decision),
+            Err(_) => false,
+        };
+        if !is_known {
+            answer = self.charge_all_slowly(store, charges);
+        }
+        answer
+    }
+
+    #[cold]
+    fn charge_all_slowly(
+        self: &Arc<Engine>,
+        store: &MemoryStore,
+        charges: &[Charge<'_>],
+    ) -> Result<Decision, Error> {
+        let mut request = Request::new(Charges::All(charges), Mode::AllOrNone);
+        Ok(self.charge_local_slowly(store, &mut request)?.decision)
+    }
+
+    /// Fast path of a plain local charge, into an empty decision. Returns false, with nothing charged, if it must take the slow
+    /// path.
     #[inline]
     pub(super) fn charge_all_known(
         &self,
@@ -126,6 +177,38 @@ impl Engine {
             [charge] => self.charge_one_known(charge, decision).is_some(),
             _ => self.charge_several_known(store, charges, decision).is_some(),
         }
+    }
+
+    /// Charges two token buckets whose limits were looked up before, without the extra work of [other
+    /// charges](Self::charge_several_known).
+    #[inline(always)]
+    fn charge_two_known(&self, store: &MemoryStore, one: &Charge<'_>, two: &Charge<'_>) -> Option<Decision> {
+        let (first, one) = self.find_known(None, one)?;
+        let (second, two) = self.find_known(None, two)?;
+        if (first.path, second.path) != (Path::Fast, Path::Fast) {
+            return None;
+        }
+        let [one, two] = store.charge_two_known(&one, &two)?;
+        let one = Outcome::new(first.name, one.outcome(), Source::Store);
+        Some(Decision::of_two(one, Outcome::new(second.name, two.outcome(), Source::Store)))
+    }
+
+    /// The counters of a charge, if it may take the fast path. `limits` are the limits by name.
+    #[inline(always)]
+    fn find_known<'c>(
+        &self,
+        limits: Option<&'c Limits>,
+        charge: &'c Charge<'_>,
+    ) -> Option<(&'c Arc<Entry>, MemoryCharge<'c>)> {
+        let entry = match charge.limit.0 {
+            Given::Handle(limit) => self.own(limit.entry.newest())?,
+            Given::Name(name) => limits?.get(name)?,
+        };
+        let (key, cost) = (charge.key.as_text()?, Cost::new(charge.cost)?);
+        if entry.path == Path::Slow || key.len() > KNOWN_BYTES {
+            return None;
+        }
+        Some((entry, MemoryCharge { limit: entry.memory()?, key, cost, shadow: false }))
     }
 
     #[inline]
@@ -143,7 +226,7 @@ impl Engine {
                 let limits = self.limits.read();
                 let entry = limits.get(name)?;
                 match entry.path {
-                    // A denial is reported: an observer may charge, or reload.
+                    // Reports a denial. The lock is released first: an observer may charge or reload.
                     Path::FastDenials => {
                         let entry = entry.clone();
                         drop(limits);
@@ -167,34 +250,61 @@ impl Engine {
         }
         let is_named = |charge: &Charge<'_>| matches!(charge.limit.0, Given::Name(_));
         let limits = charges.iter().any(is_named).then(|| self.limits.read());
-        let mut items: SmallVec<[MemoryCharge<'_>; 4]> = SmallVec::new();
-        let mut entries: SmallVec<[&Entry; 4]> = SmallVec::new();
-        let mut is_counted = false;
+        let mut items: SmallVec<[MemoryCharge<'_>; 16]> = SmallVec::new();
+        let mut entries: SmallVec<[&Arc<Entry>; 16]> = SmallVec::new();
+        let (mut is_counted, mut is_reported) = (false, false);
         for charge in charges {
-            let entry = match charge.limit.0 {
-                Given::Handle(limit) => self.own(limit.entry.newest())?,
-                Given::Name(name) => limits.as_ref()?.get(name)?,
-            };
-            let (text, cost) = (charge.key.as_text()?, Cost::new(charge.cost)?);
-            if !matches!(entry.path, Path::Fast | Path::FastCounted) || text.len() > KNOWN_BYTES {
-                return None;
-            }
-            is_counted |= entry.path == Path::FastCounted;
-            items.push(MemoryCharge { limit: entry.memory()?, key: text, cost, shadow: false });
+            let (entry, item) = self.find_known(limits.as_deref(), charge)?;
+            is_counted |= entry.path != Path::Fast;
+            is_reported |= entry.path == Path::FastDenials;
+            items.push(item);
             entries.push(entry);
         }
-        let started = (is_counted && is_sampled()).then(Instant::now);
+        let is_sampled = is_counted && is_sampled();
+        let started = (is_sampled || (is_reported && self.watch.times_all(false))).then(Instant::now);
+        decision.reserve(charges.len());
         let mut names = entries.iter().map(|entry| entry.name);
         store.charge_known(&items, |numbers| {
             decision.push(Outcome::new(names.next().unwrap_or_default(), numbers, Source::Store));
         })?;
+        decision.bind();
         if is_counted {
-            let took = started.map(|started| started.elapsed());
+            let took = started.filter(|_| is_sampled).map(|started| started.elapsed());
             for ((entry, item), outcome) in entries.iter().zip(&items).zip(decision.outcomes()) {
                 entry.meter.count_fast_path(item.key, outcome.is_allowed(), took);
             }
+            if is_reported && !decision.is_allowed() {
+                let entries: SmallVec<[Arc<Entry>; 16]> = entries.into_iter().cloned().collect();
+                // An observer may charge, or reload.
+                drop(items);
+                drop(limits);
+                self.report_several_denied(&entries, charges, decision, started, took);
+            }
         }
-        decision.bind();
         Some(())
+    }
+
+    /// Reports the limits that denied a charge over several limits. They are counted already.
+    #[cold]
+    fn report_several_denied(
+        &self,
+        entries: &[Arc<Entry>],
+        charges: &[Charge<'_>],
+        decision: &Decision,
+        started: Option<Instant>,
+        took: Option<Duration>,
+    ) {
+        let limits = entries.iter().zip(charges).zip(decision.outcomes());
+        for (index, ((entry, charge), outcome)) in limits.enumerate() {
+            let (Some(key), Some(cost), false) =
+                (charge.key.as_text(), Cost::new(charge.cost), outcome.is_allowed())
+            else {
+                continue;
+            };
+            self.show_denial(entry, key, cost, outcome.numbers(), took);
+            if index == decision.binding_index() {
+                self.log_denial(entry, key, outcome.numbers(), charges.len(), started);
+            }
+        }
     }
 }

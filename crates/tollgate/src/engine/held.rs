@@ -1,4 +1,4 @@
-//! What the caller keeps of an admitted charge, and by which id the store knows it.
+//! What the caller keeps of an admitted charge, and the id of the charge in the store.
 
 use smallvec::SmallVec;
 use tollgate_kernel::Micros;
@@ -15,16 +15,17 @@ use crate::remote::Identity;
 /// How long the id of a plain charge is remembered.
 const ID_TTL: Micros = Micros::from_secs(600);
 
-/// How long the id of a charge is remembered that nobody settles, to cancel it if its answer never comes.
+/// How long the store remembers the id of a charge that the caller does not settle: long enough to cancel it if its answer is
+/// lost.
 const IN_FLIGHT_TTL: Micros = Micros::from_secs(10);
 
-/// An admitted charge that is known to the store by its id.
+/// An admitted charge that the store remembers by its id.
 #[derive(Clone)]
 pub(crate) struct Held {
     pub(crate) id: ChargeId,
-    /// How long its shortest lease lasts, if it has any.
+    /// The length of its shortest lease, if it has leases.
     pub(crate) lease: Option<Micros>,
-    /// For each charge of the call whether its counters were asked: an unlimited key has none.
+    /// For each charge of the call, whether it has counters: a charge of an unlimited key has none.
     pub(crate) is_counted: SmallVec<[bool; 8]>,
     /// Whether nothing was charged, so that there is nothing to settle: all keys are unlimited, or their shadow limits would have
     /// denied them.
@@ -44,7 +45,7 @@ impl Held {
         }
     }
 
-    /// The settlement of each charge with what it truly cost, in the order of the charges.
+    /// The settlement of each charge with its actual cost, in the order of the charges.
     pub(crate) fn each(&self, actuals: &[u64]) -> Result<Settlement, Error> {
         if actuals.len() != self.is_counted.len() {
             return Err(StoreError::wrong_count(self.is_counted.len(), actuals.len()).into());
@@ -64,21 +65,21 @@ pub(super) fn held(
     if take == Take::Nothing || !decision.is_allowed() {
         return None;
     }
-    // A permit of a rate limit holds nothing: what was charged stays charged.
+    // A permit of a rate limit holds no lease: the charge stays charged.
     let nothing = Identity {
         hold: Hold { id: ChargeId::of_nothing(), ttl: Micros::ZERO },
-        is_kept: false,
+        is_held: false,
         is_callers: false,
     };
     Some(Box::new(Held::new(
-        identity.filter(|identity| identity.is_kept).unwrap_or(nothing),
+        identity.filter(|identity| identity.is_held).unwrap_or(nothing),
         charges,
         decision,
     )))
 }
 
 impl Engine {
-    /// By which id the store knows a charge, if by any.
+    /// The id of a charge in the store, if it has one.
     pub(super) fn identity(
         &self,
         charges: &[Resolved<'_, '_>],
@@ -87,18 +88,18 @@ impl Engine {
         is_waited: bool,
     ) -> Option<Identity> {
         let is_callers = id.is_some();
-        let identity = |ttl, is_kept| {
+        let identity = |ttl, is_held| {
             let hold = Hold { id: id.unwrap_or_else(ChargeId::random), ttl };
-            Some(Identity { hold, is_kept, is_callers })
+            Some(Identity { hold, is_held, is_callers })
         };
         let longest_lease = charges.iter().filter_map(Resolved::lease).max();
         match (take, longest_lease) {
             (Take::Reservation(ttl), _) => identity(ttl, true),
-            // In this process the holder releases its leases however it goes, so they need not end by themselves.
+            // A local permit releases its leases however it ends, so they need no expiry.
             (Take::Permit, Some(_)) if self.is_local() => identity(Hold::UNTIL_RELEASED, true),
             (Take::Permit, Some(lease)) => identity(lease, true),
             _ if is_callers => identity(ID_TTL, true),
-            // Nothing is kept, but a caller who leaves before the answer leaves nothing charged.
+            // The caller keeps nothing; the id lets a caller that leaves before the answer cancel the charge.
             _ if !self.is_local() && (is_waited || take == Take::Permit) => identity(IN_FLIGHT_TTL, false),
             _ => None,
         }

@@ -1,9 +1,9 @@
-//! The limits of an engine by name, and how a reload puts others in their place.
+//! The limits of an engine by name, and how a reload replaces them.
 //!
-//! A reload makes the entries of the new policy beside the old ones and puts them in place under the write lock, while nobody
-//! charges on the slow path: a key is never begun under old numbers and new ones at once. Charges on the fast path only touch keys
-//! that have counters, and those move from the old numbers to the new under their own lock. An entry that did not change stays,
-//! with all that is known of its keys. One that changed knows its successor, so that handles follow.
+//! A reload builds the entries of the new policy beside the old ones and swaps them in under the write lock. No charge runs on
+//! the slow path meanwhile, so a new key never starts under old and new numbers at once. Charges on the fast path touch only keys
+//! that have counters, and each key moves to the new numbers under its own lock. An entry that did not change stays, with
+//! everything known about its keys. An entry that changed points to its successor, so that handles follow the reload.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,10 +16,10 @@ use crate::policy::entry::{Counters, Entry, Path};
 use crate::policy::{Policy, Rule};
 use crate::telemetry::{DecisionMeter, Recorder};
 
-/// Leases of a remote store that are shorter than this are warned of.
+/// Shorter leases of a remote store cause a warning.
 const SHORT_LEASE: Micros = Micros::from_secs(1);
 
-/// Where limits are, by name.
+/// The index of each limit, by name.
 type ByName = HashMap<&'static str, usize, foldhash::fast::RandomState>;
 
 /// The limits of a policy, on their store.
@@ -28,7 +28,7 @@ pub(crate) struct Limits {
     policy: Arc<Policy>,
     entries: Vec<Arc<Entry>>,
     by_name: ByName,
-    /// Limits that a reload left out and that somebody may still hold: if they come back, handles follow.
+    /// Limits that a reload removed and that a handle may still hold: if they come back, handles follow.
     removed: HashMap<&'static str, Weak<Entry>>,
 }
 
@@ -62,10 +62,10 @@ impl Engine {
         self.limits.read().get(name).is_some()
     }
 
-    /// Puts another policy in place: all of it, or, if any of it is refused, nothing.
+    /// Replaces the policy as a whole. If any part of it is refused, nothing changes.
     pub(crate) fn reload(&self, policy: Policy) -> Result<(), Error> {
         let mut limits = self.limits.write();
-        // Before any limit counts: which namespaces are labels is settled when a key of them is first counted.
+        // Before any limit counts: the label of a namespace is fixed when its first key is counted.
         let overrides = policy.rules().iter().flat_map(Rule::overrides);
         overrides.for_each(|(key, _)| self.watch.declare(&key.namespace()));
         let mut numbering = match &self.backend {
@@ -78,14 +78,14 @@ impl Engine {
             let mut number = |stored: &_| numbering.as_mut().map_or(0, |numbering| numbering.of(stored));
             entries.push(match old {
                 Some(old) if old.rule == *rule => {
-                    // Its numbers stay those of its keys.
+                    // Its keys keep their numbers.
                     old.renumber(&mut number);
                     old.clone()
                 }
                 _ => Arc::new(self.make_entry(rule.clone(), &mut number, old)?),
             });
         }
-        // From here on nothing can be refused, so nothing that lasts was changed for a policy that is.
+        // From here on nothing can fail, so a refused policy has changed nothing.
         if let Some(numbering) = numbering {
             numbering.done();
         }
@@ -113,12 +113,12 @@ impl Engine {
         (limits.entries, limits.by_name, limits.policy) = (entries, by_name, Arc::new(policy));
         drop(limits);
         self.ad_hocs.leave_out(|name| self.has_limit(name));
-        // Those who wait may have more room now.
+        // Waiters may have more room now.
         self.lines.nudge();
         Ok(())
     }
 
-    /// A rule on the store of this engine. It goes on counting decisions where `old` did.
+    /// Builds the entry of a rule on the store of this engine. It goes on with the meters of `old`.
     pub(super) fn make_entry(
         &self,
         rule: Rule,

@@ -1,7 +1,7 @@
-//! The slow path where the counters are in this process: new keys, overrides, shadow limits, reservations, looks and refunds.
+//! The slow path for local counters: new keys, overrides, shadow limits, reservations, peeks and refunds.
 //!
-//! The limits stay locked for reading while the counters are charged: a reload waits, so that no key is begun under old numbers and
-//! new ones at once. They are not locked while a decision is reported: an observer may charge, or reload.
+//! The limits stay locked for reading while the counters are charged. A reload waits for that, so a key never starts under old
+//! and new numbers at once. The lock is released before a decision is reported: an observer may charge or reload.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ use crate::remote::{Answered, Identity};
 use crate::telemetry::Trouble;
 
 impl Engine {
-    /// Slow path: a key that is new or not canonical, overrides, a shadow limit, or somebody to report to.
+    /// Slow path: a new key, a key that is not canonical, an override, a shadow limit, or a decision that must be reported.
     #[cold]
-    pub(super) fn charge_one_slowly(&self, entry: &Arc<Entry>, key: KeyRef<'_>, cost: Cost) -> Outcome {
+    pub(super) fn charge_one_slowly(&self, entry: &Arc<Entry>, key: &KeyRef<'_>, cost: Cost) -> Outcome {
         let started = self.started("charge");
         let _within = started.enter();
         let limits = self.limits.read();
         let entry = entry.newest();
-        let charge = [self.resolved(EntryRef::Borrowed(entry), key.parse(), cost)];
+        let charge = [self.resolved(EntryRef::Borrowed(entry), key.parse_ref(), cost)];
         let answered = match (&self.backend, charge[0].memory_charge()) {
             _ if entry.is_concurrency() && charge[0].key.is_some() => {
                 if let Some(count) = self.needs_permit.count() {
@@ -100,7 +100,7 @@ impl Engine {
         Ok(self.finish(operation, &charges, answered, identity, request.take, &started))
     }
 
-    /// Each by itself, in order, in this process.
+    /// Charges each charge separately, in order, on local counters.
     pub(super) fn charge_each_local(self: &Arc<Engine>, request: &mut Request<'_>) -> Answer {
         let one = |charge| self.charge_all(std::slice::from_ref(charge)).map(|decision| *decision.binding());
         let each = request.charges.as_slice().iter().map(one).collect();
@@ -108,7 +108,7 @@ impl Engine {
     }
 }
 
-/// Asks the counters in this process: only looks where the charge is denied already.
+/// Charges the local counters. If the charge is denied already, it only peeks.
 pub(super) fn run_local(
     store: &MemoryStore,
     charges: &[Resolved<'_, '_>],

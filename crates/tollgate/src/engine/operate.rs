@@ -1,4 +1,4 @@
-//! What was done about a charge or a key, and decided nothing, is reported: to the observers and to the counters.
+//! Reports operations that are not decisions (settle, release, reset, refund) to the observers and the meters.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use super::Engine;
 use crate::error::Error;
 use crate::key::Key;
 use crate::policy::entry::{Entry, Resolved};
-use crate::telemetry::{EventKey, Operation, OperationOutcome, Recorder, settlement_name};
+use crate::telemetry::{EventKey, Operation, OperationOutcome, Recorder};
 
 impl Engine {
-    /// The start of an operation, if anybody wants to know how long it takes.
+    /// The start time of an operation, if its duration is measured.
     pub(super) fn operation_started(&self) -> Option<Instant> {
         (!self.observers.is_empty()).then(Instant::now)
     }
@@ -23,11 +23,9 @@ impl Engine {
         settled: &Result<Settled, Error>,
         started: Option<Instant>,
     ) {
-        let (operation, cost) = settlement_name(settlement);
-        self.operated(Operation {
-            cost,
-            ..done(operation, OperationOutcome::of_settled(settled), settled.as_ref().err(), took(started))
-        });
+        let outcome = OperationOutcome::of_settled(settled);
+        let operation = Operation::of_settlement(settlement, outcome, settled.as_ref().err(), took(started));
+        operation.report(&self.watch, &self.observers);
     }
 
     /// A key was forgotten, or had nothing to forget.
@@ -44,12 +42,14 @@ impl Engine {
             Err(_) => OperationOutcome::Failed,
         };
         let namespace = key.namespace();
-        self.operated(Operation {
+        let operation = Operation {
             limiter: Some(entry.name),
+            strategy: entry.key_limit(key).strategy(),
             namespace: &namespace,
             key: EventKey::new(Some(key.canonical())),
-            ..done("reset", outcome, forgotten.err(), took(started))
-        });
+            ..Operation::new("reset", outcome, forgotten.err(), took(started))
+        };
+        operation.report_of_limit(&entry.meter, &self.observers);
     }
 
     /// Each charge of a call was given back, or none was.
@@ -71,41 +71,18 @@ impl Engine {
                 Ok(()) => OperationOutcome::Done,
             };
             let namespace = charge.key.as_ref().map(Key::namespace).unwrap_or_default();
-            self.operated(Operation {
+            let operation = Operation {
                 limiter: Some(charge.entry.name),
+                strategy: charge
+                    .key_limit()
+                    .map_or_else(|| charge.entry.base.strategy(), |key_limit| key_limit.strategy()),
                 namespace: &namespace,
                 key: EventKey::new(charge.canonical()),
                 cost: Some(charge.cost.get()),
-                ..done("refund", outcome, refunded.as_ref().err(), took.unwrap_or_default())
-            });
+                ..Operation::new("refund", outcome, refunded.as_ref().err(), took.unwrap_or_default())
+            };
+            operation.report_of_limit(&charge.entry.meter, &self.observers);
         }
-    }
-
-    fn operated(&self, operation: Operation<'_>) {
-        self.watch.operated(operation.operation, operation.outcome);
-        if !self.observers.is_empty() {
-            self.observers.operated(&operation);
-        }
-    }
-}
-
-/// An operation of which nothing else is known.
-fn done(
-    operation: &'static str,
-    outcome: OperationOutcome,
-    error: Option<&Error>,
-    duration: Duration,
-) -> Operation<'static> {
-    Operation {
-        operation,
-        limiter: None,
-        namespace: "",
-        key: EventKey::new(None),
-        cost: None,
-        outcome,
-        failure: error.and_then(Error::failure),
-        is_ambiguous: error.is_some_and(Error::is_ambiguous),
-        duration,
     }
 }
 

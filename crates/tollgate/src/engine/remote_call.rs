@@ -1,5 +1,4 @@
-//! A request whose counters are in a remote store: everything that can be done at once is, and the rest is a future around the calls
-//! of `remote.rs`.
+//! A request with remote counters: does everything that needs no store at once, and wraps the calls of `remote.rs` in a future.
 
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use super::{Backend, Engine, MOST_LIMITS, conclude};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::policy::entry::{Resolved, ResolvedAll};
-use crate::remote::{Answered, DenialCache, Remote, Way};
+use crate::remote::{Answered, DenialCache, NextStep, Remote};
 
 impl Engine {
     pub(super) fn charge_remote<'a>(
@@ -37,12 +36,12 @@ impl Engine {
         let is_denied = charges.iter().any(Resolved::is_denied_outright);
         let mut sent = None;
         if mode == Mode::AllOrNone && !is_denied {
-            match remote.way(&charges, identity.is_some(), DenialCache::Use) {
-                Way::Answered(answered) => {
+            match remote.next_step(&charges, identity.is_some(), DenialCache::Use) {
+                NextStep::Answered(answered) => {
                     let answer = self.finish(operation, &charges, answered, identity, take, &started);
                     return Step::Done(Ok(answer));
                 }
-                Way::Ask(to_remember) => sent = to_remember,
+                NextStep::CallStore(to_remember) => sent = to_remember,
             }
         }
         let engine = self.clone();
@@ -69,7 +68,7 @@ impl Engine {
         }))
     }
 
-    /// Each by itself, up to 64 in one call. What is wrong with one is its own answer.
+    /// Charges each charge separately, up to 64 in one store call. An invalid charge gets its own error.
     fn charge_each_remote<'a>(self: &Arc<Engine>, request: &mut Request<'a>) -> Step<'a> {
         let started = self.started(request.operation());
         let holds_nothing = request.holds_nothing();

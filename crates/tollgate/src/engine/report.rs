@@ -1,10 +1,9 @@
-//! A decision is made; now it is reported: to the counters of its limits, the observers, the log and the trace.
+//! Reports a decision to the meters of its limits, the observers, the log and the trace.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tollgate_kernel as kernel;
 use tollgate_kernel::Cost;
-use tracing::Span;
 
 use super::{Backend, Engine};
 use crate::decision::Decision;
@@ -31,7 +30,7 @@ impl Engine {
         names.into_iter().for_each(|name| self.watch.declare(name.as_ref()));
     }
 
-    /// Sets the metrics that no decision sets by itself.
+    /// Updates the metrics that are not set by decisions.
     #[cfg(feature = "telemetry")]
     pub(crate) fn publish_metrics(&self) {
         use crate::health::StoreState;
@@ -74,12 +73,12 @@ impl Engine {
         let took = started.took();
         let is_degraded = decision.is_degraded();
         for (index, (charge, outcome)) in charges.iter().zip(decision.outcomes()).enumerate() {
-            let told = self.report_limit(operation, charge, outcome, trouble, took);
+            let limit_report = self.report_limit(operation, charge, outcome, trouble, took);
             if index == decision.binding_index() {
                 let decision_report = DecisionReport {
                     operation,
                     limiter: outcome.limit(),
-                    told,
+                    binding: limit_report,
                     retry_after: decision.wait(),
                     limits: charges.len(),
                     is_degraded,
@@ -90,9 +89,8 @@ impl Engine {
         }
     }
 
-    /// Reports a denial by counters in this process that is counted already.
-    #[cold]
-    pub(super) fn report_denial(
+    /// Shows the observers a denial by counters in this process that is counted already, and how long it took if it was sampled.
+    pub(super) fn show_denial(
         &self,
         entry: &Entry,
         key: &str,
@@ -118,36 +116,50 @@ impl Engine {
                 duration: took.unwrap_or_default(),
             });
         }
-        let told = LimitReport {
-            key: Some(key),
-            strategy: entry.base.strategy(),
-            verdict: OutcomeKind::Denied,
-            source: Source::Store,
-            failure: None,
-            took,
-        };
-        let decision_report = DecisionReport {
+    }
+
+    /// Logs a denial: of several limits, the binding one.
+    pub(super) fn log_denial(
+        &self,
+        entry: &Entry,
+        key: &str,
+        numbers: &kernel::Outcome,
+        limits: usize,
+        started: Option<Instant>,
+    ) {
+        self.watch.report_denial(entry.name, key, &self.clock, || DecisionReport {
             operation: "charge",
             limiter: entry.name,
-            told,
+            binding: LimitReport {
+                key: Some(key),
+                strategy: entry.base.strategy(),
+                kind: OutcomeKind::Denied,
+                source: Source::Store,
+                failure: None,
+                took: started.map(|started| started.elapsed()),
+            },
             retry_after: numbers.retry_after,
-            limits: 1,
+            limits,
             is_degraded: false,
             is_first: false,
-        };
-        self.watch.report(&decision_report, &Span::none(), &self.clock);
+        });
     }
 
     /// The key of a decision that is reported as a number, if it is one.
     #[inline]
-    fn admission<'a>(&self, operation: &str, entry: &Entry, told: &LimitReport<'a>) -> Option<&'a str> {
+    fn admission<'a>(
+        &self,
+        operation: &str,
+        entry: &Entry,
+        limit_report: &LimitReport<'a>,
+    ) -> Option<&'a str> {
         let is_one = entry.meter.is_on()
-            && told.verdict == OutcomeKind::Allowed
-            && told.source == Source::Store
-            && told.strategy == entry.base.strategy()
+            && limit_report.kind == OutcomeKind::Allowed
+            && limit_report.source == Source::Store
+            && limit_report.strategy == entry.base.strategy()
             && self.is_local()
             && operation != "peek";
-        told.key.filter(|_| is_one)
+        limit_report.key.filter(|_| is_one)
     }
 
     /// Counts one limit of a decision, and shows it to the observers.
@@ -161,58 +173,61 @@ impl Engine {
     ) -> LimitReport<'a> {
         let entry = &*charge.entry;
         let (numbers, source) = (*outcome.numbers(), outcome.source());
-        let told = LimitReport {
+        let limit_report = LimitReport {
             key: charge.canonical(),
-            // A malformed key meets nothing; it is counted where it would have.
-            strategy: charge.key_limit().map_or_else(|| entry.base.strategy(), |place| place.strategy()),
-            verdict: OutcomeKind::of(numbers.allowed, outcome.is_shadow()),
+            // A malformed key has no counters; it is counted under the strategy of the limit.
+            strategy: charge
+                .key_limit()
+                .map_or_else(|| entry.base.strategy(), |key_limit| key_limit.strategy()),
+            kind: OutcomeKind::of(numbers.allowed, outcome.is_shadow()),
             source,
-            // What was answered without the store, or meets no counters, did not depend on it.
+            // The failure of the store is reported only for outcomes of the fallback.
             failure: trouble.failure.filter(|_| source.is_fallback()),
             took,
         };
         if self.observers.take_counts()
-            && let Some(key) = self.admission(operation, entry, &told)
+            && let Some(key) = self.admission(operation, entry, &limit_report)
         {
             entry.meter.count_fast_path(key, true, took);
-            return told;
+            return limit_report;
         }
         if operation != "peek" {
-            entry.meter.decided(&told);
+            entry.meter.decided(&limit_report);
         }
         if !self.observers.is_empty() {
             let namespace = charge.key.as_ref().map(Key::namespace).unwrap_or_default();
             self.observers.decided(&Event {
                 operation,
                 limiter: entry.name,
-                strategy: charge.key_limit().and_then(|place| place.strategy()),
+                strategy: charge.key_limit().and_then(|key_limit| key_limit.strategy()),
                 namespace: &namespace,
-                key: EventKey::new(told.key),
+                key: EventKey::new(limit_report.key),
                 cost: charge.cost.get(),
                 allowed: outcome.is_allowed(),
                 shadow: outcome.is_shadow(),
                 outcome: *outcome,
                 source,
-                failure: told.failure,
+                failure: limit_report.failure,
                 is_ambiguous: trouble.is_ambiguous && source.is_fallback(),
                 duration: took.unwrap_or_default(),
             });
         }
-        told
+        limit_report
     }
 }
 
 #[cfg(all(test, feature = "telemetry"))]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, OnceLock};
 
+    use parking_lot::Mutex;
     use tollgate_kernel::Limit;
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
-    use crate::Tollgate;
-    use crate::telemetry::{LogDecisions, Telemetry};
+    use crate::telemetry::{self, LogDecisions, Observer, Telemetry};
+    use crate::{Charge, Tollgate};
 
     /// Counts the lines of the decision log.
     struct Lines(Arc<AtomicUsize>);
@@ -246,12 +261,65 @@ mod tests {
         let gate = Tollgate::builder().limit("api", limit).telemetry(telemetry).build().unwrap();
         let api = gate.local("api").unwrap();
         let lines = Arc::new(AtomicUsize::new(0));
-        let told = tracing::subscriber::with_default(Lines(lines.clone()), || {
+        let levels = tracing::subscriber::with_default(Lines(lines.clone()), || {
             ["a", "a", "b", "b", "a", "b"].map(|key| {
                 let _ = api.check(key);
                 lines.load(Ordering::Relaxed)
             })
         });
-        assert_eq!(told, [0, 0, 0, 0, 1, 2]);
+        assert_eq!(levels, [0, 0, 0, 0, 1, 2]);
+    }
+
+    /// Records which limit denied, and reloads meanwhile, as an observer may.
+    #[derive(Default)]
+    struct Denials {
+        gate: OnceLock<Tollgate>,
+        seen: Mutex<Vec<(String, String, u64)>>,
+    }
+
+    impl Observer for Denials {
+        fn decided(&self, event: &telemetry::Event<'_>) {
+            if let Some(gate) = self.gate.get().filter(|_| !event.allowed) {
+                gate.reload((*gate.policy()).clone()).expect("the same policy");
+                let key = event.key.reveal().unwrap_or_default().to_owned();
+                self.seen.lock().push((event.limiter.to_owned(), key, event.cost));
+            }
+        }
+
+        fn takes_counts(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_denial_of_several_limits_is_reported_by_each_that_denied_and_logged_by_the_one_that_bound() {
+        let bucket = |burst| Limit::token_bucket("1/h", burst).unwrap();
+        let recorder = Arc::new(metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder());
+        let telemetry = Telemetry::new().metrics_to(recorder).log(LogDecisions::Denials);
+        let denials = Arc::new(Denials::default());
+        let gate = Tollgate::builder()
+            .limit("all", bucket(100))
+            .limit("tenant", bucket(2))
+            .limit("user", bucket(1))
+            .telemetry(telemetry)
+            .observer(denials.clone());
+        let gate = gate.build().unwrap();
+        assert!(denials.gate.set(gate.clone()).is_ok());
+        let all = gate.local("all").unwrap();
+        let lines = Arc::new(AtomicUsize::new(0));
+        let allowed = tracing::subscriber::with_default(Lines(lines.clone()), || {
+            [("a", 1), ("b", 1), ("b", 1)].map(|(user, cost)| {
+                let charges = [
+                    Charge::new("all", "all").cost(cost),
+                    Charge::new("tenant", "t").cost(cost),
+                    Charge::new("user", user).cost(cost),
+                ];
+                all.charge_all(&charges).unwrap().is_allowed()
+            })
+        });
+        assert_eq!((allowed, lines.load(Ordering::Relaxed)), ([true, true, false], 1));
+        let denied = |limit: &str, key: &str| (limit.to_owned(), key.to_owned(), 1);
+        assert_eq!(*denials.seen.lock(), [denied("tenant", "t"), denied("user", "b")]);
+        assert_eq!(all.status("all").used(), 2, "a denied charge takes nothing");
     }
 }

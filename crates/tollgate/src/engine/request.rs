@@ -1,5 +1,5 @@
-//! One call of the engine, as data: what is charged, how, what the caller keeps of it, by which id, and for how long it may wait;
-//! and its answer.
+//! One call of the engine, as data: the charges, the mode, what the caller keeps, the id, how long the call may wait; and its
+//! answer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use crate::outcome::Outcome;
 pub(crate) enum Mode {
     /// All are charged, or none.
     AllOrNone,
-    /// Each is charged by itself, in order.
+    /// Charges each charge separately, in order.
     Each,
     /// Answered as a charge would be, and nothing is changed.
     Peek,
@@ -99,20 +99,20 @@ impl<'a> Request<'a> {
 pub(crate) struct Answer {
     /// Under [`Mode::Each`] and [`Mode::Refund`] without outcomes.
     pub(crate) decision: Decision,
-    /// What the caller keeps, if the charge was admitted and something was to be kept.
+    /// What the caller keeps, if the charge was admitted and the caller asked to keep something.
     pub(crate) held: Option<Box<Held>>,
-    /// Under [`Mode::Each`] what each charge came to, or what is wrong with it.
+    /// Under [`Mode::Each`], the outcome or the error of each charge.
     pub(crate) each: Vec<Result<Outcome, Error>>,
 }
 
 impl Answer {
-    /// A decision of which nothing is kept.
+    /// A decision without anything to keep.
     pub(super) fn of(decision: Decision) -> Answer {
         Answer { decision, held: None, each: Vec::new() }
     }
 }
 
-/// What becomes of a request.
+/// The state of a request after its first step.
 pub(crate) enum Step<'a> {
     Done(Result<Answer, Error>),
     Waits(Pin<Box<dyn Future<Output = Result<Answer, Error>> + Send + 'a>>),

@@ -1,4 +1,4 @@
-//! The charges of a request, resolved: their limits are found and their keys parsed, each once.
+//! Resolves the charges of a request: finds each limit and parses each key, once.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl Engine {
         (entry.engine == self.id).then_some(entry)
     }
 
-    /// Finds the limits and parses the keys. An empty or malformed key is denied further on, and logged here.
+    /// Finds the limits and parses the keys. An empty or malformed key is logged here and denied later.
     pub(super) fn resolve<'a>(
         &self,
         limits: &Limits,
@@ -57,7 +57,7 @@ impl Engine {
         self.resolve_each(limits, charges, holds_nothing).collect()
     }
 
-    /// The same for each by itself, however many there are.
+    /// The same for charges that are charged separately. Their number is not bounded.
     pub(super) fn resolve_each<'a>(
         &self,
         limits: &Limits,

@@ -1,4 +1,4 @@
-//! What becomes of an admitted charge: it is settled, cancelled, renewed or released, at once or in the background.
+//! The end of an admitted charge: it is settled, cancelled, renewed or released, at once or in the background.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -53,7 +53,7 @@ impl Engine {
         Some(settled)
     }
 
-    /// Forgets a reservation that nobody will ask for again, where it is held in this process: its leases end, its charges stay.
+    /// Forgets a local reservation that will not be settled again: its leases end, its charges stay.
     pub(crate) fn forget_local(&self, id: ChargeId) {
         if let Backend::Memory(store) = &self.backend {
             store.release(id);
@@ -61,7 +61,7 @@ impl Engine {
         }
     }
 
-    /// Keeps the leases of a permit in a remote store renewed. In this process they do not end while they are held.
+    /// Keeps the leases of a permit in a remote store renewed. Local leases do not expire while they are held.
     pub(crate) fn keep_renewed(&self, held: &Held, holder: &Arc<Lease>) {
         if let (Backend::Remote(remote), Some(lease)) = (&self.backend, held.lease)
             && !held.is_empty
@@ -77,11 +77,15 @@ impl Engine {
         }
     }
 
-    /// Releases the leases of a permit: at once in this process, else in the background.
+    /// Releases the leases of a permit: at once if they are local, in the background if they are remote.
     pub(crate) fn release_later(&self, held: &Held) {
         match (&self.backend, held.lease) {
-            (Backend::Memory(_), Some(_)) => self.forget_local(held.id),
+            (Backend::Memory(_), Some(_)) => {
+                self.forget_local(held.id);
+                self.report_settled(&Settlement::Release, &Ok(Settled::Done), None);
+            }
             (Backend::Remote(remote), Some(lease)) if !held.is_empty => {
+                self.report_settled(&Settlement::Release, &Ok(Settled::Pending), None);
                 remote.release_later(held.id, Settlement::Release, lease);
             }
             _ => {}
@@ -102,8 +106,8 @@ impl Engine {
 
     /// Releases the leases of a permit. If the store fails, that is tried again in the background.
     pub(crate) async fn release(&self, held: &Held) -> Result<(), Error> {
-        let is_kept = held.lease.is_some() && !held.is_empty;
-        if self.is_local() || !is_kept {
+        let is_held = held.lease.is_some() && !held.is_empty;
+        if self.is_local() || !is_held {
             self.release_later(held);
             return Ok(());
         }
@@ -117,7 +121,7 @@ impl Engine {
         released.map(drop)
     }
 
-    /// Whether the leases of a permit in this process are gone, because their key was reset.
+    /// Whether the local leases of a permit are gone because their key was reset.
     pub(crate) fn is_gone_local(&self, held: &Held) -> bool {
         held.lease.is_some()
             && !held.is_empty
@@ -129,12 +133,12 @@ impl Engine {
         self.lost_leases.report();
     }
 
-    /// Ready when a key was reset since it was last asked.
+    /// Ready when a key was reset since the last poll.
     pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<()> {
         self.resets.poll_lost(context)
     }
 
-    /// Waits until what is to be cancelled and released in a remote store is.
+    /// Waits until all pending cancels and releases in a remote store are done.
     pub(crate) async fn flush(&self) {
         if let Backend::Remote(remote) = &self.backend {
             Box::pin(remote.flush()).await;

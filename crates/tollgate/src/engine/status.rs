@@ -1,4 +1,4 @@
-//! How a key stands, and how it is forgotten.
+//! Reads the state of a key, and resets it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::outcome::{Outcome, Source};
 use crate::policy::entry::{Entry, EntryRef, KeyLimit};
 
 impl Engine {
-    /// What a key has used and has left, as it stands. A remote store that fails is an error: nothing is made up.
+    /// What a key has used and has left. If a remote store fails, returns its error; there is no fallback.
     pub(crate) async fn status(&self, limit: LimitRef<'_>, key: KeyRef<'_>) -> Result<Outcome, Error> {
         let entry = self.find(&self.limits.read(), limit)?.clone();
         let Backend::Remote(remote) = &self.backend else { return Ok(self.status_local(&entry, key)) };

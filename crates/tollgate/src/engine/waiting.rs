@@ -1,10 +1,10 @@
-//! Waiting until there is room, for several limits at once.
+//! Waits until a charge fits, under several limits at once.
 //!
-//! A waiter takes a ticket (`wait.rs`). When it is its turn it tries; denied, it stands in the lines of the limits that denied it,
-//! sleeps for as long as they say and tries again. What another process gives back is seen because it looks at a remote store
-//! again at least every 250 ms. Each try finds the limits anew, so that a waiter follows a reload. Nothing is charged before it
-//! is ready; a charge that is on its way to a remote store when its waiter leaves is cancelled there by its id, and every try has
-//! another: an id that was cancelled stays cancelled.
+//! A waiter takes a ticket (`wait.rs`) and tries when its turn comes. After a denial it queues for the limits that denied it,
+//! sleeps for the time they return, and tries again. With a remote store it tries at least every 250 ms, because other processes
+//! may give something back. Each try looks the limits up again, so a waiter follows a reload. Nothing is charged until a try
+//! succeeds. If the waiter leaves while a charge is on its next_step to a remote store, the charge is cancelled there by its id. Every
+//! try has a new id, because a cancelled id stays cancelled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,15 +24,15 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::outcome::{Outcome, Source};
 use crate::policy::entry::{Resolved, ResolvedAll};
-use crate::remote::{Answered, DenialCache, Identity, Way};
+use crate::remote::{Answered, DenialCache, Identity, NextStep};
 use crate::telemetry::{Started, Trouble};
 use crate::wait::Pair;
 
-/// How long a waiter sleeps at most before it looks at a remote store again, in µs. Jitter takes up to two fifths of it off, so
-/// that waiters do not ask in step.
+/// The longest sleep before a waiter tries a remote store again, in µs. Jitter shortens it by up to two fifths, so that waiters
+/// do not try in step.
 const LOOK_AGAIN_US: u64 = 250_000;
 
-/// What is waited for.
+/// What a waiter waits for.
 struct Wanted<'a> {
     charges: &'a [Charge<'a>],
     take: Take,
@@ -72,10 +72,11 @@ impl Engine {
     async fn wait_for<'a>(&self, wanted: &Wanted<'a>, within: Duration) -> Result<Tried<'a>, Error> {
         let charges = self.find_all(wanted)?;
         let deadline = self.clock.now().saturating_add(Micros::from(within));
-        // What passes whatever the counters say has nothing to stand in line for, and what never can is denied at once.
+        // A shadow limit never denies, so nothing queues for it. A charge that can never fit is denied at once.
         let waits = |charge: &&Resolved<'_, '_>| !charge.is_shadow() && charge.counted().is_some();
         let is_hopeless = |charge: &Resolved<'_, '_>| {
-            !charge.is_shadow() && charge.key_limit().is_none_or(|place| place.is_hopeless_for(charge.cost))
+            !charge.is_shadow()
+                && charge.key_limit().is_none_or(|key_limit| key_limit.is_hopeless_for(charge.cost))
         };
         let pairs: SmallVec<[(usize, Pair); 4]> = charges
             .iter()
@@ -86,7 +87,7 @@ impl Engine {
         if pairs.is_empty() || charges.iter().any(is_hopeless) {
             return self.try_once(wanted, DenialCache::Use).await;
         }
-        let places: SmallVec<[usize; 4]> = pairs.iter().map(|(index, _)| *index).collect();
+        let indexes: SmallVec<[usize; 4]> = pairs.iter().map(|(index, _)| *index).collect();
         let turn = self.lines.join(pairs.into_iter().map(|(_, pair)| pair).collect());
         let (mut cache, mut last) = (DenialCache::Use, None);
         loop {
@@ -99,7 +100,7 @@ impl Engine {
                 Some(wait) if !tried.decision.is_allowed() && now < deadline => wait,
                 _ => return Ok(tried),
             };
-            turn.stand_in(|index| !tried.decision.outcomes()[places[index]].is_allowed());
+            turn.stand_in(|index| !tried.decision.outcomes()[indexes[index]].is_allowed());
             let next = now.saturating_add(wait.min(self.look_again())).min(deadline);
             (cache, last) = (DenialCache::Bypass, Some(tried));
             turn.or_alarm(Some(nudges), self.clock.alarm(next)).await;
@@ -111,7 +112,7 @@ impl Engine {
         self.resolve(&limits, Charges::All(wanted.charges), wanted.holds_nothing)
     }
 
-    /// Asks the counters once, by the limits of today.
+    /// Charges the counters once, with the current limits.
     async fn try_once<'a>(&self, wanted: &Wanted<'a>, cache: DenialCache) -> Result<Tried<'a>, Error> {
         let remote = match &self.backend {
             Backend::Memory(_) => return self.try_local(wanted),
@@ -121,9 +122,9 @@ impl Engine {
         let identity = self.identity(&charges, wanted.take, wanted.id, true);
         let answered = match charges.iter().any(Resolved::is_denied_outright) {
             true => Box::pin(remote.peek(&charges)).await?,
-            false => match remote.way(&charges, wanted.take != Take::Nothing, cache) {
-                Way::Answered(answered) => answered,
-                Way::Ask(sent) => Box::pin(remote.charge(&charges, identity, sent)).await?,
+            false => match remote.next_step(&charges, wanted.take != Take::Nothing, cache) {
+                NextStep::Answered(answered) => answered,
+                NextStep::CallStore(sent) => Box::pin(remote.charge(&charges, identity, sent)).await?,
             },
         };
         Ok(tried(charges, answered, identity))
@@ -158,7 +159,7 @@ fn tried<'a>(charges: ResolvedAll<'static, 'a>, answered: Answered, identity: Op
     Tried { charges, decision, identity, trouble: answered.trouble }
 }
 
-/// The denial of a waiter whose turn never came: others were first, and nobody knows for how long.
+/// The denial of a waiter whose turn never came: other waiters were first, and their waiting time is not known.
 fn too_late<'a>(charges: ResolvedAll<'static, 'a>) -> Tried<'a> {
     let outcome = |charge: &Resolved<'_, '_>| {
         let (numbers, source) = match charge.counted() {

@@ -1,10 +1,10 @@
-//! What is still to be done for a request that was let through: correct what was reserved, and give leases back.
+//! The work after a request that passed: settle its reservation and release its leases.
 //!
-//! A reservation is settled once. If anything depends on the body of the answer, all of it waits for the body; else it is
-//! settled as soon as the head is there, before the answer goes out, so that the caller's next request finds it done. A client that
-//! goes away earlier leaves what was reserved, but gives leases back. A lease is renewed for as long as its request takes; if it is
-//! gone by then, because the process stood still for longer, that is logged and counted. A request that becomes another protocol
-//! (101) keeps its lease for as long as its handler keeps the [`Lease`](super::Lease).
+//! A reservation is settled once. If a cost depends on the response body, the settlement waits for the end of the body. If not,
+//! it is done when the response head is there, before the response is sent, so that the client's next request sees it. If the
+//! client disconnects earlier, the reserved amount stays charged and leases are released. A lease is renewed while its request
+//! runs; a lost lease is logged and counted. An upgraded connection (101) keeps its lease for as long as its handler keeps the
+//! [`Lease`](super::Lease).
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::lease::Lease;
 use crate::reservation::Reservation;
 use crate::route::{ResponseHead, Settle};
 
-/// What is still to be done for a request.
+/// The work that is left for a request.
 pub(super) struct After {
     inner: Arc<Inner>,
     reservation: Reservation,
-    charged: SmallVec<[Paid; 4]>,
+    charged: SmallVec<[ChargedLimit; 4]>,
     bytes: u64,
     is_answered: bool,
     is_done: bool,
@@ -41,11 +41,11 @@ pub(super) enum Answered<F> {
     Settling(F),
 }
 
-/// A toll that was charged.
-struct Paid {
+/// A route limit that was charged.
+struct ChargedLimit {
     which: Which,
     reserved: u64,
-    /// What the head of the answer says that it truly cost.
+    /// The actual cost, according to the response head.
     actual: Option<u64>,
 }
 
@@ -55,12 +55,12 @@ impl After {
         reservation: Reservation,
         route_charges: &RouteCharges<'_>,
     ) -> After {
-        let paid = |route_charge: &RouteCharge<'_>| Paid {
+        let limit = |route_charge: &RouteCharge<'_>| ChargedLimit {
             which: route_charge.which(),
             reserved: route_charge.cost.get(),
             actual: None,
         };
-        let charged = route_charges.iter().map(paid).collect();
+        let charged = route_charges.iter().map(limit).collect();
         let is_renewed = reservation.held().lease.is_some() && !inner.gate.engine.is_local();
         if is_renewed {
             inner.gate.engine.keep_renewed(reservation.held(), &Arc::new(Lease::default()));
@@ -74,14 +74,14 @@ impl After {
         &mut self,
         answer: &ResponseHead<'_>,
     ) -> Answered<impl Future<Output = ()> + Send + 'static> {
-        for paid in &mut self.charged {
-            paid.actual = self.inner.limits.get(&paid.which).settle.by_head(answer);
+        for limit in &mut self.charged {
+            limit.actual = self.inner.limits.get(&limit.which).settle.by_head(answer);
         }
         // Only now: a function that panics has seen nothing answered.
         self.is_answered = true;
         let waits =
             |applied: &AppliedLimit| applied.lease.is_some() || matches!(applied.settle, Settle::ByBytes);
-        if self.charged.iter().any(|paid| waits(self.inner.limits.get(&paid.which))) {
+        if self.charged.iter().any(|limit| waits(self.inner.limits.get(&limit.which))) {
             return Answered::Waits;
         }
         if self.is_in_process() {
@@ -93,7 +93,7 @@ impl After {
 
     /// Whether it holds a lease, which ends when this is dropped.
     pub(super) fn has_lease(&self) -> bool {
-        self.charged.iter().any(|paid| self.inner.limits.get(&paid.which).lease.is_some())
+        self.charged.iter().any(|limit| self.inner.limits.get(&limit.which).lease.is_some())
     }
 
     /// So much of the body went out.
@@ -127,25 +127,25 @@ impl After {
         if self.is_renewed {
             self.inner.gate.engine.stop_renewing(self.reservation.id());
         }
-        let is_corrected = self.charged.iter().any(|paid| self.actual(paid).is_some());
+        let is_corrected = self.charged.iter().any(|limit| self.actual(limit).is_some());
         let actuals: SmallVec<[u64; 4]> =
-            self.charged.iter().map(|paid| self.actual(paid).unwrap_or(paid.reserved)).collect();
+            self.charged.iter().map(|limit| self.actual(limit).unwrap_or(limit.reserved)).collect();
         self.reservation.held().each(&actuals).ok().filter(|_| is_corrected)
     }
 
-    /// What a toll truly cost, if it is not what was reserved.
-    fn actual(&self, paid: &Paid) -> Option<u64> {
-        let post = self.inner.limits.get(&paid.which);
-        match &post.settle {
-            Settle::Nothing => post.lease.map(|_| 0),
-            Settle::ByStatus(_) | Settle::ByHead(_) => paid.actual,
+    /// The actual cost of a charge, if it differs from the reserved cost.
+    fn actual(&self, limit: &ChargedLimit) -> Option<u64> {
+        let applied = self.inner.limits.get(&limit.which);
+        match &applied.settle {
+            Settle::Nothing => applied.lease.map(|_| 0),
+            Settle::ByStatus(_) | Settle::ByHead(_) => limit.actual,
             Settle::ByBytes => self.is_answered.then_some(self.bytes),
         }
     }
 }
 
 impl Drop for After {
-    /// The body is out, or somebody has gone away.
+    /// The body is complete, or the client or the service has gone away.
     fn drop(&mut self) {
         if self.is_in_process() {
             self.settle_local();

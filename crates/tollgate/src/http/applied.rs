@@ -1,6 +1,6 @@
-//! A limit as the layer applies it to the requests of one route limit: what it asks of a charge, and what the response shows of
-//! it. Worked out when the layer is built, when a reload has changed the limit, or for a limit with numbers of the application when
-//! it is chosen.
+//! A limit as the layer applies it to the requests of one route limit: how it is charged, and what the response shows of it. It
+//! is built with the layer, again after a reload has changed the limit, and on each choice of a limit with the application's own
+//! numbers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use tollgate_kernel::{Cost, Limit, Micros, Outcome, Strategy};
 
+use super::header_template::HeaderTemplate;
 use super::layer::Inner;
-use super::rate_limit_headers::HeaderTemplate;
 use crate::charge::NamedLimit;
 use crate::error::Error;
 use crate::headers::{Format, ReportedLimit, Unit};
@@ -24,13 +24,13 @@ pub(super) struct AppliedLimit {
     pub(super) settle: Settle,
     /// How long a lease lasts, where the limit gives any: it is released when the response is done.
     pub(super) lease: Option<Micros>,
-    /// Charged in a way that can be corrected.
+    /// Whether the charge is a reservation, so that it can be corrected.
     pub(super) is_held: bool,
-    /// The fast path, where the counters are in this process and a charge need only ask them.
+    /// The fast path, for local counters and plain charges.
     pub(super) fast_path: Option<Limiter>,
     pub(super) unit: Option<Unit>,
     /// The rate-limit headers of the fast path.
-    pub(super) template: Option<HeaderTemplate>,
+    pub(super) template: Option<&'static HeaderTemplate>,
 }
 
 /// The settings of the layer that matter to a limit.
@@ -72,9 +72,10 @@ impl AppliedLimit {
         };
         let is = |strategy: Strategy| move |limit: &Limit| limit.strategy() == strategy;
         let leases = limits().filter(|limit| limit.strategy() == Strategy::Concurrency);
-        let lease = leases.map(|limit| limit.window()).min();
-        let may_wait_long = limits()
-            .any(|limit| limit.strategy() == Strategy::LeakyBucket && limit.window() > settings.most_delay);
+        let lease = leases.map(|limit| limit.window_us()).min();
+        let may_wait_long = limits().any(|limit| {
+            limit.strategy() == Strategy::LeakyBucket && limit.window_us() > settings.most_delay
+        });
         let is_settled = !matches!(settle, Settle::Nothing);
         if lease.is_some() && is_settled {
             return Err(Error::call(format!(
@@ -94,7 +95,7 @@ impl AppliedLimit {
         Ok(AppliedLimit { settle: settle.clone(), lease, is_held, fast_path, unit, template: None, limit })
     }
 
-    /// What the response shows of an outcome, where no override applies and the limit is not in shadow mode.
+    /// What the response shows of an outcome, without an override and not in shadow mode.
     pub(super) fn reported(&self, cost: Cost, outcome: Outcome) -> ReportedLimit<'_> {
         let (name, limit) = (self.limit.name(), self.limit.entry.newest().base.limit());
         ReportedLimit { name, limit, cost: cost.get(), outcome, shadow: false, unit: self.unit }
@@ -111,11 +112,11 @@ pub(super) struct AppliedLimits {
 /// The limits of one route limit.
 enum OfRoute {
     One(usize),
-    /// By the name that is chosen. Those that cannot be applied here are left out.
+    /// By the chosen name. Limits that cannot be applied here are left out.
     Chosen(HashMap<String, usize>, Settle),
 }
 
-/// A limit as it was when the layer was built, and as it is since a reload changed it.
+/// A limit as it was when the layer was built, and its replacement after a reload.
 struct Slot {
     built: AppliedLimit,
     reloaded: RwLock<Option<Arc<AppliedLimit>>>,
@@ -126,7 +127,7 @@ impl Slot {
         Slot { built, reloaded: RwLock::default() }
     }
 
-    /// The limit as it is now. An error if it cannot be applied here any more.
+    /// The current limit. An error if it can no longer be applied here.
     #[cold]
     fn reloaded(&self, inner: &Inner) -> Result<Arc<AppliedLimit>, Error> {
         if let Some(limit) = self.reloaded.read().as_ref().filter(|limit| limit.limit.entry.is_current()) {
@@ -143,8 +144,8 @@ impl Slot {
 #[derive(Clone)]
 pub(super) enum Which {
     Known(usize),
-    /// One that came with the request: a reload has changed it, its numbers are the application's, or its name was not known when the
-    /// layer was built.
+    /// A limit for this request only: a reload has changed it, its numbers are the application's, or its name was not known when
+    /// the layer was built.
     OfRequest(Arc<AppliedLimit>),
 }
 
@@ -181,19 +182,30 @@ impl AppliedLimits {
         Ok(AppliedLimits { limits, routes: of_routes })
     }
 
-    /// The limit that applies under a route limit: the one that it names, or the one that was chosen for the request. An error if there
-    /// is none such.
+    /// The limit of a route limit: the one that it names, or the one that was chosen for the request. An error if there is no
+    /// such limit.
+    #[inline]
     pub(super) fn find(
         &self,
         inner: &Inner,
         route: usize,
         chosen: Option<&RequestLimit<'_>>,
     ) -> Result<Which, Error> {
-        let (known, settle, limit) = match (&self.routes[route], chosen) {
-            (OfRoute::One(index), _) => return self.current(inner, *index),
-            (OfRoute::Chosen(known, settle), Some(limit)) => (known, settle, limit),
-            (OfRoute::Chosen(..), None) => return Err(Error::call("no limit was chosen for the request")),
-        };
+        match (&self.routes[route], chosen) {
+            (OfRoute::One(index), _) => self.current(inner, *index),
+            (OfRoute::Chosen(known, settle), Some(limit)) => self.chosen(inner, known, settle, limit),
+            (OfRoute::Chosen(..), None) => Err(Error::call("no limit was chosen for the request")),
+        }
+    }
+
+    /// The limit that was chosen for a request.
+    fn chosen(
+        &self,
+        inner: &Inner,
+        known: &HashMap<String, usize>,
+        settle: &Settle,
+        limit: &RequestLimit<'_>,
+    ) -> Result<Which, Error> {
         if let RequestLimit::Chosen(chosen) = limit
             && let Choice::Handle(limit) = &chosen.0
         {
@@ -204,12 +216,12 @@ impl AppliedLimits {
         if let Some(index) = known.get(name) {
             return self.current(inner, *index);
         }
-        // An error says why: there is no such limit, or it cannot be settled.
+        // The error says why: the limit is unknown, or it cannot be settled.
         let limit = AppliedLimit::new(&inner.gate, inner.gate.limit(name)?, settle, &inner.settings)?;
         Ok(Which::OfRequest(Arc::new(limit)))
     }
 
-    /// A limit of the policy, as it is now.
+    /// A limit of the policy, in its current form.
     #[inline]
     fn current(&self, inner: &Inner, index: usize) -> Result<Which, Error> {
         let slot = &self.limits[index];

@@ -1,4 +1,4 @@
-//! The layer as axum likes it best: bodies stay axum's own, so that axum need not box them once more.
+//! The layer for axum: bodies stay axum's own type, so that axum need not box them again.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! The body of an answer: the service's own as it comes, or that of a refusal.
+//! The body of a response: the service's own, passed on, or the body of a refusal.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -26,7 +26,7 @@ pin_project! {
 }
 
 impl<B> LimitedBody<B> {
-    /// Passes a body on. What is still to be done for the request is done when it ends, or is dropped.
+    /// Passes a body on. The work that is left for the request is done when the body ends or is dropped.
     pub(super) fn passed(body: B, after: Option<Box<After>>) -> LimitedBody<B> {
         LimitedBody { part: Part::Passed { body, after } }
     }

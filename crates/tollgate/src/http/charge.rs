@@ -1,4 +1,4 @@
-//! From a request to its admission: its charges, made all at once, and what the decision means for the request.
+//! Charges a request: makes its charges in one call, and turns the decision into an admission.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,6 +12,7 @@ use tollgate_store::{ChargeId, Hold, Settlement};
 
 use super::after::After;
 use super::charges::{RouteCharge, RouteCharges};
+use super::header_template::HeaderTemplate;
 use super::layer::Inner;
 use super::rate_limit_headers::RateLimitHeaders;
 use super::refusal::{Protocol, Refusal};
@@ -19,14 +20,16 @@ use crate::charge::Charge;
 use crate::engine::{self, Answer, Charges, Mode, Step, Take};
 use crate::error::Error;
 use crate::headers::{ReportedLimit, ResetAs};
+use crate::key::{Key, KeyRef};
+use crate::outcome::Outcome;
 use crate::problem::Reason;
 use crate::reservation::Reservation;
 
-/// What becomes of a request.
+/// The result for a request.
 pub(super) enum Admission {
-    /// It goes on, after a while.
+    /// It passes, after a delay.
     Pass { delay: Micros, rate_limit_headers: RateLimitHeaders, after: Option<Box<After>> },
-    /// It is answered here. Boxed, because those that pass carry the room.
+    /// It is answered here. Boxed, because requests that pass are moved with this type.
     Stop(Box<Response<Bytes>>),
 }
 
@@ -35,12 +38,12 @@ impl Admission {
         Admission::Stop(Box::new(answer))
     }
 
-    /// It goes on, and nothing was charged.
+    /// It passes, and nothing was charged.
     pub(super) fn free() -> Admission {
         Admission::Pass { delay: Micros::ZERO, rate_limit_headers: RateLimitHeaders::default(), after: None }
     }
 
-    /// Nobody could decide, neither the store nor a fallback: it does not pass.
+    /// Neither the store nor a fallback could decide: the request does not pass.
     pub(super) fn undecided(inner: &Inner, protocol: Protocol) -> Admission {
         Admission::stop(
             Refusal::undecided(protocol).answer(inner.responder.as_ref(), RateLimitHeaders::default()),
@@ -51,17 +54,15 @@ impl Admission {
 /// An admission that is waited for: boxed, as the future of a remote store is.
 pub(super) type Deciding = Pin<Box<dyn Future<Output = Admission> + Send>>;
 
-/// Makes the charges of a request in a remote store.
+/// Charges a request in a remote store.
 ///
-/// A charge that is to be corrected later is seen through even if the caller goes away meanwhile: once it is there, its lease can
-/// be given back.
+/// A reservation is completed even if the client disconnects meanwhile: only then can its lease be released.
 pub(super) fn decide_remote(
     inner: Arc<Inner>,
     route_charges: RouteCharges<'_>,
     protocol: Protocol,
 ) -> Deciding {
-    let route_charges: RouteCharges<'static> =
-        route_charges.into_iter().map(RouteCharge::into_owned).collect();
+    let route_charges = route_charges.into_owned();
     if !is_held(&inner, &route_charges) {
         return Box::pin(async move { decide(&inner, &route_charges, protocol).await });
     }
@@ -77,8 +78,8 @@ fn is_held(inner: &Inner, route_charges: &RouteCharges<'_>) -> bool {
     route_charges.iter().any(|route_charge| route_charge.limit(inner).is_held)
 }
 
-/// How long what is to be corrected is held. Where the counters are in this process a lease has no end: the request that holds it
-/// is in this process too, and gives it back however it ends.
+/// The time to live of a reservation. A local lease does not expire: the request that holds it is in this process too, and
+/// releases it however it ends.
 fn hold_ttl(inner: &Inner, route_charges: &RouteCharges<'_>) -> Micros {
     let is_leased = route_charges.iter().any(|route_charge| route_charge.limit(inner).lease.is_some());
     if is_leased && inner.gate.engine.is_local() { Hold::UNTIL_RELEASED } else { inner.settle_within }
@@ -87,16 +88,16 @@ fn hold_ttl(inner: &Inner, route_charges: &RouteCharges<'_>) -> Micros {
 /// What each limit of a charge answered, in the order of the charges.
 type ReportedLimits<'a> = SmallVec<[ReportedLimit<'a>; 4]>;
 
-/// Makes the charges of a request where the counters are in this process, and says what the decision means.
+/// Charges a request on local counters and returns the admission.
 ///
-/// Fast path, which nearly every request takes: limits whose counters need only be asked, and valid keys.
+/// Fast path, for nearly every request: plain charges with valid keys.
 pub(super) fn decide_local<B>(
     inner: &Arc<Inner>,
     route_charges: &RouteCharges<'_>,
     request: &Request<B>,
 ) -> Admission {
     let fast = match &route_charges[..] {
-        [route_charge] => decide_one(inner, route_charge, request),
+        [route_charge] => decide_one(inner, route_charges, route_charge, request),
         _ => decide_several(inner, route_charges, request),
     };
     if let Some(admission) = fast {
@@ -104,7 +105,7 @@ pub(super) fn decide_local<B>(
     }
     let protocol = Protocol::of(request);
     let charges: SmallVec<[Charge<'_>; 4]> =
-        route_charges.iter().map(|route_charge| route_charge.charge(inner)).collect();
+        route_charges.iter().map(|route_charge| route_charges.charge(inner, route_charge)).collect();
     match inner.gate.engine.charge(&mut to_charge(inner, route_charges, &charges)) {
         Step::Done(Ok(answer)) => match conclude(inner, route_charges, protocol, answer) {
             Conclusion::Admission(admission) => admission,
@@ -119,23 +120,35 @@ pub(super) fn decide_local<B>(
 }
 
 /// Fast path of one limit. `None`, and nothing charged, if it is not open.
-fn decide_one<B>(inner: &Inner, route_charge: &RouteCharge<'_>, request: &Request<B>) -> Option<Admission> {
+#[inline]
+fn decide_one<B>(
+    inner: &Inner,
+    route_charges: &RouteCharges<'_>,
+    route_charge: &RouteCharge<'_>,
+    request: &Request<B>,
+) -> Option<Admission> {
     let applied = route_charge.limit(inner);
     let limiter = applied.fast_path.as_ref().filter(|limiter| limiter.is_fast())?;
-    let outcome = limiter.charge_cost(route_charge.key.as_ref()?, route_charge.cost);
+    let key = KeyRef::canonical(route_charges.key(route_charge)?);
+    let outcome = limiter.charge_cost(key, route_charge.cost);
     // The report is made only if it is needed: the outcome was written just now, and copying it would wait for that.
     let reported = || [applied.reported(route_charge.cost, *outcome.numbers())];
     if !outcome.is_allowed() {
         return Some(refuse(inner, Protocol::of(request), &reported(), Reason::QuotaExceeded));
     }
-    let rate_limit_headers = match &applied.template {
+    let rate_limit_headers = match applied.template {
         Some(template) if template.fits(outcome.numbers()) => {
-            template.filled(outcome.numbers(), route_charge.cost, now(inner))
+            RateLimitHeaders::Template(template.filled(outcome.numbers(), route_charge.cost, now(inner)))
         }
-        None if !inner.settings.format.legacy && !inner.settings.format.draft => RateLimitHeaders::default(),
+        None if is_silent(inner) => RateLimitHeaders::None,
         _ => rate_limit_headers(inner, &reported()),
     };
     Some(Admission::Pass { delay: Micros::ZERO, rate_limit_headers, after: None })
+}
+
+/// Whether a request that passes has no rate-limit headers.
+fn is_silent(inner: &Inner) -> bool {
+    !inner.settings.format.legacy && !inner.settings.format.draft
 }
 
 /// Fast path of several limits. `None`, and nothing charged, if it is not open.
@@ -145,22 +158,36 @@ fn decide_several<B>(
     request: &Request<B>,
 ) -> Option<Admission> {
     let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
-    for route_charge in route_charges {
+    let mut templates: SmallVec<[&'static HeaderTemplate; 4]> = SmallVec::new();
+    for route_charge in &**route_charges {
         let applied = route_charge.limit(inner);
         applied.fast_path.as_ref().filter(|limiter| limiter.is_fast())?;
-        charges.push(Charge::new(&applied.limit, route_charge.key.as_ref()?).cost(route_charge.cost.get()));
+        let key = KeyRef::canonical(route_charges.key(route_charge)?);
+        charges.push(Charge::new(&applied.limit, key).cost(route_charge.cost.get()));
+        templates.extend(applied.template);
     }
     let decision = inner.gate.engine.charge_all(&charges).ok()?;
+    let pass = |rate_limit_headers| Admission::Pass { delay: Micros::ZERO, rate_limit_headers, after: None };
+    let reason = Reason::of(&decision);
+    if reason.is_none() {
+        if is_silent(inner) {
+            return Some(pass(RateLimitHeaders::None));
+        }
+        let outcomes = decision.outcomes().iter().map(Outcome::numbers);
+        let outcomes = outcomes.zip(route_charges.iter().map(|route_charge| route_charge.cost));
+        let template = inner.template_sets.of(&templates).filter(|_| templates.len() == charges.len());
+        let filled =
+            template.and_then(|template| template.filled_all(outcomes, decision.binding_index(), now(inner)));
+        if let Some(filled) = filled {
+            return Some(pass(RateLimitHeaders::Template(filled)));
+        }
+    }
     let mut reported: ReportedLimits<'_> = SmallVec::new();
     for (route_charge, outcome) in route_charges.iter().zip(decision.outcomes()) {
         reported.push(route_charge.limit(inner).reported(route_charge.cost, *outcome.numbers()));
     }
-    Some(match Reason::of(&decision) {
-        None => Admission::Pass {
-            delay: Micros::ZERO,
-            rate_limit_headers: rate_limit_headers(inner, &reported),
-            after: None,
-        },
+    Some(match reason {
+        None => pass(rate_limit_headers(inner, &reported)),
         Some(reason) => refuse(inner, Protocol::of(request), &reported, reason),
     })
 }
@@ -178,14 +205,14 @@ fn to_charge<'a>(
     engine::Request { take, ..engine::Request::new(Charges::All(charges), Mode::AllOrNone) }
 }
 
-/// Makes the charges of a request, and says what the decision means.
+/// Charges a request and returns the admission.
 pub(super) async fn decide(
     inner: &Arc<Inner>,
     route_charges: &RouteCharges<'_>,
     protocol: Protocol,
 ) -> Admission {
     let charges: SmallVec<[Charge<'_>; 4]> =
-        route_charges.iter().map(|route_charge| route_charge.charge(inner)).collect();
+        route_charges.iter().map(|route_charge| route_charges.charge(inner, route_charge)).collect();
     let answer = match inner.gate.engine.charge(&mut to_charge(inner, route_charges, &charges)) {
         Step::Done(answer) => answer,
         Step::Waits(waiting) => waiting.await,
@@ -208,7 +235,7 @@ fn undecided(inner: &Inner, protocol: Protocol, error: &Error) -> Admission {
     Admission::undecided(inner, protocol)
 }
 
-/// What an answer means for the request.
+/// What an answer of the engine means for the request.
 enum Conclusion {
     Admission(Admission),
     /// It is refused though it was charged: that is to be given back.
@@ -226,7 +253,8 @@ fn conclude(
         route_charges.iter().map(|route_charge| route_charge.limit(inner).limit.entry.newest()).collect();
     let mut reported: ReportedLimits<'_> = SmallVec::new();
     for ((route_charge, entry), outcome) in route_charges.iter().zip(&entries).zip(decision.outcomes()) {
-        let limit = route_charge.key.as_ref().and_then(|key| entry.key_limit(key).limit());
+        let key = route_charges.key(route_charge).map(Key::from_canonical);
+        let limit = key.and_then(|key| entry.key_limit(&key).limit());
         let report = route_charge.limit(inner).reported(route_charge.cost, *outcome.numbers());
         reported.push(ReportedLimit { limit, shadow: outcome.is_shadow(), ..report });
     }
@@ -254,8 +282,8 @@ fn conclude(
     Conclusion::Admission(Admission::Pass { delay, rate_limit_headers, after })
 }
 
-/// Makes a refusal of what a leaky bucket would hold back for longer than `most`, and says whether it is one. A refused
-/// caller gets the time at which the wait is short enough, not the time at which there is room.
+/// Turns an admission with a delay longer than `most` into a refusal; true if it did. The refusal's retry time is when the delay
+/// is short enough, not when there is room.
 fn refuse_long_wait(reported: &mut ReportedLimit<'_>, most: Micros) -> bool {
     if reported.shadow || !matches!(reported.limit, Some(Limit::LeakyBucket(_))) {
         return false;
@@ -284,7 +312,7 @@ fn refuse(inner: &Inner, protocol: Protocol, reported: &[ReportedLimit<'_>], rea
     Admission::stop(refusal.answer(inner.responder.as_ref(), rate_limit_headers(inner, reported)))
 }
 
-/// The fields that tell how the caller stands.
+/// The rate-limit headers of a response.
 fn rate_limit_headers(inner: &Inner, reported: &[ReportedLimit<'_>]) -> RateLimitHeaders {
     RateLimitHeaders::new(&inner.settings.format, reported, now(inner))
 }
@@ -297,13 +325,13 @@ fn now(inner: &Inner) -> Micros {
     }
 }
 
-/// Settles a charge; what cannot be settled stays charged as it was reserved, and is warned of.
+/// Settles a charge. If that fails, the reserved amount stays charged, with a warning.
 pub(super) async fn settle(inner: &Inner, id: ChargeId, settlement: &Settlement) {
     let settled = inner.gate.engine.settle(id, settlement).await;
     settled_or_warn(inner, settled.err());
 }
 
-/// The same where the counters are in this process. Nobody asks for the reservation again, so it is forgotten.
+/// The same on local counters. The reservation is not needed again, so it is forgotten.
 pub(super) fn settle_local(inner: &Inner, id: ChargeId, settlement: &Settlement) {
     let settled = inner.gate.engine.settle_local(id, settlement);
     settled_or_warn(inner, settled.and_then(Result::err));

@@ -1,4 +1,6 @@
-//! The charges of a request, found by its route limits before anything is charged.
+//! Finds the charges of a request by its route limits, before anything is charged.
+
+use std::ops::Deref;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -10,44 +12,79 @@ use super::layer::Inner;
 use super::refusal::{self, Protocol, Refusal};
 use crate::charge::Charge;
 use crate::error::Error;
-use crate::key::{Key, KeyRef};
+use crate::key::{KeyRef, KeyRoom, RoomKey};
 use crate::problem::Reason;
 use crate::route::{NoKey, RequestHead, RequestLimit};
 
-/// What a request is charged under one limit. Without a key it is denied.
+/// The charge of a request under one limit. Without a key it is denied.
 pub(super) struct RouteCharge<'k> {
     which: Which,
-    pub(super) key: Option<Key<'k>>,
+    key: Option<RoomKey<'k>>,
     pub(super) cost: Cost,
 }
 
-pub(super) type RouteCharges<'k> = SmallVec<[RouteCharge<'k>; 4]>;
+/// The charges of a request under all its limits.
+pub(super) struct RouteCharges<'k> {
+    charges: SmallVec<[RouteCharge<'k>; 4]>,
+    room: KeyRoom,
+}
 
 impl RouteCharge<'_> {
     /// The limit that applies.
+    #[inline]
     pub(super) fn limit<'a>(&'a self, inner: &'a Inner) -> &'a AppliedLimit {
         inner.limits.get(&self.which)
     }
 
-    /// As the engine charges it: without a key, it is denied as a malformed one is.
-    pub(super) fn charge<'a>(&'a self, inner: &'a Inner) -> Charge<'a> {
-        let key = self.key.as_ref().map_or_else(KeyRef::not_found, KeyRef::from);
-        Charge::new(&self.limit(inner).limit, key).cost(self.cost.get())
-    }
-
-    /// The same, for a store that is waited for.
-    pub(super) fn into_owned(self) -> RouteCharge<'static> {
-        RouteCharge { which: self.which, key: self.key.map(Key::into_owned), cost: self.cost }
-    }
-
-    /// Which limit that is, for who needs it later.
+    /// Which limit this is, for later steps.
     pub(super) fn which(&self) -> Which {
         self.which.clone()
     }
 }
 
+impl<'k> RouteCharges<'k> {
+    #[inline]
+    pub(super) fn new() -> RouteCharges<'k> {
+        RouteCharges { charges: SmallVec::new(), room: KeyRoom::new() }
+    }
+
+    /// The canonical text of the key of one of them.
+    #[inline]
+    pub(super) fn key<'a>(&'a self, route_charge: &'a RouteCharge<'_>) -> Option<&'a str> {
+        route_charge.key.as_ref().map(|key| self.room.text(key))
+    }
+
+    /// As the engine charges one of them: without a key, it is denied as a malformed one is.
+    pub(super) fn charge<'a>(&'a self, inner: &'a Inner, route_charge: &'a RouteCharge<'_>) -> Charge<'a> {
+        let key = self.key(route_charge).map_or_else(KeyRef::not_found, KeyRef::canonical);
+        Charge::new(&route_charge.limit(inner).limit, key).cost(route_charge.cost.get())
+    }
+
+    /// The same, for a store that is waited for.
+    pub(super) fn into_owned(self) -> RouteCharges<'static> {
+        let RouteCharges { charges, mut room } = self;
+        let mut owned = |RouteCharge { which, key, cost }: RouteCharge<'_>| RouteCharge {
+            which,
+            key: key.map(|key| room.keep(key)),
+            cost,
+        };
+        let charges = charges.into_iter().map(&mut owned).collect();
+        RouteCharges { charges, room }
+    }
+}
+
+impl<'k> Deref for RouteCharges<'k> {
+    type Target = [RouteCharge<'k>];
+
+    #[inline]
+    fn deref(&self) -> &[RouteCharge<'k>] {
+        &self.charges
+    }
+}
+
 /// Adds the charges of a request to `route_charges`; none, if no limit applies to it. They are filled in place: moving them costs more
 /// than filling them. An error is the response to a request that cannot be charged.
+#[inline]
 pub(super) fn find<'a, B>(
     inner: &'a Inner,
     request: &'a Request<B>,
@@ -60,14 +97,15 @@ pub(super) fn find<'a, B>(
     find_charges(inner, &head, route_charges).map_err(|stop| stop.response(inner, request))
 }
 
+#[inline]
 fn find_charges<'a>(
     inner: &'a Inner,
     head: &RequestHead<'a>,
     route_charges: &mut RouteCharges<'a>,
 ) -> Result<(), Stop> {
     for (index, route, cost) in inner.routes.matching(head) {
-        // The key is found first: a request without one that needs none is not charged, whatever its limit is.
-        let Some(key) = route.find_key(head) else { continue };
+        // Finds the key first: a request that may go without a key, and has none, is not charged, whatever its limit is.
+        let Some(key) = route.find_key(head, &mut route_charges.room) else { continue };
         let chosen = match route.is_chosen() {
             true => Some(route.find_limit(head).ok_or(Stop::NoLimit)?),
             false => None,
@@ -75,7 +113,7 @@ fn find_charges<'a>(
         let which = inner.limits.find(inner, index, chosen.as_ref()).map_err(Stop::Unknown)?;
         let name = || chosen.as_ref().map_or(route.name(), RequestLimit::name);
         let key = key.map_err(|no_key| warn(inner, name(), &no_key)).ok();
-        route_charges.push(RouteCharge { which, key, cost });
+        route_charges.charges.push(RouteCharge { which, key, cost });
     }
     Ok(())
 }
@@ -94,7 +132,7 @@ impl Stop {
         let protocol = Protocol::of(request);
         let refusal = match self {
             Stop::NoLimit => {
-                if let Some(count) = inner.unpaid.count() {
+                if let Some(count) = inner.uncharged.count() {
                     tracing::warn!(count, "denied a request for which no limit was chosen");
                 }
                 Refusal::new(protocol, &[], Reason::NoKey)
@@ -113,7 +151,7 @@ impl Stop {
 /// Logs, at most once a second, that a request was denied because it has no key.
 #[cold]
 fn warn(inner: &Inner, limiter: &str, no_key: &NoKey) {
-    if let Some(count) = inner.unpaid.count() {
+    if let Some(count) = inner.uncharged.count() {
         tracing::warn!(limiter, count, "denied a request without a key: {no_key}");
     }
 }

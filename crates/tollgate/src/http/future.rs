@@ -1,4 +1,4 @@
-//! The walk of one request through the layer: asked about, perhaps held back, answered inside, settled.
+//! The response future of the layer: decides, may delay, calls the inner service, settles.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -32,17 +32,17 @@ pin_project! {
 
 pin_project! {
     #[project = Now]
-    // Nearly every request is only ever inside; what the others need is boxed, so that this is not larger for all.
+    // Nearly every request only visits `Inside`; the parts for other states are boxed to keep this small.
     enum State<S, B, F, R> {
-        /// The store is asked.
-        Asking { asked: Deciding, waiting: Option<Box<Waiting<S, B>>> },
+        /// The store decides.
+        AwaitingStore { decision: Deciding, waiting: Option<Box<Waiting<S, B>>> },
         /// A leaky bucket holds it back.
         Delayed { sleep: Pin<Box<tokio::time::Sleep>>, waiting: Option<Box<Waiting<S, B>>>, on: Option<OnAnswer> },
-        /// The service inside has it.
+        /// The inner service has the request.
         Inside { #[pin] answer: F, on: Option<OnAnswer> },
-        /// It is answered, and what it cost is corrected.
+        /// The response is there, and the charge is being settled.
         Settling { settling: Settling, answer: Option<Box<R>>, rate_limit_headers: Option<RateLimitHeaders> },
-        /// It never came inside.
+        /// The request did not reach the inner service.
         Stopped { answer: Option<Box<Response<Bytes>>> },
     }
 }
@@ -53,16 +53,17 @@ struct Waiting<S, B> {
     request: Request<B>,
 }
 
-/// What is done once the answer is there.
+/// What is done with the response.
 pub(super) struct OnAnswer {
     rate_limit_headers: RateLimitHeaders,
     after: Option<Box<After>>,
-    /// What the service inside was handed of it, if it holds a lease.
+    /// The handle that the inner service got, if the request holds a lease.
     lease: Option<Lease>,
 }
 
 impl OnAnswer {
-    /// Of a request that is let through. One that holds a lease has that in its extensions.
+    /// For a request that passes. If it holds a lease, its extensions get a handle on it.
+    #[inline]
     pub(super) fn of<B>(
         request: &mut Request<B>,
         rate_limit_headers: RateLimitHeaders,
@@ -84,8 +85,11 @@ where
         LimitFuture { state }
     }
 
-    pub(super) fn asking(asked: Deciding, service: S, request: Request<B>) -> Self {
-        LimitFuture::new(State::Asking { asked, waiting: Some(Box::new(Waiting { service, request })) })
+    pub(super) fn awaiting_store(decision: Deciding, service: S, request: Request<B>) -> Self {
+        LimitFuture::new(State::AwaitingStore {
+            decision,
+            waiting: Some(Box::new(Waiting { service, request })),
+        })
     }
 
     pub(super) fn delayed(delay: Micros, service: S, request: Request<B>, on: OnAnswer) -> Self {
@@ -122,7 +126,7 @@ where
     }
 }
 
-/// Who has answered.
+/// Who answered the request.
 pub(super) enum Answered<R> {
     /// The service inside; something may be left to do when its body ends.
     Inside(Response<R>, Option<Box<After>>),
@@ -134,7 +138,7 @@ impl<S, B, R> LimitFuture<S, B>
 where
     S: Service<Request<B>, Response = Response<R>>,
 {
-    /// The answer, before its body is put into one of ours.
+    /// The response, before its body is wrapped.
     #[inline]
     pub(super) fn poll_answer(
         self: Pin<&mut Self>,
@@ -143,8 +147,8 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                Now::Asking { asked, waiting } => {
-                    let admission = ready!(asked.as_mut().poll(context));
+                Now::AwaitingStore { decision, waiting } => {
+                    let admission = ready!(decision.as_mut().poll(context));
                     match (admission, waiting.take()) {
                         (Admission::Stop(answer), _) => State::Stopped { answer: Some(answer) },
                         (Admission::Pass { delay, rate_limit_headers, after }, Some(mut waiting)) => {
@@ -190,7 +194,7 @@ where
                             return Poll::Ready(Ok(passed(answer, rate_limit_headers, after)));
                         }
                     };
-                    // Seen through even if the caller goes away meanwhile.
+                    // Completed even if the client disconnects meanwhile.
                     let settling = tokio::spawn(settling);
                     State::Settling {
                         settling: Box::pin(async move { settling.await.unwrap_or_default() }),
@@ -220,7 +224,8 @@ where
 /// The one mistake that a future cannot answer.
 const POLLED_AGAIN: &str = "a future is not polled again after it was ready";
 
-/// The answer of the service inside, with the fields that tell the caller how it stands.
+/// The response of the inner service, with the rate-limit headers.
+#[inline(always)]
 fn passed<R>(
     mut answer: Response<R>,
     rate_limit_headers: RateLimitHeaders,

@@ -1,4 +1,4 @@
-//! The layer: which limits stand before a service, and how it answers.
+//! The layer: which limits apply to a service, and how refusals look.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,6 +12,7 @@ use tollgate_kernel::Micros;
 use tower_layer::Layer;
 
 use super::applied::{AppliedLimits, Settings};
+use super::header_template::TemplateSets;
 use super::refusal::{Refusal, Responder};
 use super::service::LimitService;
 use crate::error::Error;
@@ -51,19 +52,20 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(300);
 /// # Ok::<(), tollgate::Error>(())
 /// ```
 ///
-/// Every route limit whose route matches is charged, all of them together or none. A request over a limit is answered with 429
-/// and never reaches the service; with 503 where it is refused only because the store failed and the limit's fallback is
-/// `closed`. Every other response has the rate-limit headers. Cheap to clone; clones share everything.
+/// All route limits that match a request are charged as one: all or none. A request over a limit gets 429 and never reaches the
+/// service; it gets 503 if it is refused only because the store failed and the limit's fallback is `closed`. Every other response
+/// has the rate-limit headers. Cheap to clone; clones share everything.
 #[derive(Clone)]
 pub struct LimitLayer {
     inner: Arc<Inner>,
 }
 
-/// What all services under one layer share.
+/// The state that all services of one layer share.
 pub(super) struct Inner {
     pub(super) gate: Tollgate,
     pub(super) routes: Routes,
     pub(super) limits: AppliedLimits,
+    pub(super) template_sets: TemplateSets,
     /// Whether any of the next three has something in it.
     skips_some: bool,
     skips: Vec<Matcher>,
@@ -72,8 +74,8 @@ pub(super) struct Inner {
     pub(super) settings: Settings,
     pub(super) settle_within: Micros,
     pub(super) responder: Option<Responder>,
-    /// What is logged at most once a second.
-    pub(super) unpaid: Quiet,
+    /// Events that are logged at most once a second.
+    pub(super) uncharged: Quiet,
     pub(super) undecided: Quiet,
     pub(super) unsettled: Quiet,
 }
@@ -197,8 +199,8 @@ pub struct LimitLayerBuilder {
 }
 
 impl LimitLayerBuilder {
-    /// Adds a route limit. All that match a request are charged together; a limit that is named twice is charged twice. Where
-    /// one of the two is settled by the response, both are charged what the dearer of them costs.
+    /// Adds a route limit. All that match a request are charged as one; a limit that is named twice is charged twice. If the
+    /// response settles one of the two, both are charged the higher of their costs.
     pub fn limit(mut self, limit: RouteLimit) -> Self {
         self.limits.push(limit);
         self
@@ -224,7 +226,7 @@ impl LimitLayerBuilder {
         self
     }
 
-    /// Lets requests pass uncharged whose client's address is in one of these networks.
+    /// Requests from these networks pass uncharged.
     pub fn skip_from(mut self, networks: impl IntoIterator<Item = IpNet>) -> Self {
         self.skip_networks.extend(networks.into_iter().map(canonical_network));
         self
@@ -263,7 +265,7 @@ impl LimitLayerBuilder {
         LimitLayerBuilder { reader, ..self }
     }
 
-    /// Which rate-limit headers responses have; by default `X-RateLimit-*` and those of the IETF's draft 10.
+    /// Which rate-limit headers responses have; by default `X-RateLimit-*` and those of the IETF draft 10.
     pub fn headers(mut self, format: Format) -> Self {
         self.format = format;
         self
@@ -283,8 +285,7 @@ impl LimitLayerBuilder {
         self
     }
 
-    /// Writes refusals in the service's own way. Status, header fields and body of the response are its own; the rate-limit
-    /// headers are added.
+    /// Replaces the response of refusals. Status, headers and body are the service's own; the rate-limit headers are added.
     ///
     /// ```
     /// # use tollgate::http::LimitLayer;
@@ -327,6 +328,7 @@ impl LimitLayerBuilder {
                 gate: self.gate,
                 routes: routes.reading_paths(skips.iter().any(Matcher::needs_path)),
                 limits,
+                template_sets: TemplateSets::default(),
                 skips_some: !skips.is_empty() || !self.skip_networks.is_empty() || !self.skip_when.is_empty(),
                 skips,
                 skip_networks: self.skip_networks,
@@ -334,7 +336,7 @@ impl LimitLayerBuilder {
                 settings,
                 settle_within: Micros::from(self.settle_within),
                 responder: self.responder,
-                unpaid: Quiet::default(),
+                uncharged: Quiet::default(),
                 undecided: Quiet::default(),
                 unsettled: Quiet::default(),
             }),

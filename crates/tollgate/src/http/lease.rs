@@ -1,8 +1,8 @@
-//! The lease of a request whose connection becomes another protocol (101 Switching Protocols).
+//! The lease of a request whose connection is upgraded to another protocol (101 Switching Protocols).
 //!
-//! The answer to such a request ends with its head, while the connection goes on for as long as the two sides like. The layer does
-//! not see when that is over, but the handler does: it finds a [`Lease`] among the request's extensions and keeps it for as long
-//! as it serves the connection.
+//! The response to such a request ends with its head, while the connection goes on. The layer cannot see when the connection
+//! ends, but the handler can: it finds a [`Lease`] in the request's extensions and keeps it for as long as it serves the
+//! connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 
 use super::after::After;
 
-/// The lease of a request under a concurrency limit, found among its extensions. Only requests that hold a lease have one.
+/// The lease of a request under a concurrency limit, found in its extensions. Only requests that hold a lease have one.
 ///
-/// Where the answer is 101 Switching Protocols (a WebSocket), the lease is held until the last clone of this is dropped, and
-/// renewed meanwhile. If no clone is kept, it ends with the answer. For any other answer the lease ends with the body, and this
-/// changes nothing.
+/// If the response is 101 Switching Protocols (a WebSocket), the lease is held and renewed until the last clone of this is
+/// dropped. If no clone is kept, it ends with the response. For any other response the lease ends with the body, and this changes
+/// nothing.
 ///
 /// ```
 /// # #[cfg(feature = "axum")] {
@@ -42,7 +42,7 @@ impl Lease {
         Lease(Arc::default())
     }
 
-    /// Leaves what is still to be done for the request to the last who keeps this.
+    /// Hands the work that is left for the request to the last clone.
     pub(super) fn hold(self, after: Box<After>) {
         *self.0.lock() = Some(after);
     }

@@ -1,11 +1,11 @@
-//! The answer to a request that may not pass.
+//! The response to a request that is refused.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Method, Request, Response, StatusCode, Version};
-use tollgate_kernel::Micros;
 
 use super::rate_limit_headers::RateLimitHeaders;
 use crate::grpc;
@@ -13,7 +13,7 @@ use crate::headers::ReportedLimit;
 use crate::problem::{self, Reason};
 use crate::route::BadPath;
 
-/// Writes refusals in a service's own way.
+/// A service's own rendering of refusals.
 pub(super) type Responder = Arc<dyn Fn(&Refusal<'_>) -> Response<Bytes> + Send + Sync>;
 
 /// In which protocol a caller wants to be answered.
@@ -24,7 +24,7 @@ pub(super) enum Protocol {
 }
 
 impl Protocol {
-    /// Only a real gRPC call is answered as one: its refusal is a 200 to clients that know nothing of gRPC.
+    /// Only a real gRPC call gets a gRPC status: other clients would see a 200.
     pub(super) fn of<B>(request: &Request<B>) -> Protocol {
         let is_grpc = |value: &HeaderValue| {
             let rest = value.as_bytes().strip_prefix(b"application/grpc");
@@ -50,7 +50,7 @@ impl<'a> Refusal<'a> {
         Refusal { protocol, limits, reason }
     }
 
-    /// Of a request about which nobody could decide.
+    /// For a request that could not be decided.
     pub(super) fn undecided(protocol: Protocol) -> Refusal<'static> {
         Refusal { protocol, limits: &[], reason: Reason::ReducedCapacity }
     }
@@ -65,9 +65,9 @@ impl<'a> Refusal<'a> {
         self.limits
     }
 
-    /// How long to wait before the same request may pass; `None` if it never can, as it stands.
-    pub fn retry_after(&self) -> Option<Micros> {
-        problem::longest_wait(self.limits.iter().copied())
+    /// How long to wait before the same request may pass; `None` if it never can.
+    pub fn retry_after(&self) -> Option<Duration> {
+        problem::longest_wait(self.limits.iter().copied()).map(Duration::from)
     }
 
     /// Whether the caller speaks gRPC.
@@ -75,7 +75,7 @@ impl<'a> Refusal<'a> {
         self.protocol == Protocol::Grpc
     }
 
-    /// The answer that is given unless a service writes its own: problem+json, or the status of a gRPC call.
+    /// The default response: problem+json, or the status of a gRPC call.
     pub fn plain(&self) -> Response<Bytes> {
         match self.protocol {
             Protocol::Http => {
@@ -108,7 +108,7 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    /// The answer, with the fields that tell the caller how it stands.
+    /// The response, with the rate-limit headers.
     pub(super) fn answer(
         &self,
         responder: Option<&Responder>,
@@ -116,7 +116,7 @@ impl<'a> Refusal<'a> {
     ) -> Response<Bytes> {
         let mut answer = responder.map_or_else(|| self.plain(), |write| write(self));
         if self.limits.is_empty() && self.reason == Reason::ReducedCapacity {
-            // Nobody could say how long; whatever it was may have passed by then.
+            // The time is not known; one second is a guess.
             answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         rate_limit_headers.write(answer.headers_mut());
@@ -124,7 +124,7 @@ impl<'a> Refusal<'a> {
     }
 }
 
-/// The answer to a request whose path has no one spelling.
+/// The response to a request whose path cannot be normalised.
 pub(super) fn bad_path(error: &BadPath) -> Response<Bytes> {
     let body = format!(
         "{{\"type\":\"about:blank\",\"title\":\"Bad Request\",\"status\":400,\"detail\":\"{error}\"}}"

@@ -1,4 +1,4 @@
-//! The service: charges a request before the one inside sees it.
+//! The service: charges a request before the inner service sees it.
 
 use std::mem;
 use std::sync::Arc;
@@ -49,29 +49,31 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> LimitFuture<S, B> {
-        let asked = {
+        let progress = {
             let mut route_charges = RouteCharges::new();
             if let Err(response) = charges::find(&self.inner, &request, &mut route_charges) {
                 return LimitFuture::stopped(response);
             }
             if route_charges.is_empty() {
-                Asked::Done(Admission::free())
+                Progress::Done(Admission::free())
             } else if self.inner.gate.engine.is_local() {
-                Asked::Done(charge::decide_local(&self.inner, &route_charges, &request))
+                Progress::Done(charge::decide_local(&self.inner, &route_charges, &request))
             } else {
                 let protocol = Protocol::of(&request);
-                Asked::Remote(charge::decide_remote(self.inner.clone(), route_charges, protocol))
+                Progress::Remote(charge::decide_remote(self.inner.clone(), route_charges, protocol))
             }
         };
-        match asked {
-            Asked::Done(admission) => self.go(admission, request),
-            Asked::Remote(deciding) => LimitFuture::asking(deciding, self.ready_service(), request),
+        match progress {
+            Progress::Done(admission) => self.go(admission, request),
+            Progress::Remote(deciding) => {
+                LimitFuture::awaiting_store(deciding, self.ready_service(), request)
+            }
         }
     }
 }
 
-/// Whether a request may pass: known, or asked of a remote store.
-enum Asked {
+/// Whether a request may pass: known already, or pending in a remote store.
+enum Progress {
     Done(Admission),
     Remote(Deciding),
 }
@@ -83,6 +85,7 @@ impl<S: Clone> LimitService<S> {
         mem::replace(&mut self.service, clone)
     }
 
+    #[inline]
     fn go<B, R>(&mut self, admission: Admission, mut request: Request<B>) -> LimitFuture<S, B>
     where
         S: Service<Request<B>, Response = Response<R>>,

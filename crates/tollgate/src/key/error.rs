@@ -1,6 +1,6 @@
-//! What is wrong with a key, and the text that was probably meant.
+//! What is wrong with a key, and a suggestion for the text that was probably meant.
 //!
-//! A message never holds the key, because it may be logged; the suggestion does, and is shown only to the caller.
+//! A message never contains the key, because it may be logged. The suggestion does, and is shown only to the caller.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -107,7 +107,7 @@ impl fmt::Display for Part {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     NoText,
-    /// A face found no key, and has said so itself. Only the HTTP layer does.
+    /// An API found no key and reported that itself. Only the HTTP layer does.
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "only the HTTP layer looks for keys"))]
     NotFound,
     LongText {

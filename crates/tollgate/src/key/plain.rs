@@ -1,18 +1,18 @@
-//! Is this text plain, and canonical as it stands?
+//! Whether a text is plain, and so already canonical.
 //!
-//! The answer for nearly every key there is, in one look at its bytes, eight at a time in ordinary registers: no allocation,
-//! no branch per byte, no `unsafe`. It never refuses a text and never takes a malformed one; what is not plain goes to the
-//! slow road in `key.rs`, which knows the rules.
+//! Answers this for nearly every key in one pass over its bytes, eight at a time in ordinary registers: no allocation, no branch
+//! per byte, no `unsafe`. It never refuses a text and never accepts a malformed one. A text that is not plain takes the slow path
+//! in `key.rs`, which has all the rules.
 
 use super::MAX_PART;
 
-/// What the fast look at a text found.
+/// The result of the fast pass.
 pub(super) enum Plain {
-    /// Plain ASCII in one to three parts: canonical as it stands.
+    /// Plain ASCII in one to three parts: already canonical.
     Canonical,
     /// The same, but `default:` is to be left out.
     InDefault,
-    /// Anything else, sound or not.
+    /// Anything else, valid or not.
     No,
 }
 
@@ -51,7 +51,6 @@ impl Plain {
     }
 
     /// Whether this is plain, and one part: canonical after any prefix.
-    #[cfg(feature = "http")]
     #[inline]
     pub(super) fn is_one_part(bytes: &[u8]) -> bool {
         if bytes.is_empty() || bytes.len() > MAX_PART {
@@ -62,7 +61,7 @@ impl Plain {
     }
 }
 
-/// What was seen of a text.
+/// What the pass has found so far.
 #[derive(Clone, Copy)]
 struct Seen {
     /// The top bit of a byte is set if any byte in its place is not plain.
@@ -80,8 +79,8 @@ impl Seen {
         }
     }
 
-    /// The common case, without a loop: seventeen to thirty-two bytes are two reads of sixteen that overlap. A byte may be
-    /// found odd twice, but a separator must be counted once: those that `start` has are shifted out of `end`.
+    /// The common case, without a loop: seventeen to thirty-two bytes are two overlapping reads of sixteen. A byte may be found
+    /// odd twice, but a separator must be counted once, so the separators of `start` are shifted out of `end`.
     #[inline(always)]
     fn two_pairs(start: [u8; 16], end: [u8; 16], size: usize) -> Seen {
         let (start, end) = (u128::from_le_bytes(start), u128::from_le_bytes(end));

@@ -1,6 +1,6 @@
-//! A key as a caller gives it: text, a number, an address, or a [`Key`] that was parsed before.
+//! A key as a caller passes it: text, a number, an address, or a [`Key`] that was parsed before.
 //!
-//! Taking it never fails; it is parsed once, by the engine, and not at all where the key already has counters in this process.
+//! Building it never fails. The engine parses it once, and not at all if the key already has local counters.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -73,7 +73,14 @@ impl<'a> KeyRef<'a> {
         KeyRef(Given::NotFound)
     }
 
-    /// The text of the key, as it is given; of a number or an address, as it is canonical.
+    /// A text that is known to be canonical.
+    #[cfg(feature = "http")]
+    #[inline]
+    pub(crate) fn canonical(text: &'a str) -> KeyRef<'a> {
+        KeyRef(Given::Canonical(text))
+    }
+
+    /// The text of the key as it was passed; for a number or an address, the canonical text.
     #[inline]
     pub(crate) fn text<'t>(&'t self, room: &'t mut KeyText) -> &'t str {
         match &self.0 {
@@ -113,7 +120,7 @@ impl<'a> KeyRef<'a> {
                 }
                 Ok(())
             }
-            _ => Ok(()),
+            _ => Ok(()), // not covered: `text` and `parse` have only numbers and addresses written
         };
         std::str::from_utf8(&room.bytes[..room.length]).unwrap_or_default()
     }
@@ -134,7 +141,7 @@ impl<'a> KeyRef<'a> {
         }
     }
 
-    /// The same for a key that is kept.
+    /// The same for a stored key.
     pub(crate) fn parse_ref(&'a self) -> Result<Key<'a>, KeyError> {
         match &self.0 {
             Given::Owned(text) => Key::parse(text),
@@ -234,6 +241,10 @@ mod tests {
         let address = |text: &str| text.parse::<IpAddr>().unwrap();
         for (key, expected) in [
             (KeyRef::from("user:42"), "user:42"),
+            (KeyRef::from(&"user:42"), "user:42"),
+            (KeyRef::from(&"user:42".to_owned()), "user:42"),
+            (KeyRef::from(&std::borrow::Cow::Borrowed("user:42")), "user:42"),
+            (KeyRef::from(Key::parse("user:42").unwrap()), "user:42"),
             (KeyRef::from("user:42".to_owned()), "user:42"),
             (KeyRef::from(7_u8), "7"),
             (KeyRef::from(u64::MAX), "18446744073709551615"),

@@ -1,14 +1,14 @@
-//! The text of a key, without an allocation for nearly all.
+//! The text of a key, without an allocation in nearly all cases.
 
 use std::borrow::Cow;
 use std::ops::Deref;
 
 use arrayvec::ArrayString;
 
-/// The longest text that is kept in place. With it a key has 56 bytes.
+/// The longest text that is stored inline. It makes a key 56 bytes.
 const SHORT: usize = 44;
 
-/// The canonical text of a key: as it came, short and kept in place, or on the heap. Each of these may hold the same text.
+/// The canonical text of a key: borrowed, short and inline, or on the heap. The same text can have any of these forms.
 #[derive(Clone)]
 pub(super) enum Text<'a> {
     Borrowed(&'a str),
@@ -17,7 +17,7 @@ pub(super) enum Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// A text that is put together of two.
+    /// A text that is joined from two.
     #[inline]
     pub(super) fn joined(start: &str, end: &str) -> Text<'a> {
         let mut short = ArrayString::new();
@@ -91,9 +91,9 @@ mod tests {
                 assert_eq!(matches!(joined, Text::Short(_)), length <= SHORT, "{length}");
                 assert_eq!((&*joined, joined.clone().into_string()), (&*text, text.clone()));
             }
-            for kept in [Text::from(&*text), Text::from(text.clone()), Text::joined(&text, "")] {
-                assert_eq!(&*kept.clone().into_static(), text);
-                assert_eq!(kept.into_string(), text);
+            for copy in [Text::from(&*text), Text::from(text.clone()), Text::joined(&text, "")] {
+                assert_eq!(&*copy.clone().into_static(), text);
+                assert_eq!(copy.into_string(), text);
             }
         }
     }

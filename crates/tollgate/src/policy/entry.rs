@@ -1,8 +1,8 @@
-//! A limit on its store: the rule, where its counters and those of its overrides are, and how charges reach them.
+//! A limit on its store: the rule, its counters and those of its overrides, and how charges reach them.
 //!
-//! Entries are made by the engine when it is built or reloaded. An entry that a reload replaces knows its successor, so that a
-//! handle on it finds the limit as it is now without a lock. A [`Resolved`] is one charge whose limit was found and whose key was
-//! parsed. Nothing here counts or decides.
+//! The engine makes entries when it is built or reloaded. An entry that a reload replaces points to its successor, so that a
+//! handle finds the current limit without a lock. A [`Resolved`] is one charge whose limit was found and whose key was parsed.
+//! Nothing here counts or decides.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -31,14 +31,14 @@ pub(crate) struct Entry {
     overrides: HashMap<String, Arc<KeyLimit>>,
     pub(crate) meter: Meter,
     pub(crate) path: Path,
-    /// The entry that a reload put in the place of this one.
+    /// The entry that replaced this one in a reload.
     next: OnceLock<Arc<Entry>>,
 }
 
 /// How a plain charge of one limit reaches counters in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// It only asks the counters: no overrides, no shadow, nobody to report to.
+    /// A plain charge of the counters: no overrides, no shadow, nothing to report.
     Fast,
     /// The same, and decisions are counted.
     FastCounted,
@@ -48,7 +48,7 @@ pub(crate) enum Path {
     Slow,
 }
 
-/// What a key meets under a limit.
+/// What applies to a key under a limit.
 pub(crate) enum KeyLimit {
     /// Counters: in this process, or in a remote store.
     Counted {
@@ -60,17 +60,17 @@ pub(crate) enum KeyLimit {
     Blocked,
 }
 
-/// What this process knows of a limit that a remote store counts.
+/// What this process knows of a limit in a remote store.
 pub(crate) struct RemoteLimit {
-    /// Tells limits apart in fingerprints.
+    /// Identifies the limit in fingerprints.
     pub(crate) number: usize,
     pub(crate) fallback: Fallback,
-    /// What this process holds itself to while the store is down, and its counters once they are needed.
+    /// The share of this process while the store is down, and its counters once they are needed.
     pub(crate) share: StoredLimit,
     pub(crate) local: OnceLock<MemoryLimit>,
 }
 
-/// How limits fare on a store that may fail, where they do not say themselves.
+/// The default behaviour of limits on a store that may fail.
 #[derive(Clone, Copy)]
 pub(crate) struct FallbackDefaults {
     pub(crate) fallback: Fallback,
@@ -103,23 +103,25 @@ impl Entry {
             })
             .collect::<Result<HashMap<String, Arc<KeyLimit>>, Error>>()?;
         let strategies: Vec<Option<Strategy>> = std::iter::once(&base)
-            .chain(overrides.values().map(|place| &**place))
+            .chain(overrides.values().map(|key_limit| &**key_limit))
             .map(KeyLimit::strategy)
             .collect();
         let meter = meter(name, &strategies);
         Ok(Entry { name, engine, rule, base, overrides, meter, path: Path::Slow, next: OnceLock::new() })
     }
 
-    /// Tells the numbers of its limits again, for a policy that takes it over unchanged.
+    /// Registers the numbers of its limits again, for a policy that takes it over unchanged.
     pub(crate) fn renumber(&self, number: &mut dyn FnMut(&StoredLimit) -> usize) {
-        for place in std::iter::once(&self.base).chain(self.overrides.values().map(|place| &**place)) {
-            if let KeyLimit::Counted { stored, remote: Some(_), .. } = place {
+        for key_limit in
+            std::iter::once(&self.base).chain(self.overrides.values().map(|key_limit| &**key_limit))
+        {
+            if let KeyLimit::Counted { stored, remote: Some(_), .. } = key_limit {
                 number(stored);
             }
         }
     }
 
-    /// Whether all keys meet the same counters in this process, and what those say is how it is.
+    /// Whether all keys have the same local counters, and their outcome is the answer.
     pub(crate) fn is_plain(&self) -> bool {
         let is_counted = matches!(&self.base, KeyLimit::Counted { memory: Some(_), .. });
         is_counted && self.overrides.is_empty() && !self.rule.is_shadow() && !self.is_concurrency()
@@ -148,9 +150,9 @@ impl Entry {
         self.overrides.get(key.canonical())
     }
 
-    /// What a key meets here.
+    /// What applies to a key.
     pub(crate) fn key_limit(&self, key: &Key<'_>) -> &KeyLimit {
-        self.override_of(key).map_or(&self.base, |place| place)
+        self.override_of(key).map_or(&self.base, |key_limit| key_limit)
     }
 
     /// Whether no reload has replaced this entry.
@@ -160,7 +162,7 @@ impl Entry {
         self.next.get().is_none()
     }
 
-    /// The entry that stands in the place of this one now.
+    /// The current successor of this entry, or itself.
     #[inline]
     pub(crate) fn newest(self: &Arc<Entry>) -> &Arc<Entry> {
         let mut newest = self;
@@ -170,15 +172,15 @@ impl Entry {
         newest
     }
 
-    /// A reload puts another in the place of this one.
+    /// A reload replaces this entry.
     pub(crate) fn replace_with(&self, next: Arc<Entry>) {
         // Only reloads do so, one at a time, and each entry is replaced once.
         let _ = self.next.set(next);
     }
 }
 
-/// A limit may have been changed very often while somebody held on to the first: its successors are dropped one by one, and not
-/// each within the drop of the one before.
+/// A limit may have changed very often while a handle kept the first entry. Its successors are dropped in a loop, because nested
+/// drops could overflow the stack.
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut next = self.next.take();
@@ -218,7 +220,7 @@ impl KeyLimit {
         self.limit().map(Limit::strategy)
     }
 
-    /// How long a lease lasts here, if it is one.
+    /// The length of a lease, if this is a concurrency limit.
     pub(crate) fn lease(&self) -> Option<Micros> {
         match self.limit() {
             Some(Limit::Concurrency(leases)) => Some(leases.lease()),
@@ -226,7 +228,7 @@ impl KeyLimit {
         }
     }
 
-    /// Whether so much can never pass, however long one waits.
+    /// Whether this cost can never fit.
     pub(crate) fn is_hopeless_for(&self, cost: Cost) -> bool {
         match self {
             KeyLimit::Counted { stored, .. } => cost.get() > stored.limit.capacity(),
@@ -279,13 +281,13 @@ impl Deref for EntryRef<'_> {
     }
 }
 
-/// One charge, resolved: its limit, its key if that makes sense, and what it costs.
+/// One resolved charge: its limit, its key if that is valid, and its cost.
 pub(crate) struct Resolved<'e, 'k> {
     pub(crate) entry: EntryRef<'e>,
     /// `None` if the key is empty or malformed.
     pub(crate) key: Option<Key<'k>>,
-    /// The override that the key meets, if it has one.
-    override_place: Option<Arc<KeyLimit>>,
+    /// The override of the key, if it has one.
+    override_limit: Option<Arc<KeyLimit>>,
     pub(crate) cost: Cost,
 }
 
@@ -293,13 +295,13 @@ pub(crate) type ResolvedAll<'e, 'k> = SmallVec<[Resolved<'e, 'k>; 4]>;
 
 impl<'e, 'k> Resolved<'e, 'k> {
     pub(crate) fn new(entry: EntryRef<'e>, key: Option<Key<'k>>, cost: Cost) -> Resolved<'e, 'k> {
-        let override_place = key.as_ref().and_then(|key| entry.override_of(key)).cloned();
-        Resolved { entry, key, override_place, cost }
+        let override_limit = key.as_ref().and_then(|key| entry.override_of(key)).cloned();
+        Resolved { entry, key, override_limit, cost }
     }
 
-    /// What the key meets; nothing if it is malformed.
+    /// What applies to the key; `None` if it is malformed.
     pub(crate) fn key_limit(&self) -> Option<&KeyLimit> {
-        self.key.as_ref().map(|_| self.override_place.as_deref().unwrap_or(&self.entry.base))
+        self.key.as_ref().map(|_| self.override_limit.as_deref().unwrap_or(&self.entry.base))
     }
 
     /// The canonical text of its key, if that makes sense.
@@ -307,12 +309,12 @@ impl<'e, 'k> Resolved<'e, 'k> {
         self.key.as_ref().map(Key::canonical)
     }
 
-    /// Whether the limit is a shadow limit. A malformed key is nobody's: not even a shadow limit lets it pass.
+    /// Whether the limit is a shadow limit. A malformed key is denied even then.
     pub(crate) fn is_shadow(&self) -> bool {
         self.entry.rule.is_shadow() && self.key.is_some()
     }
 
-    /// The counters that it meets, if it meets any.
+    /// Its counters, if it has any.
     pub(crate) fn counted(&self) -> Option<(&str, &StoredLimit)> {
         match (self.canonical(), self.key_limit()) {
             (Some(key), Some(KeyLimit::Counted { stored, .. })) => Some((key, stored)),
@@ -320,7 +322,7 @@ impl<'e, 'k> Resolved<'e, 'k> {
         }
     }
 
-    /// The counters that it meets in a remote store.
+    /// Its counters in a remote store.
     pub(crate) fn remote(&self) -> Option<(&str, &StoredLimit, &RemoteLimit)> {
         match (self.canonical(), self.key_limit()) {
             (Some(key), Some(KeyLimit::Counted { stored, remote: Some(remote), .. })) => {
@@ -344,7 +346,7 @@ impl<'e, 'k> Resolved<'e, 'k> {
         self.key_limit().and_then(KeyLimit::lease)
     }
 
-    /// For the store in this process, if it meets counters.
+    /// The charge for the memory store, if it has counters.
     pub(crate) fn memory_charge(&self) -> Option<MemoryCharge<'_>> {
         match (self.canonical(), self.key_limit()) {
             (Some(key), Some(KeyLimit::Counted { memory: Some(limit), .. })) => {
@@ -354,7 +356,7 @@ impl<'e, 'k> Resolved<'e, 'k> {
         }
     }
 
-    /// For any store, if it meets counters.
+    /// The charge for any store, if it has counters.
     pub(crate) fn stored_charge(&self) -> Option<StoredCharge<'_>> {
         let (key, limit) = self.counted()?;
         Some(StoredCharge { limit, key, cost: self.cost, shadow: self.is_shadow() })

@@ -1,8 +1,8 @@
-//! Names of limits, each kept once for the life of the process.
+//! Names of limits, each stored once for the life of the process.
 //!
-//! Answers carry the name of their limit without a lifetime and without counting references, so a name is never given back. It
-//! costs at most 64 bytes, and metrics recorders keep it as a label anyway. How many there may be is bounded, so that a program
-//! that makes up names (a limit for each tenant) gets an error before it runs out of memory.
+//! Outcomes have the name of their limit without a lifetime and without a reference count, so a name is never freed. It takes at
+//! most 64 bytes, and metrics recorders keep it as a label anyway. Their number is bounded, so that a program that invents names
+//! (a limit for each tenant) gets an error before it runs out of memory.
 
 use std::collections::HashSet;
 

@@ -1,12 +1,11 @@
-//! "Did you mean …?": the known word nearest to one that nobody knows.
+//! "Did you mean …?": finds the known word nearest to an unknown one.
 //!
-//! Used where people type names by hand: fields of the configuration, its choices, names of limits. Cold code, small words.
+//! Used where people type names: fields of the configuration, their values, names of limits. Not performance critical.
 
 /// No name in Tollgate is longer, so a longer word is near to none.
 const LONGEST: usize = 64;
 
-/// The nearest of `known`, if it is near enough to be worth a guess: one slip in three letters, whatever the case, or the
-/// same beginning.
+/// The nearest of `known`, if it is near enough to suggest: one slip in three letters, ignoring case, or the same start.
 pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word: String = word.chars().take(LONGEST + 1).flat_map(char::to_lowercase).collect();
     let length = word.chars().count();

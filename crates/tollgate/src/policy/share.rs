@@ -1,15 +1,14 @@
-//! The share of a limit that one of several processes holds itself to while each counts locally.
+//! The share of a limit for one of several processes while each counts locally.
 
 use tollgate_kernel::{Align, Limit, LimitError, Micros, Rate};
 
-/// The limit that one of several instances holds itself to, so that all of them together stay within it: its capacity and its
-/// rate divided, rounded down, but at least one unit. Where a limit is below the number of instances, that makes as many
-/// units as there are instances.
+/// The limit of one of several instances, so that all of them stay within the whole limit: capacity and rate are divided and
+/// rounded down, but are at least one unit. If a limit is below the number of instances, the total is one unit per instance.
 pub(crate) fn share_of(limit: &Limit, instances: u64) -> Result<Limit, LimitError> {
     let share = |count: u64| (count / instances).max(1);
     let slower = |rate: Rate| match rate.count() % instances {
         0 => Rate::new(rate.count() / instances, rate.period()),
-        _ => Rate::new(rate.count(), Micros::new(rate.period().get().saturating_mul(instances)))
+        _ => Rate::new(rate.count(), Micros::new(rate.period_us().get().saturating_mul(instances)))
             .or_else(|_| Rate::new(rate.count() / instances, rate.period())),
     };
     match limit {
@@ -46,7 +45,7 @@ mod tests {
             (Limit::sliding_window(100, minute), 7, "14 in any 1m"),
             (Limit::sliding_window_counter(100, minute), 7, "about 14 in any 1m"),
             (Limit::concurrency(7, minute), 2, "3 at once, leases of 1m"),
-            // A period too long to multiply is kept, and the count rounded down.
+            // A period that is too long to multiply stays, and the count is rounded down.
             (Limit::token_bucket(rate("15/3000d"), 20), 2, "7/3000d, bursts of 10"),
         ] {
             assert_eq!(share_of(&limit.unwrap(), instances).unwrap().to_string(), share);

@@ -1,13 +1,14 @@
-//! What goes on behind the callers' backs: charges that nobody counts on are cancelled in the store, leases of dropped permits are
-//! released and those of held permits renewed.
+//! Background work in the store: cancels charges without a holder, releases leases of dropped permits, and renews leases of held
+//! permits.
 //!
-//! Inside a tokio runtime one task for each store does so. It is started when there is something to do and ends when nothing is
-//! left; if its runtime ends first, the next call starts another. A permit may be dropped outside any runtime: then the runtime
-//! that the engine was built in runs the task. Without any runtime, calls that the store answers do it before they return, a few
-//! at a time; leases that nobody releases end by themselves.
+//! Inside a tokio runtime one task per store does this. It starts when there is work and ends when there is none; if its runtime
+//! ends first, the next call starts another task. A permit may be dropped outside any runtime: then the task runs in the runtime
+//! that the engine was built in. Without any runtime, calls that the store answers do some of the work before they return, a few
+//! items at a time; leases that are not released expire. `remote/tasks.rs` decides what to do when.
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tollgate_kernel::Micros;
 use tollgate_store::{ChargeId, Settlement};
@@ -15,10 +16,11 @@ use tollgate_store::{ChargeId, Settlement};
 use super::tasks::{Answer, Next};
 use super::{Missed, Remote, Shared};
 use crate::lease::Lease;
+use crate::telemetry::{Operation, OperationOutcome};
 
 /// How much a call does at most, where there is no runtime.
 const AT_A_CALL: usize = 4;
-/// How many attempts of a flush may fail before it gives up; what is left is done in the background.
+/// How many attempts of a flush may fail before it gives up; the rest is done in the background.
 const FLUSH_FAILURES: usize = 8;
 
 /// The runtime that the engine was built in, if there was one.
@@ -63,7 +65,7 @@ impl Drop for Running {
 }
 
 impl Remote {
-    /// Starts the background task, if there is something to do and nobody does it.
+    /// Starts the background task, if there is work and no task runs.
     pub(super) fn start_tasks(&self) {
         if self.shared.tasks.count() == 0 || !self.shared.tasks.start() {
             return;
@@ -91,7 +93,7 @@ impl Remote {
         }
     }
 
-    /// The store answered a call: what is to be done there can go on.
+    /// The store answered a call, so it is reachable: continues the work.
     pub(super) async fn answered(&self) {
         if self.shared.tasks.count() > 0 {
             Box::pin(self.run_some()).await;
@@ -116,7 +118,7 @@ impl Remote {
         }
     }
 
-    /// Does one thing; false if the store could not be asked.
+    /// Does one item; false if the store could not be reached.
     async fn run(&self, next: Next) -> bool {
         let (id, settlement) = match next {
             Next::Cancel(id) => (id, Settlement::Cancel),
@@ -124,15 +126,17 @@ impl Remote {
             Next::Renew(id) => (id, Settlement::Renew),
             Next::WaitUntil(_) | Next::Nothing => return true,
         };
-        // A charge whose answer was lost is cancelled in the store alone: what the fallback holds by the same id counts.
+        // A charge whose answer was lost is cancelled only in the store: the fallback's charge with the same id stays valid.
+        let started = Instant::now();
         let settled = match settlement {
             Settlement::Cancel => self.settle_store(id, &settlement).await,
             _ => self.settle_anywhere(id, &settlement).await,
         };
+        let outcome = settled.as_ref().map_or(OperationOutcome::Failed, |settled| (*settled).into());
         let answer = match settled {
             Ok(settled) => Answer::Settled(settled),
             Err(Missed::Wrong(_)) => Answer::Refused,
-            Err(Missed::Failed { .. } | Missed::TurnedAway(_)) => Answer::Failed,
+            Err(Missed::Failed { .. } | Missed::NodeDown(_)) => Answer::Failed,
         };
         let follows = self.shared.tasks.answered(id, answer, self.shared.clock.now());
         for fingerprint in follows.keys {
@@ -140,6 +144,10 @@ impl Remote {
         }
         if follows.is_lost {
             self.lost_leases.report();
+        }
+        if follows.is_final {
+            let operation = Operation::of_settlement(&settlement, outcome, None, started.elapsed());
+            operation.report(&self.watch, &self.observers);
         }
         if settlement != Settlement::Renew {
             self.lines.nudge();
@@ -164,7 +172,7 @@ impl Remote {
         self.start_tasks();
     }
 
-    /// Waits until what is to be cancelled and released is, or the store could not be asked for a while.
+    /// Waits until all pending cancels and releases are done, or the store could not be reached for a while.
     pub(crate) async fn flush(&self) {
         let tasks = &self.shared.tasks;
         let mut failures = 0;

@@ -1,29 +1,29 @@
-//! Whether a node of the store is asked at all: so that an outage costs microseconds, and not a deadline for every call.
+//! Decides whether a node of the store is called, so that an outage costs microseconds and not a deadline for every call.
 //!
-//! A node is one server of the store: the only one, or a primary of a Redis Cluster. Each has a breaker of its own, so that one
-//! that is ill concerns nobody but the keys that it holds.
+//! A node is one server of the store: the only one, or a primary of a Redis Cluster. Each node has its own breaker, so a failing
+//! node affects only the keys that it holds.
 //!
-//! A node goes down by one kind of evidence only: a *ping* failed, a cheap round trip on a connection of its own
-//! ([`Store::ping`](tollgate_store::Store::ping)), which no caller can hold up or make fail. A call that failed is no evidence,
-//! because callers can make calls fail. If it may be the node's fault ([`Scope::Node`]) it is a reason to ping: one ping at a
-//! time, and one every 100 ms at most. If the ping is answered, the failure was that call's alone, and so is its fallback. If
-//! the ping is refused while calls are answered, those who are answered are right: no connection may be left for one more, and a
-//! server that says so ([`Failure::Overloaded`]) goes down only after a second in which it answered nobody.
+//! Only a failed *ping* takes a node down: a cheap round trip on a separate connection
+//! ([`Store::ping`](tollgate_store::Store::ping)), which no caller can delay or make fail. A failed call is not enough, because
+//! callers can make calls fail. A failure that may be the node's fault ([`Scope::Node`]) only triggers a ping: one at a time, at
+//! most one every 100 ms. If the ping succeeds, the failure concerns only that call, and only that call falls back. If the ping
+//! fails while calls succeed, the calls are right: the server may have no connection left for the ping. A server that reports
+//! this ([`Failure::Overloaded`]) goes down only after a second without any successful call.
 //!
-//! While a node is down, its calls are turned away at once. It is pinged after a quarter of a second, and again after twice as
-//! long with every further failure, up to five seconds, give or take a fifth so that processes do not come back in step. Two
-//! answers in a row, and it is up. No caller's own charge ever serves as a ping.
+//! While a node is down, its calls are turned away at once. The node is pinged after a quarter of a second; the interval doubles
+//! with every failure, up to five seconds, with a jitter of one fifth so that processes do not ping in step. After two successful
+//! pings in a row the node is up. A caller's charge never serves as a ping.
 //!
-//! Nothing sleeps and no thread runs here: time is read when a call comes, from the registry's clock, and `remote.rs` sends the
-//! pings. What a caller that is turned away gets is not known here: `fallback.rs`.
+//! No thread runs here and nothing sleeps: the time is read from the engine's clock when a call comes, and `remote/ping.rs` sends
+//! the pings. `fallback.rs` answers the calls that are turned away.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tollgate_kernel::Micros;
-use tollgate_store::{Clock, Failure, NodeId, Scope};
+use tollgate_store::{Clock, Failure, NodeId, Scope, SecretHash};
 
 use crate::health::{NodeReading, StoreChange, StoreState};
 
@@ -39,7 +39,7 @@ const ANSWERS_IN_A_ROW: u32 = 2;
 /// How long failures that are no outage are gathered before they are reported.
 const STRAYS_GATHERED: Micros = Micros::from_secs(60);
 
-/// The breakers of all nodes, each made when its node is first asked.
+/// The breakers of all nodes. Each is made when its node is first called.
 pub(crate) struct Breakers {
     clock: Clock,
     only: Breaker,
@@ -47,7 +47,7 @@ pub(crate) struct Breakers {
     /// How many nodes are down, and how often any went down.
     down: AtomicUsize,
     outages: AtomicU64,
-    /// When nodes that nobody asks were last looked after, in us.
+    /// When nodes without calls were last checked, in µs.
     looked_after_us: AtomicU64,
 }
 
@@ -71,7 +71,7 @@ impl Breakers {
         }
     }
 
-    /// Notes that a node went down, or came back.
+    /// Records that a node went down or came back.
     pub(crate) fn changed(&self, change: &StoreChange) {
         match change {
             StoreChange::Down { .. } => {
@@ -93,7 +93,8 @@ impl Breakers {
         self.down.load(Ordering::Relaxed) > 0
     }
 
-    /// The nodes that are down, if it is time to see to those that nobody asks: a server whose slots another has taken over.
+    /// The nodes that are down, if it is time to check those without calls, such as a server whose slots another server has taken
+    /// over.
     pub(crate) fn to_look_after(&self) -> Option<impl Iterator<Item = NodeId>> {
         if !self.is_any_down() {
             return None;
@@ -116,7 +117,7 @@ impl Breakers {
 /// Lets calls through to a node, or turns them away.
 pub(crate) struct Breaker {
     clock: Clock,
-    /// Whether it is up and under no suspicion: then nobody takes the lock.
+    /// Whether the node is up and not suspected: then no call takes the lock.
     is_well: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -127,7 +128,7 @@ struct Inner {
     is_pinging: bool,
     /// Whether a call was answered since that ping was sent.
     has_answered: bool,
-    /// When a call was last answered, as far as that is known: while all is well nobody notes it.
+    /// When a call last succeeded, as far as known: while the node is up and not suspected this is not recorded.
     answered: Micros,
     wait: Micros,
     /// Since when the node is up, or down.
@@ -143,7 +144,7 @@ struct Inner {
 #[derive(Clone, Copy)]
 enum Phase {
     Up {
-        /// Whether a call failed in a way that a ping is to confirm or to contradict.
+        /// Whether a call failed in a way that a ping has to confirm.
         is_suspected: bool,
         /// When the last ping was sent.
         pinged: Option<Micros>,
@@ -156,7 +157,7 @@ enum Phase {
     },
 }
 
-/// What the operator should know.
+/// A change that is logged for the operator.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
     Changed(StoreChange),
@@ -169,17 +170,17 @@ pub(crate) enum Notice {
 
 /// Why a call is turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TurnedAway {
+pub(crate) struct NodeDown {
     /// How the store failed last.
     pub(crate) failure: Failure,
     /// When it is tried next.
     pub(crate) retry_after: Micros,
 }
 
-/// What an answered ping leads to.
+/// The result of a successful ping.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pinged {
-    /// The node is up; the notice says so if it was down.
+    /// The node is up; with a notice if it was down.
     Up(Option<Notice>),
     /// One answer is not enough: ping again at once.
     Again,
@@ -187,7 +188,7 @@ pub(crate) enum Pinged {
 
 impl Breaker {
     fn new(clock: Clock) -> Breaker {
-        Breaker::seeded(clock, RandomState::new().hash_one(0))
+        Breaker::seeded(clock, SecretHash::random().hash_one(0))
     }
 
     fn seeded(clock: Clock, seed: u64) -> Breaker {
@@ -207,7 +208,7 @@ impl Breaker {
     }
 
     /// Lets a call through, or turns it away.
-    pub(crate) fn admit(&self) -> Result<(), TurnedAway> {
+    pub(crate) fn admit(&self) -> Result<(), NodeDown> {
         if self.is_well.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -216,7 +217,7 @@ impl Breaker {
         let left = until.saturating_sub(self.clock.now());
         let retry_after = if inner.is_pinging { inner.wait } else { left };
         // It does not go down without a failure.
-        Err(TurnedAway { failure: inner.last_failure.unwrap_or(Failure::Connection), retry_after })
+        Err(NodeDown { failure: inner.last_failure.unwrap_or(Failure::Connection), retry_after })
     }
 
     /// A call was answered.
@@ -228,7 +229,7 @@ impl Breaker {
         }
     }
 
-    /// A call failed. `scope` says whether the node may be ill.
+    /// A call failed. `scope` says whether it may be the node's fault.
     pub(crate) fn failed(&self, failure: Failure, scope: Scope) -> Option<Notice> {
         let now = self.clock.now();
         let mut inner = self.inner.lock();
@@ -236,7 +237,7 @@ impl Breaker {
         let Phase::Up { is_suspected, .. } = &mut inner.phase else { return None };
         let was_well = !std::mem::replace(is_suspected, *is_suspected || scope == Scope::Node);
         if was_well {
-            // Until now it answered, or nobody asked it.
+            // Until now the node answered, or was not called.
             inner.answered = now;
         }
         let notice = inner.note_stray(now, failure);
@@ -300,7 +301,7 @@ impl Breaker {
             _ => inner.has_answered,
         };
         let notice = match &mut inner.phase {
-            // Whether a server without a connection for a ping goes on to answer others is still to be seen.
+            // A server without a connection for the ping may still answer calls; the next second shows whether it does.
             Phase::Up { is_suspected, .. } if is_contradicted => {
                 *is_suspected = failure == Failure::Overloaded;
                 None
@@ -324,8 +325,8 @@ impl Breaker {
         notice
     }
 
-    /// The ping came to nothing: it could not be sent, or its sender is gone. The next call sends another; a node that is
-    /// down is left alone for as long again.
+    /// The ping has no result: it could not be sent, or its sender is gone. The next call sends another; a node that is down
+    /// waits for the same interval again.
     pub(crate) fn ping_abandoned(&self) {
         let now = self.clock.now();
         let mut inner = self.inner.lock();
@@ -340,7 +341,7 @@ impl Breaker {
         !self.is_well.load(Ordering::Acquire) && matches!(self.inner.lock().phase, Phase::Down { .. })
     }
 
-    /// Whether the node is asked, and since when that is so.
+    /// Whether the node is called, and since when.
     pub(crate) fn reading(&self) -> NodeReading {
         let inner = self.inner.lock();
         let state = match inner.phase {
@@ -376,7 +377,7 @@ impl Inner {
     }
 
     fn close(&mut self, now: Micros, fallen_back: u64) -> Notice {
-        let down_for = now.saturating_sub(self.since);
+        let down_for = now.saturating_sub(self.since).into();
         let fallen_back = fallen_back.saturating_sub(self.fallen_back_before);
         (self.phase, self.since) = (Phase::Up { is_suspected: false, pinged: Some(now) }, now);
         Notice::Changed(StoreChange::Up { down_for, fallen_back })
@@ -562,7 +563,7 @@ mod tests {
         assert!(breaker.begins_ping());
         assert_eq!(breaker.ping_answered(5), Pinged::Again, "once is not enough");
         assert!(breaker.admit().is_err() && !breaker.begins_ping());
-        let down_for = hands.now().saturating_sub(Micros::from_secs(1_000));
+        let down_for = hands.now().saturating_sub(Micros::from_secs(1_000)).into();
         let up = Notice::Changed(StoreChange::Up { down_for, fallen_back: 9 });
         assert_eq!(breaker.ping_answered(9), Pinged::Up(Some(up)));
         assert_eq!(breaker.reading().state, StoreState::Up);

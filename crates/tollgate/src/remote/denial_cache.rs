@@ -1,21 +1,20 @@
-//! Denials that are still true: a key that the store has denied until some time is denied here until then, without asking.
+//! The denial cache: a key that the store has denied until some time is denied in this process until then, without a store call.
 //!
-//! An answer from here is the answer that the store would give. A denial is believed from when its call was *sent*, which is
-//! before the store decided, so it ends before the store would admit. It is believed only for charges whose answer it tells in
-//! full: the same cost, where that was one more than was left (so that what is left cannot have changed before the denial ends),
-//! or, in a fixed window, any cost from there up. And never under a limit that only watches, a concurrency limit (a lease may
-//! be given back at any time), for a cost that can never fit, or for a charge over several limits, whose other limits the
-//! store alone can tell.
+//! A cached answer is the answer that the store would give. A denial counts from when its call was *sent*, which is before the
+//! store decided, so it ends before the store would admit. It is used only for charges that it fully determines: the same cost,
+//! if that was one more than was left (then the remaining amount cannot change before the denial ends), or, in a fixed window,
+//! that cost or any higher one. Never cached: shadow limits, concurrency limits (a lease may be released at any time), costs that
+//! can never fit, and charges over several limits, because the other limits are known only to the store.
 //!
-//! Whatever this process does to a key ends what is believed about it: an admission, a refund or a settlement. A reset, and the
-//! settlement of a reservation that another process made, end what is believed about every key, but only once the store has
-//! carried them out: nobody empties the cache with ids that they made up. A release of leases and a renewal end nothing. What *other* processes give back or reset is not seen,
-//! so nothing is believed for longer than a cap. Memory is bounded: a fixed number of slots, where a newcomer overwrites what is
-//! there, at the price of a round trip.
+//! An admission, a refund or a settlement in this process removes the cached denials of its keys. A reset, and the settlement of
+//! another process's reservation, remove all cached denials, but only after the store has carried them out: a client cannot clear
+//! the cache with invented ids. Releases and renewals of leases remove nothing. What *other* processes give back or reset is not
+//! seen, so no denial is used for longer than a cap. Memory is bounded: a fixed number of slots, where a new entry overwrites an
+//! old one at the price of a round trip.
 //!
-//! While the store does not answer, a denial says more ([`Denials::last`]): counters of this process begin empty, so a key that
-//! the store denied would be admitted again. Until the instant at which the store itself would have admitted it, the fallback
-//! denies it, cap or no cap.
+//! While the store does not answer, a cached denial does more ([`Denials::last`]): local counters start empty, so a key that the
+//! store denied would be admitted again. The fallback denies it until the store itself would have admitted it, regardless of the
+//! cap.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,16 +29,16 @@ const SLOTS_IN_A_SHARD: usize = 64;
 
 /// The denials that are still true.
 pub(crate) struct Denials {
-    /// How long one is believed at most; zero believes none.
+    /// How long a denial is used at most; zero disables the cache.
     cap: Micros,
-    /// Counts what may have ended any denial: resets, and settlements of other processes' reservations.
+    /// Counts events that may have ended any denial: resets, and settlements of other processes' reservations.
     epoch: AtomicU64,
     shards: Box<[Mutex<Shard>]>,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// Counts what may have changed any key of the shard.
+    /// Counts changes to the keys of the shard.
     version: u64,
     /// Empty until the first denial.
     slots: Vec<Option<Denial>>,
@@ -52,14 +51,14 @@ struct Denial {
     /// Whether it answers higher costs too.
     and_above: bool,
     sent: Micros,
-    /// Until when it stands for the store's answer.
+    /// Until when it replaces the store's answer.
     until: Micros,
-    /// Until when the store would have denied, as far as this process knows.
+    /// Until when the store would deny, as far as this process knows.
     ends: Micros,
     outcome: Outcome,
 }
 
-/// What was known when a call was sent: its denial is believed only if nothing has happened to its key since.
+/// The state of the cache when a call was sent: its denial is cached only if its key has not changed since.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     fingerprint: u128,
@@ -74,13 +73,13 @@ impl Denials {
         Denials { cap, epoch: AtomicU64::new(0), shards }
     }
 
-    /// Whether denials of a limit are believed at all.
+    /// Whether denials of a limit are cached at all.
     pub(crate) fn covers(&self, limit: &Limit) -> bool {
         self.cap > Micros::ZERO && limit.strategy() != Strategy::Concurrency
     }
 
-    /// The denial of this charge if one is known to be true, else what to remember of its call. Only for limits that
-    /// [`covers`](Self::covers) names.
+    /// The cached denial of this charge, or what is needed to cache the denial of its call. Only for limits that
+    /// [`covers`](Self::covers) accepts.
     pub(crate) fn find(&self, fingerprint: u128, cost: Cost, now: Micros) -> Result<Outcome, Sent> {
         let (shard, slot) = self.place(fingerprint);
         let epoch = self.epoch.load(Ordering::Acquire);
@@ -90,8 +89,8 @@ impl Denials {
         found.filter(is_true).map(|denial| denial.outcome_at(now)).ok_or(sent)
     }
 
-    /// The last denial of a key, for a caller whom the store does not answer: of this cost or a lower one, and not over yet. What
-    /// other processes may have given back meanwhile is not known; it is denied rather than admitted twice.
+    /// The last denial of a key, for a call that the store does not answer: of this cost or a lower one, and not over yet. Other
+    /// processes may have given something back meanwhile; the key is denied rather than admitted twice.
     pub(crate) fn last(&self, fingerprint: u128, cost: Cost, now: Micros) -> Option<Outcome> {
         let (shard, slot) = self.place(fingerprint);
         let denial = shard.slots.get(slot)?.as_ref()?;
@@ -99,28 +98,28 @@ impl Denials {
         is_true.then(|| denial.outcome_at(now))
     }
 
-    /// What to remember of a call that is sent whatever is believed.
+    /// What is needed to cache the denial of a call that bypasses the cache.
     pub(crate) fn sent(&self, fingerprint: u128, now: Micros) -> Sent {
         let (shard, _) = self.place(fingerprint);
         Sent { fingerprint, version: shard.version, epoch: self.epoch.load(Ordering::Acquire), at: now }
     }
 
-    /// Remembers what the store said of a charge on one key: a denial is kept if it is worth keeping, an admission ends one.
+    /// Learns from the store's answer to a charge on one key: caches a denial if that is worthwhile; an admission removes one.
     pub(crate) fn learn(&self, sent: Sent, limit: &Limit, cost: Cost, outcome: &Outcome) {
         if outcome.allowed {
             return self.changed(sent.fingerprint);
         }
         let and_above = limit.strategy() == Strategy::FixedWindow;
         let leaves_one_less = cost.get() == outcome.remaining.saturating_add(1);
-        let believed_for = if and_above || leaves_one_less { self.cap } else { Micros::ZERO };
+        let cached_for = if and_above || leaves_one_less { self.cap } else { Micros::ZERO };
         let (mut shard, slot) = self.place(sent.fingerprint);
         let epoch = self.epoch.load(Ordering::Acquire);
         if shard.version == sent.version && epoch == sent.epoch {
-            shard.keep(slot, sent, cost, and_above, believed_for, outcome);
+            shard.keep(slot, sent, cost, and_above, cached_for, outcome);
         }
     }
 
-    /// Remembers what the store said of one of several limits, for [`last`](Self::last) alone.
+    /// Learns from the outcome of one of several limits, only for [`last`](Self::last).
     pub(crate) fn note(&self, fingerprint: u128, sent: Micros, cost: Cost, outcome: &Outcome) {
         let (mut shard, slot) = self.place(fingerprint);
         let epoch = self.epoch.load(Ordering::Acquire);
@@ -128,7 +127,7 @@ impl Denials {
         shard.keep(slot, sent, cost, false, Micros::ZERO, outcome);
     }
 
-    /// Ends what is believed about a key: it was charged or refunded, or may have been.
+    /// Removes the denial of a key: the key was charged or refunded, or may have been.
     pub(crate) fn changed(&self, fingerprint: u128) {
         let (mut shard, slot) = self.place(fingerprint);
         shard.version += 1;
@@ -137,8 +136,8 @@ impl Denials {
         }
     }
 
-    /// A call of this key is lost: what the store would answer now is not known. Its last denial stands, because a charge takes and
-    /// gives nothing back.
+    /// A call of this key is lost, so the store's next answer is not known. Its last denial stays, because a charge gives nothing
+    /// back.
     pub(crate) fn doubted(&self, fingerprint: u128) {
         let (mut shard, slot) = self.place(fingerprint);
         shard.version += 1;
@@ -149,12 +148,12 @@ impl Denials {
         }
     }
 
-    /// Ends what is believed about these keys, once the guard is dropped: something is being given back to them.
+    /// Removes the denials of these keys when the guard is dropped: they are getting something back.
     pub(crate) fn end(&self, keys: SmallVec<[u128; 2]>) -> End<'_> {
         End { denials: self, keys }
     }
 
-    /// Ends all that is believed, once the guard is dropped: something is being given back, and nobody knows to whom.
+    /// Removes all denials when the guard is dropped: some keys are getting something back, and it is not known which.
     pub(crate) fn end_all(&self) -> EndAll<'_> {
         EndAll(self)
     }
@@ -165,7 +164,7 @@ impl Denials {
     }
 }
 
-/// Ends all that is believed when dropped, so that it happens however the call in between ends.
+/// Removes all denials when dropped, so that it happens however the call in between ends.
 pub(crate) struct EndAll<'a>(&'a Denials);
 
 impl Drop for EndAll<'_> {
@@ -174,8 +173,8 @@ impl Drop for EndAll<'_> {
     }
 }
 
-/// Ends what is believed about some keys when dropped, so that it happens however the call in between ends. Their last denials
-/// stand, unless something was [given back](Self::given_back).
+/// Removes the denials of some keys when dropped, so that it happens however the call in between ends. Their last denials stay,
+/// unless something was [given back](Self::given_back).
 pub(crate) struct End<'a> {
     denials: &'a Denials,
     keys: SmallVec<[u128; 2]>,
@@ -195,14 +194,14 @@ impl Drop for End<'_> {
 }
 
 impl Shard {
-    /// Keeps a denial that ends, unless one is known that says as much.
+    /// Caches a denial that ends, unless a cached one covers at least as much.
     fn keep(
         &mut self,
         slot: usize,
         Sent { fingerprint, epoch, at, .. }: Sent,
         cost: Cost,
         and_above: bool,
-        believed_for: Micros,
+        cached_for: Micros,
         outcome: &Outcome,
     ) {
         let Some(wait) = outcome.retry_after else { return };
@@ -210,12 +209,12 @@ impl Shard {
             self.slots.resize_with(SLOTS_IN_A_SHARD, || None);
         }
         let ends = at.saturating_add(wait);
-        let says_as_much = |denial: &Denial| match believed_for > Micros::ZERO {
+        let covers_as_much = |denial: &Denial| match cached_for > Micros::ZERO {
             true => denial.is_of(fingerprint, epoch, at) && denial.answers(cost),
             false => denial.fingerprint == fingerprint && at < denial.ends && denial.cost <= cost,
         };
-        if !self.slots[slot].as_ref().is_some_and(says_as_much) {
-            let (until, outcome) = (at.saturating_add(wait.min(believed_for)), *outcome);
+        if !self.slots[slot].as_ref().is_some_and(covers_as_much) {
+            let (until, outcome) = (at.saturating_add(wait.min(cached_for)), *outcome);
             let denial = Denial { fingerprint, epoch, cost, and_above, sent: at, until, ends, outcome };
             self.slots[slot] = Some(denial);
         }
@@ -227,7 +226,7 @@ impl Denial {
         self.fingerprint == fingerprint && self.epoch == epoch && now < self.until
     }
 
-    /// What it says some time later.
+    /// The outcome at a later time.
     fn outcome_at(&self, now: Micros) -> Outcome {
         let passed = now.saturating_sub(self.sent);
         Outcome {
@@ -291,8 +290,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_told_in_full_is_believed() {
-        for (limit, units, remaining, asked, is_known) in [
+    fn only_denials_that_determine_the_answer_are_cached() {
+        for (limit, units, remaining, cost_later, is_known) in [
             (bucket(), 1, 0, 1, true),
             (bucket(), 3, 2, 3, true),
             (bucket(), 3, 2, 4, false),
@@ -304,8 +303,11 @@ mod tests {
             (window(), 3, 1, 2, false),
         ] {
             let denials = learnt(&limit, units, &denied(remaining, 300));
-            let found = denials.find(7, cost(asked), at(0)).is_ok();
-            assert_eq!(found, is_known, "{limit}: {units} denied with {remaining} left, asked for {asked}");
+            let found = denials.find(7, cost(cost_later), at(0)).is_ok();
+            assert_eq!(
+                found, is_known,
+                "{limit}: {units} denied with {remaining} left, cost_later for {cost_later}"
+            );
         }
         let never = Outcome { retry_after: None, ..denied(5, 0) };
         assert!(learnt(&bucket(), 6, &never).find(7, cost(6), at(0)).is_err());
@@ -348,7 +350,7 @@ mod tests {
         denials.end([7].into_iter().collect()).given_back(&[7]);
         assert_eq!(denials.last(7, cost(2), past_the_cap), None);
 
-        // What does not stand for the store's answer stands in for it, too, and takes the place of nothing that says more.
+        // A denial that does not replace the store's answer still serves the fallback, and replaces no denial that covers more.
         let denials = learnt(&bucket(), 4, &denied(2, 5_000_000));
         assert!(denials.find(7, cost(4), at(1)).is_err());
         assert!(denials.last(7, cost(4), at(1)).is_some() && denials.last(7, cost(3), at(1)).is_none());

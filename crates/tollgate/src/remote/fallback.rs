@@ -1,14 +1,13 @@
-//! What is answered when the store cannot: the only module that chooses between open, closed and local.
+//! The fallback: answers when the store cannot. Only this module chooses between open, closed and local.
 //!
-//! A charge comes here from `remote.rs` when a call to the store failed, in whichever way, or the breaker turned it away. Each
-//! limit of the charge answers by its own policy: *open* allows and charges nothing, *closed* denies until the store is tried
-//! next, *local* counts in a memory store of this process, and denies what the store last denied until that is over, because its
-//! own counters begin empty. The charge is admitted if all of them allow it, and only then is
-//! anything charged, all local limits together. Every answer says where it came from; nothing counted here is ever sent to the
-//! store afterwards.
+//! `remote.rs` calls it when a store call failed or the breaker turned it away. Each limit of the charge follows its own policy:
+//! *open* allows and charges nothing; *closed* denies until the next attempt to reach the store; *local* counts in a memory store
+//! of this process and denies what the store last denied until that denial ends, because the local counters start empty. The
+//! charge is admitted if all limits allow it; only then are all local limits charged, as one. Every outcome names its source.
+//! Nothing counted here is ever sent to the store.
 //!
-//! What was reserved here is settled here: a reservation is known to the memory store by its name even if it holds nothing.
-//! What never fits (a cost above the limit) is denied under every policy, as the store would.
+//! A reservation made here is settled here: the memory store knows it by its id even if it holds nothing. A cost above the limit
+//! is denied under every policy, as the store would deny it.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -24,7 +23,7 @@ use super::Answers;
 use crate::outcome::{Fallback, Source};
 use crate::policy::entry::{RemoteLimit, Resolved};
 
-/// What a denial says when nobody knows when the store is tried next.
+/// The retry time of a denial when the time of the next attempt is not known.
 const A_SECOND: Micros = Micros::from_secs(1);
 
 /// Answers in place of the store.
@@ -32,14 +31,14 @@ pub(crate) struct FallbackStore {
     options: MemoryOptions,
     /// The memory store of the local policy and of reservations, made when it is first needed.
     local: OnceLock<MemoryStore>,
-    /// Reservations of this process of which some charges are not counted here.
+    /// Reservations of this process of which only some charges are counted here.
     partly_counted: Mutex<HashMap<u128, PartlyCounted>>,
 }
 
 /// How many of those are remembered at most.
 const MOST_PARTLY_COUNTED: usize = 65_536;
 
-/// Which charges of a reservation are counted here, by the names of their limits, in their order.
+/// Which charges of a reservation are counted here, by the names of their limits, in order.
 struct PartlyCounted {
     charges: SmallVec<[(&'static str, bool); 4]>,
     ttl: Micros,
@@ -47,7 +46,7 @@ struct PartlyCounted {
 }
 
 impl PartlyCounted {
-    /// The settlement as the counters here know the reservation.
+    /// The settlement for those charges that are counted here.
     fn translated(&self, settlement: &Settlement) -> Result<Settlement, StoreError> {
         Ok(match settlement {
             Settlement::Each(actuals) if actuals.len() != self.charges.len() => {
@@ -81,12 +80,12 @@ struct FallbackCharge<'a> {
     key: &'a str,
     cost: Cost,
     shadow: bool,
-    /// The answer, unless it is counted here.
+    /// The outcome, unless it is counted here.
     outcome: Option<Outcome>,
 }
 
 impl<'a> FallbackCharge<'a> {
-    /// The part of a charge, if it meets counters.
+    /// The charge for the fallback, if it has counters.
     fn new(
         charge: &'a Resolved<'_, '_>,
         charges: &[Resolved<'_, '_>],
@@ -97,7 +96,7 @@ impl<'a> FallbackCharge<'a> {
         let capacity = stored.limit.capacity();
         let denied = Outcome { capacity, ..Outcome::BLOCKED };
         let outcome = match remote.fallback {
-            _ if total_cost(charge, charges) > capacity => Some(denied),
+            _ if total_cost(charge, charges).get() > capacity => Some(denied),
             Fallback::Open => Some(Outcome { capacity, remaining: capacity, ..Outcome::UNLIMITED }),
             Fallback::Closed => Some(Outcome { retry_after: Some(retry_after), ..denied }),
             Fallback::Local => last_denial(charge),
@@ -125,8 +124,8 @@ impl FallbackStore {
         remote.local.get_or_init(|| self.local().open(&remote.share))
     }
 
-    /// Answers for the store, in the order of the charges that meet counters. `retry_after` is when it is tried next, if known;
-    /// `last_denial` what the store last denied of a charge, if that is not over yet.
+    /// Answers in the store's place, in the order of the charges that have counters. `retry_after` is the time until the next
+    /// attempt, if known; `last_denial` returns the store's last denial of a charge, if it is not over yet.
     pub(crate) fn answer(
         &self,
         charges: &[Resolved<'_, '_>],
@@ -146,7 +145,7 @@ impl FallbackStore {
         let mut counted = self.count(&local, act).into_iter();
         let answer = |part: &FallbackCharge<'_>| {
             let outcome = part.outcome.unwrap_or_else(|| match counted.next() {
-                // What an instance's share can never hold, the store may: it is worth coming back.
+                // A cost above this instance's share may still fit in the store, so the denial gets a retry time.
                 Some(never @ Outcome { allowed: false, retry_after: None, .. }) => {
                     Outcome { retry_after: Some(retry_after), ..never }
                 }
@@ -164,7 +163,7 @@ impl FallbackStore {
         answers
     }
 
-    /// Remembers which charges of a reservation are counted here, if not all of them are.
+    /// Remembers which charges of a reservation are counted here, unless all are.
     fn remember_counted(&self, hold: Hold, parts: &[FallbackCharge<'_>], answers: &Answers) {
         let now = self.options.clock.now();
         let mut partly_counted = self.partly_counted.lock();
@@ -179,13 +178,13 @@ impl FallbackStore {
         if partly_counted.len() >= MOST_PARTLY_COUNTED {
             partly_counted.retain(|_, known| now < known.end);
         }
-        // Memory is bounded. One that is forgotten can be cancelled and settled with one amount, but not charge by charge.
+        // Memory is bounded. A forgotten entry can still be cancelled and settled with one amount, but not charge by charge.
         if partly_counted.len() >= MOST_PARTLY_COUNTED
             && let Some(other) = partly_counted.keys().next().copied()
         {
             partly_counted.remove(&other);
         }
-        // As the counters do: a reservation is kept at least as long as the leases that it took here.
+        // As the counters do: a reservation lives at least as long as its leases.
         let lease =
             |(part, (outcome, _)): (&FallbackCharge<'_>, &(Outcome, Source))| match part.remote.share.limit {
                 Limit::Concurrency(leases) if part.outcome.is_none() && outcome.allowed => {
@@ -219,21 +218,21 @@ impl FallbackStore {
             Act::Peek => self.local().peek_all(items).outcomes,
             Act::Charge(hold) => match self.local().charge_all(items, hold) {
                 Ok(charged) => charged.outcomes,
-                // No room for one more reservation. What cannot be remembered is not admitted.
+                // No room for one more reservation: what cannot be remembered is not admitted.
                 Err(_) => items.iter().map(|_| Outcome::BLOCKED).collect(),
             },
         }
     }
 
-    /// Settles what was reserved here; `None` if it was not. Limits that are open or closed charged nothing here, and have nothing
-    /// to correct.
+    /// Settles a reservation that was made here; `None` if it was not. Limits with an open or closed fallback charged nothing
+    /// here.
     pub(super) fn settle(
         &self,
         id: ChargeId,
         settlement: &Settlement,
     ) -> Option<Result<Settled, StoreError>> {
         let local = self.local.get()?;
-        // What has run out here says nothing of a later reservation of the same id.
+        // An expired reservation must not affect a later one with the same id.
         let now = self.options.clock.now();
         let is_live = |known: &&PartlyCounted| now < known.end;
         let translated = {
@@ -254,7 +253,7 @@ impl FallbackStore {
         }
     }
 
-    /// A settlement of a reservation that is held here was carried out.
+    /// A reservation that is held here was settled.
     fn note_settled(&self, id: ChargeId, settlement: &Settlement) {
         let mut partly_counted = self.partly_counted.lock();
         match settlement {
@@ -267,7 +266,7 @@ impl FallbackStore {
         }
     }
 
-    /// Forgets what a key was charged here.
+    /// Forgets the charges of a key in this process.
     pub(crate) fn forget(&self, remote: &RemoteLimit, key: &str) -> bool {
         remote.local.get().is_some_and(|limit| limit.forget(key))
     }
@@ -281,13 +280,11 @@ fn source_of(fallback: Fallback) -> Source {
     }
 }
 
-/// What a charge costs under the same limit for the same key, all in all.
-fn total_cost(charge: &Resolved<'_, '_>, charges: &[Resolved<'_, '_>]) -> u64 {
+/// The total cost of all charges with the same limit and key.
+fn total_cost(charge: &Resolved<'_, '_>, charges: &[Resolved<'_, '_>]) -> Cost {
     let is_same = |other: &&Resolved<'_, '_>| {
         std::ptr::eq(&*other.entry, &*charge.entry) && other.canonical() == charge.canonical()
     };
-    match charges {
-        [only] => only.cost.get(),
-        _ => charges.iter().filter(is_same).fold(0, |sum, other| sum.saturating_add(other.cost.get())),
-    }
+    let costs = charges.iter().filter(is_same).map(|other| other.cost);
+    costs.reduce(Cost::saturating_add).unwrap_or(charge.cost)
 }

@@ -1,16 +1,18 @@
-//! From a limit and a key to 128 bits, for what this process remembers about keys that are counted in a remote store.
+//! Hashes a limit and a key to 128 bits, for what this process remembers about keys of a remote store.
 //!
-//! Two keys that shared a fingerprint would be taken for each other, so it is 128 bits wide, under two secret keys drawn for
-//! each registry: nobody can choose two texts that collide. The text itself is not kept.
+//! Two keys with the same fingerprint would be confused, so it has 128 bits and uses two secret keys drawn for each engine:
+//! nobody can choose two texts that collide. The text itself is not stored.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 
-/// The secret keys of one registry.
-pub(crate) struct Seeds(RandomState, RandomState);
+use tollgate_store::SecretHash;
+
+/// The secret keys of one gate.
+pub(crate) struct Seeds(SecretHash, SecretHash);
 
 impl Seeds {
     pub(crate) fn random() -> Seeds {
-        Seeds(RandomState::new(), RandomState::new())
+        Seeds(SecretHash::random(), SecretHash::random())
     }
 
     /// Of a key, by its canonical text, under the limit of this number.

@@ -1,5 +1,5 @@
-//! A charge between sending and answer. If its answer never comes, because the reply was lost or the caller left, nothing is
-//! believed of its keys any more, and if it carries an id that this process chose, it is cancelled in the store.
+//! A charge between sending and answer. If its answer never comes, because the reply was lost or the caller left, the denials of
+//! its keys are dropped. If this process chose its id, it is cancelled in the store.
 
 use tollgate_kernel::Micros;
 use tollgate_store::Hold;
@@ -17,7 +17,7 @@ pub(super) struct InFlight<'a, 'b> {
 }
 
 impl<'a, 'b> InFlight<'a, 'b> {
-    /// Sent now. A `hold` is one whose id was chosen here, so that nobody else settles it.
+    /// A call that is being sent. `hold` is set if this process chose the id, so that nobody else settles it.
     pub(super) fn new(remote: &'a Remote, charges: &'a [Resolved<'b, 'b>], hold: Option<Hold>) -> Self {
         InFlight { remote, charges: Some(charges), hold, sent: remote.shared.clock.now() }
     }
@@ -44,7 +44,7 @@ pub(super) fn longest_lease(charges: &[Resolved<'_, '_>]) -> Option<Micros> {
 }
 
 impl Remote {
-    /// Remembers that the store may hold a charge that nobody counts on.
+    /// Schedules a cancel: the store may hold a charge without a holder.
     #[cold]
     fn cancel_later(&self, hold: Hold, charges: &[Resolved<'_, '_>], sent: Micros) {
         // A hold lasts as long as its leases.
@@ -58,12 +58,12 @@ impl Remote {
         self.start_tasks();
     }
 
-    /// What the store would answer for the keys of a charge now is not known.
+    /// The store's next answer for the keys of a charge is not known.
     fn doubted(&self, charges: &[Resolved<'_, '_>]) {
         self.fingerprints(charges).into_iter().for_each(|key| self.shared.denials.doubted(key));
     }
 
-    /// The keys of a charge that the denial cache may believe something of.
+    /// The keys of a charge that may be in the denial cache.
     pub(super) fn fingerprints(&self, charges: &[Resolved<'_, '_>]) -> Fingerprints {
         let is_covered = |charge: &&Resolved<'_, '_>| {
             charge.remote().is_some_and(|(_, stored, _)| self.shared.denials.covers(&stored.limit))

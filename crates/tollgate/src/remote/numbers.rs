@@ -1,8 +1,7 @@
-//! Numbers that tell limits apart in what this process remembers of keys that are counted in a remote store.
+//! Numbers that identify limits in what this process remembers about keys of a remote store.
 //!
-//! A limit that a registry takes over from the one that it continues, unchanged, keeps its number, and with it what is
-//! known of its keys: denials that are still true. One whose numbers were changed gets a number that
-//! no limit had before, because what was known of it may no longer hold.
+//! A limit that a reload does not change keeps its number, and with it the cached denials of its keys. A limit that changed gets
+//! a new number, because what was known about its keys may no longer hold.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,17 +10,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tollgate_store::StoredLimit;
 
-/// By name: the limits of one registry, overrides included, and their numbers.
+/// By name: the limits of one gate, overrides included, and their numbers.
 type Known = HashMap<String, Vec<(StoredLimit, usize)>>;
 
-/// What lasts from one registry to those that continue it.
+/// The state that outlives a reload.
 #[derive(Default)]
 pub(crate) struct Numbers {
     last: AtomicUsize,
     known: Mutex<Arc<Known>>,
 }
 
-/// The numbers of a registry that is being built.
+/// The numbers of a gate that is being built.
 pub(crate) struct Numbering<'a> {
     numbers: &'a Numbers,
     before: Arc<Known>,
@@ -50,7 +49,7 @@ impl Numbering<'_> {
         number
     }
 
-    /// The registry is built.
+    /// The gate is built.
     pub(crate) fn done(self) {
         *self.numbers.known.lock() = Arc::new(self.now);
     }
@@ -80,6 +79,6 @@ mod tests {
         assert_eq!(build(&[("a", 5), ("b", 5)]), [5, 2], "what was known of it is from before");
         let refused = StoredLimit::new("c", Limit::fixed_window(1, Micros::from_secs(60)).unwrap());
         assert_eq!(numbers.begin().of(&refused), 6);
-        assert_eq!(build(&[("a", 5), ("c", 1)]), [5, 7], "a registry that was refused is not continued");
+        assert_eq!(build(&[("a", 5), ("c", 1)]), [5, 7], "a gate that was refused is not continued");
     }
 }

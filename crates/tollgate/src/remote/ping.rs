@@ -1,7 +1,7 @@
-//! Pings: how a node of the store is found to be down, and to be back. When one is due is decided in `breaker.rs`.
+//! Pings: find out that a node of the store is down, or back up. `breaker.rs` decides when to ping.
 //!
-//! A ping is a task that the store runs beside its callers. A store that cannot do so has the next caller wait for it. Dropping
-//! a ping before its answer came leaves the node as it was.
+//! A ping is a background task of the store. If the store cannot run one, the next caller waits for the ping. Dropping a ping
+//! before its answer leaves the node as it was.
 
 use tollgate_store::{NodeId, Scope, StoreTask};
 
@@ -9,7 +9,7 @@ use super::Remote;
 use super::breaker::Pinged;
 
 impl Remote {
-    /// Pings a node beside the callers if that is due. Returns the ping if the store cannot do that: to be awaited, or dropped.
+    /// Pings a node in the background if it is time. Returns the ping if the store cannot run it: to be awaited, or dropped.
     pub(super) fn ping_if_due(&self, node: NodeId) -> Option<StoreTask> {
         if !self.shared.breakers.of(node).begins_ping() {
             return None;
@@ -18,7 +18,7 @@ impl Remote {
         self.shared.store.spawn(Box::pin(ping.run()))
     }
 
-    /// Pings nodes that are down and that nobody asks any more, because another has taken their place.
+    /// Pings nodes that are down and get no calls any more, because another node has replaced them.
     #[inline]
     pub(super) fn look_after_nodes(&self) {
         for node in self.shared.breakers.to_look_after().into_iter().flatten() {
@@ -27,7 +27,7 @@ impl Remote {
     }
 }
 
-/// A ping on its way.
+/// A ping without an answer yet.
 struct Ping {
     remote: Remote,
     node: NodeId,
@@ -40,7 +40,7 @@ impl Ping {
         let breaker = shared.breakers.of(self.node);
         let (notice, error) = loop {
             match shared.store.ping(self.node).await {
-                // What concerns one call alone came from a node that answers.
+                // An error that concerns one call still shows that the node answers.
                 Err(error) if error.scope() == Scope::Node => {
                     let Some(failure) = error.failure() else { return };
                     shared.tally.ping_failed(failure);
@@ -54,7 +54,7 @@ impl Ping {
         };
         self.is_over = true;
         if let Some(notice) = notice {
-            self.remote.tell(&notice, error.as_ref());
+            self.remote.log_notice(&notice, error.as_ref());
         }
     }
 }

@@ -1,6 +1,6 @@
-//! A refund where the counters are in a remote store.
+//! A refund in a remote store.
 //!
-//! The store gives back, and if it cannot, nothing answers in its place: the caller sees the error.
+//! There is no fallback: if the store cannot refund, the caller gets the error.
 
 use smallvec::SmallVec;
 use tollgate_store::StoredCharge;
@@ -10,14 +10,14 @@ use crate::error::Error;
 use crate::policy::entry::Resolved;
 
 impl Remote {
-    /// Gives back what counts now. An error means that nothing was given back, unless it is ambiguous.
+    /// Gives charges back. An error means that nothing was given back, unless it is ambiguous.
     pub(crate) async fn refund(&self, charges: &[Resolved<'_, '_>]) -> Result<(), Error> {
         let items: SmallVec<[StoredCharge<'_>; 4]> =
             charges.iter().filter_map(Resolved::stored_charge).collect();
         if items.is_empty() {
             return Ok(());
         }
-        // However this ends, the keys may have more left than is believed.
+        // However this ends, the keys may have more left than the denial cache knows.
         let _in_flight = InFlight::new(self, charges, None);
         let nodes = self.nodes_of(&items, None);
         let refunded = self.call("refund", nodes, |store| store.refund(&items)).await;

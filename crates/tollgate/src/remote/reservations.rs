@@ -1,8 +1,8 @@
-//! The reservations of this process that the store holds: which keys each one charged and how much, so that its settlement ends what
-//! the denial cache believes about those keys and no others, and the last denials of those alone that get something back; and whether it is a lease, so that its loss is noticed.
+//! The reservations of this process that the store holds: the keys and costs of each, and whether it is a lease.
 //!
-//! Nothing here decides what a settlement does: the store knows its holds by itself. Memory is bounded: when it is used up, a
-//! newcomer takes the place of another, whose keys are then not known, so that its settlement ends all that is believed.
+//! A settlement then removes the cached denials of exactly these keys, and the loss of a lease is noticed. Nothing here decides
+//! what a settlement does: the store has its own record. Memory is bounded: when it is full, a new reservation replaces an old
+//! one, whose settlement then removes all cached denials.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,11 +38,11 @@ pub(super) struct ReservedCharge {
     /// The limit's name.
     pub(super) name: &'static str,
     pub(super) cost: u64,
-    /// The key, if the denial cache may believe something of it and the charge took something.
+    /// The key, if the denial cache may hold it and the charge took something.
     pub(super) key: Option<u128>,
 }
 
-/// The charges of a reservation that met counters, in their order.
+/// The charges of a reservation that have counters, in order.
 pub(super) type ReservedCharges = SmallVec<[ReservedCharge; 2]>;
 
 /// The keys that a settlement gives something back to: the costs of one key add up, and so do the amounts.
@@ -79,7 +79,7 @@ pub(super) fn given_back(charges: &[ReservedCharge], settlement: &Settlement) ->
 
 /// What is known of a reservation.
 pub(super) struct Known {
-    /// What it charged; `None` if limits have other numbers by now.
+    /// Its charges; `None` if limits have new numbers since.
     pub(super) charges: Option<ReservedCharges>,
     pub(super) is_lease: bool,
 }
@@ -104,10 +104,15 @@ impl Reservations {
     /// Remembers a reservation. `lease` is how long its longest lease lasts, if it has any.
     pub(super) fn add(&self, hold: Hold, charges: ReservedCharges, lease: Option<Micros>, now: Micros) {
         let mut shard = self.shard(hold.id).lock();
-        if shard.len() >= IN_A_SHARD {
-            shard.retain(|_, kept| now < kept.end);
+        // Expired reservations are removed before the table grows, in bulk.
+        if shard.len() >= IN_A_SHARD || shard.len() == shard.capacity() {
+            shard.retain(|_, known| now < known.end);
+            let most = shard.capacity() / 4 * 3;
+            if shard.len() > most && shard.len() < IN_A_SHARD {
+                shard.reserve(most);
+            }
         }
-        // Long ones that are kept open must not keep all others out.
+        // Reservations with a long time to live must not displace all others.
         if shard.len() >= IN_A_SHARD
             && let Some(other) = shard.keys().next().copied()
         {
@@ -115,26 +120,26 @@ impl Reservations {
         }
         let ttl = hold.ttl.max(lease.unwrap_or_default());
         let generation = self.generation.load(Ordering::Acquire);
-        let kept =
+        let known =
             Reserved { charges, generation, is_lease: lease.is_some(), ttl, end: now.saturating_add(ttl) };
-        shard.insert(hold.id.get(), kept);
+        shard.insert(hold.id.get(), known);
     }
 
     pub(super) fn find(&self, id: ChargeId) -> Option<Known> {
         let shard = self.shard(id).lock();
-        let kept = shard.get(&id.get())?;
-        let is_current = kept.generation == self.generation.load(Ordering::Acquire);
-        Some(Known { charges: is_current.then(|| kept.charges.clone()), is_lease: kept.is_lease })
+        let known = shard.get(&id.get())?;
+        let is_current = known.generation == self.generation.load(Ordering::Acquire);
+        Some(Known { charges: is_current.then(|| known.charges.clone()), is_lease: known.is_lease })
     }
 
     /// Its time to live begins again.
     pub(super) fn renewed(&self, id: ChargeId, now: Micros) {
-        if let Some(kept) = self.shard(id).lock().get_mut(&id.get()) {
-            kept.end = now.saturating_add(kept.ttl);
+        if let Some(known) = self.shard(id).lock().get_mut(&id.get()) {
+            known.end = now.saturating_add(known.ttl);
         }
     }
 
-    /// It is settled, or gone.
+    /// The reservation is settled, or expired.
     pub(super) fn remove(&self, id: ChargeId) {
         self.shard(id).lock().remove(&id.get());
     }
@@ -152,17 +157,31 @@ mod tests {
         for id in 1..=2 * most {
             reservations.add(hold(id), ReservedCharges::new(), None, Micros::ZERO);
         }
-        let kept = || reservations.shards.iter().map(|shard| shard.lock().len()).sum::<usize>();
-        assert_eq!(kept(), SHARDS * IN_A_SHARD);
+        let known = || reservations.shards.iter().map(|shard| shard.lock().len()).sum::<usize>();
+        assert_eq!(known(), SHARDS * IN_A_SHARD);
         assert!(reservations.find(hold(2 * most).id).is_some(), "the newest is known");
         let late = hold(3 * most);
         reservations.add(late, ReservedCharges::new(), None, Micros::from_secs(10));
         assert!(reservations.find(late.id).is_some(), "all others have run out");
-        assert!(kept() <= SHARDS * IN_A_SHARD);
+        assert!(known() <= SHARDS * IN_A_SHARD);
+    }
+
+    /// Regression: up to 65,536 reservations were known, and a server whose clients never settled grew for hours.
+    #[test]
+    fn those_that_nobody_settles_take_no_more_room_once_they_have_run_out() {
+        let reservations = Reservations::new();
+        let hold = |id: u128| Hold { id: ChargeId::new(id).unwrap(), ttl: Micros::from_secs(10) };
+        // A hundred a second, of which a thousand live at a time.
+        for id in 1..=100_000 {
+            let now = Micros::new(u64::try_from(id).unwrap() * 10_000);
+            reservations.add(hold(id), ReservedCharges::new(), None, now);
+        }
+        let known: usize = reservations.shards.iter().map(|shard| shard.lock().len()).sum();
+        assert!(known <= 4_000, "{known} are known");
     }
 
     #[test]
-    fn the_keys_of_an_older_registry_are_not_known() {
+    fn the_keys_of_an_older_gate_are_not_known() {
         let reservations = Reservations::new();
         let hold = Hold { id: ChargeId::new(1).unwrap(), ttl: Micros::from_secs(10) };
         reservations.add(hold, ReservedCharges::new(), Some(Micros::from_secs(1)), Micros::ZERO);

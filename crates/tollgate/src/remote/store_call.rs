@@ -1,7 +1,7 @@
-//! One call of the store, and the books on it: which nodes it asks, whether they are asked at all, and how it went.
+//! One call of the store, with its bookkeeping: which nodes it needs, whether they are up, and how it ended.
 //!
-//! Every charge, settlement and look of `remote.rs` goes through [`Remote::call`]. Which node is down is decided by `breaker.rs`; what is
-//! answered instead by `fallback.rs`. A call that was wrong is an answer of the store and nobody's failure.
+//! Every charge, settlement and status of `remote.rs` goes through [`Remote::call`]. `breaker.rs` decides which node is down;
+//! `fallback.rs` answers instead. An invalid call is an answer of the store and not a failure.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use tollgate_store::{Failure, Hold, NodeId, Nodes, Store, StoreError, StoreFutur
 use tracing::Instrument;
 
 use super::Remote;
-use super::breaker::{Notice, TurnedAway};
+use super::breaker::{NodeDown, Notice};
 use crate::error::Error;
 use crate::health::{StoreChange, StoreHealth, StoreState};
 use crate::telemetry::{CallRecorder, Recorder, Trouble};
@@ -19,19 +19,19 @@ use crate::telemetry::{CallRecorder, Recorder, Trouble};
 pub(super) enum Missed {
     /// The call was wrong.
     Wrong(StoreError),
-    /// It failed in this way, for the first time since it last answered or not.
+    /// The call failed. `is_first` says whether it is the first failure since the last answer.
     Failed { failure: Failure, error: StoreError, is_first: bool },
-    /// It is down and was not asked.
-    TurnedAway(TurnedAway),
+    /// A node is down, and was not called.
+    NodeDown(NodeDown),
 }
 
 impl Missed {
-    /// The error for whom nobody can stand in for the store.
+    /// The error for calls without a fallback.
     pub(super) fn into_error(self) -> Error {
         match self {
             Missed::Wrong(error) | Missed::Failed { error, .. } => error.into(),
-            Missed::TurnedAway(TurnedAway { failure, retry_after }) => {
-                let message = format!("the store is down ({failure}) and not asked again for {retry_after}");
+            Missed::NodeDown(NodeDown { failure, retry_after }) => {
+                let message = format!("the store is down ({failure}) and not called again for {retry_after}");
                 StoreError::failed(failure, message).into()
             }
         }
@@ -43,21 +43,21 @@ impl Missed {
             Missed::Failed { failure, error, is_first } => {
                 Trouble { failure: Some(*failure), is_ambiguous: error.is_ambiguous(), is_first: *is_first }
             }
-            Missed::TurnedAway(away) => Trouble { failure: Some(away.failure), ..Trouble::default() },
+            Missed::NodeDown(down) => Trouble { failure: Some(down.failure), ..Trouble::default() },
         }
     }
 
     /// When the store is tried next, if that is known.
     pub(super) fn retry_after(&self) -> Option<Micros> {
         match self {
-            Missed::TurnedAway(away) => Some(away.retry_after),
+            Missed::NodeDown(down) => Some(down.retry_after),
             Missed::Wrong(_) | Missed::Failed { .. } => None,
         }
     }
 }
 
 impl Remote {
-    /// The nodes that a charge asks: those of its keys, and that of its hold.
+    /// The nodes that a charge needs: those of its keys, and that of its hold.
     pub(super) fn nodes_of(&self, items: &[StoredCharge<'_>], hold: Option<Hold>) -> Nodes {
         let of_items = items.iter().map(|item| self.shared.store.node_of(item));
         let of_hold = hold.map(|hold| self.shared.store.node_of_hold(hold.id));
@@ -70,22 +70,22 @@ impl Remote {
         nodes
     }
 
-    /// Sends a call to the store, unless one of the nodes that it asks is down, and notes how that went.
+    /// Sends a call to the store, unless one of its nodes is down, and records the result.
     pub(super) async fn call<'a, T>(
         &'a self,
         operation: &'static str,
         nodes: Nodes,
-        ask: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
+        send: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
     ) -> Result<T, Missed> {
         for node in &nodes {
             self.ping_first(*node).await;
         }
         for node in &nodes {
-            self.shared.breakers.of(*node).admit().map_err(Missed::TurnedAway)?;
+            self.shared.breakers.of(*node).admit().map_err(Missed::NodeDown)?;
         }
-        self.shared.tally.asked();
+        self.shared.tally.called();
         let call = self.watch.store_call(operation);
-        let answer = ask(&*self.shared.store).instrument(call.span()).await;
+        let answer = send(&*self.shared.store).instrument(call.span()).await;
         call.done(answer.as_ref().err());
         match answer {
             Ok(answer) => {
@@ -103,10 +103,10 @@ impl Remote {
         }
     }
 
-    /// Whether a node is to be asked.
+    /// Whether a node may be called.
     pub(super) async fn admit(&self, node: NodeId) -> Result<(), Missed> {
         self.ping_first(node).await;
-        self.shared.breakers.of(node).admit().map_err(Missed::TurnedAway)
+        self.shared.breakers.of(node).admit().map_err(Missed::NodeDown)
     }
 
     pub(super) fn succeeded(&self, nodes: &Nodes) {
@@ -120,14 +120,14 @@ impl Remote {
     #[cold]
     pub(super) fn failed(&self, nodes: &Nodes, error: StoreError) -> Missed {
         let Some(failure) = error.failure() else {
-            // It took an answer to say so.
+            // An invalid call was answered, so the nodes are up.
             nodes.iter().for_each(|node| self.shared.breakers.of(*node).answered());
             return Missed::Wrong(error);
         };
         self.shared.tally.failed(failure, error.is_ambiguous());
         for node in nodes {
             if let Some(notice) = self.shared.breakers.of(*node).failed(failure, error.scope()) {
-                self.tell(&notice, Some(&error));
+                self.log_notice(&notice, Some(&error));
             }
             // Where the store cannot run it beside its callers, the next one waits for it: this one has waited enough.
             drop(self.ping_if_due(*node));
@@ -138,7 +138,7 @@ impl Remote {
 
     /// Reports to the log and the observers, once for each change.
     #[cold]
-    pub(super) fn tell(&self, notice: &Notice, error: Option<&StoreError>) {
+    pub(super) fn log_notice(&self, notice: &Notice, error: Option<&StoreError>) {
         let error = error.map(ToString::to_string).unwrap_or_default();
         if let Notice::Changed(change) = notice {
             self.shared.breakers.changed(change);
@@ -162,9 +162,11 @@ impl Remote {
                 );
             }
             StoreChange::Up { down_for, fallen_back } if nodes == 1 => {
+                let down_for = Micros::from(*down_for);
                 tracing::info!(%down_for, fallen_back, ambiguous, "the store answers again");
             }
             StoreChange::Up { down_for, fallen_back } => {
+                let down_for = Micros::from(*down_for);
                 tracing::info!(
                     %down_for, fallen_back, ambiguous, nodes_up, nodes,
                     "a node of the store answers again, or another has taken its place"

@@ -1,12 +1,12 @@
-//! What this process still has to do in the remote store, by the id of a charge: cancel a charge that nobody counts on, release the
-//! leases of a permit that was dropped, renew the leases of a permit that is held.
+//! The pending work in the remote store, by the id of a charge: cancel a charge without a holder, release the leases of a dropped
+//! permit, renew the leases of a held permit.
 //!
-//! All of it is idempotent by id, so it is sent again until the store answers. A cancel may overtake its charge, so `Unknown` is the
-//! last word only once the charge is too old to arrive. After its time to live the store has forgotten the id, and what was
-//! charged stays charged. The list is bounded; what does not fit in stays charged too. Both are counted as abandoned: it
-//! denies too much for a while, and never admits too much. A lease that could not be renewed in time is lost.
+//! All of it is idempotent by id, so it is repeated until the store answers. A cancel may overtake its charge, so `Unknown` is
+//! final only when the charge is too old to arrive. After the time to live the store has forgotten the id, and the charge stays
+//! charged. The list is bounded; a charge that does not fit in stays charged too. Both cases are counted as abandoned: they deny
+//! too much for a while and never admit too much. A lease that could not be renewed in time is lost.
 //!
-//! This module knows which id is due when. The store is asked in `remote/background.rs`.
+//! This module knows which id is due when. `remote/background.rs` calls the store.
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::{Future, poll_fn};
@@ -33,11 +33,11 @@ const LONGEST_PAUSE: Micros = Micros::from_secs(1);
 /// The fingerprints of the keys of a charge.
 pub(super) type Fingerprints = SmallVec<[u128; 2]>;
 
-/// What is to be done.
+/// The pending work.
 #[derive(Default)]
 pub(super) struct Tasks {
     list: Mutex<List>,
-    /// How many there are, how many of them are no renewals, and how many are cancels: to be read without the lock.
+    /// The number of tasks, of tasks other than renewals, and of cancels: readable without the lock.
     count: AtomicUsize,
     unfinished: AtomicUsize,
     cancels: AtomicUsize,
@@ -81,11 +81,11 @@ pub(super) enum Next {
     Nothing,
 }
 
-/// What the store answered.
+/// The result of one attempt.
 #[derive(Clone, Copy)]
 pub(super) enum Answer {
     Settled(Settled),
-    /// It could not be asked, or its node could not. Others may be able to, so only this id waits.
+    /// The store or its node could not be reached. Other nodes may be up, so only this id waits.
     Failed,
     /// The call itself was refused, and always will be.
     Refused,
@@ -98,6 +98,8 @@ pub(super) struct Follows {
     pub(super) keys: Fingerprints,
     /// Whether a lease was found to be lost.
     pub(super) is_lost: bool,
+    /// Whether this is the last word: a cancel or a release is over, a renewal was made or never will be.
+    pub(super) is_final: bool,
 }
 
 /// A pause that doubles with every attempt.
@@ -111,7 +113,7 @@ impl Tasks {
         self.count.load(Ordering::Acquire)
     }
 
-    /// How many of them come to an end: cancels and releases.
+    /// The number of tasks that have an end: cancels and releases.
     pub(super) fn unfinished(&self) -> usize {
         self.unfinished.load(Ordering::Acquire)
     }
@@ -137,12 +139,12 @@ impl Tasks {
         self.add(&mut list, hold.id, task);
     }
 
-    /// The leases of a permit are to be released; they end by themselves at `end`.
+    /// Schedules the release of a permit's leases; they expire at `end`.
     pub(super) fn release(&self, id: ChargeId, settlement: Settlement, lease: Micros, now: Micros) {
         let end = now.saturating_add(lease);
         let mut list = self.list.lock();
         if list.by_id.len() - list.renewals >= 2 * MOST {
-            // Leases end by themselves, and what was charged stays as it was reserved.
+            // The leases have expired, and the charge stays as it was reserved.
             self.remove(&mut list, id.get());
             self.abandoned.fetch_add(1, Ordering::Relaxed);
             return;
@@ -151,7 +153,7 @@ impl Tasks {
         self.add(&mut list, id, task);
     }
 
-    /// The leases of a permit are to be renewed for as long as it is held.
+    /// Schedules renewals of a permit's leases for as long as it is held.
     pub(super) fn renew(&self, id: ChargeId, lease: Micros, holder: Arc<Lease>, now: Micros) {
         let every = Micros::new((lease.get() / 3).max(1));
         let (end, due) = (now.saturating_add(lease), now.saturating_add(every));
@@ -159,7 +161,7 @@ impl Tasks {
         self.add(&mut self.list.lock(), id, Task { work, sent: now, end, due, attempts: 0 });
     }
 
-    /// Forgets what is to be done for an id.
+    /// Removes the work for an id.
     pub(super) fn forget(&self, id: ChargeId) {
         self.remove(&mut self.list.lock(), id.get());
     }
@@ -170,7 +172,7 @@ impl Tasks {
         self.cancels() > 0 && self.list.lock().by_id.get(&id.get()).is_some_and(is_cancel)
     }
 
-    /// What is due now; it is due again after a pause, so that an attempt that is dropped is not forgotten.
+    /// The work that is due now. It is due again after a pause, so that a dropped attempt is repeated.
     pub(super) fn next(&self, now: Micros) -> Next {
         let mut list = self.list.lock();
         loop {
@@ -181,7 +183,7 @@ impl Tasks {
             };
             let is_renewal = matches!(task.work, Work::Renew { .. });
             if now >= task.end && !is_renewal {
-                // A lease that was not released has ended by itself.
+                // A lease that was not released has expired.
                 let is_cancel = matches!(task.work, Work::Cancel { .. });
                 self.abandoned.fetch_add(u64::from(is_cancel), Ordering::Relaxed);
                 self.remove(&mut list, id);
@@ -207,7 +209,7 @@ impl Tasks {
         }
     }
 
-    /// Notes what the store answered.
+    /// Records the result of an attempt.
     pub(super) fn answered(&self, id: ChargeId, answer: Answer, now: Micros) -> Follows {
         let mut list = self.list.lock();
         let Some(task) = list.by_id.get_mut(&id.get()) else { return Follows::default() };
@@ -235,7 +237,8 @@ impl Tasks {
             Some(Task { work: Work::Cancel { keys }, .. }) => keys,
             _ => Fingerprints::new(),
         };
-        Follows { keys, is_lost }
+        let is_renewed = matches!(answer, Answer::Settled(Settled::Done));
+        Follows { keys, is_lost, is_final: is_over || is_renewed }
     }
 
     /// Takes the place of the one background task; false if it runs, or there is nothing to do.
@@ -326,11 +329,11 @@ mod tests {
     #[test]
     fn an_unknown_id_is_asked_for_with_growing_pauses_until_its_charge_is_too_old() {
         let tasks = added(&[7]);
-        let (mut asked, mut now) = (Vec::new(), 0);
+        let (mut attempts, mut now) = (Vec::new(), 0);
         loop {
             match tasks.next(at(now)) {
                 Next::Cancel(_) => {
-                    asked.push(now);
+                    attempts.push(now);
                     tasks.answered(id(7), Answer::Settled(Settled::Unknown), at(now));
                 }
                 Next::WaitUntil(next) => now = next.get() / 1_000 - 1_000_000,
@@ -338,7 +341,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!(asked, [0, 50, 150, 350, 750, 1_550, 2_550, 3_550, 4_550, 5_550]);
+        assert_eq!(attempts, [0, 50, 150, 350, 750, 1_550, 2_550, 3_550, 4_550, 5_550]);
     }
 
     /// One node of the store may be down while the others answer.
@@ -408,7 +411,7 @@ mod tests {
         );
     }
 
-    /// While a store is down, everybody who goes away leaves a release behind.
+    /// While a store is down, every dropped permit leaves a release behind.
     #[test]
     fn only_so_many_releases_are_remembered() {
         let tasks = Tasks::default();

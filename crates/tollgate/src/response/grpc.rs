@@ -1,8 +1,8 @@
 //! The status of a refused gRPC call, as trailers.
 //!
-//! A code, a message for people, and the same for programs: `google.rpc.Status` with a `RetryInfo`, by which clients time their
-//! next try, and a `QuotaFailure` that names the limits. These are four small messages whose fields will not change, so they
-//! are written by hand: a field is a tag (number and wire type), then a varint, or a length and bytes.
+//! It has a code, a message for people, and the same for programs: `google.rpc.Status` with a `RetryInfo`, which clients use to
+//! time their next try, and a `QuotaFailure` that names the limits. These are four small messages whose fields will not change,
+//! so they are encoded by hand: a field is a tag (number and wire type), then a varint, or a length and bytes.
 
 use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
@@ -26,7 +26,7 @@ const EXHAUSTED: u32 = 8;
 /// UNAVAILABLE: clients may try again.
 const UNAVAILABLE: u32 = 14;
 
-/// What a refused call ends with. All texts are visible ASCII, ready to be sent.
+/// The trailers of a refused call. All texts are visible ASCII.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The value of [`STATUS`].
@@ -99,7 +99,7 @@ fn put_any(out: &mut Vec<u8>, type_url: &str, value: &[u8]) {
     put_bytes(out, 3, &any);
 }
 
-/// A field of wire type 0. Zero is what a missing number says.
+/// A field of wire type 0. Zero is the default and is left out.
 fn put_number(out: &mut Vec<u8>, field: u8, number: u64) {
     if number != 0 {
         out.push(field << 3);
@@ -126,7 +126,7 @@ fn put_varint(out: &mut Vec<u8>, mut number: u64) {
 /// What `grpc-message` has percent-encoded besides bytes above ASCII: control characters, and the percent sign itself.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// As `grpc-message` asks for.
+/// The encoding that `grpc-message` requires.
 fn percent_encoded(text: &str) -> String {
     utf8_percent_encode(text, ENCODED).to_string()
 }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_reads_what_was_said() {
+    fn a_client_decodes_the_status() {
         let window = Limit::fixed_window(5, Micros::from_secs(60)).unwrap();
         let never = "b allows 5 per 1m window; a cost of 9 can never fit";
         let soon = "a allows 5 per 1m window; retry after 1 s";
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// What a client makes of the details.
+    /// The details as a client decodes them.
     #[derive(Debug, Default, PartialEq)]
     struct Read {
         code: u64,

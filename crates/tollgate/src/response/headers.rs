@@ -1,15 +1,17 @@
-//! The rate-limit header fields: one text for every face, whether middleware, API or proxy.
+//! The rate-limit header fields, for every API: middleware, server and proxy.
 //!
-//! Two sets: the old `X-RateLimit-*`, which have room for one limit and show the one that binds, and `RateLimit-Policy` and
-//! `RateLimit` of the IETF draft (draft-ietf-httpapi-ratelimit-headers-10), which list all. `Retry-After` comes with every
-//! refusal that a wait can end. A limit in shadow mode is never reported, because it never slows anybody down; nor is
-//! an unlimited one.
+//! There are two sets. The old `X-RateLimit-*` fields have room for one limit and show the binding one. `RateLimit-Policy` and
+//! `RateLimit` of the IETF draft (draft-ietf-httpapi-ratelimit-headers-10) list all limits. `Retry-After` comes with every
+//! refusal that ends by waiting. A limit in shadow mode is never reported, because it never slows a client down; an unlimited one
+//! is not reported either.
 //!
-//! Times are whole seconds, rounded up, so that waiting them out is enough. Nothing here knows HTTP: a field is a
-//! name and a value of visible ASCII.
+//! Times are whole seconds, rounded up, so that waiting that long is enough. Nothing here depends on HTTP: a field is a name and
+//! a value of visible ASCII.
 
 mod fields;
 mod line;
+
+use std::time::Duration;
 
 use tollgate_kernel::{Limit, Micros, Outcome, Strategy};
 
@@ -29,9 +31,9 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 pub struct ReportedLimit<'a> {
     /// The limit's name.
     pub name: &'a str,
-    /// The limit that was met; `None` for one that blocks.
+    /// The limit that applied; `None` if the key is blocked.
     pub limit: Option<&'a Limit>,
-    /// What was asked for.
+    /// The cost of the charge.
     pub cost: u64,
     /// What the limit answered.
     pub outcome: Outcome,
@@ -42,7 +44,7 @@ pub struct ReportedLimit<'a> {
 }
 
 impl ReportedLimit<'_> {
-    /// Whether the limit holds anybody up: a caller must not slow down for one that never denies.
+    /// Whether the limit can deny: a client must not slow down for a limit that never denies.
     pub(super) fn is_reported(&self) -> bool {
         !self.shadow && self.outcome != Outcome::UNLIMITED
     }
@@ -52,11 +54,11 @@ impl ReportedLimit<'_> {
         !self.shadow && !self.outcome.allowed
     }
 
-    /// As the limit stands where another has denied the charge, and this one would have taken it.
+    /// The state of the limit without this charge, which another limit has denied.
     fn uncharged(mut self) -> Self {
         if self.outcome.allowed {
-            let standing = self.outcome.remaining.saturating_add(self.cost);
-            self.outcome.remaining = standing.min(self.outcome.capacity);
+            let before = self.outcome.remaining.saturating_add(self.cost);
+            self.outcome.remaining = before.min(self.outcome.capacity);
         }
         self
     }
@@ -78,15 +80,15 @@ impl ReportedLimit<'_> {
 /// How long until more may be charged than now.
 fn more_after(limit: Option<&Limit>, outcome: &Outcome, cost: u64) -> Option<Micros> {
     match limit.filter(|_| outcome.capacity > 0) {
-        Some(limit) => limit.more_after(outcome, cost),
+        Some(limit) => limit.more_after_us(outcome, cost),
         None if outcome.allowed => Some(outcome.reset_after),
-        // Blocked, or a key that nobody could read: no reset brings more.
+        // Blocked, or a malformed key: no reset brings more.
         None => outcome.retry_after,
     }
 }
 
-/// What `X-RateLimit-Reset` counts down to: in a bucket the next token that makes a difference, which is `more_after`, else the
-/// reset.
+/// The time for `X-RateLimit-Reset`: for a bucket the next token that makes a difference, which is `more_after`; for other
+/// strategies the reset.
 fn reset_after(limit: Option<&Limit>, outcome: &Outcome, more_after: Option<Micros>) -> Micros {
     match limit {
         Some(Limit::TokenBucket(_) | Limit::LeakyBucket(_)) => more_after.unwrap_or(outcome.reset_after),
@@ -95,7 +97,7 @@ fn reset_after(limit: Option<&Limit>, outcome: &Outcome, more_after: Option<Micr
     }
 }
 
-/// What a limit counts, in the words of the draft (`qu`).
+/// The unit of a limit, in the words of the draft (`qu`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// Requests. The default of the draft, so it is not written.
@@ -123,7 +125,7 @@ impl Unit {
 pub enum Field {
     /// The capacity of the limit that binds.
     Limit,
-    /// What is left of it.
+    /// What is left.
     Remaining,
     /// When there is more.
     Reset,
@@ -140,7 +142,7 @@ impl Field {
     pub const ALL: [Field; 6] =
         [Field::Limit, Field::Remaining, Field::Reset, Field::RetryAfter, Field::Policy, Field::Quota];
 
-    /// The field's name in lower case, as HTTP/2 has it.
+    /// The field's name in lower case, as in HTTP/2.
     pub const fn name(self) -> &'static str {
         match self {
             Field::Limit => "x-ratelimit-limit",
@@ -188,11 +190,11 @@ impl Default for Format {
     }
 }
 
-/// Tells `write` each field and its value, at most once each, in the order of [`Field::ALL`]. `now` is the time since 1970.
+/// Passes each field and its value to `write`, at most once each, in the order of [`Field::ALL`]. `now` is the time since 1970.
 ///
 /// ```
 /// use tollgate::headers::{self, Format, ReportedLimit};
-/// use tollgate::store::Micros;
+/// use std::time::Duration;
 /// use tollgate::{Limit, Limiter};
 ///
 /// let limit = Limit::token_bucket("10/s", 20)?;
@@ -200,7 +202,7 @@ impl Default for Format {
 /// let reported = ReportedLimit { name: "api", limit: Some(&limit), cost: 1, outcome, shadow: false, unit: None };
 ///
 /// let mut lines = Vec::new();
-/// headers::render(&Format::default(), [reported].into_iter(), Micros::ZERO, |field, value| {
+/// headers::render(&Format::default(), [reported].into_iter(), Duration::ZERO, |field, value| {
 ///     lines.push(format!("{}: {value}", field.name()));
 /// });
 /// assert_eq!(lines, [
@@ -215,10 +217,10 @@ impl Default for Format {
 pub fn render<'a>(
     format: &Format,
     limits: impl Iterator<Item = ReportedLimit<'a>> + Clone,
-    now: Micros,
+    now: Duration,
     mut write: impl FnMut(Field, &str),
 ) {
-    let Some(reported) = HeaderFields::new(format, limits, now) else { return };
+    let Some(reported) = HeaderFields::new(format, limits, now.into()) else { return };
     let mut line = Line::default();
     for (field, number) in reported.numbers() {
         line.clear();
@@ -234,8 +236,8 @@ pub fn render<'a>(
     }
 }
 
-/// The item of one limit in `RateLimit-Policy`, for those who work it out beforehand. It depends on the limit, its name and
-/// unit, and the capacity it answered with, and on nothing else of a charge.
+/// The item of one limit in `RateLimit-Policy`, for callers that prepare it. It depends only on the limit, its name and unit, and
+/// its capacity.
 ///
 /// ```
 /// use tollgate::headers::{ReportedLimit, policy_item};
@@ -255,12 +257,12 @@ pub fn policy_item(reported: &ReportedLimit<'_>) -> String {
     line.as_str().to_owned()
 }
 
-/// The limit that binds, as decisions have it: of those that deny the longest wait, else the smallest share left.
+/// The binding limit, by the rule of decisions: of those that deny the longest wait, else the smallest share left.
 pub(super) fn binding<'a>(reported: impl Iterator<Item = ReportedLimit<'a>>) -> Option<ReportedLimit<'a>> {
     reported.reduce(|bound, next| if binds_over(&next.outcome, &bound.outcome) { next } else { bound })
 }
 
-/// A wait as `Retry-After` has it: never zero, which would ask for another try at once.
+/// A wait for `Retry-After`: never zero, which would ask for another try at once.
 pub(super) fn seconds_to_wait(wait: Micros) -> u64 {
     wait.as_secs_ceil().max(1)
 }
@@ -288,7 +290,7 @@ mod tests {
     /// What is reported, in order: `x-ratelimit-limit=10 retry-after=1 …`.
     fn check(format: Format, limits: &[ReportedLimit<'_>], now_us: u64, expected: &str) {
         let mut lines = Vec::new();
-        render(&format, limits.iter().copied(), Micros::new(now_us), |field, value| {
+        render(&format, limits.iter().copied(), Duration::from_micros(now_us), |field, value| {
             lines.push((field, format!("{}={value}", field.name())));
         });
         let position = |field| Field::ALL.iter().position(|other| *other == field);
@@ -332,7 +334,7 @@ mod tests {
                 vec![a(denied(Some(2_000))), b(denied(Some(2_001)))],
                 r#"10 0 9 3 "a";q=10;w=60,"b";q=10;w=60 "a";r=0;t=2,"b";r=0;t=3"#,
             ),
-            // One of two says never, so no wait is enough.
+            // One of the two never fits, so no wait is enough.
             (
                 vec![a(denied(Some(2_000))), b(denied(None))],
                 r#"10 0 9 - "a";q=10;w=60,"b";q=10;w=60 "a";r=0;t=2,"b";r=0;t=9"#,
@@ -340,7 +342,7 @@ mod tests {
             // The wait is over within a µs, and still the caller has to wait.
             (vec![a(denied(Some(0)))], r#"10 0 9 1 "a";q=10;w=60 "a";r=0;t=0"#),
             (vec![blocked], r#"0 0 0 - "a";q=0 "a";r=0"#),
-            // A malformed key meets a limit that it cannot be counted under.
+            // A malformed key has a limit but no counters.
             (vec![a(Outcome::BLOCKED)], r#"0 0 0 - "a";q=0 "a";r=0"#),
             (vec![reported("a", &bucket, Outcome::BLOCKED)], r#"0 0 0 - "a";q=0 "a";r=0"#),
             // The store failed: closed, then open.

@@ -1,7 +1,7 @@
 //! The body of a refusal: problem details (RFC 9457) of the types that the IETF draft registers.
 //!
-//! A refusal names the limits that deny and says in words what each allows and when to come back. Keys never enter, and names
-//! are made visible first, so the text needs no escaping: `body` writes JSON by hand.
+//! A refusal names the limits that deny and says what each allows and when to retry. It never contains a key. Names are reduced
+//! to visible characters, so the text needs no escaping and `body` writes JSON by hand.
 
 use std::fmt::Write as _;
 
@@ -51,7 +51,7 @@ impl Reason {
             None
         } else if denying().any(|outcome| outcome.source() == Source::Malformed) {
             Some(Reason::NoKey)
-        // What can never fit is denied whether the store answers or not.
+        // A cost that can never fit is denied whether the store answers or not.
         } else if denying().all(is_closed) {
             Some(Reason::ReducedCapacity)
         } else {
@@ -132,7 +132,7 @@ pub fn body_of<'a>(
     )
 }
 
-/// What is wrong, in words of visible ASCII without quotes or backslashes.
+/// The explanation, in visible ASCII without quotes or backslashes.
 pub(super) fn detail<'a>(reason: Reason, limits: impl Iterator<Item = ReportedLimit<'a>> + Clone) -> String {
     let mut text = String::new();
     match reason {
@@ -153,7 +153,7 @@ pub(super) fn detail<'a>(reason: Reason, limits: impl Iterator<Item = ReportedLi
     text
 }
 
-/// What one denying limit says, in words.
+/// The explanation of one limit that denies.
 pub(super) fn violation(reported: &ReportedLimit<'_>) -> String {
     let mut text = visible(reported.name).into_owned();
     match reported.limit.filter(|_| reported.outcome.capacity > 0) {

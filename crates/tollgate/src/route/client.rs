@@ -1,11 +1,11 @@
-//! The client's address, safe from what a request claims.
+//! The client's address, protected from what a request claims.
 //!
-//! Anybody can write `X-Forwarded-For`. So headers are believed only where trusted proxies are configured, and then only as far
-//! as those proxies wrote them: from the right, past the proxies, to the first address that is not a proxy's. An entry that
-//! cannot be read falls back to the peer: never to a key that many share by accident, and never to no key at all.
+//! Any client can send `X-Forwarded-For`. So headers are trusted only where trusted proxies are configured, and only the part
+//! that those proxies wrote: from the right, past the proxies, to the first address that is not a proxy's. If an entry cannot be
+//! read, the peer's address is used: never a key that many clients share by accident, and never no key at all.
 //!
-//! Addresses are compared as bits, not as text, and IPv4 mapped into IPv6 is unmapped before anything is masked: otherwise all
-//! IPv4 clients would be one IPv6 network. `forwarded.rs` reads the one header with a grammar.
+//! Addresses are compared as bits, not as text. IPv4 mapped into IPv6 is unmapped before anything is masked; without that all
+//! IPv4 clients would be one IPv6 network. `forwarded.rs` parses the one header with a grammar.
 
 mod forwarded;
 
@@ -48,15 +48,15 @@ const LONGEST_GROUP: usize = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/127".len()
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientAddress {
-    believed: Believed,
+    trusted: Trusted,
     header: Header,
     ipv4_prefix: u8,
     ipv6_prefix: u8,
 }
 
-/// Whose headers are believed.
+/// Which headers are trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Believed {
+enum Trusted {
     Nobody,
     /// Canonical, as the addresses are that they are compared with.
     Networks(Arc<[IpNet]>),
@@ -72,7 +72,7 @@ enum Header {
 impl ClientAddress {
     /// The socket's address, whatever the headers say. This is the default.
     pub fn peer() -> ClientAddress {
-        ClientAddress::new(Believed::Nobody)
+        ClientAddress::new(Trusted::Nobody)
     }
 
     /// Behind proxies of these networks: for a request from one of them the client is taken from `X-Forwarded-For`; for any
@@ -80,13 +80,12 @@ impl ClientAddress {
     ///
     /// Name the proxies, not their whole network: a client with an address in `proxies` can pose as any client.
     pub fn behind(proxies: impl IntoIterator<Item = IpNet>) -> ClientAddress {
-        ClientAddress::new(Believed::Networks(proxies.into_iter().map(canonical_network).collect()))
+        ClientAddress::new(Trusted::Networks(proxies.into_iter().map(canonical_network).collect()))
     }
 
-    /// Behind exactly `n` proxies, whatever their addresses: the client is the `n`-th entry from the right, and the peer
-    /// where there are fewer.
+    /// Behind exactly `n` proxies, at any address: the client is the `n`-th entry from the right, or the peer if there are fewer.
     ///
-    /// Only for services that nobody reaches except through all of them: the peer's address is not looked at.
+    /// Only for services that can be reached only through all of them: the peer's address is not checked.
     ///
     /// ```
     /// use std::num::NonZeroUsize;
@@ -99,11 +98,11 @@ impl ClientAddress {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn behind_hops(n: NonZeroUsize) -> ClientAddress {
-        ClientAddress::new(Believed::Hops(n))
+        ClientAddress::new(Trusted::Hops(n))
     }
 
-    fn new(believed: Believed) -> ClientAddress {
-        ClientAddress { believed, header: Header::XForwardedFor, ipv4_prefix: 32, ipv6_prefix: 64 }
+    fn new(trusted: Trusted) -> ClientAddress {
+        ClientAddress { trusted, header: Header::XForwardedFor, ipv4_prefix: 32, ipv6_prefix: 64 }
     }
 
     /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
@@ -140,16 +139,16 @@ impl ClientAddress {
         if self.trusts(peer) { self.claimed(headers).or(peer) } else { peer }
     }
 
-    /// Whether a peer is a proxy whose headers are believed.
+    /// Whether a peer is a proxy whose headers are trusted.
     pub(crate) fn trusts(&self, peer: Option<IpAddr>) -> bool {
-        match &self.believed {
-            Believed::Nobody => false,
-            Believed::Networks(proxies) => peer.is_some_and(|peer| is_in(proxies, canonical(peer))),
-            Believed::Hops(_) => true,
+        match &self.trusted {
+            Trusted::Nobody => false,
+            Trusted::Networks(proxies) => peer.is_some_and(|peer| is_in(proxies, canonical(peer))),
+            Trusted::Hops(_) => true,
         }
     }
 
-    /// What the header's lines say together, read from the right.
+    /// The client according to the lines of the header, read from the right.
     fn claimed(&self, headers: &HeaderMap) -> Option<IpAddr> {
         match self.header {
             Header::XForwardedFor => {
@@ -164,12 +163,12 @@ impl ClientAddress {
         }
     }
 
-    /// The client among the entries; `None` stands for one that is no address.
+    /// The client among the entries; `None` is an entry that is no address.
     fn pick(&self, mut entries: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
-        match &self.believed {
-            Believed::Nobody => None,
-            Believed::Networks(proxies) => past(proxies, entries),
-            Believed::Hops(n) => entries.nth(n.get() - 1).flatten(),
+        match &self.trusted {
+            Trusted::Nobody => None,
+            Trusted::Networks(proxies) => past(proxies, entries),
+            Trusted::Hops(n) => entries.nth(n.get() - 1).flatten(),
         }
     }
 
@@ -258,8 +257,8 @@ fn is_in(networks: &[IpNet], address: IpAddr) -> bool {
     networks.iter().any(|network| network.contains(&address))
 }
 
-/// The first address from the right that is no proxy's; the leftmost if all are. `None` if an entry on the way is no
-/// address, or the way is too long: then nobody knows who wrote what is left of it.
+/// The first address from the right that is not a proxy's; the leftmost if all are proxies. `None` if an entry on the way is no
+/// address or there are too many entries: then the rest cannot be trusted.
 fn past(proxies: &[IpNet], entries: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
     let mut leftmost = None;
     for (seen, entry) in entries.enumerate() {
@@ -303,7 +302,7 @@ pub fn address(entry: &[u8]) -> Option<IpAddr> {
     Some(canonical(address))
 }
 
-/// An IPv6 address, whose zone (`fe80::1%eth0`) means nothing here: it names an interface of another machine.
+/// An IPv6 address. Its zone (`fe80::1%eth0`) is ignored: it names an interface of another machine.
 fn ipv6(text: &str) -> Option<Ipv6Addr> {
     match text.split_once('%') {
         Some((_, "")) => None,
@@ -312,7 +311,7 @@ fn ipv6(text: &str) -> Option<Ipv6Addr> {
     }
 }
 
-/// A number, or the made-up name that RFC 7239 allows in its place.
+/// A number, or the made-up name that RFC 7239 allows in its index.
 fn is_port(text: &str) -> bool {
     match text.strip_prefix('_') {
         Some(name) => {
@@ -364,8 +363,8 @@ fn write_ipv4(to: &mut impl fmt::Write, address: Ipv4Addr) -> fmt::Result {
         text[len] = byte;
         len += 1;
     };
-    for (place, octet) in address.octets().into_iter().enumerate() {
-        if place > 0 {
+    for (index, octet) in address.octets().into_iter().enumerate() {
+        if index > 0 {
             push(b'.');
         }
         if octet >= 100 {
@@ -434,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_as_wide_as_was_said() {
+    fn a_client_has_the_configured_prefix() {
         for (four, six, address, expected) in [
             (32, 64, "203.0.113.7", Some("203.0.113.7")),
             (24, 64, "203.0.113.7", Some("203.0.113.0/24")),

@@ -1,7 +1,7 @@
 //! The key of a request: where it is found, and what happens to a request without one.
 //!
-//! One meaning everywhere (tower layer, server's gate, backtest): a request without a key is denied and nothing is charged,
-//! unless [`KeyExtractor::if_missing`] says otherwise. A key that is there and malformed is always denied.
+//! The tower layer, the server's gate and backtest share these rules: a request without a key is denied and nothing is charged,
+//! unless [`KeyExtractor::if_missing`] says otherwise. A malformed key is always denied.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,9 +16,9 @@ use super::client::ClientGroup;
 use super::pattern::Matcher;
 use super::request::{Field, RequestHead};
 use crate::error::Error;
-use crate::key::{Key, KeyError};
+use crate::key::{Key, KeyError, KeyRoom, RoomKey};
 
-/// Finds the key in a request: who is limited.
+/// Finds the key in a request.
 ///
 /// ```
 /// use tollgate::route::{KeyExtractor, MissingKey};
@@ -29,11 +29,11 @@ use crate::key::{Key, KeyError};
 /// let tenant = KeyExtractor::function("tenant", |request| request.header("host").map(str::to_owned));
 /// ```
 ///
-/// A request without the key is [denied](MissingKey::Deny) by default: it is never free by accident. A key that is there and
-/// malformed (empty, given twice, not text, over 1,024 bytes) is always denied. Both are logged (WARN) and charge nothing.
+/// A request without the key is [denied](MissingKey::Deny) by default: it never passes uncharged by accident. A malformed key
+/// (empty, given twice, not text, over 1,024 bytes) is always denied. Both are logged (WARN) and charge nothing.
 ///
-/// A limit by what a client merely claims (a header, a path) is only as good as the claim: a client that makes one up for each request
-/// gets a fresh limit each time. Put the layer inside the one that authenticates, or add a limit by [address](KeyExtractor::ip).
+/// A key that a client can choose (a header, a path) is weak: a client that sends a new one with each request gets a fresh limit
+/// each time. Put the layer inside the one that authenticates, or add a limit by [address](KeyExtractor::ip).
 #[derive(Clone)]
 pub struct KeyExtractor {
     source: Source,
@@ -122,7 +122,7 @@ impl KeyExtractor {
         KeyExtractor::new(&name, Source::PathParameter(name.clone()))
     }
 
-    /// What an outer layer has put into the request's extensions, such as the account that it authenticated.
+    /// A value that an outer layer has put into the request's extensions, such as the authenticated account.
     ///
     /// ```
     /// use tollgate::route::KeyExtractor;
@@ -139,7 +139,7 @@ impl KeyExtractor {
         KeyExtractor::function(namespace, move |request| request.extension::<T>().map(&key))
     }
 
-    /// What the function returns; `None` is a missing key.
+    /// The result of a function; `None` is a missing key.
     pub fn function(
         namespace: &str,
         key: impl Fn(&RequestHead<'_>) -> Option<String> + Send + Sync + 'static,
@@ -161,8 +161,8 @@ impl KeyExtractor {
         KeyExtractor { missing, ..self }
     }
 
-    /// One spelling for names that a login does not tell apart: without spaces around them, in lower case, and in the
-    /// compatibility form of Unicode (NFKC). Use it where the login does the same, and only there.
+    /// One spelling for names that a login treats as equal: trimmed, in lower case, and in the compatibility form of Unicode
+    /// (NFKC). Use it only if the login does the same.
     #[must_use]
     pub fn folded(self) -> KeyExtractor {
         KeyExtractor { is_folded: true, ..self }
@@ -289,7 +289,7 @@ enum Found {
     Function(Function),
 }
 
-/// Why a request has no key. Never contains what the request said.
+/// Why a request has no key. Never contains a value of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoKey {
@@ -318,49 +318,55 @@ impl fmt::Display for NoKey {
 impl std::error::Error for NoKey {}
 
 impl CompiledKey {
-    /// The key of a request; `None` if the limit does not apply to it.
-    pub(crate) fn find(&self, request: &RequestHead<'_>) -> Result<Option<Key<'_>>, NoKey> {
+    /// The key of a request, written into `room` if it is joined from parts; `None` if the limit does not apply to the request.
+    #[inline]
+    pub(crate) fn find(
+        &self,
+        request: &RequestHead<'_>,
+        room: &mut KeyRoom,
+    ) -> Result<Option<RoomKey<'_>>, NoKey> {
         let text: Cow<'_, str> = match &self.from {
-            Found::Constant(key) => return Ok(Some(key.borrowed())),
-            Found::Ip => return client(request, &self.prefix),
-            Found::Peer => return address(request, request.peer(), &self.prefix),
+            Found::Constant(key) => return Ok(Some(RoomKey::Whole(key.canonical()))),
+            Found::Ip => return client(request, &self.prefix, room),
+            Found::Peer => return address(request, request.peer(), &self.prefix, room),
             Found::User => match request.user() {
                 Some(user) => user.into(),
-                None => return self.missing(request),
+                None => return self.missing(request, room),
             },
             Found::Header(name) => match request.field(name) {
                 Field::Text(text) => text.into(),
-                Field::Missing => return self.missing(request),
+                Field::Missing => return self.missing(request, room),
                 Field::Malformed => return Err(NoKey::Malformed(None)),
             },
             Found::Bearer => match request.field(&AUTHORIZATION) {
                 Field::Text(text) => match bearer(text) {
                     Some(token) => token.into(),
-                    None => return self.missing(request),
+                    None => return self.missing(request, room),
                 },
-                Field::Missing => return self.missing(request),
+                Field::Missing => return self.missing(request, room),
                 Field::Malformed => return Err(NoKey::Malformed(None)),
             },
             Found::PathParameter(name) => match request.parameter(name) {
                 Some(text) => text,
                 // The route matched in doubt, by another reading of the path: a router may see a parameter where we see none.
                 None if self.missing == MissingKey::Skip => return Err(NoKey::Malformed(None)),
-                None => return self.missing(request),
+                None => return self.missing(request, room),
             },
             Found::Function(function) => match function(request) {
                 Some(text) => text.into(),
-                None => return self.missing(request),
+                None => return self.missing(request, room),
             },
         };
         let text = if self.is_folded { folded(&text).into() } else { text };
-        Ok(Some(Key::after_prefix(&self.prefix, &text)?))
+        Ok(Some(room.write(&self.prefix, &text)?))
     }
 
-    fn missing(&self, request: &RequestHead<'_>) -> Result<Option<Key<'_>>, NoKey> {
+    #[cold]
+    fn missing(&self, request: &RequestHead<'_>, room: &mut KeyRoom) -> Result<Option<RoomKey<'_>>, NoKey> {
         match self.missing {
             MissingKey::Deny => Err(NoKey::Missing),
-            MissingKey::Shared => Ok(Some(self.shared.borrowed())),
-            MissingKey::Ip => client(request, &self.client),
+            MissingKey::Shared => Ok(Some(RoomKey::Whole(self.shared.canonical()))),
+            MissingKey::Ip => client(request, &self.client, room),
             MissingKey::Skip => Ok(None),
         }
     }
@@ -373,10 +379,14 @@ impl From<KeyError> for NoKey {
 }
 
 /// The key of the client: its address, or its name where a log has names.
-fn client(request: &RequestHead<'_>, prefix: &str) -> Result<Option<Key<'static>>, NoKey> {
+fn client(
+    request: &RequestHead<'_>,
+    prefix: &str,
+    room: &mut KeyRoom,
+) -> Result<Option<RoomKey<'static>>, NoKey> {
     match request.client_name() {
-        Some(name) => Ok(Some(Key::after_prefix(prefix, name)?)),
-        None => address(request, request.client(), prefix),
+        Some(name) => Ok(Some(room.write(prefix, name)?)),
+        None => address(request, request.client(), prefix, room),
     }
 }
 
@@ -385,12 +395,12 @@ fn address(
     request: &RequestHead<'_>,
     address: Option<IpAddr>,
     prefix: &str,
-) -> Result<Option<Key<'static>>, NoKey> {
+    room: &mut KeyRoom,
+) -> Result<Option<RoomKey<'static>>, NoKey> {
     let address = address.ok_or(NoKey::NoAddress)?;
-    // On the stack, as the key itself is allocated.
     let mut group = ClientGroup::default();
     request.write_group(address, &mut group);
-    Ok(Some(Key::after_prefix(prefix, group.as_str())?))
+    Ok(Some(room.write(prefix, group.as_str())?))
 }
 
 /// The token of a bearer authorization; schemes are written in any case.
@@ -401,7 +411,7 @@ fn bearer(text: &str) -> Option<&str> {
 }
 
 fn folded(text: &str) -> String {
-    // Lower case may bring compositions of its own, and composing may bring capitals: once more is enough.
+    // Lower case may make new compositions, and composing may make capitals: a second pass is enough.
     let once = |text: &str| text.nfkc().collect::<String>().to_lowercase();
     once(&once(text.trim())).trim().to_owned()
 }

@@ -56,7 +56,7 @@ pub(super) enum CostOf {
 #[derive(Clone)]
 pub(crate) enum Settle {
     Nothing,
-    /// The charge is given back unless the status is one of these.
+    /// The charge is given back unless the response has one of these statuses.
     ByStatus(Vec<StatusCode>),
     /// By the head of the response; `None` leaves the charge as it is.
     ByHead(Actual),
@@ -64,11 +64,11 @@ pub(crate) enum Settle {
     ByBytes,
 }
 
-/// What a request cost, by its response.
+/// The actual cost of a request, from its response.
 type Actual = Arc<dyn Fn(&ResponseHead<'_>) -> Option<u64> + Send + Sync>;
 
 impl Settle {
-    /// What the head of a response says that the request cost; `None` leaves the charge as it is.
+    /// The actual cost according to the response head; `None` leaves the charge as it is.
     pub(crate) fn by_head(&self, response: &ResponseHead<'_>) -> Option<u64> {
         match self {
             Settle::ByStatus(counted) => (!counted.contains(&response.status)).then_some(0),
@@ -153,14 +153,14 @@ impl RouteLimit {
         RouteLimit { cost: CostOf::Fixed(cost), ..self }
     }
 
-    /// Each request costs what the function returns; zero means that the limit does not apply to this request.
+    /// The cost is what the function returns; zero means that the limit does not apply to this request.
     #[must_use]
     pub fn cost_by(self, cost: impl Fn(&RequestHead<'_>) -> u64 + Send + Sync + 'static) -> RouteLimit {
         RouteLimit { cost: CostOf::By(Arc::new(cost)), ..self }
     }
 
-    /// Counts only requests whose response has such a status; the others are given back. The rate-limit headers of the response
-    /// show the state before that.
+    /// Counts only requests whose response has such a status; others are given back. The rate-limit headers of the response show
+    /// the state before that.
     #[must_use]
     pub fn count_if(self, counts: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> RouteLimit {
         self.settle_by(move |response| (!counts(response.status())).then_some(0))
@@ -172,7 +172,7 @@ impl RouteLimit {
         RouteLimit { settle: Settle::ByStatus(statuses.into_iter().collect()), ..self }
     }
 
-    /// Charges what the function makes of the response; `None` leaves the charge as it was.
+    /// The actual cost is what the function returns for the response; `None` leaves the charge as it is.
     #[must_use]
     pub fn settle_by(
         self,
@@ -187,7 +187,7 @@ impl RouteLimit {
         self.settle_by(move |response| response.headers().get(&name)?.to_str().ok()?.trim().parse().ok())
     }
 
-    /// Charges the bytes of the response's body, as many as were handed on; the cost is what is reserved first.
+    /// Charges the bytes of the response's body that were sent; `cost` is reserved first.
     #[must_use]
     pub fn settle_by_bytes_sent(self) -> RouteLimit {
         RouteLimit { settle: Settle::ByBytes, ..self }
@@ -211,7 +211,8 @@ impl RouteLimit {
         &self.route
     }
 
-    /// What of the response the charge depends on; `None` if nothing. Who sees no response cannot apply this limit.
+    /// The part of the response that the charge depends on; `None` if it depends on none. A caller without a response cannot
+    /// apply this limit.
     pub fn needs_response(&self) -> Option<&'static str> {
         match self.settle {
             Settle::Nothing => None,
@@ -221,7 +222,7 @@ impl RouteLimit {
         }
     }
 
-    /// What it needs and an access log does not have; `None` if a log has everything.
+    /// What this limit needs that an access log lacks; `None` if a log has everything.
     pub fn not_in_access_logs(&self) -> Option<String> {
         let by_response = match self.settle {
             Settle::Nothing | Settle::ByBytes => None,
@@ -318,7 +319,7 @@ impl ResponseHead<'_> {
         self.headers
     }
 
-    /// What the service has noted on it.
+    /// A value that the service has put into the response's extensions.
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
         self.extensions.get()
     }

@@ -1,23 +1,23 @@
-//! The path of a request, in the one spelling that routes are compared with.
+//! The normalised path of a request, which routes are compared with.
 //!
-//! `/login`, `//login`, `/./login` and `/%6Cogin` reach the same handler behind many servers, so they must match the same
-//! route. A path is decoded once, except for what would change its structure: `%25` could make a new escape, `%3F` and `%23`
-//! would end the path. Slashes are merged while dots are resolved, as nginx does. An encoded slash or backslash is taken for
-//! a separator by some servers and for data by others; nobody can say which path that is, so it is refused unless
-//! [`EncodedSeparators::Keep`] says that it is data.
+//! `/login`, `//login`, `/./login` and `/%6Cogin` reach the same handler behind many servers, so they must match the same route.
+//! A path is decoded once, except for what would change its structure: `%25` could make a new escape; `%3F` and `%23` would end
+//! the path. Slashes are merged while dots are resolved, as in nginx. Some servers take an encoded slash or backslash for a
+//! separator and others for data, so such a path is refused unless [`EncodedSeparators::Keep`] says that it is data.
 //!
-//! Neither case nor Unicode is folded, and a slash at the end counts: routers tell such paths apart. What a route makes of that is
-//! decided in `pattern.rs`. Decoding is by hand, because a `%` that encodes nothing must be refused; the crate `percent-encoding` lets it stand.
+//! Neither case nor Unicode is folded, and a trailing slash counts: routers distinguish such paths, and `pattern.rs` decides what
+//! a route does with them. Decoding is by hand, because a `%` that encodes nothing must be refused; the crate `percent-encoding`
+//! accepts it.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use percent_encoding::percent_encode_byte;
 
-/// What an encoded slash (`%2F`), an encoded backslash (`%5C`) and a plain backslash are.
+/// The meaning of an encoded slash (`%2F`), an encoded backslash (`%5C`) and a plain backslash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncodedSeparators {
-    /// A [`BadPath`]: servers disagree about what they mean.
+    /// They are a [`BadPath`]: servers disagree about their meaning.
     #[default]
     Refuse,
     /// Data, as in `/packages/@scope%2Fname`. They stay encoded.
@@ -61,9 +61,9 @@ impl fmt::Display for BadPath {
 
 impl std::error::Error for BadPath {}
 
-/// The path in the one spelling that routes are compared with, or why it has none.
+/// The normalised path, or why it has none.
 ///
-/// Borrowed when nothing changes, which is the usual case. An empty path is `/`; the `*` of `OPTIONS *` stays what it is.
+/// Borrowed if nothing changes, which is the usual case. An empty path is `/`; the `*` of `OPTIONS *` stays.
 ///
 /// ```
 /// use tollgate::route::{BadPath, EncodedSeparators, normalized};
@@ -121,7 +121,7 @@ fn rewritten(raw: &str, separators: EncodedSeparators) -> Result<String, BadPath
     Ok(path.text)
 }
 
-/// A path as it is written anew. Its current segment starts at `segment`, after a slash.
+/// A path that is being written. Its current segment starts at `segment`, after a slash.
 struct Spelling {
     text: String,
     segment: usize,
@@ -151,7 +151,7 @@ impl Spelling {
         }
     }
 
-    /// A character of a segment. One that is a slash here was encoded.
+    /// A character of a segment. A slash here was encoded.
     fn character(&mut self, character: char, separators: EncodedSeparators) -> Result<(), BadPath> {
         match character {
             '\0' => return Err(BadPath::Nul),
@@ -169,7 +169,7 @@ impl Spelling {
     }
 }
 
-/// The character whose escapes begin here, after their first `%`, and what follows them.
+/// The character whose escapes start here, after their first `%`, and the rest.
 fn escaped(text: &str) -> Result<(char, &str), BadPath> {
     let (first, mut rest) = escaped_byte(text)?;
     let size = match first {
@@ -196,10 +196,10 @@ fn escaped_byte(text: &str) -> Result<(u8, &str), BadPath> {
     Ok((u8::from_str_radix(digits, 16).map_err(|_| BadPath::Percent)?, rest))
 }
 
-/// The text that a piece of a path stands for: what normalising left encoded is decoded too.
+/// The text of a piece of a path, with the escapes that normalising kept also decoded.
 ///
-/// For keys and comparisons of single parameters only: in a longer piece, `a%2Fb` and `a/b` become the same. Text that is not
-/// rightly encoded is given back as it is.
+/// Only for keys and comparisons of single parameters: in a longer piece, `a%2Fb` and `a/b` become the same. Text with an invalid
+/// escape is returned unchanged.
 ///
 /// ```
 /// use tollgate::route::decoded;

@@ -1,10 +1,10 @@
 //! Which requests a route limit applies to: by path, method, host, client network, user and header.
 //!
-//! Each route is independent: it matches a request or it does not, whatever other routes say, so adding one can never take
-//! another's limit away. A router may read a path differently than we do (`/files/../x` is a file to one and `/x` to another),
-//! so there are two ways to match. [`Matcher::charges`] matches in doubt: the path as it came, its one spelling (`path.rs`), with
-//! or without a slash at its end, or the route that axum matched; any of several values of a header. [`Matcher::frees`], for
-//! exceptions and skips, matches only without a doubt.
+//! Each route is independent: it matches a request or not, whatever other routes do, so adding one never removes another's limit.
+//! A router may read a path differently than this module (`/files/../x` is a file to one and `/x` to another), so there are two
+//! ways to match. [`Matcher::charges`] matches in doubt: the raw path, the normalised path (`path.rs`), with or without a
+//! trailing slash, or the route that axum matched; any of several values of a header. [`Matcher::frees`], for exceptions and
+//! skips, matches only without doubt.
 
 use std::fmt;
 
@@ -132,8 +132,8 @@ impl Route {
         self
     }
 
-    /// Only requests of this [authenticated user](super::AuthenticatedUser): a name, `prefix*`, or `*` for anybody who is
-    /// authenticated; several may be given.
+    /// Only requests of this [authenticated user](super::AuthenticatedUser): a name, `prefix*`, or `*` for every authenticated
+    /// user; several may be given.
     #[must_use]
     pub fn user(mut self, user: impl Into<String>) -> Route {
         self.users.push(user.into());
@@ -157,9 +157,9 @@ impl Route {
         own.or_else(|| self.except.iter().find_map(Route::not_in_access_logs))
     }
 
-    /// Compiles the route; the error says which part is wrong, and why.
+    /// Compiles the route; the error names the part that is wrong, and why.
     pub(crate) fn compile(&self) -> Result<Matcher, Error> {
-        let place = match &self.at {
+        let path_matcher = match &self.at {
             At::Any => PathMatcher::Any,
             At::Template(template) => PathMatcher::Template(Template::parse(template)?),
             At::Below(prefix) => PathMatcher::Below(literal(prefix)?.trim_end_matches('/').to_owned()),
@@ -170,7 +170,7 @@ impl Route {
             Err(_) => Err(Error::call(format!("`{}` is not the name of a header", name.escape_debug()))),
         };
         Ok(Matcher {
-            place,
+            path_matcher,
             methods: self.methods.clone(),
             except,
             hosts: self.hosts.iter().map(|host| HostPattern::parse(host)).collect::<Result<_, _>>()?,
@@ -228,7 +228,7 @@ impl Route {
 /// A compiled route.
 #[derive(Clone, Debug)]
 pub(crate) struct Matcher {
-    place: PathMatcher,
+    path_matcher: PathMatcher,
     methods: Vec<Method>,
     except: Vec<Matcher>,
     hosts: Vec<HostPattern>,
@@ -247,11 +247,11 @@ enum PathMatcher {
 
 impl Matcher {
     /// Whether the request matches, for a caller that would charge it: in doubt it does. A router may see another path than we
-    /// do, so it is enough that the path fits as it came, or in its one spelling, or that the router matched it so.
+    /// do, so the raw path, the normalised path or the router's match is enough.
     pub(crate) fn charges(&self, request: &RequestHead<'_>) -> bool {
-        let place = match &self.place {
+        let path_matcher = match &self.path_matcher {
             PathMatcher::Any => true,
-            // A line of a log that has no path.
+            // A log line without a path.
             _ if request.path().is_empty() => false,
             PathMatcher::Template(template) => {
                 template.matches(request.path())
@@ -267,7 +267,7 @@ impl Matcher {
         let has_header = |(name, pattern): &(HeaderName, TextPattern)| {
             request.values(name).any(|value| pattern.matches(value))
         };
-        place
+        path_matcher
             && self.is_by_method(request.known_method())
             && (self.hosts.is_empty() || request.hosts().any(|host| self.has_host(host)))
             && self.is_from(request)
@@ -275,10 +275,10 @@ impl Matcher {
             && !self.except.iter().any(|other| other.frees(request))
     }
 
-    /// Whether the request matches, for a caller that would let it pass uncharged: in doubt it does not. The path must be
-    /// written in its one spelling, to the last slash, and the router must not have matched it to anything else.
+    /// Whether the request matches, for a caller that would let it pass uncharged: in doubt it does not. The raw path must be the
+    /// normalised one, to the last slash, and the router must not have matched another route.
     pub(crate) fn frees(&self, request: &RequestHead<'_>) -> bool {
-        let place = match &self.place {
+        let path_matcher = match &self.path_matcher {
             PathMatcher::Any => true,
             _ if request.path().is_empty() => false,
             PathMatcher::Template(template) => {
@@ -299,7 +299,7 @@ impl Matcher {
             values.next().is_some_and(|value| pattern.matches(value)) && values.next().is_none()
         };
         let has_host = || request.hosts().next().is_some() && request.hosts().all(|host| self.has_host(host));
-        place
+        path_matcher
             && self.is_by_method(request.known_method())
             && (self.hosts.is_empty() || has_host())
             && self.is_from(request)
@@ -317,7 +317,7 @@ impl Matcher {
         self.hosts.iter().any(|pattern| pattern.matches(host))
     }
 
-    /// Whether client and user are meant.
+    /// Whether client and user match.
     fn is_from(&self, request: &RequestHead<'_>) -> bool {
         let is_in = |address| self.networks.iter().any(|network| network.contains(&address));
         let is_user = |user: &str| self.users.iter().any(|pattern| pattern.matches(user.as_bytes()));
@@ -327,12 +327,12 @@ impl Matcher {
 
     /// Whether it looks at the path.
     pub(crate) fn needs_path(&self) -> bool {
-        !matches!(self.place, PathMatcher::Any) || self.except.iter().any(Matcher::needs_path)
+        !matches!(self.path_matcher, PathMatcher::Any) || self.except.iter().any(Matcher::needs_path)
     }
 
     /// Whether it matches every request.
     pub(crate) fn matches_all(&self) -> bool {
-        matches!(self.place, PathMatcher::Any)
+        matches!(self.path_matcher, PathMatcher::Any)
             && self.methods.is_empty()
             && self.except.is_empty()
             && self.hosts.is_empty()
@@ -343,14 +343,14 @@ impl Matcher {
 
     /// A parameter of its template.
     pub(crate) fn parameter<'p>(&self, path: &'p str, name: &str) -> Option<&'p str> {
-        match &self.place {
+        match &self.path_matcher {
             PathMatcher::Template(template) => template.parameter(path, name),
             PathMatcher::Any | PathMatcher::Below(_) => None,
         }
     }
 
     pub(crate) fn has_parameter(&self, name: &str) -> bool {
-        matches!(&self.place, PathMatcher::Template(template) if template.has_parameter(name))
+        matches!(&self.path_matcher, PathMatcher::Template(template) if template.has_parameter(name))
     }
 }
 

@@ -1,8 +1,8 @@
 //! A request as route limits see it: everything but its body.
 //!
-//! One type for all who apply route limits: the tower layer has a request at hand, the server's gate has one that a proxy
-//! describes, and a backtest has a line of an access log. [`RequestReader`] holds what is the same for all requests: how the
-//! client's address is found and what an encoded slash in a path means.
+//! All callers of route limits use this type: the tower layer has the request itself, the server's gate has a proxy's description
+//! of it, and backtest has a line of an access log. [`RequestReader`] holds what is the same for all requests: how to find the
+//! client's address, and the meaning of an encoded slash in a path.
 
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell};
@@ -16,8 +16,8 @@ use super::client::{ClientAddress, ClientGroup, address, canonical};
 use super::path::{self, BadPath, EncodedSeparators};
 use super::pattern::Matcher;
 
-/// The address at the other end of the connection, for services that are not axum's: put it into the extensions of each
-/// request, or say [where it is](RequestReader::peer_from).
+/// The address of the peer, for services other than axum's: put it into the extensions of each request, or set [where it
+/// is](RequestReader::peer_from).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
@@ -55,7 +55,7 @@ pub struct RequestReader {
 }
 
 impl RequestReader {
-    /// The client is the peer, encoded separators are refused, and only extensions say who the user is.
+    /// The client is the peer, encoded separators are refused, and the user is taken only from the extensions.
     pub fn new() -> RequestReader {
         RequestReader::default()
     }
@@ -79,26 +79,28 @@ impl RequestReader {
         RequestReader { separators, ..self }
     }
 
-    /// The header in which trusted proxies say which user they authenticated. It is read only where the peer is one of them
-    /// ([`ClientAddress::behind`]). The proxy must set or remove this header on every request; else the client chooses it.
+    /// The header in which trusted proxies name the authenticated user. It is read only if the peer is one of them
+    /// ([`ClientAddress::behind`]). The proxy must set or remove this header on every request; if it does not, the client can
+    /// choose it.
     #[must_use]
     pub fn user_header(self, name: HeaderName) -> RequestReader {
         RequestReader { user_header: Some(name), ..self }
     }
 
-    /// Whether a peer is a trusted proxy, whose description of a request is believed.
+    /// Whether a peer is a trusted proxy, whose description of a request is accepted.
     pub fn trusts(&self, peer: IpAddr) -> bool {
         self.client.trusts(Some(peer))
     }
 
-    /// Reads a request whose path is looked at; an error if the path has no one spelling.
+    /// Reads a request with its path; an error if the path cannot be normalised.
     pub(crate) fn head<'a, B>(&'a self, request: &'a Request<B>) -> Result<RequestHead<'a>, BadPath> {
         let raw = full_path(request.uri(), request.extensions());
         let path = path::normalized(raw, self.separators)?;
         Ok(RequestHead { path: Some(path), ..self.head_without_path(request) })
     }
 
-    /// Reads a request whose path nobody looks at.
+    /// Reads a request whose path is not needed.
+    #[inline]
     pub(crate) fn head_without_path<'a, B>(&'a self, request: &'a Request<B>) -> RequestHead<'a> {
         let target = Target::Uri(request.uri(), request.extensions());
         RequestHead {
@@ -110,14 +112,14 @@ impl RequestReader {
     }
 
     /// A request that a trusted proxy describes. `target` is its path and query as the client sent them; `headers` are those of
-    /// the description, which has the client's own.
+    /// the description, including the client's own.
     pub(crate) fn described<'a>(
         &'a self,
         described: &Described<'a>,
         needs_path: bool,
     ) -> Result<RequestHead<'a>, BadPath> {
         let Described { method, target, host, headers, peer } = *described;
-        // A `#` stays in the path and is refused: servers disagree about what it means there.
+        // A `#` stays in the path and is refused: servers disagree about its meaning there.
         let (raw, query) = match target.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (target, None),
@@ -133,7 +135,7 @@ impl RequestReader {
         })
     }
 
-    /// A request as an access log has it, from a client: an address, or the name of a host where the log has names.
+    /// A request from an access log. `client` is an address, or a host name if the log has names.
     ///
     /// ```
     /// use tollgate::route::RequestReader;
@@ -164,7 +166,7 @@ pub struct Described<'a> {
     pub method: &'a Method,
     /// Its path and query, as the client sent them.
     pub target: &'a str,
-    /// The host that it asked for, if the proxy says so; else the `Host` of `headers`.
+    /// The requested host, if the proxy names it; else the `Host` of `headers`.
     pub host: Option<&'a str>,
     /// The header fields of the description.
     pub headers: &'a HeaderMap,
@@ -174,28 +176,28 @@ pub struct Described<'a> {
 
 /// A request as route limits see it: everything but its body.
 pub struct RequestHead<'a> {
-    /// `None` where a line of a log has none.
+    /// `None` if a log line has none.
     method: Option<Cow<'a, Method>>,
     target: Target<'a>,
     /// In its one spelling, if a route looks at it.
     path: Option<Cow<'a, str>>,
     fields: Fields<'a>,
     extensions: Option<&'a Extensions>,
-    /// Where the extensions do not have it.
+    /// The peer, if the extensions do not have it.
     peer: Option<IpAddr>,
     host: Option<&'a str>,
     user: Option<&'a str>,
     reader: &'a RequestReader,
     client: OnceCell<Option<IpAddr>>,
-    /// What a log has instead of an address.
+    /// The client's name in a log without addresses.
     client_name: Option<&'a str>,
     /// The bytes of the response, where it is over.
     sent: Option<u64>,
-    /// The route on whose behalf somebody is looking.
+    /// The route that is being matched.
     route: Cell<Option<&'a Matcher>>,
 }
 
-/// What was asked for.
+/// The target of a request.
 #[derive(Clone, Copy)]
 enum Target<'a> {
     Uri(&'a Uri, &'a Extensions),
@@ -205,7 +207,7 @@ enum Target<'a> {
 /// The header fields.
 enum Fields<'a> {
     Map(&'a HeaderMap),
-    /// Those that an access log has.
+    /// The headers of an access log.
     Recorded {
         referer: Option<&'a str>,
         user_agent: Option<&'a str>,
@@ -213,6 +215,7 @@ enum Fields<'a> {
 }
 
 impl<'a> RequestHead<'a> {
+    #[inline]
     fn new(reader: &'a RequestReader, target: Target<'a>) -> RequestHead<'a> {
         RequestHead {
             method: None,
@@ -231,13 +234,13 @@ impl<'a> RequestHead<'a> {
         }
     }
 
-    /// The method and the target of a recorded request: a path and perhaps a query, or a whole address as proxies are asked.
+    /// The method and the target of a recorded request: a path with an optional query, or a whole URL, as in requests to a proxy.
     #[must_use]
     pub fn target(mut self, method: &str, target: &'a str) -> RequestHead<'a> {
         self.method = Method::from_bytes(method.as_bytes()).ok().map(Cow::Owned);
         let (raw, query) = split_target(target);
         self.target = Target::Text { path: raw, query };
-        // In a log an encoded slash is data. A path that has no one spelling is compared as it came.
+        // In a log an encoded slash is data. A path that cannot be normalised is compared as it came.
         self.path = Some(match raw {
             "" => Cow::Borrowed(""),
             raw => path::normalized(raw, EncodedSeparators::Keep).unwrap_or(Cow::Borrowed(raw)),
@@ -263,13 +266,13 @@ impl<'a> RequestHead<'a> {
         RequestHead { sent: Some(bytes), ..self }
     }
 
-    /// The same, seen on behalf of a route, whose parameters it then has.
+    /// The same request, matched by a route, with the parameters of that route.
     pub(crate) fn on_behalf_of(&self, route: &'a Matcher) -> &RequestHead<'a> {
         self.route.set(Some(route));
         self
     }
 
-    /// The method; `GET` for a line of a log that has none.
+    /// The method; `GET` for a log line without one.
     pub fn method(&self) -> &Method {
         self.known_method().unwrap_or(&Method::GET)
     }
@@ -278,8 +281,8 @@ impl<'a> RequestHead<'a> {
         self.method.as_deref()
     }
 
-    /// The path that routes are compared with: unescaped where that changes nothing, without `.`, `..` and doubled slashes. In a
-    /// nested axum router it is the whole path. If no route looks at paths, it is as it came.
+    /// The normalised path: unescaped where that changes nothing, without `.`, `..` and doubled slashes. In a nested axum router
+    /// it is the whole path. If no route looks at paths, it is the raw path.
     pub fn path(&self) -> &str {
         match &self.path {
             Some(path) => path,
@@ -287,7 +290,7 @@ impl<'a> RequestHead<'a> {
         }
     }
 
-    /// The path as it came.
+    /// The raw path.
     pub(crate) fn raw_path(&self) -> &str {
         match self.target {
             Target::Uri(uri, extensions) => full_path(uri, extensions),
@@ -295,7 +298,7 @@ impl<'a> RequestHead<'a> {
         }
     }
 
-    /// Whether the path came in its one spelling.
+    /// Whether the raw path is the normalised path.
     pub(crate) fn is_plain(&self) -> bool {
         !matches!(self.path, Some(Cow::Owned(_)))
     }
@@ -308,7 +311,7 @@ impl<'a> RequestHead<'a> {
         }
     }
 
-    /// All header fields; none for a recorded request, of which [`header`](RequestHead::header) knows two.
+    /// All header fields; none for a recorded request, which has only two, readable with [`header`](RequestHead::header).
     pub fn headers(&self) -> &HeaderMap {
         static NONE: std::sync::LazyLock<HeaderMap> = std::sync::LazyLock::new(HeaderMap::new);
         match self.fields {
@@ -325,7 +328,7 @@ impl<'a> RequestHead<'a> {
         }
     }
 
-    /// What an outer layer has noted on the request, such as the account that it authenticated.
+    /// A value that an outer layer has put into the request's extensions, such as the authenticated account.
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
         self.extensions?.get()
     }
@@ -335,13 +338,12 @@ impl<'a> RequestHead<'a> {
         self.peer.or_else(|| self.peer_address().map(|address| address.ip())).map(canonical)
     }
 
-    /// The client's address: the peer's, or what trusted proxies say. See [`ClientAddress`].
+    /// The client's address: the peer's, or the one that trusted proxies report. See [`ClientAddress`].
     pub fn client(&self) -> Option<IpAddr> {
         *self.client.get_or_init(|| self.reader.client.resolve(self.peer(), self.headers()))
     }
 
-    /// The user: an [`AuthenticatedUser`] among the extensions, else what a trusted proxy says in the
-    /// [user header](RequestReader::user_header).
+    /// The user: an [`AuthenticatedUser`] in the extensions, or a trusted proxy's [user header](RequestReader::user_header).
     pub fn user(&self) -> Option<&str> {
         if let Some(user) = self.extensions.and_then(|extensions| extensions.get::<AuthenticatedUser>()) {
             return Some(user.name());
@@ -363,7 +365,7 @@ impl<'a> RequestHead<'a> {
         self.sent
     }
 
-    /// What a log has instead of the client's address.
+    /// The client's name in a log without addresses.
     pub(crate) fn client_name(&self) -> Option<&str> {
         self.client_name
     }
@@ -376,7 +378,7 @@ impl<'a> RequestHead<'a> {
         None
     }
 
-    /// The hosts that the request names: that of its target and those of its `Host` fields, or the one that a proxy says.
+    /// The hosts that the request names: in its target and its `Host` fields, or the one that a proxy reports.
     pub(crate) fn hosts(&self) -> impl Iterator<Item = &[u8]> {
         let of_target = match self.target {
             Target::Uri(uri, _) => uri.host().map(str::as_bytes),
@@ -425,13 +427,14 @@ impl<'a> RequestHead<'a> {
     }
 
     /// A header field that a key is taken from.
+    #[inline]
     pub(crate) fn field(&self, name: &HeaderName) -> Field<'_> {
         let Fields::Map(headers) = self.fields else {
             return self.logged(name).map_or(Field::Missing, Field::Text);
         };
         let Some(value) = headers.get(name) else { return Field::Missing };
-        // Of two values the service might believe the other one. Nearly always no field is there twice, and then this one need
-        // not be looked up again.
+        // If a field occurs twice, the service might use the other value. Nearly always no field does, and then this one need not
+        // be looked up again.
         let has_twice = headers.len() != headers.keys_len();
         if has_twice && headers.get_all(name).iter().nth(1).is_some() {
             return Field::Malformed;
@@ -442,7 +445,7 @@ impl<'a> RequestHead<'a> {
     }
 }
 
-/// What a header field holds.
+/// The content of a header field.
 pub(crate) enum Field<'a> {
     Text(&'a str),
     Missing,
@@ -454,7 +457,7 @@ pub(crate) fn is_logged(name: &str) -> bool {
     [REFERER, USER_AGENT].iter().any(|logged| name.eq_ignore_ascii_case(logged.as_str()))
 }
 
-/// The whole path: in a nested axum router the request has only what is left of it.
+/// The whole path: in a nested axum router the request has only the rest of it.
 fn full_path<'a>(uri: &'a Uri, extensions: &'a Extensions) -> &'a str {
     #[cfg(feature = "axum")]
     if let Some(original) = extensions.get::<axum::extract::OriginalUri>() {

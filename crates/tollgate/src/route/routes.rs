@@ -1,4 +1,4 @@
-//! Route limits, compiled: the charges of each request.
+//! Compiled route limits: find the charges of each request.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use super::pattern::Matcher;
 use super::request::{Described, RequestHead, RequestReader};
 use crate::engine::MOST_LIMITS;
 use crate::error::Error;
-use crate::key::Key;
+use crate::key::{Key, KeyRoom, RoomKey};
 
 /// How many route limits there may be. Each request is compared with all of them.
 const MOST_ROUTES: usize = 1_024;
 
-/// Route limits, compiled: they say which limits a request is charged under, by which key and how much.
+/// Compiled route limits: they find the limits, keys and costs of a request.
 ///
 /// ```
 /// use tollgate::route::{KeyExtractor, Route, RouteLimit, Routes};
@@ -32,7 +32,7 @@ const MOST_ROUTES: usize = 1_024;
 /// # Ok::<(), tollgate::Error>(())
 /// ```
 ///
-/// Every route limit whose route matches is charged. Who charges them charges all of them together, or none.
+/// Every route limit whose route matches is charged. The caller charges all of them as one, or none.
 #[derive(Default)]
 pub struct Routes {
     reader: RequestReader,
@@ -49,7 +49,7 @@ pub(crate) struct Compiled {
     key: CompiledKey,
 }
 
-/// What a request is charged under one route limit.
+/// The charge of a request under one route limit.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RouteCharge<'a> {
@@ -70,7 +70,7 @@ pub struct RouteCharge<'a> {
 pub enum RequestLimit<'a> {
     /// The limit that the route limit names.
     Named(&'a str),
-    /// One that was chosen for this request. Boxed, because few are.
+    /// A limit that was chosen for this request. Boxed, because it is rare.
     Chosen(Box<ChosenLimit>),
 }
 
@@ -110,7 +110,7 @@ impl Routes {
         self.routes.iter().map(|route| &route.source)
     }
 
-    /// Whether there are none.
+    /// Whether there are no route limits.
     pub fn is_empty(&self) -> bool {
         self.routes.is_empty()
     }
@@ -121,6 +121,7 @@ impl Routes {
     }
 
     /// A request as route limits see it; an error if its path has no one spelling and a route looks at paths.
+    #[inline]
     pub fn head<'a, B>(&'a self, request: &'a Request<B>) -> Result<RequestHead<'a>, BadPath> {
         if self.needs_path { self.reader.head(request) } else { Ok(self.reader.head_without_path(request)) }
     }
@@ -131,20 +132,21 @@ impl Routes {
         self.reader.described(described, self.needs_path)
     }
 
-    /// What a request is charged, under each route limit that applies to it.
+    /// The charges of a request, under each route limit that applies to it.
     #[inline]
     pub fn charges<'r, 'a>(
         &'a self,
         request: &'r RequestHead<'a>,
     ) -> impl Iterator<Item = RouteCharge<'a>> + use<'r, 'a> {
         self.matching(request).filter_map(move |(index, route, cost)| {
-            let key = route.find_key(request)?;
+            let mut room = KeyRoom::new();
+            let key = route.find_key(request, &mut room)?.map(|key| room.key(key));
             Some(RouteCharge { route: index, limit: route.find_limit(request), key, cost })
         })
     }
 
-    /// The route limits that apply to a request, unless it turns out to have no key and needs none; and what it costs under them. The
-    /// request is then asked on behalf of that route.
+    /// The route limits that apply to a request, with its cost under each. A request without a key may still turn out to need
+    /// none. The request is then matched by that route.
     #[inline]
     pub(crate) fn matching<'r, 'a>(
         &'a self,
@@ -179,10 +181,14 @@ impl Compiled {
         Ok(Compiled { source, matcher, is_on_all, key })
     }
 
-    /// The key of a request; `None` if the limit does not apply to it.
+    /// The key of a request, written into `room` if it is joined from parts; `None` if the limit does not apply to the request.
     #[inline]
-    pub(crate) fn find_key(&self, request: &RequestHead<'_>) -> Option<Result<Key<'_>, NoKey>> {
-        self.key.find(request).transpose()
+    pub(crate) fn find_key(
+        &self,
+        request: &RequestHead<'_>,
+        room: &mut KeyRoom,
+    ) -> Option<Result<RoomKey<'_>, NoKey>> {
+        self.key.find(request, room).transpose()
     }
 
     /// The limit of a request; `None` if none was chosen.
@@ -205,7 +211,8 @@ impl Compiled {
         self.source.limit().unwrap_or_default()
     }
 
-    /// What a request costs; `None` if nothing.
+    /// The cost of a request; `None` if it is zero.
+    #[inline]
     fn cost(&self, request: &RequestHead<'_>) -> Option<Cost> {
         match (&self.source.settle, request.sent(), &self.source.cost) {
             // The response of a recorded request is known.

@@ -1,6 +1,6 @@
 //! Path templates: `/users/{id}` is one segment, `/files/{*path}` all that follow.
 //!
-//! A template is compared with the one spelling of a path (`path.rs`). Which requests a route matches is decided in `pattern.rs`.
+//! A template is compared with the normalised path (`path.rs`). `pattern.rs` decides which requests a route matches.
 
 use super::path::{self, EncodedSeparators};
 use crate::error::Error;
@@ -125,7 +125,7 @@ mod tests {
     use super::super::pattern::Route;
     use super::*;
 
-    /// What a template finds in a path: `None`, or its parameters as `name=text`.
+    /// The match of a template with a path: `None`, or its parameters as `name=text`.
     fn check(template: &str, path: &str, expected: Option<&str>) {
         let template = Template::parse(template).expect("a sound template");
         let mut parameters = Vec::new();

@@ -39,8 +39,8 @@ impl<'a> EventKey<'a> {
         EventKey(canonical)
     }
 
-    /// The canonical text of the key; `None` where it is malformed. An observer that shows it to others answers for that;
-    /// `Telemetry::key_hash` is what can be shown.
+    /// The canonical text of the key; `None` if it is malformed. An observer that shows it to others is responsible for that;
+    /// `Telemetry::key_hash` gives a hash that can be shown.
     pub fn reveal(&self) -> Option<&'a str> {
         self.0
     }

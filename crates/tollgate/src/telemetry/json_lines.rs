@@ -1,11 +1,14 @@
-//! What goes to `tracing`, as JSON, one object a line.
+//! The output of `tracing` as JSON, one object a line.
 //!
-//! A line is put together in the thread that has something to tell, and written by a thread of its own. If that falls behind,
-//! or the output blocks, fails or panics, lines are dropped and counted: nobody waits for a log. Text is escaped as JSON asks,
-//! control characters included, so a line is a line whatever is in it.
+//! The calling thread builds a line, and a separate thread writes it. If that thread falls behind, or the output blocks, fails or
+//! panics, lines are dropped and counted ([`DroppedLines`]): no caller waits for a log. Text is escaped as JSON requires, control
+//! characters included, so an entry is always exactly one line.
 
 use std::fmt::{self, Write as _};
-use std::io::Write;
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use opentelemetry::trace::TraceContextExt;
 use tracing::field::{Field, Visit};
@@ -19,7 +22,7 @@ use tracing_subscriber::layer::Context;
 /// How many lines wait to be written before further ones are dropped.
 const WAITING_LINES: usize = 16_384;
 
-/// The names that a line has of its own. A field of the same name gets `field_` before it.
+/// The names of the fixed fields. A field with such a name gets the prefix `field_`.
 const OWN_NAMES: [&str; 5] = ["timestamp", "level", "target", "trace_id", "span_id"];
 
 /// A layer of `tracing-subscriber` that writes JSON lines; made by [`json_lines`].
@@ -27,17 +30,73 @@ pub struct JsonLines {
     writer: NonBlocking,
 }
 
-/// Keeps the lines flowing. Dropped at the end of the program, it waits a moment for the last of them to be written.
+/// Keeps the writer running. Drop it at the end of the program: it waits a moment until the last lines are written.
 #[must_use = "lines are written until this is dropped"]
 pub struct JsonLinesGuard {
-    dropped: ErrorCounter,
+    dropped: DroppedLines,
     _worker: WorkerGuard,
 }
 
 impl JsonLinesGuard {
-    /// How many lines were dropped because the output did not take them fast enough.
-    pub fn dropped_lines(&self) -> usize {
-        self.dropped.dropped_lines()
+    /// The count of dropped lines, for a metric.
+    pub fn dropped(&self) -> DroppedLines {
+        self.dropped.clone()
+    }
+}
+
+/// Counts the lines of a [`JsonLines`] that were not written.
+#[derive(Clone)]
+pub struct DroppedLines {
+    /// Lines for which there was no room.
+    no_room: ErrorCounter,
+    /// Lines that the output did not take: it failed, or panicked.
+    failed: Arc<AtomicU64>,
+}
+
+impl DroppedLines {
+    /// How many lines were dropped so far: the output was too slow, failed or panicked.
+    pub fn count(&self) -> u64 {
+        self.no_room.dropped_lines() as u64 + self.failed.load(Ordering::Relaxed)
+    }
+}
+
+/// The output, and how many lines it did not take. The writer thread writes each line in one call of `write_all`.
+struct Output<W> {
+    writer: W,
+    /// Whether the output panicked. It is not called again.
+    has_panicked: bool,
+    failed: Arc<AtomicU64>,
+}
+
+impl<W: Write> Output<W> {
+    /// Calls the output. A panic would end the writer thread, and with it the count of what is still to be written.
+    fn call<T>(&mut self, work: impl FnOnce(&mut W) -> io::Result<T>) -> io::Result<T> {
+        if self.has_panicked {
+            return Err(io::Error::other("the output panicked"));
+        }
+        let writer = &mut self.writer;
+        catch_unwind(AssertUnwindSafe(|| work(writer))).unwrap_or_else(|_| {
+            self.has_panicked = true;
+            Err(io::Error::other("the output panicked"))
+        })
+    }
+}
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.call(|writer| writer.write(bytes))
+    }
+
+    fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
+        self.call(|writer| writer.write_all(line)).inspect_err(|_| {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        // The writer thread would print an error of the last flush to stderr.
+        let _ = self.call(W::flush);
+        Ok(())
     }
 }
 
@@ -49,7 +108,13 @@ impl fmt::Debug for JsonLines {
 
 impl fmt::Debug for JsonLinesGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JsonLinesGuard").field("dropped_lines", &self.dropped_lines()).finish_non_exhaustive()
+        f.debug_struct("JsonLinesGuard").field("dropped", &self.dropped).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for DroppedLines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DroppedLines").field(&self.count()).finish()
     }
 }
 
@@ -72,20 +137,22 @@ pub fn json_lines() -> (JsonLines, JsonLinesGuard) {
 /// JSON lines to any writer.
 pub fn json_lines_to(writer: impl Write + Send + 'static) -> (JsonLines, JsonLinesGuard) {
     let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(WAITING_LINES);
-    let (writer, worker) = builder.thread_name("tollgate-log").finish(writer);
-    let dropped = writer.error_counter();
+    let failed = Arc::new(AtomicU64::new(0));
+    let output = Output { writer, has_panicked: false, failed: failed.clone() };
+    let (writer, worker) = builder.thread_name("tollgate-log").finish(output);
+    let dropped = DroppedLines { no_room: writer.error_counter(), failed };
     (JsonLines { writer }, JsonLinesGuard { dropped, _worker: worker })
 }
 
 impl<S: Subscriber> Layer<S> for JsonLines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let line = Line::of(event).end();
-        // It fails only if nobody writes any more, and then there is nobody to tell.
+        // This fails only if the writer has ended, and then there is no way to report it.
         let _ = self.writer.clone().write_all(line.as_bytes());
     }
 }
 
-/// An object, as far as it is written.
+/// A JSON object that is being written.
 struct Line(String);
 
 impl Line {
@@ -141,7 +208,7 @@ fn quoted(text: &str) -> String {
 
 impl Visit for Line {
     fn record_f64(&mut self, field: &Field, value: f64) {
-        // What is no number in JSON is null there.
+        // Numbers that JSON does not have become null.
         self.number(field, serde_json::Value::from(value));
     }
 

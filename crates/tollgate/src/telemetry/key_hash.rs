@@ -1,7 +1,7 @@
-//! Who was denied, for logs and traces, without saying who: an HMAC-SHA-256 of the key under a salt.
+//! A hash of the key for logs and traces: an HMAC-SHA-256 under a salt.
 //!
-//! With the same salt in every process the same key has the same hash everywhere, and one line can be followed to the next.
-//! Without the salt nobody can try names against the hashes, which a plain hash of guessable keys would invite.
+//! With the same salt in every process the same key has the same hash, so lines can be correlated. Without the salt nobody can
+//! test guessed keys against the hashes, which a plain hash would allow.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

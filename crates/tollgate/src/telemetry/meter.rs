@@ -1,12 +1,12 @@
-//! Counting decisions: the counters of one limit, found without hashing and without allocating.
+//! Counts decisions: the counters of one limit, found without hashing and without allocating.
 //!
-//! A limit keeps the declared namespaces it met first, sixteen of them, in the order in which it met them, and a key's text is
-//! compared with each in turn: nearly always the first is it. All others are counted as `other`, so that nobody who can make up
-//! namespaces can make up series or names in them, not even after a reload (`namespaces.rs`); keys that are malformed are counted
-//! under `none`. A counter is made when it first counts.
+//! A limit has counters for the first sixteen declared namespaces of its keys, in the order of their first use. A key's text is
+//! compared with each in turn, and nearly always the first one matches. All other namespaces are counted as `other`, so a client
+//! that can invent namespaces cannot create series, not even after a reload (`namespaces.rs`). Malformed keys are counted under
+//! `none`. A counter is created at its first count.
 //!
-//! Decisions on the fast path are added up in stripes, one for each thread, and handed to the counter 64 at a time: see
-//! `stripes.rs`. In this process one decision in 64 is timed, because reading the clock twice costs as much as deciding.
+//! Decisions on the fast path are summed in stripes, one for each thread, and handed to the counter in batches of 64: see
+//! `stripes.rs`. On local counters one decision in 64 is timed, because reading the clock twice costs as much as deciding.
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
@@ -16,12 +16,14 @@ use metrics::{Counter, Histogram, Label};
 use tollgate_kernel::Strategy;
 use tollgate_store::Failure;
 
-use super::metrics::{DECISIONS, FALLBACKS, LATENCY, Sink};
+use super::metrics::{DECISIONS, FALLBACKS, LATENCY, OPERATIONS, Sink};
 use super::namespaces::{DEFAULT, LimitNamespaces, NAMESPACES};
 use super::recorder::DecisionMeter;
 use super::stripes::Stripes;
 use super::watch::Watch;
-use super::{Admissions, LimitReport, Observers, OutcomeKind, Source, strategy_name};
+use super::{
+    Admissions, LimitReport, Observers, Operation, OperationOutcome, OutcomeKind, Source, strategy_name,
+};
 use crate::key::Key;
 use crate::outcome::Fallback;
 
@@ -30,6 +32,9 @@ const LONGEST: usize = 64;
 
 /// One decision in so many is timed where the store is in this process.
 const TIMED: u32 = 64;
+
+/// The operations on a key. Those on a charge are counted without a limit: `store_meter.rs`.
+const OPERATED: [&str; 2] = ["reset", "refund"];
 
 /// Whether this is the decision in 64 that is timed. The first of a thread is.
 #[inline]
@@ -44,21 +49,21 @@ pub(crate) fn is_sampled() -> bool {
     })
 }
 
-/// The counters of one limit, if anybody counts. Clones count together.
+/// The counters of one limit, if metrics are on. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Meter(Option<Arc<Counts>>);
 
 struct Counts {
     base: ByNamespace,
-    /// Of overrides whose strategy is another than the limit's own.
+    /// The counters of overrides with another strategy than the limit's.
     others: Vec<ByNamespace>,
 }
 
 struct ByNamespace {
     strategy: Option<Strategy>,
     source: SeriesSource,
-    /// Those that may have series, as far as known; what was met before this registry has its place there.
-    met: Arc<LimitNamespaces>,
+    /// The namespaces with series; those of an earlier engine are kept.
+    seen: Arc<LimitNamespaces>,
     known: [OnceLock<Named>; NAMESPACES],
     other: OnceLock<Series>,
     none: OnceLock<Series>,
@@ -66,14 +71,14 @@ struct ByNamespace {
     undeclared: OnceLock<(Box<str>, usize)>,
 }
 
-/// What the series of a limit have in common.
+/// The labels that all series of a limit share.
 #[derive(Clone)]
 struct SeriesSource {
     sink: Sink,
     labels: [Label; 3],
     /// Whether the limit is in shadow mode.
     is_shadow: bool,
-    /// Observers that get admissions as numbers, if there are any.
+    /// Observers that accept counts, if there are any.
     observers: Option<Arc<Observers>>,
 }
 
@@ -88,10 +93,11 @@ struct Named {
 struct Series {
     source: SeriesSource,
     namespace: Label,
-    /// What counters in this process have denied and allowed, as far as it is not in `decisions` yet.
+    /// Outcomes on the fast path that are not in `decisions` yet.
     count_fast_path: Stripes,
     decisions: [[OnceLock<Counter>; Source::ALL.len()]; OutcomeKind::ALL.len()],
     fallbacks: [[[OnceLock<Counter>; OutcomeKind::ALL.len()]; Failure::ALL.len()]; Fallback::ALL.len()],
+    operations: [[OnceLock<Counter>; OperationOutcome::ALL.len()]; OPERATED.len()],
     latency: OnceLock<Histogram>,
 }
 
@@ -105,7 +111,7 @@ impl Meter {
         is_shadow: bool,
     ) -> Meter {
         let Some(sink) = watch.sink() else { return Meter(None) };
-        let met = watch.namespaces().of(limiter);
+        let seen = watch.namespaces().of(limiter);
         let table = |strategy: Option<Strategy>| {
             let labels = [
                 Label::new("limiter", limiter.to_owned()),
@@ -115,7 +121,7 @@ impl Meter {
             let observers = Some(observers).filter(|observers| observers.take_counts()).cloned();
             ByNamespace::new(
                 strategy,
-                met.clone(),
+                seen.clone(),
                 SeriesSource { sink: sink.clone(), labels, is_shadow, observers },
             )
         };
@@ -199,13 +205,8 @@ impl DecisionMeter for Meter {
 
     fn decided(&self, report: &LimitReport<'_>) {
         let Some(counts) = &self.0 else { return };
-        let is_same = |table: &&ByNamespace| table.strategy == report.strategy;
-        let table = counts.others.iter().find(is_same).unwrap_or(&counts.base);
-        let series = match report.key {
-            Some(key) => table.series(key),
-            None => table.none.get_or_init(|| table.source.series("none")),
-        };
-        series.count(report.verdict, report.source, 1);
+        let series = counts.series(report.strategy, report.key);
+        series.count(report.kind, report.source, 1);
         let fallback = match report.source {
             Source::FallbackOpen => Some(Fallback::Open),
             Source::FallbackClosed => Some(Fallback::Closed),
@@ -213,19 +214,38 @@ impl DecisionMeter for Meter {
             _ => None,
         };
         if let (Some(fallback), Some(failure)) = (fallback, report.failure) {
-            series.fell_back(fallback, failure, report.verdict);
+            series.fell_back(fallback, failure, report.kind);
         }
         if let Some(took) = report.took {
             series.time(took);
         }
     }
+
+    fn operated(&self, operation: &Operation<'_>) {
+        let Some(counts) = &self.0 else { return };
+        counts
+            .series(operation.strategy, operation.key.reveal())
+            .operated(operation.operation, operation.outcome);
+    }
+}
+
+impl Counts {
+    /// The series of a key that is counted in this strategy; `None` is a malformed key.
+    fn series(&self, strategy: Option<Strategy>, key: Option<&str>) -> &Series {
+        let is_same = |table: &&ByNamespace| table.strategy == strategy;
+        let table = self.others.iter().find(is_same).unwrap_or(&self.base);
+        match key {
+            Some(key) => table.series(key),
+            None => table.none.get_or_init(|| table.source.series("none")),
+        }
+    }
 }
 
 impl ByNamespace {
-    fn new(strategy: Option<Strategy>, met: Arc<LimitNamespaces>, source: SeriesSource) -> ByNamespace {
+    fn new(strategy: Option<Strategy>, seen: Arc<LimitNamespaces>, source: SeriesSource) -> ByNamespace {
         let known = [const { OnceLock::new() }; NAMESPACES];
         let (other, none, undeclared) = Default::default();
-        ByNamespace { strategy, source, met, known, other, none, undeclared }
+        ByNamespace { strategy, source, seen, known, other, none, undeclared }
     }
 
     /// The series of a key, by its canonical text.
@@ -244,7 +264,7 @@ impl ByNamespace {
         let Some((name, declared)) = self.undeclared.get() else { return false };
         key.get(name.len()) == Some(&b':')
             && key[..name.len()] == *name.as_bytes()
-            && *declared == self.met.declared()
+            && *declared == self.seen.declared()
     }
 
     fn series_of_another(&self, key: &str) -> &Series {
@@ -262,13 +282,13 @@ impl ByNamespace {
         self.other.get_or_init(|| self.source.series("other"))
     }
 
-    /// Gives a namespace that was not met before a place of its own, if it is declared and there is one.
+    /// Gives a new namespace its own series, if it is declared and there is room.
     #[cold]
     fn newcomer(&self, key: &str) -> &Series {
         let name = key.split_once(':').map_or(DEFAULT, |(name, _)| name);
-        // Before the look, so that what is declared meanwhile is looked at again.
-        let declared = self.met.declared();
-        if name.len() > LONGEST || !self.met.takes_in(name) {
+        // Read before the lookup, so that a later declaration causes another lookup.
+        let declared = self.seen.declared();
+        if name.len() > LONGEST || !self.seen.takes_in(name) {
             if name.len() <= LONGEST && key.contains(':') {
                 self.undeclared.get_or_init(|| (name.into(), declared));
             }
@@ -287,8 +307,7 @@ impl ByNamespace {
 }
 
 impl Named {
-    /// Whether the text of a key begins with this namespace. What ends alike is looked at first: names that a program makes
-    /// often begin alike.
+    /// Whether the text of a key starts with this namespace. The end is compared first: names of one program often start alike.
     #[inline]
     fn is_of(&self, key: &[u8]) -> bool {
         let (name, size) = (self.name.as_bytes(), self.name.len());
@@ -312,6 +331,7 @@ impl SeriesSource {
             count_fast_path: Stripes::new(),
             decisions: Default::default(),
             fallbacks: Default::default(),
+            operations: Default::default(),
             latency: OnceLock::new(),
         }
     }
@@ -346,39 +366,43 @@ impl Series {
         }
     }
 
-    fn count(&self, verdict: OutcomeKind, source: Source, count: u64) {
-        let counter = &self.decisions[verdict as usize][source as usize];
-        counter.get_or_init(|| self.decisions(verdict, source)).increment(count);
+    fn count(&self, kind: OutcomeKind, source: Source, count: u64) {
+        let counter = &self.decisions[kind as usize][source as usize];
+        counter.get_or_init(|| self.decisions(kind, source)).increment(count);
     }
 
     #[cold]
-    fn decisions(&self, verdict: OutcomeKind, source: Source) -> Counter {
-        let decision = if source.is_fallback() { "fallback" } else { verdict.label() };
-        let labels = self.labels(&[
-            ("decision", decision),
-            ("shadow", self.shadow(verdict)),
-            ("source", source.name()),
-        ]);
+    fn decisions(&self, kind: OutcomeKind, source: Source) -> Counter {
+        let decision = if source.is_fallback() { "fallback" } else { kind.label() };
+        let labels =
+            self.labels(&[("decision", decision), ("shadow", self.shadow(kind)), ("source", source.name())]);
         self.source.sink.counter(DECISIONS, labels)
     }
 
-    /// Whether a limit in shadow mode said so. A malformed key is denied by such a limit too.
-    fn shadow(&self, verdict: OutcomeKind) -> &'static str {
-        match verdict {
+    /// The label for shadow mode. A malformed key is denied by a shadow limit too.
+    fn shadow(&self, kind: OutcomeKind) -> &'static str {
+        match kind {
             OutcomeKind::Allowed if self.source.is_shadow => "true",
             OutcomeKind::WouldDeny => "true",
             OutcomeKind::Allowed | OutcomeKind::Denied => "false",
         }
     }
 
-    fn fell_back(&self, fallback: Fallback, failure: Failure, verdict: OutcomeKind) {
-        let counter = &self.fallbacks[fallback as usize][failure as usize][verdict as usize];
+    fn fell_back(&self, fallback: Fallback, failure: Failure, kind: OutcomeKind) {
+        let counter = &self.fallbacks[fallback as usize][failure as usize][kind as usize];
         let labels = || {
-            let (decision, shadow) = (verdict.label(), self.shadow(verdict));
+            let (decision, shadow) = (kind.label(), self.shadow(kind));
             let own = [("fallback", fallback.name()), ("reason", failure.name()), ("decision", decision)];
             self.labels(&[&own[..], &[("shadow", shadow)]].concat())
         };
         counter.get_or_init(|| self.source.sink.counter(FALLBACKS, labels())).increment(1);
+    }
+
+    fn operated(&self, operation: &'static str, outcome: OperationOutcome) {
+        let Some(index) = OPERATED.iter().position(|known| *known == operation) else { return };
+        let labels = || self.labels(&[("outcome", outcome.name()), ("operation", operation)]);
+        let counter = &self.operations[index][outcome as usize];
+        counter.get_or_init(|| self.source.sink.counter(OPERATIONS, labels())).increment(1);
     }
 
     #[cold]
@@ -388,7 +412,7 @@ impl Series {
     }
 }
 
-/// What was counted last is not lost with the registry.
+/// Hands over the last counts before the meter goes.
 impl Drop for Series {
     fn drop(&mut self) {
         self.hand_over();
@@ -434,7 +458,7 @@ mod tests {
             ("a%3Ab:42", "a:b"),
             ("ü:42", "ü"),
             (&format!("{long}:42"), "other"),
-            // A caller's own choice is nobody's to read.
+            // A namespace that a client chose must not be shown.
             ("alice@example.com:42", "other"),
             ("userx:42", "other"),
         ] {
@@ -442,7 +466,7 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(table.series(key).namespace.value(), namespace, "{key}, alone");
             }
-            // And whichever namespaces were met before.
+            // The same, whichever namespaces came before.
             let table = self::table(&declared);
             for known in ["user:1", "use:1", "1", "users:1", "defaults:1", "a:1", "b:1"] {
                 table.series(known);

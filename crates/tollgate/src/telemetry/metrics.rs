@@ -1,7 +1,8 @@
-//! The names of all metrics, and where they are counted: in the recorder that the host has installed for the `metrics` facade,
-//! or in one of its own.
+//! The names of all metrics, and the recorder that counts them: the one that the host has installed for the `metrics` facade, or
+//! a separate one.
 //!
-//! A host may give labels of its own to all of them. No label of ours ever holds what a stranger sent, but for the namespace of a key, of which each limit knows sixteen: see `meter.rs`.
+//! A host may add its own labels to all of them. Our labels never hold text from a client, except for the namespace of a key, of
+//! which each limit has at most sixteen: see `meter.rs`.
 
 use std::sync::Arc;
 
@@ -25,34 +26,28 @@ pub(crate) const SUPPRESSED: &str = "rate_limiter_log_suppressed_total";
 
 /// What each counter, gauge and histogram means, in the words that an exporter shows.
 const COUNTERS: [(&str, &str); 10] = [
-    (
-        DECISIONS,
-        "What each limit of each decision said (allow, deny, or fallback), by where the answer came from",
-    ),
-    (OPERATIONS, "Settlements, cancels, renewals, releases, resets and refunds, by what became of them"),
-    (BACKEND_ERRORS, "Calls to the store that failed, by how"),
-    (FALLBACKS, "Answers of single limits given without the store, by what was done instead and why"),
-    (CONTENTION, "How often a charge found counters locked or changed under it"),
-    (AMBIGUOUS, "Failed calls that may have been charged all the same"),
-    (LOSSES, "How often what was counted may have been lost, as far as it was noticed"),
+    (DECISIONS, "The outcome of each limit of each decision (allow, deny, or fallback), by source"),
+    (OPERATIONS, "Settlements, cancels, renewals, releases, resets and refunds, by result"),
+    (BACKEND_ERRORS, "Failed calls to the store, by failure"),
+    (FALLBACKS, "Outcomes of single limits without the store, by fallback and failure"),
+    (CONTENTION, "How often a charge found its counters locked or changed by another"),
+    (AMBIGUOUS, "Failed calls that may still have been charged"),
+    (LOSSES, "How often the store is known to have lost counters, or may have"),
     (LEASES_LOST, "Leases that were gone when their holder renewed them"),
-    (ABANDONED_CANCELS, "Charges that nobody counts on and that could not be cancelled in the store"),
-    (SUPPRESSED, "Lines left out of the decision log"),
+    (ABANDONED_CANCELS, "Charges without a holder that could not be cancelled in the store"),
+    (SUPPRESSED, "Suppressed lines of the decision log"),
 ];
 const GAUGES: [(&str, &str); 3] = [
-    (STORE_UP, "1 while the store is asked, 0 while it is taken to be down"),
-    (KEYS, "Keys that the memory store remembers"),
-    (
-        PENDING_CANCELS,
-        "Charges that the store may hold though nobody counts on them, still to be cancelled there",
-    ),
+    (STORE_UP, "1 while the store is up, 0 while it is down and not called"),
+    (KEYS, "Keys in the memory store"),
+    (PENDING_CANCELS, "Charges without a holder that are still to be cancelled in the store"),
 ];
 const HISTOGRAMS: [(&str, &str); 2] = [
-    (LATENCY, "How long decisions took; in memory, of one in 64"),
-    (STORE_CALLS, "How long calls to the store took, the way there and back included"),
+    (LATENCY, "Duration of decisions; in memory, of one in 64"),
+    (STORE_CALLS, "Duration of calls to the store, including the network"),
 ];
 
-/// Labels that mean something here, or to a scraper of histograms: a host cannot give them.
+/// Label names that this crate or a scraper of histograms uses: a host cannot set them.
 pub(crate) const OWN_LABELS: [&str; 15] = [
     "decision",
     "failure",
@@ -77,7 +72,7 @@ const METADATA: Metadata<'static> = Metadata::new("tollgate", Level::INFO, Some(
 /// Which recorder metrics go to.
 #[derive(Clone)]
 pub(crate) enum Destination {
-    /// Whatever recorder the host has installed.
+    /// The recorder that the host has installed.
     Facade,
     /// This one.
     Own(Arc<dyn Recorder + Send + Sync>),
@@ -103,13 +98,13 @@ impl Sink {
         }
     }
 
-    /// A series of these labels, and those of the host after them.
+    /// A series with these labels, followed by those of the host.
     fn key(&self, name: &'static str, mut labels: Vec<Label>) -> Key {
         labels.extend(self.labels.iter().cloned());
         Key::from_parts(name, labels)
     }
 
-    /// Says what all metrics mean.
+    /// Registers the description of every metric.
     pub(crate) fn describe(&self) {
         self.with(|recorder| {
             for (name, words) in COUNTERS {

@@ -1,12 +1,11 @@
-//! Which namespaces of keys have series of their own: declared ones, and of those the first sixteen that each limit met.
+//! Which namespaces of keys have their own series: declared ones, and of those the first sixteen that each limit sees.
 //!
-//! A namespace may be a caller's choice, and then its name is personal data that anybody who may scrape would read. So only
-//! names that the operator or the program has written down are labels: in the config (`server.namespaces`, overrides, domains of
+//! A client may choose a namespace, and then its name is personal data that everybody with access to the metrics could read. So
+//! only names that the operator or the program has declared are labels: in the config (`server.namespaces`, overrides, domains of
 //! Envoy), in `Telemetry::namespaces`, or as the namespace of a key of route limits. All others are counted as `other`.
 //!
-//! A recorder keeps a series for as long as the process lives. So these names outlive a registry: one that continues another
-//! (`TollgateBuilder::continuing`) has the places that are left, and a config that is read again makes no new ones. Limits are
-//! distinguished by name alone, whichever strategy they have; how many names there are is decided by the config.
+//! A recorder keeps a series for the life of the process. So these names outlive a reload, and a config that is read again adds
+//! no new ones. Limits are distinguished by name alone, whatever their strategy; the config decides how many names there are.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,39 +24,38 @@ const DECLARED: usize = 64;
 /// The namespace of keys whose text names none.
 pub(crate) const DEFAULT: &str = "default";
 
-/// What is declared, and what each limit has met, by its name.
+/// The declared namespaces, and those that each limit has seen, by its name.
 #[derive(Default)]
 pub(crate) struct Namespaces {
     declared: Arc<Declared>,
-    met: Mutex<HashMap<Box<str>, Arc<LimitNamespaces>>>,
+    seen: Mutex<HashMap<Box<str>, Arc<LimitNamespaces>>>,
 }
 
 /// The namespaces that may be labels, as the canonical text of their keys begins. Names are only ever added, so they are read
 /// without a lock.
 pub(crate) struct Declared {
     names: [OnceLock<Box<str>>; DECLARED],
-    /// How many names were declared, so that a reader that looked before knows whether there are more.
+    /// The number of declared names, so that a reader can see whether there are new ones.
     count: AtomicUsize,
 }
 
-/// The namespaces that a limit has met, in the order in which it met them.
+/// The namespaces that a limit has seen, in the order of their first use.
 pub(crate) struct LimitNamespaces {
     declared: Arc<Declared>,
-    places: [OnceLock<Box<str>>; NAMESPACES],
+    slots: [OnceLock<Box<str>>; NAMESPACES],
 }
 
 impl Namespaces {
     pub(crate) fn of(&self, limiter: &str) -> Arc<LimitNamespaces> {
-        let new =
-            || Arc::new(LimitNamespaces { declared: self.declared.clone(), places: Default::default() });
-        self.met.lock().entry(limiter.into()).or_insert_with(new).clone()
+        let new = || Arc::new(LimitNamespaces { declared: self.declared.clone(), slots: Default::default() });
+        self.seen.lock().entry(limiter.into()).or_insert_with(new).clone()
     }
 
-    /// Lets this namespace be a label from now on. What is no namespace, or above the number of them, stays `other`.
+    /// Allows this namespace as a label from now on. An invalid namespace, or one over the maximum, stays `other`.
     pub(crate) fn declare(&self, namespace: &str) {
         let Ok(prefix) = Key::prefix(namespace) else { return };
         let name = prefix.strip_suffix(':').unwrap_or(DEFAULT);
-        self.declared.names.iter().any(|place| **place.get_or_init(|| name.into()) == *name);
+        self.declared.names.iter().any(|slot| **slot.get_or_init(|| name.into()) == *name);
         self.declared.count.fetch_add(1, Ordering::Release);
     }
 }
@@ -81,11 +79,10 @@ impl LimitNamespaces {
         self.declared.count.load(Ordering::Acquire)
     }
 
-    /// Whether a namespace has a place, as the canonical text of its keys begins: one that is declared, and met before or met
-    /// while a place is left. Another may take that at the same moment.
+    /// Whether a namespace has its own series. `name` is the prefix of the canonical text of its keys. It must be declared, and
+    /// either be known already or find room. Another thread may take that room at the same time.
     pub(crate) fn takes_in(&self, name: &str) -> bool {
-        self.declared.has(name)
-            && self.places.iter().any(|place| **place.get_or_init(|| name.into()) == *name)
+        self.declared.has(name) && self.slots.iter().any(|slot| **slot.get_or_init(|| name.into()) == *name)
     }
 }
 
@@ -96,11 +93,11 @@ mod tests {
     #[test]
     fn only_declared_namespaces_have_a_place() {
         let namespaces = Namespaces::default();
-        let met = namespaces.of("api");
+        let seen = namespaces.of("api");
         for declared in ["user", "a:b", "user", ""] {
             namespaces.declare(declared);
         }
-        for (name, has_place) in [
+        for (name, has_slot) in [
             ("default", true),
             ("user", true),
             ("a%3Ab", true),
@@ -109,10 +106,10 @@ mod tests {
             ("", false),
             ("alice@example.com", false),
         ] {
-            assert_eq!(met.takes_in(name), has_place, "{name}");
+            assert_eq!(seen.takes_in(name), has_slot, "{name}");
         }
         namespaces.declare("later");
-        assert!(met.takes_in("later"), "a config that is read again may declare more");
+        assert!(seen.takes_in("later"), "a config that is read again may declare more");
     }
 
     #[test]
@@ -121,8 +118,8 @@ mod tests {
         (0..30).for_each(|number| namespaces.declare(&format!("tenant-{number}")));
         for (limit, first) in [("api", 0), ("login", 5), ("api", 0), ("login", 5)] {
             for number in first..30 {
-                let has_place = namespaces.of(limit).takes_in(&format!("tenant-{number}"));
-                assert_eq!(has_place, number < first + NAMESPACES, "{limit}, tenant-{number}");
+                let has_slot = namespaces.of(limit).takes_in(&format!("tenant-{number}"));
+                assert_eq!(has_slot, number < first + NAMESPACES, "{limit}, tenant-{number}");
             }
         }
     }
@@ -131,7 +128,7 @@ mod tests {
     fn declaring_ends_where_there_is_no_room() {
         let namespaces = Namespaces::default();
         (0..1_000).for_each(|number| namespaces.declare(&format!("n{number}")));
-        let met = namespaces.of("api");
-        assert!(!met.takes_in("n64") && met.takes_in("n63"));
+        let seen = namespaces.of("api");
+        assert!(!seen.takes_in("n64") && seen.takes_in("n63"));
     }
 }

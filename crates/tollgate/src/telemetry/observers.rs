@@ -1,7 +1,7 @@
-//! All who watch a registry, told one after the other.
+//! All observers of an engine, called one after the other.
 //!
-//! What an observer does is its own affair: a panic of one is caught here, so that it neither changes nor loses a decision
-//! that is made already, and the others are still told. It is warned of once, without its words, which may hold anything.
+//! A panic of an observer is caught here: the decision stands, and the other observers are still called. The first panic is
+//! logged, without its message, which may contain anything.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{Admissions, Event, Observer, Operation};
 use crate::health::StoreChange;
 
-/// The observers of one registry.
+/// The observers of one gate.
 #[derive(Default)]
 pub(crate) struct Observers {
     all: Vec<Arc<dyn Observer>>,
@@ -29,7 +29,7 @@ impl Observers {
         self.all.is_empty()
     }
 
-    /// Whether there are some, and admissions may be told to them as numbers.
+    /// Whether there are observers, and all of them accept counts.
     #[inline]
     pub(crate) fn take_counts(&self) -> bool {
         self.take_counts
@@ -52,11 +52,11 @@ impl Observers {
         self.each(|observer| observer.store_changed(change));
     }
 
-    fn each(&self, tell: impl Fn(&dyn Observer)) {
+    fn each(&self, notify: impl Fn(&dyn Observer)) {
         for observer in &self.all {
-            let told = catch_unwind(AssertUnwindSafe(|| tell(&**observer)));
-            if told.is_err() && !self.has_panicked.swap(true, Ordering::Relaxed) {
-                tracing::warn!("an observer panicked; decisions go on, and further panics are not told");
+            let result = catch_unwind(AssertUnwindSafe(|| notify(&**observer)));
+            if result.is_err() && !self.has_panicked.swap(true, Ordering::Relaxed) {
+                tracing::warn!("an observer panicked; decisions go on, and further panics are not logged");
             }
         }
     }

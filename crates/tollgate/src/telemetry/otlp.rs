@@ -1,8 +1,8 @@
-//! Spans to a collector, over OTLP and gRPC.
+//! Sends spans to a collector, over OTLP and gRPC.
 //!
-//! Spans are gathered and sent in batches from threads of their own: nothing that decides ever waits for a collector, and what
-//! it does not take in time is dropped. The connection has a small runtime to itself, so that the program may have any runtime
-//! or none; nothing is traced in there, or sending spans would make spans.
+//! Separate threads collect spans and send them in batches: no decision waits for a collector, and spans that it does not accept
+//! in time are dropped. The connection has its own small runtime, so that the program may have any runtime or none. Nothing is
+//! traced in there, because sending spans would make spans.
 
 use std::fmt;
 use std::sync::mpsc;
@@ -94,7 +94,7 @@ impl Otlp {
     }
 }
 
-/// Keeps the spans flowing. Dropped at the end of the program, it sends the last of them, and waits for that a few seconds at
+/// Keeps the exporter running. Drop it at the end of the program: it sends the last spans and waits for that a few seconds at
 /// most.
 #[must_use = "spans are sent until this is dropped"]
 pub struct OtlpGuard {
@@ -103,7 +103,7 @@ pub struct OtlpGuard {
 }
 
 impl OtlpGuard {
-    /// Sends what was gathered so far, and waits until it is sent. False if the collector did not take it.
+    /// Sends all collected spans and waits for that. False if the collector did not accept them.
     pub fn flush(&self) -> bool {
         self.provider.force_flush().is_ok()
     }
@@ -111,7 +111,7 @@ impl OtlpGuard {
 
 impl Drop for OtlpGuard {
     fn drop(&mut self) {
-        // Whether the collector took the last batch changes nothing any more.
+        // The result of the last batch no longer matters.
         let _ = self.provider.shutdown_with_timeout(SHUTDOWN);
     }
 }

@@ -1,8 +1,8 @@
-//! What the engine asks of telemetry, and the null object that answers without the feature `telemetry`.
+//! The interface between engine and telemetry, and the null object without the feature `telemetry`.
 //!
-//! The methods of these traits do nothing by default, so [`NoTelemetry`] has no code of its own, and calls to it cost nothing. With the
-//! feature, `watch.rs` and `meter.rs` implement them. The engine names the types by the aliases in `telemetry.rs` and is the same text
-//! in either case.
+//! The methods of these traits do nothing by default, so [`NoTelemetry`] has no code, and calls to it cost nothing. With the
+//! feature, `watch.rs` and `meter.rs` implement them. The engine uses the aliases in `telemetry.rs` and is the same code in both
+//! cases.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tollgate_kernel::Strategy;
 use tollgate_store::{Clock, StoreError};
 use tracing::Span;
 
-use super::{DecisionReport, LimitReport, OperationOutcome};
+use super::{DecisionReport, LimitReport, Operation, OperationOutcome};
 
 /// The telemetry of one engine: sees every decision once it is made, and every call to a remote store.
 pub(crate) trait Recorder {
@@ -32,7 +32,8 @@ pub(crate) trait Recorder {
         false
     }
 
-    /// Whether every decision is timed: where a clock costs little beside the store, and where log lines say how long it took.
+    /// Whether every decision is timed: with a remote store, where a clock costs little beside the call, and if log lines have a
+    /// duration.
     fn times_all(&self, _is_remote: bool) -> bool {
         false
     }
@@ -50,10 +51,20 @@ pub(crate) trait Recorder {
     /// Reports a decision; `span` is its own.
     fn report(&self, _report: &DecisionReport<'_>, _span: &Span, _clock: &Clock) {}
 
-    /// Counts what was done about a charge or a key.
+    /// Reports a denial of local counters, which has no span. `report` is called only if a line is written.
+    fn report_denial<'a>(
+        &self,
+        _limiter: &str,
+        _key: &str,
+        _clock: &Clock,
+        _report: impl FnOnce() -> DecisionReport<'a>,
+    ) {
+    }
+
+    /// Counts an operation on a charge, which may be of several limits.
     fn operated(&self, _operation: &'static str, _outcome: OperationOutcome) {}
 
-    /// Reports that a node of the store went down, or came back.
+    /// Reports that a node of the store went down or came back.
     fn store_changed(&self, _is_up: bool) {}
 }
 
@@ -63,7 +74,7 @@ pub(crate) trait CallRecorder {
         Span::none()
     }
 
-    /// The call came back.
+    /// The call returned.
     fn done(&self, _error: Option<&StoreError>) {}
 }
 
@@ -79,7 +90,7 @@ pub(crate) trait DecisionMeter {
         false
     }
 
-    /// Counts the answer of counters in this process for a key that they know, and that is canonical as it stands.
+    /// Counts an outcome of local counters for a key that has counters and is canonical.
     fn count_fast_path(&self, _key: &str, _allowed: bool, _took: Option<Duration>) {}
 
     /// The same for many keys of one call, which took so long in all.
@@ -95,6 +106,9 @@ pub(crate) trait DecisionMeter {
 
     /// Counts any other decision.
     fn decided(&self, _report: &LimitReport<'_>) {}
+
+    /// Counts a reset or a refund of a key.
+    fn operated(&self, _operation: &Operation<'_>) {}
 }
 
 /// No telemetry: nothing is measured, logged or traced.

@@ -1,4 +1,4 @@
-//! What the host wants to be told: metrics, the decision log, spans.
+//! Settings of telemetry: metrics, the decision log, spans.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,13 +28,13 @@ pub enum LogDecisions {
     /// None.
     #[default]
     Off,
-    /// What was denied, or would have been by a limit in shadow mode, and what first met a failure of the store.
+    /// Denials, also those of shadow limits, and the first decision after a failure of the store.
     Denials,
     /// All of them.
     All,
 }
 
-/// What a registry tells of its decisions. Nothing by default.
+/// What an engine measures, logs and traces. Nothing by default.
 ///
 /// ```
 /// use tollgate::telemetry::{LogDecisions, Telemetry};
@@ -84,26 +84,27 @@ impl Telemetry {
         Telemetry::default()
     }
 
-    /// Under which salt keys are hashed (HMAC-SHA-256, cut to 32 hexadecimal digits). Processes with the same salt show the
-    /// same key alike; a reader that has it can try names against the hashes, so it is kept as a password is.
+    /// The salt for hashes of keys (HMAC-SHA-256, cut to 32 hexadecimal digits). Processes with the same salt show the same hash
+    /// for a key. A reader with the salt can test guessed keys against the hashes, so keep it like a password.
     #[must_use]
     pub fn salt(self, salt: impl AsRef<[u8]>) -> Telemetry {
         Telemetry { hasher: KeyHasher::salted(salt.as_ref()), ..self }
     }
 
-    /// Counts through the `metrics` facade, in whichever recorder the host has installed; it must be installed before
-    /// the registry is built. docs/operations.md has a table of all metrics.
+    /// Counts through the `metrics` facade, in the recorder that the host has installed; it must be installed before the gate is
+    /// built. docs/operations.md has a table of all metrics.
     ///
-    /// Labels are the names of limits and words of ours; of namespaces, those that are [declared](Self::namespaces), the first
-    /// sixteen that each limit meets, and `other` for all others, also after a [reload](crate::Tollgate::reload). Over the memory store one decision in 64 is timed; all are counted.
+    /// Labels are the names of limits and fixed words. Of the namespaces, those that are [declared](Self::namespaces) are labels,
+    /// at most the first sixteen of each limit, also after a [reload](crate::Tollgate::reload); all others are counted as
+    /// `other`. On the memory store one decision in 64 is timed; all are counted.
     #[must_use]
     pub fn metrics(self) -> Telemetry {
         Telemetry { destination: Some(Destination::Facade), ..self }
     }
 
-    /// Namespaces of keys that metrics may show by name, beside `default`, the namespaces of overrides, and those of a
-    /// configuration and of route limits. Keys of other namespaces are counted together as `other`: a name that a
-    /// caller may choose can be personal data. At most 64 are shown in one process.
+    /// Namespaces of keys that metrics may show by name, in addition to `default`, the namespaces of overrides, and those of a
+    /// configuration and of route limits. Keys of other namespaces are counted as `other`: a name that a client may choose can be
+    /// personal data. At most 64 are shown in one process.
     ///
     /// ```
     /// use tollgate::telemetry::Telemetry;
@@ -115,9 +116,9 @@ impl Telemetry {
         self
     }
 
-    /// Gives every metric of the registry this label, such as the region or the service that it runs in. A name is made of ASCII letters,
-    /// digits and `_`, does not begin with a digit or `__`, and is none of ours; building the registry fails otherwise, and with more than
-    /// sixteen.
+    /// Adds this label to every metric, such as the region or the service of the process. A name has ASCII letters, digits and
+    /// `_`, does not start with a digit or `__`, and is not one of this crate's labels; if it is invalid, or there are more than
+    /// sixteen, building the gate fails.
     ///
     /// ```
     /// use tollgate::telemetry::Telemetry;
@@ -135,15 +136,15 @@ impl Telemetry {
         Telemetry { destination: Some(Destination::Own(recorder)), ..self }
     }
 
-    /// Logs decisions as events of `tracing` with the target `tollgate::decision`: a line for each, by the binding limit. By default a
-    /// key's denials get one line a second, and all decisions together a hundred; the next line says how many were left out.
-    /// [`log_lines`](Self::log_lines) sets another number.
+    /// Logs decisions as events of `tracing` with the target `tollgate::decision`: a line for each, by the binding limit. By
+    /// default the denials of one key get one line a second, and all decisions a hundred; the next line has the number of
+    /// suppressed lines. [`log_lines`](Self::log_lines) sets another number.
     #[must_use]
     pub fn log(self, decisions: LogDecisions) -> Telemetry {
         Telemetry { log: decisions, ..self }
     }
 
-    /// How many lines about decisions are written in a second, at most; `None` writes every line, also each denial of one key.
+    /// The most lines about decisions in a second; `None` writes every line, also each denial of one key.
     ///
     /// ```
     /// use tollgate::telemetry::{LogDecisions, Telemetry};
@@ -182,7 +183,7 @@ impl Telemetry {
         self.destination.as_ref().map(|destination| Sink::new(destination.clone(), &self.labels))
     }
 
-    /// What is wrong with the labels that the host gives, if anything is.
+    /// What is wrong with the host's labels, if anything.
     pub(crate) fn wrong_label(&self) -> Option<String> {
         if self.labels.len() > MOST_LABELS {
             return Some(format!(
@@ -190,7 +191,7 @@ impl Telemetry {
                 self.labels.len()
             ));
         }
-        self.labels.iter().enumerate().find_map(|(place, (name, _))| {
+        self.labels.iter().enumerate().find_map(|(index, (name, _))| {
             let is_word = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
                 && !name.is_empty()
                 && !name.starts_with(|letter: char| letter.is_ascii_digit())
@@ -202,7 +203,7 @@ impl Telemetry {
                 () if OWN_LABELS.contains(&&name[..]) => {
                     Some(format!("the label `{name}` is one of Tollgate's own; choose another name"))
                 }
-                () if self.labels[..place].iter().any(|(other, _)| other == name) => {
+                () if self.labels[..index].iter().any(|(other, _)| other == name) => {
                     Some(format!("the label `{name}` is given twice"))
                 }
                 () => None,

@@ -1,6 +1,6 @@
 //! Spans: one around each decision, one around each call to a remote store.
 //!
-//! A span that the host's subscriber does not want is not made, and nothing is hashed for it.
+//! A span that the host's subscriber does not enable is not made, and nothing is hashed for it.
 
 use tollgate_kernel::Micros;
 use tracing::Span;
@@ -8,8 +8,8 @@ use tracing::field::Empty;
 
 use super::{DecisionReport, KeyHasher, strategy_name};
 
-/// Around a decision. Its fields are recorded once it is made: of several limits, the one that bound; of many keys that are
-/// checked in one call, the limit and how many keys.
+/// A span around a decision. Its fields are recorded after the decision: for several limits those of the binding one; for many
+/// keys in one call the limit and the number of keys.
 pub(crate) fn check(operation: &'static str) -> Span {
     tracing::info_span!(
         target: "tollgate",
@@ -41,22 +41,22 @@ pub(crate) fn conclude(
     if span.is_disabled() {
         return;
     }
-    let told = &decision_report.told;
+    let binding = &decision_report.binding;
     span.record("limiter", decision_report.limiter);
-    span.record("strategy", strategy_name(told.strategy));
+    span.record("strategy", strategy_name(binding.strategy));
     span.record("storage_mode", mode);
-    if let Some(key) = told.key {
+    if let Some(key) = binding.key {
         span.record("key_hash", hasher.hash(key));
     }
-    span.record("decision", told.verdict.name());
-    span.record("source", told.source.name());
+    span.record("decision", binding.kind.name());
+    span.record("source", binding.source.name());
     if let Some(wait) = decision_report.retry_after {
         span.record("retry_after_ms", millis(wait));
     }
     span.record("limits", decision_report.limits);
 }
 
-/// Whole milliseconds, rounded up: who waits so long has waited long enough.
+/// Whole milliseconds, rounded up, so that waiting that long is enough.
 pub(crate) fn millis(wait: Micros) -> u64 {
     wait.get().div_ceil(1_000)
 }

@@ -1,11 +1,11 @@
-//! The start of a decision, for those who want to know how long it takes and what happens meanwhile.
+//! The start of a decision, for its duration and its span.
 
 use std::time::{Duration, Instant};
 
 use tracing::Span;
 use tracing::span::Entered;
 
-/// When a decision started, if anybody wants to know, and its span, if there is one.
+/// When a decision started, if it is timed, and its span, if there is one.
 pub(crate) struct Started {
     at: Option<Instant>,
     span: Span,
@@ -22,7 +22,7 @@ impl Started {
         self.at.map(|at| at.elapsed())
     }
 
-    /// The decision's span; none, unless somebody traces.
+    /// The decision's span; the disabled span if tracing is off.
     pub(crate) fn span(&self) -> &Span {
         &self.span
     }

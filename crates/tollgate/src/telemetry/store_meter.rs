@@ -1,4 +1,4 @@
-//! Counting what becomes of calls to a store, and what is read off the store now and then.
+//! Counts calls to a store by their result, and publishes the readings of the store.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +13,13 @@ use super::metrics::{
     PENDING_CANCELS, STORE_CALLS, STORE_UP, SUPPRESSED, Sink,
 };
 
-/// The calls that a store knows.
+/// The calls of a store.
 const CALLS: [&str; 5] = ["charge", "settle", "peek", "refund", "forget"];
 
-/// What can be done about charges and keys, beside deciding.
-const OPERATED: [&str; 6] = ["settle", "cancel", "renew", "release", "reset", "refund"];
+/// The operations on charges by their id. Those on keys are counted by limit: `meter.rs`.
+const OPERATED: [&str; 4] = ["settle", "cancel", "renew", "release"];
 
-/// The counters of one registry's store. Each is made when it first counts.
+/// The counters of one gate's store. Each is made when it first counts.
 pub(crate) struct StoreMeter {
     sink: Sink,
     mode: &'static str,
@@ -39,10 +39,10 @@ pub(crate) struct StoreMeter {
 /// What `Tollgate::publish_metrics` reads.
 pub(crate) struct Reading {
     pub(crate) is_up: bool,
-    /// Of the memory store; nobody counts the keys of another.
+    /// The keys of the memory store; other stores do not count theirs.
     pub(crate) keys: Option<usize>,
     pub(crate) contention: Option<u64>,
-    /// Of a remote store; what is in this process is lost with it.
+    /// The losses of a remote store; the memory store has none.
     pub(crate) losses: Option<u64>,
     pub(crate) leases_lost: u64,
     /// Charges to be cancelled in a remote store: how many are pending, and how many were given up.
@@ -53,13 +53,13 @@ pub(crate) struct Reading {
 #[derive(Default)]
 struct Published {
     counter: OnceLock<Counter>,
-    told: AtomicU64,
+    reported: AtomicU64,
 }
 
 impl Published {
-    /// Brings the counter up to `count`. Registries may share a counter, so it gets what was added.
+    /// Raises the counter to `count`. Engines may share a counter, so only the difference is added.
     fn bring_up_to(&self, count: u64, counter: impl FnOnce() -> Counter) {
-        let before = self.told.fetch_max(count, Ordering::Relaxed);
+        let before = self.reported.fetch_max(count, Ordering::Relaxed);
         self.counter.get_or_init(counter).increment(count.saturating_sub(before));
     }
 }
@@ -102,11 +102,11 @@ impl StoreMeter {
         self.sink.counter(name, self.labels(None))
     }
 
-    /// A call came back, with an answer or an error.
+    /// A call returned, with an answer or an error.
     pub(crate) fn called(&self, operation: &'static str, took: Duration, error: Option<&StoreError>) {
-        if let Some(place) = CALLS.iter().position(|known| *known == operation) {
+        if let Some(index) = CALLS.iter().position(|known| *known == operation) {
             let labels = || self.labels(Some(("operation", operation)));
-            let duration = self.durations[place].get_or_init(|| self.sink.histogram(STORE_CALLS, labels()));
+            let duration = self.durations[index].get_or_init(|| self.sink.histogram(STORE_CALLS, labels()));
             duration.record(took.as_secs_f64() * 1e3);
         }
         let Some(error) = error else { return };
@@ -120,10 +120,10 @@ impl StoreMeter {
         }
     }
 
-    /// Something was done about a charge or a key.
+    /// Something was done about a charge.
     pub(crate) fn operated(&self, operation: &'static str, outcome: OperationOutcome) {
-        let Some(place) = OPERATED.iter().position(|known| *known == operation) else { return };
-        let counter = &self.operations[place][outcome as usize];
+        let Some(index) = OPERATED.iter().position(|known| *known == operation) else { return };
+        let counter = &self.operations[index][outcome as usize];
         let labels = || {
             let outcome = Label::from_static_parts("outcome", outcome.name());
             [outcome].into_iter().chain(self.labels(Some(("operation", operation)))).collect()

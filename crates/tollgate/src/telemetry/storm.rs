@@ -1,13 +1,17 @@
-//! Keeps a storm of denials out of the log.
+//! Suppresses a storm of denials in the log.
 //!
-//! A key's first denial in a second is logged; its later ones are counted, and the count is in its next line. Over all keys there are
-//! at most 100 lines a second; what is left out beyond them is counted in one line once the second is over. The table of keys has
-//! a fixed size: a key that needs the slot of another takes it over, and what was not yet told of the other counts as left out.
+//! A key's first denial in a second is logged; its later ones are counted, and the count is in its next line. All keys share 100
+//! lines a second; the lines beyond that are counted in one line once the second is over. The table of keys has a fixed size: a
+//! key that needs the slot of another takes it over, and the unreported denials of the other count as left out.
 //!
-//! Time is the registry's, so seconds are its seconds.
+//! A suppressed denial, which in a storm nearly every one is, takes no lock: one load shows that the slot belongs to the key and
+//! this second, and one addition counts it. If another key takes the slot between the two, the denial is counted for that key.
+//! Seconds are those of the engine's clock.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use tollgate_kernel::Micros;
 
@@ -21,16 +25,36 @@ pub(crate) struct Storm {
     /// How many lines are written in a second; `None` leaves nothing out.
     lines: Option<u64>,
     seed: RandomState,
-    slots: Box<[Mutex<Slot>]>,
+    slots: Box<[Slot]>,
     total: Mutex<Total>,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Slot {
-    /// Of the limit and the key that were denied last here.
-    hash: u64,
-    second: u64,
-    untold: u64,
+    /// The limit and key that were denied last in this slot, and the second: see [`Stamp`].
+    stamp: AtomicU64,
+    /// How many of its denials were not logged.
+    suppressed: AtomicU64,
+    /// Held while a key takes the slot, or a new second begins.
+    lock: Mutex<()>,
+}
+
+/// A limit and a key, as 40 bits of their hash other than those that choose the slot, and the last 24 bits of a second, which
+/// repeat after 194 days.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp(u64);
+
+impl Stamp {
+    const SECOND_BITS: u32 = 24;
+
+    fn new(hash: u64, now: Micros) -> Stamp {
+        let second = second_of(now) & ((1 << Stamp::SECOND_BITS) - 1);
+        Stamp(hash >> Stamp::SECOND_BITS << Stamp::SECOND_BITS | second)
+    }
+
+    fn is_of_same_key(self, other: Stamp) -> bool {
+        self.0 >> Stamp::SECOND_BITS == other.0 >> Stamp::SECOND_BITS
+    }
 }
 
 /// Over all keys.
@@ -44,9 +68,9 @@ struct Total {
 /// A line that may be written.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// How many denials of the same key were not told since its last line.
+    /// How many denials of the same key were suppressed since its last line.
     pub(crate) suppressed: u64,
-    /// How many lines were left out in seconds that are over, if that is to be told now.
+    /// How many lines were left out in past seconds, if this line reports them.
     pub(crate) left_out: u64,
 }
 
@@ -60,43 +84,55 @@ fn slot_of(hash: u64) -> usize {
 
 impl Storm {
     pub(crate) fn new(lines: Option<u64>) -> Storm {
-        let slots = (0..SLOTS).map(|_| Mutex::default()).collect();
-        Storm { lines, seed: RandomState::new(), slots, total: Mutex::default() }
+        let slots = (0..SLOTS).map(|_| Slot::default()).collect();
+        Storm { lines, seed: RandomState::default(), slots, total: Mutex::default() }
     }
 
     fn hash(&self, limiter: &str, key: Option<&str>) -> u64 {
         self.seed.hash_one((limiter, key))
     }
 
-    /// Whether a denial is to be told now.
+    /// Returns a line if a denial is logged now.
     pub(crate) fn denial(&self, limiter: &str, key: Option<&str>, now: Micros) -> Option<Line> {
         if self.lines.is_none() {
             return Some(Line { suppressed: 0, left_out: 0 });
         }
         let hash = self.hash(limiter, key);
-        let mut slot = self.slots[slot_of(hash)].lock();
-        let (is_same, is_now) = (slot.hash == hash, slot.second == second_of(now));
-        if is_same && is_now {
-            slot.untold += 1;
+        let (slot, stamp) = (&self.slots[slot_of(hash)], Stamp::new(hash, now));
+        if slot.stamp.load(Ordering::Relaxed) == stamp.0 {
+            slot.suppressed.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        let suppressed = std::mem::take(&mut slot.untold);
-        let others = if is_same { 0 } else { suppressed };
-        (slot.hash, slot.second) = (hash, second_of(now));
+        self.first_denial(slot, stamp, now)
+    }
+
+    /// A key that takes a slot, or its first denial in a second.
+    #[cold]
+    fn first_denial(&self, slot: &Slot, stamp: Stamp, now: Micros) -> Option<Line> {
+        let _locked = slot.lock.lock();
+        let before = Stamp(slot.stamp.load(Ordering::Relaxed));
+        if before == stamp {
+            // Another thread was faster.
+            slot.suppressed.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        slot.stamp.store(stamp.0, Ordering::Relaxed);
+        let suppressed = slot.suppressed.swap(0, Ordering::Relaxed);
+        let others = if stamp.is_of_same_key(before) { 0 } else { suppressed };
         let line = self.line(others, now);
         if line.is_none() {
-            // This one is counted with all that are left out; those before it still with the key's next line.
-            slot.untold = suppressed - others;
+            // This denial is counted as left out; the earlier ones are still reported with the key's next line.
+            slot.suppressed.fetch_add(suppressed - others, Ordering::Relaxed);
         }
         line.map(|line| Line { suppressed: suppressed - others, ..line })
     }
 
-    /// Whether a line about anything else than a denial is to be told now.
+    /// Returns a line if a decision other than a denial is logged now.
     pub(crate) fn other(&self, now: Micros) -> Option<Line> {
         self.line(0, now)
     }
 
-    /// One more line, if there may be one; `others` were left out that nobody will tell of.
+    /// One more line, if there is room for it. `others` denials were left out without a line of their own.
     fn line(&self, others: u64, now: Micros) -> Option<Line> {
         let Some(most) = self.lines else { return Some(Line { suppressed: 0, left_out: 0 }) };
         let mut total = self.total.lock();
@@ -110,14 +146,14 @@ impl Storm {
         Some(Line { suppressed: 0, left_out })
     }
 
-    /// How many lines were left out in seconds that are over and were not told of yet; they are now.
+    /// How many lines were left out in past seconds and not reported yet. The caller reports them.
     pub(crate) fn left_out(&self, now: Micros) -> u64 {
         self.total.lock().over(now)
     }
 }
 
 impl Total {
-    /// Starts a new second if it is one, and says how many lines were left out before it.
+    /// Starts a new second if it is one, and returns how many lines were left out before it.
     fn over(&mut self, now: Micros) -> u64 {
         if self.second == second_of(now) {
             return 0;
@@ -132,7 +168,7 @@ impl Total {
 mod tests {
     use super::*;
 
-    /// A denial of a key at a millisecond, and what becomes of it: the line's `suppressed` and `left_out`, or nothing.
+    /// A denial of a key at a millisecond, and its line: `suppressed` and `left_out`, or nothing.
     type Denial<'a> = (&'a str, u64, Option<(u64, u64)>);
 
     fn check(storm: &Storm, denials: &[Denial<'_>]) {
@@ -144,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_denial_of_a_key_in_a_second_is_told_and_the_rest_with_the_next() {
+    fn the_first_denial_of_a_key_in_a_second_is_logged_and_the_rest_with_the_next() {
         let storm = Storm::new(Some(LINES));
         let slot = |key: &str| slot_of(storm.hash("api", Some(key)));
         let other = (0..).map(|number: u64| number.to_string()).find(|key| slot(key) != slot("a"));
@@ -165,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_takes_the_slot_of_another_leaves_out_what_was_not_told_of_it() {
+    fn unreported_denials_of_a_displaced_key_count_as_left_out() {
         let storm = Storm::new(Some(LINES));
         let slot = |key: &str| slot_of(storm.hash("api", Some(key)));
         let other = (0..).map(|number: u64| number.to_string()).find(|key| slot(key) == slot("a"));
@@ -177,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_a_hundred_lines_a_second_and_the_rest_is_told_once() {
+    fn there_are_a_hundred_lines_a_second_and_the_rest_is_reported_once() {
         let storm = Storm::new(Some(LINES));
         let second = |second, keys: u64| {
             let at = Micros::from_secs(second);
@@ -197,18 +233,40 @@ mod tests {
     #[test]
     fn nothing_grows_however_many_keys_there_are_and_all_is_accounted_for() {
         let storm = Storm::new(Some(LINES));
-        let (mut lines, mut told) = (0, 0);
+        let (mut lines, mut reported) = (0, 0);
         for number in 0..200_000_u64 {
             // 50,000 keys, each denied four times in a row, over twenty seconds.
             let (key, at) = ((number / 4).to_string(), Micros::from_millis(1_000 + number / 10));
             if let Some(line) = storm.denial("api", Some(&key), at) {
                 lines += 1;
-                told += line.suppressed + line.left_out;
+                reported += line.suppressed + line.left_out;
             }
         }
         assert_eq!(lines, 100 * 20);
-        told += storm.left_out(Micros::from_secs(60));
-        let untold: u64 = storm.slots.iter().map(|slot| slot.lock().untold).sum();
-        assert_eq!(lines + told + untold, 200_000);
+        reported += storm.left_out(Micros::from_secs(60));
+        let suppressed: u64 = storm.slots.iter().map(|slot| slot.suppressed.load(Ordering::Relaxed)).sum();
+        assert_eq!(lines + reported + suppressed, 200_000);
+    }
+
+    #[test]
+    fn threads_that_are_denied_at_once_lose_none() {
+        let storm = Storm::new(Some(LINES));
+        let logged = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for number in 0..20_000_u64 {
+                        // Few keys, so that threads contend for them, over a hundred seconds.
+                        let (key, at) = ((number % 7).to_string(), Micros::from_millis(1_000 + 5 * number));
+                        if let Some(line) = storm.denial("api", Some(&key), at) {
+                            logged.fetch_add(1 + line.suppressed + line.left_out, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        let suppressed: u64 = storm.slots.iter().map(|slot| slot.suppressed.load(Ordering::Relaxed)).sum();
+        let left_out = storm.left_out(Micros::from_secs(1_000));
+        assert_eq!(logged.into_inner() + suppressed + left_out, 80_000);
     }
 }

@@ -1,9 +1,9 @@
-//! Counting at the speed of a plain store: each thread in a place of its own.
+//! Counts at the speed of a plain store: each thread has its own stripe.
 //!
-//! One counter for all threads would cost each of them more than the decision that it counts, as soon as there are two. So a
-//! thread has a number while it lives, and adds up in the stripe of that number, which nobody else writes. What it adds up is
-//! handed to the real counter 64 at a time and, by [`Stripes::hand_over`], whenever somebody wants it exact. Threads beyond
-//! the last number share the last stripe, and pay for it.
+//! With two or more threads, one shared counter would cost each of them more than the decision itself. So each live thread has a
+//! number, and adds in the stripe of that number, which no other thread writes. The sum is handed to the real counter in batches
+//! of 64 and by [`Stripes::hand_over`] when the exact count is needed. Threads beyond the last number share the last stripe,
+//! which is slower.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -15,13 +15,13 @@ use parking_lot::Mutex;
 /// How much a stripe adds up before it is handed over.
 const BATCH: u64 = 64;
 
-/// How many stripes there are: enough for the threads that a machine runs, and for as many again that come and go.
+/// The number of stripes: enough for the threads that a machine runs, and as many again for threads that come and go.
 static STRIPES: LazyLock<usize> = LazyLock::new(|| {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (4 * cores).clamp(8, 128)
 });
 
-/// The numbers of threads that have ended, and the first that nobody has had.
+/// The numbers of ended threads, and the first number that was never used.
 static NUMBERS: Mutex<(BTreeSet<usize>, usize)> = Mutex::new((BTreeSet::new(), 0));
 
 const NONE: usize = usize::MAX;
@@ -46,7 +46,7 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // What this thread still counts while it ends goes to the stripe that is shared.
+        // Counts of this thread while it ends go to the shared stripe.
         NUMBER.set(NONE - 1);
         NUMBERS.lock().0.insert(self.0);
     }
@@ -111,7 +111,7 @@ impl Stripes {
 }
 
 impl Stripe {
-    /// What is new up to `count`. Counts only rise, so a later caller hands over nothing twice.
+    /// Hands over the difference up to `count`. Counts only rise, so nothing is handed over twice.
     #[cold]
     fn hand_over(&self, kind: usize, count: u64) -> u64 {
         count.saturating_sub(self.handed_over[kind].fetch_max(count, Ordering::Relaxed))

@@ -1,7 +1,6 @@
-//! The telemetry of one engine: metrics, log and spans of every decision once it is made, and of every call to a remote store.
+//! The telemetry of one engine: metrics, log and spans of every decision after it is made, and of every call to a remote store.
 //!
-//! Nothing here can change a decision. What the host's subscriber does with an event or a span is its own affair: a panic there
-//! is caught, as an observer's is.
+//! Nothing here can change a decision. A panic in the host's subscriber is caught, like a panic of an observer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -49,7 +48,7 @@ impl Watch {
         watch
     }
 
-    /// Which namespaces have series of their own.
+    /// Which namespaces have their own series.
     pub(crate) fn namespaces(&self) -> &Namespaces {
         &self.namespaces
     }
@@ -69,7 +68,7 @@ impl Watch {
         StoreCall { operation, span, meter }
     }
 
-    /// Sets what nobody tells of by itself.
+    /// Updates the metrics that are not set by decisions.
     pub(crate) fn publish(&self, reading: &Reading, clock: &Clock) {
         if let Some(log) = &self.log {
             log.write_left_out(clock.now());
@@ -130,6 +129,19 @@ impl Recorder for Watch {
             if let Some(log) = &self.log {
                 log.write(decision_report, self.mode, hasher, clock.now());
             }
+        }));
+    }
+
+    fn report_denial<'a>(
+        &self,
+        limiter: &str,
+        key: &str,
+        clock: &Clock,
+        report: impl FnOnce() -> DecisionReport<'a>,
+    ) {
+        let (Some(hasher), Some(log)) = (&self.hasher, &self.log) else { return };
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            log.write_denial(limiter, key, report, self.mode, hasher, clock.now());
         }));
     }
 

@@ -197,7 +197,7 @@ async fn a_cost_is_what_the_request_asks_for() {
     assert_eq!(ask(&service, costing("3")).await.field("x-ratelimit-remaining"), "0");
 }
 
-/// A store that charges at once and answers only when it is told to.
+/// A store that charges at once and answers only when it is reported to.
 struct Slow {
     store: MemoryStore,
     go: Semaphore,
@@ -253,7 +253,7 @@ async fn of_two_tolls_under_one_limit_neither_gives_back_what_the_other_paid() {
     }
 }
 
-/// A store whose settlements wait until they are told to go on.
+/// A store whose settlements wait until they are reported to go on.
 struct SlowToSettle(Slow);
 
 impl Store for SlowToSettle {
@@ -324,7 +324,7 @@ impl std::io::Write for Log {
     }
 }
 
-/// A process that stood still for longer than its lease went on beside its successor, and nobody was told.
+/// A process that stood still for longer than its lease went on beside its successor, and nobody was reported.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_gone_when_it_is_renewed_is_logged_and_counted_once() {
     let log = Log::default();

@@ -1,4 +1,4 @@
-//! What a caller is told.
+//! What a caller is reported.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,7 +94,7 @@ async fn a_service_writes_refusals_in_its_own_way() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("api", window(1)));
     let (service, _) = serve(&gate, |layer| {
         layer.limit(RouteLimit::new("api", KeyExtractor::ip())).responder(|refusal| {
-            let wait = refusal.retry_after().expect("it passes").get() / 1_000_000;
+            let wait = refusal.retry_after().expect("it passes").as_secs();
             let names: Vec<&str> = refusal.limits().iter().map(|limit| limit.name).collect();
             let body = format!("{} {wait} s {}", names.join(" "), refusal.is_grpc());
             Response::builder().status(420).body(Bytes::from(body)).expect("an answer")
@@ -118,7 +118,7 @@ async fn a_grpc_call_is_answered_in_its_own_protocol() {
     assert!(denied.field("grpc-message").starts_with("api allows 1 per 1m"), "{denied:?}");
     assert!(!denied.field("grpc-status-details-bin").is_empty());
     assert_eq!(denied.field("cache-control"), "no-store");
-    // Whoever only says so is answered as everybody else: a refusal must not look like a page.
+    // A client that only claims so gets the usual response: a refusal must not look like a page.
     for kind in
         ["application/grpc", "application/grpc+proto", "application/grpc-web+proto", "application/grpcfoo"]
     {
@@ -155,8 +155,8 @@ async fn two_layers_tell_of_both() {
 async fn a_refusal_inside_keeps_its_numbers() {
     let (gate, _) = gate(On::Memory, |gate| gate.limit("outer", window(99)).limit("inner", window(1)));
     let layer = |limit: &str| {
-        let toll = RouteLimit::new(limit, KeyExtractor::constant("all"));
-        LimitLayer::builder(&gate).limit(toll).build().expect("a layer")
+        let route_limit = RouteLimit::new(limit, KeyExtractor::constant("all"));
+        LimitLayer::builder(&gate).limit(route_limit).build().expect("a layer")
     };
     let service = tower::service_fn(|_: http::Request<Full<Bytes>>| async {
         Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))

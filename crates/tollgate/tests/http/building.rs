@@ -17,12 +17,12 @@ fn check(rules: impl FnOnce(LimitLayerBuilder) -> LimitLayerBuilder, why: &str) 
 
 #[test]
 fn mistakes_are_told_when_the_layer_is_built() {
-    let toll = || RouteLimit::new("api", KeyExtractor::ip());
+    let route_limit = || RouteLimit::new("api", KeyExtractor::ip());
     check(|layer| layer, "a layer without a route limit limits nothing");
     check(|layer| layer.limit(RouteLimit::new("apy", KeyExtractor::ip())), "did you mean `api`?");
-    check(|layer| layer.limit(toll().cost(0)), "a cost must be at least 1");
-    check(|layer| layer.limit(toll().on(Route::at("users"))), "must start with `/`");
-    check(|layer| layer.limit(toll()).skip(Route::at("/a{b}")), "a parameter is a whole segment");
+    check(|layer| layer.limit(route_limit().cost(0)), "a cost must be at least 1");
+    check(|layer| layer.limit(route_limit().on(Route::at("users"))), "must start with `/`");
+    check(|layer| layer.limit(route_limit()).skip(Route::at("/a{b}")), "a parameter is a whole segment");
     check(
         |layer| layer.limit(RouteLimit::new("api", KeyExtractor::header("x user"))),
         "not the name of a header field",
@@ -44,7 +44,7 @@ fn mistakes_are_told_when_the_layer_is_built() {
         "a concurrency limit is released",
     );
     check(
-        |layer| (0..65).fold(layer, |layer, _| layer.limit(toll())),
+        |layer| (0..65).fold(layer, |layer, _| layer.limit(route_limit())),
         "at most 64 limits, and 65 route limits apply to every request",
     );
 }

@@ -53,13 +53,13 @@ async fn what_would_wait_too_long_is_given_back_and_denied() {
         assert_eq!((denied.status, denied.field("retry-after")), (429, "1"), "{on:?}");
         assert_eq!(used(&gate, "even", "ip:192.0.2.1").await, 3, "{on:?}: the fourth was given back");
         assert_eq!(inside.calls.load(std::sync::atomic::Ordering::Relaxed), 3, "{on:?}");
-        // After as long as it was told, it waits no longer than is allowed.
+        // After as long as it was reported, it waits no longer than is allowed.
         hands.advance(Duration::from_secs(1));
         assert_eq!(ask(&service, get("/")).await.status, 200, "{on:?}");
     }
 }
 
-/// A full bucket told its caller to come back when there would be room, where the request was then refused again, because it
+/// A full bucket reported its caller to come back when there would be room, where the request was then refused again, because it
 /// would have had to wait in it for too long.
 #[tokio::test(start_paused = true)]
 async fn who_meets_a_full_bucket_is_told_when_the_wait_in_it_is_short_enough() {
@@ -67,8 +67,8 @@ async fn who_meets_a_full_bucket_is_told_when_the_wait_in_it_is_short_enough() {
         let (gate, hands) = gate(on, |gate| gate.limit("even", leaky()));
         let (service, _) = serve(&gate, |layer| {
             let cost = |head: &tollgate::route::RequestHead<'_>| if head.path() == "/all" { 10 } else { 1 };
-            let toll = RouteLimit::new("even", KeyExtractor::ip()).cost_by(cost);
-            layer.limit(toll).most_delay(Duration::from_secs(2))
+            let route_limit = RouteLimit::new("even", KeyExtractor::ip()).cost_by(cost);
+            layer.limit(route_limit).most_delay(Duration::from_secs(2))
         });
         assert_eq!(ask(&service, get("/all")).await.status, 200, "{on:?}");
         let denied = ask(&service, get("/")).await;

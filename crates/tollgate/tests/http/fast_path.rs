@@ -1,4 +1,4 @@
-//! The straight way to counters in this process answers as the way around it does, and is not taken past an observer.
+//! The fast path on local counters gives the same answers as the slow path, and is not taken with an observer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use tollgate::{Limit, TollgateBuilder};
 
 use crate::scene::{Asked, On, ask, gate, get, serve, window};
 
-/// Counts what it is told. Where somebody looks on, no charge goes the straight way.
+/// Counts its events. With an observer no charge takes the fast path.
 #[derive(Clone, Default)]
 struct Seen(Arc<AtomicUsize>);
 
@@ -21,8 +21,8 @@ impl Observer for Seen {
     }
 }
 
-/// Everything that a caller is told of some requests, each a second after the other, with and without somebody looking on.
-async fn check(tolls: &[RouteLimit], format: Format, asked: impl Fn() -> Vec<Asked>, events: usize) {
+/// Everything that a caller is reported of some requests, each a second after the other, with and without somebody looking on.
+async fn check(route_limits: &[RouteLimit], format: Format, asked: impl Fn() -> Vec<Asked>, events: usize) {
     let limits = |gate: TollgateBuilder| {
         let bucket = Limit::token_bucket("1/s", 3).expect("a limit");
         let leaky = Limit::leaky_bucket("10/s", 3).expect("a limit");
@@ -31,13 +31,15 @@ async fn check(tolls: &[RouteLimit], format: Format, asked: impl Fn() -> Vec<Ask
         gate.limit("window", window(2))
     };
     let seen = Seen::default();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for looks_on in [false, true] {
         let observer = Arc::new(seen.clone());
         let (gate, hands) =
             gate(On::Memory, |gate| if looks_on { limits(gate).observer(observer) } else { limits(gate) });
         let (service, _) = serve(&gate, |layer| {
-            tolls.iter().fold(layer.headers(format), |layer, toll| layer.limit(toll.clone()))
+            route_limits
+                .iter()
+                .fold(layer.headers(format), |layer, route_limit| layer.limit(route_limit.clone()))
         });
         let mut answers = Vec::new();
         for asked in asked() {
@@ -45,10 +47,10 @@ async fn check(tolls: &[RouteLimit], format: Format, asked: impl Fn() -> Vec<Ask
             answers.push(format!("{answer:?}"));
             hands.advance(Duration::from_millis(700));
         }
-        told.push(answers);
+        reported.push(answers);
     }
-    assert_eq!(told[0], told[1], "{tolls:?} {format:?}");
-    assert_eq!(seen.0.load(Ordering::Relaxed), events, "{tolls:?}");
+    assert_eq!(reported[0], reported[1], "{route_limits:?} {format:?}");
+    assert_eq!(seen.0.load(Ordering::Relaxed), events, "{route_limits:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -69,7 +71,7 @@ async fn both_ways_tell_the_same() {
     };
     let both = Format::default();
     let unix = Format { reset: ResetAs::UnixTime, ..both };
-    for (tolls, format) in [
+    for (route_limits, format) in [
         (vec![user("window")], both),
         (vec![user("bucket").cost(2)], both),
         (vec![user("bucket").cost(4)], both),
@@ -81,6 +83,6 @@ async fn both_ways_tell_the_same() {
         // The same twice.
         (vec![user("bucket"), user("bucket")], both),
     ] {
-        check(&tolls, format, asked, 7 * tolls.len()).await;
+        check(&route_limits, format, asked, 7 * route_limits.len()).await;
     }
 }

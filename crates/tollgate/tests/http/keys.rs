@@ -104,7 +104,7 @@ async fn each_source_gives_its_key() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_key_is_charged_as_was_said() {
+async fn a_request_without_a_key_is_charged_as_configured() {
     let extractor = |missing| KeyExtractor::header("x-user").if_missing(missing);
     check(
         Route::any(),

@@ -137,12 +137,12 @@ async fn what_is_skipped_is_neither_charged_nor_marked() {
 #[tokio::test]
 async fn a_path_that_has_no_one_spelling_is_refused_where_paths_matter() {
     let (gate, _) = gate(BOTH[0], |gate| gate.limit("api", window(100)));
-    let toll = || RouteLimit::new("api", KeyExtractor::constant("all"));
-    let (strict, inside) = serve(&gate, |layer| layer.limit(toll().on(Route::below("/api"))));
+    let route_limit = || RouteLimit::new("api", KeyExtractor::constant("all"));
+    let (strict, inside) = serve(&gate, |layer| layer.limit(route_limit().on(Route::below("/api"))));
     let (keeping, _) = serve(&gate, |layer| {
-        layer.limit(toll().on(Route::at("/api/{x}"))).encoded_separators(EncodedSeparators::Keep)
+        layer.limit(route_limit().on(Route::at("/api/{x}"))).encoded_separators(EncodedSeparators::Keep)
     });
-    let (blind, _) = serve(&gate, |layer| layer.limit(toll()));
+    let (blind, _) = serve(&gate, |layer| layer.limit(route_limit()));
     for (path, kept) in [("/api/a%2Fb", 200), ("/api/a%5cb", 200), ("/api/a%00b", 400), ("/api/a%zz", 400)] {
         let answer = ask(&strict, get(path)).await;
         assert_eq!(

@@ -87,8 +87,8 @@ fn nothing_but_what_is_let_pass_is_let_pass() {
         .route("/files/{*path}", get("a file"))
         .route("/{tenant}/{page}", get("a page"))
         .fallback(async || "whatever is left");
-    let toll = || RouteLimit::new("inner", KeyExtractor::constant("all"));
-    let skipping = layers(&scene.gate).limit(toll()).skip(Route::get("/healthz"));
+    let route_limit = || RouteLimit::new("inner", KeyExtractor::constant("all"));
+    let skipping = layers(&scene.gate).limit(route_limit()).skip(Route::get("/healthz"));
     let charged = [
         "/files/secret",
         "/files/secret/../../healthz",

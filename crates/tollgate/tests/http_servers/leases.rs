@@ -15,7 +15,7 @@ use tollgate::http::{Lease, LimitLayer};
 use tollgate::route::{KeyExtractor, RouteLimit};
 use tollgate_testkit::http::{Answer, Connection};
 
-use crate::scene::{ALL, On, Scene, format, told, until};
+use crate::scene::{ALL, On, Scene, format, reported, until};
 
 /// A service whose requests to `/held` stay inside until they are let go, in the order in which they came.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ impl Held {
     }
 }
 
-/// What a caller of two places is told.
+/// What a caller of two places is reported.
 fn expected(status: u16, left: u64, reset: u64, retry: Option<u64>, more: u64) -> String {
     let retry = retry.map_or(String::new(), |seconds| format!("retry-after: {seconds}\n"));
     format!(
@@ -51,8 +51,8 @@ fn expected(status: u16, left: u64, reset: u64, retry: Option<u64>, more: u64) -
 
 /// Two places with leases of a minute, taken, given back and run out. In memory they do not run out while a request is inside.
 fn check(on: On, scene: &Scene, reset: ResetAs) {
-    let toll = RouteLimit::new("busy", KeyExtractor::header("x-user"));
-    let layer = LimitLayer::builder(&scene.gate).limit(toll).headers(format(reset));
+    let route_limit = RouteLimit::new("busy", KeyExtractor::header("x-user"));
+    let layer = LimitLayer::builder(&scene.gate).limit(route_limit).headers(format(reset));
     let held = Held::new();
     let address = scene.serve_router(held.router(layer.build().expect("a layer")));
     let user = format!("x-user: {reset:?}");
@@ -84,19 +84,19 @@ fn check(on: On, scene: &Scene, reset: ResetAs) {
     // At 15.5 s, with leases to 60 and 70 s; without an end, a whole lease is the guess.
     let denied = ask(third);
     let (told_reset, retry) = if on == On::Memory { (at(60, 76), 60) } else { (at(55, 70), 45) };
-    assert_eq!(told(&denied), expected(429, 0, told_reset, Some(retry), retry));
+    assert_eq!(reported(&denied), expected(429, 0, told_reset, Some(retry), retry));
     let words = format!("busy allows 2 at once, leases of 1m; retry after {retry} s");
     assert!(denied.body.contains(&words), "{}", denied.body);
-    // The first is done, and told how it stood when it came.
-    assert_eq!(told(&let_go(first)), expected(200, 1, at(60, 60), None, 60));
+    // The first is done, and reported how it stood when it came.
+    assert_eq!(reported(&let_go(first)), expected(200, 1, at(60, 60), None, 60));
     is_held(1);
-    assert_eq!(told(&ask(third)), expected(200, 0, at(60, 76), None, 60));
+    assert_eq!(reported(&ask(third)), expected(200, 0, at(60, 76), None, 60));
     is_held(1);
     // The second still holds its place when its lease ends.
     scene.hands.advance(Duration::from_millis(54_500));
     let left = if on == On::Memory { 0 } else { 1 };
-    assert_eq!(told(&ask(third)), expected(200, left, at(60, 130), None, 60));
-    assert_eq!(told(&let_go(second)), expected(200, 0, at(60, 70), None, 60));
+    assert_eq!(reported(&ask(third)), expected(200, left, at(60, 130), None, 60));
+    assert_eq!(reported(&let_go(second)), expected(200, 0, at(60, 70), None, 60));
     is_held(0);
 }
 
@@ -112,14 +112,14 @@ fn a_place_is_taken_while_a_request_is_inside() {
     }
 }
 
-/// Whoever hangs up, or is served by a handler that panics, does not keep a place.
+/// A client that disconnects, or whose handler panics, keeps no lease.
 #[test]
 fn a_place_is_given_back_whatever_becomes_of_the_request() {
     for on in ALL {
         let busy = Limit::concurrency(1, Duration::from_secs(60)).expect("a limit");
         let scene = Scene::new(on, |gate| gate.limit("busy", busy));
-        let toll = RouteLimit::new("busy", KeyExtractor::constant("all"));
-        let layer = LimitLayer::builder(&scene.gate).limit(toll).build().expect("a layer");
+        let route_limit = RouteLimit::new("busy", KeyExtractor::constant("all"));
+        let layer = LimitLayer::builder(&scene.gate).limit(route_limit).build().expect("a layer");
         let held = Held::new();
         let panics = get(async || -> &'static str { panic!("on purpose") });
         let router = held.router(layer.clone()).merge(Router::new().route("/panic", panics).layer(layer));
@@ -148,8 +148,8 @@ fn an_upgraded_connection_keeps_its_place_for_as_long_as_its_handler_does() {
     for on in ALL {
         let busy = Limit::concurrency(1, Duration::from_secs(60)).expect("a limit");
         let scene = Scene::new(on, |gate| gate.limit("busy", busy));
-        let toll = RouteLimit::new("busy", KeyExtractor::constant("all"));
-        let layer = LimitLayer::builder(&scene.gate).limit(toll).build().expect("a layer");
+        let route_limit = RouteLimit::new("busy", KeyExtractor::constant("all"));
+        let layer = LimitLayer::builder(&scene.gate).limit(route_limit).build().expect("a layer");
         let let_go = Arc::new(Semaphore::new(0));
         let upgraded = || Response::builder().status(101).header("upgrade", "chat").body(Body::empty());
         let kept = {

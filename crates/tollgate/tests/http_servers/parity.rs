@@ -8,7 +8,7 @@ use tollgate::{Limit, TollgateBuilder};
 use tollgate_testkit::Random;
 use tollgate_testkit::http::Connection;
 
-use crate::scene::{ALL, On, Scene, told};
+use crate::scene::{ALL, On, Scene, reported};
 
 fn window(limit: u64) -> Limit {
     Limit::fixed_window(limit, Duration::from_secs(60)).expect("a limit")
@@ -48,15 +48,15 @@ fn all_limits_are_charged_or_none() {
             let key = format!("x-user:{}", if user.is_empty() { "nobody" } else { user });
             let keys = [("global", "all:all"), ("search", "all:all"), ("user", &key)];
             assert_eq!(keys.map(|(limit, key)| scene.used(limit, key)), used, "{context}");
-            // Whoever was refused is told how it stands, not how it would have.
-            let told = [("global", 6), ("search", 2), ("user", 3)].into_iter().zip(used);
-            let told = told.filter(|((limit, _), _)| path == "/search" || *limit != "search");
-            let told: Vec<_> =
-                told.map(|((limit, most), used)| format!("\"{limit}\";r={};", most - used)).collect();
+            // A refused client gets the current state, not the state after its charge.
+            let reported = [("global", 6), ("search", 2), ("user", 3)].into_iter().zip(used);
+            let reported = reported.filter(|((limit, _), _)| path == "/search" || *limit != "search");
+            let reported: Vec<_> =
+                reported.map(|((limit, most), used)| format!("\"{limit}\";r={};", most - used)).collect();
             let quota = answer.field("ratelimit").unwrap_or_default();
             let is_reported =
-                quota.split(", ").count() == told.len() && told.iter().all(|one| quota.contains(one));
-            assert!(is_reported || user.is_empty(), "{context}: not {told:?}");
+                quota.split(", ").count() == reported.len() && reported.iter().all(|one| quota.contains(one));
+            assert!(is_reported || user.is_empty(), "{context}: not {reported:?}");
         }
     }
 }
@@ -77,7 +77,7 @@ fn pick<T: Copy>(random: &mut Random, from: &[T]) -> T {
     from[usize::try_from(random.below(from.len() as u64)).expect("it is small")]
 }
 
-/// Sixty requests of three users, and all that they were told.
+/// Sixty requests of three users, and all that they were reported.
 fn script(on: On) -> Vec<String> {
     let scene = Scene::new(on, limits);
     let layer = LimitLayer::builder(&scene.gate)
@@ -98,7 +98,7 @@ fn script(on: On) -> Vec<String> {
         let (method, path) = pick(&mut random, &requests);
         let user = pick(&mut random, &["ann", "bob", "eve"]);
         let answer = caller.ask(method, path, &[&format!("x-user: {user}")]);
-        all.push(format!("{step} {method} {path} {user}: {}\n{}", told(&answer), answer.body));
+        all.push(format!("{step} {method} {path} {user}: {}\n{}", reported(&answer), answer.body));
     }
     all
 }
@@ -106,11 +106,13 @@ fn script(on: On) -> Vec<String> {
 #[test]
 fn every_store_says_the_same_to_the_letter() {
     let on_memory = script(On::Memory);
-    let with = |status: &str| on_memory.iter().filter(|told| told.contains(&format!(": {status}\n"))).count();
+    let with = |status: &str| {
+        on_memory.iter().filter(|reported| reported.contains(&format!(": {status}\n"))).count()
+    };
     assert!(with("200") >= 15 && with("429") >= 15, "too much of one kind to mean anything: {on_memory:#?}");
     for on in [On::Redis, On::Postgres] {
-        for (told, expected) in script(on).iter().zip(&on_memory) {
-            assert_eq!(told, expected, "{on:?}");
+        for (reported, expected) in script(on).iter().zip(&on_memory) {
+            assert_eq!(reported, expected, "{on:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Many connections at once for one key: nobody is told what another was told, and nobody gets through who should not. The
+//! Many connections at once for one key: nobody is reported what another was reported, and nobody gets through who should not. The
 //! stores go by their own clocks here, as in production, with windows of an hour.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,31 +15,31 @@ const CONNECTIONS: usize = 32;
 const REQUESTS: u64 = 500;
 const MOST: u64 = 200;
 
-/// Every admission is told another remainder, from the limit less one down to zero.
+/// Every admission is reported another remainder, from the limit less one down to zero.
 fn check(scene: &Scene, name: &str) {
-    let toll = RouteLimit::new(name, KeyExtractor::constant("all"));
-    let layer = LimitLayer::builder(&scene.gate).limit(toll).build().expect("a layer");
+    let route_limit = RouteLimit::new(name, KeyExtractor::constant("all"));
+    let layer = LimitLayer::builder(&scene.gate).limit(route_limit).build().expect("a layer");
     let address = scene.serve(layer);
     let sent = AtomicU64::new(0);
     let caller = || {
         let mut connection = Connection::open(address);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         while sent.fetch_add(1, Ordering::Relaxed) < REQUESTS {
             let answer = connection.ask("GET", "/", &[]);
-            told.push((answer.status, number(&answer, "x-ratelimit-remaining")));
+            reported.push((answer.status, number(&answer, "x-ratelimit-remaining")));
         }
-        told
+        reported
     };
-    let told: Vec<(u16, Option<u64>)> = std::thread::scope(|scope| {
+    let reported: Vec<(u16, Option<u64>)> = std::thread::scope(|scope| {
         let callers: Vec<_> = (0..CONNECTIONS).map(|_| scope.spawn(caller)).collect();
         callers.into_iter().flat_map(|caller| caller.join().expect("a caller")).collect()
     });
     let mut admitted: Vec<u64> =
-        told.iter().filter(|(status, _)| *status == 200).filter_map(|(_, left)| *left).collect();
+        reported.iter().filter(|(status, _)| *status == 200).filter_map(|(_, left)| *left).collect();
     admitted.sort_unstable();
     assert_eq!(admitted, (0..MOST).collect::<Vec<u64>>());
-    let denied = told.iter().filter(|told| **told == (429, Some(0))).count() as u64;
-    assert_eq!(denied, REQUESTS - MOST, "{told:?}");
+    let denied = reported.iter().filter(|reported| **reported == (429, Some(0))).count() as u64;
+    assert_eq!(denied, REQUESTS - MOST, "{reported:?}");
 }
 
 #[test]

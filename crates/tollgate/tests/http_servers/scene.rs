@@ -164,8 +164,8 @@ pub(crate) fn until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// What a caller was told, line by line: the status, then the fields in the order in which they came.
-pub(crate) fn told(answer: &Answer) -> String {
+/// What a caller was reported, line by line: the status, then the fields in the order in which they came.
+pub(crate) fn reported(answer: &Answer) -> String {
     let mut lines = vec![answer.status.to_string()];
     lines.extend(answer.lines_of(&FIELDS).into_iter().map(str::to_owned));
     lines.join("\n")

@@ -7,7 +7,7 @@ use tollgate::route::{KeyExtractor, RouteLimit};
 use tollgate::{Limit, Rate};
 use tollgate_testkit::http::{Answer, Connection};
 
-use crate::scene::{ALL, Scene, format, told};
+use crate::scene::{ALL, Scene, format, reported};
 
 /// One limit: its name, what `RateLimit-Policy` and the words of a refusal say of it, and what happens.
 struct Table {
@@ -16,7 +16,7 @@ struct Table {
     policy: &'static str,
     words: &'static str,
     /// How many ms later · what it costs · status · remaining · reset in seconds · reset in seconds since the table's start ·
-    /// `Retry-After` · `t` of `RateLimit`. A dash is for what is not told.
+    /// `Retry-After` · `t` of `RateLimit`. A dash is for what is not reported.
     steps: &'static [&'static str],
 }
 
@@ -128,8 +128,8 @@ fn check(scene: &Scene, table: &Table) {
         let cost = |head: &tollgate::route::RequestHead<'_>| {
             head.header("x-cost").and_then(|cost| cost.parse().ok()).unwrap_or(1)
         };
-        let toll = RouteLimit::new(table.name, KeyExtractor::header("x-user")).cost_by(cost);
-        let layer = LimitLayer::builder(&scene.gate).limit(toll).headers(format(reset));
+        let route_limit = RouteLimit::new(table.name, KeyExtractor::header("x-user")).cost_by(cost);
+        let layer = LimitLayer::builder(&scene.gate).limit(route_limit).headers(format(reset));
         (reset, Connection::open(scene.serve(layer.build().expect("a layer"))))
     });
     let start = scene.next_hour();
@@ -159,7 +159,7 @@ fn check(scene: &Scene, table: &Table) {
             if more != "-" {
                 expected += &format!(";t={more}");
             }
-            assert_eq!(told(&answer), expected, "{name}, {format:?}, at `{step}`");
+            assert_eq!(reported(&answer), expected, "{name}, {format:?}, at `{step}`");
             check_body(&answer, table, cost, retry);
         }
     }

@@ -1,4 +1,4 @@
-//! `Retry-After` is enough: whoever waits as long as he was told gets through. A property of random limits and random callers.
+//! `Retry-After` is enough: a client that waits for that long gets through. A property of random limits and random callers.
 
 use std::time::Duration;
 use tollgate::Limit;

@@ -70,7 +70,7 @@ impl<'a, T> Crowd<'a, T> {
         self.members[member] = None;
     }
 
-    /// Polls whoever was woken until nobody is. Returns who is done, and with what, in the order in which they were.
+    /// Polls woken tasks until none is left. Returns the finished ones with their results, in order.
     pub(crate) fn run(&mut self) -> Vec<(usize, T)> {
         let mut done = Vec::new();
         for _ in 0..=self.members.len() {

@@ -305,7 +305,7 @@ fn waiting_goes_by_the_fallback_until_the_store_is_back() {
         hands.advance(Duration::from_millis(40));
         crowd.run().iter().any(|(who, answer)| *who == 0 && answer.is_ok())
     });
-    assert!(admitted.is_some(), "whoever waits is admitted once the store is back");
+    assert!(admitted.is_some(), "a waiter is admitted once the store is back");
 }
 
 /// A reservation of which some charges were counted here has run out, and its caller uses the id again.
@@ -427,19 +427,20 @@ fn every_answer_has_one_label_and_labels_add_up() {
             *by_source.entry((limit.source(), limit.is_allowed())).or_insert(0) += 1;
         }
     }
-    let told = labels.0.lock().unwrap();
-    assert_eq!(*told, by_source);
-    assert_eq!(told.values().sum::<u64>(), asked);
+    let reported = labels.0.lock().unwrap();
+    assert_eq!(*reported, by_source);
+    assert_eq!(reported.values().sum::<u64>(), asked);
     assert_eq!(
-        told.iter().filter(|((_, allowed), _)| *allowed).map(|(_, count)| count).sum::<u64>(),
+        reported.iter().filter(|((_, allowed), _)| *allowed).map(|(_, count)| count).sum::<u64>(),
         admitted
     );
     for source in Source::ALL.into_iter().filter(|source| *source != Source::NeedsPermit) {
-        assert!(told.keys().any(|(seen, _)| *seen == source), "{source:?} was never seen");
+        assert!(reported.keys().any(|(seen, _)| *seen == source), "{source:?} was never seen");
     }
     let health = gate.store_health();
-    let of =
-        |source| told.iter().filter(|((seen, _), _)| *seen == source).map(|(_, count)| count).sum::<u64>();
+    let of = |source| {
+        reported.iter().filter(|((seen, _), _)| *seen == source).map(|(_, count)| count).sum::<u64>()
+    };
     assert_eq!(health.answers(Fallback::Open), of(Source::FallbackOpen));
     assert_eq!(health.answers(Fallback::Closed), of(Source::FallbackClosed));
     assert_eq!(health.answers(Fallback::Local), of(Source::FallbackLocal));

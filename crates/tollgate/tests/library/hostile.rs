@@ -13,7 +13,7 @@ use crate::scene::{
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Keys that cannot be told apart from others, or be written down.
+/// Keys that cannot be reported apart from others, or be written down.
 fn malformed() -> Vec<String> {
     let mut keys: Vec<String> = [
         "",
@@ -236,7 +236,7 @@ fn a_clock_that_jumps_forward_a_year_forgives_what_is_over_and_no_more() {
     }
 }
 
-/// As far as the year 292,000; where the numbers themselves end, a window that ends later cannot be told from one that ends.
+/// As far as the year 292,000; where the numbers themselves end, a window that ends later cannot be reported from one that ends.
 #[test]
 fn a_clock_that_jumps_to_the_far_future_stays_a_clock() {
     for limit in rates(5) {

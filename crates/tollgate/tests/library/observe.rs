@@ -1,4 +1,4 @@
-//! What whoever monitors gets to see: an event for each limit of each decision, a warning for malformed keys, and no key.
+//! What an observer sees: an event for each limit of each decision, a warning for malformed keys, and no key.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -88,8 +88,8 @@ fn each_limit_of_each_decision_is_one_event() {
     let (gate, recorder) = watched(&hands());
     let [api, watching, workers, free, shut] =
         ["api", "watching", "workers", "free", "shut"].map(|name| gate.local(name).unwrap());
-    // Does what it is told and sees what is told of it.
-    macro_rules! told {
+    // Does what it is reported and sees what is reported of it.
+    macro_rules! reported {
         ($($call:expr => [$($line:literal),* $(,)?])*) => {$(
             let _ = $call;
             let seen: Vec<String> = recorder.take().iter().map(line).collect();
@@ -97,7 +97,7 @@ fn each_limit_of_each_decision_is_one_event() {
             assert_eq!(seen, expected, "{}", stringify!($call));
         )*};
     }
-    told! {
+    reported! {
         api.check("user:alice") => ["charge api token_bucket [user] 1 allowed Store"]
         api.charge("alice", 3) => ["charge api token_bucket [default] 3 allowed Store"]
         api.charge("alice", 9) => ["charge api token_bucket [default] 9 denied Store"]
@@ -107,7 +107,7 @@ fn each_limit_of_each_decision_is_one_event() {
         ready(api.wait("user:alice", 1, HOUR)) => ["wait api token_bucket [user] 1 allowed Store"]
         ready(api.wait("user:alice", 6, HOUR)) => ["wait api token_bucket [user] 6 denied Store"]
     }
-    told! {
+    reported! {
         api.check("user:vip") => ["charge api none [user] 1 allowed Unlimited"]
         api.check("user:bad") => ["charge api none [user] 1 denied Blocked"]
         free.check("alice") => ["charge free none [default] 1 allowed Unlimited"]
@@ -118,7 +118,7 @@ fn each_limit_of_each_decision_is_one_event() {
         watching.check("alice") => ["charge watching fixed_window [default] 1 allowed watching Store"]
         ready(watching.wait("alice", 1, HOUR)) => ["wait watching fixed_window [default] 1 allowed watching Store"]
     }
-    told! {
+    reported! {
         api.check("alice\n") => ["charge api none [] 1 denied Malformed"]
         api.charge("alice:", 4) => ["charge api none [] 4 denied Malformed"]
         watching.peek("alice\n", 1) => ["peek watching none [] 1 denied Malformed"]
@@ -131,7 +131,7 @@ fn each_limit_of_each_decision_is_one_event() {
     }
     let several =
         [Charge::new("api", "new:alice"), Charge::new("shut", "alice").cost(7), Charge::new("watching", "")];
-    told! {
+    reported! {
         free.charge_all(&[Charge::new(&free, "alice"), Charge::new(&watching, "a:alice").cost(2)]) => [
             "charge free none [default] 1 allowed Unlimited",
             "charge watching fixed_window [a] 2 allowed watching Store",
@@ -149,7 +149,7 @@ fn each_limit_of_each_decision_is_one_event() {
         ready(gate.check("workers", "alice")) => []
     }
     // To look at a key, to forget it, and to be refused as an error are no decisions.
-    told! {
+    reported! {
         api.status("user:alice") => []
         ready(gate.status("api", "user:alice")) => []
         api.reset("user:alice") => []
@@ -226,7 +226,7 @@ fn an_observer_changes_no_answer() {
     assert_eq!(recorder.take().len(), 2_000);
 }
 
-/// Panics at whatever it is told.
+/// Panics at whatever it is reported.
 struct Panics;
 
 impl Observer for Panics {

@@ -12,7 +12,7 @@ use crate::faulty_store::{Fault, FaultyStore};
 use crate::observe::logged;
 use crate::scene::{a_minute, bucket, hands, on, secs};
 
-/// Keeps what was told of the store.
+/// Keeps what was reported of the store.
 #[derive(Default)]
 struct News(Mutex<Vec<StoreChange>>);
 
@@ -55,7 +55,7 @@ fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
         }
         assert_eq!((faulty.calls(), faulty.pings()), (101, 1), "a failure, a ping, and it is left alone");
         let health = gate.store_health();
-        assert_eq!((health.state, health.since), (StoreState::Down, started));
+        assert_eq!((health.state, health.since), (StoreState::Down, started.into()));
         assert_eq!((health.calls, health.fallen_back, health.outages), (101, 10_000, 1));
         assert_eq!((health.failures(Failure::Timeout), health.last_failure), (1, Some(Failure::Timeout)));
 
@@ -81,8 +81,8 @@ fn an_outage_is_few_calls_one_warning_and_over_by_itself() {
             assert_eq!(source(&gate), Source::Store);
         }
         let health = gate.store_health();
-        assert_eq!((health.state, health.since, health.outages), (StoreState::Up, hands.now(), 1));
-        let down_for = hands.now().saturating_sub(started);
+        assert_eq!((health.state, health.since, health.outages), (StoreState::Up, hands.now().into(), 1));
+        let down_for = hands.now().saturating_sub(started).into();
         let fallen_back = health.fallen_back - 1;
         let expected =
             [StoreChange::Down { failure: Failure::Timeout }, StoreChange::Up { down_for, fallen_back }];

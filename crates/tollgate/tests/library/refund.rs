@@ -100,7 +100,7 @@ fn whoever_waits_is_told_of_a_refund() {
 
 /// Nobody stands in for the store: whatever limits fall back to, nothing is given back, and a call costs nothing.
 #[test]
-fn while_the_store_is_down_nothing_is_refunded_and_that_is_said() {
+fn while_the_store_is_down_nothing_is_refunded_and_that_is_an_error() {
     for fallback in [Fallback::Open, Fallback::Closed, Fallback::Local] {
         let hands = hands();
         let faulty = FaultyStore::new(&hands);

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use tollgate::store::{Failure, StoreState};
-use tollgate::telemetry::Source;
+use tollgate::telemetry::{Event, Observer, Source};
 use tollgate::{
     Allowance, Charge, Fallback, Key, Limit, ManualClock, Policy, Rule, Settled, Settlement, Tollgate,
 };
@@ -163,6 +163,31 @@ fn time_goes_on_as_if_nothing_had_been_changed() {
     }
 }
 
+struct Counting(AtomicUsize);
+
+impl Observer for Counting {
+    fn decided(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Observers and the clock are the gate's, not the policy's.
+#[test]
+fn observers_and_the_clock_stay_over_a_reload() {
+    let hands = hands();
+    let observer = Arc::new(Counting(AtomicUsize::new(0)));
+    let gate = on(&hands).rule(api(a_minute(5))).observer(observer.clone()).build().unwrap();
+    let limiter = gate.local("api").unwrap();
+    assert!(limiter.charge("a", 5).unwrap().is_allowed());
+    for decisions in [2, 4] {
+        reload(&gate, [api(a_minute(5))]);
+        assert!(!limiter.check("a").is_allowed());
+        hands.advance(secs(60));
+        assert!(limiter.charge("a", 5).unwrap().is_allowed(), "by the clock that was moved");
+        assert_eq!(observer.0.load(Ordering::SeqCst), decisions + 1);
+    }
+}
+
 #[test]
 fn open_reservations_are_settled_by_whoever_knows_their_name() {
     for (old, new, reserved, before, actual, after) in [
@@ -246,13 +271,13 @@ fn those_who_wait_are_told_what_a_new_policy_says_of_them() {
         crowd.join(old.wait(&one, HOUR));
         assert!(crowd.run().is_empty());
         let new = continued(&old, rule.clone());
-        let told = match crowd.run().pop() {
+        let reported = match crowd.run().pop() {
             Some((_, Ok(decision))) if decision.is_allowed() => "admitted",
             Some((_, Ok(decision))) if decision.retry_after().is_none() => "never",
             Some((_, Err(error))) if error.to_string().contains("unknown limit `api`") => "unknown",
             other => panic!("{rule:?}: {other:?}"),
         };
-        assert_eq!(told, expected, "{rule:?}");
+        assert_eq!(reported, expected, "{rule:?}");
         drop(new);
     }
 }
@@ -341,7 +366,7 @@ fn a_refused_policy_changes_nothing() {
     assert!(crowd.run().is_empty());
     let error = Policy::new([api(a_minute(9)), api(a_minute(8))]).unwrap_err().to_string();
     assert!(error.contains("two limits are called `api`"), "{error}");
-    assert!(crowd.run().is_empty(), "whoever waits is not disturbed");
+    assert!(crowd.run().is_empty(), "waiters are not disturbed");
     assert_eq!((remaining(&old, "a"), old.keys()), (3, 1));
 }
 

@@ -42,14 +42,14 @@ fn near_and_far(hands: &ManualClock) -> (Tollgate, Tollgate, Arc<FaultyStore>) {
     (with_rules(on(hands)), with_rules(on(hands).store(faulty.clone())), faulty)
 }
 
-/// What a decision says, whoever said it.
+/// A decision, whatever its source.
 fn said(decision: &Decision) -> Vec<(bool, Answer)> {
     decision.outcomes().iter().map(|outcome| (decision.is_allowed(), answer(outcome))).collect()
 }
 
 type Answer = (&'static str, Numbers, Source, bool);
 
-/// What a limit says, whoever said it.
+/// An outcome, whatever its source.
 fn answer(outcome: &Outcome) -> Answer {
     let source = match outcome.source() {
         Source::DenialCache => Source::Store,
@@ -204,7 +204,7 @@ fn waiting_works_over_any_store() {
     assert_eq!(crowd.run_to_see_who_is_done(), [1]);
 }
 
-/// What another process gave back was seen only when the refusal that was told first had run out.
+/// What another process gave back was seen only when the refusal that was reported first had run out.
 #[test]
 fn a_waiter_looks_again_within_a_quarter_of_a_second() {
     for limit in every_strategy(1).into_iter().filter(|limit| !is_by_the_clock(limit)) {

@@ -312,7 +312,7 @@ fn a_lease_does_not_end_while_its_permit_lives() {
     assert_eq!(workers.status("pool").used(), 0);
 }
 
-/// Whoever reserved it may be another process: its lease ends unless it is renewed.
+/// It may have been reserved by another process: its lease ends unless it is renewed.
 #[test]
 fn a_reserved_lease_dies_by_itself_and_its_reservation_then_means_nothing() {
     let hands = hands();

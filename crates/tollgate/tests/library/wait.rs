@@ -1,4 +1,4 @@
-//! Waiting: first come, first served; whoever gives up leaves no trace; and nobody waits past their deadline.
+//! Waiting: first come, first served; a waiter that gives up leaves no trace; and no waiter waits past its deadline.
 
 use std::collections::HashMap;
 use std::error::Error as _;

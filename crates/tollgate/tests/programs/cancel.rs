@@ -144,7 +144,7 @@ async fn a_settlement_that_is_dropped_at_any_point_is_carried_out_once() -> Resu
     Ok(())
 }
 
-/// Whoever chooses an id owns it: a call by it that was dropped is not cancelled by anybody else.
+/// A caller that chooses an id owns it: a call by it that was dropped is not cancelled by anybody else.
 #[tokio::test]
 async fn a_call_by_an_id_of_the_callers_is_left_alone() -> Result<(), Box<dyn StdError>> {
     let store = Arc::new(Pausing(MemoryStore::new(MemoryOptions::default())));

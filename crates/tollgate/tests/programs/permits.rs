@@ -88,7 +88,7 @@ async fn one_permit_holds_all_leases_of_a_charge() -> Done {
     Ok(())
 }
 
-/// Whoever waits for a permit in this process gets it as soon as another is dropped, and not when its lease would have ended.
+/// A waiter for a permit in this process gets it as soon as another is dropped, and not when its lease would have ended.
 #[tokio::test]
 async fn a_dropped_permit_wakes_whoever_waits() -> Done {
     for on in On::all() {

@@ -147,7 +147,7 @@ async fn idempotent() -> Done {
         assert!(first.is_allowed() && again.is_allowed());
         assert_eq!(gate.status("e-mails", "customer:7").await?.used(), 3, "{}", on.name());
         assert!(!gate.charge(&charges).id(ChargeId::from(9_u128)).await?.is_allowed());
-        // Whoever chose the id may cancel by it; it stays cancelled.
+        // The caller that chose the id may cancel by it; it stays cancelled.
         assert_eq!(gate.settle(order_id, &Settlement::Cancel).await?, Settled::Done);
         assert_eq!(gate.status("e-mails", "customer:7").await?.used(), 0, "{}", on.name());
         let _ = gate.charge(&charges).id(order_id).await?;

@@ -78,7 +78,7 @@ async fn requests_are_read_as_the_config_says() -> Result<(), Error> {
     // Anybody else does not.
     assert_eq!(ask("198.51.100.1", "203.0.114.1", "bob", None).await, 200);
     assert_eq!(ask("198.51.100.2", "203.0.115.1", "eve", None).await, 429);
-    // What the program has authenticated is known whoever sends it.
+    // What the program has authenticated is known whatever the client sends.
     assert_eq!(ask("198.51.100.2", "203.0.115.1", "eve", Some("eve")).await, 200);
     assert_eq!(gate.status("one", "user:eve").await?.used(), 1);
     assert_eq!(gate.status("one", "user:bob").await?.used(), 0);

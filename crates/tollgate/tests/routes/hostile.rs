@@ -69,7 +69,7 @@ fn names() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// The gate is told the method, the target and the headers; the layer has them. Both find the same.
+    /// The gate is reported the method, the target and the headers; the layer has them. Both find the same.
     #[test]
     fn layer_and_gate_find_the_same_charges(
         method in "GET|POST|PUT|HEAD|BREW",

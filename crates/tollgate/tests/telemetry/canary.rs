@@ -47,7 +47,7 @@ impl Observer for Indiscreet {
     }
 }
 
-/// Keeps what observers are told.
+/// Keeps what observers are reported.
 #[derive(Default)]
 struct Told(std::sync::Mutex<String>);
 
@@ -164,7 +164,7 @@ async fn open_badly(server: &RedisServer, said: &mut ReportedLimit) {
 #[tokio::test]
 async fn nothing_of_a_secret_comes_out_anywhere() {
     let server = RedisServer::builder().password("another").start();
-    let (scrape, page, collector, told) =
+    let (scrape, page, collector, reported) =
         (Scrape::new(), Page::default(), Collector::start(), Arc::new(Told::default()));
     let mut said = ReportedLimit(String::new());
     // Every target at every level, dependencies included.
@@ -193,7 +193,7 @@ async fn nothing_of_a_secret_comes_out_anywhere() {
             .rule(Rule::blocked("shut").unwrap())
             .rule(Rule::unlimited("free").unwrap())
             .observer(Arc::new(Indiscreet))
-            .observer(told.clone())
+            .observer(reported.clone())
             .telemetry(telemetry.clone());
         let builder = if is_remote { builder.store(store.clone()) } else { builder };
         let gate = builder.build().unwrap();
@@ -214,7 +214,7 @@ async fn nothing_of_a_secret_comes_out_anywhere() {
     std::panic::set_hook(hook);
     assert!(guard.flush());
     drop((default, guard, lines_guard));
-    said.0.push_str(&told.0.lock().unwrap());
+    said.0.push_str(&reported.0.lock().unwrap());
     for (what, text, least) in [
         ("lines", page.text(), 500),
         ("metrics", scrape.text(), 50),

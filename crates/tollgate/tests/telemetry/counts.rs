@@ -1,4 +1,4 @@
-//! Observers that take counts: admissions come as numbers, all else as events, and nothing is told twice or not at all.
+//! Observers that take counts: admissions come as numbers, all else as events, and nothing is observed twice or not at all.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -11,26 +11,26 @@ use crate::crowd::ready;
 use crate::scene::{bucket, hands, on};
 use crate::scrape::Scrape;
 
-/// What was told under each limit: admissions as numbers, and events that were allowed and denied.
+/// What was observed under each limit: admissions as numbers, and events that were allowed and denied.
 #[derive(Default)]
 struct Tallies {
-    told: Mutex<Vec<(String, [u64; 3])>>,
+    observed: Mutex<Vec<(String, [u64; 3])>>,
     takes_counts: bool,
 }
 
 impl Tallies {
     fn add(&self, limiter: &str, kind: usize, count: u64) {
-        let mut told = self.told.lock().unwrap();
-        let at = told.iter().position(|(name, _)| name == limiter).unwrap_or_else(|| {
-            told.push((limiter.to_owned(), [0; 3]));
-            told.len() - 1
+        let mut observed = self.observed.lock().unwrap();
+        let at = observed.iter().position(|(name, _)| name == limiter).unwrap_or_else(|| {
+            observed.push((limiter.to_owned(), [0; 3]));
+            observed.len() - 1
         });
-        told[at].1[kind] += count;
+        observed[at].1[kind] += count;
     }
 
     fn of(&self, limiter: &str) -> [u64; 3] {
-        let told = self.told.lock().unwrap();
-        told.iter().find(|(name, _)| name == limiter).map(|(_, told)| *told).unwrap_or_default()
+        let observed = self.observed.lock().unwrap();
+        observed.iter().find(|(name, _)| name == limiter).map(|(_, observed)| *observed).unwrap_or_default()
     }
 }
 
@@ -70,10 +70,10 @@ fn check(takes_counts: bool, is_counted: bool, expected: [u64; 3]) {
     }
     let _ = ready(gate.peek(&[Charge::new("api", "user:2")])).unwrap();
     gate.hand_over_counts();
-    let told = tallies.of("api");
-    assert_eq!(told, expected, "takes counts: {takes_counts}, counted: {is_counted}");
-    assert_eq!(told.iter().sum::<u64>(), 201, "every decision and the look are told once");
-    // What only watches, and what no counters had a part in, is told one by one.
+    let observed = tallies.of("api");
+    assert_eq!(observed, expected, "takes counts: {takes_counts}, counted: {is_counted}");
+    assert_eq!(observed.iter().sum::<u64>(), 201, "every decision and the peek are reported once");
+    // Shadow limits, and decisions without counters, are reported one by one.
     let counts = u64::from(takes_counts && is_counted);
     assert_eq!(tallies.of("watching"), [counts, 3 - counts, 0]);
     assert_eq!(tallies.of("vip"), [0, 3, 0]);

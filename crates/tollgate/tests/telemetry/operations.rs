@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollgate::store::Failure;
 use tollgate::telemetry::{Event, Observer, Operation, Telemetry};
-use tollgate::{Charge, ChargeId, Rule, Settlement, Tollgate, TollgateBuilder};
+use tollgate::{Charge, ChargeId, Limit, Rule, Settlement, Tollgate, TollgateBuilder};
 
 use crate::crowd::ready;
 use crate::faulty_store::{Fault, FaultyStore};
@@ -21,10 +21,11 @@ struct Told(Mutex<Vec<String>>);
 impl Observer for Told {
     fn decided(&self, _: &Event<'_>) {}
 
-    fn operated(&self, told: &Operation<'_>) {
-        let Operation { operation, limiter, namespace, cost, outcome, failure, is_ambiguous, .. } = told;
-        let key = told.key.reveal().unwrap_or("-");
-        assert!(!format!("{told:?}").contains("somebody"), "a key is shown only to those who ask for it");
+    fn operated(&self, reported: &Operation<'_>) {
+        let Operation { operation, limiter, namespace, cost, outcome, failure, is_ambiguous, .. } = reported;
+        assert_eq!(limiter.is_some_and(|limiter| limiter == "api"), reported.strategy.is_some());
+        let key = reported.key.reveal().unwrap_or("-");
+        assert!(!format!("{reported:?}").contains("somebody"), "a key is shown only to those who ask for it");
         let (limiter, namespace) =
             (limiter.unwrap_or("-"), if namespace.is_empty() { "-" } else { namespace });
         let cost = cost.map_or("-".to_owned(), |cost| cost.to_string());
@@ -41,10 +42,10 @@ impl Told {
 }
 
 fn watched(builder: TollgateBuilder, scrape: &Scrape) -> (Tollgate, Arc<Told>) {
-    let told = Arc::new(Told::default());
+    let reported = Arc::new(Told::default());
     let free = Rule::unlimited("free").unwrap();
-    let builder = builder.limit("api", a_minute(9)).rule(free).observer(told.clone());
-    (builder.telemetry(scrape.telemetry()).build().unwrap(), told)
+    let builder = builder.limit("api", a_minute(9)).rule(free).observer(reported.clone());
+    (builder.telemetry(scrape.telemetry()).build().unwrap(), reported)
 }
 
 /// The same operations in this process and in a remote store.
@@ -56,48 +57,83 @@ fn settlements_cancels_resets_and_refunds_have_an_event_and_a_count_each() {
         if is_remote {
             builder = builder.store(FaultyStore::new(&hands));
         }
-        let (gate, told) = watched(builder, &scrape);
+        let (gate, reported) = watched(builder, &scrape);
         let charge = || [Charge::new("api", "user:somebody").cost(3)];
         let reserve = || ready(gate.reserve(&charge(), Duration::from_secs(60))).unwrap().unwrap().id();
         let settle = |id: ChargeId, settlement| ready(gate.settle(id, &settlement)).unwrap();
         let [one, other] = [reserve(), reserve()];
-        assert_eq!(told.take(), [""; 0], "a reservation is a decision");
+        assert_eq!(reported.take(), [""; 0], "a reservation is a decision");
         settle(one, Settlement::Actual(2));
         settle(one, Settlement::Actual(2));
         settle(other, Settlement::Renew);
         settle(other, Settlement::Cancel);
         settle(ChargeId::random(), Settlement::Cancel);
         let expected = ["settle - - - 2 done", "settle - - - 2 already", "renew - - - - done"];
-        assert_eq!(told.take(), [&expected[..], &["cancel - - - - done", "cancel - - - - nothing"]].concat());
+        assert_eq!(
+            reported.take(),
+            [&expected[..], &["cancel - - - - done", "cancel - - - - nothing"]].concat()
+        );
 
         let back = [Charge::new("api", "user:somebody"), Charge::new("free", "x:1").cost(5)];
         ready(gate.refund(&back)).unwrap();
         assert_eq!(
-            told.take(),
+            reported.take(),
             ["refund api user user:somebody 1 done", "refund free x x:1 5 nothing"],
             "{mode}"
         );
         for expected in ["done", "nothing"] {
             let _ = ready(gate.reset("api", "user:somebody")).unwrap();
-            assert_eq!(told.take(), [format!("reset api user user:somebody - {expected}")], "{mode}");
+            assert_eq!(reported.take(), [format!("reset api user user:somebody - {expected}")], "{mode}");
         }
         if !is_remote {
             let _ = gate.local("api").unwrap().reset("user:somebody");
-            assert_eq!(told.take(), ["reset api user user:somebody - nothing"]);
+            assert_eq!(reported.take(), ["reset api user user:somebody - nothing"]);
         }
         let nothing_to_reset = if is_remote { 1 } else { 2 };
         let expected = [
             "already settle MODE 1".to_owned(),
             "done cancel MODE 1".to_owned(),
-            "done refund MODE 1".to_owned(),
+            "done refund api fixed_window MODE user 1".to_owned(),
             "done renew MODE 1".to_owned(),
-            "done reset MODE 1".to_owned(),
+            "done reset api fixed_window MODE user 1".to_owned(),
             "done settle MODE 1".to_owned(),
             "nothing cancel MODE 1".to_owned(),
-            "nothing refund MODE 1".to_owned(),
-            format!("nothing reset MODE {nothing_to_reset}"),
+            "nothing refund free none MODE x 1".to_owned(),
+            format!("nothing reset api fixed_window MODE user {nothing_to_reset}"),
         ];
         let expected: Vec<String> = expected.iter().map(|line| line.replace("MODE", mode)).collect();
+        assert_eq!(scrape.samples(OPERATIONS), expected);
+    }
+}
+
+/// A permit that is dropped is released in the background, and so is a charge cancelled whose answer was lost.
+#[test]
+fn what_is_done_in_the_background_has_its_events() {
+    let pool = || Limit::concurrency(2, Duration::from_secs(30)).unwrap();
+    for is_remote in [false, true] {
+        let (hands, scrape) = (hands(), Scrape::new());
+        let store = FaultyStore::new(&hands);
+        let builder = on(&hands).limit("pool", pool());
+        let builder = if is_remote { builder.store(store.clone()) } else { builder };
+        let (gate, reported) = watched(builder, &scrape);
+        drop(ready(gate.acquire("pool", "user:somebody")).unwrap().unwrap());
+        let expected = if is_remote { "release - - - - pending" } else { "release - - - - done" };
+        assert_eq!(reported.take(), [expected], "remote: {is_remote}");
+        ready(gate.flush());
+        let expected: &[&str] = if is_remote { &["release - - - - done"] } else { &[] };
+        assert_eq!(reported.take(), expected, "remote: {is_remote}");
+        if !is_remote {
+            continue;
+        }
+        store.answers_pings(true);
+        store.fault(Fault::Loses(Failure::Timeout));
+        let charge = [Charge::new("api", "user:somebody")];
+        let _forgotten = ready(gate.reserve(&charge, Duration::from_secs(60))).unwrap().unwrap();
+        assert_eq!(reported.take(), [""; 0]);
+        store.fault(Fault::None);
+        ready(gate.flush());
+        assert_eq!(reported.take(), ["cancel - - - - done"], "the copy in the store");
+        let expected = ["done cancel custom 1", "done release custom 1", "pending release custom 1"];
         assert_eq!(scrape.samples(OPERATIONS), expected);
     }
 }
@@ -109,7 +145,7 @@ fn what_the_store_could_not_do_is_reported_with_its_reason() {
     {
         let (hands, scrape) = (hands(), Scrape::new());
         let store = FaultyStore::new(&hands);
-        let (gate, told) = watched(on(&hands).store(store.clone()), &scrape);
+        let (gate, reported) = watched(on(&hands).store(store.clone()), &scrape);
         let charge = [Charge::new("api", "user:somebody")];
         let id = ready(gate.reserve(&charge, Duration::from_secs(60))).unwrap().unwrap().id();
         // One node in a row may fail a few times before it is left alone.
@@ -120,9 +156,10 @@ fn what_the_store_could_not_do_is_reported_with_its_reason() {
         assert!(ready(gate.reset("api", "user:somebody")).is_err());
         let expected =
             ["settle - - - 1", "refund api user user:somebody 1", "reset api user user:somebody -"];
-        assert_eq!(told.take(), expected.map(|line| format!("{line} failed {words}")));
+        assert_eq!(reported.take(), expected.map(|line| format!("{line} failed {words}")));
         let failed = scrape.samples(OPERATIONS).into_iter().filter(|line| line.starts_with("failed "));
-        let expected = ["failed refund custom 1", "failed reset custom 1", "failed settle custom 1"];
+        let of_key = |operation: &str| format!("failed {operation} api fixed_window custom user 1");
+        let expected = [of_key("refund"), of_key("reset"), "failed settle custom 1".to_owned()];
         assert_eq!(failed.collect::<Vec<_>>(), expected);
     }
 }

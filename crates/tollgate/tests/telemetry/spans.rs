@@ -123,8 +123,8 @@ fn spans_over(storage_mode: &str, variables: &[(&str, &str)]) {
         let [call] = children[..] else { panic!("{check:?} has {children:?}") };
         assert_eq!(call.name, "rate_limit.store");
         assert_eq!(call.trace_id, check.trace_id);
-        let told = call.brief(&["operation", "storage_mode", "failure"]);
-        assert_eq!(told, format!("{operation} {storage_mode} "));
+        let reported = call.brief(&["operation", "storage_mode", "failure"]);
+        assert_eq!(reported, format!("{operation} {storage_mode} "));
         // The call is within the decision, and took time: it went to another process.
         assert!(check.starts <= call.starts && call.starts < call.ends && call.ends <= check.ends);
     }

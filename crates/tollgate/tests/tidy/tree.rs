@@ -7,8 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Words that stand for a term of the field, which is to be used instead. A definition (a function, a type, a constant, a module) has
-/// none of them in its name; local variables are not looked at.
+pub(crate) mod scripts;
+
+/// Words that stand for a term of the field, which is to be used instead. The name of a definition (a function, a type, a constant, a
+/// module) has none of them.
 const BANNED: [(&str, &str); 37] = [
     ("straight", "fast path"),
     ("payer", "key, key extractor"),
@@ -49,6 +51,47 @@ const BANNED: [(&str, &str); 37] = [
     ("unwatched", "no telemetry"),
 ];
 
+/// Words that no identifier has, local variables, fields and parameters included.
+const BANNED_EVERYWHERE: [&str; 17] = [
+    "told",
+    "untold",
+    "toll",
+    "tolls",
+    "question",
+    "questions",
+    "payer",
+    "stead",
+    "household",
+    "said",
+    "elsewhere",
+    "verdict",
+    "kin",
+    "patience",
+    "parting",
+    "door",
+    "beliefs",
+];
+
+/// Words that no short identifier has. A name of more than four words is a sentence, such as a test's, and may have them as verbs.
+const BANNED_IN_SHORT: [&str; 13] = [
+    "around",
+    "asks",
+    "away",
+    "concluded",
+    "ledger",
+    "manifold",
+    "marks",
+    "otherwise",
+    "sheet",
+    "stock",
+    "straight",
+    "tell",
+    "tells",
+];
+
+/// Names that have such a word because the field does: a frame of HTTP/2, and numbers around zero.
+const ALLOWED_SHORT: [&str; 2] = ["GO_AWAY", "around_zero"];
+
 /// Names that no type may have as a whole, where that is so, and what to use instead. A part of a key or of a body is another thing.
 const BANNED_TYPES: [(&str, &str, &str); 8] = [
     ("Ask", "crates", "Charge"),
@@ -62,7 +105,7 @@ const BANNED_TYPES: [(&str, &str, &str); 8] = [
 ];
 
 /// Where names and comments are checked: all production code.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "crates/tollgate-kernel/src",
     "crates/tollgate-store/src",
     "crates/tollgate-store/model/src",
@@ -71,6 +114,7 @@ const SOURCES: [&str; 9] = [
     "crates/tollgate-llm/src",
     "crates/tollgate-server/src",
     "crates/tollgate-testkit/src",
+    "crates/tollgate-sim/src",
     "benches/src",
 ];
 
@@ -78,13 +122,31 @@ const SOURCES: [&str; 9] = [
 const ALLOWED: [&str; 5] = ["ping_if_due", "is_due", "DuePoll", "Standing", "standing"];
 
 /// Phrases that comments and messages do not have, and what to write instead (STYLE, section 3).
-const BANNED_PHRASES: [(&str, &str); 6] = [
+const BANNED_PHRASES: [(&str, &str); 24] = [
     ("whoever", "name the caller, the client, the task"),
     ("is told", "gets, is reported, is logged"),
     ("are told", "get, are reported, are logged"),
     ("unless said", "by default"),
     ("whom to wake", "a waker"),
     ("elsewhere", "remote, on another server, in another place"),
+    ("who waits", "a waiter, a waiting call"),
+    ("those who", "callers that, tasks that, readers that"),
+    ("only watches", "is a shadow limit"),
+    ("merely watch", "are shadow limits"),
+    ("does what was asked", "runs the command"),
+    ("was told", "got, received, saw"),
+    ("were told", "got, received, saw"),
+    ("be told", "be reported, be logged, be known"),
+    ("nobody is told", "nothing is reported"),
+    ("in their stead", "instead of them"),
+    ("straight way", "fast path"),
+    ("the way around", "the slow path"),
+    ("who pays", "the key"),
+    ("not told", "not reported, not known"),
+    ("tells stderr", "writes to stderr"),
+    ("the registry", "the gate"),
+    ("a registry", "a gate"),
+    ("one registry", "one gate"),
 ];
 
 /// Which files of a module are another, because they stand at another step: what a config reads is above the policy that it makes.
@@ -219,6 +281,49 @@ pub(crate) fn banned(name: &str) -> Option<&'static (&'static str, &'static str)
     BANNED.iter().find(|(word, _)| words.iter().any(|other| other == word) && !ALLOWED.contains(&name))
 }
 
+/// Every identifier of a piece of code. Comments and texts are left out.
+pub(crate) fn identifiers(code: &str) -> Vec<&str> {
+    let is_name = |character: char| character.is_alphanumeric() || character == '_';
+    let prose = |line: &str| line.trim_start().starts_with("//");
+    code.lines()
+        .filter(|line| !prose(line))
+        // Every second piece between quotes is a text; the rest of a line after `//` is a comment.
+        .flat_map(|line| line.split(" // ").next().unwrap_or_default().split('"').step_by(2))
+        .flat_map(|piece| piece.split(move |character| !is_name(character)))
+        .filter(|token| !token.is_empty())
+        .collect()
+}
+
+/// The first word of a name that no identifier has.
+pub(crate) fn banned_everywhere(name: &str) -> Option<&'static str> {
+    let words = words(name);
+    let has = |word: &&str| words.iter().any(|other| other == word);
+    let is_short = words.len() <= 4 && !ALLOWED_SHORT.contains(&name);
+    let in_short = || BANNED_IN_SHORT.into_iter().find(has).filter(|_| is_short);
+    BANNED_EVERYWHERE.into_iter().find(has).or_else(in_short)
+}
+
+/// The public items of a file whose signature has a word: functions with their parameters, fields, and enums with theirs.
+pub(crate) fn signatures_with<'c>(code: &'c str, word: &str) -> Vec<&'c str> {
+    let production = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    let is_named = |text: &str| identifiers(text).contains(&word);
+    let of_enum = |rest: &'c str| rest.starts_with("enum ").then(|| rest.split("\n}").next()).flatten();
+    let of_field = |rest: &'c str| {
+        let line = rest.lines().next().unwrap_or_default();
+        (line.ends_with(',') && line.contains(": ")).then_some(line)
+    };
+    let publics = production.match_indices("pub ").map(|(at, _)| &production[at + "pub ".len()..]);
+    let signature = |rest: &'c str| {
+        let until_body = rest.split(['{', ';']).next().unwrap_or_default();
+        of_enum(rest).or(of_field(rest)).unwrap_or(until_body)
+    };
+    publics
+        .filter(|rest| !rest.starts_with("use ") && !rest.starts_with("mod "))
+        .map(signature)
+        .filter(|signature| is_named(signature))
+        .collect()
+}
+
 /// The phrases of the old vocabulary in a line: in its comment, or in its texts. Code is not looked at.
 pub(crate) fn phrases_of(line: &str) -> Vec<&'static (&'static str, &'static str)> {
     let prose = match (line.find("//"), line.find('"')) {
@@ -235,6 +340,23 @@ pub(crate) fn phrases_of(line: &str) -> Vec<&'static (&'static str, &'static str
         })
     };
     BANNED_PHRASES.iter().filter(|(phrase, _)| is_word(phrase)).collect()
+}
+
+/// Which modules import which. The root of a crate is none of them.
+fn graph(files: &[PathBuf], module_of: impl Fn(&Path) -> String) -> BTreeMap<String, BTreeSet<String>> {
+    let is_root = |module: &str| matches!(module, "lib" | "main");
+    let modules: BTreeSet<String> =
+        files.iter().map(|file| module_of(file)).filter(|module| !is_root(module)).collect();
+    let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for file in files {
+        let module = module_of(file);
+        if !is_root(&module) {
+            let mut imported = imports(&code(&fs::read_to_string(file).expect("text")), &modules);
+            imported.remove(&module);
+            graph.entry(module).or_default().extend(imported);
+        }
+    }
+    graph
 }
 
 impl Tree {
@@ -268,17 +390,16 @@ impl Tree {
 
     /// Which modules of the library import which.
     pub(crate) fn graph(&self) -> BTreeMap<String, BTreeSet<String>> {
-        let files = files(&self.source());
-        let modules: BTreeSet<String> =
-            files.iter().map(|file| self.module_of(file)).filter(|module| module != "lib").collect();
-        let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for file in files.iter().filter(|file| self.module_of(file) != "lib") {
-            let (module, text) = (self.module_of(file), fs::read_to_string(file).expect("text"));
-            let mut imported = imports(&code(&text), &modules);
-            imported.remove(&module);
-            graph.entry(module).or_default().extend(imported);
-        }
-        graph
+        graph(&files(&self.source()), |file| self.module_of(file))
+    }
+
+    /// Which modules of another crate import which: the files and folders of its source.
+    pub(crate) fn graph_of(&self, source: &str) -> BTreeMap<String, BTreeSet<String>> {
+        let directory = self.root.join(source);
+        graph(&self.files(source), |file| {
+            let relative = file.strip_prefix(&directory).expect("below the source").with_extension("");
+            relative.iter().next().unwrap_or_default().to_string_lossy().into_owned()
+        })
     }
 
     /// The names that the root of the library exports.
@@ -330,6 +451,22 @@ impl Tree {
                 if let Some((_, _, instead)) = BANNED_TYPES.iter().find(is_banned) {
                     found.push(format!("{}: the type `{name}`; use {instead}", file.display()));
                 }
+            }
+        }
+        found
+    }
+
+    /// Every identifier with a word that none may have, once for each file. The page's code and configurations are scanned too.
+    pub(crate) fn banned_identifiers(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let rust = SOURCES.iter().flat_map(|directory| self.files(directory));
+        for file in rust.chain(scripts::files(&self.root).into_iter().filter(|file| scripts::is_code(file))) {
+            let text = fs::read_to_string(&file).expect("text");
+            let is_rust = file.extension().is_some_and(|extension| extension == "rs");
+            let names = if is_rust { identifiers(&text) } else { scripts::identifiers(&text) };
+            let names: BTreeSet<&str> = names.into_iter().collect();
+            for (name, word) in names.into_iter().filter_map(|name| Some((name, banned_everywhere(name)?))) {
+                found.push(format!("{}: `{name}` has `{word}`", file.display()));
             }
         }
         found

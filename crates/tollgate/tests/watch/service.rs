@@ -73,12 +73,14 @@ impl Service {
         }
     }
 
-    /// Redis is there again; charges try it until it is believed, each after more time than it is left alone for.
+    /// Redis is there again; charges try it until one is decided by it, each after more time than it is left alone for. That the
+    /// store is up is not enough: a ping finds that out, and only a call that connects anew notices that state was lost.
     pub(crate) async fn come_back(&self) {
         for _ in 0..100 {
             self.hands.advance(Duration::from_secs(10));
-            let _ = self.shared.check("probe", "user:1").await.expect("a decision");
-            if self.shared.store_health().state == StoreState::Up {
+            let decision = self.shared.check("probe", "user:1").await.expect("a decision");
+            if !decision.is_degraded() {
+                assert_eq!(self.shared.store_health().state, StoreState::Up);
                 return;
             }
             // The ping goes over a real connection, beside this loop.

@@ -1,8 +1,8 @@
 //! How to reach a remote store: addresses, logins and certificates.
 //!
-//! Passwords and addresses that may contain one are never printed: not by `Debug`, not in a mistake. A password is best
-//! named by the environment variable that holds it (`env:NAME`); the program that connects has it looked up by
-//! [`Password::resolve`]. Nothing here connects, and no file that is named here is opened.
+//! Passwords, and addresses that may contain one, are never printed: not by `Debug`, not in a mistake. The safest form of a
+//! password is the name of an environment variable (`env:NAME`); the program that connects looks it up with
+//! [`Password::resolve`]. Nothing here connects or opens a file.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::reader::{Field, Reader, Section};
 
-/// How many connections to PostgreSQL may be kept.
+/// The most connections to PostgreSQL.
 const MOST_POSTGRES_CONNECTIONS: usize = 1_024;
 
 /// How to reach Redis.
@@ -25,7 +25,7 @@ pub struct RedisConfig {
     pub username: Option<String>,
     /// The password, if it is not in the address.
     pub password: Option<Password>,
-    /// The certificates to trust the server by, in place of the system's.
+    /// The certificates to trust the server by, in address of the system's.
     pub ca_file: Option<PathBuf>,
     /// The client's own certificate, and its key.
     pub cert_file: Option<PathBuf>,
@@ -60,13 +60,13 @@ pub struct PostgresConfig {
     pub prefix: String,
     /// The password, if it is not in the address.
     pub password: Option<Password>,
-    /// The certificates to trust the server by, in place of the system's.
+    /// The certificates to trust the server by, in address of the system's.
     pub ca_file: Option<PathBuf>,
     /// The client's own certificate, and its key.
     pub cert_file: Option<PathBuf>,
     /// The key of `cert_file`.
     pub key_file: Option<PathBuf>,
-    /// How many connections to keep, where that is not what `[store]` says.
+    /// The number of connections, if it differs from `[store]`.
     pub connections: Option<usize>,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Debug for PostgresConfig {
     }
 }
 
-/// Stands for what is not shown.
+/// A placeholder for a hidden value.
 struct Hidden;
 
 impl fmt::Debug for Hidden {
@@ -103,8 +103,7 @@ pub enum Password {
 }
 
 impl Password {
-    /// The password itself. What is kept in the environment is looked up there, and an error names the variable that is not
-    /// set.
+    /// The password itself. A password in the environment is looked up, and the error names a variable that is not set.
     ///
     /// ```
     /// use tollgate::config::Password;
@@ -135,14 +134,14 @@ impl fmt::Debug for Password {
     }
 }
 
-/// An address without what could be secret in it: who logs in, and the query.
+/// An address without its possible secrets: login and query.
 fn redacted(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     // From the last `@`, because a password may hold one, and before looking for a `?`, because it may hold that too.
-    let (login, place) = rest.rsplit_once('@').map_or(("", rest), |(_, place)| ("***@", place));
-    match place.split_once('?') {
-        None => format!("{scheme}://{login}{place}"),
-        Some((place, _)) => format!("{scheme}://{login}{place}?***"),
+    let (login, address) = rest.rsplit_once('@').map_or(("", rest), |(_, address)| ("***@", address));
+    match address.split_once('?') {
+        None => format!("{scheme}://{login}{address}"),
+        Some((address, _)) => format!("{scheme}://{login}{address}?***"),
     }
 }
 
@@ -168,9 +167,9 @@ pub(super) fn read_redis(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<R
         (None, Some(urls)) => read_urls(reader, urls),
         _ => read_url(reader, &section, REDIS_URL.0, REDIS_URL.1).map(|url| vec![url]),
     };
-    let said = section.field("cluster").and_then(|field| Some((field, reader.truth(field)?)));
+    let written = section.field("cluster").and_then(|field| Some((field, reader.truth(field)?)));
     let is_several = urls.as_ref().is_some_and(|urls| urls.len() > 1);
-    if let (Some((field, false)), true) = (said, is_several) {
+    if let (Some((field, false)), true) = (written, is_several) {
         reader.mistake(field, "several addresses are of one cluster; remove this, or name one address");
     }
     let username = section.field("username").and_then(|field| reader.text(field, "tollgate"));
@@ -179,7 +178,7 @@ pub(super) fn read_redis(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<R
     let prefix = section.field("prefix").and_then(|field| read_redis_prefix(reader, field));
     Some(RedisConfig {
         urls: urls?,
-        cluster: said.map_or(is_several, |(_, cluster)| cluster),
+        cluster: written.map_or(is_several, |(_, cluster)| cluster),
         username: username.map(str::to_owned),
         password,
         ca_file,
@@ -224,7 +223,7 @@ pub(super) fn read_postgres(reader: &mut Reader<'_>, field: &Field<'_>) -> Optio
     Some(PostgresConfig { url: url?, prefix, password, ca_file, cert_file, key_file, connections })
 }
 
-/// Reads the files of certificates: whom to trust, and who we are.
+/// Reads the paths of certificates: the trusted authorities and the client's own.
 fn read_certificates(reader: &mut Reader<'_>, section: &Section<'_>) -> [Option<PathBuf>; 3] {
     let files = ["ca_file", "cert_file", "key_file"].map(|name| {
         let field = section.field(name)?;
@@ -298,14 +297,14 @@ fn redis_host_fault(scheme: &str, rest: &str) -> Option<&'static str> {
     if !scheme.starts_with("redis") {
         return None;
     }
-    let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
-    let place = place.split(['/', '?', '#']).next().unwrap_or_default();
-    match place.rsplit_once(':') {
-        Some((host, port)) if !place.ends_with(']') => match port.parse::<u16>() {
+    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+    let address = address.split(['/', '?', '#']).next().unwrap_or_default();
+    match address.rsplit_once(':') {
+        Some((host, port)) if !address.ends_with(']') => match port.parse::<u16>() {
             Ok(1..) => host_fault(host),
             _ => Some("has no port between 1 and 65535 after its host"),
         },
-        _ => host_fault(place),
+        _ => host_fault(address),
     }
 }
 

@@ -1,88 +1,31 @@
-//! The environment laid over the file: which variable sets which field.
+//! Environment variables over the file: which variable sets which field.
 //!
-//! A variable's value becomes a TOML value that stands in the table as if the file had it, so it is read and refused by the
-//! same code as everything else; its text is put below the file's, so that a mistake can tell where it stands. Nothing here
-//! reads the environment: it is handed over as names and values.
+//! A variable's value becomes a TOML value in the table of the file, so the same code reads and refuses it. Its text is appended
+//! to the text of the file, so that a mistake has a position. This module does not read the environment: the caller passes names
+//! and values.
 //!
-//! `TOLLGATE_…` has a variable for each scalar of `[store]`, `[requests]`, of every limit in the file, and for those that an extension
-//! declares. The short names of other tools (`REDIS_ADDR`, `DATABASE_URL`) are used only where the mode asks for them. An unknown
-//! name in one of these sections, or near to one, is a mistake; other `TOLLGATE_` names belong to other programs.
+//! `TOLLGATE_…` has a variable for each scalar of `[store]`, `[requests]`, of every limit in the file, and for those that an
+//! extension declares. The short names of other tools (`REDIS_ADDR`, `DATABASE_URL`) are used only with the store mode they
+//! belong to. An unknown name in one of these sections, or one that is close to a known name, is a mistake; other `TOLLGATE_`
+//! names belong to other programs.
 
-use std::borrow::Cow;
+mod names;
+mod toml_text;
+
 use std::collections::BTreeMap;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+pub(super) use self::names::{Declared, variables};
+use self::names::{SECTIONS, SHORT, known_names, unknown};
+pub use self::names::{VariableKind, is_service_link};
+use self::toml_text::{set_at, text_at, toml_of, urls_of};
 use super::extension::OWNED_BY_OTHERS;
-use super::limits;
 use super::reader::Reader;
 use crate::policy::nearest::nearest;
 
-/// What an environment variable is written as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum VariableKind {
-    /// A text.
-    Text,
-    /// A whole number.
-    Number,
-    /// `true` or `false`.
-    Truth,
-    /// Texts with commas between.
-    Texts,
-}
-
-/// The fields of `[store]` and `[requests]`.
-const FIELDS: [(&str, VariableKind); 30] = [
-    ("store.mode", VariableKind::Text),
-    ("store.fallback", VariableKind::Text),
-    ("store.fallback_instances", VariableKind::Number),
-    ("store.timeout", VariableKind::Text),
-    ("store.denial_cache", VariableKind::Text),
-    ("store.connections", VariableKind::Number),
-    ("store.max_keys", VariableKind::Number),
-    ("store.when_full", VariableKind::Text),
-    ("store.redis.url", VariableKind::Text),
-    ("store.redis.urls", VariableKind::Texts),
-    ("store.redis.cluster", VariableKind::Truth),
-    ("store.redis.username", VariableKind::Text),
-    ("store.redis.password", VariableKind::Text),
-    ("store.redis.ca_file", VariableKind::Text),
-    ("store.redis.cert_file", VariableKind::Text),
-    ("store.redis.key_file", VariableKind::Text),
-    ("store.redis.prefix", VariableKind::Text),
-    ("store.postgres.url", VariableKind::Text),
-    ("store.postgres.prefix", VariableKind::Text),
-    ("store.postgres.password", VariableKind::Text),
-    ("store.postgres.ca_file", VariableKind::Text),
-    ("store.postgres.cert_file", VariableKind::Text),
-    ("store.postgres.key_file", VariableKind::Text),
-    ("store.postgres.connections", VariableKind::Number),
-    ("requests.trusted_proxies", VariableKind::Texts),
-    ("requests.client_header", VariableKind::Text),
-    ("requests.ipv4_prefix", VariableKind::Number),
-    ("requests.ipv6_prefix", VariableKind::Number),
-    ("requests.encoded_separators", VariableKind::Text),
-    ("requests.user_header", VariableKind::Text),
-];
-
-/// The short names that set a field as it is, and the mode that they belong to, if to one.
-const SHORT: [(&str, &str, VariableKind, Option<&str>); 5] = [
-    ("RL_STORAGE_MODE", "store.mode", VariableKind::Text, None),
-    ("RL_TIMEOUT", "store.timeout", VariableKind::Text, None),
-    ("RL_POOL_SIZE", "store.connections", VariableKind::Number, None),
-    ("REDIS_CLUSTER", "store.redis.cluster", VariableKind::Truth, Some("redis")),
-    ("DATABASE_URL", "store.postgres.url", VariableKind::Text, Some("postgres")),
-];
-
-/// Our sections, as names of variables have them.
-const SECTIONS: [&str; 3] = ["STORE_", "LIMITS_", "REQUESTS_"];
-
-/// A section that an extension reads, and the fields of it that a variable may set.
-pub(super) type Declared = (&'static str, &'static [(&'static str, VariableKind)]);
-
-/// What the environment sets, and which of its names make no sense.
+/// The values that the environment sets, and its invalid names.
 #[derive(Default)]
 pub(super) struct Environment {
     settings: Vec<Setting>,
@@ -93,7 +36,7 @@ pub(super) struct Environment {
 struct Setting {
     variable: String,
     path: Vec<String>,
-    /// The value, as TOML has it.
+    /// The value, as TOML.
     toml: String,
 }
 
@@ -178,7 +121,7 @@ impl Environment {
         }
     }
 
-    /// Reads our own names, and notes those that nothing is called by.
+    /// Reads the long names, and records unknown ones.
     fn read_long(&mut self, variables: &BTreeMap<String, String>, file: &DeTable<'_>, declared: &[Declared]) {
         let known = known_names(file, declared);
         let is_in = |section: &str, name: &str| {
@@ -229,24 +172,24 @@ impl Environment {
         self.strays.push((variable.to_owned(), fix));
     }
 
-    /// The text with what the environment sets below it, and where each variable's value stands in that.
+    /// The text with the environment's values appended, and the position of each variable's value.
     pub(super) fn laid_under(&self, text: &str) -> (String, Vec<(usize, String)>) {
         let mut whole = text.to_owned();
-        let mut places = Vec::new();
+        let mut offsets = Vec::new();
         for setting in &self.settings {
             whole.push('\n');
-            places.push((whole.len(), setting.variable.clone()));
+            offsets.push((whole.len(), setting.variable.clone()));
             whole.push_str(&setting.toml);
         }
-        (whole, places)
+        (whole, offsets)
     }
 
-    /// Puts what the environment sets into the table of the file.
-    pub(super) fn lay_over<'t>(&self, table: &mut DeTable<'t>, whole: &'t str, places: &[(usize, String)]) {
-        for (setting, (place, _)) in self.settings.iter().zip(places) {
-            let end = place + setting.toml.len();
-            let Ok(value) = DeValue::parse(&whole[*place..end]) else { continue };
-            set_at(table, &setting.path, Spanned::new(*place..end, value.into_inner()));
+    /// Puts the environment's values into the table of the file.
+    pub(super) fn lay_over<'t>(&self, table: &mut DeTable<'t>, whole: &'t str, offsets: &[(usize, String)]) {
+        for (setting, (offset, _)) in self.settings.iter().zip(offsets) {
+            let end = offset + setting.toml.len();
+            let Ok(value) = DeValue::parse(&whole[*offset..end]) else { continue };
+            set_at(table, &setting.path, Spanned::new(*offset..end, value.into_inner()));
         }
     }
 
@@ -258,161 +201,16 @@ impl Environment {
     }
 }
 
-/// The variables of `[store]` and `[requests]`.
-pub(super) fn variables() -> impl Iterator<Item = String> {
-    FIELDS.iter().map(|(path, _)| format!("TOLLGATE_{}", path.replace('.', "_").to_uppercase()))
-}
-
-/// Whether a variable is one that Kubernetes and Docker set for the address of a service: of one called `tollgate-server`, the
-/// variables `TOLLGATE_SERVER_SERVICE_HOST`, `TOLLGATE_SERVER_PORT` and `TOLLGATE_SERVER_PORT_8080_TCP_ADDR`. They set nothing here.
-///
-/// ```
-/// use tollgate::config::is_service_link;
-///
-/// assert!(is_service_link("TOLLGATE_SERVER_PORT", "tcp://10.0.0.1:8080"));
-/// assert!(!is_service_link("TOLLGATE_SERVER_PORT", "8080"));
-/// ```
-pub fn is_service_link(variable: &str, value: &str) -> bool {
-    let is_protocol =
-        |text: &str| ["TCP", "UDP", "SCTP"].contains(&text.split('_').next().unwrap_or_default());
-    let is_port = |rest: &str| {
-        let number = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
-        number.len() < rest.len() && number.strip_prefix('_').is_some_and(is_protocol)
-    };
-    let is_url = || ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));
-    variable.ends_with("_SERVICE_HOST")
-        || variable.ends_with("_SERVICE_PORT")
-        || variable.contains("_SERVICE_PORT_")
-        || variable.ends_with("_PORT") && is_url()
-        || variable.match_indices("_PORT_").any(|(at, mark)| is_port(&variable[at + mark.len()..]))
-}
-
-fn unknown(name: &str) -> String {
-    match name.starts_with("LIMITS_") {
-        true => {
-            "sets nothing; it is TOLLGATE_LIMITS_<NAME>_<FIELD>, of a limit that the file has and a field that limits \
-             have"
-                .to_owned()
-        }
-        false => "sets nothing; its section has no such field".to_owned(),
-    }
-}
-
-type Path = Vec<String>;
-
-/// What our names set, without their beginning. A name that fits two fields has both.
-fn known_names(file: &DeTable<'_>, declared: &[Declared]) -> BTreeMap<String, Vec<(Path, VariableKind)>> {
-    let mut known: BTreeMap<String, Vec<(Path, VariableKind)>> = BTreeMap::new();
-    let mut add = |path: Path, kind| {
-        let name = path.join("_").to_uppercase().replace(['-', '.'], "_");
-        known.entry(name).or_default().push((path, kind));
-    };
-    for (path, kind) in FIELDS {
-        add(path.split('.').map(str::to_owned).collect(), kind);
-    }
-    for (section, fields) in declared {
-        for (field, kind) in *fields {
-            add(vec![(*section).to_owned(), (*field).to_owned()], *kind);
-        }
-    }
-    let limits = file.get("limits").and_then(|limits| limits.get_ref().as_table());
-    for (limit, _) in limits.into_iter().flat_map(|limits| limits.iter()) {
-        for (field, kind) in limits::scalars() {
-            add(vec!["limits".to_owned(), limit.get_ref().to_string(), field.to_owned()], kind);
-        }
-    }
-    known
-}
-
-/// The TOML of a value. What is not of its kind becomes a text, and is refused as such.
-fn toml_of(value: &str, kind: VariableKind) -> String {
-    let is_number = || !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_');
-    match kind {
-        VariableKind::Number if is_number() && DeValue::parse(value).is_ok() => value.to_owned(),
-        VariableKind::Truth if matches!(value, "true" | "1") => "true".to_owned(),
-        VariableKind::Truth if matches!(value, "false" | "0") => "false".to_owned(),
-        VariableKind::Texts => {
-            let texts: Vec<String> = value.split(',').map(|text| quoted(text.trim())).collect();
-            format!("[{}]", texts.join(", "))
-        }
-        _ => quoted(value),
-    }
-}
-
-/// A text as a basic string of TOML.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => quoted.extend(['\\', character]),
-            _ if character.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(character))),
-            _ => quoted.push(character),
-        }
-    }
-    quoted.push('"');
-    quoted
-}
-
-fn text_at<'t>(table: &'t DeTable<'_>, path: &[&str]) -> Option<&'t str> {
-    let (last, sections) = path.split_last()?;
-    let mut table = table;
-    for name in sections {
-        table = table.get(*name)?.get_ref().as_table()?;
-    }
-    table.get(*last)?.get_ref().as_str()
-}
-
-/// The Redis addresses of a file.
-fn urls_of(file: &DeTable<'_>) -> Vec<String> {
-    if let Some(url) = text_at(file, &["store", "redis", "url"]) {
-        return vec![url.to_owned()];
-    }
-    let redis = file.get("store").and_then(|store| store.get_ref().get("redis"));
-    let urls = redis.and_then(|redis| redis.get_ref().get("urls")).and_then(|urls| urls.get_ref().as_array());
-    urls.into_iter()
-        .flat_map(|urls| urls.iter())
-        .filter_map(|url| url.get_ref().as_str().map(str::to_owned))
-        .collect()
-}
-
-/// Sets a field, and its section if there is none. Where the file has something else than a section, that is the mistake.
-fn set_at<'t>(table: &mut DeTable<'t>, path: &[String], value: Spanned<DeValue<'t>>) {
-    let place = value.span();
-    let key = |name: &str| Spanned::new(place.clone(), Cow::Owned(name.to_owned()));
-    match path {
-        [] => {}
-        [name] => {
-            // One server is named by `url`, several are by `urls`: the one that is set replaces the other.
-            let other = match name.as_str() {
-                "url" => "urls",
-                "urls" => "url",
-                other => other,
-            };
-            table.remove(other);
-            // Taken out first, because the key says where the field stands.
-            table.remove(name.as_str());
-            table.insert(key(name), value);
-        }
-        [section, rest @ ..] => {
-            if !table.contains_key(section.as_str()) {
-                let empty = Spanned::new(place.clone(), DeValue::Table(DeTable::new()));
-                table.insert(key(section), empty);
-            }
-            if let Some(DeValue::Table(section)) = table.get_mut(section.as_str()).map(Spanned::get_mut) {
-                set_at(section, rest, value);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use tollgate_kernel::Micros;
+    use std::time::Duration;
     use tollgate_store::{Subject, WhenFull};
 
-    use super::super::{Config, Mistakes, Password, StoreMode};
+    use super::super::limits;
+    use super::super::{ClockMode, Config, Mistakes, Password, StoreMode};
+    use super::names::FIELDS;
     use super::*;
     use crate::policy::Fallback;
 
@@ -470,12 +268,12 @@ lease = "1m"
         let of_others =
             [("TOLLGATE_SERVER_HTTP", "?"), ("TOLLGATE_LLM_WINDW", "?"), ("TOLLGATE_SERVER_MODE", "?")];
         assert_eq!(sound(&of_others), Config::parse(FILE).unwrap());
-        // Those of stores that are not used are not even looked at.
+        // Variables of unused stores are ignored.
         let unused = [("REDIS_ADDR", "no address"), ("REDIS_TLS", "maybe"), ("DATABASE_URL", "mysql://a")];
         assert_eq!(sound(&unused), Config::parse(FILE).unwrap());
     }
 
-    /// A service called tollgate-server in Kubernetes kept the server in it from starting.
+    /// Regression: a service called tollgate-server in Kubernetes kept the server in it from starting.
     #[test]
     fn addresses_of_services_are_not_ours() {
         let mut own = Own;
@@ -532,7 +330,7 @@ lease = "1m"
             ("RL_TIMEOUT", "80ms"),
         ]);
         assert_eq!((config.store.mode, config.store.connections), (StoreMode::Redis, Some(8)));
-        assert_eq!(config.store.timeout, Micros::from_millis(80));
+        assert_eq!(config.store.timeout, Duration::from_millis(80));
         let redis = config.store.redis.unwrap();
         assert_eq!((&redis.urls[..], redis.cluster), (&["rediss://cache:6379".to_owned()][..], true));
         let password = redis.password.unwrap();
@@ -579,6 +377,7 @@ lease = "1m"
             ("TOLLGATE_STORE_CONNECTIONS", "7"),
             ("TOLLGATE_STORE_MAX_KEYS", "1_000"),
             ("TOLLGATE_STORE_WHEN_FULL", "deny"),
+            ("TOLLGATE_STORE_CLOCK", "coarse"),
             ("TOLLGATE_STORE_REDIS_URLS", "redis://a,redis://b"),
             ("TOLLGATE_STORE_REDIS_CLUSTER", "true"),
             ("TOLLGATE_STORE_REDIS_USERNAME", "u"),
@@ -601,7 +400,7 @@ lease = "1m"
             ("TOLLGATE_REQUESTS_ENCODED_SEPARATORS", "keep"),
             ("TOLLGATE_REQUESTS_USER_HEADER", "x-user"),
         ];
-        // All there are, but for `url`, which stands in place of `urls`.
+        // All fields except `url`, which is an alternative to `urls`.
         let names: BTreeSet<String> = FIELDS
             .iter()
             .map(|(path, _)| format!("TOLLGATE_{}", path.replace('.', "_").to_uppercase()))
@@ -613,8 +412,9 @@ lease = "1m"
             (store.mode, store.fallback, store.fallback_instances),
             (StoreMode::Redis, Fallback::Local, 3)
         );
-        assert_eq!((store.timeout, store.denial_cache), (Micros::from_secs(1), Micros::ZERO));
+        assert_eq!((store.timeout, store.denial_cache), (Duration::from_secs(1), Duration::ZERO));
         assert_eq!((store.connections, store.max_keys, store.when_full), (Some(7), 1_000, WhenFull::Deny));
+        assert_eq!(store.clock, ClockMode::Coarse);
         let (redis, postgres) = (store.redis.unwrap(), store.postgres.unwrap());
         assert_eq!((redis.urls.len(), redis.cluster, redis.username.as_deref()), (2, true, Some("u")));
         assert_eq!(redis.password.unwrap().resolve(|_| None).as_deref(), Ok("p\"\\\u{7}"));
@@ -737,7 +537,7 @@ lease = "1m"
             &[redis, ("REDIS_TLS", "on"), ("TOLLGATE_STORE_REDIS_URL", "redis://a")],
             &["environment REDIS_TLS: must be true or false"],
         );
-        // What is wrong with one of two leaves the other in place.
+        // A mistake in one of two leaves the other in offset.
         check(
             &[redis, ("REDIS_ADDR", "a:1"), ("REDIS_TLS", "on")],
             &["environment REDIS_TLS: must be true or false"],
@@ -746,7 +546,7 @@ lease = "1m"
             &[redis, ("REDIS_ADDR", "rediss://a"), ("REDIS_TLS", "false")],
             &["environment REDIS_TLS: is false, but an address begins with rediss://"],
         );
-        // Mistakes of the file come first, and those of a file that is no TOML alone.
+        // Mistakes of the file come first. If the file is not TOML, they come alone.
         let both = read("[limits.a]\nblocked = 1", &[("RL_TIMEOUT", "x")]).unwrap_err().to_string();
         assert!(
             both.starts_with("line 2, limits.a.blocked = 1") && both.contains("\nenvironment RL_TIMEOUT"),

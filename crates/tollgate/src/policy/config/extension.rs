@@ -1,11 +1,9 @@
 //! Sections of the file that other crates own.
 //!
-//! One file configures a whole system, and each section is read by the crate that it configures: `[jobs]` by `tollgate-jobs`, `[llm]`
-//! by `tollgate-llm`, `[server]` and `[[envoy]]` by the server. An [`Extension`] reads its section with the same [`Reader`] that reads
-//! the library's own sections, so a mistake in any of them has its line, field, value and fix, and one run finds them all. The limits
-//! of an extension become ordinary limits of the policy.
-//!
-//! What a section means is not known here.
+//! One file configures a whole system, and each section is read by the crate that it configures: `[jobs]` by `tollgate-jobs`,
+//! `[llm]` by `tollgate-llm`, `[server]` and `[[envoy]]` by the server. An [`Extension`] reads its section with the same
+//! [`Reader`] as the library's own sections, so every mistake has its line, field, value and fix, and one run finds them all. The
+//! limits of an extension become ordinary limits of the policy. This module does not know what a section means.
 
 use super::environment::VariableKind;
 use super::named;
@@ -87,7 +85,7 @@ impl Limits<'_> {
         self.rules.extend(rules);
     }
 
-    /// Reads the name of a limit of `[limits]`. `no_length` says why a concurrency limit makes no sense there, where it makes none.
+    /// Reads the name of a limit of `[limits]`. `no_length` is set where a concurrency limit makes no sense, and says why.
     pub fn read_name(
         &self,
         reader: &mut Reader<'_>,

@@ -1,6 +1,7 @@
-//! Sees when a config file has changed and rests, for programs that follow one: the server, and workers that run jobs.
+//! Notices when a config file has changed and is stable again, for programs that follow one: the server, and workers that run
+//! jobs.
 //!
-//! A file is looked at now and then, and nothing is read here. What is done about a change is the program's.
+//! A file's metadata is checked now and then; nothing is read here. The program decides what to do about a change.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -16,14 +17,14 @@ fn stamp(file: &Path) -> Option<Stamp> {
     Some((about.modified().ok()?, about.len(), about.ino()))
 }
 
-/// What a look at a file has shown.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileChange {
     /// There is nothing to do.
     Same,
     /// It is to be read.
     Read,
-    /// It is not there any more.
+    /// The file is gone.
     Gone,
 }
 
@@ -52,11 +53,11 @@ impl FileWatch {
         &self.file
     }
 
-    /// What is to be done. To be called about once a second: a file that is not as it was a look ago may be half written, or about to
-    /// be put in its place, and is left alone until it rests.
+    /// Checks the file. Call it about once a second: a file that changed since the last check may be half written, or about to be
+    /// replaced, and is left alone until two checks agree.
     ///
-    /// One that cannot be opened is reported once and tried again at every look: it can be allowed without a change of the file. One
-    /// that is gone is reported once, and read when it is back, even if it is the same.
+    /// A file that cannot be opened is reported once and tried again at every check: its permissions can change without a change
+    /// of the file. A file that is gone is reported once, and read when it is back, even if it is the same.
     pub fn look(&mut self) -> FileChange {
         let now = stamp(&self.file);
         let file = self.file.clone();
@@ -87,9 +88,8 @@ impl FileWatch {
 mod tests {
     use super::*;
 
-    /// A letter is how the file is at a look, `-` that there is none, a capital that it is read then and `=` that it is found to be
-    /// gone; after `!` it cannot be read.
-    /// The first is as it was before it was read at start.
+    /// A letter is the state of the file at a check, `-` a missing file, a capital a check that reads it, and `=` a check that
+    /// reports it gone; after `!` it cannot be read. The first letter is the state before it was read at start.
     #[test]
     fn a_file_is_read_when_it_has_changed_and_rests() {
         fn check(looks: &str) {
@@ -126,7 +126,7 @@ mod tests {
         check("a!b!B!b!bBb");
         check("a!b!B!b!c!C!c");
         check("a!a!aa");
-        // Gone for one look, it is being replaced; gone for two, it is reported once, and read when it is back.
+        // Missing at one check, it is being replaced; missing at two, it is reported once, and read when it is back.
         check("a-aa");
         check("a-=--aAa");
         check("a-=-bBb-=-bBb");
@@ -134,7 +134,8 @@ mod tests {
         check("a!b!B-=!b!B!bBb");
     }
 
-    /// The server used to look for the first time only after its store was open, and took what was there by then for read.
+    /// Regression: the server checked for the first time only after its store was open, and took a change before that as already
+    /// read.
     #[test]
     fn a_file_that_changes_while_a_program_starts_is_read() {
         let file = std::env::temp_dir().join(format!("tollgate-watch-{}.toml", std::process::id()));

@@ -1,16 +1,17 @@
-//! `[limits.NAME]`: a strategy with its parameters, or everything, or nothing; and what differs for single keys.
+//! `[limits.NAME]`: a strategy with its parameters, or `unlimited`, or `blocked`; and overrides for single keys.
 //!
-//! The bounds of numbers are the kernel's and are not repeated here. What is decided here is which fields go together, and
-//! that a window shorter than a second is asked for in so many words: in a file it is most often a slip of the unit.
+//! The bounds of numbers are the kernel's and are not repeated here. This module decides which fields go together. A window
+//! shorter than a second must be confirmed, because in a file it is most often a wrong unit.
 //!
-//! Reading never stops at a mistake. What could not be read is simply absent from what follows, and nothing absent is
-//! complained about twice.
+//! Reading never stops at a mistake. A field that could not be read counts as absent, and causes no second mistake.
+//! `limits/overrides.rs` reads the overrides.
 
-use std::collections::BTreeMap;
+mod overrides;
 
 use tollgate_kernel::{Align, Limit, LimitError, Micros, Rate, Strategy};
 use tollgate_store::Subject;
 
+use self::overrides::Base;
 use super::environment::VariableKind;
 use super::reader::{Field, Reader, Section};
 use crate::key::Key;
@@ -34,15 +35,15 @@ const OPTIONAL: [&str; 2] = ["align", "max_debt"];
 /// The other fields of a limit that make it one.
 const OF_A_LIMIT: [&str; 2] = ["strategy", "subsecond"];
 
-/// The fields that stand instead of a limit.
+/// The fields that replace a limit.
 const INSTEAD: [(&str, Allowance); 2] =
     [("unlimited", Allowance::Unlimited), ("blocked", Allowance::Blocked)];
 
-/// The fields that say how a rule is applied.
+/// The fields of a rule, for any strategy.
 const OF_THE_RULE: [&str; 4] = ["shadow", "fallback", "subject", "overrides"];
 
 /// The parameters that a strategy takes. All are required but the [`OPTIONAL`] ones.
-const fn parameters_of(strategy: Strategy) -> &'static [&'static str] {
+pub(super) const fn parameters_of(strategy: Strategy) -> &'static [&'static str] {
     match strategy {
         Strategy::TokenBucket => &["rate", "burst", "max_debt"],
         Strategy::LeakyBucket => &["rate", "capacity", "max_debt"],
@@ -77,10 +78,10 @@ fn read_rule(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Rule> {
     };
     let shadow = section.field("shadow").and_then(|field| reader.truth(field)).unwrap_or(false);
     let fallback = section.field("fallback").and_then(|field| reader.fallback(field));
-    let subjects = [("key", Subject::Key), ("namespace", Subject::Namespace)];
+    let subjects = [("key", Subject::Key), ("namespace", Subject::Namespace), ("all", Subject::All)];
     let subject = section.field("subject").and_then(|field| reader.choice(field, &subjects));
     let overrides = section.field("overrides").and_then(|field| reader.section(field));
-    let overrides = overrides.map(|section| read_overrides(reader, &section, base)).unwrap_or_default();
+    let overrides = overrides.map(|section| overrides::read(reader, &section, base)).unwrap_or_default();
     let overrides = overrides.into_iter().collect();
     // All that the constructors of `Rule` check has been checked above, to the last mistake and not only the first.
     let (name, subject) = (field.name.to_owned(), subject.unwrap_or_default());
@@ -115,7 +116,7 @@ impl Reader<'_> {
         let allowance = build(self, section, strategy?, parameters);
         let base = Base::Limit { strategy, parameters, allowance };
         let overrides = section.field("overrides").and_then(|field| self.section(field));
-        let overrides = overrides.map(|section| read_overrides(self, &section, base)).unwrap_or_default();
+        let overrides = overrides.map(|section| overrides::read(self, &section, base)).unwrap_or_default();
         match allowance? {
             Allowance::Limited(limit) => Some((limit, overrides.into_iter().collect())),
             Allowance::Unlimited | Allowance::Blocked => None,
@@ -128,12 +129,12 @@ impl Reader<'_> {
     }
 }
 
-/// The names of the fields of a limit, of whatever strategy.
+/// The names of all fields of a limit, for all strategies.
 pub fn limit_fields() -> impl Iterator<Item = &'static str> {
     OF_A_LIMIT.into_iter().chain(PARAMETERS.iter().map(|(name, _)| *name))
 }
 
-/// The fields that an environment variable may set, and those of them that are numbers, true or false.
+/// The fields that an environment variable may set, and whether each is a number or a boolean.
 pub(super) fn scalars() -> impl Iterator<Item = (&'static str, VariableKind)> {
     let kind = |name| match name {
         "burst" | "capacity" | "limit" => VariableKind::Number,
@@ -150,11 +151,11 @@ fn all_names() -> Vec<&'static str> {
     OF_A_LIMIT.into_iter().chain(parameters).chain(instead).chain(OF_THE_RULE).collect()
 }
 
-/// What stands instead of a limit.
+/// What replaces a limit.
 enum Instead {
     Of(Allowance),
     No,
-    /// It cannot be told, and a mistake says why.
+    /// It is ambiguous, and a mistake says why.
     Unclear,
 }
 
@@ -197,16 +198,16 @@ fn read_strategy(reader: &mut Reader<'_>, section: &Section<'_>, instead: &Inste
 
 /// The parameters as far as they could be read.
 #[derive(Clone, Copy, Default)]
-struct Parameters {
-    rate: Option<Rate>,
-    burst: Option<u64>,
-    capacity: Option<u64>,
-    limit: Option<u64>,
-    window: Option<Micros>,
-    align: Option<Align>,
-    lease: Option<Micros>,
-    max_debt: Option<Micros>,
-    subsecond: Option<bool>,
+pub(super) struct Parameters {
+    pub(super) rate: Option<Rate>,
+    pub(super) burst: Option<u64>,
+    pub(super) capacity: Option<u64>,
+    pub(super) limit: Option<u64>,
+    pub(super) window: Option<Micros>,
+    pub(super) align: Option<Align>,
+    pub(super) lease: Option<Micros>,
+    pub(super) max_debt: Option<Micros>,
+    pub(super) subsecond: Option<bool>,
 }
 
 fn is_parameter(name: &str) -> bool {
@@ -237,10 +238,10 @@ fn read_parameters(
             "burst" => read.burst = reader.count(field, 20),
             "capacity" => read.capacity = reader.count(field, 20),
             "limit" => read.limit = reader.count(field, 100),
-            "window" => read.window = reader.span(field, "1m"),
+            "window" => read.window = reader.span_us(field, "1m"),
             "align" => read.align = reader.choice(field, &[("first", Align::First), ("clock", Align::Clock)]),
-            "lease" => read.lease = reader.span(field, "30s"),
-            "max_debt" => read.max_debt = reader.span(field, "1d"),
+            "lease" => read.lease = reader.span_us(field, "30s"),
+            "max_debt" => read.max_debt = reader.span_us(field, "1d"),
             "subsecond" => read.subsecond = reader.truth(field),
             _ => {}
         }
@@ -255,7 +256,7 @@ fn read_parameters(
     read
 }
 
-/// Whether a field goes with a strategy; one that is no parameter goes with any.
+/// Whether a field applies to a strategy; a field that is no parameter applies to all.
 fn has_use_for(strategy: Strategy, name: &str) -> bool {
     match name {
         "subsecond" => parameters_of(strategy).contains(&"window"),
@@ -275,8 +276,8 @@ fn note_missing(reader: &mut Reader<'_>, section: &Section<'_>, strategy: Strate
     }
 }
 
-/// Builds the limit, unless a parameter is wanting. What the kernel refuses is noted at the field that it names, or at the
-/// section where that field is inherited.
+/// Builds the limit, unless a parameter is missing. A refusal of the kernel is recorded at the field that it names, or at the
+/// section if that field is inherited.
 fn build(
     reader: &mut Reader<'_>,
     section: &Section<'_>,
@@ -295,7 +296,7 @@ fn build(
     }
 }
 
-fn limit_of(strategy: Strategy, with: Parameters) -> Option<Result<Limit, LimitError>> {
+pub(super) fn limit_of(strategy: Strategy, with: Parameters) -> Option<Result<Limit, LimitError>> {
     let with_debt = |limit: Limit| match with.max_debt {
         Some(max_debt) => limit.with_max_debt(max_debt),
         None => Ok(limit),
@@ -311,79 +312,6 @@ fn limit_of(strategy: Strategy, with: Parameters) -> Option<Result<Limit, LimitE
         Strategy::SlidingWindowCounter => Limit::sliding_window_counter(with.limit?, with.window?),
         Strategy::Concurrency => Limit::concurrency(with.limit?, with.lease?),
     })
-}
-
-/// What a rule says for every key, on which its overrides build.
-#[derive(Clone, Copy)]
-enum Base {
-    /// A strategy and its parameters as far as they could be read, and the limit if it could be built.
-    Limit { strategy: Option<Strategy>, parameters: Parameters, allowance: Option<Allowance> },
-    /// Everything or nothing passes, and there is no strategy.
-    Plain(Allowance),
-}
-
-impl Base {
-    fn allowance(self) -> Option<Allowance> {
-        match self {
-            Base::Limit { allowance, .. } => allowance,
-            Base::Plain(allowance) => Some(allowance),
-        }
-    }
-}
-
-/// Reads what differs for single keys.
-fn read_overrides(
-    reader: &mut Reader<'_>,
-    section: &Section<'_>,
-    base: Base,
-) -> BTreeMap<Key<'static>, Allowance> {
-    let mut overrides = BTreeMap::new();
-    for field in section.fields() {
-        let allowance = reader.section(field).and_then(|section| read_override(reader, &section, base));
-        match Key::parse(field.name) {
-            Ok(key) => {
-                // In place of what could not be read stands the least, so that a second one is still noticed.
-                if overrides.insert(key.into_owned(), allowance.unwrap_or(Allowance::Blocked)).is_some() {
-                    reader.misnamed(field, "is the same key as another override; keep one of them");
-                }
-            }
-            Err(error) => {
-                let meant = error.suggestion().map(|text| format!("; did you mean \"{text}\"?"));
-                reader.misnamed(field, format!("{error}{}", meant.unwrap_or_default()));
-            }
-        }
-    }
-    overrides
-}
-
-fn read_override(reader: &mut Reader<'_>, section: &Section<'_>, base: Base) -> Option<Allowance> {
-    reader.only(section, &all_names());
-    if section.is_empty() {
-        reader.mistaken(section, "says nothing; write what differs, unlimited = true or blocked = true");
-    }
-    for field in section.fields().filter(|field| OF_THE_RULE.contains(&field.name)) {
-        reader.mistake(field, "belongs to the limit and not to an override; move it there");
-    }
-    match (read_instead(reader, section), base) {
-        (Instead::Of(allowance), _) => Some(allowance),
-        (Instead::Unclear, _) => None,
-        (Instead::No, Base::Limit { strategy, parameters, allowance }) => {
-            if let Some(field) = section.field("strategy") {
-                reader.mistake(field, "an override keeps the strategy of its limit; remove this");
-            }
-            let parameters = read_parameters(reader, section, strategy, parameters);
-            // A limit that could not be built would only be refused again here.
-            allowance?;
-            build(reader, section, strategy?, parameters)
-        }
-        (Instead::No, Base::Plain(allowance)) => {
-            for field in section.fields().filter(|field| is_of_a_limit(field.name)) {
-                let fix = "has no limit to change; an override here has unlimited = true or blocked = true";
-                reader.mistake(field, format!("{allowance} = true {fix}"));
-            }
-            None
-        }
-    }
 }
 
 #[cfg(test)]
@@ -521,12 +449,13 @@ mod tests {
             ("", Subject::Key),
             ("subject = 'key'", Subject::Key),
             ("subject = 'namespace'", Subject::Namespace),
+            ("subject = 'all'", Subject::All),
         ] {
             let policy = parse(&bucket(more)).policy;
             assert_eq!(policy.find("a").unwrap().subject(), subject, "{more}");
         }
         for (more, field, value, fix) in [
-            ("subject = 'tenant'", "subject", "'tenant'", "must be one of key, namespace"),
+            ("subject = 'tenant'", "subject", "'tenant'", "must be one of key, namespace, all"),
             (
                 "overrides.x = { burst = 5, subject = 'key' }",
                 "overrides.x.subject",
@@ -627,7 +556,7 @@ mod tests {
                 (7, "limits.a.overrides.x.limit", "0", "must be at least 1"),
             ],
         );
-        // Sound by itself, but not with what it inherits.
+        // Valid alone, but not with the inherited fields.
         check_limit(
             "sliding_window_counter",
             "limit = 4_000_000_000_000\nwindow = '1s'\noverrides.x.window = '1d'",

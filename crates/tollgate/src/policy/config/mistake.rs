@@ -1,7 +1,7 @@
-//! What is wrong in a file: every mistake with its line, field, value and fix.
+//! The mistakes of a file: each with its line, field, value and fix.
 //!
-//! A mistake is made to be printed and acted on without opening the documentation. It never holds a secret: `reader.rs`, which makes
-//! it, writes `***` for a value that could be one.
+//! A mistake can be fixed without opening the documentation. It never contains a secret: `reader.rs`, which makes it, writes
+//! `***` for a value that could be one.
 
 use std::fmt;
 
@@ -12,23 +12,23 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mistake {
-    /// The line, counted from 1; 0 for what the environment says.
+    /// The line, counted from 1; 0 for a value of the environment.
     pub line: usize,
-    /// The column in characters, counted from 1; 0 for what the environment says.
+    /// The column in characters, counted from 1; 0 for a value of the environment.
     pub column: usize,
-    /// The environment variable that says so, if it is not the file.
+    /// The environment variable with the mistake; `None` if it is in the file.
     pub variable: Option<String>,
     /// The field with its section, such as `limits.api.burst`; empty where the file is not even TOML.
     pub field: String,
-    /// The value as written, cut when long, `***` where it may be a secret; empty where the field is missing or its name is
-    /// what is wrong.
+    /// The value as written, cut when long, `***` if it may be a secret; empty if the field is missing or its name is the
+    /// mistake.
     pub value: String,
     /// What to write instead.
     pub fix: String,
 }
 
 impl Mistake {
-    /// What is wrong and what to write instead, without the place: `limits.api.burst = 0: must be at least 1; …`.
+    /// What is wrong and what to write instead, without the position: `limits.api.burst = 0: must be at least 1; …`.
     pub fn message(&self) -> String {
         let Mistake { field, value, fix, .. } = self;
         match (field.as_str(), value.as_str()) {
@@ -64,7 +64,7 @@ impl fmt::Display for Mistake {
 pub struct Mistakes(Vec<Mistake>);
 
 impl Mistakes {
-    /// In the order of the file, and then those of the environment.
+    /// Sorted by position in the file; those of the environment come last.
     pub(super) fn new(mut mistakes: Vec<Mistake>) -> Mistakes {
         mistakes.sort_by_key(|mistake| (mistake.variable.clone(), mistake.line, mistake.column));
         Mistakes(mistakes)
@@ -98,7 +98,7 @@ impl fmt::Display for Mistakes {
     }
 }
 
-/// So that `?` works in a program whose other errors are Tollgate's.
+/// So that `?` works in a program with Tollgate's error type.
 impl From<Mistakes> for crate::error::Error {
     fn from(mistakes: Mistakes) -> crate::error::Error {
         crate::error::Error::call(mistakes.to_string())

@@ -1,4 +1,4 @@
-//! A limit that another section names.
+//! Reads the name of a limit in another section.
 
 use tollgate_kernel::Strategy;
 
@@ -6,8 +6,8 @@ use super::reader::{Field, Reader};
 use crate::policy::nearest::nearest;
 use crate::policy::{Allowance, Rule};
 
-/// Reads the name of a limit. `names` are all that the file has, `rules` those that could be read. `no_length`
-/// says why it is not known there how long a request takes, where a concurrency limit makes no sense.
+/// Reads the name of a limit. `names` are all names of the file, `rules` the limits without mistakes. `no_length` is set where a
+/// concurrency limit makes no sense, and says why the length of a request is not known there.
 pub(super) fn read(
     reader: &mut Reader<'_>,
     field: &Field<'_>,
@@ -29,8 +29,7 @@ pub(super) fn read(
         return None;
     }
     if let Some(no_length) = no_length.filter(|_| is_concurrency(name, rules)) {
-        let fix =
-            format!("counts those who are there at once, and {no_length}; name a limit of another strategy");
+        let fix = format!("counts concurrent holders, and {no_length}; name a limit of another strategy");
         reader.mistake(field, fix);
         return None;
     }

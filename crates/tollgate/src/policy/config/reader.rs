@@ -1,14 +1,15 @@
-//! Reads single fields, and notes what is wrong with them.
+//! Reads single fields, and records what is wrong with them.
 //!
-//! A [`Section`] is a table of the file, a [`Field`] one entry of it. Every read either gives a sound value or notes a
-//! mistake and gives nothing, so that reading goes on and one run finds every mistake. What the fields mean is not known
-//! here: that is known to `store.rs`, `limits.rs` and the other readers of sections, in this crate and in others (`extension.rs`).
+//! A [`Section`] is a table of the file, a [`Field`] one entry of it. Every read returns a valid value, or records a mistake and
+//! returns nothing, so that one run finds every mistake. The meaning of the fields is in `store.rs`, `limits.rs` and the other
+//! readers of sections, in this crate and in others (`extension.rs`).
 //!
-//! Values are shown as the file has them, except those that could be secret. Where secrets live (the file's root, `[store]`
-//! and below) only fields named as harmless are shown, so that a password under a misspelt name stays hidden too.
+//! Values are shown as the file has them, except those that could be secret. Where secrets live (the file's root, `[store]` and
+//! below) only the values of known harmless fields are shown, so that a password under a misspelt name stays hidden too.
 
 use std::fmt::Display;
 use std::ops::Range;
+use std::time::Duration;
 
 use tollgate_kernel::{Limit, MAX_COUNT, Micros, Rate};
 use toml::Spanned;
@@ -21,7 +22,7 @@ use crate::policy::nearest::nearest;
 /// What is shown instead of a value that may be secret.
 const HIDDEN: &str = "***";
 
-/// The file being read, with what the environment adds below it, and the mistakes found so far.
+/// The file that is being read, with the environment's values appended, and the mistakes so far.
 pub struct Reader<'t> {
     text: &'t str,
     /// Where each line starts.
@@ -31,10 +32,10 @@ pub struct Reader<'t> {
     mistakes: Vec<Mistake>,
 }
 
-/// A table of the file: its path, its place and its fields in the order of the file.
+/// A table of the file: its path, its offset and its fields in the order of the file.
 pub struct Section<'d> {
     path: String,
-    place: usize,
+    offset: usize,
     fields: Vec<Field<'d>>,
 }
 
@@ -44,7 +45,7 @@ pub struct Field<'d> {
     /// The last piece of the path, unquoted.
     pub name: &'d str,
     path: String,
-    place: usize,
+    offset: usize,
     span: Range<usize>,
     value: &'d DeValue<'d>,
     hidden: bool,
@@ -56,18 +57,18 @@ impl<'d> Section<'d> {
         Section::new("", 0, table, true)
     }
 
-    fn new(path: &str, place: usize, table: &'d DeTable<'d>, hidden: bool) -> Section<'d> {
+    fn new(path: &str, offset: usize, table: &'d DeTable<'d>, hidden: bool) -> Section<'d> {
         let field = |(name, value): (&'d Spanned<DeString<'d>>, &'d Spanned<DeValue<'d>>)| Field {
             name: name.get_ref(),
             path: joined(path, name.get_ref()),
-            place: name.span().start,
+            offset: name.span().start,
             span: value.span(),
             value: value.get_ref(),
             hidden,
         };
         let mut fields: Vec<_> = table.iter().map(field).collect();
-        fields.sort_by_key(|field| field.place);
-        Section { path: path.to_owned(), place, fields }
+        fields.sort_by_key(|field| field.offset);
+        Section { path: path.to_owned(), offset, fields }
     }
 
     /// The field of this name, if the file has it.
@@ -85,13 +86,13 @@ impl<'d> Section<'d> {
         self.fields.is_empty()
     }
 
-    /// The same without some of its fields, which somebody else reads.
+    /// The same without some of its fields, which another reader handles.
     pub fn without(&self, names: &[&str]) -> Section<'d> {
         let fields = self.fields.iter().filter(|field| !names.contains(&field.name)).cloned().collect();
-        Section { path: self.path.clone(), place: self.place, fields }
+        Section { path: self.path.clone(), offset: self.offset, fields }
     }
 
-    /// Shows the values of these fields in mistakes, though other fields here may be secret.
+    /// Shows the values of these fields in mistakes, although other fields here may be secret.
     pub fn showing(mut self, names: &[&str]) -> Self {
         for field in &mut self.fields {
             field.hidden &= !names.contains(&field.name);
@@ -122,21 +123,21 @@ impl<'d> Field<'d> {
 }
 
 impl<'t> Reader<'t> {
-    /// Of a text of which the variables, if there are any, come last.
+    /// A reader of a text with the variables, if any, at its end.
     pub(super) fn new(text: &'t str, variables: Vec<(usize, String)>) -> Reader<'t> {
         let starts = text.match_indices('\n').map(|(at, _)| at + 1);
         let lines = std::iter::once(0).chain(starts).collect();
         Reader { text, lines, variables, mistakes: Vec::new() }
     }
 
-    /// Notes what is wrong with an environment variable that sets nothing.
+    /// Records a mistake in an environment variable that sets no field.
     pub(super) fn variable(&mut self, variable: &str, fix: impl Display) {
         let (field, value, fix) = (String::new(), String::new(), fix.to_string());
         let variable = Some(Excerpt(variable).to_string());
         self.mistakes.push(Mistake { line: 0, column: 0, variable, field, value, fix });
     }
 
-    /// What was read, if no mistake was found.
+    /// The value, if no mistake was found.
     pub(super) fn finish<T>(self, read: T) -> Result<T, Mistakes> {
         if self.mistakes.is_empty() { Ok(read) } else { Err(Mistakes::new(self.mistakes)) }
     }
@@ -144,33 +145,33 @@ impl<'t> Reader<'t> {
     /// Notes that a field is wrong.
     pub fn mistake(&mut self, field: &Field<'_>, fix: impl Display) {
         let value = self.shown(field);
-        self.note(field.place, field.path.clone(), value, fix);
+        self.note(field.offset, field.path.clone(), value, fix);
     }
 
     /// Notes that a field should not be there, or not under this name; its value does not matter.
     pub fn misnamed(&mut self, field: &Field<'_>, fix: impl Display) {
-        self.note(field.place, field.path.clone(), String::new(), fix);
+        self.note(field.offset, field.path.clone(), String::new(), fix);
     }
 
     /// Notes that a section lacks a field, with an example of it.
     pub fn missing(&mut self, section: &Section<'_>, name: &str, example: impl Display) {
         let fix = format!("is missing; write {name} = {example}");
-        self.note(section.place, joined(&section.path, name), String::new(), fix);
+        self.note(section.offset, joined(&section.path, name), String::new(), fix);
     }
 
     /// Notes that a section is wrong as a whole.
     pub fn mistaken(&mut self, section: &Section<'_>, fix: impl Display) {
-        self.note(section.place, section.path.clone(), String::new(), fix);
+        self.note(section.offset, section.path.clone(), String::new(), fix);
     }
 
-    /// Notes where the file is not TOML, once for each line. The line itself is not shown: it may hold a secret.
+    /// Records where the file is not TOML, once for each line. The line itself is not shown: it may hold a secret.
     pub(super) fn not_toml(&mut self, errors: &[Error]) {
         for error in errors {
-            let place = error.span().map_or(self.text.len(), |span| span.start);
-            let (line, _) = self.position(place);
+            let offset = error.span().map_or(self.text.len(), |span| span.start);
+            let (line, _) = self.position(offset);
             if self.mistakes.iter().all(|mistake| mistake.line != line) {
                 self.note(
-                    place,
+                    offset,
                     String::new(),
                     String::new(),
                     format!("not valid TOML: {}", error.message()),
@@ -179,22 +180,22 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn note(&mut self, place: usize, field: String, value: String, fix: impl Display) {
-        let set_by = self.variables.partition_point(|(start, _)| *start <= place).checked_sub(1);
+    fn note(&mut self, offset: usize, field: String, value: String, fix: impl Display) {
+        let set_by = self.variables.partition_point(|(start, _)| *start <= offset).checked_sub(1);
         let variable = set_by.map(|index| self.variables[index].1.clone());
-        let (line, column) = if variable.is_some() { (0, 0) } else { self.position(place) };
+        let (line, column) = if variable.is_some() { (0, 0) } else { self.position(offset) };
         self.mistakes.push(Mistake { line, column, variable, field, value, fix: fix.to_string() });
     }
 
     /// The line and the column of a byte, both from 1.
-    fn position(&self, place: usize) -> (usize, usize) {
-        let line = self.lines.partition_point(|&start| start <= place);
+    fn position(&self, offset: usize) -> (usize, usize) {
+        let line = self.lines.partition_point(|&start| start <= offset);
         let start = self.lines[line - 1];
-        let before = self.text.get(start..place).unwrap_or_default();
+        let before = self.text.get(start..offset).unwrap_or_default();
         (line, before.chars().count() + 1)
     }
 
-    /// The value as the file has it, where it may be shown.
+    /// The value as the file has it, if it may be shown.
     fn shown(&self, field: &Field<'_>) -> String {
         match field.value {
             DeValue::Table(_) => "{…}".to_owned(),
@@ -212,7 +213,7 @@ impl<'t> Reader<'t> {
                 Some(guess) => fix.push_str(&format!("did you mean `{guess}`?")),
                 None => fix.push_str(&format!("known here: {}", known.join(", "))),
             }
-            // `[limits.a.b]` is a field of the limit `a`, and most often meant as the limit `a.b`.
+            // `[limits.a.b]` is a field of the limit `a`; most often the limit `a.b` was meant.
             if field.is_table() && !section.path.is_empty() {
                 fix.push_str(" (a name with a dot in it is written in quotes)");
             }
@@ -223,7 +224,7 @@ impl<'t> Reader<'t> {
     /// Reads a table.
     pub fn section<'d>(&mut self, field: &Field<'d>) -> Option<Section<'d>> {
         match field.value {
-            DeValue::Table(table) => Some(Section::new(&field.path, field.place, table, field.hidden)),
+            DeValue::Table(table) => Some(Section::new(&field.path, field.offset, table, field.hidden)),
             _ => {
                 self.mistake(field, format!("must be a table: write [{}] and its fields below", field.path));
                 None
@@ -231,7 +232,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Reads a list of tables; each is named by its place in the list, counted from 1.
+    /// Reads a list of tables; each is named by its offset in the list, counted from 1.
     pub fn sections<'d>(&mut self, field: &Field<'d>) -> Vec<Section<'d>> {
         let mut sections = Vec::new();
         for (index, item) in field.value.as_array().into_iter().flatten().enumerate() {
@@ -284,7 +285,7 @@ impl<'t> Reader<'t> {
         chosen
     }
 
-    /// Reads a whole number of at least 1; `zero` says what to write for none.
+    /// Reads a whole number of at least 1; `zero` says what to write instead of 0.
     pub fn whole(&mut self, field: &Field<'_>, example: u64, zero: &str) -> Option<u64> {
         let fix = match field.value {
             DeValue::Integer(number) => {
@@ -310,7 +311,7 @@ impl<'t> Reader<'t> {
     pub fn count(&mut self, field: &Field<'_>, example: u64) -> Option<u64> {
         let zero = "; for no limit or no passage write unlimited = true or blocked = true instead";
         let count = self.whole(field, example, zero)?;
-        // A limit that asks nothing else of its count, so that the kernel's own bound applies.
+        // A limit with no other constraint on its count, so that the kernel's bound applies.
         match Limit::concurrency(count, Micros::from_secs(1)) {
             Ok(_) => Some(count),
             Err(error) => {
@@ -321,9 +322,9 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a duration that may be none.
-    pub fn span_or_zero(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
+    pub fn span_or_zero(&mut self, field: &Field<'_>, example: &str) -> Option<Duration> {
         match field.value.as_str().map(str::parse::<Micros>) {
-            Some(Ok(Micros::ZERO)) => Some(Micros::ZERO),
+            Some(Ok(Micros::ZERO)) => Some(Duration::ZERO),
             _ => self.span(field, example),
         }
     }
@@ -370,7 +371,12 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads a duration.
-    pub fn span(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
+    pub fn span(&mut self, field: &Field<'_>, example: &str) -> Option<Duration> {
+        self.span_us(field, example).map(Duration::from)
+    }
+
+    /// The same in the unit of decisions.
+    pub(super) fn span_us(&mut self, field: &Field<'_>, example: &str) -> Option<Micros> {
         let text = match field.value {
             DeValue::String(text) => text,
             _ => {

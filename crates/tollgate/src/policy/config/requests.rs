@@ -14,9 +14,9 @@ pub(super) const FIELDS: [&str; 6] =
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestsConfig {
-    /// The proxies whose description of a request is believed. Without any, the client is the peer.
+    /// The proxies whose description of a request is trusted. Without any, the client is the peer.
     pub trusted_proxies: Vec<IpNet>,
-    /// Whether they write `Forwarded` (RFC 7239); else `X-Forwarded-For`.
+    /// Whether they send `Forwarded` (RFC 7239); if not, `X-Forwarded-For`.
     pub forwarded: bool,
     /// How many bits of an IPv4 address make one client.
     pub ipv4_prefix: u8,
@@ -24,7 +24,7 @@ pub struct RequestsConfig {
     pub ipv6_prefix: u8,
     /// What encoded slashes and backslashes in paths are.
     pub encoded_separators: EncodedSeparators,
-    /// The header in which trusted proxies say which user they authenticated.
+    /// The header in which trusted proxies name the authenticated user.
     pub user_header: Option<String>,
 }
 

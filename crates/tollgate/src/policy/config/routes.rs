@@ -1,7 +1,7 @@
-//! `[[routes]]`: which requests meet which limit, by which key.
+//! `[[routes]]`: which requests are charged under which limit, by which key.
 //!
-//! Each table becomes a [`RouteLimit`], the same that the builder in code makes; what it means for a request is decided in
-//! `route/`. `[[rules]]` is the older name of `[[routes]]` and is still read, with the older names of two fields.
+//! Each table becomes a [`RouteLimit`], the same that the builder in code makes; `route/` decides what it means for a request.
+//! `[[rules]]` is the older name of `[[routes]]` and is still read, with the older names of two fields.
 
 #[cfg(test)]
 mod recorded;
@@ -37,11 +37,11 @@ pub(super) const FIELDS: [&str; 14] = [
 /// What `[[rules]]` calls some of them.
 const OLD_NAMES: [(&str, &str); 2] = [("method", "methods"), ("if_missing", "otherwise")];
 
-/// The words for a key. The last two stand for many, which are read before.
+/// The values of `key`. The last two are prefixes, which are handled before.
 const KEYS: [&str; 9] =
     ["ip", "user", "all", "bearer", "peer", "referer", "user-agent", "header:<name>", "{<parameter>}"];
 
-/// Reads all routes. `limits` are the names there are, `rules` the limits that could be read.
+/// Reads all routes. `limits` are all names of the file, `rules` the limits without mistakes.
 pub(super) fn read(
     reader: &mut Reader<'_>,
     field: &Field<'_>,
@@ -79,7 +79,7 @@ impl<'d> Table<'d> {
     }
 }
 
-/// Reads one route. Every field is looked at, whatever is wrong with the others.
+/// Reads one route. Every field is read, even if another has a mistake.
 fn read_route(
     reader: &mut Reader<'_>,
     table: &Table<'_>,
@@ -132,7 +132,7 @@ fn read_route(
     Some(if statuses.is_empty() { limit } else { limit.count_if_status(statuses) })
 }
 
-/// Reads which requests are meant: `path`, `except`, `method`, `host`, `clients`, `users` and `headers`.
+/// Reads the conditions: `path`, `except`, `method`, `host`, `clients`, `users` and `headers`.
 fn read_conditions(reader: &mut Reader<'_>, table: &Table<'_>) -> Option<Route> {
     let mut is_sound = true;
     let mut route = Route::any();
@@ -229,7 +229,7 @@ fn compiled_path(text: &str) -> Result<Route, String> {
 /// A path as the file writes it: one path, `/api/*`, or a template.
 fn path(text: &str) -> Result<Route, String> {
     if let Some(prefix) = text.strip_suffix("/*") {
-        // Where a template begins or another star stands, this is no prefix.
+        // With a template or another star in it, this is no prefix.
         if !prefix.contains(['*', '{', '}']) {
             return Ok(Route::below(if prefix.is_empty() { "/" } else { prefix }));
         }

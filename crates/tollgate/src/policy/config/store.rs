@@ -1,8 +1,9 @@
-//! `[store]`: where state lives, and what happens when it cannot be reached.
+//! `[store]`: where the counters are, and what happens when they cannot be reached.
 //!
-//! How to reach Redis and PostgreSQL is in `connection.rs`, and what their passwords are is not shown by anything here.
+//! `connection.rs` has the addresses of Redis and PostgreSQL. Nothing here shows a password.
 
 use std::fmt;
+use std::time::Duration;
 
 use tollgate_kernel::Micros;
 use tollgate_store::WhenFull;
@@ -12,13 +13,13 @@ use super::reader::{Field, Reader, Section};
 use crate::builder::DENIAL_CACHE;
 use crate::policy::Fallback;
 
-/// The longest deadline of a call, and the longest that a denial is believed: callers wait for the one and by the other.
+/// The longest deadline of a call, and the longest use of a cached denial: both delay callers.
 const LONGEST_WAIT: Micros = Micros::from_secs(10);
 
 /// How many instances may share a limit.
 const MOST_INSTANCES: u64 = 10_000;
 
-/// How many connections to each server of a shared store may be kept.
+/// The most connections to each server of a shared store.
 const MOST_CONNECTIONS: usize = 64;
 
 /// Where state lives, and what happens when it cannot be reached.
@@ -27,21 +28,23 @@ const MOST_CONNECTIONS: usize = 64;
 pub struct StoreConfig {
     /// Which store; memory by default.
     pub mode: StoreMode,
-    /// What to answer when the store cannot, for limits that do not say; local by default.
+    /// The fallback of limits that do not set their own; local by default.
     pub fallback: Fallback,
     /// Among how many instances a limit is divided while each counts locally; one by default.
     pub fallback_instances: u64,
     /// The deadline of one call; 100 ms by default.
-    pub timeout: Micros,
-    /// How long a denial is believed without asking again; 100 ms by default, zero for not at all.
-    pub denial_cache: Micros,
-    /// How many connections to keep to each server; the store's default if `None`.
+    pub timeout: Duration,
+    /// How long a cached denial is used; 100 ms by default, zero for not at all.
+    pub denial_cache: Duration,
+    /// The number of connections to each server; the store's default if `None`.
     pub connections: Option<usize>,
     /// How many keys the memory store holds at most, and from how many on a shared store begins none under numbers that come with
     /// the call; 10,000,000 by default.
     pub max_keys: usize,
-    /// What becomes of new keys when the memory store is full; they share by default.
+    /// What happens to new keys when the memory store is full; they share counters by default.
     pub when_full: WhenFull,
+    /// The clock for checks of token buckets in memory; exact by default.
+    pub clock: ClockMode,
     /// How to reach Redis; always there in the mode `redis`.
     pub redis: Option<RedisConfig>,
     /// How to reach PostgreSQL; always there in the mode `postgres`.
@@ -54,11 +57,12 @@ impl Default for StoreConfig {
             mode: StoreMode::default(),
             fallback: Fallback::default(),
             fallback_instances: 1,
-            timeout: Micros::from_millis(100),
-            denial_cache: DENIAL_CACHE,
+            timeout: Duration::from_millis(100),
+            denial_cache: DENIAL_CACHE.into(),
             connections: None,
             max_keys: 10_000_000,
             when_full: WhenFull::default(),
+            clock: ClockMode::default(),
             redis: None,
             postgres: None,
         }
@@ -97,8 +101,31 @@ impl fmt::Display for StoreMode {
     }
 }
 
+/// The clock for checks of token buckets in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClockMode {
+    /// The clock, read for each check.
+    #[default]
+    Exact,
+    /// A reading of it that may be a millisecond old: [`Clock::coarse`](crate::Clock::coarse).
+    Coarse,
+}
+
+impl ClockMode {
+    /// Both, in the order of the documentation.
+    pub const ALL: [ClockMode; 2] = [ClockMode::Exact, ClockMode::Coarse];
+
+    /// The name used in configuration and documentation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ClockMode::Exact => "exact",
+            ClockMode::Coarse => "coarse",
+        }
+    }
+}
+
 /// The fields with nothing secret in them.
-const PLAIN: [&str; 8] = [
+const PLAIN: [&str; 9] = [
     "mode",
     "fallback",
     "fallback_instances",
@@ -107,6 +134,7 @@ const PLAIN: [&str; 8] = [
     "connections",
     "max_keys",
     "when_full",
+    "clock",
 ];
 
 impl StoreConfig {
@@ -124,6 +152,7 @@ impl StoreConfig {
                 connections,
                 max_keys,
                 when_full,
+                clock,
                 redis,
                 postgres,
             }
@@ -135,6 +164,7 @@ impl StoreConfig {
         let known: Vec<&str> = PLAIN.into_iter().chain(["redis", "postgres"]).collect();
         reader.only(&section, &known);
         let modes = StoreMode::ALL.map(|mode| (mode.name(), mode));
+        let clocks = ClockMode::ALL.map(|clock| (clock.name(), clock));
         let fulls = [("share", WhenFull::Share), ("deny", WhenFull::Deny)];
         let default = StoreConfig::default();
         let mode = section.field("mode").and_then(|field| reader.choice(field, &modes));
@@ -164,6 +194,7 @@ impl StoreConfig {
             connections: read("connections").and_then(|f| reader.connections(f, MOST_CONNECTIONS)),
             max_keys: read("max_keys").and_then(|f| read_max_keys(reader, f)).unwrap_or(default.max_keys),
             when_full: read("when_full").and_then(|f| reader.choice(f, &fulls)).unwrap_or(default.when_full),
+            clock: read("clock").and_then(|f| reader.choice(f, &clocks)).unwrap_or(default.clock),
             redis: read("redis").and_then(|f| read_redis(reader, f)),
             postgres: read("postgres").and_then(|f| read_postgres(reader, f)),
         }
@@ -179,18 +210,18 @@ fn read_instances(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<u64> {
     Some(instances)
 }
 
-fn read_timeout(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Micros> {
+fn read_timeout(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Duration> {
     let timeout = reader.span(field, "100ms")?;
-    if !(Micros::from_millis(1)..=LONGEST_WAIT).contains(&timeout) {
+    if !(Duration::from_millis(1)..=Duration::from(LONGEST_WAIT)).contains(&timeout) {
         reader.mistake(field, format!("must be from 1ms to {LONGEST_WAIT}: callers wait that long"));
         return None;
     }
     Some(timeout)
 }
 
-fn read_denial_cache(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Micros> {
+fn read_denial_cache(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Duration> {
     let span = reader.span_or_zero(field, "100ms")?;
-    if span > LONGEST_WAIT {
+    if span > Duration::from(LONGEST_WAIT) {
         reader.mistake(
             field,
             format!("must be at most {LONGEST_WAIT}: what others give back is not seen for so long"),
@@ -214,7 +245,7 @@ fn read_max_keys(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_kernel::Micros;
+    use std::time::Duration;
 
     use super::super::tests::{check, parse};
 
@@ -239,6 +270,7 @@ mod tests {
             ("max_keys", "1_000.5", "must be a whole number, such as 10000000"),
             ("max_keys", "9007199254740991", "is more than any memory holds"),
             ("when_full", "'drop'", "must be one of share, deny"),
+            ("clock", "'fast'", "must be one of exact, coarse"),
             ("when_full", "true", "must be text in quotes, such as \"share\""),
         ] {
             check(&format!("[store]\n{field} = {value}"), &[(2, &format!("store.{field}"), value, fix)]);
@@ -247,6 +279,6 @@ mod tests {
             parse("[store]\nfallback_instances = 3\ndenial_cache = '0s'\nconnections = 8\ntimeout = '10s'")
                 .store;
         assert_eq!((store.fallback_instances, store.connections), (3, Some(8)));
-        assert_eq!((store.denial_cache, store.timeout), (Micros::ZERO, Micros::from_secs(10)));
+        assert_eq!((store.denial_cache, store.timeout), (Duration::ZERO, Duration::from_secs(10)));
     }
 }

@@ -1,4 +1,4 @@
-//! What the fields of an answer tell: worked out once, written by each face in its own way.
+//! The values of the rate-limit headers: computed once, written by each API in its own way.
 
 #[cfg(feature = "http")]
 use tollgate_kernel::{Cost, Outcome};
@@ -9,7 +9,7 @@ use super::{
     Field, Format, MAX_INTEGER, ReportedLimit, ResetAs, Unit, binding, reset_after, seconds_to_wait,
 };
 
-/// What the fields tell: numbers and, of the draft, lists.
+/// The values: numbers, and the lists of the draft.
 pub(crate) struct HeaderFields<I> {
     reported: I,
     legacy: Option<[u64; 3]>,
@@ -17,7 +17,7 @@ pub(crate) struct HeaderFields<I> {
 }
 
 impl<'a, I: Iterator<Item = ReportedLimit<'a>> + Clone> HeaderFields<I> {
-    /// What there is to tell, if there is anything.
+    /// The values, if there are any.
     pub(crate) fn new(
         format: &Format,
         limits: I,
@@ -44,12 +44,6 @@ impl<'a, I: Iterator<Item = ReportedLimit<'a>> + Clone> HeaderFields<I> {
         let fields = [Field::Limit, Field::Remaining, Field::Reset];
         let legacy = self.legacy.into_iter().flat_map(move |numbers| fields.into_iter().zip(numbers));
         legacy.chain(self.retry_after.map(|wait| (Field::RetryAfter, wait)))
-    }
-
-    /// The numbers of the older fields: limit, remaining and reset.
-    #[cfg(feature = "http")]
-    pub(crate) fn legacy(&self) -> Option<[u64; 3]> {
-        self.legacy
     }
 
     /// How many seconds to wait, where the charge is denied.
@@ -90,12 +84,12 @@ pub(super) fn write_policy(line: &mut Line, reported: &ReportedLimit<'_>) {
     if unit != Unit::Requests {
         line.text(";qu=\"").text(unit.name()).text("\"");
     }
-    // A lease is given back when its holder is done, so its length is no window; what is blocked opens in none.
+    // A lease ends when its holder releases it, so its length is no window. A blocked key has no window.
     let windowed =
         |limit: &&Limit| limit.strategy() != Strategy::Concurrency && reported.outcome.capacity > 0;
     if let Some(limit) = reported.limit.filter(windowed) {
         // At least 1, because no window is empty, and far from the largest integer.
-        line.text(";w=").number(limit.window().as_secs_ceil());
+        line.text(";w=").number(limit.window_us().as_secs_ceil());
     }
 }
 
@@ -113,12 +107,11 @@ fn write_left(line: &mut Line, remaining: u64, more_after: Option<Micros>) {
     }
 }
 
-/// What changes from charge to charge, where one limit alone was charged and has let it through: for those who have the rest
-/// written already.
+/// The values that change with each charge, for one limit that was charged alone and admitted: for templates that have the rest.
 #[cfg(feature = "http")]
 pub(crate) struct QuotaNumbers {
     pub(crate) remaining: u64,
-    /// As `X-RateLimit-Reset` has it.
+    /// The value of `X-RateLimit-Reset`.
     pub(crate) reset: u64,
     more_after: Option<Micros>,
 }

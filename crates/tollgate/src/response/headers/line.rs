@@ -1,14 +1,13 @@
-//! The text of a field of an answer, on the stack unless it is long.
+//! A buffer for the text of a header value, on the stack unless it is long.
 //!
-//! Only visible ASCII and the space enter: numbers, texts of our own, and names that went through [`visible`].
+//! It holds only visible ASCII and spaces: numbers, fixed texts, and names that went through [`visible`].
 
 use std::borrow::Cow;
 
 /// Room for the list of some five limits.
 const ROOM: usize = 128;
 
-/// The text, as far as it is written. By hand, because in a profile of the layer a `SmallVec` of bytes in its place took as long as the
-/// charge itself.
+/// The text so far. By hand, because in a profile of the layer a `SmallVec` of bytes took as long as the charge itself.
 pub(crate) struct Line {
     room: [u8; ROOM],
     filled: usize,
@@ -29,7 +28,7 @@ impl Line {
         self.long.clear();
     }
 
-    /// What is written so far.
+    /// The text so far.
     #[inline]
     pub(crate) fn as_bytes(&self) -> &[u8] {
         if self.long.is_empty() { &self.room[..self.filled] } else { &self.long }
@@ -66,8 +65,8 @@ impl Line {
     }
 }
 
-/// A name as it may stand in a header and in quotes. Policies let through nothing else; whatever came another way has its
-/// other characters replaced, so that no name can end a line or a string.
+/// A name as it may appear in a header and in quotes. Policies accept only such names; in any other text the remaining characters
+/// are replaced, so that no name can end a line or a string.
 pub(in crate::response) fn visible(name: &str) -> Cow<'_, str> {
     let is_sound = |c: char| c.is_ascii_graphic() && c != '"' && c != '\\';
     if name.bytes().all(|byte| is_sound(byte.into())) {

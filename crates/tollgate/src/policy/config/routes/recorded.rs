@@ -1,11 +1,11 @@
-//! Requests of an access log against `[[routes]]`: which are charged, by which key and how much.
+//! Tests of `[[routes]]` with requests of an access log: which are charged, by which key and how much.
 
 use tollgate_kernel::MAX_COUNT;
 
 use super::super::tests::parse;
 use crate::route::{RequestHead, RequestReader, Routes};
 
-/// What a request is charged under one route: its key and cost, `-` if nothing, `denied` without a key.
+/// The charge of a request under one route: its key and cost, `-` if none, `denied` without a key.
 fn charged(route: &str, request: impl FnOnce(&RequestReader) -> RequestHead<'_>) -> String {
     let config =
         parse(&format!("[limits]\napi = {{ unlimited = true }}\n[[routes]]\nlimit = 'api'\n{route}"));
@@ -20,7 +20,7 @@ fn charged(route: &str, request: impl FnOnce(&RequestReader) -> RequestHead<'_>)
 
 #[test]
 fn a_route_matches_what_it_says() {
-    for (route, method, target, is_met) in [
+    for (route, method, target, is_charged) in [
         ("", "GET", "/", true),
         ("path = '/login'", "GET", "/login", true),
         ("path = '/login'", "GET", "/login/", true),
@@ -74,14 +74,14 @@ fn a_route_matches_what_it_says() {
             let request = reader.recorded("203.0.113.7").target(method, target);
             request.logged_user(Some("alice")).logged_headers(None, Some("curl/8.0"))
         });
-        assert_eq!(found != "-", is_met, "{route:?} {method} {target}");
+        assert_eq!(found != "-", is_charged, "{route:?} {method} {target}");
     }
 }
 
-/// A line that is no request came from somebody, and matches routes that look at neither path nor method.
+/// A line without a request still has a client, and matches routes without a path and a method.
 #[test]
 fn a_line_that_is_no_request_matches_routes_without_path_and_method() {
-    for (route, is_met) in [
+    for (route, is_charged) in [
         ("", true),
         ("clients = ['203.0.113.7']", true),
         ("except = ['/static/*']", true),
@@ -89,7 +89,7 @@ fn a_line_that_is_no_request_matches_routes_without_path_and_method() {
         ("path = '/{*all}'", false),
         ("method = ['GET']", false),
     ] {
-        assert_eq!(charged(route, |reader| reader.recorded("203.0.113.7")) != "-", is_met, "{route:?}");
+        assert_eq!(charged(route, |reader| reader.recorded("203.0.113.7")) != "-", is_charged, "{route:?}");
     }
 }
 
