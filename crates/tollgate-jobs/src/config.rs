@@ -5,7 +5,6 @@
 
 use tollgate::config::{Extension, Field, Limits, Reader, Section, limit_fields, nearest, url_fault};
 use tollgate::{Limit, Rule, Strategy};
-use tollgate_kernel::Micros;
 
 use crate::limits::{DEFAULT_LEASE, JobLimits, JobScope, JobsConfig, MissingField, OnExceeded};
 
@@ -95,11 +94,9 @@ fn read_scope(
     let on_exceeded = section.field("on_exceeded").and_then(|field| reader.choice(field, &behaviours));
     limits.on_exceeded = on_exceeded.unwrap_or_default();
     let max_delay = section.field("max_delay").and_then(|field| reader.span(field, "30m"));
-    if let Some(max_delay) = max_delay {
-        limits.max_delay = max_delay.into();
-    }
+    limits.max_delay = max_delay;
     let give_up_after = section.field("give_up_after").and_then(|field| reader.span(field, "6h"));
-    limits.give_up_after = give_up_after.map(Micros::into);
+    limits.give_up_after = give_up_after;
     limits.key = section.field("key").and_then(|field| reader.text(field, "tenant")).map(str::to_owned);
     let missing = [("shared", MissingField::Shared), ("deny", MissingField::Deny)];
     let if_missing = section.field("if_missing").and_then(|field| reader.choice(field, &missing));
@@ -148,7 +145,7 @@ fn read_concurrency(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<Li
     let count = reader.whole(field, 5, "; for no such limit leave it out")?;
     let lease = match (section.field("lease"), lease) {
         (Some(_), None) => return None,
-        (_, lease) => lease.unwrap_or(Micros::from(DEFAULT_LEASE)),
+        (_, lease) => lease.unwrap_or(DEFAULT_LEASE),
     };
     match Limit::concurrency(count, lease) {
         Ok(limit) => Some(limit),
@@ -224,6 +221,7 @@ mod tests {
     use tollgate::config::{Config, Mistakes};
 
     use super::*;
+    use crate::limits::DEFAULT_MAX_DELAY;
 
     fn parse(text: &str) -> Result<(Config, JobsConfig), Mistakes> {
         let mut jobs = JobsConfig::default();
@@ -255,7 +253,8 @@ mod tests {
         }
         let (_, jobs) = parse("[jobs.types.a]\nlimit = 1\nwindow = '1h'\nconcurrency = 1").unwrap();
         let limits = &jobs.types[0].1;
-        assert_eq!((limits.max_delay, DEFAULT_LEASE), (Duration::from_secs(300), Duration::from_secs(30)));
+        assert_eq!((limits.max_delay, DEFAULT_MAX_DELAY), (None, Duration::from_secs(300)));
+        assert_eq!(DEFAULT_LEASE, Duration::from_secs(30));
         assert_eq!(limits.on_exceeded.name(), "delay");
     }
 
@@ -323,7 +322,7 @@ if_missing = "deny"
         assert_eq!(jobs.database.as_deref(), Some("postgres://jobs.example/app"));
         assert!(!format!("{jobs:?}").contains("jobs.example"), "an address may have a password in it");
         let email = &jobs.types[0].1;
-        assert_eq!(email.max_delay, Duration::from_secs(1_800));
+        assert_eq!(email.max_delay, Some(Duration::from_secs(1_800)));
         assert_eq!(email.give_up_after, Some(Duration::from_secs(21_600)));
         assert_eq!((email.key.as_deref(), email.if_missing), (Some("tenant"), MissingField::Shared));
         assert_eq!(
@@ -331,7 +330,7 @@ if_missing = "deny"
             (&["stripe".to_owned()][..], Some("account:{account}"))
         );
         let cache = &jobs.types[1].1;
-        assert_eq!((cache.on_exceeded, cache.max_delay), (OnExceeded::Skip, Duration::from_secs(300)));
+        assert_eq!((cache.on_exceeded, cache.max_delay), (OnExceeded::Skip, None));
         assert_eq!(
             (cache.shadow, cache.fallback, cache.if_missing),
             (true, Some(Fallback::Closed), MissingField::Deny)

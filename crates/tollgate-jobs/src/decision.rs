@@ -55,7 +55,7 @@ pub struct RunPermit {
     pub(crate) held: Option<Held>,
 }
 
-/// The leases of a run, and the lines of those who wait for them.
+/// The leases of a run, and the lines of the jobs that wait for them.
 pub(crate) struct Held {
     pub(crate) gate: JobGate,
     pub(crate) permit: Permit,
@@ -73,7 +73,7 @@ impl RunPermit {
         self.held.as_ref().is_some_and(|held| held.permit.is_lost())
     }
 
-    /// Releases the leases and calls those who wait for them. A second release changes nothing: there is no second permit.
+    /// Releases the leases and wakes the jobs that wait for them. A second release changes nothing: there is no second permit.
     pub async fn release(self) {
         if let Some(Held { gate, permit, lines }) = self.held {
             // If it fails it is tried again in the background, and the leases end by themselves.

@@ -1,9 +1,9 @@
-//! Why jobs could not be set up, or a question about them not be answered. What becomes of a single job is never an error.
+//! Why jobs could not be set up or inspected. The result of a single job is never an error.
 
 use std::error::Error as StdError;
 use std::fmt;
 
-/// Jobs could not be set up, or a question not be answered. The message says what was tried and what to do.
+/// Jobs could not be set up or inspected. The message says what was attempted and what to do.
 #[derive(Debug)]
 pub struct Error {
     message: String,

@@ -1,14 +1,15 @@
 //! The gate between claiming a job and running it, for any framework.
 //!
 //! A job's [`Plan`] is charged as one charge: all limits, or none. A job that is denied takes a place in the lines of the limits that
-//! denied it and gets a time of its own, by the kernel's `turn`; newcomers who find a line go to its end. A slot is an expectation:
-//! when it comes, the job is charged like any other, and what does not fit then keeps its place and gets another time. Short
-//! waits are waited for here, with the job claimed, because a reschedule costs more.
+//! denied it and gets a time of its own, by the kernel's `turn`; newcomers who find a line go to its end, unless a limit that ends jobs
+//! denies them now. A slot is an expectation:
+//! when it comes, the job is charged like any other, and what does not fit then keeps its place and gets another time. Those that come at
+//! the same time take their places together. Short waits are waited for here, with the job claimed, because a reschedule costs more.
 //!
 //! Nothing here fails because of one job: what cannot be decided is a delay. No arithmetic of limits is done here.
 
+mod batch;
 mod builder;
-#[cfg(feature = "apalis")]
 mod bulk;
 mod charge;
 mod delay;
@@ -16,10 +17,11 @@ mod housekeeping;
 mod spans;
 mod status;
 mod turn;
+mod undeclared;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use sqlx::postgres::PgPool;
@@ -32,17 +34,19 @@ use crate::history::History;
 use crate::job::Job;
 use crate::limits::{JobsConfig, OnExceeded};
 use crate::line::{Line, Taken};
-use crate::plan::Plan;
+use crate::plan::{Lacks, Plan};
 use crate::policy::Jobs;
 use crate::wake::{Wake, Wakes};
 
+use batch::{Batcher, Placed};
 pub use builder::JobGateBuilder;
 #[cfg(feature = "apalis")]
-pub(crate) use bulk::{PutOff, Sleep};
+pub(crate) use bulk::{PutOff, Sleep, in_few_lines};
 use charge::{Charged, Denial, judge};
 pub use status::JobStatus;
 pub(crate) use status::{closing, held_by};
 use turn::{Turn, micros};
+use undeclared::Undeclared;
 
 /// Waits up to this are waited for with the job claimed.
 const SHORT_WAIT: Duration = Duration::from_millis(100);
@@ -70,6 +74,8 @@ struct Inner {
     wake: RwLock<Option<Arc<dyn Wake>>>,
     wakes: Wakes,
     history: History,
+    undeclared: Undeclared,
+    batcher: Batcher,
     #[cfg(feature = "apalis")]
     ahead: crate::adapter::ReadAhead,
 }
@@ -117,14 +123,17 @@ impl JobGate {
         Ok(())
     }
 
-    /// What a job is to be charged; `None` if it meets no policy and may run as it is.
+    /// What a job is to be charged; `None` if it meets no policy and may run as it is. The log has a warning, once, of a type that no policy names
+    /// where other types have policies.
     pub fn plan(&self, job: &Job<'_>) -> Option<Plan> {
         let jobs = self.inner.jobs.read().clone();
         let is_concurrency = |name: &str| {
             let limit = self.inner.tollgate.limit(name);
             limit.is_ok_and(|limit| matches!(limit.allowance(), Allowance::Limited(Limit::Concurrency(_))))
         };
-        Plan::of(&jobs, job, is_concurrency)
+        let plan = Plan::of(&jobs, job, is_concurrency);
+        self.inner.undeclared.note(&jobs, job.job_type, plan.is_some());
+        plan
     }
 
     /// Asks for leave to run. Never an error: what cannot be decided is a delay. The decision has a span, `job.enter`, around those of its
@@ -140,13 +149,28 @@ impl JobGate {
     }
 
     async fn decide(&self, plan: &Plan) -> JobDecision {
-        if let Some((behaviour, label)) = &plan.missing_field {
-            tracing::warn!(job_type = plan.job_type, "a job lacks the field that its limit is split by");
+        if let Some(lacks) = &plan.lacks {
+            let Lacks { on_exceeded, label, field, fix } = lacks;
+            tracing::warn!(
+                job_type = plan.job_type,
+                field,
+                key = label,
+                "a job lacks a field that its limits need, and is ended: {fix}"
+            );
             // Waiting would not bring the field, and a job that was to wait does not end in silence.
             let behaviour =
-                if *behaviour == OnExceeded::Skip { OnExceeded::Skip } else { OnExceeded::Reject };
+                if *on_exceeded == OnExceeded::Skip { OnExceeded::Skip } else { OnExceeded::Reject };
             return self.end(plan, behaviour, label, true).await;
         }
+        // Whether one that a limit may end is a newcomer is found out by a look.
+        if !plan.may_end() && self.inner.batcher.is_crowded(plan) {
+            match self.put_off_in_batch(plan, &[]).await {
+                Placed::Delayed(delay) => return JobDecision::Delay(delay),
+                Placed::Soon(wait) => tokio::time::sleep(wait).await,
+                Placed::Alone => {}
+            }
+        }
+        let looked = Instant::now();
         let mut look = match self.inner.line.look(plan).await {
             Ok(look) => look,
             Err(error) => {
@@ -154,6 +178,9 @@ impl JobGate {
                 return self.enter_without_line(plan).await;
             }
         };
+        if !look.is_waiting() {
+            self.inner.batcher.found(plan, &look.ahead);
+        }
         if look.is_early()
             && let Some(wake) = self.wake()
         {
@@ -170,22 +197,54 @@ impl JobGate {
                 *waits |= charge.is_closed(&look.closed);
             }
             let mut had = Taken::default();
+            let mut denial = None;
             if may_charge {
+                let _charging = self.inner.batcher.charging(plan).await;
                 if look.is_waiting() {
                     // Without its place while it is charged: nobody else counts it twice, in line and in the limit.
                     had = self.take(plan).await;
                 }
-                match self.charge(plan).await {
-                    Charged::Admitted(permit) => return JobDecision::Run(permit),
-                    Charged::Unknown => return self.put_off_in_line(plan, had, OUTAGE_WAIT).await,
-                    Charged::Denied(decision) => match judge(plan, &decision) {
+                // Another of its key was denied meanwhile: a newcomer stands behind it.
+                let denied = self.inner.batcher.denied_since(plan, looked).filter(|_| !look.is_waiting());
+                let charged = match denied {
+                    Some(denied) => {
+                        waits_for = denied;
+                        None
+                    }
+                    None => Some(self.charge(plan).await),
+                };
+                match charged {
+                    None => {}
+                    Some(Charged::Admitted(permit)) => return JobDecision::Run(permit),
+                    Some(Charged::Unknown) => return self.put_off_in_line(plan, had, OUTAGE_WAIT).await,
+                    Some(Charged::Denied(decision)) => match judge(plan, &decision) {
                         Denial::Outage(wait) => return self.put_off_in_line(plan, had, wait).await,
                         Denial::Ends(behaviour, index) => {
                             let label = plan.charges[index].label.clone();
                             return self.end(plan, behaviour, &label, false).await;
                         }
-                        Denial::Waits(denying, _) => waits_for = denying,
+                        Denial::Waits(denying, _) => {
+                            denial = Some(self.inner.batcher.deny(plan, &denying));
+                            waits_for = denying;
+                        }
                     },
+                }
+            }
+            if !had.is_some() {
+                let was_asked = look.is_waiting() || denial.is_some();
+                if !was_asked && let Some((behaviour, index)) = self.ends_newcomer(plan).await {
+                    return self.end(plan, behaviour, &plan.charges[index].label.clone(), false).await;
+                }
+                match self.put_off_in_batch(plan, &waits_for).await {
+                    Placed::Delayed(delay) => return JobDecision::Delay(delay),
+                    Placed::Soon(wait) => {
+                        drop(denial);
+                        look.has_stood();
+                        tokio::time::sleep(wait).await;
+                        may_charge = true;
+                        continue;
+                    }
+                    Placed::Alone => {}
                 }
             }
             look = match self.inner.line.stand(plan, &waits_for, had).await {
@@ -195,6 +254,7 @@ impl JobGate {
                     return self.put_off(plan, OUTAGE_WAIT, 0);
                 }
             };
+            drop(denial);
             if plan.is_given_up(look.now_us(), look.since_us) {
                 return self.end(plan, OnExceeded::Reject, &plan.charges[0].label.clone(), true).await;
             }

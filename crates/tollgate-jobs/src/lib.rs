@@ -3,9 +3,9 @@
 //! A job is charged to the limits of its type, its queue, all jobs, and any limit that the web tier uses too: all or none. One that
 //! does not fit goes back for its own moment, fails, or is skipped; it uses up no attempt, and no herd wakes at once.
 //!
-//! The path of a job through this crate: what it is (`job.rs`), what it is charged (`policy.rs`, `plan.rs`), the gate (`gate.rs`, the heart), the
-//! line of those who wait (`line.rs`), what becomes of it (`decision.rs`), and what a framework makes of that ([`adapter`], for apalis on
-//! PostgreSQL). Limits are counted by `tollgate`, and when it is whose turn is the kernel's to say: nothing here counts.
+//! The path of a job through this crate: what it is (`job.rs`), what it is charged (`policy.rs`, `plan.rs`), the gate (`gate.rs`; read it first),
+//! the line of waiting jobs (`line.rs`), the decision (`decision.rs`), and its translation for a framework ([`adapter`], for apalis on
+//! PostgreSQL). `tollgate` counts the limits and the kernel computes the turns: nothing here counts.
 
 #[cfg(feature = "apalis")]
 pub mod adapter;

@@ -12,6 +12,7 @@ use std::fmt;
 use std::time::Duration;
 
 use tollgate::config::excerpt;
+use tollgate::store::Subject;
 use tollgate::{Allowance, Fallback, Key, Limit, Rule};
 
 use crate::error::Error;
@@ -108,7 +109,7 @@ impl fmt::Display for JobScope<'_> {
 }
 
 /// What one scope may do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JobLimits {
     /// How many may start.
@@ -119,8 +120,9 @@ pub struct JobLimits {
     pub concurrency: Option<Limit>,
     /// What becomes of a job that is over one of them.
     pub on_exceeded: OnExceeded,
-    /// The longest sleep of a delayed job before it is looked at again. It keeps its place in line.
-    pub max_delay: Duration,
+    /// The longest sleep of a delayed job before it is looked at again; it keeps its place in line. Of the scopes of a job that set one, the
+    /// shortest counts; `None`, for five minutes, sets none.
+    pub max_delay: Option<Duration>,
     /// After how long in delays a job is rejected; `None` for never.
     pub give_up_after: Option<Duration>,
     /// The field of the arguments or the metadata that splits the limits: each of its values is counted by itself.
@@ -137,26 +139,6 @@ pub struct JobLimits {
     pub fallback: Option<Fallback>,
     /// What the first limit is for single keys.
     pub overrides: Vec<(Key<'static>, Allowance)>,
-}
-
-impl Default for JobLimits {
-    fn default() -> JobLimits {
-        JobLimits {
-            limit: None,
-            also: Vec::new(),
-            concurrency: None,
-            on_exceeded: OnExceeded::default(),
-            max_delay: DEFAULT_MAX_DELAY,
-            give_up_after: None,
-            key: None,
-            if_missing: MissingField::default(),
-            limits: Vec::new(),
-            limit_key: None,
-            shadow: false,
-            fallback: None,
-            overrides: Vec::new(),
-        }
-    }
 }
 
 impl JobLimits {
@@ -178,16 +160,14 @@ impl JobLimits {
         {
             return Some("limits nothing; write a limit with its window, concurrency or limits".to_owned());
         }
-        if self.max_delay.is_zero() {
+        let max_delay = self.max_delay.unwrap_or(DEFAULT_MAX_DELAY);
+        if max_delay.is_zero() {
             return Some("max_delay must be longer than 0".to_owned());
         }
-        if let Some(give_up_after) =
-            self.give_up_after.filter(|give_up_after| *give_up_after < self.max_delay)
-        {
+        if let Some(give_up_after) = self.give_up_after.filter(|give_up_after| *give_up_after < max_delay) {
             return Some(format!(
-                "max_delay ({:?}) is longer than give_up_after ({give_up_after:?}), so a job would be given up in its first \
-                 sleep; write a shorter max_delay or a longer give_up_after",
-                self.max_delay
+                "max_delay ({max_delay:?}) is longer than give_up_after ({give_up_after:?}), so a job would be given up in its first \
+                 sleep; write a shorter max_delay or a longer give_up_after"
             ));
         }
         if self.key.is_some() && scope == JobScope::Global {
@@ -211,7 +191,7 @@ impl JobLimits {
 /// | `also` | a list of further limits on starts, charged together | none |
 /// | `concurrency`, `lease` | how many run at once, and how long a dead worker's place is kept | none, `30s` |
 /// | `on_exceeded` | `delay`, `reject` or `skip` | `delay` |
-/// | `max_delay` | the longest sleep of a delayed job before it is looked at again | `5m` |
+/// | `max_delay` | the longest sleep of a delayed job before it is looked at again; the shortest that its scopes set | `5m` |
 /// | `give_up_after` | after how long in delays a job is rejected | never |
 /// | `key`, `if_missing` | the field that splits the limit, and what becomes of jobs without it (`shared`, `deny`) | one limit for all, `shared` |
 /// | `limits`, `limit_key` | limits of `[limits]` that a run charges too, and their key | none, `global` |
@@ -275,7 +255,9 @@ impl JobsConfig {
                         "{scope}: the limit `{name}` is also that of another type or queue; give one of them another name"
                     )));
                 }
-                let mut rule = Rule::new(name, limit).map_err(tollgate::Error::from)?;
+                // All charges of a run are one step, on Redis Cluster too.
+                let rule = Rule::new(name, limit).map_err(tollgate::Error::from)?;
+                let mut rule = rule.with_subject(Subject::All);
                 if let Some(fallback) = limits.fallback {
                     rule = rule.fallback(fallback);
                 }
@@ -345,6 +327,8 @@ mod tests {
             ]
         );
         assert!(rules[..3].iter().all(|rule| rule.own_fallback() == Some(Fallback::Closed)));
+        // One slot of a Redis Cluster has them all, so that a charge over them is one step.
+        assert!(rules.iter().all(|rule| rule.subject() == Subject::All));
         let key = |scope: JobScope<'_>| scope.key().unwrap().canonical().to_owned();
         assert_eq!(key(JobScope::Type("send_email")), "job:send_email");
         assert_eq!(key(JobScope::Queue("mail")), "queue:mail");

@@ -5,7 +5,6 @@
 //! nothing here knows a limit. The SQL is in `line/`: tables change by numbered migration, functions are made afresh whenever their
 //! text has changed.
 
-#[cfg(feature = "apalis")]
 mod survey;
 
 use std::time::{Duration, Instant};
@@ -19,15 +18,15 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::wake::Wake;
 
-#[cfg(feature = "apalis")]
 pub(crate) use survey::{NewPlace, NewSlot, Survey};
 
 /// The tables, one text for each version.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("line/1.sql"),
     include_str!("line/2.sql"),
     include_str!("line/3.sql"),
     include_str!("line/4.sql"),
+    include_str!("line/5.sql"),
 ];
 
 const FUNCTIONS: &str = include_str!("line/functions.sql");
@@ -80,6 +79,11 @@ impl Look {
 
     pub(crate) fn is_waiting(&self) -> bool {
         self.since_us.is_some()
+    }
+
+    /// It has taken places since.
+    pub(crate) fn has_stood(&mut self) {
+        self.since_us = self.since_us.or(Some(self.now_us()));
     }
 
     /// Whether it came long before it was to: it was called, or its sleep was not kept.
@@ -246,7 +250,7 @@ impl Line {
 
     /// Takes a place in the lines that are marked, and again those that it had, and looks.
     ///
-    /// A line is locked for a second or two while thousands of jobs are put off in it. Who waits for that keeps no connection meanwhile:
+    /// A line is locked for a second or two while thousands of jobs are put off in it. A waiting call keeps no connection meanwhile:
     /// fetches, and jobs of other lines, need one.
     pub(crate) async fn stand(&self, plan: &Plan, stands: &[bool], had: Taken) -> Result<Look, sqlx::Error> {
         let mut places = had.places.clone();
@@ -418,7 +422,7 @@ impl Line {
         Ok(rows.into_iter().map(|(label, us, reason)| ClosedKey { label, wait: wait(us), reason }).collect())
     }
 
-    /// Who waits under a label.
+    /// The waiting jobs of a label.
     pub(crate) async fn waiting(&self, label: &str) -> Result<Waiting, sqlx::Error> {
         let text = "select count(distinct job), min(slot_us) - {prefix}job_now_us(), max(slot_us) - {prefix}job_now_us()
             from {prefix}job_line where label = $1";

@@ -10,7 +10,7 @@ use tollgate_kernel::Cost;
 use uuid::Uuid;
 
 use crate::job::{Job, filled};
-use crate::limits::{JobLimits, JobScope, MissingField, OnExceeded};
+use crate::limits::{DEFAULT_MAX_DELAY, JobLimits, JobScope, MissingField, OnExceeded};
 use crate::policy::Jobs;
 
 /// All that one run of a job is charged.
@@ -22,11 +22,22 @@ pub struct Plan {
     pub(crate) charges: Vec<PlannedCharge>,
     /// What may be closed: the keys of all charges, and the labels of those that a field splits.
     pub(crate) closable: Vec<Uuid>,
-    /// The longest sleep of all policies, and the shortest time to give up.
+    /// The shortest of the longest sleeps and of the times to give up that policies set.
     pub(crate) max_delay: Duration,
     pub(crate) give_up_after: Option<Duration>,
-    /// What happens because a field is missing, whatever the limits say, and the label of the limit that is split by it.
-    pub(crate) missing_field: Option<(OnExceeded, String)>,
+    /// The field that it lacks, if it ends because of that, whatever the limits say.
+    pub(crate) lacks: Option<Lacks>,
+}
+
+/// A field that a job lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lacks {
+    /// What happens to a job over the limits that need it, and their label.
+    pub(crate) on_exceeded: OnExceeded,
+    pub(crate) label: String,
+    /// As the policy writes it, and what to do about it.
+    pub(crate) field: String,
+    pub(crate) fix: &'static str,
 }
 
 /// One limit of a plan.
@@ -66,9 +77,14 @@ impl PlannedCharge {
         self.is_closed_by(|key| closed.contains(key))
     }
 
-    /// The same, by a question.
+    /// The same, with a predicate.
     pub(crate) fn is_closed_by(&self, closed: impl Fn(&Uuid) -> bool) -> bool {
         self.closed_by.iter().any(closed)
+    }
+
+    /// Whether a job over this limit ends, rather than waits.
+    pub(crate) fn ends(&self) -> bool {
+        self.on_exceeded > OnExceeded::Delay
     }
 
     pub(crate) fn charge(&self) -> Charge<'_> {
@@ -84,11 +100,13 @@ impl Plan {
     /// What this job is to be charged; `None` if it meets no policy.
     pub(crate) fn of(jobs: &Jobs, job: &Job<'_>, is_concurrency: impl Fn(&str) -> bool) -> Option<Plan> {
         let mut plan: Option<Plan> = None;
-        let mut cost = None;
+        let (mut cost, mut max_delay) = (None, None);
         for (scope, limits) in jobs.scopes_of(job) {
             let plan = plan.get_or_insert_with(|| Plan::empty(job));
             let cost = *cost.get_or_insert_with(|| jobs.cost_of(job));
             plan.add(scope, limits, job, cost, &is_concurrency);
+            max_delay = shortest(max_delay, limits.max_delay);
+            plan.max_delay = max_delay.unwrap_or(DEFAULT_MAX_DELAY);
         }
         plan
     }
@@ -100,9 +118,9 @@ impl Plan {
             queue: job.queue.to_owned(),
             charges: Vec::new(),
             closable: Vec::new(),
-            max_delay: Duration::MAX,
+            max_delay: DEFAULT_MAX_DELAY,
             give_up_after: None,
-            missing_field: None,
+            lacks: None,
         }
     }
 
@@ -114,11 +132,7 @@ impl Plan {
         cost: u64,
         is_concurrency: &impl Fn(&str) -> bool,
     ) {
-        self.max_delay = self.max_delay.min(limits.max_delay);
-        self.give_up_after = match (self.give_up_after, limits.give_up_after) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        };
+        self.give_up_after = shortest(self.give_up_after, limits.give_up_after);
         // A name that is no key was refused when the policies were put together.
         let Ok(label) = scope.key().map(Key::into_canonical) else { return };
         // A value that no key can have (too long, or with control characters) is as good as none.
@@ -131,7 +145,12 @@ impl Plan {
         };
         self.closable.push(closable(&label));
         let Some(key) = key else {
-            self.lacks(limits.on_exceeded, &label);
+            self.lack(Lacks {
+                on_exceeded: limits.on_exceeded,
+                label,
+                field: limits.key.clone().unwrap_or_default(),
+                fix: "push it with the field that `key` names, or write if_missing = \"shared\"",
+            });
             return;
         };
         if key != label {
@@ -146,7 +165,12 @@ impl Plan {
         for name in &limits.limits {
             let template = limits.limit_key.as_deref().unwrap_or("global");
             let Some(key) = filled(template, job) else {
-                self.lacks(limits.on_exceeded, &label);
+                self.lack(Lacks {
+                    on_exceeded: limits.on_exceeded,
+                    label,
+                    field: template.to_owned(),
+                    fix: "push it with the fields that `limit_key` names",
+                });
                 return;
             };
             self.closable.push(closable(&key));
@@ -156,9 +180,10 @@ impl Plan {
         }
     }
 
-    fn lacks(&mut self, behaviour: OnExceeded, label: &str) {
-        if self.missing_field.as_ref().is_none_or(|(other, _)| *other < behaviour) {
-            self.missing_field = Some((behaviour, label.to_owned()));
+    /// Of several fields that are missing, the strictest behaviour decides.
+    fn lack(&mut self, lacks: Lacks) {
+        if self.lacks.as_ref().is_none_or(|other| other.on_exceeded < lacks.on_exceeded) {
+            self.lacks = Some(lacks);
         }
     }
 
@@ -193,6 +218,19 @@ impl Plan {
         });
     }
 
+    /// Whether one of its limits ends a job that is over it.
+    pub(crate) fn may_end(&self) -> bool {
+        self.charges.iter().any(PlannedCharge::ends)
+    }
+
+    /// The same plan for a job that waits, whatever its limits do with jobs that are over them.
+    #[cfg(feature = "apalis")]
+    pub(crate) fn that_waits(&self) -> Plan {
+        let mut plan = self.clone();
+        plan.charges.iter_mut().for_each(|charge| charge.on_exceeded = OnExceeded::Delay);
+        plan
+    }
+
     /// Whether a job that waits since then is to be given up.
     pub(crate) fn is_given_up(&self, now_us: u64, since_us: Option<u64>) -> bool {
         match (self.give_up_after, since_us) {
@@ -214,6 +252,11 @@ impl Plan {
     }
 }
 
+/// The shorter of two spans that policies may set.
+fn shortest(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    one.into_iter().chain(other).min()
+}
+
 /// The key of one value of the field that splits a limit, if there can be one.
 fn split(scope: JobScope<'_>, value: &str) -> Option<String> {
     let key = match scope {
@@ -225,7 +268,7 @@ fn split(scope: JobScope<'_>, value: &str) -> Option<String> {
 }
 
 /// A type as logs and the line have it. It comes from the arguments, which anybody may have written.
-fn shown(job_type: &str) -> String {
+pub(crate) fn shown(job_type: &str) -> String {
     const LONGEST: usize = 100;
     job_type
         .chars()
@@ -239,7 +282,7 @@ pub(crate) fn closable(key: &str) -> Uuid {
     hash(&["closed", key])
 }
 
-/// The line of those who wait for a limit under a key.
+/// The line of the jobs that wait for a limit under a key.
 pub(crate) fn line_of(limit: &str, key: &str) -> Uuid {
     hash(&["line", limit, key])
 }
@@ -310,6 +353,24 @@ mod tests {
     }
 
     #[test]
+    fn the_shortest_sleep_that_a_policy_sets_counts_and_no_default() {
+        let rate = || JobPolicy::new().with_rate_limit(1, MINUTE);
+        let max_delay = |of_type: JobPolicy, of_queue: JobPolicy, global: JobPolicy| {
+            let jobs = Jobs::new().job("a", of_type).queue("q", of_queue).global(global);
+            Plan::of(&jobs, &Job::new("1", "a", "q"), |_| false).unwrap().max_delay
+        };
+        let (half, hour) = (30 * MINUTE, 60 * MINUTE);
+        assert_eq!(max_delay(rate(), rate(), rate()), 5 * MINUTE);
+        assert_eq!(
+            max_delay(rate().max_delay(half), rate(), rate()),
+            half,
+            "longer than the default of the others"
+        );
+        assert_eq!(max_delay(rate(), rate().max_delay(hour), rate().max_delay(half)), half);
+        assert_eq!(max_delay(rate().max_delay(MINUTE), rate(), rate().max_delay(half)), MINUTE);
+    }
+
+    #[test]
     fn jobs_without_the_field_share_or_are_denied() {
         let policy = JobPolicy::new().with_rate_limit(1, MINUTE).key("tenant");
         let shared = Jobs::new().job("a", policy.clone());
@@ -323,10 +384,9 @@ mod tests {
         let policy = policy.if_missing(MissingField::Deny).on_exceeded(OnExceeded::Skip);
         let denied = Jobs::new().job("a", policy);
         let plan = Plan::of(&denied, &Job::new("1", "a", "q"), |_| false).unwrap();
-        assert_eq!(
-            (plan.missing_field, plan.charges.len()),
-            (Some((OnExceeded::Skip, "job:a".to_owned())), 0)
-        );
+        let lacks = plan.lacks.unwrap();
+        assert_eq!((lacks.on_exceeded, &*lacks.label, &*lacks.field), (OnExceeded::Skip, "job:a", "tenant"));
+        assert_eq!(plan.charges.len(), 0);
         let hostile = format!("a\u{0}\n{}", "x".repeat(1_000));
         let all = Jobs::new().queue("q", JobPolicy::new().with_rate_limit(1, MINUTE));
         let plan = Plan::of(&all, &Job::new("1", &hostile, "q"), |_| false).unwrap();

@@ -88,9 +88,10 @@ impl JobPolicy {
         self
     }
 
-    /// The longest sleep of a delayed job before it is looked at again; 5 minutes by default. It keeps its place in line.
+    /// The longest sleep of a delayed job before it is looked at again; 5 minutes by default. It keeps its place in line. Of several that are
+    /// set for its type, its queue and all jobs, the shortest counts.
     pub fn max_delay(mut self, max_delay: Duration) -> JobPolicy {
-        self.limits.max_delay = max_delay;
+        self.limits.max_delay = Some(max_delay);
         self
     }
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 use board::Board;
 use parking_lot::Mutex;
 use sqlx::PgPool;
-use tollgate::Tollgate;
-use tollgate_jobs::{Job, JobDecision, JobGate, JobPolicy, Jobs, METRICS, OnExceeded};
+use tollgate::{Limit, Tollgate};
+use tollgate_jobs::{Job, JobDecision, JobGate, JobPolicy, Jobs, METRICS, MissingField, OnExceeded};
 use tollgate_testkit::postgres::PostgresServer;
 use tracing_subscriber::fmt::format::FmtSpan;
 
@@ -104,15 +104,22 @@ async fn each_decision_has_a_span_and_each_delay_a_line() {
     let policies = Jobs::new()
         .job("mail", rate().key("tenant"))
         .job("call", rate().on_exceeded(OnExceeded::Reject))
-        .job("cache", rate().on_exceeded(OnExceeded::Skip));
+        .job("cache", rate().on_exceeded(OnExceeded::Skip))
+        .job("sync", rate().key("region").if_missing(MissingField::Deny))
+        .job("bill", rate().charges("stripe").limit_key("account:{account}"));
     let server = PostgresServer::start();
     let pool = PgPool::connect(&server.url("postgres")).await.unwrap();
-    let tollgate = Tollgate::builder().build().unwrap();
+    let stripe = Limit::token_bucket("1/s", 1).unwrap();
+    let tollgate = Tollgate::builder().limit("stripe", stripe).build().unwrap();
     let gate = JobGate::builder(tollgate, pool).jobs(policies).connect().await.unwrap();
     let arguments = || serde_json::json!({"tenant": "acme-corporation"});
-    for (kind, expected) in
-        [("mail", ["run", "delay"]), ("call", ["run", "reject"]), ("cache", ["run", "skip"])]
-    {
+    for (kind, expected) in [
+        ("mail", ["run", "delay"]),
+        ("call", ["run", "reject"]),
+        ("cache", ["run", "skip"]),
+        ("sync", ["reject", "reject"]),
+        ("bill", ["reject", "reject"]),
+    ] {
         for (number, expected) in expected.into_iter().enumerate() {
             let id = format!("{kind}-{number}");
             let job = Job::new(&id, kind, "q").with_arguments(&arguments);
@@ -120,7 +127,20 @@ async fn each_decision_has_a_span_and_each_delay_a_line() {
             assert_eq!(decision.name(), expected, "{kind}");
         }
     }
+    // Types that no policy names: one is nearly the name of one that has a policy.
+    for kind in ["mial", "report", "mial", "report\n"] {
+        assert!(gate.plan(&Job::new("1", kind, "q")).is_none());
+    }
     let text = String::from_utf8(log.0.lock().clone()).unwrap();
+    let undeclared: Vec<&str> =
+        text.lines().filter(|line| line.contains("no policy names this type")).collect();
+    assert_eq!(undeclared.len(), 3, "each once\n{text}");
+    for words in [
+        ["WARN", "job_type=\"mial\"", "did you mean `mail`?", "[jobs.types.mial]"],
+        ["WARN", "job_type=\"report\"", "so nothing limits it", "write [jobs.types.report]"],
+    ] {
+        assert!(undeclared.iter().any(|line| words.iter().all(|word| line.contains(word))), "{undeclared:?}");
+    }
     let closed = |words: &[&str]| {
         text.lines().any(|line| line.contains("close") && words.iter().all(|word| line.contains(word)))
     };
@@ -136,6 +156,20 @@ async fn each_decision_has_a_span_and_each_delay_a_line() {
         text.lines().find(|line| line.contains("job delayed")).unwrap_or_else(|| panic!("no line\n{text}"));
     for word in ["DEBUG", "job_type=\"mail\"", "delay_ms=", "limit=\"jobs.type.mail\""] {
         assert!(line.contains(word), "{line} lacks {word}");
+    }
+    // A field that is missing is named, with what to do about it.
+    for (kind, field, fix) in
+        [("sync", "region", "if_missing = \"shared\""), ("bill", "account:{account}", "`limit_key` names")]
+    {
+        let words = [
+            "WARN",
+            &format!("job_type=\"{kind}\""),
+            &format!("field=\"{field}\""),
+            &format!("key=\"job:{kind}\""),
+            fix,
+        ];
+        let has_all = |line: &str| words.iter().all(|word| line.contains(word));
+        assert!(text.lines().any(has_all), "no line has {words:?}\n{text}");
     }
     assert!(!text.contains("acme-corporation"), "a tenant is in the log");
 }

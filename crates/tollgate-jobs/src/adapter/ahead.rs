@@ -2,7 +2,8 @@
 //!
 //! When a job was put off, others of its key are likely to be due behind it. They are read in pages, in the order in which apalis fetches,
 //! and put off together (`gate/bulk.rs`): one page is one transaction, in which the rows of those that have to wait are locked, so that
-//! workers pass over them to what may run. Jobs that would wake within some seconds only because they may not sleep longer are put off
+//! workers pass over them to what may run. To lock a page takes a fraction of the time that it takes to write it, so the next one, and what is
+//! pushed meanwhile, is locked while one is written. Jobs that would wake within some seconds only because they may not sleep longer are put off
 //! again on the way.
 //! One process reads ahead in a queue at a time. Should any of it fail, jobs are claimed one by one, as without it.
 
@@ -12,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use sqlx::Row;
 use sqlx::postgres::types::PgHstore;
-use sqlx::postgres::{PgConnection, PgRow};
-use uuid::Uuid;
+use sqlx::postgres::{PgConnection, PgRow, Postgres};
+use sqlx::{Row, Transaction};
+use tokio::task::JoinHandle;
 
 use super::layer::{JobArgs, plan_of};
 use super::response::delayed_result;
-use crate::gate::{JobGate, PutOff, Sleep};
+use crate::gate::{JobGate, PutOff, Sleep, in_few_lines};
 use crate::line::Line;
 use crate::plan::Plan;
 
@@ -30,11 +31,19 @@ const PAGE: i64 = 10_000;
 /// How many bytes of arguments a page has: somebody may push large ones.
 const PAGE_BYTES: i64 = 16 * 1024 * 1024;
 
-/// In how many lines the jobs of a page may stand, unless the first of them stands in more: each is locked while the page is written.
-const PAGE_LINES: usize = 256;
-
 /// How many pages are read at most in one go.
 const PAGES: usize = 100;
+
+/// How often it is looked for new jobs while a page is written.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+
+/// How long others of a page's keys are expected to have to wait while it is locked and written, and after. A look at a line that is being
+/// written passes over all that is not there yet.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
+const EXPECTED: Duration = Duration::from_secs(1);
+
+/// How many connections a pool must have for a page to be locked while another is written.
+const MANY_CONNECTIONS: u32 = 6;
 
 /// How long the first page waits: those that were claimed together with the job that was put off take their places first.
 const SETTLE: Duration = Duration::from_millis(10);
@@ -45,34 +54,17 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// How far ahead sleepers are put off again: as many at once as one go puts off, and not sooner than they must.
 const HORIZON: Duration = Duration::from_secs(5);
 
-/// From how many jobs on polls pause while those of a page that have to wait are locked: what is claimed meanwhile is put off one by one,
-/// which takes longer than all of the page.
-const LARGE: usize = 1_000;
-
-/// How long polls pause at most for one page.
-const PAUSE: Duration = Duration::from_secs(1);
+/// After how many jobs of one go the planner's statistics of apalis's table are renewed, and how often at most. Without them a poll reads all jobs
+/// that wait: the planner takes the index by priority, until autovacuum comes round.
+const ANALYZE_FROM: usize = 1_000;
+const ANALYZE_EVERY: Duration = Duration::from_secs(30);
 
 /// Which queues are being read ahead in by this process, and which are left alone until when.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReadAhead {
     queues: Arc<Mutex<HashMap<String, Queue>>>,
-    /// Until when polls pause, for each page that asks for it.
-    pauses: Arc<Mutex<Vec<Instant>>>,
-}
-
-/// Polls pause until this is dropped, or for as long as they may.
-struct PollPause {
-    read_ahead: ReadAhead,
-    until: Instant,
-}
-
-impl Drop for PollPause {
-    fn drop(&mut self) {
-        let mut pauses = self.read_ahead.pauses.lock();
-        if let Some(index) = pauses.iter().position(|until| *until == self.until) {
-            pauses.swap_remove(index);
-        }
-    }
+    /// When statistics were last renewed.
+    analyzed: Arc<Mutex<Option<Instant>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,18 +76,6 @@ struct Queue {
 }
 
 impl ReadAhead {
-    /// Whether polls pause now.
-    pub(super) fn pauses_polls(&self) -> bool {
-        let now = Instant::now();
-        self.pauses.lock().iter().any(|until| *until > now)
-    }
-
-    fn pause_polls(&self) -> PollPause {
-        let until = Instant::now() + PAUSE;
-        self.pauses.lock().push(until);
-        PollPause { read_ahead: self.clone(), until }
-    }
-
     /// Whether it is this caller who reads now.
     fn begin(&self, queue: &str) -> bool {
         let now = Instant::now();
@@ -113,6 +93,17 @@ impl ReadAhead {
         }
     }
 
+    /// Whether this caller renews the planner's statistics now, after a go that put off so many.
+    fn analyzes(&self, put_off: usize) -> bool {
+        let (now, mut analyzed) = (Instant::now(), self.analyzed.lock());
+        let is_due =
+            put_off >= ANALYZE_FROM && analyzed.is_none_or(|at| now.duration_since(at) >= ANALYZE_EVERY);
+        if is_due {
+            *analyzed = Some(now);
+        }
+        is_due
+    }
+
     fn end(&self, queue: &str, has_put_off: bool) {
         if let Some(state) = self.queues.lock().get_mut(queue) {
             state.is_busy = false;
@@ -126,12 +117,12 @@ impl ReadAhead {
 struct Go {
     gate: JobGate,
     queue: String,
-    has_put_off: bool,
+    put_off: usize,
 }
 
 impl Drop for Go {
     fn drop(&mut self) {
-        self.gate.read_ahead().end(&self.queue, self.has_put_off);
+        self.gate.read_ahead().end(&self.queue, self.put_off > 0);
     }
 }
 
@@ -140,29 +131,94 @@ pub(super) fn read_ahead<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue
     if !gate.read_ahead().begin(queue) {
         return;
     }
-    let mut go = Go { gate: gate.clone(), queue: queue.to_owned(), has_put_off: false };
+    let mut go = Go { gate: gate.clone(), queue: queue.to_owned(), put_off: 0 };
     tokio::spawn(async move {
         tokio::time::sleep(SETTLE).await;
-        let mut place = Cursor::Start;
-        for _ in 0..PAGES {
-            match page::<Args>(&go.gate, &go.queue, place).await {
-                Ok(page) => {
-                    go.has_put_off |= page.put_off > 0;
-                    match page.next {
-                        Some(next) => place = next,
-                        None => return,
-                    }
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "jobs that wait cannot be put off together; they are claimed one by one");
-                    return;
-                }
+        let mut writing = Writing(None);
+        let read = go.pages::<Args>(&mut writing).await;
+        let written = go.has_written(&mut writing).await;
+        if let Err(error) = read.and(written.map(drop)) {
+            tracing::debug!(%error, "jobs that wait cannot be put off together; they are claimed one by one");
+        }
+        if go.gate.read_ahead().analyzes(go.put_off) {
+            // A role that does not own the table gets a warning of the database, and nothing else happens.
+            let analyze = sqlx::query("analyze (skip_locked) apalis.jobs").execute(&go.gate.line().pool);
+            if let Err(error) = analyze.await {
+                tracing::debug!(%error, "the statistics of apalis.jobs cannot be renewed; autovacuum will");
             }
         }
     });
 }
 
+/// The page that is being written.
+struct Writing(Option<JoinHandle<Result<Option<usize>, sqlx::Error>>>);
+
+impl Writing {
+    /// Waits for it to end; answers how many jobs it has put off, or `None` if the limits cannot be asked.
+    async fn finish(&mut self) -> Result<Option<usize>, sqlx::Error> {
+        match self.0.take() {
+            None => Ok(Some(0)),
+            Some(page) => page.await.unwrap_or(Err(sqlx::Error::WorkerCrashed)),
+        }
+    }
+
+    /// Waits a little for it to end; answers whether it goes on.
+    async fn goes_on(&self) -> bool {
+        if self.0.as_ref().is_some_and(|page| !page.is_finished()) {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        self.0.as_ref().is_some_and(|page| !page.is_finished())
+    }
+}
+
+impl Go {
+    /// Waits for the page that is being written; answers whether there is a point in going on.
+    async fn has_written(&mut self, writing: &mut Writing) -> Result<bool, sqlx::Error> {
+        let put_off = writing.finish().await?;
+        self.put_off = self.put_off.saturating_add(put_off.unwrap_or(0));
+        Ok(put_off.is_some())
+    }
+
+    /// Reads page by page, to the end.
+    async fn pages<Args: JobArgs + DeserializeOwned>(
+        &mut self,
+        writing: &mut Writing,
+    ) -> Result<(), sqlx::Error> {
+        let pipelines = self.gate.line().pool.options().get_max_connections() >= MANY_CONNECTIONS;
+        let mut place = Cursor::Start;
+        for _ in 0..PAGES {
+            if !pipelines && !self.has_written(writing).await? {
+                return Ok(());
+            }
+            let Some(found) = find_page::<Args>(&self.gate, &self.queue, &place, writing.0.is_some()).await?
+            else {
+                return Ok(());
+            };
+            let is_soon = matches!(place, Cursor::Soon { .. });
+            if let Some(behind) = found.behind {
+                place = behind;
+            }
+            if let Some(page) = found.page {
+                // One after the other, in their order.
+                if !self.has_written(writing).await? {
+                    return Ok(());
+                }
+                writing.0 = Some(tokio::spawn(page.write(self.gate.clone(), self.queue.clone())));
+            }
+            match (found.is_last, is_soon) {
+                (true, true) => return Ok(()),
+                // What is pushed while a page is written is not left to be claimed.
+                (true, false) if writing.goes_on().await => {}
+                (true, false) => place = Cursor::soon(),
+                (false, _) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Where a page begins.
+#[derive(Clone)]
 enum Cursor {
     Start,
     /// Behind this job, in the order in which apalis fetches.
@@ -184,32 +240,47 @@ impl Cursor {
     }
 }
 
-struct Page {
-    put_off: usize,
-    /// Where the next begins; `None` at the end.
-    next: Option<Cursor>,
+/// What was found at a place.
+struct FoundPage {
+    /// The jobs that have to wait, if there are any.
+    page: Option<Page>,
+    /// The place behind all that was found, if anything was.
+    behind: Option<Cursor>,
+    /// Whether there was nothing behind it.
+    is_last: bool,
 }
 
-async fn page<Args: JobArgs + DeserializeOwned>(
+/// Jobs that have to wait, whose rows are locked.
+struct Page {
+    transaction: Transaction<'static, Postgres>,
+    plans: Vec<Plan>,
+    sleep: Sleep,
+    /// Of the policies that the plans were made by.
+    version: u64,
+}
+
+/// What a crash of the database would lose is put off again, so nobody waits for the disk.
+const LOCK_QUEUE: &str = "select pg_try_advisory_xact_lock(hashtextextended('{prefix}job_ahead ' || $1, 0)),
+    set_config('synchronous_commit', 'off', true)";
+
+/// Finds the jobs at a place and locks those that have to wait; `None` if another process reads ahead in this queue. It does not while this
+/// one writes a page (`is_ours`).
+async fn find_page<Args: JobArgs + DeserializeOwned>(
     gate: &JobGate,
     queue: &str,
-    place: Cursor,
-) -> Result<Page, sqlx::Error> {
+    place: &Cursor,
+    is_ours: bool,
+) -> Result<Option<FoundPage>, sqlx::Error> {
     let line = gate.line();
     let version = gate.version();
     let mut transaction = line.pool.begin().await?;
-    // What a crash of the database would lose is put off again.
-    let lock = "select pg_try_advisory_xact_lock(hashtextextended('{prefix}job_ahead ' || $1, 0)),
-        set_config('synchronous_commit', 'off', true)";
-    let (is_ours, _): (bool, String) =
-        sqlx::query_as(line.sql(lock)).bind(queue).fetch_one(&mut *transaction).await?;
-    if !is_ours {
-        return Ok(Page { put_off: 0, next: None });
+    let (is_locked, _): (bool, String) =
+        sqlx::query_as(line.sql(LOCK_QUEUE)).bind(queue).fetch_one(&mut *transaction).await?;
+    if !is_locked && !is_ours {
+        return Ok(None);
     }
     let sleep = if matches!(place, Cursor::Soon { .. }) { Sleep::GoesOn } else { Sleep::IsOver };
-    let found = find(line, &mut transaction, queue, place).await?;
-    let is_large = sleep == Sleep::IsOver && found.len() >= LARGE;
-    let pause = is_large.then(|| gate.read_ahead().pause_polls());
+    let found = find(line, &mut transaction, queue, place.clone()).await?;
     let count = in_budget(found.iter().map(|(.., bytes)| *bytes));
     let ids: Vec<&str> = found[..count].iter().map(|(id, ..)| id.as_str()).collect();
     let read = "select j.id, j.job, j.metadata from unnest($1::text[]) with ordinality as u(id, number) join apalis.jobs j on j.id = u.id
@@ -223,44 +294,47 @@ async fn page<Args: JobArgs + DeserializeOwned>(
     plans.truncate(in_few_lines(lines));
     let count = plans.len();
     let is_last = count == found.len() && i64::try_from(count).is_ok_and(|count| count < PAGE);
-    let next = match (found[..count].last().filter(|_| !is_last), sleep) {
-        (Some((id, _, until_us, _)), Sleep::GoesOn) => {
-            Some(Cursor::Soon { until_us: *until_us, id: id.clone() })
+    let behind = found[..count].last().map(|(id, priority, at_us, _)| match sleep {
+        Sleep::GoesOn => Cursor::Soon { until_us: *at_us, id: id.clone() },
+        Sleep::IsOver | Sleep::IsOverAndClaimed => {
+            Cursor::Behind { priority: *priority, run_at_us: *at_us, id: id.clone() }
         }
-        (None, Sleep::GoesOn) => None,
-        (Some((id, priority, run_at_us, _)), Sleep::IsOver) => {
-            Some(Cursor::Behind { priority: *priority, run_at_us: *run_at_us, id: id.clone() })
-        }
-        (None, Sleep::IsOver) => Some(Cursor::soon()),
-    };
+    });
     let plans = plans.into_iter().flatten().collect();
     let plans = lock_those_that_wait(gate, &mut transaction, plans, sleep).await?;
-    // Workers pass over those that are locked.
-    drop(pause);
-    if plans.is_empty() {
-        return Ok(Page { put_off: 0, next });
+    gate.expect_crowd(&plans, WRITTEN_WITHIN);
+    let page = (!plans.is_empty()).then_some(Page { transaction, plans, sleep, version });
+    Ok(Some(FoundPage { page, behind, is_last }))
+}
+
+impl Page {
+    /// Puts its jobs off; answers how many, or `None` if the limits cannot be asked.
+    async fn write(self, gate: JobGate, queue: String) -> Result<Option<usize>, sqlx::Error> {
+        let Page { mut transaction, plans, sleep, version } = self;
+        // The page before has ended, and with it its lock.
+        sqlx::query(gate.line().sql(LOCK_QUEUE)).bind(&queue).execute(&mut *transaction).await?;
+        let put_off = gate.put_off_many(&mut transaction, &plans, &[], sleep).await?;
+        let Some(put_off) = put_off else { return Ok(None) };
+        if put_off.is_empty() {
+            return Ok(Some(0));
+        }
+        let ids: Vec<String> = put_off.iter().map(|one| plans[one.index].job.clone()).collect();
+        let untils: Vec<i64> =
+            put_off.iter().map(|one| i64::try_from(one.until_us).unwrap_or(i64::MAX)).collect();
+        let results: Vec<serde_json::Value> =
+            put_off.iter().map(|PutOff { limit, until_us, .. }| delayed_result(limit, *until_us)).collect();
+        let text =
+            "update apalis.jobs j set run_at = timestamptz 'epoch' + u.until_us * interval '1 microsecond',
+              last_result = case when j.status = 'Pending' then u.result else j.last_result end,
+              lock_by = case when j.status = 'Pending' then null else j.lock_by end,
+              lock_at = case when j.status = 'Pending' then null else j.lock_at end
+            from unnest($1::text[], $2::bigint[], $3::jsonb[]) as u(id, until_us, result) where j.id = u.id";
+        sqlx::query(text).bind(&ids).bind(untils).bind(results).execute(&mut *transaction).await?;
+        transaction.commit().await?;
+        gate.expect_crowd(&plans, EXPECTED);
+        gate.call_if_changed(version, &ids).await;
+        Ok(Some(put_off.len()))
     }
-    let Some(put_off) = gate.put_off_many(&mut transaction, &plans, sleep).await? else {
-        return Ok(Page { put_off: 0, next: None });
-    };
-    if put_off.is_empty() {
-        return Ok(Page { put_off: 0, next });
-    }
-    let ids: Vec<String> = put_off.iter().map(|one| plans[one.index].job.clone()).collect();
-    let untils: Vec<i64> =
-        put_off.iter().map(|one| i64::try_from(one.until_us).unwrap_or(i64::MAX)).collect();
-    let results: Vec<serde_json::Value> =
-        put_off.iter().map(|PutOff { limit, until_us, .. }| delayed_result(limit, *until_us)).collect();
-    let text =
-        "update apalis.jobs j set run_at = timestamptz 'epoch' + u.until_us * interval '1 microsecond',
-          last_result = case when j.status = 'Pending' then u.result else j.last_result end,
-          lock_by = case when j.status = 'Pending' then null else j.lock_by end,
-          lock_at = case when j.status = 'Pending' then null else j.lock_at end
-        from unnest($1::text[], $2::bigint[], $3::jsonb[]) as u(id, until_us, result) where j.id = u.id";
-    sqlx::query(text).bind(&ids).bind(untils).bind(results).execute(&mut *transaction).await?;
-    transaction.commit().await?;
-    gate.call_if_changed(version, &ids).await;
-    Ok(Page { put_off: put_off.len(), next })
 }
 
 /// The next jobs that are due, or that would wake soon, each with its priority, its time and its size. They are not locked: that would keep
@@ -276,11 +350,11 @@ async fn find(
         where job_type = $1 and (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) and run_at < now()
           and ($2 is null or priority < $2 or (priority = $2 and (run_at, id) > (timestamptz 'epoch' + $3 * interval '1 microsecond', $4)))
         order by priority desc, run_at, id limit $5";
-    let soon = "select j.id, j.priority, w.until_us, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
-        from {prefix}job_waiting w join apalis.jobs j on j.id = w.job
-        where w.queue = $1 and w.until_us between {prefix}job_now_us() and {prefix}job_now_us() + $2 and w.slot_us > w.until_us + 1000000
-          and (w.until_us, w.job) > ($4, $5) and j.status = 'Pending' and j.job_type = $1 and j.run_at > now()
-        order by w.until_us, w.job limit $3";
+    let soon = "select j.id, j.priority, (extract(epoch from j.run_at) * 1000000)::bigint, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
+        from apalis.jobs j join {prefix}job_waiting w on w.job = j.id
+        where j.job_type = $1 and j.status = 'Pending' and j.run_at > now() and j.run_at < now() + $2 * interval '1 microsecond'
+          and (j.run_at, j.id) > (timestamptz 'epoch' + $4 * interval '1 microsecond', $5) and w.slot_us > w.until_us + 1000000
+        order by j.run_at, j.id limit $3";
     let (priority, run_at_us, id) = match place {
         Cursor::Soon { until_us, id } => {
             let horizon = i64::try_from(HORIZON.as_micros()).unwrap_or(i64::MAX);
@@ -328,16 +402,6 @@ fn in_budget(sizes: impl Iterator<Item = i32>) -> usize {
     fits.count()
 }
 
-/// How many jobs that stand in these lines are put off at once: at least one.
-fn in_few_lines(lines: impl Iterator<Item = Vec<Uuid>>) -> usize {
-    let mut all = HashSet::new();
-    let fits = lines.enumerate().take_while(|(index, lines)| {
-        all.extend(lines.iter().copied());
-        *index == 0 || all.len() <= PAGE_LINES
-    });
-    fits.count()
-}
-
 /// What a job is to be charged; `None` if it meets no policy, or cannot be read: then it is left to who claims it.
 fn plan<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue: &str, row: &PgRow) -> Option<Plan> {
     let id: String = row.try_get(0).ok()?;
@@ -352,39 +416,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn polls_pause_until_the_last_page_has_locked_its_jobs() {
-        let read_ahead = ReadAhead::default();
-        assert!(!read_ahead.pauses_polls());
-        let (one, other) = (read_ahead.pause_polls(), read_ahead.pause_polls());
-        drop(one);
-        assert!(read_ahead.pauses_polls());
-        drop(other);
-        assert!(!read_ahead.pauses_polls());
-        // One that hangs does not stop a worker.
-        read_ahead.pauses.lock().push(Instant::now());
-        assert!(!read_ahead.pauses_polls());
-    }
-
-    #[test]
     fn a_page_has_one_job_at_least_and_few_large_ones() {
         assert_eq!(in_budget([].into_iter()), 0);
         assert_eq!(in_budget([i32::MAX, 1].into_iter()), 1);
         assert_eq!(in_budget([100_000; 1_000].into_iter()), 167);
         assert_eq!(in_budget([200; 1_000].into_iter()), 1_000);
-    }
-
-    #[test]
-    fn a_page_has_one_job_at_least_and_few_lines() {
-        let line = |number: u128| Uuid::from_u128(number);
-        assert_eq!(in_few_lines([].into_iter()), 0);
-        assert_eq!(in_few_lines((0..1_000).map(|_| vec![line(1), line(2)])), 1_000, "all stand in the same");
-        assert_eq!(in_few_lines((0..1_000).map(|number| vec![line(number)])), 256);
-        assert_eq!(in_few_lines((1..1_000).map(|number| vec![line(0), line(number)])), 255);
-        assert_eq!(in_few_lines((0..10).map(|_| (0..1_000).map(line).collect())), 1);
-        assert_eq!(
-            in_few_lines((0..1_000).map(|_| Vec::new())),
-            1_000,
-            "what meets no policy stands in none"
-        );
     }
 }

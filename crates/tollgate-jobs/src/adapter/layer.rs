@@ -129,7 +129,14 @@ where
                     Some(RateLimited { retry_after }) => {
                         Ok(delayed(&context, gate.close_for(plan.as_ref(), *retry_after).await))
                     }
-                    None => Err(error),
+                    None => {
+                        // A layer in between ended the run, such as a timeout. apalis would leave the job as running for as long as its
+                        // worker lives.
+                        if matches!(context.raw_status().load(), Status::Running) {
+                            context.raw_status().store(Status::Failed);
+                        }
+                        Err(error)
+                    }
                 },
             }
         }

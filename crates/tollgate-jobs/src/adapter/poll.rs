@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use apalis::prelude::{PollSnapshot, PollStrategy};
 use tokio::time::Sleep;
 
-use super::ahead::ReadAhead;
 use crate::gate::JobGate;
 use crate::wake::Wakes;
 
@@ -20,22 +19,13 @@ use crate::wake::Wakes;
 pub struct DuePoll {
     every: Duration,
     wakes: Wakes,
-    read_ahead: ReadAhead,
     timer: Option<Pin<Box<Sleep>>>,
 }
-
-/// How often a worker looks whether its polls still pause.
-const LOOK: Duration = Duration::from_millis(10);
 
 impl DuePoll {
     /// Polls every `every`, which is how late a job may start that another process put off, and at the times that are known here.
     pub fn new(gate: &JobGate, every: Duration) -> DuePoll {
-        DuePoll {
-            every: every.max(Duration::from_millis(1)),
-            wakes: gate.wakes().clone(),
-            read_ahead: gate.read_ahead().clone(),
-            timer: None,
-        }
+        DuePoll { every: every.max(Duration::from_millis(1)), wakes: gate.wakes().clone(), timer: None }
     }
 
     /// The next instant to poll at.
@@ -47,12 +37,7 @@ impl DuePoll {
 
 impl Clone for DuePoll {
     fn clone(&self) -> DuePoll {
-        DuePoll {
-            every: self.every,
-            wakes: self.wakes.clone(),
-            read_ahead: self.read_ahead.clone(),
-            timer: None,
-        }
+        DuePoll { every: self.every, wakes: self.wakes.clone(), timer: None }
     }
 }
 
@@ -70,10 +55,6 @@ impl PollStrategy for DuePoll {
                 return fired;
             }
             self.timer = None;
-            if self.read_ahead.pauses_polls() {
-                self.timer = Some(Box::pin(tokio::time::sleep(LOOK)));
-                continue;
-            }
             fired = Poll::Ready(Some(()));
         }
     }

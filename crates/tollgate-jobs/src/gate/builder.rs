@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use sqlx::postgres::PgPool;
 use tollgate::Tollgate;
 
-use super::{Inner, JobGate, housekeeping};
+use super::{Batcher, Inner, JobGate, Undeclared, housekeeping};
 use crate::error::Error;
 use crate::history::History;
 use crate::line::Line;
@@ -66,6 +66,8 @@ impl JobGateBuilder {
             wake: RwLock::default(),
             wakes: Wakes::default(),
             history: History::default(),
+            undeclared: Undeclared::default(),
+            batcher: Batcher::default(),
             #[cfg(feature = "apalis")]
             ahead: crate::adapter::ReadAhead::default(),
         };

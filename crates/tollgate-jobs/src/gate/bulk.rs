@@ -3,11 +3,12 @@
 //! A job that finds others in line goes to the line's end without a charge. If a tenant has thousands of them, each would be claimed,
 //! looked at and put back one by one, in front of the jobs of all others; so the adapter reads ahead, and what it finds is put off here
 //! together: one look at all lines, one peek for each probe that the kernel asks for, one write. Jobs that sleep only as long as they may
-//! at most, and whose turn is later, are put off again in the same way.
+//! at most, and whose turn is later, are put off again in the same way; and so are those that workers have claimed all the same (`batch.rs`).
 //!
-//! Nothing is charged here, and no job ends here: what might run, or is to be given up, is left for a worker to claim.
+//! Nothing is charged here, and no job ends here: what might run, is over a limit that ends it, or is to be given up, is left for a worker to
+//! claim.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use sqlx::postgres::PgConnection;
@@ -24,6 +25,9 @@ use crate::plan::{Plan, PlannedCharge};
 /// share of a window, never early.
 const PROBES: u64 = 64;
 
+/// In how many lines jobs may stand that are put off together, unless the first of them stands in more: each is locked meanwhile.
+const MOST_LINES: usize = 256;
+
 /// How many charges a peek takes.
 const CHARGES: usize = 64;
 
@@ -39,6 +43,10 @@ pub(crate) struct PutOff {
     pub(crate) index: usize,
     /// Until when it sleeps, on the database's clock.
     pub(crate) until_us: u64,
+    /// How long that is.
+    pub(crate) sleep: Duration,
+    /// Whether its turn is so soon that the worker that has claimed it waits for it.
+    pub(crate) is_soon: bool,
     /// The limit that holds it up.
     pub(crate) limit: String,
 }
@@ -47,10 +55,17 @@ pub(crate) struct PutOff {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
     /// They are due.
+    #[cfg_attr(not(feature = "apalis"), allow(dead_code, reason = "only apalis's queues are read ahead in"))]
     IsOver,
+    /// They are due, and a worker has claimed them.
+    IsOverAndClaimed,
     /// They would wake soon. One that has more than half of its sleep before it is left alone: it would be written again and again.
+    #[cfg_attr(not(feature = "apalis"), allow(dead_code, reason = "only apalis's queues are read ahead in"))]
     GoesOn,
 }
+
+/// Limits by their lines, each with the costs that it is asked about.
+type Asked<'a> = BTreeMap<Uuid, (&'a PlannedCharge, BTreeSet<u64>)>;
 
 /// A job that stays in line, or takes a place in it.
 struct Waiter<'a> {
@@ -66,6 +81,7 @@ struct Waiter<'a> {
 
 impl JobGate {
     /// Which of these jobs will have to wait, by a look without locks: those that are to be locked.
+    #[cfg(feature = "apalis")]
     pub(crate) async fn have_to_wait(
         &self,
         connection: &mut PgConnection,
@@ -73,16 +89,44 @@ impl JobGate {
     ) -> Result<Vec<bool>, sqlx::Error> {
         let mut survey = self.inner.line.glance(connection, plans).await?;
         let mut places = Vec::new();
-        let waits = |(index, plan)| wait_in_line(index, plan, &mut survey, &mut places).is_some();
-        Ok(plans.iter().enumerate().map(waits).collect())
+        let waiters: Vec<Option<Waiter<'_>>> = plans
+            .iter()
+            .enumerate()
+            .map(|(index, plan)| wait_in_line(index, plan, &[], &mut survey, &mut places))
+            .collect();
+        // A newcomer that a limit may end is put off only if none does.
+        let ends = |waiter: &Waiter<'_>| waiter.slot_us.is_none() && waiter.plan.may_end();
+        let newcomers = waiters.iter().flatten().filter(|waiter| ends(waiter)).map(|waiter| waiter.plan);
+        let fitting = tokio::time::timeout(ANSWERS_TIMEOUT, self.fitting(newcomers)).await.ok().flatten();
+        let fits = |waiter: &Waiter<'_>| {
+            let mut charges = waiter.plan.charges.iter().filter(|charge| charge.ends());
+            fitting
+                .as_ref()
+                .is_some_and(|all| charges.all(|charge| all.contains(&(charge.line, charge.cost))))
+        };
+        let waits = |waiter: &Option<Waiter<'_>>| waiter.as_ref().is_some_and(|one| !ends(one) || fits(one));
+        Ok(waiters.iter().map(waits).collect())
     }
 
-    /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's. `None` if
-    /// the limits cannot be asked, or not in time: then nothing was written.
+    /// Which charges fit now, of those of these jobs that end a job; `None` if the limits cannot be asked.
+    #[cfg(feature = "apalis")]
+    async fn fitting<'a>(&self, plans: impl Iterator<Item = &'a Plan>) -> Option<HashSet<(Uuid, u64)>> {
+        let mut asked: Asked<'a> = BTreeMap::new();
+        for charge in plans.flat_map(|plan| &plan.charges).filter(|charge| charge.ends()) {
+            asked.entry(charge.line).or_insert((charge, BTreeSet::new())).1.insert(charge.cost);
+        }
+        let outcomes = self.peek_each(asked).await?;
+        Some(outcomes.into_iter().filter(|(_, outcome)| outcome.is_allowed()).map(|(pair, _)| pair).collect())
+    }
+
+    /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's. `denied` says
+    /// of each which of its limits have denied it just now, if that was asked. `None` if the limits cannot be asked, or not in time: then
+    /// nothing was written.
     pub(crate) async fn put_off_many(
         &self,
         connection: &mut PgConnection,
         plans: &[Plan],
+        denied: &[Vec<bool>],
         sleep: Sleep,
     ) -> Result<Option<Vec<PutOff>>, sqlx::Error> {
         let mut survey = self.inner.line.survey(&mut *connection, plans).await?;
@@ -90,7 +134,10 @@ impl JobGate {
         let waiters: Vec<Waiter<'_>> = plans
             .iter()
             .enumerate()
-            .filter_map(|(index, plan)| wait_in_line(index, plan, &mut survey, &mut places))
+            .filter_map(|(index, plan)| {
+                let denied = denied.get(index).map_or(&[][..], Vec::as_slice);
+                wait_in_line(index, plan, denied, &mut survey, &mut places)
+            })
             .collect();
         if waiters.is_empty() {
             return Ok(Some(Vec::new()));
@@ -124,13 +171,18 @@ impl JobGate {
             {
                 continue;
             }
-            let limit = self.note_delay(waiter.plan, span, binding, span >= turn.sleep);
+            let is_soon =
+                sleep == Sleep::IsOverAndClaimed && wait <= SHORT_WAIT && waiter.closed.start_us == 0;
+            let limit = match is_soon {
+                true => waiter.plan.charges[binding].limit.clone(),
+                false => self.note_delay(waiter.plan, span, binding, span >= turn.sleep),
+            };
             // A time that has hardly moved stays: to write it would cost as much as all the rest.
             let (slot_us, had_us) = (now_us.saturating_add(micros(wait)), waiter.slot_us);
             let slot_us =
                 had_us.filter(|had_us| had_us.abs_diff(slot_us) <= SLOT_STAYS_US).unwrap_or(slot_us);
             slots.push(NewSlot { plan: waiter.plan, slot_us, until_us, binding: limit.clone() });
-            put_off.push(PutOff { index: waiter.index, until_us, limit });
+            put_off.push(PutOff { index: waiter.index, until_us, sleep: span, is_soon, limit });
         }
         places.retain(|place: &NewPlace<'_>| !never.contains(place.job));
         self.inner.line.write(connection, &slots, &places).await?;
@@ -152,7 +204,7 @@ impl JobGate {
         waiters: &[Waiter<'_>],
         limits: &HashMap<Uuid, Option<Limit>>,
     ) -> Option<HashMap<(Uuid, u64), Outcome>> {
-        let mut asked: BTreeMap<Uuid, (&PlannedCharge, BTreeSet<u64>)> = BTreeMap::new();
+        let mut asked: Asked<'_> = BTreeMap::new();
         for waiter in waiters {
             for (charge, ahead) in waiter.plan.charges.iter().zip(&waiter.ahead) {
                 if let Some(Some(limit)) = limits.get(&charge.line) {
@@ -161,6 +213,12 @@ impl JobGate {
                 }
             }
         }
+        let outcomes = self.peek_each(asked).await?;
+        Some(outcomes.into_iter().map(|(probe, outcome)| (probe, *outcome.numbers())).collect())
+    }
+
+    /// What each of these limits answers to each of these costs; `None` if the store cannot be asked.
+    async fn peek_each(&self, mut asked: Asked<'_>) -> Option<HashMap<(Uuid, u64), tollgate::Outcome>> {
         let mut answers = HashMap::new();
         while !asked.is_empty() {
             // A pair of limit and key is in a call once: costs of the same pair would add up.
@@ -177,12 +235,7 @@ impl JobGate {
             if decision.outcomes().iter().any(|outcome| outcome.source().is_fallback()) {
                 return None;
             }
-            answers.extend(
-                probes
-                    .into_iter()
-                    .zip(decision.outcomes())
-                    .map(|(probe, outcome)| (probe, *outcome.numbers())),
-            );
+            answers.extend(probes.into_iter().zip(decision.outcomes().iter().copied()));
         }
         Some(answers)
     }
@@ -192,10 +245,11 @@ impl JobGate {
 fn wait_in_line<'a>(
     index: usize,
     plan: &'a Plan,
+    denied: &[bool],
     survey: &mut Survey,
     places: &mut Vec<NewPlace<'a>>,
 ) -> Option<Waiter<'a>> {
-    if plan.missing_field.is_some() || plan.charges.is_empty() {
+    if plan.lacks.is_some() || plan.charges.is_empty() {
         return None;
     }
     let now_us = survey.now_us();
@@ -229,11 +283,12 @@ fn wait_in_line<'a>(
             slept_until_us: Some(waiting.until_us),
         });
     }
-    if closed_us.is_none() && ahead.iter().all(|ahead| *ahead == 0) {
+    if closed_us.is_none() && ahead.iter().all(|ahead| *ahead == 0) && !denied.contains(&true) {
         return None;
     }
-    for (charge, ahead) in plan.charges.iter().zip(&ahead) {
-        if *ahead == 0 && !charge.is_closed_by(|key| survey.closed.contains_key(key)) {
+    for (index, (charge, ahead)) in plan.charges.iter().zip(&ahead).enumerate() {
+        let is_denied = denied.get(index) == Some(&true);
+        if *ahead == 0 && !is_denied && !charge.is_closed_by(|key| survey.closed.contains_key(key)) {
             continue;
         }
         let line = survey.lines.entry(charge.line).or_default();
@@ -258,6 +313,16 @@ fn probe(limit: &Limit, charge: &PlannedCharge, ahead: u64) -> u64 {
     }
     let step = capacity.div_ceil(PROBES).max(1);
     probe.div_ceil(step).saturating_mul(step).min(capacity)
+}
+
+/// How many jobs that stand in these lines are put off at once: at least one.
+pub(crate) fn in_few_lines(lines: impl Iterator<Item = Vec<Uuid>>) -> usize {
+    let mut all = HashSet::new();
+    let fits = lines.enumerate().take_while(|(index, lines)| {
+        all.extend(lines.iter().copied());
+        *index == 0 || all.len() <= MOST_LINES
+    });
+    fits.count()
 }
 
 #[cfg(test)]
@@ -299,5 +364,20 @@ mod tests {
         let plan = Plan::of(&jobs, &Job::new("1", "a", "q"), |_| false).unwrap();
         let all: BTreeSet<u64> = (0..100).map(|ahead| probe(&bucket, &plan.charges[0], ahead)).collect();
         assert_eq!(all.len(), 1, "a bucket is asked once");
+    }
+
+    #[test]
+    fn those_put_off_in_batch_stand_in_few_lines() {
+        let line = |number: u128| Uuid::from_u128(number);
+        assert_eq!(in_few_lines([].into_iter()), 0);
+        assert_eq!(in_few_lines((0..1_000).map(|_| vec![line(1), line(2)])), 1_000, "all stand in the same");
+        assert_eq!(in_few_lines((0..1_000).map(|number| vec![line(number)])), 256);
+        assert_eq!(in_few_lines((1..1_000).map(|number| vec![line(0), line(number)])), 255);
+        assert_eq!(in_few_lines((0..10).map(|_| (0..1_000).map(line).collect())), 1);
+        assert_eq!(
+            in_few_lines((0..1_000).map(|_| Vec::new())),
+            1_000,
+            "what meets no policy stands in none"
+        );
     }
 }

@@ -63,6 +63,24 @@ impl JobGate {
         Charged::Unknown
     }
 
+    /// Which limit ends a job that is about to take a place behind others, and how, if one does. A newcomer that finds a line is not
+    /// charged; but it would only lengthen the line if another of its limits, which does not delay, denies it now. Limits that cannot be
+    /// asked end nothing.
+    pub(super) async fn ends_newcomer(&self, plan: &Plan) -> Option<(OnExceeded, usize)> {
+        if !plan.may_end() {
+            return None;
+        }
+        let charges: Vec<Charge<'_>> = plan.charges.iter().map(|charge| charge.charge()).collect();
+        let decision = self.inner.tollgate.peek(&charges).await.ok()?;
+        match decision.is_allowed() {
+            true => None,
+            false => match judge(plan, &decision) {
+                Denial::Ends(behaviour, index) => Some((behaviour, index)),
+                Denial::Outage(_) | Denial::Waits(..) => None,
+            },
+        }
+    }
+
     fn holding(&self, plan: &Plan, permit: Permit) -> RunPermit {
         let leases = plan.charges.iter().filter(|charge| charge.is_concurrency);
         let lines = leases.map(|charge| charge.line).collect();
@@ -98,4 +116,96 @@ pub(super) fn judge(plan: &Plan, decision: &Decision) -> Denial {
     real().for_each(|(index, _)| waits[*index] = true);
     let binding = real().max_by_key(|(_, (outcome, _))| outcome.retry_after()).map_or(0, |(index, _)| *index);
     Denial::Waits(waits, binding)
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::store::{
+        Charged as StoreCharged, Failure, Hold, Store, StoreError, StoreFuture, StoredCharge, StoredLimit,
+    };
+    use tollgate::{Fallback, Policy, Settled, Settlement, Tollgate, TollgateBuilder};
+
+    use super::*;
+    use crate::job::Job;
+    use crate::policy::{JobPolicy, Jobs};
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    /// What is charged in the order of a plan.
+    const LIMITS: [(&str, &str); 3] =
+        [("jobs.type.a", "job:a"), ("jobs.queue.q", "queue:q"), ("jobs.global", "global")];
+
+    /// A job under a limit of one an hour of its type, its queue and all jobs, with these behaviours.
+    fn policies(behaviours: [OnExceeded; 3]) -> (Jobs, Plan) {
+        let [of_type, of_queue, global] =
+            behaviours.map(|behaviour| JobPolicy::new().with_rate_limit(1, HOUR).on_exceeded(behaviour));
+        let jobs = Jobs::new().job("a", of_type).queue("q", of_queue).global(global);
+        let plan = Plan::of(&jobs, &Job::new("1", "a", "q"), |_| false).unwrap();
+        (jobs, plan)
+    }
+
+    /// What it means if those of the limits deny that are `full`.
+    async fn judged(behaviours: [OnExceeded; 3], full: [bool; 3], builder: TollgateBuilder) -> Denial {
+        let (jobs, plan) = policies(behaviours);
+        let gate = builder.policy(Policy::new(jobs.rules().unwrap()).unwrap()).build().unwrap();
+        for ((limit, key), _) in LIMITS.iter().zip(full).filter(|(_, is_full)| *is_full) {
+            assert!(gate.charge(&[Charge::new(limit, *key)]).await.unwrap().is_allowed());
+        }
+        let charges: Vec<Charge<'_>> = plan.charges.iter().map(|charge| charge.charge()).collect();
+        let decision = gate.charge(&charges).await.unwrap();
+        assert!(!decision.is_allowed());
+        judge(&plan, &decision)
+    }
+
+    #[tokio::test]
+    async fn the_strictest_behaviour_of_those_that_deny_decides() {
+        use OnExceeded::{Delay, Reject, Skip};
+        for (behaviours, full, ends) in [
+            ([Delay, Delay, Delay], [false, true, true], None),
+            ([Skip, Delay, Delay], [true, true, false], Some((Skip, 0))),
+            ([Delay, Delay, Skip], [true, true, true], Some((Skip, 2))),
+            ([Skip, Delay, Reject], [true, true, true], Some((Reject, 2))),
+            ([Reject, Delay, Skip], [true, false, true], Some((Reject, 0))),
+            // A limit that does not deny has no say.
+            ([Reject, Skip, Delay], [false, true, true], Some((Skip, 1))),
+            ([Reject, Delay, Skip], [false, true, false], None),
+        ] {
+            let denial = judged(behaviours, full, Tollgate::builder()).await;
+            match (denial, ends) {
+                (Denial::Ends(behaviour, index), Some(expected)) => assert_eq!((behaviour, index), expected),
+                (Denial::Waits(waits, _), None) => assert_eq!(waits, full, "{behaviours:?}"),
+                _ => panic!("{behaviours:?} and {full:?}: not {ends:?}"),
+            }
+        }
+    }
+
+    /// A store that nobody reaches.
+    struct Nowhere;
+
+    fn fails<'a, T>() -> StoreFuture<'a, T> {
+        Box::pin(async { Err(StoreError::failed(Failure::Connection, "there is nothing there")) })
+    }
+
+    impl Store for Nowhere {
+        fn charge<'a>(&'a self, _: &'a [StoredCharge<'a>], _: Option<Hold>) -> StoreFuture<'a, StoreCharged> {
+            fails()
+        }
+        fn settle<'a>(&'a self, _: ChargeId, _: &'a Settlement) -> StoreFuture<'a, Settled> {
+            fails()
+        }
+        fn peek<'a>(&'a self, _: &'a [StoredCharge<'a>]) -> StoreFuture<'a, StoreCharged> {
+            fails()
+        }
+        fn forget<'a>(&'a self, _: &'a StoredLimit, _: &'a str) -> StoreFuture<'a, bool> {
+            fails()
+        }
+    }
+
+    #[tokio::test]
+    async fn what_only_an_outage_denies_waits() {
+        let nowhere = Tollgate::builder().store(Nowhere).fallback(Fallback::Closed);
+        let denial =
+            judged([OnExceeded::Reject, OnExceeded::Skip, OnExceeded::Delay], [false; 3], nowhere).await;
+        assert!(matches!(denial, Denial::Outage(wait) if wait <= OUTAGE_WAIT_LONGEST));
+    }
 }

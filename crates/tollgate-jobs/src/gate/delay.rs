@@ -12,8 +12,8 @@ use crate::metrics;
 use crate::plan::Plan;
 
 impl JobGate {
-    /// Closes the key of a job whose remote side asked for that, and puts the job off. It stands in line like all others that wait for the key,
-    /// and is called with them when somebody opens it.
+    /// Closes the key of a job whose remote side asked for that, and puts the job off, whatever its limits do with jobs that are over them: they
+    /// have let it run. It stands in line like all others that wait for the key, and is called with them when somebody opens it.
     #[cfg(feature = "apalis")]
     pub(crate) async fn close_for(&self, plan: Option<&Plan>, retry_after: Duration) -> Delay {
         let mut limit = String::new();
@@ -23,7 +23,7 @@ impl JobGate {
             let line = &self.inner.line;
             match line.close(key, &charge.label, retry_after, crate::line::REMOTE_SIDE).await {
                 Ok(()) => {
-                    if let JobDecision::Delay(delay) = self.decide(plan).await {
+                    if let JobDecision::Delay(delay) = self.decide(&plan.that_waits()).await {
                         return delay;
                     }
                 }
@@ -69,7 +69,8 @@ impl JobGate {
     /// Puts a job off that has no place in line.
     pub(super) fn put_off(&self, plan: &Plan, wait: Duration, binding: usize) -> JobDecision {
         let wait = wait.max(SHORT_WAIT).min(plan.max_delay);
-        self.delayed(plan, wait.saturating_add(jitter(&plan.job, wait / 4)), None, binding, true)
+        let wait = wait.saturating_add(jitter(&plan.job, wait / 4)).min(plan.max_delay);
+        self.delayed(plan, wait, None, binding, true)
     }
 
     pub(super) fn delayed(

@@ -61,7 +61,7 @@ impl JobGate {
     }
 
     /// What is known of a key: `job:<type>`, `queue:<name>` or `global`. Where a field splits its limits, what is counted is that of
-    /// jobs without it, and who waits is all of them.
+    /// jobs without it, and the waiting jobs are all of them.
     pub async fn status(&self, key: &str) -> Result<JobStatus, Error> {
         let jobs = self.inner.jobs.read().clone();
         let is_key = |scope: &JobScope<'_>| scope.key().is_ok_and(|own| own.canonical() == key);
@@ -113,7 +113,7 @@ impl JobGate {
     }
 }
 
-/// Who waits because a key is closed: all under its label, and those in line for a limit that is charged to it.
+/// The jobs that wait because a key is closed: all under its label, and those in line for a limit that is charged to it.
 pub(crate) fn held_by(key: &str, jobs: &JobsConfig) -> Result<Called, Error> {
     let key = Key::parse(key).map_err(|error| Error::new(format!("a key to open: {error}")))?;
     let key = key.canonical();

@@ -115,8 +115,8 @@ impl Turn {
     pub(super) fn sleep(&self, plan: &Plan, now_us: u64, since_us: Option<u64>) -> Duration {
         let mut sleep = self.sleep;
         if sleep > plan.max_delay {
-            // Those who sleep as long as they may would all wake at once.
-            sleep = plan.max_delay.saturating_add(jitter(&plan.job, plan.max_delay / 10));
+            // Without jitter all jobs with the longest sleep would wake at once. No job sleeps longer than `max_delay`.
+            sleep = plan.max_delay.saturating_sub(jitter(&plan.job, plan.max_delay / 10));
         }
         if let (Some(give_up_after), Some(since_us)) = (plan.give_up_after, since_us) {
             let ends_us = since_us.saturating_add(micros(give_up_after));

@@ -163,6 +163,13 @@ begin
   return {prefix}job_now_us();
 end $$;
 
+-- Locks those of these lines that no other transaction has locked, and answers which. Nobody waits, so the order is free.
+create or replace function {prefix}job_try_lock_lines(p_keys uuid[]) returns setof uuid language sql volatile as $$
+  select {prefix}job_without_flush();
+  select k.key from (select distinct u as key from unnest(p_keys) as u) as k
+    where pg_try_advisory_xact_lock(hashtextextended('{prefix}job_line ' || k.key::text, 0))
+$$;
+
 -- The end of each line: its last place, and what stands before a job that comes now, reckoned as job_look does.
 create or replace function {prefix}job_line_ends(p_keys uuid[], p_grace bigint)
 returns table (key uuid, last bigint, ahead bigint) language sql volatile as $$

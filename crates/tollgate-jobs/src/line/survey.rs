@@ -84,7 +84,18 @@ impl Line {
         self.read(connection, plans, &lines, now_us).await
     }
 
+    /// Locks those of these lines that nobody else has locked, and answers which.
+    pub(crate) async fn try_lock(
+        &self,
+        connection: &mut PgConnection,
+        lines: &[Uuid],
+    ) -> Result<Vec<Uuid>, sqlx::Error> {
+        let lock = sqlx::query_scalar(self.sql("select {prefix}job_try_lock_lines($1)")).bind(lines);
+        lock.fetch_all(connection).await
+    }
+
     /// Looks at the lines of these jobs without locks: others may take places in them.
+    #[cfg(feature = "apalis")]
     pub(crate) async fn glance(
         &self,
         connection: &mut PgConnection,

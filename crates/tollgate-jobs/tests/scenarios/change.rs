@@ -16,9 +16,9 @@ async fn s24_waiting_jobs_follow_a_changed_limit() {
     world.push("q", jobs("mail", 51)).await;
     let _workers = (world.worker("q"), world.worker_with("two", "q", WorkerOptions::default()));
     world.until("select count(*) from tollgate_job_waiting where delays > 0", 50).await;
-    // One of them is just in a worker's hands, which will put it off by the old limit.
+    // One of them is just in a worker's hands, which will put it off by the old limit; in full, none is.
     world.until("select count(*) from apalis.jobs where status = 'Pending' and run_at > now()", 50).await;
-    let late = "(select max(id) from apalis.jobs where status = 'Pending')";
+    let late = in_full("(null)", "(select max(id) from apalis.jobs where status = 'Pending')");
     world.server.psql(&format!(
         "create table late as select id, run_at from apalis.jobs where id = {late};
          update apalis.jobs set status = 'Queued', lock_by = (select min(id) from apalis.workers) where id in (select id from late)"
@@ -30,9 +30,9 @@ async fn s24_waiting_jobs_follow_a_changed_limit() {
     // All others are called: nobody sleeps until the time that the old limit gave.
     let asleep = "select count(*) from apalis.jobs where status = 'Pending' and run_at > clock_timestamp() + interval '2 seconds'";
     assert_eq!(world.number(asleep).await, 0);
-    world.until_done(50).await;
+    world.until_done(in_full(51, 50)).await;
     // They run at the pace of the new limit: fifty at a hundred a second fit at once, so that none is put off by more than a window. How soon
-    // they have run is up to the machine, and measured by `-- jobs` of the benches.
+    // they have run is up to the machine: three seconds, in full.
     let put_off = format!(
         "select coalesce(max(extract(epoch from run_at - logged) * 1000)::bigint, 0) from delays
          where extract(epoch from logged) * 1000000 > {reloaded} and job not in (select id from late)"
@@ -40,9 +40,9 @@ async fn s24_waiting_jobs_follow_a_changed_limit() {
     let put_off = world.number(&put_off).await;
     assert!(put_off <= 1_000, "put off by {put_off} ms");
     let took = world.number(&format!("select max(at_us) - {raised} from permits")).await;
-    println!("49 jobs ran {took} µs after the limit was raised");
-    assert!(took < 60_000_000, "{took} µs; the old limit would take 50 minutes");
-    // The last one is put back, for a time in minutes.
+    println!("s24: the last waiting job ran {took} µs after the limit was raised");
+    assert!(took <= in_full(3_000_000, 60_000_000), "{took} µs; the old limit would take 50 minutes");
+    // The one in a worker's hands is put back, for a time in minutes.
     world.server.psql(
         "update apalis.jobs j set status = 'Pending', lock_by = null, run_at = l.run_at + interval '5 minutes' from late l where l.id = j.id",
     );

@@ -1,5 +1,5 @@
 //! Workers and the database are killed at random moments, and replies are lost: no job is lost, none runs twice without a crash in
-//! between, nothing starts beyond its limit, and no lease outlives its time.
+//! between, nothing starts beyond its limit or before its time, no more run at once than may, and no lease outlives its time.
 //!
 //! `TOLLGATE_KILLS=50 cargo test --release -p tollgate-jobs --test scenarios kills:: -- --nocapture` is the long version; `TOLLGATE_SEED` chooses
 //! other moments.
@@ -54,8 +54,50 @@ async fn clock(world: &World) -> i64 {
     }
 }
 
-/// What must hold when all is over; `kills` are spans in which something was killed.
-async fn check(world: &World, pushed: i64, kills: &[(i64, i64)]) {
+/// How many ran at once at most, where leases could be renewed: a run counts until the database was away next, and not if it started while that was so or
+/// less than a lease later, when its own may have been another's already. A run that was killed has no end, and counts until the next kill.
+async fn most_at_once(world: &World, kills: &[(i64, i64)], outages: &[(i64, i64)]) -> (i64, usize) {
+    let us = |column| format!("(extract(epoch from {column}) * 1000000)::bigint");
+    let runs = format!("select {}, {} from starts s left join ends e using (run)", us("s.at"), us("e.at"));
+    let rows = sqlx::query(sqlx::AssertSqlSafe(runs)).fetch_all(&world.pool).await.unwrap();
+    let lease = i64::try_from(LEASE.as_micros()).unwrap();
+    let first_after = |spans: &[(i64, i64)], at: i64| {
+        spans.iter().map(|(begin, _)| *begin).filter(|begin| *begin >= at).min()
+    };
+    let mut changes: Vec<(i64, i64)> = Vec::new();
+    for row in &rows {
+        let (start, end): (i64, Option<i64>) = (row.get(0), row.get(1));
+        if outages.iter().any(|(begin, end)| (*begin..*end + lease).contains(&start)) {
+            continue;
+        }
+        let end = end.or_else(|| first_after(kills, start)).unwrap_or(start);
+        let end = first_after(outages, start).map_or(end, |outage| outage.min(end));
+        changes.extend([(start, 1), (end.max(start) + 1, -1)]);
+    }
+    let count = changes.len() / 2;
+    changes.sort_unstable();
+    let running = changes.iter().scan(0, |running, (_, change)| {
+        *running += change;
+        Some(*running)
+    });
+    (running.max().unwrap_or(0), count)
+}
+
+/// How many runs started before the time until which their job was put off last, and were not called meanwhile.
+const EARLY: &str = "select count(*) from starts s
+    join apalis.jobs j on (convert_from(j.job, 'UTF8')::json ->> 'number')::bigint = s.number
+    join lateral (select d.run_at, d.logged from delays d where d.job = j.id and d.logged < s.at order by d.logged desc limit 1) d on true
+    where s.at < d.run_at and not exists (select from calls c where c.job = j.id and c.logged between d.logged and s.at)";
+
+/// Logs when jobs that sleep are called.
+const LOG_CALLS: &str = "create table calls (job text, logged timestamptz);
+    create function log_call() returns trigger language plpgsql as $$ begin
+      insert into calls values (new.id, clock_timestamp()); return new; end $$;
+    create trigger log_call after update on apalis.jobs for each row
+      when (old.status = 'Pending' and new.status = 'Pending' and new.run_at < old.run_at) execute function log_call()";
+
+/// What must hold when all is over; `kills` are spans in which something was killed, and `outages` those in which it was the database.
+async fn check(world: &World, pushed: i64, kills: &[(i64, i64)], outages: &[(i64, i64)]) {
     world.until_done(pushed).await;
     let rows = sqlx::query(
         "select number, (extract(epoch from at) * 1000000)::bigint from starts order by number, at",
@@ -79,6 +121,9 @@ async fn check(world: &World, pushed: i64, kills: &[(i64, i64)]) {
     assert!(permits >= i64::try_from(starts.len()).unwrap(), "{permits} permits, {} starts", starts.len());
     let most = world.most_permits("jobs.type.mail", SECOND).await;
     assert!(most <= i64::try_from(LIMIT).unwrap(), "{most} permits in a second");
+    assert_eq!(world.number(EARLY).await, 0, "a job started before the time until which it was put off");
+    let (at_once, counted) = most_at_once(world, kills, outages).await;
+    assert!(at_once <= i64::try_from(RUNNING).unwrap(), "{at_once} ran at once");
     // No lease outlives its time.
     let begun = Instant::now();
     loop {
@@ -92,7 +137,11 @@ async fn check(world: &World, pushed: i64, kills: &[(i64, i64)]) {
         assert!(asked < LEASE + 60 * SECOND, "{status:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    println!("{pushed} jobs, {} kills, {again} ran again, {permits} permits", kills.len());
+    let delays = world.number("select count(*) from delays").await;
+    println!(
+        "{pushed} jobs, {} kills, {again} ran again, {permits} permits, {delays} delays, {at_once} at once at most ({counted} runs)",
+        kills.len()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,9 +159,10 @@ async fn workers_and_the_database_are_killed_at_random_moments() {
     println!("{count} kills of seed {seed}");
     let mut random = Random::seeded(seed);
     let world = World::new(policies()).await;
+    world.server.psql(LOG_CALLS);
     let mut workers: Vec<Child> = (0..2).map(|_| in_a_process(NAME, &world.url)).collect();
     world.push("q", []).await;
-    let (mut pushed, mut kills) = (0, Vec::new());
+    let (mut pushed, mut kills, mut outages) = (0, Vec::new(), Vec::new());
     for _ in 0..count {
         let more = 4 + i64::try_from(random.below(12)).unwrap();
         push(&world, pushed..pushed + more, |number| match number % 3 {
@@ -123,7 +173,8 @@ async fn workers_and_the_database_are_killed_at_random_moments() {
         pushed += more;
         tokio::time::sleep(Duration::from_millis(50 + random.below(1_200))).await;
         let begin = clock(&world).await;
-        if random.chance(300) {
+        let is_outage = random.chance(300);
+        if is_outage {
             tokio::task::block_in_place(|| world.server.restart());
         } else {
             let index = usize::try_from(random.below(2)).unwrap();
@@ -131,10 +182,12 @@ async fn workers_and_the_database_are_killed_at_random_moments() {
             workers[index].wait().unwrap();
             workers[index] = in_a_process(NAME, &world.url);
         }
-        kills.push((begin, clock(&world).await));
+        let span = (begin, clock(&world).await);
+        kills.push(span);
+        outages.extend(is_outage.then_some(span));
     }
     // A worker that an error of the database ended may give its claims back some time later.
-    check(&world, pushed, &kills).await;
+    check(&world, pushed, &kills, &outages).await;
     for mut worker in workers {
         worker.kill().unwrap();
         worker.wait().unwrap();
@@ -145,6 +198,7 @@ async fn workers_and_the_database_are_killed_at_random_moments() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_replies_double_and_lose_nothing() {
     let world = World::new(policies()).await;
+    world.server.psql(LOG_CALLS);
     let proxy = FaultProxy::start_seeded(world.server.port(), 7);
     let url = world.url.replace(&world.server.port().to_string(), &proxy.port().to_string());
     let pool = pool_at(&url).await;
@@ -175,5 +229,5 @@ async fn lost_replies_double_and_lose_nothing() {
         proxy.set(Mode::Pass);
         faults.push((begin, clock(&world).await));
     }
-    check(&world, pushed, &faults).await;
+    check(&world, pushed, &faults, &faults).await;
 }

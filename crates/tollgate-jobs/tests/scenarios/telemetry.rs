@@ -1,9 +1,71 @@
-//! What operators see: every metric through an exporter. Spans and lines are in `watch.rs`, where nobody else logs.
+//! What operators see: every metric through an exporter, and no error of a job that is skipped. Spans and lines are in `watch.rs`, where nobody
+//! else logs.
 
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 use tollgate_jobs::METRICS;
 use tollgate_jobs::OnExceeded;
 
 use crate::world::*;
+
+/// What this thread logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// On one thread, whose subscriber sees all that the worker and the gate log; in a process of its own, because what other tests log first is not seen by a
+/// subscriber of this one.
+#[tokio::test]
+async fn s03_skipped_jobs_end_without_an_error() {
+    const ALONE: &str = "TOLLGATE_JOBS_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let name = "telemetry::s03_skipped_jobs_end_without_an_error";
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        alone.args([name, "--exact", "--nocapture"]).env(ALONE, "1");
+        let output = alone.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(text(&output.stdout).contains("1 passed"), "it was not run");
+        return;
+    }
+    let (log, exporter) = (Log::default(), exporter());
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .with_max_level(tracing::Level::DEBUG)
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let window = in_full(SECOND, HOUR);
+    let world = World::new(only("s03", rate(5, window).on_exceeded(OnExceeded::Skip))).await;
+    world.push("q", jobs("s03", 12)).await;
+    let _worker = world.worker("q");
+    let skipped =
+        "select count(*) from apalis.jobs where status = 'Killed' and attempts = 0 and done_at is not null
+        and last_result->'Ok'->>'tollgate' = 'skipped' and last_result->>'Err' is null";
+    world.until(skipped, 7).await;
+    world.until_done(5).await;
+    assert_eq!(world.starts("s03").await, 5);
+    let hits = "tollgate_job_rate_limit_hits_total{key=\"job:s03\",behavior=\"skip\"} 7";
+    let text = exporter.render();
+    assert!(text.lines().any(|line| line == hits), "{text}");
+    let logged = String::from_utf8(log.0.lock().clone()).unwrap();
+    let of = |words: &str| logged.lines().filter(|line| line.contains(words)).collect::<Vec<_>>();
+    assert_eq!(of("job over its limit").len(), 7, "{logged}");
+    assert!(of("ERROR").is_empty() && of("WARN").is_empty(), "{:?} {:?}", of("ERROR"), of("WARN"));
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_metric_comes_through_the_exporter() {
